@@ -39,7 +39,7 @@ def list_runs(server: ServerArgument, format: FormatOption = "text") -> None:
             str(run["run"]),
             run["status"],
             f"{run['round']}/{run['rounds']}",
-            run["name"],
+            run["name"] or "",
             run["folder"],
             run["line"] or "",
         )

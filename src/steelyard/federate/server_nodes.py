@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Literal, TypedDict
 
 from steelyard.clients.flower.register import Entry, read_register
 from steelyard.errors import UserError
@@ -18,11 +18,26 @@ _CONNECTED_SECONDS = 20.0
 """A node calls every few seconds or has a call held; Flower takes one for gone after twenty."""
 
 
-def nodes_of(server: ServerFolder) -> list[dict[str, Any]]:
+class NodeDocument(TypedDict):
+    """How a registered node stands."""
+
+    name: str
+    clients: list[str]
+    status: Literal["connected", "away"]
+    last: str | None
+    """When it last called."""
+    clock: float | None
+    """Seconds that its clock is ahead."""
+    steelyard: str | None
+    flower: str | None
+    refused: str | None
+
+
+def nodes_of(server: ServerFolder) -> list[NodeDocument]:
     """Return what is known of each registered node: its last contact, clock, versions, and what it last refused."""
     contacts, served = read_json(server.contacts), server.is_served()
     faults = _last_faults(server)
-    found: list[dict[str, Any]] = []
+    found: list[NodeDocument] = []
     for entry in read_register(server.register).entries.values():
         contact = contacts.get(entry.key, {})
         last = contact.get("last")

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from steelyard import files
 from steelyard.errors import UserError
@@ -16,6 +16,20 @@ from steelyard.federate.server_folder import ServerFolder
 
 Status = Literal["queued", "starting", "running", "stopping", "interrupted", "finished", "stopped"]
 _SUBMITTED, _STARTED, _STOP = "submitted.json", "started.json", "stop"
+
+
+class RunDocument(TypedDict):
+    """How a run of a server stands."""
+
+    run: int
+    status: str
+    name: str | None
+    round: int
+    rounds: int | None
+    folder: str
+    submitted: str | None
+    line: str | None
+    """What it ended with."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +97,7 @@ class ServerRun:
             return "stopping"
         return "running" if said == "running" else "starting"
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> RunDocument:
         """Return all that is to be said of it."""
         submitted, status = self.submitted, self.status()
         return {

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from steelyard.errors import UserError
 from steelyard.federate.server_folder import ServerFolder
-from steelyard.federate.server_nodes import nodes_of
-from steelyard.federate.server_runs import ServerRun, find_run, runs_of
+from steelyard.federate.server_nodes import NodeDocument, nodes_of
+from steelyard.federate.server_runs import RunDocument, ServerRun, find_run, runs_of
 from steelyard.page.jobs import Jobs
 
 MOST_RUNS = 50
 """Runs that are shown, the newest of them; `steelyard federate list` lists all."""
+
+
+class ShownRun(RunDocument):
+    """A run of a server as the page shows it."""
+
+    open: bool
+    shown: str | None
+    """Its name on the page, where its folder is one of those that the page shows."""
 
 
 class ServerDocument(TypedDict):
@@ -21,10 +29,10 @@ class ServerDocument(TypedDict):
 
     folder: str
     served: bool
-    runs: Sequence[dict[str, Any]]
-    """The newest first; `shown` is its name on the page where its folder is one of those that the page shows."""
+    runs: Sequence[ShownRun]
+    """The newest first."""
     more: int
-    nodes: Sequence[dict[str, Any]]
+    nodes: Sequence[NodeDocument]
 
 
 class ServerView:
@@ -52,7 +60,7 @@ class ServerView:
             raise UserError(f"run {number} has ended ({run.status()}); allowed: one that waits or goes on")
         run.ask_to_stop()
 
-    def _run(self, run: ServerRun) -> dict[str, Any]:
+    def _run(self, run: ServerRun) -> ShownRun:
         root, out = self._jobs.root, run.out
         shown = str(out.relative_to(root)) if out.is_relative_to(root) and Path(out).is_dir() else None
         return {**run.document(), "open": run.is_open, "shown": shown}
