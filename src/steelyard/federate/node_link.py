@@ -6,7 +6,6 @@ It speaks Flower's fleet protocol and nothing else. No app that a server sends i
 from __future__ import annotations
 
 import contextlib
-import math
 import ssl
 import threading
 import time
@@ -93,7 +92,8 @@ class NodeLink:
         self._workers, self._number, self._stop = workers, number, stop
         self._worker: Worker | None = None
         self._warned = False
-        self._joined = -math.inf
+        self._heard = False
+        """Whether the server has answered a call for a message since we joined."""
         self.is_waiting = False
         """Whether it is asking for a message and has none to answer."""
 
@@ -124,9 +124,8 @@ class NodeLink:
         deadline = time.monotonic() + _FORGOTTEN_SECONDS
         while not self._stop.is_set():
             try:
-                joined = self._call(lambda: self._fleet.activate(SIGN_OF_LIFE_SECONDS)) is not None
-                self._joined = time.monotonic()
-                return joined
+                self._heard = False
+                return self._call(lambda: self._fleet.activate(SIGN_OF_LIFE_SECONDS)) is not None
             except httpx.HTTPStatusError as error:
                 if error.response.status_code != _PRECONDITION or time.monotonic() > deadline:
                     raise UserError(
@@ -178,9 +177,11 @@ class NodeLink:
         """Return the next message; a server that has started anew is joined again. None where we are to stop."""
         self.is_waiting = True
         try:
-            return self._call(self._fleet.next_message)
+            found = self._call(self._fleet.next_message)
+            self._heard = True
+            return found
         except _Unknown:
-            if time.monotonic() - self._joined < _FORGOTTEN_SECONDS:
+            if not self._heard:
                 raise
             return [] if self._join() else None
         finally:
