@@ -6,8 +6,9 @@
     python -m benchmarks.federation --nodes 8 --rounds 3 --served --hidden 2530,2530      # 6.6 million parameters
 
 The last line is JSON: seconds to the first tested model, the median and the longest round after it, and the whole with
-starting and ending. With `--served` also, for each kind of process, its processor seconds per round, and its memory
-when the last round has been stored (PSS: shared pages count once). `--out FILE` adds a row to a Markdown table.
+starting and ending. With `--served` also the processor seconds per round of each kind of process, the peak memory of
+the server's processes, and the memory of a node, all its processes together, when the last round has been stored (PSS:
+shared pages count once). `--out FILE` adds a row to a Markdown table.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ COLUMNS = {
     "longest_round_sec": "longest",
     "total_sec": "whole, s",
     "node_mb": "a node, MB",
-    "server_app_mb": "server app, MB",
-    "superlink_mb": "SuperLink, MB",
+    "server_app_mb": "server app, MB (peak)",
+    "superlink_mb": "SuperLink, MB (peak)",
     "cpu_sec_per_round": "processor, s a round",
     "load": "load",
 }
@@ -118,12 +119,12 @@ def served(document: dict[str, Any], nodes: int) -> dict[str, Any]:
                 time.sleep(_LOOK_SECONDS)
             groups = started()
             used = {name: seconds(pids) - before.get(name, 0.0) for name, pids in groups.items()}
-            memory = {name: sum(map(pss, pids)) for name, pids in groups.items()}
+            memory = [sum(map(pss, pids)) for name, pids in groups.items() if name.startswith("node-")]
             of_server = [name for name in ("proxy", "superlink", "server_app") if name in groups]
             sides = {"nodes": sum(value for name, value in used.items() if name.startswith("node-"))}
             sides |= {name: used[name] for name in of_server}
-            measured.update({f"{name}_mb": memory[name] for name in of_server})
-            measured["node_mb"] = max(memory[name] for name in groups if name.startswith("node-"))
+            measured.update({f"{name}_mb": max(map(peak, groups[name])) for name in of_server})
+            measured["node_mb"] = max(memory)
             measured["cpu_sec_per_round"] = {name: round(value / rounds, 2) for name, value in sides.items()}
             follow(run)
 
@@ -264,6 +265,15 @@ def pss(pid: int) -> int:
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
         return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) // 1024
+    except OSError:
+        return 0
+
+
+def peak(pid: int) -> int:
+    """Return the most memory that a process has had, in MB."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        return sum(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) // 1024
     except OSError:
         return 0
 

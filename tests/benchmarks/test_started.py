@@ -31,6 +31,7 @@ SLOW: dict[str, str] = {
     "chain": "--bench C --rounds 12",
     "cold_start": "--out out --data yahoo --draws 1 --minutes 0",
     "federation": "--nodes 2 --rounds 1 --served --out federation.md",
+    "flower_fedavg": "--nodes 2 --rounds 1 --hidden 4",
     "idle_nodes": "--nodes 1,3 --seconds 2 --out idle.md",
     "kgflex": "--recipe kgflex-yahoo --epochs 1",
     "knowledge": "--format json",
