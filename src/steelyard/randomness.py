@@ -78,11 +78,11 @@ def permutations(keys: NDArray[np.uint64], size: int, count: int) -> NDArray[np.
     return np.argsort(drawn, axis=-1, kind="stable").astype(np.int64)
 
 
-_sorted: tuple[Sequence[str], Sequence[str]] = ((), ())
+_sorted: tuple[Sequence[str], list[str]] = ((), [])
 """The names that were sorted last, and in order: a million of them are asked for again in every round."""
 
 
-def _ascending(names: Sequence[str]) -> Sequence[str]:
+def _ascending(names: Sequence[str]) -> list[str]:
     global _sorted
     known, ordered = _sorted
     if names is not known or not isinstance(names, tuple):
