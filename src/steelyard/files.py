@@ -22,8 +22,8 @@ RUN_FILE, LEDGER, LOCK, REPORT = "experiment.toml", "privacy.jsonl", "lock", "re
 """Other files of a run: its resolved experiment, its privacy ledger, what its writer holds, its report."""
 CHECKPOINTS, CODE, EXPORT, FIGURES, FLOWER, UPDATES = "checkpoints", "code", "export", "figures", "flower", "updates"
 """Folders of a run."""
-SWEEP_FILE, ATTACK_FILE = "sweep.toml", "attack.toml"
-"""The files that say what several runs in one folder are: those of a sweep, those under attack."""
+SWEEP_FILE, ATTACK_FILE, ARENA_FILE = "sweep.toml", "attack.toml", "arena.toml"
+"""The files that say what several runs in one folder are: of a sweep, under attack, the scenes of the arena."""
 DRAFT = ".part"
 """Ending of a file that is being written; it gets its name when it is whole."""
 
@@ -32,7 +32,7 @@ def _place(path: Path) -> tuple[Path, tuple[str, ...]]:
     """Return the folder from which a path is walked, and the names below it: the outermost of one or more runs."""
     whole = Path(os.path.abspath(path))
     for above in reversed(whole.parents):
-        if any(os.path.lexists(above / mark) for mark in (DATABASE, SWEEP_FILE, ATTACK_FILE)):
+        if any(os.path.lexists(above / mark) for mark in (DATABASE, SWEEP_FILE, ATTACK_FILE, ARENA_FILE)):
             return above, whole.relative_to(above).parts
     return whole.parent, (whole.name,)
 

@@ -35,7 +35,7 @@ from typing import Any
 _FENCE = re.compile(r"^( *)```(\w+)?([^\n]*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
 _NOTE = re.compile(r"<!-- (needs|shortened|refused|not run|printed by)(?:: ([^\n]*?))? -->\s*$")
 _TITLE = re.compile(r'title="([^"]+)"')
-_TRAINING = tuple(f"steelyard {words} " for words in ("run", "compare", "sweep", "attack", "recommend audit"))
+_TRAINING = tuple(f"steelyard {words} " for words in ("run", "compare", "arena", "sweep", "attack", "recommend audit"))
 LANGUAGES = {"sh", "python", "toml", "text", "json", "csv", "mermaid"}
 
 

@@ -8,6 +8,7 @@ from tests.docs.made import pages
 from tests.warm import ROOT
 
 from steelyard import files
+from steelyard.arena import archive, plan
 from steelyard.federate import node_ledger, receipts
 from steelyard.privacy import ledger
 from steelyard.runs import checkpoint, schema, tensor_files
@@ -25,6 +26,7 @@ def keys(heading: str) -> set[str]:
 
 def test_every_file_of_a_folder_is_named() -> None:
     written = [files.DATABASE, files.RUN_FILE, files.LEDGER, files.LOCK, files.REPORT, files.SWEEP_FILE]
+    written += [files.ARENA_FILE, archive.ARCHIVE, archive.PICTURE, f"{plan.SCENES}/"]
     written += [files.ATTACK_FILE, files.DRAFT, node_ledger.FILE, node_ledger.MARK, receipts.FILE, receipts.PROOFS]
     written += [result.RESULTS, result.BEST, result.PICTURE]
     folders = (files.CHECKPOINTS, files.CODE, files.EXPORT, files.FIGURES, files.FLOWER, files.UPDATES)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from steelyard.report.statistics import estimate, holm, paired_p, verdict
+from steelyard.report.statistics import equivalence_p, estimate, holm, paired_p, verdict
 
 
 def test_mean_and_interval_of_three_seeds():
@@ -37,6 +37,26 @@ def test_the_paired_test_is_scipys(values):
         for test in (stats.ttest_rel(differences, np.zeros(len(differences))), stats.ttest_1samp(differences, 0.0)):
             # Both sum up to eight numbers below 100 that differ by 0.001 or more: cancellation costs about 5 digits.
             assert paired_p(differences.tolist()) == pytest.approx(test.pvalue, rel=1e-9)
+
+
+@given(st.lists(st.floats(-0.05, 0.05), min_size=2, max_size=12), st.floats(0.005, 0.05))
+def test_equivalence_is_the_larger_of_two_one_sided_tests(values, margin):
+    found = equivalence_p(values, margin)
+    if max(values) - min(values) < 1e-9:
+        return
+    below = stats.ttest_1samp(values, -margin, alternative="greater").pvalue
+    above = stats.ttest_1samp(values, margin, alternative="less").pvalue
+    assert found == pytest.approx(max(below, above), abs=1e-9)
+
+
+def test_equivalence_without_spread_and_without_seeds():
+    assert equivalence_p([0.1], 1) is None
+    assert equivalence_p([0.0, 0.0, 0.0], 0.01) == 1 / 8
+    assert equivalence_p([0.02, 0.02, 0.02], 0.01) == 1
+    # No difference that was seen is not the same as no difference.
+    noisy = [0.05, -0.05, 0.04, -0.04]
+    assert paired_p(noisy) == 1
+    assert equivalence_p(noisy, 0.01) > 0.05
 
 
 def test_differences_without_spread():

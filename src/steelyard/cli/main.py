@@ -18,6 +18,7 @@ import typer.main
 from typer.models import CommandInfo, TyperInfo
 
 from steelyard import __version__, logs
+from steelyard.cli.arena import arena
 from steelyard.cli.attack import attack
 from steelyard.cli.commands import LogFileOption, QuietOption, VerboseOption, share_options
 from steelyard.cli.contributions import contributions, withdraw
@@ -50,7 +51,7 @@ app = typer.Typer(
 )
 
 for panel, commands in {
-    "Run experiments": (run, compare, sweep, resume, join, attack, withdraw),
+    "Run experiments": (run, compare, arena, sweep, resume, join, attack, withdraw),
     "Look at runs": (report, watch, top, ls, table, weigh, contributions, export, verify, record),
     "Write experiments": (new, recipes, show, criteria, algorithms, policies, models),
 }.items():

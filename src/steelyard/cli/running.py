@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from steelyard.activity import doing
+from steelyard.cli.arena import resume_arena
 from steelyard.cli.attack import resume_attack
 from steelyard.cli.finishing import finish, report_line, watched, write_own_report
 from steelyard.cli.options import (
@@ -63,7 +64,7 @@ def run(
 
 
 def resume(
-    folder: Annotated[Path, typer.Argument(help="Folder of a run, a sweep or attacks, stopped or killed.")],
+    folder: Annotated[Path, typer.Argument(help="Folder of a run, a sweep, attacks or an arena, stopped or killed.")],
     trust: TrustOption = False,
     accept_changes: Annotated[
         bool,
@@ -76,9 +77,10 @@ def resume(
     report: ReportOption = False,
     format: FormatOption = "text",
 ) -> None:
-    """Continue a run, a sweep or attacks, bit for bit as if they had not been stopped."""
+    """Continue a run, a sweep, attacks or an arena, bit for bit as if they had not been stopped."""
     with watching(not quiet()):
         with doing("starting"):
+            from steelyard.arena.plan import is_arena
             from steelyard.federate.resuming import resume as resume_run
             from steelyard.result import Result
             from steelyard.sweeps.attacking import is_attack
@@ -93,6 +95,9 @@ def resume(
             return
         if is_attack(folder):
             resume_attack(folder, trust, accept_changes, format)
+            return
+        if is_arena(folder):
+            resume_arena(folder, trust, accept_changes, format)
             return
 
         def go_on() -> Result:

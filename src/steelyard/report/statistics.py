@@ -76,6 +76,24 @@ def paired_p(differences: Sequence[float]) -> float | None:
     return float(2 * special.stdtr(count - 1, -abs(mean) / (spread / math.sqrt(count))))
 
 
+def equivalence_p(differences: Sequence[float], margin: float) -> float | None:
+    """Return the p-value of two one-sided t-tests that the mean difference lies within ± margin; None below two values.
+
+    A small one says that two rules are equal within the margin, which a large p of `paired_p` never says. Differences
+    that are all the same have no spread to test with: within the margin 1/2ⁿ, the least of n signs, else 1.
+    """
+    count = len(differences)
+    if count < 2:
+        return None
+    mean, spread = math.fsum(differences) / count, deviation(differences)
+    if spread <= 1e-12 * max(1.0, abs(mean)):
+        return 1.0 / 2.0**count if abs(mean) < margin else 1.0
+    # For speed of start, as above.
+    from scipy import special
+
+    return float(special.stdtr(count - 1, (abs(mean) - margin) / (spread / math.sqrt(count))))
+
+
 def holm(values: Sequence[float | None]) -> list[float | None]:
     """Return Holm's step-down adjusted p-values: the i-th smallest times (n − i + 1), never falling, at most 1.
 

@@ -130,6 +130,14 @@ class History:
             return {known(names, key, "federation"): (round, reason) for key, round, reason in rows}
 
     @cached_property
+    def models(self) -> dict[tuple[str, int], str]:
+        """The SHA-256 of the model that each rule ended with, by (rule, seed): equal bits have equal digests."""
+        with reading(self.folder) as connection:
+            rows = connection.rows("digests", ("federation", "model"), "ORDER BY round")
+            names = connection.federations()
+            return {known(names, key, "federation"): model for key, model in rows}
+
+    @cached_property
     def personal(self) -> frozenset[str]:
         """The rules whose clients tested models of their own: their scores on clients are these models'."""
         return frozenset(map(str, json.loads(self.info.get("personal", "[]"))))

@@ -1,0 +1,168 @@
+"""The archive of an arena: one file with the suite, the candidate, seeds, versions, figures and digests of all models.
+
+Whoever has it can compute the answer again, hold it against the runs where they are still there, and run a part of it
+anew to the same bits. It holds no code: of a candidate's own file it has the digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from steelyard import files
+from steelyard.arena.figures import SceneFigures, read_figures, run_figures, scene_folder
+from steelyard.arena.plan import Arena, arena_of, is_arena, read_arena
+from steelyard.arena.verdict import judge
+from steelyard.errors import UserError
+from steelyard.experiment.code import content_name, rename_code
+from steelyard.experiment.run_notes import versions
+from steelyard.experiment.running import run
+from steelyard.report.documents.arena import ArenaDocument
+from steelyard.runs.reader import History
+from steelyard.settings import validated
+from steelyard.sweeps.running import finished
+
+ARCHIVE, PICTURE = "arena.json", "arena.svg"
+FORMAT = 1
+LONGEST = 20_000_000
+"""Bytes of an archive that are read; none of ours comes near."""
+
+
+@dataclass(frozen=True)
+class Archive:
+    """What an archive holds, once its own digest was compared."""
+
+    arena: Arena
+    figures: Mapping[str, SceneFigures]
+    sentence: str
+    versions: Mapping[str, str]
+
+
+def write_arena_files(folder: Path) -> ArenaDocument:
+    """Write the archive and the picture of an arena's folder; return the answer that they show."""
+    # For speed of start: only an arena that has ended is drawn.
+    from steelyard.arena.figure import rank_chart
+    from steelyard.report.figures.writing import write_figure
+
+    document = write_archive(folder)
+    chart = rank_chart(document)
+    if chart is not None:
+        write_figure(chart, folder / PICTURE)
+    return document
+
+
+def write_archive(folder: Path) -> ArenaDocument:
+    """Write the archive of an arena's folder, as far as its scenes are done, and return the answer that it holds."""
+    arena = read_arena(folder)
+    figures = read_figures(folder, arena)
+    document = judge(arena, figures)
+    plan = arena.document()
+    rename_code(plan["experiment"], content_name)
+    content: dict[str, Any] = {
+        "format": FORMAT,
+        "sentence": document["sentence"],
+        "versions": versions(),
+        "plan": plan,
+        "figures": {name: found.model_dump(mode="json") for name, found in figures.items()},
+    }
+    text = json.dumps({**content, "digest": digest(content)}, indent=1, ensure_ascii=False)
+    try:
+        files.write(folder / ARCHIVE, f"{text}\n".encode())
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written: {error.strerror}; allowed: a writable folder") from error
+    return document
+
+
+def digest(content: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of everything else in an archive, in a form that white space does not change."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def read_archive(path: Path) -> Archive:
+    """Return what an archive holds; one whose digest is not that of its content is refused."""
+    refused = f"{path}: is no archive of the arena"
+    try:
+        content: Any = json.loads(files.read_bytes(path, LONGEST))
+    except FileNotFoundError:
+        raise UserError(f"--check: there is no file {path}; allowed: the {ARCHIVE} of an arena's folder") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{refused} ({type(error).__name__}); allowed: the {ARCHIVE} of an arena's folder") from None
+    if not isinstance(content, dict) or cast("dict[str, Any]", content).get("format") != FORMAT:
+        raise UserError(f"{refused} of format {FORMAT}; allowed: the {ARCHIVE} of an arena's folder")
+    written = cast("dict[str, Any]", content).pop("digest", None)
+    if written != digest(cast("dict[str, Any]", content)):
+        raise UserError(f"{path}: was changed since it was written: its digest is another; allowed: the file as it was")
+    try:
+        arena = arena_of(content["plan"], str(path))
+        figures = {str(name): validated(SceneFigures, found, str(path)) for name, found in content["figures"].items()}
+        return Archive(arena, figures, str(content["sentence"]), dict(content["versions"]))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{refused} ({error!r}); allowed: the {ARCHIVE} of an arena's folder") from None
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What a look at an archive has shown, a line each, and whether something in it does not hold."""
+
+    lines: tuple[str, ...]
+    differs: bool
+
+
+def check_archive(path: Path, *, replay: bool = True, progress: bool = False) -> Checked:
+    """Compute an archive's answer again, hold it against the runs beside it, and run a part of it anew."""
+    archive = read_archive(path)
+    lines = [f"whole: the digest is that of the content; suite {archive.arena.suite.name}, "
+             f"version {archive.arena.suite.version}"]  # fmt: skip
+    problems: list[str] = []
+    again = judge(archive.arena, archive.figures)["sentence"]
+    if again == archive.sentence:
+        lines.append(f"the figures say the same: {again}")
+    else:
+        problems.append(f"DIFFERS: the sentence is {archive.sentence!r}, and the figures say {again!r}")
+    found = _beside(archive, path.parent)
+    (problems if any(line.startswith("DIFFERS") for line in found) else lines).extend(found)
+    if replay:
+        (problems if (line := _replayed(archive, progress)).startswith("DIFFERS") else lines).append(line)
+    return Checked((*lines, *problems), bool(problems))
+
+
+def _beside(archive: Archive, folder: Path) -> list[str]:
+    """Hold the figures against those of the runs in the archive's folder, whose chains are computed again."""
+    if not is_arena(folder):
+        return ["the runs are not beside it: their figures are taken as they stand"]
+    now = read_figures(folder, archive.arena)
+    changed = [name for name, found in archive.figures.items() if now.get(name) != found]
+    if changed:
+        return [f"DIFFERS: the run of scene {name} has other figures or another head" for name in changed]
+    broken = [f"DIFFERS: the run of scene {name}: {problem}" for name in now if (problem := _broken(folder, name))]
+    return broken or [f"the runs of {len(now)} scenes are whole and have these figures"]
+
+
+def _broken(folder: Path, scene: str) -> str:
+    run_folder = scene_folder(folder, scene)
+    return History(run_folder).chain.problem if finished(run_folder) else ""
+
+
+def _replayed(archive: Archive, progress: bool) -> str:
+    """Run the baseline anew in the first scene that has figures, with the first seed, and compare the model's bits."""
+    arena, baseline = archive.arena, archive.arena.suite.baseline
+    scene = next((name for name, found in archive.figures.items() if found.models.get(baseline)), None)
+    if scene is None:
+        return "nothing to replay: no scene has figures"
+    seed = min(arena.seeds)
+    with tempfile.TemporaryDirectory() as place:
+        out = Path(place) / "run"
+        run(arena.scene(scene, rivals=[baseline], candidate=False), out=out, seeds=[seed], progress=progress)
+        ours = run_figures(out, baseline).models[baseline][0]
+    what = f"{baseline} in scene {scene}, seed {seed}"
+    if ours == archive.figures[scene].models[baseline][0]:
+        return f"replayed {what}: the same model, bit for bit"
+    here = versions()
+    others = [f"{name.removeprefix('version_')} {was}, here {here.get(name, 'none')}"
+              for name, was in archive.versions.items() if here.get(name) != was]  # fmt: skip
+    return f"DIFFERS: replayed {what}: another model ({'; '.join(others) or 'with the same versions'})"

@@ -1,0 +1,86 @@
+"""What is put to the test: a rule by name, a Python file with a criterion or an algorithm, or an experiment file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from steelyard.algorithms.catalogue import known as algorithms
+from steelyard.algorithms.catalogue import load_plugins as load_algorithms
+from steelyard.arena.suite import Suite
+from steelyard.errors import UserError, brief, listed
+from steelyard.experiment.code import Ask
+from steelyard.experiment.description import Description
+from steelyard.experiment.federations import FederationSettings
+from steelyard.experiment.learning import LearningDescription
+from steelyard.experiment.loading import build, load
+from steelyard.experiment.rule_words import parse_rules
+from steelyard.usercode import ALGORITHMS, load_code
+from steelyard.weighing import criteria
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A rule with its algorithm, and the name that tables have for it."""
+
+    label: str
+    settings: FederationSettings
+
+
+def read_candidate(text: str, rule: str | None, suite: Suite, ask: Ask) -> Candidate:
+    """Read a candidate; `rule` says which rule of a file is meant, in words that may join what the file defines.
+
+    `ask` is called before code of a file runs.
+    """
+    scene = next(iter(suite.scenes))
+    if text.endswith(".py"):
+        experiment, word = _of_code(text, rule, suite.experiment(scene), ask)
+    elif text.endswith(".toml"):
+        experiment, word = load(text, ask=ask), rule
+        if not isinstance(experiment, LearningDescription):
+            raise UserError(f"{text}: trains no model that a server weighs; allowed: an experiment of kind 'learning'")
+    else:
+        if rule is not None:
+            raise UserError(f"--rule: got {brief(rule)} beside the rule {brief(text)}; allowed: with a file")
+        experiment, word = suite.experiment(scene), text
+    found = parse_rules([word], experiment) if word is not None else dict([next(iter(experiment.rules().items()))])
+    if len(found) != 1:
+        raise UserError(f"arena: got {len(found)} rules ({listed(found)}); allowed: one")
+    ((label, settings),) = found.items()
+    return _checked(Candidate(label, settings), suite, scene)
+
+
+def _checked(candidate: Candidate, suite: Suite, scene: str) -> Candidate:
+    if candidate.label == suite.baseline:
+        raise UserError(
+            f"arena: got '{suite.baseline}', which candidates are held against; allowed: any other rule, such as "
+            f"{listed(suite.rivals[1:])}"
+        )
+    known = parse_rules(suite.rivals, suite.experiment(scene))
+    if candidate.label in known and known[candidate.label] != candidate.settings:
+        raise UserError(
+            f"arena: got another rule by the name '{candidate.label}', which one of the rivals has; allowed: another "
+            "weighing.name"
+        )
+    return candidate
+
+
+def _of_code(text: str, rule: str | None, base: Description, ask: Ask) -> tuple[Description, str]:
+    """Load a file of the user's own; return an experiment that names it, and the rule that is meant."""
+    path = Path(text).resolve()
+    if not path.is_file():
+        raise UserError(f"arena: there is no file {brief(text)}; allowed: the path of a Python file, or a rule's name")
+    ask(text, {"arena": text})
+    load_algorithms([str(path)])
+    criteria.load_plugins([str(path)])
+    module = load_code(str(path), "arena", ALGORITHMS).__name__
+    mine = [name for name, made in algorithms().items() if made.__module__ == module]
+    measures = [name for name, each in criteria.known().items() if getattr(each.measure, "__module__", "") == module]
+    if not mine and not measures:
+        raise UserError(f"{text}: defines no criterion and no algorithm; allowed: one of them, as the guide shows")
+    if rule is None and len(mine) + len(measures) > 1:
+        raise UserError(f"{text}: defines {listed((*mine, *measures))}; allowed: --rule with the rule that is meant")
+    document = base.model_dump(mode="json", exclude_none=True)
+    document["weighing"]["plugins"] = [str(path)] if measures else []
+    document["algorithm"] = {"name": "fedavg", **({"plugins": [str(path)]} if mine else {})}
+    return build(document, text), rule or (*mine, *measures)[0]

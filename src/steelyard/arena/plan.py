@@ -1,0 +1,136 @@
+"""What one arena is: a suite's scenes and seeds with a candidate, kept in a file of its folder, so that it goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from steelyard.arena.candidate import Candidate
+from steelyard.arena.suite import Suite, load_suite
+from steelyard.errors import UserError, own_folder
+from steelyard.experiment.description import Description
+from steelyard.experiment.federations import FederationSettings, put_federations
+from steelyard.experiment.folders import unnamed_folder
+from steelyard.experiment.loading import build
+from steelyard.experiment.rule_words import parse_rules
+from steelyard.files import ARENA_FILE, is_file
+from steelyard.settings import validated
+from steelyard.sweeps.plan_file import differing, read_plan, write_plan
+
+SCENES = "scenes"
+"""The folder in an arena's folder that holds one run for each scene."""
+
+
+@dataclass(frozen=True)
+class Arena:
+    """A candidate, and the scenes, seeds and changes with which a suite tests it."""
+
+    suite: Suite
+    candidate: Candidate
+    scenes: tuple[str, ...]
+    seeds: tuple[int, ...]
+    changes: tuple[str, ...] = ()
+
+    @property
+    def whole(self) -> bool:
+        """Whether this is the suite as it is frozen: all scenes, all seeds that report, nothing changed."""
+        return self.scenes == tuple(self.suite.scenes) and self.seeds == self.suite.report and not self.changes
+
+    @property
+    def draft(self) -> bool:
+        """Whether it runs on the seeds for choosing."""
+        return set(self.seeds) <= set(self.suite.choose)
+
+    def scene(self, name: str, *, rivals: Sequence[str] = (), candidate: bool = True) -> Description:
+        """Return the experiment of a scene with its rules: these rivals, else all, and the candidate."""
+        experiment = self.suite.experiment(name, self.changes)
+        rules = parse_rules(rivals or self.suite.rivals, experiment)
+        if candidate:
+            rules[self.candidate.label] = self.candidate.settings
+        document = experiment.model_dump(mode="json", exclude_none=True) | {"seed": self.seeds[0]}
+        put_federations(document, rules)
+        return build(document, f"scene {name}")
+
+    def document(self) -> dict[str, Any]:
+        """Return it as its file holds it."""
+        experiment: dict[str, Any] = {}
+        put_federations(experiment, {self.candidate.label: self.candidate.settings})
+        return {
+            "suite": self.suite.name,
+            "version": self.suite.version,
+            "sha256": self.suite.sha256,
+            "scenes": list(self.scenes),
+            "seeds": list(self.seeds),
+            "changes": list(self.changes),
+            "candidate": self.candidate.label,
+            "experiment": experiment,
+        }
+
+
+def plan(
+    suite: Suite,
+    candidate: Candidate,
+    *,
+    scenes: Sequence[str] = (),
+    seeds: int | None = None,
+    draft: bool = False,
+    changes: Sequence[str] = (),
+) -> Arena:
+    """Return an arena; a scene that cannot be made of the suite and the changes is refused before anything runs."""
+    offered = suite.choose if draft else suite.report
+    if seeds is not None and not 1 <= seeds <= len(offered):
+        raise UserError(f"--seeds: got {seeds}; allowed: a whole number from 1 to {len(offered)}, the suite's seeds")
+    planned = Arena(suite, candidate, suite.chosen(scenes), offered[:seeds], tuple(changes))
+    for name in planned.scenes:
+        planned.scene(name, candidate=False)
+    return planned
+
+
+def is_arena(folder: Path) -> bool:
+    """Whether a folder holds an arena."""
+    return is_file(folder / ARENA_FILE)
+
+
+def read_arena(folder: Path) -> Arena:
+    """Return the arena that a folder holds; none of the code that its candidate names is run."""
+    path = folder / ARENA_FILE
+    return arena_of(read_plan(path), str(path))
+
+
+def arena_of(document: dict[str, Any], where: str) -> Arena:
+    """Return the arena that a document describes; one of another version of the suite is refused."""
+    try:
+        suite = load_suite(str(document["suite"]))
+        if (document["version"], document["sha256"]) != (suite.version, suite.sha256):
+            raise UserError(
+                f"{where}: is of version {document['version']} of the suite {suite.name}, and this package has version "
+                f"{suite.version}; allowed: the package that made it"
+            )
+        weighing = {**document["experiment"]["weighing"], "algorithm": document["experiment"]["algorithm"] or None}
+        candidate = Candidate(str(document["candidate"]), validated(FederationSettings, weighing, where))
+        seeds, changes = tuple(map(int, document["seeds"])), tuple(map(str, document["changes"]))
+        scenes = suite.chosen(list(map(str, document["scenes"])))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{where}: is cut off or changed ({error!r}); allowed: the file as it was written") from None
+    if not seeds:
+        raise UserError(f"{where}: names no seed; allowed: the file as it was written")
+    return Arena(suite, candidate, scenes, seeds, changes)
+
+
+def arena_folder(arena: Arena, out: Path | None) -> Path:
+    """Return the folder of an arena, new or with the same arena in it; anything else is refused."""
+    base = arena.suite.experiment(arena.scenes[0])
+    folder = unnamed_folder(base, "arena") if out is None else own_folder(out, "--out")
+    if is_arena(folder):
+        changed = differing(read_arena(folder).document(), arena.document())
+        if changed is not None:
+            raise UserError(f"--out: {folder} holds another arena, which differs in {changed}; allowed: a new folder")
+    elif folder.exists() and any(folder.iterdir()):
+        raise UserError(f"--out: {folder} is not empty; allowed: a new folder, which gets one run for each scene")
+    else:
+        write_plan(folder / ARENA_FILE, arena.document())
+    return folder

@@ -1,0 +1,175 @@
+"""The answer of an arena as a pure function of its figures: a paired test in each scene, Holm over all, one sentence.
+
+Scenes are one family: with ten of them, a rule that is no better is called better in any of them in one case of twenty
+at most. Whether it is equal within the margin is another question, which the same correction answers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from steelyard.arena.figures import SceneFigures
+from steelyard.arena.plan import Arena
+from steelyard.arena.ranks import critical_difference, mean_ranks
+from steelyard.report.documents.arena import ArenaDocument, ArenaRank, ArenaRule, ArenaScene
+from steelyard.report.statistics import ALPHA, LEAST_SEEDS, equivalence_p, estimate, holm, paired_p, verdict
+
+
+def judge(arena: Arena, figures: Mapping[str, SceneFigures]) -> ArenaDocument:
+    """Return what the figures say of the candidate; scenes that are not done yet are named as such."""
+    candidate, baseline = arena.candidate.label, arena.suite.baseline
+    sound = [name for name, found in figures.items() if candidate in found.values and baseline in found.values]
+    differences = {name: _minus(figures[name].values, candidate, baseline) for name in sound}
+    enough = len(arena.seeds) >= LEAST_SEEDS
+    raw = [paired_p(differences[name]) if enough else None for name in sound]
+    equal = [equivalence_p(differences[name], arena.suite.margin) if enough else None for name in sound]
+    tests = dict(zip(sound, zip(raw, holm(raw), holm(equal), strict=True), strict=True))
+    scenes = [_scene(arena, name, figures.get(name), tests.get(name, (None, None, None))) for name in arena.scenes]
+    verdicts = [scene["verdict"] for scene in scenes]
+    gains = [estimate(differences[name]).mean for name in sound]
+    rules, complete = _complete(figures)
+    ranks = _ranks(rules, complete)
+    document: ArenaDocument = {
+        "sentence": "",
+        "candidate": candidate,
+        "baseline": baseline,
+        "suite": arena.suite.name,
+        "version": arena.suite.version,
+        "sha256": arena.suite.sha256,
+        "whole": arena.whole,
+        "draft": arena.draft,
+        "seeds": list(arena.seeds),
+        "margin": arena.suite.margin,
+        "scenes": scenes,
+        "better": verdicts.count("better"),
+        "worse": verdicts.count("worse"),
+        "equal": sum(_is_equal(scene) for scene in scenes),
+        "failed": verdicts.count("failed"),
+        "mean_gain": math.fsum(gains) / len(gains) if gains else None,
+        "ranks": ranks,
+        "critical_difference": critical_difference(len(ranks), len(complete)),
+    }
+    document["sentence"] = sentence(document)
+    return document
+
+
+def _is_equal(scene: ArenaScene) -> bool:
+    return scene["equal_p_holm"] is not None and scene["equal_p_holm"] < ALPHA
+
+
+def _minus(values: Mapping[str, Sequence[float]], one: str, other: str) -> list[float]:
+    return [ours - theirs for ours, theirs in zip(values[one], values[other], strict=True)]
+
+
+def _scene(
+    arena: Arena, name: str, found: SceneFigures | None, tests: tuple[float | None, float | None, float | None]
+) -> ArenaScene:
+    candidate, baseline = arena.candidate.label, arena.suite.baseline
+    values = {} if found is None else found.values
+    both = candidate in values and baseline in values
+    gain = estimate(_minus(values, candidate, baseline)) if both else None
+    failed = "" if found is None or both else found.failed or f"{baseline} has no figures"
+    p, p_holm, equal = tests
+    if gain is None:
+        word = "not done" if found is None else "failed"
+    else:
+        word = verdict(gain.mean, p_holm)
+        word = "equal" if word == "not distinguishable" and equal is not None and equal < ALPHA else word
+    return {
+        "scene": name,
+        "about": arena.suite.scenes[name].about,
+        "where": "" if found is None else found.where,
+        "rules": [] if found is None else [_rule(rule, found, baseline) for rule in found.values],
+        "gain": None if gain is None else gain.as_json(),
+        "worst_gain": estimate(_minus(found.worst, candidate, baseline)).as_json()
+        if found and both and found.worst
+        else None,
+        "p": p,
+        "p_holm": p_holm,
+        "equal_p_holm": equal,
+        "verdict": word,
+        "failed": failed,
+    }
+
+
+def _rule(rule: str, found: SceneFigures, baseline: str) -> ArenaRule:
+    against = rule != baseline and baseline in found.values
+    return {
+        "rule": rule,
+        "value": estimate(found.values[rule]).as_json(),
+        "worst": estimate(found.worst.get(rule, ())).as_json(),
+        "gain": estimate(_minus(found.values, rule, baseline)).as_json() if against else None,
+    }
+
+
+def _complete(figures: Mapping[str, SceneFigures]) -> tuple[list[str], list[SceneFigures]]:
+    """Return the rules that have figures anywhere, and the scenes in which every one of them has."""
+    every = list(dict.fromkeys(rule for found in figures.values() for rule in found.values))
+    return every, [found for found in figures.values() if set(found.values) == set(every) and every]
+
+
+def _ranks(rules: Sequence[str], scenes: Sequence[SceneFigures]) -> list[ArenaRank]:
+    """Return every rule with its mean rank over scenes in which all have figures, the best first."""
+    if not scenes:
+        return []
+    means = [[estimate(found.values[rule]).mean for rule in rules] for found in scenes]
+    worst = [[estimate(found.worst.get(rule, ())).mean for rule in rules] for found in scenes]
+    rows: list[ArenaRank] = [
+        {
+            "rule": rule,
+            "rank": rank,
+            "value": math.fsum(row[column] for row in means) / len(scenes),
+            "worst": math.fsum(row[column] for row in worst) / len(scenes),
+        }
+        for column, (rule, rank) in enumerate(zip(rules, mean_ranks(means), strict=True))
+    ]
+    return sorted(rows, key=lambda row: row["rank"])
+
+
+def sentence(document: ArenaDocument) -> str:
+    """Return the answer in one sentence: better in how many scenes, worse in how many, by how much; or not better."""
+    name, base = document["candidate"], document["baseline"]
+    done = [scene for scene in document["scenes"] if scene["gain"] is not None]
+    scenes = f"{len(done)} scene{'' if len(done) == 1 else 's'}"
+    mean = document["mean_gain"]
+    if mean is None:
+        why = next((scene["failed"] for scene in document["scenes"] if scene["failed"]), "")
+        if not why:
+            return f"Nothing can be said of {name} yet: no scene is done."
+        return f"{name} failed in {_all(document['failed'], len(document['scenes']))}: {why.rstrip('.')}."
+    average = f"{_points(mean)} {'ahead' if mean >= 0 else 'behind'} on average"
+    ending = _ending(document)
+    if len(document["seeds"]) < LEAST_SEEDS:
+        count = {1: "one seed", 2: "two seeds"}[len(document["seeds"])]
+        return f"{name} cannot be told from {base} by {count}: over {scenes} it is {average}{ending}."
+    better, worse = document["better"], document["worse"]
+    if better > worse:
+        by = f"by {_points(mean)} on average" if mean > 0 else average
+        return f"{name} is better than {base} in {better} of {scenes}, worse in {_count(worse)}, {by}{ending}."
+    within = f", equal within {_points(document['margin'])} in {_count(document['equal'])}"
+    return (
+        f"{name} is not better than {base}: better in {_count(better)} of {scenes}, worse in {_count(worse)}{within}, "
+        f"{average}{ending}."
+    )
+
+
+def _ending(document: ArenaDocument) -> str:
+    left = sum(scene["verdict"] == "not done" for scene in document["scenes"])
+    parts = [f"it failed in {document['failed']}"] if document["failed"] else []
+    parts += [f"{left} scene{'' if left == 1 else 's'} not done"] if left else []
+    parts += ["on the seeds for choosing"] if document["draft"] else []
+    return "".join(f"; {part}" for part in parts)
+
+
+def _all(count: int, of: int) -> str:
+    return f"all {of} scenes" if count == of and of > 1 else f"{count} of {of} scene{'' if of == 1 else 's'}"
+
+
+def _count(number: int) -> str:
+    return "none" if not number else str(number)
+
+
+def _points(share: float) -> str:
+    shown = f"{abs(100 * share):.1f}"
+    return "1 point" if shown == "1.0" else f"{shown} points"

@@ -1,0 +1,69 @@
+"""The document of the arena: `steelyard arena --format json`."""
+
+from __future__ import annotations
+
+from typing_extensions import TypedDict  # typing's own is one that pydantic reads from Python 3.12 on only
+
+from steelyard.report.documents.shared import EstimateJson
+
+
+class ArenaRule(TypedDict):
+    """A rule in one scene: accuracy on rows that chose nothing, at its worst client, and what it gained."""
+
+    rule: str
+    value: EstimateJson
+    worst: EstimateJson
+    gain: EstimateJson | None
+    """Over the baseline, seed by seed; None for the baseline."""
+
+
+class ArenaScene(TypedDict):
+    """The candidate against the baseline in one scene; of one that failed only `failed` says something."""
+
+    scene: str
+    about: str
+    where: str
+    """On which rows, as the end of a sentence."""
+    rules: list[ArenaRule]
+    gain: EstimateJson | None
+    worst_gain: EstimateJson | None
+    p: float | None
+    p_holm: float | None
+    equal_p_holm: float | None
+    """Of two one-sided tests that the gain lies within the margin, after Holm's correction over the scenes."""
+    verdict: str
+    """better, worse, equal, not distinguishable, untested, failed, or not done."""
+    failed: str
+
+
+class ArenaRank(TypedDict):
+    """A rule over all scenes in which every rule has figures: its mean rank (1 is the best) and accuracy."""
+
+    rule: str
+    rank: float
+    value: float
+    worst: float
+
+
+class ArenaDocument(TypedDict):
+    """What the arena found about a candidate; `sentence` is the answer."""
+
+    sentence: str
+    candidate: str
+    baseline: str
+    suite: str
+    version: int
+    sha256: str
+    whole: bool
+    draft: bool
+    seeds: list[int]
+    margin: float
+    scenes: list[ArenaScene]
+    better: int
+    worse: int
+    equal: int
+    failed: int
+    mean_gain: float | None
+    ranks: list[ArenaRank]
+    critical_difference: float | None
+    """Mean ranks that differ by less cannot be told apart (Nemenyi, 5 %); None with too few scenes."""

@@ -1,0 +1,37 @@
+"""Arenas for tests: the suite with one scene, one round and few seeds, and figures made by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from steelyard.arena.candidate import Candidate, read_candidate
+from steelyard.arena.figures import SceneFigures
+from steelyard.arena.plan import Arena, arena_folder, plan
+from steelyard.arena.suite import load_suite
+from steelyard.experiment.federations import FederationSettings
+
+SUITE = load_suite("small")
+QUICK = ["rounds.count=1", "compute.engine=loop"]
+
+
+def trusting(where: str, code: Mapping[str, str]) -> None:
+    """Ask nobody."""
+
+
+def small_arena(candidate: str, folder: Path, seeds: int = 1, scenes: Sequence[str] = ("hospitals",)) -> Path:
+    """Make the folder of an arena that is over in a second."""
+    found = read_candidate(candidate, None, SUITE, trusting)
+    return arena_folder(plan(SUITE, found, scenes=scenes, seeds=seeds, changes=QUICK), folder)
+
+
+def on_paper(scenes: Sequence[str], seeds: int = 10) -> Arena:
+    """Return an arena for figures made by hand, with a candidate called X."""
+    return Arena(SUITE, Candidate("X", FederationSettings()), tuple(scenes), SUITE.report[:seeds])
+
+
+def figures(base: Sequence[float], mine: Sequence[float], other: Sequence[float] | None = None) -> SceneFigures:
+    """Return one scene's figures; the worst client is ten points below the mean."""
+    values = {"fedavg": tuple(base), "X": tuple(mine)} | ({} if other is None else {"EQ": tuple(other)})
+    worst = {rule: tuple(value - 0.1 for value in row) for rule, row in values.items()}
+    return SceneFigures(values=values, worst=worst, where="on the server's 409 rows")

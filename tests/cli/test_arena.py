@@ -1,0 +1,65 @@
+"""`steelyard arena` as users call it: the sentence first, JSON for programs, archives checked, mistakes in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.conftest import CommandLine
+
+QUICK = ("--scenes", "hospitals", "--seeds", "1", "--set", "rounds.count=1", "--set", "compute.engine=loop", "--quiet")
+MINE = """
+from steelyard import server_criterion
+@server_criterion("MINE", description="{what}")
+def mine(view):
+    return {what}
+"""
+
+
+def test_an_own_rule_is_judged_checked_and_found_again(steelyard: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MINE.format(what="[1.0] * len(view.clients)"))
+    done = steelyard("arena", "mine.py", "--trust", *QUICK, "--out", "out")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0].startswith("MINE cannot be told from fedavg by one seed: over 1 scene it is ")
+    assert (tmp_path / "out" / "code" / "mine.py").exists()
+    (tmp_path / "mine.py").unlink()
+    again = steelyard("resume", "out", "--trust", "--format", "json", "--quiet")
+    assert again.returncode == 0, again.stderr
+    document = json.loads(again.stdout)
+    assert document["sentence"] == done.stdout.splitlines()[0]
+    alike = {row["rule"]: row["value"]["values"] for row in document["scenes"][0]["rules"]}
+    assert alike["MINE"] == alike["EQ"], "an equal say is an equal say"
+    checked = steelyard("arena", "--check", "out/arena.json", "--quiet")
+    assert (checked.returncode, checked.stderr) == (0, "")
+    assert checked.stdout.splitlines()[-1].endswith("the same model, bit for bit")
+
+
+def test_a_rule_that_raises_ends_with_code_0_and_says_so(steelyard: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MINE.format(what="1 / 0"))
+    done = steelyard("arena", "mine.py", "--trust", *QUICK, "--out", "out")
+    assert done.returncode == 0, done.stderr
+    assert "ZeroDivisionError" in done.stdout.splitlines()[0]
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("NOPE",), "names no rule or criterion 'NOPE'"),
+        (("none.py", "--trust"), "there is no file 'none.py'"),
+        (("there.py",), "allowed: with --trust"),
+        (("EQ", "--suite", "huge"), "--suite: got 'huge'"),
+        (("EQ", "--scenes", "moon"), "--scenes: got 'moon'"),
+        ((), "allowed: one of them"),
+        (("EQ", "--check", "x.json"), "allowed: one of them"),
+        (("--check", "none.json"), "there is no file none.json"),
+    ],
+)
+def test_mistakes_are_one_line(words: tuple[str, ...], says: str, steelyard: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "there.py").write_text(MINE.format(what="1 / 0"))
+    done = steelyard("arena", *words)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert says in line
+    assert not (tmp_path / "runs").exists()
