@@ -68,7 +68,7 @@ def test_the_archive_holds_and_replays_to_the_same_bits(done: Path) -> None:
 
 def test_an_archive_away_from_its_runs_is_still_checked(done: Path, tmp_path: Path) -> None:
     (tmp_path / "away.json").write_bytes((done / ARCHIVE).read_bytes())
-    found = check_archive(tmp_path / "away.json", replay=False)
+    found = check_archive(tmp_path / "away.json", anew=False)
     assert not found.differs
     assert any("not beside it" in line for line in found.lines)
 
@@ -90,7 +90,7 @@ def test_figures_that_are_not_those_of_the_runs_are_found(done: Path, tmp_path: 
     content = json.loads((done / ARCHIVE).read_bytes())
     del content["digest"]
     content["figures"]["hospitals"]["values"]["LD>DS/max"] = [0.99]
-    content["figures"]["hospitals"]["models"]["fedavg"] = ["0" * 64]
+    content["replayed"]["model"] = "0" * 64
     original = (done / ARCHIVE).read_bytes()
     try:
         forged = json.dumps({**content, "digest": digest(content)})
@@ -103,6 +103,28 @@ def test_figures_that_are_not_those_of_the_runs_are_found(done: Path, tmp_path: 
     assert "the sentence is" in said[0]
     assert "scene hospitals has other figures" in said[1]
     assert "another model (with the same versions)" in said[2]
+
+
+def test_a_baseline_made_worse_is_found_without_the_runs(done: Path, tmp_path: Path) -> None:
+    content = json.loads((done / ARCHIVE).read_bytes())
+    del content["digest"]
+    content["figures"]["hospitals"]["values"]["fedavg"] = [0.2]
+    (tmp_path / "forged.json").write_text(json.dumps({**content, "digest": digest(content)}))
+    said = check_archive(tmp_path / "forged.json").lines[-1]
+    assert said.startswith("DIFFERS: replayed fedavg in scene hospitals, seed 101: ")
+    assert said.endswith(" points from the figure of the scene")
+
+
+def test_the_part_is_the_same_whatever_the_scene_was_trained_with(tmp_path: Path) -> None:
+    """A scene trains its rules in stacks, which changes last bits; the part that is run anew does not."""
+    candidate = read_candidate("LD", None, SUITE, trusting)
+    planned = plan(
+        SUITE, candidate, scenes=["hospitals"], seeds=1, changes=["rounds.count=1", "compute.engine=stacked"]
+    )
+    folder = arena_folder(planned, tmp_path / "out")
+    run_arena(folder)
+    write_archive(folder)
+    assert not (found := check_archive(folder / ARCHIVE)).differs, found.lines
 
 
 def test_a_second_call_runs_nothing_and_another_arena_is_refused(done: Path) -> None:

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from steelyard import files
-from steelyard.arena.figures import SceneFigures, read_figures, run_figures, scene_folder
+from steelyard.arena.figures import SceneFigures, read_figures, scene_folder
 from steelyard.arena.plan import Arena, arena_of, is_arena, read_arena
+from steelyard.arena.replay import REPLAY, Replayed, distance, replay
 from steelyard.arena.verdict import judge
 from steelyard.errors import UserError
 from steelyard.experiment.code import content_name, rename_code
 from steelyard.experiment.run_notes import versions
-from steelyard.experiment.running import run
 from steelyard.report.documents.arena import ArenaDocument
 from steelyard.runs.reader import History
 from steelyard.settings import validated
@@ -41,6 +41,7 @@ class Archive:
     figures: Mapping[str, SceneFigures]
     sentence: str
     versions: Mapping[str, str]
+    replayed: Replayed | None
 
 
 def write_arena_files(folder: Path) -> ArenaDocument:
@@ -61,6 +62,7 @@ def write_archive(folder: Path) -> ArenaDocument:
     arena = read_arena(folder)
     figures = read_figures(folder, arena)
     document = judge(arena, figures)
+    replayed = replay(arena, figures, folder / REPLAY)
     plan = arena.document()
     rename_code(plan["experiment"], content_name)
     content: dict[str, Any] = {
@@ -69,6 +71,7 @@ def write_archive(folder: Path) -> ArenaDocument:
         "versions": versions(),
         "plan": plan,
         "figures": {name: found.model_dump(mode="json") for name, found in figures.items()},
+        "replayed": None if replayed is None else replayed.model_dump(mode="json"),
     }
     text = json.dumps({**content, "digest": digest(content)}, indent=1, ensure_ascii=False)
     try:
@@ -100,7 +103,8 @@ def read_archive(path: Path) -> Archive:
     try:
         arena = arena_of(content["plan"], str(path))
         figures = {str(name): validated(SceneFigures, found, str(path)) for name, found in content["figures"].items()}
-        return Archive(arena, figures, str(content["sentence"]), dict(content["versions"]))
+        replayed = None if content["replayed"] is None else validated(Replayed, content["replayed"], str(path))
+        return Archive(arena, figures, str(content["sentence"]), dict(content["versions"]), replayed)
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{refused} ({error!r}); allowed: the {ARCHIVE} of an arena's folder") from None
 
@@ -113,7 +117,7 @@ class Checked:
     differs: bool
 
 
-def check_archive(path: Path, *, replay: bool = True, progress: bool = False) -> Checked:
+def check_archive(path: Path, *, anew: bool = True, progress: bool = False) -> Checked:
     """Compute an archive's answer again, hold it against the runs beside it, and run a part of it anew."""
     archive = read_archive(path)
     lines = [f"whole: the digest is that of the content; suite {archive.arena.suite.name}, "
@@ -126,7 +130,7 @@ def check_archive(path: Path, *, replay: bool = True, progress: bool = False) ->
         problems.append(f"DIFFERS: the sentence is {archive.sentence!r}, and the figures say {again!r}")
     found = _beside(archive, path.parent)
     (problems if any(line.startswith("DIFFERS") for line in found) else lines).extend(found)
-    if replay:
+    if anew:
         (problems if (line := _replayed(archive, progress)).startswith("DIFFERS") else lines).append(line)
     return Checked((*lines, *problems), bool(problems))
 
@@ -149,20 +153,22 @@ def _broken(folder: Path, scene: str) -> str:
 
 
 def _replayed(archive: Archive, progress: bool) -> str:
-    """Run the baseline anew in the first scene that has figures, with the first seed, and compare the model's bits."""
-    arena, baseline = archive.arena, archive.arena.suite.baseline
-    scene = next((name for name, found in archive.figures.items() if found.models.get(baseline)), None)
-    if scene is None:
+    """Run the part of the archive anew and compare the model's bits, and its accuracy with that of the scene."""
+    was = archive.replayed
+    if was is None:
         return "nothing to replay: no scene has figures"
-    seed = min(arena.seeds)
     with tempfile.TemporaryDirectory() as place:
-        out = Path(place) / "run"
-        run(arena.scene(scene, rivals=[baseline], candidate=False), out=out, seeds=[seed], progress=progress)
-        ours = run_figures(out, baseline).models[baseline][0]
-    what = f"{baseline} in scene {scene}, seed {seed}"
-    if ours == archive.figures[scene].models[baseline][0]:
-        return f"replayed {what}: the same model, bit for bit"
+        now = replay(archive.arena, archive.figures, Path(place) / REPLAY, progress=progress)
+    what = f"{archive.arena.suite.baseline} in scene {was.scene}, seed {was.seed}"
+    if now != was:
+        return f"DIFFERS: replayed {what}: another model ({_other_versions(archive) or 'with the same versions'})"
+    apart = distance(archive.arena, archive.figures, was)
+    if apart > archive.arena.suite.margin:
+        return f"DIFFERS: replayed {what}: {100 * apart:.1f} points from the figure of the scene"
+    return f"replayed {what}: the same model, bit for bit"
+
+
+def _other_versions(archive: Archive) -> str:
     here = versions()
-    others = [f"{name.removeprefix('version_')} {was}, here {here.get(name, 'none')}"
-              for name, was in archive.versions.items() if here.get(name) != was]  # fmt: skip
-    return f"DIFFERS: replayed {what}: another model ({'; '.join(others) or 'with the same versions'})"
+    others = {name: was for name, was in archive.versions.items() if here.get(name) != was}
+    return "; ".join(f"{name.removeprefix('version_')} {was}, here {here.get(name)}" for name, was in others.items())
