@@ -231,7 +231,11 @@ class DenseModels(SingleModels):
         import torch  # Late for speed of start.
 
         # In float64 a sum of float32 numbers is finite exactly when every term is: not even 1e38s overflow.
-        return self.models.sum(dim=1, dtype=torch.float64).isfinite().cpu().numpy()
+        # By blocks: a sum of another type copies what it sums, which of large models would be twice all of them.
+        total = torch.zeros(len(self.models), dtype=torch.float64, device=self.models.device)
+        for _, part in self.blocks():
+            total += part.sum(dim=1, dtype=torch.float64)
+        return total.isfinite().cpu().numpy()
 
     def content(self) -> Sequence[NDArray[Any]] | None:
         return list(self.models.detach().cpu().contiguous().numpy())

@@ -71,32 +71,14 @@ def test_a_round_with_a_checkpoint_is_on_the_disk_before_it_counts(store: Store)
 
 
 def test_a_round_stands_in_the_tables_number_by_number(store: Store) -> None:
-    commit(
-        store,
-        record(server_accuracy=0.5, server_macro_f1=0.25, server_metrics={"f1": [0.5, 0.0]}, tests=2, epsilon=1.5),
-    )
+    test = {"server_accuracy": 0.5, "server_macro_f1": 0.25, "server_metrics": {"f1": [0.5, 0.0]}}
+    commit(store, record(**test, tests=2, epsilon=1.5, bytes_each=2))
     (row,) = query(store.folder, "SELECT * FROM rounds")
     plain = json.dumps({"name": "auto", "class_weights": None, "shape": None, "scale": None})
     start = (1, 1, 0.625, "DS>LD", '[["DS>LD", 0.625]]', 2)
-    assert row == (
-        *start,
-        3,
-        2,
-        0,
-        "[]",
-        0,
-        plain,
-        0.5,
-        0.25,
-        '{"f1": [0.5, 0.0]}',
-        0.125,
-        None,
-        1.5,
-        None,
-        None,
-        16.0,
-        None,
-    )
+    metrics = '{"f1": [0.5, 0.0]}'
+    cost = (None, None, 16.0, 6.0)
+    assert row == (*start, 3, 2, 0, "[]", 0, plain, 0.5, 0.25, metrics, 0.125, None, 1.5, *cost)
     assert contents.updates(store.folder) == [
         {
             "federation": "DS>LD",

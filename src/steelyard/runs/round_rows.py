@@ -26,6 +26,14 @@ _REGISTER = "INSERT OR IGNORE INTO federations (name, rule, seed, settings, algo
 _END = "INSERT OR IGNORE INTO ended VALUES (?, ?, ?)"  # the first end of a federation holds
 
 
+def _sent(record: RoundRecord, asked: int) -> tuple[float | None, float | None]:
+    """Return the bytes from clients and to them; unknown where others run the federation and say neither."""
+    each, updates = record.bytes_each, record.updates
+    known = updates is not None and (each is not None or updates.bytes_sent is not None)
+    up = updates.bytes_up if updates is not None and known else None
+    return None if up is None else float(up), None if each is None else float(each * asked)
+
+
 class RoundRows:
     """Writes rounds inside a transaction that the store holds; names of clients and federations become keys."""
 
@@ -85,8 +93,7 @@ class RoundRows:
                 record.epsilon,
                 record.cpu,
                 record.gpu,
-                None if updates is None or (up := updates.bytes_up) is None else float(up),
-                None if record.bytes_each is None else float(record.bytes_each * asked),
+                *_sent(record, asked),
             ),
         )
         if single and updates is not None:
