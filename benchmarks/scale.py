@@ -25,6 +25,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -119,8 +120,7 @@ def clients(arguments: argparse.Namespace) -> None:
 
 def one_large(parameters: int, cohort: int, rounds: int) -> dict[str, float]:
     """Run a network of so many parameters and return what it takes."""
-    import torch  # noqa: F401  # its own memory is not a model's
-
+    import_module("torch")  # its own memory is not a model's
     from steelyard.experiment.running import run
 
     features = 64
