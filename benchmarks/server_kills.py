@@ -94,11 +94,13 @@ class Bench:
 def differences(one: Path, other: Path) -> list[str]:
     """Return what two runs differ in; but for digests of signed updates, whose salts are their run's, and the chain."""
     ours, theirs = rows(one), rows(other)
-    ours["digests"], theirs["digests"] = ([row[:3] for row in found["digests"]] for found in (ours, theirs))
+    for found in (ours, theirs):
+        found["digests"] = [row[:3] for row in found["digests"]]
+        found["updates"] = [row[:4] + row[5:] for row in found["updates"]]  # Bytes on the wire vary with names of runs.
     (_, states, tensors), (_, wanted_states, wanted) = checkpoint(one), checkpoint(other)
-    found = [table for table in ours if table != "chain" and ours[table] != theirs[table]]
-    found += [] if states == wanted_states else ["states"]
-    return found + [name for name in wanted if not torch.equal(tensors[name], wanted[name])]
+    differ = [table for table in ours if table != "chain" and ours[table] != theirs[table]]
+    differ += [] if states == wanted_states else ["states"]
+    return differ + [name for name in wanted if not torch.equal(tensors[name], wanted[name])]
 
 
 def main() -> None:
