@@ -21,8 +21,9 @@ from steelyard.runs.schema import SCHEMA
 from steelyard.runs.store import Store
 from steelyard.runs.valued import add_values
 
-NOT_IN_THE_CHAIN = {("info", "key"), ("info", "value"), ("rounds", "seconds")}
-"""Facts beside the rounds, and times: docs/reference/chain.md says so."""
+COSTS = {("rounds", column) for column in ("seconds", "cpu", "gpu", "up", "down")}
+NOT_IN_THE_CHAIN = {("info", "key"), ("info", "value"), *COSTS}
+"""Facts beside the rounds, and what rounds cost: docs/reference/chain.md says so."""
 
 
 @pytest.fixture(scope="module")

@@ -32,10 +32,11 @@ def test_what_the_door_shows() -> None:
 
 
 def test_everyone_outside_goes_through_the_door() -> None:
-    inside = ROOT / "src" / "steelyard" / "clients" / "local"
+    clients = ROOT / "src" / "steelyard" / "clients"
+    inside = {clients / "local", clients / "ranks"}  # the simulator, and the same in several processes
     for folder in ("src", "benchmarks", "examples"):
         for path in (ROOT / folder).rglob("*.py"):
-            if inside in path.parents:
+            if inside & {*path.parents}:
                 continue
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.ImportFrom):
