@@ -51,10 +51,10 @@ def test_a_file_with_an_algorithm_is_that_algorithm(tmp_path: Path) -> None:
 
 
 def test_a_file_with_two_needs_to_say_which(tmp_path: Path) -> None:
-    (tmp_path / "two.py").write_text(CRITERION.format(name="ONE") + CRITERION.format(name="TWO"))
-    with pytest.raises(UserError, match=r"two\.py: defines ONE, TWO; allowed: --rule"):
+    (tmp_path / "two.py").write_text(CRITERION.format(name="FIRST_IDEA") + CRITERION.format(name="SECOND_IDEA"))
+    with pytest.raises(UserError, match=r"two\.py: defines FIRST_IDEA, SECOND_IDEA; allowed: --rule"):
         read_candidate(str(tmp_path / "two.py"), None, SUITE, trusting)
-    assert read_candidate(str(tmp_path / "two.py"), "TWO", SUITE, trusting).label == "TWO"
+    assert read_candidate(str(tmp_path / "two.py"), "SECOND_IDEA", SUITE, trusting).label == "SECOND_IDEA"
 
 
 def test_an_experiment_gives_its_main_rule_and_algorithm(tmp_path: Path) -> None:
