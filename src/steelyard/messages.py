@@ -202,20 +202,6 @@ class DenseModels(SingleModels):
         ]
         return torch.cat(parts).cpu().numpy()
 
-    def gram(self, parameters: torch.Tensor) -> Floats:
-        import torch  # Late for speed of start.
-
-        count, size = self.models.shape
-        reference = parameters.to(self.models.device, torch.float64)
-        total = torch.zeros(count, count, dtype=torch.float64, device=self.models.device)
-        # Some parameters of all models at a time: differences in float64 of everything would double the memory twice.
-        block = max(1, (1 << (25 if self.models.is_cuda else 20)) // max(count, 1))
-        for begin in range(0, size, block):
-            part = self.models[:, begin : begin + block].to(torch.float64) - reference[begin : begin + block]
-            total += part @ part.T
-        # A product may round ⟨a, b⟩ and ⟨b, a⟩ differently; one of them is kept for both.
-        return (total.tril() + total.tril(-1).T).cpu().numpy()
-
     def grams_of(self, parameters: torch.Tensor, rows: Counts) -> Floats:
         """Return the inner products of all pairs of updates over some parameters: rows[k, positions] give [k, n, n]."""
         import torch  # Late for speed of start.
