@@ -12,9 +12,9 @@ from tests.rounds.test_ended import broken_from
 from tests.runs.contents import assert_same_bits, change, query
 
 from steelyard import History, UserError
+from steelyard.experiment.job_array import Part, in_order
 from steelyard.experiment.joining import join_runs
 from steelyard.experiment.loading import build
-from steelyard.experiment.part import Part, in_order
 from steelyard.experiment.running import resume, run
 from steelyard.report import figures
 from steelyard.report.comparison import compare_run

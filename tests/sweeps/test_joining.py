@@ -9,8 +9,8 @@ from tests.runs.contents import assert_same_bits
 from tests.sweeps.test_running import SMALL
 
 from steelyard import UserError
+from steelyard.experiment.job_array import Part
 from steelyard.experiment.loading import build
-from steelyard.experiment.part import Part
 from steelyard.sweeps.joining import join_sweeps
 from steelyard.sweeps.plan import plan
 from steelyard.sweeps.result import RESULTS, write_sweep_files

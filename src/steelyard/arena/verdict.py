@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from steelyard.arena.critical_difference import critical_difference, mean_ranks
 from steelyard.arena.figures import SceneFigures
 from steelyard.arena.plan import Arena
-from steelyard.arena.ranks import critical_difference, mean_ranks
 from steelyard.report.documents.arena import ArenaDocument, ArenaRank, ArenaRule, ArenaScene
 from steelyard.report.statistics import ALPHA, LEAST_SEEDS, equivalence_p, estimate, holm, paired_p, verdict
 

@@ -132,7 +132,7 @@ def compare(
     with watching(not quiet()):
         with doing("starting"):
             from steelyard.experiment.comparing import load_comparison, seeds_of
-            from steelyard.experiment.part import Part
+            from steelyard.experiment.job_array import Part
             from steelyard.experiment.running import run as run_experiment
             from steelyard.result import Result
 

@@ -11,8 +11,8 @@ from steelyard import files
 from steelyard.errors import UserError, own_folder
 from steelyard.experiment.code import FOLDER as CODE
 from steelyard.experiment.continuing import CODE_FILES, DATA, TEXT, flat_fields
+from steelyard.experiment.job_array import PART, in_order
 from steelyard.experiment.loading import RUN_FILE, read_experiment
-from steelyard.experiment.part import PART, in_order
 from steelyard.experiment.parts import federations_of, part_of
 from steelyard.logs import logger
 from steelyard.runs.chain_check import require_whole

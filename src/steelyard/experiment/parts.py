@@ -17,8 +17,8 @@ from steelyard.experiment.code import Ask
 from steelyard.experiment.continuing import begun_with, changed_data, changed_experiment, check_rules
 from steelyard.experiment.description import Description
 from steelyard.experiment.guarantees import private_rounds
+from steelyard.experiment.job_array import PART, Part
 from steelyard.experiment.loading import RUN_FILE, own_text, read_experiment
-from steelyard.experiment.part import PART, Part
 from steelyard.rounds.state import Federation, Plan
 from steelyard.runs.reader import History
 from steelyard.tracking.trackers import check as check_tracker

@@ -25,8 +25,8 @@ from steelyard.experiment.continuing import (
 from steelyard.experiment.description import Description
 from steelyard.experiment.folders import new_folder
 from steelyard.experiment.guarantees import ended_early, guarantee_record, open_ledger, remaining
+from steelyard.experiment.job_array import PART, Part
 from steelyard.experiment.loading import RUN_FILE, read_experiment, run_file
-from steelyard.experiment.part import PART, Part
 from steelyard.experiment.parts import Assembly, Parts, as_begun, assembled, federations_of
 from steelyard.experiment.run_notes import RunRecorder, run_facts, versions, why
 from steelyard.files import in_bytes

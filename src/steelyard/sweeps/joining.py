@@ -9,7 +9,7 @@ from pathlib import Path
 
 from steelyard import files
 from steelyard.errors import UserError, own_folder
-from steelyard.experiment.part import in_order
+from steelyard.experiment.job_array import in_order
 from steelyard.sweeps.plan_file import difference, read_sweep, write_sweep
 from steelyard.sweeps.running import DIVERGED, diverged, done
 

@@ -14,8 +14,8 @@ from steelyard.errors import UserError, brief, listed, nearest
 from steelyard.experiment.comparing import CHECKPOINTS, MOST_SEEDS, with_rules
 from steelyard.experiment.description import Description
 from steelyard.experiment.federations import put_federations
+from steelyard.experiment.job_array import PART, Part
 from steelyard.experiment.loading import build
-from steelyard.experiment.part import PART, Part
 from steelyard.settings import put, read_value
 
 SHARE = 0.1

@@ -11,8 +11,8 @@ import tomli_w
 from steelyard import files
 from steelyard.errors import UserError, brief, listed, nearest
 from steelyard.experiment.code import FOLDER, content_name, keep_code, rename_code, resolve_code
+from steelyard.experiment.job_array import PART, Part
 from steelyard.experiment.loading import build, own_text
-from steelyard.experiment.part import PART, Part
 from steelyard.files import SWEEP_FILE as SWEEP_FILE
 from steelyard.settings import parse
 from steelyard.sweeps.plan import Axis, Scalar, Sweep, measures_of

@@ -16,10 +16,10 @@ from steelyard.clients.local.device_data.schedule import step_counts
 from steelyard.clients.local.engines.engine import TrainingSetup
 from steelyard.clients.local.evaluator import Evaluator
 from steelyard.clients.protocol import WrappedClients
+from steelyard.clients.ranks.balancing import share_out
 from steelyard.clients.ranks.group import RankLost, Ranks
 from steelyard.clients.ranks.models import RankedModels
 from steelyard.clients.ranks.share import Share, joined, own_versions, task_content
-from steelyard.clients.ranks.shares import share_out
 from steelyard.clients.ranks.wire import Content
 from steelyard.data.flaw_settings import OMNISCIENT
 from steelyard.errors import UserError

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from steelyard.arena.ranks import critical_difference, mean_ranks
+from steelyard.arena.critical_difference import critical_difference, mean_ranks
 
 DEMSAR = {2: 1.960, 3: 2.343, 4: 2.569, 5: 2.728, 6: 2.850, 7: 2.949, 8: 3.031, 9: 3.102, 10: 3.164}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steelyard.clients.ranks.shares import SLACK, share_out
+from steelyard.clients.ranks.balancing import SLACK, share_out
 
 TASKS = st.lists(
     st.dictionaries(st.integers(0, 40).map(lambda number: f"c{number:02}"), st.integers(0, 50), min_size=1),
