@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from contextlib import suppress
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ COLUMNS = {
     "proxy_ms": "proxy, ms a second",
     "superlink_ms": "SuperLink, ms a second",
     "cores_per_1000": "cores for 1,000 more",
+    "failed_calls": "calls that failed",
     "load": "load",
 }
 
@@ -48,11 +49,12 @@ def main() -> None:
 def measure(started: Server, steps: list[int], watch: float) -> dict[str, Any]:
     """Let more and more nodes join, and watch what they cost."""
     stop, there = threading.Event(), 0
+    failed: Counter[str] = Counter()
     used: list[dict[str, float]] = []
     for step in steps:
         joined = threading.Barrier(step - there + 1)
         for name in started.names[there:step]:
-            threading.Thread(target=take_part, args=(started, name, joined, stop), daemon=True).start()
+            threading.Thread(target=take_part, args=(started, name, joined, stop, failed), daemon=True).start()
         joined.wait(600)
         there = step
         time.sleep(watch / 2)
@@ -62,13 +64,18 @@ def measure(started: Server, steps: list[int], watch: float) -> dict[str, Any]:
         passed = time.monotonic() - begun
         used.append({name: 1000 * (seconds(parts[name]) - before[name]) / passed for name in before})
         print(f"{step} nodes: {used[-1]}", file=sys.stderr)
+    if failed:
+        print(f"calls that failed: {dict(failed)}", file=sys.stderr)
     stop.set()
     slope = (sum(used[-1].values()) - sum(used[0].values())) / max(1, steps[-1] - steps[0])
     milliseconds = {f"{name}_ms": [round(one[name], 1) for one in used] for name in used[0]}
-    return {"nodes": steps, **milliseconds, "cores_per_1000": round(slope, 3), "load": os.getloadavg()[0]}
+    found = {"nodes": steps, **milliseconds, "cores_per_1000": round(slope, 3), "failed_calls": failed.total()}
+    return {**found, "load": os.getloadavg()[0]}
 
 
-def take_part(started: Server, name: str, joined: threading.Barrier, stop: threading.Event) -> None:
+def take_part(
+    started: Server, name: str, joined: threading.Barrier, stop: threading.Event, failed: Counter[str]
+) -> None:
     """Be a node that has nothing to do."""
     import httpx
 
@@ -84,8 +91,11 @@ def take_part(started: Server, name: str, joined: threading.Barrier, stop: threa
             time.sleep(1.0)
     joined.wait()
     while not stop.is_set():
-        with suppress(httpx.HTTPError):  # A busy machine; the next call comes at once, as a real node's does.
+        try:
             fleet.next_message()
+        except (httpx.HTTPError, ValueError) as error:  # Counted; the next call comes soon, as a real node's does.
+            failed[f"{type(error).__name__}: {error}"[:200]] += 1
+            stop.wait(0.5)
 
 
 if __name__ == "__main__":

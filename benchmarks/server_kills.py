@@ -23,6 +23,7 @@ from tests.federate.test_node_process import Federation, hospitals
 from tests.federate.test_operator import server_apps
 from tests.runs.contents import checkpoint, rows
 
+from steelyard.federate.processes import is_running
 from steelyard.federate.server_folder import ServerFolder
 from steelyard.federate.server_runs import ServerRun, runs_of
 
@@ -47,9 +48,10 @@ class Bench:
         """Put a run into the queue and leave it to the server."""
         before = len(runs_of(self.server))
         process = self.federation.start_and_listen("submit", "server", *words)
-        self._until(lambda: len(runs_of(self.server)) > before, "it is not submitted")
+        self._until(lambda: len(runs_of(self.server)) > before or process.poll() is not None, "it is not submitted")
         process.kill()
-        process.communicate()
+        _, printed = process.communicate()
+        assert len(runs_of(self.server)) > before, printed
         return runs_of(self.server)[-1]
 
     def kill(self, rng: random.Random) -> str | None:
@@ -59,6 +61,7 @@ class Bench:
         for pid in found:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        self._until(lambda: not any(map(is_running, found)), f"{name} lives on")
         return name if found else None
 
     def go_on(self, run: ServerRun) -> ServerRun:

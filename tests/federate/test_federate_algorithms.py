@@ -150,7 +150,10 @@ class Mortal(FakeGrid):
     def push_messages(self, messages: Any) -> list[str]:
         names = super().push_messages(messages)
         asked = [self.sent[name][0] for name in names]
-        if any(message.metadata.group_id == "3" and message.metadata.message_type[:5] == "train" for message in asked):
+        if any(
+            message.metadata.group_id.startswith("3:") and message.metadata.message_type[:5] == "train"
+            for message in asked
+        ):
             for message in asked:
                 self.nodes[message.metadata.dst_node_id](message)
             raise KeyboardInterrupt

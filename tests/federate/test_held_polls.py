@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-import httpx
 import pytest
 
 pytest.importorskip("flwr")
@@ -28,13 +27,13 @@ class Played:
         self.pushed: list[str] = []
         self.connected = asyncio.Event()
 
-    async def superlink(self, request: httpx.Request) -> httpx.Response:
+    async def superlink(self, path: str, content: bytes, headers: object) -> Answer:
         if not self.hears:
-            return httpx.Response(404)
-        self.alive.append(json.loads(request.content)["alive"])
+            return Answer(404, b"")
+        self.alive.append(json.loads(content)["alive"])
         await asyncio.sleep(0.02)
         names, self.pushed = self.pushed, []
-        return httpx.Response(200, json={"serial": 1, "names": names})
+        return Answer(200, json.dumps({"serial": 1, "names": names}).encode())
 
     async def ask(self) -> Answer:
         self.asked += 1
@@ -51,11 +50,10 @@ class Played:
 def play(test: Callable[[Played], Coroutine[Any, Any, None]]) -> None:
     async def run() -> None:
         played = Played()
-        async with httpx.AsyncClient(transport=httpx.MockTransport(played.superlink)) as client:
-            listening = asyncio.create_task(played.polls.listen(client, "http://superlink/news"))
-            await asyncio.sleep(0.1)
-            await asyncio.wait_for(test(played), 30)
-            listening.cancel()
+        listening = asyncio.create_task(played.polls.listen(played.superlink))
+        await asyncio.sleep(0.1)
+        await asyncio.wait_for(test(played), 30)
+        listening.cancel()
 
     asyncio.run(run())
 

@@ -40,11 +40,11 @@ def test_what_is_noted_of_nodes_is_there_while_the_run_goes_on(tmp_path: Path):
     noted: list[str] = []
 
     def answer(message: Any) -> Any:
-        if message.metadata.group_id == "1" and 99 not in grid.nodes:
+        if message.metadata.group_id.startswith("1:") and 99 not in grid.nodes:
             grid.nodes[99] = lambda m: (
                 Error(2, "UserError: model.name") if m.metadata.message_type == INTRODUCE else None
             )
-        if message.metadata.group_id == "2" and message.metadata.message_type == EVALUATE:
+        if message.metadata.group_id.startswith("2:") and message.metadata.message_type == EVALUATE:
             noted.append(History(tmp_path / "run").info["federation_notes"])  # The last round is not stored yet.
         return honest(message)
 

@@ -16,6 +16,7 @@ On a node's machine
 On the server's machine
     `serving`           a SuperLink on loopback, the proxy, the keys of the register, the runs
     `proxy`             the only way in: calls of registered nodes, nothing else
+    `superlink_calls`   how it passes them on to the SuperLink
     `contacts`          what the proxy heard of nodes, and what it refused
     `server_folder`     where everything of a server lies, and who serves it
     `server_runs`       the runs that were submitted: what, how they go, how they ended

@@ -28,6 +28,8 @@ Address = tuple[str, int]
 
 _TABLE = Path("/proc/net/tcp")
 _DRAIN_SECONDS = 2
+_IDLE_SECONDS = 75
+"""How long an unused connection stays open: a new one costs a handshake and a look at whose it is."""
 _TRIES = 3
 """The table changes while it is read, and a line may be missed."""
 
@@ -85,7 +87,7 @@ def main() -> None:
     def run(app: Any, **options: Any) -> None:
         kept = {name: value for name, value in options.items() if name not in ("host", "port", "reload", "workers")}
         # A line for each call would fill the disk; a call that is held must not hold up the end.
-        kept |= {"access_log": False, "timeout_graceful_shutdown": _DRAIN_SECONDS}
+        kept |= {"access_log": False, "timeout_graceful_shutdown": _DRAIN_SECONDS, "timeout_keep_alive": _IDLE_SECONDS}
         uvicorn.Server(uvicorn.Config(app, http=OwnProtocol, **kept)).run(sockets=[listener])
 
     run_superlink(run, parts)

@@ -11,15 +11,14 @@ from __future__ import annotations
 import asyncio
 import binascii
 import contextlib
-import ssl
+import json
 import time
 from base64 import b64decode
 from collections.abc import Awaitable, Callable, MutableMapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import httpx
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -30,6 +29,7 @@ from steelyard.clients.flower.register import Entry, RegisterFile, bare
 from steelyard.errors import without_controls
 from steelyard.federate.contacts import Contacts, RefusalLog
 from steelyard.federate.server_folder import ServerFolder
+from steelyard.federate.superlink_calls import Answer, SuperLinkCalls
 
 ALLOWED = frozenset(
     f"/v1/fleet/{call}"
@@ -56,10 +56,12 @@ _PARTS_AT_ONCE = 4
 _HEADERS = (KEY_HEADER, "flwr-timestamp", "flwr-signature")
 _TOLERANCE = 310.0
 """Seconds by which a signature may be old or its clock wrong; Flower itself allows 305."""
+_LONGEST_KEY, _MOST_READ = 1000, 5000
+"""Characters of a key that is kept once it is read (one of P-384 has 288), and how many are kept."""
 _CALL_SECONDS = 300.0
 """Longest that one call may take, its body and its answer included."""
 
-_TEXT, _BYTES = "text/plain; charset=utf-8", "application/octet-stream"
+_TEXT, _DONE = "text/plain; charset=utf-8", 200
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -74,14 +76,6 @@ class Refusal(Exception):
         self.status, self.what = status, what
 
 
-class Answer(NamedTuple):
-    """What goes back to a caller."""
-
-    status: int
-    content: bytes
-    media: str = "application/protobuf"
-
-
 class NodeProxy:
     """An ASGI application that passes the calls of registered nodes on to a SuperLink; serve it with uvicorn and TLS.
 
@@ -89,9 +83,8 @@ class NodeProxy:
     """
 
     def __init__(self, upstream: str, authority: Path, home: ServerFolder) -> None:
-        self._upstream, self._authority, self._home = upstream, authority, home
+        self._superlink, self._home = SuperLinkCalls(upstream, authority), home
         self._keys = RegisteredKeys(home.register)
-        self._client: httpx.AsyncClient | None = None
         self._polls = HeldPolls()
         self._contacts, self._refusals = Contacts(), RefusalLog()
         self._room: dict[str, asyncio.Semaphore] = {}
@@ -115,14 +108,10 @@ class NodeProxy:
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         while (await receive())["type"] != "lifespan.shutdown":
-            trusted = ssl.create_default_context(cafile=str(self._authority))
-            limits = httpx.Limits(max_connections=None, max_keepalive_connections=100)
-            self._client = httpx.AsyncClient(verify=trusted, timeout=60.0, limits=limits, trust_env=False)
-            self._listener = asyncio.create_task(self._polls.listen(self._client, f"{self._upstream}{NEWS}"))
+            self._listener = asyncio.create_task(self._polls.listen(self._superlink.post))
             await send({"type": "lifespan.startup.complete"})
-        if self._client is not None:
-            self._listener.cancel()
-            await self._client.aclose()
+        self._listener.cancel()
+        self._superlink.close()
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -158,14 +147,12 @@ class NodeProxy:
 
     async def _ask(self, path: str, headers: dict[str, str], body: bytes) -> Answer:
         """Pass a call on to the SuperLink."""
-        assert self._client is not None
         passed = ("accept", "content-type")
         kept = {name: value for name, value in headers.items() if name.startswith("flwr-") or name in passed}
         try:
-            answer = await self._client.post(f"{self._upstream}{path}", content=body, headers=kept)
-        except httpx.HTTPError:
+            return await self._superlink.post(path, body, kept)
+        except OSError:
             return Answer(503, b"the server is not ready; try again", _TEXT)
-        return Answer(answer.status_code, answer.content, answer.headers.get("content-type", _BYTES))
 
     async def _body(self, headers: dict[str, str], receive: Receive, largest: int) -> bytes:
         declared = headers.get("content-length", "0")
@@ -196,7 +183,7 @@ class HeldPolls:
         """For each node, up to which news we know that nothing waits for it."""
         self._hears = False
 
-    async def listen(self, client: httpx.AsyncClient, address: str) -> None:
+    async def listen(self, post: Callable[[str, bytes, dict[str, str]], Awaitable[Answer]]) -> None:
         """Ask the SuperLink again and again for whom messages have come; whose calls are held, it takes for alive."""
         after, said = 0, 0.0
         while True:
@@ -204,9 +191,11 @@ class HeldPolls:
             said = time.monotonic() if due else said
             try:
                 asked = {"after": after, "alive": list(self.held) if due else []}
-                answer = await client.post(address, json=asked)
-                found = answer.raise_for_status().json()
-            except (httpx.HTTPError, ValueError):
+                answer = await post(NEWS, json.dumps(asked).encode(), {"content-type": "application/json"})
+                if answer.status != _DONE:
+                    raise ValueError(answer.status)
+                found = json.loads(answer.content)
+            except (OSError, ValueError):
                 # Nobody is held by what we may have missed: every call is passed on until we hear again.
                 self._hears = False
                 self._nothing.clear()
@@ -246,14 +235,16 @@ class RegisteredKeys:
 
     def __init__(self, file: Path) -> None:
         self._file = RegisterFile(file)
+        self._read: dict[str, tuple[object, str]] = {}
+        """Keys that were registered when they called, by their header: a node's is read once."""
 
     def caller(self, headers: dict[str, str]) -> Entry:
         """Return the registered node that a call is from; raises `Refusal` where no signature shows it."""
         if any(name not in headers for name in _HEADERS):
             raise Refusal(401, "a call without a signature")
-        _, stamp, signature = (headers[name] for name in _HEADERS)
+        written, stamp, signature = (headers[name] for name in _HEADERS)
         try:
-            key, line = _key(headers)
+            key, line = self._read.get(written) or _key(written)
             entry = self._file.now().entries.get(line)
             if not isinstance(key, ec.EllipticCurvePublicKey) or entry is None:
                 raise Refusal(401, "a key that is not registered")
@@ -263,12 +254,16 @@ class RegisteredKeys:
             raise Refusal(401, "a signature that does not hold") from None
         if abs(age) > _TOLERANCE:
             raise Refusal(401, "a signature of another time; is a clock wrong?")
+        if len(written) <= _LONGEST_KEY:  # One key can be written in many ways.
+            if len(self._read) >= _MOST_READ:
+                self._read.clear()
+            self._read[written] = key, line
         return entry
 
 
-def _key(headers: dict[str, str]) -> tuple[object, str]:
+def _key(written: str) -> tuple[object, str]:
     """Return the key that a call names, and the one line that stands for it in the register."""
-    key = serialization.load_pem_public_key(b64decode(headers[_HEADERS[0]], validate=True))
+    key = serialization.load_pem_public_key(b64decode(written, validate=True))
     line = key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH).decode()
     return key, bare(line)
 

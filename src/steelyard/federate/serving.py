@@ -55,7 +55,7 @@ def serve(folder: Path, certificates: Path, host: str, port: int) -> None:
     ):
         authority = certificates / "ca.pem"
         control = SuperLinkControl(address, authority.read_bytes())
-        application = NodeProxy(f"https://{address}", authority, home)
+        application = NodeProxy(address, authority, home)
         server = uvicorn.Server(_settings(application, certificates))
         _log.info(f"nodes come in at {host}:{port}; runs are submitted on this machine only")
         registrar, queue = Registrar(control, RegisterFile(home.register)), RunQueue(home, control)

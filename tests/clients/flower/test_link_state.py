@@ -16,6 +16,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from steelyard.clients.flower.adapter import link_state
 from steelyard.clients.flower.adapter.link_state import NodeMessages, PartsInFiles
 from steelyard.clients.flower.adapter.messages import MessageParts, PartsTree, enter_run, take_apart
+from steelyard.clients.flower.parts import LARGEST_MESSAGE, group_of, largest_answer
 
 
 @pytest.fixture
@@ -65,7 +66,8 @@ def test_a_message_is_news_once_all_parts_of_its_push_are_there(monkeypatch: pyt
     def announced(self: object, message: Any, tree: str, session: str) -> tuple[bool, list[str]]:
         return True, missing[tree]
 
-    monkeypatch.setattr(base, "__init__", lambda self, *_: setattr(self, "nodes", {7: key(b"7"), 8: key(b"8")}))
+    held = {"nodes": {7: key(b"7"), 8: key(b"8")}, "message_ins_store": {}}
+    monkeypatch.setattr(base, "__init__", lambda self, *_: self.__dict__.update(held))
     monkeypatch.setattr(base, "store_message_and_object_tree", announced)
     monkeypatch.setattr(base, "store_object", lambda self, run, session, name, content: content != b"refused")
     noted: list[list[str]] = []
@@ -79,6 +81,38 @@ def test_a_message_is_news_once_all_parts_of_its_push_are_there(monkeypatch: pyt
     assert noted == []
     state.store_object(1, "push", "m2", b"part")
     assert noted == [[b64encode(b"7").decode(), b64encode(b"8").decode()]]
+
+
+def test_a_node_sends_no_more_than_its_message_allows(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    base = link_state.InMemoryLinkState
+    question = SimpleNamespace(metadata=SimpleNamespace(dst_node_id=7, group_id=group_of(3, 10)))
+    monkeypatch.setattr(
+        base, "__init__", lambda self, *_: self.__dict__.update(nodes={}, message_ins_store={"asked": question})
+    )
+    monkeypatch.setattr(base, "store_message_and_object_tree", lambda self, message, tree, session: (True, []))
+    monkeypatch.setattr(base, "store_object", lambda self, run, session, name, content: True)
+    monkeypatch.setattr(base, "delete_messages", lambda self, names: None)
+    state = NodeMessages(None, None, lambda _: None)
+    announced = [state.store_message_and_object_tree(message_to(1, "asked"), "tree", f"push-{n}") for n in range(21)]
+    assert announced == [(True, [])] * 20 + [(False, [])]
+    assert state.store_object(1, "push-0", "a", b"123456")
+    assert state.store_object(1, "push-1", "a", b"123456")  # Sent again, as after a lost call: no more room is taken.
+    assert not state.store_object(1, "push-2", "b", b"12345")
+    assert not state.store_object(1, "push-3", "c", b"12345")
+    assert state.store_object(1, "push-3", "d", b"1234")
+    assert not state.store_object(1, "", "e", b"")
+    assert [record.message for record in caplog.records] == [
+        "node 7: its answer is larger than what was asked for; the rest is not kept"
+    ]
+    state.delete_messages({"asked"})
+    assert state.store_object(1, "push-3", "f", b"0" * 100)  # A push that is over; Flower itself refuses it.
+
+
+@pytest.mark.parametrize("group", ["", "3", "3:", "3:many"])
+def test_a_message_that_says_nothing_of_its_answer_has_the_bound_of_any_message(group: str):
+    assert largest_answer(group) == LARGEST_MESSAGE
 
 
 def key(content: bytes) -> SimpleNamespace:

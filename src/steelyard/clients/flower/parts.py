@@ -32,6 +32,17 @@ _NAME_BYTES = 65
 _MOST_DIMENSIONS = 32
 
 
+def group_of(round: int, largest: int) -> str:
+    """Return the group of a message: its round, and how many bytes the answer may have, for the SuperLink to hold."""
+    return f"{round}:{largest}"
+
+
+def largest_answer(group: str) -> int:
+    """Return how many bytes the answer to a message of this group may have."""
+    _, _, largest = group.partition(":")
+    return int(largest) if largest.isdecimal() else LARGEST_MESSAGE
+
+
 def fetch(
     name: str, tree: PartsTree, pull: Callable[[str], bytes], largest: int, seconds: float, at_once: int = 1
 ) -> dict[str, bytes]:

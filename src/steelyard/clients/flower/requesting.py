@@ -19,6 +19,7 @@ from flwr.serverapp import Grid
 from steelyard.clients.flower.adapter.messages import ERRORS, GONE, RAISED
 from steelyard.clients.flower.checks import clean, unreadable
 from steelyard.clients.flower.forms import Refused
+from steelyard.clients.flower.parts import group_of
 from steelyard.clients.flower.polling import AnswerPoller, PendingRequest
 from steelyard.clients.flower.superlink import RunStopped, reaching_superlink
 
@@ -139,8 +140,8 @@ class RequestSender:
     def _send(self, requests: Sequence[Request], seconds: float) -> list[str]:
         # A message that outlives its round would only keep the node busy with work that nobody wants.
         messages = [
-            Message(request.content, request.node, request.kind, ttl=seconds, group_id=str(request.round))
-            for request in requests
+            Message(one.content, one.node, one.kind, ttl=seconds, group_id=group_of(one.round, one.largest))
+            for one in requests
         ]
         with reaching_superlink():
             names = list(self.grid.push_messages(messages)) if messages else []

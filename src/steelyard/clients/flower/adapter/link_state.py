@@ -14,6 +14,26 @@ from typing import Any
 from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkState
 from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
 
+from steelyard.clients.flower.parts import largest_answer
+from steelyard.logs import logger
+
+_log = logger(__name__)
+
+_MOST_TRIES = 20
+"""How often a node may announce its answer to one message; an honest one does so again where a call was lost."""
+
+
+@dataclass
+class _Room:
+    """What a node may still send in answer to one message."""
+
+    node: int
+    left: int
+    tries: int = _MOST_TRIES
+    taken: set[str] = field(default_factory=set[str])
+    """Parts that have been counted; who sends one again fills nothing."""
+    full: bool = False
+
 
 @dataclass
 class _Push:
@@ -25,25 +45,39 @@ class _Push:
 
 
 class NodeMessages(InMemoryLinkState):
-    """Flower's state in memory, which says for which nodes a message has come once all of its parts are there."""
+    """Flower's state in memory, which says for which nodes a message has come once all of its parts are there.
+
+    A node sends no more in answer to a message than the message allows, so that no node can fill the server's disk.
+    """
 
     def __init__(self, manager: Any, store: Any, note: Callable[[list[str]], None]) -> None:
         super().__init__(manager, store)
         self._note = note
         self._pushes: dict[str, _Push] = {}
+        self._rooms: dict[str, _Room] = {}
+        """By message that is being answered."""
+        self._answers: dict[str, str] = {}
+        """Which message is answered in a push."""
 
     def store_message_and_object_tree(self, message: Any, object_tree: Any, session_id: str) -> tuple[bool, list[str]]:
         """Keep a message whose parts will follow."""
+        if (asked := message.metadata.reply_to_message_id) and not self._has_tries(asked):
+            return False, []
         stored, missing = super().store_message_and_object_tree(message, object_tree, session_id)
         node = self.nodes.get(message.metadata.dst_node_id)
         if stored and node is not None and not message.metadata.reply_to_message_id:
             push = self._pushes.setdefault(session_id, _Push())
             push.nodes.append(b64encode(node.public_key).decode("ascii"))
             push.missing.update(missing)
+        if stored and asked:
+            self._answers[session_id] = asked
         return stored, missing
 
     def store_object(self, run_id: int, session_id: str, object_id: str, object_content: bytes) -> bool:
-        """Keep a part of a message."""
+        """Keep a part of a message; of an answer, while there is room for it."""
+        # Flower takes parts without the name of a push for any that wants them. Nobody here sends such.
+        if not session_id or not self._has_room(session_id, object_id, len(object_content)):
+            return False
         stored = super().store_object(run_id, session_id, object_id, object_content)
         push = self._pushes.get(session_id)
         if stored and push is not None:
@@ -52,6 +86,34 @@ class NodeMessages(InMemoryLinkState):
                 del self._pushes[session_id]
                 self._note(push.nodes)
         return stored
+
+    def delete_messages(self, message_ins_ids: set[str]) -> None:
+        """Let go of messages and of the answers to them."""
+        super().delete_messages(message_ins_ids)
+        if any(self._rooms.pop(name, None) for name in message_ins_ids):
+            self._answers = {session: name for session, name in self._answers.items() if name in self._rooms}
+
+    def _has_tries(self, asked: str) -> bool:
+        message = self.message_ins_store.get(asked)
+        if message is None:
+            return True  # Flower itself refuses such an answer.
+        known = message.metadata
+        room = self._rooms.setdefault(asked, _Room(known.dst_node_id, largest_answer(known.group_id)))
+        room.tries -= 1
+        return room.tries >= 0
+
+    def _has_room(self, session: str, part: str, size: int) -> bool:
+        room = self._rooms.get(self._answers.get(session, ""))
+        if room is None or part in room.taken:
+            return True
+        if size > room.left:
+            if not room.full:
+                _log.error(f"node {room.node}: its answer is larger than what was asked for; the rest is not kept")
+            room.full = True
+            return False
+        room.left -= size
+        room.taken.add(part)
+        return True
 
 
 class PartsInFiles(InMemoryObjectStore):
