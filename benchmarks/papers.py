@@ -18,6 +18,8 @@ import sys
 from itertools import permutations
 from pathlib import Path
 
+from steelyard.weighing.policies import catalogue
+
 TF32 = ("--set", "compute.precision=tf32")
 BF16 = ("--set", "compute.precision=bfloat16")
 ON_GPU = ("--set", "compute.engine=stacked", "--set", "store.checkpoint_every=50", "--set", "store.clients_every=50")
@@ -30,6 +32,9 @@ FACES = {
     "a": "DS,CB,IS,DS>CB>IS,DS>IS>CB",
     "b": "CB>DS>IS,CB>IS>DS,IS>DS>CB,IS>CB>DS,online(DS>CB>IS)",
 }
+
+
+PERSONAL = "fedavg,local-only,fine-tuned,ditto,apfl,fedrep,fedala,fedfomo"
 
 
 def parts() -> dict[str, tuple[str, ...]]:
@@ -52,15 +57,19 @@ def parts() -> dict[str, tuple[str, ...]]:
         adam = ("--set", "training.optimiser=adam", "--set", "training.learning_rate=0.001")
         found |= {f"adafed-{number}": five, f"adafed-{number}-adam": (*five, *adam)}
     # Every rule of docs/algorithms once, which needs all clients in every round and rows at the server. Clients test on
-    # rows with labels of their own, since some keep models of their own.
+    # rows with labels of their own, since some keep models of their own; those train batch by batch, so they run apart.
     changes = (
-        "rounds.count=80", "rounds.fraction=1", "rounds.evaluate_every=1", "partition.clients=20",
-        "partition.test_labels=client", "partition.test_order=mixed", "partition.server=fraction",
-        "partition.server_report=apart", "partition.server_weighs=200", "training.batch_size=20", "training.epochs=1",
-        "compute.memory_gb=60", "compute.engine=stacked", "store.checkpoint_every=20", "store.clients_every=20",
+        "rounds.fraction=1", "rounds.evaluate_every=1", "partition.clients=20", "partition.test_labels=client",
+        "partition.test_order=mixed", "partition.server=fraction", "partition.server_report=apart",
+        "partition.server_weighs=200", "training.batch_size=20", "training.epochs=1", "compute.memory_gb=45",
+        "compute.engine=stacked", "store.checkpoint_every=20", "store.clients_every=20",
     )  # fmt: skip
-    rivals = ("mnist-noniid", "--rules", "all", "--seeds", "5")
-    found["rivals-mnist"] = (*rivals, *(word for change in changes for word in ("--set", change)), *TF32)
+    for name, rules, rounds in (
+        ("weights", ",".join(("fedavg", "SV", *catalogue.known())), 80),
+        ("personal", PERSONAL, 20),
+    ):
+        words = ("mnist-noniid", "--rules", rules, "--seeds", "5", "--set", f"rounds.count={rounds}")
+        found[f"rivals-mnist-{name}"] = (*words, *(word for change in changes for word in ("--set", change)), *TF32)
     return found | {
         "rivals-quickstart": ("quickstart", "--rules", "all"),
         "adafed-regression": ("adafed-regression", "--seeds", "10", "--set", "compute.device=cpu"),

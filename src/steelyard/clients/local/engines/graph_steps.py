@@ -66,14 +66,15 @@ class MappedStep:
         self.setup, self.descent = setup, descent
         self.size, self.trained = setup.layout.size, setup.layout.trained
         self.module = stackable(setup.module, products=True).to(setup.device)
-        self.layout, self._order = stacked_layout(setup.layout, self.module)
-        self._back = self._order.argsort()
+        self.layout, order = stacked_layout(setup.layout, self.module)
+        # On the device from the beginning: a copy of the order in every round would cost more than some steps.
+        self._order, self._back = order.to(setup.device), order.argsort().to(setup.device)
 
     def native(self, flat: torch.Tensor) -> torch.Tensor:
-        return flat[:, self._order.to(flat.device)]
+        return flat[:, self._order]
 
     def restore(self, native: torch.Tensor) -> torch.Tensor:
-        return native[:, self._back.to(native.device)]
+        return native[:, self._back]
 
     def sample_floats(self, samples: int) -> int:
         # Unknown network: as much as the built-in convolutional one needs per parameter of a small model.

@@ -5,11 +5,14 @@
 
 from __future__ import annotations
 
+from itertools import product as product_of
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
+
+Sides = tuple[int, int]
 
 
 class Product(torch.autograd.Function):
@@ -31,13 +34,59 @@ class Product(torch.autograd.Function):
         return (slope @ weight) if ctx.needs_input_grad[0] else None, slope.t() @ x
 
 
+ALIGNED = 8
+"""Matrix units of a GPU take rows of so many numbers; cuBLAS multiplies others many times slower."""
+
+
 def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Return x @ weightᵀ for x [..., inputs], in the arithmetic of the block around it."""
     if torch.is_autocast_enabled(x.device.type):
         short = torch.get_autocast_dtype(x.device.type)
         x, weight = x.to(short), weight.to(short)
-    found: Any = Product.apply(x.reshape(-1, x.shape[-1]), weight)
-    return found.view(*x.shape[:-1], len(weight))
+    outputs, inputs = weight.shape
+    flat = x.reshape(-1, inputs)
+    if x.is_cuda:
+        outer, inner = -outputs % ALIGNED, -inputs % ALIGNED
+        flat, weight = functional.pad(flat, (0, inner)), functional.pad(weight, (0, inner, 0, outer))
+    found: Any = Product.apply(flat, weight)
+    return found[:, :outputs].reshape(*x.shape[:-1], outputs)
+
+
+class Windows(torch.autograd.Function):
+    """[images, rows, columns, kernel · kernel · channels] of images [images, height, width, channels].
+
+    Both ways are one pass over memory when compiled: torch's own gradient of overlapping views adds numbers one by one.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        x: torch.Tensor, kernel: Sides, stride: Sides, dilation: Sides
+    ) -> torch.Tensor:
+        (high, wide), (down, right), (far, apart) = kernel, stride, dilation
+        views = x.unfold(1, far * (high - 1) + 1, down).unfold(2, apart * (wide - 1) + 1, right)
+        return views[..., ::far, ::apart].permute(0, 1, 2, 4, 5, 3).flatten(3)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        x, ctx.kernel, ctx.stride, ctx.dilation = inputs
+        ctx.shape = x.shape
+
+    @staticmethod
+    def backward(ctx: Any, slope: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (high, wide), (down, right), (far, apart) = ctx.kernel, ctx.stride, ctx.dilation
+        rows, columns = slope.shape[1:3]
+        parts = slope.view(*slope.shape[:3], high, wide, -1)
+        total = slope.new_zeros(ctx.shape)
+        for i, j in product_of(range(high), range(wide)):
+            top, left, part = i * far, j * apart, parts[:, :, :, i, j]
+            if (down, right) == (1, 1):
+                below, after = ctx.shape[1] - rows - top, ctx.shape[2] - columns - left
+                total = total + functional.pad(part, (0, 0, left, after, top, below))
+            else:
+                total[:, top : top + down * rows : down, left : left + right * columns : right] += part
+        return total, None, None, None
 
 
 class StackedLinear(nn.Module):
@@ -74,21 +123,11 @@ class StackedConvolution(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
-        windows = self._windows(functional.pad(x.permute(0, 2, 3, 1), (0, 0, *self.padding)))
+        padded: Any = functional.pad(x.permute(0, 2, 3, 1), (0, 0, *self.padding))
+        windows: Any = Windows.apply(padded, self.kernel, self.stride, self.dilation)
         found = product(windows, self.weight.flatten(1))
         found = found if self.bias is None else found + self.bias.to(found.dtype)
         return found.permute(0, 3, 1, 2)
-
-    def _windows(self, x: torch.Tensor) -> torch.Tensor:
-        """Return [images, rows, columns, kernel · kernel · channels] of images [images, height, width, channels]."""
-        (high, wide), (down, right), (far, apart) = self.kernel, self.stride, self.dilation
-        rows = (x.shape[1] - far * (high - 1) - 1) // down + 1
-        columns = (x.shape[2] - apart * (wide - 1) - 1) // right + 1
-        parts: list[torch.Tensor] = []
-        for i in range(0, far * high, far):
-            band = x[:, i : i + down * (rows - 1) + 1 : down]
-            parts += [band[:, :, j : j + right * (columns - 1) + 1 : right] for j in range(0, apart * wide, apart)]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=3)
 
 
 def _sides(layer: nn.Conv2d) -> tuple[int, int, int, int]:
