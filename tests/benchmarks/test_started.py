@@ -36,6 +36,7 @@ SLOW: dict[str, str] = {
     "kgflex": "--recipe kgflex-yahoo --epochs 1",
     "knowledge": "--format json",
     "looking": "3 4",
+    "published": "out --data mnist --splits IID --rounds 1 --seeds 1 --updates 1 --device cpu --engine loop",
     "ranks": "--ranks 1,2 --bench C --clients 20 --rounds 2 --engine loop",
     "scaffold": "out --rounds 1 --seeds 1 --cells 0.5:0 --every 10 --device cpu",
     "recommend_large": "--users 60 --items 50 --rows 1500 --epochs 2",
@@ -58,6 +59,7 @@ NEEDS = {
     "kgflex": "yahoo_movies",
     "knowledge": "movielens_1m_dbpedia",
     "private_round": "mnist",
+    "published": "mnist",
     "recommend": "movielens_1m",
     "scaffold": "cifar10_jpeg",
 }

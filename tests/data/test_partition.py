@@ -45,6 +45,10 @@ schemes = st.one_of(
     st.fixed_dictionaries(
         {"scheme": st.just("dirichlet"), "alpha": st.floats(0.3, 50), "size_spread": st.floats(0, 0.5)}
     ),
+    st.fixed_dictionaries(
+        {"scheme": st.just("dirichlet"), "alpha": st.floats(0.5, 50), "self_balancing": st.just(True)}
+    ),
+    st.fixed_dictionaries({"scheme": st.just("quantity"), "alpha": st.floats(0.05, 50)}),
 )
 
 
@@ -355,3 +359,87 @@ def test_some_clients_test_for_all(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("steelyard.data.partition.TESTED", 5)
     many = share_out(made(200), PartitionSettings(scheme="iid", clients=40), 3)
     assert sum(len(rows.test) > 0 for rows in many.clients) == 5
+
+
+def labels_of(population: Population) -> list[set[int]]:
+    labels = population.dataset.labels.numpy()
+    return [set(labels[np.concatenate([client.train, client.test])].tolist()) for client in population.clients]
+
+
+@pytest.mark.parametrize("each", [1, 2, 3, 5])
+def test_labels_gives_each_client_so_many_and_shares_a_label_equally(each):
+    dataset = made(600)
+    population = share_out(dataset, PartitionSettings(scheme="labels", clients=8, labels_per_client=each), 3)
+    found = labels_of(population)
+    assert [len(labels) for labels in found] == [each] * 8
+    assert all(number % 5 in labels for number, labels in enumerate(found))
+    assert all_rows(population) == list(range(600))
+    labels = dataset.labels.numpy()
+    for label in range(5):
+        counts = [int((labels[np.concatenate([c.train, c.test])] == label).sum()) for c in population.clients]
+        held = [count for count in counts if count]
+        assert max(held) - min(held) <= 1
+
+
+def test_labels_of_one_client_are_drawn_by_the_seed():
+    draws = {
+        tuple(map(frozenset, labels_of(share_out(made(600), PartitionSettings(scheme="#C=2", clients=5), seed))))
+        for seed in range(4)
+    }
+    assert len(draws) > 1
+
+
+def test_self_balancing_ends_no_client_far_above_its_part():
+    dataset = made(2000, classes=40)
+
+    def biggest(seed: int, **fields: bool) -> int:
+        chosen = PartitionSettings(scheme="dirichlet", clients=10, alpha=0.1, minimum=2, **fields)
+        return max(len(c.train) + len(c.test) for c in share_out(dataset, chosen, seed).clients)
+
+    # Who has 200 rows gets none of the labels that follow, so at most one label of about 50 comes on top.
+    assert max(biggest(seed, self_balancing=True) for seed in range(5)) < 275 < max(map(biggest, range(5)))
+
+
+def test_quantity_gives_sizes_of_all_kinds_and_every_label():
+    population = share_out(made(3000), PartitionSettings(scheme="quantity", clients=10, alpha=0.5, minimum=20), 2)
+    sizes = sorted(len(client.train) + len(client.test) for client in population.clients)
+    assert sum(sizes) == 3000
+    assert sizes[0] >= 20
+    assert sizes[-1] > 5 * sizes[0]
+
+
+@pytest.mark.parametrize(
+    ("given", "own"),
+    [
+        ({"scheme": "homo", "n_parties": 4}, {"scheme": "iid", "clients": 4}),
+        ({"scheme": "noniid-#label3", "clients": 4}, {"scheme": "labels", "clients": 4, "labels_per_client": 3}),
+        ({"scheme": "#C=1", "clients": 4}, {"scheme": "labels", "clients": 4, "labels_per_client": 1}),
+        (
+            {"scheme": "PathologicalPartitioner", "num_partitions": 4, "num_classes_per_partition": 3},
+            {"scheme": "labels", "clients": 4, "labels_per_client": 3},
+        ),
+        (
+            {"scheme": "noniid-labeldir", "clients": 4, "beta": 0.3},
+            {"scheme": "dirichlet", "clients": 4, "alpha": 0.3, "self_balancing": True},
+        ),
+        (
+            {"scheme": "iid-diff-quantity", "clients": 4, "beta": 0.3},
+            {"scheme": "quantity", "clients": 4, "alpha": 0.3},
+        ),
+    ],
+)
+def test_splits_go_by_the_names_that_others_use(given, own):
+    assert PartitionSettings(**given) == PartitionSettings(**own)
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        ({"scheme": "labels", "clients": 4, "labels_per_client": 6}, "partition.labels_per_client: got 6; allowed: at"),
+        ({"scheme": "labels", "clients": 300, "labels_per_client": 1}, "partition.minimum: got 2, and a client"),
+        ({"scheme": "quantity", "clients": 90}, "partition.clients: got 90 with at least 2 rows each"),
+    ],
+)
+def test_what_rows_do_not_allow_is_refused(fields, line):
+    with pytest.raises(UserError, match=line):
+        share_out(made(120), PartitionSettings(**fields), 0)

@@ -31,6 +31,8 @@ class _Parts:
     notes: list[str]
 
 
+UNLABELLED = "iid, shard, quantity, natural"
+"""Schemes for data without classes."""
 MANY, TESTED = 20_000, 10_000
 """Of more clients with test rows than this, so many test, unless the settings say how many."""
 
@@ -82,7 +84,7 @@ def _check(dataset: Dataset, settings: PartitionSettings) -> None:
     if settings.scheme in ("natural", "given") and dataset.owners is None:
         raise UserError(
             f"partition.scheme: got '{settings.scheme}', but {dataset.name} does not say whose rows they are; "
-            "allowed: iid, shard, dirichlet, table"
+            "allowed: iid, shard, labels, dirichlet, quantity, table"
         )
     for field in ("scheme", "test", "server"):
         if getattr(settings, field) in ("given", "held-out") and dataset.held_out is None:
@@ -90,8 +92,8 @@ def _check(dataset: Dataset, settings: PartitionSettings) -> None:
                 f"partition.{field}: got '{getattr(settings, field)}', but {dataset.name} has no test part of its own; "
                 "allowed: a scheme other than given, test = local or none, server = fraction or none"
             )
-    if dataset.classes == 0 and settings.scheme in ("dirichlet", "table"):
-        raise UserError(f"partition.scheme: needs classes, but {dataset.name} has none; allowed: iid, shard, natural")
+    if dataset.classes == 0 and settings.scheme in ("dirichlet", "labels", "table"):
+        raise UserError(f"partition.scheme: needs classes, but {dataset.name} has none; allowed: {UNLABELLED}")
     if settings.table and len(settings.table[0]) != dataset.classes:
         raise UserError(
             f"partition.table: got lines of {len(settings.table[0])} counts; allowed: {dataset.classes}, "
@@ -165,8 +167,14 @@ def _parts(dataset: Dataset, settings: PartitionSettings, pool: Rows, seed: int)
             size, alpha = settings.samples, settings.alpha
             rows = schemes.dirichlet_sized(pool, labels, dataset.classes, count, size, alpha, chance)
         case "dirichlet":
-            alpha = settings.alpha
-            rows = schemes.dirichlet(pool, labels, dataset.classes, count, alpha, spread, minimum, chance)
+            alpha, balancing = settings.alpha, settings.self_balancing
+            given = (pool, labels, dataset.classes, count, alpha, spread, minimum, chance)
+            rows = schemes.dirichlet(*given, balancing=balancing)
+        case "labels":
+            each = settings.labels_per_client
+            rows = schemes.by_labels(pool, labels, dataset.classes, count, each, minimum, chance)
+        case "quantity":
+            rows = schemes.by_quantity(pool, count, settings.alpha, minimum, chance)
         case "table":
             rows, notes = schemes.table(pool, labels, settings.table or (), settings.overlap, chance)
         case _:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, cast
 
@@ -10,28 +11,39 @@ from pydantic import Field, model_validator
 from steelyard.data.source_settings import Count, refuse_misplaced
 from steelyard.settings import Section
 
-Scheme = Literal["iid", "shard", "dirichlet", "natural", "table", "given"]
+Scheme = Literal["iid", "shard", "labels", "dirichlet", "quantity", "natural", "table", "given"]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 
 MOST_CLIENTS = 1_000_000
 """More clients than this are a slip of the keyboard, and their names alone would fill the memory."""
-NUMBERED: frozenset[str] = frozenset({"iid", "shard", "dirichlet", "table"})
+COUNTED = ("iid", "shard", "labels", "dirichlet", "quantity")
+"""Schemes that need the number of clients."""
+NUMBERED: frozenset[str] = frozenset({*COUNTED, "table"})
 """Schemes whose clients are counted and so have names known before any data is read."""
 
-# What users of flwr-datasets call the same things.
-_FLOWER_FIELDS = {
+# What users of flwr-datasets and of NIID-Bench call the same things.
+_OTHER_FIELDS = {
     "num_partitions": "clients",
+    "n_parties": "clients",
     "num_shards_per_partition": "shards_per_client",
+    "num_classes_per_partition": "labels_per_client",
     "min_partition_size": "minimum",
+    "beta": "alpha",
 }
-_FLOWER_SCHEMES = {
+_OTHER_SCHEMES = {
     "IidPartitioner": "iid",
     "ShardPartitioner": "shard",
+    "PathologicalPartitioner": "labels",
     "DirichletPartitioner": "dirichlet",
     "NaturalIdPartitioner": "natural",
     "natural_id": "natural",
     "natural-id": "natural",
+    "homo": "iid",
+    "noniid-labeldir": "dirichlet",
+    "iid-diff-quantity": "quantity",
 }
+_LABELS = re.compile(r"(?:noniid-#label|#C=)([0-9]+)")
+"""#C = k: each client has rows of k labels, as NIID-Bench and its readers write it."""
 
 
 def client_name(number: int, count: int) -> str:
@@ -42,8 +54,10 @@ def client_name(number: int, count: int) -> str:
 class PartitionSettings(Section):
     """How the samples are shared out among clients; use one `[partition]` section per experiment.
 
-    Fields and schemes also go by their flwr-datasets names: num_partitions (clients), num_shards_per_partition
-    (shards_per_client), min_partition_size (minimum); IidPartitioner, ShardPartitioner and so on.
+    Fields and schemes also go by the names of flwr-datasets and of NIID-Bench: num_partitions (clients),
+    num_shards_per_partition (shards_per_client), num_classes_per_partition (labels_per_client), min_partition_size
+    (minimum), beta (alpha); DirichletPartitioner, PathologicalPartitioner and so on; homo, noniid-#label2 or #C=2,
+    noniid-labeldir (which is self-balancing), iid-diff-quantity.
 
         >>> PartitionSettings(scheme="dirichlet", clients=20, alpha=0.3).alpha
         0.3
@@ -53,12 +67,14 @@ class PartitionSettings(Section):
     """
 
     scheme: Scheme = "iid"
-    """iid: at random; shard: sorted by label and cut into shards (McMahan); dirichlet: label shares drawn from a
-    Dirichlet distribution; natural: one client per writer or user; table: an explicit number of rows per class and
-    client; given: as the source itself splits users and their train and test rows (LEAF)."""
+    """iid: at random; shard: sorted by label and cut into shards (McMahan); labels: rows of labels_per_client labels
+    each, which clients of one label share equally (NIID-Bench's #C); dirichlet: label shares drawn from a Dirichlet
+    distribution; quantity: at random, with sizes drawn from one; natural: one client per writer or user; table: an
+    explicit number of rows per class and client; given: as the source itself splits users and their train and test rows
+    (LEAF)."""
     clients: Annotated[int, Field(ge=1, le=MOST_CLIENTS)] | None = None
-    """Number of clients. Needed for iid, shard and dirichlet. natural and given: this many people, drawn at random
-    (default: all)."""
+    """Number of clients. Needed for iid, shard, labels, dirichlet and quantity. natural and given: this many people,
+    drawn at random (default: all)."""
     samples: Count | None = None
     """Rows per client (natural and given: at most) before a local test set is split off. Default: all rows are shared
     out."""
@@ -68,8 +84,15 @@ class PartitionSettings(Section):
     """shard: how many shards each client gets; bounds how many labels it sees."""
     shard_size: Count | None = None
     """shard: rows per shard; rows beyond clients × shards_per_client × shard_size stay unused. Default: all rows."""
+    labels_per_client: Count = 2
+    """labels: how many labels each client has. Client i has label i (of more clients than labels, beginning anew), the
+    others are drawn at random."""
     alpha: Annotated[float, Field(gt=0)] = 0.5
-    """dirichlet: concentration; small values give each client few labels, large ones approach iid."""
+    """dirichlet and quantity: concentration; small values give each client few labels, or very unequal sizes; large
+    ones approach iid."""
+    self_balancing: bool = False
+    """dirichlet: a client that has its equal part of all rows gets no rows of the labels that follow, as in NIID-Bench
+    (the field's name in flwr-datasets)."""
     size_spread: Annotated[float, Field(ge=0, le=5)] = 0.0
     """iid, shard and dirichlet: how unequal the clients are: standard deviation of the logarithm of their sizes (a
     lognormal). 0: as equal as possible; 0.5: the biggest of 30 is some eight times the smallest."""
@@ -119,17 +142,23 @@ class PartitionSettings(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _flower_names(cls, given: Any) -> Any:
+    def _other_names(cls, given: Any) -> Any:
         if not isinstance(given, Mapping):
             return given
         fields: dict[str, Any] = dict(cast("Mapping[str, Any]", given))
-        for flower, own in _FLOWER_FIELDS.items():
-            if flower in fields:
+        for other, own in _OTHER_FIELDS.items():
+            if other in fields:
                 if own in fields:
-                    raise ValueError(f"{own}: got it twice, also as '{flower}'; allowed: one of the two")
-                fields[own] = fields.pop(flower)
+                    raise ValueError(f"{own}: got it twice, also as '{other}'; allowed: one of the two")
+                fields[own] = fields.pop(other)
         if isinstance(scheme := fields.get("scheme"), str):
-            fields["scheme"] = _FLOWER_SCHEMES.get(scheme, scheme)
+            if scheme == "noniid-labeldir":
+                fields.setdefault("self_balancing", True)
+            if found := _LABELS.fullmatch(scheme):
+                fields["scheme"] = "labels"
+                fields.setdefault("labels_per_client", int(found[1]))
+            else:
+                fields["scheme"] = _OTHER_SCHEMES.get(scheme, scheme)
         return fields
 
     @property
@@ -150,13 +179,18 @@ class PartitionSettings(Section):
         only: dict[str, tuple[str, ...]] = {
             "table": ("table",),
             "overlap": ("table",),
+            "self_balancing": ("dirichlet",),
             "samples": ("iid", "dirichlet", "natural", "given"),
         }
         refuse_misplaced(self, "scheme", only)
         if self.scheme == "table" and self.table and self.clients not in (None, len(self.table)):
             raise ValueError(f"clients: got {self.clients}; allowed: {len(self.table)}, the lines of the table")
-        if self.scheme in ("iid", "shard", "dirichlet") and self.clients is None:
+        if self.scheme in COUNTED and self.clients is None:
             raise ValueError(f"clients: got nothing; needed with scheme '{self.scheme}': a whole number from 1")
+        if self.scheme in ("labels", "quantity") and self.size_spread:
+            raise ValueError(f"size_spread: got {self.size_spread} with scheme '{self.scheme}'; allowed: 0")
+        if self.self_balancing and (self.size_spread or self.samples is not None):
+            raise ValueError("self_balancing: got true with size_spread or samples; allowed: one of them")
         fixed = {"iid": "samples", "dirichlet": "samples", "shard": "shard_size"}.get(self.scheme)
         if self.size_spread and fixed and getattr(self, fixed) is not None:
             raise ValueError(

@@ -97,11 +97,13 @@ def dirichlet(
     spread: float,
     minimum: int,
     chance: np.random.Generator,
+    *,
+    balancing: bool = False,
 ) -> list[Rows]:
-    """Share out the rows of each class by a draw from Dirichlet(alpha) over the clients, as flwr-datasets does.
+    """Share out the rows of each class by a draw from Dirichlet(alpha) over the clients (Yurochkin et al. 2019).
 
-    With a spread, a client's part of every class also grows with its lognormal share. Drawn again until every client
-    has `minimum` rows.
+    With a spread, a client's part of every class also grows with its lognormal share. `balancing` gives no more rows
+    to a client that has its equal part of all. Drawn again until every client has `minimum` rows.
     """
     if len(pool) < clients * minimum:
         spread_sizes(len(pool), np.ones(clients), minimum)
@@ -113,7 +115,7 @@ def dirichlet(
         # A concentration near 0 can round every part that counts to 0; such a draw is no draw.
         if not (parts.sum(axis=1) > 0).all():
             continue
-        counts = np.stack([apportion(part, len(rows)) for part, rows in zip(parts, by_class, strict=True)])
+        counts = _dealt(parts, [len(rows) for rows in by_class], len(pool) / clients if balancing else None)
         smallest = max(smallest, int(counts.sum(axis=0).min()))
         if counts.sum(axis=0).min() >= minimum:
             cuts = [_cut(rows, sizes) for rows, sizes in zip(by_class, counts, strict=True)]
@@ -122,6 +124,55 @@ def dirichlet(
         f"partition.minimum: got {minimum}, not met in {_ATTEMPTS} draws with alpha {alpha} (best: {smallest}); "
         "allowed: a smaller minimum, a larger alpha, fewer clients, or samples for a fixed size"
     )
+
+
+def _dealt(parts: Floats, sizes: Sequence[int], most: float | None) -> Ints:
+    """Return how many rows of each class every client gets; who has `most` rows or more gets none of later classes."""
+    counts: list[Ints] = []
+    for part, size in zip(parts, sizes, strict=True):
+        open_to = np.ones(len(part), dtype=np.bool_) if most is None or not counts else np.sum(counts, axis=0) < most
+        share = np.where(open_to, part, 0.0)
+        # Where the draw left nothing to those who still take rows, they share alike.
+        counts.append(apportion(share if share.sum() > 0 else open_to.astype(np.float64), size))
+    return np.stack(counts)
+
+
+def by_labels(
+    pool: Rows, labels: Ints, classes: int, clients: int, each: int, minimum: int, chance: np.random.Generator
+) -> list[Rows]:
+    """Give each client rows of `each` labels; the clients of a label share its rows equally (Li et al. 2022, #C).
+
+    Client i has label i modulo the number of classes, and others drawn at random.
+    """
+    if each > classes:
+        raise UserError(f"partition.labels_per_client: got {each}; allowed: at most {classes}, the number of classes")
+    has = np.zeros((clients, classes), dtype=np.bool_)
+    for client in range(clients):
+        own = client % classes
+        others = chance.permutation(np.delete(np.arange(classes), own))[: each - 1]
+        has[client, [own, *others.tolist()]] = True
+    parts: list[list[Rows]] = [[] for _ in range(clients)]
+    for label in range(classes):
+        holders = np.flatnonzero(has[:, label])
+        if not len(holders):
+            continue
+        rows = chance.permutation(pool[labels == label])
+        for client, part in zip(holders.tolist(), np.array_split(rows, len(holders)), strict=True):
+            parts[client].append(part)
+    found = [np.concatenate(part) for part in parts]
+    if (least := min(len(part) for part in found)) < minimum:
+        raise UserError(
+            f"partition.minimum: got {minimum}, and a client with {each} labels has {least} rows; allowed: at most "
+            f"{least}, or fewer clients"
+        )
+    return found
+
+
+def by_quantity(pool: Rows, clients: int, alpha: float, minimum: int, chance: np.random.Generator) -> list[Rows]:
+    """Deal the rows at random, in parts whose sizes are one draw from Dirichlet(alpha) (Li et al. 2022)."""
+    # The least share keeps a draw that rounds to nothing usable; what is above the minimum is in proportion.
+    shares = np.maximum(chance.dirichlet(np.full(clients, alpha)), 1e-300)
+    return _cut(chance.permutation(pool), spread_sizes(len(pool), shares, minimum))
 
 
 def dirichlet_sized(

@@ -34,17 +34,19 @@ def check_together(data: DataSettings, partition: PartitionSettings) -> None:
         refuse(
             "scheme",
             partition.scheme,
-            "iid, shard, dirichlet, natural, table (the source does not split its users' rows)",
+            "iid, shard, labels, dirichlet, quantity, natural, table (the source does not split its users' rows)",
         )
     if partition.scheme == "natural" and not known.owners:
         refuse(
-            "scheme", partition.scheme, "iid, shard, dirichlet, table (the source does not know whose rows they are)"
+            "scheme",
+            partition.scheme,
+            "iid, shard, labels, dirichlet, quantity, table (the source does not know whose rows they are)",
         )
-    if known.task in ("regression", "survival") and partition.scheme in ("dirichlet", "table"):
+    if known.task in ("regression", "survival") and partition.scheme in ("dirichlet", "labels", "table"):
         refuse(
             "scheme",
             partition.scheme,
-            "iid, shard, or natural where the source knows people (this data has no classes)",
+            "iid, shard, quantity, or natural where the source knows people (this data has no classes)",
         )
     if known.classes and partition.table and len(partition.table[0]) != known.classes:
         refuse("table", f"lines of {len(partition.table[0])} counts", f"lines of {known.classes} counts")

@@ -1,0 +1,165 @@
+"""Others' tables, cell by cell, in pieces that stop and go on.
+
+    python -m benchmarks.published OUT --table A --data mnist,fashion-mnist --seconds 500 --part 0/4
+
+Each part writes OUT/TABLE-PART.jsonl, a line a cell: accuracy of every rule, seed and round. Runs lie in --work
+(OUT/work unless given): a part that is started again goes on where it stopped. `python -m benchmarks.published.page`
+makes the page. Needs MNIST, Fashion-MNIST (Debian: dataset-fashion-mnist) or CIFAR-10 (JPEG) in $STEELYARD_DATA.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import math
+import shutil
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.published.cells import TABLES, Cell
+from benchmarks.scaffold.__main__ import pack
+from steelyard import UserError
+from steelyard.errors import Stopped
+from steelyard.experiment.comparing import seeds_of, with_rules
+from steelyard.experiment.loading import build
+from steelyard.experiment.running import resume, run
+from steelyard.runs.reader import History
+
+HERE = Path(__file__).parent
+
+
+def packed(work: Path, every: int) -> Path:
+    """Return CIFAR-10 as one npz below `work`; made once, by whichever part comes first."""
+    path = work / f"cifar10-{every}" / "cifar10.npz"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with (path.parent / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            pack(path.with_suffix(".new.npz"), every)
+            path.with_suffix(".new.npz").rename(path)
+    return path
+
+
+def described(cell: Cell, options: argparse.Namespace) -> Any:
+    """Return the experiment of a cell with what the command line says about rounds and machines."""
+    document = json.loads(json.dumps(cell.document))
+    if options.rounds:
+        document["rounds"]["count"] = options.rounds
+    if options.updates:
+        document["training"] |= {"updates": options.updates, "epochs": 1}
+    if cell.data == "cifar10":
+        document["data"]["path"] = str(packed(options.work, options.every).resolve())
+    document["compute"] = {"device": options.device, "engine": options.engine, "precision": options.precision}
+    if options.chunk:
+        document["compute"]["chunk"] = options.chunk
+    for section in ("algorithm", "weighing"):
+        if plugins := document.get(section, {}).get("plugins"):
+            document[section]["plugins"] = [str(HERE / name) for name in plugins]
+    return with_rules(build(document), cell.rules)
+
+
+def line(cell: Cell, history: History, before: float) -> dict[str, Any]:
+    """Return what is kept of a run: its curves, its machine, its time; NaN and what was not tested are null."""
+    rounds = history.rounds.sort_values("round")
+    measure = "server_accuracy" if rounds["server_accuracy"].notna().any() else "accuracy"
+    curves: dict[str, list[list[float | None]]] = {}
+    for (rule, _), rows in rounds.groupby(["rule", "seed"], sort=False):
+        values = [None if math.isnan(value) else round(value, 5) for value in rows[measure].astype(float)]
+        curves.setdefault(str(rule), []).append(values)
+    info = history.info
+    facts = {name: str(info.get(name, "")) for name in ("device", "engine", "precision", "torch", "steelyard")}
+    return {
+        "cell": cell.name,
+        "table": cell.table,
+        "data": cell.data,
+        "split": cell.split,
+        "measure": measure,
+        "finished": info.get("status") == "finished",
+        "rounds": history.last_round,
+        "curves": curves,
+        "ended": {f"{rule}/{seed}": list(how) for (rule, seed), how in history.ended.items()},
+        "seconds": round(float(rounds["seconds"].sum() / max(1, len(curves))), 1),
+        "wall": round(time.monotonic() - before, 1),
+        **facts,
+    }
+
+
+def measure(cell: Cell, options: argparse.Namespace, deadline: float) -> dict[str, Any] | None:
+    """Run a cell, or go on with it, until it is done or the time is up; None where no round was done."""
+    folder: Path = options.work / cell.name
+    before = time.monotonic()
+
+    def watch(round: int, scores: Mapping[str, float | None]) -> None:
+        print(f"{cell.name}: round {round}, {time.monotonic() - before:.0f} s", file=sys.stderr, flush=True)
+        if time.monotonic() > deadline:
+            raise KeyboardInterrupt
+
+    try:
+        if (folder / "experiment.toml").exists():
+            resume(folder, progress=watch, accept_changes=True)
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+            experiment = described(cell, options)
+            run(experiment, out=folder, seeds=seeds_of(experiment, options.seeds or cell.seeds), progress=watch)
+    except Stopped:
+        print(f"{cell.name}: stopped", file=sys.stderr)
+    return line(cell, History(folder), before) if folder.exists() else None
+
+
+def main() -> None:
+    """Run the cells of a part, as long as there is time."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--table", choices=sorted(TABLES), default="A")
+    parser.add_argument("--data", default="mnist,fashion-mnist", help="with commas")
+    parser.add_argument("--mu", default="0.01", help="FedProx's μ, with commas; one label a client always has all four")
+    parser.add_argument("--splits", default="", help="only these, separated by /, such as IID/#C=2")
+    parser.add_argument("--seeds", type=int, default=0, help="in place of the cell's own number")
+    parser.add_argument("--rounds", type=int, default=0, help="in place of the protocol's")
+    parser.add_argument("--updates", type=int, default=0, help="steps a round in place of epochs, for a try")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no round after so many seconds")
+    parser.add_argument("--part", default="0/1", help="I/N: the I-th of N parts, counted from 0")
+    parser.add_argument("--work", type=Path, help="where the runs lie; default OUT/work")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--engine", default="auto")
+    parser.add_argument("--precision", default="float32", choices=("float32", "tf32", "bfloat16"))
+    parser.add_argument("--chunk", type=int, default=0, help="clients in one stack")
+    parser.add_argument("--every", type=int, default=1, help="CIFAR-10: take each so-manieth image, for a try")
+    parser.add_argument("--list", action="store_true", help="name the part's cells and end")
+    options = parser.parse_args()
+    deadline = time.monotonic() + options.seconds
+    options.work = options.work or options.out / "work"
+    values = [float(word) for word in options.mu.split(",")]
+    cells = list(TABLES[options.table](options.data.split(","), options.seeds or 3, values))
+    wanted = [word for word in options.splits.split("/") if word]
+    cells = [cell for cell in cells if not wanted or cell.split in wanted]
+    number, parts = (int(word) for word in options.part.split("/"))
+    mine = sorted(cells, key=lambda cell: -cell.cost)[number::parts]
+    if options.list:
+        print("\n".join(f"{cell.name}: {', '.join(cell.rules)}" for cell in mine))
+        return
+    options.out.mkdir(parents=True, exist_ok=True)
+    options.work.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(max(1, torch.get_num_threads() // parts))
+    target = options.out / f"{options.table}-{number}-of-{parts}.jsonl"
+    for cell in mine:
+        if time.monotonic() > deadline:
+            break
+        try:
+            found = measure(cell, options, deadline)
+        except UserError as error:
+            found = {"cell": cell.name, "failed": str(error)}
+            print(f"{cell.name}: {error}", file=sys.stderr)
+        if found is not None:
+            with target.open("a", encoding="utf-8") as lines:
+                lines.write(json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    main()
