@@ -14,7 +14,7 @@ from steelyard.experiment.running import resume, run
 from steelyard.runs.reader import History
 
 EXPERIMENT = {
-    "data": {"source": "digits"},
+    "data": {"source": "digits", "augment": {"pad": 1, "flip": True}},
     "partition": {"scheme": "iid", "clients": 6},
     "model": {"name": "mlp", "hidden": [8]},
     "training": {"batch_size": 50},

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from steelyard.learning.augmentation import Augmentation
+
 Rows = NDArray[np.int64]
 AttackKind = Literal["reversed", "gaussian", "alie", "ipm", "min-max"]
 
@@ -60,6 +62,8 @@ class Dataset:
     raw: RawColumns | None = None
     """A table's columns before they are filled and scaled; `share_out` does that with training rows alone. Until then
     `features` are filled and scaled over all rows."""
+    augment: Augmentation | None = None
+    """How images are changed at random each time they are trained on."""
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, PositiveFloat, model_validator
 
 from steelyard.data.sources import SourceCapabilities, checked_source, sources
 from steelyard.settings import Section
@@ -46,6 +46,33 @@ def _list_sources(schema: dict[str, Any]) -> None:
 
 
 SourceName = Annotated[str, Field(json_schema_extra=_list_sources)]
+
+
+class AugmentSettings(Section):
+    """[data.augment]: how images are changed at random each time a client trains on them; tests see them as they are.
+
+    Draws depend on the seed, the round, the client, the step and the image's place in its batch, and on nothing else.
+    """
+
+    pad: Annotated[int, Field(ge=0, le=512)] = 0
+    """Pixels added on each side; a window of the image's own size is cut out at random."""
+    padding: Literal["zero", "reflect"] = "zero"
+    """zero: black; reflect: the image mirrored at its edge."""
+    flip: bool = False
+    """Whether half of the images, drawn at random, are mirrored left to right."""
+    mean: tuple[float, ...] = ()
+    """Mean of each channel, of pixels between 0 and 1, which all images are normalised by, those of tests too; in place
+    of `normalise`, for constants that others published."""
+    deviation: tuple[PositiveFloat, ...] = ()
+    """Standard deviation of each channel, together with `mean`."""
+
+    @model_validator(mode="after")
+    def _both(self) -> Self:
+        if len(self.mean) != len(self.deviation):
+            raise ValueError(
+                f"deviation: got {len(self.deviation)} numbers and {len(self.mean)} in mean; allowed: as many of each"
+            )
+        return self
 
 
 class DataSettings(Section):
@@ -127,6 +154,8 @@ class DataSettings(Section):
     reached; single samples where there are no people."""
     seed: int = 0
     """Seed of that draw, apart from the run's seed so that runs with different seeds see the same data."""
+    augment: AugmentSettings | None = None
+    """How images are changed at random while they are trained on; default: not at all."""
 
     @model_validator(mode="before")
     @classmethod
@@ -158,6 +187,8 @@ class DataSettings(Section):
                 f"event: got {self.event!r} with task '{self.task}'; allowed: the column that says whether the event "
                 "came, with task 'survival' alone"
             )
+        if self.augment is not None and self.augment.mean and self.normalise != "unit":
+            raise ValueError(f"normalise: got '{self.normalise}' together with augment.mean; allowed: one of the two")
         if self.normalise == "client" and self.source != "csv":
             raise ValueError(f"normalise: got 'client' with source '{self.source}'; allowed with: csv")
         if self.source == "images" and self.held_out not in (None, "folder"):

@@ -45,6 +45,16 @@ def mask(chance: torch.Tensor, layer: int, samples: int, units: int, rate: float
     return (lanes >= threshold(rate)).to(torch.float32).mul_(1 / (1 - rate))
 
 
+def first_words(chance: torch.Tensor, layer: int, samples: int) -> torch.Tensor:
+    """Return the first word of each sample's part of a layer's draws, [..., samples]; use it for other draws by name.
+
+    `chance` is [..., 2], as in `mask`.
+    """
+    sample = torch.arange(samples, device=chance.device)
+    begin = ((chance[..., 1, None] * LAYERS + layer) << SAMPLE_BITS) + sample << WORD_BITS
+    return _words(chance[..., 0, None], begin)
+
+
 def threshold(rate: float) -> int:
     """Return the least of a unit's sixteen bits, as a signed number, with which it is kept."""
     return round(rate * 65_536) - 32_768

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
 
 from steelyard.learning import losses
+from steelyard.learning.augmentation import Augmentation
 from steelyard.learning.descent import Descent
 from steelyard.learning.dropout import set_chance
 from steelyard.learning.parameters import Layout
@@ -65,12 +66,14 @@ def train_client(
     key: int = 0,
     descent: Descent | None = None,
     correction: torch.Tensor | None = None,
+    augment: Augmentation | None = None,
 ) -> tuple[torch.Tensor, float]:
     """Train one client from `start` and return its flat model and the mean loss of its last pass over its data.
 
     Use it as the reference and for modules that no faster engine takes. `chance` seeds torch's generator for layers
-    that draw from it; None leaves it alone, which threads must. `key` names the stream of dropout by name. `descent` is
-    the optimiser where it is not that of the settings alone; `correction` is the client's vector for it, flat.
+    that draw from it; None leaves it alone, which threads must. `key` names the stream of draws by name: dropout's and
+    those of `augment`. `descent` is the optimiser where it is not that of the settings alone; `correction` is the
+    client's vector for it, flat.
     """
     layout.write(module, start)
     module.train()
@@ -91,8 +94,10 @@ def train_client(
         for batch in batches:
             module.zero_grad(set_to_none=True)
             set_chance(module, key, taken)
-            target = labels[batch]
-            total = losses.weigh(each(module(features[batch]), target), target, weights).sum()
+            target, seen = labels[batch], features[batch]
+            if augment is not None:
+                seen = augment(seen, torch.tensor([key, taken], device=seen.device))
+            total = losses.weigh(each(module(seen), target), target, weights).sum()
             (total / len(batch)).backward()
             _descend(descent, taken, parameters, memories, starts, corrections)
             if taken >= last:

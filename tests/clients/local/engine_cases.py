@@ -10,6 +10,7 @@ from torch import nn
 from steelyard.algorithms.algorithm import Algorithm, Vectors
 from steelyard.clients.local import ComputeSettings, Simulation, SimulationServer
 from steelyard.data.dataset import ClientRows, Dataset, Population
+from steelyard.learning.augmentation import Augmentation
 from steelyard.learning.models import ModelSettings
 from steelyard.learning.training import TrainingSettings
 from steelyard.messages import LossState, Task, Updates
@@ -24,6 +25,7 @@ def population(
     seed: int = 0,
     bytes_: bool = False,
     survival: bool = False,
+    augment: Augmentation | None = None,
 ) -> Population:
     draw = np.random.default_rng(seed)
     count = sum(sizes) + 12
@@ -41,7 +43,8 @@ def population(
     for number, size in enumerate(sizes):
         clients.append(ClientRows(f"c{number}", np.sort(rows[begin : begin + size]), rows[-12 + number : -11 + number]))
         begin += size
-    return Population(Dataset("toy", features, labels, classes, survival=survival), tuple(clients), rows[-12:])
+    dataset = Dataset("toy", features, labels, classes, survival=survival, augment=augment)
+    return Population(dataset, tuple(clients), rows[-12:])
 
 
 class Own(nn.Module):

@@ -3,6 +3,7 @@ import torch
 from tests.clients.local import engine_cases as cases
 
 from steelyard.clients.local.kernels import available
+from steelyard.learning.augmentation import Augmentation
 from steelyard.learning.models import ModelSettings
 
 pytestmark = [
@@ -28,6 +29,17 @@ def test_every_engine_gives_what_the_loop_gives(engine: str, name: str, how: str
     found, _, clients = cases.trained(engine, people, model, cases.TRAINING[how], "cuda")
     if engine != "auto":
         assert clients.describe()["engine_choice"].partition(":")[0] == engine
+    cases.assert_alike(found, expected, start, 1e-3)
+
+
+@pytest.mark.parametrize("padding", ["zero", "reflect"])
+@pytest.mark.parametrize(("engine", "name"), [(engine, "cnn-odd") for engine in ("stacked", "graph", "vmap", "loop")])
+def test_images_are_changed_as_on_the_cpu(engine: str, name: str, padding: str) -> None:
+    model, shape, classes = cases.MODELS[name]
+    people = cases.population(shape, classes, bytes_=True, augment=Augmentation(2, padding, True, (0.5, -0.5)))  # type: ignore[arg-type]
+    expected, start, _ = cases.trained("loop", people, model, cases.TRAINING["mini"], "cpu")
+    found, _, clients = cases.trained(engine, people, model, cases.TRAINING["mini"], "cuda")
+    assert clients.describe()["engine_choice"].partition(":")[0] == engine
     cases.assert_alike(found, expected, start, 1e-3)
 
 

@@ -107,6 +107,7 @@ class SimulationServer:
                 context.loss(LossState(training.loss)),
                 chance_of(seed, round, "server"),
                 chance_of(seed, round, "server"),
+                augment=dataset.augment,
             )
         return trained.to(parameters.device)
 

@@ -13,6 +13,7 @@ from steelyard.clients.local.engines.graph import GraphEngine
 from steelyard.clients.local.engines.graph_steps import GraphStep, HandDerivedStep, MappedStep
 from steelyard.clients.local.engines.networks import hand_derived_steps
 from steelyard.data.dataset import Population
+from steelyard.learning.augmentation import Augmentation
 from steelyard.learning.descent import Descent
 from steelyard.learning.models import ModelSettings
 from steelyard.learning.training import TrainingSettings
@@ -119,6 +120,45 @@ def test_dropout_by_name_depends_on_the_stream_alone(engine: str) -> None:
     assert torch.allclose(trained(0, 3, ("c1",))[0], together[1], atol=1e-6)
     assert not torch.allclose(trained(0, 4, ("c1",))[0], together[1], atol=1e-3)
     assert not torch.allclose(trained(1, 3, ("c1",))[0], together[1], atol=1e-3)
+
+
+WINDOWS = Augmentation(2, "reflect", flip=True)
+AUGMENTED = [("threads", "cnn-odd"), ("vmap:4", "cnn-odd"), ("stacked:4", "cnn-odd"), ("stacked:4", "keras")]
+AUGMENTED += [("fused", "cnn-odd"), ("winograd", "cnn-celeba"), ("auto", "cnn-celeba"), ("vmap:4", "keras")]
+
+
+@pytest.mark.parametrize(("engine", "name", "how"), crossed(AUGMENTED, ["mini", "full"]))
+def test_every_engine_sees_images_changed_alike(engine: str, name: str, how: str) -> None:
+    model, shape, classes = cases.MODELS[name]
+    people = cases.population(shape, classes, augment=WINDOWS)
+    expected, start, _ = cases.trained("loop", people, model, cases.TRAINING[how])
+    found, _, clients = cases.trained(engine, people, model, cases.TRAINING[how])
+    if engine != "auto":
+        assert clients.describe()["engine_choice"].partition(":")[0] == engine.partition(":")[0]
+    cases.assert_alike(found, expected, start, 1e-4)
+    plain, _, _ = cases.trained("loop", cases.population(shape, classes), model, cases.TRAINING[how])
+    assert not torch.allclose(plain[0].payload.models, expected[0].payload.models, atol=1e-3)
+
+
+def test_images_of_a_step_are_the_same_bits_in_loop_and_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: set[bytes] = set()
+    original = Augmentation.__call__
+
+    def noted(self: Augmentation, images: torch.Tensor, chance: torch.Tensor) -> torch.Tensor:
+        found = original(self, images, chance)
+        seen.update(image.numpy().tobytes() for image in found.reshape(-1, *found.shape[-3:]))
+        return found
+
+    monkeypatch.setattr(Augmentation, "__call__", noted)
+    people = cases.population((2, 8, 8), 3, bytes_=True, augment=Augmentation(2, "zero", flip=True, black=(-0.5, 0.25)))
+    model, training = ModelSettings(name="logistic"), cases.TRAINING["updates"]
+    cases.trained("loop", people, model, training)
+    alone = set(seen)
+    seen.clear()
+    cases.trained("vmap:6", people, model, training)
+    # A stack draws for the padding of short batches as well.
+    assert alone <= seen
+    assert len(alone) > 200
 
 
 STEPS = [("hand", "cnn-digits"), ("hand", "mlp"), ("hand", "keras"), ("map", "own"), ("map", "mlp"), ("map", "keras")]

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from steelyard.data.dataset import HONEST, Behaviour, ClientRows, Dataset, Population
+from steelyard.learning.augmentation import Augmentation
 from steelyard.randomness import generator
 from steelyard.weighing.criteria import Labelled, LocalData
 from steelyard.weighing.view import read_only
@@ -29,11 +30,14 @@ class DeviceDataset:
     classes: int
     survival: bool = False
     """Whether labels are times to an event, negative where it had not come until then."""
+    augment: Augmentation | None = None
+    """How images are changed at random each time they are trained on."""
 
     @classmethod
     def of(cls, dataset: Dataset, device: torch.device) -> DeviceDataset:
         """Put a data set on the device."""
-        return cls(dataset.features.to(device), dataset.labels.to(device), dataset.classes, dataset.survival)
+        features, labels = dataset.features.to(device), dataset.labels.to(device)
+        return cls(features, labels, dataset.classes, dataset.survival, dataset.augment)
 
     def gather(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the samples of these rows as float32; bytes become numbers from 0 to 1, tokens (int64) stay."""

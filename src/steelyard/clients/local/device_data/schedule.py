@@ -50,7 +50,7 @@ class CurrentStep:
     """[clients]: the losses of the last epoch so far."""
     busy: int
     keys: torch.Tensor | None
-    """[clients]: the streams from which dropout by name draws; None for a network that does not draw."""
+    """[clients]: the streams from which draws by name come; None where nothing is drawn."""
 
     @property
     def samples(self) -> int:
@@ -71,7 +71,9 @@ class CurrentStep:
 
     @property
     def features(self) -> torch.Tensor:
-        return self.dataset.gather(self.now(self.tables.rows))
+        """The samples of this step as they are trained on: where images are changed at random, as changed now."""
+        features = self.dataset.gather(self.now(self.tables.rows))
+        return features if self.dataset.augment is None else self.dataset.augment(features, self.chance)
 
     @property
     def labels(self) -> torch.Tensor:
@@ -87,8 +89,8 @@ class CurrentStep:
 
     @property
     def chance(self) -> torch.Tensor:
-        """The clients' streams and the number of the step, [clients, 2]: what dropout by name draws from."""
-        assert self.keys is not None  # who trains a network that draws gives the streams
+        """The clients' streams and the number of the step, [clients, 2]: what draws by name come from."""
+        assert self.keys is not None  # who trains with draws gives the streams
         mine, number = self.keys[: self.busy], self.number
         steps = torch.full_like(mine, number) if isinstance(number, int) else number.expand_as(mine)
         return torch.stack([mine, steps], dim=1)

@@ -25,6 +25,7 @@ def key(setup: TrainingSetup, cohort: Cohort, engines: Sequence[str]) -> str:
     facts = {
         "model": fingerprint.of_module(setup.module),
         "features": tuple(cohort.dataset.features.shape[1:]),
+        "augment": repr(cohort.dataset.augment),
         "training": setup.training.model_dump(mode="json", exclude={"learning_rate"}),
         "loss": fingerprint.of_loss(cohort.loss.name),
         "clients": _rough(len(cohort)),

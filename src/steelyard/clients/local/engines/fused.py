@@ -75,7 +75,10 @@ class FusedEngine(Unstacked):
     def _one(self, cohort: Cohort, job: int, client: FusedClient) -> torch.Tensor:
         training = self.setup.training
         features, labels = cohort.samples(job)
-        images = client.first.split(features.reshape(-1, *self.order.image))
+        images = features.reshape(-1, *self.order.image)
+        augment, keys = cohort.dataset.augment, cohort.take([job]).keys(labels.device)
+        if augment is None:
+            images = client.first.split(images)
         gradient = output_gradient(cohort.loss)
         order = torch.from_numpy(np.array(cohort.order(job, training))).to(labels.device)
         kappa = _sample_weights(cohort, job, labels)
@@ -90,7 +93,10 @@ class FusedEngine(Unstacked):
                 seen, true, weigh = images[rows], labels[rows], kappa[rows]
             part = slice(begin, begin + batch)
             count = min(begin + batch, size) - begin
-            each = client.step(seen[part], true[part], weigh[part] / count, gradient)
+            shown = seen[part]
+            if augment is not None:
+                shown = client.first.split(augment(shown, torch.stack([keys[0], torch.tensor(number)])))
+            each = client.step(shown, true[part], weigh[part] / count, gradient)
             if number >= last:
                 total += (each * weigh[part]).sum()
                 samples += count

@@ -88,6 +88,7 @@ def train_job(
         chance_of(task.seed, task.round, cohort.name(job)),
         cohort.descent,
         None if cohort.corrections is None else cohort.corrections[job].to(setup.device),
+        cohort.dataset.augment,
     )
     out[job].copy_(model)
     return loss

@@ -79,7 +79,8 @@ class StackedEngine:
         gradient, descent, steps = output_gradient(cohort.loss), cohort.descent, self.steps
         losses = torch.zeros(len(native), dtype=torch.float64)
         gradients = None if descent.plain else torch.zeros_like(native)
-        keys = cohort.keys(native.device) if steps.draws else None
+        draws = steps.draws or cohort.dataset.augment is not None
+        keys = cohort.keys(native.device) if draws else None
         optimiser = StackDescent(descent, native)
         optimiser.begin(native, None if cohort.corrections is None else steps.native(cohort.corrections))
         for number in range(plan.steps):

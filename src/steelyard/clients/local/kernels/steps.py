@@ -70,7 +70,7 @@ class KernelSteps:
         """Do the step in place (`into` is None) or write the gradients; add up the losses."""
         samples, rate, how = current.samples, self.descent.rate, self.how
         views, slots = self.steps.views(models), self.steps.slots
-        images = self.images(current.dataset, current.tables.rows, current.counter, len(models), samples)
+        images = self._seen(current, len(models))
         below, codes = first.forward(self.first, images, views["conv1.weight"], how, self.kind)
         kernels, turned = second.prepare(self.second, views["conv2.weight"], self.kind)
         flat, codes2 = second.forward(self.second, below, kernels, views["conv2.bias"], samples, how)
@@ -146,16 +146,19 @@ class KernelSteps:
     def _writer(self, models: torch.Tensor, into: torch.Tensor | None) -> Writer:
         return writer(self.steps.views(models), None if into is None else self.steps.views(into), self.descent.rate)
 
+    def _seen(self, current: CurrentStep, clients: int) -> Images:
+        """The images of a training step."""
+        if current.dataset.augment is not None:
+            return _laid_out(current.features)
+        return self.images(current.dataset, current.tables.rows, current.counter, clients, current.samples)
+
     def images(
         self, dataset: DeviceDataset, rows: torch.Tensor, counter: torch.Tensor, clients: int, samples: int
     ) -> Images:
-        """The images of a step where they lie; kinds of numbers other than bytes and float32 are gathered first."""
+        """The images of rows where they lie; kinds of numbers other than bytes and float32 are gathered first."""
         features = dataset.features
         if features.dtype not in (torch.uint8, torch.float32):
-            now = rows.index_select(0, counter)[:, :clients, :samples]
-            features = dataset.gather(now[0])
-            rows = torch.arange(now.numel(), device=rows.device).view(now.shape)
-            counter = torch.zeros_like(counter)
+            return _laid_out(dataset.gather(rows.index_select(0, counter)[0, :clients, :samples]))
         return Images(features.flatten(1) if features.dim() > 1 else features, rows, counter, samples)
 
     def outputs_of(self, models: torch.Tensor, dataset: DeviceDataset, rows: torch.Tensor) -> torch.Tensor:
@@ -169,3 +172,11 @@ class KernelSteps:
         flat, _ = second.forward(self.second, below, kernels, bias, len(rows), self.how, coded=False)
         flat = flat.view(len(models), len(rows), -1)
         return dense(dense(flat, "dense1", views).relu_(), "dense2", views)
+
+
+def _laid_out(features: torch.Tensor) -> Images:
+    """Images [clients, samples, ...] that were made for one step."""
+    clients, samples = features.shape[:2]
+    rows = torch.arange(clients * samples, device=features.device).view(1, clients, samples)
+    counter = torch.zeros(1, dtype=torch.int64, device=features.device)
+    return Images(features.reshape(clients * samples, -1), rows, counter, samples)
