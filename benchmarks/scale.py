@@ -1,4 +1,4 @@
-"""What grows and what does not: many clients, a large model, a long history. Each part prints a table and JSON lines.
+"""What grows and what does not: many clients, a large model, a long history. Each part prints JSON lines and a table.
 
     python -m benchmarks.scale clients [--registered 10000,100000,1000000] [--cohorts 1000,3000,10000] [--rounds 20]
     python -m benchmarks.scale large [--parameters 100000000] [--clients 20] [--rounds 3]
@@ -212,9 +212,8 @@ def history(arguments: argparse.Namespace) -> None:
         each = write_run(folder, arguments.rounds, arguments.clients)
         (folder / "experiment.toml").write_text(to_toml(described(arguments.clients, arguments.clients, 1)))
         size = sum(path.stat().st_size for path in folder.glob("run.sqlite*")) / 1e6
-        print(
-            f"{arguments.rounds:,} rounds x {arguments.clients:,} clients; {size:,.0f} MB; {1000 * each:.1f} ms a round"
-        )
+        asked = f"{arguments.rounds:,} rounds x {arguments.clients:,} clients"
+        print(f"{asked}; {size:,.0f} MB; {1000 * each:.1f} ms a round", flush=True)
         found = [{"step": step, **_in_process("history", step, str(folder))} for step in arguments.steps.split(",")]
     _table(found, {"step": "", "seconds": "seconds", "processor": "processor s", "peak_mb": "peak memory, MB"})
 
@@ -222,6 +221,7 @@ def history(arguments: argparse.Namespace) -> None:
 def _in_process(part: str, *words: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "benchmarks.scale", "--one", part, *words]
     text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    print(text.splitlines()[-1], flush=True)  # what is measured is kept if a later case is stopped
     return json.loads(text.splitlines()[-1])
 
 
@@ -233,9 +233,6 @@ def _table(rows: Sequence[Mapping[str, Any]], headings: Mapping[str, str]) -> No
             + " | ".join(f"{row[key]:,}" if isinstance(row[key], int) else f"{row[key]}" for key in headings)
             + " |"
         )
-    print()
-    for row in rows:
-        print(json.dumps(row))
 
 
 def main() -> None:
