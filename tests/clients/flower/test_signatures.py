@@ -70,6 +70,13 @@ def test_an_honest_answer_is_taken_with_its_signatures(key: SigningKey) -> None:
     assert signed.salts["a"] != signed.salts["b"]
 
 
+def test_answers_have_one_size_whatever_the_length_of_their_signatures(key: SigningKey) -> None:
+    """The size of an answer is recorded, and a run that was resumed must have the same record."""
+    read_again = [read(answered(key), key) for _ in range(24)]
+    assert len({len(found.signed[0].signature) for found in read_again}) > 1
+    assert len({tuple(found.bytes_sent) for found in read_again if found.bytes_sent is not None}) == 1
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [

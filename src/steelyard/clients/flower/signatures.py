@@ -9,6 +9,9 @@ from steelyard.messages import Payload, Signed
 from steelyard.signing import DIGEST_BYTES, SALT_BYTES, holds, salted_digest
 from steelyard.statements import Statement
 
+_SIGNATURE_DIGITS = 2 * 104
+"""Of the longest signature on P-384. How long one is, is chance; the size of an answer is recorded and must not be."""
+
 
 @dataclass(frozen=True)
 class Signer:
@@ -62,5 +65,6 @@ def written(signed: tuple[Signed, ...]) -> SignedForm | None:
     for one in signed:
         digests = {client: digest.hex() for client, digest in one.digests.items()}
         salts = {client: salt.hex() for client, salt in one.salts.items()}
-        return SignedForm(before=one.before, digests=digests, salts=salts, signature=one.signature.hex())
+        signature = one.signature.hex().ljust(_SIGNATURE_DIGITS)
+        return SignedForm(before=one.before, digests=digests, salts=salts, signature=signature)
     return None
