@@ -137,6 +137,14 @@ class SingleModels(ABC):
             found += (models.double() - start) @ start
         return float(parameters.double().square().sum()), found.cpu().numpy()
 
+    def along_root(self, parameters: torch.Tensor, trained: torch.Tensor) -> tuple[Floats, float]:
+        """Return ⟨Θ_a − Θ, u_0⟩ of every client and ‖u_0‖, with u_0 = `trained` − Θ what the server learned itself."""
+        root = (trained.to(self.like.device) - parameters.to(self.like.device)).double()
+        found = self.like.double().sum(dim=1)
+        for span, models in self.blocks():
+            found += (models.double() - parameters[span].to(models.device)) @ root[span]
+        return found.cpu().numpy(), float(root.norm())
+
     def gram(self, parameters: torch.Tensor) -> Floats:
         """Return the inner products of all pairs of updates; see `Payload`."""
         total = self.like.double() @ self.like.double().T

@@ -104,6 +104,16 @@ def feddyn(run: Federated, cohort: Sequence[str], steps: Mapping[str, int], alph
     run.model = average - h / alpha
 
 
+def client_momentum(run: Federated, cohort: Sequence[str], steps: Mapping[str, int], beta: float = 0.6) -> None:
+    """Algorithm 2 of Karimireddy, He, Jaggi 2021, lines 6 and 7, with a whole local training for a gradient."""
+    models = run.plain(cohort, steps)
+    for client in cohort:
+        update = models[client] - run.model
+        before = run.kept.get(client, {}).get("m")
+        run.kept[client] = {"m": update if before is None else beta * before + (1 - beta) * update}
+    run.model = run.average(cohort, {client: run.model + run.kept[client]["m"] for client in cohort})
+
+
 def fednova(run: Federated, cohort: Sequence[str], steps: Mapping[str, int]) -> None:
     models, weights = run.plain(cohort, steps), run.weights(cohort)
     # How often each gradient counts, added up: the gradient of step k counts momentum^0 + … + momentum^(τ − k).

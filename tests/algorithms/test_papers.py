@@ -33,6 +33,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "fedavgm": {"beta": 0.7, "server_rate": 0.9},
     **{name: {"server_rate": 0.2, "tau": 0.01} for name in ("fedadam", "fedyogi", "fedadagrad")},
     "fedexp": {},
+    "client-momentum": {"beta": 0.6},
     "local-only": {},
     "fine-tuned": {},
     "ditto": {"strength": 0.7},

@@ -14,7 +14,7 @@ from steelyard.experiment.comparing import with_rules
 from steelyard.experiment.running import run
 from steelyard.runs.reader import History
 
-RULES = ["scaffold,feddyn(alpha=0.1),fedadam,fedavgm+LD,fedprox(mu=0.5)"]
+RULES = ["scaffold,feddyn(alpha=0.1),fedadam,fedavgm+LD,fedprox(mu=0.5),client-momentum+centred-clip(EQ)"]
 PERSONAL = ["local-only,fine-tuned,ditto,apfl,fedrep(head_epochs=2),fedala,fedfomo"]
 
 
@@ -25,7 +25,7 @@ def final(folder: Path) -> dict[str, torch.Tensor]:
     return {name: state.parameters for name, state in states.items()} | kept | clients
 
 
-@pytest.mark.parametrize(("rules", "kept", "servers"), [(RULES, 2, 5), (PERSONAL, 9, 0)])
+@pytest.mark.parametrize(("rules", "kept", "servers"), [(RULES, 3, 5), (PERSONAL, 9, 0)])
 def test_a_stopped_comparison_goes_on_to_the_same_bits(
     tmp_path: Path, rules: list[str], kept: int, servers: int
 ) -> None:
@@ -40,7 +40,7 @@ def test_a_stopped_comparison_goes_on_to_the_same_bits(
     stopped_and_resumed(experiment, tmp_path / "cut", after=2)
     expected, found = final(whole), final(tmp_path / "cut")
     assert set(found) == set(expected)
-    # The vectors that clients keep (of SCAFFOLD and FedDyn, or models of their own), each of those who took part.
+    # The vectors that clients keep (control variates, momenta, models of their own), each of those who took part.
     assert sum("vector" in name for name in found) > 3 * kept
     of_servers = ("control", "sum_of_changes", "mean", "square", "velocity")
     assert sum(name.split("/")[-1] in of_servers for name in found) == servers

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 
-def aggregators() -> Any:
-    """Import `byzfl.aggregators` alone: a bare parent package stands in for one whose import loads everything."""
+def aggregators(module: str = "aggregators") -> Any:
+    """Import a file of `byzfl.aggregators` alone: a bare parent package stands in for one whose import loads it all."""
     if "byzfl" not in sys.modules:
         found = importlib.util.find_spec("byzfl")
         if found is None or found.submodule_search_locations is None:
@@ -20,4 +20,4 @@ def aggregators() -> Any:
         parent = types.ModuleType("byzfl")
         parent.__path__ = list(found.submodule_search_locations)
         sys.modules["byzfl"] = parent
-    return importlib.import_module("byzfl.aggregators.aggregators")
+    return importlib.import_module(f"byzfl.aggregators.{module}")

@@ -267,7 +267,7 @@ def test_an_algorithm_s_step_is_given_all_that_it_may_see() -> None:
         payload=DenseModels(torch.ones(2, 10)),
     )
     made = replace(federation(), algorithm=Looking(), momentum=0.25)
-    combine = combiner(made, {"t": torch.ones(10)}, asked, updates, None, Server())  # type: ignore[arg-type]
+    combine = combiner(made, {"t": torch.ones(10)}, asked, updates, None)  # type: ignore[arg-type]
     model, kept = combine.step(np.array([0.25, 0.75]))
     (given,) = seen
     assert given.parameters.tolist() == list(range(10))
@@ -287,7 +287,7 @@ def test_an_algorithm_s_step_is_given_all_that_it_may_see() -> None:
     class Blind(Looking):
         sees = "sum"
 
-    hidden = combiner(replace(made, algorithm=Blind()), {}, asked, updates, None, Server())  # type: ignore[arg-type]
+    hidden = combiner(replace(made, algorithm=Blind()), {}, asked, updates, None)  # type: ignore[arg-type]
     hidden.step(np.array([0.5, 0.5]))
     assert (seen[1].models, seen[1].sent, seen[1].steps) == (None, None, None)
 
@@ -341,6 +341,6 @@ def test_weights_of_updates_step_from_the_model_that_was_sent() -> None:
     updates = Updates("f", 1, ("a", "b"), np.array([1, 1]), {}, np.zeros(2), models)
     task = Task("f", 3, 1, ("a", "b"), torch.tensor([1.0, 2.0]))
     # Θ + ½(1, 0) + ¼(0, 2), although the weights sum to ¾.
-    combine = combiner(federation(policy={"name": "cgsv"}), {}, task, updates, None, Server())  # type: ignore[arg-type]
+    combine = combiner(federation(policy={"name": "cgsv"}), {}, task, updates, None)  # type: ignore[arg-type]
     assert combine.models(np.array([0.5, 0.25])).tolist() == [1.5, 2.5]
     assert combine.models(np.array([[0.5, 0.25], [0.0, 2.0]])).tolist() == [[1.5, 2.5], [1.0, 6.0]]

@@ -220,6 +220,8 @@ class Algorithm(Section):
     """Whether each client trains its model once more, as in the next round, before it tests it."""
     by_hand: ClassVar[bool] = False
     """Whether the algorithm takes its clients' steps itself, in `train`."""
+    replaces: ClassVar[bool] = False
+    """Whether clients send something else than the model that they trained, which `sent` returns."""
     listens: ClassVar[bool] = False
     """Whether each client weighs the models of the whole cohort for itself; it then keeps OWN and LAST."""
 
@@ -273,6 +275,10 @@ class Algorithm(Section):
         What is missing from 1 in a row goes to the model that the client's last training ended with.
         """
         raise NotImplementedError(f"{type(self).__name__}.listen")
+
+    def sent(self, local: LocalTraining) -> tuple[torch.Tensor, Vectors]:
+        """Return what clients send in place of their models, and what they keep; asked for where it replaces them."""
+        raise NotImplementedError(f"{type(self).__name__}.sent")
 
     def after_training(self, local: LocalTraining) -> tuple[Vectors, Vectors]:
         """Return what the clients keep, and what they send beside their models; [clients, parameters] each."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from steelyard.algorithms import (
     apfl,
+    client_momentum,
     ditto,
     fedala,
     fedavg,
@@ -27,6 +28,7 @@ from steelyard.algorithms.registry import known, load_plugins
 
 __all__ = [
     "apfl",
+    "client_momentum",
     "ditto",
     "fedala",
     "fedavg",

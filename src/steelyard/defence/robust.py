@@ -8,22 +8,30 @@ candidates of online adjustment) share what does not depend on weights.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import torch
 
 from steelyard.defence import rules
+from steelyard.defence.bucketing import buckets
+from steelyard.defence.flame import flame
 from steelyard.defence.geometry import lengths as lengths_of
 from steelyard.defence.settings import BY_COORDINATE, DefenceSettings
+from steelyard.defence.spectral import spectral
 from steelyard.messages import Floats, SingleModels
+from steelyard.randomness import generator
+
+_FIXED = partial(generator, 0, 0)
+"""The chance of a rule that stands outside any run."""
 
 
 class RobustRule:
     """One robust rule on one cohort; make it once a round and combine as many weightings as you like.
 
-    `gram_of` computes the inner products of the updates, `root_of` the model that the server trained on its own rows,
-    `radius_before` is last round's radius, which adaptive clipping may lean on.
+    `gram_of` computes the inner products of the updates, `root_of` those with the server's own update u_0 and its
+    length, `radius_before` is last round's radius, which adaptive clipping may lean on; `chance` gives the round's
+    generator for a purpose.
     """
 
     def __init__(
@@ -32,8 +40,9 @@ class RobustRule:
         payload: SingleModels,
         parameters: torch.Tensor,
         gram_of: Callable[[], Floats],
-        root_of: Callable[[], torch.Tensor] | None = None,
+        root_of: Callable[[], tuple[Floats, float]] | None = None,
         radius_before: float | None = None,
+        chance: Callable[..., np.random.Generator] = _FIXED,
     ) -> None:
         self.settings = settings
         self.payload = payload
@@ -41,11 +50,14 @@ class RobustRule:
         self._gram_of = gram_of
         self._root_of = root_of
         self._radius_before = radius_before
+        self._chance = chance
 
     def combine(self, weights: Floats) -> torch.Tensor:
         """Return the new model for weights [clients], or one row per candidate for [candidates, clients]."""
         rows = np.atleast_2d(weights)
         found = self._by_coordinate(rows) if self.settings.rule in BY_COORDINATE else self._by_product(rows)
+        if self.settings.rule == "flame":
+            found = found + self._noise
         found = self.payload.keep_frozen(found, self.parameters)
         return found if np.ndim(weights) > 1 else found[0]
 
@@ -57,29 +69,41 @@ class RobustRule:
 
     def coefficients(self, weights: Floats) -> Floats:
         """Return c of the new model Θ + Σ c_a u_a; for rules that need only inner products."""
-        found = self._coefficients(weights, self._mixed_gram)
-        return found if self._mixing is None else self._mixing.T @ found
+        mixing, mixed = self._mixed(weights)
+        if mixing is None:
+            return self._coefficients(mixed, self._gram, mixing)
+        return mixing.T @ self._coefficients(mixed, mixing @ self._gram @ mixing.T, mixing)
 
-    def _coefficients(self, weights: Floats, gram: Floats) -> Floats:
+    def _coefficients(self, weights: Floats, gram: Floats, mixing: Floats | None) -> Floats:
         settings = self.settings
         match settings.rule:
             case "clip":
-                return rules.clipped(weights, lengths_of(gram), self.radius)
+                return rules.clipped(weights, lengths_of(gram), self._clip_radius(gram))
             case "multi-krum":
                 return rules.multi_krum(weights, gram, settings.share)
+            case "spectral":
+                return spectral(weights, gram, settings.share)
+            case "flame":
+                return flame(weights, gram)[0]
             case "centred-clip":
                 return rules.centred_clip(weights, gram, self._radius, settings.steps or 3)
             case "geometric-median":
                 return rules.geometric_median(weights, gram, settings.steps or 8, settings.least_distance or 1e-6)
             case "fltrust":
-                return rules.fltrust(weights, lengths_of(gram), *self._mixed_root)
+                products, length = self._root
+                mine = products if mixing is None else mixing @ products
+                return rules.fltrust(weights, lengths_of(gram), mine, length)
             case _:
                 return weights
 
     @cached_property
     def radius(self) -> float:
         """The radius of clip in this round, for the next round to lean on."""
-        return self._radius(lengths_of(self._mixed_gram), self._radius_before)
+        mixing, _ = self._mixed(np.ones(len(self.payload.like)))
+        return self._clip_radius(self._gram if mixing is None else mixing @ self._gram @ mixing.T)
+
+    def _clip_radius(self, gram: Floats) -> float:
+        return self._radius(lengths_of(gram), self._radius_before)
 
     def _radius(self, distances: Floats, before: float | None = None) -> float:
         settings = self.settings
@@ -93,34 +117,46 @@ class RobustRule:
         return self._gram_of()
 
     @cached_property
-    def _mixing(self) -> Floats | None:
-        return rules.mixing(self._gram, self.settings.share) if self.settings.mix else None
-
-    @cached_property
-    def _mixed_gram(self) -> Floats:
-        return self._gram if self._mixing is None else self._mixing @ self._gram @ self._mixing.T
-
-    @cached_property
-    def _mixed_root(self) -> tuple[Floats, float]:
-        """⟨u_a, u_0⟩ of every client and ‖u_0‖ of the server's own update."""
+    def _root(self) -> tuple[Floats, float]:
         if self._root_of is None:
             raise AssertionError("fltrust without a server that trains is refused before a run")
-        mine = (self._root_of().to(self.parameters.device) - self.parameters).to(torch.float64)
-        products = torch.zeros(len(self.payload.like), dtype=torch.float64)
-        base = float(mine @ self.parameters.to(torch.float64))
-        for span, models in self.payload.blocks():
-            products += (models.to(torch.float64) @ mine[span]).cpu()
-        found = products.numpy() - base
-        return found if self._mixing is None else self._mixing @ found, float(mine.norm())
+        return self._root_of()
+
+    @cached_property
+    def _nearest(self) -> Floats:
+        return rules.mixing(self._gram, self.settings.share)
+
+    def _mixed(self, weights: Floats) -> tuple[Floats | None, Floats]:
+        """Return the matrix that averages updates before the rule looks at them, and the weights of its rows."""
+        if self.settings.mix:
+            return self._nearest, weights
+        if self.settings.buckets is not None:
+            return buckets(weights, self.settings.buckets, self._chance(purpose="defence/buckets"))
+        return None, weights
+
+    @cached_property
+    def _noise(self) -> torch.Tensor:
+        """FLAME's noise, one vector for every weighting of a round."""
+        share = 0.001 if self.settings.noise is None else self.settings.noise
+        middle = flame(np.ones(len(self._gram)), self._gram)[1]
+        drawn = self._chance(purpose="defence/noise").standard_normal(len(self.parameters), dtype=np.float32)
+        return torch.from_numpy(drawn).to(self.parameters) * (share * middle)
 
     def _by_coordinate(self, weights: Floats) -> torch.Tensor:
         kind, device = self.payload.like.dtype, self.payload.like.device
-        given = torch.as_tensor(weights / weights.sum(axis=1, keepdims=True), dtype=torch.float64, device=device)
-        mixed = None if self._mixing is None else torch.as_tensor(self._mixing, dtype=kind, device=device)
+        ready: list[tuple[torch.Tensor | None, torch.Tensor]] = []
+        for each in weights:
+            mixing, mixed = self._mixed(each / each.sum())
+            ready.append(
+                (
+                    None if mixing is None else torch.as_tensor(mixing, dtype=kind, device=device),
+                    torch.as_tensor(mixed, dtype=torch.float64, device=device),
+                )
+            )
         found = torch.empty((len(weights), len(self.parameters)), dtype=kind, device=device)
         for span, models in self.payload.blocks():
-            values = models if mixed is None else mixed @ models
-            for row, mine in enumerate(given):
+            for row, (mixing, mine) in enumerate(ready):
+                values = models if mixing is None else mixing @ models
                 if self.settings.rule == "median":
                     found[row, span] = rules.median(values, mine)
                 else:

@@ -11,7 +11,16 @@ from steelyard.errors import UserError, listed
 from steelyard.settings import Section
 
 DefenceName = Literal[
-    "clip", "median", "trimmed-mean", "multi-krum", "centred-clip", "geometric-median", "fltrust", "none"
+    "clip",
+    "median",
+    "trimmed-mean",
+    "multi-krum",
+    "centred-clip",
+    "geometric-median",
+    "fltrust",
+    "spectral",
+    "flame",
+    "none",
 ]
 DEFENCES: tuple[str, ...] = get_args(DefenceName)
 BY_COORDINATE: frozenset[str] = frozenset({"median", "trimmed-mean"})
@@ -19,12 +28,13 @@ BY_COORDINATE: frozenset[str] = frozenset({"median", "trimmed-mean"})
 
 # Which parameter belongs to which rules: one given for another rule is a mistake that must not pass in silence.
 _PARAMETERS: Mapping[str, tuple[str, ...]] = {
-    "hostile": ("trimmed-mean", "multi-krum"),
+    "hostile": ("trimmed-mean", "multi-krum", "spectral"),
     "radius": ("clip", "centred-clip"),
     "quantile": ("clip", "centred-clip"),
     "smooth": ("clip",),
     "steps": ("centred-clip", "geometric-median"),
     "least_distance": ("geometric-median",),
+    "noise": ("flame",),
 }
 
 
@@ -37,11 +47,15 @@ class DefenceSettings(Section):
     rule: DefenceName = "clip"
     """clip: no update longer than a radius; median, trimmed-mean: coordinate by coordinate; multi-krum: only the
     clients nearest to each other; centred-clip: clipped around the centre, some steps; geometric-median: the point with
-    the least sum of distances; fltrust: as far as an update points where the server's own does; none: the plain sum."""
+    the least sum of distances; fltrust: as far as an update points where the server's own does;
+    spectral: without those who stand out where the updates differ most; flame: the largest group that points alike,
+    clipped, with noise; none: the plain sum."""
     mix: bool = False
     """First replace every update by the mean of its nearest ones, n less the hostile: helps where clients differ."""
+    buckets: Annotated[int, Field(ge=2, le=1000)] | None = None
+    """First shuffle the clients into buckets of this size, each of which counts as one update, its weighted mean."""
     hostile: Annotated[float, Field(ge=0, lt=0.5)] | None = None
-    """trimmed-mean, multi-krum, mix: the share of a cohort that may be hostile. Default 0.3."""
+    """trimmed-mean, multi-krum, spectral, mix: the share of a cohort that may be hostile. Default 0.3."""
     radius: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """clip, centred-clip: the radius itself; default: it adapts, see `quantile`."""
     quantile: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -53,6 +67,9 @@ class DefenceSettings(Section):
     least_distance: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """geometric-median: smoothing ν: nearer than this counts as this far. Default 1e-6."""
 
+    noise: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    """flame: standard deviation of the noise on each parameter, as a share of the median length. Default 0.001."""
+
     @model_validator(mode="after")
     def _fits(self) -> DefenceSettings:
         for name, allowed in _PARAMETERS.items():
@@ -60,6 +77,8 @@ class DefenceSettings(Section):
                 continue
             more = " or mix = true" if name == "hostile" else ""
             raise UserError(f"{name}: given with rule = '{self.rule}'; allowed only with {listed(allowed)}{more}")
+        if self.mix and self.buckets is not None:
+            raise UserError("buckets: given together with mix; allowed: one of the two")
         if self.radius is not None and (self.quantile is not None or self.smooth is not None):
             raise UserError(
                 "radius: given together with quantile or smooth; allowed: a fixed radius, or quantile and smooth"
@@ -69,7 +88,7 @@ class DefenceSettings(Section):
     @property
     def robust(self) -> bool:
         """Whether anything but the plain weighted sum is made of the updates."""
-        return self.rule != "none" or self.mix
+        return self.rule != "none" or self.mix or self.buckets is not None
 
     @property
     def share(self) -> float:

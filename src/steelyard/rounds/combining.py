@@ -10,11 +10,11 @@ import numpy as np
 import torch
 
 from steelyard.algorithms.algorithm import Algorithm, ServerStep, Vectors
-from steelyard.clients.protocol import FittingServer, Server
 from steelyard.defence.robust import RobustRule
 from steelyard.errors import UserError
 from steelyard.messages import DenseModels, Floats, SingleModels, Task, Updates
 from steelyard.privacy.hidden import BeyondBound, HiddenUpdates
+from steelyard.randomness import generator
 from steelyard.rounds.soundness import Exploded
 from steelyard.rounds.state import Federation
 from steelyard.weighing.view import CohortView
@@ -72,17 +72,15 @@ class Combiner:
         return self._algorithm.step(given)
 
 
-def combiner(
-    federation: Federation, tensors: Vectors, task: Task, updates: Updates, view: CohortView, server: Server
-) -> Combiner:
+def combiner(federation: Federation, tensors: Vectors, task: Task, updates: Updates, view: CohortView) -> Combiner:
     """Return what combines this cohort under any weights; call it once a round and federation."""
-    average = _average(federation, task, updates, view, server)
+    average = _average(federation, task, updates, view)
     share = len(updates.clients) / max(task.registered, len(updates.clients), 1)
     return Combiner(federation, task, tensors, average, share, updates)
 
 
 def _average(
-    federation: Federation, task: Task, updates: Updates, view: CohortView, server: Server
+    federation: Federation, task: Task, updates: Updates, view: CohortView
 ) -> Callable[[Floats], torch.Tensor]:
     """Return what sums this cohort's models under any weights: plainly, hidden, or by a robust rule."""
     settings, payload = federation.rule.settings.defence, updates.payload
@@ -97,8 +95,14 @@ def _average(
         raise UserError(
             "weighing.defence: the server sees no single models in this run; allowed: no [weighing.defence]"
         )
-    root = _root(federation, task, server) if settings.needs_root else None
-    rule = RobustRule(settings, payload, task.parameters, lambda: view.gram, root, view.memory.get(RADIUS))
+    if settings.needs_root and view.root_of is None:
+        raise UserError(
+            "weighing.defence.rule: got 'fltrust', but this server has no rows to train on; allowed: the other rules"
+        )
+    chance = partial(generator, federation.seed, task.round)
+    rule = RobustRule(
+        *(settings, payload, task.parameters, lambda: view.gram, lambda: view.root, view.memory.get(RADIUS), chance)
+    )
 
     def combine(weights: Floats) -> torch.Tensor:
         found = rule.combine(weights)
@@ -153,11 +157,3 @@ def as_summed(updates: Updates, weighing: Weighing) -> tuple[Updates, Weighing]:
         sent = np.array([summed.bytes_sent.get(name, 0) for name in updates.clients])
         updates = replace(updates, bytes_sent=sent)
     return updates, weighing
-
-
-def _root(federation: Federation, task: Task, server: Server) -> Callable[[], torch.Tensor]:
-    if not isinstance(server, FittingServer):
-        raise UserError(
-            "weighing.defence.rule: got 'fltrust', but this server has no rows to train on; allowed: the other rules"
-        )
-    return lambda: server.train(federation.seed, task.round, task.parameters)

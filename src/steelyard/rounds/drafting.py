@@ -11,7 +11,7 @@ import numpy as np
 from steelyard.clients.protocol import ClassifyingServer, FittingServer, LayeredServer, Server
 from steelyard.defence.validate import NOT_FINITE, admit
 from steelyard.errors import UserError
-from steelyard.messages import DenseModels, Task, Updates
+from steelyard.messages import DenseModels, Floats, SingleModels, Task, Updates
 from steelyard.rounds.combining import Combiner, as_summed, combiner
 from steelyard.rounds.private import PrivateRounds
 from steelyard.rounds.server_rows import server_slopes
@@ -60,7 +60,7 @@ def _weigh(
     if worthless and federation.rule.settings.when_zero == "keep":
         return _kept(federation, state, updates, weighing, view.remembered)
     weighing = discounted(weighing, updates)
-    combine = combiner(federation, state.tensors, task, updates, view, server)
+    combine = combiner(federation, state.tensors, task, updates, view)
     model, tensors = combine.step(weighing.weights)
     updates, weighing = as_summed(updates, weighing)
     _require(federation, task, updates, plan.min_clients)
@@ -150,6 +150,8 @@ def _view(federation: Federation, state: RoundState, updates: Updates, server: S
         rounds=plan.rounds,
         rate=federation.learning_rate * plan.rate(state.round + 1),
     )
+    if isinstance(server, FittingServer) and isinstance(payload, SingleModels):
+        view = replace(view, root_of=partial(_root, server, seed, payload, state))
     if not isinstance(payload, DenseModels):
         return view
     if isinstance(server, FittingServer):
@@ -158,6 +160,10 @@ def _view(federation: Federation, state: RoundState, updates: Updates, server: S
         rows = partial(server.output_layer, seed)
         view = replace(view, class_grams_of=lambda: payload.grams_of(state.parameters, rows()))
     return view
+
+
+def _root(server: FittingServer, seed: int, payload: SingleModels, state: RoundState) -> tuple[Floats, float]:
+    return payload.along_root(state.parameters, server.train(seed, state.round + 1, state.parameters))
 
 
 def measure(criteria: Sequence[Criterion], updates: Updates, view: CohortView) -> np.ndarray:

@@ -9,5 +9,7 @@ from __future__ import annotations
 import steelyard.weighing.built_in as _built_in  # isort: skip
 import steelyard.weighing.adafed as _adafed  # isort: skip
 import steelyard.weighing.contribution as _contribution  # isort: skip
+import steelyard.weighing.root_direction as _root_direction  # isort: skip
+import steelyard.weighing.track_record as _track_record  # isort: skip
 
-del _built_in, _adafed, _contribution
+del _built_in, _adafed, _contribution, _root_direction, _track_record

@@ -213,6 +213,7 @@ def server_criterion(
     needs_task: NeededTask | None = None,
     needs_label_counts: bool = False,
     needs_first_losses: bool = False,
+    needs_training: bool = False,
     uses_claims: bool = False,
     of_one: bool = False,
     maximum: float | None = None,
@@ -220,7 +221,8 @@ def server_criterion(
     """Register a function of CohortView as a criterion that the server measures, so that no client can lie about it.
 
     What costs clients something is asked of them only where a criterion needs it: `needs_label_counts` makes
-    `view.label_counts` not None, `needs_first_losses` makes `view.first_losses` not None. Say `uses_claims` where the
+    `view.label_counts` not None, `needs_first_losses` makes `view.first_losses` not None; `needs_training` is for
+    `view.root`, what the server learns from rows of its own. Say `uses_claims` where the
     measure looks at what clients say of themselves (samples, label counts, losses): it is no truer than they are. Say
     `of_one` where a client's value follows from that client alone, and `maximum` where none can be larger: noise for
     privacy can cover no other measures. The function gets the cohort's `CohortView` and returns an array [clients] of
@@ -239,12 +241,14 @@ def server_criterion(
         needs_test_set=needs_test_set,
         needs_label_counts=needs_label_counts,
         needs_first_losses=needs_first_losses,
+        needs_training=needs_training,
         uses_claims=uses_claims,
         of_one=of_one,
     )
     needs = Needs(
         models=needs_models,
-        test_set=needs_test_set,
+        test_set=needs_test_set or needs_training,
+        slopes=needs_training,
         task=needs_task,
         label_counts=needs_label_counts,
         first_losses=needs_first_losses,

@@ -105,6 +105,10 @@ def _nothing_to_fit(weights: Floats) -> Floats:
     raise UserError("weighing.policy: the server learns from no rows of its own in this run; allowed: other policies")
 
 
+def _no_root() -> Any:
+    raise UserError("weighing: this server has no rows to train on; allowed: criteria and rules without u_0")
+
+
 def _no_models() -> Any:
     raise UserError("weighing.policy: the server sees no single models in this run; allowed: policies without them")
 
@@ -130,6 +134,8 @@ class CohortView:
     """Computes `gram`."""
     test_of: Callable[[Floats], ServerTest] = _nothing_to_test
     """Computes `test`."""
+    root_of: Callable[[], tuple[Floats, float]] | None = None
+    """Computes `root`; None where the server trains on no rows of its own."""
     clients: tuple[str, ...] = ()
     """The ids of the clients; the key for what is remembered of single clients, since the next cohort is another."""
     label_counts: Counts | None = None
@@ -232,6 +238,11 @@ class CohortView:
     def along_start(self) -> tuple[float, Floats]:
         """‖Θ‖² and ⟨Θ, Θ_a − Θ⟩ of every client: with `gram`, the angles between whole models follow."""
         return self.along_start_of()
+
+    @cached_property
+    def root(self) -> tuple[Floats, float]:
+        """⟨Θ_a − Θ, u_0⟩ of every client and ‖u_0‖, with u_0 what the server learned this round from its own rows."""
+        return _no_root() if self.root_of is None else self.root_of()
 
     @cached_property
     def class_grams(self) -> Floats:

@@ -28,6 +28,8 @@ WORDS = (
     *(
         "geometric-median(RULE)",
         "fltrust(RULE)",
+        "spectral(RULE)",
+        "flame(RULE)",
         "capped(RULE;bound=3;max_shares=2)",
         "guarded",
         "server-only",

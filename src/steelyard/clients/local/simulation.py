@@ -118,6 +118,14 @@ class Simulation:
         trained = {number: models[cohort.jobs(number)[0]].clone() for number in listening}
         self._own.keep(cohort, models)
         for number, task in enumerate(tasks):
+            local = done[number]
+            if task.algorithm.replaces and local is not None:
+                # Before anybody attacks: what hostile clients send is made from what they would have sent.
+                jobs, names = cohort.jobs(number)
+                sent, keep = task.algorithm.sent(local)
+                models[jobs] = sent.to(models.device)
+                self._vectors.keep(task.federation, names, keep)
+        for number, task in enumerate(tasks):
             jobs = np.flatnonzero(cohort.task == number)
             if len(jobs) and cohort.populations[number].behaviours:
                 names = [cohort.name(job) for job in jobs.tolist()]
