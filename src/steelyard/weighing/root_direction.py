@@ -24,11 +24,6 @@ from steelyard.weighing.criteria import CohortView, server_criterion
 )
 def root_direction(view: CohortView) -> Floats:
     """max(0, cos(Θ_a − Θ, u_0)); 0 for an update of length 0, and for all where the server has nothing to learn."""
-    return np.clip(root_cosines(view), 0.0, 1.0)
-
-
-def root_cosines(view: CohortView) -> Floats:
-    """Return cos(u_a, u_0) of every client, from −1 to 1; 0 where either has no length."""
     products, length = view.root
     scale = view.divergence * length
-    return np.divide(products, scale, out=np.zeros_like(products), where=scale > 0)
+    return np.clip(np.divide(products, scale, out=np.zeros_like(products), where=scale > 0), 0.0, 1.0)

@@ -1,6 +1,6 @@
 """TR: a detector over rounds; whose updates keep pointing elsewhere than most is out of the weighing until they do not.
 
-    x_a = cos(u_a, u_0), or where the server has no rows cos(u_a, Σ_{b≠a} clipped u_b)
+    x_a = cos(u_a, Σ_{b≠a} min(1, r/‖u_b‖) u_b),   r the median of ‖u_b‖
     z_a = (median x − x_a) / (1.4826 · median |x − median x|)
     S_a ← min(max(0, S_a + z_a − k), 2h)        TR_a = 0 while S_a > h, else 1
 
@@ -17,7 +17,6 @@ import numpy as np
 
 from steelyard.messages import Floats
 from steelyard.weighing.criteria import CohortView, server_criterion
-from steelyard.weighing.root_direction import root_cosines
 
 SLACK = 2.5
 """k: so many deviations below the middle are nothing odd."""
@@ -33,10 +32,9 @@ MEMORY = "TR/sums"
 )
 def track_record(view: CohortView) -> Floats:
     """0 while a client's cumulative sum of odd rounds is above the limit; sums are kept by client, in checkpoints."""
-    cosines = root_cosines(view) if view.root_of is not None else cosines_with_others(view.gram)
     known: dict[str, float] = view.memory.get(MEMORY, {})
     before = np.array([known.get(client, 0.0) for client in view.clients])
-    sums = after(before, cosines)
+    sums = after(before, cosines_with_others(view.gram))
     view.remember(MEMORY, {**known, **dict(zip(view.clients, sums.tolist(), strict=True))})
     return (sums <= LIMIT).astype(np.float64)
 
