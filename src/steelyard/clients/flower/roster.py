@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import queue
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -12,20 +10,12 @@ from dataclasses import dataclass
 
 from flwr.app import RecordDict
 
-from steelyard.clients.flower import wire
 from steelyard.clients.flower.checks import clean, reading_one_answer
-from steelyard.clients.flower.forms import INTRODUCE, AskForm, IntroductionForm, Refused
-from steelyard.clients.flower.introductions import (
-    LARGEST_INTRODUCTION,
-    About,
-    absent,
-    client_names,
-    facts,
-    introduction,
-    key_line,
-)
+from steelyard.clients.flower.forms import IntroductionForm, Refused
+from steelyard.clients.flower.introducing import Introducing
+from steelyard.clients.flower.introductions import About, absent, client_names, facts, introduction, key_line
 from steelyard.clients.flower.register import Register
-from steelyard.clients.flower.requesting import Request, RequestSender
+from steelyard.clients.flower.requesting import RequestSender
 from steelyard.clients.flower.superlink import reaching_superlink
 from steelyard.errors import UserError
 from steelyard.logs import logger
@@ -33,7 +23,6 @@ from steelyard.logs import logger
 _log = logger(__name__)
 
 _INTRODUCTION_SECONDS = 30.0
-_ASK_AGAIN_SECONDS, _LONGEST_PAUSE = 5.0, 600.0
 _LOOK_SECONDS = 0.1
 _MOST_CLIENTS = 10_000
 _MOST_NOTES = 200
@@ -77,8 +66,7 @@ class Roster:
         self.round = 0
         """The round that is going on, for the notes."""
         self._sender = sender
-        self._seconds = seconds
-        self._question = AskForm(experiment=experiment)
+        self._introducing = Introducing(sender, seconds, experiment)
         self._read_register, self._most_clients = register, most_clients
         self._register = None if register is None else register()
         self._known = dict(known or {})
@@ -94,10 +82,6 @@ class Roster:
         self._refused: set[int] = set()
         self._reasons: dict[str, str] = {}
         """By key, why a node of the register was last not admitted."""
-        self._later: dict[int, tuple[float, float]] = {}
-        """When a node may be asked again, and the pause before that."""
-        self._asked: set[int] = set()
-        self._answers: queue.SimpleQueue[tuple[int, RecordDict | str]] = queue.SimpleQueue()
         self._noted: set[str] = set()
 
     @property
@@ -155,54 +139,18 @@ class Roster:
         self._claims = {node: claim for node, claim in self._claims.items() if node in present}
         self._refused &= present
         self._silent &= present
-        now = time.monotonic()
-        waiting = {node for node, (when, _) in self._later.items() if when > now}
-        unknown = present - set(self._claims) - self._refused
-        asked = (unknown | self._silent) - self._asked - waiting
-        self._ask(sorted(asked))
+        asked = self._introducing.ask((present - set(self._claims) - self._refused) | self._silent, self.round)
         # Whoever is there answers at once and takes part in this round already; nobody else is waited for.
-        deadline = now + patience
-        while asked & self._asked and (left := deadline - time.monotonic()) > 0:
+        deadline = time.monotonic() + patience
+        while asked & self._introducing.asked and (left := deadline - time.monotonic()) > 0:
             self._hear(present, left)
         self._assign()
 
     def _hear(self, present: set[int], seconds: float) -> None:
         """Take in what nodes said of themselves; waits for the first of them so long, and for no other."""
-        while True:
-            try:
-                node, answer = self._answers.get(timeout=seconds) if seconds > 0 else self._answers.get_nowait()
-            except queue.Empty:
-                return
-            seconds = 0.0
-            self._asked.discard(node)
+        for node, answer in self._introducing.answers(seconds):
             if node in present:
                 self._take(node, answer)
-
-    def _ask(self, nodes: list[int]) -> None:
-        """Ask nodes who they are, in a thread of their own: one that hangs holds up neither rounds nor the others."""
-        if not nodes:
-            return
-        self._asked |= set(nodes)
-        question = wire.content(self._question, {})
-        requests = [Request(node, INTRODUCE, question, self.round, LARGEST_INTRODUCTION) for node in nodes]
-
-        def ask() -> None:
-            heard: set[int] = set()
-
-            def take(index: int, answer: RecordDict | str) -> RecordDict | str:
-                heard.add(nodes[index])
-                self._answers.put((nodes[index], answer))
-                return answer
-
-            try:
-                answers = self._sender.ask(requests, self._seconds, read=take, failed=take)
-            except Exception as error:
-                answers = [f"could not be asked: {type(error).__name__}"] * len(nodes)
-            for node, answer in zip(nodes, answers, strict=True):
-                if node not in heard:
-                    self._answers.put((node, answer))
-
-        threading.Thread(target=ask, daemon=True, name="introductions").start()
 
     def _present(self) -> set[int]:
         grid = self._sender.grid
@@ -222,14 +170,14 @@ class Roster:
             with reading_one_answer():
                 self._claims[node] = self._admit(node, introduction(answer))
             self._silent.discard(node)
-            self._later.pop(node, None)
+            self._introducing.welcome(node)
         except Refused as refusal:
             if node in self._claims and isinstance(answer, str):
-                self._try_later(node)  # A node of ours that is still silent.
+                self._introducing.leave_alone(node)  # A node of ours that is still silent.
                 return
             self._note_refusal(node, str(refusal))
             if isinstance(answer, str):  # It may be slow, or its data not there yet: it may try again.
-                self._try_later(node)
+                self._introducing.leave_alone(node)
             else:  # It spoke, and not as it should.
                 self._refused.add(node)
 
@@ -237,10 +185,6 @@ class Roster:
         """Return a node's name in the register; without one, Flower's number."""
         entry = None if self._register is None else self._register.entries.get(self._keys.get(node, ""))
         return str(node) if entry is None else entry.name
-
-    def _try_later(self, node: int) -> None:
-        pause = min(2 * self._later.get(node, (0.0, _ASK_AGAIN_SECONDS / 2))[1], _LONGEST_PAUSE)
-        self._later[node] = (time.monotonic() + pause, pause)
 
     def _admit(self, node: int, form: IntroductionForm) -> _Claim:
         about = facts(form.about)
@@ -273,11 +217,11 @@ class Roster:
         """Wait until this many nodes have introduced themselves, or say how many there are; settles `about`."""
         begun, named = time.monotonic(), ""
         # Reading the data for the first time can take long, so nodes may use all of the time there is.
-        usual, self._seconds = self._seconds, max(self._seconds, seconds)
+        usual, self._introducing.seconds = self._introducing.seconds, max(self._introducing.seconds, seconds)
         while True:
             self.refresh()
             if self.nodes >= nodes:
-                self._seconds = usual
+                self._introducing.seconds = usual
                 self._settle()
                 return
             waited, missing = time.monotonic() - begun, self._absent()
