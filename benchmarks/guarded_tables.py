@@ -1,31 +1,51 @@
-"""What the lines of `benchmarks.guarded` say: the worst case of each candidate, and which are the best."""
+"""What the lines of `benchmarks.guarded` say: the worst case of each candidate, which are the best, and the page."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import altair as alt
 import numpy as np
+import pandas as pd
 
-PLAIN = "EQ"
-CLEAN = "clean"
+PLAIN, CLEAN = "EQ", "clean"
 TIMES = ("early", "converged")
 SETTING = ("stage", "data", "scheme", "rows")
+ALLOWED = {"iid": 3.0, "dirichlet": 5.0}
+"""The most points that may be lost with a fifth hostile."""
+SCHEMES = {"iid": "IID", "dirichlet": "Dirichlet 0.5"}
 Line = Mapping[str, Any]
 
 
 @dataclass
 class Worst:
-    """The worst of one rule: points lost to an attack against the same rule without it, by scheme and share."""
+    """The worst of one rule over all that was run with it; figures are points of accuracy, means over seeds."""
 
     cost: float = -100.0
-    """The most accuracy that it costs where nobody is hostile, against the plain mean, once converged."""
-    lost: dict[tuple[str, float], tuple[float, str]] = field(default_factory=dict[tuple[str, float], tuple[float, str]])
+    """The most that it costs where nobody is hostile, against the plain mean, once converged."""
+    lost: dict[tuple[str, str, float], tuple[float, str]] = field(
+        default_factory=dict[tuple[str, str, float], tuple[float, str]]
+    )
+    """By data, scheme and share: the most that an attack took from the same rule, and which attack, when."""
     backdoor: dict[float, float] = field(default_factory=dict[float, float])
+    """By share: how often a backdoor worked at most, in %."""
+    false_alarms: float | None = None
+    """The most rounds in which honest clients were under alarm, in %; None for rules without a detector."""
     below: float = -100.0
-    """The most points below the plain mean without hostile clients, with a fifth hostile: cost and loss together."""
+    """The most below the plain mean without hostile clients, with a fifth hostile: cost and loss together."""
+
+    def most(self, scheme: str, share: float, data: str | None = None) -> tuple[float, str] | None:
+        """Return the most that was lost, over all data or on one; None where nothing was run."""
+        found = [
+            (lost, f"{attack}, {name}")
+            for (name, how, part), (lost, attack) in self.lost.items()
+            if (how, part) == (scheme, share) and data in (None, name)
+        ]
+        return max(found, default=None)
 
 
 def points(better: Sequence[float], worse: Sequence[float]) -> float:
@@ -34,27 +54,32 @@ def points(better: Sequence[float], worse: Sequence[float]) -> float:
 
 
 def worst(lines: Sequence[Line]) -> dict[str, Worst]:
-    """Return the worst of each rule over everything that was run with it."""
+    """Return the worst of each rule."""
     clean = {(*(each[name] for name in SETTING), each["rule"]): each for each in lines if each["attack"] == CLEAN}
     found: dict[str, Worst] = defaultdict(Worst)
     for each in lines:
         setting, rule = tuple(each[name] for name in SETTING), each["rule"]
         mine, before, plain = found[rule], clean.get((*setting, rule)), clean.get((*setting, PLAIN))
+        if "alarms" in each:
+            hit = 100.0 * float(np.mean([honest for honest, _ in each["alarms"]]))
+            mine.false_alarms = max(mine.false_alarms or 0.0, hit)
         if each["attack"] == CLEAN:
             if plain is not None:
                 mine.cost = max(mine.cost, points(plain["converged"], each["converged"]))
             continue
-        if before is None:
-            continue
-        for time in TIMES:
-            lost, key = points(before[time], each[time]), (each["scheme"], each["share"])
-            where = f"{each['attack']}, {each['data']}, {time}"
-            mine.lost[key] = max(mine.lost.get(key, (-100.0, "")), (lost, where))
-            if each["share"] == 0.2 and plain is not None:
-                mine.below = max(mine.below, points(plain[time], each[time]))
         if each.get("backdoor"):
             share = each["share"]
             mine.backdoor[share] = max(mine.backdoor.get(share, 0.0), 100.0 * float(np.mean(each["backdoor"])))
+        if before is None:
+            continue
+        key = (each["data"], each["scheme"], each["share"])
+        for time in TIMES:
+            count = min(len(before[time]), len(each[time]))
+            lost = points(before[time][:count], each[time][:count])
+            attack = f"{each['attack'].removesuffix('+inflation')}, {time}"
+            mine.lost[key] = max(mine.lost.get(key, (-100.0, "")), (lost, attack))
+            if each["share"] == 0.2 and plain is not None:
+                mine.below = max(mine.below, points(plain[time][:count], each[time][:count]))
     return dict(found)
 
 
@@ -69,13 +94,55 @@ def best(lines: Sequence[Line], rules: Sequence[str], count: int) -> list[str]:
     return [PLAIN, *order[:count]]
 
 
+def _cell(found: tuple[float, str] | None) -> str:
+    return "not run" if found is None else f"{found[0]:.1f} ({found[1]})"
+
+
 def text(lines: Sequence[Line]) -> str:
-    """Write the worst cases as a table."""
-    keys = sorted({key for _, found in ranked(lines) for key in found.lost})
-    heads = ["rule", "clean cost", *(f"{scheme} {share:.0%}" for scheme, share in keys), "backdoor 20 %", "below plain"]
+    """Write the worst cases of all rules as a table, the best rule first."""
+    shares = sorted({share for _, found in ranked(lines) for *_, share in found.lost})
+    keys = [(scheme, share) for scheme in SCHEMES for share in shares]
+    heads = ["rule", "clean cost", *(f"{SCHEMES[scheme]}, {share:.0%}" for scheme, share in keys)]
+    heads += [*(f"backdoor, {share:.0%}" for share in shares), "false alarms"]
     rows = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for name, found in ranked(lines):
-        lost = [f"{found.lost[key][0]:.1f} ({found.lost[key][1]})" if key in found.lost else "" for key in keys]
-        door = f"{found.backdoor[0.2]:.0f} %" if 0.2 in found.backdoor else ""
-        rows.append(f"| `{name}` | {found.cost:.1f} | {' | '.join(lost)} | {door} | {found.below:.1f} |")
+        doors = [f"{found.backdoor[share]:.0f} %" if share in found.backdoor else "" for share in shares]
+        alarms = "" if found.false_alarms is None else f"{found.false_alarms:.1f} %"
+        cells = [f"`{name}`", f"{found.cost:.1f}", *(_cell(found.most(*key)) for key in keys), *doors, alarms]
+        rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)
+
+
+def of_rule(lines: Sequence[Line], rule: str) -> str:
+    """Write the worst cases of one rule by data, as the first table of the page."""
+    found = worst(lines)[rule]
+    shares = sorted({share for *_, share in found.lost})
+    rows = [
+        f"| data | {' | '.join(f'{share:.0%} hostile' for share in shares)} | may be, at 20 % |",
+        "|---" * (len(shares) + 2) + "|",
+    ]
+    for data in dict.fromkeys(data for data, *_ in found.lost):
+        for scheme, words in SCHEMES.items():
+            cells = [_cell(found.most(scheme, share, data)) for share in shares]
+            rows.append(f"| {data}, {words} | {' | '.join(cells)} | {ALLOWED[scheme]:.0f} |")
+    return "\n".join(rows)
+
+
+def frontier(lines: Sequence[Line], names: Mapping[str, str], path: Path) -> None:
+    """Draw what each rule costs where nobody is hostile against the most that it loses with a fifth hostile."""
+    rows: list[dict[str, object]] = []
+    for rule, found in ranked(lines):
+        losses = [lost for (*_, share), (lost, _) in found.lost.items() if share == 0.2]
+        if losses and rule != PLAIN:
+            kind = "a backdoor works" if found.backdoor.get(0.2, 100.0) > 10 else "a backdoor works in at most 10 %"
+            rows.append({"rule": names.get(rule, rule), "cost": found.cost, "lost": max(losses), "kind": kind})
+    base = alt.Chart(pd.DataFrame(rows)).encode(
+        alt.X("cost:Q", title="points of accuracy that it costs where nobody is hostile"),
+        alt.Y("lost:Q", title="most points lost, a fifth hostile", scale=alt.Scale(type="symlog")),
+    )
+    dots = base.mark_point(filled=True, size=80).encode(
+        alt.Color("kind:N", title=None), alt.Shape("kind:N", title=None)
+    )
+    labels = base.mark_text(align="left", dx=7, fontSize=10).encode(text="rule:N")
+    chart = (dots + labels).properties(width=720, height=420, title="The frontier: less of both is better")
+    chart.save(str(path))
