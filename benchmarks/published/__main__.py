@@ -31,7 +31,8 @@ from steelyard.experiment.loading import build
 from steelyard.experiment.running import resume, run
 from steelyard.runs.reader import History
 
-HERE = Path(__file__).parent
+VARIANTS = Path(__file__).parent.parent / "scaffold"
+"""Where SCAFFOLD with one step taken differently is."""
 
 
 def packed(work: Path, every: int) -> Path:
@@ -60,18 +61,32 @@ def described(cell: Cell, options: argparse.Namespace) -> Any:
         document["compute"]["chunk"] = options.chunk
     for section in ("algorithm", "weighing"):
         if plugins := document.get(section, {}).get("plugins"):
-            document[section]["plugins"] = [str(HERE / name) for name in plugins]
+            document[section]["plugins"] = [str(VARIANTS / name) for name in plugins]
     return with_rules(build(document), cell.rules)
 
 
+def _curves(rows: Any, column: str) -> dict[str, list[list[float | None]]]:
+    """Return a column round after round, for each rule a list a seed; NaN and what was not tested are null."""
+    found: dict[str, list[list[float | None]]] = {}
+    for (rule, _), mine in rows.sort_values("round").groupby(["rule", "seed"], sort=False):
+        values = mine[column].astype(float)
+        found.setdefault(str(rule), []).append([None if math.isnan(value) else round(value, 5) for value in values])
+    return found
+
+
 def line(cell: Cell, history: History, before: float) -> dict[str, Any]:
-    """Return what is kept of a run: its curves, its machine, its time; NaN and what was not tested are null."""
+    """Return what is kept of a run: its curves, its machine, its time."""
     rounds = history.rounds.sort_values("round")
-    measure = "server_accuracy" if rounds["server_accuracy"].notna().any() else "accuracy"
-    curves: dict[str, list[list[float | None]]] = {}
-    for (rule, _), rows in rounds.groupby(["rule", "seed"], sort=False):
-        values = [None if math.isnan(value) else round(value, 5) for value in rows[measure].astype(float)]
-        curves.setdefault(str(rule), []).append(values)
+    measure, worst = "server_accuracy", {}
+    curves = _curves(rounds, measure)
+    if not rounds[measure].notna().any():
+        measure, tests = "clients' accuracy", history.evaluations
+        tests["right"] = tests["score"] * tests["samples"]
+        sums = tests.groupby(["rule", "seed", "round"], sort=False, as_index=False)[["right", "samples"]].sum()
+        sums["score"] = sums["right"] / sums["samples"]
+        curves = _curves(sums, "score")
+        least = tests.groupby(["rule", "seed", "round"], sort=False, as_index=False)["score"].min()
+        worst = {rule: [seed[-1] for seed in found] for rule, found in _curves(least, "score").items()}
     info = history.info
     facts = {name: str(info.get(name, "")) for name in ("device", "engine", "precision", "torch", "steelyard")}
     return {
@@ -83,8 +98,9 @@ def line(cell: Cell, history: History, before: float) -> dict[str, Any]:
         "finished": info.get("status") == "finished",
         "rounds": history.last_round,
         "curves": curves,
+        "worst": worst,
         "ended": {f"{rule}/{seed}": list(how) for (rule, seed), how in history.ended.items()},
-        "seconds": round(float(rounds["seconds"].sum() / max(1, len(curves))), 1),
+        "seconds": round(float(rounds.groupby("round")["seconds"].max().sum()), 1),
         "wall": round(time.monotonic() - before, 1),
         **facts,
     }

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from benchmarks.published.flower_split import dirichlet_table, label_table
 
@@ -17,6 +19,7 @@ DATA: Mapping[str, Mapping[str, Any]] = {
 }
 SIZES = {"mnist": MNIST_LABELS, "fashion-mnist": (6000,) * 10, "cifar10": (5000,) * 10}
 CLIENTS = 10
+_FILE = str.maketrans({" ": "-", "#": "", "=": "", "%": "", ".": ""})
 ALL_MU = (0.001, 0.01, 0.1, 1.0)
 
 
@@ -32,13 +35,11 @@ class Cell:
     seeds: int = 3
     cost: float = 1.0
     """How long it takes beside the others, for sharing them out."""
-    needs: Sequence[str] = field(default=())
-    """Files of this folder that are copied beside the experiment: networks and algorithms of our own."""
 
     @property
     def name(self) -> str:
         """What names it in files and on the page."""
-        return f"{self.table}-{self.data}-{self.split}".replace(" ", "-").replace("#", "").replace("=", "")
+        return f"{self.table}-{self.data}-{self.split}".translate(_FILE)
 
 
 def prox(values: Sequence[float]) -> list[str]:
@@ -86,7 +87,12 @@ def niid(data: str, partition: Mapping[str, Any], rounds: int = 50) -> dict[str,
     }
 
 
-AUGMENT: Mapping[str, Any] = {"pad": 4, "crop": True, "flip": True}
+AUGMENT: Mapping[str, Any] = {"pad": 4, "padding": "reflect", "flip": True}
+CHANNELS: Mapping[str, Any] = {
+    "mean": [round(value / 255, 6) for value in (125.3, 123.0, 113.9)],
+    "deviation": [round(value / 255, 6) for value in (63.0, 62.1, 66.7)],
+}
+"""How NIID-Bench and NVFlare normalise CIFAR-10; Flower's baseline leaves its pixels between 0 and 1."""
 SPLITS = ("IID", "Dirichlet 0.5", "#C=1", "#C=2", "#C=3")
 
 
@@ -110,4 +116,81 @@ def table_a_drawn(data: Sequence[str], seeds: int, mu: Sequence[float]) -> Itera
             yield Cell("A-drawn", name, split, niid(name, split_drawn(split)), rules, seeds, 2)
 
 
-TABLES = {"A": table_a, "A-drawn": table_a_drawn}
+def table_a_normalised(data: Sequence[str], seeds: int, mu: Sequence[float]) -> Iterator[Cell]:
+    """FedAvg on CIFAR-10 at Dirichlet .5 with normalised pixels, as NIID-Bench has them: Flower's split, drawn ones."""
+    del data, mu
+    for word, partition in (
+        ("split 42", split_of_flower("cifar10", "Dirichlet 0.5")),
+        ("drawn", split_drawn("Dirichlet 0.5")),
+    ):
+        document = niid("cifar10", partition)
+        document["data"]["augment"] = {**AUGMENT, **CHANNELS}
+        yield Cell("A-normalised", "cifar10", f"Dirichlet 0.5 {word}", document, ("fedavg",), seeds)
+
+
+def nvflare(alpha: float, **training: Any) -> dict[str, Any]:
+    """Return NVFlare's CIFAR-10 example: eight sites, the split of its seed 0, ModerateCNN, four epochs, a cosine."""
+    table = dirichlet_table(SIZES["cifar10"], 8, alpha, np.random.RandomState(0))
+    document = niid("cifar10", {"scheme": "table", "table": table})
+    document["data"]["augment"] = {**AUGMENT, **CHANNELS}
+    document["model"] = {"name": "moderate-cnn"}
+    document["training"] = {"learning_rate": 0.05, "momentum": 0.9, "epochs": 4, "batch_size": 64}
+    document["training"] |= {"schedule": {"kind": "cosine", "lowest": 0.01}} | training
+    document["algorithm"] = {"plugins": ["variants.py"]}
+    return document
+
+
+def table_b(data: Sequence[str], seeds: int, mu: Sequence[float]) -> Iterator[Cell]:
+    """SCAFFOLD at Dirichlet .1, 82.6 or 11.3: with one thing changed at a time."""
+    del data, mu
+    main = nvflare(0.1)
+    yield Cell("B", "cifar10", "SCAFFOLD", main, ("fedavg", "scaffold"), 1, 4)
+    yield Cell("B", "cifar10", "inside momentum", main, ("scaffold-inside",), 1, 2)
+    yield Cell("B", "cifar10", "c stays 0", main, ("scaffold-frozen",), 1, 2)
+    constant = nvflare(0.1)
+    del constant["training"]["schedule"]
+    yield Cell("B", "cifar10", "rate stays", constant, ("fedavg", "scaffold"), 1, 4)
+    some = nvflare(0.1)
+    some["rounds"]["fraction"] = 0.75
+    yield Cell("B", "cifar10", "75 % take part", some, ("fedavg", "scaffold", "scaffold-unshared"), 1, 6)
+    gentle = nvflare(0.1, learning_rate=0.01)
+    yield Cell("B", "cifar10", "rate .01", gentle, ("fedavg", "scaffold", "nvflare-adaptive"), 1, 6)
+
+
+def table_2026(data: Sequence[str], seeds: int, mu: Sequence[float]) -> Iterator[Cell]:
+    """The three rules of 2026 on FedSCS' own scene: five clients of 10,000, one with 80 % of its rows corrupted."""
+    del data, mu
+    rules = ("fedavg", "EQ", "fedscs", "nvflare-adaptive", "trust-mad")
+    for word, flaws in (
+        ("80 % of labels wrong at one", [{"kind": "labels-flipped", "amount": 0.8, "clients": ["client-000"]}]),
+        ("clean", []),
+    ):
+        document = niid("cifar10", {"scheme": "iid", "clients": 5}, rounds=10)
+        del document["data"]["augment"]
+        document["training"] = {"learning_rate": 0.01, "momentum": 0.9, "epochs": 4, "batch_size": 64}
+        yield Cell("2026", "cifar10", word, document | {"flaws": flaws}, rules, max(seeds, 5))
+
+
+def table_c(data: Sequence[str], seeds: int, mu: Sequence[float]) -> Iterator[Cell]:
+    """PFLlib's board on Fashion-MNIST: 20 clients, models of their own, tested on a quarter of each client's rows."""
+    del data, mu
+    for word, partition in (
+        ("two labels", {"scheme": "#C=2", "clients": 20}),
+        ("Dirichlet 0.1", {"scheme": "noniid-labeldir", "clients": 20, "alpha": 0.1, "minimum": 40}),
+    ):
+        document = niid("fashion-mnist", partition, rounds=2000)
+        document["partition"] = {**partition, "rows": "all", "test": "local", "test_fraction": 0.25}
+        document["model"] = {"name": "cnn-mnist"}
+        document["training"] = {"learning_rate": 0.005, "epochs": 1, "batch_size": 10}
+        document["rounds"]["evaluate_every"] = 10
+        yield Cell("C", "fashion-mnist", word, document, ("fedavg", "fine-tuned", "ditto", "fedala"), 1, 3)
+
+
+TABLES = {
+    "A": table_a,
+    "A-drawn": table_a_drawn,
+    "A-normalised": table_a_normalised,
+    "B": table_b,
+    "2026": table_2026,
+    "C": table_c,
+}

@@ -32,13 +32,15 @@ def label_table(sizes: Sequence[int], clients: int, each: int) -> list[list[int]
     return counts.tolist()
 
 
-def dirichlet_table(sizes: Sequence[int], clients: int, alpha: float) -> list[list[int]]:
+def dirichlet_table(
+    sizes: Sequence[int], clients: int, alpha: float, chance: np.random.Generator | np.random.RandomState | None = None
+) -> list[list[int]]:
     """Return the rows by client and label where each label is shared out by a draw from Dirichlet(alpha).
 
     A client that has its equal part of all rows gets none of the labels that follow. Rows are shuffled before each
-    draw, which moves the generator on.
+    draw, which moves the generator on. NVFlare's CIFAR-10 examples do the same with NumPy's older generator.
     """
-    chance = np.random.default_rng(SEED)
+    chance = chance or np.random.default_rng(SEED)
     counts = np.zeros((clients, len(sizes)), dtype=np.int64)
     while counts.sum(axis=1).min() < LEAST:
         counts[:] = 0

@@ -28,6 +28,14 @@ class Unshared(Scaffold):
         return server.parameters + self.server_rate * server.change, {CONTROL: control}
 
 
+@algorithm("scaffold-frozen")
+class Frozen(Scaffold):
+    """The server's control stays 0: what is left where the server reads the clients' answers once and they are gone."""
+
+    def step(self, server: ServerStep) -> tuple[torch.Tensor, Vectors]:
+        return server.parameters + self.server_rate * server.change, {CONTROL: server.tensors[CONTROL]}
+
+
 @algorithm("scaffold-both")
 class Both(InsideMomentum, Unshared):
     """Both at once."""

@@ -16,6 +16,7 @@ from steelyard import Experiment
 from steelyard.experiment.comparing import with_rules
 from steelyard.experiment.running import run
 from steelyard.runs.reader import History
+from steelyard.weighing import criteria
 from steelyard.weighing.policies.catalogue import known
 from steelyard.weighing.policies.policy import Policy
 from steelyard.weighing.view import Memory
@@ -133,3 +134,12 @@ def test_a_stopped_comparison_of_all_policies_goes_on_to_the_same_bits(tmp_path:
     }
     assert len({tuple(model.tolist()) for model in models.values()}) == len(models)
     assert History(whole).info["status"] == "finished"
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_what_a_policy_needs_one_of_its_criteria_asks_the_clients_for(name):
+    # Clients say what criteria of the run need and nothing else: alone in a run, the policy would have no such figures.
+    policy = known()[name]
+    asked = [criteria.known()[criterion].needs for criterion in policy.criteria]
+    assert not policy.needs.label_counts or any(needs.label_counts for needs in asked)
+    assert not policy.needs.first_losses or any(needs.first_losses for needs in asked)

@@ -34,7 +34,8 @@ EPSILON = 1e-12
 class NvflareAdaptive(Policy):
     """Sizes with a bounded correction; use it where the same clients of different labels take part in every round."""
 
-    criteria: ClassVar[tuple[str, ...]] = ("DS", "LB", "LA")
+    # KL asks clients for their label counts, and shows how far each is from all labels alike.
+    criteria: ClassVar[tuple[str, ...]] = ("DS", "LB", "LA", "KL")
     needs: ClassVar[Needs] = Needs(label_counts=True, task="classes")
 
     gamma: float = Field(default=0.65, gt=0, le=1)
