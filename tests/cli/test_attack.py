@@ -168,6 +168,7 @@ def test_the_table_fits_a_narrow_terminal(small: Path, tmp_path: Path) -> None:
 def test_long_names_are_folded() -> None:
     figures = {"mean": 0.5, "low": 0.4, "high": 0.6}
     row = {"rule": "r" * 70, "accuracy": figures, "lost": figures, "weight": 0.25, "largest": 0.2, "backdoor": None}
+    row["false_alarms"] = None
     blocks = [{"attack": "alie", "rules": [row]}]
     document = {"recommendation": None, "fraction": 0.2, "flawed_clients": [], "attacks": blocks}
     title, *lines = attack_text(document, 40).splitlines()
@@ -178,3 +179,5 @@ def test_long_names_are_folded() -> None:
     blocks = words.count("rule")
     assert "".join(word for word in words if set(word) == {"r"}) == "r" * 70 * blocks
     assert {"50.0", "±10.0", "25%"} <= set(words)
+    row["false_alarms"] = 0.0125
+    assert {"false", "alarms", "1.2%"} <= set(attack_text(document, 40).split())

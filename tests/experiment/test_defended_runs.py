@@ -57,6 +57,34 @@ def test_the_radius_that_leans_on_the_round_before_survives_a_stop(
     assert not torch.equal(ours["models/rule"], theirs["models/rule"])
 
 
+def test_the_record_of_clients_and_the_chance_of_buckets_survive_a_stop_and_alarms_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = {**SMALL, "rounds": {"count": 5, "fraction": 1.0}}
+    document["partition"] = {**SMALL["partition"], "scheme": "iid"}
+    del document["partition"]["alpha"]
+    rules = ["client-momentum+clip(product(RD,TR);buckets=2)", "flame(TR)", "EQ"]
+    described = under_attack(with_rules(build(document), rules), "scaled-reversal", 0.2)
+    run(described, out=tmp_path / "whole")
+    with monkeypatch.context() as stopping:
+        stop_in_round(3, stopping)
+        with pytest.raises(KeyboardInterrupt):
+            run(described, out=tmp_path / "stopped")
+    resume(tmp_path / "stopped")
+    assert_same_bits(tmp_path / "stopped", tmp_path / "whole")
+    found = outcome(tmp_path / "whole", described.rounds)
+    assert found["EQ"]["false_alarms"] is None
+    for rule in rules[:2]:
+        flags = History(tmp_path / "whole").clients.query("rule == @rule")
+        hostile = set(History(tmp_path / "whole").flaws["client"])
+        honest = flags[~flags["client"].isin(hostile)]
+        assert found[rule]["false_alarms"] == pytest.approx((honest["raw_TR"] == 0).mean())
+        # Two clients that go the other way in every round are found out.
+        last = flags[(flags["round"] == 5) & flags["client"].isin(hostile)]
+        assert last["raw_TR"].tolist() == [0.0, 0.0]
+        assert last["weight"].tolist() == [0.0, 0.0]
+
+
 def test_the_success_of_a_backdoor_is_recorded(tmp_path: Path) -> None:
     described = with_rules(build({**SMALL, "rounds": {"count": 6, "fraction": 1.0}}), ["EQ", "median(EQ)"])
     run(under_attack(described, "backdoor", 0.4), out=tmp_path / "run")

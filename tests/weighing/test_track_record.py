@@ -71,4 +71,4 @@ def test_honest_clients_whose_rounds_are_normal_are_hardly_ever_hit() -> None:
     for _ in range(2000):
         sums = after(sums, chance.normal(0.3, 0.1, 20))
         hits += int((sums > LIMIT).sum())
-    assert hits <= 4  # of 40,000
+    assert hits <= 10  # of 40,000 rounds

@@ -25,7 +25,7 @@ CLEAN = "clean"
 def outcome(folder: Path | str, settings: RoundSettings, without: Path | str | None = None) -> dict[str, Outcome]:
     """Return by rule: accuracy per seed (mean of the last rounds, on the server's rows where some report, else on the
     clients' tests), the share of all weight that hostile clients had, the largest weight that one had in any round,
-    and how often a backdoor worked in the last round.
+    how often a backdoor worked in the last round, and how often honest clients were under alarm.
 
     Hostile are the flawed clients; given the folder of a run `without` the attack, those with more flaws than there.
     """
@@ -46,6 +46,7 @@ def outcome(folder: Path | str, settings: RoundSettings, without: Path | str | N
             "weight": weight,
             "largest": largest,
             "backdoor": _backdoor(history, rule),
+            "false_alarms": _false_alarms(history, rule, hostile),
         }
     return found
 
@@ -69,6 +70,18 @@ def _weights(history: History, rule: str, hostile: Mapping[int, set[str]]) -> tu
         shares.append(float(theirs.sum() / (weight.sum() or 1.0)))
         largest += [float(theirs.max())] if len(theirs) else []
     return math.fsum(shares) / len(shares) if shares else None, max(largest) if largest else None
+
+
+def _false_alarms(history: History, rule: str, hostile: Mapping[int, set[str]]) -> float | None:
+    """Return the share of the rounds of honest clients in which the detector (TR) left them out; None without it."""
+    flags: list[bool] = []
+    for seed, names in hostile.items():
+        found = history.cohorts(rule, seed)
+        if "TR" not in found.criteria:
+            return None
+        bad = [place for place, name in enumerate(found.clients) if name in names]
+        flags += (found.raw[~np.isin(found.client, bad), found.criteria.index("TR")] == 0).tolist()
+    return math.fsum(flags) / len(flags) if flags else None
 
 
 def _backdoor(history: History, rule: str) -> list[float] | None:
@@ -141,7 +154,8 @@ def _recommendation(outcomes: Mapping[str, Mapping[str, Outcome]]) -> Recommenda
 
 _EXPLAINED = (
     "accuracy: % in the last rounds, over the seeds; lost: points less than without hostile clients; weight: the "
-    "share of all weight that hostile clients had; backdoor: how often the pattern is taken for its class"
+    "share of all weight that hostile clients had; backdoor: how often the pattern is taken for its class; false "
+    "alarms: rounds of honest clients in which the detector left them out"
 )
 
 
@@ -151,9 +165,10 @@ def attack_text(document: Attacks, width: int | None = None) -> str:
     for block in document["attacks"]:
         clean = block["attack"] == CLEAN
         share = _without(document) if clean else f"{document['fraction']:.0%} of the clients hostile"
-        doors = any(row["backdoor"] for row in block["rules"])
-        headings = ("accuracy",) if clean else ("accuracy", "lost", "weight", *(("backdoor",) if doors else ()))
-        rows = tuple((row["rule"], *_cells(row)[: len(headings)]) for row in block["rules"])
+        cells = {row["rule"]: _cells(row) for row in block["rules"]}
+        always = ("accuracy",) if clean else ("accuracy", "lost", "weight")
+        headings = [name for name in _HEADINGS if name in always or any(found[name] for found in cells.values())]
+        rows = tuple((rule, *(found[name] for name in headings)) for rule, found in cells.items())
         name = "no attack" if clean else block["attack"]
         tables.append(Table(f"{name}: {share}", ("rule", *headings), rows))
     found = document["recommendation"]
@@ -169,12 +184,17 @@ def _without(document: Attacks) -> str:
     )
 
 
-def _cells(row: AttackRow) -> tuple[str, str, str, str]:
+_HEADINGS = ("accuracy", "lost", "weight", "backdoor", "false alarms")
+
+
+def _cells(row: AttackRow) -> dict[str, str]:
     accuracy, lost, weight, backdoor = row["accuracy"], row["lost"], row["weight"], row["backdoor"]
+    alarms = row["false_alarms"]
     half = "" if math.isnan(accuracy["high"]) else f" ±{100 * (accuracy['high'] - accuracy['mean']):4.1f}"
-    return (
-        f"{100 * accuracy['mean']:.1f}{half}",
-        "" if lost is None else f"{100 * lost['mean']:.1f}",
-        "" if weight is None else f"{weight:.0%}",
-        "" if backdoor is None else f"{backdoor['mean']:.0%}",
-    )
+    return {
+        "accuracy": f"{100 * accuracy['mean']:.1f}{half}",
+        "lost": "" if lost is None else f"{100 * lost['mean']:.1f}",
+        "weight": "" if weight is None else f"{weight:.0%}",
+        "backdoor": "" if backdoor is None else f"{backdoor['mean']:.0%}",
+        "false alarms": "" if alarms is None else f"{alarms:.1%}",
+    }

@@ -18,7 +18,7 @@ import numpy as np
 from steelyard.messages import Floats
 from steelyard.weighing.criteria import CohortView, server_criterion
 
-SLACK = 2.5
+SLACK = 2.0
 """k: so many deviations below the middle are nothing odd."""
 LIMIT = 5.0
 """h: the sum of what lies beyond at which the alarm goes."""

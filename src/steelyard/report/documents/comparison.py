@@ -282,12 +282,15 @@ class SweepDocument(TypedDict):
 
 
 class Outcome(TypedDict):
-    """A rule under one attack: accuracy per seed, the weight of hostile clients, how often a backdoor worked."""
+    """A rule under one attack: accuracy per seed, the weight of hostile clients, how often a backdoor worked, and in
+    what share of its rounds an honest client was under alarm (None without a detector, the criterion TR).
+    """
 
     accuracy: list[float]
     weight: float | None
     largest: float | None
     backdoor: list[float] | None
+    false_alarms: float | None
 
 
 class AttackRow(TypedDict):
@@ -299,6 +302,7 @@ class AttackRow(TypedDict):
     weight: float | None
     largest: float | None
     backdoor: EstimateJson | None
+    false_alarms: float | None
 
 
 class AttackBlock(TypedDict):
