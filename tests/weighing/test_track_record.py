@@ -54,14 +54,14 @@ def test_alarms_come_over_rounds_are_remembered_by_client_and_end() -> None:
         memory = now.remembered[MEMORY]
     assert flags[-1] == [1.0, 1.0, 1.0, 1.0, 0.0]
     assert memory["e"] == 2 * LIMIT  # type: ignore[index]
-    # Of another cohort, only who is in it changes; e behaves and comes back after two rounds.
+    # Of another cohort, only who is in it changes; e behaves and comes back in the third round.
     honest = np.array([[1.0, 0.0], [1.0, 0.1], [1.0, 0.0]])
     back: list[float] = []
     for _ in range(3):
         now = view(honest, memory, ("a", "b", "e"))
         back.append(track_record(now)[2])
         memory = now.remembered[MEMORY]
-    assert back == [0.0, 1.0, 1.0]
+    assert back == [0.0, 0.0, 1.0]
     assert set(memory) == set(NAMES)  # type: ignore[call-overload]
 
 
