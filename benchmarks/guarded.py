@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks import guarded_tables
+from benchmarks import guarded_page, guarded_tables
 from steelyard.experiment.comparing import with_rules
 from steelyard.experiment.loading import build
 from steelyard.experiment.parts import Parts, assembled, federations_of
@@ -219,11 +219,16 @@ def main() -> None:
     parser.add_argument("--rules", help="these rules in place of the candidates, with spaces between")
     parser.add_argument("--memory", type=float, help="compute.memory_gb, where processes share a GPU")
     parser.add_argument("--table", action="store_true", help="run nothing, print what OUT holds")
+    parser.add_argument("--page", type=Path, help="run nothing, write attacks.md and its picture into this folder")
+    parser.add_argument("--machine", default="not said", help="on what it was run, for the page")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     known = read(options.out)
     if options.table:
         print(guarded_tables.text(known))
+        return
+    if options.page is not None:
+        guarded_page.write(known, options.page, options.machine)
         return
     _, seeds, best = STAGES[options.stage]
     best = best if options.best is None else options.best

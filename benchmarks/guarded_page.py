@@ -1,0 +1,77 @@
+"""docs/results/attacks.md and its picture, from the lines of `benchmarks.guarded`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import guarded_tables as tables
+
+Line = Mapping[str, Any]
+TEMPLATE = Path(__file__).with_suffix(".md")
+GUARDED = "centred-clip(capped(RD;max_shares=2))"
+NAMES = {GUARDED: "guarded", "centred-clip(capped(power(VP)^3;max_shares=2))": "guarded until 0.1"}
+WITHOUT_ROWS = ("EQ", "median(EQ)", "centred-clip(EQ;mix)", "centred-clip(TR)", "trimmed-mean(TR;mix)")
+
+
+def verdict(lines: Sequence[Line]) -> str:
+    """Say in two sentences what is lost at most, and whether that is within the targets."""
+    found = tables.worst(lines)[GUARDED]
+    parts: list[str] = []
+    for scheme, words in tables.SCHEMES.items():
+        most = found.most(scheme, 0.2)
+        if most is not None:
+            met = "met" if most[0] <= tables.ALLOWED[scheme] else "missed"
+            parts.append(
+                f"{most[0]:.1f} points on {words} data ({most[1]}; target {tables.ALLOWED[scheme]:.0f}: {met})"
+            )
+    door = found.backdoor.get(0.2)
+    backdoor = "" if door is None else f" A backdoor works in at most {door:.0f} % (target 10 %)."
+    clean = f"It costs at most {max(found.cost, 0.0):.1f} points where nobody is hostile (target 1.5)."
+    lost = f"With a fifth of the clients hostile and lying, `guarded` loses at most {' and '.join(parts)}."
+    return f"{lost} {clean}{backdoor}"
+
+
+def counted(lines: Sequence[Line]) -> str:
+    """Say what was run."""
+    cells = {tuple(each[name] for name in (*tables.SETTING, "share", "attack")) for each in lines}
+    attacks = sorted({each["attack"].removesuffix("+inflation") for each in lines} - {tables.CLEAN})
+    seeds = sorted({seed for each in lines for seed in each["seeds"]})
+    return (
+        f"{len(cells)} cells of 20 clients; attacks: {', '.join(f'`{name}`' for name in attacks)}; "
+        f"seeds {', '.join(map(str, seeds))}."
+    )
+
+
+def page(lines: Sequence[Line], machine: str) -> str:
+    """Return the page."""
+    main = [each for each in lines if each["rows"] == 60]
+    without = [each for each in main if each["rule"] in WITHOUT_ROWS]
+    sizes = sorted({each["rows"] for each in lines} - {60})
+    others = [
+        f"### {rows} rows at the server\n\n{tables.text([each for each in lines if each['rows'] == rows])}"
+        for rows in sizes
+    ]
+    return TEMPLATE.read_text(encoding="utf-8").format(
+        verdict=verdict(main),
+        first=tables.of_rule(main, GUARDED),
+        rules=renamed(tables.text(main)),
+        without=tables.text(without),
+        rows=renamed("\n\n".join(others)) or "Not run with other numbers of rows.",
+        counted=counted(lines),
+        machine=machine,
+    )
+
+
+def renamed(text: str) -> str:
+    """Return a table in which rules with a name of their own have it."""
+    for rule, name in NAMES.items():
+        text = text.replace(f"| `{rule}` |", f"| **{name}**: `{rule}` |")
+    return text
+
+
+def write(lines: Sequence[Line], folder: Path, machine: str) -> None:
+    """Write the page and its picture into a folder."""
+    (folder / "attacks.md").write_text(page(lines, machine), encoding="utf-8")
+    tables.frontier([each for each in lines if each["rows"] == 60], NAMES, folder / "attacks.svg")
