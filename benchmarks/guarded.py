@@ -212,6 +212,7 @@ def main() -> None:
     parser.add_argument("--part", default="1/1", help="which share of the cells, such as 2/4")
     parser.add_argument("--seconds", type=float, default=86_400.0, help="begin no cell that would end later")
     parser.add_argument("--attacks", default="all", help="as for steelyard attack")
+    parser.add_argument("--worst", type=int, help="only so many of the attacks that OUT holds, the worst for the rules")
     parser.add_argument("--shares", default="0.2,0.1,0.3")
     parser.add_argument("--rows", default="60", help="rows at the server, with commas")
     parser.add_argument("--seeds", type=int, default=0, help="only the first so many of the stage's seeds")
@@ -237,7 +238,9 @@ def main() -> None:
     rules = guarded_tables.best(known, rules, best) if best else rules
     number, of = map(int, options.part.split("/"))
     shares, rows = [float(text) for text in options.shares.split(",")], [int(text) for text in options.rows.split(",")]
-    wanted = list(cells(options.stage, attack_names([options.attacks]), shares, rows))[number - 1 :: of]
+    attacks = attack_names([options.attacks])
+    attacks = guarded_tables.worst_attacks(known, rules, options.worst) if options.worst else attacks
+    wanted = list(cells(options.stage, attacks, shares, rows))[number - 1 :: of]
     done = {tuple(each[name] for name in Cell.__dataclass_fields__) for each in known}
     compute = {} if options.memory is None else {"memory_gb": options.memory}
     begun, longest = time.monotonic(), 0.0

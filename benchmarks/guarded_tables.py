@@ -94,6 +94,17 @@ def best(lines: Sequence[Line], rules: Sequence[str], count: int) -> list[str]:
     return [PLAIN, *order[:count]]
 
 
+def worst_attacks(lines: Sequence[Line], rules: Sequence[str], count: int) -> list[str]:
+    """Return so many of the attacks, those first that take the most from any of these rules."""
+    most: dict[str, float] = {}
+    for attack in {each["attack"] for each in lines} - {CLEAN}:
+        found = worst([each for each in lines if each["attack"] in (attack, CLEAN)])
+        losses = [lost for name in rules if name in found and name != PLAIN for lost, _ in found[name].lost.values()]
+        if losses:
+            most[attack] = max(losses)
+    return sorted(most, key=lambda attack: -most[attack])[:count]
+
+
 def _cell(found: tuple[float, str] | None) -> str:
     return "not run" if found is None else f"{found[0]:.1f} ({found[1]})"
 

@@ -52,6 +52,11 @@ def test_the_best_are_those_least_below_the_plain_mean() -> None:
     assert "| digits, IID | 4.0 (ipm, early, digits) | 3 |" in guarded_tables.of_rule(LINES, "clip(TR)")
 
 
+def test_the_worst_attacks_are_those_that_take_the_most_from_any_of_the_rules() -> None:
+    assert guarded_tables.worst_attacks(LINES, ["EQ", "median(EQ)"], 2) == ["ipm", "backdoor"]
+    assert guarded_tables.worst_attacks(LINES, ["EQ", "clip(TR)"], 2) == ["ipm"]
+
+
 def test_the_frontier_is_drawn(tmp_path: Path) -> None:
     guarded_tables.frontier(LINES, {}, tmp_path / "frontier.svg")
     assert "median(EQ)" in (tmp_path / "frontier.svg").read_text()
