@@ -20,20 +20,20 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 SERVE = """
 import asyncio, sys
 from pathlib import Path
-import httpx
 from steelyard.federate.serving import serve
+from steelyard.federate.superlink_calls import SuperLinkCalls
 from steelyard.logs import show
 
-cut, pass_on = Path("cut"), httpx.AsyncHTTPTransport.handle_async_request
+cut, pass_on = Path("cut"), SuperLinkCalls.post
 
-async def cut_off(self, request):
+async def cut_off(self, *call):
     while cut.exists():
         if cut.read_text() == "refused":
-            raise httpx.ConnectError("the line is cut")
+            raise ConnectionRefusedError("the line is cut")
         await asyncio.sleep(0.1)
-    return await pass_on(self, request)
+    return await pass_on(self, *call)
 
-httpx.AsyncHTTPTransport.handle_async_request = cut_off
+SuperLinkCalls.post = cut_off
 show()
 serve(Path(sys.argv[1]), Path("tls"), "127.0.0.1", int(sys.argv[2]))
 """
