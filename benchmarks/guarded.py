@@ -235,11 +235,13 @@ def main() -> None:
     best = best if options.best is None else options.best
     seeds = seeds[: options.seeds] if options.seeds else seeds
     rules = options.rules.split() if options.rules else list(CANDIDATES)
-    rules = guarded_tables.best(known, rules, best) if best else rules
+    # The last stages are chosen for by what went before them, so that their own seeds choose nothing.
+    before = [each for each in known if options.stage in ("digits", "mnist") or each["stage"] != options.stage]
+    rules = guarded_tables.best(before, rules, best) if best else rules
     number, of = map(int, options.part.split("/"))
     shares, rows = [float(text) for text in options.shares.split(",")], [int(text) for text in options.rows.split(",")]
     attacks = attack_names([options.attacks])
-    attacks = guarded_tables.worst_attacks(known, rules, options.worst) if options.worst else attacks
+    attacks = guarded_tables.worst_attacks(before, rules, options.worst) if options.worst else attacks
     wanted = list(cells(options.stage, attacks, shares, rows))[number - 1 :: of]
     done = {tuple(each[name] for name in Cell.__dataclass_fields__) for each in known}
     compute = {} if options.memory is None else {"memory_gb": options.memory}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,8 +89,13 @@ def ranked(lines: Sequence[Line]) -> list[tuple[str, Worst]]:
 
 
 def best(lines: Sequence[Line], rules: Sequence[str], count: int) -> list[str]:
-    """Return the plain mean and so many of these rules, the best first, by the worst case."""
-    order = [name for name, _ in ranked(lines) if name in rules and name != PLAIN]
+    """Return the plain mean and so many of these rules, the best first, by the worst case.
+
+    Only rules that were run against everything that any was run against: a rule cannot be the best by what it missed.
+    """
+    met = Counter(each["rule"] for each in lines)
+    whole = max((met[name] for name in rules if name != PLAIN), default=0)
+    order = [name for name, _ in ranked(lines) if name in rules and name != PLAIN and met[name] == whole]
     return [PLAIN, *order[:count]]
 
 
