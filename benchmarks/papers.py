@@ -58,6 +58,7 @@ def parts() -> dict[str, tuple[str, ...]]:
         found |= {f"adafed-{number}": five, f"adafed-{number}-adam": (*five, *adam)}
     # Every rule of docs/algorithms once, which needs all clients in every round and rows at the server. Clients test on
     # rows with labels of their own, since some keep models of their own; those train batch by batch, so they run apart.
+    # So many rounds fit nine minutes of an H200.
     changes = (
         "rounds.fraction=1", "rounds.evaluate_every=1", "partition.clients=20", "partition.test_labels=client",
         "partition.test_order=mixed", "partition.server=fraction", "partition.server_report=apart",
@@ -65,8 +66,8 @@ def parts() -> dict[str, tuple[str, ...]]:
         "compute.engine=stacked", "store.checkpoint_every=20", "store.clients_every=20",
     )  # fmt: skip
     for name, rules, rounds in (
-        ("weights", ",".join(("fedavg", "SV", *catalogue.known())), 80),
-        ("personal", PERSONAL, 20),
+        ("weights", ",".join(("fedavg", "SV", *catalogue.known())), 16),
+        ("personal", PERSONAL, 4),
     ):
         words = ("mnist-noniid", "--rules", rules, "--seeds", "5", "--set", f"rounds.count={rounds}")
         found[f"rivals-mnist-{name}"] = (*words, *(word for change in changes for word in ("--set", change)), *TF32)
