@@ -99,14 +99,12 @@ class MappedStep:
             views = {s.name: cut.view(-1, *s.shape) for s, cut in zip(self.layout.slots, cuts, strict=True)}
             with shortened(self.setup.precision, cuts[0].device):
                 found, each = gradient.of(views, *samples)
-            for number, (slot, cut) in enumerate(zip(self.layout.slots, cuts, strict=True)):
-                new = found[slot.name].reshape(cut.shape)
-                if number >= trained:
-                    cut.copy_(new)
-                elif targets:
-                    targets[number].copy_(new)
-                else:
-                    cut.sub_(new, alpha=self.descent.rate)
+            fresh = [found[s.name].reshape(cut.shape) for s, cut in zip(self.layout.slots, cuts, strict=True)]
+            for cut, value in zip([*targets, *cuts[trained:]], [*fresh[: len(targets)], *fresh[trained:]], strict=True):
+                cut.copy_(value)
+            if not targets:
+                # One call for all tensors: a compiler makes few kernels of it, not one for each.
+                torch._foreach_add_(list(cuts[:trained]), fresh[:trained], alpha=-self.descent.rate)
             return each
 
         return step
