@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -76,11 +76,11 @@ def _curves(rows: Any, column: str) -> dict[str, list[list[float | None]]]:
 
 def line(cell: Cell, history: History, before: float) -> dict[str, Any]:
     """Return what is kept of a run: its curves, its machine, its time."""
-    rounds = history.rounds.sort_values("round")
+    rounds: Any = history.rounds
     measure, worst = "server_accuracy", {}
     curves = _curves(rounds, measure)
     if not rounds[measure].notna().any():
-        measure, tests = "clients' accuracy", history.evaluations
+        measure, tests = "clients' accuracy", cast("Any", history.evaluations)
         tests["right"] = tests["score"] * tests["samples"]
         sums = tests.groupby(["rule", "seed", "round"], sort=False, as_index=False)[["right", "samples"]].sum()
         sums["score"] = sums["right"] / sums["samples"]

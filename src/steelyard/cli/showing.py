@@ -6,13 +6,16 @@ What is heavy is imported inside the commands, for speed of start.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from steelyard.cli.options import FormatOption, SetOption, recipe_names
-from steelyard.cli.printing import print_entries, print_json
+from steelyard.cli.options import FormatOption, SeedOption, SetOption, recipe_names
+from steelyard.cli.printing import print_entries, print_json, print_wrapped, terminal_width
 from steelyard.errors import UserError, printable
+
+if TYPE_CHECKING:
+    from steelyard.experiment.description import Description
 
 
 def recipes(format: FormatOption = "text") -> None:
@@ -34,9 +37,21 @@ def show(
     changes: SetOption = None,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of an experiment file.")] = False,
     resolved: Annotated[bool, typer.Option("--resolved", help="With every default filled in.")] = False,
+    split: Annotated[bool, typer.Option("--split", help="Draw how its rows are shared out over the clients.")] = False,
+    seed: SeedOption = None,
+    figure: Annotated[
+        Path | None, typer.Option("--figure", help="With --split: also write it as a .svg, .png or .pdf file.")
+    ] = None,
+    format: FormatOption = "text",
 ) -> None:
-    """Print an experiment as TOML, or the schema of experiment files."""
+    """Print an experiment as TOML, the schema of experiment files, or a drawing of an experiment's split."""
     from steelyard.experiment.loading import kind_of, load, source_text, to_toml
+
+    if not split and (figure is not None or format == "json"):
+        raise UserError(f"show: got {'--figure' if figure else '--format json'}; allowed with: --split")
+    if split and experiment is not None:
+        _draw_split(load(experiment, changes or [], seed), figure, format)
+        return
 
     if schema:
         kind = "learning" if experiment is None else str(load(experiment).model_dump().get("kind", "learning"))
@@ -48,6 +63,34 @@ def show(
     if resolved and described.all_clients is not None:
         described = described.for_clients(described.all_clients)
     print(to_toml(described) if changes or resolved else source_text(experiment), end="")
+
+
+def _draw_split(described: Description, figure: Path | None, format: str) -> None:
+    """Read the data of an experiment, share them out and draw that; nothing is trained."""
+    from steelyard.data.loading import load as load_data
+    from steelyard.data.partition import share_out
+    from steelyard.experiment.learning import LearningDescription
+    from steelyard.report.split import account, draw_letters, split_of
+
+    if not isinstance(described, LearningDescription):
+        raise UserError(
+            "show: got --split with a recommender, each of whose users is one client; allowed: experiments that share "
+            "rows out by [partition]"
+        )
+    shared = share_out(load_data(described.data), described.partition, described.seed, described.flaws)
+    found = split_of(shared)
+    if figure is not None:
+        from steelyard.report.figures.split import planned_split
+        from steelyard.report.figures.writing import write_figure
+
+        write_figure(planned_split(found), figure)
+    if format == "json":
+        print_json(found)
+        return
+    for line in draw_letters(found, terminal_width() or 80):
+        print(printable(line))
+    for line in account(found):
+        print_wrapped(line)
 
 
 def criteria(

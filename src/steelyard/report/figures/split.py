@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import altair as alt
@@ -10,6 +11,7 @@ import pandas as pd
 from steelyard.report.figures.shared import WIDTH, described, lists
 from steelyard.report.figures.theme import FLAWED, SOUND
 from steelyard.report.figures.weights import MARK
+from steelyard.report.split import Split
 from steelyard.report.view import FederationView, Frame, RunView, sampled
 
 BARS = 60
@@ -22,7 +24,18 @@ def split(view: RunView, federation: FederationView) -> alt.VConcatChart | None:
     sizes, asked = _sizes(view, federation, labels)
     if not len(sizes):
         return None
-    flawed = view.flaws(federation)
+    return _drawn(sizes, labels, view.flaws(federation), asked)
+
+
+def planned_split(planned: Split) -> alt.VConcatChart:
+    """Draw a split before anything is trained, as `split` draws that of a run."""
+    sizes: Frame = pd.Series(dict(planned.sizes), dtype="int64").sort_values(ascending=False, kind="stable")
+    return _drawn(sizes, {name: list(counts) for name, counts in planned.labels.items()}, planned.flaws, "")
+
+
+def _drawn(
+    sizes: Frame, labels: dict[str, list[int]], flawed: Mapping[str, Sequence[str]], asked: str
+) -> alt.VConcatChart:
     rows = [
         {
             "client": f"{MARK if client in flawed else ''}{client}",
