@@ -146,19 +146,26 @@ def of_rule(lines: Sequence[Line], rule: str) -> str:
 
 def frontier(lines: Sequence[Line], names: Mapping[str, str], path: Path) -> None:
     """Draw what each rule costs where nobody is hostile against the most that it loses with a fifth hostile."""
-    rows: list[dict[str, object]] = []
+    rows: list[dict[str, Any]] = []
     for rule, found in ranked(lines):
         losses = [lost for (*_, share), (lost, _) in found.lost.items() if share == 0.2]
         if losses and rule != PLAIN:
             kind = "a backdoor works" if found.backdoor.get(0.2, 100.0) > 10 else "a backdoor works in at most 10 %"
             rows.append({"rule": names.get(rule, rule), "cost": found.cost, "lost": max(losses), "kind": kind})
+    wide = max((row["cost"] for row in rows), default=1.0) - min((row["cost"] for row in rows), default=0.0)
+    for place, row in enumerate(rows):
+        # Of rules at one place the best has its name beside it.
+        near = [other for other in rows[:place] if other["label"] and abs(other["cost"] - row["cost"]) < wide / 8]
+        close = any(abs(np.log1p(max(o["lost"], 0)) - np.log1p(max(row["lost"], 0))) < 0.12 for o in near)
+        row["label"] = "" if close and row["rule"] not in names.values() else row["rule"]
     base = alt.Chart(pd.DataFrame(rows)).encode(
         alt.X("cost:Q", title="points of accuracy that it costs where nobody is hostile"),
         alt.Y("lost:Q", title="most points lost, a fifth hostile", scale=alt.Scale(type="symlog")),
     )
+    legend = alt.Legend(orient="top", title=None)
     dots = base.mark_point(filled=True, size=80).encode(
-        alt.Color("kind:N", title=None), alt.Shape("kind:N", title=None)
+        alt.Color("kind:N", legend=legend), alt.Shape("kind:N", legend=legend)
     )
-    labels = base.mark_text(align="left", dx=7, fontSize=10).encode(text="rule:N")
+    labels = base.mark_text(align="left", dx=7, fontSize=11).encode(text="label:N")
     chart = (dots + labels).properties(width=720, height=420, title="The frontier: less of both is better")
     chart.save(str(path))
