@@ -28,13 +28,21 @@ _log = logger(__name__)
 def attack(
     experiment: ExperimentArgument,
     attacks: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option(
             "--attack",
             help="label-flip, sign-flip, scaled-reversal, gaussian, alie, ipm, min-max, free-rider, backdoor or "
             "inflation; each also as NAME+inflation; with commas or one by one; all: each of them, lying.",
         ),
-    ],
+    ] = None,
+    adaptive: Annotated[
+        bool,
+        typer.Option(
+            "--adaptive",
+            help="Add attackers that know the rule and send the worst of what they tried: adaptive, adaptive-alie, "
+            "adaptive-ipm, adaptive-drift, each lying.",
+        ),
+    ] = False,
     fraction: Annotated[float, typer.Option("--fraction", help="Share of the clients that are hostile.")] = 0.2,
     rules: Annotated[
         list[str] | None,
@@ -58,7 +66,7 @@ def attack(
             from steelyard.experiment.loading import load
             from steelyard.sweeps.attacking import Attack, attack_folder, attack_names, rules_for, under_attack
 
-        names = attack_names(attacks)
+        names = attack_names(attacks or [], adaptive=adaptive)
         base = load(experiment, changes or [], seed, asking(trust))
         under_attack(base, names[0], fraction)  # refuses what cannot be attacked before rules are read
         described = load_comparison(experiment, changes or [], rules or rules_for(base), seed)

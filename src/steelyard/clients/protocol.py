@@ -87,6 +87,9 @@ class WrappedClients:
         if isinstance(self.clients, ProvedClients):
             self.clients.hand_out()
 
+    def colluders(self, seed: int) -> Mapping[str, str]:
+        return self.clients.colluders(seed) if isinstance(self.clients, ColludingClients) else {}
+
     def close(self) -> None:
         self.clients.close()
 
@@ -120,6 +123,15 @@ class FingerprintedClients(Clients, Protocol):
 
     def fingerprint(self, seed: int) -> Mapping[str, str]:
         """Return what tells the data of a seed from others, part by part: two equal ones mean equal data."""
+        ...
+
+
+@runtime_checkable
+class ColludingClients(Clients, Protocol):
+    """Simulated clients of which some may know the rule, see all updates of their cohort, and choose what to send."""
+
+    def colluders(self, seed: int) -> Mapping[str, str]:
+        """Return the family of candidates of each that colludes, by client (`defence.candidates`)."""
         ...
 
 
@@ -214,4 +226,13 @@ class FittingServer(Server, Protocol):
 
     def train(self, seed: int, round: int, parameters: torch.Tensor) -> torch.Tensor:
         """Train a model on the server's own rows as a client would on its own, and return it."""
+        ...
+
+
+@runtime_checkable
+class ImaginedServer(Server, Protocol):
+    """The server of a simulation, which colluders can imitate."""
+
+    def imagined(self, seed: int, colluders: Collection[str]) -> Server:
+        """Return the server as colluders imagine it in one round: with rows of theirs in place of its own."""
         ...

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from steelyard.learning.augmentation import Augmentation
 
 Rows = NDArray[np.int64]
-AttackKind = Literal["reversed", "gaussian", "alie", "ipm", "min-max"]
+AttackKind = Literal["reversed", "gaussian", "alie", "ipm", "min-max", "adaptive"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,6 +131,8 @@ class Behaviour:
     """What it sends in place of its update, to harm the model; None for the update itself."""
     strength: float = 1.0
     """The attack's amount."""
+    family: str = "all"
+    """adaptive: the candidates of which it sends the worst."""
 
 
 HONEST = Behaviour()

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from steelyard.data.partition_settings import NUMBERED, PartitionSettings, client_name
 from steelyard.data.source_settings import Count, DataSettings
-from steelyard.errors import UserError, nearest
+from steelyard.errors import UserError, listed, nearest
 from steelyard.settings import Section
 
 FlawKind = Literal[
@@ -32,13 +32,21 @@ FlawKind = Literal[
     "alie",
     "ipm",
     "min-max",
+    "adaptive",
     "backdoor",
 ]
 
-OMNISCIENT: frozenset[str] = frozenset({"alie", "ipm", "min-max"})
+OMNISCIENT: frozenset[str] = frozenset({"alie", "ipm", "min-max", "adaptive"})
 """Attacks whose clients see the updates of all others of the cohort."""
 NEEDS_CLASSES: frozenset[str] = frozenset({"labels-flipped", "classes-missing", "backdoor"})
 """Kinds that make no sense for a regression."""
+
+
+_HOW: Mapping[str, tuple[str, ...]] = {
+    "labels-flipped": ("uniform", "pairs"),
+    "adaptive": ("all", "alie", "ipm", "drift"),
+}
+"""By kind: the ways that `how` may name, the default first."""
 
 
 class Amount(NamedTuple):
@@ -116,14 +124,16 @@ class FlawSettings(Section):
     the honest updates of the cohort, coordinate by coordinate; docs/reference/defence.md has the formulas):
     reversed: −`amount` · u. gaussian: normal noise, `amount` times as large as u. alie: μ − `amount` · σ. ipm:
     −`amount` · μ. min-max: μ − γσ with the greatest γ that is no further from any honest update than two of them are.
+    adaptive: it knows the rule; each round all such clients try it on some eighty candidates and send the worst (see
+    `how`).
     backdoor: `amount` of its training rows show a bright square in the corner and have the class `target`."""
     amount: int | float | None = None
     """How much; each kind says of what. Defaults: labels-flipped 1, noisy 1, blurred 1, missing 0.5, rows-repeated 10,
     classes-missing 0.5, few-steps 0.1, stale 5, claims-size 10, claims-criteria 1000, reversed 1, gaussian 10,
     alie 1.5, ipm 2, backdoor 0.5; the other kinds have none."""
-    how: Literal["uniform", "pairs"] | None = None
+    how: Literal["uniform", "pairs", "all", "alie", "ipm", "drift"] | None = None
     """labels-flipped: uniform (default): any other class, all equally likely; pairs: class c becomes c + 1, the last
-    one 0."""
+    one 0. adaptive: which candidates are tried: all (default), or alie, ipm or drift alone, with tuned factors."""
     classes: tuple[Annotated[int, Field(ge=0)], ...] = ()
     """classes-missing: the classes that all clients of this section lose, in place of some drawn for each by itself."""
     target: Annotated[int, Field(ge=0)] | None = None
@@ -153,8 +163,8 @@ class FlawSettings(Section):
         kind = fields.get("kind")
         if isinstance(kind, str) and kind in AMOUNTS and fields.get("amount") is None:
             fields["amount"] = AMOUNTS[kind].default
-        if kind == "labels-flipped" and fields.get("how") is None:
-            fields["how"] = "uniform"
+        if isinstance(kind, str) and kind in _HOW and fields.get("how") is None:
+            fields["how"] = _HOW[kind][0]
         if kind == "backdoor" and fields.get("target") is None:
             fields["target"] = 0
         return fields
@@ -162,8 +172,9 @@ class FlawSettings(Section):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         self._check_amount()
-        if self.how is not None and self.kind != "labels-flipped":
-            raise ValueError(f"how: got '{self.how}' with kind '{self.kind}'; allowed with: labels-flipped")
+        if self.how is not None and self.how not in _HOW.get(self.kind, ()):
+            ways = " or ".join(f"{listed(ways)} with {kind}" for kind, ways in _HOW.items())
+            raise ValueError(f"how: got '{self.how}' with kind '{self.kind}'; allowed: {ways}")
         if self.classes and self.kind != "classes-missing":
             raise ValueError(f"classes: got some with kind '{self.kind}'; allowed with: classes-missing")
         if self.target is not None and self.kind != "backdoor":
@@ -294,5 +305,7 @@ def in_words(flaw: FlawSettings, of: str = "") -> str:
             return f"IPM ({flaw.size:g} times)"
         case "min-max":
             return "min-max"
+        case "adaptive":
+            return f"adaptive ({flaw.how})"
         case "backdoor":
             return f"backdoor to class {flaw.target} ({percent} of the rows)"

@@ -229,6 +229,8 @@ def _change(changing: _Changing, flaw: FlawSettings, name: str, chance: np.rando
             behaviour = replace(behaviour, claims=flaw.size, inflates=flaw.size)
         case "reversed" | "gaussian" | "alie" | "ipm" | "min-max":
             behaviour = replace(behaviour, attack=flaw.kind, strength=flaw.size)
+        case "adaptive":
+            behaviour = replace(behaviour, attack="adaptive", family=flaw.how or "all")
         case "backdoor":
             changing.target = flaw.target or 0
             given = changing.features(client), changing.labels(client)

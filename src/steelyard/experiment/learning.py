@@ -61,6 +61,12 @@ class LearningDescription(Description):
             check_cohorts(self.privacy.aggregation, self.rounds, self.all_clients)
         if self.clock is not None and self.clock.late == "next":
             self._check_late()
+        for index, flaw in enumerate(self.flaws):
+            if flaw.kind == "adaptive" and self.privacy is not None:
+                raise UserError(
+                    f"flaws.{index}.kind: got 'adaptive' with [privacy], whose noise and hidden sums the colluders "
+                    "cannot try out; allowed: the other kinds, or no [privacy]"
+                )
         return self
 
     def check_algorithms(self, *, own_code: bool) -> None:

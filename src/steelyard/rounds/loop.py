@@ -14,6 +14,7 @@ from steelyard.activity import doing
 from steelyard.clients.protocol import Clients, ReportingServer, Server
 from steelyard.messages import Question, ServerTest, Task, Updates
 from steelyard.privacy.local import without_losses
+from steelyard.rounds.colluding import with_colluders
 from steelyard.rounds.contributions import RoundValues
 from steelyard.rounds.drafting import TooFewClients, weigh_soundly
 from steelyard.rounds.private import PrivateRounds, nobody
@@ -136,6 +137,7 @@ def one_round(
             try:
                 if federation in asking:
                     task, answer = next(answers)
+                    answer = with_colluders(federation, state, task, answer, clients, server, plan)
                     drafts.append(weigh_soundly(federation, state, task, answer, server, plan, private))
                 else:
                     drafts.append(train_alone(federation, state, server, round))

@@ -25,6 +25,8 @@ from steelyard.sweeps.plan_file import differing, read_plan, write_plan
 from steelyard.sweeps.running import finished, run_or_resume
 
 INFLATION = "inflation"
+ADAPTIVE = ("adaptive", "adaptive-alie", "adaptive-ipm", "adaptive-drift")
+"""Attacks whose clients try the rule before they send; each rule is attacked in its own way."""
 ATTACKS: Mapping[str, Mapping[str, Any]] = {
     "label-flip": {"kind": "labels-flipped", "how": "pairs"},
     "sign-flip": {"kind": "reversed", "amount": 1},
@@ -35,6 +37,10 @@ ATTACKS: Mapping[str, Mapping[str, Any]] = {
     "min-max": {"kind": "min-max"},
     "free-rider": {"kind": "free-rider"},
     "backdoor": {"kind": "backdoor"},
+    "adaptive": {"kind": "adaptive", "how": "all"},
+    "adaptive-alie": {"kind": "adaptive", "how": "alie"},
+    "adaptive-ipm": {"kind": "adaptive", "how": "ipm"},
+    "adaptive-drift": {"kind": "adaptive", "how": "drift"},
     INFLATION: {"kind": "claims-criteria"},
 }
 """By name: the flaw that makes a client hostile; docs/reference/defence.md has the formulas."""
@@ -46,13 +52,17 @@ RULES = (
 """What `steelyard attack` compares by default; FLTrust joins where the server has rows of its own."""
 
 
-def attack_names(texts: Sequence[str]) -> list[str]:
-    """Read attacks such as "alie" or "sign-flip+inflation", with commas or one by one; "all" is each of them lying."""
+def attack_names(texts: Sequence[str], *, adaptive: bool = False) -> list[str]:
+    """Read attacks such as "alie" or "sign-flip+inflation", with commas or one by one.
+
+    "all" is each that does not adapt, lying; `adaptive` adds those that do, lying.
+    """
     words = [word.strip() for text in texts for word in text.split(",") if word.strip()]
     found: dict[str, None] = {}
     for word in words:
         if word == "all":
-            found |= dict.fromkeys(name if name == INFLATION else f"{name}+{INFLATION}" for name in ATTACKS)
+            fixed = [name for name in ATTACKS if name not in ADAPTIVE]
+            found |= dict.fromkeys(name if name == INFLATION else f"{name}+{INFLATION}" for name in fixed)
             continue
         name, _, more = word.partition("+")
         if name not in ATTACKS or more not in ("", INFLATION) or (more and name == INFLATION):
@@ -61,8 +71,10 @@ def attack_names(texts: Sequence[str]) -> list[str]:
                 f"as NAME+{INFLATION}, or all"
             )
         found[word] = None
+    if adaptive:
+        found |= dict.fromkeys(f"{name}+{INFLATION}" for name in ADAPTIVE)
     if not found:
-        raise UserError(f"--attack: got nothing; allowed: {listed(ATTACKS)}, or all")
+        raise UserError(f"--attack: got nothing; allowed: {listed(ATTACKS)}, or all; or --adaptive")
     return list(found)
 
 

@@ -28,7 +28,8 @@ from steelyard.messages import DenseModels, Task, spans
 def attack(task: Task, names: Sequence[str], models: torch.Tensor, behaviours: Mapping[str, Behaviour]) -> None:
     """Replace the rows of hostile clients in models [clients, parameters] of one cohort, in place."""
     kinds = [behaviours.get(name, HONEST) for name in names]
-    hostile = [row for row, how in enumerate(kinds) if how.attack is not None]
+    # What adaptive colluders send is chosen once the whole cohort is there (rounds.colluding).
+    hostile = [row for row, how in enumerate(kinds) if how.attack not in (None, "adaptive")]
     if not hostile:
         return
     origin = task.parameters.to(models.device)

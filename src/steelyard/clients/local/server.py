@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
 
+from steelyard import randomness
+from steelyard.clients.local.device_data.dataset import DevicePopulation
 from steelyard.clients.local.engines.execution import threads_for
 from steelyard.clients.local.simulation import Simulation
 from steelyard.data.dataset import Rows
@@ -36,7 +38,7 @@ class SimulationServer:
     def initial(self, seed: int) -> torch.Tensor:
         """Return the first global model, a pure function of the seed."""
         context = self.clients.context
-        dataset = context.population(seed).dataset
+        dataset = self._population(seed).dataset
         module = build(context.model, dataset.features.shape[1:], dataset.classes, seed)
         return Layout.of(module).read(module).to(context.device)
 
@@ -46,22 +48,22 @@ class SimulationServer:
 
     def test(self, seed: int, models: torch.Tensor) -> ServerTest:
         """Test models [candidates, parameters] on the rows on which the server weighs."""
-        return self._test(seed, models, self.clients.context.population(seed).source.server)
+        return self._test(seed, models, self._held(seed))
 
     def report(self, seed: int, models: torch.Tensor) -> ServerTest:
         """Test models [candidates, parameters] on the rows on which the server reports."""
-        return self._test(seed, models, self.clients.context.population(seed).source.report)
+        return self._test(seed, models, self._population(seed).source.report)
 
     def rows(self, seed: int, models: torch.Tensor) -> RowTests:
         """Test models [candidates, parameters] on single rows: those on which the server reports, or else weighs."""
-        source = self.clients.context.population(seed).source
+        source = self._population(seed).source
         labels, predictions, each = self._tried(seed, models, source.report if len(source.report) else source.server)
         right = (predictions == labels).cpu().numpy() if self.classes else None
         return RowTests(each.to(torch.float64).cpu().numpy(), right)
 
     def report_rows(self, seed: int) -> int:
         """Return on how many rows the server reports."""
-        return len(self.clients.context.population(seed).source.report)
+        return len(self._population(seed).source.report)
 
     def gradients(self, seeds: Sequence[int], models: torch.Tensor) -> torch.Tensor:
         """Return the gradient of the server's mean loss at each model [models, parameters], one seed per model.
@@ -77,7 +79,7 @@ class SimulationServer:
 
     def _slopes(self, seeds: Sequence[int], models: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         context = self.clients.context
-        datasets = [context.population(seed).dataset for seed in seeds]
+        datasets = [self._population(seed).dataset for seed in seeds]
         setup, each = context.setup, losses.per_sample(context.loss(LossState(context.training.loss)))
         module = copy.deepcopy(setup.module).to(context.device).eval()
         features = torch.stack([dataset.gather(mine) for dataset, mine in zip(datasets, rows, strict=True)])
@@ -93,7 +95,7 @@ class SimulationServer:
     def train(self, seed: int, round: int, parameters: torch.Tensor) -> torch.Tensor:
         """Train a model on the rows on which the server weighs, as a client of that size would, and return it."""
         context = self.clients.context
-        dataset, rows = context.population(seed).dataset, self._weighing_rows(seed)
+        dataset, rows = self._population(seed).dataset, self._weighing_rows(seed)
         setup, training = context.setup, context.training
         with threads_for(context.device, setup.layout.size):
             trained, _ = train_client(
@@ -111,12 +113,22 @@ class SimulationServer:
             )
         return trained.to(parameters.device)
 
+    def imagined(self, seed: int, colluders: Collection[str]) -> SimulationServer:
+        """Return the server as colluders imagine it in one round."""
+        return ColludingServer(self.clients, seed, colluders)
+
+    def _population(self, seed: int) -> DevicePopulation:
+        return self.clients.context.population(seed)
+
+    def _held(self, seed: int) -> Rows:
+        """Return the rows on which the server weighs."""
+        return self._population(seed).source.server
+
     def _weighing_rows(self, seed: int) -> torch.Tensor:
-        context = self.clients.context
-        return _on_device(context.population(seed).source.server, context.device)
+        return _on_device(self._held(seed), self.clients.context.device)
 
     def _test(self, seed: int, models: torch.Tensor, held: Rows) -> ServerTest:
-        dataset = self.clients.context.population(seed).dataset
+        dataset = self._population(seed).dataset
         labels, predictions, each = self._tried(seed, models, held)
         mean = each.to(torch.float64).mean(dim=1).cpu().numpy()
         if dataset.classes:
@@ -132,10 +144,39 @@ class SimulationServer:
     def _tried(self, seed: int, models: torch.Tensor, held: Rows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return the labels of rows, and what each model predicts and loses on each of them."""
         context = self.clients.context
-        dataset = context.population(seed).dataset
+        dataset = self._population(seed).dataset
         rows = _on_device(held, context.device)
         loss = context.loss(LossState(context.training.loss))
         return dataset.labels[rows], *self.clients.evaluator.test(models.to(context.device), dataset, rows, loss)
+
+
+class ColludingServer(SimulationServer):
+    """The server as colluders imagine it in one round: its rows are theirs, as many as the median client has.
+
+    These are drawn from all that they train on, with true labels. Whatever seed it is asked for, its own is meant.
+    """
+
+    def __init__(self, clients: Simulation, seed: int, colluders: Collection[str]) -> None:
+        super().__init__(clients)
+        self.seed = seed
+        source = self._population(seed).source
+        pooled = np.concatenate([client.train for client in source.clients if client.client in colluders])
+        count = max(1, int(np.median([len(client.train) for client in source.clients])))
+        drawn = randomness.generator(seed, purpose="attack/rows").permutation(len(pooled))
+        self._rows = np.sort(pooled[drawn[:count]])
+        self._trained: torch.Tensor | None = None
+
+    def train(self, seed: int, round: int, parameters: torch.Tensor) -> torch.Tensor:
+        """Train once: all candidates of a round start from the same model."""
+        if self._trained is None:
+            self._trained = super().train(seed, round, parameters)
+        return self._trained
+
+    def _population(self, seed: int) -> DevicePopulation:
+        return self.clients.context.population(self.seed)
+
+    def _held(self, seed: int) -> Rows:
+        return self._rows
 
 
 def _on_device(held: Rows, device: torch.device) -> torch.Tensor:

@@ -319,6 +319,10 @@ class Simulation:
         each = self.evaluator.losses(received, population.dataset, rows, labels, self.context.loss(task.loss))[0]
         return np.array([float(part.mean()) for part in each.to(torch.float64).split(sizes.tolist())])
 
+    def colluders(self, seed: int) -> Mapping[str, str]:
+        behaviours = self.context.population(seed).behaviours
+        return {name: how.family for name, how in behaviours.items() if how.attack == "adaptive"}
+
     def evaluate(self, questions: Sequence[Question]) -> list[Evaluations]:
         return self._tests.evaluate(questions)
 

@@ -1,0 +1,221 @@
+"""Colluders that know the rule: each round they try the rule itself on every candidate and send the worst.
+
+They see all updates and all claims of their cohort. In place of the server's rows they have rows of their own, as many
+as one client has, and in place of the server's chance (buckets, noise) chance of their own. A candidate is worst where
+the model that the rule makes of it is right on the fewest of these rows, and of equal ones where it loses most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from steelyard import randomness
+from steelyard.activity import doing
+from steelyard.clients.protocol import Clients, ColludingClients, FittingServer, ImaginedServer, LayeredServer, Server
+from steelyard.defence.candidates import Candidates, Directions, around, candidates
+from steelyard.errors import UserError
+from steelyard.logs import logger
+from steelyard.messages import Counts, DenseModels, Floats, ServerTest, Task, Updates
+from steelyard.rounds.drafting import weigh_soundly
+from steelyard.rounds.server_rows import fit_to_server
+from steelyard.rounds.state import Federation, Plan, RoundState
+from steelyard.weighing.view import MOST_TESTED
+
+_log = logger(__name__)
+
+MOST_BIASES = 10
+"""So many classes at most have a candidate that pushes their bias."""
+
+
+def with_colluders(
+    federation: Federation,
+    state: RoundState,
+    task: Task,
+    updates: Updates,
+    clients: Clients,
+    server: Server,
+    plan: Plan,
+) -> Updates:
+    """Return the updates with those of colluders replaced by what harms this rule most; without any, as they are."""
+    if not isinstance(clients, ColludingClients) or not isinstance(updates.payload, DenseModels):
+        return updates
+    if not isinstance(server, ImaginedServer):
+        return updates
+    families = clients.colluders(task.seed)
+    groups: dict[str, list[int]] = {}
+    for row, name in enumerate(updates.clients):
+        if name in families and name not in updates.late:
+            groups.setdefault(families[name], []).append(row)
+    if not groups:
+        return updates
+    imagined = server.imagined(task.seed, families)
+    with doing("trying what colluders send"):
+        for family, rows in sorted(groups.items()):
+            updates = _worst(_Trial(federation, state, task, updates, imagined, plan, rows), family)
+    return updates
+
+
+class _Trial:
+    """One cohort whose colluders try candidates: who sends what, and what the rule makes of it."""
+
+    def __init__(
+        self,
+        federation: Federation,
+        state: RoundState,
+        task: Task,
+        updates: Updates,
+        server: Server,
+        plan: Plan,
+        rows: list[int],
+    ) -> None:
+        # The server's chance is its own: colluders that knew it would undo what bucketing is for.
+        guess = randomness.stream_key(task.seed, task.round, purpose="attack/guess")
+        self.federation, self.task = replace(federation, seed=guess), replace(task, seed=guess)
+        self.state, self.updates, self.server, self.plan, self.rows = state, updates, server, plan, rows
+        self.seed = task.seed
+        assert isinstance(updates.payload, DenseModels)
+        self.payload = updates.payload
+        self.models = self.payload.models
+        self.start = task.parameters.to(self.models.device)
+
+    def directions(self) -> Directions:
+        """Return what candidates are sums of; nothing that is not trained is in them."""
+        seed = self.seed
+        honest = [row for row in range(len(self.models)) if row not in self.rows] or self.rows
+        theirs = self.models[honest] - self.start
+        chance = randomness.generator(seed, purpose="attack/lasting")
+        lasting = torch.from_numpy(chance.standard_normal(len(self.start), dtype=np.float32))
+        more = {"lasting": lasting.to(theirs.device)}
+        if isinstance(self.server, FittingServer):
+            (more["climb"],) = self.server.gradients([seed], (self.start + theirs.mean(dim=0))[None])
+        for number, places in enumerate(self._biases()):
+            more[f"bias {number}"] = torch.zeros_like(theirs[0])
+            more[f"bias {number}"][places] = 1.0
+        found = Directions(theirs, self.models[self.rows] - self.start, more)
+        for begin, end in self.payload.frozen:
+            found.rows[:, begin:end] = 0.0
+        return found
+
+    def _biases(self) -> list[int]:
+        if not isinstance(self.server, LayeredServer):
+            return []
+        try:
+            places = self.server.output_layer(self.seed)[:, -1].tolist()
+        except UserError:  # a network without such a layer
+            return []
+        drawn = randomness.generator(self.seed, self.task.round, purpose="attack/biases").permutation(len(places))
+        return [places[place] for place in sorted(drawn[:MOST_BIASES].tolist())]
+
+    def harm(self, tried: Candidates) -> NDArray[np.float64]:
+        """Return [candidates, 2]: the share of rows that each new model has wrong, and its loss; −∞ without a model."""
+        bank = _Bank(torch.cat([self.models, self.start + tried.vectors]), self.start, self.payload.frozen)
+        found = np.full((len(tried.names), 2), -np.inf)
+        size = max(1, MOST_TESTED // max(1, len(self.start)))
+        for begin in range(0, len(found), size):
+            made = {at: self._made(bank, tried.sent[at]) for at in range(begin, min(begin + size, len(found)))}
+            models = {at: model for at, model in made.items() if model is not None}
+            if models:
+                test = self.server.test(self.federation.seed, torch.stack(list(models.values())))
+                wrong = 1.0 - test.accuracy if test.f1.shape[1] else np.zeros(len(models))
+                found[list(models)] = np.stack([wrong, np.nan_to_num(test.losses, nan=np.inf)], axis=1)
+        return found
+
+    def _made(self, bank: _Bank, sent: Counts) -> torch.Tensor | None:
+        """Return the model that the rule makes where colluders send these vectors; None where it makes none."""
+        rows = np.arange(len(self.models))
+        rows[self.rows] = len(self.models) + sent
+        updates = replace(self.updates, payload=_Picked(bank, rows))
+        try:
+            draft = weigh_soundly(self.federation, self.state, self.task, updates, self.server, self.plan)
+            if draft.federation.rule.settings.fit is not None:
+                fit_to_server([draft], self.server)
+        except UserError:  # it would end the federation, which keeps its last good model
+            return None
+        return draft.model
+
+    def sending(self, tried: Candidates, best: int) -> Updates:
+        """Return the updates where colluders send this candidate."""
+        models = self.models.clone()
+        models[self.rows] = self.start + tried.vectors[torch.from_numpy(tried.sent[best]).to(models.device)]
+        return replace(self.updates, payload=DenseModels(models, self.payload.frozen))
+
+
+def _worst(trial: _Trial, family: str) -> Updates:
+    """Return the updates with the worst of a family's candidates, and of the best one made longer and shorter."""
+    directions = trial.directions()
+    named = candidates(directions, family, randomness.generator(trial.seed, trial.task.round, purpose="attack/drawn"))
+    first = Candidates.of(directions, named)
+    harm = trial.harm(first)
+    place = _most(harm)
+    again = Candidates.of(directions, around(directions, named[place]))
+    more = trial.harm(again)
+    closer = _most(more)
+    better = tuple(more[closer]) > tuple(harm[place])
+    tried, best = (again, closer) if better else (first, place)
+    _log.debug(f"round {trial.task.round} of {trial.federation.name}: colluders send {tried.names[best]}")
+    return trial.sending(tried, best)
+
+
+def _most(harm: Floats) -> int:
+    """Return the candidate with the most rows wrong, of equal ones with the greatest loss, of equal ones the first."""
+    return int(np.lexsort((-harm[:, 1], -harm[:, 0]))[0])
+
+
+class _Bank:
+    """All models that a cohort could hold, [models, parameters]: what the rule asks of them is computed once."""
+
+    def __init__(self, models: torch.Tensor, start: torch.Tensor, frozen: tuple[tuple[int, int], ...]) -> None:
+        self.models, self.start = DenseModels(models, frozen), start
+        self._test: ServerTest | None = None
+
+    @cached_property
+    def gram(self) -> Floats:
+        return self.models.gram(self.start)
+
+    @cached_property
+    def divergence(self) -> Floats:
+        return self.models.divergence(self.start)
+
+    @cached_property
+    def finite(self) -> NDArray[np.bool_]:
+        return self.models.finite()
+
+    def tested(self, test: Callable[[torch.Tensor], ServerTest]) -> ServerTest:
+        """Return the test of all models; colluders have one set of rows to test on."""
+        if self._test is None:
+            self._test = self.models.tested(test)
+        return self._test
+
+
+class _Picked(DenseModels):
+    """The models of one candidate: some of the bank's, as a cohort."""
+
+    def __init__(self, bank: _Bank, rows: Counts) -> None:
+        self.bank, self.rows = bank, rows
+        object.__setattr__(self, "frozen", bank.models.frozen)
+
+    @cached_property
+    def models(self) -> torch.Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The models themselves, copied when a rule looks at more than the bank can tell."""
+        return self.bank.models.models[torch.from_numpy(self.rows).to(self.bank.start.device)]
+
+    def gram(self, parameters: torch.Tensor) -> Floats:
+        return self.bank.gram[np.ix_(self.rows, self.rows)]
+
+    def divergence(self, parameters: torch.Tensor) -> Floats:
+        return self.bank.divergence[self.rows]
+
+    def finite(self) -> NDArray[np.bool_]:
+        return self.bank.finite[self.rows]
+
+    def tested(self, test: Callable[[torch.Tensor], ServerTest]) -> ServerTest:
+        return ServerTest.joined([self.bank.tested(test)], self.rows)
+
+    def select(self, keep: Sequence[int]) -> DenseModels:
+        return _Picked(self.bank, self.rows[list(keep)])

@@ -1,0 +1,134 @@
+"""Colluders that know the rule: what they choose, held against every single candidate, in whole runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.experiment.test_resume_engine import stop_in_round
+from tests.runs.contents import assert_same_bits
+
+from steelyard import randomness
+from steelyard.clients.local import Simulation, SimulationServer
+from steelyard.errors import UserError
+from steelyard.experiment.comparing import with_rules
+from steelyard.experiment.description import Description
+from steelyard.experiment.loading import build
+from steelyard.experiment.parts import Parts, assembled, federations_of
+from steelyard.experiment.running import resume, run
+from steelyard.messages import DenseModels, ServerTest
+from steelyard.report.hostile import outcome
+from steelyard.rounds import colluding
+from steelyard.rounds.colluding import with_colluders
+from steelyard.rounds.drafting import weigh_soundly
+from steelyard.rounds.loop import make_task
+from steelyard.sweeps.attacking import under_attack
+
+SMALL: dict[str, Any] = {
+    "data": {"source": "digits"},
+    "partition": {
+        "scheme": "dirichlet",
+        "alpha": 0.5,
+        "clients": 10,
+        "minimum": 8,
+        "server": "fraction",
+        "server_report": "apart",
+    },
+    "model": {"name": "logistic"},
+    "training": {"learning_rate": 0.2, "epochs": 2, "batch_size": 20},
+    "rounds": {"count": 4, "fraction": 1.0},
+    "compute": {"engine": "loop", "device": "cpu", "threads": 1},
+    "store": {"checkpoint_every": 1},
+}
+RULES = ["EQ", "guarded", "fltrust(EQ)", "median(EQ)"]
+
+
+def simulated(described: Description) -> tuple[Simulation, SimulationServer]:
+    clients, server = assembled(described, None, None)
+    assert isinstance(clients, Simulation)
+    assert isinstance(server, SimulationServer)
+    return clients, server
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_no_candidate_harms_more_on_the_colluders_own_rows(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    described = with_rules(under_attack(build(SMALL), "adaptive", 0.2), [rule])
+    clients, server = simulated(described)
+    (federation,) = federations_of(described, None, described.criteria())
+    plan = Parts.of(described.for_clients(10), clients, server, [federation]).plan
+    state = federation.start(server)
+    task = make_task(federation, state, clients, plan, 1)
+    (updates,) = clients.train([task])
+    tried: list[np.ndarray] = []
+    harm = colluding._Trial.harm
+
+    def noted(trial: Any, candidates: Any) -> np.ndarray:
+        tried.append(harm(trial, candidates))
+        return tried[-1]
+
+    monkeypatch.setattr(colluding._Trial, "harm", noted)
+    sent = with_colluders(federation, state, task, updates, clients, server, plan)
+    hostile = [row for row, name in enumerate(sent.clients) if name in clients.colluders(task.seed)]
+    honest = [row for row in range(10) if row not in hostile]
+    assert len(hostile) == 2
+    assert isinstance(sent.payload, DenseModels)
+    assert isinstance(updates.payload, DenseModels)
+    assert torch.equal(sent.payload.models[honest], updates.payload.models[honest])
+    assert len(tried[0]) >= 50
+    assert len(tried[1]) == 12
+    # What the rule makes of it, by the plain way through the rule, on the same rows.
+    imagined = server.imagined(task.seed, clients.colluders(task.seed))
+    guess = replace(federation, seed=randomness.stream_key(task.seed, 1, purpose="attack/guess"))
+
+    def harmed(given: Any) -> tuple[float, float]:
+        draft = weigh_soundly(guess, state, task, given, imagined, plan)
+        test: ServerTest = imagined.test(task.seed, draft.model[None])
+        return 1 - float(test.accuracy[0]), float(test.losses[0])
+
+    worst = max(tuple(each) for part in tried for each in part.tolist())
+    assert harmed(sent) == pytest.approx(worst, rel=1e-3, abs=1e-6)
+    assert harmed(sent) > harmed(updates)
+
+
+def test_a_stopped_run_ends_with_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    described = with_rules(build({**SMALL, "rounds": {"count": 3, "fraction": 0.6}}), ["guarded", "fltrust(EQ)"])
+    attacked = under_attack(described, "adaptive+inflation", 0.3)
+    run(attacked, out=tmp_path / "whole")
+    with monkeypatch.context() as stopping:
+        stop_in_round(3, stopping)
+        with pytest.raises(KeyboardInterrupt):
+            run(attacked, out=tmp_path / "stopped")
+    resume(tmp_path / "stopped")
+    assert_same_bits(tmp_path / "stopped", tmp_path / "whole")
+
+
+def test_whoever_tries_harms_the_mean_more_than_one_factor_for_all(tmp_path: Path) -> None:
+    described = with_rules(build(SMALL), ["EQ"])
+    lost: dict[str, float] = {}
+    for attack in ("ipm", "adaptive-ipm"):
+        run(under_attack(described, attack, 0.2), out=tmp_path / attack)
+        lost[attack] = outcome(tmp_path / attack, described.rounds)["EQ"]["accuracy"][0]
+    assert lost["adaptive-ipm"] < lost["ipm"] - 0.2
+
+
+def test_colluders_do_not_know_the_servers_rows_or_its_chance() -> None:
+    described = with_rules(under_attack(build(SMALL), "adaptive", 0.2), ["guarded"])
+    clients, server = simulated(described)
+    theirs = server.imagined(described.seed, clients.colluders(described.seed))
+    source = clients.context.population(described.seed).source
+    rows = theirs._held(0)
+    assert not set(rows) & {*source.server.tolist(), *source.report.tolist()}
+    assert len(rows) == int(np.median([len(client.train) for client in source.clients]))
+
+
+def test_what_cannot_be_tried_out_is_refused() -> None:
+    flaw = {"kind": "adaptive", "pick": "random", "share": 0.2}
+    private = {"central": {"clip": 1.0, "noise": 1.0}, "budget": {"epsilon": 5}}
+    with pytest.raises(UserError, match=r"flaws\.0\.kind: got 'adaptive' with \[privacy\]"):
+        build({**SMALL, "flaws": [flaw], "privacy": private, "weighing": {"criteria": ["EQ"], "max_shares": 2}})
+    with pytest.raises(UserError, match=r"how: got 'pairs' with kind 'adaptive'"):
+        build({**SMALL, "flaws": [{**flaw, "how": "pairs"}]})
