@@ -17,6 +17,7 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -136,6 +137,7 @@ def main() -> None:
     parser.add_argument("--data", default="mnist,fashion-mnist", help="with commas")
     parser.add_argument("--mu", default="0.01", help="FedProx's μ, with commas; one label a client always has all four")
     parser.add_argument("--splits", default="", help="only these, separated by /, such as IID/#C=2")
+    parser.add_argument("--rules", default="", help="only these, with commas, such as fedavg,fednova")
     parser.add_argument("--seeds", type=int, default=0, help="in place of the cell's own number")
     parser.add_argument("--rounds", type=int, default=0, help="in place of the protocol's")
     parser.add_argument("--updates", type=int, default=0, help="steps a round in place of epochs, for a try")
@@ -155,6 +157,9 @@ def main() -> None:
     cells = list(TABLES[options.table](options.data.split(","), options.seeds or 3, values))
     wanted = [word for word in options.splits.split("/") if word]
     cells = [cell for cell in cells if not wanted or cell.split in wanted]
+    if chosen := [word for word in options.rules.split(",") if word]:
+        cells = [replace(cell, rules=[rule for rule in cell.rules if rule in chosen]) for cell in cells]
+        cells = [cell for cell in cells if cell.rules]
     number, parts = (int(word) for word in options.part.split("/"))
     mine = sorted(cells, key=lambda cell: -cell.cost)[number::parts]
     if options.list:
