@@ -3,7 +3,7 @@
     python -m benchmarks.recommend_tables fpl-amazon --out OUT --jobs 2
     python -m benchmarks.recommend_tables fpl-ml1m --out OUT --set fpl.mode=sFPL+ --set fpl.epoch=tables --epochs 1,2,3
     python -m benchmarks.recommend_tables kgflex-yahoo --out OUT --over kgflex.others=1,5
-    python -m benchmarks.recommend_tables kgflex-yahoo --out OUT --baselines mf,neumf,kahfm --no-sweep
+    python -m benchmarks.recommend_tables kgflex-yahoo --out OUT --baselines mf,neumf,kahfm,vae --no-sweep
 
 The experiment is swept over learning rates, factors and epochs (`--over` in place of the first two), baselines over
 their own settings; what is best by P@10 on each user's validation rows is trained on all training rows and tested.
@@ -38,6 +38,7 @@ GRIDS: Mapping[str, Mapping[str, Sequence[float]]] = {
     "item-knn": {"neighbours": (10, 30, 50, 70, 100)},
     "mf": {"batch": (1024,), "factors": (8, 32), "rate": (0.001, 0.005), "decay": (0.0, 1e-5), "epochs": (10, 30)},
     "neumf": {"batch": (1024,), "factors": (8, 32), "rate": (0.001, 0.003), "epochs": (10, 30)},
+    "vae": {"hidden": (200, 600), "latent": (50, 200), "rate": (0.001,), "epochs": (50, 150)},
     "kahfm": {"rate": (0.005, 0.02, 0.05), "epochs": (10, 30)},
     "bpr-mf": {"rate": (0.005, 0.05, 0.5), "factors": (10, 20, 50), "epochs": (10, 30, 50)},
     "fcf": {"factors": (10, 20, 50), "epochs": (10, 30, 50)},

@@ -31,7 +31,7 @@ OTHER_NAMES = {
     "Public Domain": "public domain",
     "Python Software Foundation License": "PSF-2.0",
 }
-NOT_INSTALLED = {"trackio", "wandb", "mlflow-skinny", "cornac", "ir-measures"}
+NOT_INSTALLED = {"trackio", "wandb", "mlflow-skinny", "ir-measures"}
 """Trackers are no part of `dev`, and two packages have no wheels for ARM."""
 
 

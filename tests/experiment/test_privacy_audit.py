@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from steelyard.cli.main import app
 from steelyard.errors import UserError
+from steelyard.experiment.extraction_audit import audit_extraction
 from steelyard.experiment.membership_audit import audit_membership
 from steelyard.experiment.privacy_audit import audit_inversion
 from steelyard.experiment.privacy_sweeps import show_inversion, sweep_canaries, sweep_inversion
@@ -42,6 +43,18 @@ def test_a_sample_is_known_to_be_among_the_clients_and_noise_hides_it() -> None:
         assert by[model, "local noise, ε = 1"]["found"] < 0.15
 
 
+def test_a_linear_model_is_solved_for_and_a_class_alone_hides_it() -> None:
+    found = {
+        (row["model"], row["questions"], row["answer"]): (row["agrees"], row["apart"]) for row in audit_extraction(100)
+    }
+    # 64 pixels and a bias: 100 questions are more than the 65 equations that each class needs.
+    same, apart = found["linear", "random pixels", "probabilities"]
+    assert same == 1.0
+    assert apart < 1e-5
+    assert found["linear", "random pixels", "class alone"][0] < 0.9
+    assert 0.6 < found["MLP", "digits of others", "probabilities"][0] < 1.0
+
+
 def test_a_delta_too_large_for_the_canaries_is_refused() -> None:
     done = CliRunner().invoke(app, ["privacy", "audit", "--delta", "0.01", "--canaries", "200"])
     assert isinstance(done.exception, UserError)
@@ -50,18 +63,20 @@ def test_a_delta_too_large_for_the_canaries_is_refused() -> None:
 
 def test_the_audit_on_the_command_line(steelyard: CommandLine, tmp_path: Path) -> None:
     few = ("--tries", "1", "--steps", "0", "--canaries", "40")
-    done = steelyard("privacy", "audit", *few, "--format", "json")
+    done = steelyard("privacy", "audit", *few, "--questions", "0", "--format", "json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["canary"]["lower"] <= found["canary"]["accounted"]
     assert {entry["protection"] for entry in found["inversion"]} >= {"none", "nothing is sent"}
     assert len(found["membership"]) == 24
-    command = ("privacy", "audit", *few, "--sampled", "fixed", "--sampling", "0.5")
+    assert found["extraction"] == []
+    command = ("privacy", "audit", *few, "--questions", "70", "--sampled", "fixed", "--sampling", "0.5")
     text = warm_command(*command, folder=tmp_path, environment=command_environment(COLUMNS="60")).stdout
     assert "canaries: 40 in 1 run, each stopped and resumed once;" in text
     assert "epsilon is at least" in text
     assert "by the ledger" in text
     assert "membership on digits" in text
+    assert "copies of a model of digits" in text
     assert "refute" not in text
     assert "local noise, ε = 10" in text
     assert max(map(len, text.splitlines())) <= 60

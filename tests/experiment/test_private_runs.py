@@ -149,6 +149,20 @@ def test_charged_criteria_are_noised_and_cost_as_much_as_updates(tmp_path: Path)
     assert History(folder).rounds["epsilon"].iloc[-1] == pytest.approx(spent({Release(2.0): 2}, 1e-5))
 
 
+def test_criteria_are_told_by_chance_and_a_resumed_run_counts_them(tmp_path: Path) -> None:
+    privacy = {"local": {"clip": 1.0, "noise": 5.0}, "criteria": "charged", "criteria_noise": 0.5}
+    privacy |= {"criteria_mechanism": "randomised-response", "criteria_levels": 11}
+    changes: dict[str, Any] = {"rounds": {"count": 2, "sampling": "fixed"}, "weighing": {"criteria": ["LD"]}}
+    folder = run(described(privacy=privacy, **changes), out=tmp_path / "run")
+    told = History(folder).clients["raw_LD"].dropna()
+    assert told.isin(range(11)).all()
+    assert told.nunique() > 1
+    charged = {charge.release for charge in Ledger(folder / FILE).charges}
+    assert charged == {Release(5.0), Release(0.5, mechanism="pure")}
+    cost = spent({Release(5.0): 2, Release(0.5, mechanism="pure"): 2}, 1e-5)
+    assert History(folder).rounds["epsilon"].iloc[-1] == pytest.approx(cost, abs=1e-6)
+
+
 def test_devices_that_add_noise_tell_neither_losses_nor_sizes(tmp_path: Path) -> None:
     privacy = {"local": {"clip": 1.0, "noise": 5.0}}
     changes: dict[str, Any] = {"rounds": {"count": 2, "sampling": "fixed"}, "weighing": {"criteria": ["EQ"]}}

@@ -8,9 +8,11 @@ import subprocess
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import binom
 from tests.conftest import CommandLine
 from tests.warm import command_environment
 
@@ -279,3 +281,22 @@ def test_noise_beside_what_else_is_released_keeps_to_the_budget_exactly() -> Non
     small = noise_for(500.0, DELTA, [(Release(1.0), 1)])
     assert small < 0.1
     assert spent({Release(small): 1}, DELTA) == pytest.approx(500.0, rel=1e-6)
+
+
+def test_answers_by_chance_add_up_as_their_binomial_says() -> None:
+    # Ten answers, each true with probability e^ε/(1 + e^ε): δ(E) is Σ of what one world has beyond e^E times the other.
+    epsilon, count = 0.5, 10
+    truth = 1 / (1 + math.exp(-epsilon))
+    total = spent({Release(1 / epsilon, mechanism="pure"): count}, 1e-3)
+    right = binom.pmf(np.arange(count + 1), count, truth)
+    delta = np.maximum(right - math.exp(total) * right[::-1], 0).sum()
+    assert delta == pytest.approx(1e-3, rel=2e-3)
+
+
+def test_laplace_noise_costs_at_most_its_epsilon_and_less_with_delta() -> None:
+    one = spent({Release(2.0, mechanism="laplace"): 1}, 1e-3)
+    # δ(ε) of one Laplace release is 1 − exp((ε − 1/b)/2).
+    assert one == pytest.approx(0.5 + 2 * math.log1p(-1e-3), abs=2e-3)
+    mixed = spent({Release(2.0, mechanism="laplace"): 4, Release(5.0): 3}, DELTA)
+    assert spent({Release(5.0): 3}, DELTA) < mixed < spent({Release(5.0): 3}, DELTA / 2) + 4 * 0.5
+    assert mixed < spent({Release(2.0, mechanism="laplace"): 4, Release(5.0): 3}, DELTA, "rdp")

@@ -28,6 +28,7 @@ def test_charges_are_read_back_as_written(tmp_path: Path) -> None:
         Charge("g", 1, "update", Release(1.1, "poisson", 0.01)),
         Charge("g", 2, "update", Release(1.5, "fixed", 0.1)),
         charge(2, "b", what="criteria", count=3),
+        Charge("f", 3, "criteria", Release(4.0, mechanism="laplace"), ("a",)),
     ]
     ledger.charge(made[:3])
     ledger.charge(made[3:])

@@ -14,6 +14,7 @@ from steelyard.messages import DenseModels, Task, Updates
 from steelyard.privacy.accounting import Release, spent
 from steelyard.privacy.local import (
     DeviceNoise,
+    criteria_release,
     device_epsilon,
     device_noise,
     noised,
@@ -107,6 +108,35 @@ def test_each_criterion_has_noise_of_its_own_scale() -> None:
         step = 2.0 ** (np.floor(np.log2(scale)) - 16)
         inside = found[(found[:, column] > 0) & (found[:, column] < (1000.0, 1.0)[column]), column]
         assert np.array_equal(inside / step, np.rint(inside / step))
+
+
+def by(mechanism: str, levels: int | None = None) -> PrivacySettings:
+    return section(noise=5.0, criteria="charged", criteria_mechanism=mechanism, criteria_levels=levels)
+
+
+def test_criteria_with_laplace_noise_have_its_scale() -> None:
+    found = noised(np.full((8000, 1), 50.0), np.array([100.0]), 0.05, SeededSource(2), by("laplace"))
+    # Scale 0.05·100, and a Laplace number of scale s is off by s on average.
+    assert np.abs(found - 50.0).mean() == pytest.approx(5.0, rel=0.05)
+
+
+@pytest.mark.parametrize("mechanism", ["exponential", "randomised-response"])
+def test_levels_are_told_as_their_mechanism_says(mechanism: str) -> None:
+    raw, levels, epsilon = np.full((8000, 1), 7.4), 6, 2.0
+    found = noised(raw, np.array([10.0]), 1 / epsilon, SeededSource(3), by(mechanism, levels))
+    shares = np.bincount(np.rint(found[:, 0] / 2).astype(int), minlength=levels) / len(found)
+    assert np.array_equal(np.unique(found), np.arange(0.0, 11.0, 2.0))
+    # 7.4 of 10 is nearest to 8, the fifth of six levels.
+    away = np.abs(np.arange(levels) - 4)
+    powers = np.exp(-epsilon * away / (2 * 5)) if mechanism == "exponential" else np.exp(epsilon * (away == 0))
+    assert shares == pytest.approx(powers / powers.sum(), abs=0.02)
+
+
+def test_other_mechanisms_are_charged_as_what_they_are() -> None:
+    told = [criteria_release(by(*each), 4.0) for each in (("gaussian",), ("laplace",), ("exponential", 3))]
+    assert [each.mechanism for each in told] == ["gaussian", "laplace", "pure"]
+    assert device_epsilon(by("randomised-response", 2), 1, 1) < device_epsilon(by("gaussian"), 1, 0) + 1 / 5.0
+    assert device_epsilon(by("randomised-response", 2), 1, 1) > device_epsilon(by("gaussian"), 1, 0)
 
 
 def test_a_criterion_without_a_bound_cannot_be_released() -> None:

@@ -56,6 +56,22 @@ def test_normals_and_laplacians_have_their_moments() -> None:
     assert double.var() == pytest.approx(2.0, abs=0.05)
 
 
+@pytest.mark.parametrize(("levels", "epsilon"), [(2, 1.0), (5, 0.5), (11, 3.0)])
+def test_randomised_response_tells_the_truth_as_often_as_epsilon_says(levels: int, epsilon: float) -> None:
+    told = mechanisms.randomised_response(np.full(60_000, 1), levels, epsilon, SeededSource(5))
+    shares = np.bincount(told, minlength=levels) / len(told)
+    truth = math.exp(epsilon) / (math.exp(epsilon) + levels - 1)
+    assert shares[1] == pytest.approx(truth, abs=0.01)
+    # Each other value is e^ε times less likely than the truth: the ratio that the promise allows, and no more.
+    assert np.delete(shares, 1) == pytest.approx(truth / math.exp(epsilon), abs=0.006)
+
+
+def test_randomised_response_refuses_what_is_no_level() -> None:
+    for values, levels in (([3], 3), ([-1], 3), ([0], 1)):
+        with pytest.raises(UserError, match=f"values: not all from 0 to {levels - 1}"):
+            mechanisms.randomised_response(np.array(values), levels, 1.0, SeededSource(1))
+
+
 def test_small_uniforms_have_all_their_bits() -> None:
     class Small:
         """A source whose words are almost 0: the case that leaves holes in the tails of other generators."""

@@ -46,6 +46,20 @@ COHORT = {**CENTRAL, "weights": "cohort", "cohorts": "public"}
             "criteria_bounds: given, but criteria are not charged; allowed: only with criteria = 'charged'",
         ),
         (
+            {"local": CENTRAL, "criteria_mechanism": "laplace"},
+            "criteria_mechanism: given, but criteria are not charged; allowed: only with criteria = 'charged'",
+        ),
+        (
+            {"local": CENTRAL, "criteria": "charged", "criteria_mechanism": "exponential"},
+            "criteria_levels: missing, and 'exponential' tells one of a few values; allowed: 2 to 1001, 2 for a yes or "
+            "no",
+        ),
+        (
+            {"local": CENTRAL, "criteria": "charged", "criteria_mechanism": "laplace", "criteria_levels": 3},
+            "criteria_levels: given with criteria_mechanism = 'laplace', which tells any number; allowed only with "
+            "'exponential' and 'randomised-response'",
+        ),
+        (
             {"central": {**CENTRAL, "weights": "cohort"}},
             "central.cohorts: got 'secret' with weights = 'cohort'; a client that takes part then changes all weights, "
             "so that a secret cohort saves no budget; allowed: 'public', or weights = 'own'",

@@ -59,6 +59,19 @@ def test_lagrange_by_hand():
     assert sharing.lagrange_at_zero([1, 2, 3]) == [3, sharing.PRIME - 3, 1]
 
 
+@given(st.integers(0, sharing.RING - 1), st.integers(0, sharing.RING - 1), st.integers(2, 5))
+def test_shared_numbers_are_multiplied_and_nobody_sees_them(one: int, other: int, parties: int):
+    dealt = sharing.triple(parties)
+    product = sharing.multiplied(sharing.split(one, parties), sharing.split(other, parties), dealt)
+    assert sharing.join(product) == one * other % sharing.RING
+
+
+def test_a_product_by_hand():
+    """x = 6, y = 7 with a = 2, b = 3: d = 4, e = 4, and 6 + 4·3 + 4·2 + 16 = 42, half of it at either party."""
+    dealt = ([1, 1], [1, 2], [5, 1])
+    assert sharing.multiplied([4, 2], [3, 4], dealt, 101) == [5 + 4 * 1 + 4 * 1 + 16, 1 + 4 * 2 + 4 * 1]
+
+
 def test_a_polynomial_by_hand(monkeypatch: pytest.MonkeyPatch):
     """Degree R - 1: with R = 3 and random coefficients 4 and 5, the secret 7 gives 7 + 4x + 5x²."""
     drawn = iter([4, 5])

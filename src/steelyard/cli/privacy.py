@@ -22,6 +22,7 @@ from steelyard.rounds.progress import watching
 
 if TYPE_CHECKING:
     from steelyard.experiment.canary_runs import CanaryResult
+    from steelyard.experiment.extraction_audit import ExtractionRow
     from steelyard.experiment.membership_audit import MembershipRow
     from steelyard.experiment.privacy_audit import InversionRow
     from steelyard.experiment.privacy_sweeps import InversionSweep
@@ -45,6 +46,7 @@ class Audit(TypedDict):
 
     canary: CanaryResult
     membership: list[MembershipRow]
+    extraction: list[ExtractionRow]
     inversion: list[InversionRow]
     recommender: NotRequired[RecommenderAudit]
     inversion_sweep: NotRequired[InversionSweep]
@@ -125,6 +127,9 @@ def audit(
     steps: Annotated[
         int, typer.Option("--steps", min=0, max=100_000, help="Steps of the search for samples; 0 leaves it out.")
     ] = 300,
+    questions: Annotated[
+        int, typer.Option("--questions", min=0, max=600, help="Questions by which a model is copied; 0 leaves it out.")
+    ] = 500,
     noise: Annotated[float, typer.Option("--noise", help="Noise multiplier of the runs that canaries audit.")] = 1.0,
     sampling: Annotated[float, typer.Option("--sampling", help="Share of the clients in a round, q.")] = 1.0,
     sampled: Annotated[
@@ -146,11 +151,14 @@ def audit(
     trust: TrustOption = False,
     format: FormatOption = "text",
 ) -> None:
-    """Attack runs by canaries, clients of digits by gradient inversion and membership inference: what is found out?"""
+    """Attack runs by canaries, clients of digits by gradient inversion and membership inference, a model by questions:
+    what is found out?
+    """
     _check_audit(noise, sampling, delta, canaries, figures)
     with watching(not quiet()):
         with doing("starting"):
             from steelyard.experiment.canary_runs import audit_runs
+            from steelyard.experiment.extraction_audit import audit_extraction
             from steelyard.experiment.membership_audit import audit_membership
             from steelyard.experiment.privacy_audit import audit_inversion
             from steelyard.privacy.requirements import check_accounting
@@ -169,9 +177,16 @@ def audit(
             canary = audit_runs(noise, **planted)
         with doing("looking for samples in updates"):
             membership = audit_membership(tries=tries)
+        with doing("copying models by questions"):
+            extraction = audit_extraction(questions) if questions else []
         with doing("inverting gradients"):
             inversion = audit_inversion(tries=tries, steps=steps)
-        document: Audit = {"canary": canary, "membership": membership, "inversion": inversion}
+        document: Audit = {
+            "canary": canary,
+            "membership": membership,
+            "extraction": extraction,
+            "inversion": inversion,
+        }
         if users is not None:
             document["recommender"] = users
         made: list[Path] = []
@@ -252,6 +267,9 @@ def _print_audit(document: Audit) -> None:
     print_table(_inversion_table(found))
     print()
     print_table(_membership_table(document["membership"]))
+    if document["extraction"]:
+        print()
+        print_table(_extraction_table(document["extraction"]))
     if "recommender" in document:
         users = document["recommender"]
         print()
@@ -280,6 +298,15 @@ def _membership_table(rows: list[MembershipRow]) -> Table:
     note = "ranked: how often a client's sample is above a stranger; found: the share above 99 of 100 strangers"
     headings = ("model", "samples", "protection", "ranked", "found")
     return Table("membership on digits", headings, cells, note, names=3)
+
+
+def _extraction_table(rows: list[ExtractionRow]) -> Table:
+    cells = tuple(
+        (row["model"], row["questions"], row["answer"], f"{row['agrees']:.1%}", f"{row['apart']:.3f}") for row in rows
+    )
+    note = f"{rows[0]['count']} questions; same: fresh digits that copy and model call the same; apart: probabilities"
+    headings = ("model", "asked about", "told", "same", "apart")
+    return Table("copies of a model of digits", headings, cells, note, names=3)
 
 
 def _recommender_table(users: RecommenderAudit) -> Table:

@@ -33,6 +33,7 @@ from steelyard.federate.node_ledger import Disclosure, NodeLedger, ledger_name
 from steelyard.federate.node_state import NodeStates
 from steelyard.logs import logger, show
 from steelyard.messages import Evaluations, Failure, Question, Task
+from steelyard.privacy.local import criteria_release
 from steelyard.signing import SigningKey, digest_of_task
 from steelyard.statements import Proof
 from steelyard.usercode import NotAllowed, only
@@ -203,6 +204,7 @@ def _ledger(config: NodeConfig, node: NodeClients, task: Task, run: str) -> Call
         noise=noise.noise,
         criteria=noise.criteria_count,
         criteria_noise=noise.criteria_noise if noise.criteria_count else None,
+        criteria_mechanism=criteria_release(noise.settings, noise.criteria_noise).mechanism,
     )
     ledger.check(planned)
 

@@ -26,7 +26,7 @@ from steelyard import files
 from steelyard.clients.node import NodeConfig
 from steelyard.errors import UserError, printable, writable
 from steelyard.files import owners_only
-from steelyard.privacy.accounting import Release, spent
+from steelyard.privacy.accounting import Mechanism, Release, spent
 from steelyard.privacy.ledger_marks import Mark, first_difference
 from steelyard.privacy.settings import OWNERS_DELTA, Noise, Positive
 from steelyard.usercode import NotAllowed
@@ -56,12 +56,14 @@ class Disclosure(BaseModel):
     """How many criteria were sent with noise beside each update."""
     criteria_noise: Noise | None = None
     """Noise on a criterion, in units of its bound; None where none was sent."""
+    criteria_mechanism: Mechanism = "gaussian"
+    """How a criterion was noised; pure: by what is private by ε = 1/criteria_noise alone."""
 
     def releases(self) -> Counter[Release]:
         """Return what it tells about any one client."""
         found = Counter({Release(self.noise): 1})
         if self.criteria and self.criteria_noise is not None:
-            found[Release(self.criteria_noise)] += self.criteria
+            found[Release(self.criteria_noise, mechanism=self.criteria_mechanism)] += self.criteria
         return found
 
 

@@ -3,7 +3,10 @@
 Plain Gaussian releases add up exactly: k of them with noise z are one with z/√k (Balle and Wang's δ). With sampled
 cohorts the privacy loss is added up by Google's dp-accounting: as privacy loss distributions (pld; `losses` says whose)
 or as Rényi divergences (rdp). Each is bounded by how often a client can have been in a cohort, so that neither is far
-off where the other is good. Noise is always counted in units of the longest part that one client can have in a sum.
+off where the other is good. Laplace noise, and mechanisms that are ε-private by themselves (exponential, randomised
+response), are added up by the same library; the latter cost no more than a coin that lies as often as ε lets it (P.
+Kairouz, S. Oh, P. Viswanath: "The Composition Theorem for Differential Privacy", ICML 2015).
+Noise is always counted in units of the longest part that one client can have in a sum.
 """
 
 from __future__ import annotations
@@ -13,12 +16,12 @@ import math
 from collections import Counter
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from steelyard.errors import UserError
-from steelyard.privacy.losses import farthest, fixed_losses, poisson_losses, repeated
+from steelyard.privacy.losses import farthest, fixed_losses, poisson_losses, pure_losses, repeated
 from steelyard.privacy.mechanisms import gaussian_epsilon
 from steelyard.privacy.requirements import check_accounting
 
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
 
 AccountantName = Literal["pld", "rdp"]
 Sampling = Literal["all", "poisson", "fixed"]
+Mechanism = Literal["gaussian", "laplace", "pure"]
+"""What a release is: Gaussian or Laplace noise, or anything that is ε-private with ε = 1/noise."""
 Counted = tuple[tuple["Release", int], ...]
 
 FINE, COARSE = 1e-4, 1e-3
@@ -41,17 +46,24 @@ _FARTHEST = 1e5
 
 @dataclass(frozen=True, order=True)
 class Release:
-    """One noisy release: Gaussian noise of `noise` times one client's longest part, about a cohort of all clients."""
+    """One noisy release: noise of `noise` times one client's longest part, about a cohort of all clients."""
 
     noise: float
     sampling: Sampling = "all"
     """all: the client is known to be in it; poisson: in it with probability `rate`; fixed: one of a fixed number."""
     rate: float = 1.0
+    mechanism: Mechanism = "gaussian"
+    """Others than gaussian are never sampled: only what clients send of themselves is released so."""
 
     @property
     def plain(self) -> bool:
         """Whether no sampling makes it cheaper."""
         return self.sampling == "all" or self.rate >= 1.0
+
+    @property
+    def exact(self) -> bool:
+        """Whether it adds up with its like in closed form: Gaussian noise without sampling."""
+        return self.plain and self.mechanism == "gaussian"
 
     @property
     def distance_noise(self) -> float:
@@ -72,7 +84,7 @@ def spent(spending: Spending, delta: float, accountant: AccountantName = "pld", 
     counted = {release: count for release, count in spending.items() if count > 0}
     if not counted:
         return 0.0
-    if all(release.plain for release in counted) and accountant == "pld":
+    if all(release.exact for release in counted) and accountant == "pld":
         return gaussian_epsilon(delta, together(counted))
     return _spent(tuple(sorted(counted.items())), delta, accountant, COARSE if coarse else FINE)
 
@@ -85,8 +97,8 @@ def together(spending: Spending) -> float:
 @lru_cache(maxsize=4096)
 def _spent(counted: Counted, delta: float, accountant: AccountantName, fine: float) -> float:
     check_accounting()
-    if all(release.plain for release, _ in counted):
-        return _by_rdp(counted, delta)  # by pld they are exact, in `spent`
+    if all(release.exact for release, _ in counted):
+        return _by_rdp(counted, delta)  # by pld they are in closed form, in `spent`
     # Every bound here is never too low, so the least of them holds.
     bound = _by_taking_part(counted, delta)
     if accountant == "rdp":
@@ -95,7 +107,10 @@ def _spent(counted: Counted, delta: float, accountant: AccountantName, fine: flo
 
 
 def _by_losses(counted: Counted, delta: float, fine: float) -> float:
-    reaches = [farthest(release.distance_noise, release.rate) for release, _ in counted]
+    reaches = [
+        farthest(release.distance_noise, release.rate) if release.mechanism == "gaussian" else 1.0 / release.noise
+        for release, _ in counted
+    ]
     bound, reach = math.inf, 2.0 * _by_taking_part(counted, 1e-15)
     if reach > max(fine * _MOST_STEPS, 10.0 * max(reaches)):
         # Rényi divergences know better how far many small losses reach together; they take seconds.
@@ -113,6 +128,8 @@ def _by_losses(counted: Counted, delta: float, fine: float) -> float:
 
 @lru_cache(maxsize=64)
 def _losses(release: Release, step: float) -> PrivacyLossDistribution:
+    if release.mechanism != "gaussian":
+        return pure_losses(release.noise, step, laplace=release.mechanism == "laplace")
     made = fixed_losses if release.sampling == "fixed" else poisson_losses
     return made(release.distance_noise, release.rate, step)
 
@@ -129,7 +146,10 @@ def _by_taking_part(counted: Counted, delta: float) -> float:
         release: count if release.plain else int(binom.isf(share, count, release.rate)) for release, count in counted
     }
     taken = {release: count for release, count in most.items() if count}
-    return gaussian_epsilon(delta / 2, together(taken)) if taken else 0.0
+    gaussian = {release: count for release, count in taken.items() if release.mechanism == "gaussian"}
+    # What is ε-private without any δ adds its ε at most.
+    pure = sum(count / release.noise for release, count in taken.items() if release not in gaussian)
+    return pure + (gaussian_epsilon(delta / 2, together(gaussian)) if gaussian else 0.0)
 
 
 def _by_rdp(counted: Counted, delta: float) -> float:
@@ -167,8 +187,14 @@ def _rdp(release: Release) -> tuple[float, ...]:
     import dp_accounting as dp  # Late for speed of start.
 
     event: Any = dp.GaussianDpEvent(release.distance_noise)
+    if release.mechanism == "laplace":
+        event = dp.LaplaceDpEvent(release.noise)
     relation = dp.NeighboringRelation.ADD_OR_REMOVE_ONE
-    if release.sampling == "poisson":
+    if release.mechanism == "pure":
+        # With this probability a fair coin is told in place of the truth.
+        event = dp.RandomizedResponseDpEvent(2.0 / (1.0 + math.exp(min(1.0 / release.noise, 700.0))), 2)
+        relation = dp.NeighboringRelation.REPLACE_ONE
+    elif release.sampling == "poisson":
         event = dp.PoissonSampledDpEvent(release.rate, event)
     elif release.sampling == "fixed":
         # Only the ratio of the two numbers counts.
@@ -178,6 +204,8 @@ def _rdp(release: Release) -> tuple[float, ...]:
     accountant = dp.rdp.RdpAccountant(neighboring_relation=relation)
     with _without_warnings():
         accountant.compose(event)
+    if release.mechanism != "gaussian":
+        return tuple(accountant.rdp.tolist())
     # Sampling never makes a release dearer: the divergence of the plain one, α/(2z²), bounds each.
     plain = [order / (2.0 * release.distance_noise**2) for order in _orders()]
     return tuple(min(pair) for pair in zip(accountant.rdp.tolist(), plain, strict=True))
@@ -201,7 +229,7 @@ def noise_for(
     def cost(noise: float) -> float:
         spending = Counter(beside or {})
         for release, count in asked:
-            spending[Release(noise, release.sampling, release.rate)] += count
+            spending[replace(release, noise=noise)] += count
         return spent(spending, delta, accountant, coarse=True)
 
     if epsilon <= 0:
@@ -214,7 +242,7 @@ def noise_for(
                 f"epsilon: {epsilon:g} at delta {delta:g} needs more noise than any model survives; allowed: a larger ε"
             )
     # Plain releases are counted exactly and at once; distributions of losses take seconds and round by more than this.
-    exact = accountant == "pld" and all(release.plain for release, _ in [*asked, *(beside or {}).items()])
+    exact = accountant == "pld" and all(release.exact for release, _ in [*asked, *(beside or {}).items()])
     while high / low > (1 + 1e-9 if exact else 1.0002):
         middle = math.sqrt(low * high)
         low, high = (low, middle) if cost(middle) <= epsilon else (middle, high)

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from steelyard import files
 from steelyard.errors import UserError, printable
-from steelyard.privacy.accounting import AccountantName, Release, Sampling, Spending, spent
+from steelyard.privacy.accounting import AccountantName, Mechanism, Release, Sampling, Spending, spent
 from steelyard.privacy.ledger_marks import Mark
 from steelyard.privacy.settings import Noise
 
@@ -38,6 +38,7 @@ class _Line(BaseModel):
     sampling: Sampling
     rate: Annotated[float, Field(gt=0, le=1)]
     count: Annotated[int, Field(ge=1, le=10**12)]
+    mechanism: Mechanism = "gaussian"
     clients: tuple[str, ...] | None = None
 
 
@@ -65,6 +66,8 @@ class Charge:
             "rate": self.release.rate,
             "count": self.count,
         }
+        if self.release.mechanism != "gaussian":
+            fields["mechanism"] = self.release.mechanism
         return json.dumps(fields if self.clients is None else {**fields, "clients": list(self.clients)}) + "\n"
 
     @classmethod
@@ -73,7 +76,9 @@ class Charge:
         found = _Line.model_validate_json(line)
         if found.clients is None and found.sampling == "all":
             raise ValueError("it names no clients, and they were not drawn at random")
-        release = Release(found.noise, found.sampling, found.rate)
+        if found.mechanism != "gaussian" and found.sampling != "all":
+            raise ValueError(f"mechanism {found.mechanism} with clients that were drawn")
+        release = Release(found.noise, found.sampling, found.rate, found.mechanism)
         return cls(found.federation, found.round, found.what, release, found.clients, found.count)
 
 
@@ -104,7 +109,7 @@ class Account:
     def worst(self) -> list[Spending]:
         """Return what was spent about the clients that may have been hit worst; the others are no worse off."""
         distinct = {frozenset(mine.items()) for mine in self.single.values()} or {frozenset[tuple[Release, int]]()}
-        plain = all(release.plain for mine in distinct for release, _ in mine)
+        plain = all(release.exact for mine in distinct for release, _ in mine)
         if plain:
             # Plain releases add up as Σ k/z²: one client is the worst.
             distinct = {max(distinct, key=lambda mine: sum(count / release.noise**2 for release, count in mine))}

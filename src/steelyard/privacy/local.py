@@ -21,10 +21,11 @@ import torch
 
 from steelyard.errors import UserError
 from steelyard.messages import DenseModels, Floats, Payload, Task, Updates
-from steelyard.privacy.accounting import Release, noise_for, spent
+from steelyard.privacy.accounting import Mechanism, Release, noise_for, spent
 from steelyard.privacy.central import noisy_sum
+from steelyard.privacy.mechanisms import exponential, randomised_response
 from steelyard.privacy.settings import OWNERS_DELTA, PrivacySettings
-from steelyard.privacy.source import Source, SystemSource, lattice_step, normals
+from steelyard.privacy.source import Source, SystemSource, laplacians, lattice_step, normals
 
 SIZE = "DS"
 """The criterion that is a client's number of samples."""
@@ -34,10 +35,16 @@ def plain_noise(settings: PrivacySettings, rounds: int, criteria: int) -> float:
     """Return the least noise with which so many rounds keep to the budget, each with an update and so many criteria."""
     limit, given = settings.budget.epsilon, settings.criteria_noise
     assert limit is not None, "settings without noise and budget are refused"
-    beside = {} if given is None or not criteria else {Release(given): criteria * rounds}
-    each = rounds * (1 + (criteria if given is None else 0))
-    accountant = settings.budget.accountant or "pld"
-    return noise_for(limit, settings.budget.delta, [(Release(1.0), each)], accountant, beside)
+    told, count = criteria_release(settings, given or 1.0), criteria * rounds
+    asked = [(Release(1.0), rounds)] + ([(told, count)] if given is None and count else [])
+    beside = {told: count} if given is not None and count else {}
+    return noise_for(limit, settings.budget.delta, asked, settings.budget.accountant or "pld", beside)
+
+
+def criteria_release(settings: PrivacySettings, noise: float) -> Release:
+    """Return what telling one criterion with so much noise is to the accountant."""
+    kinds: dict[str, Mechanism] = {"gaussian": "gaussian", "laplace": "laplace"}
+    return Release(noise, mechanism=kinds.get(settings.criteria_mechanism, "pure"))
 
 
 def device_noise(settings: PrivacySettings, rounds: int, criteria: int) -> float:
@@ -59,26 +66,48 @@ def device_epsilon(settings: PrivacySettings, rounds: int, criteria: int, rules:
     noise = device_noise(settings, rounds, criteria)
     times = rounds * rules
     charged = criteria * times if settings.criteria == "charged" else 0
-    spending = Counter({Release(noise): times}) + Counter({Release(settings.criteria_noise or noise): charged})
+    spending = Counter({Release(noise): times}) + Counter(
+        {criteria_release(settings, settings.criteria_noise or noise): charged}
+    )
     return spent(spending, OWNERS_DELTA)
 
 
-def noised(raw: Floats, bounds: Floats, noise: float, source: Source) -> Floats:
+def noised(
+    raw: Floats, bounds: Floats, noise: float, source: Source, settings: PrivacySettings | None = None
+) -> Floats:
     """Return raw criteria [clients, criteria] as they may be released: cut to 0..bound, with noise, and cut again.
 
     Each number is a release of its own whose sensitivity is the bound: a client's value may be anything in the range.
+    `settings` say by which mechanism; Gaussian noise without them.
     """
+    mechanism = "gaussian" if settings is None else settings.criteria_mechanism
     released = np.empty_like(raw)
     for column, bound in enumerate(bounds.tolist()):
         if not np.isfinite(bound):
             released[:, column] = np.nan
             continue
-        fine = lattice_step(noise * bound)
         # NaN would go through the noise, and show something of the data by being there.
-        whole = np.trunc(np.clip(np.nan_to_num(raw[:, column], nan=0.0), 0.0, bound) / fine)
-        drawn = np.rint(normals(source, len(raw)) * (noise * bound / fine))
+        cut = np.clip(np.nan_to_num(raw[:, column], nan=0.0), 0.0, bound)
+        if settings is not None and settings.criteria_levels is not None:
+            released[:, column] = _told(cut / bound, mechanism, settings.criteria_levels, 1.0 / noise, source) * bound
+            continue
+        fine = lattice_step(noise * bound)
+        whole = np.trunc(cut / fine)
+        draw = laplacians if mechanism == "laplace" else normals
+        drawn = np.rint(draw(source, len(raw)) * (noise * bound / fine))
         released[:, column] = np.clip((whole + drawn) * fine, 0.0, bound)
     return released
+
+
+def _told(shares: Floats, mechanism: str, levels: int, epsilon: float, source: Source) -> Floats:
+    """Return numbers from 0 to 1 as levels that their owners tell, each ε-private by itself."""
+    mine = np.rint(shares * (levels - 1)).astype(np.int64)
+    if mechanism == "randomised-response":
+        return randomised_response(mine, levels, epsilon, source) / (levels - 1)
+    # The utility of a level is how near it is; what another client's data would be is at most all levels away.
+    every = np.arange(levels, dtype=np.float64)
+    told = [exponential(-np.abs(every - level), levels - 1.0, epsilon, source) for level in mine.tolist()]
+    return np.array(told, dtype=np.float64) / (levels - 1)
 
 
 @runtime_checkable
@@ -162,7 +191,7 @@ class DeviceNoise:
             return hidden
         raw = np.stack([updates.criteria[name] for name in names], axis=1)
         bounds = np.array([self._bounds[name] for name in names])
-        values = noised(raw, bounds, self.criteria_noise, self.source)
+        values = noised(raw, bounds, self.criteria_noise, self.source, self.settings)
         found = {name: values[:, column] for column, name in enumerate(names)}
         if SIZE not in found:
             return replace(hidden, criteria=found)

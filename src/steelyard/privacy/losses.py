@@ -48,6 +48,17 @@ def poisson_losses(noise: float, rate: float, step: float) -> PrivacyLossDistrib
     return from_gaussian_mechanism(noise, sampling_prob=rate, value_discretization_interval=step)
 
 
+def pure_losses(noise: float, step: float, *, laplace: bool) -> PrivacyLossDistribution:
+    """Return the losses of Laplace noise, or of anything that is ε-private with ε = 1/noise, never too small."""
+    # Late for speed of start.
+    from dp_accounting.pld import privacy_loss_distribution as pld
+    from dp_accounting.pld.common import DifferentialPrivacyParameters
+
+    if laplace:
+        return pld.from_laplace_mechanism(noise, value_discretization_interval=step)
+    return pld.from_privacy_parameters(DifferentialPrivacyParameters(1.0 / noise), value_discretization_interval=step)
+
+
 def fixed_losses(noise: float, rate: float, step: float) -> PrivacyLossDistribution:
     """Return the losses of a release about a cohort of a fixed size, in multiples of `step`, never too small.
 

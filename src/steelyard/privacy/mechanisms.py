@@ -1,4 +1,4 @@
-"""The three mechanisms: Laplace, Gaussian with analytic calibration, exponential.
+"""The mechanisms: Laplace, Gaussian with analytic calibration, exponential, randomised response.
 
 Laplace: scale Δ₁/ε (ε-DP; C. Dwork et al. 2006). Gaussian: the least σ with
 
@@ -6,7 +6,9 @@ Laplace: scale Δ₁/ε (ε-DP; C. Dwork et al. 2006). Gaussian: the least σ wi
 
 (B. Balle, Y.-X. Wang: "Improving the Gaussian Mechanism for Differential Privacy", ICML 2018), which holds for every ε;
 the classic σ = Δ₂·√(2 ln(1.25/δ))/ε is larger, and proven for ε ≤ 1 only. Exponential: candidate r with
-probability ∝ exp(ε·u(r)/2Δ_u) (F. McSherry, K. Talwar 2007). All draw from a `Source`, on a lattice.
+probability ∝ exp(ε·u(r)/2Δ_u) (F. McSherry, K. Talwar 2007). Randomised response: the true one of k values with
+probability e^ε/(e^ε + k − 1), else any other (S. L. Warner 1965 for k = 2; P. Kairouz, S. Oh, P. Viswanath 2014). All
+draw from a `Source`, noise on a lattice.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import math
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import log_ndtr, ndtr
 
 from steelyard.errors import UserError
@@ -75,6 +78,21 @@ def exponential(utilities: Floats, sensitivity: float, epsilon: float, source: S
     powers = np.exp((utilities - utilities.max()) * (epsilon / (2.0 * sensitivity)))
     reached = np.cumsum(powers / powers.sum())
     return int(min(np.searchsorted(reached, uniforms(source, 1)[0], side="right"), len(utilities) - 1))
+
+
+def randomised_response(values: NDArray[np.integer], levels: int, epsilon: float, source: Source) -> NDArray[np.int64]:
+    """Return each of some whole numbers from 0 to levels − 1 as its owner tells it: the true one, or by chance another.
+
+    Use it where each client answers a question for itself and nobody is trusted.
+    """
+    _check(epsilon, 0.5)
+    if levels < 2 or (len(values) and not 0 <= values.min() <= values.max() < levels):
+        raise UserError(f"values: not all from 0 to {levels - 1}, or fewer than 2 levels; allowed: one of the levels")
+    others = (levels - 1) * math.exp(-epsilon)
+    lies = uniforms(source, len(values)) < others / (1.0 + others)
+    # 1 to levels − 1 further on, in a circle, is any of the other values, each as likely.
+    further = 1 + np.floor(uniforms(source, len(values)) * (levels - 1)).astype(np.int64)
+    return np.where(lies, (values + further) % levels, values)
 
 
 def _on_lattice(values: Floats, noise: Floats, fine: float) -> Floats:

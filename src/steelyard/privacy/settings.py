@@ -84,7 +84,13 @@ class PrivacySettings(Section):
     """Criteria that leave a client, or decide about others' weights, are releases too. charged: they are noised and
     charged to the budget; public: you declare that they are known anyway, and the report says so."""
     criteria_noise: Noise | None = None
-    """criteria = "charged": the noise on a criterion is this many times its bound. Default: as much as on updates."""
+    """criteria = "charged": the noise on a criterion is this many times its bound; for all but gaussian ε is one over
+    it. Default: as much as on updates."""
+    criteria_mechanism: Literal["gaussian", "laplace", "exponential", "randomised-response"] = "gaussian"
+    """criteria = "charged": gaussian or laplace noise; exponential draws a level, near ones more often;
+    randomised-response sends the true level, or any other by chance."""
+    criteria_levels: Annotated[int, Field(ge=2, le=1001)] | None = None
+    """exponential, randomised-response: so many values, evenly from 0 to the bound, each nearest one is told."""
     criteria_bounds: dict[str, Positive] = Field(default_factory=dict)
     """criteria = "charged": the largest value that counts, by criterion, where the criterion itself has no maximum."""
 
@@ -120,11 +126,22 @@ class PrivacySettings(Section):
 
     def _check_criteria(self) -> None:
         if self.criteria != "charged":
-            for name in ("criteria_noise", "criteria_bounds"):
-                if getattr(self, name):
+            for name in ("criteria_noise", "criteria_bounds", "criteria_mechanism", "criteria_levels"):
+                if getattr(self, name) != type(self).model_fields[name].get_default(call_default_factory=True):
                     raise UserError(
                         f"{name}: given, but criteria are not charged; allowed: only with criteria = 'charged'"
                     )
+        chooses = self.criteria_mechanism in ("exponential", "randomised-response")
+        if chooses and self.criteria_levels is None:
+            raise UserError(
+                f"criteria_levels: missing, and '{self.criteria_mechanism}' tells one of a few values; allowed: 2 to "
+                "1001, 2 for a yes or no"
+            )
+        if self.criteria_levels is not None and not chooses:
+            raise UserError(
+                f"criteria_levels: given with criteria_mechanism = '{self.criteria_mechanism}', which tells any number"
+                "; allowed only with 'exponential' and 'randomised-response'"
+            )
         central = self.central
         if central is not None and central.weights == "cohort" and central.cohorts == "secret":
             raise UserError(

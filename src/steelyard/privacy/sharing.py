@@ -52,6 +52,30 @@ def join(shares: Sequence[int], modulus: int = RING) -> int:
     return sum(shares) % modulus
 
 
+Triple = tuple[list[int], list[int], list[int]]
+"""Arithmetic shares of two random numbers and of their product, one of each for every party."""
+
+
+def triple(parties: int, modulus: int = RING) -> Triple:
+    """Return shares of random a, b and a·b, as the honest dealer of SPDZ hands them out before anything is computed."""
+    a, b = secrets.randbelow(modulus), secrets.randbelow(modulus)
+    return split(a, parties, modulus), split(b, parties, modulus), split(a * b % modulus, parties, modulus)
+
+
+def multiplied(ones: Sequence[int], others: Sequence[int], dealt: Triple, modulus: int = RING) -> list[int]:
+    """Return shares of the product of two shared numbers: D. Beaver's way (CRYPTO 1991), which SPDZ takes up.
+
+    The parties open d = x − a and e = y − b, which are random, and hold c + d·b + e·a + d·e = x·y. Use each triple
+    once: two products with one of them show how their factors differ. Parties are taken to follow the protocol;
+    SPDZ's check values against those who do not are not here.
+    """
+    a, b, c = dealt
+    d = join([x - mine for x, mine in zip(ones, a, strict=True)], modulus)
+    e = join([y - mine for y, mine in zip(others, b, strict=True)], modulus)
+    held = [(product + d * two + e * one) % modulus for one, two, product in zip(a, b, c, strict=True)]
+    return [(held[0] + d * e) % modulus, *held[1:]]
+
+
 def deal(secret: bytes, threshold: int, holders: int) -> list[bytes]:
     """Share a secret of 32 bytes so that any `threshold` of the holders can recover it, and fewer learn nothing.
 

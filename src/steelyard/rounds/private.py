@@ -14,7 +14,7 @@ from steelyard.messages import DenseModels, Floats, Task, Updates
 from steelyard.privacy.accounting import AccountantName, Release, noise_for
 from steelyard.privacy.central import noisy_sum
 from steelyard.privacy.ledger import Account, Charge, Ledger
-from steelyard.privacy.local import device_noise, noised, plain_noise
+from steelyard.privacy.local import criteria_release, device_noise, noised, plain_noise
 from steelyard.privacy.settings import PrivacySettings, check_delta
 from steelyard.privacy.source import Source, SystemSource, chosen, each_with
 from steelyard.rounds.settings import cohort_size
@@ -119,7 +119,8 @@ class PrivateRounds:
         who = tuple(cohort) if cohort is not None else self.plan.cohort(seed, round, self._names[seed])
         found = [Charge(name, round, UPDATE, Release(self._noise[name]), who)]
         if criteria:
-            found.append(Charge(name, round, CRITERIA, Release(self._criteria_noise(name)), who, criteria))
+            told = criteria_release(self.settings, self._criteria_noise(name))
+            found.append(Charge(name, round, CRITERIA, told, who, criteria))
         return found
 
     def _charged_criteria(self, federation: Federation) -> int:
@@ -222,7 +223,8 @@ class PrivateRounds:
         if self.settings.criteria == "charged":
             free = np.array([criterion.name == "EQ" for criterion in rule.criteria])
             bounds = self._bounds(federation)
-            raw = np.where(free, raw, noised(raw, bounds, self._criteria_noise(federation.name), self.source))
+            noise = self._criteria_noise(federation.name)
+            raw = np.where(free, raw, noised(raw, bounds, noise, self.source, self.settings))
         return rule.weigh(raw, order)
 
     def combine(self, federation: Federation, task: Task, updates: Updates, weighing: Weighing) -> torch.Tensor:

@@ -7,7 +7,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
 from steelyard.errors import UserError, brief, listed, nearest
-from steelyard.recommend.baselines import bpr_mf, fcf, kahfm, libraries, neighbours, plain, pointwise, svd, vsm
+from steelyard.recommend.baselines import (
+    bpr_mf,
+    fcf,
+    kahfm,
+    libraries,
+    multivae,
+    neighbours,
+    plain,
+    pointwise,
+    svd,
+    vsm,
+)
 from steelyard.recommend.interactions import Codes, Interactions
 from steelyard.recommend.knowledge.features import ItemFeatures
 from steelyard.recommend.lists import Scores, best_unseen
@@ -28,7 +39,7 @@ BASELINES: Mapping[str, Maker] = {
     "bpr-mf": bpr_mf.bpr_mf,
     "bpr": libraries.bpr,
     "kahfm": kahfm.kahfm,
-    "vae": libraries.vae,
+    "vae": multivae.vae,
     "fcf": fcf.fcf,
     "vsm": vsm.vsm,
 }

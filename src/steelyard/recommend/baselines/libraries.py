@@ -1,7 +1,4 @@
-"""Baselines through well-kept libraries: `implicit` for BPR, `cornac` for the autoencoder.
-
-They need the extra: pip install 'steelyard[recommend]'.
-"""
+"""A baseline through a well-kept library: `implicit` for BPR. It needs the extra 'recommend'."""
 
 from __future__ import annotations
 
@@ -58,44 +55,5 @@ def bpr(
 
     def scores(users: Codes) -> Floats:
         return np.asarray(model.user_factors[users] @ model.item_factors.T, dtype=np.float64)
-
-    return scores
-
-
-def vae(
-    train: Interactions,
-    seed: int = 1,
-    hidden: int = 200,
-    latent: int = 100,
-    epochs: int = 50,
-    batch: int = 100,
-    rate: float = 0.001,
-    beta: float = 0.2,
-) -> Scores:
-    """Variational autoencoder with multinomial likelihood (Liang et al.), by cornac."""
-    rows = zip(train.user.tolist(), train.item.tolist(), np.ones(len(train)).tolist(), strict=True)
-    data = _library("cornac.data").Dataset.from_uir(list(rows), seed=seed)
-    model = _library("cornac.models").VAECF(
-        k=latent,
-        autoencoder_structure=[hidden],
-        act_fn="tanh",
-        likelihood="mult",
-        n_epochs=epochs,
-        batch_size=batch,
-        learning_rate=rate,
-        beta=beta,
-        seed=stream_key(seed, 0, "", "vae baseline") % (1 << 31),
-        verbose=False,
-    )
-    model.fit(data)
-
-    def scores(users: Codes) -> Floats:
-        found = np.full((len(users), len(train.items)), -np.inf)
-        known = np.array([data.iid_map[item] for item in data.iid_map])
-        names = np.fromiter(data.iid_map, dtype=np.int64)
-        for row, user in enumerate(users.tolist()):
-            if user in data.uid_map:
-                found[row, names] = np.asarray(model.score(data.uid_map[user]))[known]
-        return found
 
     return scores
