@@ -1,6 +1,8 @@
 """The papers' image experiments and all rules beside each other, part by part.
 
 Each part is one `steelyard compare`, then `steelyard table` and `report`; those with every rule begin with "rivals".
+Parts that begin with "power" have the few rules of `benchmarks.contrasts` and ten seeds; "celeba-rate" is a sweep on
+validation rows.
 
     python -m benchmarks.papers results --parts mnist-noniid,mnist-iid --seconds 300
 
@@ -28,6 +30,13 @@ CRITERIA = ("DS", "LD", "MD")
 ORDERS = [">".join(order) for order in permutations(CRITERIA)]
 FIFTEEN = ",".join([*CRITERIA, *ORDERS, *(f"online({order})" for order in ORDERS)])
 """Paper 003's Table 1: three single criteria, six fixed orders, online adjustment from each of the six."""
+NAMED = {
+    "mnist-noniid": "DS,LD,MD>LD>DS,online(DS>LD>MD)",
+    "celeba": "DS,CB,DS>CB>IS,online(DS>CB>IS)",
+    "unipen62": "DS,LD,MD>DS>LD,online(MD>DS>LD)",
+}
+"""What is tested with ten seeds, named before: the baseline, then the single criterion, the order and the online
+adjustment that the papers' text or tables praise most."""
 FACES = {
     "a": "DS,CB,IS,DS>CB>IS,DS>IS>CB",
     "b": "CB>DS>IS,CB>IS>DS,IS>DS>CB,IS>CB>DS,online(DS>CB>IS)",
@@ -71,11 +80,43 @@ def parts() -> dict[str, tuple[str, ...]]:
     ):
         words = ("mnist-noniid", "--rules", rules, "--seeds", "5", "--set", f"rounds.count={rounds}")
         found[f"rivals-mnist-{name}"] = (*words, *(word for change in changes for word in ("--set", change)), *TF32)
-    return found | {
-        "rivals-quickstart": ("quickstart", "--rules", "all"),
-        "adafed-regression": ("adafed-regression", "--seeds", "10", "--set", "compute.device=cpu"),
-        "quickstart": ("quickstart", "--rules", "DS,LD", "--seeds", "2"),
-    }
+    rates = "training.learning_rate=0.05,0.1,0.2,0.4,0.8,1.6"
+    rate = ("sweep", "celeba", "--rules", "DS", "--seeds", "3", "--validation", "0.2", "--measure", "rounds-to-target")
+    limits = ("--set", "rounds.count=60", "--set", "compute.memory_gb=40", *ON_GPU, *TF32)
+    found["celeba-rate"] = (*rate, "--over", rates, *limits)
+    return (
+        found
+        | power_parts()
+        | {
+            "rivals-quickstart": ("quickstart", "--rules", "all"),
+            "adafed-regression": ("adafed-regression", "--seeds", "10", "--set", "compute.device=cpu"),
+            "quickstart": ("quickstart", "--rules", "DS,LD", "--seeds", "2"),
+        }
+    )
+
+
+def power_parts() -> dict[str, tuple[str, ...]]:
+    """Return the parts with ten seeds in TF32, and one seed of each in float32 beside."""
+    found: dict[str, tuple[str, ...]] = {}
+
+    def add(name: str, first: int, seeds: int, *words: str) -> None:
+        one = ("--seeds", str(seeds), "--set", f"seed={first}", *ON_GPU)
+        precision = () if name.endswith("float32") else TF32
+        found[f"power-{name}"] = (*words, *one, *precision)
+
+    plans = {"mnist-noniid": ("300", "40", 5), "celeba": ("100", "45", 1), "unipen62": ("400", "37", 1)}
+    for name, (rounds, memory, at_once) in plans.items():
+        limits = ("--set", f"rounds.count={rounds}", "--set", f"compute.memory_gb={memory}")
+        words = (name, "--rules", NAMED[name], *limits)
+        for first in range(1, 11, at_once):
+            add(f"{name}-{first}", first, at_once, *words)
+        add(f"{name}-float32", 1, 1, *words)
+    for number in (1, 2, 3):
+        words = (f"adafed-{number}", "--set", "compute.memory_gb=16")
+        for first in (1, 4, 7, 10):
+            add(f"adafed-{number}-{first}", first, 3 if first < 10 else 1, *words)
+        add(f"adafed-{number}-float32", 1, 1, *words)
+    return found
 
 
 def steelyard(words: list[str], seconds: float | None = None, into: Path | None = None) -> bool:
@@ -94,6 +135,9 @@ def steelyard(words: list[str], seconds: float | None = None, into: Path | None 
 def run_part(name: str, arguments: tuple[str, ...], out: Path, seconds: float, figures: bool) -> bool:
     """Run a part or go on with it, then write its tables and its report."""
     folder = out / name
+    if arguments[0] == "sweep":
+        # The same command goes on where it was stopped.
+        return steelyard([*arguments, "--out", str(folder)], seconds, out / f"{name}.md")
     begun = (folder / "run.sqlite").is_file()
     ended = steelyard(["resume", str(folder)] if begun else ["compare", *arguments, "--out", str(folder)], seconds)
     if not (folder / "run.sqlite").is_file():

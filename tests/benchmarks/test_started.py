@@ -18,6 +18,7 @@ from steelyard.sweeps.attacking import under_attack
 
 SMALLEST: dict[str, str] = {
     "contributions": "--seeds 2 --rounds 2 --clients 3 --only two",
+    "contrasts": "out",
     "flower_replies": "--megabytes 0.5 --clients 3 --strategies MD>DS/max --here",
     "large_models": "--megabytes 0.5 --clients 3 --rules MD>DS/max --here",
     "papers": "papers --parts quickstart --set rounds.count=1 --set partition.clients=8 --set compute.engine=loop",

@@ -86,12 +86,14 @@ class RecommendDescription(Description):
         if unmet(criterion.needs, self.capabilities(), {}) is not None:
             raise UserError(
                 f"weighing.criteria: {criterion.name} has no meaning for users of a recommender; allowed: EQ, DS, LD "
-                "(distinct categories or items), MD, EX with [kgflex], or criteria of your own about data or user"
+                "(distinct categories or items), MD, EX with [kgflex] by information gain, or criteria of your own "
+                "about data or user"
             )
 
     def capabilities(self) -> Capabilities:
         """Return what users of a recommender can give to criteria."""
-        return USER_CAPABILITIES if self.kgflex is None else KGFLEX_CAPABILITIES
+        known = self.kgflex is not None and self.kgflex.criterion == "information"
+        return KGFLEX_CAPABILITIES if known else USER_CAPABILITIES
 
     def check_rule(self, rule: WeighingSettings) -> None:
         """Refuse orders that adapt to every round where not every round is tested."""

@@ -175,6 +175,9 @@ class KgflexSettings(Section):
 
     others: float = Field(default=1.0, gt=0, le=1000)
     """Items of others per item of hers that gains are measured on: 1 in the thesis; more make small gains surer."""
+    criterion: Literal["information", "ratio", "gini"] = "information"
+    """How k_uf says what a feature tells: information gain (the thesis'), the same over the feature's own entropy
+    (C4.5's gain ratio, which favours rare ones), or the fall of Gini's impurity (the authors' later branch)."""
     own_rate: float | None = Field(default=None, gt=0)
     """Step of users' own vectors, which no server sums over users; default: fpl.learning_rate, as in the thesis."""
     batch: int | None = Field(default=None, ge=1, le=1_000_000)

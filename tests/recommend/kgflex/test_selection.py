@@ -1,5 +1,7 @@
 """Information gain and which features a user keeps."""
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,9 +12,20 @@ from tests.recommend.kgflex.kgflex_reference import entropy, selected
 
 from steelyard.randomness import stream_keys
 from steelyard.recommend.interactions import build as interactions
-from steelyard.recommend.kgflex.selection import draw_others, information_gain, select
+from steelyard.recommend.kgflex.selection import draw_others, feature_gain, information_gain, select
 from steelyard.recommend.knowledge.features import build
 from steelyard.recommend.sampling import Histories
+
+
+def test_alternatives_to_information_gain_by_hand():
+    # Two of hers and two others; one of hers has the feature: IG .311278, and a quarter of the four have it.
+    quarter = -0.25 * math.log2(0.25) - 0.75 * math.log2(0.75)
+    assert feature_gain("ratio", 1, 0, 2, 2) == pytest.approx(0.311278 / quarter, abs=5e-7)
+    # Gini: 1/2 before; after it 0 for the one and 2·(1/3)·(2/3) for the three.
+    assert feature_gain("gini", 1, 0, 2, 2) == pytest.approx(0.5 - 0.75 * 4 / 9, abs=5e-7)
+    for criterion in ("information", "ratio", "gini"):
+        found = feature_gain(criterion, np.array([2, 1, 2, 0]), np.array([0, 1, 2, 0]), 2, 2)
+        assert found == pytest.approx([0.5 if criterion == "gini" else 1.0, 0.0, 0.0, 0.0])
 
 
 @pytest.mark.parametrize(

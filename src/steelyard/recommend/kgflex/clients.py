@@ -75,7 +75,8 @@ class KgflexClients(RecommendClients):
         """Return the features of items and, for this seed, of users with their information gains."""
         if seed not in self._known:
             settings = self.parts.settings
-            found = select(self.users.histories, self.parts.features, seed, settings.limits, settings.others)
+            how = (settings.limits, settings.others, settings.criterion)
+            found = select(self.users.histories, self.parts.features, seed, *how)
             self._known[seed] = Knowledge(self.parts.features, found)
         return self._known[seed]
 
@@ -148,6 +149,8 @@ class KgflexClients(RecommendClients):
         return payload, losses[cohort], np.zeros(len(cohort), dtype=np.int64)
 
     def _local(self, user: int, seed: int) -> LocalData:
+        if self.parts.settings.criterion != "information":
+            return super()._local(user, seed)  # the statistic of EX is one of information gains
         if seed not in self._expertise:
             self._expertise[seed] = expertise(
                 self.knowledge(seed).selection, self.users.histories, self.parts.settings.others

@@ -90,7 +90,7 @@ def after_lists(
         items=listed.indices.astype(np.int32),
         fakes=np.zeros(len(lists), dtype=np.int64),
     )
-    return select(histories, knowledge.items, seed, settings.limits, settings.others)
+    return select(histories, knowledge.items, seed, settings.limits, settings.others, settings.criterion)
 
 
 def kept(selection: Selection, flags: Flags, top: int | None = None) -> Floats:

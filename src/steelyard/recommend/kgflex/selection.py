@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from steelyard.recommend.ranking import Floats
 from steelyard.recommend.sampling import Histories, Items
 from steelyard.recommend.sparse import Floats32
 
+Criterion = Literal["information", "ratio", "gini"]
 _CELLS = 1 << 23
 """Cells of users × items or features that are looked at together."""
 
@@ -76,6 +77,26 @@ def information_gain(positives: Any, negatives: Any, liked: Any, others: Any) ->
     return np.where(np.isclose(p * all_n, n * all_p, rtol=1e-12, atol=0), 0.0, np.maximum(gain, 0.0))
 
 
+def feature_gain(criterion: Criterion, positives: Any, negatives: Any, liked: Any, others: Any) -> Floats:
+    """Return what each feature tells by a criterion; 0 where it is as frequent in both, whatever the criterion."""
+    gain = information_gain(positives, negatives, liked, others)
+    if criterion == "information":
+        return gain
+    p, n, all_p, all_n = (np.asarray(each, dtype=np.float64) for each in (positives, negatives, liked, others))
+    whole, present = np.maximum(all_p + all_n, 1), p + n
+    if criterion == "ratio":
+        return gain / np.where(gain > 0, _entropy(present, whole), 1.0)
+    absent = whole - present
+    left = present * _impurity(p, present) + absent * _impurity(all_p - p, absent)
+    return np.where(gain > 0, np.maximum(_impurity(all_p, whole) - left / whole, 0.0), 0.0)
+
+
+def _impurity(part: Floats, whole: Floats) -> Floats:
+    """Return Gini's impurity of two classes, 2·p·(1 − p), of which one has `part` of the `whole`."""
+    share = part / np.maximum(whole, 1)
+    return 2.0 * share * (1.0 - share)
+
+
 def _entropy(part: Floats, whole: Floats) -> Floats:
     """Return the entropy of two classes in bits, of which one has `part` of the `whole`; 0 where there is nothing."""
     share = part / np.maximum(whole, 1)
@@ -110,6 +131,7 @@ def select(
     seed: int,
     limits: Sequence[int] = (100, 100),
     ratio: float = 1.0,
+    criterion: Criterion = "information",
 ) -> Selection:
     """Return F_u and k_uf of all users; `limits` are the most features of one hop, of two, and so on.
 
@@ -119,7 +141,9 @@ def select(
     keys = stream_keys(seed, 0, histories.names, "kgflex others")
     step = max(1, _CELLS // max(histories.catalogue, features.features, 1))
     parts = [
-        _select(histories, features, np.arange(start, min(start + step, histories.users)), keys, limits, ratio)
+        _select(
+            histories, features, np.arange(start, min(start + step, histories.users)), keys, limits, ratio, criterion
+        )
         for start in range(0, histories.users, step)
     ]
     counts = np.concatenate([each[0] for each in parts]) if parts else np.zeros(0, dtype=np.int64)
@@ -138,6 +162,7 @@ def _select(
     keys: NDArray[np.uint64],
     limits: Sequence[int],
     ratio: float,
+    criterion: Criterion,
 ) -> tuple[Codes, Codes, Floats]:
     """Return the number of features, the features and their weights of a block of users."""
     from scipy import sparse  # For speed of start.
@@ -152,7 +177,7 @@ def _select(
     # A larger sample of others is no more evidence; whole numbers stay whole where they are as many.
     scale = np.where(drawn > liked, liked / np.maximum(drawn, 1), 1.0)
     negatives = theirs[row, feature] * scale[row]
-    gains = information_gain(hers.data, negatives, liked[row], (drawn * scale)[row])
+    gains = feature_gain(criterion, hers.data, negatives, liked[row], (drawn * scale)[row])
     table = np.zeros((len(users), features.features))
     table[row, feature] = gains
     row, feature = np.nonzero(_candidates(table, features.hops, limits))

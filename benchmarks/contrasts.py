@@ -1,0 +1,133 @@
+"""The papers' claims as contrasts that were named before they were run: ten seeds, one family, and equivalence.
+
+    python -m benchmarks.papers results --parts power-mnist-noniid-1,power-mnist-noniid-6 --seconds 500
+    python -m benchmarks.contrasts results
+
+Reads what `benchmarks.papers` left in OUT under names that begin with "power" and prints a table in Markdown: for each
+contrast the gain in accuracy after the last round, with its 95 % interval over seeds, p of a paired t-test and of two
+one-sided tests that the gain lies within one point, both after Holm's correction over all contrasts that were tested.
+A contrast with fewer seeds than planned is shown and not tested.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.papers import NAMED
+from steelyard.report.statistics import ALPHA, equivalence_p, estimate, holm, paired_p
+from steelyard.runs.reader import History
+
+SEEDS, MARGIN = 10, 0.01
+"""Seeds that each contrast was planned with, and the gain within which two rules count as equal: one point."""
+FLOAT32 = "float32"
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """One claim: in an experiment a rule is ahead of another."""
+
+    experiment: str
+    rule: str
+    against: str
+
+    @property
+    def words(self) -> str:
+        """The contrast as the table names it."""
+        return f"{self.experiment}: {self.rule} against {self.against}"
+
+
+def contrasts() -> list[Contrast]:
+    """Return the whole family, in the order of the table."""
+    found: list[Contrast] = []
+    for experiment, words in NAMED.items():
+        base, *rules = words.split(",")
+        found += [Contrast(experiment, rule, base) for rule in rules]
+    for number in (1, 2, 3):
+        name = f"adafed-{number}"
+        found += [Contrast(name, "adafed-weights", "fedavg"), Contrast(name, "adafed", "adafed-weights")]
+    return found
+
+
+Scores = dict[tuple[str, str, int], float]
+"""Accuracy after the last round, by experiment, rule and seed."""
+
+
+def read(out: Path, planned: Sequence[str]) -> Scores:
+    """Return the scores of all parts that have ended; those in float32 stand under another experiment."""
+    found: Scores = {}
+    for name in planned:
+        folder = out / name
+        if not (folder / "run.sqlite").is_file():
+            continue
+        history = History(folder)
+        experiment = name.removeprefix("power-").rpartition("-")[0] + (f" ({FLOAT32})" if FLOAT32 in name else "")
+        last = int(history.info["rounds"])
+        rows = history.rounds
+        for row in rows[rows["round"] == last].itertuples():
+            found[experiment, str(row.rule), int(row.seed)] = float(row.accuracy)
+    return found
+
+
+def differences(scores: Scores, contrast: Contrast) -> list[float]:
+    """Return the gain of each seed that both rules have."""
+    seeds = sorted(
+        seed for experiment, rule, seed in scores if (experiment, rule) == (contrast.experiment, contrast.rule)
+    )
+    pairs = [
+        ((contrast.experiment, contrast.rule, seed), (contrast.experiment, contrast.against, seed)) for seed in seeds
+    ]
+    return [scores[one] - scores[other] for one, other in pairs if other in scores]
+
+
+def table(scores: Scores, family: Sequence[Contrast], seeds: int = SEEDS, margin: float = MARGIN) -> str:
+    """Return the family as Markdown: what is done is tested, what is not says so."""
+    gains = {contrast: differences(scores, contrast) for contrast in family}
+    whole = {contrast: values for contrast, values in gains.items() if len(values) >= seeds}
+    tests = dict(zip(whole, holm([paired_p(values) for values in whole.values()]), strict=True))
+    equal = dict(zip(whole, holm([equivalence_p(values, margin) for values in whole.values()]), strict=True))
+    lines = ["| contrast | seeds | gain (points) | p | equal within | verdict |", "|---|---|---|---|---|---|"]
+    for contrast, values in gains.items():
+        cells = [contrast.words, f"{len(values)} of {seeds}", *_cells(values, tests.get(contrast), equal.get(contrast))]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _cells(values: Sequence[float], p: float | None, same: float | None) -> tuple[str, str, str, str]:
+    if not values:
+        return "", "", "", "not run"
+    found = estimate([100 * value for value in values])
+    gain = f"{found.mean:+.2f}" + (f" ± {found.half:.2f}" if len(values) > 1 else "")
+    if p is None or same is None:
+        return gain, "", "", "not tested: seeds are missing"
+    verdict = "not to be told, nor equal"
+    if p < ALPHA:
+        verdict = "ahead" if found.mean > 0 else "behind"
+    if same < ALPHA:
+        verdict = f"{verdict}, by less than a point" if p < ALPHA else "equal within a point"
+    return gain, f"{p:.2g}", f"{same:.2g}", verdict
+
+
+def main() -> None:
+    """Read what is there and print it."""
+    from benchmarks.papers import power_parts
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, help="the folder that benchmarks.papers wrote")
+    chosen = parser.parse_args()
+    planned = list(power_parts())
+    scores = read(chosen.out, planned)
+    print(table(scores, contrasts()))
+    beside: Mapping[str, float] = {
+        f"{experiment}: {rule}": value for (experiment, rule, _), value in scores.items() if FLOAT32 in experiment
+    }
+    for name, value in beside.items():
+        print(f"{name}: {100 * value:.2f} %")
+    missing = [name for name in planned if not (chosen.out / name / "run.sqlite").is_file()]
+    print(f"\nparts not run: {', '.join(missing) or 'none'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""The family of contrasts: each is there, tested with all its seeds only, and Holm runs over what is tested."""
+
+from __future__ import annotations
+
+from benchmarks.contrasts import Contrast, contrasts, differences, table
+from benchmarks.papers import NAMED, parts, power_parts
+
+FAMILY = [Contrast("a", "X", "DS"), Contrast("a", "Y", "DS"), Contrast("b", "X", "DS")]
+
+
+def scores(seeds: int) -> dict[tuple[str, str, int], float]:
+    found = {("a", "DS", seed): 0.5 + 0.01 * seed for seed in range(seeds)}
+    found |= {("a", "X", seed): 0.6 + 0.01 * seed + 0.001 * (seed % 2) for seed in range(seeds)}
+    return found | {("a", "Y", seed): 0.5 + 0.01 * seed + 0.001 * (seed % 3 - 1) for seed in range(seeds)}
+
+
+def test_gains_are_paired_by_seed() -> None:
+    found = differences(scores(4) | {("a", "X", 9): 0.9}, FAMILY[0])
+    assert [round(value, 6) for value in found] == [0.1, 0.101, 0.1, 0.101]
+
+
+def test_a_gain_an_equality_and_what_is_missing_are_told_apart() -> None:
+    _, _, gain, equal, missing = table(scores(10), FAMILY).splitlines()
+    assert gain.startswith("| a: X against DS | 10 of 10 | +10.05 ± 0.04 |")
+    assert gain.endswith("| ahead |")
+    assert equal.endswith("| equal within a point |")
+    assert missing == "| b: X against DS | 0 of 10 |  |  |  | not run |"
+
+
+def test_fewer_seeds_than_planned_are_shown_and_not_tested() -> None:
+    gain = table(scores(3), FAMILY).splitlines()[2]
+    assert gain == "| a: X against DS | 3 of 10 | +10.03 ± 0.14 |  |  | not tested: seeds are missing |"
+
+
+def test_every_contrast_has_its_parts_and_every_seed_once() -> None:
+    planned = power_parts()
+    assert planned.items() <= parts().items()
+    for experiment in {contrast.experiment for contrast in contrasts()}:
+        mine = {name: words for name, words in planned.items() if name.startswith(f"power-{experiment}-")}
+        seeds: list[int] = []
+        for name, words in mine.items():
+            if not name.endswith("float32"):
+                first = next(int(word.removeprefix("seed=")) for word in words if word.startswith("seed="))
+                seeds += range(first, first + int(words[words.index("--seeds") + 1]))
+        assert sorted(seeds) == list(range(1, 11))
+        assert f"power-{experiment}-float32" in mine
+    assert all(words.startswith("DS,") for words in NAMED.values())
