@@ -125,7 +125,7 @@ def test_canaries_never_pass_the_accountant() -> None:
 
 
 def test_the_figures_of_an_audit_are_written(tmp_path: Path) -> None:
-    few = ["--tries", "1", "--steps", "0", "--canaries", "10"]
+    few = ["--tries", "1", "--steps", "0", "--canaries", "10", "--questions", "0"]
     done = CliRunner().invoke(app, ["privacy", "audit", *few, "--figures", str(tmp_path / "figures")])
     assert done.exception is None
     made = {path.name: path.read_text(encoding="utf-8") for path in (tmp_path / "figures").iterdir()}
