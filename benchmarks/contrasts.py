@@ -45,8 +45,9 @@ def contrasts() -> list[Contrast]:
     for experiment, words in NAMED.items():
         base, *rules = words.split(",")
         found += [Contrast(experiment, rule, base) for rule in rules]
-    for number in (1, 2, 3):
-        name = f"adafed-{number}"
+    # Simulation 1 has no adaptive loss: there AdaFed is its weights.
+    found.append(Contrast("adafed-1", "adafed", "fedavg"))
+    for name in ("adafed-2", "adafed-3"):
         found += [Contrast(name, "adafed-weights", "fedavg"), Contrast(name, "adafed", "adafed-weights")]
     return found
 

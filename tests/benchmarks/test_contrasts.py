@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import tomllib
+
 from benchmarks.contrasts import Contrast, contrasts, differences, table
 from benchmarks.papers import NAMED, parts, power_parts
+
+from steelyard.experiment.loading import recipes
 
 FAMILY = [Contrast("a", "X", "DS"), Contrast("a", "Y", "DS"), Contrast("b", "X", "DS")]
 
@@ -45,3 +49,10 @@ def test_every_contrast_has_its_parts_and_every_seed_once() -> None:
         assert sorted(seeds) == list(range(1, 11))
         assert f"power-{experiment}-float32" in mine
     assert all(words.startswith("DS,") for words in NAMED.values())
+
+
+def test_adafeds_rules_are_those_of_its_recipes() -> None:
+    for contrast in contrasts():
+        if contrast.experiment.startswith("adafed"):
+            recipe = tomllib.loads(recipes()[contrast.experiment].read_text(encoding="utf-8"))
+            assert {contrast.rule, contrast.against} <= {recipe["weighing"]["name"], *recipe["beside"]}
