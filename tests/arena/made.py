@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from steelyard.arena.candidate import Candidate, read_candidate
+from steelyard.arena.candidate import Candidate, read_candidates
 from steelyard.arena.figures import SceneFigures
 from steelyard.arena.plan import Arena, arena_folder, plan
 from steelyard.arena.suite import load_suite
@@ -21,7 +21,7 @@ def trusting(where: str, code: Mapping[str, str]) -> None:
 
 def small_arena(candidate: str, folder: Path, seeds: int = 1, scenes: Sequence[str] = ("hospitals",)) -> Path:
     """Make the folder of an arena that is over in a second."""
-    found = read_candidate(candidate, None, SUITE, trusting)
+    (found,) = read_candidates(candidate, None, SUITE, trusting)
     return arena_folder(plan(SUITE, found, scenes=scenes, seeds=seeds, changes=QUICK), folder)
 
 

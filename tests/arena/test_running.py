@@ -11,7 +11,7 @@ from tests.arena.made import QUICK, SUITE, small_arena, trusting
 from steelyard import UserError
 from steelyard.arena import running
 from steelyard.arena.archive import ARCHIVE, check_archive, digest, read_archive, write_archive
-from steelyard.arena.candidate import read_candidate
+from steelyard.arena.candidate import read_candidates
 from steelyard.arena.figures import read_figures, scene_folder
 from steelyard.arena.plan import arena_folder, plan, read_arena
 from steelyard.arena.running import run_arena
@@ -117,7 +117,7 @@ def test_a_baseline_made_worse_is_found_without_the_runs(done: Path, tmp_path: P
 
 def test_the_part_is_the_same_whatever_the_scene_was_trained_with(tmp_path: Path) -> None:
     """A scene trains its rules in stacks, which changes last bits; the part that is run anew does not."""
-    candidate = read_candidate("LD", None, SUITE, trusting)
+    (candidate,) = read_candidates("LD", None, SUITE, trusting)
     planned = plan(
         SUITE, candidate, scenes=["hospitals"], seeds=1, changes=["rounds.count=1", "compute.engine=stacked"]
     )
@@ -203,7 +203,7 @@ def test_a_fault_of_ours_is_no_failure_of_a_named_rule(tmp_path: Path, monkeypat
 
 
 def test_what_does_not_fit_the_suite_is_refused_before_a_folder_is_made(tmp_path: Path) -> None:
-    candidate = read_candidate("LD", None, SUITE, trusting)
+    (candidate,) = read_candidates("LD", None, SUITE, trusting)
     with pytest.raises(UserError, match="--seeds: got 99; allowed: a whole number from 1 to 10"):
         plan(SUITE, candidate, seeds=99)
     with pytest.raises(UserError, match="cuont"):

@@ -43,6 +43,23 @@ def test_a_rule_that_raises_ends_with_code_0_and_says_so(steelyard: CommandLine,
     assert "Traceback" not in done.stderr
 
 
+def test_the_best_of_several_settings_is_chosen_and_held_out_seeds_open(
+    steelyard: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STEELYARD_STATE", str(tmp_path / "state"))
+    words = ("arena", "LD,MD", *QUICK, "--until-decided", "--out", "out", "--format", "json")
+    done = steelyard(*words)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    tried = document["tried"]
+    assert set(tried) == {"LD", "MD"}
+    assert document["candidate"] == max(tried, key=lambda rule: (tried[rule], rule == "LD"))
+    assert (document["opened"], document["seeds"], document["level"]) == (1, [201], 0.025)
+    assert {row["rule"] for row in document["scenes"][0]["rules"]} == {"fedavg", document["candidate"]}
+    assert json.loads(steelyard(*words).stdout) == document
+    assert (tmp_path / "out" / "report.html").read_text().count("<svg") == 1
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -53,6 +70,9 @@ def test_a_rule_that_raises_ends_with_code_0_and_says_so(steelyard: CommandLine,
         (("EQ", "--scenes", "moon"), "--scenes: got 'moon'"),
         ((), "allowed: one of them"),
         (("EQ", "--check", "x.json"), "allowed: one of them"),
+        (("EQ", "--retune"), "allowed: one of them"),
+        (("EQ", "--part", "3/2"), "--part: got '3/2'"),
+        (("EQ", "--draft", "--until-decided"), "--until-decided: got it with --draft"),
         (("--check", "none.json"), "there is no file none.json"),
     ],
 )

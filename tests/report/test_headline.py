@@ -125,3 +125,23 @@ def test_a_private_comparison_says_what_it_spent(run: Path) -> None:
     first = headline(RunView([run]))[0]
     assert first.startswith("Keep fedavg: ")
     assert first.endswith(" Comparing spent ε 6.25 of any one client's privacy, all rules together.")
+
+
+def test_few_rows_recommend_nothing_and_the_clients_tests_choose(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", rounds=2, clients=4, seeds=(1, 2, 3), rules=RULES)
+
+    def found(rows: int) -> str:
+        store = Store(folder)
+        store.note(report_rows=dict.fromkeys(("1", "2", "3"), rows))
+        store.close()
+        document = RunView([folder]).documents[0]
+        assert document is not None
+        return document["recommendation"]["sentence"]
+
+    assert found(29) == "No recommendation: 29 rows are too few to report on rules (30 at least)."
+    for rule, gain in (("VP>DS", 0.05), ("online(DS>LD)", 0.04)):
+        for seed in (1, 2, 3):
+            score(folder, "fedavg", seed, 0.5 + seed / 100)
+            score(folder, rule, seed, 0.5 + seed / 100 + gain + seed / 10_000)
+    assert found(30).startswith("Use ")
+    assert found(30).endswith(" The clients' 40 test rows chose it.")

@@ -188,3 +188,28 @@ def test_wilsons_interval_by_hand() -> None:
     assert wilson(0.0, 10) == pytest.approx((0.0, 0.2775), abs=5e-5)
     assert wilson(0.75, 20) == pytest.approx((0.5313, 0.8881), abs=5e-5)
     assert wilson(1.0, 0) == (0.0, 1.0)
+
+
+def test_of_several_better_rules_other_rows_choose_and_those_that_report_report() -> None:
+    values = {"fedavg": [0.5, 0.6, 0.7], "A": [0.7, 0.8, 0.91], "B": [0.65, 0.75, 0.86]}
+    chosen = Compared(
+        chosen_on={"fedavg": [0.5], "A": [0.6], "B": [0.8]}, choosing="The clients' 80 test rows chose it."
+    )
+    found = recommend(values, "fedavg", ROWS, chosen)
+    assert found["rule"] == "B"
+    assert found["sentence"].startswith("Use B: accuracy is 15.3 points higher than with fedavg on the server's")
+    assert found["sentence"].endswith("The clients' 80 test rows chose it.")
+    alone = recommend({"fedavg": values["fedavg"], "A": values["A"]}, "fedavg", ROWS, chosen)
+    assert (alone["rule"], "chose" in alone["sentence"]) == ("A", False)
+
+
+def test_rows_that_report_do_not_also_choose() -> None:
+    values = {"fedavg": [0.5, 0.6, 0.7], "A": [0.7, 0.8, 0.91], "B": [0.65, 0.75, 0.86]}
+    none = Compared(cannot_choose="no other rows choose one of them")
+    found = recommend(values, "fedavg", ROWS, none)
+    assert found["rule"] is None
+    assert found["sentence"] == (
+        "No recommendation: A and B are better than fedavg on the server's 46 rows, and no other rows choose one of "
+        "them."
+    )
+    assert recommend({"fedavg": values["fedavg"], "A": values["A"]}, "fedavg", ROWS, none)["rule"] == "A"

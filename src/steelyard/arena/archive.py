@@ -27,7 +27,7 @@ from steelyard.runs.reader import History
 from steelyard.settings import validated
 from steelyard.sweeps.running import finished
 
-ARCHIVE, PICTURE = "arena.json", "arena.svg"
+ARCHIVE, PICTURE, REPORT = "arena.json", "arena.svg", "report.html"
 FORMAT = 1
 LONGEST = 20_000_000
 """Bytes of an archive that are read; none of ours comes near."""
@@ -45,15 +45,17 @@ class Archive:
 
 
 def write_arena_files(folder: Path) -> ArenaDocument:
-    """Write the archive and the picture of an arena's folder; return the answer that they show."""
+    """Write the archive, the picture and the report of an arena's folder; return the answer that they show."""
     # For speed of start: only an arena that has ended is drawn.
     from steelyard.arena.figure import rank_chart
+    from steelyard.arena.page import arena_html
     from steelyard.report.figures.writing import write_figure
 
     document = write_archive(folder)
     chart = rank_chart(document)
     if chart is not None:
         write_figure(chart, folder / PICTURE)
+    _write(folder / REPORT, arena_html(document))
     return document
 
 
@@ -74,11 +76,15 @@ def write_archive(folder: Path) -> ArenaDocument:
         "replayed": None if replayed is None else replayed.model_dump(mode="json"),
     }
     text = json.dumps({**content, "digest": digest(content)}, indent=1, ensure_ascii=False)
-    try:
-        files.write(folder / ARCHIVE, f"{text}\n".encode())
-    except OSError as error:
-        raise UserError(f"{folder}: cannot be written: {error.strerror}; allowed: a writable folder") from error
+    _write(folder / ARCHIVE, f"{text}\n")
     return document
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        files.write(path, text.encode("utf-8", "replace"))
+    except OSError as error:
+        raise UserError(f"{path.parent}: cannot be written: {error.strerror}; allowed: a writable folder") from error
 
 
 def digest(content: Mapping[str, Any]) -> str:
@@ -137,19 +143,20 @@ def check_archive(path: Path, *, anew: bool = True, progress: bool = False) -> C
 
 def _beside(archive: Archive, folder: Path) -> list[str]:
     """Hold the figures against those of the runs in the archive's folder, whose chains are computed again."""
+    count = len(archive.arena.batches)
     if not is_arena(folder):
         return ["the runs are not beside it: their figures are taken as they stand"]
     now = read_figures(folder, archive.arena)
     changed = [name for name, found in archive.figures.items() if now.get(name) != found]
     if changed:
         return [f"DIFFERS: the run of scene {name} has other figures or another head" for name in changed]
-    broken = [f"DIFFERS: the run of scene {name}: {problem}" for name in now if (problem := _broken(folder, name))]
+    runs = [(name, scene_folder(folder, name, batch)) for name in now for batch in range(1, count + 1)]
+    broken = [f"DIFFERS: the run of scene {name}: {problem}" for name, run in runs if (problem := _broken(run))]
     return broken or [f"the runs of {len(now)} scenes are whole and have these figures"]
 
 
-def _broken(folder: Path, scene: str) -> str:
-    run_folder = scene_folder(folder, scene)
-    return History(run_folder).chain.problem if finished(run_folder) else ""
+def _broken(run: Path) -> str:
+    return History(run).chain.problem if finished(run) else ""
 
 
 def _replayed(archive: Archive, progress: bool) -> str:

@@ -27,10 +27,11 @@ class Candidate:
     settings: FederationSettings
 
 
-def read_candidate(text: str, rule: str | None, suite: Suite, ask: Ask) -> Candidate:
-    """Read a candidate; `rule` says which rule of a file is meant, in words that may join what the file defines.
+def read_candidates(text: str, rule: str | None, suite: Suite, ask: Ask) -> list[Candidate]:
+    """Read a candidate, or several settings of one of which the best is to be chosen; as many as rivals had.
 
-    `ask` is called before code of a file runs.
+    `rule` says which rule of a file is meant, in words that may join what the file defines. `ask` is called before code
+    of a file runs.
     """
     scene = next(iter(suite.scenes))
     if text.endswith(".py"):
@@ -44,10 +45,12 @@ def read_candidate(text: str, rule: str | None, suite: Suite, ask: Ask) -> Candi
             raise UserError(f"--rule: got {brief(rule)} beside the rule {brief(text)}; allowed: with a file")
         experiment, word = suite.experiment(scene), text
     found = parse_rules([word], experiment) if word is not None else dict([next(iter(experiment.rules().items()))])
-    if len(found) != 1:
-        raise UserError(f"arena: got {len(found)} rules ({listed(found)}); allowed: one")
-    ((label, settings),) = found.items()
-    return _checked(Candidate(label, settings), suite, scene)
+    if len(found) > suite.tuning.budget:
+        raise UserError(
+            f"arena: got {len(found)} rules ({listed(found)}); allowed: one, or up to {suite.tuning.budget} settings "
+            "of one, as rivals had"
+        )
+    return [_checked(Candidate(label, settings), suite, scene) for label, settings in found.items()]
 
 
 def _checked(candidate: Candidate, suite: Suite, scene: str) -> Candidate:

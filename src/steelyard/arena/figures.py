@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import Field
@@ -27,27 +28,52 @@ class SceneFigures(Section):
     """Empty where clients test nothing."""
     models: dict[str, tuple[str, ...]] = Field(default_factory=dict[str, tuple[str, ...]])
     head: str = ""
-    """Of the run's chain, which every figure goes into."""
+    """Of the run's chain, which every figure goes into; of several batches all heads."""
     where: str = ""
     failed: str = ""
     """Why the candidate has no figures."""
 
 
-def scene_folder(folder: Path, scene: str) -> Path:
-    """Return the folder of a scene's run."""
-    return folder / SCENES / scene
+def scene_folder(folder: Path, scene: str, batch: int = 1) -> Path:
+    """Return the folder of a scene's run; until decided there is one for each batch of seeds."""
+    return folder / SCENES / (scene if batch == 1 else f"{scene}-{batch}")
 
 
-def read_figures(folder: Path, arena: Arena) -> dict[str, SceneFigures]:
-    """Return the figures of every scene that is done, or failed, in the suite's order."""
+def read_figures(folder: Path, arena: Arena, batches: int | None = None) -> dict[str, SceneFigures]:
+    """Return the figures of every scene that is done, or failed, in the suite's order; of the first batches only."""
+    batches = len(arena.batches) if batches is None else batches
     found: dict[str, SceneFigures] = {}
     for name in arena.scenes:
-        run = scene_folder(folder, name)
-        if finished(run):
-            found[name] = run_figures(run, arena.suite.baseline, arena.candidate.label)
-        elif files.is_file(failure := run.with_name(f"{name}{FAILED}")):
-            found[name] = SceneFigures(failed=own_text(failure).strip())
+        done: list[SceneFigures] = []
+        for batch in range(1, batches + 1):
+            run = scene_folder(folder, name, batch)
+            if finished(run):
+                done.append(run_figures(run, arena.suite.baseline, arena.candidate.label))
+            elif files.is_file(failure := run.with_name(f"{run.name}{FAILED}")):
+                done.append(SceneFigures(failed=own_text(failure).strip()))
+            else:
+                break
+        if done:
+            found[name] = _joined(done)
     return found
+
+
+def _joined(batches: Sequence[SceneFigures]) -> SceneFigures:
+    """Return the figures of all batches of a scene's seeds as one; a rule has some where it has them in each batch."""
+    if failed := next((found.failed for found in batches if found.failed), ""):
+        return batches[0].model_copy(update={"failed": failed}) if len(batches) == 1 else SceneFigures(failed=failed)
+    rules = [rule for rule in batches[0].values if all(rule in found.values for found in batches)]
+    return SceneFigures(
+        values={rule: tuple(value for found in batches for value in found.values[rule]) for rule in rules},
+        worst={
+            rule: tuple(value for found in batches for value in found.worst[rule])
+            for rule in rules
+            if all(rule in found.worst for found in batches)
+        },
+        models={rule: tuple(model for found in batches for model in found.models[rule]) for rule in rules},
+        head=" ".join(found.head for found in batches),
+        where=batches[0].where,
+    )
 
 
 def run_figures(run: Path, baseline: str, candidate: str = "") -> SceneFigures:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from steelyard.arena.candidate import Candidate
+from steelyard.arena.openings import opening
 from steelyard.arena.suite import Suite, load_suite
+from steelyard.arena.tuning import TUNING
 from steelyard.errors import UserError, own_folder
+from steelyard.experiment.code import content_name, rename_code
 from steelyard.experiment.description import Description
 from steelyard.experiment.federations import FederationSettings, put_federations
 from steelyard.experiment.folders import unnamed_folder
-from steelyard.experiment.loading import build
+from steelyard.experiment.job_array import PART, Part
 from steelyard.experiment.rule_words import parse_rules
 from steelyard.files import ARENA_FILE, is_file
 from steelyard.settings import validated
@@ -32,11 +35,29 @@ class Arena:
     scenes: tuple[str, ...]
     seeds: tuple[int, ...]
     changes: tuple[str, ...] = ()
+    tried: Mapping[str, float] = field(default_factory=dict[str, float])
+    """The settings among which the candidate was chosen, with their accuracy; empty where there was one."""
+    opened: int = 0
+    """--until-decided: the candidate is the so manyth that opened the held-out seeds; 0 otherwise."""
+    part: Part | None = None
+    """Which share of the scenes runs here."""
 
     @property
     def whole(self) -> bool:
         """Whether this is the suite as it is frozen: all scenes, all seeds that report, nothing changed."""
-        return self.scenes == tuple(self.suite.scenes) and self.seeds == self.suite.report and not self.changes
+        seeds = self.suite.held_out if self.opened else self.suite.report
+        return self.scenes == tuple(self.suite.scenes) and self.seeds == seeds and not self.changes
+
+    @property
+    def own(self) -> list[str]:
+        """The scenes that run here: all, or those of the part."""
+        return list(self.scenes) if self.part is None else self.part.share(self.scenes, "scenes")
+
+    @property
+    def batches(self) -> list[tuple[int, ...]]:
+        """The seeds in the order in which they are run, up to the next look; all at once unless until decided."""
+        size = self.suite.batch if self.opened else len(self.seeds)
+        return [self.seeds[start : start + size] for start in range(0, len(self.seeds), size)]
 
     @property
     def draft(self) -> bool:
@@ -44,14 +65,16 @@ class Arena:
         return set(self.seeds) <= set(self.suite.choose)
 
     def scene(self, name: str, *, rivals: Sequence[str] = (), candidate: bool = True) -> Description:
-        """Return the experiment of a scene with its rules: these rivals, else all, and the candidate."""
+        """Return the experiment of a scene with its rules: these rivals, else all, and the candidate.
+
+        Until decided, only the baseline runs beside the candidate: further seeds are for the one question.
+        """
+        rivals = rivals or ([self.suite.baseline] if self.opened else ())
         experiment = self.suite.experiment(name, self.changes)
         rules = parse_rules(rivals or self.suite.rivals, experiment)
         if candidate:
             rules[self.candidate.label] = self.candidate.settings
-        document = experiment.model_dump(mode="json", exclude_none=True) | {"seed": self.seeds[0]}
-        put_federations(document, rules)
-        return build(document, f"scene {name}")
+        return self.suite.comparison(name, rules, self.seeds[0], self.changes)
 
     def document(self) -> dict[str, Any]:
         """Return it as its file holds it."""
@@ -64,6 +87,9 @@ class Arena:
             "scenes": list(self.scenes),
             "seeds": list(self.seeds),
             "changes": list(self.changes),
+            "tried": dict(self.tried),
+            "opened": self.opened,
+            **({} if self.part is None else {PART: str(self.part)}),
             "candidate": self.candidate.label,
             "experiment": experiment,
         }
@@ -76,16 +102,32 @@ def plan(
     scenes: Sequence[str] = (),
     seeds: int | None = None,
     draft: bool = False,
+    until_decided: bool = False,
     changes: Sequence[str] = (),
+    tried: Mapping[str, float] | None = None,
+    part: Part | None = None,
 ) -> Arena:
-    """Return an arena; a scene that cannot be made of the suite and the changes is refused before anything runs."""
-    offered = suite.choose if draft else suite.report
+    """Return an arena; a scene that cannot be made of the suite and the changes is refused before anything runs.
+
+    `until_decided` notes that the candidate opens the held-out seeds.
+    """
+    if until_decided and (draft or part is not None):
+        other = "--draft" if draft else "--part"
+        raise UserError(f"--until-decided: got it with {other}; allowed: one of them, as a look needs every scene")
+    offered = suite.held_out if until_decided else suite.choose if draft else suite.report
     if seeds is not None and not 1 <= seeds <= len(offered):
         raise UserError(f"--seeds: got {seeds}; allowed: a whole number from 1 to {len(offered)}, the suite's seeds")
-    planned = Arena(suite, candidate, suite.chosen(scenes), offered[:seeds], tuple(changes))
+    planned = Arena(
+        suite, candidate, suite.chosen(scenes), offered[:seeds], tuple(changes), tried=tried or {}, part=part
+    )
     for name in planned.scenes:
         planned.scene(name, candidate=False)
-    return planned
+    assert planned.own, "a part has a scene or is refused"
+    if not until_decided:
+        return planned
+    described = planned.document()["experiment"]
+    rename_code(described, content_name)
+    return replace(planned, opened=opening(f"{suite.name} {suite.version}", described))
 
 
 def is_arena(folder: Path) -> bool:
@@ -112,13 +154,26 @@ def arena_of(document: dict[str, Any], where: str) -> Arena:
         candidate = Candidate(str(document["candidate"]), validated(FederationSettings, weighing, where))
         seeds, changes = tuple(map(int, document["seeds"])), tuple(map(str, document["changes"]))
         scenes = suite.chosen(list(map(str, document["scenes"])))
+        tried = {str(label): float(value) for label, value in document["tried"].items()}
+        opened = int(document["opened"])
+        part = Part.read(str(document[PART]), f"{where}: {PART}") if PART in document else None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, UserError):
             raise
         raise UserError(f"{where}: is cut off or changed ({error!r}); allowed: the file as it was written") from None
     if not seeds:
         raise UserError(f"{where}: names no seed; allowed: the file as it was written")
-    return Arena(suite, candidate, scenes, seeds, changes)
+    return Arena(suite, candidate, scenes, seeds, changes, tried, opened, part)
+
+
+def tuning_folder(suite: Suite, out: Path | None) -> Path:
+    """Return the folder in which settings are tried: the one given, which may hold them already, else a new one."""
+    if out is None:
+        return unnamed_folder(suite.experiment(next(iter(suite.scenes))), "arena")
+    folder = own_folder(out, "--out")
+    if folder.exists() and not is_arena(folder) and any(entry.name != TUNING for entry in folder.iterdir()):
+        raise UserError(f"--out: {folder} is not empty; allowed: a new folder")
+    return folder
 
 
 def arena_folder(arena: Arena, out: Path | None) -> Path:
@@ -129,7 +184,7 @@ def arena_folder(arena: Arena, out: Path | None) -> Path:
         changed = differing(read_arena(folder).document(), arena.document())
         if changed is not None:
             raise UserError(f"--out: {folder} holds another arena, which differs in {changed}; allowed: a new folder")
-    elif folder.exists() and any(folder.iterdir()):
+    elif folder.exists() and any(entry.name != TUNING for entry in folder.iterdir()):
         raise UserError(f"--out: {folder} is not empty; allowed: a new folder, which gets one run for each scene")
     else:
         write_plan(folder / ARENA_FILE, arena.document())

@@ -5,17 +5,31 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import closing, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from steelyard import files
-from steelyard.arena.figures import FAILED, scene_folder
+from steelyard.arena.figures import FAILED, read_figures, scene_folder
 from steelyard.arena.plan import SCENES, Arena, read_arena
+from steelyard.arena.verdict import OPEN, judge
 from steelyard.errors import Stopped, UserError, one_line
 from steelyard.experiment.code import Ask
 from steelyard.rounds.progress import show_duration
 from steelyard.runs.store import held
+from steelyard.sweeps.jobs import in_processes
 from steelyard.sweeps.plan import PlannedRun
-from steelyard.sweeps.running import finished, run_or_resume
+from steelyard.sweeps.running import MOST_JOBS, finished, run_or_resume
+
+
+@dataclass(frozen=True)
+class _How:
+    """How scenes are run: what is shown, what is said before each, and what code was agreed to."""
+
+    progress: bool = False
+    tell: Callable[[str], None] | None = None
+    ask: Ask | None = None
+    accept_changes: bool = False
+    jobs: int = 1
 
 
 def run_arena(
@@ -25,40 +39,76 @@ def run_arena(
     tell: Callable[[str], None] | None = None,
     ask: Ask | None = None,
     accept_changes: bool = False,
+    jobs: int = 1,
 ) -> Arena:
     """Run the scenes of an arena's folder that are not done; a scene in which the candidate fails does not end it.
 
     `tell` gets a line before each scene, with the time that the others took as a measure of what is left. Scenes that
-    failed are tried again, so that a full disk costs nothing but time.
+    failed are tried again, so that a full disk costs nothing but time. With `jobs`, so many scenes go at a time, in
+    processes of their own.
     """
+    if not 1 <= jobs <= MOST_JOBS:
+        raise UserError(f"--jobs: got {jobs}; allowed: a whole number from 1 to {MOST_JOBS}")
     arena = read_arena(folder)
     if ask is not None and (code := arena.scene(arena.scenes[0]).named_code()):
         ask(str(folder), code)
+    how = _How(progress, tell, ask, accept_changes, jobs)
     with closing(held(folder)):
-        left = [name for name in arena.scenes if not finished(scene_folder(folder, name))]
-        begun = time.monotonic()
         try:
-            for number, name in enumerate(left):
-                if tell is not None:
-                    tell(_announcement(arena, name, number, len(left), time.monotonic() - begun))
-                _try(arena, name, folder, progress, ask, accept_changes)
+            for batch in range(1, len(arena.batches) + 1):
+                _run_batch(arena, folder, batch, how)
         except KeyboardInterrupt:
             raise Stopped(folder) from None
     return arena
 
 
-def _announcement(arena: Arena, name: str, done: int, of: int, seconds: float) -> str:
-    rest = f"; about {show_duration(seconds / done * (of - done))} left" if done else ""
-    position = len(arena.scenes) - of + done + 1
-    return f"scene {position} of {len(arena.scenes)}: {name}, {arena.suite.scenes[name].about}{rest}"
+def _run_batch(arena: Arena, folder: Path, batch: int, how: _How) -> None:
+    """Run a batch of seeds in each scene that the batches before it have not decided.
+
+    A look is at whole batches only, so that an arena that was stopped on the way runs what it would have run.
+    """
+    before = judge(arena, read_figures(folder, arena, batch - 1))
+    own = set(arena.own)
+    wanted = [scene["scene"] for scene in before["scenes"] if scene["verdict"] in OPEN and scene["scene"] in own]
+    left = [name for name in wanted if not finished(scene_folder(folder, name, batch))]
+    begun = time.monotonic()
+
+    def announce(number: int) -> None:
+        if how.tell is not None:
+            position = left.index(name := arena.scenes[number])
+            ended = max(0, position - how.jobs + 1)
+            rest = (time.monotonic() - begun) / ended * (len(left) - ended) if ended else None
+            how.tell(_announcement(arena, name, len(wanted) - len(left) + position + 1, len(wanted), rest, batch))
+
+    numbers = [arena.scenes.index(name) for name in left]
+    if how.jobs > 1 and len(left) > 1 and batch == 1:
+        in_processes(run_scene, folder, numbers, min(how.jobs, len(left)), announce)
+        return
+    for number in numbers:
+        announce(number)
+        _try(arena, arena.scenes[number], folder, batch, how)
 
 
-def _try(arena: Arena, name: str, folder: Path, progress: bool, ask: Ask | None, accept: bool) -> None:
+def run_scene(folder: Path, number: int) -> None:
+    """Run one scene of an arena, or go on with it; for the processes of `--jobs`."""
+    arena = read_arena(folder)
+    _try(arena, arena.scenes[number], folder, 1, _How())
+
+
+def _announcement(arena: Arena, name: str, position: int, of: int, rest: float | None, batch: int) -> str:
+    ending = "" if rest is None else f"; about {show_duration(rest)} left"
+    look = f"seeds {arena.batches[batch - 1][0]} to {arena.batches[batch - 1][-1]}, " if len(arena.batches) > 1 else ""
+    return f"{look}scene {position} of {of}: {name}, {arena.suite.scenes[name].about}{ending}"
+
+
+def _try(arena: Arena, name: str, folder: Path, batch: int, how: _How) -> None:
     """Run a scene; where it ends with a mistake, which can only be the candidate's, that is the scene's result."""
-    failure = scene_folder(folder, name).with_name(f"{name}{FAILED}")
-    part = f"{SCENES}/{name}"
+    run = scene_folder(folder, name, batch)
+    failure = run.with_name(f"{run.name}{FAILED}")
+    part = f"{SCENES}/{run.name}"
+    planned = PlannedRun(part, (), arena.scene(name), arena.batches[batch - 1])
     try:
-        run_or_resume(PlannedRun(part, (), arena.scene(name), arena.seeds), folder, None, progress, ask, accept)
+        run_or_resume(planned, folder, None, how.progress, how.ask, how.accept_changes)
     except Stopped:
         raise
     except Exception as error:

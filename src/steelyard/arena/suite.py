@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Annotated, Any, cast
 
@@ -12,6 +12,7 @@ from pydantic import Field
 
 from steelyard.errors import UserError, brief, listed, nearest
 from steelyard.experiment.description import Description
+from steelyard.experiment.federations import FederationSettings, put_federations
 from steelyard.experiment.loading import build
 from steelyard.settings import Section, change, parse, validated
 
@@ -27,12 +28,22 @@ class Scene(Section):
     """Sections with the fields that differ; a list, such as flaws, stands for the whole section."""
 
 
+class Tuning(Section):
+    """How settings are chosen: on how many of the seeds for choosing, how many settings a rule, and which of rivals."""
+
+    seeds: Annotated[int, Field(ge=1)]
+    budget: Annotated[int, Field(ge=1)]
+    """The most settings that one rule may try, a candidate too."""
+    settings: dict[str, tuple[str, ...]]
+    """By rival: what was tried; one of each is among the suite's rivals."""
+
+
 class Suite(Section):
     """The scenes of the arena, as a file holds them; the same version is the same file, to the byte."""
 
     name: str
     sha256: str
-    """Of the file's bytes, by which an archive is known to be of this suite."""
+    """Of the bytes of the file, after those of one that it extends; an archive is known by it to be of this suite."""
     version: Annotated[int, Field(ge=1)]
     about: str
     baseline: str
@@ -43,6 +54,11 @@ class Suite(Section):
     """Rules that differ by less are equal."""
     choose: tuple[int, ...]
     report: tuple[int, ...]
+    held_out: tuple[int, ...]
+    """Seeds for --until-decided, which open once: see `openings`."""
+    batch: Annotated[int, Field(ge=1)]
+    """How many of them are run before the next look."""
+    tuning: Tuning
     bases: dict[str, dict[str, Any]]
     scenes: dict[str, Scene]
 
@@ -55,6 +71,14 @@ class Suite(Section):
             document[section] = {**document[section], **cast("dict[str, Any]", fields)} if both else fields
         for assignment in changes:
             change(document, assignment)
+        return build(document, f"scene {scene}")
+
+    def comparison(
+        self, scene: str, rules: Mapping[str, FederationSettings], seed: int, changes: Sequence[str] = ()
+    ) -> Description:
+        """Return the experiment of a scene with these rules and a first seed."""
+        document = self.experiment(scene, changes).model_dump(mode="json", exclude_none=True) | {"seed": seed}
+        put_federations(document, rules)
         return build(document, f"scene {scene}")
 
     def chosen(self, names: Sequence[str]) -> tuple[str, ...]:
@@ -77,6 +101,26 @@ def load_suite(name: str) -> Suite:
     """Return a suite by name."""
     if name not in suites():
         raise UserError(f"--suite: got {brief(name)}{nearest(name, suites())}; allowed: {listed(suites())}")
-    text = resources.files("steelyard.arena").joinpath(f"{name}.toml").read_bytes()
+    document, text = _document(name)
     known = {"name": name, "sha256": hashlib.sha256(text).hexdigest()}
-    return validated(Suite, {**parse(text.decode(), name), **known}, f"suite {name}")
+    return validated(Suite, {**document, **known}, f"suite {name}")
+
+
+def _document(name: str) -> tuple[dict[str, Any], bytes]:
+    """Return what a suite's file holds over the one that it extends, and the bytes of both."""
+    text = resources.files("steelyard.arena").joinpath(f"{name}.toml").read_bytes()
+    document = parse(text.decode(), name)
+    if (base := document.pop("extends", None)) is None:
+        return document, text
+    below, other = _document(str(base))
+    return _over(below, document), other + text
+
+
+def _over(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a table with the fields of another put over its own, tables inside it alike."""
+    found = dict(below)
+    for key, value in above.items():
+        inner = found.get(key)
+        both = isinstance(inner, dict) and isinstance(value, dict)
+        found[key] = _over(cast("dict[str, Any]", inner), cast("dict[str, Any]", value)) if both else value
+    return found

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
+from steelyard.arena.suite import Suite
+from steelyard.arena.tuning import Tried
+from steelyard.errors import listed
 from steelyard.report.documents.arena import ArenaDocument, ArenaScene
 from steelyard.report.documents.shared import EstimateJson
 from steelyard.report.rendering import Style, Table, paragraph, render
@@ -13,8 +17,40 @@ _DASH = "–"
 
 def arena_text(document: ArenaDocument, style: Style = "text", width: int | None = None) -> str:
     """Write the answer as plain text, Markdown or LaTeX; the sentence is the first line."""
-    tables = [_scenes(document), *([_rules(document)] if document["ranks"] else [])]
-    return f"{paragraph(document['sentence'], style)}\n\n{render(tables, _failures(document), style, width)}"
+    found = render(arena_tables(document), failure_lines(document), style, width)
+    return f"{paragraph(document['sentence'], style)}\n\n{found}"
+
+
+def arena_tables(document: ArenaDocument) -> list[Table]:
+    """Return a line for each scene, and every rule over the scenes where there are more than the two."""
+    return [_scenes(document), *([_rules(document)] if len(document["ranks"]) > 2 else [])]
+
+
+def tuning_text(suite: Suite, found: Sequence[Tried], width: int | None = None) -> str:
+    """Write which of each rival's settings did best, beside the one that is frozen with the suite."""
+    rows = [
+        (
+            label,
+            _DASH if math.isnan(value) else f"{100 * value:.2f}",
+            *_marks(label == tried.best, label in suite.rivals),
+        )
+        for tried in found
+        for label, value in tried.values.items()
+    ]
+    other = [tried.rule for tried in found if tried.best not in suite.rivals]
+    answer = f"Other settings than the frozen ones are best for {listed(other)}." if other else "As frozen."
+    seeds = suite.choose[: suite.tuning.seeds]
+    table = Table(
+        f"Settings of the rivals: suite {suite.name}, version {suite.version}",
+        ("setting", "accuracy (%)", "best", "frozen"),
+        tuple(rows),
+        f"On the clients' own test rows, mean over the scenes and the seeds {seeds[0]} to {seeds[-1]}.",
+    )
+    return f"{answer}\n\n{render([table], [], 'text', width)}"
+
+
+def _marks(*marks: bool) -> tuple[str, ...]:
+    return tuple("yes" if mark else "" for mark in marks)
 
 
 def _scenes(document: ArenaDocument) -> Table:
@@ -24,8 +60,18 @@ def _scenes(document: ArenaDocument) -> Table:
         f"{name} against {base}: suite {document['suite']}, version {document['version']}{whole}",
         ("scene", f"{base} (%)", f"{name} (%)", "gain (points)", "p (Holm)", "worst client, gain", "verdict"),
         tuple(_cells(scene, document) for scene in document["scenes"]),
-        f"Mean of {len(document['seeds'])} seeds ± half the 95 % interval, on rows that chose nothing. Paired t-tests, "
-        f"Holm's correction over the scenes. Equal: within {100 * document['margin']:g} point by two one-sided tests.",
+        _note(document),
+    )
+
+
+def _note(document: ArenaDocument) -> str:
+    opened = document["opened"]
+    counts = sorted({scene["seeds"] for scene in document["scenes"] if scene["seeds"]}) or [len(document["seeds"])]
+    seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    tests = "Tests that may be looked at after any seed (betting on signs)" if opened else "Paired t-tests"
+    return (
+        f"Mean of {seeds} seeds ± half the 95 % interval, on rows that chose nothing. {tests}, "
+        f"Holm's correction over the scenes. Equal: within {100 * document['margin']:g} point by two one-sided tests."
     )
 
 
@@ -40,12 +86,12 @@ def _cells(scene: ArenaScene, document: ArenaDocument) -> tuple[str, ...]:
         show(scene["gain"], signed=True),
         _DASH if p is None else f"{p:.2g}",
         show(scene["worst_gain"], signed=True),
-        _verdict(scene),
+        _verdict(scene, document["level"]),
     )
 
 
-def _verdict(scene: ArenaScene) -> str:
-    equal = scene["equal_p_holm"] is not None and scene["equal_p_holm"] < 0.05
+def _verdict(scene: ArenaScene, level: float) -> str:
+    equal = scene["equal_p_holm"] is not None and scene["equal_p_holm"] < level
     return (
         f"{scene['verdict']}, within the margin"
         if equal and scene["verdict"] in ("better", "worse")
@@ -69,7 +115,8 @@ def _rules(document: ArenaDocument) -> Table:
     )
 
 
-def _failures(document: ArenaDocument) -> list[str]:
+def failure_lines(document: ArenaDocument) -> list[str]:
+    """Return a line for each scene in which the candidate failed, with the reason."""
     return [f"{scene['scene']}: failed: {scene['failed']}" for scene in document["scenes"] if scene["failed"]]
 
 

@@ -12,8 +12,12 @@ from collections.abc import Mapping, Sequence
 from steelyard.arena.critical_difference import critical_difference, mean_ranks
 from steelyard.arena.figures import SceneFigures
 from steelyard.arena.plan import Arena
+from steelyard.report.anytime import anytime_equivalence_p, anytime_p, spent
 from steelyard.report.documents.arena import ArenaDocument, ArenaRank, ArenaRule, ArenaScene
 from steelyard.report.statistics import ALPHA, LEAST_SEEDS, equivalence_p, estimate, holm, paired_p, verdict
+
+OPEN = ("not done", "untested", "not distinguishable")
+"""Verdicts that more seeds may change."""
 
 
 def judge(arena: Arena, figures: Mapping[str, SceneFigures]) -> ArenaDocument:
@@ -21,11 +25,9 @@ def judge(arena: Arena, figures: Mapping[str, SceneFigures]) -> ArenaDocument:
     candidate, baseline = arena.candidate.label, arena.suite.baseline
     sound = [name for name, found in figures.items() if candidate in found.values and baseline in found.values]
     differences = {name: _minus(figures[name].values, candidate, baseline) for name in sound}
-    enough = len(arena.seeds) >= LEAST_SEEDS
-    raw = [paired_p(differences[name]) if enough else None for name in sound]
-    equal = [equivalence_p(differences[name], arena.suite.margin) if enough else None for name in sound]
-    tests = dict(zip(sound, zip(raw, holm(raw), holm(equal), strict=True), strict=True))
-    scenes = [_scene(arena, name, figures.get(name), tests.get(name, (None, None, None))) for name in arena.scenes]
+    level = spent(ALPHA, arena.opened) if arena.opened else ALPHA
+    tests = _until_decided(arena, differences) if arena.opened else _once(arena, differences)
+    scenes = [_scene(arena, name, figures.get(name), tests.get(name, _NONE), level) for name in arena.scenes]
     verdicts = [scene["verdict"] for scene in scenes]
     gains = [estimate(differences[name]).mean for name in sound]
     rules, complete = _complete(figures)
@@ -39,12 +41,15 @@ def judge(arena: Arena, figures: Mapping[str, SceneFigures]) -> ArenaDocument:
         "sha256": arena.suite.sha256,
         "whole": arena.whole,
         "draft": arena.draft,
+        "opened": arena.opened,
+        "level": level,
+        "tried": dict(arena.tried),
         "seeds": list(arena.seeds),
         "margin": arena.suite.margin,
         "scenes": scenes,
         "better": verdicts.count("better"),
         "worse": verdicts.count("worse"),
-        "equal": sum(_is_equal(scene) for scene in scenes),
+        "equal": sum(scene["equal_p_holm"] is not None and scene["equal_p_holm"] < level for scene in scenes),
         "failed": verdicts.count("failed"),
         "mean_gain": math.fsum(gains) / len(gains) if gains else None,
         "ranks": ranks,
@@ -54,17 +59,35 @@ def judge(arena: Arena, figures: Mapping[str, SceneFigures]) -> ArenaDocument:
     return document
 
 
-def _is_equal(scene: ArenaScene) -> bool:
-    return scene["equal_p_holm"] is not None and scene["equal_p_holm"] < ALPHA
+_Tests = tuple[float | None, float | None, float | None]
+"""The p of a difference, the same and that of equality after Holm's correction."""
+_NONE: _Tests = (None, None, None)
+
+
+def _once(arena: Arena, differences: Mapping[str, Sequence[float]]) -> dict[str, _Tests]:
+    """Test scenes whose number of seeds was fixed before."""
+    enough = len(arena.seeds) >= LEAST_SEEDS
+    raw = [paired_p(each) if enough else None for each in differences.values()]
+    equal = [equivalence_p(each, arena.suite.margin) if enough else None for each in differences.values()]
+    return dict(zip(differences, zip(raw, holm(raw), holm(equal), strict=True), strict=True))
+
+
+def _until_decided(arena: Arena, differences: Mapping[str, Sequence[float]]) -> dict[str, _Tests]:
+    """Test scenes after any number of seeds; those that are not done yet count in the correction, as 1.
+
+    None of these p ever rises when seeds are added, so a verdict stays what it is.
+    """
+    raw = [anytime_p(differences.get(name, ())) for name in arena.scenes]
+    equal = [anytime_equivalence_p(differences.get(name, ()), arena.suite.margin) for name in arena.scenes]
+    found = dict(zip(arena.scenes, zip(raw, holm(raw), holm(equal), strict=True), strict=True))
+    return {name: tests for name, tests in found.items() if name in differences}
 
 
 def _minus(values: Mapping[str, Sequence[float]], one: str, other: str) -> list[float]:
     return [ours - theirs for ours, theirs in zip(values[one], values[other], strict=True)]
 
 
-def _scene(
-    arena: Arena, name: str, found: SceneFigures | None, tests: tuple[float | None, float | None, float | None]
-) -> ArenaScene:
+def _scene(arena: Arena, name: str, found: SceneFigures | None, tests: _Tests, level: float) -> ArenaScene:
     candidate, baseline = arena.candidate.label, arena.suite.baseline
     values = {} if found is None else found.values
     both = candidate in values and baseline in values
@@ -74,12 +97,13 @@ def _scene(
     if gain is None:
         word = "not done" if found is None else "failed"
     else:
-        word = verdict(gain.mean, p_holm)
-        word = "equal" if word == "not distinguishable" and equal is not None and equal < ALPHA else word
+        word = verdict(gain.mean, p_holm, level)
+        word = "equal" if word == "not distinguishable" and equal is not None and equal < level else word
     return {
         "scene": name,
         "about": arena.suite.scenes[name].about,
         "where": "" if found is None else found.where,
+        "seeds": len(gain.values) if gain else 0,
         "rules": [] if found is None else [_rule(rule, found, baseline) for rule in found.values],
         "gain": None if gain is None else gain.as_json(),
         "worst_gain": estimate(_minus(found.worst, candidate, baseline)).as_json()
@@ -159,7 +183,18 @@ def _ending(document: ArenaDocument) -> str:
     parts = [f"it failed in {document['failed']}"] if document["failed"] else []
     parts += [f"{left} scene{'' if left == 1 else 's'} not done"] if left else []
     parts += ["on the seeds for choosing"] if document["draft"] else []
+    if document["opened"]:
+        most = max(scene["seeds"] for scene in document["scenes"])
+        undecided = sum(scene["verdict"] in OPEN for scene in document["scenes"])
+        parts += [f"{undecided} not decided by {most} seeds" if undecided else f"all decided by {most} seeds or fewer"]
+    if document["opened"] > 1:
+        parts += [f"held to {100 * document['level']:.2g} % as the {_ordinal(document['opened'])} candidate here"]
     return "".join(f"; {part}" for part in parts)
+
+
+def _ordinal(number: int) -> str:
+    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
 
 
 def _all(count: int, of: int) -> str:

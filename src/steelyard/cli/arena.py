@@ -5,19 +5,24 @@ What is heavy is imported inside the functions, for speed of start.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from steelyard.activity import doing
 from steelyard.cli.finishing import watched
-from steelyard.cli.options import FormatOption, SetOption
+from steelyard.cli.options import FormatOption, PartOption, SetOption
 from steelyard.cli.printing import print_json, terminal_width
 from steelyard.cli.trust import TrustOption, asking
 from steelyard.errors import UserError, printable
 from steelyard.logs import logger, quiet
 from steelyard.rounds.progress import watching
+
+if TYPE_CHECKING:
+    from steelyard.arena.candidate import Candidate
+    from steelyard.arena.suite import Suite
 
 _log = logger(__name__)
 
@@ -38,6 +43,15 @@ def arena(
     draft: Annotated[
         bool, typer.Option("--draft", help="On the seeds for choosing, while you still change your idea.")
     ] = False,
+    until_decided: Annotated[
+        bool,
+        typer.Option("--until-decided", help="On held-out seeds, in batches, until every scene is decided."),
+    ] = False,
+    retune: Annotated[
+        bool, typer.Option("--retune", help="Choose the rivals' settings again, beside those that are frozen.")
+    ] = False,
+    part: PartOption = None,
+    jobs: Annotated[int, typer.Option("--jobs", help="How many scenes go at a time, in processes of their own.")] = 1,
     check: Annotated[
         Path | None, typer.Option("--check", help="Check an archive (arena.json) and replay a part of it.")
     ] = None,
@@ -49,23 +63,78 @@ def arena(
     format: FormatOption = "text",
 ) -> None:
     """Hold a rule against the field in a frozen suite of scenes, and say whether it is better than FedAvg."""
-    if (candidate is None) == (check is None):
-        raise UserError("arena: got neither or both of CANDIDATE and --check; allowed: one of them")
+    if sum((candidate is not None, check is not None, retune)) != 1:
+        raise UserError("arena: got none or several of CANDIDATE, --check and --retune; allowed: one of them")
     with watching(not quiet()):
         if check is not None:
             _check(check, format)
             return
-        assert candidate is not None
         with doing("starting"):
-            from steelyard.arena.candidate import read_candidate
+            from steelyard.arena.candidate import read_candidates
             from steelyard.arena.plan import arena_folder, plan
             from steelyard.arena.suite import load_suite
+            from steelyard.experiment.job_array import Part
 
         chosen = load_suite(suite)
         named = [name.strip() for text in scenes or [] for name in text.split(",") if name.strip()]
-        found = read_candidate(candidate, rule, chosen, asking(trust))
-        planned = plan(chosen, found, scenes=named, seeds=seeds, draft=draft, changes=changes or [])
-        _finish(arena_folder(planned, out), True, False, format)
+        if retune:
+            _retune(chosen, named, changes or [], out, format)
+            return
+        assert candidate is not None
+        found = read_candidates(candidate, rule, chosen, asking(trust))
+        share = None if part is None else Part.read(part)
+        picked, tried, out = _chosen(found, chosen, named, changes or [], out)
+        planned = plan(
+            *(chosen, picked),
+            scenes=named,
+            seeds=seeds,
+            draft=draft,
+            until_decided=until_decided,
+            changes=changes or [],
+            tried=tried,
+            part=share,
+        )
+        _finish(arena_folder(planned, out), True, False, format, jobs)
+
+
+def _chosen(
+    found: Sequence[Candidate], suite: Suite, scenes: Sequence[str], changes: Sequence[str], out: Path | None
+) -> tuple[Candidate, dict[str, float], Path | None]:
+    """Return the best of a candidate's settings, what they came to, and the folder that they were tried in."""
+    from steelyard.arena.plan import tuning_folder
+    from steelyard.arena.tuning import Tried, tune
+
+    if len(found) == 1:
+        return found[0], {}, out
+    folder = tuning_folder(suite, out)
+    rules = {each.label: each.settings for each in found}
+    values = watched(
+        lambda: tune(suite, rules, folder, suite.chosen(scenes), changes, progress=not quiet(), tell=_log.info)
+    )
+    best = Tried(found[0].label, values).best
+    _log.info(f"chosen on the clients' own test rows: {best}, of {len(found)} settings")
+    return next(each for each in found if each.label == best), values, folder
+
+
+def _retune(suite: Suite, scenes: Sequence[str], changes: Sequence[str], out: Path | None, format: str) -> None:
+    """Choose the rivals' settings again and show them beside those that are frozen with the suite."""
+    from steelyard.arena.plan import tuning_folder
+    from steelyard.arena.table import tuning_text
+    from steelyard.arena.tuning import tune_rivals
+
+    folder = tuning_folder(suite, out)
+    chosen = suite.chosen(scenes)
+    found = watched(lambda: tune_rivals(suite, folder, chosen, changes, progress=not quiet(), tell=_log.info))
+    if format == "json":
+        print_json(
+            {
+                "folder": str(folder),
+                "rivals": [{"rule": t.rule, "best": t.best, "tried": dict(t.values)} for t in found],
+            }
+        )
+        return
+    print(tuning_text(suite, found, terminal_width()))
+    print(f"runs stored in {printable(str(folder))}")
 
 
 def resume_arena(folder: Path, trust: bool, accept_changes: bool, format: str) -> None:
@@ -73,14 +142,17 @@ def resume_arena(folder: Path, trust: bool, accept_changes: bool, format: str) -
     _finish(folder, trust, accept_changes, format)
 
 
-def _finish(folder: Path, trust: bool, accept_changes: bool, format: str) -> None:
+def _finish(folder: Path, trust: bool, accept_changes: bool, format: str, jobs: int = 1) -> None:
     """Run what is left of an arena's scenes, write its files and show the answer; its code was asked for if `trust`."""
-    from steelyard.arena.archive import ARCHIVE, write_arena_files
+    from steelyard.arena.archive import ARCHIVE, REPORT, write_arena_files
     from steelyard.arena.running import run_arena
     from steelyard.arena.table import arena_text
 
     ask = None if trust else asking(trust)
-    watched(lambda: run_arena(folder, progress=not quiet(), tell=_log.info, ask=ask, accept_changes=accept_changes))
+    shown = not quiet() and jobs == 1
+    watched(
+        lambda: run_arena(folder, progress=shown, tell=_log.info, ask=ask, accept_changes=accept_changes, jobs=jobs)
+    )
     with doing("summing up"):
         document = write_arena_files(folder)
     if format == "json":
@@ -88,6 +160,7 @@ def _finish(folder: Path, trust: bool, accept_changes: bool, format: str) -> Non
         return
     print(arena_text(document, width=terminal_width()))
     print(f"runs stored in {printable(str(folder))}; archive: {printable(str(folder / ARCHIVE))}")
+    print(f"report: {printable(str(folder / REPORT))}")
 
 
 def _check(archive: Path, format: str) -> None:

@@ -1,4 +1,4 @@
-"""`steelyard join`: the parts of a comparison or a sweep as one.
+"""`steelyard join`: the parts of a comparison, a sweep or an arena as one.
 
 What is heavy is imported inside the function, for speed of start.
 """
@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from steelyard.activity import doing
+from steelyard.cli.printing import terminal_width
 from steelyard.errors import UserError, printable
 from steelyard.logs import quiet
 from steelyard.rounds.progress import watching
@@ -21,19 +22,31 @@ def join(
     folders: Annotated[list[Path], typer.Argument(help="Folders of all parts that --part made, in any order.")],
     out: Annotated[Path, typer.Option("--out", help="The new folder of the whole run or sweep.")],
 ) -> None:
-    """Put the parts of a comparison or a sweep (--part 3/8) together: the same as one run of all of it."""
+    """Put the parts of a comparison, a sweep or an arena (--part 3/8) together: the same as one run of all of it."""
     with watching(not quiet()), doing(f"joining {len(folders)} parts"):
+        from steelyard.arena.archive import write_arena_files
+        from steelyard.arena.joining import join_arenas
+        from steelyard.arena.plan import is_arena
+        from steelyard.arena.table import arena_text
         from steelyard.experiment.joining import join_runs
         from steelyard.sweeps.joining import join_sweeps
         from steelyard.sweeps.plan_file import is_sweep
         from steelyard.sweeps.result import write_sweep_files
 
+        answer = ""
         if twice := next((folder for folder in folders if folders.count(folder) > 1), None):
             raise UserError(f"join: {twice} is given twice; allowed: each part once")
-        if is_sweep(folders[0]):
+        if is_arena(folders[0]):
+            whole = join_arenas(folders, out)
+            answer = arena_text(write_arena_files(whole), width=terminal_width())
+        elif is_sweep(folders[0]):
             whole = join_sweeps(folders, out)
             write_sweep_files(whole)
         else:
             whole = join_runs(folders, out)
+    if answer:
+        print(answer)
+        print(f"{len(folders)} parts joined in {printable(str(whole))}")
+        return
     print(f"{len(folders)} parts joined in {printable(str(whole))}")
     print(f"every table: steelyard table {printable(shlex.quote(str(whole)))}")

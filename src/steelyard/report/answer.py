@@ -14,6 +14,7 @@ from steelyard.report.documents.comparison import Comparison
 from steelyard.report.documents.shared import EstimateJson
 from steelyard.report.notices import chain_line
 from steelyard.report.rendering import Style, Table, paragraph, render
+from steelyard.report.statistics import LEAST_SEEDS, MOST_SEEDS
 from steelyard.report.summary import ranks_lists
 from steelyard.rounds.progress import RAISE
 
@@ -101,6 +102,11 @@ def _main_note(document: Comparison) -> str:
     notes = [f"mean ± 95 % interval over {seeds} seeds"] if seeds > 1 else ["one seed"]
     if any(row["p_holm"] is not None for row in found["rules"]):
         notes.append("p: paired t-test against the first rule after Holm's correction")
+    if seeds >= LEAST_SEEDS and len(found["rules"]) > 1:
+        small = "1 %" if found["less_is_better"] else "1 point" if found["measure"] == "accuracy" else "0.01"
+        needed = found["seeds_needed"]
+        count = f"more than {MOST_SEEDS:,}" if needed is None else f"about {needed}"
+        notes.append(f"a difference of {small} would need {count} seeds")
     if document["devices"]:
         who = "users' lists" if ranks_lists(document["measure"]) else "clients' own tests"
         notes.append(f"the {who} are those after round {document['rounds']}")

@@ -3,7 +3,8 @@
 A rule is recommended in place of the baseline if it is better over at least three seeds (paired t-test, p < 0.05 after
 Holm's correction over all rules that are compared). If none is, the baseline is kept, and the sentence says which
 difference would not have been seen: one that this test sees less than four times of five. Rows that chose something
-about a rule, its order or its clients' weights, do not decide: docs/reference/experiments.md has the conditions.
+about a rule, its order or its clients' weights, do not decide, and which of several better rules is recommended is
+chosen by rows that do not report: docs/reference/experiments.md has the conditions.
 """
 
 from __future__ import annotations
@@ -66,6 +67,12 @@ class Compared:
     """Why nothing is recommended at all, such as a run that goes on."""
     controls: frozenset[str] = frozenset()
     """Rules that ask no clients."""
+    chosen_on: Mapping[str, Sequence[float]] = field(default_factory=dict[str, Sequence[float]])
+    """By rule: its values on rows that do not report, more is better; of several better rules they choose one."""
+    choosing: str = ""
+    """Which rows those are, or, where the rows that report choose as well, a sentence that says so."""
+    cannot_choose: str = ""
+    """Why no rule of several better ones may be chosen; empty where one may."""
     command: str = "steelyard compare"
     """What to run again with more seeds."""
     addition: str = ""
@@ -186,8 +193,16 @@ def _answer(
     if seeds < LEAST_SEEDS:
         return None, _too_few(tested, baseline, measure, f"{compared.command} --seeds {needed}")
     better = sorted((row for row in tested if row["verdict"] == "better"), key=lambda row: -_gain(row, measure))
+    if len(better) > 1 and compared.cannot_choose:
+        names = _listed([row["rule"] for row in better])
+        return None, (
+            f"No recommendation: {names} are better than {baseline} {measure.where}, and {compared.cannot_choose}."
+        )
     if better:
-        return better[0]["rule"], _use(better, baseline, measure, compared.controls)
+        chosen = compared.chosen_on
+        better.sort(key=lambda row: -estimate(chosen[row["rule"]]).mean if chosen else 0.0)
+        how = f" {compared.choosing}" if compared.choosing and len(better) > 1 else ""
+        return better[0]["rule"], _use(better, baseline, measure, compared.controls) + how
     return baseline, _keep(tested, baseline, measure, seeds)
 
 

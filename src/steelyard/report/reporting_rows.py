@@ -7,9 +7,11 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from typing_extensions import TypedDict  # typing's own is one that pydantic reads from Python 3.12 on only
 
 from steelyard.experiment.description import Description
 from steelyard.experiment.learning import LearningDescription
+from steelyard.experiment.loading import recipes
 from steelyard.experiment.recommend import RecommendDescription
 from steelyard.report.baseline import asks_clients
 from steelyard.report.documents.comparison import Recommendation
@@ -19,15 +21,23 @@ from steelyard.report.recommendation import Compared, Measure, recommend
 from steelyard.report.recorded_curves import Curve
 from steelyard.runs.reader import History
 
+LEAST_ROWS = 30
+"""With fewer rows, one that is right by chance moves the accuracy by more than three points: they decide nothing."""
+
 
 def servers_rows(history: History) -> str:
     """Return what the server's reporting rows are called: "the server's 46 rows", "the server's 429 clean rows".
 
     They are known to be clean where the run itself made clients flawed: the server's rows are as the source has them.
     """
-    counts = sorted(set(json.loads(history.info.get("report_rows", "{}")).values()))
+    counts = sorted(set(reported(history).values()))
     number = "" if not counts else f"{counts[0]:,} " if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,} "
     return f"the server's {number}{'clean ' if len(history.flaws) else ''}rows"
+
+
+def reported(history: History) -> dict[str, int]:
+    """Return by seed how many of the server's rows report."""
+    return json.loads(history.info.get("report_rows", "{}"))
 
 
 def recommendation_of(
@@ -57,6 +67,7 @@ def recommendation_of(
         _left_out(history, settings, by_clients=not on_server),
         _problem(history, baseline),
         frozenset(rule for rule, found in settings.items() if not asks_clients(found)),
+        **_choosing(experiment, curves, on_server=on_server),
         addition=_spent(history),
     )
     return recommend({rule: values[rule] for rule in order}, baseline, measure, compared)
@@ -73,6 +84,9 @@ def _measure(
     by_server = server and (not chose or not tested or dealt)
     why = "the rows that report also weighed the clients (partition.server_report = 'same'; 'apart' keeps others)"
     refused = why if chose and (by_server or dealt) else ""
+    reporting = min(reported(history).values(), default=0) if by_server else rows[0]
+    if not refused and name == "accuracy" and 0 < reporting < LEAST_ROWS:
+        refused = f"{reporting} rows are too few to report on rules ({LEAST_ROWS} at least)"
     if by_server:
         return Measure(name, f"on {servers_rows(history)}", experiment.regression, refused), True
     count = f"{rows[0]:,}" if rows[0] == rows[-1] else f"{rows[0]:,} to {rows[-1]:,}"
@@ -90,6 +104,32 @@ def _rows_that_chose(experiment: Description) -> tuple[bool, bool]:
     part = experiment.partition
     same = part.server_report == "same"
     return same, same and part.server == "held-out" and part.test == "held-out"
+
+
+class _Choosing(TypedDict, total=False):
+    chosen_on: Mapping[str, Sequence[float]]
+    choosing: str
+    cannot_choose: str
+
+
+def _choosing(experiment: Description, curves: Sequence[Curve], *, on_server: bool) -> _Choosing:
+    """Say which rows choose among rules that are better: the clients' own tests, where the server's rows report.
+
+    Where there are no others, a recipe of a paper keeps to the paper and says so; anything else chooses nothing.
+    """
+    rows = min(int(curve.rows.sum()) for curve in curves)
+    if on_server and rows >= LEAST_ROWS:
+        values: dict[str, list[float]] = {}
+        for curve in curves:
+            values.setdefault(curve.rule, []).append(float(np.mean(curve.overall[-experiment.rounds.last :])))
+        return {"chosen_on": values, "choosing": f"The clients' {rows:,} test rows chose it."}
+    if experiment.name in recipes():
+        return {"choosing": "The rows that report chose it too, as in the paper."}
+    if on_server and rows:
+        why = f"the clients' {rows:,} test rows are too few to choose one of them ({LEAST_ROWS} at least)"
+    else:
+        why = "no other rows choose one of them (partition.server_report = 'apart' beside tests of the clients does)"
+    return {"cannot_choose": why}
 
 
 def _left_out(history: History, settings: Mapping[str, RecordedRule], *, by_clients: bool) -> dict[str, str]:

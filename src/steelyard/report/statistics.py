@@ -108,11 +108,11 @@ def holm(values: Sequence[float | None]) -> list[float | None]:
     return adjusted
 
 
-def verdict(mean: float, adjusted: float | None) -> str:
+def verdict(mean: float, adjusted: float | None, level: float = ALPHA) -> str:
     """Return better, worse, not distinguishable, or untested (a single seed); more is better."""
     if adjusted is None:
         return "untested"
-    if adjusted < ALPHA and mean:
+    if adjusted < level and mean:
         return "better" if mean > 0 else "worse"
     return "not distinguishable"
 

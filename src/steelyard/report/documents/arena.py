@@ -24,6 +24,8 @@ class ArenaScene(TypedDict):
     about: str
     where: str
     """On which rows, as the end of a sentence."""
+    seeds: int
+    """How many seeds the gain is the mean of."""
     rules: list[ArenaRule]
     gain: EstimateJson | None
     worst_gain: EstimateJson | None
@@ -56,6 +58,12 @@ class ArenaDocument(TypedDict):
     sha256: str
     whole: bool
     draft: bool
+    opened: int
+    """--until-decided: which candidate this is that opened the held-out seeds here; else 0."""
+    level: float
+    """At which tests decide: 0.05, or less for a candidate that opened held-out seeds after others."""
+    tried: dict[str, float]
+    """The settings among which the candidate was chosen, with the accuracy that chose; empty where there was one."""
     seeds: list[int]
     margin: float
     scenes: list[ArenaScene]

@@ -1,0 +1,104 @@
+"""Choosing settings: every setting of a rule in every scene, on the seeds for choosing and the clients' own test rows.
+
+Neither the seeds that report nor the server's rows have a part in it. Rivals were tuned so once, with at most as many
+settings each as the suite's budget has, and are frozen with the suite; a candidate may try as many.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from steelyard.arena.suite import Suite
+from steelyard.errors import Stopped, UserError, listed
+from steelyard.experiment.federations import FederationSettings
+from steelyard.experiment.loading import read_experiment
+from steelyard.experiment.rule_words import parse_rules
+from steelyard.report.recorded_curves import read_curves
+from steelyard.rounds.progress import show_duration
+from steelyard.runs.reader import History
+from steelyard.sweeps.plan import PlannedRun
+from steelyard.sweeps.running import finished, run_or_resume
+
+TUNING = "tuning"
+"""The folder in an arena's folder with one run for each scene in which settings were tried."""
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A rule's settings with their mean accuracy over the scenes; nan where a model exploded."""
+
+    rule: str
+    values: Mapping[str, float]
+
+    @property
+    def best(self) -> str:
+        """The setting to use: the first of those that are best."""
+        sound = {label: value for label, value in self.values.items() if not math.isnan(value)}
+        if not sound:
+            raise UserError(f"arena: every setting of {self.rule} exploded ({listed(self.values)}); allowed: others")
+        return max(sound, key=lambda label: sound[label])
+
+
+def tune_rivals(
+    suite: Suite,
+    folder: Path,
+    scenes: Sequence[str],
+    changes: Sequence[str] = (),
+    *,
+    progress: bool = False,
+    tell: Tell | None = None,
+) -> list[Tried]:
+    """Try the settings of every rival that has some, and return what came out; what is done already stays."""
+    first = suite.experiment(next(iter(suite.scenes)), changes)
+    groups = {name: parse_rules(words, first) for name, words in suite.tuning.settings.items()}
+    every = {label: settings for group in groups.values() for label, settings in group.items()}
+    found = tune(suite, every, folder, scenes, changes, progress=progress, tell=tell)
+    return [Tried(name, {label: found[label] for label in group}) for name, group in groups.items()]
+
+
+def tune(
+    suite: Suite,
+    rules: Mapping[str, FederationSettings],
+    folder: Path,
+    scenes: Sequence[str],
+    changes: Sequence[str] = (),
+    *,
+    progress: bool = False,
+    tell: Tell | None = None,
+) -> dict[str, float]:
+    """Run rules in the scenes, on the seeds for choosing, and return the mean accuracy of each; nan where it exploded.
+
+    Accuracy is that of the last rounds on the clients' own test rows, the mean over seeds and scenes.
+    """
+    seeds = suite.choose[: suite.tuning.seeds]
+    begun = time.monotonic()
+    left = [name for name in scenes if not finished(folder / TUNING / name)]
+    try:
+        for number, name in enumerate(left):
+            if tell is not None:
+                rest = (time.monotonic() - begun) / number * (len(left) - number) if number else None
+                ending = "" if rest is None else f"; about {show_duration(rest)} left"
+                tell(f"choosing among {len(rules)} settings, scene {number + 1} of {len(left)}: {name}{ending}")
+            planned = PlannedRun(f"{TUNING}/{name}", (), suite.comparison(name, rules, seeds[0], changes), seeds)
+            run_or_resume(planned, folder, None, progress, None, False)
+    except KeyboardInterrupt:
+        raise Stopped(folder) from None
+    found = [_accuracies(folder / TUNING / name) for name in scenes]
+    for name, run in zip(scenes, found, strict=True):
+        if set(run) != set(rules):
+            raise UserError(f"{folder / TUNING / name}: holds other settings; allowed: a new folder")
+    return {rule: math.fsum(run[rule] for run in found) / len(found) for rule in rules}
+
+
+def _accuracies(run: Path) -> dict[str, float]:
+    history, last = History(run), read_experiment(run).rounds.last
+    values: dict[str, list[float]] = {}
+    for curve in read_curves(history):
+        ended = (curve.rule, curve.seed) in history.ended
+        values.setdefault(curve.rule, []).append(math.nan if ended else float(curve.overall[-last:].mean()))
+    return {rule: math.fsum(each) / len(each) for rule, each in values.items()}
