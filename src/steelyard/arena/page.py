@@ -14,7 +14,7 @@ from steelyard.report.documents.arena import ArenaDocument
 from steelyard.report.figures.writing import svg
 from steelyard.report.rendering import as_html
 
-_MORE = "figure svg{max-width:100%;height:auto;background:#fff}"
+_MORE = "figure svg{max-width:100%;height:auto;background:#fff;overflow:visible}"
 
 
 def arena_html(document: ArenaDocument) -> str:
