@@ -14,6 +14,7 @@ from steelyard.arena.figures import SceneFigures
 from steelyard.arena.plan import Arena
 from steelyard.report.anytime import anytime_equivalence_p, anytime_p, spent
 from steelyard.report.documents.arena import ArenaDocument, ArenaRank, ArenaRule, ArenaScene
+from steelyard.report.documents.shared import EstimateJson
 from steelyard.report.statistics import ALPHA, LEAST_SEEDS, equivalence_p, estimate, holm, paired_p, verdict
 
 OPEN = ("not done", "untested", "not distinguishable")
@@ -138,17 +139,21 @@ def _ranks(rules: Sequence[str], scenes: Sequence[SceneFigures]) -> list[ArenaRa
     if not scenes:
         return []
     means = [[estimate(found.values[rule]).mean for rule in rules] for found in scenes]
-    worst = [[estimate(found.worst.get(rule, ())).mean for rule in rules] for found in scenes]
     rows: list[ArenaRank] = [
         {
             "rule": rule,
             "rank": rank,
-            "value": math.fsum(row[column] for row in means) / len(scenes),
-            "worst": math.fsum(row[column] for row in worst) / len(scenes),
+            "value": _over_scenes([found.values[rule] for found in scenes]),
+            "worst": _over_scenes([found.worst.get(rule, ()) for found in scenes]),
         }
-        for column, (rule, rank) in enumerate(zip(rules, mean_ranks(means), strict=True))
+        for rule, rank in zip(rules, mean_ranks(means), strict=True)
     ]
     return sorted(rows, key=lambda row: row["rank"])
+
+
+def _over_scenes(values: Sequence[Sequence[float]]) -> EstimateJson:
+    """Return the mean over the scenes, seed by seed, with its interval over the seeds that all scenes have."""
+    return estimate([math.fsum(each) / len(values) for each in zip(*values, strict=False)]).as_json()
 
 
 def sentence(document: ArenaDocument) -> str:
@@ -186,7 +191,8 @@ def _ending(document: ArenaDocument) -> str:
     if document["opened"]:
         most = max(scene["seeds"] for scene in document["scenes"])
         undecided = sum(scene["verdict"] in OPEN for scene in document["scenes"])
-        parts += [f"{undecided} not decided by {most} seeds" if undecided else f"all decided by {most} seeds or fewer"]
+        seeds = f"{most} seed{'' if most == 1 else 's'}"
+        parts += [f"{undecided} not decided by {seeds}" if undecided else f"all decided by {seeds} or fewer"]
     if document["opened"] > 1:
         parts += [f"held to {100 * document['level']:.2g} % as the {_ordinal(document['opened'])} candidate here"]
     return "".join(f"; {part}" for part in parts)

@@ -43,8 +43,8 @@ class ArenaRank(TypedDict):
 
     rule: str
     rank: float
-    value: float
-    worst: float
+    value: EstimateJson
+    worst: EstimateJson
 
 
 class ArenaDocument(TypedDict):
