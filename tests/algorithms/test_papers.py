@@ -112,4 +112,5 @@ def test_rounds_are_those_of_the_paper(name: str, engine: str, batch: Any, fract
 
 def test_every_built_in_algorithm_is_held_to_its_paper() -> None:
     built_in = {name for name, made in catalogue.known().items() if made.__module__.startswith("steelyard.algorithms")}
-    assert set(PARAMETERS) | set(PARTS) | {"fedfomo"} == built_in  # test_fedfomo.py
+    # test_fedfomo.py, test_flexlora.py
+    assert set(PARAMETERS) | set(PARTS) | {"fedfomo", "flexlora"} == built_in

@@ -318,3 +318,11 @@ def test_a_frame_runs(tmp_path: Any) -> None:
     )
     result = experiment.run(tmp_path / "run", dataset=in_memory(frame, label="y", owner="site"))
     assert result.summary["rules"][0]["accuracy"] > 0.9
+
+
+def test_tokens_stay_whole_numbers():
+    dataset = in_memory(np.array([[3, 0], [1, 2]]), [0, 1], tokens=True)
+    assert (dataset.features.dtype, dataset.features.tolist()) == (torch.int64, [[3, 0], [1, 2]])
+    for wrong in ([[0.5, 1]], [[-1, 1]]):
+        with pytest.raises(UserError, match="features are no tokens; expected whole numbers from 0"):
+            in_memory(np.array(wrong), [0], tokens=True)

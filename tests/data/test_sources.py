@@ -13,10 +13,13 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
+from steelyard import Experiment
 from steelyard.data import DataSettings, PartitionSettings, in_memory, load, share_out
 from steelyard.data.bundled import read_digits
 from steelyard.data.mnist import read_idx
 from steelyard.errors import UserError
+from steelyard.experiment.running import run
+from steelyard.runs.reader import History
 
 
 def refused(settings: DataSettings) -> str:
@@ -371,6 +374,58 @@ def test_leaf_with_number_rows_of_any_length(tmp_path):
     assert load(DataSettings(source="leaf", path=tmp_path)).features.shape == (4, 3)
 
 
+def test_leaf_shakespeare_predicts_the_next_character(tmp_path):
+    for part in ("train", "test"):
+        leaf_file(tmp_path / part / "a.json", {"PUCK": (["If we ", "é\n}"], ["s", "\n"]), "ARIEL": (["I come"], ["}"])})
+    dataset = load(DataSettings(source="leaf", path=tmp_path, length=5))
+    assert (dataset.classes, dataset.features.dtype) == (80, torch.int64)
+    # LEAF numbers its 80 characters in the order of their codes: newline 0, space 1, … z 78, } 79.
+    assert dataset.labels[:3].tolist() == [71, 0, 79]
+    assert dataset.features[0].tolist() == [2 + 58, 2 + 1, 2 + 75, 2 + 57, 2 + 1]  # "f we "
+    assert dataset.features[1].tolist() == [0, 0, 1, 2, 2 + 79]  # padding, a character that is not known, "\n}"
+    assert load(DataSettings(source="leaf", path=tmp_path)).features.shape == (6, 80)
+
+
+def test_leaf_sent140_reads_words_alike_everywhere(tmp_path):
+    def tweet(text: str) -> list[str]:
+        return ["1467810369", "Mon Apr 06", "NO_QUERY", "ann", text]
+
+    for part in ("train", "test"):
+        ann = [tweet("So happy, so HAPPY!"), tweet("")]
+        leaf_file(tmp_path / part / "a.json", {"ann": (ann, ["4", "0"]), "bob": ([tweet("happy")], [0])})
+    dataset = load(DataSettings(source="leaf", path=tmp_path, length=6, vocabulary=50))
+    assert (dataset.classes, dataset.labels[:3].tolist()) == (2, [1, 0, 0])
+    first, empty, last = dataset.features[:3].tolist()
+    so, happy, comma, so_again, happy_again, mark = first
+    assert (so, happy) == (so_again, happy_again)
+    assert len({so, happy, comma, mark} | {0, 1}) == 6
+    assert max(first) < 50
+    assert (empty, last) == ([0] * 6, [0] * 5 + [happy])
+    assert "'standard' for rows of tokens" in refused(DataSettings(source="leaf", path=tmp_path, normalise="standard"))
+
+
+def test_text_trains_an_lstm_and_too_few_tokens_are_named(tmp_path):
+    lines = ["the quality of mercy is not strained", "it droppeth as the gentle rain from heaven"]
+    for part in ("train", "test"):
+        pairs = [[(line[at : at + 6], line[at + 6]) for at in range(20)] for line in lines]
+        users = {f"u{n}": ([x for x, _ in mine], [y for _, y in mine]) for n, mine in enumerate(pairs)}
+        leaf_file(tmp_path / part / "a.json", users)
+    document = {
+        "data": {"source": "leaf", "path": tmp_path, "length": 6},
+        "partition": {"scheme": "given", "test": "held-out"},
+        "model": {"name": "lstm", "arguments": {"tokens": 82, "hidden": 8}},
+        "training": {"optimiser": "adam", "learning_rate": 0.01, "epochs": 5},
+        "rounds": {"count": 2},
+        "compute": {"engine": "loop", "device": "cpu"},
+    }
+    history = History(run(Experiment.model_validate(document), out=tmp_path / "run"))
+    losses = history.clients.groupby("round")["loss"].mean()
+    assert losses.iloc[-1] < losses.iloc[0]
+    few = Experiment.model_validate({**document, "model": {"name": "lstm", "arguments": {"tokens": 60}}})
+    with pytest.raises(UserError, match=r"does not take tokens from 0 to 79 in rows of shape \(6,\): IndexError"):
+        run(few, out=tmp_path / "few")
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -401,8 +456,8 @@ def test_leaf_rows_that_cannot_be_used_are_refused(tmp_path):
     leaf_file(folder / "train" / "all_data_1.json", {"u": ([[0.5] * 784], ["w"])})
     assert "are not whole numbers" in refused(DataSettings(source="leaf", path=folder))
     for part in ("train", "test"):
-        leaf_file(tmp_path / "s" / part / "a.json", {"u": (["to be or not"], [0])})
-    assert "expected numbers or names of images" in refused(DataSettings(source="leaf", path=tmp_path / "s"))
+        leaf_file(tmp_path / "s" / part / "a.json", {"u": (["to be or not", "or"], ["t", "é"])})
+    assert "y is 'é'; expected one of 80 characters" in refused(DataSettings(source="leaf", path=tmp_path / "s"))
     (folder / "test" / "all_data_0.json").unlink()
     assert "holds no .json file; expected a LEAF folder" in refused(DataSettings(source="leaf", path=folder))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -247,3 +248,37 @@ def test_a_node_says_why_it_does_not_do_a_task_of_another_algorithm(tmp_path: Pa
     assert reason.startswith(
         "its answer could not be read: NodeFault: NotAllowed: algorithm: got {'name': 'fedprox', 'mu': 1000000"
     )
+
+
+ADAPTED = """
+from torch import nn
+
+class Adapted(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.base = nn.Linear(64, 6)
+        self.base.requires_grad_(False)
+        self.lora_A, self.lora_B, self.head = nn.Linear(64, 2, False), nn.Linear(2, 6, False), nn.Linear(6, classes)
+        nn.init.zeros_(self.lora_B.weight)
+
+    def forward(self, x):
+        x = x.flatten(1)
+        return self.head((self.base(x) + self.lora_B(self.lora_A(x))).tanh())
+"""
+
+
+def test_adapters_are_weighed_as_products_across_machines(tmp_path: Path):
+    (tmp_path / "adapted.py").write_text(ADAPTED)
+    document = described(
+        model={"name": f"{tmp_path / 'adapted.py'}:Adapted"},
+        algorithm={"name": "flexlora", "ranks": {"client-001": 1}},
+        rounds={"count": 2},
+    )
+    run(build(document), out=tmp_path / "simulated")
+    grid, config = grid_of(document, 3, fresh=True, out=str(tmp_path / "federated"))
+    federate(grid, config, "1")  # type: ignore[arg-type]
+    assert_same_models(tmp_path / "simulated", tmp_path / "federated")
+    told = [History(tmp_path / folder).rounds["server_metrics"].iloc[-1] for folder in ("simulated", "federated")]
+    ours, theirs = map(json.loads, told)
+    assert ours == pytest.approx(theirs, rel=1e-3)
+    assert 0 < ours["product_error"] < ours["factor_error"]

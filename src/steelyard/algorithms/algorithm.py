@@ -35,6 +35,9 @@ Part = Literal["nothing", "head", "body", "norms", "everything"]
 OWN, LAST = "own", "last"
 """Under these names clients keep models: their own, and the one that their last training ended with. Both begin as the
 first model that a client receives, not at 0."""
+FACTORS = "factors"
+"""Under this name the server of a `factored` algorithm keeps where the low-rank adapters of the model stand: for each
+[where A begins, where B begins, rank, inputs, outputs]."""
 
 
 class Batch(Protocol):
@@ -222,6 +225,8 @@ class Algorithm(Section):
     """Whether the algorithm takes its clients' steps itself, in `train`."""
     replaces: ClassVar[bool] = False
     """Whether clients send something else than the model that they trained, which `sent` returns."""
+    factored: ClassVar[bool] = False
+    """Whether the algorithm works on low-rank adapters (LoRA); its server then keeps FACTORS."""
     listens: ClassVar[bool] = False
     """Whether each client weighs the models of the whole cohort for itself; it then keeps OWN and LAST."""
 
@@ -283,6 +288,14 @@ class Algorithm(Section):
     def after_training(self, local: LocalTraining) -> tuple[Vectors, Vectors]:
         """Return what the clients keep, and what they send beside their models; [clients, parameters] each."""
         return {}, {}
+
+    def rank_of(self, client: str) -> int | None:
+        """Return how many ranks of its adapters a client trains, None for all; asked for where it is factored."""
+        return None
+
+    def figures(self, tensors: Vectors) -> Mapping[str, float]:
+        """Return what the record of a round says of the server's step, by name, from what the server keeps."""
+        return {}
 
     def start(self, parameters: torch.Tensor) -> Vectors:
         """Return what the server keeps before the first round."""

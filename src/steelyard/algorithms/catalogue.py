@@ -21,6 +21,7 @@ from steelyard.algorithms import (
     fedprox,
     fedrep,
     fine_tuned,
+    flexlora,
     local_only,
     scaffold,
 )
@@ -42,6 +43,7 @@ __all__ = [
     "fedprox",
     "fedrep",
     "fine_tuned",
+    "flexlora",
     "known",
     "load_plugins",
     "local_only",

@@ -16,9 +16,9 @@ class AlgorithmSettings(Named):
     """[algorithm]: an algorithm by name; its own parameters, such as `mu = 0.01`, stand beside the name."""
 
     name: str = "fedavg"
-    """fedavg, fedprox, scaffold, feddyn, fednova, fedavgm, fedadam, fedyogi, fedadagrad, fedexp, client-momentum; with
-    models of the clients' own: local-only, fine-tuned, ditto, apfl, fedrep, fedbn, fedala, fedfomo; or one of your
-    own; `steelyard algorithms` lists them with their parameters."""
+    """fedavg, fedprox, scaffold, feddyn, fednova, fedavgm, fedadam, fedyogi, fedadagrad, fedexp, client-momentum;
+    flexlora for low-rank adapters; with models of the clients' own: local-only, fine-tuned, ditto, apfl, fedrep, fedbn,
+    fedala, fedfomo; or one of your own; `steelyard algorithms` lists them with their parameters."""
     plugins: tuple[str, ...] = ()
     """Python files or modules that define algorithms of your own; loaded before the name is looked up."""
 

@@ -181,6 +181,12 @@ def _server(summary: Summary) -> list[str]:
                 for name, value in figures.items()
             )
             lines.append(f"{rule['rule']} on the server's test set: {shown}")
+        if rule["lost"] is not None:
+            product, factors = rule["lost"]["product"], rule["lost"]["factors"]
+            lines.append(
+                f"{rule['rule']}: cutting the weighted sum of the adapters to their rank lost {product:.1%} of it in "
+                f"the last round; averages of A and of B would have lost {factors:.1%}"
+            )
     return lines
 
 

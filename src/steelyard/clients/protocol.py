@@ -208,6 +208,15 @@ class LayeredServer(Server, Protocol):
 
 
 @runtime_checkable
+class AdaptedServer(Server, Protocol):
+    """A server that knows the network: which parameters are its low-rank adapters."""
+
+    def adapters(self, seed: int) -> Counts:
+        """Return for each adapter [where A begins, where B begins, rank, inputs, outputs]."""
+        ...
+
+
+@runtime_checkable
 class CountedServer(Server, Protocol):
     """A server that says on how many rows it reports, so that readers know what its figures rest on."""
 

@@ -38,6 +38,7 @@ def in_memory(
     categories: Sequence[str] | None = None,
     ignore: Sequence[str] = (),
     missing: Literal["mean", "zero", "drop", "refuse"] = "mean",
+    tokens: bool = False,
 ) -> Dataset:
     """Build a data set from what you hold; use it for any data that Steelyard has no reader for.
 
@@ -53,8 +54,8 @@ def in_memory(
 
     Whole-number labels are classes 0, 1, 2, ... (`classes` of them, default the largest plus one); floating-point
     labels are a regression target. uint8 features are pixels and are divided by 255 when used; all others become
-    float32. `owners` names each row's person, `held_out` marks the rows of a test part, `marks` are further 0/1
-    attributes of the rows such as "sharp".
+    float32, or int64 with `tokens`, for networks with an embedding. `owners` names each row's person, `held_out` marks
+    the rows of a test part, `marks` are further 0/1 attributes of the rows such as "sharp".
 
         >>> steelyard.in_memory(numpy.zeros((4, 3)), [0, 1, 0, 1], ["ann", "ann", "bob", "bob"])  # a row each
         Dataset('memory': 4 samples of 3, 2 classes, 2 owners)
@@ -63,6 +64,7 @@ def in_memory(
         UserError: rows and labels differ in number, numbers are not finite, no column is named, or a kind
             of data is not known.
     """
+    expect("in_memory: tokens", tokens, bool, "true or false")
     _check_options(name, label, owner, marks, classes, task, ignore)
     found: Columns | None = None
     frame: Any = None
@@ -88,7 +90,7 @@ def in_memory(
         )
     target, notes = _target(found.labels if labels is None else labels, task, name)
     people = found.owners if owners is None else owners
-    options: dict[str, Any] = {"held_out": held_out, "marks": marks, "classes": classes, "name": name}
+    options: dict[str, Any] = {"held_out": held_out, "marks": marks, "classes": classes, "name": name, "tokens": tokens}
     return replace(memory.in_memory(found.features, target, people, **options), notes=notes)
 
 

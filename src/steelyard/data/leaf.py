@@ -15,19 +15,24 @@ from steelyard.data.dataset import Dataset
 from steelyard.data.files import find, read_text
 from steelyard.data.memory import in_memory
 from steelyard.data.settings import DataSettings
+from steelyard.data.text import ALPHABET, characters, words
 from steelyard.errors import UserError, brief
 
 ORIGIN = (
     "a LEAF folder with train/*.json and test/*.json (keys users, num_samples, user_data), made by LEAF's "
     "preprocess.sh, https://github.com/TalwalkarLab/leaf"
 )
+IMAGES = (".jpg", ".jpeg", ".png")
+TWEET, SENTIMENT = 4, 4
+"""Where the text of a tweet stands in a row of Sent140, and its label of a good mood."""
 
 
 def read_leaf(settings: DataSettings) -> Dataset:
     """Return a LEAF data set, each row with its user, the test/ rows held out; use it with scheme given or natural.
 
     784 numbers per row become an image 1×28×28 (FEMNIST). Rows that are names of images (CelebA) are decoded from
-    data/raw/img_align_celeba beside the folder, at data.size pixels. Other rows must be lists of numbers.
+    data/raw/img_align_celeba beside the folder, at data.size pixels. Texts become rows of tokens: characters where the
+    labels are the next character (Shakespeare), words else (Sent140). Other rows must be lists of numbers.
     """
     folder = find(settings.path, ORIGIN)
     if not folder.is_dir():
@@ -49,9 +54,43 @@ def read_leaf(settings: DataSettings) -> Dataset:
                 held_out.extend([part == "test"] * len(inputs))
     if not rows:
         raise UserError(f"{folder}: holds no rows; expected {ORIGIN}")
+    name, people = folder.resolve().name, np.array(owners)
+    texts = _texts(rows)
+    if texts is not None:
+        features, targets, classes = _tokens(folder, texts, labels, settings)
+        return in_memory(features, targets, people, held_out=held_out, classes=classes, name=name, tokens=True)
     features = _features(folder, rows, settings.size)
-    targets, name = _classes(folder, labels), folder.resolve().name
-    return in_memory(features, targets, np.array(owners), held_out=held_out, classes=settings.classes, name=name)
+    targets = _classes(folder, labels)
+    return in_memory(features, targets, people, held_out=held_out, classes=settings.classes, name=name)
+
+
+def _texts(rows: list[Any]) -> list[str] | None:
+    """Return the text of each row, None where rows are no texts: names of images, or numbers.
+
+    A row of Sent140 is a list: the tweet's number, its date, the query, the user, the text.
+    """
+    if all(isinstance(row, list) and len(row) >= TWEET + 1 and isinstance(row[TWEET], str) for row in rows):
+        return [row[TWEET] for row in rows]
+    if not all(isinstance(row, str) for row in rows) or all(Path(row).suffix.lower() in IMAGES for row in rows):
+        return None
+    return rows
+
+
+def _tokens(
+    folder: Path, texts: list[str], labels: list[Any], settings: DataSettings
+) -> tuple[NDArray[np.int64], NDArray[np.int64], int | None]:
+    """Return tokens, labels and how many classes there are."""
+    if all(isinstance(label, str) and len(label) == 1 and not label.isdigit() for label in labels[:100]):
+        strange = next((label for label in labels if label not in ALPHABET or len(label) != 1), None)
+        if strange is not None:
+            raise UserError(f"{folder}: a label y is {brief(strange)}; expected one of {len(ALPHABET)} characters")
+        targets = np.array([ALPHABET.index(label) for label in labels], dtype=np.int64)
+        return characters(texts, settings.length or 80), targets, settings.classes or len(ALPHABET)
+    whole = [int(label) if isinstance(label, str) and label.isdigit() else label for label in labels]
+    targets = _classes(folder, whole)
+    if set(np.unique(targets).tolist()) <= {0, SENTIMENT}:
+        targets = (targets == SENTIMENT).astype(np.int64)  # Sentiment140 writes 0 and 4.
+    return words(texts, settings.length or 25, settings.vocabulary), targets, settings.classes
 
 
 def _users(path: Path) -> list[tuple[str, list[Any], list[Any]]]:
@@ -101,7 +140,7 @@ def _features(folder: Path, rows: list[Any], size: int) -> NDArray[Any]:
         features = np.asarray(rows, dtype=np.float32)
     except (ValueError, TypeError, OverflowError):
         raise UserError(
-            f"{folder}: rows x are not lists of numbers of one length; expected FEMNIST, synthetic or CelebA rows"
+            f"{folder}: rows x are not lists of numbers of one length, and not all texts; expected rows of one kind"
         ) from None
     if features.ndim == 1:
         features = features[:, None]
@@ -111,8 +150,6 @@ def _features(folder: Path, rows: list[Any], size: int) -> NDArray[Any]:
 
 
 def _pictures(folder: Path, names: list[str], size: int) -> NDArray[np.uint8]:
-    if not all(Path(name).suffix.lower() in (".jpg", ".jpeg", ".png") for name in names):
-        raise UserError(f"{folder}: rows x are text such as {names[0][:30]!r}; expected numbers or names of images")
     # For speed of start: most LEAF folders hold no images.
     from steelyard.data.images import Pictures
 

@@ -25,15 +25,16 @@ def in_memory(
     marks: Mapping[str, ArrayLike] | None = None,
     classes: int | None = None,
     name: str = "memory",
+    tokens: bool = False,
 ) -> Dataset:
     """Build a data set from tensors or arrays; use it for any data that Steelyard has no reader for.
 
     Whole-number labels are classes 0, 1, 2, ... (`classes` of them, default the largest plus one); floating-point
     labels are a regression target. uint8 features are pixels and are divided by 255 when used; all others become
-    float32. `owners` names each row's person, `held_out` marks the rows of a test part, `marks` are further 0/1
-    attributes of the rows such as "sharp".
+    float32, or int64 with `tokens`. `owners` names each row's person, `held_out` marks the rows of a test part, `marks`
+    are further 0/1 attributes of the rows such as "sharp".
     """
-    inputs = _features(name, features)
+    inputs = _features(name, features, tokens)
     targets, count = _labels(name, labels, classes)
     if len(inputs) != len(targets):
         raise UserError(
@@ -53,7 +54,7 @@ def in_memory(
     return Dataset(name, inputs, targets, count, people, test, extra)
 
 
-def _features(name: str, features: torch.Tensor | ArrayLike) -> torch.Tensor:
+def _features(name: str, features: torch.Tensor | ArrayLike, tokens: bool) -> torch.Tensor:
     tensor = features.detach().cpu() if isinstance(features, torch.Tensor) else _tensor(name, "features", features)
     if tensor.ndim < 2:
         raise UserError(f"{name}: features has shape {tuple(tensor.shape)}; expected (rows, ...) with two or more axes")
@@ -61,6 +62,10 @@ def _features(name: str, features: torch.Tensor | ArrayLike) -> torch.Tensor:
         raise UserError(f"{name}: features has shape {tuple(tensor.shape)}; expected at least one number per row")
     if tensor.is_complex():
         raise UserError(f"{name}: features is complex numbers; expected real ones")
+    if tokens:
+        if tensor.is_floating_point() or int(tensor.min()) < 0:
+            raise UserError(f"{name}: features are no tokens; expected whole numbers from 0")
+        return tensor.to(torch.int64).contiguous()
     if tensor.dtype == torch.uint8:
         return tensor.contiguous()
     tensor = tensor.to(torch.float32).contiguous()

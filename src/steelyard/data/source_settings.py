@@ -147,6 +147,10 @@ class DataSettings(Section):
     size: Annotated[int, Field(ge=4, le=1024)] = 64
     """images, also those that a LEAF folder names: width and height in pixels; others are cut to the central square and
     scaled."""
+    length: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    """leaf, text: tokens of a row; a shorter text has padding (token 0) before it. Default: 80 characters, 25 words."""
+    vocabulary: Annotated[int, Field(ge=3, le=10_000_000)] = 10_000
+    """leaf, words: number of tokens that words are hashed to; the model must know as many, in `model.arguments`."""
     colours: Literal["rgb", "grey"] = "rgb"
     """images: three channels, or one of grey."""
     share: Annotated[float, Field(gt=0, le=1)] = 1.0

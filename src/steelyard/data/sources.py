@@ -76,7 +76,7 @@ def _add(name: str, reader: str, fields: tuple[str, ...] = (), needs_path: str |
 
 _add("digits", "bundled:read_digits", classes=10)
 _add("mnist", "mnist:read_mnist", ("path",), classes=10, owners=True, held_out=True)
-_add("leaf", "leaf:read_leaf", (*_ROWS, "size"), "LEAF folder with train/ and test/", **_PEOPLE)
+_add("leaf", "leaf:read_leaf", (*_ROWS, "size", "length", "vocabulary"), "LEAF folder with train/ and test/", **_PEOPLE)
 _add("npz", "npz:read_npz", _ARRAYS, ".npz file", **_PEOPLE)
 _add("images", "images:read_images", _IMAGES, "folder or .zip of images", marks=None, owners=True)
 _add("diabetes", "bundled:read_diabetes", task="regression", classes=0)

@@ -310,6 +310,10 @@ class RemoteServer:
         """Return where the rows of the network's last layer stand in the flat model."""
         return Layout.of(build(self._model, self._shape, self._classes, seed)).output
 
+    def adapters(self, seed: int) -> Counts:
+        """Return where the factors of the network's low-rank adapters stand in the flat model."""
+        return Layout.of(build(self._model, self._shape, self._classes, seed)).adapters
+
     def test(self, seed: int, models: torch.Tensor) -> ServerTest:
         """Refuse: there is nothing to test on."""
         raise UserError("partition.server: 'none' leaves the server without a test set; allowed: held-out, fraction")

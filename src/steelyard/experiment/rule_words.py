@@ -20,7 +20,8 @@ _log = logger(__name__)
 
 _FURTHER = (
     *("recipe", "all", "scaffold", "fedprox(mu=0.01)", "feddyn", "fednova", "fedavgm", "fedadam", "fedyogi", "fedexp"),
-    *("local-only", "fine-tuned", "ditto", "apfl", "fedrep", "fedbn", "fedala", "fedfomo", "ALGORITHM+RULE"),
+    *("local-only", "fine-tuned", "ditto", "apfl", "fedrep", "fedbn", "fedala", "fedfomo", "flexlora"),
+    "ALGORITHM+RULE",
 )
 _LONGEST = 200
 

@@ -63,6 +63,7 @@ def no_part(algorithm: str, part: str) -> str:
     """Return the line that refuses an algorithm whose clients keep a part that the model does not have."""
     lacks, allowed = {
         "norms": ("a model without batch norm", "one with batch norm"),
+        "adapters": ("a model without low-rank adapters", "one with parameters named lora_A and lora_B"),
         "head": ("a model of one layer, which is all head", "two or more"),
     }[part]
     return f"algorithm.name: got '{algorithm}' with {lacks}; allowed: {allowed}"

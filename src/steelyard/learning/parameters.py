@@ -83,6 +83,18 @@ class Layout:
         bias = next((slot for slot in trained if slot.offset > weight.offset and slot.shape == weight.shape[:1]), None)
         return rows if bias is None else np.column_stack([rows, bias.offset + np.arange(bias.size)])
 
+    @property
+    def adapters(self) -> NDArray[np.int64]:
+        """Low-rank adapters (LoRA) by their names in PEFT: [where A begins, where B begins, rank, inputs, outputs]."""
+        named = {slot.name: slot for slot in self.trained_slots}
+        rows: list[tuple[int, int, int, int, int]] = []
+        for name, a in named.items():
+            b = named.get(name.replace("lora_A", "lora_B").replace("lora_embedding_A", "lora_embedding_B"))
+            # Of a convolution A has the kernel's sides, B none.
+            if b is not None and b is not a and len(a.shape) > 1 and b.size == b.shape[0] * a.shape[0]:
+                rows.append((a.offset, b.offset, a.shape[0], a.size // a.shape[0], b.shape[0]))
+        return np.array(rows, dtype=np.int64).reshape(-1, 5)
+
     def views(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return named views into a flat vector, or into stacked ones: [..., size] gives [..., *shape].
 

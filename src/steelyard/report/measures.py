@@ -13,6 +13,9 @@ from steelyard.report.documents.shared import OnRows, OnSample
 from steelyard.report.statistics import wilson
 from steelyard.rounds.settings import reached
 
+OF_A_STEP = ("product_error", "factor_error")
+"""Figures beside the server's tests of a round that are about the server's step: what weighing adapters lost."""
+
 
 def rounds_to_target(
     rounds: NDArray[np.int64], scores: Floats, target: float, share: float, *, above: bool = False

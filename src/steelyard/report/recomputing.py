@@ -207,6 +207,8 @@ def _not_computed(settings: FederationSettings, experiment: Description) -> str:
     if named.plugins:
         return "it would run code that the run names"
     made = named.made()
+    if made.factored:
+        return f"{made.name} works on parts of the network, which the run's folder does not hold"
     if experiment.store.keep_as != "float32" and type(made).step is not Algorithm.step:
         return f"{made.name} goes on from sums of updates that were rounded"
     return ""

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steelyard.messages import Floats
+from steelyard.report.measures import OF_A_STEP
 from steelyard.runs.reader import START, History
 from steelyard.runs.schema import unreadable
 
@@ -119,9 +120,11 @@ def _server(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, list[float]], 
     found: dict[str, list[float]] = {}
     by_class: dict[str, list[list[float]]] = {}
     for row in rows:
-        if not isinstance(row["server_metrics"], str):
+        text = row["server_metrics"]
+        # What the server's step says of itself is no test of the model.
+        metrics = {k: v for k, v in json.loads(text).items() if k not in OF_A_STEP} if isinstance(text, str) else {}
+        if not metrics:
             return {}, {}
-        metrics = json.loads(row["server_metrics"])
         if "f1" in metrics:
             metrics |= {"accuracy": row["server_accuracy"], "macro_f1": row["server_macro_f1"]}
         for name, value in metrics.items():

@@ -17,6 +17,7 @@ from steelyard.report.documents.run import (
     CriterionUsed,
     Exploded,
     HeavyClient,
+    Lost,
     Orders,
     RuleSummary,
     ServerTest,
@@ -25,7 +26,7 @@ from steelyard.report.documents.run import (
 )
 from steelyard.report.documents.shared import OnSample, RecordedRule
 from steelyard.report.flawed import flawed_shares, flaws_of, sentence
-from steelyard.report.measures import on_rows, on_sample, rounds_to_target, worst_devices, worst_tenth
+from steelyard.report.measures import OF_A_STEP, on_rows, on_sample, rounds_to_target, worst_devices, worst_tenth
 from steelyard.report.notices import chain_of, privacy_of, single_client_lines, single_client_rounds
 from steelyard.report.rendering import Table, as_text
 from steelyard.report.reporting_rows import servers_rows
@@ -111,6 +112,7 @@ def _account(
         "testing_rounds": int(mine["tests"].to_numpy().sum()),
         "orders": _orders(list(mine["priority"]), list(mine["tried"])),
         "server": _server(list(mine["server_metrics"]), list(mine["server_accuracy"])),
+        "lost": _lost(list(mine["server_metrics"])),
         "ended": _ended(history, rule, seed),
         "left_out": int((mine["cohort"] - mine["answered"]).to_numpy().sum()),
         "seconds": float(mine["seconds"].to_numpy().sum()),
@@ -171,9 +173,18 @@ def _server(metrics: list[str | None], accuracies: list[float]) -> ServerTest:
     if not known:
         return {}
     found = json.loads(known[-1][0])
+    for name in OF_A_STEP:
+        found.pop(name, None)
     if "f1" in found:
         found |= {"accuracy": known[-1][1], "macro_f1": float(np.mean(found["f1"]))}
     return found
+
+
+def _lost(metrics: list[str | None]) -> Lost | None:
+    """Return what the last weighing of low-rank adapters lost; None where there are none."""
+    known = [json.loads(text) for text in metrics if isinstance(text, str)]
+    found = [one for one in known if OF_A_STEP[0] in one]
+    return {"product": found[-1][OF_A_STEP[0]], "factors": found[-1][OF_A_STEP[1]]} if found else None
 
 
 def _clients(history: History, rules: list[str], seed: int) -> int:

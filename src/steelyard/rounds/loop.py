@@ -261,7 +261,10 @@ def _finish(draft: Draft, server: Server, plan: Plan, seconds: float) -> tuple[R
         vectors=vectors,
         server_accuracy=None if test is None or macro is None else float(test.accuracy[0]),
         server_macro_f1=macro,
-        server_metrics={} if test is None else _server_metrics(test),
+        server_metrics={
+            **({} if test is None else _server_metrics(test)),
+            **federation.algorithm.figures(draft.tensors),
+        },
         simulated=draft.updates.simulated,
         bytes_each=sum(sent.nbytes for sent in (before.parameters, *vectors.values())),
     )

@@ -9,8 +9,10 @@ from typing import Protocol
 import torch
 
 from steelyard import randomness
-from steelyard.algorithms.algorithm import Algorithm, Vectors
-from steelyard.clients.protocol import Server
+from steelyard.algorithms.algorithm import FACTORS, Algorithm, Vectors
+from steelyard.clients.protocol import AdaptedServer, Server
+from steelyard.errors import UserError
+from steelyard.learning.catalogue import no_part
 from steelyard.messages import Evaluations, Floats, LossState, Updates
 from steelyard.rounds.contributions import ContributionSettings, RoundValues
 from steelyard.rounds.selecting import SELECT, SelectSettings
@@ -64,7 +66,13 @@ class Federation:
     def start(self, server: Server) -> RoundState:
         """Return the state before the first round; the accuracy of the first model is filled in by the loop."""
         model, orders = server.initial(self.seed), OrderState(self.rule.start_order, 0.0)
-        return RoundState(0, model, self.loss.first(), orders, tensors=self.algorithm.start(model))
+        tensors = self.algorithm.start(model)
+        if self.algorithm.factored:
+            rows = server.adapters(self.seed) if isinstance(server, AdaptedServer) else ()
+            if not len(rows):
+                raise UserError(no_part(self.algorithm.name, "adapters"))
+            tensors = {**tensors, FACTORS: torch.as_tensor(rows)}
+        return RoundState(0, model, self.loss.first(), orders, tensors=tensors)
 
 
 @dataclass(frozen=True, eq=False)

@@ -152,8 +152,10 @@ class SimulationContext:
             raise
         except Exception as error:
             shape = tuple(dataset.features.shape[1:])
+            tokens = dataset.features.dtype == torch.int64
+            what = f"tokens from 0 to {int(dataset.features.max())} in rows" if tokens else "features"
             raise UserError(
-                f"model.name: the model does not take features of shape {shape}: {type(error).__name__}: {error}"
+                f"model.name: the model does not take {what} of shape {shape}: {type(error).__name__}: {error}"
             ) from error
         self.setup.module.train(mode)
         if not isinstance(outputs, torch.Tensor):
@@ -167,9 +169,13 @@ class SimulationContext:
         return outputs
 
     def _first_rows(self) -> torch.Tensor:
-        """Two rows of the data set, or the only one twice: enough to see what a model or a loss gives."""
+        """Two rows of the data set, or the only one twice: enough to see what a model or a loss gives.
+
+        Of rows of tokens the one with the largest: a model may know too few.
+        """
         dataset = self._first_dataset()
-        return torch.arange(2, device=dataset.device) % len(dataset.labels)
+        most = dataset.features.flatten(1).amax(1).argmax() if dataset.features.dtype == torch.int64 else 0
+        return (torch.arange(2, device=dataset.device) + most) % len(dataset.labels)
 
     def loss(self, state: LossState) -> LossState:
         """Return the loss with "auto" resolved for this data and model."""

@@ -9,13 +9,16 @@ import numpy as np
 import torch
 
 from steelyard.algorithms.algorithm import LAST, OWN, Algorithm, Listening, LocalTraining, SecondTraining
+from steelyard.algorithms.flexlora import cut_to_ranks
 from steelyard.clients.local.client_state import KeptVectors
 from steelyard.clients.local.context import SimulationContext
 from steelyard.clients.local.device_data.cohort import Cohort
 from steelyard.clients.local.device_data.dataset import DevicePopulation
 from steelyard.clients.local.engines.choice import ChosenEngine
 from steelyard.clients.local.evaluator import Evaluator, evaluations
+from steelyard.errors import UserError
 from steelyard.learning import parts
+from steelyard.learning.catalogue import no_part
 from steelyard.messages import Evaluations, Floats, LossState, Question
 
 TESTED_TOGETHER = 64
@@ -40,6 +43,8 @@ class OwnModels:
         """Refuse algorithms that keep a part of the model apart which it does not have."""
         for algorithm in algorithms:
             parts.check_part(self.context.setup.module, algorithm.private, algorithm.name)
+            if algorithm.factored and not len(self.context.setup.layout.adapters):
+                raise UserError(no_part(algorithm.name, "adapters"))
 
     def private(self, algorithm: Algorithm) -> torch.Tensor:
         """Return for each parameter whether clients keep it to themselves."""
@@ -54,7 +59,8 @@ class OwnModels:
 
     def begin(self, cohort: Cohort) -> Cohort:
         """Return the cohort with each job beginning where its algorithm says."""
-        if not any(task.algorithm.personal for task in cohort.tasks):
+        ranks = [self._ranks(cohort, number) for number in range(len(cohort.tasks))]
+        if not any(ranks) and not any(task.algorithm.personal for task in cohort.tasks):
             return cohort
         models = cohort.start(self.context.device)
         for number, task in enumerate(cohort.tasks):
@@ -62,7 +68,16 @@ class OwnModels:
                 jobs, names = cohort.jobs(number)
                 kept = self.vectors.of(task.federation, task.algorithm, names, models[jobs])
                 models[jobs] = task.algorithm.begin(models[jobs], kept, self.private(task.algorithm))
+            if ranks[number]:
+                factors = torch.from_numpy(self.context.setup.layout.adapters)
+                cut_to_ranks(models[cohort.jobs(number)[0]], factors, ranks[number])
         return cohort.begin_at(models)
+
+    def _ranks(self, cohort: Cohort, number: int) -> list[int | None]:
+        """Return how many ranks of its adapters each client of a task trains; empty where all train all."""
+        algorithm = cohort.tasks[number].algorithm
+        found = [algorithm.rank_of(name) for name in cohort.jobs(number)[1]] if algorithm.factored else []
+        return found if any(rank is not None for rank in found) else []
 
     def keep(self, cohort: Cohort, models: torch.Tensor) -> None:
         """Let clients keep their whole model where a part of it is private; what is sent lacks that part."""

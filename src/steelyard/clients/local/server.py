@@ -46,6 +46,10 @@ class SimulationServer:
         """Return where the rows of the network's last layer stand in the flat model."""
         return self.clients.context.setup.layout.output
 
+    def adapters(self, seed: int) -> Counts:
+        """Return where the factors of the network's low-rank adapters stand in the flat model."""
+        return self.clients.context.setup.layout.adapters
+
     def test(self, seed: int, models: torch.Tensor) -> ServerTest:
         """Test models [candidates, parameters] on the rows on which the server weighs."""
         return self._test(seed, models, self._held(seed))

@@ -59,6 +59,15 @@ class ServerTest(TypedDict, total=False):
     rmse: float
 
 
+class Lost(TypedDict):
+    """What the last weighing of low-rank adapters lost, as a share of the size of Σ wᵢBᵢAᵢ."""
+
+    product: float
+    """By cutting it to the rank of the adapters."""
+    factors: float
+    """What averages of A and of B would have lost."""
+
+
 class Cost(TypedDict):
     """What the rounds of one rule took, without tests on clients; None: not known."""
 
@@ -89,6 +98,7 @@ class RuleSummary(TypedDict):
     testing_rounds: int
     orders: Orders
     server: ServerTest
+    lost: Lost | None
     ended: Exploded | None
     left_out: int
     seconds: float
