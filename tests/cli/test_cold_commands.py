@@ -63,7 +63,7 @@ COMMANDS = {
     "federate nodes server": "hospital-a  away    never",
     "federate log server 1": "round 1/1",
     "federate follow server 1": "/done",
-    "federate stop server 2": "run 2 is stopped; 0 rounds are whole",
+    "federate stop server 2": "run 2 is stopped; nothing of it was kept",
     "federate ledger node.toml": "epsilon 0 of 8 in 0 answers in all (delta 1e-05)",
     "recommend split tastes.tsv --out cut": "cut/train.tsv",
     "recommend baseline popular --train tastes.tsv --out popular.tsv": "popular.tsv",

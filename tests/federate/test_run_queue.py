@@ -75,6 +75,7 @@ def test_a_killed_server_app_is_noticed_and_the_next_run_begins(server: ServerFo
     one, _ = submitted(server), submitted(server)
     queue = Queue(server)
     queue.look()
+    one.out.mkdir()
     note_outcome(one.folder, "running", pid=2**22 + 1)  # No process has this number.
     queue.look()
     assert one.outcome["line"] == (
@@ -107,7 +108,8 @@ def test_what_was_interrupted_with_its_server_goes_on_with_the_next_one_but_not_
     queue = Queue(server)
     queue.look()
     assert queue.sent == []
-    assert run.outcome["line"].startswith("its server ended 3 times while it ran; 0 rounds are whole, `steelyard")
+    assert run.outcome["line"].startswith("its server ended 3 times while it ran; nothing of it was kept, `steelyard")
+    assert run.outcome["line"].endswith(f"submit {server.folder} EXPERIMENT --out {run.out}` begins it anew")
 
 
 def test_a_run_that_waits_is_taken_out_and_one_that_goes_is_stopped_once(server: ServerFolder):

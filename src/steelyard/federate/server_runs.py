@@ -130,7 +130,10 @@ class ServerRun:
         note_outcome(self.folder, "stopped", line)
 
     def advice(self) -> str:
-        """Say how it goes on from its last whole round."""
+        """Say how it goes on from its last whole round; one that had no folder yet begins anew."""
+        if not self.out.exists():
+            again = self.server.command("submit", "EXPERIMENT", "--out", str(self.out))
+            return f"nothing of it was kept, `{again}` begins it anew"
         whole = max(rounds_of(self.out)[0], 0)
         return f"{whole} rounds are whole, `{self.server.command('submit', str(self.out))}` goes on from there"
 
