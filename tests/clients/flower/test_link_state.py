@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64encode
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -108,6 +109,16 @@ def test_a_node_sends_no_more_than_its_message_allows(
     ]
     state.delete_messages({"asked"})
     assert state.store_object(1, "push-3", "f", b"0" * 100)  # A push that is over; Flower itself refuses it.
+
+
+def test_a_server_app_has_time_to_start_on_a_busy_machine(monkeypatch: pytest.MonkeyPatch):
+    base, begun = link_state.InMemoryLinkState, datetime(2026, 11, 17, tzinfo=UTC)
+    record = SimpleNamespace(active_until=begun + timedelta(seconds=30))
+    monkeypatch.setattr(base, "__init__", lambda self, *_: setattr(self, "task_token_store", {4: record}))
+    monkeypatch.setattr(base, "claim_task", lambda self, task: "token" if task == 4 else None)
+    state = NodeMessages(None, None, lambda _: None)
+    assert (state.claim_task(4), state.claim_task(5)) == ("token", None)
+    assert record.active_until == begun + timedelta(seconds=150)
 
 
 @pytest.mark.parametrize("group", ["", "3", "3:", "3:many"])

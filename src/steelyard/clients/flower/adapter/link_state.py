@@ -8,6 +8,7 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ from steelyard.logs import logger
 
 _log = logger(__name__)
 
+_START_SECONDS = 120.0
+"""Seconds that a server app has for its start beyond Flower's 30: on a busy machine it needs them. Flower starts
+another one where they have passed, and soon three that keep each other from starting."""
 _MOST_TRIES = 20
 """How often a node may announce its answer to one message; an honest one does so again where a call was lost."""
 
@@ -92,6 +96,13 @@ class NodeMessages(InMemoryLinkState):
         super().delete_messages(message_ins_ids)
         if any(self._rooms.pop(name, None) for name in message_ins_ids):
             self._answers = {session: name for session, name in self._answers.items() if name in self._rooms}
+
+    def claim_task(self, task_id: int) -> str | None:
+        """Let a server app start, with time enough for it."""
+        token = super().claim_task(task_id)
+        if token is not None:
+            self.task_token_store[task_id].active_until += timedelta(seconds=_START_SECONDS)
+        return token
 
     def _has_tries(self, asked: str) -> bool:
         message = self.message_ins_store.get(asked)
