@@ -30,6 +30,7 @@ from steelyard.cli.options import (
     TableFormat,
     TableFormatOption,
 )
+from steelyard.cli.participation import compare_shares
 from steelyard.cli.printing import print_json, say_changed, say_part, terminal_width
 from steelyard.cli.sweep import resume_sweep, show_sweep
 from steelyard.cli.trust import TrustOption, asking
@@ -123,12 +124,27 @@ def compare(
     out: OutOption = None,
     part: PartOption = None,
     baseline: BaselineOption = None,
+    participation: Annotated[
+        str | None,
+        typer.Option(
+            "--participation",
+            help="Compare at several shares of clients a round, such as 1,0.75,0.1: a run and a column for each.",
+        ),
+    ] = None,
     trust: TrustOption = False,
     report: ReportOption = False,
     full: FullOption = False,
     format: TableFormatOption = "text",
 ) -> None:
     """Run several rules on the same cohorts and first models, and say which one to use."""
+    if participation is not None:
+        if part is not None or report or full or baseline is not None:
+            raise UserError(
+                "--participation: got it with --part, --report, --full or --baseline; allowed: each of its runs has "
+                "these by itself (steelyard table FOLDER)"
+            )
+        compare_shares(experiment, rules or [], changes or [], (seeds, seed), participation, out, trust, format)
+        return
     with watching(not quiet()):
         with doing("starting"):
             from steelyard.experiment.comparing import load_comparison, seeds_of

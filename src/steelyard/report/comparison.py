@@ -33,7 +33,7 @@ from steelyard.report.documents.comparison import (
 )
 from steelyard.report.documents.shared import EstimateJson
 from steelyard.report.flawed import flawed_shares
-from steelyard.report.measures import jain, on_rows, rounds_to_target, worst_devices, worst_tenth
+from steelyard.report.measures import jain, on_rows, rounds_to_target, worst_devices, worst_score, worst_tenth
 from steelyard.report.notices import chain_of, single_client_rounds
 from steelyard.report.recorded_curves import Curve, read_curves
 from steelyard.report.reporting_rows import recommendation_of
@@ -263,6 +263,7 @@ def _devices(rule: str, curves: Sequence[Curve], accurate: bool) -> DeviceRow:
         "rule": rule,
         "final": _over_seeds(curves, lambda curve: float(curve.overall[-1])),
         "best": _over_seeds(curves, lambda curve: float(curve.overall.max())),
+        "worst": _over_seeds(curves, lambda curve: worst_score(curve.scores[-1])),
         "worst_tenth": _over_seeds(curves, lambda curve: worst_tenth(curve.scores[-1])),
         "worst_tenth_on": on_rows([c.scores[-1][w] for c, w in pairs], [c.rows[w] for c, w in pairs])
         if counted

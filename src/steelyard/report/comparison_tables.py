@@ -100,7 +100,7 @@ def _devices(document: Comparison) -> list[Table]:
     if not document["devices"]:
         return []
     percent = percent_of(document)
-    columns = ("final", "best", "worst_tenth", "p10", "p90", "spread")
+    columns = ("final", "best", "worst", "worst_tenth", "p10", "p90", "spread")
     named, tested = algorithm_cells(document), tested_cells(document)
     served = {row["rule"]: row["accuracy"] for row in document["server"] if "accuracy" in row and tested(None)}
     rows = [
@@ -113,7 +113,7 @@ def _devices(document: Comparison) -> list[Table]:
         for row in document["devices"]
     ]
     unit = " (%)" if percent == 100.0 else ""
-    names = ("final", "best round", "worst tenth", "10th perc.", "90th perc.", "std. dev.")
+    names = ("final", "best round", "worst client", "worst tenth", "10th perc.", "90th perc.", "std. dev.")
     headings = ("rule", *named(None), *tested(None), *(f"{name}{unit}" for name in names), "Jain")
     headings += ("server's rows (%)",) if served else ()
     note = f"Final: over all test samples after round {document['rounds']}; the rest over devices."

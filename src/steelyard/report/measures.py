@@ -33,6 +33,11 @@ def worst_tenth(scores: Floats) -> float:
     return float(scores[worst_devices(scores)].mean()) if len(scores) else float("nan")
 
 
+def worst_score(scores: Floats) -> float:
+    """Return the score of the worst device; use it where each client is somebody, such as a hospital."""
+    return float(scores.min()) if len(scores) else float("nan")
+
+
 def worst_devices(scores: Floats) -> NDArray[np.int64]:
     """Return the positions of the worst tenth of the devices, the worst first."""
     return np.argsort(scores, kind="stable")[: math.ceil(0.1 * len(scores) - 1e-9)]

@@ -102,6 +102,7 @@ class DeviceRow(TypedDict):
     rule: str
     final: EstimateJson
     best: EstimateJson
+    worst: EstimateJson
     worst_tenth: EstimateJson
     worst_tenth_on: OnRows | None
     p10: EstimateJson
