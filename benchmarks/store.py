@@ -35,9 +35,10 @@ def write_run(
     import numpy as np
     import torch
 
-    from steelyard.messages import DenseModels, Evaluations, LossState, Updates
+    from steelyard.messages import Evaluations, LossState, Updates
     from steelyard.rounds.state import Federation, RoundRecord, RoundState
     from steelyard.runs.store import Store
+    from steelyard.update_payloads import DenseModels
     from steelyard.weighing.priorities import OrderState
     from steelyard.weighing.rule import Rule, WeighingSettings
 

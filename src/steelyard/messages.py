@@ -9,22 +9,20 @@ that an implementation may train them all together.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from steelyard.algorithms.algorithm import Algorithm, Vectors
+from steelyard.update_payloads import Counts, DenseModels, Floats, Payload
 
 if TYPE_CHECKING:
     # Only for annotations: rules and criteria are looked up and tried on paper without waiting for torch.
     import torch
 
-Floats = NDArray[np.float64]
-Counts = NDArray[np.int64]
 MOST_SAMPLES = 10**12
 """More samples than any device can hold; a larger number is a lie or a mistake."""
 
@@ -65,174 +63,6 @@ class Task:
     """What the clients' learning rate is multiplied by in this round."""
     waited: float = 0.0
     """Seconds on the devices' clock before somebody was there to be asked."""
-
-
-class Payload(Protocol):
-    """The updates of a cohort in a form that can be weighed: dense models, or sparse rows of a shared table."""
-
-    def combine(self, parameters: torch.Tensor, weights: Floats) -> torch.Tensor:
-        """Return the new global parameters for weights[clients], or one row per candidate for [candidates, clients]."""
-        ...
-
-    def divergence(self, parameters: torch.Tensor) -> Floats:
-        """Return ‖Θ − Θ_a‖₂ over all parameters together, one number per client."""
-        ...
-
-    def gram(self, parameters: torch.Tensor) -> Floats:
-        """Return the inner products ⟨Θ_a − Θ, Θ_b − Θ⟩ of all pairs of updates: [clients, clients], symmetric."""
-        ...
-
-    def select(self, keep: Sequence[int]) -> Payload:
-        """Return the payload of some of the clients only, by position; used when an update is refused."""
-        ...
-
-    def finite(self) -> NDArray[np.bool_]:
-        """Return for each client whether all its numbers are finite."""
-        ...
-
-    def content(self) -> Sequence[NDArray[Any]] | None:
-        """Return each client's update as the bytes that its digest is taken of (docs/reference/chain.md).
-
-        None where the server sees no single updates.
-        """
-        ...
-
-
-AT_ONCE = {"cpu": 1 << 20, "cuda": 1 << 26}
-"""Numbers that are looked at in one go: all models at once may need several times their memory."""
-
-
-def spans(size: int, rows: int, device: str = "cpu") -> Iterator[slice]:
-    """Yield the columns of models [clients, parameters] in runs small enough to work on so many rows of them."""
-    block = max(1, AT_ONCE[device] // max(rows, 1))
-    for begin in range(0, size, block):
-        yield slice(begin, min(begin + block, size))
-
-
-class SingleModels(ABC):
-    """Whole local models of a cohort that the server can look at one by one, in memory or elsewhere."""
-
-    @property
-    @abstractmethod
-    def like(self) -> torch.Tensor:
-        """Return an empty tensor [clients, 0] of the models' type, on their device."""
-
-    @abstractmethod
-    def blocks(self) -> Iterator[tuple[slice, torch.Tensor]]:
-        """Yield some parameters of all models at a time: where they lie, and their values [clients, some]."""
-
-    @abstractmethod
-    def combine(self, parameters: torch.Tensor, weights: Floats) -> torch.Tensor:
-        """Return what the weights make of the models; see `Payload`."""
-
-    @abstractmethod
-    def tested(self, test: Callable[[torch.Tensor], ServerTest]) -> ServerTest:
-        """Return the test of every model; `test` takes some of them, [models, parameters]."""
-
-    def along_start(self, parameters: torch.Tensor) -> tuple[float, Floats]:
-        """Return ‖Θ‖² and ⟨Θ, Θ_a − Θ⟩ of every client: with `gram`, all angles between models follow."""
-        found = self.like.double().sum(dim=1)
-        for span, models in self.blocks():
-            start = parameters[span].to(models.device).double()
-            found += (models.double() - start) @ start
-        return float(parameters.double().square().sum()), found.cpu().numpy()
-
-    def along_root(self, parameters: torch.Tensor, trained: torch.Tensor) -> tuple[Floats, float]:
-        """Return ⟨Θ_a − Θ, u_0⟩ of every client and ‖u_0‖, with u_0 = `trained` − Θ what the server learned itself."""
-        root = (trained.to(self.like.device) - parameters.to(self.like.device)).double()
-        found = self.like.double().sum(dim=1)
-        for span, models in self.blocks():
-            found += (models.double() - parameters[span].to(models.device)) @ root[span]
-        return found.cpu().numpy(), float(root.norm())
-
-    def gram(self, parameters: torch.Tensor) -> Floats:
-        """Return the inner products of all pairs of updates; see `Payload`."""
-        total = self.like.double() @ self.like.double().T
-        for span, models in self.blocks():
-            part = models.double() - parameters[span].to(models.device)
-            total += part @ part.T
-        # A product may round ⟨a, b⟩ and ⟨b, a⟩ differently; one of them is kept for both.
-        return (total.tril() + total.tril(-1).T).cpu().numpy()
-
-    def keep_frozen(self, combined: torch.Tensor, parameters: torch.Tensor) -> torch.Tensor:
-        """Put what is not trained back as it was; here all is trained."""
-        return combined
-
-
-@dataclass(frozen=True, eq=False)
-class DenseModels(SingleModels):
-    """Whole local models, stacked: `models[clients, parameters]`. Combining is a matrix product, weights @ models."""
-
-    models: torch.Tensor
-    frozen: tuple[tuple[int, int], ...] = ()
-    """Spans of parameters that are not trained: every model holds the received ones, and so does any combination."""
-    at_hand: ClassVar[bool] = True
-    """Whether `models` lie in this process; otherwise whoever asks for them has them brought here."""
-
-    def combine(self, parameters: torch.Tensor, weights: Floats) -> torch.Tensor:
-        import torch  # Late for speed of start; whoever has models has loaded it already.
-
-        combined = torch.as_tensor(weights, dtype=self.models.dtype, device=self.models.device) @ self.models
-        return self.keep_frozen(combined, parameters)
-
-    def keep_frozen(self, combined: torch.Tensor, parameters: torch.Tensor) -> torch.Tensor:
-        """Put what is not trained back as it was, in place: weights sum to 1 only as far as float32 goes."""
-        for begin, end in self.frozen:
-            combined[..., begin:end] = parameters[begin:end].to(combined.device)
-        return combined
-
-    @property
-    def like(self) -> torch.Tensor:
-        return self.models[:, :0]
-
-    @property
-    def nbytes(self) -> int:
-        """How many bytes the models have."""
-        return self.models.nbytes
-
-    def blocks(self) -> Iterator[tuple[slice, torch.Tensor]]:
-        for span in spans(self.models.shape[1], len(self.models), self.models.device.type):
-            yield span, self.models[:, span]
-
-    def tested(self, test: Callable[[torch.Tensor], ServerTest]) -> ServerTest:
-        return test(self.models)
-
-    def divergence(self, parameters: torch.Tensor) -> Floats:
-        import torch  # Late for speed of start.
-
-        if not len(self.models):
-            return np.zeros(0)
-        reference = parameters.to(self.models.device)
-        # Differences of a few models at a time: they stay in a cache, and no second matrix is ever needed.
-        block = max(1, (1 << (28 if self.models.is_cuda else 20)) // (4 * len(reference)))
-        parts = [
-            torch.linalg.vector_norm(part - reference, dim=1, dtype=torch.float64) for part in self.models.split(block)
-        ]
-        return torch.cat(parts).cpu().numpy()
-
-    def grams_of(self, parameters: torch.Tensor, rows: Counts) -> Floats:
-        """Return the inner products of all pairs of updates over some parameters: rows[k, positions] give [k, n, n]."""
-        import torch  # Late for speed of start.
-
-        positions = torch.from_numpy(rows).to(self.models.device)
-        part = self.models[:, positions].to(torch.float64) - parameters.to(self.models.device, torch.float64)[positions]
-        return torch.einsum("akp,bkp->kab", part, part).cpu().numpy()
-
-    def select(self, keep: Sequence[int]) -> DenseModels:
-        return DenseModels(self.models[list(keep)], self.frozen)
-
-    def finite(self) -> NDArray[np.bool_]:
-        import torch  # Late for speed of start.
-
-        # In float64 a sum of float32 numbers is finite exactly when every term is: not even 1e38s overflow.
-        # By blocks: a sum of another type copies what it sums, which of large models would be twice all of them.
-        total = torch.zeros(len(self.models), dtype=torch.float64, device=self.models.device)
-        for _, part in self.blocks():
-            total += part.sum(dim=1, dtype=torch.float64)
-        return total.isfinite().cpu().numpy()
-
-    def content(self) -> Sequence[NDArray[Any]] | None:
-        return list(self.models.detach().cpu().contiguous().numpy())
 
 
 @dataclass(frozen=True)
@@ -393,34 +223,3 @@ class RowTests:
     losses: Floats
     right: NDArray[np.bool_] | None = None
     """Right or wrong; None for a regression."""
-
-
-@dataclass(frozen=True, eq=False)
-class ServerTest:
-    """How models do on the server's own test set, one row per model."""
-
-    accuracy: Floats
-    f1: Floats
-    """[models, classes]: F1 of each class; shape [models, 0] for regression."""
-    errors: Mapping[str, Floats] = field(default_factory=dict[str, Floats])
-    """Regression errors by name: mape, mae, rmse."""
-    losses: Floats = field(default_factory=lambda: np.zeros(0))
-    """Mean loss of each model; empty where the server does not say."""
-    by_class: Mapping[str, Floats] = field(default_factory=dict[str, Floats])
-    """[models, classes] each: precision, recall, accuracy and jaccard of every class; empty for regression."""
-
-    @classmethod
-    def joined(cls, parts: Sequence[ServerTest], order: Sequence[int] | Counts | slice = slice(None)) -> ServerTest:
-        """Return the tests of several groups of models as one, in another order of the models where one is given."""
-
-        def along(values: Callable[[ServerTest], Floats]) -> Floats:
-            found = np.concatenate([values(part) for part in parts])
-            return found[order] if len(found) else found
-
-        return cls(
-            accuracy=along(lambda part: part.accuracy),
-            f1=along(lambda part: part.f1),
-            errors={name: along(lambda part, name=name: part.errors[name]) for name in parts[0].errors},
-            losses=along(lambda part: part.losses),
-            by_class={name: along(lambda part, name=name: part.by_class[name]) for name in parts[0].by_class},
-        )

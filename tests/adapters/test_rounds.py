@@ -83,7 +83,7 @@ def test_updates_on_the_disk_are_weighed_as_those_in_memory(rule: str, monkeypat
     before = {name: array.copy() for name, array in sent.items()}
     found = [WeighedRounds(rule).combine(sent, replies)]
     monkeypatch.setattr("steelyard.adapters.rounds.MEMORY", 0)
-    monkeypatch.setattr("steelyard.messages.AT_ONCE", {"cpu": 500})
+    monkeypatch.setattr("steelyard.update_payloads.AT_ONCE", {"cpu": 500})
     found.append(WeighedRounds(rule).combine(sent, list(reversed(replies))))
     changes = [replace(r, arrays=changed(r.arrays, sent), is_change=True) for r in replies]
     found.append(WeighedRounds(rule).combine(sent, changes))

@@ -19,8 +19,9 @@ from steelyard.experiment.loading import build
 from steelyard.experiment.running import run
 from steelyard.federate.server_app import federate
 from steelyard.flower import ServerRows, Weighed
-from steelyard.messages import DenseModels, Task
+from steelyard.messages import Task
 from steelyard.runs.reader import History
+from steelyard.update_payloads import DenseModels
 from steelyard.weighing.table import read_words
 
 pytest.importorskip("nvflare")

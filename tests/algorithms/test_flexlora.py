@@ -17,10 +17,10 @@ from steelyard.data.dataset import Dataset
 from steelyard.errors import UserError
 from steelyard.experiment.running import run
 from steelyard.learning.parameters import Layout
-from steelyard.messages import DenseModels
 from steelyard.report.summary import summarise
 from steelyard.runs.kept_updates import read_round
 from steelyard.runs.reader import History
+from steelyard.update_payloads import DenseModels
 
 
 class Adapted(nn.Module):

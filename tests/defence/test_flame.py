@@ -9,7 +9,7 @@ import torch
 from steelyard.defence.flame import flame, largest_group
 from steelyard.defence.robust import RobustRule
 from steelyard.defence.settings import DefenceSettings
-from steelyard.messages import DenseModels
+from steelyard.update_payloads import DenseModels
 
 
 def at(*degrees: float) -> np.ndarray:

@@ -14,7 +14,7 @@ from tests.defence.byzfl_rules import aggregators
 from steelyard.defence.robust import RobustRule
 from steelyard.defence.rules import radius_of
 from steelyard.defence.settings import DEFENCES, DefenceSettings
-from steelyard.messages import DenseModels
+from steelyard.update_payloads import DenseModels
 
 SIZE = 13
 
@@ -210,7 +210,7 @@ def test_a_free_rider_does_not_catch_the_geometric_median() -> None:
 def test_blocks_of_parameters_give_the_same_as_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     origin, models = cohort(5)
     whole = {name: combined(origin, models, equal(5), rule=name) for name in ("median", "trimmed-mean")}
-    monkeypatch.setattr("steelyard.messages.AT_ONCE", {"cpu": 11, "cuda": 11})
+    monkeypatch.setattr("steelyard.update_payloads.AT_ONCE", {"cpu": 11, "cuda": 11})
     for name, found in whole.items():
         assert combined(origin, models, equal(5), rule=name).tolist() == found.tolist()
 
@@ -276,7 +276,7 @@ def test_fltrust_after_mixing_and_from_a_model_that_is_not_0(monkeypatch: pytest
         trust = np.maximum(mixed @ root.numpy() / (sizes * length), 0)
         return trust @ (mixed * (length / sizes)[:, None]) / trust.sum()
 
-    monkeypatch.setattr("steelyard.messages.AT_ONCE", {"cpu": 6, "cuda": 6})  # two parameters at a time
+    monkeypatch.setattr("steelyard.update_payloads.AT_ONCE", {"cpu": 6, "cuda": 6})  # two parameters at a time
     averaged = np.array([[2.0, 0.0, 1.0], [2.0, 0.0, 1.0], [-19.5, 0.0, 1.0]])
     for mix, sent in ((False, updates.numpy()), (True, averaged)):
         rule = RobustRule(

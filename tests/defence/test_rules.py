@@ -11,7 +11,7 @@ import torch
 from steelyard.defence import rules
 from steelyard.defence.geometry import distances, distances_to, hostile_count, lengths, shares
 from steelyard.defence.rules import radius_of
-from steelyard.messages import spans
+from steelyard.update_payloads import spans
 
 LENGTHS = np.array([1.0, 4.0, 100.0])
 
@@ -186,7 +186,7 @@ def test_shares_of_nothing_are_equal() -> None:
 def test_parameters_are_looked_at_in_blocks_that_fit(
     monkeypatch: pytest.MonkeyPatch, at_once: int, rows: int, widths: list[int]
 ) -> None:
-    monkeypatch.setattr("steelyard.messages.AT_ONCE", {"cpu": at_once, "cuda": 1})
+    monkeypatch.setattr("steelyard.update_payloads.AT_ONCE", {"cpu": at_once, "cuda": 1})
     found = list(spans(10, rows))
     assert [span.stop - span.start for span in found] == widths
     assert (found[0].start, found[-1].stop) == (0, 10)

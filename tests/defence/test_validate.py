@@ -10,7 +10,8 @@ import torch
 
 from steelyard.algorithms.scaffold import Scaffold
 from steelyard.defence.validate import NOT_FINITE, admit
-from steelyard.messages import DenseModels, Failure, Task, Updates
+from steelyard.messages import Failure, Task, Updates
+from steelyard.update_payloads import DenseModels
 from steelyard.weighing import criteria
 
 CRITERIA = [criteria.get(name) for name in ("DS", "CB", "MD")]

@@ -13,7 +13,8 @@ import torch
 from steelyard.clients.node import NodeConfig
 from steelyard.experiment.enough_rows import EnoughRows
 from steelyard.experiment.node_rules import agreed
-from steelyard.messages import DenseModels, Evaluations, LossState, Question, Task, Updates
+from steelyard.messages import Evaluations, LossState, Question, Task, Updates
+from steelyard.update_payloads import DenseModels
 
 
 class Recorded:

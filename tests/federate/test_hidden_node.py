@@ -13,11 +13,12 @@ from steelyard.clients.flower import tasks, wire
 from steelyard.clients.flower.forms import LossForm, Refused, TaskForm
 from steelyard.clients.flower.hidden_forms import AnswerForm, HideForm, KeysForm, OpenForm, ShareForm
 from steelyard.federate.hidden_node import HiddenRound, read_hide, read_share
-from steelyard.messages import DenseModels, Task, Updates
+from steelyard.messages import Task, Updates
 from steelyard.privacy.aggregation_settings import AggregationSettings
 from steelyard.privacy.fixed_point import FixedPoint
 from steelyard.privacy.masks import stream
 from steelyard.privacy.secure_client import SecureClient, self_key
+from steelyard.update_payloads import DenseModels
 
 NAMES = ("a", "b", "c", "d")
 START = torch.tensor([1.0, -2.0, 0.5])

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from steelyard.messages import DenseModels
 from steelyard.privacy.central import bounded_sum, clip_factors, lengths_of, noisy_sum
 from steelyard.privacy.local import noised, noisy_models
 from steelyard.privacy.source import SeededSource, SystemSource, normals
+from steelyard.update_payloads import DenseModels
 
 NUMBERS = st.floats(-1e6, 1e6, width=32)
 
@@ -134,7 +134,7 @@ def test_lengths_and_sums_do_not_depend_on_how_many_parameters_are_looked_at_at_
     assert whole[1].dtype == torch.float64
     assert noisy_sum(models, start, np.array([0.5, 0.25]), 1.0, 0.1, SeededSource(1)).dtype == torch.float32
     for at_once in (1, 4, 6):  # one, two and three parameters of the two models
-        monkeypatch.setattr("steelyard.messages.AT_ONCE", {"cpu": at_once, "cuda": 1})
+        monkeypatch.setattr("steelyard.update_payloads.AT_ONCE", {"cpu": at_once, "cuda": 1})
         assert np.array_equal(lengths_of(models, start), whole[0])
         assert torch.equal(bounded_sum(models, start, np.array([0.5, 0.25]), 0.125), whole[1])
 

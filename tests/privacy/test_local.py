@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from steelyard.errors import UserError
-from steelyard.messages import DenseModels, Task, Updates
+from steelyard.messages import Task, Updates
 from steelyard.privacy.accounting import Release, spent
 from steelyard.privacy.local import (
     DeviceNoise,
@@ -24,6 +24,7 @@ from steelyard.privacy.local import (
 )
 from steelyard.privacy.settings import OWNERS_DELTA, PrivacySettings
 from steelyard.privacy.source import SeededSource
+from steelyard.update_payloads import DenseModels
 
 DELTA = 1e-6
 

@@ -11,10 +11,11 @@ from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.loading import RUN_FILE, to_toml
 from steelyard.experiment.parts import federations_of
 from steelyard.experiment.run_notes import versions
-from steelyard.messages import DenseModels, Evaluations, Failure, LossState, Updates
+from steelyard.messages import Evaluations, Failure, LossState, Updates
 from steelyard.rounds.state import Federation, RoundRecord, RoundState
 from steelyard.runs.store import Store
 from steelyard.settings import validated
+from steelyard.update_payloads import DenseModels
 from steelyard.weighing.priorities import OrderState
 
 RULES = ("VP>DS", "fedavg", "online(DS>LD)")

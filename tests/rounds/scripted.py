@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from steelyard.messages import DenseModels, Evaluations, Failure, LossState, Question, ServerTest, Task, Updates
+from steelyard.messages import Evaluations, Failure, LossState, Question, Task, Updates
 from steelyard.rounds.state import Federation, RoundRecord, RoundState
+from steelyard.update_payloads import DenseModels, ServerTest
 from steelyard.weighing.priorities import OrderState
 from steelyard.weighing.rule import Rule, WeighingSettings
 

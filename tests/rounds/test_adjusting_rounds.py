@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from steelyard.messages import DenseModels, Evaluations, Question, ServerTest, Task, Updates
+from steelyard.messages import Evaluations, Question, Task, Updates
 from steelyard.rounds.loop import run_rounds
 from steelyard.rounds.state import Federation, Plan, RoundRecord, RoundState
+from steelyard.update_payloads import DenseModels, ServerTest
 from steelyard.weighing.adafed import ClassLoss
 from steelyard.weighing.adjusting import AdjustSettings, strategy_of
 from steelyard.weighing.rule import Rule, WeighingSettings, show_priority

@@ -20,13 +20,13 @@ from steelyard.experiment.description import Description
 from steelyard.experiment.loading import build
 from steelyard.experiment.parts import Parts, assembled, federations_of
 from steelyard.experiment.running import resume, run
-from steelyard.messages import DenseModels, ServerTest
 from steelyard.report.hostile import outcome
 from steelyard.rounds import colluding
 from steelyard.rounds.colluding import with_colluders
 from steelyard.rounds.drafting import weigh_soundly
 from steelyard.rounds.loop import make_task
 from steelyard.sweeps.attacking import under_attack
+from steelyard.update_payloads import DenseModels, ServerTest
 
 SMALL: dict[str, Any] = {
     "data": {"source": "digits"},

@@ -14,7 +14,7 @@ from tests.rounds.scripted import NAMES, Clients, Recorder, Server, federation, 
 from steelyard.algorithms.algorithm import Algorithm, ServerStep
 from steelyard.algorithms.fedavgm import FedAvgM
 from steelyard.errors import UserError
-from steelyard.messages import DenseModels, Failure, Task, Updates
+from steelyard.messages import Failure, Task, Updates
 from steelyard.privacy.aggregation_settings import AggregationSettings
 from steelyard.privacy.hidden import HiddenUpdates, Summed
 from steelyard.privacy.settings import PrivacySettings
@@ -25,6 +25,7 @@ from steelyard.rounds.loop import run_rounds
 from steelyard.rounds.private import PrivateRounds
 from steelyard.rounds.soundness import Exploded
 from steelyard.rounds.state import Plan
+from steelyard.update_payloads import DenseModels
 from steelyard.weighing.priorities import OrderState
 from steelyard.weighing.weights import Weighing
 

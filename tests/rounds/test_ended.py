@@ -14,7 +14,7 @@ from tests.conftest import CommandLine
 from steelyard.clients.local import Simulation
 from steelyard.experiment.loading import build
 from steelyard.experiment.running import resume, run
-from steelyard.messages import DenseModels, Task, Updates
+from steelyard.messages import Task, Updates
 from steelyard.privacy.accounting import Release, spent
 from steelyard.report.answer import write_comparison
 from steelyard.report.comparison import compare_run
@@ -25,6 +25,7 @@ from steelyard.rounds.drafting import TooFewClients
 from steelyard.rounds.soundness import Exploded
 from steelyard.runs.glance import glance
 from steelyard.runs.reader import History
+from steelyard.update_payloads import DenseModels
 
 ROUNDS = 4
 SMALL: dict[str, Any] = {

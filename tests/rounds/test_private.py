@@ -12,7 +12,7 @@ from tests.rounds.scripted import Clients, Recorder, Server, federation, state
 
 from steelyard.algorithms.algorithm import Algorithm, ServerStep
 from steelyard.errors import UserError
-from steelyard.messages import DenseModels, Task, Updates
+from steelyard.messages import Task, Updates
 from steelyard.privacy.accounting import Release, spent
 from steelyard.privacy.ledger import Charge
 from steelyard.privacy.settings import PrivacySettings
@@ -23,6 +23,7 @@ from steelyard.rounds.private import PrivateRounds, nobody
 from steelyard.rounds.progress import SPENT
 from steelyard.rounds.soundness import Exploded
 from steelyard.rounds.state import Federation, Plan
+from steelyard.update_payloads import DenseModels
 
 NAMES = tuple(f"c{number:02d}" for number in range(20))
 DELTA = 1e-5

@@ -16,11 +16,12 @@ from tests.stopping import stopped_and_resumed
 
 from steelyard import Experiment, UserError, randomness
 from steelyard.experiment.running import run
-from steelyard.messages import DenseModels, Failure, Updates
+from steelyard.messages import Failure, Updates
 from steelyard.rounds.selecting import SelectSettings
 from steelyard.rounds.state import Plan
 from steelyard.runs.reader import History
 from steelyard.settings import validated
+from steelyard.update_payloads import DenseModels
 
 NAMES = [f"c{number:02}" for number in range(20)]
 

@@ -13,10 +13,11 @@ import torch
 from steelyard.clients.local import Simulation
 from steelyard.experiment.loading import build
 from steelyard.experiment.running import run
-from steelyard.messages import DenseModels, Failure, Task, Updates
+from steelyard.messages import Failure, Task, Updates
 from steelyard.rounds.soundness import Exploded, is_sound, without_culprit
 from steelyard.runs.reader import History
 from steelyard.runs.store import Store
+from steelyard.update_payloads import DenseModels
 
 SMALL: dict[str, Any] = {
     "name": "small",

@@ -14,17 +14,7 @@ from tests.rounds.scripted import NAMES, Clients, Recorder, Reporting, Server, f
 from steelyard import randomness
 from steelyard.activity import current
 from steelyard.algorithms.algorithm import Algorithm, ServerStep
-from steelyard.messages import (
-    Counts,
-    DenseModels,
-    Evaluations,
-    LossState,
-    Question,
-    RowTests,
-    ServerTest,
-    Task,
-    Updates,
-)
+from steelyard.messages import Counts, Evaluations, LossState, Question, RowTests, Task, Updates
 from steelyard.privacy.settings import PrivacySettings
 from steelyard.privacy.source import SeededSource
 from steelyard.rounds.contributions import ContributionSettings
@@ -35,6 +25,7 @@ from steelyard.rounds.selecting import SELECT, SelectSettings
 from steelyard.rounds.server_rows import server_slopes, train_alone
 from steelyard.rounds.soundness import Exploded
 from steelyard.rounds.state import CLOCK, Plan
+from steelyard.update_payloads import DenseModels, ServerTest
 from steelyard.weighing.adjusting import AdjustSettings, strategy_of
 from steelyard.weighing.priorities import OrderState
 from steelyard.weighing.weights import Weighing

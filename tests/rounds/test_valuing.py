@@ -233,7 +233,8 @@ def test_more_than_twelve_are_drawn_with_an_error_that_holds_the_truth() -> None
 
     class Many(Clients):
         def _trained(self, task):  # type: ignore[no-untyped-def]
-            from steelyard.messages import DenseModels, Updates
+            from steelyard.messages import Updates
+            from steelyard.update_payloads import DenseModels
 
             count = len(task.clients)
             models = torch.eye(14)[:count]

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from steelyard.messages import DenseModels, Evaluations, Failure, LossState, Updates
+from steelyard.messages import Evaluations, Failure, LossState, Updates
 from steelyard.rounds.contributions import RoundValues
 from steelyard.rounds.state import Federation, RoundRecord, RoundState
+from steelyard.update_payloads import DenseModels
 from steelyard.weighing.priorities import OrderState
 from steelyard.weighing.rule import Rule, WeighingSettings
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from tests.runs.contents import chain_again, query
 from tests.runs.records import evaluations, federation, record, state, updates, values
 
-from steelyard.messages import DenseModels, Failure
+from steelyard.messages import Failure
 from steelyard.privacy.accounting import Release
 from steelyard.privacy.ledger import Charge, Ledger
 from steelyard.privacy.ledger_marks import FILE
@@ -30,6 +30,7 @@ from steelyard.runs.chain_check import Checked, check
 from steelyard.runs.reader import History
 from steelyard.runs.store import Store
 from steelyard.signing import field
+from steelyard.update_payloads import DenseModels
 
 NAMES = ("DS>LD", "other")
 

@@ -13,9 +13,10 @@ from safetensors.torch import save_file
 from tests.runs.records import record, state, updates
 
 from steelyard.errors import UserError
-from steelyard.messages import DenseModels, Updates
+from steelyard.messages import Updates
 from steelyard.runs.kept_updates import keep_round, kept_rounds, path_of_round, read_round
 from steelyard.runs.tensor_files import metadata_of, read_content, read_tensors
+from steelyard.update_payloads import DenseModels
 
 MODELS = torch.tensor([[1.0, 1 / 3], [-2.0, 1e-30]])
 WHOLE: dict[str, Any] = {

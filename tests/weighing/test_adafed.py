@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from steelyard.errors import UserError
-from steelyard.messages import LossState, ServerTest
+from steelyard.messages import LossState
+from steelyard.update_payloads import ServerTest
 from steelyard.weighing import criteria as registry
 from steelyard.weighing.adafed import BarronLoss, ClassLoss, LossSettings, barron_shape, class_weights, loss_rule
 from steelyard.weighing.criteria import CohortView

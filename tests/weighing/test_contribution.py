@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from steelyard.messages import Floats, ServerTest
+from steelyard.update_payloads import Floats, ServerTest
 from steelyard.weighing import criteria as registry
 from steelyard.weighing.contribution import agreement, gain
 from steelyard.weighing.view import CohortView

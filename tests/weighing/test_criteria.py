@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from steelyard.errors import UserError
-from steelyard.messages import DenseModels, ServerTest
+from steelyard.update_payloads import DenseModels, ServerTest
 from steelyard.usercode import NotAllowed, load_entry_points, only
 from steelyard.weighing import built_in, criteria
 from steelyard.weighing.criteria import (

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from steelyard.messages import LossState, ServerTest
+from steelyard.messages import LossState
+from steelyard.update_payloads import ServerTest
 from steelyard.weighing.adafed import BarronLoss, ClassLoss, LossSettings, loss_rule
 from steelyard.weighing.losses import FixedLoss
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from steelyard.errors import UserError
-from steelyard.messages import DenseModels, ServerTest
+from steelyard.update_payloads import DenseModels, ServerTest
 from steelyard.weighing import criteria as registry
 from steelyard.weighing.root_direction import root_direction
 from steelyard.weighing.rule import Rule, WeighingSettings

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steelyard.messages import Floats, ServerTest
 from steelyard.randomness import generator
+from steelyard.update_payloads import Floats, ServerTest
 from steelyard.weighing.contribution import coalition_weights, contributions, shapley_value
 from steelyard.weighing.shapley import Coalitions, Values, shapley_values
 from steelyard.weighing.view import CohortView

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from steelyard.messages import ServerTest
+from steelyard.update_payloads import ServerTest
 from steelyard.weighing.track_record import LIMIT, MEMORY, SLACK, after, cosines_with_others, track_record
 from steelyard.weighing.view import CohortView
 

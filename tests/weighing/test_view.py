@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steelyard.errors import UserError
-from steelyard.messages import DenseModels, ServerTest, Updates
+from steelyard.messages import Updates
+from steelyard.update_payloads import DenseModels, ServerTest
 from steelyard.weighing.criteria import CohortView, Criterion, get, server_criterion
 from steelyard.weighing.needs import Needs
 

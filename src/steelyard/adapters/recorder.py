@@ -27,13 +27,14 @@ from steelyard.experiment.description import READING
 from steelyard.experiment.loading import RUN_FILE, read_experiment
 from steelyard.experiment.recorded import RecordedDescription
 from steelyard.experiment.run_notes import versions, why
-from steelyard.messages import MOST_SAMPLES, DenseModels, Evaluations, Failure, Updates
+from steelyard.messages import MOST_SAMPLES, Evaluations, Failure, Updates
 from steelyard.rounds.state import Federation, RoundRecord, RoundState
 from steelyard.runs.process import this_process
 from steelyard.runs.reader import History
 from steelyard.runs.setup import set_up
 from steelyard.runs.store import Store, exists
 from steelyard.settings import validated
+from steelyard.update_payloads import DenseModels
 from steelyard.weighing.priorities import OrderState
 from steelyard.weighing.rule import Rule, label
 from steelyard.weighing.trust import trusted, warnings

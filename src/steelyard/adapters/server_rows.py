@@ -10,7 +10,7 @@ import torch
 from steelyard.adapters.arrays import Arrays, Layout
 from steelyard.errors import UserError, expect
 from steelyard.learning import evaluation
-from steelyard.messages import ServerTest
+from steelyard.update_payloads import ServerTest
 
 
 class NoRows:

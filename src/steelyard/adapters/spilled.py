@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from steelyard.errors import UserError
-from steelyard.messages import Floats, ServerTest, SingleModels, spans
+from steelyard.update_payloads import Floats, ServerTest, SingleModels, spans
 
 
 @dataclass(eq=False)

@@ -6,8 +6,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from steelyard.algorithms.algorithm import Algorithm
-from steelyard.messages import Counts, Evaluations, Question, RowTests, ServerTest, Task, Updates
+from steelyard.messages import Counts, Evaluations, Question, RowTests, Task, Updates
 from steelyard.statements import SealedRound
+from steelyard.update_payloads import ServerTest
 
 if TYPE_CHECKING:
     # Only for annotations: the process of a node that speaks to the server does without torch.

@@ -20,7 +20,7 @@ from steelyard.contributions.document import rule_of
 from steelyard.errors import UserError
 from steelyard.experiment.loading import read_experiment
 from steelyard.experiment.parts import Parts, as_begun
-from steelyard.messages import DenseModels, Task, Updates
+from steelyard.messages import Task, Updates
 from steelyard.rounds.contributions import ContributionSettings, RoundValues
 from steelyard.rounds.loop import Progress, run_rounds
 from steelyard.rounds.state import Federation, Plan, RoundRecord, RoundState
@@ -30,6 +30,7 @@ from steelyard.runs.reader import History
 from steelyard.runs.schema import reading
 from steelyard.runs.valued import add_values
 from steelyard.signing import model_digest
+from steelyard.update_payloads import DenseModels
 
 if TYPE_CHECKING:
     from steelyard.data.dataset import DatasetOrSeeded

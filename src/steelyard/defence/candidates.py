@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from steelyard.defence.geometry import lengths
-from steelyard.messages import Counts, DenseModels, Floats
+from steelyard.update_payloads import Counts, DenseModels, Floats
 
 Family = Literal["all", "alie", "ipm", "drift"]
 FAMILIES: tuple[str, ...] = get_args(Family)

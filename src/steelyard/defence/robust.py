@@ -19,8 +19,8 @@ from steelyard.defence.flame import flame
 from steelyard.defence.geometry import lengths as lengths_of
 from steelyard.defence.settings import BY_COORDINATE, DefenceSettings
 from steelyard.defence.spectral import spectral
-from steelyard.messages import Floats, SingleModels
 from steelyard.randomness import generator
+from steelyard.update_payloads import Floats, SingleModels
 
 _FIXED = partial(generator, 0, 0)
 """The chance of a rule that stands outside any run."""

@@ -29,8 +29,8 @@ from steelyard.experiment.node_rows import own_partition, own_seed, refuse_few, 
 from steelyard.learning.models import build
 from steelyard.learning.parameters import Layout
 from steelyard.learning.settings import ModelSettings, TrainingSettings
-from steelyard.messages import Counts, ServerTest
 from steelyard.privacy.local import DeviceNoise
+from steelyard.update_payloads import Counts, ServerTest
 from steelyard.weighing.criteria import Criterion
 
 ValueT = TypeVar("ValueT")

@@ -31,7 +31,7 @@ from steelyard.clients.flower.hidden_forms import (
 )
 from steelyard.clients.flower.payloads import only_keys
 from steelyard.errors import first_names
-from steelyard.messages import DenseModels, Failure, Task, Updates
+from steelyard.messages import Failure, Task, Updates
 from steelyard.privacy.aggregation_settings import FEWEST, AggregationSettings
 from steelyard.privacy.fixed_point import FixedPoint, Words
 from steelyard.privacy.hidden import beyond
@@ -45,6 +45,7 @@ from steelyard.privacy.secure_client import (
     round_context,
 )
 from steelyard.privacy.sharing import SHARE_BYTES
+from steelyard.update_payloads import DenseModels
 
 ResultT = TypeVar("ResultT")
 

@@ -13,7 +13,7 @@ import torch
 
 from steelyard.data.fingerprint import digest
 from steelyard.errors import UserError
-from steelyard.messages import Evaluations, Failure, Payload, Question, Task, Updates
+from steelyard.messages import Evaluations, Failure, Question, Task, Updates
 from steelyard.randomness import generator
 from steelyard.recommend.communication import Traffic, row_bytes
 from steelyard.recommend.engines import Engine, choose_engine
@@ -27,6 +27,7 @@ from steelyard.recommend.sampling import Histories, MaskKind, Triples, round_key
 from steelyard.recommend.sequential import TableChange
 from steelyard.recommend.sparse import Floats32
 from steelyard.recommend.users import Users
+from steelyard.update_payloads import Payload
 from steelyard.weighing.criteria import Criterion, LocalData
 
 _TRIPLES_AT_ONCE = 4_000_000

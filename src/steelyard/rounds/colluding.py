@@ -21,10 +21,11 @@ from steelyard.clients.protocol import Clients, ColludingClients, FittingServer,
 from steelyard.defence.candidates import Candidates, Directions, around, candidates
 from steelyard.errors import UserError
 from steelyard.logs import logger
-from steelyard.messages import Counts, DenseModels, Floats, ServerTest, Task, Updates
+from steelyard.messages import Counts, Floats, Task, Updates
 from steelyard.rounds.drafting import weigh_soundly
 from steelyard.rounds.server_rows import fit_to_server
 from steelyard.rounds.state import Federation, Plan, RoundState
+from steelyard.update_payloads import DenseModels, ServerTest
 from steelyard.weighing.view import MOST_TESTED
 
 _log = logger(__name__)

@@ -12,11 +12,12 @@ import torch
 from steelyard.algorithms.algorithm import Algorithm, ServerStep, Vectors
 from steelyard.defence.robust import RobustRule
 from steelyard.errors import UserError
-from steelyard.messages import DenseModels, Floats, SingleModels, Task, Updates
+from steelyard.messages import Floats, Task, Updates
 from steelyard.privacy.hidden import BeyondBound, HiddenUpdates
 from steelyard.randomness import generator
 from steelyard.rounds.soundness import Exploded
 from steelyard.rounds.state import Federation
+from steelyard.update_payloads import DenseModels, SingleModels
 from steelyard.weighing.view import CohortView
 from steelyard.weighing.weights import Weighing
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from steelyard.activity import doing
 from steelyard.clients.protocol import Clients, ReportingServer, Server
-from steelyard.messages import Question, ServerTest, Task, Updates
+from steelyard.messages import Question, Task, Updates
 from steelyard.privacy.local import without_losses
 from steelyard.rounds.colluding import with_colluders
 from steelyard.rounds.contributions import RoundValues
@@ -26,6 +26,7 @@ from steelyard.rounds.soundness import Exploded
 from steelyard.rounds.state import CLOCK, Draft, Federation, Plan, Recorder, RoundRecord, RoundState, first_like
 from steelyard.rounds.testing import check_tested, evaluate
 from steelyard.rounds.valuing import value_round
+from steelyard.update_payloads import ServerTest
 from steelyard.weighing.view import Memory
 
 Progress = Callable[[int, Mapping[str, float | None]], None]

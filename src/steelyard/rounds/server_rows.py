@@ -10,9 +10,10 @@ import torch
 
 from steelyard.clients.protocol import FittingServer, Server
 from steelyard.errors import UserError
-from steelyard.messages import DenseModels, Floats, Updates
+from steelyard.messages import Floats, Updates
 from steelyard.rounds.soundness import Exploded, is_sound
 from steelyard.rounds.state import Draft, Federation, RoundState
+from steelyard.update_payloads import DenseModels
 from steelyard.weighing.fitted import FitSettings, fit_weights
 
 

@@ -19,9 +19,10 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from steelyard import files
 from steelyard.errors import UserError
-from steelyard.messages import DenseModels, Failure, Updates
+from steelyard.messages import Failure, Updates
 from steelyard.rounds.state import RoundRecord, RoundState
 from steelyard.runs.tensor_files import NAMED, metadata_of, read_content, read_tensors, write_tensors
+from steelyard.update_payloads import DenseModels
 
 FOLDER = files.UPDATES
 """Folder of a run in which its updates lie."""

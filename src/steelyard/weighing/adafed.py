@@ -23,8 +23,9 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from steelyard.errors import UserError, listed
-from steelyard.messages import Floats, LossState, ServerTest
+from steelyard.messages import Floats, LossState
 from steelyard.settings import Section
+from steelyard.update_payloads import ServerTest
 from steelyard.weighing.criteria import CohortView, server_criterion
 from steelyard.weighing.losses import FixedLoss, LossRule
 

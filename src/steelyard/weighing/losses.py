@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from steelyard.messages import LossState, ServerTest
+from steelyard.messages import LossState
+from steelyard.update_payloads import ServerTest
 
 PLAIN_LOSS = LossState()
 

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steelyard.errors import UserError
-from steelyard.messages import Counts, Floats, Payload, ServerTest, SingleModels, Updates
+from steelyard.messages import Counts, Floats, Updates
+from steelyard.update_payloads import Payload, ServerTest, SingleModels
 
 if TYPE_CHECKING:
     import torch  # only for annotations: criteria are listed without waiting for torch

@@ -13,7 +13,8 @@ from steelyard.clients.flower import questions, tasks, wire
 from steelyard.clients.flower.adapter.messages import enter_run
 from steelyard.clients.flower.forms import EVALUATE, INTRODUCE, TRAIN, IntroductionForm
 from steelyard.clients.flower.grid import FlowerClients
-from steelyard.messages import DenseModels, Evaluations, Failure, Question, Task, Updates
+from steelyard.messages import Evaluations, Failure, Question, Task, Updates
+from steelyard.update_payloads import DenseModels
 
 # A message can only be made inside a run; these are this run's papers.
 enter_run(1, 1)

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from steelyard.algorithms.scaffold import CHANGE, Scaffold
 from steelyard.clients.flower.forms import Refused
 from steelyard.clients.flower.payloads import CohortRows
-from steelyard.messages import DenseModels, Task, Updates
+from steelyard.messages import Task, Updates
+from steelyard.update_payloads import DenseModels
 
 
 def part(clients: list[str]) -> Updates:

@@ -16,7 +16,8 @@ from steelyard.clients.flower import checks, tasks
 from steelyard.clients.flower.forms import TRAIN
 from steelyard.clients.flower.grid import FlowerClients
 from steelyard.clients.flower.settings import FederateSettings
-from steelyard.messages import MOST_SAMPLES, DenseModels, Evaluations, Question, Task, Updates
+from steelyard.messages import MOST_SAMPLES, Evaluations, Question, Task, Updates
+from steelyard.update_payloads import DenseModels
 
 JUDGES: dict[str, Any] = {"DS": lambda value: None, "FT": lambda value: None}
 

@@ -10,7 +10,8 @@ from tests.clients.flower.flower_fakes import FakeGrid, honest
 
 from steelyard.clients.flower.grid import FlowerClients
 from steelyard.clients.flower.settings import FederateSettings
-from steelyard.messages import DenseModels, Evaluations, Question, Task, Updates
+from steelyard.messages import Evaluations, Question, Task, Updates
+from steelyard.update_payloads import DenseModels
 
 
 def numbers(clients: tuple[str, ...]) -> torch.Tensor:

@@ -18,7 +18,8 @@ from tests.clients.flower.flower_fakes import evaluate, task, train
 from steelyard.clients.flower import questions, tasks
 from steelyard.clients.flower.arrays import pack, unpack
 from steelyard.clients.flower.forms import Refused
-from steelyard.messages import DenseModels, Failure, LossState, Question, Task, Updates
+from steelyard.messages import Failure, LossState, Question, Task, Updates
+from steelyard.update_payloads import DenseModels
 
 CRITERIA = {"DS": lambda value: None if math.isfinite(value) and 0 <= value <= 1000 else f"criterion DS = {value}"}
 TASK = task("c1", "c2")

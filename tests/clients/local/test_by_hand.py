@@ -14,7 +14,8 @@ from steelyard.algorithms.settings import AlgorithmSettings
 from steelyard.clients.local import ComputeSettings, Simulation, SimulationServer
 from steelyard.data.dataset import Behaviour, ClientRows, Dataset, Population
 from steelyard.learning.settings import ModelSettings, TrainingSettings
-from steelyard.messages import DenseModels, Question, Task
+from steelyard.messages import Question, Task
+from steelyard.update_payloads import DenseModels
 
 SIZES = {"a": 3, "b": 11, "c": 7}
 MLP = ModelSettings(name="mlp", hidden=(5,))

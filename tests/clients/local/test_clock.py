@@ -17,12 +17,13 @@ from steelyard.algorithms.settings import AlgorithmSettings
 from steelyard.clients.local import ClockedClients, ClockSettings, ComputeSettings, Simulation
 from steelyard.experiment.running import run
 from steelyard.learning.settings import ModelSettings, TrainingSettings
-from steelyard.messages import DenseModels, Task
+from steelyard.messages import Task
 from steelyard.report.comparison import compare_run
 from steelyard.report.figures import draw
 from steelyard.report.view import RunView
 from steelyard.runs.reader import History
 from steelyard.settings import validated
+from steelyard.update_payloads import DenseModels
 
 SIZES = {"a": 4, "b": 6, "c": 10}
 FACTS = {

@@ -13,7 +13,7 @@ from steelyard.clients.local.hidden_simulation import HiddenSimulation, Weighted
 from steelyard.errors import UserError
 from steelyard.experiment.loading import build
 from steelyard.experiment.running import resume, run
-from steelyard.messages import DenseModels, Task
+from steelyard.messages import Task
 from steelyard.privacy.aggregation_settings import AggregationSettings
 from steelyard.privacy.fixed_point import FixedPoint, Grid
 from steelyard.privacy.hidden import BeyondBound, HiddenUpdates, beyond
@@ -22,6 +22,7 @@ from steelyard.privacy.secure_server import Unopened
 from steelyard.rounds.soundness import Exploded
 from steelyard.runs.reader import History
 from steelyard.runs.store import Store
+from steelyard.update_payloads import DenseModels
 
 SMALL: dict[str, Any] = {
     "name": "hidden",

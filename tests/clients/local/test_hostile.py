@@ -67,6 +67,6 @@ def test_a_cohort_of_hostile_clients_alone() -> None:
 
 def test_blocks_give_the_same_as_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = {kind: sent(Behaviour(attack=kind, strength=1.0))[1] for kind in ("alie", "ipm", "min-max")}
-    monkeypatch.setattr("steelyard.messages.AT_ONCE", {"cpu": 37, "cuda": 37})
+    monkeypatch.setattr("steelyard.update_payloads.AT_ONCE", {"cpu": 37, "cuda": 37})
     for kind, found in whole.items():
         np.testing.assert_allclose(sent(Behaviour(attack=kind, strength=1.0))[1], found, atol=1e-5)

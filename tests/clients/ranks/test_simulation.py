@@ -25,7 +25,8 @@ from steelyard.data.dataset import Behaviour
 from steelyard.defence.robust import RobustRule
 from steelyard.defence.settings import DefenceSettings
 from steelyard.errors import UserError
-from steelyard.messages import DenseModels, Question, Task, Updates
+from steelyard.messages import Question, Task, Updates
+from steelyard.update_payloads import DenseModels
 from steelyard.weighing.criteria import get
 
 

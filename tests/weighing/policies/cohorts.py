@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from steelyard.messages import DenseModels, Floats, ServerTest, Updates
+from steelyard.messages import Floats, Updates
+from steelyard.update_payloads import DenseModels, ServerTest
 from steelyard.weighing import criteria as registry
 from steelyard.weighing.policies.policy import Policy
 from steelyard.weighing.view import CohortView, Memory

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from steelyard.clients.flower import arrays as packing
 from steelyard.clients.flower.forms import FailureForm, Refused
 from steelyard.errors import without_controls
-from steelyard.messages import MOST_SAMPLES, DenseModels, Failure, Floats, Payload
+from steelyard.messages import MOST_SAMPLES, Failure, Floats
+from steelyard.update_payloads import DenseModels, Payload
 
 MOST_WORTH = 1e15
 """No criterion of a client is larger: sums over a whole cohort must stay numbers."""

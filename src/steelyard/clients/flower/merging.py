@@ -12,7 +12,8 @@ import torch
 from numpy.typing import NDArray
 
 from steelyard.clients.flower.payloads import Codec, CohortRows
-from steelyard.messages import MOST_SAMPLES, DenseModels, Evaluations, Failure, Payload, Question, Task, Updates
+from steelyard.messages import MOST_SAMPLES, Evaluations, Failure, Question, Task, Updates
+from steelyard.update_payloads import DenseModels, Payload
 
 NumberT = TypeVar("NumberT", np.int64, np.float64)
 

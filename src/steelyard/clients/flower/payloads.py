@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from steelyard.clients.flower.arrays import tensor, unpack
 from steelyard.clients.flower.forms import Refused
-from steelyard.messages import DenseModels, Payload, Task, Updates
+from steelyard.messages import Task, Updates
+from steelyard.update_payloads import DenseModels, Payload
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ from steelyard import randomness
 from steelyard.clients.local.context import SimulationContext
 from steelyard.clients.local.settings import ClockSettings
 from steelyard.clients.protocol import Clients, WrappedClients
-from steelyard.messages import DenseModels, Failure, Floats, Task, Updates
+from steelyard.messages import Failure, Floats, Task, Updates
+from steelyard.update_payloads import DenseModels
 
 KIND = "late"
 

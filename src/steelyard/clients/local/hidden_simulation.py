@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from steelyard.activity import doing
 from steelyard.algorithms.algorithm import Algorithm
 from steelyard.clients.protocol import Clients, WrappedClients
-from steelyard.messages import DenseModels, Failure, Floats, Task, Updates
+from steelyard.messages import Failure, Floats, Task, Updates
 from steelyard.privacy.aggregation_settings import FEWEST, AggregationSettings
 from steelyard.privacy.fixed_point import FixedPoint, Words
 from steelyard.privacy.hidden import HiddenUpdates, Summed, beyond
@@ -28,6 +28,7 @@ from steelyard.privacy.secure_client import PUBLIC_BYTES, Opened, SecureClient, 
 from steelyard.privacy.secure_round import HiddenWords, secure_sum
 from steelyard.privacy.secure_server import SecureServer
 from steelyard.privacy.sharing import SHARE_BYTES
+from steelyard.update_payloads import DenseModels
 
 if TYPE_CHECKING:
     from steelyard.privacy.ckks import CkksKeys

@@ -22,7 +22,8 @@ import torch
 from steelyard import randomness
 from steelyard.data.dataset import HONEST, Behaviour
 from steelyard.data.flaw_settings import OMNISCIENT
-from steelyard.messages import DenseModels, Task, spans
+from steelyard.messages import Task
+from steelyard.update_payloads import DenseModels, spans
 
 
 def attack(task: Task, names: Sequence[str], models: torch.Tensor, behaviours: Mapping[str, Behaviour]) -> None:

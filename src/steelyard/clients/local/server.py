@@ -18,7 +18,8 @@ from steelyard.learning import evaluation, losses
 from steelyard.learning.models import build
 from steelyard.learning.parameters import Layout
 from steelyard.learning.training import chance_of, orders, train_client
-from steelyard.messages import Counts, LossState, RowTests, ServerTest
+from steelyard.messages import Counts, LossState, RowTests
+from steelyard.update_payloads import ServerTest
 
 
 class SimulationServer:

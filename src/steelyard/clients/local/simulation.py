@@ -30,7 +30,8 @@ from steelyard.data.fingerprint import fingerprint
 from steelyard.learning.descent import Descent
 from steelyard.learning.models import Factory
 from steelyard.learning.settings import ModelSettings, TrainingSettings
-from steelyard.messages import DenseModels, Evaluations, Failure, Floats, LossState, Question, Task, Updates
+from steelyard.messages import Evaluations, Failure, Floats, LossState, Question, Task, Updates
+from steelyard.update_payloads import DenseModels
 from steelyard.weighing.criteria import Criterion
 
 

@@ -15,9 +15,10 @@ from steelyard.clients.local import Simulation, SimulationServer
 from steelyard.clients.local.evaluator import Evaluator
 from steelyard.clients.ranks.wire import Content
 from steelyard.errors import UserError
-from steelyard.messages import DenseModels, Failure, LossState, ServerTest, Task, Updates
+from steelyard.messages import Failure, LossState, Task, Updates
 from steelyard.settings import validated
 from steelyard.signing import digest_of_task
+from steelyard.update_payloads import DenseModels, ServerTest
 
 
 def own_versions() -> dict[str, str]:

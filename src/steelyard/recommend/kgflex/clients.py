@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from steelyard.data.fingerprint import digest
-from steelyard.messages import Payload, Task
+from steelyard.messages import Task
 from steelyard.recommend.clients import LocalRound, RecommendClients
 from steelyard.recommend.fpl import Learning
 from steelyard.recommend.interactions import Codes
@@ -27,6 +27,7 @@ from steelyard.recommend.server import RecommendServer
 from steelyard.recommend.settings import KgflexSettings
 from steelyard.recommend.sparse import Floats32, SparseRows
 from steelyard.recommend.users import Users
+from steelyard.update_payloads import Payload
 from steelyard.weighing.criteria import LocalData
 
 
