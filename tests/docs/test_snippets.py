@@ -32,7 +32,9 @@ def data_folder() -> Path | None:
 @pytest.mark.parametrize("page", WITH_SNIPPETS)
 def test_every_snippet_of_the_page_runs(page: str, tmp_path: Path):
     data = data_folder()
-    environment = command_environment(FLWR_TELEMETRY_ENABLED="0", COLUMNS="100")
+    environment = command_environment(
+        FLWR_TELEMETRY_ENABLED="0", COLUMNS="100", STEELYARD_STATE=str(tmp_path / "state")
+    )
     environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     if data is not None:
         environment["STEELYARD_DATA"] = str(data)

@@ -73,6 +73,8 @@ class Compared:
     """Which rows those are, or, where the rows that report choose as well, a sentence that says so."""
     cannot_choose: str = ""
     """Why no rule of several better ones may be chosen; empty where one may."""
+    too_few: str = ""
+    """Why the rows that report decide nothing; empty where they are enough."""
     command: str = "steelyard compare"
     """What to run again with more seeds."""
     addition: str = ""
@@ -192,6 +194,8 @@ def _answer(
         return None, f"No recommendation: no rule is left to hold against {baseline} ({reasons})."
     if seeds < LEAST_SEEDS:
         return None, _too_few(tested, baseline, measure, f"{compared.command} --seeds {needed}")
+    if compared.too_few:
+        return None, f"No recommendation: {compared.too_few}."
     better = sorted((row for row in tested if row["verdict"] == "better"), key=lambda row: -_gain(row, measure))
     if len(better) > 1 and compared.cannot_choose:
         names = _listed([row["rule"] for row in better])

@@ -68,6 +68,7 @@ def recommendation_of(
         _problem(history, baseline),
         frozenset(rule for rule, found in settings.items() if not asks_clients(found)),
         **_choosing(experiment, curves, on_server=on_server),
+        too_few=_too_few(history, measure, curves, on_server=on_server),
         addition=_spent(history),
     )
     return recommend({rule: values[rule] for rule in order}, baseline, measure, compared)
@@ -84,9 +85,6 @@ def _measure(
     by_server = server and (not chose or not tested or dealt)
     why = "the rows that report also weighed the clients (partition.server_report = 'same'; 'apart' keeps others)"
     refused = why if chose and (by_server or dealt) else ""
-    reporting = min(reported(history).values(), default=0) if by_server else rows[0]
-    if not refused and name == "accuracy" and 0 < reporting < LEAST_ROWS:
-        refused = f"{reporting} rows are too few to report on rules ({LEAST_ROWS} at least)"
     if by_server:
         return Measure(name, f"on {servers_rows(history)}", experiment.regression, refused), True
     count = f"{rows[0]:,}" if rows[0] == rows[-1] else f"{rows[0]:,} to {rows[-1]:,}"
@@ -106,6 +104,12 @@ def _rows_that_chose(experiment: Description) -> tuple[bool, bool]:
     return same, same and part.server == "held-out" and part.test == "held-out"
 
 
+def _too_few(history: History, measure: Measure, curves: Sequence[Curve], *, on_server: bool) -> str:
+    rows = min(reported(history).values(), default=0) if on_server else min(int(curve.rows.sum()) for curve in curves)
+    few = measure.percent and 0 < rows < LEAST_ROWS
+    return f"{rows} rows are too few to report on rules ({LEAST_ROWS} at least)" if few else ""
+
+
 class _Choosing(TypedDict, total=False):
     chosen_on: Mapping[str, Sequence[float]]
     choosing: str
@@ -115,13 +119,15 @@ class _Choosing(TypedDict, total=False):
 def _choosing(experiment: Description, curves: Sequence[Curve], *, on_server: bool) -> _Choosing:
     """Say which rows choose among rules that are better: the clients' own tests, where the server's rows report.
 
+    A rule counts by its median client, so that fewer than half of the clients, whose rows may be wrong, decide nothing.
     Where there are no others, a recipe of a paper keeps to the paper and says so; anything else chooses nothing.
     """
     rows = min(int(curve.rows.sum()) for curve in curves)
     if on_server and rows >= LEAST_ROWS:
         values: dict[str, list[float]] = {}
         for curve in curves:
-            values.setdefault(curve.rule, []).append(float(np.mean(curve.overall[-experiment.rounds.last :])))
+            last = curve.scores[-experiment.rounds.last :].mean(axis=0)
+            values.setdefault(curve.rule, []).append(float(np.median(last)))
         return {"chosen_on": values, "choosing": f"The clients' {rows:,} test rows chose it."}
     if experiment.name in recipes():
         return {"choosing": "The rows that report chose it too, as in the paper."}
