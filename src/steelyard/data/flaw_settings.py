@@ -173,8 +173,9 @@ class FlawSettings(Section):
     def _fits(self) -> Self:
         self._check_amount()
         if self.how is not None and self.how not in _HOW.get(self.kind, ()):
-            ways = " or ".join(f"{listed(ways)} with {kind}" for kind, ways in _HOW.items())
-            raise ValueError(f"how: got '{self.how}' with kind '{self.kind}'; allowed: {ways}")
+            ways = _HOW.get(self.kind)
+            allowed = f"allowed with: {listed(_HOW)}" if ways is None else f"allowed: {listed(ways)}"
+            raise ValueError(f"how: got '{self.how}' with kind '{self.kind}'; {allowed}")
         if self.classes and self.kind != "classes-missing":
             raise ValueError(f"classes: got some with kind '{self.kind}'; allowed with: classes-missing")
         if self.target is not None and self.kind != "backdoor":
