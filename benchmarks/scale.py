@@ -10,7 +10,8 @@ is that of the process after the second round and after the last. Each case has 
 large: a dense network, all clients asked, models of a cohort in a file beyond 2 GB. Memory that no file stands behind
 (`RssAnon`) is looked at every 20 ms; it is also given in models.
 history: a run of one rule with four criteria, everybody asked and tested in every round, written by `benchmarks.store`;
-then, each in a process of its own, what the report, the page and the exports take. Libraries are read before.
+then, each in a process of its own, what its chain, the report, the page and the exports take. The chain comes first, as
+at the end of every run: reports remember it while nobody writes to the run. Libraries are read before.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 ROWS, FEATURES, CLASSES = 5, 8, 4
-STEPS = ("report", "page", "summary", "parquet")
+STEPS = ("chain", "report", "page", "summary", "parquet")
 
 
 def memory(field: str = "VmRSS") -> float:
@@ -180,12 +181,16 @@ def one_step(step: str, folder: Path) -> dict[str, float]:
     from steelyard.page.figures import Figures
     from steelyard.report import figures
     from steelyard.report.html import html
+    from steelyard.report.notices import chain_of
     from steelyard.report.summary import summarise
     from steelyard.report.view import RunView
     from steelyard.rounds.settings import RoundSettings
     from steelyard.runs.export import export_run
+    from steelyard.runs.reader import History
 
     done: dict[str, Callable[[], object]] = {
+        # As the end of a run does it; while nobody writes to the run, reports remember it.
+        "chain": lambda: chain_of(History(folder)),
         "report": lambda: html(RunView([folder])),
         # What a browser has the page do: open the run, and draw every figure of it.
         "page": lambda: figures.draw_all(Figures(folder.parent).view([folder.name])),

@@ -49,6 +49,8 @@ device = "cpu"
 """
 FATAL = """
 import os
+import signal
+import time
 from pathlib import Path
 import torch.distributed as ranks
 import steelyard
@@ -59,8 +61,17 @@ seen = []
 def fatal(data):
     seen.append(data)
     if Path("{flag}").exists() and ranks.is_initialized() and ranks.get_rank() == 1 and len(seen) > 4:
-        os._exit(9)
+        {end}
     return 1.0
+"""
+STOP = """
+        if os.fork() == 0:  # goes on when rank 0 has ended, and takes the stopped rank away
+            asking, stopped = Path(f"/proc/{os.environ['ASKING']}/stat"), os.getppid()
+            while asking.exists() and ") Z" not in asking.read_text():
+                time.sleep(0.2)
+            os.kill(stopped, signal.SIGKILL)
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGSTOP)
 """
 
 
@@ -78,6 +89,7 @@ def other_round() -> None:
 def become_ranks(count: int, port: int, differ: Callable[[], None] | None = None) -> None:
     """Fork a process into so many, each of which goes on as one rank; the last of them is made to differ."""
     os.environ.update(WORLD_SIZE=str(count), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK="0")
+    os.environ["ASKING"] = str(os.getpid())
     for rank in range(1, count):
         if os.fork() == 0:
             os.environ["RANK"] = str(rank)
@@ -142,7 +154,7 @@ def test_a_rank_that_dies_stops_the_run_in_one_line_and_any_number_of_ranks_goes
 ) -> None:
     flag, plugin, folder = tmp_path / "die", tmp_path / "fatal.py", tmp_path / "run"
     flag.touch()
-    plugin.write_text(FATAL.format(flag=flag), encoding="utf-8")
+    plugin.write_text(FATAL.format(flag=flag, end="os._exit(9)"), encoding="utf-8")
     words = ["--set", 'weighing.criteria=["VP","FATAL"]', "--set", "weighing.priority=VP>FATAL"]
     words += ["--set", f'weighing.plugins=["{plugin}"]', "--trust"]
     done = ranked(2, "-q", "run", experiment, *words, "--out", folder)
@@ -162,6 +174,19 @@ def test_a_rank_that_dies_stops_the_run_in_one_line_and_any_number_of_ranks_goes
     done = ranked(1, "-q", "run", experiment, *words, "--out", tmp_path / "alone")
     assert done.returncode == 0, done.stderr
     assert difference(folder, tmp_path / "alone") < 1e-3
+
+
+def test_a_rank_that_hangs_is_named(ranked: Ranked, experiment: Path, tmp_path: Path) -> None:
+    flag, plugin, folder = tmp_path / "hang", tmp_path / "fatal.py", tmp_path / "run"
+    flag.touch()
+    plugin.write_text(FATAL.format(flag=flag, end=STOP), encoding="utf-8")
+    words = ["--set", 'weighing.criteria=["VP","FATAL"]', "--set", "weighing.priority=VP>FATAL"]
+    words += ["--set", f'weighing.plugins=["{plugin}"]', "--trust", "--out", folder]
+    done = ranked(2, "-q", "run", experiment, *words, STEELYARD_RANK_SILENCE="5")
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.strip().splitlines()
+    assert line.startswith("steelyard: rank 1 of 2 gave no sign for 5 s (STEELYARD_RANK_SILENCE); what is done is in")
+    assert History(folder).rounds["round"].max() == 1
 
 
 @pytest.mark.parametrize(
@@ -248,7 +273,7 @@ def test_a_stopped_run_goes_on_with_the_same_bits_on_as_many_ranks(
     ranked: Ranked, experiment: Path, tmp_path: Path
 ) -> None:
     flag, plugin = tmp_path / "die", tmp_path / "fatal.py"
-    plugin.write_text(FATAL.format(flag=flag), encoding="utf-8")
+    plugin.write_text(FATAL.format(flag=flag, end="os._exit(9)"), encoding="utf-8")
     words = ["--set", 'weighing.criteria=["VP","FATAL"]', "--set", "weighing.priority=VP>FATAL", "--set"]
     words += [f'weighing.plugins=["{plugin}"]', "--set", "algorithm.name=scaffold", "--trust"]
     assert ranked(2, "-q", "run", experiment, *words, "--out", tmp_path / "whole").returncode == 0

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from steelyard.report.measures import jain, on_sample, rounds_to_target, worst_tenth
+from steelyard.report.measures import jain, on_sample, rounds_to_shares, rounds_to_target, worst_tenth
 
 SCORES = np.array([[0.1, 0.2, 0.3], [0.9, 0.2, 0.3], [0.9, 0.8, 0.95], [0.5, 0.5, 0.5]])
 ROUNDS = np.array([1, 2, 3, 4])
@@ -55,6 +55,7 @@ def test_rounds_to_target_against_a_search_with_exact_fractions(scores, target, 
             expected = round
             break
     assert rounds_to_target(rounds, scores, target, hundredths / 100) == expected
+    assert rounds_to_shares(rounds, scores, target, [1.0, hundredths / 100])[1] == expected
 
 
 def test_worst_tenth_is_the_mean_of_the_worst() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -306,3 +307,18 @@ def test_of_a_long_run_some_rounds_are_looked_at(
     assert spaced.weights("both", 1)[2].shape == (len(spaced.cohorts("both", 1).rounds), 2)
     assert spaced.scores("both", 1)[0].tolist() == history.scores("both", 1)[0].tolist() == list(range(1, 11))
     assert spaced.spaced(most) is spaced
+
+
+@pytest.mark.parametrize(("most", "read"), [(20, range(1, 11)), (19, [1, 2, 3, 4, 5, 7, 8, 9, 10]), (6, [1, 5, 10])])
+def test_of_many_tests_some_rounds_are_looked_at(tmp_path: Path, most: int, read: Sequence[int]) -> None:
+    store = Store(tmp_path, checkpoint_every=5)
+    store.register([federation("both", 1, "both")])
+    for round in range(11):
+        store.commit(round, [record("both", round)], {"both": state(round)}, dict, last=round == 10)
+    store.close()
+    history = History(tmp_path)
+    whole, some = history.tested("both", 1), history.tested_at("both", 1, most)
+    assert sorted(set(some.round.tolist())) == list(read)
+    kept = np.isin(whole.round, some.round)
+    assert some.score.tolist() == whole.score[kept].tolist()
+    assert some.clients == whole.clients

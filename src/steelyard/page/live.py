@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from steelyard.messages import Floats
-from steelyard.runs.columns import Cohorts, EntriesT, Tested, cut, entry_columns
+from steelyard.messages import Counts, Floats
+from steelyard.runs.columns import Cohorts, EntriesT, Tested, as_table, cut, entry_columns, runs_of, sampled
 from steelyard.runs.glance import run_folder, signature
 from steelyard.runs.reader import LOOKED_AT, START, History
 
@@ -46,7 +46,8 @@ class LiveHistory(History):
                 return False
             last = self.last_round
             known = vars(self)
-            for name in ("info", "flaws", "ended", "chain", "federations", "_keys", "clients", "evaluations"):
+            read = ("info", "flaws", "ended", "chain", "shown_chain", "federations", "_keys", "clients", "evaluations")
+            for name in read:
                 known.pop(name, None)
             if last < self.seen:
                 known.pop("rounds", None)
@@ -130,6 +131,21 @@ class Snapshot(History):
         """Return how the model of one federation did at each client, up to the snapshot's round."""
         found = self.live.tested(rule, seed)
         return cut(found, (found.round > after) & (found.round <= self.seen))
+
+    def tested_at(self, rule: str, seed: int, most: int) -> Tested:
+        """Return `tested` without round 0; of a long run some rounds, evenly spaced."""
+        found = self.tested(rule, seed, 0)
+        if len(found.round) <= most:
+            return found
+        rounds, place = runs_of(found.round)
+        kept = np.zeros(len(rounds), dtype=np.bool_)
+        kept[sampled(len(rounds), max(2, most * len(rounds) // len(found.round)))] = True
+        return cut(found, kept[place])
+
+    def scores(self, rule: str, seed: int, after: int = 0) -> tuple[Counts, Floats]:
+        """Return (rounds, local scores [rounds, clients]) of one federation, up to the snapshot's round."""
+        found = self.tested(rule, seed, after)
+        return as_table(found.round, found.client, len(found.clients), found.score)
 
     def failures_after(self, round: int = START) -> pd.DataFrame:
         """Return who was left out after a round and why, up to the snapshot's round."""

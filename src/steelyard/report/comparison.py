@@ -33,7 +33,7 @@ from steelyard.report.documents.comparison import (
 )
 from steelyard.report.documents.shared import EstimateJson
 from steelyard.report.flawed import flawed_shares
-from steelyard.report.measures import jain, on_rows, rounds_to_target, worst_devices, worst_score, worst_tenth
+from steelyard.report.measures import jain, on_rows, rounds_to_shares, worst_devices, worst_score, worst_tenth
 from steelyard.report.notices import chain_of, single_client_rounds
 from steelyard.report.recorded_curves import Curve, read_curves
 from steelyard.report.reporting_rows import recommendation_of
@@ -163,8 +163,7 @@ def rounds_section(
     is over all shares (paper 004), `printed` over those that the thesis prints: reached by the baseline or by the rule.
     """
     reached = {
-        key: [rounds_to_target(curve.rounds, curve.scores, target, share, above=above) for share in shares]
-        for key, curve in table.items()
+        key: rounds_to_shares(curve.rounds, curve.scores, target, shares, above=above) for key, curve in table.items()
     }
     counted = {key: [limit if found is None else found for found in row] for key, row in reached.items()}
     base = rules[0]

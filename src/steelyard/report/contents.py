@@ -96,7 +96,7 @@ def _cards(view: RunView, federation: FederationView) -> ClientCards | None:
     kept = interesting(totals, flaws, CARDS)
     whole = float(totals.sum()) or 1.0
     shares = dict(zip((str(client) for client in totals.index), totals.to_numpy() / whole, strict=True))
-    asked, tested = _Grouped(frame), _Grouped(view.evaluations(federation))
+    asked, tested = _Grouped(frame.assign(left_out=frame["failure"].notna())), _Grouped(view.evaluations(federation))
     entries = [_card(federation, client, shares[client], asked, tested, flaws.get(client, [])) for client in kept]
     if view.measure != "accuracy":
         for entry in entries:
@@ -127,7 +127,7 @@ def _card(
 ) -> ClientCard:
     rows, served = asked.rows(client), tested.rows(client)
     weighed = rows[np.isfinite(asked.of("weight", rows).astype(np.float64))]
-    failed = [row for row in rows.tolist() if isinstance(asked.columns["failure"][row], str)]
+    failed = rows[asked.of("left_out", rows)].tolist()
     samples = asked.of("samples", weighed)
     course = weighed[sampled(len(weighed), COURSE)]
     shown = served[sampled(len(served), COURSE)]

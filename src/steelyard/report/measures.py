@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from steelyard.messages import Counts, Floats
 from steelyard.report.documents.shared import OnRows, OnSample
 from steelyard.report.statistics import wilson
-from steelyard.rounds.settings import reached
+from steelyard.rounds.settings import at_target, devices_needed
 
 OF_A_STEP = ("product_error", "factor_error")
 """Figures beside the server's tests of a round that are about the server's step: what weighing adapters lost."""
@@ -24,8 +24,17 @@ def rounds_to_target(
 
     `scores` is [rounds, devices]. None when no round reaches it (SPEC §6). `above` asks for more than the target.
     """
-    enough = np.flatnonzero(reached(scores, target, share, above=above))
-    return int(rounds[enough[0]]) if len(enough) else None
+    return rounds_to_shares(rounds, scores, target, [share], above=above)[0]
+
+
+def rounds_to_shares(
+    rounds: NDArray[np.int64], scores: Floats, target: float, shares: Sequence[float], *, above: bool = False
+) -> list[int | None]:
+    """Return `rounds_to_target` for several shares; the devices at the target are counted once."""
+    counts = at_target(scores, target, above=above)
+    needed = [max(1, devices_needed(share, scores.shape[-1])) for share in shares]
+    found = [np.flatnonzero(counts >= devices) for devices in needed]
+    return [int(rounds[enough[0]]) if len(enough) else None for enough in found]
 
 
 def worst_tenth(scores: Floats) -> float:

@@ -18,7 +18,7 @@ _PROMISE = TypeAdapter(Promise)
 
 def chain_of(history: History) -> Chain:
     """Return the head of a run's chain, the round that it follows, and the first problem ("" where there is none)."""
-    found = history.chain
+    found = history.shown_chain
     return {"head": found.head, "round": found.round, "problem": found.problem}
 
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from steelyard.errors import UserError, listed, nearest
 from steelyard.report.baseline import asks_clients, find_baseline
@@ -20,7 +19,7 @@ from steelyard.report.documents.comparison import Comparison
 from steelyard.report.documents.run import FlawedShares
 from steelyard.report.documents.shared import RecordedRule
 from steelyard.report.flawed import flawed_shares, flaws_of
-from steelyard.runs.columns import cut, runs_of
+from steelyard.runs.columns import sampled as sampled
 from steelyard.runs.frames import clients_frame, evaluations_frame
 from steelyard.runs.reader import LOOKED_AT, History
 
@@ -160,13 +159,7 @@ class RunView:
         """Return the local scores of one rule and seed, round 0 left out; of a long run some rounds, evenly spaced."""
         key = ("evaluations", federation.label, federation.seed)
         if key not in self._kept:
-            found = federation.history.tested(federation.rule, federation.seed, 0)
-            if len(found.round) > LOOKED_AT:
-                rounds, place = runs_of(found.round)
-                chosen = sampled(len(rounds), max(2, LOOKED_AT * len(rounds) // len(found.round)))
-                kept = np.zeros(len(rounds), dtype=np.bool_)
-                kept[chosen] = True
-                found = cut(found, kept[place])
+            found = federation.history.tested_at(federation.rule, federation.seed, LOOKED_AT)
             self._kept[key] = evaluations_frame([((federation.rule, federation.seed), found)])
         return self._kept[key]
 
@@ -204,13 +197,6 @@ def _names(folders: Sequence[Path]) -> list[str]:
         count = sum(other == name or other.startswith(f"{name} (") for other in made)
         made.append(f"{name} ({count + 1})" if count else name)
     return made
-
-
-def sampled(count: int, limit: int) -> NDArray[np.int64]:
-    """Return at most `limit` positions among `count`, evenly spaced, the first and the last among them."""
-    if count <= limit:
-        return np.arange(count)
-    return np.unique(np.linspace(0, count - 1, limit).round().astype(np.int64))
 
 
 def plain(value: Any) -> Any:

@@ -106,6 +106,10 @@ def reached(scores: Floats, target: float, share: float, *, above: bool = False)
     Use it for the early stop and for rounds-to-target tables alike; without devices nothing is reached. `above` asks
     for more than the target, as the programme of the authors of papers 000 and 004 does.
     """
-    good = scores > target if above else scores >= target
     # Of no devices at least one is asked for.
-    return np.asarray(good.sum(axis=-1) >= max(1, devices_needed(share, scores.shape[-1])))
+    return at_target(scores, target, above=above) >= max(1, devices_needed(share, scores.shape[-1]))
+
+
+def at_target(scores: Floats, target: float, *, above: bool = False) -> NDArray[np.int64]:
+    """Count for each row of scores[..., devices] the devices with a score of at least the target."""
+    return np.asarray((scores > target if above else scores >= target).sum(axis=-1))

@@ -62,6 +62,22 @@ def spread(rows: Counts, columns: Counts, shape: tuple[int, int], values: Floats
     return table
 
 
+def as_table(round: Counts, client: Counts, clients: int, values: Floats) -> tuple[Counts, Floats]:
+    """Return (rounds, values [rounds, clients]) of entries that are ordered by round, then client."""
+    rounds, where = runs_of(round)
+    shape = (len(rounds), clients)
+    if len(values) == len(rounds) * clients and bool((client.reshape(shape) == np.arange(clients)).all()):
+        return rounds, values.reshape(shape)  # nobody is missing
+    return rounds, spread(where, client, shape, values)
+
+
+def sampled(count: int, limit: int) -> NDArray[np.int64]:
+    """Return at most `limit` positions among `count`, evenly spaced, the first and the last among them."""
+    if count <= limit:
+        return np.arange(count)
+    return np.unique(np.linspace(0, count - 1, limit).round().astype(np.int64))
+
+
 @dataclass(frozen=True, eq=False)
 class Cohorts:
     """What the clients of one federation sent and were given, as arrays: an entry per round and client that answered.
@@ -129,8 +145,9 @@ def cut(found: EntriesT, kept: NDArray[np.bool_]) -> EntriesT:
     if bool(kept.all()):
         return found
     some = {name: getattr(found, name)[kept] for name in entry_columns(found)}
-    codes, client = np.unique(some["client"], return_inverse=True)
-    some |= {"client": client, "clients": tuple(found.clients[code] for code in codes)}
+    there = np.bincount(some["client"], minlength=len(found.clients)) > 0  # without sorting: entries may be millions
+    some |= {"client": (np.cumsum(there) - 1)[some["client"]]}
+    some |= {"clients": tuple(name for name, one in zip(found.clients, there, strict=True) if one)}
     if isinstance(found, Tested):
         some["metrics"] = {name: values[kept] for name, values in found.metrics.items()}
     return replace(found, **some)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import time
 from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
@@ -17,7 +18,8 @@ from numpy.typing import NDArray
 from steelyard.errors import UserError, path_of
 from steelyard.messages import Counts, Floats
 from steelyard.runs.chain_check import Checked, check
-from steelyard.runs.columns import KEYS, WHOLE, Cohorts, Tested, ranked, runs_of, spread, unpack
+from steelyard.runs.columns import KEYS, WHOLE, Cohorts, Tested, as_table, ranked, sampled, unpack
+from steelyard.runs.remembered import remember, remembered, stamp
 from steelyard.runs.schema import reading, unreadable
 from steelyard.runs.typed import NEWEST, known
 
@@ -42,8 +44,10 @@ _SPACED = (
     "WHERE federation = ? AND round > ? AND (round % ? = 0 OR round = (SELECT MAX(round) FROM updates WHERE "
     "federation = ?)) ORDER BY round"
 )
-LOOKED_AT = 500_000
+LOOKED_AT = 200_000
 """Entries (a round and a client) of one rule and seed that those who draw a run look at, about."""
+_ASKED = 10_000
+"""Rounds that one question to SQLite names; it allows some more."""
 START = -1
 """The round before the first: what comes after it is everything."""
 
@@ -147,6 +151,16 @@ class History:
         """The run's chain of rounds, computed again: its head, and what is not as it was written."""
         with reading(self.folder) as connection:
             return check(connection, self.folder)
+
+    @cached_property
+    def shown_chain(self) -> Checked:
+        """The chain for those who show it: as `chain`, or as it was last found while nobody has written to the run."""
+        known = vars(self).get("chain") or remembered(self.folder)
+        if known is None:
+            before, begun = stamp(self.folder), time.perf_counter()
+            known = self.chain
+            remember(self.folder, before, known, time.perf_counter() - begun)
+        return known
 
     def labels(self, seed: int) -> dict[str, list[int]]:
         """Return by client how many training samples it has of each class; empty where the run does not know it."""
@@ -277,10 +291,14 @@ class History:
         if any(later <= earlier for earlier, later in pairwise(rounds)):
             raise ValueError("rounds come twice, or out of order")
         counts = [len(blob) // 4 for blob in blobs]
-        keys = unpack(blobs, counts, KEYS).astype(np.int64)
+        # Where the same clients come in every round, one look at them is enough.
+        again = len(blobs) if len(set(blobs)) == 1 else 1
+        few = len(blobs) // again
+        keys = unpack(blobs[:few], counts[:few], KEYS).astype(np.int64)
         round = np.repeat(np.array(rounds, dtype=np.int64), counts)
         # After the columns: a round that was written meanwhile may bring names, never take one away.
         clients, client = ranked(keys, dict(self._rows("clients", ("id", "name"))))
+        client = np.tile(client, again)
         # A run writes clients in ascending order: then a long history needs no sorting.
         sorted_already = bool(((np.diff(client) > 0) | (np.diff(round) > 0)).all())
         order = slice(None) if sorted_already else np.lexsort((client, round))
@@ -315,7 +333,9 @@ class History:
     def tested(self, rule: str, seed: int, after: int = START) -> Tested:
         """Return how the model of one federation did at each client in the rounds after one, as arrays."""
         key, _ = self._federation(rule, seed)
-        columns = self._columns("evaluations", _EVALUATIONS, key, after)
+        return self._tests_of(rule, seed, self._columns("evaluations", _EVALUATIONS, key, after))
+
+    def _tests_of(self, rule: str, seed: int, columns: Sequence[tuple[Any, ...]]) -> Tested:
         try:
             clients, round, client, order, counts = self._who(columns[0], columns[1])
             samples = unpack(columns[2], counts, WHOLE)[order]
@@ -338,11 +358,29 @@ class History:
             begin += count
         return found
 
+    def tested_at(self, rule: str, seed: int, most: int) -> Tested:
+        """Return `tested` without round 0; of a long run some rounds, evenly spaced, about `most` entries."""
+        key, _ = self._federation(rule, seed)
+        rounds = [round for (round,) in self._rows("evaluations", ("round",), _OF_ONE_AFTER, key, 0)]
+        last = len(self.tested(rule, seed, rounds[-1] - 1).round) if rounds else 0
+        if last * len(rounds) <= most:
+            return self.tested(rule, seed, 0)
+        limit = min(_ASKED, max(2, most // last))
+        some = tuple(rounds[at] for at in sampled(len(rounds), limit))
+        where = f"WHERE federation = ? AND round IN ({', '.join('?' * len(some))}) ORDER BY round"
+        rows = self._rows("evaluations", _EVALUATIONS, where, key, *some)
+        return self._tests_of(rule, seed, list(zip(*rows, strict=True)))
+
     def scores(self, rule: str, seed: int, after: int = 0) -> tuple[Counts, Floats]:
         """Return (rounds, local scores [rounds, clients]) of one federation, round 0 left out unless after = -1."""
-        found = self.tested(rule, seed, after)
-        rounds, where = runs_of(found.round)
-        return rounds, spread(where, found.client, (len(rounds), len(found.clients)), found.score)
+        key, _ = self._federation(rule, seed)
+        columns = self._columns("evaluations", ("round", "clients", "score"), key, after)
+        try:
+            clients, round, client, order, counts = self._who(columns[0], columns[1])
+            score = unpack(columns[2], counts)[order]
+        except ValueError as error:
+            raise unreadable(self.folder, f"evaluations of {rule}, seed {seed}: {error}") from error
+        return as_table(round, client, len(clients), score)
 
     def hits(self, rule: str, seed: int) -> NDArray[np.bool_] | None:
         """Return right or wrong for every test sample in the last detailed round, or None when none was recorded."""

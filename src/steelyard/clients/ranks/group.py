@@ -19,14 +19,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
+from steelyard.clients.ranks.pulse import SILENCE, Pulse, silence
 from steelyard.clients.ranks.wire import Arriving, Content, Packed
 from steelyard.errors import UserError, brief
 
 MEETING = timedelta(seconds=120)
 """How long processes wait for each other at the start."""
 LONGEST = timedelta(hours=2)
-"""How long one waits for another that lives and does not answer."""
+"""How long one waits for another that lives and does not answer; one that gives no sign of life: `pulse`."""
 NEWS = 0.5
 """Seconds in which a rank's end becomes known, where this process is asked to end because of it."""
 END = "end"
@@ -73,9 +75,9 @@ def _number(environment: Mapping[str, str], name: str, usual: int | None, least:
 class Ranks:
     """The processes of a run, as one of them sees them; rank 0 asks, the others answer until they are told to end."""
 
-    def __init__(self, place: Place, group: Any = None) -> None:
+    def __init__(self, place: Place, group: Any = None, pulse: Pulse | None = None) -> None:
         self.place = place
-        self._group = group
+        self._group, self._pulse = group, pulse
         self.broken = False
         """True once a process was lost, or this one stopped in the middle of a question: nobody can be asked again."""
 
@@ -96,14 +98,19 @@ class Ranks:
         own: list[Content | Exception] = []
         receiving: _Receiving | None = None
         try:
-            self._send_all(command, {rank: contents[rank] for rank in others}, common)
-            receiving = _Receiving(others, self._receive)
+            given = {rank: contents[rank] for rank in others}
+            receiving = _Receiving(others, lambda: self._send_all(command, given, common), self._receive)
+            self._watch(receiving)
+            receiving.sent()
             if self.place.rank in contents:
                 own.append(_tried(lambda: answer(command, _with(contents[self.place.rank], common))))
             answers = receiving.wait()
         except BaseException as error:
             self.broken = True
-            lost = error if receiving is None else receiving.lost(NEWS) or error
+            lost = error
+            if receiving is not None:
+                lost = receiving.lost(NEWS) or error
+                receiving.over.set()
             if isinstance(lost, RankLost) and threading.current_thread() is threading.main_thread():
                 # Whoever started the ranks now ends the others too: that must not take the words away.
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -119,6 +126,19 @@ class Ranks:
                 raise (UserError if answers[rank]["user"] else RuntimeError)(f"rank {rank}: {fault}")
             found[rank] = answers[rank]["found"]
         return found
+
+    def _watch(self, receiving: _Receiving) -> None:
+        """Look for signs of life of those who have not answered."""
+        if (pulse := self._pulse) is None:
+            return
+
+        def lost(rank: int) -> None:
+            self.broken = True
+            words = f"rank {rank} of {self.count} gave no sign for {pulse.seconds:g} s ({SILENCE})"
+            receiving.give_up(RankLost(words))
+
+        words = (receiving.waiting, lost, receiving.over)
+        threading.Thread(target=pulse.watch, args=words, name="watch", daemon=True).start()
 
     def _send_all(self, command: str, contents: Mapping[int, Content], common: Content) -> None:
         packed = Packed(common)
@@ -196,51 +216,86 @@ def _with(content: Content, common: Content) -> Content:
 
 
 class _Receiving:
-    """The answers of some ranks, each awaited by a thread of its own: one that ends is noticed at once.
+    """A question to some ranks and their answers, each awaited by a thread of its own: an end is noticed at once.
 
     Waiting in torch itself, this process would hear neither Ctrl-C nor the end of another rank.
     """
 
-    def __init__(self, ranks: Sequence[int], receive: Callable[[int], Content]) -> None:
-        self._receive, self._left = receive, len(ranks)
+    def __init__(self, ranks: Sequence[int], send: Callable[[], None], receive: Callable[[int], Content]) -> None:
+        self._ranks, self._send, self._receive = ranks, send, receive
         self._changed = threading.Condition()
         self._answers: dict[int, Content] = {}
-        self._lost: RankLost | None = None
-        self._waiting = False
-        for rank in ranks:
+        self._sent = False
+        self._lost: Exception | None = None
+        self._waiting = True
+        self.over = threading.Event()
+        """Set once all have answered, or one is lost."""
+        threading.Thread(target=self._ask, name="ask", daemon=True).start()
+
+    def waiting(self) -> list[int]:
+        """Return the ranks that have not answered yet."""
+        with self._changed:
+            return [rank for rank in self._ranks if rank not in self._answers]
+
+    def _ask(self) -> None:
+        try:
+            self._send()
+        except Exception as error:
+            self.give_up(error)
+            return
+        for rank in self._ranks:
             threading.Thread(target=self._take, args=(rank,), name=f"rank {rank}", daemon=True).start()
+        with self._changed:
+            self._sent = True
+            if not self._ranks:
+                self.over.set()
+            self._changed.notify()
 
     def _take(self, rank: int) -> None:
         try:
             answer = self._receive(rank)
-        except RankLost as error:
-            with self._changed:
-                first, self._lost = self._lost is None, self._lost or error
-                self._changed.notify()
-                if first and not self._waiting:
-                    # This process may be in the middle of a long training of its own.
-                    _thread.interrupt_main()
+        except Exception as error:
+            self.give_up(error)
             return
         with self._changed:
             self._answers[rank] = answer
-            self._left -= 1
+            if len(self._answers) == len(self._ranks):
+                self.over.set()
             self._changed.notify()
+
+    def give_up(self, error: Exception) -> None:
+        """Take note that a rank is lost; the first one counts."""
+        with self._changed:
+            first, self._lost = self._lost is None, self._lost or error
+            self.over.set()
+            self._changed.notify()
+            if first and not self._waiting:
+                # This process may be in the middle of a long training of its own.
+                _thread.interrupt_main()
+
+    def sent(self) -> None:
+        """Wait until the question is with all of them."""
+        self._until(lambda: self._sent)
 
     def wait(self) -> dict[int, Content]:
         """Return all answers; a rank that is lost is an error as soon as it is known."""
+        self._until(lambda: len(self._answers) == len(self._ranks))
+        return self._answers
+
+    def _until(self, done: Callable[[], bool]) -> None:
         with self._changed:
             self._waiting = True
-            while self._left and self._lost is None:
+            while not done() and self._lost is None:
                 self._changed.wait()
+            self._waiting = False
             if self._lost is not None:
                 raise self._lost
-            return self._answers
 
-    def lost(self, seconds: float) -> RankLost | None:
+    def lost(self, seconds: float) -> Exception | None:
         """Return the first rank's loss, where there is one or comes to be one within so many seconds."""
         end = monotonic() + seconds
         with self._changed:
-            while self._left and self._lost is None and monotonic() < end:
+            while not self.over.is_set() and monotonic() < end:
                 self._changed.wait(end - monotonic())
             return self._lost
 
@@ -268,8 +323,10 @@ def join() -> Ranks | None:
     if place is None:
         return None
     where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    seconds = silence(os.environ)
     try:
-        dist.init_process_group("gloo", rank=place.rank, world_size=place.count, timeout=MEETING)
+        store, _, _ = next(rendezvous("env://", place.rank, place.count, timeout=MEETING))
+        dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.count, timeout=MEETING)
         group = dist.new_group(timeout=LONGEST)
     except (RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0][:200]
@@ -279,5 +336,8 @@ def join() -> Ranks | None:
         ) from error
     for name in NAMES:
         os.environ.pop(name, None)
-    _joined = Ranks(place, group)
+    pulse = Pulse(store, seconds)
+    if place.rank:
+        pulse.beat(place.rank)
+    _joined = Ranks(place, group, pulse)
     return _joined

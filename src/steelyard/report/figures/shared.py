@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -60,7 +61,10 @@ def round_axis(first: float, last: float) -> alt.X:
 
 def lists(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
     """Return rows whose cells may be lists, for `transform_flatten`: short documents, few rows."""
-    return pd.DataFrame(list(rows))
+    frame = pd.DataFrame(list(rows))
+    # Altair tells layers apart by the name of their data, and without one by what pandas prints: far slower for lists.
+    object.__setattr__(frame, "name", hashlib.sha256(repr(rows).encode()).hexdigest())
+    return frame
 
 
 def described(chart: Any, description: str, note: str = "") -> Any:
