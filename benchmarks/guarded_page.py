@@ -10,8 +10,10 @@ from benchmarks import guarded_tables as tables
 
 Line = Mapping[str, Any]
 TEMPLATE = Path(__file__).with_suffix(".md")
-GUARDED = "centred-clip(capped(RD;max_shares=2))"
-NAMES = {GUARDED: "guarded", "centred-clip(capped(power(VP)^3;max_shares=2))": "guarded until 0.1"}
+GUARDED = "flame(RD)"
+"""`guarded` but for its cap of two equal shares, which limits what a noisy direction can do."""
+OLD = "centred-clip(capped(power(VP)^3;max_shares=2))"
+NAMES = {GUARDED: "guarded", OLD: "guarded until 0.1"}
 WITHOUT_ROWS = ("EQ", "median(EQ)", "centred-clip(EQ;mix)", "centred-clip(TR)", "trimmed-mean(TR;mix)")
 
 
@@ -34,14 +36,18 @@ def verdict(lines: Sequence[Line]) -> str:
 
 
 def counted(lines: Sequence[Line]) -> str:
-    """Say what was run."""
-    cells = {tuple(each[name] for name in (*tables.SETTING, "share", "attack")) for each in lines}
-    attacks = sorted({each["attack"].removesuffix("+inflation") for each in lines} - {tables.CLEAN})
-    seeds = sorted({seed for each in lines for seed in each["seeds"]})
-    return (
-        f"{len(cells)} cells of 20 clients; attacks: {', '.join(f'`{name}`' for name in attacks)}; "
-        f"seeds {', '.join(map(str, seeds))}."
-    )
+    """Say against what `guarded` was run, by data and share of hostile clients."""
+    found: dict[tuple[str, float], dict[str, set[int]]] = {}
+    for each in lines:
+        if each["rule"] == GUARDED and each["attack"] != tables.CLEAN:
+            attacks = found.setdefault((each["data"], each["share"]), {})
+            attacks.setdefault(each["attack"].removesuffix("+inflation"), set()).update(each["seeds"])
+    rows = [
+        f"- {data}, {share:.0%} hostile: {', '.join(f'`{name}`' for name in sorted(attacks))} "
+        f"({min(map(len, attacks.values()))} seeds or more)"
+        for (data, share), attacks in sorted(found.items())
+    ]
+    return "\n".join(rows)
 
 
 def page(lines: Sequence[Line], machine: str) -> str:

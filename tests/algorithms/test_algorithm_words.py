@@ -28,7 +28,7 @@ def test_words_name_algorithm_and_rule() -> None:
         "scaffold": ("scaffold", ("DS",)),
         "fedprox(mu=0.5)+LD>DS/max": ("fedprox", ("LD", "DS")),
         "fedavg": ("fedavg", ("DS",)),
-        "fedavgm(beta=0.5)+guarded": ("fedavgm", ("VP",)),
+        "fedavgm(beta=0.5)+guarded": ("fedavgm", ("RD",)),
     }
     assert federations_of(found)[2].algorithm.pull == 0.5
     # The same document read again, as a run's folder holds it, gives the same federations.

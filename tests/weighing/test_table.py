@@ -189,9 +189,9 @@ def test_a_table_with_the_server_s_measures_knows_the_words_that_need_them(tmp_p
         # The cube of the one measure that the server took itself.
         settings = read_words("guarded", (name,))
         assert (settings.criteria, settings.score, settings.power) == ((name,), "power", 3.0)
-    assert read_words("guarded", ("DS",)).criteria == ("EQ",)
+    assert read_words("guarded", ("DS",)).criteria == ("TR",)
     assert read_words("guarded", ("VE", "VP")).criteria == ("VP",)
-    assert read_words("guarded", None).criteria == ("EQ",)
+    assert read_words("guarded", None).criteria == ("TR",)
 
 
 @pytest.mark.parametrize("word", ["fitted(DS)", "median(DS)", "online(DS>LD)", "server-only", "adafed-weights"])

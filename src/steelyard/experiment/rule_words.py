@@ -111,11 +111,13 @@ def _rule(word: str, experiment: Description) -> tuple[str, FederationSettings]:
 
 
 def _frame(experiment: Description) -> Frame:
+    capabilities = experiment.capabilities()
     return Frame(
         known=registry.known(),
         base=experiment.weighing,
         named={name: plain(rule) for name, rule in experiment.rules().items()},
-        server_rows=not experiment.capabilities().lacks_test_set,
+        server_rows=not capabilities.lacks_test_set,
+        trains=not capabilities.lacks_test_set and capabilities.slopes,
         worth=experiment.worth,
         further=_FURTHER,
     )

@@ -56,6 +56,8 @@ class Frame:
     """Rules that have names of their own."""
     server_rows: bool = False
     """Whether the server has rows to measure on."""
+    trains: bool = False
+    """Whether the server can also train on them."""
     worth: str = "VP"
     """The criterion by which a model does well on the server's rows."""
     option: str = "--rules"
@@ -172,11 +174,16 @@ def _fitted(inside: str, frame: Frame) -> dict[str, Any]:
 
 
 def _guarded(frame: Frame) -> dict[str, Any]:
-    """Read "guarded", the rule recommended where clients may be hostile: weights that nobody can talk up, a cap, and
-    centred clipping. Without rows of the server's own to measure on, all clients have an equal say.
+    """Read "guarded", the rule recommended where clients may be hostile: weights that nobody can talk up, a cap, and a
+    robust rule. A server that can train on its own rows weighs by the direction of what it learns and takes the largest
+    group that points alike, one that can only test weighs by how models do; without rows the track record decides.
     """
-    weights = {"criteria": [frame.worth], "score": "power", "power": 3.0} if frame.server_rows else {"criteria": ["EQ"]}
-    return {**weights, "max_shares": 2.0, "defence": {"rule": "centred-clip"}, "name": "guarded"}
+    given: dict[str, Any] = {"criteria": ["TR"], "defence": {"rule": "centred-clip"}}
+    if frame.trains:
+        given = {"criteria": ["RD"], "defence": {"rule": "flame"}}
+    elif frame.server_rows:
+        given = {"criteria": [frame.worth], "score": "power", "power": 3.0, "defence": {"rule": "centred-clip"}}
+    return {**given, "max_shares": 2.0, "name": "guarded"}
 
 
 def _defended(kind: str, inside: str, frame: Frame) -> dict[str, Any]:
