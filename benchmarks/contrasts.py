@@ -67,8 +67,9 @@ def read(out: Path, planned: Sequence[str]) -> Scores:
         experiment = name.removeprefix("power-").rpartition("-")[0] + (f" ({FLOAT32})" if FLOAT32 in name else "")
         last = int(history.info["rounds"])
         rows = history.rounds
-        for row in rows[rows["round"] == last].itertuples():
-            found[experiment, str(row.rule), int(row.seed)] = float(row.accuracy)
+        ended = rows[rows["round"] == last]
+        for rule, seed, score in zip(ended["rule"], ended["seed"], ended["accuracy"], strict=True):
+            found[experiment, str(rule), int(seed)] = float(score)
     return found
 
 
