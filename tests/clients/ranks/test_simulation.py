@@ -66,8 +66,12 @@ def tasks(start: torch.Tensor, algorithm: Algorithm, round: int, federations: Se
 def assert_alike(found: Updates, expected: Updates, start: torch.Tensor) -> None:
     assert_same_updates(found, expected, start, 0.0)
     assert found.failures == expected.failures
-    for name in ("steps", "first_losses", "label_counts", "listening"):
+    for name in ("steps", "label_counts", "listening"):
         np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+    # A rank tests fewer rows at once, and some processors multiply fewer rows in another order.
+    assert (found.first_losses is None) == (expected.first_losses is None)
+    if found.first_losses is not None and expected.first_losses is not None:
+        np.testing.assert_allclose(found.first_losses, expected.first_losses, rtol=1e-6)
     assert found.vectors.keys() == expected.vectors.keys()
     for name, vectors in expected.vectors.items():
         assert torch.equal(found.vectors[name], vectors)
