@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -104,7 +104,8 @@ class MappedStep:
                 cut.copy_(value)
             if not targets:
                 # One call for all tensors: a compiler makes few kernels of it, not one for each.
-                torch._foreach_add_(list(cuts[:trained]), fresh[:trained], alpha=-self.descent.rate)
+                add: Any = torch._foreach_add_  # pyright: ignore[reportPrivateImportUsage]
+                add(cuts[:trained], fresh[:trained], alpha=-self.descent.rate)
             return each
 
         return step
