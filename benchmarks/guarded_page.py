@@ -18,21 +18,20 @@ WITHOUT_ROWS = ("EQ", "median(EQ)", "centred-clip(EQ;mix)", "centred-clip(TR)", 
 
 
 def verdict(lines: Sequence[Line]) -> str:
-    """Say in two sentences what is lost at most, and whether that is within the targets."""
+    """Say in two sentences what is lost at most, beside the targets, and on what."""
     found = tables.worst(lines)[GUARDED]
-    parts: list[str] = []
-    for scheme, words in tables.SCHEMES.items():
-        most = found.most(scheme, 0.2)
-        if most is not None:
-            met = "met" if most[0] <= tables.ALLOWED[scheme] else "missed"
-            parts.append(
-                f"{most[0]:.1f} points on {words} data ({most[1]}; target {tables.ALLOWED[scheme]:.0f}: {met})"
-            )
+    lost = [
+        f"{most[0]:.1f} points on {words} data (target {tables.ALLOWED[scheme]:.0f})"
+        for scheme, words in tables.SCHEMES.items()
+        if (most := found.most(scheme, 0.2)) is not None
+    ]
     door = found.backdoor.get(0.2)
-    backdoor = "" if door is None else f" A backdoor works in at most {door:.0f} % (target 10 %)."
-    clean = f"It costs at most {max(found.cost, 0.0):.1f} points where nobody is hostile (target 1.5)."
-    lost = f"With a fifth of the clients hostile and lying, `guarded` loses at most {' and '.join(parts)}."
-    return f"{lost} {clean}{backdoor}"
+    backdoor = "" if door is None else f", and a backdoor works in at most {door:.1f} % (target 10)"
+    data = " and ".join(dict.fromkeys(each["data"] for each in lines))
+    return (
+        f"With a fifth of the clients hostile and lying, `guarded` loses at most {' and '.join(lost)}{backdoor}. "
+        f"Where nobody is hostile it costs at most {max(found.cost, 0.0):.1f} points (target 1.5), all on {data}."
+    )
 
 
 def counted(lines: Sequence[Line]) -> str:

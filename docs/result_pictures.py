@@ -39,18 +39,6 @@ def half(cell: str) -> float:
     return number(cell.partition("±")[2]) if "±" in cell else 0.0
 
 
-def attacks() -> alt.Chart:
-    """Points that each attack costs under the recommended rule."""
-    first, *lines = rows("attacks")[:-1]
-    settings = list(first)[1:]
-    found = [
-        {"attack": line["attack"].removesuffix("+inflation"), "clients": name, "value": number(line[name])}
-        for line in lines
-        for name in settings
-    ]
-    return _dots(found, "attack", "clients", "points of accuracy, against no attack")
-
-
 def hospitals() -> alt.Chart:
     """Points over FedAvg of each rule, with plain and corrected intervals."""
     plain, corrected, *_ = rows("hospitals")
@@ -138,7 +126,6 @@ def _dots(found: list[dict[str, Any]], line: str, colour: str, title: str, apart
 
 
 PICTURES: Mapping[str, Callable[[], Any]] = {
-    "attacks": attacks,
     "hospitals": hospitals,
     "worth": worth,
     "privacy-costs": privacy_costs,
