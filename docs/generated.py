@@ -148,7 +148,7 @@ def _policy_page(made: Any, figures: Mapping[str, Any]) -> str:
     found = described(made)
     title, _, rest = (sys.modules[made.__module__].__doc__ or "").strip().partition("\n")
     *body, link = rest.strip("\n").splitlines()
-    measures = [f"`{name}` ({criteria.get(name).description})" for name in found["criteria"]]
+    measures = [f"- `{name}`: {criteria.get(name).description}" for name in found["criteria"]]
     sums = {
         "shares": "They sum to 1.",
         "updates": "They need not sum to 1: the step is Θ + Σ wᵢ(θᵢ − Θ).",
@@ -162,7 +162,9 @@ def _policy_page(made: Any, figures: Mapping[str, Any]) -> str:
         "",
         *body,
         "",
-        f"**{when[:1].upper()}{when[1:]}.** {what}. The weights are made from {', '.join(measures)}. {sums}",
+        f"**{when[:1].upper()}{when[1:]}.** {what}. {sums} The weights are made from",
+        "",
+        *measures,
         "",
         f"**It assumes** {', '.join(found['needs'])}." if found["needs"] else "**It assumes** nothing else.",
         "",

@@ -8,6 +8,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,7 @@ SLOW: dict[str, str] = {
 """The same for scripts that take long even so; what follows a script's name tells its parts apart."""
 ELSEWHERE = {
     "faults": "test_faults_bench.py (slow)",
+    "guarded": "test_guarded_bench.py",
     "mutation": "by hand: it takes hours and needs mutmut",
     "recommend_tables": "test_recommend_tables.py",
     "simulator": "gpu.sh, below",
@@ -100,8 +102,10 @@ def test_every_script_is_started_somewhere() -> None:
 
 
 def test_its_experiments_can_be_read() -> None:
-    found = {path.name: load(str(path)) for path in (ROOT / "benchmarks").glob("*.toml")}
-    assert set(found) == {"attacks.toml", "privacy.toml"}
+    paths = {path.name: path for path in (ROOT / "benchmarks").glob("*.toml")}
+    assert set(tomllib.loads(paths.pop("capacity.toml").read_text())) > {"DS", "LD", "MD"}
+    found = {name: load(str(path)) for name, path in paths.items()}
+    assert set(found) == {"attacks.toml", "privacy.toml", "scores.toml"}
     assert under_attack(found["attacks.toml"], "alie+inflation", 0.2)
     assert list(found["privacy.toml"].beside) == ["fedavg", "LD>DS", "MD"]
 

@@ -27,6 +27,7 @@ def rule(name: str, accuracy: float) -> dict[str, Any]:
         "criteria": [{"name": "DS", "measured_by": "client"}],
         "asks_clients": True,
         "adapts_loss": False,
+        "lost": None,
         "fedavg": name == "fedavg",
     }
 
@@ -92,3 +93,10 @@ def test_scores_of_a_sample_have_their_interval(
     show_summary(SUMMARY | {"rules": [drawn]})
     line = "tested on 10,000 of 1,000,000 clients; 95% interval for all: DS 80.50% to 81.50%"
     assert line in capsys.readouterr().out
+
+
+def test_what_cutting_adapters_lost_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    show_summary(SUMMARY | {"rules": [rule("flexlora", 0.5) | {"lost": {"product": 0.125, "factors": 0.5}}]})
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "cutting the weighted sum of the adapters to their rank lost 12.5% of it" in shown
+    assert "averages of A and of B would have lost 50.0%" in shown
