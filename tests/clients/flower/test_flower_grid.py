@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -328,6 +329,19 @@ def test_a_full_disk_of_the_server_is_named(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(SuperLinkFault, match=r"any more: ObjectPushError: Failed to push object") as caught:
         ask()
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("free", "fails"), [(1000, True), (1 << 30, False)])
+def test_a_full_disk_is_named_where_it_takes_the_answers(
+    free: int, fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv(REGISTER, str(tmp_path / "register.json"))
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=free))
+    grid: Any = FakeGrid({1: lambda message: None})
+    words = f"any more: {tmp_path}: No space left on device$"
+    with pytest.raises(SuperLinkFault, match=words) if fails else nullcontext():
+        found = RequestSender(grid).ask([Request(1, INTRODUCE, wire.content(Form(), {}), 0, 1 << 20)], 0.2)
+        assert found == ["no answer within 0.2 s"]
 
 
 def test_a_server_that_stood_still_while_it_sent_does_not_call_its_nodes_silent():

@@ -15,7 +15,7 @@ from steelyard.clients.flower.register import REGISTER
 from steelyard.errors import UserError
 
 _LEAST_ROOM = 1 << 20
-"""Bytes; with less, Flower's database cannot take a message."""
+"""Bytes; with less, the SuperLink cannot take a message."""
 _FAULT = 500
 
 
@@ -38,7 +38,8 @@ def reaching_superlink() -> Generator[None]:
     except RunNotRunning:
         raise RunStopped from None
     except (httpx.HTTPError, PartsNotTaken) as error:
-        words = lack_of_room() or f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        check_room(error)
+        words = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         raise SuperLinkFault(f"the SuperLink does not take messages any more: {words}") from error
 
 
@@ -47,14 +48,17 @@ def is_passing(error: BaseException) -> bool:
     return isinstance(error, httpx.HTTPStatusError) and error.response.status_code == _FAULT
 
 
-def lack_of_room() -> str:
-    """Say that the disk of the server's folder is full, where Flower's database is kept; nothing where it is not."""
+def check_room(cause: BaseException | None = None) -> None:
+    """Raise where the disk of the server's folder is full, in which the SuperLink keeps parts of messages.
+
+    Use it where something failed that a full disk would explain: a message was not taken, or nobody has answered.
+    """
     register = os.environ.get(REGISTER)
-    if not register:
-        return ""
-    folder = Path(register).parent
+    folder = Path(register or "").parent
     try:
-        free = shutil.disk_usage(folder).free
+        full = bool(register) and shutil.disk_usage(folder).free < _LEAST_ROOM
     except OSError:
-        return ""
-    return f"{folder}: No space left on device" if free < _LEAST_ROOM else ""
+        return
+    if full:
+        words = f"{folder}: No space left on device"
+        raise SuperLinkFault(f"the SuperLink does not take messages any more: {words}") from cause
