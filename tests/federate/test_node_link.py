@@ -15,7 +15,7 @@ pytest.importorskip("flwr")
 
 from flwr.app import Message, RecordDict
 
-from steelyard.clients.flower.adapter.messages import PartsLost, PartsTree, enter_run, name_message
+from steelyard.clients.flower.adapter.messages import PartsLost, PartsNotTaken, PartsTree, enter_run, name_message
 from steelyard.errors import UserError
 from steelyard.federate.node_link import NodeLink
 
@@ -41,6 +41,25 @@ def test_a_message_whose_parts_never_arrive_does_not_end_a_node(messages: list[s
     assert asked[0] == 3  # It went on to ask for the next message.
     assert [line.partition(":")[0] for line in messages] == ["a message was not answered"]
     assert "ObjectPullError" in messages[0]
+
+
+def test_an_answer_that_the_server_does_not_take_does_not_end_a_node(
+    messages: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    stop, found = threading.Event(), [[("message", "tree")], []]
+
+    def next_message() -> list[Any]:
+        if len(found) == 1:
+            stop.set()
+        return found.pop(0)
+
+    def not_taken(*_: object) -> None:
+        raise PartsNotTaken("part", 1, "session")
+
+    monkeypatch.setattr(NodeLink, "_answer", not_taken)
+    link(next_message, stop, []).run()
+    assert found == []  # It went on to ask for the next message.
+    assert [line.partition(":")[0] for line in messages if "answered" in line] == ["a message was not answered"]
 
 
 def link(next_message: Callable[[], list[Any]], stop: threading.Event, activated: list[float]) -> NodeLink:

@@ -24,6 +24,7 @@ from steelyard.clients.flower.adapter.messages import (
     RAISED,
     MessageParts,
     PartsLost,
+    PartsNotTaken,
     PartsTree,
     error_parts,
 )
@@ -169,8 +170,8 @@ class NodeLink:
             pause = _SHORTEST_PAUSE
             try:
                 self._answer(*found[0])
-            except (httpx.HTTPError, ValueError, RuntimeError, PartsLost) as error:
-                # The run was stopped, or the answer is too late: there will be another message.
+            except (httpx.HTTPError, ValueError, RuntimeError, PartsLost, PartsNotTaken) as error:
+                # The run was stopped, the server has no room, or the answer is too late: there will be another message.
                 _log.error(f"a message was not answered: {type(error).__name__}: {error}"[:300])
 
     def _next_message(self) -> list[tuple[Message, PartsTree]] | None:
