@@ -19,6 +19,11 @@ def run(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, env=command_environment(**environment), check=False)
 
 
+def test_what_a_command_in_this_process_asked_for_reaches_no_other_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STEELYARD_LOG_LEVEL", "warning")
+    assert run("logs.show(); log.info('a step')").stderr == "steelyard: a step\n"
+
+
 def test_without_any_set_up_python_shows_warnings_and_nothing_else() -> None:
     done = run("log.info('a step'); log.warning('look')")
     assert (done.stdout, done.stderr) == ("", "look\n")

@@ -22,6 +22,8 @@ from multiprocessing import forkserver
 from pathlib import Path
 from unittest import mock
 
+from steelyard.logs import FILE, LEVEL
+
 ROOT = Path(__file__).resolve().parent.parent
 PROCESSES = multiprocessing.get_context("forkserver")
 # Nothing here may start threads when it is imported: a process that has some cannot be forked.
@@ -45,10 +47,12 @@ PROCESSES.set_forkserver_preload(
 
 
 def command_environment(**changes: str) -> dict[str, str]:
-    """The environment of a process that runs this checkout's code."""
+    """The environment of a process that runs this checkout's code, with messages shown as nobody has asked for them."""
+    # A command that another test ran inside this process leaves its wishes (--quiet) to the processes it starts.
+    kept = {name: value for name, value in os.environ.items() if name not in {LEVEL, FILE}}
     paths = [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]
     paths = os.pathsep.join(path for path in paths if path)
-    return {**os.environ, "PYTHONPATH": paths, "COLUMNS": "160", **changes}
+    return {**kept, "PYTHONPATH": paths, "COLUMNS": "160", **changes}
 
 
 def warm_command(

@@ -70,7 +70,7 @@ def link(next_message: Callable[[], list[Any]], stop: threading.Event, activated
         return 7
 
     fleet = SimpleNamespace(next_message=next_message, activate=activate, deactivate=lambda: None, close=lambda: None)
-    fleet.node, fleet.ahead = 7, 0.0
+    fleet.node, fleet.ahead, fleet.send_heartbeat = 7, 0.0, lambda seconds: None
     return NodeLink(SimpleNamespace(connection=lambda: fleet, key="key"), None, 0, stop)  # type: ignore[arg-type]
 
 
