@@ -19,7 +19,7 @@ def rule(name: str, accuracy: float) -> dict[str, Any]:
         "accuracy": accuracy,
         "accuracy_on": None,
         "worst_tenth": 0.125,
-        "worst_tenth_on": {"rows": 24, "low": 0.043, "high": 0.31},
+        "worst_tenth_on": {"rows": 24, "low": 0.043, "high": 0.31, "too_few": False},
         "rounds_to_target": None,
         "testing_rounds": 0,
         "orders": {"tried": {}, "kept": {}, "last": None},

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from steelyard.errors import UserError
+from steelyard.measures import MEASURES
 from steelyard.report.baseline import verdicts
 from steelyard.report.comparison import describe
 from steelyard.report.comparison_tables import comparison_csv, comparison_tables, curves_csv
@@ -152,7 +153,7 @@ def test_an_error_is_no_accuracy_and_has_no_targets():
         server = {"mape": [level / 100] * 3, "mae": [1.0] * 3, "rmse": [2.0] * 3}
         return Curve(rule, 1, np.arange(1, 4), scores, scores[:, 0], 0, {}, server)
 
-    found = describe([error("DS", 50), error("VE", 40)], "DS", (0.9,), SHARES, 3, accuracy=False)
+    found = describe([error("DS", 50), error("VE", 40)], "DS", (0.9,), SHARES, 3, measure=MEASURES["minus_rmse"])
     found |= {"rounds": 3, "limit": 3}
     assert found["rounds_to_target"] == []
     assert found["verdicts"][0]["server_mape"]["mean"] == pytest.approx(0.1)

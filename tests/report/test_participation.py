@@ -39,7 +39,7 @@ def test_each_share_is_a_run_and_a_column(tmp_path):
     assert row["share"] == 0.75
     assert row["folder"].endswith("participation-075")
     worst = {device["rule"]: device["worst"]["mean"] for device in row["table"]["devices"]}
-    least = {name: min(c["accuracy"] for c in row["table"]["clients"] if c["rule"] == name) for name in worst}
+    least = {name: min(c["score"] for c in row["table"]["clients"] if c["rule"] == name) for name in worst}
     assert worst == pytest.approx(least)
 
 

@@ -6,11 +6,9 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from steelyard.report.recommendation import Compared, Measure, recommend
-from steelyard.report.statistics import detectable, seeds_for, wilson
+from steelyard.report.statistics import detectable, seeds_for
 
 ROWS = Measure("accuracy", "on the server's 46 rows")
 
@@ -172,22 +170,6 @@ def test_a_true_difference_as_large_as_promised_is_found_four_times_of_five() ->
         }
         found += recommend(values, "DS", ROWS)["rule"] == "better"
     assert found >= 380  # 80 %, and a little more by Holm's second step
-
-
-@given(st.floats(0, 1), st.integers(1, 2_000))
-def test_wilsons_interval_holds_the_share_and_narrows_with_rows(share: float, rows: int) -> None:
-    low, high = wilson(share, rows)
-    assert 0 <= low <= share + 1e-12
-    assert share - 1e-12 <= high <= 1
-    wider = wilson(share, rows / 4)
-    assert high - low <= wider[1] - wider[0] + 1e-12
-
-
-def test_wilsons_interval_by_hand() -> None:
-    # 0 of 10: z² / (n + z²) = 3.8415 / 13.8415; 15 of 20: (.75 + .09604) / 1.19207 ± 1.96 √(.009375 + .0024) / 1.19207.
-    assert wilson(0.0, 10) == pytest.approx((0.0, 0.2775), abs=5e-5)
-    assert wilson(0.75, 20) == pytest.approx((0.5313, 0.8881), abs=5e-5)
-    assert wilson(1.0, 0) == (0.0, 1.0)
 
 
 def test_of_several_better_rules_other_rows_choose_and_those_that_report_report() -> None:

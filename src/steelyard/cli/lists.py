@@ -12,8 +12,8 @@ from rich.text import Text
 
 from steelyard.errors import without_controls
 from steelyard.files import in_bytes
+from steelyard.measures import measure_of
 from steelyard.report.rendering import Table, as_text, bars
-from steelyard.rounds.progress import show_score
 from steelyard.runs.glance import Glance
 
 STYLES = {"running": "bold cyan", "finished": "green", "stopped": "yellow", "killed": "red", "unreadable": "red"}
@@ -69,7 +69,8 @@ def score_of(run: Glance) -> str:
     """Return the main rule's accuracy, named where it is something else than accuracy."""
     if run.accuracy is None:
         return "–"
-    return show_score(run.accuracy) if run.measure == "accuracy" else f"{run.accuracy:.4g} {run.measure}"
+    measure = measure_of(run.measure)
+    return measure.show(run.accuracy) if measure.percent else f"{measure.show(run.accuracy)} {measure.name}"
 
 
 def age(seconds: float) -> str:

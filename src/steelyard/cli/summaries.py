@@ -8,6 +8,8 @@ from typing import cast
 
 from steelyard.cli.printing import print_table, print_wrapped, terminal_width
 from steelyard.errors import printable_all
+from steelyard.measures import Measure, measure_of
+from steelyard.report.comparison_tables import on_cell
 from steelyard.report.documents.run import Reweighed, RuleSummary, Summary
 from steelyard.report.notices import chain_line, privacy_lines, single_client_lines
 from steelyard.report.rendering import Table
@@ -77,10 +79,13 @@ def _results(summary: Summary) -> Table:
 def _local_columns(measure: str, summary: Summary) -> dict[str, Callable[[RuleSummary], str]]:
     """The clients' own tests; only accuracies are shares of rows, with targets and intervals."""
     who = "users" if ranks_lists(measure) else "clients"
-    if measure != "accuracy":
+    known = measure_of(measure)
+    worst = "worst 10% [95% interval] (rows)"
+    if not known.of_rows:
+        on = any(rule["worst_tenth_on"] for rule in summary["rules"])
         return {
-            f"{measure}, mean over the {who}": lambda rule: show_measure(rule["accuracy"], measure),
-            f"worst 10% of the {who}": lambda rule: show_measure(rule["worst_tenth"], measure),
+            f"{measure}, mean over the {who}": lambda rule: known.show(rule["accuracy"]),
+            worst if on else f"worst 10% of the {who}": lambda rule: _worst(rule, known),
         }
 
     def reached(rule: RuleSummary) -> str:
@@ -88,16 +93,14 @@ def _local_columns(measure: str, summary: Summary) -> dict[str, Callable[[RuleSu
 
     return {
         "accuracy on the clients": lambda rule: _score(rule["accuracy"]),
-        "worst 10% [95% interval] (rows)": _worst,
+        worst: lambda rule: _worst(rule, known),
         f"rounds until {summary['share']:.0%} of clients reach {summary['target']:.0%}": reached,
     }
 
 
-def _worst(rule: RuleSummary) -> str:
-    found = rule["worst_tenth_on"]
-    if found is None:
-        return _score(rule["worst_tenth"])
-    return f"{_score(rule['worst_tenth'])} [{100 * found['low']:.0f}–{100 * found['high']:.0f}] ({found['rows']})"
+def _worst(rule: RuleSummary, measure: Measure) -> str:
+    found, score = rule["worst_tenth_on"], measure.show(rule["worst_tenth"])
+    return score if found is None else f"{score} {on_cell(found, measure)} ({found['rows']})"
 
 
 def _name(name: str) -> str:
@@ -176,10 +179,8 @@ def _server(summary: Summary) -> list[str]:
         tested = cast("dict[str, float]", rule["server"])
         figures = {name: value for name, value in tested.items() if name not in hidden}
         if figures:
-            shown = ", ".join(
-                f"C-index {value:.3f}" if name == "c_index" else f"{name.replace('_', ' ')} {show_score(value)}"
-                for name, value in figures.items()
-            )
+            measured = {measure_of(name): value for name, value in figures.items()}
+            shown = ", ".join(f"{measure.name} {measure.show(value)}" for measure, value in measured.items())
             lines.append(f"{rule['rule']} on the server's test set: {shown}")
         if rule["lost"] is not None:
             product, factors = rule["lost"]["product"], rule["lost"]["factors"]

@@ -18,6 +18,7 @@ from steelyard.experiment.privacy_checks import check_cohorts
 from steelyard.learning.catalogue import DENSE, NAMES, no_part
 from steelyard.learning.effective_rows import effective_rows_of
 from steelyard.learning.settings import ModelSettings, TrainingSettings
+from steelyard.measures import TASKS, TaskMeasures, measure_of
 from steelyard.privacy.requirements import check_installed
 from steelyard.rounds.contributions import ContributionSettings
 from steelyard.weighing.adafed import CLASS_METRICS
@@ -202,12 +203,16 @@ class LearningDescription(Description):
     @property
     def worth(self) -> str:
         """Accuracy on the server's rows, 1/(1 + MAPE) for a regression, the C-index for survival."""
-        return {"regression": "VE", "survival": "VC"}.get(self._task, "VP")
+        return self._measured.criterion
 
     @property
     def server_figure(self) -> str:
         """Accuracy on the server's rows, the root mean squared error of a regression, the C-index for survival."""
-        return {"regression": "rmse", "survival": "c_index"}.get(self._task, "accuracy")
+        return self._measured.figure
+
+    @property
+    def _measured(self) -> TaskMeasures:
+        return TASKS.get(self._task, TASKS["classes"])
 
     @property
     def _task(self) -> str:
@@ -366,9 +371,10 @@ class LearningDescription(Description):
     @property
     def score_name(self) -> str:
         """Accuracy for classes, C-index for survival, minus RMSE for a regression: more is better."""
-        return {"regression": "minus RMSE", "survival": "C-index"}.get(self._task, "accuracy")
+        return self._measured.score
 
     @property
     def score_range(self) -> tuple[float, float] | None:
         """Accuracy and C-index lie between 0 and 1; the score of a regression is minus an error."""
-        return None if self.regression else (0.0, 1.0)
+        measure = measure_of(self.score_name)
+        return (measure.low, measure.high) if measure.bounded else None

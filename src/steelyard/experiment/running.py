@@ -31,6 +31,7 @@ from steelyard.experiment.parts import Assembly, Parts, as_begun, assembled, fed
 from steelyard.experiment.run_notes import RunRecorder, run_facts, versions, why
 from steelyard.files import in_bytes
 from steelyard.logs import logger
+from steelyard.measures import measure_of
 from steelyard.rounds.loop import Progress, run_rounds
 from steelyard.rounds.progress import show_progress
 from steelyard.rounds.settings import cohort_size
@@ -232,7 +233,7 @@ def _go(parts: Parts, folder: Path, store: Store, progress: bool | Progress, *, 
     if known is not None:
         store.note(tracked_as=known)
     try:
-        with _shown(progress, parts.plan.rounds, experiment.score_name == "accuracy") as report:
+        with _shown(progress, parts.plan.rounds, measure_of(experiment.score_name).percent) as report:
             states = remaining(restored.states, federations, private)
             states = run_rounds(federations, states, clients, parts.server, parts.plan, tracked, report, private)
     except BaseException as error:

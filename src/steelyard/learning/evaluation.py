@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -79,6 +82,47 @@ def errors(predicted: torch.Tensor, labels: torch.Tensor) -> dict[str, Floats]:
     }
 
 
+def jackknife(without: torch.Tensor) -> float:
+    """Return the standard error of a score from its values `without` each of its n rows; NaN for fewer than two.
+
+    √((n−1)/n · Σᵢ (θ₍ᵢ₎ − mean)²), which errs upward if at all (B. Efron and C. Stein: "The jackknife estimate of
+    variance", Annals of Statistics 9(3), 1981).
+    """
+    count = without.shape[-1]
+    if count < 2:
+        return math.nan
+    return math.sqrt((count - 1) / count * float((without.double() - without.double().mean()).square().sum()))
+
+
+def rmse_error(predicted: torch.Tensor, labels: torch.Tensor) -> float:
+    """Return the standard error of a root mean squared error."""
+    squares = (predicted.double() - labels.double()).square()
+    return jackknife(((squares.sum() - squares).clamp_min(0) / max(len(squares) - 1, 1)).sqrt())
+
+
+def concordance_error(risks: torch.Tensor, times: torch.Tensor) -> float:
+    """Return the standard error of a C-index; without a pair to compare the index says nothing, and it is NaN."""
+    right, pairs = (torch.zeros(len(times), dtype=torch.float64, device=times.device) for _ in range(2))
+    for one, later, hits in _known_pairs(risks, times):
+        right[later] += hits
+        right[one] += hits.sum()
+        pairs[later] += 1
+        pairs[one] += later.sum()
+    # Each pair was counted at both of its samples.
+    held = pairs.sum() / 2 - pairs
+    return jackknife((right.sum() / 2 - right) / held) if bool((held > 0).all()) else math.nan
+
+
+def _known_pairs(risks: torch.Tensor, times: torch.Tensor) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+    """Yield each sample with an event, which samples are known to have theirs later, and 1, ½ or 0 for each pair."""
+    when, came = times.abs(), times > 0
+    # One sample with an event after another: a table of all pairs would be too large for a large test set.
+    for one in came.nonzero().flatten().tolist():
+        later = (when > when[one]) | ((when == when[one]) & ~came)
+        gap = risks[..., one, None] - risks[..., later]
+        yield one, later, (gap.sign() + 1).to(torch.float64) / 2
+
+
 def concordance(risks: torch.Tensor, times: torch.Tensor) -> Floats:
     """Return Harrell's C-index over the last axis: how often the sample at higher risk had its event first.
 
@@ -86,12 +130,8 @@ def concordance(risks: torch.Tensor, times: torch.Tensor) -> Floats:
     same and one is censored. Equal risks count half; without any such pair the index is 0.5, which says nothing.
     `times` are as `losses.cox` takes them. Leading axes of `risks` are models.
     """
-    when, came = times.abs(), times > 0
     right, pairs = torch.zeros(risks.shape[:-1], dtype=torch.float64), 0.0
-    # One sample with an event after another: a table of all pairs would be too large for a large test set.
-    for one in came.nonzero().flatten().tolist():
-        later = (when > when[one]) | ((when == when[one]) & ~came)
-        gap = risks[..., one, None] - risks[..., later]
-        right += ((gap > 0).sum(dim=-1) + 0.5 * (gap == 0).sum(dim=-1)).to(torch.float64).cpu()
+    for _, later, hits in _known_pairs(risks, times):
+        right += hits.sum(dim=-1).cpu()
         pairs += float(later.sum())
     return (right / pairs).numpy() if pairs else np.full(risks.shape[:-1], 0.5)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from steelyard.measures import measure_of
 from steelyard.report.comparison_tables import (
     algorithm_cells,
     cell,
     comparison_tables,
-    percent_of,
     tested_cells,
     worst_cell,
 )
@@ -38,8 +38,8 @@ def main_table(document: Comparison, name: str = "") -> Table:
     """Return the table behind the recommendation: the measure that decides, and how flawed and worst clients fared."""
     found = document["recommendation"]
     last = min(document["last"], document["rounds"])
-    factor, unit = (100.0, " (%)") if found["measure"] == "accuracy" else (1.0, "")
-    digits = 1 if factor == 100.0 else 4
+    measure = measure_of(found["measure"])
+    factor, digits = measure.factor, 1 if measure.percent else 4
     columns: dict[str, dict[str, str]] = {}
     named = algorithm_cells(document)
     if heading := named(None):
@@ -47,7 +47,7 @@ def main_table(document: Comparison, name: str = "") -> Table:
     whose = tested_cells(document)
     if heading := whose(None):
         columns[heading[0]] = {rule: whose(rule)[0] for rule in document["rules"]}
-    columns[f"{found['measure']}{unit}"] = {row["rule"]: cell(row["value"], digits, factor) for row in found["rules"]}
+    columns[measure.heading] = {row["rule"]: cell(row["value"], digits, factor) for row in found["rules"]}
     others = [row for row in found["rules"] if row["difference"] is not None]
     if others:
         columns[f"against {found['baseline']}"] = {
@@ -64,7 +64,7 @@ def main_table(document: Comparison, name: str = "") -> Table:
     rows = tuple((rule, *(cells.get(rule, "–") for cells in columns.values())) for rule in rules)
     best = rules.index(found["rule"]) if found["rule"] is not None and len(rules) > 1 else None
     over = f"mean of the last {last} tested rounds" if last > 1 else f"after round {document['rounds']}"
-    shown = "Accuracy" if found["measure"] == "accuracy" else found["measure"]
+    shown = f"{measure.name[:1].upper()}{measure.name[1:]}"
     title = f"{name}{shown} {found['where']}, {over}"
     return Table(title, ("rule", *columns), rows, _main_note(document), best=best)
 
@@ -73,15 +73,15 @@ def _local_columns(document: Comparison, *, on_server: bool) -> dict[str, dict[s
     """The clients' own tests beside what decides: over all of their rows where the server decides, and the worst."""
     if not document["devices"]:
         return {}
-    percent = percent_of(document)
-    unit = " (%)" if percent == 100.0 else ""
+    measure = measure_of(document["measure"])
+    unit = " (%)" if measure.percent else ""
     digits = 1 if unit else 4
     rows = document["devices"]
     columns: dict[str, dict[str, str]] = {}
     if on_server:
-        columns[f"on the clients{unit}"] = {row["rule"]: cell(row["final"], digits, percent) for row in rows}
+        columns[f"on the clients{unit}"] = {row["rule"]: cell(row["final"], digits, measure.factor) for row in rows}
     whose = " of the users" if ranks_lists(document["measure"]) else ""
-    columns[f"worst tenth{whose}{unit}"] = {row["rule"]: worst_cell(row, digits, percent) for row in rows}
+    columns[f"worst tenth{whose}{unit}"] = {row["rule"]: worst_cell(row, digits, measure) for row in rows}
     if counts := {row["rule"]: f"{found['rows']:,}" for row in rows if (found := row["worst_tenth_on"])}:
         columns["rows of the worst"] = counts
     return columns
@@ -103,15 +103,14 @@ def _main_note(document: Comparison) -> str:
     if any(row["p_holm"] is not None for row in found["rules"]):
         notes.append("p: paired t-test against the first rule after Holm's correction")
     if seeds >= LEAST_SEEDS and len(found["rules"]) > 1:
-        small = "1 %" if found["less_is_better"] else "1 point" if found["measure"] == "accuracy" else "0.01"
+        small = "1 %" if found["less_is_better"] else "1 point" if measure_of(found["measure"]).percent else "0.01"
         needed = found["seeds_needed"]
         count = f"more than {MOST_SEEDS:,}" if needed is None else f"about {needed}"
         notes.append(f"a difference of {small} would need {count} seeds")
     if document["devices"]:
         who = "users' lists" if ranks_lists(document["measure"]) else "clients' own tests"
         notes.append(f"the {who} are those after round {document['rounds']}")
-    if found["less_is_better"]:
-        notes.append("less is better")
+    notes.append(measure_of(found["measure"]).direction)
     notes += [f"{row['rule']} is not held against it: {row['left_out']}" for row in found["rules"] if row["left_out"]]
     text = "; ".join(notes)
     return f"{text[:1].upper()}{text[1:]}."

@@ -40,7 +40,7 @@ def find_baseline(history: History, wanted: str | None) -> str:
     return next((name for name, settings in rules.items() if is_fedavg(settings)), next(iter(rules)))
 
 
-Measure = Literal[
+TestName = Literal[
     "gain",
     "final",
     "late",
@@ -55,7 +55,7 @@ Measure = Literal[
 
 
 def verdicts(
-    measured: Mapping[Measure, Mapping[str, Sequence[float]]], baseline: str, rules: Sequence[str], last: int = 5
+    measured: Mapping[TestName, Mapping[str, Sequence[float]]], baseline: str, rules: Sequence[str], last: int = 5
 ) -> list[Verdict]:
     """Test every rule against the baseline, per measure with Holm's correction over the rules, and say it in words.
 
@@ -75,7 +75,7 @@ def verdicts(
     return [{"rule": rule, **tests, "sentence": sentence(rule, baseline, tests, last)} for rule, tests in found.items()]
 
 
-_PHRASES: dict[Measure, tuple[str, str, float]] = {
+_PHRASES: dict[TestName, tuple[str, str, float]] = {
     # measure: what is compared, unit, factor
     "gain": ("rounds to the targets", "rounds gained on average", 1.0),
     "final": ("score after the last round", "points", 100.0),
@@ -92,7 +92,7 @@ _PHRASES: dict[Measure, tuple[str, str, float]] = {
 def sentence(rule: str, baseline: str, tests: RuleTests, last: int = 5) -> str:
     """Say plainly whether a rule is better, worse or not distinguishable from the baseline, measure by measure."""
     parts: list[str] = []
-    given = cast("dict[Measure, PairedTest]", tests)
+    given = cast("dict[TestName, PairedTest]", tests)
     for measure, test in given.items():
         what, unit, factor = _PHRASES[measure]
         what = what.replace("last rounds", f"last {last} rounds")

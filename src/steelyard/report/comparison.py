@@ -8,16 +8,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import get_args
 
 import numpy as np
 
 from steelyard.errors import UserError
 from steelyard.experiment.description import Description
-from steelyard.report.baseline import Measure, find_baseline, verdicts
+from steelyard.measures import MEASURES, Measure, measure_of
+from steelyard.messages import Counts
+from steelyard.report.baseline import TestName, find_baseline, verdicts
 from steelyard.report.documents.comparison import (
     ClassCurve,
-    ClientAccuracy,
+    ClientScore,
     Comparison,
     DeviceRow,
     FlawedRow,
@@ -25,13 +27,14 @@ from steelyard.report.documents.comparison import (
     RuleTables,
     ScoreCurve,
     ServerCurve,
+    ServerFigure,
     ServerRow,
     TargetCell,
     TargetRow,
     TargetTable,
     TestingRow,
 )
-from steelyard.report.documents.shared import EstimateJson
+from steelyard.report.documents.shared import EstimateJson, OnRows
 from steelyard.report.flawed import flawed_shares
 from steelyard.report.measures import jain, on_rows, rounds_to_shares, worst_devices, worst_score, worst_tenth
 from steelyard.report.notices import chain_of, single_client_rounds
@@ -79,7 +82,7 @@ def compare_run(run: History | Path | str, experiment: Description, baseline: st
         **describe(
             *(curves, chosen, settings.all_targets, settings.shares, limit, settings.last),
             above=settings.above,
-            accuracy=experiment.score_name == "accuracy",
+            measure=measure_of(experiment.score_name),
         ),
     }
 
@@ -103,11 +106,11 @@ def describe(
     last: int = 5,
     *,
     above: bool = False,
-    accuracy: bool = True,
+    measure: Measure = MEASURES["accuracy"],
 ) -> RuleTables:
     """Return all tables of a comparison as plain values; verdicts look at the last round and at the `last` rounds.
 
-    The papers' targets and the intervals of rows are about `accuracy`, a share of rows: errors and nDCG have neither.
+    The papers' targets are about accuracies, shares of rows: other measures have none.
     """
     rules = list(dict.fromkeys(curve.rule for curve in curves))
     rules = [baseline, *(rule for rule in rules if rule != baseline)]
@@ -115,10 +118,9 @@ def describe(
     seeds = sorted({curve.seed for curve in curves})
     by_rule = {rule: [table[rule, seed] for seed in seeds] for rule in rules}
     tested = all(curve.scores.size for curve in curves)
-    accurate = tested and accuracy
     gains: dict[str, list[list[float]]] = {rule: [] for rule in rules}
     sections: list[TargetTable] = []
-    for target in targets if accurate else ():
+    for target in targets if tested and measure.of_rows else ():
         section = rounds_section(table, rules, seeds, target, shares, limit, above=above)
         sections.append(section)
         for row in section["rows"][1:]:
@@ -132,12 +134,8 @@ def describe(
         "confidence": 0.95,
         "rounds_to_target": sections,
         "verdicts": verdicts(measured, baseline, rules, min(last, longest)),
-        "devices": [_devices(rule, [table[rule, seed] for seed in seeds], accurate) for rule in rules]
-        if tested
-        else [],
-        "clients": [row for rule in rules for row in _clients(rule, [table[rule, seed] for seed in seeds])]
-        if accurate
-        else [],
+        "devices": [_devices(rule, by_rule[rule], measure) for rule in rules] if tested else [],
+        "clients": [row for rule in rules for row in _clients(rule, by_rule[rule], measure)] if tested else [],
         "server": [_server_row(rule, curves) for rule, curves in by_rule.items()],
         "testing": [_testing(rule, curves) for rule, curves in by_rule.items()],
         "right_wrong": [found for rule in rules[1:] if (found := _matrix(table, baseline, rule, seeds))],
@@ -217,9 +215,9 @@ def _measures(
     seeds: Sequence[int],
     gains: Mapping[str, list[list[float]]],
     last: int,
-) -> dict[Measure, dict[str, list[float]]]:
+) -> dict[TestName, dict[str, list[float]]]:
     """Return for each measure and rule the differences from the baseline, one per seed; more is better."""
-    measures: dict[Measure, dict[str, list[float]]] = {}
+    measures: dict[TestName, dict[str, list[float]]] = {}
     if any(gains.values()):
         measures["gain"] = {rule: np.mean(gains[rule], axis=0).tolist() for rule in rules[1:]}
 
@@ -231,7 +229,7 @@ def _measures(
     measures["final"] = against_baseline(lambda curve: float(curve.overall[-1]))
     measures["late"] = against_baseline(lambda curve: float(np.mean(curve.overall[-last:])))
     known = set.intersection(*(set(curve.server) for curve in table.values()))
-    pairs: tuple[tuple[str, Measure, Measure], ...] = (
+    pairs: tuple[tuple[str, TestName, TestName], ...] = (
         ("accuracy", "server_accuracy", "server_accuracy_late"),
         ("macro_f1", "server_macro_f1", "server_macro_f1_late"),
     )
@@ -239,8 +237,10 @@ def _measures(
         if name in known:
             measures[final] = against_baseline(lambda curve, name=name: curve.server[name][-1])
             measures[late] = against_baseline(lambda curve, name=name: float(np.mean(curve.server[name][-last:])))
-    if "c_index" in known:
-        measures["server_c_index"] = against_baseline(lambda curve: curve.server["c_index"][-1])
+    further: tuple[tuple[str, TestName], ...] = (("c_index", "server_c_index"),)
+    for name, final in further:
+        if name in known:
+            measures[final] = against_baseline(lambda curve, name=name: curve.server[name][-1])
     if "mape" in known:
         measures["server_mape"] = against_baseline(lambda curve: -curve.server["mape"][-1])
     return measures
@@ -250,23 +250,20 @@ def _over_seeds(curves: Sequence[Curve], figure: Callable[[Curve], float]) -> Es
     return estimate([figure(curve) for curve in curves]).as_json()
 
 
-def _devices(rule: str, curves: Sequence[Curve], accurate: bool) -> DeviceRow:
+def _devices(rule: str, curves: Sequence[Curve], measure: Measure) -> DeviceRow:
     """How the last model serves the devices: over all samples, the worst tenth, LEAF's percentiles, spread, Jain."""
 
     def percentile(per_cent: float) -> Callable[[Curve], float]:
         return lambda curve: float(np.percentile(curve.scores[-1], per_cent))
 
     pairs = [(curve, worst_devices(curve.scores[-1])) for curve in curves]
-    counted = accurate and all(len(curve.rows) for curve in curves)
     return {
         "rule": rule,
         "final": _over_seeds(curves, lambda curve: float(curve.overall[-1])),
         "best": _over_seeds(curves, lambda curve: float(curve.overall.max())),
         "worst": _over_seeds(curves, lambda curve: worst_score(curve.scores[-1])),
         "worst_tenth": _over_seeds(curves, lambda curve: worst_tenth(curve.scores[-1])),
-        "worst_tenth_on": on_rows([c.scores[-1][w] for c, w in pairs], [c.rows[w] for c, w in pairs])
-        if counted
-        else None,
+        "worst_tenth_on": _on_rows(pairs, measure) if all(len(curve.rows) for curve in curves) else None,
         "p10": _over_seeds(curves, percentile(10)),
         "p90": _over_seeds(curves, percentile(90)),
         "spread": _over_seeds(curves, lambda curve: float(np.std(curve.scores[-1]))),
@@ -274,15 +271,22 @@ def _devices(rule: str, curves: Sequence[Curve], accurate: bool) -> DeviceRow:
     }
 
 
-def _clients(rule: str, curves: Sequence[Curve]) -> list[ClientAccuracy]:
-    """The accuracy at each client with the rows that it rests on; none where there are too many clients to read."""
+def _on_rows(devices: Sequence[tuple[Curve, Counts]], measure: Measure) -> OnRows | None:
+    """Return on how many rows some devices of each curve were tested after its last round."""
+    scores = [curve.scores[-1][places] for curve, places in devices]
+    errors = [None if curve.errors is None else curve.errors[places] for curve, places in devices]
+    return on_rows(scores, [curve.rows[places] for curve, places in devices], measure, errors)
+
+
+def _clients(rule: str, curves: Sequence[Curve], measure: Measure) -> list[ClientScore]:
+    """The score at each client with the rows that it rests on; none where there are too many clients to read."""
     names = sorted({name for curve in curves for name in curve.devices})
-    found: list[ClientAccuracy] = []
+    found: list[ClientScore] = []
     for name in names if len(names) <= MOST_CLIENTS else ():
-        held = [(curve, curve.devices.index(name)) for curve in curves if name in curve.devices]
-        scores = [curve.scores[-1][index : index + 1] for curve, index in held]
-        rows = on_rows(scores, [curve.rows[index : index + 1] for curve, index in held])
-        found.append({"rule": rule, "client": name, "accuracy": float(np.mean(scores)), **rows})
+        held = [(curve, np.array([curve.devices.index(name)])) for curve in curves if name in curve.devices]
+        if rows := _on_rows(held, measure):
+            score = float(np.mean([curve.scores[-1][place] for curve, place in held]))
+            found.append({"rule": rule, "client": name, "score": score, **rows})
     return found
 
 
@@ -301,10 +305,10 @@ def _server_curve(rule: str, curves: Sequence[Curve]) -> ServerCurve:
     return row
 
 
-def _server_figures(curves: Sequence[Curve]) -> list[Literal["accuracy", "macro_f1", "mae", "mape", "rmse", "c_index"]]:
+def _server_figures(curves: Sequence[Curve]) -> list[ServerFigure]:
     """Return which figures of the server's tests every seed has."""
     known = set.intersection(*(set(curve.server) for curve in curves))
-    return [name for name in ("accuracy", "macro_f1", "mae", "mape", "rmse", "c_index") if name in known]
+    return [name for name in get_args(ServerFigure) if name in known]
 
 
 def _class_curve(rule: str, curves: Sequence[Curve]) -> ClassCurve:

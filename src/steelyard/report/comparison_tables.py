@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from steelyard.report.documents.comparison import ClientAccuracy, Comparison, DeviceRow, RuleTables, TargetTable
-from steelyard.report.documents.shared import EstimateJson
+from steelyard.measures import Measure, measure_of
+from steelyard.report.documents.comparison import ClientScore, Comparison, DeviceRow, RuleTables, TargetTable
+from steelyard.report.documents.shared import EstimateJson, OnRows
 from steelyard.report.rendering import Table, as_csv, spark
 from steelyard.report.statistics import estimate
 
@@ -67,17 +68,17 @@ def _rounds(section: TargetTable, document: Comparison, several: bool) -> Table:
     return Table(f"Rounds until a share of the devices {verb} {section['target']:.0%}", headings, tuple(rows), note)
 
 
-def worst_cell(row: DeviceRow, digits: int, factor: float) -> str:
+def worst_cell(row: DeviceRow, digits: int, measure: Measure) -> str:
     """Write the worst tenth: over seeds as any mean, of one seed with the interval that its few rows give."""
     found, rows = row["worst_tenth"], row["worst_tenth_on"]
     if len(found["values"]) != 1 or rows is None:
-        return cell(found, digits, factor)
-    return f"{_number(found['mean'] * factor, digits)} [{rows['low'] * factor:.0f}–{rows['high'] * factor:.0f}]"
+        return cell(found, digits, measure.factor)
+    return f"{_number(found['mean'] * measure.factor, digits)} {on_cell(rows, measure)}"
 
 
-def percent_of(document: Comparison) -> float:
-    """Return 100 where the clients' scores are accuracies, else 1: nDCG is no share of anything, nor is an error."""
-    return 100.0 if document["measure"] == "accuracy" else 1.0
+def on_cell(rows: OnRows, measure: Measure) -> str:
+    """Write the interval that a score has from its rows, and whether these are too few: "[21–94] too few"."""
+    return f"{measure.show_interval(rows['low'], rows['high'])}{' too few' if rows['too_few'] else ''}"
 
 
 def algorithm_cells(document: Comparison) -> Callable[[str | None], tuple[str, ...]]:
@@ -99,24 +100,24 @@ def tested_cells(document: Comparison) -> Callable[[str | None], tuple[str, ...]
 def _devices(document: Comparison) -> list[Table]:
     if not document["devices"]:
         return []
-    percent = percent_of(document)
+    measure = measure_of(document["measure"])
     columns = ("final", "best", "worst", "worst_tenth", "p10", "p90", "spread")
     named, tested = algorithm_cells(document), tested_cells(document)
     served = {row["rule"]: row["accuracy"] for row in document["server"] if "accuracy" in row and tested(None)}
     rows = [
         (
             *(row["rule"], *named(row["rule"]), *tested(row["rule"])),
-            *(cell(row[name], 2 if percent == 100.0 else 4, percent) for name in columns),
+            *(cell(row[name], 2 if measure.percent else 4, measure.factor) for name in columns),
             cell(row["jain"], 4),
             *([cell(served[row["rule"]], 2, 100.0)] if row["rule"] in served else ["–"] if served else []),
         )
         for row in document["devices"]
     ]
-    unit = " (%)" if percent == 100.0 else ""
+    unit = " (%)" if measure.percent else ""
     names = ("final", "best round", "worst client", "worst tenth", "10th perc.", "90th perc.", "std. dev.")
     headings = ("rule", *named(None), *tested(None), *(f"{name}{unit}" for name in names), "Jain")
     headings += ("server's rows (%)",) if served else ()
-    note = f"Final: over all test samples after round {document['rounds']}; the rest over devices."
+    note = f"Final: over all test samples after round {document['rounds']}; the rest over devices; {measure.direction}."
     if tested(None):
         note += " Own models: each client tested the one that it uses itself. Server's rows: the common model there."
     title = f"Local {document['measure']} after the last round"
@@ -128,18 +129,25 @@ def _clients(document: Comparison) -> list[Table]:
     names = list(dict.fromkeys(row["client"] for row in document["clients"]))
     if not names or len(names) > MOST_CLIENTS:
         return []
+    measure = measure_of(document["measure"])
     known = {(row["client"], row["rule"]): row for row in document["clients"]}
     rows: list[tuple[str, ...]] = []
     for name in names:
         mine = [known.get((name, rule)) for rule in document["rules"]]
         count = max(row["rows"] for row in mine if row)
-        rows.append((name, f"{count:,}", *(_accuracy(row) for row in mine)))
-    note = "Accuracy (%) [Wilson's 95 % interval from its rows]. Clients whose intervals overlap have no sure rank."
+        rows.append((name, f"{count:,}", *(_client_cell(row, measure) for row in mine)))
+    note = (
+        f"{measure.heading} [95 % interval from its rows], {measure.direction}. Clients whose intervals overlap have "
+    )
+    note += "no sure rank; one with too few rows has none."
     return [Table("Client by client after the last round", ("client", "rows", *document["rules"]), tuple(rows), note)]
 
 
-def _accuracy(row: ClientAccuracy | None) -> str:
-    return "–" if row is None else f"{100 * row['accuracy']:.1f} [{100 * row['low']:.0f}–{100 * row['high']:.0f}]"
+def _client_cell(row: ClientScore | None, measure: Measure) -> str:
+    if row is None:
+        return "–"
+    score = f"{100 * row['score']:.1f}" if measure.percent else _number(row["score"], 3)
+    return f"{score} {on_cell(row, measure)}"
 
 
 def _server(document: Comparison) -> list[Table]:
@@ -147,16 +155,24 @@ def _server(document: Comparison) -> list[Table]:
     names = [name for name in names if all(name in row for row in document["server"])]
     if not names:
         return []
-    percent = {"accuracy": 100.0, "mape": 100.0}
+    shown = {name: measure_of(name) for name in names}
     rows = [
         (
             row["rule"],
-            *(cell(row[name], 3 if name in ("macro_f1", "c_index") else 2, percent.get(name, 1.0)) for name in names),
+            *(
+                cell(row[name], 3 if measure.bounded and not measure.percent else 2, measure.factor)
+                for name, measure in shown.items()
+            ),
         )
         for row in document["server"]
     ]
-    headings = ("rule", *(f"{name.replace('_', ' ')}{' (%)' if name in percent else ''}" for name in names))
-    return [Table("The last model on the server's reporting rows", headings, tuple(rows))]
+    by_direction: dict[str, list[str]] = {}
+    for measure in shown.values():
+        by_direction.setdefault(measure.direction, []).append(measure.name)
+    note = "; ".join(f"{direction}: {', '.join(which)}" for direction, which in by_direction.items())
+    headings = ("rule", *(measure.heading for measure in shown.values()))
+    title = "The last model on the server's reporting rows"
+    return [Table(title, headings, tuple(rows), f"{note[:1].upper()}{note[1:]}.")]
 
 
 def _ended(document: Comparison) -> list[Table]:
@@ -219,15 +235,17 @@ def _curves(document: Comparison) -> Table:
     curves = document["curves"]
     values = [value for curve in curves for value in curve["mean"]]
     low, high = min(values), max(values)
-    percent = percent_of(document)
+    measure = measure_of(document["measure"])
     marks = sorted({_mark(curves[0]["rounds"], share) for share in (0.05, 0.1, 0.25, 0.5, 1.0)})
     rows: list[tuple[str, ...]] = []
     for curve in curves:
         at = dict(zip(curve["rounds"], curve["mean"], strict=True))
-        shown = [_number(at[mark] * percent, 2 if percent == 100.0 else 4) if mark in at else "" for mark in marks]
+        shown = [
+            _number(at[mark] * measure.factor, 2 if measure.percent else 4) if mark in at else "" for mark in marks
+        ]
         rows.append((curve["rule"], *shown, spark(curve["mean"], low, high)))
     headings = ("rule", *(f"round {mark}" for mark in marks), "curve")
-    title = "Accuracy over all test samples (%)" if percent == 100.0 else f"{document['measure']}, round by round"
+    title = "Accuracy over all test samples (%)" if measure.of_rows else f"{measure.name}, round by round"
     return Table(title, headings, tuple(rows))
 
 

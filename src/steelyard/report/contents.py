@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
+from steelyard.measures import ERROR, Measure, measure_of
 from steelyard.report import figures
 from steelyard.report.baseline import asks_clients
 from steelyard.report.documents.page import ClientCard, ClientCards, RawCriteria, ReportData
-from steelyard.report.documents.shared import VegaLite
+from steelyard.report.documents.shared import OnRows, VegaLite
 from steelyard.report.figures.weights import interesting
 from steelyard.report.measures import on_rows
 from steelyard.report.reweigh import cohorts
@@ -39,7 +41,8 @@ def contents(view: RunView) -> ReportData:
     return {
         "main": view.federation().label,
         "measure": view.measure,
-        "percent": view.measure == "accuracy",
+        "percent": measure_of(view.measure).percent,
+        "direction": measure_of(view.measure).direction,
         "themes": {"light": figures.theme(), "dark": figures.theme(dark=True)},
         "figures": {name: figures.spec(chart) for name, chart in drawn.items() if chart is not None},
         "parts": by_rule,
@@ -98,9 +101,8 @@ def _cards(view: RunView, federation: FederationView) -> ClientCards | None:
     shares = dict(zip((str(client) for client in totals.index), totals.to_numpy() / whole, strict=True))
     asked, tested = _Grouped(frame.assign(left_out=frame["failure"].notna())), _Grouped(view.evaluations(federation))
     entries = [_card(federation, client, shares[client], asked, tested, flaws.get(client, [])) for client in kept]
-    if view.measure != "accuracy":
-        for entry in entries:
-            entry["score_on"] = None
+    for entry in entries:
+        entry["score_on"] = _on_rows(tested, tested.rows(entry["name"])[-1:], measure_of(view.measure))
     middle = float(np.median(list(shares.values())))
     most = max(shares.values()) or 1.0
     for entry in entries:
@@ -122,6 +124,16 @@ def _cards(view: RunView, federation: FederationView) -> ClientCards | None:
     return {"clients": entries, "criteria": federation.criteria, "last": last, "note": note, "template": spec}
 
 
+def _on_rows(tested: _Grouped, last: Any, measure: Measure) -> OnRows | None:
+    """Return on how many rows a client's last test rests."""
+    if not len(last):
+        return None
+    error = tested.of(ERROR, last) if ERROR in tested.columns else None
+    found = on_rows([tested.of("score", last)], [tested.of("samples", last)], measure, [error])
+    # A page has no NaN: an error on a single row has no interval.
+    return None if found is None or math.isnan(found["low"] + found["high"]) else found
+
+
 def _card(
     federation: FederationView, client: str, share: float, asked: _Grouped, tested: _Grouped, flaws: list[str]
 ) -> ClientCard:
@@ -138,7 +150,7 @@ def _card(
         "asked": len(rows),
         "samples": plain(float(samples.max())) if len(samples) else None,
         "score": plain(float(scores[-1])) if len(scores) else None,
-        "score_on": on_rows([scores[-1:]], [tested.of("samples", served)[-1:]]) if len(scores) else None,
+        "score_on": None,
         "failures": [(int(asked.columns["round"][row]), str(asked.columns["failure"][row])) for row in failed[:50]],
         "rounds": asked.of("round", course).tolist(),
         "weight": _short(asked.of("weight", course)),

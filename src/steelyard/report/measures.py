@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from steelyard.measures import MEASURES, Measure
 from steelyard.messages import Counts, Floats
 from steelyard.report.documents.shared import OnRows, OnSample
-from steelyard.report.statistics import wilson
 from steelyard.rounds.settings import at_target, devices_needed
 
 OF_A_STEP = ("product_error", "factor_error")
@@ -52,15 +52,27 @@ def worst_devices(scores: Floats) -> NDArray[np.int64]:
     return np.argsort(scores, kind="stable")[: math.ceil(0.1 * len(scores) - 1e-9)]
 
 
-def on_rows(scores: Sequence[Floats], rows: Sequence[Counts]) -> OnRows:
-    """Return on how many rows the mean accuracy of some devices rests, and its interval; one array for each seed.
+def on_rows(
+    scores: Sequence[Floats],
+    rows: Sequence[Counts],
+    measure: Measure = MEASURES["accuracy"],
+    errors: Sequence[Floats | None] = (),
+) -> OnRows | None:
+    """Return on how many rows the mean score of some devices rests, and its interval; one array for each seed.
 
     Devices count alike, so that k devices with n rows each carry as much as k²/Σ(1/n) rows of one. Seeds test on the
-    same rows, or on others of the same source: they do not multiply them.
+    same rows, or on others of the same source: they do not multiply them. `errors` are the scores' standard errors,
+    for a measure that is no share of rows; None where neither gives an interval.
     """
-    carried = [len(mine) ** 2 / float((1 / np.maximum(mine, 1)).sum()) for mine in rows]
-    low, high = wilson(float(np.mean([mine.mean() for mine in scores])), float(np.mean(carried)))
-    return {"rows": round(float(np.mean([mine.sum() for mine in rows]))), "low": low, "high": high}
+    carried = float(np.mean([len(mine) ** 2 / float((1 / np.maximum(mine, 1)).sum()) for mine in rows]))
+    known = [each for each in errors if each is not None]
+    error = math.sqrt(np.mean([float(np.square(each).sum()) / len(each) ** 2 for each in known])) if known else None
+    found = measure.interval(float(np.mean([mine.mean() for mine in scores])), carried, error)
+    if found is None:
+        return None
+    few = measure.too_few(carried, *found)
+    counted = round(float(np.mean([mine.sum() for mine in rows])))
+    return {"rows": counted, "low": found[0], "high": found[1], "too_few": few}
 
 
 def on_sample(scores: Floats, rows: Counts, of: int) -> OnSample:

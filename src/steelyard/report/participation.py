@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from steelyard.report.comparison_tables import cell, percent_of
+from steelyard.measures import measure_of
+from steelyard.report.comparison_tables import cell
 from steelyard.report.documents.comparison import Comparison
 from steelyard.report.documents.shared import EstimateJson
 from steelyard.report.rendering import Table
@@ -17,7 +18,8 @@ def participation_tables(documents: Mapping[float, Comparison], left_out: Sequen
     """
     first = next(iter(documents.values()))
     tables = [_table(documents, "Accuracy on the server's rows", _server, 100.0)]
-    measure, factor = first["measure"], percent_of(first)
+    measure = first["measure"]
+    factor = measure_of(measure).factor
     tables.append(_table(documents, f"Local {measure}, all test samples", _final, factor))
     tables.append(_table(documents, f"Local {measure} of the worst client", _worst, factor))
     seeds = len(first["seeds"])

@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from steelyard.measures import measure_of
 from steelyard.report.documents.comparison import Recommendation, TestedRule
 from steelyard.report.statistics import (
     LEAST_SEEDS,
@@ -42,7 +43,7 @@ class Measure:
     @property
     def percent(self) -> bool:
         """Whether values are shares of rows, which are shown in per cent and differences in points."""
-        return self.name == "accuracy"
+        return measure_of(self.name).percent
 
     def value(self, value: float) -> str:
         """Write a value: 89.3%, or ndcg@10 0.1842."""

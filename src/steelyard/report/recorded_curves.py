@@ -12,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from steelyard.measures import ERROR, TASKS, measure_of
 from steelyard.messages import Floats
 from steelyard.report.measures import OF_A_STEP
 from steelyard.runs.reader import START, History
@@ -43,6 +44,8 @@ class Curve:
     """[devices]: how many test rows each has; of a recommender one for each user."""
     devices: tuple[str, ...] = ()
     """Their names."""
+    errors: Floats | None = None
+    """[devices]: the standard error of each one's last score, where the run recorded it."""
     seconds: Floats | None = None
     """[rounds]: when each of them ended on the devices' clock; None without one."""
 
@@ -74,8 +77,9 @@ def read_curves(history: History) -> list[Curve]:
         if not measured and server:
             # No client tests anything: what the server finds is all there is.
             rounds = np.array([row["round"] for row in mine], np.int64)
-            more = next((name for name in ("accuracy", "c_index") if name in server), "")
-            measured = server[more] if more else [-error for error in server["rmse"]]
+            main = next(task.figure for task in TASKS.values() if task.figure in server)
+            sign = -1.0 if measure_of(main).less_is_better else 1.0
+            measured = [sign * value for value in server[main]]
             scores = np.zeros((len(rounds), 0))
         tested = history.tested(rule, seed, int(rounds[-1]) - 1) if scores.size else None
         overall = np.array(measured, dtype=np.float64)
@@ -97,6 +101,7 @@ def read_curves(history: History) -> list[Curve]:
                 by_class,
                 rows,
                 names,
+                None if tested is None else tested.metrics.get(ERROR),
                 _ends(mine, rounds),
             )
         )

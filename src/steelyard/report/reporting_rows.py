@@ -13,6 +13,7 @@ from steelyard.experiment.description import Description
 from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.loading import recipes
 from steelyard.experiment.recommend import RecommendDescription
+from steelyard.measures import measure_of
 from steelyard.report.baseline import asks_clients
 from steelyard.report.documents.comparison import Recommendation
 from steelyard.report.documents.shared import RecordedRule
@@ -78,7 +79,7 @@ def _measure(
     history: History, experiment: Description, curves: Sequence[Curve], *, server: bool
 ) -> tuple[Measure, bool]:
     """Return the measure that decides, and whether it is one of the server's rows."""
-    name = "RMSE" if experiment.regression else experiment.score_name
+    main = measure_of(experiment.server_figure if experiment.regression else experiment.score_name)
     chose, dealt = _rows_that_chose(experiment)
     rows = sorted({int(curve.rows.sum()) for curve in curves})
     tested = rows[-1] > 0
@@ -86,13 +87,13 @@ def _measure(
     why = "the rows that report also weighed the clients (partition.server_report = 'same'; 'apart' keeps others)"
     refused = why if chose and (by_server or dealt) else ""
     if by_server:
-        return Measure(name, f"on {servers_rows(history)}", experiment.regression, refused), True
+        return Measure(main.name, f"on {servers_rows(history)}", main.less_is_better, refused), True
     count = f"{rows[0]:,}" if rows[0] == rows[-1] else f"{rows[0]:,} to {rows[-1]:,}"
     own = "validation" if experiment.validation is not None else "test"
     where = (
         f"over {count} users" if isinstance(experiment, RecommendDescription) else f"on the clients' {count} {own} rows"
     )
-    return Measure(name, where, experiment.regression, refused), False
+    return Measure(main.name, where, main.less_is_better, refused), False
 
 
 def _rows_that_chose(experiment: Description) -> tuple[bool, bool]:
@@ -106,7 +107,7 @@ def _rows_that_chose(experiment: Description) -> tuple[bool, bool]:
 
 def _too_few(history: History, measure: Measure, curves: Sequence[Curve], *, on_server: bool) -> str:
     rows = min(reported(history).values(), default=0) if on_server else min(int(curve.rows.sum()) for curve in curves)
-    few = measure.percent and 0 < rows < LEAST_ROWS
+    few = measure_of(measure.name).bounded and 0 < rows < LEAST_ROWS
     return f"{rows} rows are too few to report on rules ({LEAST_ROWS} at least)" if few else ""
 
 

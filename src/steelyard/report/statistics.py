@@ -159,16 +159,3 @@ def seeds_for(difference: float, spread: float, tests: int = 1) -> int | None:
         middle = (low + high) // 2
         low, high = (low, middle) if detectable(spread, middle, tests) <= difference else (middle + 1, high)
     return low
-
-
-def wilson(share: float, rows: float) -> tuple[float, float]:
-    """Return Wilson's 95 % interval of an accuracy measured on so many rows; sound for few rows, for 0 and for 1.
-
-    Every accuracy of a client, a site or a part of the clients has its interval from here.
-    """
-    if not rows > 0:
-        return 0.0, 1.0
-    square = 1.959963984540054**2
-    middle = (share + square / (2 * rows)) / (1 + square / rows)
-    half = math.sqrt(square * (share * (1 - share) / rows + square / (4 * rows * rows))) / (1 + square / rows)
-    return max(0.0, middle - half), min(1.0, middle + half)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from steelyard.measures import ERROR, Measure, measure_of
 from steelyard.messages import Counts, Floats
 from steelyard.report.baseline import asks_clients, is_fedavg
 from steelyard.report.documents.run import (
@@ -24,14 +25,14 @@ from steelyard.report.documents.run import (
     Summary,
     TargetReached,
 )
-from steelyard.report.documents.shared import OnSample, RecordedRule
+from steelyard.report.documents.shared import OnRows, OnSample, RecordedRule
 from steelyard.report.flawed import flawed_shares, flaws_of, sentence
 from steelyard.report.measures import OF_A_STEP, on_rows, on_sample, rounds_to_target, worst_devices, worst_tenth
 from steelyard.report.notices import chain_of, privacy_of, single_client_lines, single_client_rounds
 from steelyard.report.rendering import Table, as_text
 from steelyard.report.reporting_rows import servers_rows
-from steelyard.rounds.progress import show_score
 from steelyard.rounds.settings import RoundSettings
+from steelyard.runs.columns import Tested
 from steelyard.runs.reader import History
 from steelyard.runs.schema import unreadable
 from steelyard.weighing import criteria
@@ -49,8 +50,8 @@ def summarise(folder: Path, settings: RoundSettings, measure: str = "accuracy") 
     for federation in history.federations.to_dict("records"):
         rule, seed = str(federation["rule"]), int(federation["seed"])
         found = history.scores(rule, seed)
-        rules.append(_account(history, rule, seed, federation, found, settings, accuracy=measure == "accuracy"))
-        for target in settings.all_targets if measure == "accuracy" else ():
+        rules.append(_account(history, rule, seed, federation, found, settings, measure_of(measure)))
+        for target in settings.all_targets if measure_of(measure).of_rows else ():
             for share in settings.shares:
                 reached = _reached(found, target, share, settings)
                 table.append({"rule": rule, "seed": seed, "target": target, "share": share, "round": reached})
@@ -85,15 +86,13 @@ def _account(
     stored: Mapping[Any, Any],
     found: tuple[Counts, Floats],
     settings: RoundSettings,
-    *,
-    accuracy: bool,
+    measure: Measure,
 ) -> RuleSummary:
     """Return the figures of one rule with one seed: `stored` is its row, `found` rounds and scores."""
     given: RecordedRule = json.loads(stored["settings"])
     scores = found[1]
     last = scores[-1] if len(scores) else np.zeros(0)
-    rows = history.tested(rule, seed, int(found[0][-1]) - 1).samples if len(last) and accuracy else None
-    worst = worst_devices(last)
+    tested = history.tested(rule, seed, int(found[0][-1]) - 1) if len(last) else None
     mine: Any = history.rounds[(history.rounds["rule"] == rule) & (history.rounds["seed"] == seed)]
     measured = mine[mine["accuracy"].notna()]
     flawed = flawed_shares(history, rule, seed)
@@ -105,10 +104,10 @@ def _account(
         "accuracy": float(measured["accuracy"].iloc[-1]) if len(measured) else None,
         "accuracy_on": _on_sample(history, rule, seed, found),
         "worst_tenth": worst_tenth(last) if len(last) else None,
-        "worst_tenth_on": None if rows is None else on_rows([last[worst]], [rows[worst]]),
+        "worst_tenth_on": None if tested is None else _worst_on(last, tested, measure),
         "p10": float(np.percentile(last, 10)) if len(last) else None,
         "p90": float(np.percentile(last, 90)) if len(last) else None,
-        "rounds_to_target": _reached(found, settings.target, settings.share, settings) if accuracy else None,
+        "rounds_to_target": _reached(found, settings.target, settings.share, settings) if measure.of_rows else None,
         "testing_rounds": int(mine["tests"].to_numpy().sum()),
         "orders": _orders(list(mine["priority"]), list(mine["tried"])),
         "server": _server(list(mine["server_metrics"]), list(mine["server_accuracy"])),
@@ -125,6 +124,12 @@ def _account(
         "flawed": flawed,
         "flawed_weight": None if flawed is None else flawed["weight"],
     }
+
+
+def _worst_on(last: Floats, tested: Tested, measure: Measure) -> OnRows | None:
+    """Return on how many rows the worst tenth of the clients was tested after the last round."""
+    worst, errors = worst_devices(last), tested.metrics.get(ERROR)
+    return on_rows([last[worst]], [tested.samples[worst]], measure, [None if errors is None else errors[worst]])
 
 
 def _on_sample(history: History, rule: str, seed: int, found: tuple[Counts, Floats]) -> OnSample | None:
@@ -253,9 +258,7 @@ def _name(rule: RuleSummary, *, several: bool) -> str:
 
 def show_measure(value: float | None, measure: str = "accuracy") -> str:
     """Write a score: an accuracy in per cent, nDCG and errors as the numbers that they are."""
-    if value is None or value != value:
-        return "-"
-    return show_score(value) if measure == "accuracy" else f"{value:.4g}"
+    return measure_of(measure).show(value)
 
 
 def ranks_lists(measure: str) -> bool:

@@ -19,6 +19,7 @@ from steelyard.clients.local.steps.dense import dense
 from steelyard.learning import evaluation, losses
 from steelyard.learning.descent import Descent
 from steelyard.learning.training import class_weights
+from steelyard.measures import ERROR
 from steelyard.messages import Evaluations, Floats, LossState, Question
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ def evaluations(
         if question.detailed and len(hits):
             right = hits[0][tests.index].astype(bool)
     elif dataset.survival:
-        scores, means = _survival(predictions, labels, tests.index, tests.sizes)
+        scores, means, metrics = _survival(predictions, labels, tests.index, tests.sizes)
     else:
         metrics = _regression(predictions, labels, tests.index, tests.sizes)
         scores = -np.sqrt(tests.sums((predictions - labels).square().to(torch.float64).cpu().numpy()) / tests.sizes)
@@ -166,16 +167,22 @@ def evaluations(
 
 
 def _regression(predictions: torch.Tensor, labels: torch.Tensor, index: Ints, sizes: Ints) -> dict[str, Floats]:
-    """Return mape, mae and rmse of the first candidate on every client."""
+    """Return mape, mae, rmse and the standard error of the score of the first candidate on every client."""
     tested = torch.from_numpy(index).to(predictions.device)
     counts = sizes.tolist()
-    parts = zip(predictions[0][tested].split(counts), labels[tested].split(counts), strict=True)
+    parts = list(zip(predictions[0][tested].split(counts), labels[tested].split(counts), strict=True))
     each = [evaluation.errors(mine, true) for mine, true in parts]
-    return {name: np.array([float(found[name]) for found in each]) for name in ("mape", "mae", "rmse")}
+    found = {name: np.array([float(found[name]) for found in each]) for name in ("mape", "mae", "rmse")}
+    return found | {ERROR: np.array([evaluation.rmse_error(mine, true) for mine, true in parts])}
 
 
-def _survival(predictions: torch.Tensor, labels: torch.Tensor, index: Ints, sizes: Ints) -> tuple[Floats, Floats]:
-    """Return C-index and mean loss of each model on each client, whose rows are held against each other alone."""
+def _survival(
+    predictions: torch.Tensor, labels: torch.Tensor, index: Ints, sizes: Ints
+) -> tuple[Floats, Floats, dict[str, Floats]]:
+    """Return C-index and mean loss of each model on each client, whose rows are held against each other alone.
+
+    Beside them the standard error of the first candidate's index.
+    """
     tested = torch.from_numpy(index).to(predictions.device)
     counts = sizes.tolist()
     parts = list(zip(predictions[:, tested].split(counts, dim=1), labels[tested].split(counts), strict=True))
@@ -183,4 +190,5 @@ def _survival(predictions: torch.Tensor, labels: torch.Tensor, index: Ints, size
     each = [
         losses.cox(mine, times.expand_as(mine)).to(torch.float64).mean(dim=1).cpu().numpy() for mine, times in parts
     ]
-    return np.stack(scores, axis=1), np.stack(each, axis=1)
+    found = np.array([evaluation.concordance_error(mine[0], times) for mine, times in parts])
+    return np.stack(scores, axis=1), np.stack(each, axis=1), {ERROR: found}

@@ -72,14 +72,16 @@
     return svg;
   }
 
-  // An accuracy on few rows says little: Wilson's interval and the rows stand below it.
+  // A score on few rows says little: its interval and the rows stand below it, and a mark where they rank nobody.
   function scoreFacts(client) {
+    const written = (value) => value === null ? "?" : data.percent ? (100 * value).toFixed(0) : value.toPrecision(2);
     const shown = client.score === null ? "–" : data.percent ? percent(client.score) : client.score.toPrecision(3);
-    const facts = [make("dt", {}, "its " + data.measure), make("dd", {}, shown)];
+    const facts = [make("dt", { title: data.direction }, "its " + data.measure), make("dd", {}, shown)];
     const on = client.score_on;
-    if (client.score === null || !data.percent || !on) return facts;
-    const between = `${(100 * on.low).toFixed(0)}–${(100 * on.high).toFixed(0)} %`;
-    return [...facts, make("dt", { title: "95 %, from the number of test rows" }, "interval"), make("dd", {}, between), make("dt", {}, "test rows"), make("dd", {}, String(on.rows))];
+    if (client.score === null || !on) return facts;
+    const between = `${written(on.low)}–${written(on.high)}${data.percent ? " %" : ""}`;
+    return [...facts, make("dt", { title: "95 %, from the test rows" }, "interval"), make("dd", {}, between),
+      make("dt", {}, "test rows"), make("dd", on.too_few ? { title: "ranks nobody" } : {}, on.rows + (on.too_few ? " (too few)" : ""))];
   }
 
   function card(client, last) {

@@ -111,12 +111,16 @@ class DeviceRow(TypedDict):
     jain: EstimateJson
 
 
-class ClientAccuracy(OnRows):
-    """The accuracy of a rule's last model at one client: the mean over the seeds, on the rows of one of them."""
+class ClientScore(OnRows):
+    """The score of a rule's last model at one client: the mean over the seeds, on the rows of one of them."""
 
     rule: str
     client: str
-    accuracy: float
+    score: float
+
+
+ServerFigure = Literal["accuracy", "macro_f1", "mae", "mape", "rmse", "c_index"]
+"""What the server's tests of a model may find, as `measures.MEASURES` names it."""
 
 
 class ServerRow(TypedDict, total=False):
@@ -205,7 +209,7 @@ class RuleTables(TypedDict):
     rounds_to_target: list[TargetTable]
     verdicts: list[Verdict]
     devices: list[DeviceRow]
-    clients: list[ClientAccuracy]
+    clients: list[ClientScore]
     server: list[ServerRow]
     testing: list[TestingRow]
     right_wrong: list[RightWrong]

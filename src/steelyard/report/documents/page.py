@@ -76,6 +76,7 @@ class ReportData(TypedDict):
     main: str
     measure: str
     percent: bool
+    direction: str
     themes: Themes
     figures: dict[str, VegaLite]
     parts: dict[str, dict[str, VegaLite]]

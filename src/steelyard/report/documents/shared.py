@@ -28,11 +28,15 @@ class EstimateJson(TypedDict):
 
 
 class OnRows(TypedDict):
-    """On how many rows an accuracy was measured, and Wilson's 95 % interval of it from these rows alone."""
+    """On how many rows a score was measured, its 95 % interval from these rows alone, and whether they are too few.
+
+    `low` and `high` are NaN, in JSON null, where the rows give none. Too few rows rank nobody.
+    """
 
     rows: int
     low: float
     high: float
+    too_few: bool
 
 
 class OnSample(TypedDict):

@@ -1,0 +1,148 @@
+"""What scores are: name, direction, range, how they are written, and how sure they are on so many rows.
+
+Tables, comparisons, reports and the page ask here. What a score rests on is the test rows of one client, or of the
+server: an interval says how far another draw of as many rows could have moved it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+LEVEL = 0.95
+FEWEST = 10
+"""A score on fewer rows is marked "too few": it ranks nobody."""
+WIDEST = 0.5
+"""So is one whose interval spans more than this part of its range, such as a score of classes with two cases."""
+ERROR = "score_error"
+"""The figure beside each client's score that holds its standard error, where the number of rows does not give it."""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One measure: what it is called, which way is better, what it can be, how it is written."""
+
+    name: str
+    less_is_better: bool = False
+    low: float = -math.inf
+    high: float = math.inf
+    percent: bool = False
+    """Whether it is written in per cent."""
+    of_rows: bool = False
+    """Whether it is the share of rows that are right, so that rows alone give its interval."""
+
+    @property
+    def bounded(self) -> bool:
+        """Whether it has a least and a most value."""
+        return math.isfinite(self.low) and math.isfinite(self.high)
+
+    @property
+    def factor(self) -> float:
+        """What it is multiplied by to be written."""
+        return 100.0 if self.percent else 1.0
+
+    @property
+    def heading(self) -> str:
+        """Its name with its unit, for a column."""
+        return f"{self.name} (%)" if self.percent else self.name
+
+    @property
+    def direction(self) -> str:
+        """Which way is better, in words."""
+        return "less is better" if self.less_is_better else "more is better"
+
+    def show(self, value: float | None) -> str:
+        """Write a value: 89.32%, 0.8421; "-" where there is none."""
+        if value is None or math.isnan(value):
+            return "-"
+        return f"{value:.2%}" if self.percent else f"{value:.4g}"
+
+    def show_interval(self, low: float, high: float) -> str:
+        """Write an interval in the measure's unit: [75–96], [0.71–0.89]; [?] where nothing is known."""
+        if math.isnan(low) or math.isnan(high):
+            return "[?]"
+        return f"[{100 * low:.0f}–{100 * high:.0f}]" if self.percent else f"[{low:.2g}–{high:.2g}]"
+
+    def interval(self, score: float, rows: float, error: float | None = None) -> tuple[float, float] | None:
+        """Return the 95 % interval of a score on so many rows, NaN where these cannot say; None where nobody knows.
+
+        A share of rows has Wilson's. Others have Student's t on their standard `error` (the jackknife's, from
+        `learning.evaluation`), cut to the range. An error of 0, such as that of two perfect rows, says nothing about
+        further rows: a bounded measure has Wilson's interval then, which no mean of values in its range can exceed.
+        """
+        if self.of_rows:
+            return wilson(score, rows)
+        if error is None:
+            return None
+        if math.isnan(error) or not rows > 1 or (error == 0 and not self.bounded):
+            return (self.low, self.high) if self.bounded else (math.nan, math.nan)
+        if error == 0:
+            width = self.high - self.low
+            low, high = wilson((score - self.low) / width, rows)
+            return self.low + width * low, self.low + width * high
+        # For speed of start: few commands ask for an interval.
+        from scipy import special
+
+        half = float(special.stdtrit(rows - 1, 0.5 + LEVEL / 2)) * error
+        return max(self.low, score - half), min(self.high, score + half)
+
+    def too_few(self, rows: float, low: float, high: float) -> bool:
+        """Whether a score with this interval rests on too few rows to rank whom it is about."""
+        wide = high - low > WIDEST * (self.high - self.low) if self.bounded else math.isnan(low + high)
+        return rows < FEWEST or wide
+
+
+def wilson(share: float, rows: float) -> tuple[float, float]:
+    """Return Wilson's 95 % interval of an accuracy measured on so many rows; sound for few rows, for 0 and for 1.
+
+    Every accuracy of a client, a site or a part of the clients has its interval from here.
+    """
+    if not rows > 0:
+        return 0.0, 1.0
+    square = 1.959963984540054**2
+    middle = (share + square / (2 * rows)) / (1 + square / rows)
+    half = math.sqrt(square * (share * (1 - share) / rows + square / (4 * rows * rows))) / (1 + square / rows)
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+MEASURES: Mapping[str, Measure] = MappingProxyType(
+    {
+        "accuracy": Measure("accuracy", low=0.0, high=1.0, percent=True, of_rows=True),
+        "macro_f1": Measure("macro F1", low=0.0, high=1.0),
+        "c_index": Measure("C-index", low=0.0, high=1.0),
+        "mape": Measure("MAPE", less_is_better=True, low=0.0, percent=True),
+        "mae": Measure("MAE", less_is_better=True, low=0.0),
+        "rmse": Measure("RMSE", less_is_better=True, low=0.0),
+        "minus_rmse": Measure("minus RMSE", high=0.0),
+    }
+)
+"""The measures by the name that figures have in a run's record."""
+_BY_NAME = {measure.name: measure for measure in MEASURES.values()}
+
+
+def measure_of(name: str) -> Measure:
+    """Return a measure by its name or by that of its figure; one that others named, such as ndcg@10: more is better."""
+    return MEASURES.get(name) or _BY_NAME.get(name) or Measure(name)
+
+
+@dataclass(frozen=True)
+class TaskMeasures:
+    """How models of one task are measured."""
+
+    score: str
+    """Each client's score, the name of a measure for which more is better."""
+    figure: str
+    """The figure of the server's tests by which rules are recommended."""
+    criterion: str
+    """The criterion by which a model does well on the server's rows."""
+
+
+TASKS: Mapping[str, TaskMeasures] = MappingProxyType(
+    {
+        "classes": TaskMeasures("accuracy", "accuracy", "VP"),
+        "regression": TaskMeasures("minus RMSE", "rmse", "VE"),
+        "survival": TaskMeasures("C-index", "c_index", "VC"),
+    }
+)
