@@ -7,8 +7,8 @@
 
 The experiment is swept over learning rates, factors and epochs (`--over` in place of the first two), baselines over
 their own settings; what is best by P@10 on each user's validation rows is trained on all training rows and tested.
-Called again with the same OUT it goes on where it was stopped. Prints a table in Markdown and writes OUT/tables.json,
-which has every metric, at 10 and at 1.
+Called again with the same OUT it goes on where it was stopped, after the last fit of a baseline (OUT/fits.json) or cell
+of the sweep. Prints a table in Markdown and writes OUT/tables.json after each row, with every metric, at 10 and at 1.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -64,14 +65,39 @@ def measured(run_data: RunData, lists: Any) -> dict[str, float]:
     }
 
 
-def baseline(kind: str, experiment: RecommendExperiment, seeds: int) -> Row:
+class Fits:
+    """Metrics of the baselines' fits, on disk after each, so that a stopped search goes on behind the last one."""
+
+    def __init__(self, path: Path, experiment: RecommendExperiment) -> None:
+        self.path, self.described = path, experiment.model_dump(mode="json")
+        held = json.loads(path.read_text()) if path.exists() else {"experiment": self.described, "fits": {}}
+        if held["experiment"] != self.described:
+            raise SystemExit(f"{path}: of another experiment; give a new folder as --out")
+        self.fits: dict[str, dict[str, float]] = held["fits"]
+
+    def get(self, fit: Sequence[Any], measure: Callable[[], dict[str, float]]) -> dict[str, float]:
+        """Return the metrics of a fit, measured unless they are known."""
+        key = json.dumps(fit, sort_keys=True)
+        if key not in self.fits:
+            self.fits[key] = measure()
+            whole = self.path.with_suffix(".part")
+            whole.write_text(json.dumps({"experiment": self.described, "fits": self.fits}, indent=1))
+            whole.replace(self.path)
+        return self.fits[key]
+
+
+def baseline(kind: str, experiment: RecommendExperiment, seeds: int, fits: Fits) -> Row:
     """Choose a baseline's settings on the validation rows and test them."""
     choosing, testing = experiment.changed({"interactions.validation": VALIDATION}).run_data(), experiment.run_data()
     knowledge = experiment.knowledge if needs_features(kind) else None
     known = None if knowledge is None else load_features(knowledge, testing.data.items)
 
     def tested(run_data: RunData, seed: int, point: dict[str, Any]) -> dict[str, float]:
-        return measured(run_data, recommend(kind, run_data.split.train, CUTOFF, seed, point, known)[0])
+        part = "test" if run_data is testing else "validation"
+        return fits.get(
+            [kind, part, seed, point],
+            lambda: measured(run_data, recommend(kind, run_data.split.train, CUTOFF, seed, point, known)[0]),
+        )
 
     tried = [(tested(choosing, 1, point)["precision"], point) for point in points(GRIDS[kind])]
     best = max(tried, key=lambda entry: entry[0])[1]
@@ -129,10 +155,14 @@ def main() -> None:
         field, _, values = entry.partition("=")
         over[field] = [json.loads(value) for value in values.split(",")]
     chosen.out.mkdir(parents=True, exist_ok=True)
-    rows = [baseline(kind, experiment, chosen.seeds) for kind in chosen.baselines.split(",") if kind]
+    fits = Fits(chosen.out / "fits.json", experiment)
+    rows: list[Row] = []
+    systems = [partial(baseline, kind, experiment, chosen.seeds, fits) for kind in chosen.baselines.split(",") if kind]
     if not chosen.no_sweep:
-        rows.append(federated(experiment, over, chosen))
-    (chosen.out / "tables.json").write_text(json.dumps(rows, indent=1))
+        systems.append(partial(federated, experiment, over, chosen))
+    for system in systems:
+        rows.append(system())
+        (chosen.out / "tables.json").write_text(json.dumps(rows, indent=1))
     print(table(rows))
 
 

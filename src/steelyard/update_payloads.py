@@ -33,7 +33,7 @@ class ServerTest:
     losses: Floats = field(default_factory=lambda: np.zeros(0))
     """Mean loss of each model; empty where the server does not say."""
     by_class: Mapping[str, Floats] = field(default_factory=dict[str, Floats])
-    """[models, classes] each: precision, recall, accuracy and jaccard of every class; empty for regression."""
+    """[models, classes] each: precision, recall, accuracy, jaccard, odds of every class; empty for regression."""
 
     @classmethod
     def joined(cls, parts: Sequence[ServerTest], order: Sequence[int] | Counts | slice = slice(None)) -> ServerTest:
@@ -129,6 +129,15 @@ class SingleModels(ABC):
         for span, models in self.blocks():
             found += (models.double() - parameters[span].to(models.device)) @ root[span]
         return found.cpu().numpy(), float(root.norm())
+
+    def kernel_norms(self, parameters: torch.Tensor, kernels: Counts) -> Floats:
+        """Return ‖W_l − W_al‖₂ of every client and kernel: kernels[l] has where W_l begins and ends in the model."""
+        squares = self.like.double().sum(dim=1)[:, None].repeat(1, len(kernels))
+        for span, models in self.blocks():
+            part = (models.double() - parameters[span].to(models.device)).square()
+            for column, (begin, end) in enumerate(kernels - span.start):
+                squares[:, column] += part[:, max(begin, 0) : max(end, 0)].sum(dim=1)
+        return squares.sqrt().cpu().numpy()
 
     def gram(self, parameters: torch.Tensor) -> Floats:
         """Return the inner products of all pairs of updates; see `Payload`."""

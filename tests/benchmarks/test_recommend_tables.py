@@ -59,6 +59,11 @@ def test_settings_are_chosen_on_validation_rows_and_a_second_call_goes_on(
     assert set(tables[-1]["chosen"]) == {"rounds.epochs", "fpl.learning_rate"}
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*.safetensors")}
     assert len(before) >= 4 + 2  # points of the sweep, seeds of the test
+    fits = len(seen)
     recommend_tables.main()
+    assert len(seen) == fits  # each fit of a baseline is kept
     assert capsys.readouterr().out == printed
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*.safetensors")}
+    monkeypatch.setattr(sys, "argv", ["recommend_tables", *arguments, "--set", "seed=7"])
+    with pytest.raises(SystemExit, match=r"fits\.json: of another experiment"):
+        recommend_tables.main()

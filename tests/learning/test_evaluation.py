@@ -41,6 +41,8 @@ def test_metrics_of_each_class_by_hand() -> None:
     # Told from all others: class 0 is right on 3 + 1 of 6 rows, class 1 on 1 + 3, class 2 on all.
     assert found["accuracy"][0].tolist() == pytest.approx([4 / 6, 4 / 6, 1])
     assert found["jaccard"][0].tolist() == pytest.approx([3 / 5, 1 / 3, 0])
+    # TP·TN/(FP·FN) of 3, 1, 1, 1, of 1, 3, 1, 1 and of 0, 6, 0, 0, each with ½ more.
+    assert found["odds"][0].tolist() == pytest.approx([3.5 * 1.5 / 1.5**2, 1.5 * 3.5 / 1.5**2, 6.5 / 0.5])
 
 
 def test_the_c_index_is_that_of_lifelines() -> None:

@@ -347,6 +347,10 @@ def test_slopes_and_last_layers_are_there_where_the_server_knows_them() -> None:
             assert seed == 3
             return np.array([[0, 1], [1, 2]])
 
+        def kernels(self, seed: int) -> Counts:
+            assert seed == 3
+            return np.array([[0, 1], [2, 6]])
+
     updates = Clients()._trained(Task("f", 3, 5, ("a", "b"), torch.zeros(10)))
     before = replace(state(4), parameters=torch.full((10,), 0.5))
     view = _view(federation(), before, updates, Knows(), Plan(rounds=9, fraction=1.0))
@@ -354,6 +358,8 @@ def test_slopes_and_last_layers_are_there_where_the_server_knows_them() -> None:
     assert view.slopes_of(np.array([0.25, 0.75])).tolist() == [1.25, 1.75]
     # Columns 0 and 1: a moved by (½, −½), b by (−½, ½); columns 1 and 2: a by (−½, −½), b by (½, −½).
     assert view.class_grams_of().tolist() == [[[0.5, -0.5], [-0.5, 0.5]], [[0.5, 0.0], [0.0, 0.5]]]
+    # Both kernels moved by ½ in each of their one and four numbers.
+    assert view.kernel_norms.tolist() == [[0.5, 1.0], [0.5, 1.0]]
 
 
 def test_where_no_model_is_finite_the_federation_ends_and_says_so() -> None:

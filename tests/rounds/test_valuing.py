@@ -175,6 +175,9 @@ def test_agreement_by_classes_by_hand() -> None:
             assert seed == 3
             return np.array([[0, 1], [2, 3]])
 
+        def kernels(self, seed: int) -> Counts:
+            raise AssertionError
+
     (found,) = values("ab", ContributionSettings(method="classes"), Layered())
     # a stepped along column 0 and b along column 1, both of class 0; they weigh 1/3 and 2/3. None touched class 1.
     length = (1 / 9 + 4 / 9) ** 0.5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ def view(test: ServerTest) -> CohortView:
 
 
 def test_performance_is_measured_by_the_server_on_its_own_test_set():
-    for name in ("VP", "VS", "VF", "VE", "VC"):
+    for name in ("VP", "VS", "VF", "VD", "VE", "VC"):
         criterion = registry.get(name)
         assert criterion.measured_by == "server"
         assert criterion.needs.test_set
@@ -36,6 +37,13 @@ def test_accuracy_times_size_macro_f1_and_error():
     assert registry.get("VS").on_server(view(TEST)).tolist() == [50.0, 75.0, 0.0]
     assert registry.get("VF").on_server(view(TEST)) == pytest.approx([0.4, 0.2, 0.0])
     assert registry.get("VE").on_server(view(REGRESSION)) == pytest.approx([0.8, 0.25])
+
+
+def test_the_odds_ratio_is_a_geometric_mean_over_classes():
+    test = replace(TEST, by_class={"odds": np.array([[4.0, 9.0], [0.25, 1.0], [1.0, 1.0]])})
+    assert registry.get("VD").on_server(view(test)) == pytest.approx([6.0, 0.5, 1.0])
+    with pytest.raises(UserError, match="criterion VD: this server gives no odds ratio"):
+        registry.get("VD").on_server(view(TEST))
 
 
 def test_a_criterion_for_classes_refuses_a_regression_and_the_other_way_round():

@@ -98,9 +98,9 @@ UNKNOWN = Capabilities("data.source = 'memory'")
             "learns from the server's rows, and another framework only tests on them; allowed: rules that do not",
         ),
         (
-            Needs(output_layer=True),
-            Capabilities("a network", output_layer=False),
-            "looks at the last layer, and a network does not name it; allowed: rules that do not",
+            Needs(layers=True),
+            Capabilities("a network", layers=False),
+            "looks at single layers, and a network does not name them; allowed: rules that do not",
         ),
         (
             Needs(everyone=True),
@@ -125,7 +125,7 @@ EVERYTHING = Needs(True, 2, ("sharp",), "classes", True, True, True, True)
 @pytest.mark.parametrize("available", [UNKNOWN, Capabilities("faces", "classes", 2, frozenset({"sharp", "big"}))])
 def test_what_is_offered_or_only_the_data_can_tell_is_accepted(available: Capabilities) -> None:
     assert unmet(EVERYTHING, available, KNOWN) is None
-    further = Needs(slopes=True, output_layer=True, everyone=True, client_tests=True)
+    further = Needs(slopes=True, layers=True, everyone=True, client_tests=True)
     assert unmet(further, available, KNOWN) is None
     assert unmet(Needs(expertise=True), replace(available, expertise=True), KNOWN) is None
 

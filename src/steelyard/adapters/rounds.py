@@ -268,7 +268,7 @@ def _criteria(settings: WeighingSettings, rows: ServerRows | None, option: str) 
         label_counts=False,
         first_losses=False,
         slopes=False,
-        output_layer=False,
+        layers=False,
         client_tests=False,
     )
     if settings.policy is not None and (fault := unmet(settings.policy.made().needs, available, {})):

@@ -56,11 +56,11 @@ class ServerRows(NoRows):
             raise UserError("rows: features hold NaN or infinity; allowed: finite numbers")
 
     def test(self, seed: int, models: torch.Tensor) -> ServerTest:
-        """Return accuracy and F1 of each class for each model, given as changes [models, parameters]."""
+        """Return accuracy and the figures of each class for each model, given as changes [models, parameters]."""
         state = self._network.state_dict()
         counts = [self._confusion(model, state) for model in models]
         stacked = np.stack(counts)
-        return ServerTest(evaluation.accuracy(stacked), evaluation.f1(stacked))
+        return ServerTest(evaluation.accuracy(stacked), evaluation.f1(stacked), by_class=evaluation.by_class(stacked))
 
     def _confusion(self, model: torch.Tensor, state: dict[str, torch.Tensor]) -> Any:
         assert self.layout is not None

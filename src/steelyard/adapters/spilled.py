@@ -127,8 +127,7 @@ class SpilledModels(SingleModels):
 
     def tested(self, test: Callable[[torch.Tensor], ServerTest]) -> ServerTest:
         found = [test(torch.from_numpy(row.read(slice(0, self.size), self.kind))[None]) for row in self.rows]
-        accuracy, f1 = ([getattr(each, name) for each in found] for name in ("accuracy", "f1"))
-        return ServerTest(np.concatenate(accuracy), np.concatenate(f1))
+        return ServerTest.joined(found)
 
     def content(self) -> None:
         """Return nothing: what lies on a disk for the length of a round has no digests."""

@@ -201,10 +201,14 @@ class RowServer(Server, Protocol):
 
 @runtime_checkable
 class LayeredServer(Server, Protocol):
-    """A server that knows the network: which parameters are its last layer."""
+    """A server that knows the network: which parameters are its last layer, and which are kernels."""
 
     def output_layer(self, seed: int) -> Counts:
         """Return the positions [outputs, parameters of each] of the last layer's rows in the flat model, bias last."""
+        ...
+
+    def kernels(self, seed: int) -> Counts:
+        """Return where each layer's kernel begins and ends in the flat model: [kernels, 2]."""
         ...
 
 

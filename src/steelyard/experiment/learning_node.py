@@ -310,6 +310,10 @@ class RemoteServer:
         """Return where the rows of the network's last layer stand in the flat model."""
         return Layout.of(build(self._model, self._shape, self._classes, seed)).output
 
+    def kernels(self, seed: int) -> Counts:
+        """Return where the kernels of the network's layers begin and end in the flat model."""
+        return Layout.of(build(self._model, self._shape, self._classes, seed)).kernels
+
     def adapters(self, seed: int) -> Counts:
         """Return where the factors of the network's low-rank adapters stand in the flat model."""
         return Layout.of(build(self._model, self._shape, self._classes, seed)).adapters

@@ -48,7 +48,8 @@ def f1(counts: NDArray[np.int64]) -> Floats:
 def by_class(counts: NDArray[np.int64]) -> dict[str, Floats]:
     """Return precision TP/(TP+FP), recall TP/(TP+FN), accuracy (TP+TN)/all and jaccard TP/(TP+FP+FN) of each class.
 
-    Use it where an adaptive loss goes by another metric than F1; a class for which nothing is to be divided has 0.
+    Use it where weights or an adaptive loss go by another metric than F1; where nothing is to be divided it is 0. With
+    them goes the diagnostic odds ratio TP·TN/(FP·FN), ½ added to each of the four so that a perfect class has one too.
     """
     true = np.diagonal(counts, axis1=-2, axis2=-1).astype(np.float64)
     tested, predicted = counts.sum(axis=-1), counts.sum(axis=-2)
@@ -58,11 +59,13 @@ def by_class(counts: NDArray[np.int64]) -> dict[str, Floats]:
         return np.divide(part, whole, out=np.zeros_like(true), where=whole > 0)
 
     either = tested + predicted - true
+    odds = (true + 0.5) * (total - either + 0.5) / ((tested - true + 0.5) * (predicted - true + 0.5))
     return {
         "precision": share(true, predicted),
         "recall": share(true, tested),
         "accuracy": share(total - either + true, np.broadcast_to(total, true.shape)),
         "jaccard": share(true, either),
+        "odds": odds,
     }
 
 

@@ -84,6 +84,12 @@ class Layout:
         return rows if bias is None else np.column_stack([rows, bias.offset + np.arange(bias.size)])
 
     @property
+    def kernels(self) -> NDArray[np.int64]:
+        """Where each layer's kernel begins and ends, [kernels, 2]: parameters of more than one axis, no biases."""
+        rows = [(slot.offset, slot.offset + slot.size) for slot in self.trained_slots if len(slot.shape) > 1]
+        return np.array(rows, dtype=np.int64).reshape(-1, 2)
+
+    @property
     def adapters(self) -> NDArray[np.int64]:
         """Low-rank adapters (LoRA) by their names in PEFT: [where A begins, where B begins, rank, inputs, outputs]."""
         named = {slot.name: slot for slot in self.trained_slots}

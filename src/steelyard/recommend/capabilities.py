@@ -15,7 +15,7 @@ USER_CAPABILITIES = Capabilities(
     label_counts=False,
     first_losses=False,
     slopes=False,
-    output_layer=False,
+    layers=False,
     client_tests=False,
 )
 """Labels are the items or categories that a user took; single updates are seen, but there are no classes or marks."""

@@ -153,6 +153,9 @@ def _view(federation: Federation, state: RoundState, updates: Updates, server: S
     )
     if isinstance(server, FittingServer) and isinstance(payload, SingleModels):
         view = replace(view, root_of=partial(_root, server, seed, payload, state))
+    if isinstance(server, LayeredServer) and isinstance(payload, SingleModels):
+        kernels = partial(server.kernels, seed)
+        view = replace(view, kernel_norms_of=lambda: payload.kernel_norms(state.parameters, kernels()))
     if not isinstance(payload, DenseModels):
         return view
     if isinstance(server, FittingServer):

@@ -4,7 +4,7 @@ A. Giuseppi, L. Della Torre, D. Menegatti, A. Pietrabissa: "AdaFed: Performance-
 Algorithm 1. In every round
 
     evaluate each client's model w_i on the server's test set        lines 4-6   `view.validation`
-    let the evaluation determine its weight p_i                      line 7      criteria VP, VS, VF, VE; score "power"
+    let the evaluation determine its weight p_i                      line 7      criteria VP to VE; score "power"
     w_S ← Σ p_i w_i / Σ p_i                                          line 9      the round loop, as for every rule
     evaluate w_S, adapt the loss to how it does                      lines 10-11 ClassLoss, BarronLoss
     send w_S and the loss to the clients                             line 12     the next Task
@@ -85,6 +85,24 @@ def validation_times_size(view: CohortView) -> Floats:
 def validation_macro_f1(view: CohortView) -> Floats:
     """Mean over classes of F1 on the server's test set; use it where rare classes matter (paper 001, §3.1)."""
     return _classified("VF", view).f1.mean(axis=1)
+
+
+@server_criterion(
+    "VD",
+    description="diagnostic odds ratio on the server's test set, geometric mean over classes",
+    needs_test_set=True,
+    needs_task="classes",
+    of_one=True,
+)
+def validation_odds(view: CohortView) -> Floats:
+    """(Π_c DOR_c)^(1/C), DOR_c = TP·TN/(FP·FN) with ½ added to each of the four; 1 is chance (paper 001, §3.1).
+
+    A. S. Glas et al.: "The diagnostic odds ratio: a single indicator of test performance" (J. Clin. Epidemiol., 2003).
+    """
+    odds = _classified("VD", view).by_class.get("odds")
+    if odds is None:
+        raise UserError("criterion VD: this server gives no odds ratio of each class; allowed: VP, VF")
+    return np.exp(np.log(odds).mean(axis=1))
 
 
 @server_criterion(

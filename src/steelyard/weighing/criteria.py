@@ -214,6 +214,7 @@ def server_criterion(
     needs_label_counts: bool = False,
     needs_first_losses: bool = False,
     needs_training: bool = False,
+    needs_layers: bool = False,
     uses_claims: bool = False,
     of_one: bool = False,
     maximum: float | None = None,
@@ -222,11 +223,11 @@ def server_criterion(
 
     What costs clients something is asked of them only where a criterion needs it: `needs_label_counts` makes
     `view.label_counts` not None, `needs_first_losses` makes `view.first_losses` not None; `needs_training` is for
-    `view.root`, what the server learns from rows of its own. Say `uses_claims` where the
-    measure looks at what clients say of themselves (samples, label counts, losses): it is no truer than they are. Say
-    `of_one` where a client's value follows from that client alone, and `maximum` where none can be larger: noise for
-    privacy can cover no other measures. The function gets the cohort's `CohortView` and returns an array [clients] of
-    numbers from 0 on.
+    `view.root`, what the server learns from rows of its own, `needs_layers` for `view.kernel_norms`. Say `uses_claims`
+    where the measure looks at what clients say of themselves (samples, label counts, losses): it is no truer than they
+    are. Say `of_one` where a client's value follows from that client alone, and `maximum` where none can be larger:
+    noise for privacy can cover no other measures. The function gets the cohort's `CohortView` and returns an array
+    [clients] of numbers from 0 on.
 
         >>> @steelyard.server_criterion("NEAR", description="how near the model stays")
         ... def near(view: steelyard.CohortView): return 1 / (1 + view.divergence)
@@ -242,6 +243,7 @@ def server_criterion(
         needs_label_counts=needs_label_counts,
         needs_first_losses=needs_first_losses,
         needs_training=needs_training,
+        needs_layers=needs_layers,
         uses_claims=uses_claims,
         of_one=of_one,
     )
@@ -249,6 +251,7 @@ def server_criterion(
         models=needs_models,
         test_set=needs_test_set or needs_training,
         slopes=needs_training,
+        layers=needs_layers,
         task=needs_task,
         label_counts=needs_label_counts,
         first_losses=needs_first_losses,

@@ -34,8 +34,8 @@ class Needs:
     """Whether clients must measure the loss of the received model before they train: one more pass over their data."""
     slopes: bool = False
     """Whether the server must be able to learn from rows of its own: the slope of its loss."""
-    output_layer: bool = False
-    """Whether the server must know which parameters are the network's last layer."""
+    layers: bool = False
+    """Whether the server must know which parameters are which layer of the network."""
     everyone: bool = False
     """Whether every client must take part in every round."""
     client_tests: bool = False
@@ -64,7 +64,7 @@ class Capabilities:
     label_counts: bool = True
     first_losses: bool = True
     slopes: bool = True
-    output_layer: bool = True
+    layers: bool = True
     everyone: bool = True
     client_tests: bool = True
     expertise: bool = False
@@ -134,8 +134,8 @@ def _unmet_by_server(needs: Needs, available: Capabilities) -> str:
         return f"looks at losses before training, and {available.name} has none; allowed: criteria that do not"
     if needs.slopes and not available.slopes:
         return f"learns from the server's rows, and {available.name} only tests on them; allowed: rules that do not"
-    if needs.output_layer and not available.output_layer:
-        return f"looks at the last layer, and {available.name} does not name it; allowed: rules that do not"
+    if needs.layers and not available.layers:
+        return f"looks at single layers, and {available.name} does not name them; allowed: rules that do not"
     return _unmet_by_rounds(needs, available)
 
 

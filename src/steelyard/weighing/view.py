@@ -110,6 +110,10 @@ def _no_root() -> Any:
     raise UserError("weighing: this server has no rows to train on; allowed: criteria and rules without u_0")
 
 
+def _no_layers() -> Any:
+    raise UserError("weighing: this server knows no layers of single models; allowed: criteria that do not need them")
+
+
 def _no_models() -> Any:
     raise UserError("weighing.policy: the server sees no single models in this run; allowed: policies without them")
 
@@ -161,6 +165,8 @@ class CohortView:
     """Computes `along_start`."""
     class_grams_of: Callable[[], Floats] = _no_models
     """Computes `class_grams`."""
+    kernel_norms_of: Callable[[], Floats] = _no_layers
+    """Computes `kernel_norms`."""
     memory: Mapping[str, Memory] = field(default_factory=dict[str, Memory])
     """What was remembered in the rounds before, by name; empty in the first round."""
     _changes: dict[str, Memory] = field(default_factory=dict[str, Memory], init=False, repr=False)
@@ -249,6 +255,11 @@ class CohortView:
     def class_grams(self) -> Floats:
         """As `gram`, over the rows of the last layer, one for each class: [classes, clients, clients]."""
         return self.class_grams_of()
+
+    @cached_property
+    def kernel_norms(self) -> Floats:
+        """‖W_l − W_al‖₂ of every client and every layer's kernel, without biases: [clients, kernels]."""
+        return self.kernel_norms_of()
 
     def test(self, weights: Floats) -> ServerTest:
         """Test the models that these weights combine on the server's test set: [clients], or [models, clients].

@@ -124,7 +124,7 @@ def test_policies_of_measures_weigh_tables_and_others_say_why_not() -> None:
         ("fedlaw", "fedlaw is measured on the server's test set, and no rows were given"),
         ("feddisco", "looks at label counts"),
         ("afl", "looks at losses before training"),
-        ("shapfed", "shapfed looks at the last layer"),
+        ("shapfed", "shapfed looks at single layers"),
         ("fedce", "fedce has clients test models"),
     ],
 )

@@ -46,7 +46,7 @@ def test_a_policy_as_programs_read_it() -> None:
         "parameters": {"steps": 20, "rate": 0.01},
     }
     shapfed = described(known()["shapfed"])
-    assert shapfed["needs"] == ["single updates", "the network's last layer", "a task with classes"]
+    assert shapfed["needs"] == ["single updates", "the network's layers", "a task with classes"]
     assert (shapfed["criteria"], shapfed["applies_to"]) == (["EQ"], "shares")
 
 

@@ -47,6 +47,10 @@ class SimulationServer:
         """Return where the rows of the network's last layer stand in the flat model."""
         return self.clients.context.setup.layout.output
 
+    def kernels(self, seed: int) -> Counts:
+        """Return where the kernels of the network's layers begin and end in the flat model."""
+        return self.clients.context.setup.layout.kernels
+
     def adapters(self, seed: int) -> Counts:
         """Return where the factors of the network's low-rank adapters stand in the flat model."""
         return self.clients.context.setup.layout.adapters

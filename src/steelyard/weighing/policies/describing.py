@@ -12,7 +12,7 @@ WORDS = {
     "test_set": "rows at the server",
     "slopes": "a server that learns from them",
     "models": "single updates",
-    "output_layer": "the network's last layer",
+    "layers": "the network's layers",
     "label_counts": "label counts",
     "first_losses": "losses before training",
     "everyone": "full participation",

@@ -29,7 +29,7 @@ class ShapFed(Policy):
     """Agreement class by class; use it where clients hold different classes and the whole update hides it."""
 
     criteria: ClassVar[tuple[str, ...]] = ("EQ",)
-    needs: ClassVar[Needs] = Needs(models=True, task="classes", output_layer=True)
+    needs: ClassVar[Needs] = Needs(models=True, task="classes", layers=True)
 
     mu: float = Field(default=0.9, ge=0, lt=1)
     """μ: how much of a value stays from round to round."""
