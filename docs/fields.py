@@ -14,6 +14,8 @@ from pydantic import BaseModel, PydanticUserError, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from steelyard.field_texts import field_texts
+
 LONGEST_EXAMPLE = 60
 TOP = "top of the file"
 _BARE = re.compile(r"[\w-]+", re.ASCII)
@@ -32,9 +34,10 @@ class Place(NamedTuple):
         return TOP if not self.path else f"`[[{self.path}]]`" if self.several else f"`[{self.path}]`"
 
     def fields(self) -> dict[str, FieldInfo]:
-        """Its fields by name, but for sections of their own."""
+        """Its fields by name, but for sections of their own; each with its meaning."""
+        texts = field_texts(self.section)
         return {
-            name: field
+            name: FieldInfo.merge_field_infos(field, description=texts.get(name))
             for name, field in self.section.model_fields.items()
             if name == "beside" or section_of(field.annotation)[0] is None
         }

@@ -47,12 +47,10 @@ class Section(BaseModel, metaclass=_OneLine):
     """One table of an experiment file: frozen, every field checked, unknown fields refused.
 
     Derive from it in the package that the section configures; a string under a field is its documentation and
-    appears in `steelyard show --schema`.
+    appears in `steelyard show --schema` (`field_texts`).
     """
 
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
     @field_validator("*", mode="before")
     @classmethod

@@ -46,6 +46,7 @@ def show(
 ) -> None:
     """Print an experiment as TOML, the schema of experiment files, or a drawing of an experiment's split."""
     from steelyard.experiment.loading import kind_of, load, source_text, to_toml
+    from steelyard.field_texts import schema_with_texts
 
     if not split and (figure is not None or format == "json"):
         raise UserError(f"show: got {'--figure' if figure else '--format json'}; allowed with: --split")
@@ -55,7 +56,7 @@ def show(
 
     if schema:
         kind = "learning" if experiment is None else str(load(experiment).model_dump().get("kind", "learning"))
-        print_json(kind_of(kind).model_json_schema())
+        print_json(schema_with_texts(kind_of(kind)))
         return
     if experiment is None:
         raise UserError("show: no experiment named; allowed: a recipe, a file, or --schema")

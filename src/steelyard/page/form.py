@@ -10,6 +10,7 @@ from typing import Any, NotRequired, TypedDict, cast
 
 from steelyard.errors import UserError
 from steelyard.experiment.loading import kind_of, read_document, recipes
+from steelyard.field_texts import schema_with_texts
 from steelyard.settings import parse
 
 FIELDS = {
@@ -123,7 +124,7 @@ def _written(name: str, value: object, field: FormField) -> str:
 
 @lru_cache
 def _schema(kind: str) -> dict[str, Any]:
-    return kind_of(kind).model_json_schema()
+    return schema_with_texts(kind_of(kind))
 
 
 def _value(document: dict[str, Any], name: str, default: Any) -> Any:

@@ -18,7 +18,6 @@ from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import log_ndtr, ndtr
 
 from steelyard.errors import UserError
 from steelyard.privacy.source import Floats, Source, laplacians, lattice_step, normals, uniforms
@@ -27,6 +26,8 @@ from steelyard.privacy.source import Floats, Source, laplacians, lattice_step, n
 def gaussian_delta(epsilon: float, noise: float) -> float:
     """Return δ of the Gaussian mechanism whose noise is `noise` times its sensitivity, at ε (Balle and Wang, Thm 8)."""
     mean = 1.0 / noise
+    from scipy.special import log_ndtr, ndtr  # For speed of start.
+
     second = math.exp(min(epsilon + float(log_ndtr(-mean / 2 - epsilon / mean)), 700.0))
     return max(0.0, float(ndtr(mean / 2 - epsilon / mean)) - second)
 

@@ -78,6 +78,7 @@ class PrivacySettings(Section):
     aggregation: AggregationSettings | None = None
     """The server learns the weighted sum of the updates only, never a single one; by itself this adds no noise."""
     budget: BudgetSettings = BudgetSettings()
+    """How much may be spent, and what happens then."""
     accept_large_delta: bool = False
     """Allow a δ of 1/clients or more: it holds even where everything of one client, drawn at random, is published."""
     criteria: Literal["charged", "public"] | None = None
