@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import tomllib
 import types
@@ -35,12 +36,14 @@ class Place(NamedTuple):
 
     def fields(self) -> dict[str, FieldInfo]:
         """Its fields by name, but for sections of their own; each with its meaning."""
-        texts = field_texts(self.section)
-        return {
-            name: FieldInfo.merge_field_infos(field, description=texts.get(name))
+        found = {
+            name: copy.copy(field)
             for name, field in self.section.model_fields.items()
             if name == "beside" or section_of(field.annotation)[0] is None
         }
+        for name, field in found.items():
+            field.description = field_texts(self.section).get(name)
+        return found
 
 
 def fields_page() -> str:
