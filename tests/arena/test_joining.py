@@ -61,7 +61,7 @@ def test_parts_that_are_missing_doubled_or_not_done_are_named(parts: list[Path],
     (candidate,) = read_candidates("LD", None, SUITE, trusting)
     share = plan(SUITE, candidate, scenes=SCENES, seeds=1, changes=QUICK, part=Part(2, 2))
     empty = arena_folder(share, tmp_path / "empty")
-    with pytest.raises(UserError, match="scene hospitals is not done"):
+    with pytest.raises(UserError, match="scenes/hospitals is not done"):
         join_arenas([parts[0], empty], tmp_path / "b")
     with pytest.raises(UserError, match="--part: got 3/3, but there are 2 scenes"):
         plan(SUITE, candidate, scenes=SCENES, part=Part(3, 3))

@@ -1,49 +1,76 @@
-"""Putting the parts of a sweep together: a folder with all of its runs, as if one command had made them."""
+"""Putting the parts of a sweep or an arena together: a folder with all of its runs, as if one command had made them."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Literal
 
 from steelyard import files
 from steelyard.errors import UserError, own_folder
-from steelyard.experiment.job_array import in_order
-from steelyard.sweeps.plan_file import difference, read_sweep, write_sweep
-from steelyard.sweeps.running import DIVERGED, diverged, done
+from steelyard.experiment.job_array import Part, in_order
+from steelyard.sweeps.plan_file import SWEEP_FILE, differing, read_sweep, write_plan
+from steelyard.sweeps.running import DIVERGED, finished
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one folder holds of several runs that were shared out."""
+
+    part: Part | None
+    whole: dict[str, Any]
+    """The plan of all runs, as its file holds it without a part."""
+    runs: list[str]
+    """The folders, in this one, of the runs that are its own."""
 
 
 def join_sweeps(folders: Sequence[Path], out: Path) -> Path:
-    """Make one sweep in a new folder of all parts of one, given in any order; returns the folder.
-
-    The parts stay as they are. What is missing, doubled, not done or of another sweep is named.
-    """
+    """Make one sweep in a new folder of all parts of one, given in any order; returns the folder."""
     sweeps = {folder: read_sweep(folder) for folder in folders}
-    parts = in_order({folder: sweep.part for folder, sweep in sweeps.items()})
-    whole = replace(sweeps[parts[0]], part=None)
+    shares = {
+        folder: Share(
+            sweep.part, replace(sweep, part=None).document(), [sweep.parts[number].folder for number in sweep.own]
+        )
+        for folder, sweep in sweeps.items()
+    }
+    return join_shares("sweep", shares, out, SWEEP_FILE, DIVERGED)
+
+
+def join_shares(
+    kind: Literal["arena", "sweep"], shares: Mapping[Path, Share], out: Path, plan_file: str, failed: str
+) -> Path:
+    """Make one folder of all shares of one whole, given in any order; returns the folder.
+
+    A run without an end has a file beside it, of its name with the ending `failed`, that says why. The shares stay as
+    they are. What is missing, doubled, not done or of another whole is named.
+    """
+    parts = in_order({folder: share.part for folder, share in shares.items()})
+    whole = shares[parts[0]].whole
     runs: dict[str, Path] = {}
     for folder in parts:
-        if (field := difference(whole, replace(sweeps[folder], part=None))) is not None:
+        if (field := differing(whole, shares[folder].whole)) is not None:
             raise UserError(
-                f"{folder}: is a part of another sweep than {parts[0]}, which differs in {field}; allowed: parts of one"
+                f"{folder}: is a part of another {kind} than {parts[0]}, which differs in {field}; allowed: parts of "
+                "one"
             )
-        mine = [sweeps[folder].parts[number].folder for number in sweeps[folder].own]
-        if (left := next((run for run in mine if not done(folder, run)), None)) is not None:
-            raise UserError(f"{folder}: {left} is not done; allowed: `steelyard resume {folder}` first")
-        runs |= dict.fromkeys(mine, folder)
+        for run in shares[folder].runs:
+            if not finished(folder / run) and not files.is_file(folder / f"{run}{failed}"):
+                raise UserError(f"{folder}: {run} is not done; allowed: `steelyard resume {folder}` first")
+            runs[run] = folder
     out = own_folder(out, "--out")
     if out.exists() and any(out.iterdir()):
         raise UserError(f"--out: {out} is not empty; allowed: a new folder")
     try:
         for run, folder in runs.items():
-            if diverged(folder, run):
-                files.write(out / f"{run}{DIVERGED}", files.read_bytes(folder / f"{run}{DIVERGED}"))
+            if files.is_file(reason := folder / f"{run}{failed}"):
+                files.write(out / f"{run}{failed}", files.read_bytes(reason))
             if (folder / run).exists():
                 files.refuse_links(folder / run)
                 shutil.copytree(folder / run, out / run)
     except OSError as error:
         raise UserError(f"{out}: cannot be written: {error.strerror or error}; allowed: a writable folder") from error
-    # Last: a folder without it is no sweep.
-    write_sweep(whole, out)
+    # Last: a folder without it is no sweep and no arena.
+    write_plan(out / plan_file, whole)
     return out

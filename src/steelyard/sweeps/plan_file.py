@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -123,12 +124,7 @@ def read_plan(path: Path) -> dict[str, Any]:
 
 def difference(kept: Sweep, given: Sweep) -> str | None:
     """Return the first field in which a sweep differs from the one that its folder holds; None where they agree."""
-    return differing(_comparable(kept), _comparable(given))
-
-
-def _comparable(sweep: Sweep) -> dict[str, Any]:
-    document = {name: value for name, value in sweep.document().items() if name not in ("over", "runs")}
-    return document | {f"over {axis.field}": list(axis.values) for axis in sweep.axes}
+    return differing(kept.document(), given.document())
 
 
 def differing(before: dict[str, Any], now: dict[str, Any]) -> str | None:
@@ -138,8 +134,10 @@ def differing(before: dict[str, Any], now: dict[str, Any]) -> str | None:
 
 
 def _flat(document: dict[str, Any]) -> dict[str, Any]:
-    flat = {name: value for name, value in document.items() if name != "experiment"}
-    experiment = document["experiment"]
+    flat = {name: value for name, value in document.items() if name not in ("experiment", "over", "runs")}
+    # What is swept by its fields, which say more than the list; the runs follow from it.
+    flat |= {f"over {axis['field']}": axis["values"] for axis in document.get("over", ())}
+    experiment = deepcopy(document["experiment"])
     # By content: what lies in the folder is run only where it is what was given here.
     rename_code(experiment, content_name)
     for section, fields in experiment.items():
