@@ -4,30 +4,24 @@ from __future__ import annotations
 
 import copy
 import json
-import time
 from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from steelyard.errors import UserError, path_of
 from steelyard.messages import Counts, Floats
-from steelyard.runs.chain_check import Checked, check
 from steelyard.runs.columns import KEYS, WHOLE, Cohorts, Tested, as_table, ranked, sampled, unpack
-from steelyard.runs.remembered import remember, remembered, stamp
+from steelyard.runs.facts import START as START
+from steelyard.runs.facts import RunFacts
 from steelyard.runs.schema import reading, unreadable
 from steelyard.runs.typed import NEWEST, known
 
 if TYPE_CHECKING:
     import pandas as pd
-    from torch import Tensor
-
-    from steelyard.rounds.state import RoundState
 
 _ROUNDS = (
     *("accuracy", "priority", "tried", "tests", "cohort", "answered", "kept_old", "zero_criteria", "zero_scores"),
@@ -36,7 +30,6 @@ _ROUNDS = (
 )
 _UPDATES = ("round", "clients", "samples", "bytes", "loss", "score", "weight", "raw", "normalised")
 _EVALUATIONS = ("round", "clients", "samples", "score", "loss", "metrics", "figures")
-_LAST = "ORDER BY round DESC LIMIT 1"
 _AFTER = "WHERE round > ? ORDER BY federation, round"
 _OF_ONE_AFTER = "WHERE federation = ? AND round > ? ORDER BY round"
 _LISTENING = "WHERE federation = ? AND listening IS NOT NULL ORDER BY round"
@@ -48,11 +41,9 @@ LOOKED_AT = 200_000
 """Entries (a round and a client) of one rule and seed that those who draw a run look at, about."""
 _ASKED = 10_000
 """Rounds that one question to SQLite names; it allows some more."""
-START = -1
-"""The round before the first: what comes after it is everything."""
 
 
-class History:
+class History(RunFacts):
     """What happened in a run; each data frame is read when it is first asked for, and then kept.
 
     `rounds` has a row per rule, seed and round; `clients` one per client asked (raw and normalised criteria, score,
@@ -69,15 +60,6 @@ class History:
 
     every = 1
     """What single clients sent is read of every so manyth round, and of the last: see `spaced`."""
-
-    def __init__(self, folder: Path | str) -> None:
-        self.folder = path_of(folder, "History", "the folder of a run")
-        with reading(self.folder):
-            pass  # a folder without a run is refused here, not when something is asked
-
-    def _rows(self, table: str, columns: Sequence[str], where: str = "", *values: int | str) -> list[tuple[Any, ...]]:
-        with reading(self.folder) as connection:
-            return connection.rows(table, columns, where, *values)
 
     def _frame(self, table: str, columns: Sequence[str], after: int) -> pd.DataFrame:
         """Return columns of the rounds after one as a data frame, behind the rule and the seed that they belong to."""
@@ -97,98 +79,6 @@ class History:
         kinds = {"rule": "str", "seed": "int64", "round": "int64", **connection.kinds(table, columns)}
         frame.columns = list(kinds) if len(rows) else frame.columns
         return frame.reindex(columns=list(kinds)).astype(kinds | ({"client": "str"} if "client" in columns else {}))
-
-    @cached_property
-    def info(self) -> dict[str, str]:
-        """Facts about the run: status, versions, engine, notes."""
-        with reading(self.folder) as connection:
-            return connection.info()
-
-    @property
-    def last_round(self) -> int:
-        """The newest whole round at this moment; -1 before the first. Cheap: ask it to see whether a run moved on."""
-        found = self._rows("rounds", ("round",), _LAST)
-        return int(found[0][0]) if found else START
-
-    @cached_property
-    def flaws(self) -> pd.DataFrame:
-        """What makes clients worth less than others: seed, client, flaw in words; a row for each flaw of a client."""
-        # For speed of start: not everyone who opens a run reads its data frames.
-        import pandas as pd
-
-        stored: dict[str, dict[str, list[str]]] = json.loads(self.info.get("flaws", "{}"))
-        rows = [
-            (int(seed), client, words)
-            for seed, clients in stored.items()
-            for client, every in clients.items()
-            for words in every
-        ]
-        return pd.DataFrame(rows, columns=["seed", "client", "flaw"])
-
-    @cached_property
-    def ended(self) -> dict[tuple[str, int], tuple[int, str]]:
-        """Which rules ended early because their model exploded: by (rule, seed), the round and the reason."""
-        with reading(self.folder) as connection:
-            rows = connection.rows("ended", ("federation", "round", "reason"))
-            names = connection.federations()
-            return {known(names, key, "federation"): (round, reason) for key, round, reason in rows}
-
-    @cached_property
-    def models(self) -> dict[tuple[str, int], str]:
-        """The SHA-256 of the model that each rule ended with, by (rule, seed): equal bits have equal digests."""
-        with reading(self.folder) as connection:
-            rows = connection.rows("digests", ("federation", "model"), "ORDER BY round")
-            names = connection.federations()
-            return {known(names, key, "federation"): model for key, model in rows}
-
-    @cached_property
-    def personal(self) -> frozenset[str]:
-        """The rules whose clients tested models of their own: their scores on clients are these models'."""
-        return frozenset(map(str, json.loads(self.info.get("personal", "[]"))))
-
-    @cached_property
-    def chain(self) -> Checked:
-        """The run's chain of rounds, computed again: its head, and what is not as it was written."""
-        with reading(self.folder) as connection:
-            return check(connection, self.folder)
-
-    @cached_property
-    def shown_chain(self) -> Checked:
-        """The chain for those who show it: as `chain`, or as it was last found while nobody has written to the run."""
-        known = vars(self).get("chain") or remembered(self.folder)
-        if known is None:
-            before, begun = stamp(self.folder), time.perf_counter()
-            known = self.chain
-            remember(self.folder, before, known, time.perf_counter() - begun)
-        return known
-
-    def labels(self, seed: int) -> dict[str, list[int]]:
-        """Return by client how many training samples it has of each class; empty where the run does not know it."""
-        return json.loads(self.info.get("labels", "{}")).get(str(seed), {})
-
-    @cached_property
-    def federations(self) -> pd.DataFrame:
-        """The rules that ran side by side: name, rule, seed, settings as JSON."""
-        # For speed of start: not everyone who opens a run reads its data frames.
-        import pandas as pd
-
-        rows = self._rows("federations", ("name", "rule", "algorithm", "seed", "settings"), "ORDER BY id")
-        kinds = {"federation": "str", "rule": "str", "algorithm": "str", "seed": "int64", "settings": "str"}
-        return pd.DataFrame(rows, columns=list(kinds)).astype(kinds)
-
-    @cached_property
-    def _keys(self) -> dict[tuple[str, int], tuple[int, tuple[str, ...]]]:
-        """Return the number and the criteria of each federation, by rule and seed; they never change in a run."""
-        with reading(self.folder) as connection:
-            names = connection.federations()
-            texts = dict(connection.rows("federations", ("id", "settings")))
-        return {who: (key, tuple(json.loads(texts[key])["criteria"])) for key, who in names.items()}
-
-    def _federation(self, rule: str, seed: int) -> tuple[int, tuple[str, ...]]:
-        found = self._keys.get((rule, seed))
-        if found is None:
-            raise UserError(f"{self.folder}: no rule '{rule}' with seed {seed} in this run")
-        return found
 
     @cached_property
     def rounds(self) -> pd.DataFrame:
@@ -392,12 +282,3 @@ class History:
         if count > 8 * len(bits):
             raise unreadable(self.folder, f"samples of {rule}, seed {seed}: not the bits of their count")
         return np.unpackbits(np.frombuffer(bits, np.uint8), count=count).astype(np.bool_)
-
-    def last_checkpoint(self) -> tuple[dict[str, RoundState], dict[str, Tensor]]:
-        """Return the states of the last checkpoint and what the clients keep in it; both empty before the first."""
-        # For speed of start: most readers of a run never look at its models, and those need torch.
-        from steelyard.runs.checkpoint import last_checkpoint
-
-        with reading(self.folder) as connection:
-            found = last_checkpoint(connection, self.folder)
-        return found.states, found.kept
