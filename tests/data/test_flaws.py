@@ -114,6 +114,37 @@ def test_noise_has_the_size_asked_for_and_bytes_stay_bytes():
     assert pictures.dataset.owners[400:].tolist() == images().owners[original].tolist()  # type: ignore[index]
 
 
+def test_noise_of_a_partition_grows_with_the_client():
+    data = table(4000)
+    clean, noisy = (
+        share_out(data, PartitionSettings(clients=4, server="fraction", noise=noise), 0) for noise in (None, 0.4)
+    )
+    deviations = data.features[np.concatenate([client.train for client in clean.clients])].std(dim=0, unbiased=False)
+    for position, (before, after) in enumerate(zip(clean.clients, noisy.clients, strict=True), 1):
+        added = (noisy.dataset.features[after.train] - data.features[before.train]) / deviations
+        assert added.square().mean().item() == pytest.approx(0.4 * position / 4, rel=0.1)
+        assert torch.equal(noisy.dataset.labels[after.train], data.labels[before.train])
+        assert np.array_equal(before.test, after.test)
+    assert noisy.flaws == {}
+    assert np.array_equal(noisy.server, clean.server)
+    pictures = share_out(images(), replace_scheme(noise=0.1), 0)
+    assert pictures.dataset.features.dtype == torch.uint8
+    added = pictures.dataset.features[pictures.clients[0].train].float()
+    added -= images().features[share_out(images(), replace_scheme(), 0).clients[0].train].float()
+    # Variance .1 / 8 of pixels from 0 to 1; those near the ends of their range cannot move both ways.
+    assert added.std().item() / 255 == pytest.approx((0.1 / CLIENTS) ** 0.5, rel=0.15)
+
+
+def test_tokens_have_no_noise():
+    tokens = Dataset("words", torch.ones(40, 6, dtype=torch.int64), torch.arange(40) % 2, 2)
+    with pytest.raises(UserError, match=r"partition.noise: got 0.1, but the rows of words are tokens of a text"):
+        share_out(tokens, PartitionSettings(clients=2, noise=0.1), 0)
+
+
+def replace_scheme(**fields: float) -> PartitionSettings:
+    return SPREAD.model_copy(update=fields)
+
+
 def test_float_images_keep_their_range():
     data = images()
     bad = made(only("noisy", amount=2.0), data=Dataset("f", data.features.float() / 255, data.labels, CLASSES))

@@ -53,6 +53,11 @@ def test_show_draws_the_split_of_an_experiment_by_any_of_its_names(tmp_path):
     assert sum(found["sizes"].values()) == sum(map(sum, found["labels"].values()))
 
 
+def test_show_says_how_noise_grows_over_the_clients():
+    drawn = " ".join(show("quickstart", "--split", "--set", "partition.noise=0.1").split())
+    assert "feature noise: variance 0.005 (client-000) to 0.1 (client-019), pixels from 0 to 1" in drawn
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [

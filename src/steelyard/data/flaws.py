@@ -23,9 +23,14 @@ from steelyard.data.sensors import BadSensors
 from steelyard.errors import UserError, nearest
 
 
-def flawed(population: Population, flaws: Sequence[FlawSettings], seed: int) -> Population:
-    """Return the population with flawed clients; use it once, on clients as the partition made them."""
+def flawed(population: Population, flaws: Sequence[FlawSettings], seed: int, noise: float | None = None) -> Population:
+    """Return the population with flawed clients; use it once, on clients as the partition made them.
+
+    `noise` is the partition's own, which all clients have in growing amounts: a skew of features, not a flaw.
+    """
     changing = _Changing.of(population)
+    if noise is not None:
+        _add_noise(changing, noise, seed)
     for index, flaw in enumerate(flaws):
         _check(population.dataset, index, flaw)
         touched: list[str] = []
@@ -39,6 +44,19 @@ def flawed(population: Population, flaws: Sequence[FlawSettings], seed: int) -> 
                 touched.append(name)
         changing.last = touched
     return changing.done()
+
+
+def _add_noise(changing: _Changing, noise: float, seed: int) -> None:
+    """Add Gaussian noise of variance noise · i / N to the training rows of the i-th of N clients (Li et al. 2022)."""
+    names = sorted(changing.clients)
+    for position, name in enumerate(names, 1):
+        chance = randomness.generator(seed, client=name, purpose="partition/noise")
+        client = changing.clients[name]
+        features = changing.sensors.with_noise(changing.features(client), noise * position / len(names), chance)
+        changing.clients[name] = replace(client, features=features)
+    of = "pixels from 0 to 1" if changing.sensors.images else "columns of deviation 1"
+    note = f"feature noise: variance {noise / len(names):.3g} ({names[0]}) to {noise:.3g} ({names[-1]}), {of}"
+    changing.population = replace(changing.population, notes=(*changing.population.notes, note))
 
 
 def _check(dataset: Dataset, index: int, flaw: FlawSettings) -> None:

@@ -65,7 +65,9 @@ def share_out(
     clients = sorted(clients, key=lambda client: client.client)
     dataset = prepare(dataset, clients, np.union1d(server, report))
     population = Population(dataset, tuple(clients), server, (*dataset.notes, *notes), report)
-    return _some_test(flawed(population, flaws, seed) if flaws else population, settings.test_clients, seed)
+    if flaws or settings.noise is not None:
+        population = flawed(population, flaws, seed, settings.noise)
+    return _some_test(population, settings.test_clients, seed)
 
 
 def _some_test(population: Population, wanted: int | None, seed: int) -> Population:
@@ -94,6 +96,11 @@ def _check(dataset: Dataset, settings: PartitionSettings) -> None:
             )
     if dataset.classes == 0 and settings.scheme in ("dirichlet", "labels", "table"):
         raise UserError(f"partition.scheme: needs classes, but {dataset.name} has none; allowed: {UNLABELLED}")
+    if settings.noise is not None and not dataset.features.is_floating_point() and dataset.features.dim() < 3:
+        raise UserError(
+            f"partition.noise: got {settings.noise}, but the rows of {dataset.name} are tokens of a text; allowed: "
+            "images or columns of numbers"
+        )
     if settings.table and len(settings.table[0]) != dataset.classes:
         raise UserError(
             f"partition.table: got lines of {len(settings.table[0])} counts; allowed: {dataset.classes}, "

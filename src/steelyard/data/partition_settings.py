@@ -57,7 +57,7 @@ class PartitionSettings(Section):
     Fields and schemes also go by the names of flwr-datasets and of NIID-Bench: num_partitions (clients),
     num_shards_per_partition (shards_per_client), num_classes_per_partition (labels_per_client), min_partition_size
     (minimum), beta (alpha); DirichletPartitioner, PathologicalPartitioner and so on; homo, noniid-#label2 or #C=2,
-    noniid-labeldir (which is self-balancing), iid-diff-quantity.
+    noniid-labeldir (which is self-balancing), iid-diff-quantity, noise.
 
         >>> PartitionSettings(scheme="dirichlet", clients=20, alpha=0.3).alpha
         0.3
@@ -96,6 +96,10 @@ class PartitionSettings(Section):
     size_spread: Annotated[float, Field(ge=0, le=5)] = 0.0
     """iid, shard and dirichlet: how unequal the clients are: standard deviation of the logarithm of their sizes (a
     lognormal). 0: as equal as possible; 0.5: the biggest of 30 is some eight times the smallest."""
+    noise: Annotated[float, Field(gt=0, le=100)] | None = None
+    """Feature noise that grows with the client, as in NIID-Bench: the i-th of N clients, by id, trains on rows with
+    Gaussian noise of variance `noise` · i / N, in units of the brightest pixel, or of a column's standard deviation.
+    Pixels stay in their range. Test rows have none. Goes with any scheme; the name of NIID-Bench's own option."""
     minimum: Count = 2
     """Least number of rows of a client, its local test rows included. natural and given drop people with fewer and say
     so; the other schemes keep to it or refuse."""

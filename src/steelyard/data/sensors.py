@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from steelyard.data.backdoor import brightest
 from steelyard.data.dataset import Population
 from steelyard.data.flaw_settings import FlawSettings
 
@@ -36,18 +37,16 @@ class BadSensors:
 
     def spoilt(self, features: torch.Tensor, flaw: FlawSettings, chance: np.random.Generator) -> torch.Tensor:
         """Return spoilt features [rows, ...] of the same type; `flaw` is noisy, blurred or missing."""
-        values = features.numpy().astype(np.float32)
         if flaw.kind == "noisy":
-            values = self._noisy(values, flaw.size, chance)
-        elif flaw.kind == "blurred":
-            values = blur(values, flaw.size)
-        else:
-            values = self._missing(values, flaw.size, chance)
-        if flaw.kind == "noisy" and self.images and features.dtype != torch.uint8:
-            values = np.clip(values, self._range.least, self._range.most).astype(np.float32)
-        if features.dtype == torch.uint8:
-            return torch.from_numpy(np.clip(np.rint(values), 0, 255).astype(np.uint8))
-        return torch.from_numpy(values)
+            return self._noisy(features, flaw.size * self._range.deviation, chance)
+        values = features.numpy().astype(np.float32)
+        values = blur(values, flaw.size) if flaw.kind == "blurred" else self._missing(values, flaw.size, chance)
+        return _as(features.dtype, values)
+
+    def with_noise(self, features: torch.Tensor, variance: float, chance: np.random.Generator) -> torch.Tensor:
+        """Return features with Gaussian noise: of this variance where the brightest pixel, or a deviation, is 1."""
+        unit = brightest(self.population.dataset.features) if self.images else self._range.deviation
+        return self._noisy(features, math.sqrt(variance) * np.asarray(unit), chance)
 
     @cached_property
     def _range(self) -> _Range:
@@ -67,9 +66,15 @@ class BadSensors:
         deviation = np.sqrt(np.maximum(squares / count - np.square(mean), 0))
         return _Range(mean, deviation, least, most)
 
-    def _noisy(self, values: Values, amount: float, chance: np.random.Generator) -> Values:
+    def _noisy(
+        self, features: torch.Tensor, deviation: NDArray[np.float64], chance: np.random.Generator
+    ) -> torch.Tensor:
+        values = features.numpy().astype(np.float32)
         noise = chance.standard_normal(values.shape, dtype=np.float32)
-        return (values + noise * (amount * self._range.deviation).astype(np.float32)).astype(np.float32)
+        values = (values + noise * deviation.astype(np.float32)).astype(np.float32)
+        if self.images and features.dtype != torch.uint8:
+            values = np.clip(values, self._range.least, self._range.most).astype(np.float32)
+        return _as(features.dtype, values)
 
     def _missing(self, values: Values, share: float, chance: np.random.Generator) -> Values:
         # Pixels are missing in all channels; columns of a table are its only axis.
@@ -79,6 +84,13 @@ class BadSensors:
         gone[chance.permutation(size)[: max(1, round(share * size))]] = True
         blank = np.float32(0) if self.images else self._range.mean.astype(np.float32)
         return np.where(gone.reshape(shape), blank, values).astype(np.float32)
+
+
+def _as(kind: torch.dtype, values: Values) -> torch.Tensor:
+    """Return values in the type that their source has; bytes stay from 0 to 255."""
+    if kind == torch.uint8:
+        return torch.from_numpy(np.clip(np.rint(values), 0, 255).astype(np.uint8))
+    return torch.from_numpy(values)
 
 
 def blur(images: Values, sigma: float) -> Values:

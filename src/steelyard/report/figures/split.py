@@ -30,7 +30,8 @@ def split(view: RunView, federation: FederationView) -> alt.VConcatChart | None:
 def planned_split(planned: Split) -> alt.VConcatChart:
     """Draw a split before anything is trained, as `split` draws that of a run."""
     sizes: Frame = pd.Series(dict(planned.sizes), dtype="int64").sort_values(ascending=False, kind="stable")
-    return _drawn(sizes, {name: list(counts) for name, counts in planned.labels.items()}, planned.flaws, "")
+    notes = " ".join(f"{note[:1].upper()}{note[1:]}." for note in planned.notes)
+    return _drawn(sizes, {name: list(counts) for name, counts in planned.labels.items()}, planned.flaws, notes)
 
 
 def _drawn(
