@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.cold_start_data import Case, Draw, draw, prepared
+from steelyard.intervals import estimate, show_estimate
 from steelyard.recommend.baselines.plain import random
 from steelyard.recommend.baselines.vsm import vsm
 from steelyard.recommend.clients import LocalRound
@@ -178,15 +178,14 @@ def measure(name: str, out: Path, draws: int, until: float, threads: int) -> dic
 
 
 def rows(found: dict[str, list[dict[str, float]]]) -> Iterable[str]:
-    """Yield the lines of a table: mean and standard deviation over the draws."""
+    """Yield the lines of a table: mean ± half the 95 % interval over the draws."""
     yield "| | nDCG@10 | HR@10 | share of the new items shown |"
     yield "|---|---|---|---|"
     for system, cells in found.items():
-        told = []
-        for metric in ("ndcg", "hit_rate", "coverage"):
-            values = [cell[metric] for cell in cells]
-            spread = statistics.stdev(values) if len(values) > 1 else 0.0
-            told.append(f"{statistics.mean(values):.4f} ± {spread:.4f}")
+        told = [
+            show_estimate(estimate([cell[metric] for cell in cells]).as_json(), 4)
+            for metric in ("ndcg", "hit_rate", "coverage")
+        ]
         yield f"| {system} | {' | '.join(told)} |"
 
 

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.papers import NAMED
-from steelyard.report.statistics import ALPHA, equivalence_p, estimate, holm, paired_p
+from steelyard.intervals import estimate
+from steelyard.report.statistics import ALPHA, equivalence_p, holm, paired_p
 from steelyard.runs.reader import History
 
 SEEDS, MARGIN = 10, 0.01

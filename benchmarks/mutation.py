@@ -26,8 +26,8 @@ ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "privacy": (("privacy/*.py",), ("privacy",)),
     "defence": (("defence/*.py",), ("defence",)),
     "statistics": (
-        ("report/statistics.py", "report/measures.py", "report/sign.py"),
-        ("report/test_statistics.py", "report/test_measures.py", "report/test_sign.py"),
+        ("intervals.py", "report/statistics.py", "report/measures.py", "report/sign.py"),
+        ("test_intervals.py", "report/test_statistics.py", "report/test_measures.py", "report/test_sign.py"),
     ),
     "metrics": (("recommend/metrics.py", "recommend/ranking.py"), ("recommend/test_metrics.py",)),
 }

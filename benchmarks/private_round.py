@@ -24,6 +24,7 @@ import torch
 
 from steelyard.experiment.loading import build
 from steelyard.experiment.running import run
+from steelyard.intervals import estimate, show_estimate
 from steelyard.runs.reader import History
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -122,12 +123,11 @@ def table(lines: list[dict[str, Any]]) -> str:
                 if not mine:
                     continue
                 accuracy = [100 * line["accuracy"] for line in mine]
-                spread = f" ± {statistics.stdev(accuracy):.1f}" if len(accuracy) > 1 else ""
                 seconds = statistics.median(line["seconds"] for line in mine)
                 size = mine[0]["bytes"]
                 shown = f"{size / 1e6:.3f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB"
                 rows.append(
-                    f"| {model} | {clients} | {NAMES[kind]} | {statistics.mean(accuracy):.1f}{spread} % "
+                    f"| {model} | {clients} | {NAMES[kind]} | {show_estimate(estimate(accuracy).as_json())} % "
                     f"| {seconds:.1f} s | {shown} |"
                 )
     return "\n".join(rows)

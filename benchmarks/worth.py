@@ -23,7 +23,8 @@ from steelyard import UserError
 from steelyard.api import runnable
 from steelyard.experiment.comparing import with_rules
 from steelyard.experiment.loading import build
-from steelyard.report.statistics import estimate, holm, paired_p, verdict
+from steelyard.intervals import estimate
+from steelyard.report.statistics import holm, paired_p, verdict
 
 BIG = {"pick": "biggest", "count": 6}
 SOME = {"pick": "random", "count": 6}

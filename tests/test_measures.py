@@ -7,28 +7,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
+from steelyard.intervals import wilson
 from steelyard.learning import evaluation
-from steelyard.measures import MEASURES, TASKS, measure_of, wilson
+from steelyard.measures import MEASURES, TASKS, measure_of
 from steelyard.weighing import criteria as registry
-
-
-@given(st.floats(0, 1), st.integers(1, 2_000))
-def test_wilsons_interval_holds_the_share_and_narrows_with_rows(share: float, rows: int) -> None:
-    low, high = wilson(share, rows)
-    assert 0 <= low <= share + 1e-12
-    assert share - 1e-12 <= high <= 1
-    wider = wilson(share, rows / 4)
-    assert high - low <= wider[1] - wider[0] + 1e-12
-
-
-def test_wilsons_interval_by_hand() -> None:
-    # 0 of 10: z² / (n + z²) = 3.8415 / 13.8415; 15 of 20: (.75 + .09604) / 1.19207 ± 1.96 √(.009375 + .0024) / 1.19207.
-    assert wilson(0.0, 10) == pytest.approx((0.0, 0.2775), abs=5e-5)
-    assert wilson(0.75, 20) == pytest.approx((0.5313, 0.8881), abs=5e-5)
-    assert wilson(1.0, 0) == (0.0, 1.0)
 
 
 def test_every_task_has_a_score_a_figure_and_a_criterion_that_exist() -> None:

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-LEVEL = 0.95
+from steelyard.intervals import students_t, wilson
+
 FEWEST = 10
 """A score on fewer rows is marked "too few": it ranks nobody."""
 WIDEST = 0.5
@@ -82,29 +83,13 @@ class Measure:
             width = self.high - self.low
             low, high = wilson((score - self.low) / width, rows)
             return self.low + width * low, self.low + width * high
-        # For speed of start: few commands ask for an interval.
-        from scipy import special
-
-        half = float(special.stdtrit(rows - 1, 0.5 + LEVEL / 2)) * error
+        half = students_t(rows - 1) * error
         return max(self.low, score - half), min(self.high, score + half)
 
     def too_few(self, rows: float, low: float, high: float) -> bool:
         """Whether a score with this interval rests on too few rows to rank whom it is about."""
         wide = high - low > WIDEST * (self.high - self.low) if self.bounded else math.isnan(low + high)
         return rows < FEWEST or wide
-
-
-def wilson(share: float, rows: float) -> tuple[float, float]:
-    """Return Wilson's 95 % interval of an accuracy measured on so many rows; sound for few rows, for 0 and for 1.
-
-    Every accuracy of a client, a site or a part of the clients has its interval from here.
-    """
-    if not rows > 0:
-        return 0.0, 1.0
-    square = 1.959963984540054**2
-    middle = (share + square / (2 * rows)) / (1 + square / rows)
-    half = math.sqrt(square * (share * (1 - share) / rows + square / (4 * rows * rows))) / (1 + square / rows)
-    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 MEASURES: Mapping[str, Measure] = MappingProxyType(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from steelyard.report.recommendation import Compared, Measure, recommend
+from steelyard.report.recorded_curves import Curve
+from steelyard.report.reporting_rows import _halves
 from steelyard.report.statistics import detectable, seeds_for
 
 ROWS = Measure("accuracy", "on the server's 46 rows")
@@ -183,6 +186,32 @@ def test_of_several_better_rules_other_rows_choose_and_those_that_report_report(
     assert found["sentence"].endswith("The clients' 80 test rows chose it.")
     alone = recommend({"fedavg": values["fedavg"], "A": values["A"]}, "fedavg", ROWS, chosen)
     assert (alone["rule"], "chose" in alone["sentence"]) == ("A", False)
+
+
+def test_half_of_the_clients_choose_and_the_gain_is_that_of_the_others() -> None:
+    """Without rows at the server; A is chosen by clients b and d, and a and c say how much better it is."""
+    rng = np.random.default_rng(1)
+    gains = {"fedavg": [0.0, 0.0, 0.0, 0.0], "A": [0.05, 0.2, 0.05, 0.2], "B": [0.15, 0.1, 0.15, 0.1]}
+    curves: list[Curve] = []
+    for seed in range(3):
+        level = 0.5 + rng.uniform(0, 0.1)
+        for rule, gain in gains.items():
+            scores = level + np.array([gain]) + rng.uniform(0, 0.002, 4)
+            rows = np.full(4, 20)
+            overall = scores @ rows / rows.sum()
+            curves.append(Curve(rule, seed, np.array([1]), scores, overall, 0, {}, {}, rows=rows))
+    values = {rule: [float(c.overall[0]) for c in curves if c.rule == rule] for rule in gains}
+    compared = Compared(**_halves(curves, 5))
+    found = recommend(values, "fedavg", Measure("accuracy", "on the clients' 80 test rows"), compared)
+    assert found["rule"] == "A"
+    assert "is 5.0 points higher than with fedavg on the 40 test rows of every other client" in found["sentence"]
+    assert "The 40 test rows of the other clients chose it." in found["sentence"]
+    few = [replace(curve, rows=np.full(4, 14)) for curve in curves]
+    assert _halves(few, 5) == {}
+    turned = Compared(**{**_halves(curves, 5), "reported_on": {**compared.reported_on, "A": values["fedavg"]}})
+    none = recommend(values, "fedavg", ROWS, turned)
+    assert none["rule"] is None
+    assert none["sentence"].startswith("No recommendation: of A and B, which are better than fedavg, A was chosen")
 
 
 def test_rows_that_report_do_not_also_choose() -> None:

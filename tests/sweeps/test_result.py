@@ -16,9 +16,9 @@ from tests.runs.records import evaluations, federation, record, state
 
 from steelyard import Experiment, Result, SweepResult, UserError
 from steelyard.experiment.loading import load
+from steelyard.intervals import estimate
 from steelyard.report.figures.shared import HEIGHT
 from steelyard.report.figures.writing import svg
-from steelyard.report.statistics import estimate
 from steelyard.runs.reader import History
 from steelyard.runs.store import Store
 from steelyard.sweeps.figure import sweep_chart
@@ -112,7 +112,7 @@ def test_a_target_that_is_not_reached_comes_after_one_reached_in_the_last_round(
         ([0.91, 0.93], "score", "accuracy", "92.00 % ±12.71"),  # t(1) = 12.706, s/√2 = 0.01
         ([0.91], "worst10", "worst10", "91.00 %"),
         ([0.01234], "score", "ndcg@10", "0.01234"),
-        ([12.0, 13.0, 14.0], "rounds-to-target", "rounds-to-target", "13 ±2.5"),  # t(2) = 4.303, s/√3 = 0.577
+        ([12.0, 13.0, 14.0], "rounds-to-target", "rounds-to-target", "13.0 ±2.5"),  # t(2) = 4.303, s/√3 = 0.577
         ([12.0, 13.0], "rounds-to-target", "rounds-to-target", "12.5 ±6.4"),
         ([math.nan], "score", "accuracy", "–"),
     ],

@@ -8,11 +8,9 @@ from collections.abc import Sequence
 from steelyard.arena.suite import Suite
 from steelyard.arena.tuning import Tried
 from steelyard.errors import listed
+from steelyard.intervals import UNKNOWN, show_estimate
 from steelyard.report.documents.arena import ArenaDocument, ArenaScene
-from steelyard.report.documents.shared import EstimateJson
 from steelyard.report.rendering import Style, Table, paragraph, render
-
-_DASH = "–"
 
 
 def arena_text(document: ArenaDocument, style: Style = "text", width: int | None = None) -> str:
@@ -31,7 +29,7 @@ def tuning_text(suite: Suite, found: Sequence[Tried], width: int | None = None) 
     rows = [
         (
             label,
-            _DASH if math.isnan(value) else f"{100 * value:.2f}",
+            UNKNOWN if math.isnan(value) else f"{100 * value:.2f}",
             *_marks(label == tried.best, label in suite.rivals),
         )
         for tried in found
@@ -81,11 +79,11 @@ def _cells(scene: ArenaScene, document: ArenaDocument) -> tuple[str, ...]:
     p = scene["p_holm"]
     return (
         scene["scene"],
-        _DASH if base is None else show(base["value"]),
-        _DASH if mine is None else show(mine["value"]),
-        show(scene["gain"], signed=True),
-        _DASH if p is None else f"{p:.2g}",
-        show(scene["worst_gain"], signed=True),
+        show_estimate(base and base["value"], 1, 100.0),
+        show_estimate(mine and mine["value"], 1, 100.0),
+        show_estimate(scene["gain"], 1, 100.0, signed=True),
+        UNKNOWN if p is None else f"{p:.2g}",
+        show_estimate(scene["worst_gain"], 1, 100.0, signed=True),
         _verdict(scene, document["level"]),
     )
 
@@ -107,7 +105,10 @@ def _rules(document: ArenaDocument) -> Table:
     return Table(
         "Every rule over the scenes",
         ("rule", "mean rank", "accuracy (%)", "worst client (%)"),
-        tuple((row["rule"], f"{row['rank']:.2f}", show(row["value"]), show(row["worst"])) for row in document["ranks"]),
+        tuple(
+            (row["rule"], f"{row['rank']:.2f}", *(show_estimate(row[name], 1, 100.0) for name in ("value", "worst")))
+            for row in document["ranks"]
+        ),
         f"Rank 1 is the best. Accuracies: mean over the scenes ± half the 95 % interval over the seeds.{apart}",
     )
 
@@ -115,12 +116,3 @@ def _rules(document: ArenaDocument) -> Table:
 def failure_lines(document: ArenaDocument) -> list[str]:
     """Return a line for each scene in which the candidate failed, with the reason."""
     return [f"{scene['scene']}: failed: {scene['failed']}" for scene in document["scenes"] if scene["failed"]]
-
-
-def show(value: EstimateJson | None, *, signed: bool = False) -> str:
-    """Write a share in points with half its interval: 94.5 ± 0.3, or +1.2 ± 0.4."""
-    if value is None or math.isnan(value["mean"]):
-        return _DASH
-    half = (value["high"] - value["low"]) / 2
-    mean = f"{100 * value['mean']:{'+' if signed else ''}.1f}".replace("-", "−")
-    return mean if math.isnan(half) else f"{mean} ± {100 * half:.1f}"

@@ -18,9 +18,9 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from steelyard.intervals import Z, half_per_deviation
 from steelyard.messages import Counts, Floats
 from steelyard.runs.valued import StoredValues
-from steelyard.weighing.shapley import Z
 
 Interval = tuple[Floats, Floats]
 """A value and its standard error, one of each for every client."""
@@ -104,14 +104,9 @@ def _of_rounds(series: Series) -> Floats:
 
 def over_seeds(found: Sequence[Interval]) -> tuple[Floats, Floats, Floats]:
     """Return value, low and high: of one seed by its own error, of several by how they differ from seed to seed."""
-    from scipy.special import stdtrit  # For speed of start.
-
     values = np.array([value for value, _ in found])
     value = values.mean(axis=0)
-    if len(found) == 1:
-        half = Z * found[0][1]
-    else:
-        half = stdtrit(len(found) - 1, 0.975) * values.std(axis=0, ddof=1) / np.sqrt(len(found))
+    half = Z * found[0][1] if len(found) == 1 else half_per_deviation(len(found)) * values.std(axis=0, ddof=1)
     return value, value - half, value + half
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from steelyard.intervals import EstimateJson
 from steelyard.measures import measure_of
 from steelyard.report.comparison_tables import (
     algorithm_cells,
@@ -11,7 +12,6 @@ from steelyard.report.comparison_tables import (
     worst_cell,
 )
 from steelyard.report.documents.comparison import Comparison
-from steelyard.report.documents.shared import EstimateJson
 from steelyard.report.notices import chain_line
 from steelyard.report.rendering import Style, Table, paragraph, render
 from steelyard.report.statistics import LEAST_SEEDS, MOST_SEEDS

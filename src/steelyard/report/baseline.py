@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, cast
 
 from steelyard.errors import UserError, listed, nearest
+from steelyard.intervals import estimate
 from steelyard.report.documents.comparison import PairedTest, RuleTests, Verdict
 from steelyard.report.documents.shared import RecordedRule
-from steelyard.report.statistics import estimate, holm, paired_p, verdict
+from steelyard.report.statistics import holm, paired_p, verdict
 from steelyard.runs.reader import History
 
 

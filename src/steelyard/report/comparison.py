@@ -14,6 +14,7 @@ import numpy as np
 
 from steelyard.errors import UserError
 from steelyard.experiment.description import Description
+from steelyard.intervals import Estimate, EstimateJson, estimate
 from steelyard.measures import MEASURES, Measure, measure_of
 from steelyard.messages import Counts
 from steelyard.report.baseline import TestName, find_baseline, verdicts
@@ -34,13 +35,12 @@ from steelyard.report.documents.comparison import (
     TargetTable,
     TestingRow,
 )
-from steelyard.report.documents.shared import EstimateJson, OnRows
+from steelyard.report.documents.shared import OnRows
 from steelyard.report.flawed import flawed_shares
 from steelyard.report.measures import jain, on_rows, rounds_to_shares, worst_devices, worst_score, worst_tenth
 from steelyard.report.notices import chain_of, single_client_rounds
 from steelyard.report.recorded_curves import Curve, read_curves
 from steelyard.report.reporting_rows import recommendation_of
-from steelyard.report.statistics import Estimate, estimate
 from steelyard.runs.reader import History
 
 MOST_CLIENTS = 1_000

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+from steelyard.intervals import EstimateJson, estimate, show_estimate, show_number
 from steelyard.measures import Measure, measure_of
 from steelyard.report.documents.comparison import ClientScore, Comparison, DeviceRow, RuleTables, TargetTable
-from steelyard.report.documents.shared import EstimateJson, OnRows
+from steelyard.report.documents.shared import OnRows
 from steelyard.report.rendering import Table, as_csv, spark
-from steelyard.report.statistics import estimate
 
 F1_ROUNDS = 6
 """Rounds that the table of macro F1 shows."""
@@ -35,21 +35,10 @@ def comparison_tables(document: Comparison) -> list[Table]:
     return found
 
 
-def _number(value: float, digits: int) -> str:
-    """Write a number with a true minus sign; -0.0 is 0."""
-    text = f"{value:.{digits}f}"
-    return text.replace("-", "−") if float(text) else text.replace("-", "")
-
-
 def cell(value: EstimateJson, digits: int = 1, factor: float = 1.0) -> str:
-    """Write an estimate as "mean±half", or the mean alone for one seed."""
-    if not value["values"] or math.isnan(value["mean"]):
-        return "–"
-    mean = value["mean"] * factor
-    if len(value["values"]) < 2:
-        whole = digits == 1 and factor == 1.0 and float(mean).is_integer()
-        return _number(mean, 0 if whole else digits)
-    return f"{_number(mean, digits)}±{_number((value['high'] - value['low']) / 2 * factor, digits)}"
+    """Write an estimate as "mean±half", or the mean alone for one seed; counts of one seed without digits."""
+    counted = len(value["values"]) == 1 and digits == 1 and factor == 1.0 and float(value["mean"]).is_integer()
+    return show_estimate(value, 0 if counted else digits, factor, between="±")
 
 
 def _rounds(section: TargetTable, document: Comparison, several: bool) -> Table:
@@ -73,7 +62,7 @@ def worst_cell(row: DeviceRow, digits: int, measure: Measure) -> str:
     found, rows = row["worst_tenth"], row["worst_tenth_on"]
     if len(found["values"]) != 1 or rows is None:
         return cell(found, digits, measure.factor)
-    return f"{_number(found['mean'] * measure.factor, digits)} {on_cell(rows, measure)}"
+    return f"{show_number(found['mean'] * measure.factor, digits)} {on_cell(rows, measure)}"
 
 
 def on_cell(rows: OnRows, measure: Measure) -> str:
@@ -146,7 +135,7 @@ def _clients(document: Comparison) -> list[Table]:
 def _client_cell(row: ClientScore | None, measure: Measure) -> str:
     if row is None:
         return "–"
-    score = f"{100 * row['score']:.1f}" if measure.percent else _number(row["score"], 3)
+    score = f"{100 * row['score']:.1f}" if measure.percent else show_number(row["score"], 3)
     return f"{score} {on_cell(row, measure)}"
 
 
@@ -241,7 +230,7 @@ def _curves(document: Comparison) -> Table:
     for curve in curves:
         at = dict(zip(curve["rounds"], curve["mean"], strict=True))
         shown = [
-            _number(at[mark] * measure.factor, 2 if measure.percent else 4) if mark in at else "" for mark in marks
+            show_number(at[mark] * measure.factor, 2 if measure.percent else 4) if mark in at else "" for mark in marks
         ]
         rows.append((curve["rule"], *shown, spark(curve["mean"], low, high)))
     headings = ("rule", *(f"round {mark}" for mark in marks), "curve")
@@ -279,8 +268,7 @@ def class_tables(document: RuleTables) -> list[Table]:
 
 
 def _f1_cell(values: Sequence[float]) -> str:
-    found = estimate(values)
-    return f"{found.mean:.3f}" if len(values) < 2 else f"{found.mean:.3f}±{found.half:.3f}"
+    return cell(estimate(values).as_json(), 3)
 
 
 def comparison_csv(document: Comparison) -> str:

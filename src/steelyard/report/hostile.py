@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
+from steelyard.intervals import estimate, show_estimate
 from steelyard.report.documents.comparison import AttackBlock, AttackRow, Attacks, Outcome, Recommendation
 from steelyard.report.flawed import flaws_of
 from steelyard.report.recommendation import Compared, Measure, recommend
 from steelyard.report.recorded_curves import read_curves
 from steelyard.report.rendering import Table, paragraph, render, wrapped
-from steelyard.report.statistics import estimate
 from steelyard.rounds.settings import RoundSettings
 from steelyard.runs.reader import History
 
@@ -190,11 +190,10 @@ _HEADINGS = ("accuracy", "lost", "weight", "backdoor", "false alarms")
 def _cells(row: AttackRow) -> dict[str, str]:
     accuracy, lost, weight, backdoor = row["accuracy"], row["lost"], row["weight"], row["backdoor"]
     alarms = row["false_alarms"]
-    half = "" if math.isnan(accuracy["high"]) else f" ±{100 * (accuracy['high'] - accuracy['mean']):4.1f}"
     return {
-        "accuracy": f"{100 * accuracy['mean']:.1f}{half}",
-        "lost": "" if lost is None else f"{100 * lost['mean']:.1f}",
+        "accuracy": show_estimate(accuracy, 1, 100.0),
+        "lost": "" if lost is None else show_estimate(lost, 1, 100.0),
         "weight": "" if weight is None else f"{weight:.0%}",
-        "backdoor": "" if backdoor is None else f"{backdoor['mean']:.0%}",
+        "backdoor": "" if backdoor is None else show_estimate(backdoor, 0, 100.0, unit=" %"),
         "false alarms": "" if alarms is None else f"{alarms:.1%}",
     }

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from steelyard.intervals import Z
 from steelyard.measures import MEASURES, Measure
 from steelyard.messages import Counts, Floats
 from steelyard.report.documents.shared import OnRows, OnSample
@@ -84,7 +85,7 @@ def on_sample(scores: Floats, rows: Counts, of: int) -> OnSample:
     count, total = len(scores), float(rows.sum())
     mean = float(scores @ rows / total)
     parts = rows * (scores - mean) * count / total
-    half = 1.96 * math.sqrt((1 - count / of) * float(parts @ parts) / (count * max(count - 1, 1)))
+    half = Z * math.sqrt((1 - count / of) * float(parts @ parts) / (count * max(count - 1, 1)))
     return {"clients": count, "of": of, "low": mean - half, "high": mean + half}
 
 

@@ -11,16 +11,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from steelyard.intervals import Estimate, deviation, estimate, show_estimate
 from steelyard.measures import measure_of
 from steelyard.report.documents.comparison import Recommendation, TestedRule
 from steelyard.report.statistics import (
     LEAST_SEEDS,
-    Estimate,
     detectable,
-    deviation,
-    estimate,
     holm,
     paired_p,
     seeds_for,
@@ -72,6 +70,10 @@ class Compared:
     """By rule: its values on rows that do not report, more is better; of several better rules they choose one."""
     choosing: str = ""
     """Which rows those are, or, where the rows that report choose as well, a sentence that says so."""
+    reported_on: Mapping[str, Sequence[float]] = field(default_factory=dict[str, Sequence[float]])
+    """By rule, seed by seed: its values on the rows that did not choose, where these are not all of the rows."""
+    reported_where: str = ""
+    """Which rows those are, as the end of a sentence."""
     cannot_choose: str = ""
     """Why no rule of several better ones may be chosen; empty where one may."""
     too_few: str = ""
@@ -207,8 +209,32 @@ def _answer(
         chosen = compared.chosen_on
         better.sort(key=lambda row: -estimate(chosen[row["rule"]]).mean if chosen else 0.0)
         how = f" {compared.choosing}" if compared.choosing and len(better) > 1 else ""
+        if len(better) > 1 and compared.reported_on:
+            measure = replace(measure, where=compared.reported_where)
+            better[0], sure = _on_other_rows(better[0], baseline, compared.reported_on, measure)
+            if not sure:
+                names = _listed([row["rule"] for row in better])
+                return None, (
+                    f"No recommendation: of {names}, which are better than {baseline}, {better[0]['rule']} was chosen, "
+                    f"and {measure.where} it is not: {_difference(better[0], measure)}."
+                )
         return better[0]["rule"], _use(better, baseline, measure, compared.controls) + how
     return baseline, _keep(tested, baseline, measure, seeds)
+
+
+def _on_other_rows(
+    row: TestedRule, baseline: str, values: Mapping[str, Sequence[float]], measure: Measure
+) -> tuple[TestedRule, bool]:
+    """Return a rule that some rows chose as the others find it, and whether it is better there: one test, at 5 %."""
+    pairs = zip(values[row["rule"]], values[baseline], strict=True)
+    found = estimate([ours - theirs for ours, theirs in pairs])
+    sign = -1.0 if measure.less_is_better else 1.0
+    return {**row, "difference": found.as_json()}, verdict(sign * found.mean, paired_p(found.values)) == "better"
+
+
+def _difference(row: TestedRule, measure: Measure) -> str:
+    found = row["difference"]
+    return show_estimate(found, 1, 100.0, signed=True) if measure.percent else show_estimate(found, 4, signed=True)
 
 
 def _too_few(rows: Sequence[TestedRule], baseline: str, measure: Measure, command: str) -> str:

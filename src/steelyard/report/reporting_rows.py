@@ -68,7 +68,7 @@ def recommendation_of(
         _left_out(history, settings, by_clients=not on_server),
         _problem(history, baseline),
         frozenset(rule for rule, found in settings.items() if not asks_clients(found)),
-        **_choosing(experiment, curves, on_server=on_server),
+        **_choosing(experiment, measure, curves, on_server=on_server),
         too_few=_too_few(history, measure, curves, on_server=on_server),
         addition=_spent(history),
     )
@@ -114,29 +114,61 @@ def _too_few(history: History, measure: Measure, curves: Sequence[Curve], *, on_
 class _Choosing(TypedDict, total=False):
     chosen_on: Mapping[str, Sequence[float]]
     choosing: str
+    reported_on: Mapping[str, Sequence[float]]
+    reported_where: str
     cannot_choose: str
 
 
-def _choosing(experiment: Description, curves: Sequence[Curve], *, on_server: bool) -> _Choosing:
+def _choosing(experiment: Description, measure: Measure, curves: Sequence[Curve], *, on_server: bool) -> _Choosing:
     """Say which rows choose among rules that are better: the clients' own tests, where the server's rows report.
 
     A rule counts by its median client, so that fewer than half of the clients, whose rows may be wrong, decide nothing.
-    Where there are no others, a recipe of a paper keeps to the paper and says so; anything else chooses nothing.
+    Without rows at the server, every other client chooses and the rest report. Where neither can be, a recipe of a
+    paper keeps to the paper and says so; anything else chooses nothing.
     """
     rows = min(int(curve.rows.sum()) for curve in curves)
+    last = experiment.rounds.last
     if on_server and rows >= LEAST_ROWS:
-        values: dict[str, list[float]] = {}
-        for curve in curves:
-            last = curve.scores[-experiment.rounds.last :].mean(axis=0)
-            values.setdefault(curve.rule, []).append(float(np.median(last)))
-        return {"chosen_on": values, "choosing": f"The clients' {rows:,} test rows chose it."}
+        return {"chosen_on": _by_clients(curves, last), "choosing": f"The clients' {rows:,} test rows chose it."}
     if experiment.name in recipes():
         return {"choosing": "The rows that report chose it too, as in the paper."}
+    if not on_server and measure.percent and (halves := _halves(curves, last)):
+        return halves
     if on_server and rows:
         why = f"the clients' {rows:,} test rows are too few to choose one of them ({LEAST_ROWS} at least)"
     else:
-        why = "no other rows choose one of them (partition.server_report = 'apart' beside tests of the clients does)"
+        why = (
+            f"no other rows choose one of them: {LEAST_ROWS} test rows in either half of the clients would, or "
+            "partition.server_report = 'apart'"
+        )
     return {"cannot_choose": why}
+
+
+def _by_clients(curves: Sequence[Curve], last: int, every: slice = slice(None)) -> dict[str, list[float]]:
+    """Return for each rule and seed how its last rounds' models did at the median client of some."""
+    values: dict[str, list[float]] = {}
+    for curve in curves:
+        found = curve.scores[-last:, every].mean(axis=0)
+        values.setdefault(curve.rule, []).append(float(np.median(found)))
+    return values
+
+
+def _halves(curves: Sequence[Curve], last: int) -> _Choosing:
+    """Let every other client choose and the rest report; empty where either half has too few rows."""
+    reports, chooses = slice(0, None, 2), slice(1, None, 2)
+    rows = [min(int(curve.rows[half].sum()) for curve in curves) for half in (reports, chooses)]
+    if min(rows) < LEAST_ROWS:
+        return {}
+    values: dict[str, list[float]] = {}
+    for curve in sorted(curves, key=lambda curve: curve.seed):
+        found = curve.scores[-last:, reports].mean(axis=0) @ curve.rows[reports] / curve.rows[reports].sum()
+        values.setdefault(curve.rule, []).append(float(found))
+    return {
+        "chosen_on": _by_clients(curves, last, chooses),
+        "choosing": f"The {rows[1]:,} test rows of the other clients chose it.",
+        "reported_on": values,
+        "reported_where": f"on the {rows[0]:,} test rows of every other client",
+    }
 
 
 def _left_out(history: History, settings: Mapping[str, RecordedRule], *, by_clients: bool) -> dict[str, str]:

@@ -1,61 +1,19 @@
-"""What can be said from a few seeds and a few rows: intervals, paired tests, Holm's correction, what they can show."""
+"""What can be said from a few seeds: paired tests, Holm's correction, what they can show."""
 
 from __future__ import annotations
 
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from steelyard.report.documents.shared import EstimateJson
+from steelyard.intervals import deviation
 
-LEVEL = 0.95
 ALPHA = 0.05
 POWER = 0.8
 """How often a difference must be seen, at the least, to count as one that would have been seen."""
 LEAST_SEEDS = 3
 """With fewer, nothing is recommended: the spread between seeds would rest on one difference."""
 MOST_SEEDS = 1_000
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A mean over seeds with its 95 % interval (Student's t); the interval is nan for a single seed."""
-
-    mean: float
-    low: float
-    high: float
-    values: tuple[float, ...]
-
-    @property
-    def half(self) -> float:
-        """Half the width of the interval."""
-        return (self.high - self.low) / 2
-
-    def as_json(self) -> EstimateJson:
-        """Return it as documents hold it."""
-        return {"mean": self.mean, "low": self.low, "high": self.high, "values": list(self.values)}
-
-
-def estimate(values: Sequence[float]) -> Estimate:
-    """Return mean ± t·s/√n over seeds."""
-    count = len(values)
-    if not count:
-        return Estimate(math.nan, math.nan, math.nan, ())
-    mean = math.fsum(values) / count
-    if count == 1:
-        return Estimate(mean, math.nan, math.nan, tuple(values))
-    # For speed of start: one seed needs no statistics, and scipy.special is a tenth of scipy.stats.
-    from scipy import special
-
-    half = float(special.stdtrit(count - 1, 0.5 + LEVEL / 2)) * deviation(values) / math.sqrt(count)
-    return Estimate(mean, mean - half, mean + half, tuple(values))
-
-
-def deviation(values: Sequence[float]) -> float:
-    """Return the standard deviation of a sample, with n - 1 in place of n; needs two values."""
-    mean = math.fsum(values) / len(values)
-    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
 def paired_p(differences: Sequence[float]) -> float | None:

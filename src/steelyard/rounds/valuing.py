@@ -15,13 +15,14 @@ import torch
 
 from steelyard.clients.protocol import Clients, LayeredServer, RowServer, Server
 from steelyard.errors import UserError
+from steelyard.intervals import Z
 from steelyard.messages import Counts, Floats, Question, RowTests
 from steelyard.randomness import generator
 from steelyard.rounds.contributions import AGREEMENT, ContributionSettings, Measure, RoundValues
 from steelyard.rounds.state import Combine, Draft
 from steelyard.update_payloads import DenseModels
 from steelyard.weighing.policies.policy import cosines
-from steelyard.weighing.shapley import Coalitions, Z, shapley_values
+from steelyard.weighing.shapley import Coalitions, shapley_values
 from steelyard.weighing.view import MOST_TESTED
 
 GROUPS = 64

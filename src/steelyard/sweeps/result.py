@@ -16,11 +16,11 @@ from steelyard.errors import UserError
 from steelyard.experiment.description import Description
 from steelyard.experiment.federations import put_federations
 from steelyard.experiment.loading import read_experiment
+from steelyard.intervals import estimate
 from steelyard.report.documents.comparison import SweepDocument, SweepRow, SweepTest
 from steelyard.report.measures import rounds_to_target, worst_tenth
 from steelyard.report.notices import chain_line, chain_of
 from steelyard.report.rendering import as_csv
-from steelyard.report.statistics import estimate
 from steelyard.runs.reader import History
 from steelyard.sweeps.plan import LOWER, Sweep, show
 from steelyard.sweeps.plan_file import read_runs, read_sweep

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Mapping, Sequence
 
 from steelyard.errors import printable
+from steelyard.intervals import EstimateJson, show_estimate
 from steelyard.report.documents.comparison import SweepDocument, SweepRow
-from steelyard.report.documents.shared import EstimateJson
 from steelyard.report.rendering import Style, Table, render
 from steelyard.sweeps.plan import show
 from steelyard.sweeps.result import BEST, PICTURE
@@ -60,16 +59,12 @@ def short_names(fields: Sequence[str]) -> dict[str, str]:
 
 def show_value(value: EstimateJson, measure: str, measured: str) -> str:
     """Write a mean over seeds with half its 95 % interval, where there are several."""
-    if math.isnan(value["mean"]):
-        return "–"
-    half = (value["high"] - value["low"]) / 2
     if measure in PER_CENT or measured == "accuracy":
-        mean, spread = f"{100 * value['mean']:.2f} %", f"{100 * half:.2f}"
-    elif measure == "rounds-to-target":
-        mean, spread = f"{value['mean']:.1f}".removesuffix(".0"), f"{half:.1f}"
-    else:
-        mean, spread = f"{value['mean']:.5f}", f"{half:.5f}"
-    return mean if math.isnan(half) else f"{mean} ±{spread}"
+        return show_estimate(value, 2, 100.0, unit=" %", between=" ±")
+    if measure == "rounds-to-target":
+        whole = len(value["values"]) == 1 and value["mean"].is_integer()
+        return show_estimate(value, 0 if whole else 1, between=" ±")
+    return show_estimate(value, 5, between=" ±")
 
 
 def _note(document: SweepDocument, several: bool) -> str:

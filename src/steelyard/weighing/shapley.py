@@ -16,14 +16,13 @@ from math import comb
 import numpy as np
 from numpy.typing import NDArray
 
+from steelyard.intervals import Z
 from steelyard.messages import Floats
 
 EXACT = 12
 """Up to so many players all coalitions are asked for."""
 ORDERS = 32
 """How many random orders are taken above that, each also backwards."""
-Z = 1.959963984540054
-"""95 % of normal numbers lie within this many deviations."""
 
 Coalitions = NDArray[np.bool_]
 """[coalitions, players]: who is in which."""

@@ -6,6 +6,8 @@ from typing import Any, Literal, Required
 
 from typing_extensions import TypedDict  # typing's own is one that pydantic reads from Python 3.12 on only
 
+from steelyard.intervals import EstimateJson as EstimateJson
+
 Scalar = str | int | float | bool
 """One value of a field, as a sweep gives it."""
 
@@ -16,15 +18,6 @@ VegaLite = dict[str, Any]
 
 Metrics = dict[str, dict[str, object]]
 """Metrics of lists by cutoff and by name, as `recommend.evaluate.figures` returns them; each metric names itself."""
-
-
-class EstimateJson(TypedDict):
-    """A mean over seeds with its 95 % interval; `low` and `high` are NaN, in JSON null, for a single seed."""
-
-    mean: float
-    low: float
-    high: float
-    values: list[float]
 
 
 class OnRows(TypedDict):

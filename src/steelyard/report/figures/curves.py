@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from steelyard.errors import listed
+from steelyard.intervals import estimate
 from steelyard.report.figures.shared import (
     HEIGHT,
     POINTS,
@@ -21,7 +22,6 @@ from steelyard.report.figures.shared import (
     score_axis,
     shown_rules,
 )
-from steelyard.report.statistics import estimate
 from steelyard.report.view import Frame, RunView, plain, sampled
 
 BANDS = 3
