@@ -53,8 +53,13 @@ def described(cell: Cell, options: argparse.Namespace) -> Any:
     document = json.loads(json.dumps(cell.document))
     if options.rounds:
         document["rounds"]["count"] = options.rounds
+        if options.rounds < document["rounds"].get("evaluate_every", 1):
+            del document["rounds"]["evaluate_every"]
     if options.updates:
         document["training"] |= {"updates": options.updates, "epochs": 1}
+    if (table := document["partition"].get("table")) and cell.data == "cifar10" and options.every > 1:
+        small = [[-(-rows // options.every) for rows in line] for line in table]
+        document["partition"] |= {"table": small, "overlap": True}
     if cell.data == "cifar10":
         document["data"]["path"] = str(packed(options.work, options.every).resolve())
     document["compute"] = {"device": options.device, "engine": options.engine, "precision": options.precision}
@@ -150,7 +155,11 @@ def main() -> None:
     parser.add_argument("--chunk", type=int, default=0, help="clients in one stack")
     parser.add_argument("--every", type=int, default=1, help="CIFAR-10: take each so-manieth image, for a try")
     parser.add_argument("--list", action="store_true", help="name the part's cells and end")
+    parser.add_argument("--tiny", action="store_true", help="one seed, round and step, few images: a try")
     options = parser.parse_args()
+    if options.tiny:
+        options.seeds = options.rounds = options.updates = 1
+        options.every, options.device, options.engine = 50, "cpu", "loop"
     deadline = time.monotonic() + options.seconds
     options.work = options.work or options.out / "work"
     values = [float(word) for word in options.mu.split(",")]
