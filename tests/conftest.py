@@ -18,6 +18,10 @@ from tests.warm import command_environment, warm_command
 
 from steelyard.logs import DISPLAYED
 
+# Where no bytecode may be kept (many containers say so), every worker would compile all tests and every command all of
+# the package anew: a third of what a cold command costs.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 # Tests run in three workers: operator threads that wait for each other would only slow all of them down.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

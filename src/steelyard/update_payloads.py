@@ -166,7 +166,7 @@ class DenseModels(SingleModels):
     def combine(self, parameters: torch.Tensor, weights: Floats) -> torch.Tensor:
         import torch  # Late for speed of start; whoever has models has loaded it already.
 
-        combined = torch.as_tensor(weights, dtype=self.models.dtype, device=self.models.device) @ self.models
+        combined = torch.tensor(weights, dtype=self.models.dtype, device=self.models.device) @ self.models
         return self.keep_frozen(combined, parameters)
 
     def keep_frozen(self, combined: torch.Tensor, parameters: torch.Tensor) -> torch.Tensor:

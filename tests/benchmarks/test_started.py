@@ -86,6 +86,8 @@ def start(name: str, words: str, folder: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'src'}:{ROOT}")  # of processes that a script starts
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "argv", [name, *(word.replace("_IID", " IID") for word in words.split())])
+    # What another test has imported is read anew, as `python -m` does.
+    monkeypatch.delitem(sys.modules, f"benchmarks.{name}", raising=False)
     code = None
     try:
         runpy.run_module(f"benchmarks.{name}", run_name="__main__")

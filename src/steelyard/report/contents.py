@@ -35,7 +35,7 @@ def contents(view: RunView) -> ReportData:
     by_rule: dict[str, dict[str, VegaLite]] = {name: {} for name in kinds}
     for name, found in by_rule.items():
         for federation in federations:
-            chart = figures.KINDS[name].make(view, federation)
+            chart = figures.KINDS[name].drawn(view, federation)
             if chart is not None:
                 found[federation.label] = figures.spec(chart)
     return {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from steelyard import files
@@ -24,7 +24,7 @@ def write_figure(chart: Chart, path: Path, dark: bool = False) -> None:
     """Write a chart as SVG, PNG (double size) or PDF, by the ending of the file's name."""
     if path.suffix not in ENDINGS:
         raise UserError(f"figure: got '{path}'; allowed: a file name that ends in .svg, .png or .pdf")
-    _write({path: _drawn(chart, path.suffix, dark)})
+    _write({path: _converted(svg(chart, dark), path.suffix)})
 
 
 def write_figures(charts: Mapping[str, Chart], folder: Path) -> list[Path]:
@@ -32,7 +32,10 @@ def write_figures(charts: Mapping[str, Chart], folder: Path) -> list[Path]:
     for name in charts:
         for ending in ENDINGS:
             files.is_file(folder / f"{name}{ending}")  # a link is refused before anything is drawn
-    made = {folder / f"{name}{ending}": _drawn(chart, ending) for name, chart in charts.items() for ending in ENDINGS}
+    made: dict[Path, bytes] = {}
+    for name, chart in charts.items():
+        drawn = svg(chart)  # what takes long; the others are made from it
+        made |= {folder / f"{name}{ending}": _converted(drawn, ending) for ending in ENDINGS}
     _write(made)
     return list(made)
 
@@ -45,31 +48,27 @@ def _write(made: Mapping[Path, bytes]) -> None:
         raise UserError(f"{path}: cannot be written: {error.strerror}; allowed: a writable file") from error
 
 
-def _drawn(chart: Chart, ending: str, dark: bool = False) -> bytes:
-    content = _maker(ending)(_dressed(spec(chart), dark))
-    return content.encode("utf-8") if isinstance(content, str) else content
-
-
 def svg(chart: Chart, dark: bool = False) -> str:
     """Return a chart as SVG text; a notebook shows it without scripts."""
-    return str(_maker(".svg")(_dressed(spec(chart), dark)))
+    # For speed of start: only files and notebooks need it.
+    import vl_convert
+
+    return str(vl_convert.vegalite_to_svg(_dressed(spec(chart), dark)))
+
+
+def _converted(drawn: str, ending: str) -> bytes:
+    # For speed of start, as above.
+    import vl_convert
+
+    if ending == ".png":
+        return vl_convert.svg_to_png(drawn, scale=2)
+    return vl_convert.svg_to_pdf(drawn) if ending == ".pdf" else drawn.encode("utf-8")
 
 
 def _dressed(document: VegaLite, dark: bool) -> str:
     config: VegaLite = theme(dark) | {"font": PAPER, "background": "#171b20" if dark else "white"}
     config["text"] = config["text"] | {"font": PAPER}
     return json.dumps(document | {"config": config})
-
-
-def _maker(ending: str) -> Callable[[str], str | bytes]:
-    # For speed of start: only files and notebooks need it.
-    import vl_convert
-
-    return {
-        ".svg": lambda text: vl_convert.vegalite_to_svg(text),
-        ".png": lambda text: vl_convert.vegalite_to_png(text, scale=2),
-        ".pdf": lambda text: vl_convert.vegalite_to_pdf(text),
-    }[ending]
 
 
 def write_curves(folder: Path, document: Comparison, path: Path) -> None:
