@@ -105,6 +105,43 @@ def test_a_node_that_is_refused_right_after_it_joined_ends():
     assert len(activated) == 1
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        httpx.ConnectTimeout("_ssl.c:989: The handshake operation timed out"),
+        httpx.ConnectError("EOF occurred in violation of protocol (_ssl.c:1006)"),
+    ],
+)
+def test_a_server_without_time_for_a_handshake_is_called_again(error: httpx.TransportError, messages: list[str]):
+    stop, asked = threading.Event(), [0]
+
+    def next_message() -> list[Any]:
+        asked[0] += 1
+        if asked[0] == 1:
+            raise error
+        stop.set()
+        return []
+
+    link(next_message, stop, []).run()
+    assert asked[0] == 2
+    assert [line for line in messages if line.endswith("trying again")]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: self-signed certificate (_ssl.c:1006)",
+        "[SSL: WRONG_VERSION_NUMBER] wrong version number (_ssl.c:1006)",
+    ],
+)
+def test_another_server_is_not_called_again(words: str):
+    def next_message() -> list[Any]:
+        raise httpx.ConnectError(words)
+
+    with pytest.raises(UserError, match="ca: the server is not the one that it should be"):
+        link(next_message, threading.Event(), []).run()
+
+
 def test_an_empty_answer_that_came_at_once_is_not_asked_for_again_at_once():
     """A server that holds no calls is not to be asked all the time; one that holds them is asked again at once."""
     stop, times = threading.Event(), list[float]()

@@ -45,6 +45,8 @@ _LONGEST_WAIT = 10.0
 _GRACE_SECONDS = 5.0
 _MOST_PULL_SECONDS = 600.0
 _UNAUTHORIZED, _PRECONDITION = 401, 412
+_ANOTHER_SERVER = ("certificate", "wrong_version_number")
+"""Words of an error when the server shows no certificate, or not one of ours."""
 _FORGOTTEN_SECONDS = 35.0
 """How long a node that was killed may count as connected, and how long a server that starts may not know our key."""
 
@@ -235,7 +237,9 @@ class NodeLink:
                     raise
                 self._warn(f"the server answers {error.response.status_code}")
             except httpx.TransportError as error:
-                if any(word in str(error).lower() for word in ("certificate", "ssl")):
+                # What else goes wrong with TLS (no time for a handshake, an end in the middle of one) is a server that
+                # is busy or starts anew.
+                if any(word in str(error).lower() for word in _ANOTHER_SERVER):
                     raise UserError(f"ca: the server is not the one that it should be: {error}") from None
                 self._warn(f"the server is not reached: {error}")
             except ValueError as error:

@@ -57,8 +57,9 @@ def serve(folder: Path, certificates: Path, host: str, port: int) -> None:
         control = SuperLinkControl(address, authority.read_bytes())
         application = NodeProxy(address, authority, home)
         server = uvicorn.Server(_settings(application, certificates))
-        _log.info(f"nodes come in at {host}:{port}; runs are submitted on this machine only")
         registrar, queue = Registrar(control, RegisterFile(home.register)), RunQueue(home, control)
+        registrar.look()  # Before the first node calls: one whose key is not known is turned away.
+        _log.info(f"nodes come in at {host}:{port}; runs are submitted on this machine only")
         looks = [registrar.look, queue.look, application.report]
         threads = [threading.Thread(target=_repeat, args=(server, superlink, look), daemon=True) for look in looks]
         for thread in threads:
