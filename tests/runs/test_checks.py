@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from steelyard import files
 from steelyard.errors import UserError
 from steelyard.runs.checks import bound, check_files, size_of_database, unbound
 
@@ -84,6 +85,21 @@ def test_a_journal_names_no_other_file(tmp_path: Path) -> None:
     with pytest.raises(UserError) as found:
         check_files(path, write=False)
     assert str(found.value) == f"{journal}: names another file; allowed: the file as the run wrote it"
+
+
+def test_a_journal_may_vanish_while_it_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, journal = tmp_path / "run.sqlite", tmp_path / "run.sqlite-journal"
+    path.touch()
+    journal.write_bytes(b"\0" * 20)
+    read = files.read_bytes
+
+    def vanish(path: Path) -> bytes:
+        path.unlink()
+        return read(path)
+
+    monkeypatch.setattr(files, "read_bytes", vanish)
+    assert check_files(path, write=False)
+    assert not journal.exists()
 
 
 def test_a_database_that_is_written_has_one_name_and_one_that_is_read_may_have_two(tmp_path: Path) -> None:

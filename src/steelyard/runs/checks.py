@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import cache
 from pathlib import Path
 
@@ -43,9 +43,11 @@ def check_files(path: Path, *, write: bool) -> bool:
         # SQLite shortens these in place, for readers too.
         files.is_file(path.with_name(path.name + ending), alone=True)
     journal = path.with_name(path.name + "-journal")
-    if files.is_file(journal) and files.read_bytes(journal).endswith(_JOURNAL):
-        # SQLite removes the file that is named there once it has rolled back. Ours never name one.
-        raise UserError(f"{journal}: names another file; allowed: the file as the run wrote it")
+    # A run that begins has one for a moment, and may remove it while we look.
+    with suppress(FileNotFoundError):
+        if files.is_file(journal) and files.read_bytes(journal).endswith(_JOURNAL):
+            # SQLite removes the file that is named there once it has rolled back. Ours never name one.
+            raise UserError(f"{journal}: names another file; allowed: the file as the run wrote it")
     return files.is_file(path, alone=write)
 
 
