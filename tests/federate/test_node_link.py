@@ -74,9 +74,9 @@ def link(next_message: Callable[[], list[Any]], stop: threading.Event, activated
     return NodeLink(SimpleNamespace(connection=lambda: fleet, key="key"), None, 0, stop)  # type: ignore[arg-type]
 
 
-def refused() -> httpx.HTTPStatusError:
+def refused(status: int = 401) -> httpx.HTTPStatusError:
     request = httpx.Request("POST", "https://server")
-    return httpx.HTTPStatusError("", request=request, response=httpx.Response(401, text="no", request=request))
+    return httpx.HTTPStatusError("", request=request, response=httpx.Response(status, text="no", request=request))
 
 
 def test_a_server_that_started_anew_is_joined_again():
@@ -92,6 +92,44 @@ def test_a_server_that_started_anew_is_joined_again():
 
     link(next_message, stop, activated).run()
     assert (asked[0], len(activated)) == (5, 3)
+
+
+def test_a_node_whose_call_was_taken_without_an_answer_waits_until_it_is_forgotten(monkeypatch: pytest.MonkeyPatch):
+    """A busy server takes a call for joining after the node gave up on it: the next call finds the node connected."""
+    seconds = [1000.0]
+    monkeypatch.setattr("steelyard.federate.node_link.time", SimpleNamespace(monotonic=lambda: seconds[0]))
+    stop, told = threading.Event(), iter(["late", "connected", "free"])
+
+    def next_message() -> list[Any]:
+        stop.set()
+        return []
+
+    made, activated = link(next_message, stop, []), list[str]()
+
+    def activate(_: float) -> int:
+        activated.append(next(told))
+        if activated[-1] == "late":
+            seconds[0] += 40.0
+            raise httpx.ReadTimeout("timed out")
+        if activated[-1] == "connected":
+            raise refused(412)
+        return 7
+
+    monkeypatch.setattr(made._fleet, "activate", activate)
+    made.run()
+    assert activated == ["late", "connected", "free"]
+
+
+def test_a_key_that_another_node_uses_is_given_up(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("steelyard.federate.node_link._FORGOTTEN_SECONDS", 0.1)
+    made = link(list, threading.Event(), [])
+
+    def activate(seconds: float) -> int:
+        raise refused(412)
+
+    monkeypatch.setattr(made._fleet, "activate", activate)
+    with pytest.raises(UserError, match="does no other node use it"):
+        made.run()
 
 
 def test_a_node_that_is_refused_right_after_it_joined_ends():

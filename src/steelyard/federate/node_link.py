@@ -97,6 +97,8 @@ class NodeLink:
         self._warned = False
         self._heard = False
         """Whether the server has answered a call for a message since we joined."""
+        self._unheard = 0.0
+        """When a call was last without an answer; the server may have taken it all the same."""
         self.is_waiting = False
         """Whether it is asking for a message and has none to answer."""
 
@@ -123,14 +125,16 @@ class NodeLink:
                 self._call(self._fleet.register)
             except httpx.HTTPStatusError as error:
                 raise UserError(f"the server refuses a node without a key: {_words(error.response)}") from None
-        # A node that was killed counts as connected for a while, and one key is one node: started again, it waits.
-        deadline = time.monotonic() + _FORGOTTEN_SECONDS
+        # One key is one node. One that was killed, or whose last call got an answer too late, counts as connected for a
+        # while: it waits.
+        begun = time.monotonic()
         while not self._stop.is_set():
             try:
                 self._heard = False
                 return self._call(lambda: self._fleet.activate(SIGN_OF_LIFE_SECONDS)) is not None
             except httpx.HTTPStatusError as error:
-                if error.response.status_code != _PRECONDITION or time.monotonic() > deadline:
+                waited = time.monotonic() - max(begun, self._unheard)
+                if error.response.status_code != _PRECONDITION or waited > _FORGOTTEN_SECONDS:
                     raise UserError(
                         f"the server refuses this node: {_words(error.response)}; is its key registered, and does no "
                         "other node use it?"
@@ -241,6 +245,7 @@ class NodeLink:
                 # is busy or starts anew.
                 if any(word in str(error).lower() for word in _ANOTHER_SERVER):
                     raise UserError(f"ca: the server is not the one that it should be: {error}") from None
+                self._unheard = time.monotonic()
                 self._warn(f"the server is not reached: {error}")
             except ValueError as error:
                 self._warn(f"the server's answer cannot be read: {error}")
