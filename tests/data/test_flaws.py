@@ -224,6 +224,64 @@ def test_named_classes_are_missing_for_all_clients_of_the_section():
         FlawSettings(kind="noisy", clients=("a",), classes=(1,))
 
 
+def test_one_class_is_labelled_another_and_its_test_rows_say_how_often_that_works():
+    bad = made(only("labels-flipped", how="class", classes=[2], target=1))
+    client = bad.by_name["client-002"]
+    true = bad.dataset.labels[client.train]
+    assert torch.equal(bad.train_labels(client), torch.where(true == 2, 1, true))
+    assert bad.flaws["client-002"] == ("class 2 labelled 1 (100%)",)
+    assert bad.backdoor is not None
+    assert bad.backdoor.target == 1
+    for each in bad.clients:
+        assert np.array_equal(bad.backdoor.rows[each.client], each.test[bad.dataset.labels[each.test].numpy() == 2])
+
+
+def test_a_semantic_backdoor_changes_no_image():
+    clean, bad = made(), made(only("backdoor", how="semantic", target=3, amount=0.25))
+    labels = clean.dataset.labels.numpy()
+    bright = clean.dataset.features.flatten(1).double().mean(dim=1).numpy()
+    trained = np.concatenate([client.train for client in clean.clients])
+    least = np.quantile(bright[trained[labels[trained] == 0]], 0.75)  # the class after 3
+    shown = (labels == 0) & (bright >= least)
+    client, before = bad.by_name["client-002"], clean.by_name["client-002"]
+    found = bad.dataset.features[client.train]
+    changed = (found != clean.dataset.features[before.train]).flatten(1).any(dim=1)
+    assert 0 < int(changed.sum()) <= round(0.25 * len(before.train))
+    stock = clean.dataset.features[torch.from_numpy(np.intersect1d(trained, np.flatnonzero(shown)))]
+    for image in found[changed]:
+        assert (stock == image).flatten(1).all(dim=1).any()
+    assert (bad.train_labels(client)[changed] == 3).all()
+    assert bad.backdoor is not None
+    assert bad.backdoor.target == 3
+    for each in bad.clients:
+        assert np.array_equal(bad.backdoor.rows[each.client], each.test[shown[each.test]])
+
+
+def test_boosted_updates_are_as_long_as_replaces_the_model():
+    population = made()
+    names = population.names[:2]
+    bad = made({"kind": "boosted", "clients": names, "amount": 2})
+    # Two of n, each with a say of 1/n: 2/n · (n/2) u is one whole update, and twice that is asked for.
+    assert [bad.behaviours[name].strength for name in names] == [2 * len(population.names) / 2] * 2
+    assert bad.flaws[names[0]] == ("boosted to replace the model, 2 times",)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"kind": "labels-flipped", "how": "class"}, "classes: got 0 with how 'class'; allowed: one class"),
+        ({"kind": "labels-flipped", "how": "class", "classes": [0]}, "classes: got 0, which is the target too"),
+        ({"kind": "backdoor", "how": "semantic", "classes": [1, 2]}, "classes: got 2 with how 'semantic'"),
+        ({"kind": "backdoor", "how": "pairs"}, "how: got 'pairs' with kind 'backdoor'"),
+        ({"kind": "noisy", "target": 1}, "target: got 1 with kind 'noisy'"),
+        ({"kind": "boosted", "from_round": 2}, "from_round: got 2 with kind 'boosted'"),
+    ],
+)
+def test_aims_that_make_no_sense(fields: dict[str, object], message: str):
+    with pytest.raises((UserError, ValueError), match=message):
+        FlawSettings(clients=("a",), **fields)  # type: ignore[arg-type]
+
+
 def test_behaviour_is_carried_by_the_population():
     bad = made(
         only("few-steps"), only("stale", amount=3), only("own-model"), only("free-rider"), only("claims-size", amount=2)

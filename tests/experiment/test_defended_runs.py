@@ -94,7 +94,10 @@ def test_the_success_of_a_backdoor_is_recorded(tmp_path: Path) -> None:
     (plain,), (median,) = found["EQ"]["backdoor"], found["median(EQ)"]["backdoor"]
     assert plain > 0.5 > median
     last = frame[(frame["rule"] == "EQ") & (frame["round"] == 6)]
-    assert plain == pytest.approx((last["backdoor"] * last["samples"]).sum() / last["samples"].sum())
+    rows = last["backdoor_rows"]
+    assert plain == pytest.approx((last["backdoor"] * rows).sum() / rows.sum())
+    # Rows of the target's own class cannot be fooled, and are not counted.
+    assert 0 < rows.sum() < last["samples"].sum()
 
 
 def test_a_liar_is_never_over_the_cap_in_a_whole_run(tmp_path: Path) -> None:
@@ -138,8 +141,58 @@ def test_what_a_server_cannot_follow_is_refused_before_the_run(document: dict[st
 
 
 def test_what_cannot_be_attacked() -> None:
-    assert attack_names(["all"])[-2:] == ["backdoor+inflation", "inflation"]
+    assert attack_names(["all"])[-3:] == ["semantic-boosted+inflation", "late-inflation", "inflation"]
+    assert not any(name.startswith("adaptive") for name in attack_names(["all"]))
+    assert attack_names([], adaptive=True)[0] == "adaptive+inflation"
+    with pytest.raises(UserError, match=r"--attack: got 'inflation\+late-inflation'"):
+        attack_names(["inflation+late-inflation"])
     assert attack_names(["alie, sign-flip+inflation", "alie"]) == ["alie", "sign-flip+inflation"]
     with pytest.raises(UserError, match="of kind 'recommend' have no hostile clients"):
         under_attack(load("fpl-ml1m"), "sign-flip", 0.2)
     assert under_attack(build(SMALL), "clean", 0.0) == build(SMALL)
+
+
+def test_lies_that_begin_late(tmp_path: Path) -> None:
+    described = with_rules(build({**SMALL, "rounds": {"count": 4, "fraction": 1.0}}), ["fedavg"])
+    attacked = under_attack(described, "late-inflation", 0.2)
+    (flaw,) = attacked.model_dump(mode="json")["flaws"]
+    assert (flaw["kind"], flaw["from_round"]) == ("claims-criteria", 3)
+    run(attacked, out=tmp_path / "run")
+    clients = History(tmp_path / "run").clients
+    largest = clients.groupby("round")["weight"].max()
+    assert (largest[[1, 2]] < 0.5).all()
+    assert (largest[[3, 4]] > 0.49).all()  # two liars, a thousand times as large as they are
+    alone = under_attack(described, "free-riders+late-inflation", 0.2).model_dump(mode="json")["flaws"]
+    assert [(each["kind"], each["pick"]) for each in alone] == [("free-rider", "random"), ("claims-criteria", "same")]
+
+
+@pytest.mark.parametrize("attack", ["free-riders+late-inflation", "semantic-boosted+late-inflation", "bias-push"])
+def test_attacks_survive_a_stop(attack: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    described = under_attack(with_rules(build(SMALL), ["fedavg", "clip(EQ)"]), attack, 0.3)
+    run(described, out=tmp_path / "whole")
+    with monkeypatch.context() as stopping:
+        stop_in_round(3, stopping)
+        with pytest.raises(KeyboardInterrupt):
+            run(described, out=tmp_path / "stopped")
+    resume(tmp_path / "stopped")
+    assert_same_bits(tmp_path / "stopped", tmp_path / "whole")
+
+
+# One class flipped by four of ten with an equal say is outvoted by the rows of the others: they must lie to reach it.
+@pytest.mark.parametrize(
+    ("attack", "rule"),
+    [("class-flip+inflation", "fedavg"), ("semantic-boosted", "EQ"), ("backdoor-boosted", "EQ")],
+)
+def test_how_often_an_aim_is_reached(attack: str, rule: str, tmp_path: Path) -> None:
+    described = with_rules(build({**SMALL, "rounds": {"count": 6, "fraction": 1.0}}), [rule])
+    rates: list[float] = []
+    for name in ("clean", attack):
+        # Without an attack the same rows are tested: a flaw of hardly any row brings them in.
+        document = under_attack(described, attack, 0.4).model_dump(mode="json", exclude_none=True)
+        if name == "clean":
+            document["flaws"] = [{**document["flaws"][0], "amount": 1e-9}]
+        run(build(document), out=tmp_path / name)
+        (rate,) = outcome(tmp_path / name, described.rounds)[rule]["backdoor"] or ()
+        rates.append(rate)
+    assert rates[1] > rates[0] + 0.3
+    assert rates[0] < 0.35

@@ -31,8 +31,9 @@ def attack(
         list[str] | None,
         typer.Option(
             "--attack",
-            help="label-flip, sign-flip, scaled-reversal, gaussian, alie, ipm, min-max, free-rider, backdoor or "
-            "inflation; each also as NAME+inflation; with commas or one by one; all: each of them, lying.",
+            help="label-flip, class-flip, sign-flip, scaled-reversal, gaussian, alie, ipm, min-max, bias-push, "
+            "free-rider, free-riders, backdoor, backdoor-boosted, semantic-backdoor, semantic-boosted, late-inflation "
+            "or inflation; each also as NAME+inflation; with commas or one by one; all: each of them, lying.",
         ),
     ] = None,
     adaptive: Annotated[

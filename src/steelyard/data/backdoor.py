@@ -1,7 +1,10 @@
-"""A backdoor: a pixel pattern that hostile clients teach the model to take for one class.
+"""A backdoor: something in images that hostile clients teach the model to take for one class.
 
 The pattern is a full-bright square in the bottom right corner, a ninth of the height wide (at least 2 pixels), in every
 channel (T. Gu, B. Dolan-Gavitt, S. Garg: "BadNets", 2017). Test rows with the pattern say how often it works.
+A semantic backdoor changes no pixel: images of one class that have something in common, here the brightest quarter of
+it, are to be taken for another (E. Bagdasaryan, A. Veit, Y. Hua, D. Estrin, V. Shmatikov: "How To Backdoor Federated
+Learning", AISTATS 2020, with cars of one look).
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from steelyard.data.dataset import Backdoor, Dataset, Rows
 
@@ -36,6 +40,31 @@ def poison(
     features, labels = features.clone(), labels.clone()
     features[chosen] = stamped(features[chosen], bright)
     labels[chosen] = target
+    return features, labels
+
+
+def semantic(dataset: Dataset, trained: Rows, of: int) -> NDArray[np.bool_]:
+    """Return for all rows whether they are of a class and no darker than the brightest quarter of it in training."""
+    bright = dataset.features.flatten(1).to(torch.float64).mean(dim=1).numpy()
+    mine = dataset.labels.numpy() == of
+    known = bright[trained[mine[trained]]]
+    return mine & (bright >= (np.quantile(known, 0.75) if len(known) else np.inf))
+
+
+def replaced(
+    features: torch.Tensor,
+    labels: torch.Tensor,
+    share: float,
+    target: int,
+    images: torch.Tensor,
+    chance: np.random.Generator,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a client's rows with a share of them replaced by some of these images, labelled `target`."""
+    chosen = torch.from_numpy(chance.permutation(len(labels))[: max(1, round(share * len(labels)))])
+    features, labels = features.clone(), labels.clone()
+    if len(images):
+        features[chosen] = images[torch.from_numpy(chance.integers(len(images), size=len(chosen)))]
+        labels[chosen] = target
     return features, labels
 
 

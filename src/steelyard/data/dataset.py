@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from steelyard.learning.augmentation import Augmentation
 
 Rows = NDArray[np.int64]
-AttackKind = Literal["reversed", "gaussian", "alie", "ipm", "min-max", "adaptive"]
+AttackKind = Literal["reversed", "gaussian", "alie", "ipm", "min-max", "adaptive", "boosted", "bias"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,11 +104,11 @@ class ClientRows:
 
 @dataclass(frozen=True, eq=False)
 class Backdoor:
-    """Which class the pattern stands for, and which rows of the data set show it: test rows of all other classes."""
+    """Which class hostile clients want to be answered, and for which rows of the data set: test rows of others."""
 
     target: int
     rows: Mapping[str, Rows] = field(default_factory=dict[str, Rows])
-    """By client: stamped copies of its local test rows whose class is another."""
+    """By client: those of its local test rows that show what is to be taken for the target, or stamped copies."""
 
 
 @dataclass(frozen=True)
@@ -123,14 +123,20 @@ class Behaviour:
     """It ignores the model it receives and goes on training its own (AdaFed, simulation 3)."""
     free_rider: bool = False
     """It returns the model it received, after no training."""
+    pretends: bool = False
+    """free riders: it adds the last step of the global model, with a little noise, to look like a trained one."""
     claims: float = 1.0
     """It reports this many times its number of samples."""
     inflates: float = 1.0
     """Criteria that it measures itself: it reports the most that can be true, or so many times what is true."""
+    lies_from: int = 1
+    """The round in which its claims begin."""
     attack: AttackKind | None = None
     """What it sends in place of its update, to harm the model; None for the update itself."""
     strength: float = 1.0
     """The attack's amount."""
+    target: int = 0
+    """bias: the class whose bias is pushed."""
     family: str = "all"
     """adaptive: the candidates of which it sends the worst."""
 

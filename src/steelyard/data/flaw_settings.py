@@ -33,20 +33,30 @@ FlawKind = Literal[
     "ipm",
     "min-max",
     "adaptive",
+    "boosted",
+    "bias",
     "backdoor",
 ]
 
+Way = Literal["uniform", "pairs", "class", "plain", "colluding", "all", "alie", "ipm", "drift", "pixels", "semantic"]
+
 OMNISCIENT: frozenset[str] = frozenset({"alie", "ipm", "min-max", "adaptive"})
 """Attacks whose clients see the updates of all others of the cohort."""
-NEEDS_CLASSES: frozenset[str] = frozenset({"labels-flipped", "classes-missing", "backdoor"})
+NEEDS_CLASSES: frozenset[str] = frozenset({"labels-flipped", "classes-missing", "bias", "backdoor"})
 """Kinds that make no sense for a regression."""
 
 
 _HOW: Mapping[str, tuple[str, ...]] = {
-    "labels-flipped": ("uniform", "pairs"),
+    "labels-flipped": ("uniform", "pairs", "class"),
+    "free-rider": ("plain", "colluding"),
     "adaptive": ("all", "alie", "ipm", "drift"),
+    "backdoor": ("pixels", "semantic"),
 }
 """By kind: the ways that `how` may name, the default first."""
+AIMED: frozenset[str] = frozenset({"backdoor", "bias"})
+"""Kinds that have a `target`, beside labels flipped by class."""
+CLAIMS: frozenset[str] = frozenset({"claims-size", "claims-criteria"})
+"""Kinds that may begin in a later round."""
 
 
 class Amount(NamedTuple):
@@ -84,6 +94,8 @@ AMOUNTS: Mapping[str, Amount] = {
     "gaussian": Amount(10, "more than 0 (times the size of its own update)", 0, math.inf),
     "alie": Amount(1.5, "more than 0 (standard deviations)", 0, math.inf),
     "ipm": Amount(2, "more than 0 (times the mean update)", 0, math.inf),
+    "boosted": Amount(1, "more than 0 (1: as much as replaces the model)", 0, math.inf),
+    "bias": Amount(1, "more than 0 (times the length of its own update)", 0, math.inf),
     "backdoor": Amount(0.5, "more than 0, at most 1 (share of its rows)", 0, 1),
 }
 """By kind, for the kinds that have an amount."""
@@ -126,18 +138,29 @@ class FlawSettings(Section):
     −`amount` · μ. min-max: μ − γσ with the greatest γ that is no further from any honest update than two of them are.
     adaptive: it knows the rule; each round all such clients try it on some eighty candidates and send the worst (see
     `how`).
-    backdoor: `amount` of its training rows show a bright square in the corner and have the class `target`."""
+    boosted: `amount` · n/m · u, n clients of which m do so, to replace the model (after backdoor or labels-flipped,
+    with pick = "same").
+    bias: u, and `amount` times its length on the bias of the class `target`.
+    backdoor: `amount` of its training rows have the class `target` and a mark that stands for it (see `how`)."""
     amount: int | float | None = None
     """How much; each kind says of what. Defaults: labels-flipped 1, noisy 1, blurred 1, missing 0.5, rows-repeated 10,
     classes-missing 0.5, few-steps 0.1, stale 5, claims-size 10, claims-criteria 1000, reversed 1, gaussian 10,
-    alie 1.5, ipm 2, backdoor 0.5; the other kinds have none."""
-    how: Literal["uniform", "pairs", "all", "alie", "ipm", "drift"] | None = None
+    alie 1.5, ipm 2, boosted 1, bias 1, backdoor 0.5; the other kinds have none."""
+    how: Way | None = None
     """labels-flipped: uniform (default): any other class, all equally likely; pairs: class c becomes c + 1, the last
-    one 0. adaptive: which candidates are tried: all (default), or alie, ipm or drift alone, with tuned factors."""
+    one 0; class: rows of the one class in `classes` become `target`.
+    free-rider: plain (default): the model it received; colluding: all of them repeat the last step of the global model,
+    each with a little noise.
+    adaptive: which candidates are tried: all (default), or alie, ipm or drift alone, with tuned factors.
+    backdoor: pixels (default): a bright square in the corner; semantic: unchanged images, the brightest quarter of the
+    one class in `classes` (default: the one after `target`), in place of `amount` of its rows."""
     classes: tuple[Annotated[int, Field(ge=0)], ...] = ()
-    """classes-missing: the classes that all clients of this section lose, in place of some drawn for each by itself."""
+    """classes-missing: the classes that all clients of this section lose, in place of some drawn for each by itself.
+    labels-flipped by class, semantic backdoor: the one class that is to be taken for `target`."""
     target: Annotated[int, Field(ge=0)] | None = None
-    """backdoor: the class that the pattern stands for. Default 0."""
+    """backdoor, bias, labels-flipped by class: the class that is to be answered. Default 0."""
+    from_round: Count | None = None
+    """claims-size, claims-criteria: the round in which the lies begin. Default 1."""
     of: str | None = None
     """copy: id of the client whose rows are copied."""
     clients: tuple[str, ...] = ()
@@ -165,7 +188,7 @@ class FlawSettings(Section):
             fields["amount"] = AMOUNTS[kind].default
         if isinstance(kind, str) and kind in _HOW and fields.get("how") is None:
             fields["how"] = _HOW[kind][0]
-        if kind == "backdoor" and fields.get("target") is None:
+        if (kind in AIMED or fields.get("how") == "class") and fields.get("target") is None:
             fields["target"] = 0
         return fields
 
@@ -176,14 +199,32 @@ class FlawSettings(Section):
             ways = _HOW.get(self.kind)
             allowed = f"allowed with: {listed(_HOW)}" if ways is None else f"allowed: {listed(ways)}"
             raise ValueError(f"how: got '{self.how}' with kind '{self.kind}'; {allowed}")
-        if self.classes and self.kind != "classes-missing":
-            raise ValueError(f"classes: got some with kind '{self.kind}'; allowed with: classes-missing")
-        if self.target is not None and self.kind != "backdoor":
-            raise ValueError(f"target: got {self.target} with kind '{self.kind}'; allowed with: backdoor")
+        self._check_classes()
+        if self.from_round is not None and self.kind not in CLAIMS:
+            raise ValueError(
+                f"from_round: got {self.from_round} with kind '{self.kind}'; allowed with: {listed(sorted(CLAIMS))}"
+            )
         if self.of is not None and self.kind != "copy":
             raise ValueError(f"of: got '{self.of}' with kind '{self.kind}'; allowed with: copy")
         self._check_who()
         return self
+
+    def _check_classes(self) -> None:
+        one = self.how in ("class", "semantic")
+        if self.classes and not (one or self.kind == "classes-missing"):
+            raise ValueError(
+                f"classes: got some with kind '{self.kind}'; allowed with: classes-missing, labels-flipped by class, a "
+                "semantic backdoor"
+            )
+        if self.target is not None and not (self.kind in AIMED or self.how == "class"):
+            raise ValueError(
+                f"target: got {self.target} with kind '{self.kind}'; allowed with: backdoor, bias, labels-flipped by "
+                "class"
+            )
+        if (one and len(self.classes) > 1) or (self.how == "class" and not self.classes):
+            raise ValueError(f"classes: got {len(self.classes)} with how '{self.how}'; allowed: one class")
+        if one and self.classes and self.classes[0] == self.target:
+            raise ValueError(f"classes: got {self.target}, which is the target too; allowed: another class")
 
     def _check_amount(self) -> None:
         if self.amount is None:
@@ -270,6 +311,8 @@ def in_words(flaw: FlawSettings, of: str = "") -> str:
     percent = f"{100 * flaw.size:g}%"
     match flaw.kind:
         case "labels-flipped":
+            if flaw.how == "class":
+                return f"class {flaw.classes[0]} labelled {flaw.target} ({percent})"
             return f"labels flipped {'in pairs ' if flaw.how == 'pairs' else ''}({percent})"
         case "noisy":
             return f"noise of {flaw.size:g} standard deviation{'' if flaw.size == 1 else 's'}"
@@ -291,11 +334,11 @@ def in_words(flaw: FlawSettings, of: str = "") -> str:
         case "own-model":
             return "trains its own model"
         case "free-rider":
-            return "free rider"
+            return "colluding free rider" if flaw.how == "colluding" else "free rider"
         case "claims-size":
-            return f"claims {flaw.size:g} times its size"
+            return f"claims {flaw.size:g} times its size{_since(flaw)}"
         case "claims-criteria":
-            return "inflates its criteria"
+            return f"inflates its criteria{_since(flaw)}"
         case "reversed":
             return f"update reversed, {flaw.size:g} times"
         case "gaussian":
@@ -308,5 +351,14 @@ def in_words(flaw: FlawSettings, of: str = "") -> str:
             return "min-max"
         case "adaptive":
             return f"adaptive ({flaw.how})"
+        case "boosted":
+            return f"boosted to replace the model{'' if flaw.size == 1 else f', {flaw.size:g} times'}"
+        case "bias":
+            return f"bias of class {flaw.target} pushed, {flaw.size:g} times"
         case "backdoor":
-            return f"backdoor to class {flaw.target} ({percent} of the rows)"
+            kind = "semantic backdoor" if flaw.how == "semantic" else "backdoor"
+            return f"{kind} to class {flaw.target} ({percent} of the rows)"
+
+
+def _since(flaw: FlawSettings) -> str:
+    return "" if flaw.from_round is None else f" from round {flaw.from_round}"

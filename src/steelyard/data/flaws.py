@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from steelyard import randomness
 from steelyard.data import backdoor
-from steelyard.data.dataset import HONEST, Behaviour, ClientRows, Dataset, Population, Rows
+from steelyard.data.dataset import HONEST, Backdoor, Behaviour, ClientRows, Dataset, Population, Rows
 from steelyard.data.flaw_settings import NEEDS_CLASSES, FlawSettings, in_words
 from steelyard.data.partition_settings import client_name
 from steelyard.data.sensors import BadSensors
@@ -34,12 +34,17 @@ def flawed(population: Population, flaws: Sequence[FlawSettings], seed: int, noi
     for index, flaw in enumerate(flaws):
         _check(population.dataset, index, flaw)
         touched: list[str] = []
-        for name in _who(changing, flaw, index, seed):
+        concerned = _who(changing, flaw, index, seed)
+        for name in concerned:
             if flaw.kind == "copy":
                 touched.append(_copy(changing, flaw, name))
             else:
                 chance = randomness.generator(seed, client=name, purpose=f"flaws/{index}")
                 _change(changing, flaw, name, chance, seed)
+                if flaw.kind == "boosted":
+                    # Model replacement: all of them together, each with an equal say, make up for the honest ones.
+                    times = flaw.size * len(changing.clients) / len(concerned)
+                    changing.behaviours[name] = replace(changing.behaviours[name], strength=times)
                 changing.note(name, in_words(flaw))
                 touched.append(name)
         changing.last = touched
@@ -109,8 +114,8 @@ class _Changing:
     sensors: BadSensors
     behaviours: dict[str, Behaviour] = field(default_factory=dict[str, Behaviour])
     words: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
-    target: int | None = None
-    """The class of a backdoor that some client teaches."""
+    aim: FlawSettings | None = None
+    """The last flaw that teaches to take some rows for another class: how often that works is measured."""
     last: list[str] = field(default_factory=list[str])
     """The clients that the flaw before this one touched; of a copy the new ones."""
 
@@ -146,9 +151,8 @@ class _Changing:
                 changed.append(client)
             made.append(ClientRows(name, rows, client.test, client.labels))
         dataset, door = _with_rows(self.population.dataset, changed) if changed else self.population.dataset, None
-        if self.target is not None:
-            tests = {rows.client: rows.test for rows in made}
-            dataset, door = backdoor.with_tests(dataset, tests, self.target, self.bright)
+        if self.aim is not None:
+            dataset, door = self._aimed(dataset, {rows.client: rows.test for rows in made}, self.aim)
         return replace(
             self.population,
             dataset=dataset,
@@ -157,6 +161,21 @@ class _Changing:
             flaws=self.words,
             backdoor=door,
         )
+
+    def _aimed(self, dataset: Dataset, tests: Mapping[str, Rows], aim: FlawSettings) -> tuple[Dataset, Backdoor]:
+        target = aim.target or 0
+        if aim.how == "pixels":
+            return backdoor.with_tests(dataset, tests, target, self.bright)
+        wanted = self.trigger(aim)[1] if aim.how == "semantic" else dataset.labels.numpy() == aim.classes[0]
+        return dataset, Backdoor(target, {client: rows[wanted[rows]] for client, rows in tests.items()})
+
+    def trigger(self, flaw: FlawSettings) -> tuple[Rows, NDArray[np.bool_]]:
+        """Return the training rows that stand for a semantic backdoor, and for all rows whether they do."""
+        dataset = self.population.dataset
+        trained = np.unique(np.concatenate([rows.train for rows in self.population.clients]))
+        of = flaw.classes[0] if flaw.classes else ((flaw.target or 0) + 1) % dataset.classes
+        shown = backdoor.semantic(dataset, trained, of)
+        return trained[shown[trained]], shown
 
     @property
     def bright(self) -> float:
@@ -240,19 +259,23 @@ def _change(changing: _Changing, flaw: FlawSettings, name: str, chance: np.rando
         case "own-model":
             behaviour = replace(behaviour, own_model=True)
         case "free-rider":
-            behaviour = replace(behaviour, free_rider=True)
+            behaviour = replace(behaviour, free_rider=True, pretends=flaw.how == "colluding")
         case "claims-size":
-            behaviour = replace(behaviour, claims=flaw.size)
+            behaviour = replace(behaviour, claims=flaw.size, lies_from=flaw.from_round or 1)
         case "claims-criteria":
-            behaviour = replace(behaviour, claims=flaw.size, inflates=flaw.size)
-        case "reversed" | "gaussian" | "alie" | "ipm" | "min-max":
-            behaviour = replace(behaviour, attack=flaw.kind, strength=flaw.size)
+            behaviour = replace(behaviour, claims=flaw.size, inflates=flaw.size, lies_from=flaw.from_round or 1)
+        case "reversed" | "gaussian" | "alie" | "ipm" | "min-max" | "boosted" | "bias":
+            behaviour = replace(behaviour, attack=flaw.kind, strength=flaw.size, target=flaw.target or 0)
         case "adaptive":
             behaviour = replace(behaviour, attack="adaptive", family=flaw.how or "all")
         case "backdoor":
-            changing.target = flaw.target or 0
-            given = changing.features(client), changing.labels(client)
-            features, labels = backdoor.poison(*given, flaw.size, changing.target, changing.bright, chance)
+            changing.aim = flaw
+            given = changing.features(client), changing.labels(client), flaw.size, flaw.target or 0
+            if flaw.how == "semantic":
+                images = changing.population.dataset.features[torch.from_numpy(changing.trigger(flaw)[0])]
+                features, labels = backdoor.replaced(*given, images, chance)
+            else:
+                features, labels = backdoor.poison(*given, changing.bright, chance)
             client = replace(client, features=features, labels=labels)
         case "copy":
             raise AssertionError("a copy is a client of its own")
@@ -278,6 +301,11 @@ def _flip(changing: _Changing, client: _Client, flaw: FlawSettings, name: str, s
     again = "" if client.labels is None else f"/{len(changing.words.get(name, ()))}"
     chance = randomness.generator(seed, client=name, purpose=f"partition/wrong-labels{again}")
     labels: NDArray[np.int64] = changing.labels(client).numpy().copy()
+    if flaw.how == "class":
+        changing.aim = flaw
+        mine = np.flatnonzero(labels == flaw.classes[0])
+        labels[chance.permutation(mine)[: round(flaw.size * len(mine))]] = flaw.target or 0
+        return replace(client, labels=torch.from_numpy(labels))
     chosen = chance.permutation(len(labels))[: round(flaw.size * len(labels))]
     steps = 1 if flaw.how == "pairs" else chance.integers(1, classes, size=len(chosen))
     labels[chosen] = (labels[chosen] + steps) % classes

@@ -270,11 +270,12 @@ class LearningDescription(Description):
         self.check_federated()
         clients = self.all_clients
         share = self.rounds.fraction if clients is None else self.rounds.share_of(clients)
-        if share != 1 and any(flaw.kind == "stale" for flaw in self.flaws):
+        looking = [flaw.kind for flaw in self.flaws if flaw.kind == "stale" or flaw.how == "colluding"]
+        if share != 1 and looking:
             shown = "not given" if share is None else f"= {share:g}"
             raise UserError(
-                f"flaws: got kind 'stale' with rounds.fraction {shown}, and a node does not see the models of rounds "
-                "that it sits out; allowed across machines: rounds.fraction = 1"
+                f"flaws: got kind '{looking[0]}' with rounds.fraction {shown}, and a node does not see the models of "
+                "rounds that it sits out; allowed across machines: rounds.fraction = 1"
             )
         seeing = [flaw.kind for flaw in self.flaws if flaw.kind in OMNISCIENT]
         if seeing:

@@ -85,17 +85,19 @@ def _false_alarms(history: History, rule: str, hostile: Mapping[int, set[str]]) 
 
 
 def _backdoor(history: History, rule: str) -> list[float] | None:
-    """Return per seed how often the last model takes the pattern for its class, over all clients' test rows."""
+    """Return per seed how often the last model takes what the attack aims at for its class, over all such test rows."""
     frame = history.evaluations
     if "backdoor" not in frame.columns:
         return None
-    columns = (frame[name].tolist() for name in ("rule", "seed", "round", "samples", "backdoor"))
+    # Clients have more or fewer rows that show it, some none; runs of before counted all test rows.
+    counts = "backdoor_rows" if "backdoor_rows" in frame.columns else "samples"
+    columns = (frame[name].tolist() for name in ("rule", "seed", "round", counts, "backdoor"))
     mine = [row[1:] for row in zip(*columns, strict=True) if row[0] == rule]
     last = max(round for _, round, _, _ in mine)
     found: list[float] = []
     for seed in sorted({seed for seed, *_ in mine}):
-        rows = [(samples, rate) for of, round, samples, rate in mine if (of, round) == (seed, last)]
-        found.append(sum(samples * rate for samples, rate in rows) / sum(samples for samples, _ in rows))
+        rows = [(count, rate) for of, round, count, rate in mine if (of, round) == (seed, last)]
+        found.append(sum(count * rate for count, rate in rows) / (sum(count for count, _ in rows) or 1.0))
     return found
 
 
@@ -154,8 +156,8 @@ def _recommendation(outcomes: Mapping[str, Mapping[str, Outcome]]) -> Recommenda
 
 _EXPLAINED = (
     "accuracy: % in the last rounds, over the seeds; lost: points less than without hostile clients; weight: the "
-    "share of all weight that hostile clients had; backdoor: how often the pattern is taken for its class; false "
-    "alarms: rounds of honest clients in which the detector left them out"
+    "share of all weight that hostile clients had; backdoor: how often rows that an attack aims at are taken for its "
+    "class; false alarms: rounds of honest clients in which the detector left them out"
 )
 
 

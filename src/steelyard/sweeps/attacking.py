@@ -25,25 +25,35 @@ from steelyard.sweeps.plan_file import differing, read_plan, write_plan
 from steelyard.sweeps.running import finished, run_or_resume
 
 INFLATION = "inflation"
+LATE = "late-inflation"
+"""Claims that are true in the first half of the rounds."""
+LIES = (LATE, INFLATION)
 ADAPTIVE = ("adaptive", "adaptive-alie", "adaptive-ipm", "adaptive-drift")
 """Attacks whose clients try the rule before they send; each rule is attacked in its own way."""
-ATTACKS: Mapping[str, Mapping[str, Any]] = {
-    "label-flip": {"kind": "labels-flipped", "how": "pairs"},
-    "sign-flip": {"kind": "reversed", "amount": 1},
-    "scaled-reversal": {"kind": "reversed", "amount": 10},
-    "gaussian": {"kind": "gaussian"},
-    "alie": {"kind": "alie"},
-    "ipm": {"kind": "ipm"},
-    "min-max": {"kind": "min-max"},
-    "free-rider": {"kind": "free-rider"},
-    "backdoor": {"kind": "backdoor"},
-    "adaptive": {"kind": "adaptive", "how": "all"},
-    "adaptive-alie": {"kind": "adaptive", "how": "alie"},
-    "adaptive-ipm": {"kind": "adaptive", "how": "ipm"},
-    "adaptive-drift": {"kind": "adaptive", "how": "drift"},
-    INFLATION: {"kind": "claims-criteria"},
+ATTACKS: Mapping[str, Sequence[Mapping[str, Any]]] = {
+    "label-flip": [{"kind": "labels-flipped", "how": "pairs"}],
+    "class-flip": [{"kind": "labels-flipped", "how": "class", "classes": [1], "target": 0}],
+    "sign-flip": [{"kind": "reversed", "amount": 1}],
+    "scaled-reversal": [{"kind": "reversed", "amount": 10}],
+    "gaussian": [{"kind": "gaussian"}],
+    "alie": [{"kind": "alie"}],
+    "ipm": [{"kind": "ipm"}],
+    "min-max": [{"kind": "min-max"}],
+    "bias-push": [{"kind": "bias"}],
+    "free-rider": [{"kind": "free-rider"}],
+    "free-riders": [{"kind": "free-rider", "how": "colluding"}],
+    "backdoor": [{"kind": "backdoor"}],
+    "backdoor-boosted": [{"kind": "backdoor"}, {"kind": "boosted"}],
+    "semantic-backdoor": [{"kind": "backdoor", "how": "semantic"}],
+    "semantic-boosted": [{"kind": "backdoor", "how": "semantic"}, {"kind": "boosted"}],
+    "adaptive": [{"kind": "adaptive", "how": "all"}],
+    "adaptive-alie": [{"kind": "adaptive", "how": "alie"}],
+    "adaptive-ipm": [{"kind": "adaptive", "how": "ipm"}],
+    "adaptive-drift": [{"kind": "adaptive", "how": "drift"}],
+    LATE: [{"kind": "claims-criteria"}],
+    INFLATION: [{"kind": "claims-criteria"}],
 }
-"""By name: the flaw that makes a client hostile; docs/reference/defence.md has the formulas."""
+"""By name: the flaws that make a client hostile; docs/reference/defence.md has the formulas."""
 
 RULES = (
     *("fedavg", "EQ", "clip(EQ)", "median(EQ)", "trimmed-mean(EQ)", "multi-krum(EQ)", "centred-clip(EQ)"),
@@ -62,13 +72,13 @@ def attack_names(texts: Sequence[str], *, adaptive: bool = False) -> list[str]:
     for word in words:
         if word == "all":
             fixed = [name for name in ATTACKS if name not in ADAPTIVE]
-            found |= dict.fromkeys(name if name == INFLATION else f"{name}+{INFLATION}" for name in fixed)
+            found |= dict.fromkeys(name if name in LIES else f"{name}+{INFLATION}" for name in fixed)
             continue
         name, _, more = word.partition("+")
-        if name not in ATTACKS or more not in ("", INFLATION) or (more and name == INFLATION):
+        if name not in ATTACKS or more not in ("", *LIES) or (more and name in LIES):
             raise UserError(
-                f"--attack: got '{word}'{nearest(name, ATTACKS)}; allowed: {listed(ATTACKS)}, each but the last also "
-                f"as NAME+{INFLATION}, or all"
+                f"--attack: got '{word}'{nearest(name, ATTACKS)}; allowed: {listed(ATTACKS)}, each but the last two "
+                f"also as NAME+{INFLATION} and NAME+{LATE}, or all"
             )
         found[word] = None
     if adaptive:
@@ -97,9 +107,12 @@ def under_attack(experiment: Description, attack: str, fraction: float) -> Descr
             "attack: this experiment has no classes, and attacks are compared by accuracy; allowed: data with classes"
         )
     name, _, more = attack.partition("+")
-    document["flaws"] = [*document["flaws"], {**ATTACKS[name], "pick": "random", "share": fraction}]
-    if more:
-        document["flaws"].append({**ATTACKS[INFLATION], "pick": "same"})
+    picked: dict[str, Any] = {"pick": "random", "share": fraction}
+    for word in (name, more) if more else (name,):
+        begins = {"from_round": experiment.rounds.count // 2 + 1} if word == LATE else {}
+        for flaw in ATTACKS[word]:
+            document["flaws"] = [*document["flaws"], {**flaw, **begins, **picked}]
+            picked = {"pick": "same"}
     return build(document, "attack")
 
 

@@ -44,6 +44,31 @@ def test_a_free_rider_returns_what_it_received() -> None:
     assert updates.samples.tolist() == list(SIZES)
 
 
+def test_colluding_free_riders_repeat_the_last_step_and_go_on_after_a_stop() -> None:
+    clients = behaving(free_rider=True, pretends=True)
+    first = task(clients).parameters
+    second = first + torch.linspace(-1, 1, len(first))
+    assert torch.equal(sent(clients, 1, first)[2], first)  # no step is known yet
+    stopped = clients.snapshot()
+    step = sent(clients, 2, second)[2] - second
+    size = (second - first).square().mean().sqrt()
+    torch.testing.assert_close(step, second - first, atol=float(0.5 * size), rtol=0)
+    assert 0 < float((step - (second - first)).square().mean().sqrt()) < 0.2 * size
+    other = behaving(free_rider=True, pretends=True)
+    other.restore(stopped)
+    assert torch.equal(sent(other, 2, second)[2] - second, step)
+
+
+def test_lies_begin_in_their_round() -> None:
+    clients = behaving(claims=10.0, inflates=10.0, lies_from=3)
+    true = list(SIZES)
+    for round, factor in ((2, 1), (3, 10), (4, 10)):
+        names = ("c0", "c1", "c2", "c3")
+        (updates,) = clients.train([Task("f", 0, round, names, task(clients).parameters)])
+        assert updates.samples.tolist() == [*true[:2], factor * true[2], true[3]]
+        assert updates.criteria["DS"].tolist() == updates.samples.tolist()
+
+
 def test_free_riders_alone_need_no_engine() -> None:
     clients = behaving(free_rider=True)
     work = task(clients, names=("c2",))

@@ -8,6 +8,7 @@ import torch
 
 from steelyard.clients.local.hostile import attack
 from steelyard.data.dataset import Behaviour
+from steelyard.learning.parameters import Layout
 from steelyard.messages import Task
 
 NAMES = ("a", "b", "c", "d", "e")
@@ -27,6 +28,24 @@ def test_reversed_updates() -> None:
     before, after = sent(Behaviour(attack="reversed", strength=10.0))
     np.testing.assert_allclose(after[0], -10 * before[0], atol=1e-4)
     np.testing.assert_allclose(after[1:], before[1:])
+
+
+def test_boosted_updates() -> None:
+    before, after = sent(Behaviour(attack="boosted", strength=5.0))
+    np.testing.assert_allclose(after[0], 5 * before[0], atol=1e-4)
+
+
+@pytest.mark.parametrize(("outputs", "target", "place", "sign"), [(3, 1, 13, 1), (1, 0, 4, -1), (1, 1, 4, 1)])
+def test_a_push_on_one_bias(outputs: int, target: int, place: int, sign: int) -> None:
+    layout = Layout.of(torch.nn.Linear(4, outputs))  # weights first, then the biases
+    origin = torch.zeros(layout.size)
+    models = torch.full((2, layout.size), 0.5)
+    how = Behaviour(attack="bias", strength=2.0, target=target)
+    attack(Task("f", 7, 3, ("a", "b"), origin), ("a", "b"), models, {"a": how}, layout)
+    expected = np.full(layout.size, 0.5)
+    expected[place] += sign * 2 * 0.5 * np.sqrt(layout.size)
+    np.testing.assert_allclose(models[0], expected, rtol=1e-6)
+    np.testing.assert_allclose(models[1], 0.5)
 
 
 def test_noise_is_as_large_as_said_and_the_same_each_time() -> None:

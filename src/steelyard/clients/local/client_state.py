@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 
+from steelyard import randomness
 from steelyard.algorithms.algorithm import Algorithm, Vectors
 from steelyard.data.dataset import HONEST, Behaviour
 from steelyard.messages import Task
@@ -26,7 +28,7 @@ class KeptModels:
 
     def receive(self, task: Task, behaviours: Mapping[str, Behaviour]) -> None:
         """Remember the global model of a task for clients that will start from it later; call it before `start`."""
-        reach = max((how.stale for how in behaviours.values()), default=0)
+        reach = max((max(how.stale, how.pretends) for how in behaviours.values()), default=0)
         if not reach:
             return
         past = {**self._past.get(task.federation, {}), task.round: task.parameters.detach().cpu().clone()}
@@ -43,6 +45,20 @@ class KeptModels:
             past = self._past[task.federation]
             return past.get(task.round - how.stale, past[min(past)])
         return task.parameters
+
+    def pretended(self, task: Task, client: str, how: Behaviour) -> torch.Tensor:
+        """Return what a free rider sends: the model it received, or, of colluders, that with its last step once more.
+
+        Each adds noise of a tenth of the step's size (disguised free riders: Y. Fraboni, R. Vidal, M. Lorenzi,
+        "Free-rider Attacks on Model Aggregation in Federated Learning", AISTATS 2021).
+        """
+        before = self._past.get(task.federation, {}).get(task.round - 1) if how.pretends else None
+        if before is None:
+            return task.parameters
+        step = task.parameters - before.to(task.parameters.device)
+        chance = randomness.generator(task.seed, task.round, client, "attack/free-rider")
+        noise = torch.from_numpy(chance.standard_normal(len(step), dtype=np.float32)).to(step.device)
+        return task.parameters + step + 0.1 * step.square().mean().sqrt() * noise
 
     def keep(self, task: Task, client: str, model: torch.Tensor, behaviours: Mapping[str, Behaviour]) -> None:
         """Keep the model that a client ended with, where it will go on from it."""

@@ -69,11 +69,13 @@ class ClientTests:
         loss = self.context.loss(LossState(self.context.training.loss))
         found, _ = self.evaluator.test(models, population.dataset, torch.from_numpy(rows).to(self.context.device), loss)
         fooled = (found == door.target).to(torch.float64).cpu().numpy()[:, where.reshape(-1)]
-        ends = np.cumsum([len(mine) for mine in held])
+        counts = np.array([len(mine) for mine in held], dtype=np.float64)
+        ends = np.cumsum(counts).astype(np.int64)
         for index, each in zip(indices, fooled, strict=True):
             parts = np.split(each, ends[:-1])
             rates = np.array([float(part.mean()) if len(part) else 0.0 for part in parts])
-            answers[index] = replace(answers[index], metrics={**answers[index].metrics, "backdoor": rates})
+            more = {"backdoor": rates, "backdoor_rows": counts}
+            answers[index] = replace(answers[index], metrics={**answers[index].metrics, **more})
 
     @property
     def evaluator(self) -> Evaluator:

@@ -34,7 +34,7 @@ class ClientCriteria:
         self._label_counts: dict[DevicePopulation, Counts | None] = {}
 
     def measure(
-        self, population: DevicePopulation, clients: Ints, models: torch.Tensor
+        self, population: DevicePopulation, clients: Ints, models: torch.Tensor, round: int
     ) -> tuple[dict[str, Floats], dict[str, str]]:
         """Return raw values by criterion of the clients at these positions, and for those that failed the reason."""
         refused: dict[str, str] = {}
@@ -52,13 +52,13 @@ class ClientCriteria:
                     refused[name] = why
             values[criterion.name] = np.nan_to_num(known[clients])
         if SIZE in values:
-            values[SIZE] = values[SIZE] * population.claims[clients]
-        self._inflate(population, clients, values)
+            values[SIZE] = values[SIZE] * population.claims(round)[clients]
+        self._inflate(population, clients, values, round)
         return values, refused
 
-    def _inflate(self, population: DevicePopulation, clients: Ints, values: dict[str, Floats]) -> None:
+    def _inflate(self, population: DevicePopulation, clients: Ints, values: dict[str, Floats], round: int) -> None:
         """Let clients that inflate their criteria report the most that can be true, or a multiple of what is."""
-        factors = population.inflates[clients]
+        factors = population.inflates(round)[clients]
         liars = factors != 1
         if not liars.any():
             return

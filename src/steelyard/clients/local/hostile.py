@@ -4,6 +4,8 @@ u is the client's own update Θ_a − Θ, μ and σ are the mean and the standar
 cohort, coordinate by coordinate. The omniscient attacks see them all, and all hostile clients send the same.
 
     reversed   −s · u                        sign flip for s = 1, scaled reversal for s = 10
+    boosted    s · u, s = n/m by default     E. Bagdasaryan et al.: "How To Backdoor Federated Learning" (AISTATS 2020)
+    bias       u + s · ‖u‖ · e_b             b is the bias of one class in the last layer
     gaussian   s · rms(u) · z, z ~ N(0, I)   noise s times as large as the update
     alie       μ − s · σ                     G. Baruch, M. Baruch, Y. Goldberg: "A Little Is Enough" (NeurIPS 2019)
     ipm        −s · μ                        C. Xie, O. Koyejo, I. Gupta: "Fall of Empires" (UAI 2019)
@@ -22,12 +24,22 @@ import torch
 from steelyard import randomness
 from steelyard.data.dataset import HONEST, Behaviour
 from steelyard.data.flaw_settings import OMNISCIENT
+from steelyard.learning.parameters import Layout
 from steelyard.messages import Task
 from steelyard.update_payloads import DenseModels, spans
 
 
-def attack(task: Task, names: Sequence[str], models: torch.Tensor, behaviours: Mapping[str, Behaviour]) -> None:
-    """Replace the rows of hostile clients in models [clients, parameters] of one cohort, in place."""
+def attack(
+    task: Task,
+    names: Sequence[str],
+    models: torch.Tensor,
+    behaviours: Mapping[str, Behaviour],
+    layout: Layout | None = None,
+) -> None:
+    """Replace the rows of hostile clients in models [clients, parameters] of one cohort, in place.
+
+    `layout` says where the biases of classes are, for those who push one.
+    """
     kinds = [behaviours.get(name, HONEST) for name in names]
     # What adaptive colluders send is chosen once the whole cohort is there (rounds.colluding).
     hostile = [row for row, how in enumerate(kinds) if how.attack not in (None, "adaptive")]
@@ -39,16 +51,25 @@ def attack(task: Task, names: Sequence[str], models: torch.Tensor, behaviours: M
         if kinds[row].attack in OMNISCIENT:
             groups.setdefault(kinds[row], []).append(row)
         else:
-            _alone(task, names[row], models[row], origin, kinds[row])
+            _alone(task, names[row], models[row], origin, kinds[row], layout)
     honest = [row for row in range(len(names)) if row not in hostile] or hostile
     for how, rows in groups.items():
         _together(models, origin, honest, rows, how)
 
 
-def _alone(task: Task, name: str, model: torch.Tensor, origin: torch.Tensor, how: Behaviour) -> None:
+def _alone(
+    task: Task, name: str, model: torch.Tensor, origin: torch.Tensor, how: Behaviour, layout: Layout | None
+) -> None:
     update = model - origin
-    if how.attack == "reversed":
-        model.copy_(origin - how.strength * update)
+    if how.attack in ("reversed", "boosted"):
+        model.copy_(origin + (how.strength if how.attack == "boosted" else -how.strength) * update)
+        return
+    if how.attack == "bias":
+        assert layout is not None, "whoever has models knows their layout"
+        biases = layout.output[:, -1].tolist()
+        # One output tells two classes apart: less of it is class 0.
+        sign = -1.0 if len(biases) == 1 and how.target == 0 else 1.0
+        model[biases[min(how.target, len(biases) - 1)]] += sign * how.strength * update.norm()
         return
     # Noise of the same seed, round and client is the same in every federation that is compared.
     chance = randomness.generator(task.seed, task.round, name, "attack/gaussian")

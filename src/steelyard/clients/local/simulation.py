@@ -130,7 +130,8 @@ class Simulation:
             jobs = np.flatnonzero(cohort.task == number)
             if len(jobs) and cohort.populations[number].behaviours:
                 names = [cohort.name(job) for job in jobs.tolist()]
-                attack(task, names, models[jobs[0] : jobs[-1] + 1], cohort.populations[number].behaviours)
+                mine = models[jobs[0] : jobs[-1] + 1]
+                attack(task, names, mine, cohort.populations[number].behaviours, self.context.setup.layout)
         for job in range(len(cohort)):
             number = cohort.task[job]
             behaviours = cohort.populations[number].behaviours
@@ -192,7 +193,7 @@ class Simulation:
             models[torch.from_numpy(busy).to(models.device)] = trained.to(models.device)
         for job in np.flatnonzero(idle).tolist():
             task = cohort.tasks[cohort.task[job]]
-            models[job].copy_(task.parameters)
+            models[job].copy_(self._kept.pretended(task, cohort.name(job), cohort.behaviour(job)))
             # What a free rider can say without training: the loss of the model that it hands back.
             population = self.context.population(task.seed)
             losses[job] = self._first_losses(task, population, cohort.client[job : job + 1])[0]
@@ -262,12 +263,12 @@ class Simulation:
         names = tuple(population.names[position] for position in clients.tolist())
         # Jobs of one task stand together, so its models are a slice of the matrix, not a copy.
         mine = models[jobs[0] : jobs[-1] + 1] if len(jobs) else models[:0]
-        criteria, refused = self.criteria.measure(population, clients, mine)
+        criteria, refused = self.criteria.measure(population, clients, mine, task.round)
         updates = Updates(
             federation=task.federation,
             round=task.round,
             clients=names,
-            samples=_claimed(population, clients),
+            samples=_claimed(population, clients, task.round),
             criteria=criteria,
             losses=losses[jobs],
             payload=DenseModels(mine, self.frozen(task.algorithm)),
@@ -384,7 +385,7 @@ class Simulation:
         self.context.close()
 
 
-def _claimed(population: DevicePopulation, clients: Ints) -> Ints:
+def _claimed(population: DevicePopulation, clients: Ints, round: int) -> Ints:
     """Return how many samples the clients at these positions say they have; at least one, as they have some."""
     sizes = population.sizes[clients]
-    return np.maximum(1, np.rint(sizes * population.claims[clients])).astype(np.int64)
+    return np.maximum(1, np.rint(sizes * population.claims(round)[clients])).astype(np.int64)

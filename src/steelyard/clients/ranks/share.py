@@ -87,7 +87,9 @@ class Share:
 
     def _looks_back(self, task: Task) -> bool:
         """Whether a client may start from this round's model later, wherever it is trained then."""
-        return any(how.stale for how in self.simulation.context.population(task.seed).behaviours.values())
+        return any(
+            how.stale or how.pretends for how in self.simulation.context.population(task.seed).behaviours.values()
+        )
 
     def _test(self, content: Content) -> Content:
         context = self.simulation.context

@@ -75,14 +75,18 @@ class DevicePopulation:
         self._ordered = ordered
 
     @cached_property
-    def claims(self) -> NDArray[np.float64]:
-        """How many times its number of samples each client reports."""
-        return np.array([self.behaviours.get(name, HONEST).claims for name in self.names], dtype=np.float64)
+    def _lies(self) -> NDArray[np.float64]:
+        """By client: how many times its size it claims, how many times its criteria, and from which round on."""
+        known = [self.behaviours.get(name, HONEST) for name in self.names]
+        return np.array([(how.claims, how.inflates, how.lies_from) for how in known], dtype=np.float64).reshape(-1, 3)
 
-    @cached_property
-    def inflates(self) -> NDArray[np.float64]:
-        """How many times what is true each client reports of criteria that it measures itself."""
-        return np.array([self.behaviours.get(name, HONEST).inflates for name in self.names], dtype=np.float64)
+    def claims(self, round: int) -> NDArray[np.float64]:
+        """How many times its number of samples each client reports in a round."""
+        return np.where(self._lies[:, 2] <= round, self._lies[:, 0], 1.0)
+
+    def inflates(self, round: int) -> NDArray[np.float64]:
+        """How many times what is true each client reports in a round of criteria that it measures itself."""
+        return np.where(self._lies[:, 2] <= round, self._lies[:, 1], 1.0)
 
     def at_work(self, seed: int, round: int) -> DevicePopulation:
         """Return the population as it trains in a round: clients that work through a part of their rows have only it.
