@@ -5,14 +5,17 @@
 A cell is one attack on one kind of federation. In it all candidates train with all seeds as one cohort, 40 rounds, and
 are read after 15 (early) and 40 (converged). Each part has a file of its own, OUT/STAGE-PART.jsonl, one line for each
 rule of a cell; the same call goes on where it stopped, and a cell that any file in OUT holds is not run again.
-Stages: `digits` and `mnist` take all candidates, or the best so many of what OUT holds (`--best`); `unipen62` and
-`final` the best three; `final` has seeds that no choice has seen. `--table` prints what OUT holds, worst cases first.
+Stages: `digits` and `mnist` take all candidates, or the best so many of what OUT holds (`--best`), `unipen62` the best
+three. `final` has seeds that no choice has seen: they are opened for one set of rules, and then for no other. It runs
+every attack with the first share and number of rows; with the others only those that take the most (`--few`), unless
+`--whole` asks for all. `--table` prints what OUT holds, worst cases first.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +27,7 @@ import numpy as np
 import torch
 
 from benchmarks import guarded_page, guarded_tables
+from benchmarks.guarded_tables import PLAIN
 from steelyard.experiment.comparing import with_rules
 from steelyard.experiment.loading import build
 from steelyard.experiment.parts import Parts, assembled, federations_of
@@ -79,9 +83,17 @@ STAGES: Mapping[str, tuple[tuple[str, ...], tuple[int, ...], int]] = {
     "digits": (("digits",), (1, 2, 3), 0),
     "mnist": (("mnist",), (11, 12, 13), 0),
     "unipen62": (("unipen62",), (21, 22, 23, 24, 25), 3),
-    "final": (("digits", "mnist", "unipen62"), (101, 102, 103, 104, 105), 3),
+    "final": (("digits", "mnist", "unipen62"), (201, 202, 203, 204, 205), 0),
 }
 """By stage: the data, the seeds, and how many of the best candidates of what was run before take part (0: all)."""
+
+FINAL = (PLAIN, "guarded")
+"""The rules of the final stage; the plain mean takes part where nobody is hostile, to tell what the others cost."""
+FEW = "adaptive+inflation,ipm+inflation,scaled-reversal+inflation,backdoor-boosted+inflation"
+"""What the final stage runs with further shares and rows."""
+OPENED = "opened.json"
+"""Which rules have seen the final seeds; it goes with the lines into `benchmarks/results/guarded`."""
+RESULTS = Path(__file__).parent / "results" / "guarded"
 
 
 @dataclass(frozen=True)
@@ -101,16 +113,49 @@ class Cell:
         return tuple(asdict(self).values())
 
 
-def cells(stage: str, attacks: Sequence[str], shares: Sequence[float], rows: Sequence[int]) -> Iterator[Cell]:
-    """Return the cells of a stage: without hostile clients first, then the share that the targets are about."""
-    data, _, _ = STAGES[stage]
-    kinds = [(name, scheme, held) for name in data for scheme in ("iid", "dirichlet") for held in rows]
-    for name, scheme, held in kinds:
-        yield Cell(stage, name, scheme, held, 0.0, CLEAN)
-    for share in shares:
-        for attack in attacks:
-            for name, scheme, held in kinds:
-                yield Cell(stage, name, scheme, held, share, attack)
+def cells(
+    stage: str, attacks: Sequence[str], shares: Sequence[float], rows: Sequence[int], few: Sequence[str] | None = None
+) -> Iterator[Cell]:
+    """Return the cells of a stage, the most wanted first: each number of rows begins without hostile clients.
+
+    With `few`, only the first share and number of rows meet all attacks; the others meet these, one after another.
+    """
+    kinds = [(name, scheme) for name in STAGES[stage][0] for scheme in ("iid", "dirichlet")]
+    if few is None:
+        settings = [(share, held, attacks) for held in rows for share in shares]
+    else:
+        settings = [(shares[0], rows[0], attacks), *((share, rows[0], few) for share in shares[1:])]
+        settings += [(shares[0], held, few) for held in rows[1:]]
+    known: set[int] = set()
+    for share, held, against in settings:
+        if held not in known:
+            known.add(held)
+            yield from (Cell(stage, *kind, held, 0.0, CLEAN) for kind in kinds)
+        yield from (Cell(stage, *kind, held, share, attack) for attack in against for kind in kinds)
+
+
+def opened(folder: Path, seeds: Sequence[int], rules: Sequence[str], again: bool) -> None:
+    """Note that these rules see the final seeds; refuse where others have seen them, unless `again`.
+
+    Whoever looks at several sets of rules and keeps the best has chosen by these seeds, and they flatter the choice.
+    """
+    mine = sorted(set(rules) - {PLAIN})
+    seen: list[list[str]] = []
+    for path in (RESULTS / OPENED, folder / OPENED):
+        seen += json.loads(path.read_text())["rules"] if path.is_file() else []
+    if seen and mine not in seen and not again:
+        print(
+            f"--rules: got {', '.join(mine)}, but seeds {seeds[0]} to {seeds[-1]} were opened for {', '.join(seen[0])}"
+            "; allowed: those, or --open-again, which the page must say",
+            file=sys.stderr,
+        )
+        sys.exit(2)
+    if mine not in seen or not (folder / OPENED).is_file():
+        kept = {"seeds": list(STAGES["final"][1]), "rules": seen if mine in seen else [*seen, mine]}
+        # Several parts begin at once and write the same.
+        part = folder / f"{OPENED}.{os.getpid()}"
+        part.write_text(json.dumps(kept) + "\n")
+        part.replace(folder / OPENED)
 
 
 class Collector:
@@ -138,11 +183,11 @@ class Collector:
 
 
 def worked(record: RoundRecord) -> float | None:
-    """Return how often the pattern is taken for its class, over all test rows; None without one."""
+    """Return how often what an attack aims at is taken for its class, over all such test rows; None without any."""
     tests = record.evaluations
     assert tests is not None
-    rates = tests.metrics.get("backdoor")
-    return None if rates is None else float(np.average(rates, weights=tests.samples))
+    rates, rows = tests.metrics.get("backdoor"), tests.metrics.get("backdoor_rows")
+    return None if rates is None or rows is None or not rows.sum() else float(np.average(rates, weights=rows))
 
 
 def experiment(cell: Cell) -> dict[str, Any]:
@@ -211,10 +256,13 @@ def main() -> None:
     parser.add_argument("--stage", choices=list(STAGES), default="digits")
     parser.add_argument("--part", default="1/1", help="which share of the cells, such as 2/4")
     parser.add_argument("--seconds", type=float, default=86_400.0, help="begin no cell that would end later")
-    parser.add_argument("--attacks", default="all", help="as for steelyard attack")
+    parser.add_argument("--attacks", help="as for steelyard attack; default all, in the final stage --adaptive too")
+    parser.add_argument("--few", default=FEW, help="final: the attacks with further shares and rows")
+    parser.add_argument("--whole", action="store_true", help="final: all attacks with every share and number of rows")
+    parser.add_argument("--open-again", action="store_true", help="final: rules that did not see the seeds at first")
     parser.add_argument("--worst", type=int, help="only so many of the attacks that OUT holds, the worst for the rules")
     parser.add_argument("--shares", default="0.2,0.1,0.3")
-    parser.add_argument("--rows", default="60", help="rows at the server, with commas")
+    parser.add_argument("--rows", help="rows at the server, with commas; default 60, in the final stage 60,20,200")
     parser.add_argument("--seeds", type=int, default=0, help="only the first so many of the stage's seeds")
     parser.add_argument("--best", type=int, help="only so many of the candidates, by what OUT holds")
     parser.add_argument("--rules", help="these rules in place of the candidates, with spaces between")
@@ -232,17 +280,22 @@ def main() -> None:
         guarded_page.write(known, options.page, options.machine)
         return
     _, seeds, best = STAGES[options.stage]
+    final = options.stage == "final"
     best = best if options.best is None else options.best
     seeds = seeds[: options.seeds] if options.seeds else seeds
-    rules = options.rules.split() if options.rules else list(CANDIDATES)
+    rules = options.rules.split() if options.rules else list(FINAL if final else CANDIDATES)
     # The last stages are chosen for by what went before them, so that their own seeds choose nothing.
     before = [each for each in known if options.stage in ("digits", "mnist") or each["stage"] != options.stage]
     rules = guarded_tables.best(before, rules, best) if best else rules
+    if final:
+        opened(options.out, seeds, rules, options.open_again)
     number, of = map(int, options.part.split("/"))
-    shares, rows = [float(text) for text in options.shares.split(",")], [int(text) for text in options.rows.split(",")]
-    attacks = attack_names([options.attacks])
+    shares = [float(text) for text in options.shares.split(",")]
+    rows = [int(text) for text in (options.rows or ("60,20,200" if final else "60")).split(",")]
+    attacks = attack_names([options.attacks or "all"], adaptive=final and options.attacks is None)
     attacks = guarded_tables.worst_attacks(before, rules, options.worst) if options.worst else attacks
-    wanted = list(cells(options.stage, attacks, shares, rows))[number - 1 :: of]
+    few = attack_names([options.few]) if final and not options.whole else None
+    wanted = list(cells(options.stage, attacks, shares, rows, few))[number - 1 :: of]
     done = {tuple(each[name] for name in Cell.__dataclass_fields__) for each in known}
     compute = {} if options.memory is None else {"memory_gb": options.memory}
     begun, longest = time.monotonic(), 0.0
@@ -252,7 +305,8 @@ def main() -> None:
         if started - begun + 1.2 * longest > options.seconds:
             print("time is up; the same call goes on", flush=True)
             sys.exit(3)
-        lines = run_cell(cell, rules, seeds, compute)
+        mine = [rule for rule in rules if not final or cell.attack == CLEAN or rule != PLAIN]
+        lines = run_cell(cell, mine, seeds, compute)
         with path.open("a") as out:
             out.write("".join(json.dumps(each) + "\n" for each in lines))
         longest = max(longest, time.monotonic() - started)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import guarded, guarded_tables
+from benchmarks import guarded, guarded_page, guarded_tables
 
 
 def line(rule: str, attack: str, early: list[float], converged: list[float], **more: Any) -> dict[str, Any]:
@@ -31,6 +31,13 @@ LINES = [
     line("median(EQ)", "backdoor", [0.80, 0.80], [0.88, 0.90], backdoor=[0.0, 0.04]),
     line("clip(TR)", "clean", [0.80, 0.88], [0.95, 0.95], alarms=[[0.02, 0.0], [0.0, 0.0]]),
     line("clip(TR)", "ipm", [0.75, 0.85], [0.95, 0.93], alarms=[[0.0, 0.9], [0.0, 1.0]]),
+]
+
+
+CHOSEN = [
+    {**line(rule, attack, [0.5, 0.5], [0.6, 0.6]), "seeds": [1, 2]}
+    for rule in ("EQ", guarded_page.GUARDED)
+    for attack in ("clean", "ipm")
 ]
 
 
@@ -88,3 +95,69 @@ def test_a_stopped_piece_goes_on_and_runs_no_cell_twice(
     capsys.readouterr()
     guarded.main()
     assert capsys.readouterr().out == ""
+
+
+def test_the_final_stage_meets_every_attack_once_and_the_worst_ones_with_further_shares_and_rows() -> None:
+    found = list(guarded.cells("final", ["alie", "ipm"], [0.2, 0.3], [60, 20], ["ipm"]))
+    kinds = 6  # three data sets, IID and Dirichlet
+    assert [(each.rows, each.share, each.attack) for each in found[::kinds]] == [
+        (60, 0.0, "clean"),
+        (60, 0.2, "alie"),
+        (60, 0.2, "ipm"),
+        (60, 0.3, "ipm"),
+        (20, 0.0, "clean"),
+        (20, 0.2, "ipm"),
+    ]
+    assert len({each.key for each in found}) == len(found) == 6 * kinds
+    assert len(list(guarded.cells("final", ["alie", "ipm"], [0.2, 0.3], [60, 20]))) == kinds * (2 + 2 * 2 * 2)
+
+
+def final(monkeypatch: pytest.MonkeyPatch, folder: Path, *more: str) -> None:
+    words = ["guarded", str(folder), "--stage", "final", "--attacks", "semantic-boosted,adaptive-ipm"]
+    monkeypatch.setattr(sys, "argv", [*words, "--few", "ipm+inflation", "--shares", "0.2,0.3", *more])
+    guarded.main()
+
+
+def test_the_final_stage_goes_on_and_opens_its_seeds_for_one_set_of_rules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(guarded, "EARLY", 1)
+    monkeypatch.setattr(guarded, "CONVERGED", 2)
+    monkeypatch.setattr(guarded, "RESULTS", tmp_path / "committed")
+    # Seeds of its own: those of the stage stay closed.
+    monkeypatch.setattr(guarded, "STAGES", {"final": (("digits",), (7, 8), 0)})
+    out = tmp_path / "out"
+    with pytest.raises(SystemExit) as stopped:
+        final(monkeypatch, out, "--rows", "60,20", "--part", "1/2", "--seconds", "0.001")
+    assert stopped.value.code == 3
+    for part in ("1/2", "2/2"):
+        final(monkeypatch, out, "--rows", "60,20", "--part", part)
+    lines = guarded.read(out)
+    cells = {(each["scheme"], each["rows"], each["share"], each["attack"]) for each in lines}
+    settings = [(60, 0.0, "clean"), (60, 0.2, "semantic-boosted"), (60, 0.2, "adaptive-ipm")]
+    settings += [(60, 0.3, "ipm+inflation"), (20, 0.0, "clean"), (20, 0.2, "ipm+inflation")]
+    assert cells == {(scheme, *setting) for scheme in ("iid", "dirichlet") for setting in settings}
+    # The plain mean takes part where nobody is hostile; each line has all seeds.
+    assert {each["rule"] for each in lines if each["attack"] == "clean"} == {"EQ", "guarded"}
+    assert {each["rule"] for each in lines if each["attack"] != "clean"} == {"guarded"}
+    assert all(each["seeds"] == [7, 8] and len(each["converged"]) == 2 for each in lines)
+    assert all(len(each["backdoor"]) == 2 for each in lines if each["attack"] == "semantic-boosted")
+    page = guarded_page.page([*CHOSEN, *lines], "this one")
+    assert "| digits, IID |" in page
+    assert "digits, 20% hostile: `adaptive-ipm`, `semantic-boosted` (2 seeds or more)" in page  # IPM only with 20 rows
+    assert "digits, 30% hostile: `ipm` (2 seeds or more)" in page
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as refused:
+        final(monkeypatch, out, "--rules", "EQ clip(RD)")
+    assert refused.value.code == 2
+    assert "seeds 7 to 8 were opened for guarded; allowed" in capsys.readouterr().err
+    # Also where the lines of another machine were brought back and committed.
+    (tmp_path / "committed").mkdir()
+    (out / guarded.OPENED).rename(tmp_path / "committed" / guarded.OPENED)
+    with pytest.raises(SystemExit) as refused:
+        final(monkeypatch, tmp_path / "new", "--rules", "EQ clip(RD)")
+    assert refused.value.code == 2
+    with pytest.raises(SystemExit) as stopped:
+        final(monkeypatch, tmp_path / "new", "--rules", "EQ clip(RD)", "--open-again", "--seconds", "-1")
+    assert stopped.value.code == 3
+    assert json.loads((tmp_path / "new" / guarded.OPENED).read_text())["rules"] == [["guarded"], ["clip(RD)"]]
