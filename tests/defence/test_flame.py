@@ -26,6 +26,17 @@ def test_the_group_grows_by_the_nearest_until_it_is_more_than_half() -> None:
     assert largest_group(longer @ longer.T).tolist() == [0, 1, 2]
 
 
+def test_with_a_reach_those_stay_who_are_not_clearly_apart() -> None:
+    updates = at(0, 10, 25, 45, 180)
+    gram = updates @ updates.T
+    # The third joins at 1 − cos 15° = 0.0341 and makes the majority; the fourth is 1.77 times as far, 1 − cos 20°.
+    assert largest_group(gram).tolist() == [0, 1, 2]
+    assert largest_group(gram, 1.7).tolist() == [0, 1, 2]
+    assert largest_group(gram, 1.8).tolist() == [0, 1, 2, 3]
+    assert largest_group(gram, 1e6).tolist() == [0, 1, 2, 3, 4]
+    assert flame(np.full(5, 0.2), gram, 1.8)[0] == pytest.approx([0.25, 0.25, 0.25, 0.25, 0.0])
+
+
 def test_updates_are_clipped_to_the_median_length_of_all() -> None:
     updates = at(0, 10, 25, 180) * np.array([[1.0], [2.0], [8.0], [4.0]])
     found, middle = flame(np.array([0.2, 0.2, 0.4, 0.2]), updates @ updates.T)

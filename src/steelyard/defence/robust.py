@@ -84,7 +84,7 @@ class RobustRule:
             case "spectral":
                 return spectral(weights, gram, settings.share)
             case "flame":
-                return flame(weights, gram)[0]
+                return flame(weights, gram, settings.reach or 1.0)[0]
             case "centred-clip":
                 return rules.centred_clip(weights, gram, self._radius, settings.steps or 3)
             case "geometric-median":

@@ -35,6 +35,7 @@ _PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "steps": ("centred-clip", "geometric-median"),
     "least_distance": ("geometric-median",),
     "noise": ("flame",),
+    "reach": ("flame",),
 }
 
 
@@ -69,6 +70,8 @@ class DefenceSettings(Section):
 
     noise: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     """flame: standard deviation of the noise on each parameter, as a share of the median length. Default 0.001."""
+    reach: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
+    """flame: clients join the group up to this many times the distance at which it is the majority. Default 1."""
 
     @model_validator(mode="after")
     def _fits(self) -> DefenceSettings:
