@@ -19,6 +19,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from multiprocessing import forkserver
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from unittest import mock
 
@@ -89,15 +90,21 @@ def warm_module(
     return _warm_process(module, [name, *arguments], folder, environment, timeout)
 
 
+def warm_processes() -> ForkServerContext:
+    """Return the context whose processes are forks of the warm one; what they call should import little more."""
+    with mock.patch.dict(os.environ, command_environment()):
+        forkserver.ensure_running()  # it reads this checkout's code, not that of an installed package
+    return PROCESSES
+
+
 def _warm_process(
     target: Callable[[], object], words: list[str], folder: Path, environment: dict[str, str] | None, timeout: float
 ) -> subprocess.CompletedProcess[str]:
     environment = command_environment() if environment is None else environment
-    with mock.patch.dict(os.environ, command_environment()):
-        forkserver.ensure_running()  # it reads this checkout's code, not that of an installed package
+    processes = warm_processes()
     with tempfile.TemporaryDirectory() as written:
         outputs = [Path(written) / "output", Path(written) / "errors"]
-        process = PROCESSES.Process(target=_inside, args=(target, words, folder, environment, outputs))
+        process = processes.Process(target=_inside, args=(target, words, folder, environment, outputs))
         process.start()
         process.join(timeout)
         code = process.exitcode

@@ -42,7 +42,7 @@ print(json.dumps({"rules": rules, "data": result.experiment.data.source, "shown"
 def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the package with every example of CONTRIBUTING in it."""
     place = tmp_path_factory.mktemp("adding")
-    shutil.copytree(ROOT / "src", place / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "src", place / "src")  # with bytecode, which Python takes for files that did not change
     for where, path, code in BLOCK.findall((ROOT / "CONTRIBUTING.md").read_text()):
         file = place / path
         assert file.exists() == (where == "at the end of"), path

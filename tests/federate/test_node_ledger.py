@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,9 @@ import torch
 from flwr.app import Context, Error, Message, RecordDict
 from tests.clients.flower.flower_fakes import FakeGrid
 from tests.conftest import CommandLine
+from tests.federate.charging import charge_twenty, disclosure
 from tests.federate.test_federate_apps import described
+from tests.warm import warm_processes
 
 from steelyard.clients.flower import tasks
 from steelyard.clients.flower.forms import TRAIN
@@ -22,7 +23,7 @@ from steelyard.clients.node import NodeConfig
 from steelyard.errors import UserError
 from steelyard.experiment.loading import build
 from steelyard.federate import client_app, node_ledger
-from steelyard.federate.node_ledger import FILE, MARK, Disclosure, NodeLedger
+from steelyard.federate.node_ledger import FILE, MARK, NodeLedger
 from steelyard.federate.node_worker import answer
 from steelyard.federate.run_config import experiment_text
 from steelyard.federate.server_app import federate
@@ -32,12 +33,6 @@ from steelyard.usercode import NotAllowed
 
 ONE = 4.37718
 """ε at δ = 1e-5 of one Gaussian release with noise 1: Σ 1/z² = 1 of several together."""
-
-
-def disclosure(round: int = 1, noise: float = 2.0, run: str = "run", **more: Any) -> Disclosure:
-    return Disclosure(
-        **{"run": run, "federation": "fed", "round": round, "clients": 1, "clip": 0.5, "noise": noise, **more}
-    )
 
 
 def filled(folder: Path, answers: int) -> NodeLedger:
@@ -178,16 +173,10 @@ def test_a_ledger_that_cannot_be_kept_is_refused(tmp_path: Path, monkeypatch: py
     assert [entry.round for entry in ledger.entries()] == [1]
 
 
-def _charges(folder: str, run: str, gate: Any) -> None:
-    gate.wait(60)
-    for round in range(20):
-        NodeLedger(Path(folder)).charge(disclosure(round, run=run))
-
-
 def test_two_processes_of_a_node_lose_no_entry(tmp_path: Path):
-    context = multiprocessing.get_context("spawn")
-    gate = context.Barrier(2)
-    both = [context.Process(target=_charges, args=(str(tmp_path), run, gate)) for run in ("a", "b")]
+    processes = warm_processes()
+    gate = processes.Barrier(2)
+    both = [processes.Process(target=charge_twenty, args=(str(tmp_path), run, gate)) for run in ("a", "b")]
     for process in both:
         process.start()
     for process in both:
