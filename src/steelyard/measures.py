@@ -96,6 +96,8 @@ MEASURES: Mapping[str, Measure] = MappingProxyType(
     {
         "accuracy": Measure("accuracy", low=0.0, high=1.0, percent=True, of_rows=True),
         "macro_f1": Measure("macro F1", low=0.0, high=1.0),
+        "micro_f1": Measure("micro F1", low=0.0, high=1.0),
+        "dice": Measure("mean Dice", low=0.0, high=1.0),
         "c_index": Measure("C-index", low=0.0, high=1.0),
         "mape": Measure("MAPE", less_is_better=True, low=0.0, percent=True),
         "mae": Measure("MAE", less_is_better=True, low=0.0),
@@ -129,5 +131,7 @@ TASKS: Mapping[str, TaskMeasures] = MappingProxyType(
         "classes": TaskMeasures("accuracy", "accuracy", "VP"),
         "regression": TaskMeasures("minus RMSE", "rmse", "VE"),
         "survival": TaskMeasures("C-index", "c_index", "VC"),
+        "segmentation": TaskMeasures("mean Dice", "dice", "VM"),
+        "multi-label": TaskMeasures("macro F1", "macro_f1", "VL"),
     }
 )

@@ -211,7 +211,7 @@ def test_times_have_a_minus_where_the_event_had_not_come(tmp_path: Path) -> None
     path.write_text("x,days,died\n1,5,yes\n2,2.5,No\n3,7,1\n4,7,false\n")
     data = read(path, labels="days", task="survival", event="died")
     assert data.labels.tolist() == [5.0, -2.5, 7.0, -7.0]
-    assert (data.classes, data.survival, data.features.shape) == (0, True, (4, 1))
+    assert (data.classes, data.task, data.features.shape) == (0, "survival", (4, 1))
     assert data.notes == ("t.csv: the event came in 2 of 4 rows",)
     assert repr(data) == "Dataset('t.csv': 4 samples of 1, times to an event)"
 

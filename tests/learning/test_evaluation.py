@@ -2,7 +2,17 @@ import numpy as np
 import pytest
 import torch
 
-from steelyard.learning.evaluation import accuracy, by_class, concordance, confusion, errors, f1, predictions
+from steelyard.learning.evaluation import (
+    accuracy,
+    by_class,
+    concordance,
+    confusion,
+    dice,
+    errors,
+    f1,
+    label_f1,
+    predictions,
+)
 
 
 def test_confusion_accuracy_f1_by_hand() -> None:
@@ -60,3 +70,21 @@ def test_the_c_index_by_hand() -> None:
     assert concordance(risks, times).tolist() == [1.0, 0.5, 0.5, 0.0]
     # Nobody's event is known to have come first.
     assert concordance(risks[:, :2], torch.tensor([-1.0, -2.0])).tolist() == [0.5, 0.5, 0.5, 0.5]
+
+
+def test_dice_of_masks_by_hand() -> None:
+    masks = torch.tensor([[0, 1, 1, 2], [0, 0, 0, 0], [1, 1, 0, 0]])
+    predicted = torch.tensor([[0, 1, 2, 2], [0, 0, 0, 0], [2, 2, 0, 0]])
+    outputs = torch.nn.functional.one_hot(predicted, 3).transpose(1, 2).flatten(1).float()
+    # Both classes 2·1/3; nothing there and nothing found; class 1 and class 2 both missed.
+    assert dice(outputs[None], masks)[0].tolist() == pytest.approx([2 / 3, 1.0, 0.0])
+
+
+def test_f1_of_several_labels_by_hand() -> None:
+    labels = torch.tensor([[1, 0, 0], [1, 1, 0], [0, 0, 0]])
+    predicted = torch.tensor([[[1, 0, 0], [0, 1, 0], [0, 1, 0]], [[0, 0, 0], [0, 0, 0], [0, 0, 0]]])
+    found = label_f1(predicted, labels)
+    # Label 0: 2·1/3; label 1: 2·1/3; label 2 is nowhere. All together 2·2/6.
+    assert found["macro_f1"].tolist() == pytest.approx([2 / 3, 0.0])
+    assert found["micro_f1"].tolist() == pytest.approx([4 / 6, 0.0])
+    assert label_f1(torch.zeros(1, 2, 3), torch.zeros(2, 3))["macro_f1"].tolist() == [1.0]

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steelyard.errors import UserError
-from steelyard.learning.losses import barron, cox, per_sample, resolve, weigh
+from steelyard.learning.losses import barron, cox, dice, per_sample, resolve, weigh
 from steelyard.messages import LossState
 
 
@@ -135,10 +135,45 @@ def test_cox_of_stacked_batches_leaves_padding_and_other_clients_alone() -> None
 
 
 def test_times_to_an_event_go_with_cox_alone() -> None:
-    assert resolve(LossState(), 0, 1, survival=True).name == "cox"
+    assert resolve(LossState(), 0, 1, task="survival").name == "cox"
     with pytest.raises(UserError, match=r"got 'squared-error' for data with times to an event; allowed: auto, cox$"):
-        resolve(LossState("squared-error"), 0, 1, survival=True)
+        resolve(LossState("squared-error"), 0, 1, task="survival")
     with pytest.raises(UserError, match=r"got 'cox' for data with no times to an event; .*task = 'survival'$"):
         resolve(LossState("cox"), 0, 1)
     with pytest.raises(UserError, match="got 'cox' for a model with 2 outputs"):
-        resolve(LossState("cox"), 0, 2, survival=True)
+        resolve(LossState("cox"), 0, 2, task="survival")
+
+
+def test_dice_by_hand() -> None:
+    # Two rows of four pixels, classes 0 to 2; the first is sure and right, the second has class 1 where nothing is.
+    masks = torch.tensor([[0, 1, 1, 2], [0, 0, 0, 0]], dtype=torch.uint8)
+    sure = 60 * torch.nn.functional.one_hot(torch.tensor([[0, 1, 1, 2], [1, 0, 0, 0]]), 3).float().transpose(1, 2)
+    found = dice(sure.flatten(1), masks)
+    # Class 1 of the second: (0 + 1) / (1 + 0 + 1), class 2: 1 / 1.
+    assert found.tolist() == pytest.approx([0.0, 1 - (0.5 + 1) / 2])
+
+
+def test_each_pixel_and_each_label_counts_alike() -> None:
+    chance = torch.Generator().manual_seed(1)
+    outputs, masks = torch.randn(5, 3 * 4, generator=chance), torch.randint(3, (5, 4), generator=chance).to(torch.uint8)
+    found = per_sample(LossState("pixel-cross-entropy"))(outputs, masks)
+    slow = [
+        sum(-outputs[row].view(3, 4)[:, pixel].log_softmax(0)[int(masks[row, pixel])] for pixel in range(4)) / 4
+        for row in range(5)
+    ]
+    assert torch.allclose(found, torch.stack(slow))  # type: ignore[arg-type]
+    logits, labels = torch.randn(5, 3, generator=chance), torch.randint(2, (5, 3), generator=chance).float()
+    wrong = -(labels * logits.sigmoid().log() + (1 - labels) * (1 - logits.sigmoid()).log()).mean(dim=1)
+    assert torch.allclose(per_sample(LossState("label-cross-entropy"))(logits, labels), wrong, atol=1e-6)
+
+
+def test_masks_and_several_labels_go_with_their_own_losses() -> None:
+    assert resolve(LossState(), 0, 12, task="segmentation", targets=12).name == "pixel-cross-entropy"
+    assert resolve(LossState("dice"), 0, 12, task="segmentation", targets=12).name == "dice"
+    assert resolve(LossState(), 0, 3, task="multi-label", targets=3).name == "label-cross-entropy"
+    with pytest.raises(UserError, match=r"got 'cox' for data with masks; allowed: auto, pixel-cross-entropy, dice$"):
+        resolve(LossState("cox"), 0, 12, task="segmentation", targets=12)
+    with pytest.raises(UserError, match=r"got 'dice' for data with no masks; .* data.task = 'segmentation'$"):
+        resolve(LossState("dice"), 3, 3)
+    with pytest.raises(UserError, match=r"model.outputs: got 3 for masks; allowed: 12, flat"):
+        resolve(LossState(), 0, 3, task="segmentation", targets=12)

@@ -95,7 +95,8 @@ def broken() -> Iterator[Any]:
                 ),
                 (
                     lambda made=decorator: made("X", needs_task="luck"),  # type: ignore[arg-type]
-                    "@DECORATOR: needs_task: got 'luck'; allowed: classes, regression, survival",
+                    "@DECORATOR: needs_task: got 'luck'; allowed: classes, regression, survival, segmentation, "
+                    "multi-label",
                 ),
                 (
                     lambda made=decorator: made("X", about=3),  # type: ignore[arg-type]

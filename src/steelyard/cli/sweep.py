@@ -55,7 +55,8 @@ def sweep(
             "--measure",
             help="What to choose by: score (the experiment's own), worst10, rounds-to-target, loss; of classes also "
             "accuracy, server-accuracy, server-macro-f1; of numbers rmse, mae, mape, server-mape; of survival "
-            "server-c-index; of recommenders ndcg, precision, recall, hit_rate, f1_per_user.",
+            "server-c-index; of masks server-dice; of several labels server-macro-f1; "
+            "of recommenders ndcg, precision, recall, hit_rate, f1_per_user.",
         ),
     ] = "score",
     validation: Annotated[

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from steelyard.data.sources import FurtherTask, TaskKind
 from steelyard.learning.augmentation import Augmentation
 
 Rows = NDArray[np.int64]
@@ -38,9 +39,9 @@ class Dataset:
     """All samples of one source as tensors; use it for any data, read from files or built in memory.
 
     `features` is float32, uint8 for images whose values are to be divided by 255 when they are used, or int64 for
-    tokens. `labels` is int64 for classes, float32 for a regression target or
-    the time to an event. `owners` names the writer or user of each
-    row where the source knows one. `held_out` marks the rows of the source's own test part. `marks` are further
+    tokens. `labels` is int64 for classes, float32 for a regression target or the time to an event; of masks it is
+    uint8 (rows, pixels), of several labels float32 (rows, labels), each 0 or 1. `owners` names the writer or user of
+    each row where the source knows one. `held_out` marks the rows of the source's own test part. `marks` are further
     per-row attributes, such as "sharp".
 
         >>> steelyard.in_memory(numpy.zeros((4, 1, 8, 8)), [0, 1, 0, 1])  # features (rows, ...), labels (rows,)
@@ -51,14 +52,18 @@ class Dataset:
     features: torch.Tensor
     labels: torch.Tensor
     classes: int
-    """Number of classes; 0 for regression and survival."""
+    """Number of classes of a row; 0 where a row has none, such as a number, a mask or several labels."""
     owners: NDArray[np.str_] | None = None
     held_out: NDArray[np.bool_] | None = None
     marks: Mapping[str, NDArray[np.float64]] = field(default_factory=dict[str, NDArray[np.float64]])
     notes: tuple[str, ...] = ()
     """What reading had to do that the user should know."""
-    survival: bool = False
-    """Whether labels are times to an event, negative where it had not come until then."""
+    task: FurtherTask | None = None
+    """What is learnt where it is neither a class nor a number. survival: labels are times to an event, negative where
+    it had not come until then; segmentation: a class for each pixel, 0 is the background; multi-label: several labels,
+    each of which a row has or has not."""
+    targets: int = 0
+    """Number of classes of a pixel, or of labels."""
     raw: RawColumns | None = None
     """A table's columns before they are filled and scaled; `share_out` does that with training rows alone. Until then
     `features` are filled and scaled over all rows."""
@@ -71,10 +76,20 @@ class Dataset:
     def __repr__(self) -> str:
         """How many samples of what shape, and whose, in one line; what a notebook or a prompt shows."""
         kind = f"{self.classes} classes" if self.classes else "numbers to predict"
-        kind = "times to an event" if self.survival else kind
+        further = {
+            "survival": "times to an event",
+            "segmentation": f"masks of {self.targets} classes",
+            "multi-label": f"{self.targets} labels",
+        }
+        kind = kind if self.task is None else further[self.task]
         shape = "×".join(map(str, self.shape))
         people = "" if self.owners is None else f", {len(np.unique(self.owners))} owners"
         return f"Dataset({self.name!r}: {len(self):,} samples of {shape}, {kind}{people})"
+
+    @property
+    def kind(self) -> TaskKind:
+        """What is learnt."""
+        return self.task or ("classes" if self.classes else "regression")
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -278,7 +278,7 @@ def check_flaws(data: DataSettings, partition: PartitionSettings, flaws: Sequenc
     for index, flaw in enumerate(flaws):
         if flaw.pick == "same" and index == 0:
             raise UserError("flaws.0.pick: got 'same' in the first section; allowed: biggest, smallest, random")
-        if flaw.kind in NEEDS_CLASSES and data.capabilities().task in ("regression", "survival"):
+        if flaw.kind in NEEDS_CLASSES and data.capabilities().task not in (None, "classes"):
             raise UserError(
                 f"flaws.{index}.kind: got '{flaw.kind}' with data.source '{data.source}'; "
                 "allowed: kinds without classes (this data has none)"

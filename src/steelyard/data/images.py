@@ -19,6 +19,7 @@ from steelyard.data.attributes import Table, beside, read_table
 from steelyard.data.dataset import Dataset
 from steelyard.data.files import find
 from steelyard.data.image_folders import FOLDER, Folders, numbered
+from steelyard.data.masks import read_masked
 from steelyard.data.memory import in_memory, owner_names
 from steelyard.data.npz import class_numbers
 from steelyard.data.settings import DataSettings
@@ -32,6 +33,8 @@ ORIGIN = (
     "a folder or .zip of images, in a folder for each class or with a table beside them (where data sets come from: "
     "docs/reference/data.md)"
 )
+MASK = "m"
+"""The mode in which masks are read: as they are."""
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 
 
@@ -42,6 +45,10 @@ def read_images(settings: DataSettings) -> Dataset:
     table whose image is not there are left out and counted in the notes.
     """
     pictures = Pictures(find(settings.path, ORIGIN))
+    if settings.task == "segmentation":
+        return read_masked(pictures, settings)
+    if settings.classes is not None:
+        raise UserError(f"data.classes: got {settings.classes} with images in classes; allowed: task = 'segmentation'")
     table = _table(settings, pictures)
     rows = np.flatnonzero([name in pictures for name in table.images])
     if not len(rows):
@@ -143,11 +150,17 @@ class Pictures:
 
     def read(self, names: Sequence[str], size: int, colours: Literal["rgb", "grey"] = "rgb") -> NDArray[np.uint8]:
         """Decode these images to RGB or grey, shape (images, 3 or 1, size, size)."""
+        return self._all(names, size, "L" if colours == "grey" else "RGB")
+
+    def read_masks(self, names: Sequence[str], size: int) -> NDArray[np.uint8]:
+        """Decode masks, whose values are classes of pixels: (images, size, size), scaled by nearest pixels."""
+        return self._all(names, size, MASK)[:, 0]
+
+    def _all(self, names: Sequence[str], size: int, mode: str) -> NDArray[np.uint8]:
         if find_spec("PIL") is None:
             raise UserError(
                 "data.source: reading images needs Pillow; install it with: pip install 'steelyard[images]'"
             )
-        mode = "L" if colours == "grey" else "RGB"
         decoded = np.empty((len(names), len(mode), size, size), dtype=np.uint8)
         archive = zipfile.ZipFile(self.path) if self.path.is_file() else None
         try:
@@ -166,8 +179,15 @@ class Pictures:
         try:
             content = (self.path / path).read_bytes() if archive is None else archive.read(path)
             with Image.open(io.BytesIO(content)) as image:
-                pixels = np.asarray(_square(image.convert(mode), size))
+                if mode == MASK and image.mode not in ("1", "L", "P"):
+                    raise UserError(
+                        f"{self.path}: mask '{path}' is {image.mode}; expected grey, black and white or a "
+                        "palette, each value a class"
+                    )
+                pixels = np.asarray(_square(image if mode == MASK else image.convert(mode), size, exact=mode == MASK))
                 return pixels.reshape(size, size, len(mode)).transpose(2, 0, 1)
+        except UserError:
+            raise
         # Pillow raises its own error for pictures of absurd size, and SyntaxError for some broken files.
         except Image.DecompressionBombError as problem:
             raise UserError(
@@ -184,8 +204,8 @@ class Pictures:
             raise UserError(f"{self.path}: image '{path}' is broken; expected a whole picture") from None
 
 
-def _square(image: Image, size: int) -> Image:
-    """Cut the central square and scale it to size × size."""
+def _square(image: Image, size: int, *, exact: bool = False) -> Image:
+    """Cut the central square and scale it to size × size; `exact` takes the nearest pixel, for no value but those."""
     # For speed of start: few data sets are image files.
     from PIL.Image import Resampling
 
@@ -193,4 +213,5 @@ def _square(image: Image, size: int) -> Image:
     if image.size == (size, size):
         return image
     left, top = (image.width - side) // 2, (image.height - side) // 2
-    return image.resize((size, size), Resampling.LANCZOS, box=(left, top, left + side, top + side))
+    how = Resampling.NEAREST if exact else Resampling.LANCZOS
+    return image.resize((size, size), how, box=(left, top, left + side, top + side))

@@ -44,6 +44,10 @@ def normalised(dataset: Dataset, settings: DataSettings) -> Dataset:
 def augmented(dataset: Dataset, settings: AugmentSettings, *, standard: bool) -> Dataset:
     """Return the data set normalised as asked, with the draws of `[data.augment]` to come."""
     augment = Augmentation(settings.pad, settings.padding, settings.flip)
+    if dataset.task == "segmentation" and (settings.pad or settings.flip):
+        raise UserError(
+            "data.augment: got pad or flip with masks, which would not move along; allowed: mean, deviation"
+        )
     augment.check(dataset.shape)
     given = settings.mean, settings.deviation
     if any(len(part) not in (0, dataset.shape[0]) for part in given):

@@ -59,12 +59,16 @@ def _look_at_arrays(path: Path, label: str | None, owner: str | None) -> DataSum
     features = _largest(path, arrays)
     rows = len(arrays[features])
     single = [name for name, values in arrays.items() if values.shape == (rows,) and name != features]
-    label = _array_of_labels(path, arrays, single, label)
+    further = _further_task(arrays, features, label)
+    label = _array_of_labels(path, arrays, single, label) if further is None else further[0]
     fields: dict[str, tuple[Any, str]] = {
         "features": (features, "the array of samples, one in each row"),
         "labels": (label, "the array to predict"),
     }
-    if _is_number_to_predict(arrays[label]):
+    if further is not None:
+        of_pixels = "a class for each pixel" if further[1] == "segmentation" else "several labels, each 0 or 1"
+        fields["task"] = (further[1], of_pixels)
+    elif _is_number_to_predict(arrays[label]):
         fields["task"] = ("regression", "a number to predict, not a class")
     if owner is not None:
         fields["owner"] = (owner, "whose row it is: one client each")
@@ -78,6 +82,22 @@ def _look_at_arrays(path: Path, label: str | None, owner: str | None) -> DataSum
     dataset = load(validated(DataSettings, document, "new"))
     summary = of_dataset(dataset, "npz", fields, [f"{path.name}: arrays {few(list(arrays), 12)}", *dataset.notes])
     return _accounted(summary, f"label '{shown(label)}'", f"owners, by '{shown(owner)}'" if owner else "owners")
+
+
+def _further_task(
+    arrays: dict[str, NDArray[Any]], features: str, label: str | None
+) -> tuple[str, Literal["segmentation", "multi-label"]] | None:
+    """Return the array of masks or of several labels for each row, where there is one, and which it is."""
+    rows = len(arrays[features])
+    for name in ("y", "masks", "mask", *LABELS) if label is None else (label,):
+        values = arrays.get(name)
+        if values is None or name == features or len(values) != rows or values.dtype.kind not in "biu":
+            continue
+        if values.ndim == 3:
+            return name, "segmentation"
+        if values.ndim == 2 and bool(((values == 0) | (values == 1)).all()):
+            return name, "multi-label"
+    return None
 
 
 def _largest(path: Path, arrays: dict[str, NDArray[Any]]) -> str:
@@ -136,7 +156,8 @@ def _accounted(summary: DataSummary, label: str, owners: str) -> DataSummary:
     )
     lines = [*summary.account, f"{summary.rows:,} rows: {what}"]
     classes = f"{len(summary.classes)} classes: {counted(summary.classes)} rows" if summary.classes else "a number"
-    lines.append(f"{label}: {classes}")
+    further = {"segmentation": "a class for each pixel", "multi-label": "several, each 0 or 1"}
+    lines.append(f"{label}: {further.get(summary.task, classes)}")
     if summary.owners is not None:
         lines.append(sizes(summary.owners, owners))
     if summary.held_out:

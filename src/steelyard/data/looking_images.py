@@ -13,6 +13,7 @@ import numpy as np
 from steelyard.data.attributes import beside, read_table
 from steelyard.data.image_folders import FOLDER, LAYOUT, Folders
 from steelyard.data.images import Pictures
+from steelyard.data.masks import paired
 from steelyard.data.memory import owner_names
 from steelyard.data.settings import DataSettings
 from steelyard.data.summary import DataSummary, counted, shown, sizes
@@ -29,6 +30,9 @@ MOST_IMAGES = 20_000
 def look_at_images(path: Path, label: str | None, owner: str | None) -> DataSummary:
     """Look at images; without a label the folders are the classes, with one it is a column of the table beside them."""
     pictures = Pictures(path)
+    pairs, _ = paired(pictures.names)
+    if label is None and pairs:
+        return _with_masks(pictures, [image for image, _ in pairs], owner)
     folders = Folders.of(path, pictures.names)
     size, grey, dimensions = _sizes(pictures)
     fields: dict[str, tuple[Any, str]] = {}
@@ -59,17 +63,45 @@ def look_at_images(path: Path, label: str | None, owner: str | None) -> DataSumm
     return DataSummary("images", rows, shape, "classes", classes, owners, held_out, owned, fields, tuple(account))
 
 
+def _with_masks(pictures: Pictures, images: list[str], owner: str | None) -> DataSummary:
+    """Look at images with masks of the same name: classes of pixels, and owners where folders are around theirs."""
+    folders = Folders.of(pictures.path, images)
+    size, grey, dimensions = _sizes(pictures)
+    fields: dict[str, tuple[Any, str]] = {
+        "task": ("segmentation", "a class for each pixel, from a mask of the same name")
+    }
+    owners, held_out, owned = _owners_and_parts(folders, owner, fields)
+    size = max(16, size // 4 * 4)
+    fields["size"] = (size, f"pixels, a multiple of 4 for the network; images are {dimensions}")
+    if grey:
+        fields["colours"] = ("grey", "one channel: all images that were opened are grey")
+    account = [f"{pictures.path.name}: {len(images):,} images with masks, {dimensions}, {'grey' if grey else 'colour'}"]
+    if owners is not None:
+        account.append(sizes(owners, "owners by folder"))
+    shape = (1 if grey else 3, size, size)
+    found = (owners, held_out, owned, fields, tuple(account))
+    return DataSummary("images", len(images), shape, "segmentation", {}, *found)
+
+
 Found = tuple[dict[str, int], dict[str, int] | None, int, bool]
 
 
 def _by_folders(folders: Folders, owner: str | None, fields: dict[str, tuple[Any, str]]) -> Found:
+    fields["labels"] = (FOLDER, "the class is the folder that holds the image")
+    classes = Counter(folders.classes().tolist())
+    found = _owners_and_parts(folders, owner, fields)
+    return dict(sorted(classes.items(), key=lambda item: in_order(item[0]))), *found
+
+
+def _owners_and_parts(
+    folders: Folders, owner: str | None, fields: dict[str, tuple[Any, str]]
+) -> tuple[dict[str, int] | None, int, bool]:
+    """Return the rows of each owner, those of the test part, and whether each owner has some of both."""
     if owner not in (None, FOLDER):
         raise UserError(
             f"--owner: got '{shown(owner)}' with images in folders; allowed: folder (as in OWNER/CLASS/IMAGE), or "
             "--label and --owner for columns of a table beside the images"
         )
-    fields["labels"] = (FOLDER, "the class is the folder that holds the image")
-    classes = Counter(folders.classes().tolist())
     owners: dict[str, int] | None = None
     if owner == FOLDER or folders.by_owner:
         fields["owner"] = (FOLDER, "whose image it is: the folder around that of the class")
@@ -81,7 +113,7 @@ def _by_folders(folders: Folders, owner: str | None, fields: dict[str, tuple[Any
         held_out = int(tested.sum())
         people = folders.owners() if owners is not None else np.zeros(len(tested))
         owned = owners is not None and all(0 < int(tested[people == name].sum()) < owners[name] for name in owners)
-    return dict(sorted(classes.items(), key=lambda item: in_order(item[0]))), owners, held_out, owned
+    return owners, held_out, owned
 
 
 def _by_table(

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from steelyard.data.dataset import Dataset
+from steelyard.data.sources import FurtherTask
 from steelyard.errors import UserError, brief
 
 MOST_CLASSES = 100_000
@@ -30,12 +31,13 @@ def in_memory(
     """Build a data set from tensors or arrays; use it for any data that Steelyard has no reader for.
 
     Whole-number labels are classes 0, 1, 2, ... (`classes` of them, default the largest plus one); floating-point
-    labels are a regression target. uint8 features are pixels and are divided by 255 when used; all others become
-    float32, or int64 with `tokens`. `owners` names each row's person, `held_out` marks the rows of a test part, `marks`
-    are further 0/1 attributes of the rows such as "sharp".
+    labels are a regression target. Labels (rows, height, width) are masks, a class for each pixel, and labels (rows,
+    labels) of 0 and 1 say which of several a row has. uint8 features are pixels and are divided by 255 when used; all
+    others become float32, or int64 with `tokens`. `owners` names each row's person, `held_out` marks the rows of a test
+    part, `marks` are further 0/1 attributes of the rows such as "sharp".
     """
     inputs = _features(name, features, tokens)
-    targets, count = _labels(name, labels, classes)
+    targets, count, task = _labels(name, labels, classes, tuple(inputs.shape[-2:]))
     if len(inputs) != len(targets):
         raise UserError(
             f"{name}: got {len(inputs)} rows of features and {len(targets)} labels; expected as many of each"
@@ -51,7 +53,9 @@ def in_memory(
             raise UserError(
                 f"{name}: {column} has shape {values.shape}; expected one value for each of the {len(targets)} rows"
             )
-    return Dataset(name, inputs, targets, count, people, test, extra)
+    if task is None:
+        return Dataset(name, inputs, targets, count, people, test, extra)
+    return Dataset(name, inputs, targets, 0, people, test, extra, task=task, targets=count)
 
 
 def _features(name: str, features: torch.Tensor | ArrayLike, tokens: bool) -> torch.Tensor:
@@ -74,10 +78,41 @@ def _features(name: str, features: torch.Tensor | ArrayLike, tokens: bool) -> to
     return tensor
 
 
-def _labels(name: str, labels: torch.Tensor | ArrayLike, classes: int | None) -> tuple[torch.Tensor, int]:
+def _labels(
+    name: str, labels: torch.Tensor | ArrayLike, classes: int | None, image: tuple[int, ...]
+) -> tuple[torch.Tensor, int, FurtherTask | None]:
+    """Return labels, how many classes or labels there are, and the task where they are masks or several labels."""
     tensor = labels.detach().cpu() if isinstance(labels, torch.Tensor) else _tensor(name, "labels", labels)
+    if tensor.ndim == 2 and tensor.shape[1] > 1:
+        if not bool(((tensor == 0) | (tensor == 1)).all()):
+            raise UserError(f"{name}: labels (rows, {tensor.shape[1]}) hold other values than 0 and 1; expected these")
+        return tensor.to(torch.float32), tensor.shape[1], "multi-label"
+    if tensor.ndim == 3 and len(tensor):
+        return *_masks(name, tensor, classes, image), "segmentation"
     if tensor.ndim != 1:
-        raise UserError(f"{name}: labels has shape {tuple(tensor.shape)}; expected one label per row")
+        raise UserError(
+            f"{name}: labels has shape {tuple(tensor.shape)}; expected one label per row, several of 0 and 1, or a mask"
+        )
+    return *_single(name, tensor, classes), None
+
+
+def _masks(name: str, tensor: torch.Tensor, classes: int | None, image: tuple[int, ...]) -> tuple[torch.Tensor, int]:
+    """Return masks as bytes (rows, pixels), and the number of classes of a pixel."""
+    if tuple(tensor.shape[1:]) != image:
+        raise UserError(f"{name}: masks are {tuple(tensor.shape[1:])} and images {image}; expected the same size")
+    if tensor.is_floating_point() or tensor.is_complex():
+        raise UserError(f"{name}: masks are no whole numbers; expected a class for each pixel")
+    least, most = int(tensor.min()), int(tensor.max())
+    count = most + 1 if classes is None else classes
+    if least < 0 or most >= count or not 2 <= count <= 256:
+        raise UserError(
+            f"{name}: masks run from {least} to {most}; expected classes 0 (background) to "
+            f"{255 if classes is None else count - 1}, two classes at least"
+        )
+    return tensor.to(torch.uint8).flatten(1), count
+
+
+def _single(name: str, tensor: torch.Tensor, classes: int | None) -> tuple[torch.Tensor, int]:
     if tensor.is_floating_point():
         if classes:
             raise UserError(f"{name}: labels are floating-point numbers with classes={classes}; expected whole numbers")

@@ -37,9 +37,16 @@ def read_npz(settings: DataSettings) -> Dataset:
     raw = _column(path, arrays, "labels", settings.labels or "y")
     rows = len(features)
     notes: tuple[str, ...] = ()
-    if raw.shape != (rows,):
-        raise UserError(f"{path}: data.labels has shape {raw.shape}; expected ({rows},), one per row")
-    if settings.task == "regression":
+    axes, shown = 1, f"({rows},), one per row"
+    if settings.task == "segmentation":
+        axes, shown = 3, f"({rows}, height, width), a mask per row"
+    elif settings.task == "multi-label":
+        axes, shown = 2, f"({rows}, labels), 0 or 1 each"
+    if raw.ndim != axes or len(raw) != rows:
+        raise UserError(f"{path}: data.labels has shape {raw.shape}; expected {shown}")
+    if axes > 1:
+        labels = raw
+    elif settings.task == "regression":
         labels = raw.astype(np.float32) if raw.dtype.kind in "biuf" else raw
     else:
         labels = class_numbers(raw, path)

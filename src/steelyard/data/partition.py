@@ -17,6 +17,7 @@ from steelyard.data.dataset import ClientRows, Dataset, Population, Rows
 from steelyard.data.flaws import flawed
 from steelyard.data.scaling import prepare
 from steelyard.data.settings import FlawSettings, PartitionSettings, client_name
+from steelyard.data.sources import without_classes
 from steelyard.data.testsets import held_out_tests, own_tests, split_locally
 from steelyard.data.validation import hold_back
 from steelyard.errors import UserError
@@ -94,7 +95,7 @@ def _check(dataset: Dataset, settings: PartitionSettings) -> None:
                 f"partition.{field}: got '{getattr(settings, field)}', but {dataset.name} has no test part of its own; "
                 "allowed: a scheme other than given, test = local or none, server = fraction or none"
             )
-    if dataset.classes == 0 and settings.scheme in ("dirichlet", "labels", "table"):
+    if dataset.classes == 0 and settings.scheme in without_classes(dataset.kind):
         raise UserError(f"partition.scheme: needs classes, but {dataset.name} has none; allowed: {UNLABELLED}")
     if settings.noise is not None and not dataset.features.is_floating_point() and dataset.features.dim() < 3:
         raise UserError(

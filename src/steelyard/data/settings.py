@@ -5,6 +5,7 @@ from __future__ import annotations
 from steelyard.data.flaw_settings import FlawSettings, check_flaws
 from steelyard.data.partition_settings import NUMBERED, PartitionSettings, client_name
 from steelyard.data.source_settings import DataSettings
+from steelyard.data.sources import without_classes
 from steelyard.errors import UserError
 
 __all__ = [
@@ -42,11 +43,9 @@ def check_together(data: DataSettings, partition: PartitionSettings) -> None:
             partition.scheme,
             "iid, shard, labels, dirichlet, quantity, table (the source does not know whose rows they are)",
         )
-    if known.task in ("regression", "survival") and partition.scheme in ("dirichlet", "labels", "table"):
-        refuse(
-            "scheme",
-            partition.scheme,
-            "iid, shard, quantity, or natural where the source knows people (this data has no classes)",
-        )
+    if known.task not in (None, "classes") and partition.scheme in without_classes(known.task):
+        kept = "iid, quantity" if "shard" in without_classes(known.task) else "iid, shard, quantity"
+        why = "or natural where the source knows people (this data has no classes)"
+        refuse("scheme", partition.scheme, f"{kept}, {why}")
     if known.classes and partition.table and len(partition.table[0]) != known.classes:
         refuse("table", f"lines of {len(partition.table[0])} counts", f"lines of {known.classes} counts")

@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import BeforeValidator, Field, PositiveFloat, model_validator
 
-from steelyard.data.sources import SourceCapabilities, checked_source, sources
+from steelyard.data.sources import SourceCapabilities, TaskKind, checked_source, sources
+from steelyard.errors import listed
 from steelyard.settings import Section
 
 BY_FILE = "file"
@@ -75,13 +76,22 @@ class AugmentSettings(Section):
         return self
 
 
+_TASKS: dict[str, tuple[TaskKind, ...]] = {
+    "csv": ("classes", "regression", "survival", "multi-label"),
+    "npz": ("classes", "regression", "segmentation", "multi-label"),
+    "images": ("classes", "segmentation"),
+}
+"""What may be learnt from a source that has several tasks."""
+
+
 class DataSettings(Section):
     """Where the samples come from; use one `[data]` section per experiment."""
 
     source: SourceName = "digits"
-    """digits, diabetes: they come with scikit-learn; mnist: IDX files; leaf: a LEAF folder with train/ and test/; npz:
-    NumPy arrays; images: a folder or zip of images, in a folder for each class or with an attribute table; csv: a table
-    with names of columns (also Parquet, Excel, SPSS, Stata), or several; memory: it is given from Python."""
+    """digits, diabetes, digit-masks (strokes of digits as masks): they come with scikit-learn; mnist: IDX files; leaf:
+    a LEAF folder with train/ and test/; npz: NumPy arrays; images: a folder or zip of images, in a folder for each
+    class, with an attribute table, or with masks; csv: a table with names of columns (also Parquet, Excel, SPSS,
+    Stata), or several; memory: it is given from Python."""
     path: Path | None = None
     """File or folder to read. A relative path is looked for beside the experiment's file, then in the working folder,
     then in the folder that the environment variable STEELYARD_DATA names, then in ../shared/data. mnist: by default
@@ -109,16 +119,22 @@ class DataSettings(Section):
     held_out: str | None = None
     """npz: name of a true/false array that marks the rows of the source's own test part; csv: of such a column, of
     true/false, 1/0 or test/train; images: "folder" where they lie in train/CLASS and test/CLASS."""
-    task: Literal["classes", "regression", "survival"] = "classes"
+    task: TaskKind = "classes"
     """npz and csv: whether labels are classes (whole numbers or words) or the target of a regression; csv: or, with
-    `event`, the time until something happened to a patient. diabetes is always a regression, the other sources are
-    always classes."""
+    `event`, the time until something happened to a patient (survival). segmentation, of npz: labels are masks (rows,
+    height, width), of images: each image has a mask of the same name in a folder beside its own. multi-label, of npz:
+    labels are (rows, labels), 0 or 1; of csv: columns, with `further_labels`. diabetes is always a regression,
+    digit-masks a segmentation, the other sources are always classes."""
     event: str | None = None
     """csv, task survival: the column that says whether the event came at that time, as true/false or 1/0; without it
     the patient was last seen then."""
+    further_labels: tuple[str, ...] = ()
+    """csv, task multi-label: the columns that are labels beside `labels`; each says true/false, 1/0 or yes/no of a
+    row."""
     classes: Count | None = None
-    """npz, leaf and csv: number of classes, where the highest may be missing. Default: the highest label plus 1; csv:
-    the labels that there are, numbered in ascending order."""
+    """npz, leaf and csv: number of classes, where the highest may be missing; npz and images with masks: of a pixel.
+    Default: the highest label plus 1; csv and masks of images: the values that there are, numbered in ascending
+    order."""
     positive_above: float | None = None
     """csv: labels above this number are class 1, all others class 0."""
     categories: tuple[str, ...] | None = None
@@ -191,6 +207,14 @@ class DataSettings(Section):
                 f"event: got {self.event!r} with task '{self.task}'; allowed: the column that says whether the event "
                 "came, with task 'survival' alone"
             )
+        if self.source == "csv" and (self.task == "multi-label") != bool(self.further_labels):
+            raise ValueError(
+                f"further_labels: got {len(self.further_labels)} with task '{self.task}'; allowed: the labels beside "
+                "`labels`, with task 'multi-label' alone"
+            )
+        allowed = _TASKS.get(self.source, ())
+        if allowed and self.task not in allowed:
+            raise ValueError(f"task: got '{self.task}' with source '{self.source}'; allowed: {listed(allowed)}")
         if self.augment is not None and self.augment.mean and self.normalise != "unit":
             raise ValueError(f"normalise: got '{self.normalise}' together with augment.mean; allowed: one of the two")
         if self.normalise == "client" and self.source != "csv":
@@ -212,6 +236,8 @@ class DataSettings(Section):
                 return 1, 8, 8
             case "diabetes":
                 return (10,)
+            case "digit-masks":
+                return 1, 16, 16
             case "images":
                 return 1 if self.colours == "grey" else 3, self.size, self.size
             case _:
@@ -222,11 +248,10 @@ class DataSettings(Section):
         known = sources()[self.source]
         match self.source:
             case "npz":
-                regression = self.task == "regression"
                 return replace(
                     known,
                     task=self.task,
-                    classes=0 if regression else self.classes,
+                    classes=self.classes if self.task == "classes" else 0,
                     marks=frozenset(self.marks),
                     held_out=self.held_out is not None,
                 )
@@ -248,6 +273,7 @@ class DataSettings(Section):
                 unmarked = self.labels == "folder" and self.attributes is None
                 marks = frozenset(self.marks) if self.marks or unmarked else known.marks
                 given = self.held_out is not None
-                return replace(known, marks=marks, held_out=given, splits_owners=given)
+                classes = 0 if self.task == "segmentation" else known.classes
+                return replace(known, task=self.task, classes=classes, marks=marks, held_out=given, splits_owners=given)
             case _:
                 return known

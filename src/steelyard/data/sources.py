@@ -7,7 +7,15 @@ from typing import Any, Literal
 
 from steelyard.errors import UserError, listed, nearest
 
-TaskKind = Literal["classes", "regression", "survival"]
+FurtherTask = Literal["survival", "segmentation", "multi-label"]
+TaskKind = Literal["classes", "regression"] | FurtherTask
+
+
+def without_classes(task: TaskKind) -> tuple[str, ...]:
+    """Return the schemes that cannot share out rows of this task: those by class, and those that sort rows by label."""
+    by_class = ("dirichlet", "labels", "table")
+    return (*by_class, "shard") if task in ("segmentation", "multi-label") else by_class
+
 
 NO_MARKS: frozenset[str] = frozenset()
 
@@ -23,7 +31,7 @@ class SourceCapabilities:
     needs_path: str | None = None
     """What `path` must be, where it has to be given."""
     task: TaskKind | None = "classes"
-    """Whether labels are classes, the target of a regression, or times to an event."""
+    """Whether labels are classes, the target of a regression, times to an event, masks, or several for a row."""
     classes: int | None = None
     """Number of classes; 0 for a regression."""
     marks: frozenset[str] | None = NO_MARKS
@@ -63,9 +71,9 @@ def checked_source(name: str) -> str:
 _ROWS = ("path", "classes", "share")
 _LABELLED = ("labels", "owner", "marks", "held_out")
 _TABLE = ("positive_above", "categories", "levels", "ignore", "missing", "na_values", "indicators")
-_IMAGES = ("path", "share", *_LABELLED, "colours", "attributes", "identities", "size")
+_IMAGES = ("path", "classes", "share", *_LABELLED, "task", "colours", "attributes", "identities", "size")
 _ARRAYS = (*_ROWS, *_LABELLED, "features", "task")
-_COLUMNS = (*_ROWS, "files", *_LABELLED, "task", "event", *_TABLE)
+_COLUMNS = (*_ROWS, "files", *_LABELLED, "task", "event", "further_labels", *_TABLE)
 _HERE = "steelyard.data."
 _PEOPLE: dict[str, Any] = {"owners": True, "held_out": True, "splits_owners": True}
 
@@ -79,6 +87,7 @@ _add("mnist", "mnist:read_mnist", ("path",), classes=10, owners=True, held_out=T
 _add("leaf", "leaf:read_leaf", (*_ROWS, "size", "length", "vocabulary"), "LEAF folder with train/ and test/", **_PEOPLE)
 _add("npz", "npz:read_npz", _ARRAYS, ".npz file", **_PEOPLE)
 _add("images", "images:read_images", _IMAGES, "folder or .zip of images", marks=None, owners=True)
+_add("digit-masks", "masks:read_digit_masks", task="segmentation", classes=0)
 _add("diabetes", "bundled:read_diabetes", task="regression", classes=0)
 _add("csv", "tables:read_table", _COLUMNS, "table or a folder", marks=frozenset({"complete"}), splits_owners=True)
 _add("memory", "handed_over:no_file", task=None, marks=None, **_PEOPLE)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from steelyard.data.dataset import Dataset
+from steelyard.data.sources import TaskKind
 from steelyard.errors import without_controls
 
 MOST_NAMED = 5
@@ -23,7 +24,7 @@ class DataSummary:
     source: str
     rows: int
     shape: tuple[int, ...]
-    task: Literal["classes", "regression", "survival"]
+    task: TaskKind
     classes: Mapping[str, int]
     """Rows of each class, in the order of the classes; empty for a regression."""
     owners: Mapping[str, int] | None
@@ -83,7 +84,7 @@ def of_dataset(
         source=source,
         rows=len(dataset),
         shape=dataset.shape,
-        task="classes" if dataset.classes else "survival" if dataset.survival else "regression",
+        task=dataset.kind,
         classes=classes,
         owners=owners,
         held_out=int(tested.sum()),
@@ -91,5 +92,5 @@ def of_dataset(
         fields=fields,
         account=tuple(account),
         empty=0.0 if complete is None else 1.0 - float(complete.mean()),
-        positive=not dataset.classes and bool((labels > 0).all()),
+        positive=dataset.kind == "regression" and bool((labels > 0).all()),
     )

@@ -60,7 +60,8 @@ def table_dataset(table: Table, settings: DataSettings) -> Dataset:
     """
     assert settings.labels is not None
     _check_names(table, settings)
-    roles = {settings.labels, settings.event, settings.owner, settings.held_out, *settings.ignore}
+    roles = {settings.labels, *settings.further_labels, settings.event, settings.owner, settings.held_out}
+    roles |= set(settings.ignore)
     inputs = [name for name in table.names if name not in roles]
     if not inputs:
         raise UserError(
@@ -87,9 +88,9 @@ def table_dataset(table: Table, settings: DataSettings) -> Dataset:
         classes=settings.classes if settings.positive_above is None else 2,
         name=table.path.name,
     )
-    survival = settings.task == "survival"
     notes = (*table.notes, *notes, *found)
-    return replace(with_columns(dataset, raw, numbers), raw=raw, notes=notes, survival=survival)
+    task = "survival" if settings.task == "survival" else dataset.task
+    return replace(with_columns(dataset, raw, numbers), raw=raw, notes=notes, task=task)
 
 
 def _check_names(table: Table, settings: DataSettings) -> None:
@@ -98,6 +99,7 @@ def _check_names(table: Table, settings: DataSettings) -> None:
         "event": settings.event,
         "owner": settings.owner,
         "held_out": settings.held_out,
+        **{f"further_labels.{place}": name for place, name in enumerate(settings.further_labels)},
     }
     several: dict[str, Sequence[str]] = {
         "categories": settings.categories or (),
@@ -163,6 +165,12 @@ def _raw(columns: dict[str, InputColumn], settings: DataSettings) -> RawColumns:
 def _labels(table: Table, settings: DataSettings, kept: NDArray[np.int64]) -> tuple[NDArray[Any], list[str]]:
     """Return the labels of the kept rows, as numbers of classes or a target, and what the numbers stand for."""
     assert settings.labels is not None
+    if settings.task == "multi-label":
+        columns = {"labels": settings.labels}
+        columns |= {f"further_labels.{place}": name for place, name in enumerate(settings.further_labels)}
+        found = {name: _yes_or_no(table, field, name, kept) for field, name in columns.items()}
+        counts = ", ".join(f"{name} in {int(has.sum()):,}" for name, has in found.items())
+        return np.column_stack(list(found.values())).astype(np.int64), [f"{table.path.name}: labels of rows: {counts}"]
     cells = table.cells("labels", settings.labels).iloc[kept]
     where = f"{table.path}: column '{settings.labels}' (data.labels)"
     if cells.isna().any():
@@ -204,18 +212,23 @@ def _times(
         row = table.row(int(kept[int(early[0])]))
         raise UserError(f"{where} holds {times[early[0]]:g} in {row}; expected a time above 0")
     assert settings.event is not None
-    words = [plain(str(value)).lower() for value in table.cells("event", settings.event).iloc[kept].tolist()]
-    for row, word in zip(kept.tolist(), words, strict=True):
-        if word not in _EVENT_WORDS:
-            raise UserError(
-                f"{table.path}: column '{settings.event}' (data.event) holds '{word[:40]}' in {table.row(row)}; "
-                f"allowed: {listed(_EVENT_WORDS)}"
-            )
-    came = np.array([_EVENT_WORDS[word] for word in words])
+    came = _yes_or_no(table, "event", settings.event, kept)
     if not came.any():
         raise UserError(f"{table.path}: column '{settings.event}' (data.event) says of no row that the event came")
     note = f"{table.path.name}: the event came in {int(came.sum()):,} of {len(came):,} rows"
     return np.where(came, times, -times).astype(np.float32), [note]
+
+
+def _yes_or_no(table: Table, field: str, column: str, kept: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return a column of true/false, 1/0 or yes/no for the kept rows."""
+    words = [plain(str(value)).lower() for value in table.cells(field, column).iloc[kept].tolist()]
+    for row, word in zip(kept.tolist(), words, strict=True):
+        if word not in _EVENT_WORDS:
+            raise UserError(
+                f"{table.path}: column '{column}' (data.{field}) holds '{word[:40]}' in {table.row(row)}; "
+                f"allowed: {listed(_EVENT_WORDS)}"
+            )
+    return np.array([_EVENT_WORDS[word] for word in words])
 
 
 def _class_numbers(cells: Any, where: str, title: str) -> tuple[NDArray[np.int64], list[str]]:

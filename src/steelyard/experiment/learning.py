@@ -168,7 +168,8 @@ class LearningDescription(Description):
             return
         if rule.loss.adapt != "none" and lacking:
             raise UserError(f"weighing.loss: it adapts to the server's test set, {lacking}")
-        fits = {"regression": ("barron", "none"), "survival": ()}.get(self._task, CLASS_METRICS)
+        further = dict.fromkeys(("survival", "segmentation", "multi-label"), ())
+        fits = {"regression": ("barron", "none"), **further}.get(self._task, CLASS_METRICS)
         if rule.loss.adapt not in fits and self.data.capabilities().task is not None:
             raise UserError(
                 f"weighing.loss.adapt: got '{rule.loss.adapt}' with data.source = '{self.data.source}'; "
@@ -202,12 +203,12 @@ class LearningDescription(Description):
 
     @property
     def worth(self) -> str:
-        """Accuracy on the server's rows, 1/(1 + MAPE) for a regression, the C-index for survival."""
+        """Accuracy on the server's rows, 1/(1 + MAPE) for a regression, or what `measures.TASKS` names."""
         return self._measured.criterion
 
     @property
     def server_figure(self) -> str:
-        """Accuracy on the server's rows, the root mean squared error of a regression, the C-index for survival."""
+        """Accuracy on the server's rows, the root mean squared error of a regression, or what `TASKS` names."""
         return self._measured.figure
 
     @property
@@ -342,7 +343,10 @@ class LearningDescription(Description):
     def about_data(self) -> Mapping[str, int | list[int]]:
         """Return the number of classes and the shape of a sample, as far as `[data]` decides them."""
         classes, shape = self.data.capabilities().classes, self.data.shape
-        known: dict[str, int | list[int]] = {} if classes is None else {"classes": classes}
+        # Of masks and several labels the nodes say how many there are.
+        known: dict[str, int | list[int]] = (
+            {} if classes is None or self._task in ("segmentation", "multi-label") else {"classes": classes}
+        )
         return known if shape is None else {**known, "features": list(shape)}
 
     def at_server(self, about: Mapping[str, int | list[int]]) -> Server:

@@ -121,7 +121,7 @@ class _Seeded:
                 f"dataset: the function returned {type(found).__name__} for seed {seed}; allowed: a data set built "
                 "with steelyard.in_memory"
             )
-        kind = (found.shape, found.classes)
+        kind = (found.shape, found.targets or found.classes)
         self._first = self._first or kind
         if kind != self._first:
             raise UserError(
@@ -157,7 +157,9 @@ def host(
             "takes its part of a shared data set (partition-id)"
         )
     dataset = _dataset(data, node)
-    about: dict[str, int | list[int]] = {"features": list(dataset.features.shape[1:]), "classes": dataset.classes}
+    outputs = dataset.targets or dataset.classes
+    about: dict[str, int | list[int]] = {"features": list(dataset.features.shape[1:]), "classes": outputs}
+    about |= {"pixels": 1} if dataset.task == "segmentation" else {}
     if node.guards_rows:
         clients, names, notes = _guarded(
             *(dataset, data, model, training, compute, criteria, seed, node, facts, rows_behind)
@@ -295,6 +297,7 @@ class RemoteServer:
                 "above 0"
             )
         self._model, self._shape, self._classes = model, torch.Size(shape), classes
+        self._pixels = bool(about.get("pixels"))
 
     @property
     def classes(self) -> int:
@@ -303,12 +306,15 @@ class RemoteServer:
 
     def initial(self, seed: int) -> torch.Tensor:
         """Return the first global model, the same as a simulation's for this seed."""
-        module = build(self._model, self._shape, self._classes, seed)
+        module = self._build(seed)
         return Layout.of(module).read(module)
+
+    def _build(self, seed: int) -> torch.nn.Module:
+        return build(self._model, self._shape, self._classes, seed, pixels=self._pixels)
 
     def output_layer(self, seed: int) -> Counts:
         """Return where the rows of the network's last layer stand in the flat model."""
-        return Layout.of(build(self._model, self._shape, self._classes, seed)).output
+        return Layout.of(self._build(seed)).output
 
     def kernels(self, seed: int) -> Counts:
         """Return where the kernels of the network's layers begin and end in the flat model."""
@@ -316,7 +322,7 @@ class RemoteServer:
 
     def adapters(self, seed: int) -> Counts:
         """Return where the factors of the network's low-rank adapters stand in the flat model."""
-        return Layout.of(build(self._model, self._shape, self._classes, seed)).adapters
+        return Layout.of(self._build(seed)).adapters
 
     def test(self, seed: int, models: torch.Tensor) -> ServerTest:
         """Refuse: there is nothing to test on."""

@@ -156,6 +156,8 @@ def _model(summary: DataSummary) -> TomlTable:
         )
     if summary.task == "survival":
         return TomlTable({"name": ("linear", "Cox's proportional hazards; mlp learns curves")})
+    if summary.task == "segmentation":
+        return TomlTable({"name": ("unet", 'a small U-Net; training.loss = "dice" where most is background')})
     images = len(summary.shape) > 1
     if images and min(summary.shape[-2:]) >= SMALL_SIDE:
         return TomlTable({"name": ("cnn", "two convolutions and two dense layers; `steelyard models` lists others")})
@@ -211,6 +213,10 @@ def _weighing(summary: DataSummary, partition: TomlTable) -> tuple[TomlTable, st
         criteria["VP"] = "how well the client's model does on the server's rows"
     elif "server" in partition.fields and summary.task == "survival":
         criteria["VC"] = "how well the client's model orders patients on the server's rows"
+    elif "server" in partition.fields and summary.task == "segmentation":
+        criteria["VM"] = "how well the masks of the client's model cover those of the server's rows"
+    elif "server" in partition.fields and summary.task == "multi-label":
+        criteria["VL"] = "how well the client's model finds the labels of the server's rows"
     elif "server" in partition.fields and summary.positive:
         criteria["VE"] = "how small the error of the client's model is on the server's rows"
     if summary.empty > 0.01:

@@ -54,6 +54,7 @@ PUBLISHED: Mapping[str, int] = {
     "lstm": 26_192,
     "transformer": 126_800,
     "tabular": 19_970,
+    "unet": 29_946,
 }
 """Parameters, for a typical sample, of the networks that others publish their tables with (`networks`)."""
 NAMES = (*CONVOLUTIONAL, *DENSE, *PUBLISHED)
@@ -126,5 +127,6 @@ BUILT_IN: tuple[BuiltIn, ...] = (
     BuiltIn("resnet18", "images: ResNet-18 with group norm", (3, 32, 32), 10, _OWN),
     BuiltIn("lstm", "rows of tokens: arguments tokens (256), wide (8), hidden (64), depth (1)", (80,), 80, _OWN),
     BuiltIn("transformer", "rows of tokens: tokens (256), wide (64), depth (2), heads (4)", (80,), 80, _OWN),
+    BuiltIn("unet", "masks of images: a small U-Net; arguments wide (8), depth (2)", (1, 64, 64), 2, _OWN),
     BuiltIn("tabular", "tables: dense layers with layer norm and dropout; wide (128), depth (2)", (20,), 2, _OWN),
 )

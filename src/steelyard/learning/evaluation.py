@@ -1,9 +1,9 @@
-"""How good outputs are: right or wrong, confusion, F1 of each class, errors of a regression, order of survival."""
+"""How good outputs are: classes, errors of a regression, the order of survival, masks, several labels."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import torch
@@ -138,3 +138,76 @@ def concordance(risks: torch.Tensor, times: torch.Tensor) -> Floats:
         right += hits.sum(dim=-1).cpu()
         pairs += float(later.sum())
     return (right / pairs).numpy() if pairs else np.full(risks.shape[:-1], 0.5)
+
+
+def dice(outputs: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
+    """Return Dice of each row's mask, from outputs [..., rows, classes · pixels] and masks [rows, pixels].
+
+    2 |P ∩ G| / (|P| + |G|) (Dice 1945), the mean over the classes that the mask or the prediction has, class 0, the
+    background, left out; 1 where both are all background.
+    """
+    pixels = masks.shape[-1]
+    predicted = outputs.unflatten(-1, (-1, pixels)).argmax(dim=-2)
+    classes = outputs.shape[-1] // pixels
+    shares: list[torch.Tensor] = []
+    present: list[torch.Tensor] = []
+    for label in range(1, classes):
+        mine, true = predicted == label, masks == label
+        sizes = mine.sum(dim=-1) + true.sum(dim=-1)
+        shares.append(2 * (mine & true).sum(dim=-1) / sizes.clamp_min(1))
+        present.append(sizes > 0)
+    counted = torch.stack(present).sum(dim=0)
+    return torch.where(counted > 0, torch.stack(shares).sum(dim=0) / counted.clamp_min(1), 1.0)
+
+
+def _mean_dice(each: torch.Tensor, masks: torch.Tensor) -> dict[str, Floats]:
+    """Return the mean over rows of their Dice."""
+    return {"dice": each.to(torch.float64).mean(dim=-1).cpu().numpy()}
+
+
+def _dice_error(each: torch.Tensor, masks: torch.Tensor) -> float:
+    return jackknife((each.sum() - each) / max(len(each) - 1, 1))
+
+
+def label_f1(predicted: torch.Tensor, labels: torch.Tensor) -> dict[str, Floats]:
+    """Return macro and micro F1 of several labels, from [..., rows, labels].
+
+    Macro F1 is the mean over the labels that some row has or is predicted to have, 1 where there are none; micro F1
+    counts all labels together.
+    """
+    right, either = _label_counts(predicted, labels)
+    right, either = right.sum(dim=-2), either.sum(dim=-2)
+    micro = torch.where(either.sum(-1) > 0, 2 * right.sum(-1) / either.sum(-1).clamp_min(1), 1.0)
+    return {"macro_f1": _macro(right, either).cpu().numpy(), "micro_f1": micro.cpu().numpy()}
+
+
+def _label_counts(predicted: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return whether each label of each row is rightly found, and how often it is there and predicted: 0, 1 or 2."""
+    mine, true = predicted.to(torch.float64), labels.to(torch.float64)
+    return mine * true, mine + true
+
+
+def _macro(right: torch.Tensor, either: torch.Tensor) -> torch.Tensor:
+    known = (either > 0).sum(dim=-1)
+    shares = torch.where(either > 0, 2 * right / either.clamp_min(1), 0.0)
+    return torch.where(known > 0, shares.sum(dim=-1) / known.clamp_min(1), 1.0)
+
+
+def _label_f1_error(predicted: torch.Tensor, labels: torch.Tensor) -> float:
+    right, either = _label_counts(predicted, labels)
+    return jackknife(_macro(right.sum(dim=-2) - right, either.sum(dim=-2) - either))
+
+
+Figures = Callable[[torch.Tensor, torch.Tensor], dict[str, Floats]]
+FIGURES: Mapping[str, Figures] = {
+    "survival": lambda risks, times: {"c_index": concordance(risks, times)},
+    "segmentation": _mean_dice,
+    "multi-label": label_f1,
+}
+"""By task: figures of predictions [models, rows, ...], the score first; Dice of each row counts as its prediction."""
+ERRORS: Mapping[str, Callable[[torch.Tensor, torch.Tensor], float]] = {
+    "survival": concordance_error,
+    "segmentation": _dice_error,
+    "multi-label": _label_f1_error,
+}
+"""By task: the standard error of one model's score."""

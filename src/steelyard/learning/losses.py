@@ -20,22 +20,31 @@ from steelyard.usercode import find_code, refuse_unknown
 PerSample = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def resolve(state: LossState, classes: int, outputs: int, *, survival: bool = False) -> LossState:
+_OF_TASK: dict[str, tuple[str, tuple[str, ...]]] = {
+    "survival": ("times to an event", ("cox",)),
+    "segmentation": ("masks", ("pixel-cross-entropy", "dice")),
+    "multi-label": ("several labels for a row", ("label-cross-entropy",)),
+}
+"""By task: what its labels are, and the losses that it alone takes, the usual one first."""
+
+
+def resolve(state: LossState, classes: int, outputs: int, *, task: str | None = None, targets: int = 0) -> LossState:
     """Return the state with "auto" replaced by the loss that fits the task, and refuse one that cannot fit.
 
-    Times to an event: Cox; no classes: squared error; two classes and one output: binary cross-entropy on the logit;
-    else cross-entropy.
+    Times to an event, masks and several labels have losses of their own; no classes: squared error; two classes and one
+    output: binary cross-entropy on the logit; else cross-entropy. `targets` is how many outputs masks or labels need.
     """
+    if targets and outputs != targets:
+        held = _OF_TASK[task or "segmentation"][0]
+        raise UserError(f"model.outputs: got {outputs} for {held}; allowed: {targets:,}, flat, a class after the other")
     name = state.name
     if name == "auto":
-        _check_outputs(classes, outputs)
-        name = "binary-cross-entropy" if outputs == 1 else "cross-entropy"
-        if classes == 0:
-            name = "cox" if survival else "squared-error"
+        name = _usual(classes, outputs, task)
     refuse_unknown(name, "training.loss", LOSSES)
-    if survival != (name == "cox") and name in LOSSES:
-        held = "times to an event" if survival else "no times to an event"
-        allowed = "auto, cox" if survival else "cox with data.task = 'survival'"
+    own_task = next((each for each, (_, own) in _OF_TASK.items() if name in own), None)
+    if own_task != task and name in LOSSES:
+        held = f"no {_OF_TASK[own_task][0]}" if own_task and not task else _OF_TASK[task or ""][0]
+        allowed = f"auto, {', '.join(_OF_TASK[task][1])}" if task else f"{name} with data.task = '{own_task}'"
         raise UserError(f"training.loss: got '{name}' for data with {held}; allowed: {allowed}")
     if name == "cross-entropy" and (classes == 0 or outputs < 2):
         raise UserError(
@@ -54,6 +63,16 @@ def resolve(state: LossState, classes: int, outputs: int, *, survival: bool = Fa
     if state.class_weights is not None and len(state.class_weights) != classes:
         raise UserError(f"class weights: got {len(state.class_weights)} for {classes} classes")
     return LossState(name, state.class_weights, state.shape, state.scale)
+
+
+def _usual(classes: int, outputs: int, task: str | None) -> str:
+    """Return the loss that "auto" stands for."""
+    if task is not None and task != "survival":
+        return _OF_TASK[task][1][0]
+    _check_outputs(classes, outputs)
+    if classes == 0:
+        return "cox" if task else "squared-error"
+    return "binary-cross-entropy" if outputs == 1 else "cross-entropy"
 
 
 def _check_outputs(classes: int, outputs: int) -> None:
@@ -82,6 +101,16 @@ def per_sample(state: LossState) -> PerSample:
         return lambda outputs, labels: barron(outputs.squeeze(-1) - labels.to(outputs.dtype), shape, scale)
     if state.name == "cox":
         return lambda outputs, labels: cox(outputs.squeeze(-1), labels)
+    if state.name == "pixel-cross-entropy":
+        return lambda outputs, labels: functional.cross_entropy(
+            outputs.unflatten(-1, (-1, labels.shape[-1])), labels.long(), reduction="none"
+        ).mean(dim=-1)
+    if state.name == "dice":
+        return dice
+    if state.name == "label-cross-entropy":
+        return lambda outputs, labels: functional.binary_cross_entropy_with_logits(
+            outputs, labels.to(outputs.dtype), reduction="none"
+        ).mean(dim=-1)
     return _checked(own(state.name), state.name)
 
 
@@ -108,10 +137,10 @@ def _checked(function: PerSample, name: str) -> PerSample:
             raise UserError(
                 f"training.loss: {name} returned {type(found).__name__}; allowed: a tensor with one loss per sample"
             )
-        if found.shape != labels.shape:
+        if found.shape != labels.shape[:1]:
             raise UserError(
-                f"training.loss: {name} returned shape {tuple(found.shape)} for {labels.numel()} samples; allowed: one "
-                f"loss per sample, shape {tuple(labels.shape)} (reduction='none' in torch's own losses)"
+                f"training.loss: {name} returned shape {tuple(found.shape)} for {len(labels)} samples; allowed: one "
+                f"loss per sample, shape {tuple(labels.shape[:1])} (reduction='none' in torch's own losses)"
             )
         return found
 
@@ -166,6 +195,20 @@ def barron(error: torch.Tensor, shape: float, scale: float) -> torch.Tensor:
     distance = abs(shape - 2)
     # expm1 and log1p keep the formula exact near α = 0 and α = 2, where |α−2|/α · (…^{α/2} − 1) cancels.
     return (distance / shape) * torch.expm1(0.5 * shape * torch.log1p(squared / distance))
+
+
+def dice(outputs: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
+    """1 − the mean over all classes but the background of (2 Σ p g + 1) / (Σ p + Σ g + 1), for each row.
+
+    p is the softmax over the classes of each pixel, g is 1 where the mask has the class, and 1 keeps a class that a row
+    lacks from dividing by 0 (soft Dice: F. Milletari, N. Navab, S. Ahmadi: "V-Net", 3DV 2016). Use it where the
+    background is most of each image. `outputs` are [rows, classes · pixels], `masks` [rows, pixels].
+    """
+    shares = outputs.unflatten(-1, (-1, masks.shape[-1])).softmax(dim=-2)[..., 1:, :]
+    classes = torch.arange(1, shares.shape[-2] + 1, device=outputs.device)
+    true = (masks[..., None, :] == classes[:, None]).to(shares.dtype)
+    both, sizes = (shares * true).sum(dim=-1), shares.sum(dim=-1) + true.sum(dim=-1)
+    return 1 - ((2 * both + 1) / (sizes + 1)).mean(dim=-1)
 
 
 def cox(risks: torch.Tensor, times: torch.Tensor) -> torch.Tensor:

@@ -72,13 +72,18 @@ class DenseNet(nn.Module):
         return x
 
 
-def build(settings: ModelSettings | Factory, feature_shape: Sequence[int], classes: int, seed: int) -> nn.Module:
+def build(
+    settings: ModelSettings | Factory, feature_shape: Sequence[int], classes: int, seed: int, *, pixels: bool = False
+) -> nn.Module:
     """Build a model whose first parameters are a pure function of the seed; the global generator is left alone.
 
-    Use it wherever a fresh network is needed; server and clients of one seed get the same one.
+    Use it wherever a fresh network is needed; server and clients of one seed get the same one. `pixels`: the classes
+    are those of each pixel.
     """
     if not isinstance(settings, ModelSettings):
         settings = ModelSettings(name=settings)  # pyright: ignore[reportArgumentType]
+    if settings.name == "auto" and pixels:
+        settings = settings.model_copy(update={"name": "unet"})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream_key(seed, purpose="model"))
         try:

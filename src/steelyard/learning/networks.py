@@ -164,6 +164,48 @@ class Transformer(nn.Module):
         return self.dense(self.norm(x).mean(dim=1))
 
 
+class UNet(nn.Module):
+    """A small U-Net: stages of two convolutions, down and up again, each joined by what stood at its size before.
+
+    O. Ronneberger, P. Fischer, T. Brox: "U-Net", MICCAI 2015; here with padding, so that the mask has the image's size,
+    group norm in place of none, and nearest pixels on the way up. Outputs are flat, [samples, classes · pixels], class
+    after class.
+    """
+
+    def __init__(self, feature_shape: Shape, outputs: int, wide: int = 8, depth: int = 2) -> None:
+        super().__init__()
+        self.image = image_shape(feature_shape)
+        if min(self.image[1:]) % 2**depth:
+            # Each stage halves the sides, and the way up must meet what stood there before.
+            raise UserError(
+                f"model.arguments: depth {depth} for images of {self.image[1]}×{self.image[2]}; allowed: sides that "
+                f"can be halved {depth} times (data.size), or a smaller depth"
+            )
+        widths = [wide * 2**stage for stage in range(depth + 1)]
+        self.down = nn.ModuleList(_twice(a, b) for a, b in zip([self.image[0], *widths], widths, strict=False))
+        self.up = nn.ModuleList(_twice(a + b, b) for a, b in zip(widths[:0:-1], widths[-2::-1], strict=True))
+        self.last = nn.Conv2d(wide, outputs, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.down[0](x.reshape(-1, *self.image))
+        before: list[torch.Tensor] = []
+        for stage in list(self.down)[1:]:
+            before.append(x)
+            x = stage(functional.max_pool2d(x, 2))
+        for stage in self.up:
+            samples, channels, height, width = x.shape
+            wider = x[..., None, :, None].expand(samples, channels, height, 2, width, 2)
+            x = stage(torch.cat([wider.reshape(samples, channels, 2 * height, 2 * width), before.pop()], dim=1))
+        return self.last(x).flatten(1)
+
+
+def _twice(inputs: int, outputs: int) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for entering in (inputs, outputs):
+        layers += [nn.Conv2d(entering, outputs, 3, padding=1), nn.GroupNorm(groups(outputs), outputs), nn.ReLU()]
+    return nn.Sequential(*layers)
+
+
 def tabular(feature_shape: Shape, outputs: int, wide: int = 128, depth: int = 2) -> nn.Module:
     """Dense layers with layer norm and dropout, for columns of numbers."""
     layers: list[nn.Module] = [nn.Flatten()]
@@ -180,5 +222,6 @@ NETWORKS: Mapping[str, Callable[..., nn.Module]] = {
     "lstm": Lstm,
     "transformer": Transformer,
     "tabular": tabular,
+    "unet": UNet,
 }
 """Networks by name; `model.arguments` gives them what has a default here."""

@@ -11,7 +11,17 @@ from steelyard.learning.catalogue import NAMES
 from steelyard.settings import Section
 from steelyard.usercode import hand_over, refuse_unknown
 
-LOSSES = ("auto", "cross-entropy", "binary-cross-entropy", "squared-error", "barron", "cox")
+LOSSES = (
+    "auto",
+    "cross-entropy",
+    "binary-cross-entropy",
+    "squared-error",
+    "barron",
+    "cox",
+    "pixel-cross-entropy",
+    "dice",
+    "label-cross-entropy",
+)
 """The losses by name."""
 
 Width = Annotated[int, Field(ge=1, le=1_000_000)]
@@ -33,7 +43,8 @@ class ModelSettings(Section):
     """
 
     name: Annotated[str, BeforeValidator(_named)] = "auto"
-    """auto takes one that fits the data: cnn for images, mlp for tables, linear for a table with a number to predict.
+    """auto takes one that fits the data: cnn for images, mlp for tables, linear for a table with a number to predict,
+    unet for masks.
     Built-in models are cnn-mnist, cnn-mnist-authors, cnn-femnist, cnn-celeba, cnn-keras, cnn-adafed, cnn-digits, cnn,
     mlp, logistic, linear. Your own torch.nn.Module is "path/to/file.py:factory", or "package.module:factory" that an
     installed package declares under the entry point steelyard.models. From Python, give the factory itself."""

@@ -51,6 +51,7 @@ TestName = Literal[
     "server_macro_f1_late",
     "server_mape",
     "server_c_index",
+    "server_dice",
 ]
 """What rules are held against the baseline by."""
 
@@ -86,6 +87,7 @@ _PHRASES: dict[TestName, tuple[str, str, float]] = {
     "server_accuracy_late": ("mean accuracy of the last rounds on the server's test set", "points", 100.0),
     "server_macro_f1_late": ("mean macro F1 of the last rounds on the server's test set", "", 1.0),
     "server_c_index": ("C-index on the server's test set", "", 1.0),
+    "server_dice": ("mean Dice on the server's test set", "", 1.0),
     "server_mape": ("error on the server's test set", "points of MAPE saved", 100.0),
 }
 

@@ -237,7 +237,7 @@ def _measures(
         if name in known:
             measures[final] = against_baseline(lambda curve, name=name: curve.server[name][-1])
             measures[late] = against_baseline(lambda curve, name=name: float(np.mean(curve.server[name][-last:])))
-    further: tuple[tuple[str, TestName], ...] = (("c_index", "server_c_index"),)
+    further: tuple[tuple[str, TestName], ...] = (("c_index", "server_c_index"), ("dice", "server_dice"))
     for name, final in further:
         if name in known:
             measures[final] = against_baseline(lambda curve, name=name: curve.server[name][-1])

@@ -184,8 +184,9 @@ def measures_of(experiment: Description) -> list[str]:
     """Return the measures by which settings of this experiment can be chosen."""
     local = ["score", *experiment.measures, "worst10", "rounds-to-target", "loss"]
     local += ["accuracy"] if experiment.score_name == "accuracy" else []
-    by_figure = {"rmse": ["server-mape"], "c_index": ["server-c-index"]}
-    server = by_figure.get(experiment.server_figure, ["server-accuracy", "server-macro-f1"])
+    figure = experiment.server_figure
+    by_figure = {"rmse": ["server-mape"], "accuracy": ["server-accuracy", "server-macro-f1"]}
+    server = by_figure.get(figure, [f"server-{figure.replace('_', '-')}"])
     return [
         *(local if experiment.clients_evaluate else []),
         *(server if experiment.reports_on_server else []),

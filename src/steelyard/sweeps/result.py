@@ -153,11 +153,13 @@ def _last(rows: Sequence[Mapping[str, Any]], column: str) -> float:
 
 
 def _server(rows: Sequence[Mapping[str, Any]], measure: str) -> float:
-    if measure in ("server-mape", "server-c-index"):
-        name = measure.removeprefix("server-").replace("-", "_")
-        texts = [row["server_metrics"] for row in rows if isinstance(row["server_metrics"], str)]
-        return float(json.loads(texts[-1]).get(name, math.nan)) if texts else math.nan
-    return _last(rows, measure.replace("-", "_"))
+    name = measure.removeprefix("server-").replace("-", "_")
+    texts = [row["server_metrics"] for row in rows if isinstance(row["server_metrics"], str)]
+    known: dict[str, float] = json.loads(texts[-1]) if texts else {}
+    # Accuracy and macro F1 of classes have columns of their own.
+    if name in known:
+        return float(known[name])
+    return _last(rows, f"server_{name}") if rows and f"server_{name}" in rows[0] else math.nan
 
 
 def _test(folder: Path, sweep: Sweep) -> SweepTest | None:

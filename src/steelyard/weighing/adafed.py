@@ -36,7 +36,13 @@ def _classified(name: str, view: CohortView) -> ServerTest:
     # Data from memory says what it is only when it is there, too late for the check of what criteria need.
     test = view.validation
     if test.f1.shape[1] == 0:
-        kind, allowed = ("has times to an event", "VC") if "c_index" in test.errors else ("is a regression", "VE")
+        others = {
+            "c_index": ("has times to an event", "VC"),
+            "dice": ("has masks", "VM"),
+            "micro_f1": ("has several labels for a row", "VL"),
+        }
+        named = next((words for figure, words in others.items() if figure in test.errors), None)
+        kind, allowed = named or ("is a regression", "VE")
         raise UserError(f"criterion {name}: measures classes, and this data {kind}; allowed: {allowed}")
     return test
 
@@ -130,6 +136,32 @@ def validation_error(view: CohortView) -> Floats:
 def validation_concordance(view: CohortView) -> Floats:
     """Harrell's C-index of the client's model on the server's test set: how often it orders two patients rightly."""
     return _figure("VC", view, "c_index", "the order of times to an event, and this data has none", "VP, VE")
+
+
+@server_criterion(
+    "VM",
+    description="segmentation: mean Dice on the server's test set",
+    needs_test_set=True,
+    needs_task="segmentation",
+    of_one=True,
+    maximum=1.0,
+)
+def validation_dice(view: CohortView) -> Floats:
+    """Mean Dice of the client's model on the server's test set: how well its masks cover the true ones."""
+    return _figure("VM", view, "dice", "masks, and this data has none", "VP, VE")
+
+
+@server_criterion(
+    "VL",
+    description="several labels: macro F1 on the server's test set",
+    needs_test_set=True,
+    needs_task="multi-label",
+    of_one=True,
+    maximum=1.0,
+)
+def validation_labels(view: CohortView) -> Floats:
+    """Macro F1 over the labels on the server's test set: a rare label counts like a common one."""
+    return _figure("VL", view, "macro_f1", "several labels of a row, and this data has none", "VP, VE")
 
 
 # ---------------------------------------------------------------- the loss that adapts (lines 10-12)

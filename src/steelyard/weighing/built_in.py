@@ -37,8 +37,10 @@ def dataset_size(local: LocalData) -> float:
     at_most_classes=True,
 )
 def label_diversity(local: LocalData) -> float:
-    """Number of distinct labels among the training samples (papers 000, 003)."""
-    if len(local.labels) <= FEW_LABELS:
+    """Number of distinct labels among the training samples (papers 000, 003), or of classes in masks."""
+    if local.labels.ndim > 1 and local.labels.is_floating_point():
+        return float((local.labels > 0).any(dim=0).sum())  # of several labels: how many some row has
+    if local.labels.ndim == 1 and len(local.labels) <= FEW_LABELS:
         return float(len(set(local.labels.tolist())))
     return float(len(local.labels.unique()))
 

@@ -8,8 +8,8 @@ from typing import Literal
 
 from steelyard.errors import listed
 
-NeededTask = Literal["classes", "regression", "survival"]
-Task = Literal["classes", "regression", "survival", "ranking"]
+NeededTask = Literal["classes", "regression", "survival", "segmentation", "multi-label"]
+Task = NeededTask | Literal["ranking"]
 
 
 @dataclass(frozen=True)
@@ -95,11 +95,15 @@ def _unmet_by_task(needs: Needs, available: Capabilities, known: Mapping[str, Ne
         "classes": "measures classes",
         "regression": "measures the error of a regression",
         "survival": "measures the order of times to an event",
+        "segmentation": "measures masks",
+        "multi-label": "measures several labels of a row",
     }[needs.task]
     task = {
         "classes": "has classes",
         "regression": "is a regression",
         "survival": "has times to an event",
+        "segmentation": "has masks",
+        "multi-label": "has several labels for a row",
         "ranking": "ranks items",
     }[available.task]
     alike = {name: other for name, other in known.items() if other.test_set == needs.test_set}

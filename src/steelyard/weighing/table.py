@@ -10,6 +10,7 @@ from typing import Any, TypedDict
 import numpy as np
 
 from steelyard.errors import UserError, brief, listed
+from steelyard.measures import TASKS
 from steelyard.messages import Floats
 from steelyard.settings import validated
 from steelyard.weighing import capacity as capacities
@@ -19,6 +20,9 @@ from steelyard.weighing.rule import Rule, WeighingSettings, label
 from steelyard.weighing.trust import bounded
 from steelyard.weighing.weights import Normalising, Weighing
 from steelyard.weighing.words import Frame, read_rule
+
+_WORTH = tuple(task.criterion for task in TASKS.values())
+"""The criteria by which a model does well on the server's rows, one for each task."""
 
 
 @dataclass(frozen=True)
@@ -193,8 +197,8 @@ def read_words(word: str, columns: Sequence[str] | None) -> WeighingSettings:
     frame = Frame(
         known=columns if columns is None else (*columns, "EQ"),
         base=WeighingSettings(criteria=names),
-        server_rows=columns is not None and bool({"VP", "VE", "VC"} & set(columns)),
-        worth=next((name for name in ("VP", "VE", "VC") if name in (columns or ())), "VP"),
+        server_rows=columns is not None and not set(columns).isdisjoint(_WORTH),
+        worth=next((name for name in _WORTH if name in (columns or ())), "VP"),
         option="rule",
     )
     given = read_rule(word.strip(), frame) if word.strip() else {"criteria": list(names)}

@@ -43,7 +43,7 @@ def population(
     for number, size in enumerate(sizes):
         clients.append(ClientRows(f"c{number}", np.sort(rows[begin : begin + size]), rows[-12 + number : -11 + number]))
         begin += size
-    dataset = Dataset("toy", features, labels, classes, survival=survival, augment=augment)
+    dataset = Dataset("toy", features, labels, classes, task="survival" if survival else None, augment=augment)
     return Population(dataset, tuple(clients), rows[-12:])
 
 

@@ -16,7 +16,7 @@ from steelyard.clients.local.settings import ComputeSettings
 from steelyard.data.dataset import Population
 from steelyard.errors import UserError
 from steelyard.learning import losses
-from steelyard.learning.models import Factory, build
+from steelyard.learning.models import Factory
 from steelyard.learning.parameters import Layout
 from steelyard.learning.settings import ModelSettings, TrainingSettings
 from steelyard.learning.training import seeded
@@ -116,7 +116,7 @@ class SimulationContext:
             first = next(iter(self._sources)) if isinstance(self._sources, Mapping) else 0
             self.population(first)
         dataset = self._first_dataset()
-        module = build(self.model, dataset.features.shape[1:], dataset.classes, seed=0)
+        module = dataset.build(self.model, seed=0)
         layout = Layout.of(module)
         return TrainingSetup(
             module=module,
@@ -181,7 +181,8 @@ class SimulationContext:
         """Return the loss with "auto" resolved for this data and model."""
         if state.name == "auto" and self.training.loss != "auto":
             state = LossState(self.training.loss, state.class_weights, state.shape, state.scale)
-        resolved = losses.resolve(state, self.setup.classes, self.outputs, survival=self._first_dataset().survival)
+        classes, dataset = self.setup.classes, self._first_dataset()
+        resolved = losses.resolve(state, classes, self.outputs, task=dataset.task, targets=dataset.outputs)
         if resolved.name not in losses.LOSSES and resolved.name not in self._checked_losses:
             losses.check_own(resolved, self._first_outputs, self._first_dataset().labels[self._first_rows()].cpu())
             self._checked_losses.add(resolved.name)

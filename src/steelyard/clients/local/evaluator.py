@@ -16,6 +16,7 @@ from steelyard.clients.local.engines.networks import is_convolutional, is_dense
 from steelyard.clients.local.kernels.available import kernel_steps
 from steelyard.clients.local.settings import Precision
 from steelyard.clients.local.steps.dense import dense
+from steelyard.data.sources import FurtherTask
 from steelyard.learning import evaluation, losses
 from steelyard.learning.descent import Descent
 from steelyard.learning.training import class_weights
@@ -103,14 +104,27 @@ class Evaluator:
     def test(
         self, models: torch.Tensor, dataset: DeviceDataset, rows: torch.Tensor, loss: LossState
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return predictions and per-sample losses (class weights left out), both [models, rows]."""
+        """Return predictions and per-sample losses (class weights left out), both [models, rows].
+
+        Several labels have a prediction each, [models, rows, labels]; of masks the Dice of each row stands in place of
+        its many predictions.
+        """
+        if dataset.task == "segmentation" and len(models) > 1:
+            # Outputs of all pixels are large: one model after another.
+            each_model = [self.test(models[one : one + 1], dataset, rows, loss) for one in range(len(models))]
+            return tuple(map(torch.cat, zip(*each_model, strict=True)))  # pyright: ignore[reportReturnType]
         outputs = self.outputs(models, dataset, rows)
         labels = dataset.labels[rows]
         each = losses.per_sample(loss)
         # Small operators too: two threads on a busy machine would wait for each other at every call.
         with threads_for(self.setup.device, self.setup.layout.size):
             found = [each(mine, labels) for mine in outputs]
-        return evaluation.predictions(outputs, dataset.classes), torch.stack(found) if found else outputs[..., 0]
+        each_loss = torch.stack(found) if found else outputs[..., 0]
+        if dataset.task == "segmentation":
+            return evaluation.dice(outputs, labels), each_loss
+        return outputs > 0 if dataset.task == "multi-label" else evaluation.predictions(
+            outputs, dataset.classes
+        ), each_loss
 
     def losses(
         self, models: torch.Tensor, dataset: DeviceDataset, rows: torch.Tensor, labels: torch.Tensor, loss: LossState
@@ -137,7 +151,8 @@ def evaluations(
 ) -> Evaluations:
     """Return each client's score and loss of each model, from predictions and losses [models, tested rows].
 
-    Scores are accuracies for classes, minus the root mean squared error for a regression, and C-indices for survival.
+    Scores are accuracies for classes, minus the root mean squared error for a regression, C-indices for survival, means
+    of Dice for masks, and macro F1 for several labels.
     """
     classes = dataset.classes
     labels = dataset.labels[tests.unique]
@@ -149,8 +164,10 @@ def evaluations(
         scores = tests.sums(hits) / tests.sizes
         if question.detailed and len(hits):
             right = hits[0][tests.index].astype(bool)
-    elif dataset.survival:
-        scores, means, metrics = _survival(predictions, labels, tests.index, tests.sizes)
+    elif dataset.task is not None:
+        scores, metrics = _further(dataset.task, predictions, labels, tests)
+        if dataset.task == "survival":
+            means = _cox(predictions, labels, tests)
     else:
         metrics = _regression(predictions, labels, tests.index, tests.sizes)
         scores = -np.sqrt(tests.sums((predictions - labels).square().to(torch.float64).cpu().numpy()) / tests.sizes)
@@ -176,19 +193,27 @@ def _regression(predictions: torch.Tensor, labels: torch.Tensor, index: Ints, si
     return found | {ERROR: np.array([evaluation.rmse_error(mine, true) for mine, true in parts])}
 
 
-def _survival(
-    predictions: torch.Tensor, labels: torch.Tensor, index: Ints, sizes: Ints
-) -> tuple[Floats, Floats, dict[str, Floats]]:
-    """Return C-index and mean loss of each model on each client, whose rows are held against each other alone.
+def _parts(predictions: torch.Tensor, labels: torch.Tensor, tests: TestRows) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return what each client's rows are predicted to be, [models, rows, ...], and what they are."""
+    tested, counts = torch.from_numpy(tests.index).to(predictions.device), tests.sizes.tolist()
+    return list(zip(predictions[:, tested].split(counts, dim=1), labels[tested].split(counts), strict=True))
 
-    Beside them the standard error of the first candidate's index.
-    """
-    tested = torch.from_numpy(index).to(predictions.device)
-    counts = sizes.tolist()
-    parts = list(zip(predictions[:, tested].split(counts, dim=1), labels[tested].split(counts), strict=True))
-    scores = [evaluation.concordance(mine, times) for mine, times in parts]
+
+def _further(
+    task: FurtherTask, predictions: torch.Tensor, labels: torch.Tensor, tests: TestRows
+) -> tuple[Floats, dict[str, Floats]]:
+    """Return the score of each model on each client, and of the first candidate its standard error."""
+    parts = _parts(predictions, labels, tests)
+    scores = [next(iter(evaluation.FIGURES[task](mine, true).values())) for mine, true in parts]
+    found = np.array([evaluation.ERRORS[task](mine[0], true) for mine, true in parts])
+    empty = np.zeros((len(predictions), 0))
+    return np.stack(scores, axis=1) if scores else empty, {ERROR: found}
+
+
+def _cox(predictions: torch.Tensor, labels: torch.Tensor, tests: TestRows) -> Floats:
+    """Return the mean loss of each model on each client, whose rows are held against each other alone."""
+    parts = _parts(predictions, labels, tests)
     each = [
         losses.cox(mine, times.expand_as(mine)).to(torch.float64).mean(dim=1).cpu().numpy() for mine, times in parts
     ]
-    found = np.array([evaluation.concordance_error(mine[0], times) for mine, times in parts])
-    return np.stack(scores, axis=1), np.stack(each, axis=1), {ERROR: found}
+    return np.stack(each, axis=1)

@@ -15,7 +15,6 @@ from steelyard.clients.local.simulation import Simulation
 from steelyard.data.dataset import Rows
 from steelyard.errors import UserError
 from steelyard.learning import evaluation, losses
-from steelyard.learning.models import build
 from steelyard.learning.parameters import Layout
 from steelyard.learning.training import chance_of, orders, train_client
 from steelyard.messages import Counts, LossState, RowTests
@@ -40,7 +39,7 @@ class SimulationServer:
         """Return the first global model, a pure function of the seed."""
         context = self.clients.context
         dataset = self._population(seed).dataset
-        module = build(context.model, dataset.features.shape[1:], dataset.classes, seed)
+        module = dataset.build(context.model, seed)
         return Layout.of(module).read(module).to(context.device)
 
     def output_layer(self, seed: int) -> Counts:
@@ -144,9 +143,9 @@ class SimulationServer:
             counts = evaluation.confusion(predictions, labels, dataset.classes)
             by_class = evaluation.by_class(counts)
             return ServerTest(evaluation.accuracy(counts), evaluation.f1(counts), losses=mean, by_class=by_class)
-        if dataset.survival:
-            index = evaluation.concordance(predictions, labels)
-            return ServerTest(index, np.zeros((len(models), 0)), {"c_index": index}, mean)
+        if dataset.task is not None:
+            figures = evaluation.FIGURES[dataset.task](predictions, labels)
+            return ServerTest(next(iter(figures.values())), np.zeros((len(models), 0)), figures, mean)
         errors = evaluation.errors(predictions, labels)
         return ServerTest(np.zeros(len(models)), np.zeros((len(models), 0)), errors, mean)
 

@@ -87,6 +87,7 @@ class RuleTests(TypedDict, total=False):
     server_macro_f1_late: PairedTest
     server_mape: PairedTest
     server_c_index: PairedTest
+    server_dice: PairedTest
 
 
 class Verdict(RuleTests, total=False):
@@ -119,7 +120,7 @@ class ClientScore(OnRows):
     score: float
 
 
-ServerFigure = Literal["accuracy", "macro_f1", "mae", "mape", "rmse", "c_index"]
+ServerFigure = Literal["accuracy", "macro_f1", "micro_f1", "mae", "mape", "rmse", "c_index", "dice"]
 """What the server's tests of a model may find, as `measures.MEASURES` names it."""
 
 
@@ -130,7 +131,9 @@ class ServerRow(TypedDict, total=False):
     accuracy: EstimateJson
     macro_f1: EstimateJson
     mape: EstimateJson
+    micro_f1: EstimateJson
     c_index: EstimateJson
+    dice: EstimateJson
     mae: EstimateJson
     rmse: EstimateJson
 
@@ -142,7 +145,9 @@ class ServerCurve(TypedDict, total=False):
     accuracy: list[list[float]]
     macro_f1: list[list[float]]
     mape: list[list[float]]
+    micro_f1: list[list[float]]
     c_index: list[list[float]]
+    dice: list[list[float]]
     mae: list[list[float]]
     rmse: list[list[float]]
 

@@ -55,6 +55,8 @@ class ServerTest(TypedDict, total=False):
     f1: list[float]
     mape: float
     c_index: float
+    micro_f1: float
+    dice: float
     mae: float
     rmse: float
 

@@ -11,9 +11,13 @@ from types import MappingProxyType
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from steelyard.data.dataset import HONEST, Behaviour, ClientRows, Dataset, Population
+from steelyard.data.sources import FurtherTask
 from steelyard.learning.augmentation import Augmentation
+from steelyard.learning.models import Factory, build
+from steelyard.learning.settings import ModelSettings
 from steelyard.randomness import generator
 from steelyard.weighing.criteria import Labelled, LocalData
 from steelyard.weighing.view import read_only
@@ -28,8 +32,10 @@ class DeviceDataset:
     features: torch.Tensor
     labels: torch.Tensor
     classes: int
-    survival: bool = False
-    """Whether labels are times to an event, negative where it had not come until then."""
+    task: FurtherTask | None = None
+    """What is learnt where it is neither a class nor a number, as `Dataset.task` has it."""
+    targets: int = 0
+    """Number of classes of a pixel, or of labels."""
     augment: Augmentation | None = None
     """How images are changed at random each time they are trained on."""
 
@@ -37,7 +43,17 @@ class DeviceDataset:
     def of(cls, dataset: Dataset, device: torch.device) -> DeviceDataset:
         """Put a data set on the device."""
         features, labels = dataset.features.to(device), dataset.labels.to(device)
-        return cls(features, labels, dataset.classes, dataset.survival, dataset.augment)
+        return cls(features, labels, dataset.classes, dataset.task, dataset.targets, dataset.augment)
+
+    def build(self, model: ModelSettings | Factory, seed: int) -> nn.Module:
+        """Build a network for these samples: an output for each class, label, or class of each pixel, else one."""
+        outputs = self.targets or self.classes
+        return build(model, self.features.shape[1:], outputs, seed, pixels=self.task == "segmentation")
+
+    @property
+    def outputs(self) -> int:
+        """How many outputs a network must have where the task says it: one for each label, or class of a pixel."""
+        return self.targets * (self.labels.shape[1] if self.task == "segmentation" else 1)
 
     def gather(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the samples of these rows as float32; bytes become numbers from 0 to 1, tokens (int64) stay."""

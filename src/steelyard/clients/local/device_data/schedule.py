@@ -21,7 +21,7 @@ class Schedule:
     rows: torch.Tensor
     """[steps, clients, batch]: rows of the data set; padding repeats a row of the client."""
     labels: torch.Tensor
-    """[steps, clients, batch]."""
+    """[steps, clients, batch]; a mask or several labels have one axis more."""
     weights: torch.Tensor
     """[steps, clients, batch]: κ of the label over the size of the client's batch; 0 for padding."""
     report: torch.Tensor
@@ -134,7 +134,7 @@ def schedule(cohort: Cohort, training: TrainingSettings, *, joined: bool = False
     device = cohort.dataset.device
     rows, labels = _look_up(cohort, torch.from_numpy(positions).to(device))
     kappa = _kappa(cohort, labels)
-    if labels.is_floating_point():
+    if labels.is_floating_point() and labels.dim() == positions.ndim:
         # Padding has no time, for losses that hold the samples of a batch against each other.
         labels = labels * torch.from_numpy(scale > 0).to(device)
     active = (counts[None, :] > np.arange(len(positions))[:, None]).sum(axis=1)
@@ -206,7 +206,8 @@ def _look_up(cohort: Cohort, positions: torch.Tensor) -> tuple[torch.Tensor, tor
         population = cohort.populations[0]
         return population.rows[positions], population.labels[positions]
     rows = torch.empty_like(positions)
-    labels = torch.empty(positions.shape, dtype=cohort.populations[0].labels.dtype, device=positions.device)
+    kind = cohort.populations[0].labels
+    labels = torch.empty((*positions.shape, *kind.shape[1:]), dtype=kind.dtype, device=positions.device)
     for population in populations.values():
         mine = np.flatnonzero([cohort.populations[t] is population for t in cohort.task])
         jobs = torch.from_numpy(mine).to(positions.device)

@@ -93,6 +93,6 @@ class GraphEngine:
             whole = self.setup.training.batch_size
             wide = batch if batch == whole else batch + (batch // 8 if len(np.unique(cohort.sizes)) > 1 else 0)
             shape = (steps + steps // 4, chunk, wide)
-            buffers = StackBuffers.empty(stepper, cohort.dataset, cohort.loss, shape, stepper.size, plan.labels.dtype)
+            buffers = StackBuffers.empty(stepper, cohort.dataset, cohort.loss, shape, stepper.size, plan.labels)
             self._buffers[key] = buffers
         return buffers

@@ -51,9 +51,9 @@ class StackBuffers:
         loss: LossState,
         shape: tuple[int, int, int],
         size: int,
-        kind: torch.dtype,
+        labels: torch.Tensor,
     ) -> StackBuffers:
-        """Make buffers for [steps, clients, batch]."""
+        """Make buffers for [steps, clients, batch], and for labels like these."""
         steps, clients, batch = shape
         device = dataset.device
 
@@ -62,7 +62,7 @@ class StackBuffers:
 
         tables = Schedule(
             zeros(steps, clients, batch, dtype=torch.int64),
-            zeros(steps, clients, batch, dtype=kind),
+            zeros(steps, clients, batch, *labels.shape[3:], dtype=labels.dtype),
             zeros(steps, clients, batch),
             zeros(steps, clients, batch),
             zeros(steps, clients, batch, dtype=torch.bool),

@@ -70,11 +70,11 @@ def _through_autograd(each_of: losses.PerSample, *, apart: bool) -> OutputGradie
     ) -> tuple[torch.Tensor, torch.Tensor]:
         with torch.enable_grad():
             leaf = (outputs.detach().clone() if apart else outputs.detach().flatten(0, -2)).requires_grad_()
-            each = each_of(leaf, labels.reshape(leaf.shape[:-1]))
+            each = each_of(leaf, labels.reshape(*leaf.shape[:-1], *labels.shape[weights.dim() :]))
             # A product with weight 0 would carry a nan of padding into the sum; where() does not.
             share = weights.reshape(each.shape)
             total = torch.where(share > 0, each * share, torch.zeros_like(each)).sum()
             (slope,) = torch.autograd.grad(total, leaf)
-        return slope.view_as(outputs), each.detach().view_as(labels)
+        return slope.view_as(outputs), each.detach().view_as(weights)
 
     return gradient
