@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from steelyard.messages import Counts, Floats
-from steelyard.runs.columns import Cohorts, EntriesT, Tested, as_table, cut, entry_columns, runs_of, sampled
+from steelyard.runs.columns import Cohorts, EntriesT, Tested, as_table, between, cut, entry_columns, runs_of, sampled
 from steelyard.runs.glance import run_folder, signature
 from steelyard.runs.reader import LOOKED_AT, START, History
 
@@ -79,7 +79,7 @@ class LiveHistory(History):
             known = self._cohorts.get((rule, seed))
             new = super().cohorts(rule, seed, _last(known))
             self._cohorts[rule, seed] = found = _joined(known, new)
-        return found if after == START else cut(found, found.round > after)
+        return found if after == START else between(found, after)
 
     def tested(self, rule: str, seed: int, after: int = START) -> Tested:
         """Return how the model of one federation did at each client; only rounds not yet in memory are read."""
@@ -87,7 +87,7 @@ class LiveHistory(History):
             known = self._tested.get((rule, seed))
             new = super().tested(rule, seed, _last(known))
             self._tested[rule, seed] = found = _joined(known, new)
-        return found if after == START else cut(found, found.round > after)
+        return found if after == START else between(found, after)
 
     def failures_after(self, round: int = START) -> pd.DataFrame:
         """Return who was left out after a round and why; only rounds not yet in memory are read, and come last."""
@@ -125,12 +125,12 @@ class Snapshot(History):
     def cohorts(self, rule: str, seed: int, after: int = START) -> Cohorts:
         """Return what the clients of one federation sent and were given, up to the snapshot's round."""
         found = self.live.cohorts(rule, seed)
-        return cut(found, (found.round > after) & (found.round <= self.seen))
+        return between(found, after, self.seen)
 
     def tested(self, rule: str, seed: int, after: int = START) -> Tested:
         """Return how the model of one federation did at each client, up to the snapshot's round."""
         found = self.live.tested(rule, seed)
-        return cut(found, (found.round > after) & (found.round <= self.seen))
+        return between(found, after, self.seen)
 
     def tested_at(self, rule: str, seed: int, most: int) -> Tested:
         """Return `tested` without round 0; of a long run some rounds, evenly spaced."""

@@ -64,11 +64,13 @@ def spread(rows: Counts, columns: Counts, shape: tuple[int, int], values: Floats
 
 def as_table(round: Counts, client: Counts, clients: int, values: Floats) -> tuple[Counts, Floats]:
     """Return (rounds, values [rounds, clients]) of entries that are ordered by round, then client."""
+    if clients and len(round) % clients == 0:
+        shape, rounds = (len(round) // clients, clients), round[::clients]
+        whole = (round.reshape(shape) == rounds[:, None]).all() and (client.reshape(shape) == np.arange(clients)).all()
+        if whole:
+            return rounds, values.reshape(shape)  # nobody is missing
     rounds, where = runs_of(round)
-    shape = (len(rounds), clients)
-    if len(values) == len(rounds) * clients and bool((client.reshape(shape) == np.arange(clients)).all()):
-        return rounds, values.reshape(shape)  # nobody is missing
-    return rounds, spread(where, client, shape, values)
+    return rounds, spread(where, client, (len(rounds), clients), values)
 
 
 def sampled(count: int, limit: int) -> NDArray[np.int64]:
@@ -140,14 +142,22 @@ def entry_columns(entries: Cohorts | Tested) -> list[str]:
     return [name for name, value in vars(entries).items() if isinstance(value, np.ndarray)]
 
 
-def cut(found: EntriesT, kept: NDArray[np.bool_]) -> EntriesT:
+def between(found: EntriesT, after: int, last: int | None = None) -> EntriesT:
+    """Return the entries of the rounds after one, up to another, or all later ones; nothing is copied."""
+    begin = int(np.searchsorted(found.round, after, side="right"))
+    end = len(found.round) if last is None else int(np.searchsorted(found.round, last, side="right"))
+    return cut(found, slice(begin, end))
+
+
+def cut(found: EntriesT, kept: NDArray[np.bool_] | slice) -> EntriesT:
     """Return some of the entries, with the names of their clients alone, as a reader of those rounds would."""
-    if bool(kept.all()):
+    if kept == slice(0, len(found.round)) if isinstance(kept, slice) else bool(kept.all()):
         return found
     some = {name: getattr(found, name)[kept] for name in entry_columns(found)}
     there = np.bincount(some["client"], minlength=len(found.clients)) > 0  # without sorting: entries may be millions
-    some |= {"client": (np.cumsum(there) - 1)[some["client"]]}
-    some |= {"clients": tuple(name for name, one in zip(found.clients, there, strict=True) if one)}
+    if not there.all():
+        some |= {"client": (np.cumsum(there) - 1)[some["client"]]}
+        some |= {"clients": tuple(name for name, one in zip(found.clients, there, strict=True) if one)}
     if isinstance(found, Tested):
         some["metrics"] = {name: values[kept] for name, values in found.metrics.items()}
     return replace(found, **some)
