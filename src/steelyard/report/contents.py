@@ -72,7 +72,7 @@ def _short(values: Any) -> list[float | None]:
     with np.errstate(divide="ignore", invalid="ignore"):
         unit = 10.0 ** (3 - np.floor(np.log10(np.abs(numbers))))
         shown = np.where(numbers == 0, 0.0, np.round(numbers * unit) / unit)
-    return [value if np.isfinite(value) else None for value in shown.tolist()]
+    return [value if math.isfinite(value) else None for value in shown.tolist()]
 
 
 class _Grouped:

@@ -50,11 +50,18 @@ class Curve:
     """[rounds]: when each of them ended on the devices' clock; None without one."""
 
 
+_COLUMNS = (
+    *("rule", "seed", "round", "accuracy", "priority", "tests"),
+    *("server_accuracy", "server_macro_f1", "server_metrics", "simulated"),
+)
+"""What a curve is made of: in a long run every further column takes time."""
+
+
 def read_curves(history: History) -> list[Curve]:
     """Return every federation of a run as a curve, rules in the order in which the run lists them."""
     recorded: dict[tuple[str, int], list[dict[str, Any]]] = {}
     first: dict[tuple[str, int], float] = {}
-    for row in cast("list[dict[str, Any]]", history.rounds.to_dict("records")):
+    for row in cast("list[dict[str, Any]]", history.rounds[list(_COLUMNS)].to_dict("records")):
         key = (str(row["rule"]), int(row["seed"]))
         if row["round"] > 0:
             recorded.setdefault(key, []).append(row)

@@ -17,7 +17,7 @@ ROUNDS = 120
 
 def orders(view: RunView, federation: FederationView) -> alt.LayerChart | None:
     """Draw which priority order each round kept, and which others it tested (paper 003's testing rounds)."""
-    rows = _rows(view, federation)
+    rows = _rows(view, federation, "round", "priority", "tried", "tests")
     tried = [json.loads(row["tried"]) for row in rows]
     if not any(len(entry) > 1 for entry in tried):
         return None
@@ -70,15 +70,16 @@ def _thinned(rows: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
     return [rows[index] for index in sampled(len(rows), most)]
 
 
-def _rows(view: RunView, federation: FederationView) -> list[dict[str, Any]]:
+def _rows(view: RunView, federation: FederationView, *columns: str) -> list[dict[str, Any]]:
+    """Return some columns of a federation's rounds: of a long run each takes time."""
     frame = view.rounds
-    mine = frame[(frame["rule"] == federation.label) & (frame["seed"] == federation.seed) & (frame["round"] > 0)]
-    return mine.to_dict("records")  # type: ignore[return-value]
+    mine = (frame["rule"] == federation.label) & (frame["seed"] == federation.seed) & (frame["round"] > 0)
+    return frame.loc[mine, list(columns)].to_dict("records")  # type: ignore[return-value]
 
 
 def classes(view: RunView, federation: FederationView) -> alt.VConcatChart | None:
     """Draw the F1 of every class over the rounds and the weights κ_c that an adaptive loss gives (paper 001)."""
-    rows = _rows(view, federation)
+    rows = _rows(view, federation, "round", "server_metrics", "loss")
     f1: dict[int, list[float]] = {}
     kappa: dict[int, list[float]] = {}
     for row in rows:
