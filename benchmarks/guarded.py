@@ -6,9 +6,10 @@ A cell is one attack on one kind of federation. In it all candidates train with 
 are read after 15 (early) and 40 (converged). Each part has a file of its own, OUT/STAGE-PART.jsonl, one line for each
 rule of a cell; the same call goes on where it stopped, and a cell that any file in OUT holds is not run again.
 Stages: `digits` and `mnist` take all candidates, or the best so many of what OUT holds (`--best`), `unipen62` the best
-three. `final` has seeds that no choice has seen: they are opened for one set of rules, and then for no other. It runs
-every attack with the first share and number of rows; with the others only those that take the most (`--few`), unless
-`--whole` asks for all. `--table` prints what OUT holds, worst cases first.
+three; `cost` is for tries of what rules cost where nobody is hostile. `final` has seeds that no choice has seen: they
+are opened for one set of rules, and then for no other. It runs every attack with the first share and number of rows;
+with the others only those that take the most (`--few`), unless `--whole` asks for all. `--table` prints what OUT holds,
+worst cases first.
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ CANDIDATES = (
     "trimmed-mean(RD)",
     "spectral(RD)",
     "flame(RD)",
+    "guarded",
+    "flame(capped(RD;max_shares=2);reach=1.05)",
     "client-momentum+centred-clip(RD)",
 )
 """Words of `--rules`; EQ is the plain mean, against which the cost of a defence is told. Of these `median(EQ)`,
@@ -82,6 +85,7 @@ DATA: Mapping[str, Mapping[str, Any]] = {
 STAGES: Mapping[str, tuple[tuple[str, ...], tuple[int, ...], int]] = {
     "digits": (("digits",), (1, 2, 3), 0),
     "mnist": (("mnist",), (11, 12, 13), 0),
+    "cost": (("digits",), (31, 32), 0),
     "unipen62": (("unipen62",), (21, 22, 23, 24, 25), 3),
     "final": (("digits", "mnist", "unipen62"), (201, 202, 203, 204, 205), 0),
 }
