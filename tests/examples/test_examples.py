@@ -53,7 +53,21 @@ def check_privacy(printed: str) -> None:
     assert accuracy[7] > accuracy[4] + 10
 
 
-CHECKS = {"poisoned_update": check_poisoned, "own_data": check_own_data, "privacy_budget": check_privacy}
+def check_lora(printed: str) -> None:
+    """Weighing products loses less than averages of the factors would, and the report shows it."""
+    (line,) = [line for line in printed.splitlines() if line.startswith("lost of the products")]
+    product, factors = (float(part.rstrip("%;").rstrip("%")) for part in line.split() if "%" in part)
+    assert product < factors
+    shares = [float(line.split()[2].rstrip("%")) for line in printed.splitlines() if "accuracy" in line]
+    assert min(shares) > 80
+
+
+CHECKS = {
+    "lora": check_lora,
+    "poisoned_update": check_poisoned,
+    "own_data": check_own_data,
+    "privacy_budget": check_privacy,
+}
 
 
 def test_every_example_is_in_the_gallery_with_its_picture() -> None:

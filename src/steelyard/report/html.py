@@ -95,7 +95,7 @@ def _sections(view: RunView, data: ReportData, extra: Recommended) -> list[tuple
     chooser = _chooser(view)
     found: list[tuple[str, str, str]] = []
     result = _main_tables(view)
-    curves = "".join(_figure(name) for name in ("accuracy", "server", "time", "bytes") if name in drawn)
+    curves = "".join(_figure(name) for name in ("accuracy", "server", "adapters", "time", "bytes") if name in drawn)
     found.append(("result", "What came out", f'{result}<div class="two">{curves}</div>'))
     if extra.tables or extra.notes:
         found.append(("recommended", "What was recommended", _recommended(extra)))

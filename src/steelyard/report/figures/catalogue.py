@@ -10,7 +10,17 @@ from altair.utils.schemapi import debug_mode
 
 from steelyard.errors import UserError, listed, nearest
 from steelyard.report.documents.shared import VegaLite
-from steelyard.report.figures import adapting, class_f1, contributed, curves, devices, listening, split, weights
+from steelyard.report.figures import (
+    adapters,
+    adapting,
+    class_f1,
+    contributed,
+    curves,
+    devices,
+    listening,
+    split,
+    weights,
+)
 from steelyard.report.view import RunView
 
 Chart = Any
@@ -85,6 +95,14 @@ _LIST = (
         "The server of this run reports no F1 of each class.",
         "view",
         class_f1.class_f1,
+    ),
+    Kind(
+        "adapters",
+        "What weighing the adapters lost",
+        "Of the weighted sum of their products, less is better.",
+        "No rule of this run weighs low-rank adapters as products; algorithm.name = 'flexlora' does.",
+        "view",
+        adapters.lost,
     ),
     Kind(
         "flawed",
