@@ -81,9 +81,11 @@ def test_failed_and_missing_scenes_are_said_and_take_no_part() -> None:
 
 def test_an_idea_that_fails_everywhere_is_one_sentence() -> None:
     failed = SceneFigures(failed="criterion Z: fails.")
-    assert judge(on_paper(["clean", "sizes"]), {"clean": failed, "sizes": failed})["sentence"] == (
-        "X failed in all 2 scenes: criterion Z: fails."
-    )
+    document = judge(on_paper(["clean", "sizes"]), {"clean": failed, "sizes": failed})
+    assert document["sentence"] == "X failed in both scenes: criterion Z: fails."
+    shown = arena_text(document, width=40)
+    assert max(map(len, shown.splitlines())) <= 40
+    assert "points" not in shown
     assert judge(on_paper(["clean"]), {})["sentence"] == "Nothing can be said of X yet: no scene is done."
 
 

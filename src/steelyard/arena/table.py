@@ -14,9 +14,9 @@ from steelyard.report.rendering import Style, Table, paragraph, render
 
 
 def arena_text(document: ArenaDocument, style: Style = "text", width: int | None = None) -> str:
-    """Write the answer as plain text, Markdown or LaTeX; the sentence is the first line."""
+    """Write the answer as plain text, Markdown or LaTeX; the sentence comes first."""
     found = render(arena_tables(document), failure_lines(document), style, width)
-    return f"{paragraph(document['sentence'], style)}\n\n{found}"
+    return f"{paragraph(document['sentence'], style, width)}\n\n{found}"
 
 
 def arena_tables(document: ArenaDocument) -> list[Table]:
@@ -54,8 +54,12 @@ def _marks(*marks: bool) -> tuple[str, ...]:
 def _scenes(document: ArenaDocument) -> Table:
     name, base = document["candidate"], document["baseline"]
     whole = "" if document["whole"] else ", not the whole suite"
+    title = f"{name} against {base}: suite {document['suite']}, version {document['version']}{whole}"
+    if not any(scene["rules"] for scene in document["scenes"]):
+        # An idea that failed everywhere: nothing but dashes would stand between.
+        return Table(title, ("scene", "verdict"), tuple((row["scene"], row["verdict"]) for row in document["scenes"]))
     return Table(
-        f"{name} against {base}: suite {document['suite']}, version {document['version']}{whole}",
+        title,
         ("scene", f"{base} (%)", f"{name} (%)", "gain (points)", "p (Holm)", "worst client, gain", "verdict"),
         tuple(_cells(scene, document) for scene in document["scenes"]),
         _note(document),

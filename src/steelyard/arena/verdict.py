@@ -204,7 +204,9 @@ def _ordinal(number: int) -> str:
 
 
 def _all(count: int, of: int) -> str:
-    return f"all {of} scenes" if count == of and of > 1 else f"{count} of {of} scene{'' if of == 1 else 's'}"
+    if count == of > 1:
+        return "both scenes" if of == 2 else f"all {of} scenes"
+    return f"{count} of {of} scene{'' if of == 1 else 's'}"
 
 
 def _count(number: int) -> str:
