@@ -83,8 +83,8 @@ def _cells(scene: ArenaScene, document: ArenaDocument) -> tuple[str, ...]:
     p = scene["p_holm"]
     return (
         scene["scene"],
-        show_estimate(base and base["value"], 1, 100.0),
-        show_estimate(mine and mine["value"], 1, 100.0),
+        show_estimate(base["value"] if base else None, 1, 100.0),
+        show_estimate(mine["value"] if mine else None, 1, 100.0),
         show_estimate(scene["gain"], 1, 100.0, signed=True),
         UNKNOWN if p is None else f"{p:.2g}",
         show_estimate(scene["worst_gain"], 1, 100.0, signed=True),
