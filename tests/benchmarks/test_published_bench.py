@@ -47,15 +47,15 @@ def test_a_table_starts_and_ends(table: str, tmp_path: Path, monkeypatch: pytest
         pytest.skip(f"mnist is not in {data_folder()}")
     data = tmp_path / "data"
     data.mkdir()
-    for name in ("mnist", "fashion-mnist"):  # of the same form, and that is all that a try needs
-        (data / name).symlink_to((data_folder() / "mnist").resolve())
+    # Of the same form, and that is all that a try of table C needs.
+    (data / "fashion-mnist").symlink_to((data_folder() / "mnist").resolve())
     monkeypatch.setenv("STEELYARD_DATA", str(data))
     pictures(tmp_path / "work" / "cifar10-50" / "cifar10.npz")
-    words = f"published {tmp_path} --work {tmp_path / 'work'} --table {table} --data {','.join(ALL)} --tiny"
+    words = f"published {tmp_path} --work {tmp_path / 'work'} --table {table} --data cifar10 --tiny"
     monkeypatch.setattr(sys, "argv", words.split())
     runpy.run_module("benchmarks.published", run_name="__main__")
     lines = [json.loads(line) for line in (tmp_path / f"{table}-0-of-1.jsonl").read_text().splitlines()]
-    assert [line.get("failed", "") for line in lines] == [""] * len(list(TABLES[table](ALL, 1, (0.01,))))
+    assert [line.get("failed", "") for line in lines] == [""] * len(list(TABLES[table](["cifar10"], 1, (0.01,))))
     assert all(line["finished"] and line["rounds"] == 1 for line in lines)
     assert all(0 <= value <= 1 for line in lines for seeds in line["curves"].values() for value in seeds[0] if value)
     shown = page(read([tmp_path / f"{table}-0-of-1.jsonl"]))
