@@ -91,3 +91,8 @@ def test_digits_become_masks_the_same_everywhere() -> None:
         assert float(images[row].sum()) == pytest.approx(float(digits.features[row].sum()))
     with pytest.raises(UserError, match=r"data.augment: got pad or flip with masks"):
         load(DataSettings(source="digit-masks", augment={"flip": True}))
+
+
+def test_data_from_python_may_say_what_they_are() -> None:
+    assert DataSettings(source="memory").capabilities().task is None
+    assert DataSettings(source="memory", task="segmentation").capabilities().task == "segmentation"

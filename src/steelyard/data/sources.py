@@ -90,4 +90,4 @@ _add("images", "images:read_images", _IMAGES, "folder or .zip of images", marks=
 _add("digit-masks", "masks:read_digit_masks", task="segmentation", classes=0)
 _add("diabetes", "bundled:read_diabetes", task="regression", classes=0)
 _add("csv", "tables:read_table", _COLUMNS, "table or a folder", marks=frozenset({"complete"}), splits_owners=True)
-_add("memory", "handed_over:no_file", task=None, marks=None, **_PEOPLE)
+_add("memory", "handed_over:no_file", ("task",), task=None, marks=None, **_PEOPLE)
