@@ -43,6 +43,9 @@ PROCESSES.set_forkserver_preload(
         "narwhals._pandas_like.namespace",
         "safetensors.torch",
         "scipy.stats",
+        "dp_accounting.pld.privacy_loss_distribution",
+        "cryptography.x509",
+        "torch._dynamo",  # of vmap and of torch's optimisers
     ]
 )
 
