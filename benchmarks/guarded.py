@@ -87,7 +87,7 @@ STAGES: Mapping[str, tuple[tuple[str, ...], tuple[int, ...], int]] = {
     "mnist": (("mnist",), (11, 12, 13), 0),
     "cost": (("digits",), (31, 32), 0),
     "unipen62": (("unipen62",), (21, 22, 23, 24, 25), 3),
-    "final": (("digits", "mnist", "unipen62"), (201, 202, 203, 204, 205), 0),
+    "final": (("digits", "mnist", "unipen62"), (301, 302, 303, 304, 305), 0),
 }
 """By stage: the data, the seeds, and how many of the best candidates of what was run before take part (0: all)."""
 
