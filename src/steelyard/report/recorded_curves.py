@@ -61,7 +61,8 @@ def read_curves(history: History) -> list[Curve]:
     """Return every federation of a run as a curve, rules in the order in which the run lists them."""
     recorded: dict[tuple[str, int], list[dict[str, Any]]] = {}
     first: dict[tuple[str, int], float] = {}
-    for row in cast("list[dict[str, Any]]", history.rounds[list(_COLUMNS)].to_dict("records")):
+    frame: Any = history.rounds[list(_COLUMNS)]  # pandas is typed in part only
+    for row in cast("list[dict[str, Any]]", frame.to_dict("records")):
         key = (str(row["rule"]), int(row["seed"]))
         if row["round"] > 0:
             recorded.setdefault(key, []).append(row)
