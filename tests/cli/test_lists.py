@@ -8,15 +8,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from tests.conftest import CommandLine
 from tests.runs.records import federation, record, state
 from tests.warm import command_environment, warm_command
 
-from steelyard.cli.lists import age, plain, sparkline
+from steelyard.cli.lists import age, plain, score_of, sparkline
+from steelyard.cli.top import Board
 from steelyard.files import in_bytes
+from steelyard.runs.glance import glance
 from steelyard.runs.process import this_process
 from steelyard.runs.store import Store
 
@@ -56,6 +60,19 @@ def test_lists_fit_sixty_columns(tmp_path: Path) -> None:
     assert "heaviest of 2 in round 2: �[2Jc 75%, d 25%" in shown
     assert "▁" in shown
     assert "█" in shown
+
+
+@pytest.mark.parametrize("measure", ["mean Dice", "C-index", "macro F1"])
+def test_only_accuracies_are_in_per_cent(measure: str, tmp_path: Path) -> None:
+    make_run(tmp_path / "runs" / "run")
+    store = Store(tmp_path / "runs" / "run")
+    store.note(measure=measure)
+    store.close()
+    assert f"0.75 {measure}" in score_of(glance(tmp_path / "runs", "run"))
+    console = Console(width=60, file=StringIO())
+    console.print(Board(tmp_path / "runs").frame(60))
+    assert isinstance(console.file, StringIO)
+    assert " 0.75 " in console.file.getvalue()
 
 
 def test_no_fact_about_a_run_steers_the_terminal(tmp_path: Path) -> None:

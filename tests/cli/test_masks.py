@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas
-import pytest
 from PIL import Image
 from tests.conftest import CommandLine
 
@@ -28,7 +27,6 @@ def write_scans(folder: Path) -> None:
 
 
 def test_folders_of_pairs_become_a_federation_that_draws_masks(tmp_path: Path, steelyard: CommandLine) -> None:
-    pytest.importorskip("PIL")
     write_scans(tmp_path / "scans")
     made = steelyard("new", "mine.toml", "--images", "scans")
     assert made.returncode == 0, made.stderr

@@ -28,6 +28,13 @@ def test_parameter_counts(name: str, shape: tuple[int, ...], classes: int, param
     assert Layout.of(build(ModelSettings(name=name), shape, classes, 0)).trained == parameters
 
 
+@pytest.mark.parametrize("shape", [(1, 16, 18), (1, 18, 16), (1, 18, 18)])
+def test_a_unet_takes_no_image_with_a_side_that_it_cannot_halve(shape: tuple[int, ...]) -> None:
+    with pytest.raises(UserError, match=f"depth 2 for images of {shape[1]}×{shape[2]}; allowed"):
+        build(ModelSettings(name="unet"), shape, 2, 0)
+    assert build(ModelSettings(name="unet"), (1, 16, 20), 3, 0)(torch.zeros(2, 1, 16, 20)).shape == (2, 3 * 16 * 20)
+
+
 def test_the_authors_network_has_no_activation_after_its_convolutions_and_glorot_starts() -> None:
     module = build(ModelSettings(name="cnn-mnist-authors"), (28, 28), 10, 3)
     named = dict(module.named_parameters())

@@ -48,6 +48,34 @@ def test_every_figure_of_a_run_that_has_something_for_it(run: Path) -> None:
         json.dumps(document, allow_nan=False)
 
 
+@pytest.mark.parametrize(
+    ("figure", "title", "form", "sign"),
+    [
+        ("dice", "mean Dice on the server's rows", ".3~g", 1),
+        ("macro_f1", "macro F1 on the server's rows", ".3~g", 1),
+        ("rmse", "minus RMSE on the server's rows", ".3~g", -1),
+    ],
+)
+def test_the_servers_curve_is_of_the_score_that_its_task_has(
+    figure: str, title: str, form: str, sign: int, tmp_path: Path
+) -> None:
+    folder = make_run(tmp_path / "run", rounds=2, clients=4, seeds=(1,), rules=("fedavg",))
+    view = RunView([folder])
+    plain = figures.spec(figures.draw(view, "server"))["layer"][0]["encoding"]["y"]
+    assert (plain["title"], plain["axis"]["format"]) == ("accuracy on the server's rows", "%")
+    store = Store(folder)
+    with store._db:
+        told = json.dumps({figure: 0.25, "further": 9.0})
+        store._db.execute("UPDATE rounds SET server_accuracy = NULL, server_metrics = ? WHERE round = 2", (told,))
+        store._db.execute("UPDATE rounds SET server_accuracy = NULL, server_metrics = NULL WHERE round < 2")
+    store.close()
+    chart = figures.draw(RunView([folder]), "server")
+    drawn = figures.spec(chart)["layer"][0]["encoding"]["y"]
+    assert (drawn["title"], drawn["axis"]["format"]) == (title, form)
+    (row,) = rows(chart)
+    assert (row["round"], row["score"]) == ([2], [sign * 0.25])
+
+
 def test_a_curve_is_the_mean_over_seeds_with_its_interval(run: Path) -> None:
     view = RunView([run])
     (row,) = [row for row in rows(figures.draw(view, "accuracy")) if row["rule"] == "fedavg"]

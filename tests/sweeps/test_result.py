@@ -110,7 +110,10 @@ def test_a_target_that_is_not_reached_comes_after_one_reached_in_the_last_round(
     ("values", "measure", "measured", "shown"),
     [
         ([0.91, 0.93], "score", "accuracy", "92.00 % ±12.71"),  # t(1) = 12.706, s/√2 = 0.01
-        ([0.91], "worst10", "worst10", "91.00 %"),
+        ([0.91], "worst10", "worst tenth, accuracy", "91.00 %"),
+        ([0.91], "worst10", "worst tenth, mean Dice", "0.91000"),
+        ([0.91], "server-accuracy", "server-accuracy", "91.00 %"),
+        ([0.91], "server-macro-f1", "server-macro-f1", "0.91000"),
         ([0.01234], "score", "ndcg@10", "0.01234"),
         ([12.0, 13.0, 14.0], "rounds-to-target", "rounds-to-target", "13.0 ±2.5"),  # t(2) = 4.303, s/√3 = 0.577
         ([12.0, 13.0], "rounds-to-target", "rounds-to-target", "12.5 ±6.4"),

@@ -25,7 +25,7 @@ def view(test: ServerTest) -> CohortView:
 
 
 def test_performance_is_measured_by_the_server_on_its_own_test_set():
-    for name in ("VP", "VS", "VF", "VD", "VE", "VC"):
+    for name in ("VP", "VS", "VF", "VD", "VE", "VC", "VM", "VL"):
         criterion = registry.get(name)
         assert criterion.measured_by == "server"
         assert criterion.needs.test_set
@@ -44,6 +44,14 @@ def test_the_odds_ratio_is_a_geometric_mean_over_classes():
     assert registry.get("VD").on_server(view(test)) == pytest.approx([6.0, 0.5, 1.0])
     with pytest.raises(UserError, match="criterion VD: this server gives no odds ratio"):
         registry.get("VD").on_server(view(TEST))
+
+
+@pytest.mark.parametrize(("name", "figure"), [("VC", "c_index"), ("VM", "dice"), ("VL", "macro_f1")])
+def test_a_criterion_of_one_task_is_its_figure(name: str, figure: str):
+    test = replace(REGRESSION, errors={figure: np.array([0.25, 0.75]), "further": np.array([3.0, 4.0])})
+    assert registry.get(name).on_server(view(test)) == pytest.approx([0.25, 0.75])
+    with pytest.raises(UserError, match=f"criterion {name}: measures .* and this data has none"):
+        registry.get(name).on_server(view(REGRESSION))
 
 
 def test_a_criterion_for_classes_refuses_a_regression_and_the_other_way_round():

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from steelyard.cli.lists import age, nothing, plain, sparkline, state_of
 from steelyard.errors import UserError
-from steelyard.rounds.progress import show_score
+from steelyard.measures import measure_of
 from steelyard.runs.glance import Glance, accuracies, find_runs, glance, signature, why_unreadable
 from steelyard.runs.heaviest import heaviest
 
@@ -94,7 +94,7 @@ def _body(run: Glance, width: int) -> list[RenderableType]:
         seed = f" #{line.seed}" if len({inner.seed for inner in run.rules}) > 1 else ""
         name = plain(line.rule + seed)
         name.truncate(max(12, width // 3), overflow="ellipsis")
-        score = Text("–") if line.accuracy is None else Text(show_score(line.accuracy))
+        score = Text("–") if line.accuracy is None else Text(measure_of(run.measure).show(line.accuracy))
         body.add_row(Text(" "), name, score, Text(sparkline(curve, max(8, width // 4)), style="cyan"))
     blocks: list[RenderableType] = [body]
     if len(run.rules) > RULES:

@@ -318,7 +318,7 @@ class RemoteServer:
 
     def kernels(self, seed: int) -> Counts:
         """Return where the kernels of the network's layers begin and end in the flat model."""
-        return Layout.of(build(self._model, self._shape, self._classes, seed)).kernels
+        return Layout.of(self._build(seed)).kernels
 
     def adapters(self, seed: int) -> Counts:
         """Return where the factors of the network's low-rank adapters stand in the flat model."""

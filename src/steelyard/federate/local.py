@@ -13,6 +13,7 @@ from steelyard.experiment.loading import load, read_experiment
 from steelyard.federate.local_federation import started
 from steelyard.federate.local_follow import follow
 from steelyard.federate.local_launch import FOLDER, Launch, read_launch
+from steelyard.measures import measure_of
 from steelyard.runs.reader import History
 from steelyard.runs.store import exists
 
@@ -53,7 +54,8 @@ def _run(
     try:
         with started(folder, experiment, launch, resume=resume) as federation:
             federation.submit()
-            follow(federation, experiment.resolved().rounds.count, progress=progress)
+            percent = measure_of(experiment.score_name).percent
+            follow(federation, experiment.resolved().rounds.count, progress=progress, percent=percent)
     except KeyboardInterrupt as stop:
         raise Stopped(folder) from stop
     return folder

@@ -21,11 +21,14 @@ _LOOK_SECONDS = 0.25
 _BEGIN_SECONDS = 120.0
 
 
-def follow(federation: LocalFederation, rounds: int, *, progress: bool = False) -> None:
-    """Wait for the end of a run that was submitted; raises with one clear line unless the run finished."""
+def follow(federation: LocalFederation, rounds: int, *, progress: bool = False, percent: bool = True) -> None:
+    """Wait for the end of a run that was submitted; raises with one clear line unless the run finished.
+
+    `progress` shows its scores, in per cent unless they are others than accuracies.
+    """
     begun = time.monotonic()
     shown, warned = -1, False
-    with show_progress(rounds) if progress else nullcontext(None) as report:
+    with show_progress(rounds, percent) if progress else nullcontext(None) as report:
         while True:
             time.sleep(_LOOK_SECONDS)
             federation.reap()

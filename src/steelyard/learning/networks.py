@@ -175,7 +175,7 @@ class UNet(nn.Module):
     def __init__(self, feature_shape: Shape, outputs: int, wide: int = 8, depth: int = 2) -> None:
         super().__init__()
         self.image = image_shape(feature_shape)
-        if min(self.image[1:]) % 2**depth:
+        if any(side % 2**depth for side in self.image[1:]):
             # Each stage halves the sides, and the way up must meet what stood there before.
             raise UserError(
                 f"model.arguments: depth {depth} for images of {self.image[1]}×{self.image[2]}; allowed: sides that "

@@ -85,6 +85,8 @@ def sweep_document(folder: Path | str) -> SweepDocument:
 
 def measured_name(experiment: Description, measure: str) -> str:
     """Return what a measure is called in headings: "score" is what the experiment scores by."""
+    if measure == "worst10":
+        return f"worst tenth, {experiment.score_name}"
     return experiment.score_name if measure == "score" else experiment.measures.get(measure, measure)
 
 

@@ -14,7 +14,6 @@ from steelyard.sweeps.result import BEST, PICTURE
 
 MOST_ROWS = 50
 """Points that are shown; the file with the results has all."""
-PER_CENT = ("accuracy", "worst10", "server-accuracy", "server-macro-f1")
 
 
 def sweep_table(document: SweepDocument, style: Style = "text", width: int | None = None) -> str:
@@ -59,7 +58,7 @@ def short_names(fields: Sequence[str]) -> dict[str, str]:
 
 def show_value(value: EstimateJson, measure: str, measured: str) -> str:
     """Write a mean over seeds with half its 95 % interval, where there are several."""
-    if measure in PER_CENT or measured == "accuracy":
+    if "accuracy" in measured:
         return show_estimate(value, 2, 100.0, unit=" %", between=" ±")
     if measure == "rounds-to-target":
         whole = len(value["values"]) == 1 and value["mean"].is_integer()

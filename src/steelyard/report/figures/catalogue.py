@@ -75,10 +75,10 @@ _LIST = (
     Kind(
         "server",
         "On the server's rows",
-        "Accuracy on rows of the server that no client holds.",
+        "The score on rows of the server that no client holds.",
         "The server of this run has no rows that report; partition.server_report = 'apart' gives it some.",
         "view",
-        curves.server_accuracy,
+        curves.server_score,
     ),
     Kind(
         "macro-f1",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from typing import Any
 
 import altair as alt
@@ -10,6 +12,7 @@ import pandas as pd
 
 from steelyard.errors import listed
 from steelyard.intervals import estimate
+from steelyard.measures import TASKS, measure_of
 from steelyard.report.figures.shared import (
     HEIGHT,
     POINTS,
@@ -33,9 +36,18 @@ def accuracy(view: RunView) -> alt.LayerChart | None:
     return _curves(view, "accuracy", view.measure, f"{view.measure} over all clients' test samples")
 
 
-def server_accuracy(view: RunView) -> alt.LayerChart | None:
-    """Draw the accuracy on the server's reporting rows, which no client holds."""
-    return _curves(view, "server_accuracy", "accuracy", "accuracy on the server's rows")
+def server_score(view: RunView) -> alt.LayerChart | None:
+    """Draw the score of the run's task on the server's reporting rows, which no client holds; more is better."""
+    frame = view.rounds
+    if frame["server_accuracy"].notna().any():
+        return _curves(view, "server_accuracy", "accuracy", "accuracy on the server's rows")
+    tested = [json.loads(text) if isinstance(text, str) else {} for text in frame["server_metrics"]]
+    task = next((task for task in TASKS.values() if any(task.figure in found for found in tested)), None)
+    if task is None:
+        return None
+    sign = -1.0 if measure_of(task.figure).less_is_better else 1.0
+    frame = frame.assign(server_score=[sign * found.get(task.figure, math.nan) for found in tested])
+    return _curves(view, "server_score", task.score, f"{task.score} on the server's rows", frame)
 
 
 def macro_f1(view: RunView) -> alt.LayerChart | None:
@@ -90,8 +102,8 @@ def _against(view: RunView, columns: list[str], axis: str, by: str, unit: str) -
     return described(alt.layer(line).properties(width=WIDTH, height=HEIGHT), f"{title}, {by}. Ends: {ends}.", note)
 
 
-def _curves(view: RunView, column: str, measure: str, title: str) -> alt.LayerChart | None:
-    frame = view.rounds
+def _curves(view: RunView, column: str, measure: str, title: str, frame: Frame | None = None) -> alt.LayerChart | None:
+    frame = view.rounds if frame is None else frame
     frame = frame[frame[column].notna() & (frame["round"] > 0)]
     if not len(frame):
         return None
@@ -114,7 +126,7 @@ def _curves(view: RunView, column: str, measure: str, title: str) -> alt.LayerCh
     base = alt.Chart(lists(rows)).transform_flatten(["round", "score", "low", "high"])
     x = round_axis(min(row["round"][0] for row in rows), max(row["round"][-1] for row in rows))
     # An interval of few seeds may reach beyond what a score can be; the figure ends where scores do.
-    limits = alt.Scale(zero=False, domain=_limits(rows, form), clamp=True, nice=True)
+    limits = alt.Scale(zero=False, domain=_limits(rows, measure), clamp=True, nice=True)
     y = alt.Y("score:Q", title=title, scale=limits, axis=alt.Axis(format=form))
     hover = alt.selection_point(fields=["rule"], bind="legend", name="rules")
     line = base.mark_line(point=max(map(len, tables.values())) <= 3).encode(
@@ -153,13 +165,14 @@ def _banded(view: RunView, labels: list[str], last: dict[str, float]) -> list[st
     return [label for label in labels if label in kept]
 
 
-def _limits(rows: list[dict[str, Any]], form: str) -> list[float]:
-    """Return the least and the greatest value shown; those of a share stay between 0 and 1."""
+def _limits(rows: list[dict[str, Any]], measure: str) -> list[float]:
+    """Return the least and the greatest value shown; within what the measure can be."""
     values = [value for row in rows for name in ("score", "low", "high") for value in row[name] if value is not None]
     low, high = min(values), max(values)
     if high - low < 1e-9:
         low, high = low - 0.05, high + 0.05
-    return [max(0.0, low), min(1.0, high)] if form == "%" else [low, high]
+    known = measure_of(measure)
+    return [max(known.low, low), min(known.high, high)]
 
 
 def _by_seed(rows: Frame, column: str) -> Frame:

@@ -21,7 +21,7 @@ _DASHES = ([1, 0], [7, 3], [2, 2], [9, 3, 2, 3])
 
 def score_axis(measure: str) -> tuple[str, str]:
     """Return (title, number format) of an axis of scores; accuracies are shown in per cent."""
-    return (measure, "%") if "accuracy" in measure or measure.startswith("macro") else (measure, ".3~g")
+    return (measure, "%") if "accuracy" in measure else (measure, ".3~g")
 
 
 def shown_rules(view: RunView, last: dict[str, float]) -> list[str]:
