@@ -7,7 +7,7 @@ from tests.recommend.fpl_reference import add, local_update
 
 from steelyard.recommend.fpl import Learning, sent_positives
 from steelyard.recommend.sampling import Histories, Triples, draw_triples, round_keys, user_keys
-from steelyard.recommend.sequential import independent_groups, sequential_rounds
+from steelyard.recommend.sequential import ahead, independent_groups, sequential_rounds
 
 
 @pytest.fixture
@@ -38,6 +38,24 @@ def test_groups_equal_rounds_of_one_user_each(histories, count):
     np.testing.assert_allclose(vectors, own, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(table[:, :-1], q, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(table[:, -1], b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_what_is_done_ahead_comes_in_order_one_item_ahead_and_its_mistakes_too(threads: int):
+    begun = list[int]()
+
+    def work(item: int) -> int:
+        begun.append(item)
+        if item == 5:
+            raise ValueError("five")
+        return 10 * item
+
+    assert list(ahead(work, [], threads)) == []
+    found = ahead(work, [3, 4, 5], threads)
+    assert [next(found), next(found)] == [30, 40]
+    with pytest.raises(ValueError, match="five"):
+        next(found)
+    assert begun == [3, 4, 5]
 
 
 def test_rounds_of_one_group_share_nothing():

@@ -24,13 +24,13 @@ from steelyard.recommend.parallel import PairRows
 from steelyard.recommend.ranking import Floats
 from steelyard.recommend.sampled import Sampled
 from steelyard.recommend.sampling import Histories, MaskKind, Triples, round_keys, user_keys
-from steelyard.recommend.sequential import TableChange
+from steelyard.recommend.sequential import TableChange, ahead
 from steelyard.recommend.sparse import Floats32
 from steelyard.recommend.users import Users
 from steelyard.update_payloads import Payload
 from steelyard.weighing.criteria import Criterion, LocalData
 
-_TRIPLES_AT_ONCE = 4_000_000
+_TRIPLES_AT_ONCE = 1_000_000
 """Triples of one-user rounds that are drawn together; a bound of memory, not of the result."""
 
 
@@ -139,6 +139,8 @@ class RecommendClients:
             failures=tuple(failures),
             bytes_sent=rows * width,
         )
+        if not self._refused:
+            return updates
         measured = [each for (seed, _), each in self._refused.items() if seed == task.seed]
         refused = {user: why for each in measured for user, why in each.items()}
         wrong = [Failure(histories.names[user], refused[user]) for user in cohort.tolist() if user in refused]
@@ -182,14 +184,19 @@ class RecommendClients:
         after, losses, rows = table.copy(), np.zeros(histories.users), np.zeros(histories.users)
         # Some rounds at a time: the triples of a long epoch do not fit the memory together.
         step = max(1, _TRIPLES_AT_ONCE // self.local_round.triples)
-        for begin in range(0, len(users), step):
+
+        def drawn(begin: int) -> tuple[Codes, Triples, Flags, Codes]:
             turns, mine = rounds[begin : begin + step], users[begin : begin + step]
             keys = round_keys(self._user_keys(task.seed, "triples")[mine], turns)
             triples = self.engine.draw_triples(histories, mine, keys, self.local_round.triples)
             sent = self._sent(task.seed, turns, mine, triples)
+            return mine, triples, sent, self.engine.distinct_rows(triples, sent)
+
+        # Draws do not depend on the model: the next ones are made while these are visited.
+        for mine, triples, sent, distinct in ahead(drawn, range(0, len(users), step), self.threads):
             found = self.engine.sequential_rounds(after, vectors, mine, triples, sent, self.learning)
             losses += np.bincount(mine, found, histories.users)
-            rows += np.bincount(mine, self.engine.distinct_rows(triples, sent), histories.users)
+            rows += np.bincount(mine, distinct, histories.users)
         mean_losses = losses / np.maximum(np.bincount(users, minlength=histories.users), 1)
         payload = TableChange(len(cohort), torch.from_numpy((after - table).reshape(-1)))
         return payload, mean_losses[cohort], rows[cohort].astype(np.int64)

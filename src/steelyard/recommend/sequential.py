@@ -9,8 +9,11 @@ pass.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +24,8 @@ from steelyard.recommend.fpl import Learning, LocalPass, local_pass
 from steelyard.recommend.interactions import Codes, Flags
 from steelyard.recommend.sampling import Triples
 from steelyard.recommend.sparse import Floats32, add_rows
+
+ResultT = TypeVar("ResultT")
 
 
 def independent_groups(users: Codes, triples: Triples) -> Codes:
@@ -43,6 +48,21 @@ def independent_groups(users: Codes, triples: Triples) -> Codes:
         last_of_user[user] = last[touched] = group
         groups.append(group)
     return np.array(groups, dtype=np.int64)
+
+
+def ahead(work: Callable[[int], ResultT], items: Iterable[int], threads: int) -> Iterator[ResultT]:
+    """Yield `work` of each item in order; with two threads or more the next one is done meanwhile."""
+    if threads < 2:
+        yield from map(work, items)
+        return
+    with ThreadPoolExecutor(1) as pool:
+        following = deque[Future[ResultT]]()
+        for item in items:
+            following.append(pool.submit(work, item))
+            if len(following) > 1:
+                yield following.popleft().result()
+        while following:
+            yield following.popleft().result()
 
 
 def sequential_rounds(
