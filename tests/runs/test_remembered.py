@@ -12,7 +12,7 @@ import pytest
 from tests.runs.records import federation, record, state
 
 from steelyard.report.notices import chain_of
-from steelyard.runs import reader, remembered
+from steelyard.runs import facts, remembered
 from steelyard.runs.reader import History
 from steelyard.runs.store import Store
 
@@ -39,8 +39,8 @@ def folder(tmp_path: Path) -> Path:
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Every look that computes a chain."""
     found: list[Path] = []
-    check = reader.check
-    monkeypatch.setattr(reader, "check", lambda db, folder: (found.append(folder), check(db, folder))[1])
+    check = facts.check
+    monkeypatch.setattr(facts, "check", lambda db, folder: (found.append(folder), check(db, folder))[1])
     return found
 
 
