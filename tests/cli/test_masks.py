@@ -90,4 +90,6 @@ def test_what_masks_and_labels_do_not_have_is_refused_in_one_line(
     assert "training.loss: got 'cross-entropy' for data with masks" in refused(
         "run", "mine.toml", "--set", "training.loss=cross-entropy"
     )
+    adapting = refused("run", "mine.toml", "--set", "weighing.loss.adapt=class-f1")
+    assert "allowed: no [weighing.loss] with this task" in adapting
     assert "partition.scheme: got 'shard'" in refused("run", "mine.toml", "--set", "partition.scheme=shard")

@@ -78,7 +78,7 @@ def test_arrays_of_masks(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"data.labels has shape \(6, 8, 8\); expected \(6,\), one per row"):
         load(DataSettings(source="npz", path=tmp_path / "scans.npz"))
     with pytest.raises(UserError, match=r"task: got 'survival' with source 'npz'; allowed: classes, regression, seg"):
-        DataSettings(source="npz", path=tmp_path / "scans.npz", task="survival", event="died")
+        DataSettings(source="npz", path=tmp_path / "scans.npz", task="survival")
 
 
 def test_digits_become_masks_the_same_everywhere() -> None:
@@ -95,4 +95,5 @@ def test_digits_become_masks_the_same_everywhere() -> None:
 
 def test_data_from_python_may_say_what_they_are() -> None:
     assert DataSettings(source="memory").capabilities().task is None
-    assert DataSettings(source="memory", task="segmentation").capabilities().task == "segmentation"
+    for task in ("segmentation", "survival"):
+        assert DataSettings(source="memory", task=task).capabilities().task == task

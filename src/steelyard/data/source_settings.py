@@ -199,11 +199,14 @@ class DataSettings(Section):
             raise ValueError(f"path: got nothing; allowed with source '{self.source}': a {chosen.needs_path}")
         if self.source == "csv" and self.labels is None:
             raise ValueError("labels: got nothing; allowed with source 'csv': the name of the column to predict")
+        allowed = _TASKS.get(self.source, ())
+        if allowed and self.task not in allowed:
+            raise ValueError(f"task: got '{self.task}' with source '{self.source}'; allowed: {listed(allowed)}")
         if self.positive_above is not None and self.task != "classes":
             raise ValueError(
                 f"positive_above: got {self.positive_above} with task '{self.task}'; allowed with: classes"
             )
-        if (self.task == "survival") != (self.event is not None):
+        if self.source == "csv" and (self.task == "survival") != (self.event is not None):
             raise ValueError(
                 f"event: got {self.event!r} with task '{self.task}'; allowed: the column that says whether the event "
                 "came, with task 'survival' alone"
@@ -213,9 +216,6 @@ class DataSettings(Section):
                 f"further_labels: got {len(self.further_labels)} with task '{self.task}'; allowed: the labels beside "
                 "`labels`, with task 'multi-label' alone"
             )
-        allowed = _TASKS.get(self.source, ())
-        if allowed and self.task not in allowed:
-            raise ValueError(f"task: got '{self.task}' with source '{self.source}'; allowed: {listed(allowed)}")
         if self.augment is not None and self.augment.mean and self.normalise != "unit":
             raise ValueError(f"normalise: got '{self.normalise}' together with augment.mean; allowed: one of the two")
         if self.normalise == "client" and self.source != "csv":

@@ -173,7 +173,7 @@ class LearningDescription(Description):
         if rule.loss.adapt not in fits and self.data.capabilities().task is not None:
             raise UserError(
                 f"weighing.loss.adapt: got '{rule.loss.adapt}' with data.source = '{self.data.source}'; "
-                f"allowed: {listed(fits)}"
+                f"allowed: {listed(fits) or 'no [weighing.loss] with this task'}"
             )
         if rule.loss.adapt in ("barron", "none") and self.training.loss not in ("auto", "barron"):
             raise UserError(

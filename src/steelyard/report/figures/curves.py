@@ -33,26 +33,26 @@ BANDS = 3
 
 def accuracy(view: RunView) -> alt.LayerChart | None:
     """Draw the score over all clients' test samples, round by round, with its 95 % interval over seeds."""
-    return _curves(view, "accuracy", view.measure, f"{view.measure} over all clients' test samples")
+    return _curves(view, view.rounds, "accuracy", view.measure, f"{view.measure} over all clients' test samples")
 
 
 def server_score(view: RunView) -> alt.LayerChart | None:
     """Draw the score of the run's task on the server's reporting rows, which no client holds; more is better."""
     frame = view.rounds
     if frame["server_accuracy"].notna().any():
-        return _curves(view, "server_accuracy", "accuracy", "accuracy on the server's rows")
+        return _curves(view, frame, "server_accuracy", "accuracy", "accuracy on the server's rows")
     tested = [json.loads(text) if isinstance(text, str) else {} for text in frame["server_metrics"]]
     task = next((task for task in TASKS.values() if any(task.figure in found for found in tested)), None)
     if task is None:
         return None
     sign = -1.0 if measure_of(task.figure).less_is_better else 1.0
     frame = frame.assign(server_score=[sign * found.get(task.figure, math.nan) for found in tested])
-    return _curves(view, "server_score", task.score, f"{task.score} on the server's rows", frame)
+    return _curves(view, frame, "server_score", task.score, f"{task.score} on the server's rows")
 
 
 def macro_f1(view: RunView) -> alt.LayerChart | None:
     """Draw the macro F1 on the server's reporting rows."""
-    return _curves(view, "server_macro_f1", "macro F1", "macro F1 on the server's rows")
+    return _curves(view, view.rounds, "server_macro_f1", "macro F1", "macro F1 on the server's rows")
 
 
 def over_time(view: RunView) -> alt.LayerChart | None:
@@ -102,8 +102,7 @@ def _against(view: RunView, columns: list[str], axis: str, by: str, unit: str) -
     return described(alt.layer(line).properties(width=WIDTH, height=HEIGHT), f"{title}, {by}. Ends: {ends}.", note)
 
 
-def _curves(view: RunView, column: str, measure: str, title: str, frame: Frame | None = None) -> alt.LayerChart | None:
-    frame = view.rounds if frame is None else frame
+def _curves(view: RunView, frame: Frame, column: str, measure: str, title: str) -> alt.LayerChart | None:
     frame = frame[frame[column].notna() & (frame["round"] > 0)]
     if not len(frame):
         return None
