@@ -156,7 +156,11 @@ def test_an_error_is_no_accuracy_and_has_no_targets():
     found = describe([error("DS", 50), error("VE", 40)], "DS", (0.9,), SHARES, 3, measure=MEASURES["minus_rmse"])
     found |= {"rounds": 3, "limit": 3}
     assert found["rounds_to_target"] == []
-    assert found["verdicts"][0]["server_mape"]["mean"] == pytest.approx(0.1)
+    (told,) = found["verdicts"]
+    assert told["server_mape"]["mean"] == pytest.approx(0.1)
+    assert told["sentence"].startswith(
+        "VE against DS: minus RMSE after the last round +10; mean minus RMSE of the last 3"
+    )
     assert "−40.00" in written(found | {"measure": "minus RMSE"}, "text")
 
 

@@ -8,6 +8,7 @@ from typing import Literal, cast
 
 from steelyard.errors import UserError, listed, nearest
 from steelyard.intervals import estimate
+from steelyard.measures import MEASURES, Measure
 from steelyard.report.documents.comparison import PairedTest, RuleTests, Verdict
 from steelyard.report.documents.shared import RecordedRule
 from steelyard.report.statistics import holm, paired_p, verdict
@@ -57,11 +58,15 @@ TestName = Literal[
 
 
 def verdicts(
-    measured: Mapping[TestName, Mapping[str, Sequence[float]]], baseline: str, rules: Sequence[str], last: int = 5
+    measured: Mapping[TestName, Mapping[str, Sequence[float]]],
+    baseline: str,
+    rules: Sequence[str],
+    last: int = 5,
+    score: Measure = MEASURES["accuracy"],
 ) -> list[Verdict]:
     """Test every rule against the baseline, per measure with Holm's correction over the rules, and say it in words.
 
-    `last` is how many rounds the measures of the last rounds are means of.
+    `last` is how many rounds the measures of the last rounds are means of; `score` is what each client's score is.
     """
     found: dict[str, RuleTests] = {rule: {} for rule in rules[1:]}
     for measure, by_rule in measured.items():
@@ -74,7 +79,10 @@ def verdicts(
                 "p_holm": adjusted,
                 "verdict": verdict(mean.mean, adjusted),
             }
-    return [{"rule": rule, **tests, "sentence": sentence(rule, baseline, tests, last)} for rule, tests in found.items()]
+    return [
+        {"rule": rule, **tests, "sentence": sentence(rule, baseline, tests, last, score)}
+        for rule, tests in found.items()
+    ]
 
 
 _PHRASES: dict[TestName, tuple[str, str, float]] = {
@@ -92,15 +100,15 @@ _PHRASES: dict[TestName, tuple[str, str, float]] = {
 }
 
 
-def sentence(rule: str, baseline: str, tests: RuleTests, last: int = 5) -> str:
+def sentence(rule: str, baseline: str, tests: RuleTests, last: int = 5, score: Measure = MEASURES["accuracy"]) -> str:
     """Say plainly whether a rule is better, worse or not distinguishable from the baseline, measure by measure."""
     parts: list[str] = []
     given = cast("dict[TestName, PairedTest]", tests)
     for measure, test in given.items():
         what, unit, factor = _PHRASES[measure]
         what = what.replace("last rounds", f"last {last} rounds")
-        if measure in ("final", "late") and "server_mape" in tests:
-            what, unit, factor = what.replace("score", "score (−RMSE)"), "", 1.0
+        if measure in ("final", "late") and not score.percent:
+            what, unit, factor = what.replace("score", score.name), "", 1.0
         amount = f"{_signed(test['mean'] * factor)} {unit}".strip()
         if test["verdict"] == "untested":
             parts.append(f"{what} {amount}")

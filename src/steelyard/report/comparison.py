@@ -133,7 +133,7 @@ def describe(
         "seeds": seeds,
         "confidence": 0.95,
         "rounds_to_target": sections,
-        "verdicts": verdicts(measured, baseline, rules, min(last, longest)),
+        "verdicts": verdicts(measured, baseline, rules, min(last, longest), measure),
         "devices": [_devices(rule, by_rule[rule], measure) for rule in rules] if tested else [],
         "clients": [row for rule in rules for row in _clients(rule, by_rule[rule], measure)] if tested else [],
         "server": [_server_row(rule, curves) for rule, curves in by_rule.items()],
