@@ -445,6 +445,9 @@ def test_what_the_data_cannot_have_is_refused_in_one_line():
         made(only("classes-missing"), data=regression)
     with pytest.raises(UserError, match=r"flaws.0.kind: got 'blurred', which needs images"):
         made(only("blurred"), data=table())
+    for kind in ("noisy", "missing"):
+        with pytest.raises(UserError, match=rf"flaws.0.kind: got '{kind}', but the rows of .* are tokens"):
+            made(only(kind), data=in_memory(np.ones((400, 6), dtype=int), np.arange(400) % 2, tokens=True))
     with pytest.raises(UserError, match=r"flaws.1.pick: asks for 6 clients; allowed: at most 4"):
         made({"kind": "noisy", "pick": "random", "count": 4}, {"kind": "blurred", "pick": "random", "count": 6})
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.experiment.test_resume_engine import stop_in_round
-from tests.runs.contents import assert_same_bits, checkpoint
+from tests.runs.contents import checkpoint
+from tests.stopping import assert_a_stop_changes_nothing
 
 from steelyard.errors import UserError
 from steelyard.experiment.comparing import with_rules
 from steelyard.experiment.loading import build, load
-from steelyard.experiment.running import resume, run
+from steelyard.experiment.running import run
 from steelyard.report.hostile import outcome
 from steelyard.runs.reader import History
 from steelyard.sweeps.attacking import attack_names, under_attack
@@ -44,13 +44,7 @@ def test_the_radius_that_leans_on_the_round_before_survives_a_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     smoothed = build(defended(rule="clip", quantile=0.3, smooth=0.8))
-    run(smoothed, out=tmp_path / "whole")
-    with monkeypatch.context() as stopping:
-        stop_in_round(3, stopping)
-        with pytest.raises(KeyboardInterrupt):
-            run(smoothed, out=tmp_path / "stopped")
-    resume(tmp_path / "stopped")
-    assert_same_bits(tmp_path / "stopped", tmp_path / "whole")
+    assert_a_stop_changes_nothing(smoothed, tmp_path, monkeypatch)
     # The radius does lean: a run whose radius is each round's own ends elsewhere.
     run(build(defended(rule="clip", quantile=0.3)), out=tmp_path / "own")
     ours, theirs = checkpoint(tmp_path / "whole")[2], checkpoint(tmp_path / "own")[2]
@@ -65,13 +59,7 @@ def test_the_record_of_clients_and_the_chance_of_buckets_survive_a_stop_and_alar
     del document["partition"]["alpha"]
     rules = ["client-momentum+clip(product(RD,TR);buckets=2)", "flame(TR)", "EQ"]
     described = under_attack(with_rules(build(document), rules), "scaled-reversal", 0.2)
-    run(described, out=tmp_path / "whole")
-    with monkeypatch.context() as stopping:
-        stop_in_round(3, stopping)
-        with pytest.raises(KeyboardInterrupt):
-            run(described, out=tmp_path / "stopped")
-    resume(tmp_path / "stopped")
-    assert_same_bits(tmp_path / "stopped", tmp_path / "whole")
+    assert_a_stop_changes_nothing(described, tmp_path, monkeypatch)
     found = outcome(tmp_path / "whole", described.rounds)
     assert found["EQ"]["false_alarms"] is None
     for rule in rules[:2]:
@@ -169,13 +157,7 @@ def test_lies_that_begin_late(tmp_path: Path) -> None:
 @pytest.mark.parametrize("attack", ["free-riders+late-inflation", "semantic-boosted+late-inflation", "bias-push"])
 def test_attacks_survive_a_stop(attack: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     described = under_attack(with_rules(build(SMALL), ["fedavg", "clip(EQ)"]), attack, 0.3)
-    run(described, out=tmp_path / "whole")
-    with monkeypatch.context() as stopping:
-        stop_in_round(3, stopping)
-        with pytest.raises(KeyboardInterrupt):
-            run(described, out=tmp_path / "stopped")
-    resume(tmp_path / "stopped")
-    assert_same_bits(tmp_path / "stopped", tmp_path / "whole")
+    assert_a_stop_changes_nothing(described, tmp_path, monkeypatch)
 
 
 # One class flipped by four of ten with an equal say is outvoted by the rows of the others: they must lie to reach it.

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tests.stopping import stop_in_round
 
-from steelyard.clients.local import Simulation
 from steelyard.clients.local.engines import choice_file
 from steelyard.experiment.loading import build
 from steelyard.experiment.running import resume, run
@@ -21,17 +20,6 @@ EXPERIMENT = {
     "rounds": {"count": 4},
     "compute": {"device": "cpu", "threads": 1},
 }
-
-
-def stop_in_round(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    train = Simulation.train
-
-    def until(self: Simulation, tasks: Any) -> Any:
-        if tasks[0].round >= number:
-            raise KeyboardInterrupt
-        return train(self, tasks)
-
-    monkeypatch.setattr(Simulation, "train", until)
 
 
 def test_the_recorded_engine_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.experiment.test_resume_engine import stop_in_round
-from tests.runs.contents import assert_same_bits
+from tests.stopping import assert_a_stop_changes_nothing
 
 from steelyard import randomness
 from steelyard.clients.local import Simulation, SimulationServer
@@ -19,7 +18,7 @@ from steelyard.experiment.comparing import with_rules
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import build
 from steelyard.experiment.parts import Parts, assembled, federations_of
-from steelyard.experiment.running import resume, run
+from steelyard.experiment.running import run
 from steelyard.report.hostile import outcome
 from steelyard.rounds import colluding
 from steelyard.rounds.colluding import with_colluders
@@ -97,13 +96,7 @@ def test_no_candidate_harms_more_on_the_colluders_own_rows(rule: str, monkeypatc
 def test_a_stopped_run_ends_with_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     described = with_rules(build({**SMALL, "rounds": {"count": 3, "fraction": 0.6}}), ["guarded", "fltrust(EQ)"])
     attacked = under_attack(described, "adaptive+inflation", 0.3)
-    run(attacked, out=tmp_path / "whole")
-    with monkeypatch.context() as stopping:
-        stop_in_round(3, stopping)
-        with pytest.raises(KeyboardInterrupt):
-            run(attacked, out=tmp_path / "stopped")
-    resume(tmp_path / "stopped")
-    assert_same_bits(tmp_path / "stopped", tmp_path / "whole")
+    assert_a_stop_changes_nothing(attacked, tmp_path, monkeypatch)
 
 
 def test_whoever_tries_harms_the_mean_more_than_one_factor_for_all(tmp_path: Path) -> None:

@@ -36,11 +36,15 @@ def poison(
     features: torch.Tensor, labels: torch.Tensor, share: float, target: int, bright: float, chance: np.random.Generator
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a client's rows with the pattern on a share of them, drawn at random and rounded, labelled `target`."""
-    chosen = torch.from_numpy(chance.permutation(len(labels))[: max(1, round(share * len(labels)))])
-    features, labels = features.clone(), labels.clone()
+    chosen, features, labels = _drawn(len(labels), share, chance), features.clone(), labels.clone()
     features[chosen] = stamped(features[chosen], bright)
     labels[chosen] = target
     return features, labels
+
+
+def _drawn(rows: int, share: float, chance: np.random.Generator) -> torch.Tensor:
+    """Return a share of so many rows, rounded and at least one, drawn at random."""
+    return torch.from_numpy(chance.permutation(rows)[: max(1, round(share * rows))])
 
 
 def semantic(dataset: Dataset, trained: Rows, of: int) -> NDArray[np.bool_]:
@@ -60,8 +64,7 @@ def replaced(
     chance: np.random.Generator,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a client's rows with a share of them replaced by some of these images, labelled `target`."""
-    chosen = torch.from_numpy(chance.permutation(len(labels))[: max(1, round(share * len(labels)))])
-    features, labels = features.clone(), labels.clone()
+    chosen, features, labels = _drawn(len(labels), share, chance), features.clone(), labels.clone()
     if len(images):
         features[chosen] = images[torch.from_numpy(chance.integers(len(images), size=len(chosen)))]
         labels[chosen] = target

@@ -96,6 +96,11 @@ class Dataset:
         """Shape of one sample: (channels, height, width) for images, (columns,) for tables."""
         return tuple(self.features.shape[1:])
 
+    @property
+    def tokens(self) -> bool:
+        """Whether a sample is a text: whole numbers for an embedding, which have no noise and no mean."""
+        return self.features.dtype == torch.int64
+
     def inputs(self, rows: Rows) -> torch.Tensor:
         """Return the features of some rows as float32, bytes divided by 255; what a model takes."""
         chosen = self.features[torch.from_numpy(rows)]

@@ -79,6 +79,11 @@ def _check(dataset: Dataset, index: int, flaw: FlawSettings) -> None:
             f"flaws.{index}.kind: got '{flaw.kind}', which needs images, but a sample of {dataset.name} has the shape "
             f"{dataset.shape}; allowed: noisy, missing"
         )
+    if flaw.kind in ("noisy", "missing") and dataset.tokens:
+        raise UserError(
+            f"flaws.{index}.kind: got '{flaw.kind}', but the rows of {dataset.name} are tokens of a text; allowed: "
+            "flaws of labels, rows and behaviour"
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -34,7 +34,7 @@ def normalised(dataset: Dataset, settings: DataSettings) -> Dataset:
     """
     # a table's numbers are filled and scaled when it is shared out, by training rows alone.
     wanted = settings.normalise == "standard" and dataset.raw is None
-    if wanted and dataset.features.dtype == torch.int64:
+    if wanted and dataset.tokens:
         raise UserError("data.normalise: got 'standard' for rows of tokens; allowed: unit, which leaves them alone")
     if settings.augment is None:
         return standardised(dataset)[0] if wanted else dataset

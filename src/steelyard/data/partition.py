@@ -97,7 +97,7 @@ def _check(dataset: Dataset, settings: PartitionSettings) -> None:
             )
     if dataset.classes == 0 and settings.scheme in without_classes(dataset.kind):
         raise UserError(f"partition.scheme: needs classes, but {dataset.name} has none; allowed: {UNLABELLED}")
-    if settings.noise is not None and not dataset.features.is_floating_point() and dataset.features.dim() < 3:
+    if settings.noise is not None and dataset.tokens:
         raise UserError(
             f"partition.noise: got {settings.noise}, but the rows of {dataset.name} are tokens of a text; allowed: "
             "images or columns of numbers"
