@@ -14,13 +14,16 @@ import fcntl
 import json
 import math
 import shutil
+import signal
 import sys
 import time
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import pandas as pd  # here, and not where it is first used: that may be when a part must end
 import torch
 
 from benchmarks.published.cells import TABLES, Cell
@@ -88,7 +91,9 @@ def line(cell: Cell, history: History, before: float) -> dict[str, Any]:
     if not rounds[measure].notna().any():
         measure, tests = "clients' accuracy", cast("Any", history.evaluations)
         tests["right"] = tests["score"] * tests["samples"]
-        sums = tests.groupby(["rule", "seed", "round"], sort=False, as_index=False)[["right", "samples"]].sum()
+        sums: pd.DataFrame = tests.groupby(["rule", "seed", "round"], sort=False, as_index=False)[
+            ["right", "samples"]
+        ].sum()
         sums["score"] = sums["right"] / sums["samples"]
         curves = _curves(sums, "score")
         least = tests.groupby(["rule", "seed", "round"], sort=False, as_index=False)["score"].min()
@@ -112,26 +117,38 @@ def line(cell: Cell, history: History, before: float) -> dict[str, Any]:
     }
 
 
-def measure(cell: Cell, options: argparse.Namespace, deadline: float) -> dict[str, Any] | None:
-    """Run a cell, or go on with it, until it is done or the time is up; None where no round was done."""
-    folder: Path = options.work / cell.name
-    before = time.monotonic()
+def measure(cell: Cell, options: argparse.Namespace, deadline: float) -> tuple[dict[str, Any] | None, bool]:
+    """Run a cell, or go on with it, until it is done or stopped; return its line, if it has a round, and which."""
+    # A choice of rules is another run than the whole cell, and both may lie side by side.
+    folder: Path = options.work / "-".join([cell.name, *(cell.rules if options.rules else ())])
+    before = last = time.monotonic()
+    quickest = math.inf
 
     def watch(round: int, scores: Mapping[str, float | None]) -> None:
-        print(f"{cell.name}: round {round}, {time.monotonic() - before:.0f} s", file=sys.stderr, flush=True)
-        if time.monotonic() > deadline:
+        nonlocal last, quickest
+        now = time.monotonic()
+        if round > 1:  # the first one makes programs, too
+            quickest = min(quickest, now - last)
+        print(f"{cell.name}: round {round}, {now - before:.0f} s", file=sys.stderr, flush=True)
+        if now + (quickest if quickest < math.inf else 0) > deadline:
             raise KeyboardInterrupt
+        last = now
 
     try:
-        if (folder / "experiment.toml").exists():
+        if (folder / "experiment.toml").exists() and not options.fresh:
             resume(folder, progress=watch, accept_changes=True)
         else:
             shutil.rmtree(folder, ignore_errors=True)
             experiment = described(cell, options)
             run(experiment, out=folder, seeds=seeds_of(experiment, options.seeds or cell.seeds), progress=watch)
-    except Stopped:
+        stopped = False
+    except (Stopped, KeyboardInterrupt):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the line is still to be written
         print(f"{cell.name}: stopped", file=sys.stderr)
-    return line(cell, History(folder), before) if folder.exists() else None
+        stopped = True
+    if not (folder / "run.sqlite").exists() or not (history := History(folder)).last_round:
+        return None, stopped
+    return line(cell, history, before), stopped
 
 
 def main() -> None:
@@ -146,7 +163,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=0, help="in place of the cell's own number")
     parser.add_argument("--rounds", type=int, default=0, help="in place of the protocol's")
     parser.add_argument("--updates", type=int, default=0, help="steps a round in place of epochs, for a try")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no round after so many seconds")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no round that would end later")
     parser.add_argument("--part", default="0/1", help="I/N: the I-th of N parts, counted from 0")
     parser.add_argument("--work", type=Path, help="where the runs lie; default OUT/work")
     parser.add_argument("--device", default="auto")
@@ -154,12 +171,17 @@ def main() -> None:
     parser.add_argument("--precision", default="float32", choices=("float32", "tf32", "bfloat16"))
     parser.add_argument("--chunk", type=int, default=0, help="clients in one stack")
     parser.add_argument("--every", type=int, default=1, help="CIFAR-10: take each so-manieth image, for a try")
+    parser.add_argument("--fresh", action="store_true", help="begin anew, also where there is a run to go on with")
     parser.add_argument("--list", action="store_true", help="name the part's cells and end")
     parser.add_argument("--tiny", action="store_true", help="one seed, round and step, few images: a try")
     options = parser.parse_args()
     if options.tiny:
         options.seeds = options.rounds = options.updates = 1
         options.every, options.device, options.engine = 50, "cpu", "loop"
+    # Whoever must end it sends SIGTERM: what a shell starts in the background does not hear Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # A protocol takes hours in the plain loop: better to end at once and be started with another engine.
+    warnings.filterwarnings("error", message="engine .* does not take this model")
     deadline = time.monotonic() + options.seconds
     options.work = options.work or options.out / "work"
     values = [float(word) for word in options.mu.split(",")]
@@ -178,17 +200,19 @@ def main() -> None:
     options.work.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(max(1, torch.get_num_threads() // parts))
     target = options.out / f"{options.table}-{number}-of-{parts}.jsonl"
+    failed = stopped = False
     for cell in mine:
-        if time.monotonic() > deadline:
+        if stopped or time.monotonic() > deadline:
             break
         try:
-            found = measure(cell, options, deadline)
-        except UserError as error:
-            found = {"cell": cell.name, "failed": str(error)}
+            found, stopped = measure(cell, options, deadline)
+        except (UserError, UserWarning) as error:
+            failed, found = True, {"cell": cell.name, "failed": str(error)}
             print(f"{cell.name}: {error}", file=sys.stderr)
         if found is not None:
             with target.open("a", encoding="utf-8") as lines:
                 lines.write(json.dumps(found) + "\n")
+    sys.exit(int(failed))
 
 
 if __name__ == "__main__":
