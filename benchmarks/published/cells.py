@@ -137,7 +137,7 @@ def nvflare(alpha: float, **training: Any) -> dict[str, Any]:
     document["training"] = {"learning_rate": 0.05, "momentum": 0.9, "epochs": 4, "batch_size": 64}
     document["training"] |= {"schedule": {"kind": "cosine", "lowest": 0.01}} | training
     document["algorithm"] = {"plugins": ["variants.py"]}
-    document["store"]["checkpoint_every"] = 4  # a checkpoint holds every client's controls, some 600 MB
+    document["store"]["checkpoint_every"] = 2  # a checkpoint holds every client's controls, some 600 MB
     return document
 
 
