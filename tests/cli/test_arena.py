@@ -35,12 +35,15 @@ def test_an_own_rule_is_judged_checked_and_found_again(steelyard: CommandLine, t
     assert checked.stdout.splitlines()[-1].endswith("the same model, bit for bit")
 
 
-def test_a_rule_that_raises_ends_with_code_0_and_says_so(steelyard: CommandLine, tmp_path: Path) -> None:
+def test_a_rule_that_fails_everywhere_has_no_verdict(steelyard: CommandLine, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MINE.format(what="1 / 0"))
     done = steelyard("arena", "mine.py", "--trust", *QUICK, "--out", "out")
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 2
     assert "ZeroDivisionError" in done.stdout.splitlines()[0]
-    assert "Traceback" not in done.stderr
+    (line,) = done.stderr.splitlines()
+    assert "no verdict: MINE failed in 1 of 1 scene: " in line
+    again = steelyard("arena", "mine.py", "--trust", *QUICK, "--out", "out", "--format", "json")
+    assert (again.returncode, json.loads(again.stdout)["scenes"][0]["verdict"]) == (2, "failed")
 
 
 def test_the_best_of_several_settings_is_chosen_and_held_out_seeds_open(

@@ -157,10 +157,13 @@ def _finish(folder: Path, trust: bool, accept_changes: bool, format: str, jobs: 
         document = write_arena_files(folder)
     if format == "json":
         print_json({"folder": str(folder), **document})
-        return
-    print(arena_text(document, width=terminal_width()))
-    print(f"runs stored in {printable(str(folder))}; archive: {printable(str(folder / ARCHIVE))}")
-    print(f"report: {printable(str(folder / REPORT))}")
+    else:
+        print(arena_text(document, width=terminal_width()))
+        print(f"runs stored in {printable(str(folder))}; archive: {printable(str(folder / ARCHIVE))}")
+        print(f"report: {printable(str(folder / REPORT))}")
+    if document["failed"] and document["mean_gain"] is None:
+        # A program that looks at the exit code alone must not take this for an answer.
+        raise UserError(f"arena: no verdict: {document['sentence']}")
 
 
 def _check(archive: Path, format: str) -> None:
