@@ -26,7 +26,7 @@ class Worst:
     """The worst of one rule over all that was run with it; figures are points of accuracy, means over seeds."""
 
     cost: float = -100.0
-    """The most that it costs where nobody is hostile, against the plain mean, once converged."""
+    """The most that it costs where nobody is hostile, against the plain mean, early or once converged."""
     lost: dict[tuple[str, str, float], tuple[float, str]] = field(
         default_factory=dict[tuple[str, str, float], tuple[float, str]]
     )
@@ -48,38 +48,49 @@ class Worst:
         return max(found, default=None)
 
 
-def points(better: Sequence[float], worse: Sequence[float]) -> float:
-    """Return the mean difference over seeds, in points."""
-    return 100.0 * float(np.mean(np.subtract(better, worse)))
+def by_seed(line: Line, time: str) -> dict[int, float]:
+    """Return a line's accuracy early or at the end, by seed."""
+    return dict(zip(line["seeds"], line[time], strict=True))
+
+
+def points(better: Mapping[int, float], worse: Mapping[int, float]) -> float | None:
+    """Return the mean difference over the seeds that both have, in points; None without any.
+
+    Rules of one setting may have been run on other days, with more seeds or fewer.
+    """
+    apart = [better[seed] - value for seed, value in worse.items() if seed in better]
+    return 100.0 * float(np.mean(apart)) if apart else None
 
 
 def worst(lines: Sequence[Line]) -> dict[str, Worst]:
     """Return the worst of each rule."""
-    clean = {(*(each[name] for name in SETTING), each["rule"]): each for each in lines if each["attack"] == CLEAN}
+    clean: dict[tuple[object, ...], dict[int, float]] = defaultdict(dict)
+    for each in lines:
+        if each["attack"] == CLEAN:
+            for time in TIMES:
+                clean[*(each[name] for name in SETTING), each["rule"], time] |= by_seed(each, time)
     found: dict[str, Worst] = defaultdict(Worst)
     for each in lines:
         setting, rule = tuple(each[name] for name in SETTING), each["rule"]
-        mine, before, plain = found[rule], clean.get((*setting, rule)), clean.get((*setting, PLAIN))
+        mine = found[rule]
         if "alarms" in each:
             hit = 100.0 * float(np.mean([honest for honest, _ in each["alarms"]]))
             mine.false_alarms = max(mine.false_alarms or 0.0, hit)
-        if each["attack"] == CLEAN:
-            if plain is not None:
-                mine.cost = max(mine.cost, points(plain["converged"], each["converged"]))
-            continue
         if each.get("backdoor"):
             share = each["share"]
             mine.backdoor[share] = max(mine.backdoor.get(share, 0.0), 100.0 * float(np.mean(each["backdoor"])))
-        if before is None:
-            continue
         key = (each["data"], each["scheme"], each["share"])
         for time in TIMES:
-            count = min(len(before[time]), len(each[time]))
-            lost = points(before[time][:count], each[time][:count])
-            attack = f"{each['attack'].removesuffix('+inflation')}, {time}"
-            mine.lost[key] = max(mine.lost.get(key, (-100.0, "")), (lost, attack))
-            if each["share"] == 0.2 and plain is not None:
-                mine.below = max(mine.below, points(plain[time][:count], each[time][:count]))
+            reached = by_seed(each, time)
+            lost, behind = (points(clean[*setting, name, time], reached) for name in (rule, PLAIN))
+            if each["attack"] == CLEAN:
+                mine.cost = mine.cost if behind is None else max(mine.cost, behind)
+                continue
+            if lost is not None:
+                attack = f"{each['attack'].removesuffix('+inflation')}, {time}"
+                mine.lost[key] = max(mine.lost.get(key, (-100.0, "")), (lost, attack))
+            if each["share"] == 0.2 and behind is not None:
+                mine.below = max(mine.below, behind)
     return dict(found)
 
 

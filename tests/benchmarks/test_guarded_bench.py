@@ -20,7 +20,8 @@ def line(rule: str, attack: str, early: list[float], converged: list[float], **m
         "rows": 60,
         "share": 0.0 if attack == "clean" else 0.2,
     }
-    return {**setting, "attack": attack, "rule": rule, "early": early, "converged": converged, **more}
+    reached = {"seeds": list(range(1, len(early) + 1)), "early": early, "converged": converged}
+    return {**setting, "attack": attack, "rule": rule, **reached, **more}
 
 
 LINES = [
@@ -35,15 +36,13 @@ LINES = [
 
 
 CHOSEN = [
-    {**line(rule, attack, [0.5, 0.5], [0.6, 0.6]), "seeds": [1, 2]}
-    for rule in ("EQ", guarded_page.GUARDED)
-    for attack in ("clean", "ipm")
+    line(rule, attack, [0.5, 0.5], [0.6, 0.6]) for rule in ("EQ", guarded_page.GUARDED) for attack in ("clean", "ipm")
 ]
 
 
 def test_the_worst_case_is_the_most_lost_early_or_late_against_the_same_rule() -> None:
     found = guarded_tables.worst(LINES)["median(EQ)"]
-    assert found.cost == pytest.approx(4.0)
+    assert found.cost == pytest.approx(5.0)  # early: 0 and 10 points below the plain mean
     lost, where = found.most("iid", 0.2) or (0.0, "")
     assert lost == pytest.approx(10.0)
     assert where == "ipm, early, digits"
@@ -53,12 +52,22 @@ def test_the_worst_case_is_the_most_lost_early_or_late_against_the_same_rule() -
     assert guarded_tables.worst(LINES)["clip(TR)"].false_alarms == pytest.approx(1.0)
 
 
+def test_seeds_that_only_one_of_two_days_has_are_left_out_of_differences() -> None:
+    later = line("EQ", "clean", [0.95], [1.0], seeds=[3])
+    assert guarded_tables.worst([*LINES, later]) == guarded_tables.worst(LINES)
+    longer = line("median(EQ)", "ipm", [0.20, 0.60], [0.9, 0.9], seeds=[3, 2])
+    assert guarded_tables.worst([*LINES, later, longer])["median(EQ)"].most("iid", 0.2) == (
+        pytest.approx(20.0),
+        "ipm, early, digits",
+    )
+
+
 def test_the_best_are_those_least_below_the_plain_mean() -> None:
     met = [*LINES, line("clip(TR)", "backdoor", [0.75, 0.85], [0.95, 0.93])]
     assert guarded_tables.best(met, ["median(EQ)", "clip(TR)", "EQ"], 1) == ["EQ", "clip(TR)"]
     # Who was spared an attack is not the best for that.
     assert guarded_tables.best(LINES, ["median(EQ)", "clip(TR)", "EQ"], 1) == ["EQ", "median(EQ)"]
-    assert guarded_tables.text(LINES).splitlines()[2].startswith("| `clip(TR)` | 0.0 | 4.0 (ipm, early, digits) |")
+    assert guarded_tables.text(LINES).splitlines()[2].startswith("| `clip(TR)` | 1.0 | 4.0 (ipm, early, digits) |")
     assert "| digits, IID | 4.0 (ipm, early, digits) | 3 |" in guarded_tables.of_rule(LINES, "clip(TR)")
 
 
