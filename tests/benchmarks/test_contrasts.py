@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
+from pathlib import Path
 
-from benchmarks.contrasts import Contrast, contrasts, differences, table
+from benchmarks.contrasts import Contrast, contrasts, differences, kept, table
 from benchmarks.papers import NAMED, parts, power_parts
 
 from steelyard.experiment.loading import recipes
@@ -56,3 +58,10 @@ def test_adafeds_rules_are_those_of_its_recipes() -> None:
         if contrast.experiment.startswith("adafed"):
             recipe = tomllib.loads(recipes()[contrast.experiment].read_text(encoding="utf-8"))
             assert {contrast.rule, contrast.against} <= {recipe["weighing"]["name"], *recipe["beside"]}
+
+
+def test_scores_of_runs_that_are_elsewhere_are_kept_beside(tmp_path: Path) -> None:
+    before = scores(2)
+    (tmp_path / "scores.json").write_text(json.dumps([[*key, score] for key, score in before.items()]))
+    assert kept(tmp_path, ["power-a-1"]) == before  # no run is there
+    assert kept(tmp_path, ["power-a-1"]) == before  # as it was written

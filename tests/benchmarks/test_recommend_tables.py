@@ -20,14 +20,43 @@ factors = 4
 """
 
 
+@pytest.mark.slow
+def test_two_fits_at_a_time_are_the_fits_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = toy(tmp_path)
+    printed = []
+    for jobs in ("1", "2"):
+        words = [str(recipe), "--out", str(tmp_path / jobs), "--seeds", "1", "--no-sweep", "--jobs", jobs]
+        words += ["--baselines", "user-knn,mf", "--grid", "user-knn.neighbours=2,4", "--grid", "mf.factors=2,3"]
+        words += ["--grid", "mf.rate=0.01", "--grid", "mf.decay=0", "--grid", "mf.epochs=1,2"]
+        monkeypatch.setattr(sys, "argv", ["recommend_tables", *words])
+        recommend_tables.main()
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1]
+    first, second = (json.loads((tmp_path / jobs / "fits.json").read_text())["fits"] for jobs in ("1", "2"))
+    assert first == second
+    assert len(first) == 2 + 4 + 2
+
+
+def test_a_grid_has_the_settings_of_its_baseline() -> None:
+    assert recommend_tables.grids_with(["mf.batch=8192"])["mf"]["batch"] == [8192]
+    with pytest.raises(SystemExit, match=r"--grid: got mf\.neighbours; allowed: a setting of the search"):
+        recommend_tables.grids_with(["mf.neighbours=3"])
+
+
+def toy(folder: Path) -> Path:
+    rows = two_tastes(users=12, items=60, taken=25)
+    data, recipe = folder / "toy.tsv", folder / "toy.toml"
+    data.write_text("user\titem\trating\ttime\n" + "".join(f"{u}\t{i}\t{r}\t{t}\n" for u, i, r, t in rows))
+    recipe.write_text(RECIPE.replace("PATH", str(data)))
+    return recipe
+
+
 def test_settings_are_chosen_on_validation_rows_and_a_second_call_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows = two_tastes(users=12, items=60, taken=25)
-    data = tmp_path / "toy.tsv"
-    data.write_text("user\titem\trating\ttime\n" + "".join(f"{u}\t{i}\t{r}\t{t}\n" for u, i, r, t in rows))
-    recipe = tmp_path / "toy.toml"
-    recipe.write_text(RECIPE.replace("PATH", str(data)))
+    recipe = toy(tmp_path)
     grids = {"popular": {}, "user-knn": {"neighbours": (2, 4)}}
     monkeypatch.setattr(recommend_tables, "GRIDS", grids)
     seen = []

@@ -28,7 +28,8 @@ class BprMf:
 
     def __init__(self, train: Interactions, seed: int, learning: Learning, engine: str = "auto") -> None:
         self.histories, self.seed, self.learning = Histories.of(train), seed, learning
-        self._engine = choose_engine(engine, self.histories.total)
+        # Long vectors, such as kaHFM's of thousands, take as long as many triples.
+        self._engine = choose_engine(engine, self.histories.total * max(1, learning.factors // 100))
         names = self.histories.names
         self.table = initial_table(seed, self.histories.catalogue, learning.factors)
         self.vectors = np.stack([initial_vector(seed, name, learning.factors) for name in names])
