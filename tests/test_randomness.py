@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,6 +26,17 @@ def test_permutations_are_permutations_and_do_not_depend_on_the_company(size: in
     assert (np.sort(drawn, axis=-1) == np.arange(size)).all()
     alone = randomness.permutations(randomness.stream_keys(seed, 1, ["b"], "batches"), size, count)
     assert np.array_equal(alone[0], drawn[1])
+
+
+def test_permutations_are_the_stable_order_of_the_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = randomness.stream_keys(3, 1, ["a", "b", "c"], "batches")
+    for size in (1, 2, 64, 65, 1000):
+        words = randomness.words(keys, 2 * size).reshape(3, 2, size)
+        assert np.array_equal(randomness.permutations(keys, size, 2), words.argsort(axis=-1, kind="stable"))
+    # Words that are equal, or differ in their last bits alone, which a sort of tagged words would take for equal.
+    near = np.array([[5, 4, 5, 1 << 60, 4, 7]], dtype=np.uint64)
+    monkeypatch.setattr(randomness, "words", lambda keys, count: near)
+    assert randomness.permutations(keys[:1], 6, 1).tolist() == [[[1, 4, 0, 2, 5, 3]]]
 
 
 def test_word_i_is_the_same_however_many_are_drawn() -> None:

@@ -75,7 +75,16 @@ def permutations(keys: NDArray[np.uint64], size: int, count: int) -> NDArray[np.
     Use it for the order in which clients visit their samples, one permutation per local epoch.
     """
     drawn = words(keys, count * size).reshape(*keys.shape, count, size)
-    return np.argsort(drawn, axis=-1, kind="stable").astype(np.int64)
+    # The order of the words, stable. Sorting words that carry their place in the last bits takes a quarter of the time
+    # and gives the same, unless two words differ in those bits alone.
+    places = np.uint64((1 << max(size - 1, 1).bit_length()) - 1)
+    tagged = drawn & ~places
+    tagged |= np.arange(size, dtype=np.uint64)
+    tagged.sort(axis=-1)
+    if ((tagged[..., 1:] ^ tagged[..., :-1]) <= places).any():
+        return np.argsort(drawn, axis=-1, kind="stable").astype(np.int64)
+    tagged &= places
+    return tagged.view(np.int64)
 
 
 _sorted: tuple[Sequence[str], list[str]] = ((), [])

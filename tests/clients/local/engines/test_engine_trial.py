@@ -10,14 +10,19 @@ from pathlib import Path
 import pytest
 import torch
 from tests.clients.local import engine_cases as cases
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from steelyard.clients.local import ComputeSettings, Simulation, SimulationServer
 from steelyard.clients.local.device_data.cohort import Cohort
-from steelyard.clients.local.engines import table
+from steelyard.clients.local.device_data.schedule import CurrentStep
+from steelyard.clients.local.engines import compiled, table
+from steelyard.clients.local.engines.compiled import CompiledStep
 from steelyard.clients.local.engines.engine import TrainingSetup
 from steelyard.clients.local.engines.engine_trial import Trial, run_trial
+from steelyard.clients.local.engines.graph import GraphEngine
 from steelyard.clients.local.engines.sequential import SequentialEngine
-from steelyard.messages import Floats, Task
+from steelyard.learning.descent import Descent
+from steelyard.messages import Floats, LossState, Task
 
 
 class Scaled(SequentialEngine):
@@ -43,10 +48,29 @@ class OneWrong(SequentialEngine):
         return losses
 
 
+class WrongRate(CompiledStep):
+    """Steps that are a tenth too long."""
+
+    def __init__(self, setup: TrainingSetup, descent: Descent) -> None:
+        super().__init__(setup, replace(descent, rate=1.1 * descent.rate))
+
+
+class CountsPadding(CompiledStep):
+    """Steps in which the padding of a short batch counts like a sample."""
+
+    def gradients(self, models: torch.Tensor, into: torch.Tensor | None, current: CurrentStep, loss: LossState) -> None:
+        same = torch.full_like(current.tables.weights, 1 / current.samples)
+        super().gradients(models, into, replace(current, tables=replace(current.tables, weights=same)), loss)
+
+
 @pytest.fixture
 def work() -> tuple[TrainingSetup, Cohort]:
+    return work_of(cases.SIZES)
+
+
+def work_of(sizes: tuple[int, ...]) -> tuple[TrainingSetup, Cohort]:
     model, shape, classes = cases.MODELS["mlp"]
-    people = cases.population(shape, classes)
+    people = cases.population(shape, classes, sizes)
     clients = Simulation({0: people}, model, cases.TRAINING["mini"], ComputeSettings(engine="loop", device="cpu"))
     start = SimulationServer(clients).initial(0)
     cohort, _ = clients._cohort([Task("f", 0, 1, tuple(clients.names(0)), start)])
@@ -78,6 +102,33 @@ def test_an_engine_that_disagrees_is_refused(
 def test_one_wrong_client_is_enough(work: tuple[TrainingSetup, Cohort]) -> None:
     found = run_trial(*work, {"one wrong": OneWrong, "right": SequentialEngine})
     assert list(found.refused) == ["one wrong"]
+
+
+@pytest.mark.parametrize("timed", [True, False])
+def test_a_program_is_compiled_once_for_the_trial_and_the_run(timed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[object] = []
+
+    def noted(step: object, **options: object) -> object:
+        made.append(step)
+        return make_fx(step, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(torch, "compile", lambda traced, **options: traced)  # what is traced runs as it is
+    monkeypatch.setattr(compiled, "make_fx", noted)
+    setup, whole = work_of((24, 24, 24, 24))
+
+    def engine(step: type[CompiledStep]) -> Callable[[TrainingSetup], GraphEngine]:
+        return lambda given: GraphEngine(given, lambda descent: step(given, descent), "compiled", 2)
+
+    kinds = {"right": engine(CompiledStep), "long": engine(WrongRate), "padded": engine(CountsPadding)}
+    found = run_trial(setup, whole, kinds, timed=timed)
+    assert set(found.refused) == {"long", "padded"}
+    assert "differs from the loop's by 0.09" in found.refused["long"]
+    assert len(made) == 2  # one for each rate
+    out, expected = (torch.empty((len(whole), setup.layout.size)) for _ in range(2))
+    engine(CompiledStep)(setup).train(whole, out)
+    assert len(made) == 2
+    SequentialEngine(setup).train(whole, expected)
+    assert torch.allclose(out, expected, atol=1e-5)
 
 
 def test_an_engine_that_breaks_is_refused_with_the_reason(work: tuple[TrainingSetup, Cohort]) -> None:

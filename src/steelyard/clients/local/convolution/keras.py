@@ -11,7 +11,7 @@ from math import prod
 
 import torch
 
-from steelyard.clients.local.convolution.order import channels_moved, matrix_views
+from steelyard.clients.local.convolution.order import channels_moved, kernels, matrix_views
 from steelyard.clients.local.convolution.passes import Passes, TorchPasses
 from steelyard.clients.local.device_data.schedule import CurrentStep
 from steelyard.clients.local.steps.dense import dense, dense_back
@@ -51,10 +51,10 @@ class KerasSteps:
 
     def native(self, flat: torch.Tensor) -> torch.Tensor:
         # The first dense layer has its channels last in the module itself.
-        return channels_moved(flat, self.layout, {}, last=True)
+        return channels_moved(flat, self.layout, kernels(self.layout), last=True)
 
     def restore(self, native: torch.Tensor) -> torch.Tensor:
-        return channels_moved(native, self.layout, {}, last=False)
+        return channels_moved(native, self.layout, kernels(self.layout), last=False)
 
     def sample_floats(self, samples: int) -> int:
         first, second = prod(self.sides[1]), prod(self.sides[2])

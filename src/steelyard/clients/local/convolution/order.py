@@ -20,7 +20,8 @@ class ConvOrder:
         self.channels = (module.conv1.out_channels, module.conv2.out_channels)
         self.rectified = module.rectified
         height, width = module.image[1:]
-        self._grids = {"dense1.weight": (module.dense1.out_features, self.channels[1], height // 4, width // 4)}
+        dense = (module.dense1.out_features, self.channels[1], height // 4, width // 4)
+        self._grids = {**kernels(layout), "dense1.weight": dense}
 
     def native(self, flat: torch.Tensor) -> torch.Tensor:
         """Return stacked models with channels last."""
@@ -35,18 +36,26 @@ class ConvOrder:
         return matrix_views(self.layout, native)
 
 
+def kernels(layout: Layout) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a network's kernels by name."""
+    return {slot.name: slot.shape for slot in layout.slots if len(slot.shape) == 4}
+
+
 def channels_moved(
     flat: torch.Tensor, layout: Layout, grids: Mapping[str, tuple[int, ...]], *, last: bool
 ) -> torch.Tensor:
-    """Return stacked models [clients, parameters] with the channels of their kernels moved last, or back again.
+    """Return stacked models [clients, parameters] with the channels of some tensors moved last, or back again.
 
-    `grids` are shapes (rows, channels, height, width) of further tensors whose channels move.
+    `grids` are shapes (rows, channels, height, width) of the tensors whose channels move; without any, these are the
+    models themselves.
     """
+    if not grids:
+        return flat
     moved = torch.empty_like(flat)
     for slot in layout.slots:
         source = flat.narrow(1, slot.offset, slot.size)
         target = moved.narrow(1, slot.offset, slot.size)
-        grid = slot.shape if len(slot.shape) == 4 else grids.get(slot.name)
+        grid = grids.get(slot.name)
         if grid is None:
             target.copy_(source)
             continue

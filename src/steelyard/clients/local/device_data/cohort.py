@@ -115,5 +115,15 @@ class Cohort:
 
     def start(self, device: torch.device) -> torch.Tensor:
         """Return the starting model of every job, stacked: [jobs, parameters]."""
-        table = torch.stack([start.to(device) for start in self.starts])
-        return table[torch.from_numpy(self.origin).to(device)]
+        return self.spread(self.distinct(device)).contiguous()
+
+    def distinct(self, device: torch.device) -> torch.Tensor:
+        """Return the starting models that these jobs have among them, each once; `spread` gives every job its own."""
+        return torch.stack([self.starts[origin].to(device) for origin in np.unique(self.origin)])
+
+    def spread(self, distinct: torch.Tensor) -> torch.Tensor:
+        """Return the row of every job: a view where all begin alike."""
+        if len(distinct) == 1:
+            return distinct.expand(len(self), -1)
+        places = np.unique(self.origin, return_inverse=True)[1]
+        return distinct[torch.from_numpy(places).to(distinct.device)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -121,25 +122,35 @@ def longest_first(cohort: Cohort, training: TrainingSettings, *, joined: bool = 
 
 def schedule(cohort: Cohort, training: TrainingSettings, *, joined: bool = False) -> Schedule:
     """Lay out the steps of a cohort whose jobs stand by falling number of steps."""
-    sizes = cohort.sizes
+    sizes, device = cohort.sizes, cohort.dataset.device
     counts = step_counts(sizes, training, joined=joined)
     batch = max(_widest(training, int(size), joined) for size in np.unique(sizes))
-    positions = np.zeros((int(counts.max()), len(cohort), batch), dtype=np.int64)
-    scale = np.zeros(positions.shape, dtype=np.float32)
-    report = np.zeros(positions.shape, dtype=np.float32)
-    for begins, jobs, size, order in _alike(cohort, sizes, training):
-        taken = int(counts[jobs[0]])
-        steps = -(-size // batch_limit(training, size)) - _single(training, size, joined)
-        _fill(positions, scale, report, begins, jobs, order, batch_limit(training, size), steps, taken)
-    device = cohort.dataset.device
-    rows, labels = _look_up(cohort, torch.from_numpy(positions).to(device))
+    alike = _alike(cohort, sizes, training)
+    steps = int(counts.max())
+    # What the host makes goes to the device once: the order of the samples for each job, shares for each size only.
+    order = np.zeros((len(cohort), steps, batch), dtype=np.int64)
+    shares = np.zeros((2, steps, len(alike), batch), dtype=np.float32)
+    begins, kind = np.zeros(len(cohort), dtype=np.int64), np.zeros(len(cohort), dtype=np.int64)
+    for number, (mine, jobs, size, visited) in enumerate(alike):
+        begins[jobs], kind[jobs] = mine, number
+        passes = -(-size // batch_limit(training, size)) - _single(training, size, joined)
+        _fill(order, shares[:, :, number], jobs, visited, batch_limit(training, size), passes, int(counts[jobs[0]]))
+    positions = (sent(order, device) + sent(begins, device)[:, None, None]).transpose(0, 1).contiguous()
+    scale, report = sent(shares, device).index_select(2, sent(kind, device)).unbind()
+    rows, labels = _look_up(cohort, positions)
     kappa = _kappa(cohort, labels)
-    if labels.is_floating_point() and labels.dim() == positions.ndim:
+    valid = scale > 0
+    if labels.is_floating_point() and labels.dim() == positions.dim():
         # Padding has no time, for losses that hold the samples of a batch against each other.
-        labels = labels * torch.from_numpy(scale > 0).to(device)
-    active = (counts[None, :] > np.arange(len(positions))[:, None]).sum(axis=1)
-    share, reported = torch.from_numpy(scale).to(device), torch.from_numpy(report).to(device)
-    return Schedule(rows, labels, share * kappa, reported * kappa, share > 0, active)
+        labels = labels * valid
+    active = (counts[None, :] > np.arange(steps)[:, None]).sum(axis=1)
+    return Schedule(rows, labels, scale * kappa, report * kappa, valid, active)
+
+
+def sent(array: NDArray[Any], device: torch.device) -> torch.Tensor:
+    """Return an array on a device, without waiting for what the device is doing."""
+    found = torch.from_numpy(array)
+    return found.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else found.to(device)
 
 
 def _single(training: TrainingSettings, size: int, joined: bool) -> bool:
@@ -168,35 +179,31 @@ def _alike(cohort: Cohort, sizes: Ints, training: TrainingSettings) -> list[tupl
 
 
 def _fill(
-    positions: NDArray[np.int64],
-    scale: NDArray[np.float32],
-    report: NDArray[np.float32],
-    begins: Ints,
-    jobs: Ints,
     order: NDArray[np.int64],
+    shares: NDArray[np.float32],
+    jobs: Ints,
+    visited: NDArray[np.int64],
     batch: int,
     steps: int,
     taken: int,
 ) -> None:
-    _, passes, size = order.shape
+    """Write the batches of jobs of one size, `steps` of them a pass: which samples, and the share of each."""
+    _, passes, size = visited.shape
     # All batches of a pass but the last are whole; the last has what is left.
     whole = (steps - 1) * batch
     widest = max(batch, size - whole)
     padded = np.zeros((len(jobs), passes, steps, widest), dtype=np.int64)
-    padded[:, :, :-1, :batch] = order[:, :, :whole].reshape(len(jobs), passes, steps - 1, batch)
-    padded[:, :, -1, : size - whole] = order[:, :, whole:]
+    padded[:, :, :-1, :batch] = visited[:, :, :whole].reshape(len(jobs), passes, steps - 1, batch)
+    padded[:, :, -1, : size - whole] = visited[:, :, whole:]
+    order[jobs, :taken, :widest] = padded.reshape(len(jobs), passes * steps, widest)[:, :taken]
     valid = np.zeros((steps, widest), dtype=np.float32)
     valid[:-1, :batch] = 1
     valid[-1, : size - whole] = 1
-    # [jobs, passes · steps, batch] → [steps, jobs, batch]
-    table = (begins[:, None, None, None] + padded).reshape(len(jobs), passes * steps, widest).transpose(1, 0, 2)
-    positions[:, jobs] = begins[None, :, None]
-    positions[:taken, jobs, :widest] = table[:taken]
-    share = np.tile(valid / valid.sum(axis=1, keepdims=True), (passes, 1))
-    scale[:taken, jobs, :widest] = share[:taken, None, :]
+    scale, report = shares
+    scale[:taken, :widest] = np.tile(valid / valid.sum(axis=1, keepdims=True), (passes, 1))[:taken]
     # The last pass, or what of it the steps allow.
     last = np.tile(valid, (passes, 1))[:taken][-steps:]
-    report[taken - len(last) : taken, jobs, :widest] = (last / last.sum())[:, None, :]
+    report[taken - len(last) : taken, :widest] = last / last.sum()
 
 
 def _look_up(cohort: Cohort, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

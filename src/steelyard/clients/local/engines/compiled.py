@@ -5,22 +5,23 @@ from __future__ import annotations
 import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 import torch
+from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from steelyard.clients.local.device_data.schedule import CurrentStep
-from steelyard.clients.local.engines.engine import TrainingSetup
 from steelyard.clients.local.engines.graph_steps import MappedStep, Program, Tensors
-from steelyard.learning.descent import Descent
 from steelyard.messages import LossState
 
 
 class CompiledStep(MappedStep):
     """Steps of any module: mapped over the clients, traced down to torch's operators, fused by inductor.
 
-    A program belongs to one number of clients and one size of batches; inductor keeps what it made on the disk.
+    A program belongs to one number of clients and one size of batches; inductor keeps what it made on the disk. Within
+    a process all steps of a module share them, so that what a trial had made is not made again.
     """
 
     shares = (1.0, 0.5, 0.25)
@@ -28,9 +29,8 @@ class CompiledStep(MappedStep):
     backend = "inductor"
     """What makes a program of the traced operators; tests use one that needs no compiler."""
 
-    def __init__(self, setup: TrainingSetup, descent: Descent) -> None:
-        super().__init__(setup, descent)
-        self._programs: dict[object, Program] = {}
+    _programs: ClassVar[WeakKeyDictionary[nn.Module, dict[object, Program]]] = WeakKeyDictionary()
+    """By the module of the setup; a program holds none of it but the numbers that are not trained."""
 
     def gradients(self, models: torch.Tensor, into: torch.Tensor | None, current: CurrentStep, loss: LossState) -> None:
         with _deterministic():
@@ -38,13 +38,15 @@ class CompiledStep(MappedStep):
 
     def program(self, loss: LossState, cuts: Tensors, targets: Tensors, samples: Tensors) -> Program:
         """Return the compiled step; made once for each loss and each shape of a stack."""
-        key = (loss, bool(targets), *((tuple(tensor.shape), tensor.dtype) for tensor in (cuts[0], *samples)))
-        if key not in self._programs:
+        programs = self._programs.setdefault(self.setup.module, {})
+        how = (self.backend, self.setup.precision, self.setup.device, self.descent, loss, bool(targets))
+        key = (how, *((tuple(tensor.shape), tensor.stride(), tensor.dtype) for tensor in (cuts[0], *samples)))
+        if key not in programs:
             step = super().program(loss, cuts, targets, samples)
             # What is frozen belongs to the module and is no input.
             traced = make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(cuts, targets, samples)
-            self._programs[key] = torch.compile(traced, backend=self.backend, dynamic=False)
-        return self._programs[key]
+            programs[key] = torch.compile(traced, backend=self.backend, dynamic=False)
+        return programs[key]
 
 
 @contextmanager

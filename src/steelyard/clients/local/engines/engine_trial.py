@@ -13,6 +13,7 @@ import torch
 from steelyard.clients.local.device_data.cohort import Cohort
 from steelyard.clients.local.engines.engine import Engine, TrainingSetup
 from steelyard.clients.local.engines.execution import arithmetic
+from steelyard.clients.local.engines.graph import even
 from steelyard.clients.local.engines.sequential import SequentialEngine, train_job
 
 TRIAL_STEPS = 3
@@ -71,22 +72,26 @@ def run_trial(
     begun = time.perf_counter()
     expected = _trained(SequentialEngine(short), pair)
     many = few.take(range(_enough(setup, few, (time.perf_counter() - begun) / len(pair)))) if timed else pair
-    ready: dict[str, Engine] = {}
+    ready: dict[str, tuple[Engine, Cohort]] = {}
     for name, maker in engines.items():
         try:
             engine = maker(short)
-            why = _disagrees(_trained(engine, pair), expected, pair, setup.precision)
+            whole = _whole_stack(engine, few)
+            first = _trained(engine, whole or pair)[: len(pair)]
+            why = _disagrees(first, expected, pair, setup.precision)
             if why is None:
-                ready[name] = engine
-                if timed:
+                ready[name] = engine, whole or many
+                if timed and whole is None:
                     _trained(engine, many)  # the first run pays for what is made once
         except Exception as error:  # whatever a module of the user's does not let an engine do
+            if isinstance(error, torch.OutOfMemoryError) and not timed:
+                raise  # who asked for this engine is told of the limit
             why = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         if why is not None:
             ready.pop(name, None)
             found.refused[name] = why
     if timed:
-        found.seconds = _race(ready, many)
+        found.seconds = _race(ready)
     return found
 
 
@@ -116,6 +121,12 @@ def _draws(setup: TrainingSetup, cohort: Cohort) -> bool:
     return not torch.equal(out[0], out[1])
 
 
+def _whole_stack(engine: Engine, cohort: Cohort) -> Cohort | None:
+    """The jobs of one stack as it will be trained, where each size costs minutes of a compiler; else None."""
+    stack = engine.stack_size(cohort) if engine.name == "compiled" else None
+    return None if stack is None else cohort.take(range(even(len(cohort), stack)))
+
+
 def _enough(setup: TrainingSetup, cohort: Cohort, seconds: float) -> int:
     """How many clients tell engines apart: more on a GPU, where stacks want to be seen whole; a few on a CPU."""
     if setup.device.type == "cuda":
@@ -141,12 +152,12 @@ def _disagrees(found: torch.Tensor, expected: torch.Tensor, cohort: Cohort, prec
     return f"its update differs from the loop's by {float((apart / moved.clamp_min(1e-12)).max()):.2g} of its size"
 
 
-def _race(engines: Mapping[str, Engine], cohort: Cohort) -> dict[str, float]:
+def _race(engines: Mapping[str, tuple[Engine, Cohort]]) -> dict[str, float]:
     """Best seconds per client of each engine, taken in turns so that a busy spell of the machine hits all alike."""
     best = dict.fromkeys(engines, float("inf"))
     begun = time.perf_counter()
     for repeat in range(REPEATS):
-        for name, engine in engines.items():
+        for name, (engine, cohort) in engines.items():
             _synchronise(cohort)
             started = time.perf_counter()
             _trained(engine, cohort)

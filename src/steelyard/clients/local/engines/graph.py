@@ -10,13 +10,18 @@ import torch
 from numpy.typing import NDArray
 
 from steelyard.clients.local.device_data.cohort import Cohort
-from steelyard.clients.local.device_data.schedule import Schedule, longest_first, schedule, step_counts
+from steelyard.clients.local.device_data.schedule import Schedule, longest_first, schedule, sent, step_counts
 from steelyard.clients.local.engines.engine import TrainingSetup
 from steelyard.clients.local.engines.execution import arithmetic
 from steelyard.clients.local.engines.graph_buffers import StackBuffers
 from steelyard.clients.local.engines.graph_steps import GraphStep
 from steelyard.learning.descent import Descent
 from steelyard.learning.training import batch_limit
+
+
+def even(count: int, most: int) -> int:
+    """Return the size of stacks that hold so many jobs: all of like size, so that one set of graphs serves all."""
+    return ceil(count / ceil(count / most))
 
 
 class GraphEngine:
@@ -39,23 +44,19 @@ class GraphEngine:
 
     def train(self, cohort: Cohort, out: torch.Tensor) -> NDArray[np.float64]:
         """Write each job's trained model into a row of `out`; return the mean losses of the last epoch."""
-        losses = np.zeros(len(cohort))
         ordered = longest_first(cohort, self.setup.training, joined=self.setup.batch_norm)
-        chunk = self._even(len(ordered), self.chunk or self.fitting(cohort))
+        chunk = even(len(ordered), self.chunk or self.fitting(cohort))
         with arithmetic(self.setup.precision, self.setup.device), torch.no_grad():
-            for begin in range(0, len(ordered), chunk):
-                jobs = ordered[begin : begin + chunk]
-                losses[jobs] = self._stack(cohort.take(jobs), jobs, out, chunk)
+            stacks = [ordered[begin : begin + chunk] for begin in range(0, len(ordered), chunk)]
+            found = [self._stack(cohort.take(jobs), jobs, out, chunk) for jobs in stacks]
+        # Fetched once: the host lays out the next stack while the device trains this one.
+        losses = np.zeros(len(cohort))
+        losses[ordered] = torch.cat(found).cpu().numpy()
         return losses
 
     def stack_size(self, cohort: Cohort) -> int | None:
         """Return how many clients stand in one stack: the number asked for, else as many as fit."""
         return self.chunk or self.fitting(cohort)
-
-    @staticmethod
-    def _even(count: int, most: int) -> int:
-        """Stacks of like size, so that one set of graphs serves all."""
-        return ceil(count / ceil(count / most))
 
     def fitting(self, cohort: Cohort) -> int:
         """Return how many clients fit into six tenths of the memory."""
@@ -66,19 +67,25 @@ class GraphEngine:
         per_client = 4 * (copies * self.setup.layout.size + batch * stepper.sample_floats(batch) // half)
         return max(1, int(0.6 * self.setup.memory / per_client))
 
-    def _stack(self, cohort: Cohort, jobs: NDArray[np.int64], out: torch.Tensor, chunk: int) -> NDArray[np.float64]:
+    def _stack(self, cohort: Cohort, jobs: NDArray[np.int64], out: torch.Tensor, chunk: int) -> torch.Tensor:
+        """Train one stack into its rows of `out`; return the losses, on the device."""
         plan = schedule(cohort, self.setup.training, joined=self.setup.batch_norm)
         buffers = self._buffers_for(cohort, plan, chunk)
         stepper = buffers.stepper
-        models = stepper.native(cohort.start(self.setup.device))
+        # What clients have in common is laid out once and then copied, not the other way round.
+        models = cohort.spread(stepper.native(cohort.distinct(self.setup.device)))
         corrections = None if cohort.corrections is None else stepper.native(cohort.corrections.to(models.device))
         counts = step_counts(cohort.sizes, self.setup.training, joined=self.setup.batch_norm)
-        steps = [buffers.ready(int(busy)) for busy in plan.active]  # capturing overwrites the buffers: it comes first
+        steps = buffers.ready(plan.active)  # capturing overwrites the buffers: it comes first
         buffers.fill(plan, models, counts, cohort.keys(self.setup.device), cohort.descent.rate, corrections)
         for step in steps:
             step()
-        out[torch.from_numpy(jobs).to(out.device)] = stepper.restore(buffers.models[: len(jobs)]).to(out.device)
-        return buffers.losses[: len(jobs)].cpu().numpy()
+        trained = stepper.restore(buffers.models[: len(jobs)])
+        if np.array_equal(jobs, np.arange(jobs[0], jobs[0] + len(jobs))):
+            out[jobs[0] : jobs[0] + len(jobs)].copy_(trained)
+        else:
+            out[sent(jobs, out.device)] = trained.to(out.device)
+        return buffers.losses[: len(jobs)].clone()  # the next stack has the same buffers
 
     def _buffers_for(self, cohort: Cohort, plan: Schedule, chunk: int) -> StackBuffers:
         steps, _, batch = plan.rows.shape

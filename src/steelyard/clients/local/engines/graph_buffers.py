@@ -6,8 +6,10 @@ that have fewer steps than others drop out from the back of the stack; graphs of
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import groupby
 from math import ceil
 from typing import Any
 
@@ -16,10 +18,14 @@ import torch
 from numpy.typing import NDArray
 
 from steelyard.clients.local.device_data.dataset import DeviceDataset
-from steelyard.clients.local.device_data.schedule import CurrentStep, Schedule
+from steelyard.clients.local.device_data.schedule import CurrentStep, Schedule, sent
 from steelyard.clients.local.engines.graph_steps import GraphStep
 from steelyard.learning.descent import StackDescent
 from steelyard.messages import LossState
+
+Launch = Callable[[], None]
+TOGETHER = 8
+"""Steps in one graph where so many follow each other: a device waits between graphs for some thousandths of a ms."""
 
 
 @dataclass(eq=False)
@@ -32,7 +38,7 @@ class StackBuffers:
     models: torch.Tensor
     tables: Schedule
     rates: torch.Tensor
-    """[steps, clients]: the step size, 0 once a client is done."""
+    """[steps, clients]: the step size, 0 once a client is done; used where a step is not plain."""
     counter: torch.Tensor
     losses: torch.Tensor
     keys: torch.Tensor
@@ -40,7 +46,8 @@ class StackBuffers:
     gradients: torch.Tensor | None
     """None where a step is plain, so that gradients go straight into the models."""
     optimiser: StackDescent
-    graphs: dict[int, Callable[[], None]] = field(default_factory=dict[int, Callable[[], None]])
+    graphs: dict[tuple[int, int], Launch] = field(default_factory=dict[tuple[int, int], Launch])
+    """What takes steps, by the number of clients and of steps."""
     pool: Any = None
 
     @classmethod
@@ -103,11 +110,14 @@ class StackBuffers:
             (plan.rows, plan.labels, plan.weights, plan.report, plan.valid),
             strict=True,
         ):
-            table.zero_()
+            # Steps beyond are not taken, whatever an earlier round left there; places beyond in these steps are.
+            table[:steps, clients:].zero_()
+            table[:steps, :clients, batch:].zero_()
             table[:steps, :clients, :batch] = given
-        working = counts[None, :] > np.arange(steps)[:, None]
-        self.rates.zero_()
-        self.rates[:steps, :clients] = torch.from_numpy(working * rate).to(self.rates)
+        if self.gradients is not None:
+            working = counts[None, :] > np.arange(steps)[:, None]
+            self.rates[:steps, clients:].zero_()
+            self.rates[:steps, :clients] = sent((working * rate).astype(np.float32), self.rates.device)
         self.models[:clients] = models
         trained = slice(0, self.stepper.trained)
         self.optimiser.begin(models[:, trained], None if corrections is None else corrections[:, trained])
@@ -125,10 +135,15 @@ class StackBuffers:
             self.optimiser.apply(models[:, : self.stepper.trained], into, self.counter, current.now(self.rates))
         self.counter += 1
 
-    def capture(self, busy: int) -> Callable[[], None]:
-        """Return what does one step: a captured graph on a GPU, the plain call elsewhere."""
+    def steps(self, busy: int, count: int) -> None:
+        """Do some steps of the first `busy` clients, one after another."""
+        for _ in range(count):
+            self.step(busy)
+
+    def capture(self, busy: int, count: int) -> Launch:
+        """Return what does so many steps: a captured graph on a GPU, plain calls elsewhere."""
         if self.dataset.device.type != "cuda":
-            return lambda: self.step(busy)
+            return lambda: self.steps(busy, count)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -138,14 +153,25 @@ class StackBuffers:
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.pool):
-            self.step(busy)
+            self.steps(busy, count)
         self.pool = self.pool or graph.pool()
         return graph.replay
 
-    def ready(self, busy: int) -> Callable[[], None]:
-        """Return the graph of the smallest captured size that holds so many clients."""
+    def ready(self, active: NDArray[np.int64]) -> list[Launch]:
+        """Return what takes all steps, in turn, where so many clients are at work in each.
+
+        A graph serves the smallest captured size that holds them; steps of the same size are launched several at once.
+        """
         whole = len(self.models)
-        size = min(size for size in (ceil(share * whole) for share in self.stepper.shares) if size >= busy)
-        if size not in self.graphs:
-            self.graphs[size] = self.capture(size)
-        return self.graphs[size]
+        sizes = sorted(ceil(share * whole) for share in self.stepper.shares)
+        found: list[Launch] = []
+        for size, alike in groupby(sizes[bisect_left(sizes, busy)] for busy in active.tolist()):
+            many, single = divmod(len(list(alike)), TOGETHER)
+            found += [self._graph(size, TOGETHER)] * many if many else []
+            found += [self._graph(size, 1)] * single if single else []
+        return found
+
+    def _graph(self, size: int, count: int) -> Launch:
+        if (size, count) not in self.graphs:
+            self.graphs[size, count] = self.capture(size, count)
+        return self.graphs[size, count]

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
+from steelyard.clients.local.convolution.order import channels_moved
 from steelyard.clients.local.device_data.schedule import CurrentStep
 from steelyard.clients.local.engines.engine import TrainingSetup
 from steelyard.clients.local.engines.execution import shortened
@@ -66,15 +67,13 @@ class MappedStep:
         self.setup, self.descent = setup, descent
         self.size, self.trained = setup.layout.size, setup.layout.trained
         self.module = stackable(setup.module, products=True).to(setup.device)
-        self.layout, order = stacked_layout(setup.layout, self.module)
-        # On the device from the beginning: a copy of the order in every round would cost more than some steps.
-        self._order, self._back = order.to(setup.device), order.argsort().to(setup.device)
+        self.layout, self._turned = stacked_layout(setup.layout, self.module)
 
     def native(self, flat: torch.Tensor) -> torch.Tensor:
-        return flat[:, self._order]
+        return channels_moved(flat, self.layout, self._turned, last=True)
 
     def restore(self, native: torch.Tensor) -> torch.Tensor:
-        return native[:, self._back]
+        return channels_moved(native, self.layout, self._turned, last=False)
 
     def sample_floats(self, samples: int) -> int:
         # Unknown network: as much as the built-in convolutional one needs per parameter of a small model.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 
-import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
 
@@ -26,18 +25,17 @@ def stackable(module: nn.Module, *, products: bool) -> nn.Module:
     return _replaced(copy.deepcopy(module), {}, products).train()
 
 
-def stacked_layout(layout: Layout, module: nn.Module) -> tuple[Layout, torch.Tensor]:
-    """Return where the parameters of a stackable module stand, and which number of the usual layout each of them is."""
+def stacked_layout(layout: Layout, module: nn.Module) -> tuple[Layout, dict[str, tuple[int, ...]]]:
+    """Return where the parameters of a stackable module stand, and torch's shapes of the kernels that are turned."""
     layers = dict(module.named_modules())
-    order = torch.arange(layout.size)
+    turned: dict[str, tuple[int, ...]] = {}
     slots = list(layout.slots)
     for number, slot in enumerate(slots):
         name, _, kind = slot.name.rpartition(".")
         if kind == "weight" and isinstance(layers[name], StackedConvolution):
-            axes, part = StackedConvolution.AXES, slice(slot.offset, slot.offset + slot.size)
-            order[part] = order[part].view(slot.shape).permute(axes).flatten()
-            slots[number] = replace(slot, shape=tuple(slot.shape[axis] for axis in axes))
-    return replace(layout, slots=tuple(slots)), order
+            turned[slot.name] = slot.shape
+            slots[number] = replace(slot, shape=tuple(slot.shape[axis] for axis in StackedConvolution.AXES))
+    return replace(layout, slots=tuple(slots)), turned
 
 
 def unmasked_norms(module: nn.Module) -> bool:
