@@ -60,6 +60,11 @@ def described(cell: Cell, options: argparse.Namespace) -> Any:
             del document["rounds"]["evaluate_every"]
     if options.updates:
         document["training"] |= {"updates": options.updates, "epochs": 1}
+    if options.tiny:
+        document["model"] = {"name": "lenet"}
+        document["training"]["batch_size"] = 2
+        if "test_fraction" in document["partition"]:
+            document["partition"]["test_fraction"] = 0.002
     if (table := document["partition"].get("table")) and cell.data == "cifar10" and options.every > 1:
         small = [[-(-rows // options.every) for rows in line] for line in table]
         document["partition"] |= {"table": small, "overlap": True}
@@ -99,7 +104,8 @@ def line(cell: Cell, history: History, before: float) -> dict[str, Any]:
         least = tests.groupby(["rule", "seed", "round"], sort=False, as_index=False)["score"].min()
         worst = {rule: [seed[-1] for seed in found] for rule, found in _curves(least, "score").items()}
     info = history.info
-    facts = {name: str(info.get(name, "")) for name in ("device", "engine", "precision", "torch", "steelyard")}
+    names = ("device", "engine_choice", "precision", "version_torch", "version_steelyard")
+    facts = {name.removesuffix("_choice").removeprefix("version_"): str(info.get(name, "")) for name in names}
     return {
         "cell": cell.name,
         "table": cell.table,
@@ -173,7 +179,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, help="CIFAR-10: take each so-manieth image, for a try")
     parser.add_argument("--fresh", action="store_true", help="begin anew, also where there is a run to go on with")
     parser.add_argument("--list", action="store_true", help="name the part's cells and end")
-    parser.add_argument("--tiny", action="store_true", help="one seed, round and step, few images: a try")
+    parser.add_argument("--tiny", action="store_true", help="one seed, round and step, a small network: a try")
     options = parser.parse_args()
     if options.tiny:
         options.seeds = options.rounds = options.updates = 1
@@ -212,7 +218,8 @@ def main() -> None:
         if found is not None:
             with target.open("a", encoding="utf-8") as lines:
                 lines.write(json.dumps(found) + "\n")
-    sys.exit(int(failed))
+    if failed:
+        sys.exit(1)
 
 
 if __name__ == "__main__":
