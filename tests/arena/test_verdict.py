@@ -75,7 +75,7 @@ def test_failed_and_missing_scenes_are_said_and_take_no_part() -> None:
     document = judge(on_paper(["clean", "sizes", "hospitals"]), made)
     assert [scene["verdict"] for scene in document["scenes"]] == ["better", "failed", "not done"]
     assert document["scenes"][0]["p"] == document["scenes"][0]["p_holm"]
-    assert document["sentence"].endswith("by 2.0 points on average; it failed in 1; 1 scene not done.")
+    assert document["sentence"].endswith("by 2.0 points on average; it failed in 1 scene; 1 scene not done.")
     assert "- sizes: failed: criterion Z: fails" in arena_text(document)
 
 

@@ -70,9 +70,10 @@ def _note(document: ArenaDocument) -> str:
     opened = document["opened"]
     counts = sorted({scene["seeds"] for scene in document["scenes"] if scene["seeds"]}) or [len(document["seeds"])]
     seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    what = "One seed" if counts == [1] else f"Mean of {seeds} seeds ± half the 95 % interval"
     tests = "Tests that may be looked at after any seed (betting on signs)" if opened else "Paired t-tests"
     return (
-        f"Mean of {seeds} seeds ± half the 95 % interval, on rows that chose nothing. {tests}, "
+        f"{what}, on rows that chose nothing. {tests}, "
         f"Holm's correction over the scenes. Equal: within {100 * document['margin']:g} point by two one-sided tests."
     )
 

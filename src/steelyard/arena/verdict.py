@@ -160,7 +160,7 @@ def sentence(document: ArenaDocument) -> str:
     """Return the answer in one sentence: better in how many scenes, worse in how many, by how much; or not better."""
     name, base = document["candidate"], document["baseline"]
     done = [scene for scene in document["scenes"] if scene["gain"] is not None]
-    scenes = f"{len(done)} scene{'' if len(done) == 1 else 's'}"
+    scenes = _scenes(len(done))
     mean = document["mean_gain"]
     if mean is None:
         why = next((scene["failed"] for scene in document["scenes"] if scene["failed"]), "")
@@ -185,8 +185,8 @@ def sentence(document: ArenaDocument) -> str:
 
 def _ending(document: ArenaDocument) -> str:
     left = sum(scene["verdict"] == "not done" for scene in document["scenes"])
-    parts = [f"it failed in {document['failed']}"] if document["failed"] else []
-    parts += [f"{left} scene{'' if left == 1 else 's'} not done"] if left else []
+    parts = [f"it failed in {_scenes(document['failed'])}"] if document["failed"] else []
+    parts += [f"{_scenes(left)} not done"] if left else []
     parts += ["on the seeds for choosing"] if document["draft"] else []
     if document["opened"]:
         most = max(scene["seeds"] for scene in document["scenes"])
@@ -207,6 +207,10 @@ def _all(count: int, of: int) -> str:
     if count == of > 1:
         return "both scenes" if of == 2 else f"all {of} scenes"
     return f"{count} of {of} scene{'' if of == 1 else 's'}"
+
+
+def _scenes(count: int) -> str:
+    return f"{count} scene{'' if count == 1 else 's'}"
 
 
 def _count(number: int) -> str:
