@@ -82,6 +82,7 @@ def kept(out: Path, planned: Sequence[str]) -> Scores:
     before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
     found = {(str(name), str(rule), int(seed)): float(score) for name, rule, seed, score in before} | read(out, planned)
     lines = [json.dumps([*key, score]) for key, score in sorted(found.items())]
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
     return found
 

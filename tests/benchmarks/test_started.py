@@ -18,6 +18,7 @@ from steelyard.experiment.loading import load
 from steelyard.sweeps.attacking import under_attack
 
 SMALLEST: dict[str, str] = {
+    "cell_images": "--out out --seeds 1 --rounds 1 --images 100",
     "contributions": "--seeds 2 --rounds 2 --clients 3 --only two",
     "contrasts": "out",
     "flower_replies": "--megabytes 0.5 --clients 3 --strategies MD>DS/max --here",
@@ -48,6 +49,7 @@ SLOW: dict[str, str] = {
     "startup": "--repeats 1",
     "server_kills": "--kills 1",
     "store": "3 4",
+    "transfer": "--out out --seeds 1",
 }
 """The same for scripts that take long even so; what follows a script's name tells its parts apart."""
 ELSEWHERE = {
@@ -65,6 +67,7 @@ NEEDS = {
     "published": "mnist",
     "recommend": "movielens_1m",
     "scaffold": "cifar10_jpeg",
+    "transfer": "mnist",
 }
 
 
