@@ -46,7 +46,7 @@ def test_show_draws_the_split_of_an_experiment_by_any_of_its_names(tmp_path):
     figure = tmp_path / "split.svg"
     scheme = ["--set", "partition.scheme='#C=3'", "--set", "partition.size_spread=0"]
     drawn = show("quickstart", "--split", *scheme, "--figure", str(figure))
-    assert "classes of a client: 3 to 3 of 10" in drawn
+    assert "classes of a client: 3 of 10" in drawn
     assert max(map(len, drawn.splitlines())) <= 60
     assert "<svg" in figure.read_text(encoding="utf-8")
     found = json.loads(show("quickstart", "--split", *scheme, "--seed", "9", "--format", "json"))

@@ -188,7 +188,7 @@ def _parts(dataset: Dataset, settings: PartitionSettings, pool: Rows, seed: int)
         case _:
             rows = schemes.iid(pool, count, settings.samples, spread, minimum, chance)
     if (unused := len(pool) - len(np.unique(np.concatenate(rows)))) > 0:
-        notes.append(f"{unused} of {len(pool)} rows go to no client")
+        notes.append(f"{unused:,} of {len(pool):,} rows go to no client")
     return _Parts([client_name(number, count) for number in range(count)], rows, notes)
 
 

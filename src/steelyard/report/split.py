@@ -76,7 +76,8 @@ def account(split: Split) -> list[str]:
     found = [f"{len(split.sizes):,} clients, {min(sizes):,} to {max(sizes):,} training rows, {sum(sizes):,} in all"]
     if split.labels:
         have = [sum(count > 0 for count in counts) for counts in split.labels.values()]
-        found.append(f"classes of a client: {min(have)} to {max(have)} of {len(next(iter(split.labels.values())))}")
+        spread = f"{min(have)} to {max(have)}" if min(have) < max(have) else f"{min(have)}"
+        found.append(f"classes of a client: {spread} of {len(next(iter(split.labels.values())))}")
     found.append(f"test rows at the clients: {tests:,}; at the server: {split.server:,}")
     if len(split.sizes) > MOST_LINES:
         found.append(f"drawn: {MOST_LINES} of them, from the biggest to the smallest, evenly spaced")
