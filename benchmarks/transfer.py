@@ -3,11 +3,11 @@
     python -m benchmarks.transfer --out OUT --seeds 10
     python -m benchmarks.transfer --out OUT --seeds 10 --wrong 0.3
 
-The paper claims it and gives neither data nor figures. Here the layers below learn MNIST's training images, made 8 by 8
+The paper claims it and gives neither data nor figures. Here the layers below learn MNIST's 70,000 images, made 8 by 8
 pixels, and twenty clients with few labels each (Dirichlet 0.3) share scikit-learn's digits, which others wrote.
 `--wrong` gives a share of the clients wrong labels. Weights are sizes (`fedavg`), accuracy on the server's rows
-(`adafed-weights`), or that with the loss of each class adapted besides (`adafed`). `steelyard table OUT`
-shows the means over seeds.
+(`adafed-weights`), or that with the loss of each class adapted besides (`adafed`). `steelyard table OUT` shows the
+means over seeds.
 """
 
 from __future__ import annotations
