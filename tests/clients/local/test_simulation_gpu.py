@@ -1,3 +1,5 @@
+import threading
+
 import pytest
 import torch
 from tests.clients.local import engine_cases as cases
@@ -29,6 +31,27 @@ def test_every_engine_gives_what_the_loop_gives(engine: str, name: str, how: str
     found, _, clients = cases.trained(engine, people, model, cases.TRAINING[how], "cuda")
     if engine != "auto":
         assert clients.describe()["engine_choice"].partition(":")[0] == engine
+    cases.assert_alike(found, expected, start, 1e-3)
+
+
+def test_what_another_thread_copies_does_not_disturb_a_capture() -> None:
+    model, shape, classes = cases.MODELS["cnn-digits"]
+    people = cases.population(shape, classes, sizes=(200, 90, 120))
+    source, ended = torch.ones(1 << 20, device="cuda"), threading.Event()
+
+    def copy() -> None:  # as the digests of the round before are taken
+        with torch.cuda.stream(torch.cuda.Stream()):
+            while not ended.is_set():
+                source.clone().cpu()
+
+    beside = threading.Thread(target=copy)
+    beside.start()
+    try:
+        found, start, _ = cases.trained("stacked", people, model, cases.TRAINING["mini"], "cuda")
+    finally:
+        ended.set()
+        beside.join()
+    expected, _, _ = cases.trained("loop", people, model, cases.TRAINING["mini"], "cpu")
     cases.assert_alike(found, expected, start, 1e-3)
 
 

@@ -152,7 +152,8 @@ class StackBuffers:
                 self.step(busy)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool):
+        # Another thread may copy meanwhile, as digests of the round before do: only this one must not.
+        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
             self.steps(busy, count)
         self.pool = self.pool or graph.pool()
         return graph.replay
