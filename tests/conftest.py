@@ -115,6 +115,10 @@ LONG_FILES = (
     "test_engines",
     "test_jobs",
     "test_bad_input",
+    "test_federate_algorithms",
+    "test_gate",
+    "test_guard",
+    "test_stackable",
 )
 
 
@@ -128,6 +132,7 @@ def pytest_collection_finish() -> None:
     """Let no later search for garbage go through everything that was imported and collected."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)  # a test makes little that only a search would find
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,14 +29,15 @@ def modules() -> dict[str, Path]:
 def imports(path: Path, known: dict[str, Path]) -> Iterator[str]:
     """Every module of ours that a file imports, inside functions too; what only type checkers read is left out."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
+    nodes = list(ast.walk(tree))
     typing_only = {
         id(inner)
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
         for statement in node.body
         for inner in ast.walk(statement)
     }
-    for node in ast.walk(tree):
+    for node in nodes:
         if id(node) in typing_only:
             continue
         if isinstance(node, ast.Import):
@@ -121,6 +123,8 @@ def test_the_checks_notice() -> None:
 
 def silent_late_imports(source: str) -> list[str]:
     """Functions that import something without a word why, in themselves or in the docstring of their file."""
+    if not re.search(r"^[ \t]+(?:import|from)\s", source, re.MULTILINE):
+        return []  # no import but those at the left margin
     tree = ast.parse(source)
     if "speed of start" in (ast.get_docstring(tree) or "").replace("\n", " "):
         return []

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import gc
 import multiprocessing
 import os
 import runpy
@@ -17,6 +18,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Callable
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
@@ -69,6 +72,50 @@ def warm_command(
     """Run `steelyard ...` as `subprocess.run` would; `before` is called in the new process, ahead of the command."""
     words = ["steelyard", *map(str, arguments)]
     return _warm_process(functools.partial(_command, before), words, folder, environment, timeout)
+
+
+class WarmProcess:
+    """`steelyard ...` that goes on beside the test, with what tests ask of a `subprocess.Popen`."""
+
+    def __init__(
+        self, *arguments: str | Path, folder: Path, printed: Path, environment: dict[str, str] | None = None
+    ) -> None:
+        environment = command_environment() if environment is None else environment
+        words, outputs = ["steelyard", *map(str, arguments)], [printed, printed]
+        started = warm_processes().Process(
+            target=_inside, args=(functools.partial(_command, _heed), words, folder, environment, outputs)
+        )
+        started.start()
+        assert started.pid is not None
+        self._started, self.pid, self._asked = started, started.pid, threading.Lock()
+
+    def poll(self) -> int | None:
+        """Return the exit code; None while it goes on."""
+        with self._asked:  # of two threads that ask, one would read the code and the other wait for it
+            return self._started.exitcode
+
+    def wait(self, timeout: float) -> int:
+        """Wait for its end and return the exit code."""
+        until = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() > until:
+                raise subprocess.TimeoutExpired("steelyard", timeout)
+            time.sleep(0.02)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal if it goes on."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.send_signal(signal.SIGKILL)
+
+
+def _heed() -> None:
+    """Where tests run in the background, the shell has them ignore Ctrl-C, and a command would inherit that."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def forget_steelyard() -> None:
@@ -132,6 +179,7 @@ def _inside(
     target: Callable[[], object], words: list[str], folder: Path, environment: dict[str, str], outputs: list[Path]
 ) -> None:
     os.setsid()
+    gc.freeze()  # no search for garbage goes through, and copies, what was read before
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)

@@ -24,17 +24,21 @@ CHECKPOINTS, CODE, EXPORT, FIGURES, FLOWER, UPDATES = "checkpoints", "code", "ex
 """Folders of a run."""
 SWEEP_FILE, ATTACK_FILE, ARENA_FILE = "sweep.toml", "attack.toml", "arena.toml"
 """The files that say what several runs in one folder are: of a sweep, under attack, the scenes of the arena."""
+_MARKS = (DATABASE, SWEEP_FILE, ATTACK_FILE, ARENA_FILE)
 DRAFT = ".part"
 """Ending of a file that is being written; it gets its name when it is whole."""
 
 
 def _place(path: Path) -> tuple[Path, tuple[str, ...]]:
     """Return the folder from which a path is walked, and the names below it: the outermost of one or more runs."""
-    whole = Path(os.path.abspath(path))
-    for above in reversed(whole.parents):
-        if any(os.path.lexists(above / mark) for mark in (DATABASE, SWEEP_FILE, ATTACK_FILE, ARENA_FILE)):
-            return above, whole.relative_to(above).parts
-    return whole.parent, (whole.name,)
+    whole = os.path.abspath(path)
+    names = whole.strip(os.sep).split(os.sep)
+    # Texts, not paths: a summary of a run asks this a thousand times.
+    for depth in range(len(names)):
+        above = os.sep + os.sep.join(names[:depth])
+        if any(os.path.lexists(f"{above}{os.sep}{mark}") for mark in _MARKS):
+            return Path(above), tuple(names[depth:])
+    return Path(whole).parent, (names[-1],)
 
 
 @contextmanager

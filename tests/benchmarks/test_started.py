@@ -23,9 +23,7 @@ SMALLEST: dict[str, str] = {
     "contrasts": "out",
     "flower_replies": "--megabytes 0.5 --clients 3 --strategies MD>DS/max --here",
     "large_models": "--megabytes 0.5 --clients 3 --rules MD>DS/max --here",
-    "papers": "papers --parts quickstart --set rounds.count=1 --set partition.clients=8 --set compute.engine=loop",
     "private_round": "out --models mlp --clients 10 --protections plain --seeds 1 --samples 20",
-    "recommend": "--engines --rows 3000",
     "secure_aggregation": "--parameters 200 --clients 3",
     "worth": "--seeds 2 --rounds 2 --only clean,_IID --rules EQ --engine loop --device cpu",
 }
@@ -39,9 +37,11 @@ SLOW: dict[str, str] = {
     "kgflex": "--recipe kgflex-yahoo --epochs 1",
     "knowledge": "--format json",
     "looking": "3 4",
+    "papers": "papers --parts quickstart --set rounds.count=1 --set partition.clients=8 --set compute.engine=loop",
     "published": "out --data mnist --splits IID --rounds 1 --seeds 1 --updates 1 --device cpu --engine loop",
     "ranks": "--ranks 1,2 --bench C --clients 20 --rounds 2 --engine loop",
     "scaffold": "out --rounds 1 --seeds 1 --cells 0.5:0 --every 10 --device cpu",
+    "recommend": "--engines --rows 3000",
     "recommend_large": "--users 60 --items 50 --rows 1500 --epochs 2",
     "scale clients": "clients --registered 20,40 --cohorts 5,10 --rounds 4",
     "scale history": "history --rounds 3 --clients 4",
@@ -135,6 +135,7 @@ def test_networks_are_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
     assert found["ratio"]["lstm"]["2"] > 0, found
 
 
+@pytest.mark.slow
 def test_the_gpu_script_runs_on_the_processor(tmp_path: Path) -> None:
     command = ["bash", str(ROOT / "benchmarks" / "gpu.sh"), str(tmp_path), "tiny"]
     environment = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "HOME": str(tmp_path)}

@@ -42,7 +42,7 @@ batch_size = 20
 count = 3
 fraction = 1.0
 [compute]
-engine = "loop"
+engine = "stacked"
 device = "cpu"
 """
 

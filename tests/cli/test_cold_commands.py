@@ -26,7 +26,7 @@ from steelyard.federate.server_runs import new_run
 from steelyard.messages import LossState, Signed, Task
 from steelyard.statements import Statement
 
-QUICK = "--set rounds.count=1 --set compute.engine=loop"
+QUICK = "--set rounds.count=1 --set training.epochs=1 --set compute.engine=stacked"
 # What each command must have printed or written.
 COMMANDS = {
     f"compare quickstart {QUICK} --rules DS,EQ --out both": "both/run.sqlite",
@@ -54,7 +54,7 @@ COMMANDS = {
     "policies": "feddisco",
     "docs --no-open --out manual hostile clients": "manual/guide/hostile-clients.html",
     "privacy plan --rounds 10 --noise 1": "noise multiplier",
-    "privacy audit --tries 1 --steps 0 --canaries 10": "gradient inversion on digits",
+    "privacy audit --tries 1 --steps 0 --canaries 10 --questions 0": "gradient inversion on digits",
     "federate init app": "app/pyproject.toml",
     "federate certificates tls --host localhost": "tls/ca.pem",
     "federate key node-a": "node-a.pub",
@@ -78,8 +78,8 @@ COMMANDS = {
     "recommend cost --users 10 --items 20 --interactions 30": "tcc_vectors",
     "recommend audit fpl.toml --rounds 1": "everything sent",
 }
-FROM_NOTHING = ("compare", "report", "weigh", "policies", "federate ledger", "recommend top")
-# Others start these cold: test_plain_answers.py, test_lists.py, tests/page and tests/federate.
+FROM_NOTHING = ("report", "weigh", "policies", "federate ledger", "recommend top")
+# Others start these cold: test_lists.py, tests/page and tests/federate.
 ELSEWHERE = {
     "run",
     "watch",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -12,9 +11,9 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import CommandLine
-from tests.warm import command_environment, warm_command
+from tests.warm import WarmProcess, command_environment, warm_command
 
-QUICK = ["--set", "rounds.count=1", "--set", "compute.engine=loop", "--set", "model.name=logistic"]
+QUICK = ["--set", "rounds.count=1", "--set", "compute.engine=stacked", "--set", "model.name=logistic"]
 TABLE = "client,[/b]DS,\x1b[31mLD\n[/b]ann,.9,.2\n\x1b[31mbob,.1,.8\n"
 
 
@@ -130,24 +129,19 @@ def test_without_test_rows_no_accuracy_is_shown(steelyard: CommandLine, tmp_path
 
 
 def test_a_stop_names_the_folder_and_the_command(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "steelyard", "run", "quickstart", *QUICK, "--set", "rounds.count=100000"]
-    started = subprocess.Popen(
-        [*command, "--out", "a run"],
-        cwd=tmp_path,
-        env=command_environment(),
-        stderr=subprocess.PIPE,
-        text=True,
-        # Where the tests run in the background, the shell has them ignore Ctrl-C, and the run would inherit that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
+    command = ("run", "quickstart", *QUICK, "--set", "rounds.count=100000", "--out", "a run")
+    started = WarmProcess(*command, folder=tmp_path, printed=tmp_path / "printed")
     database = tmp_path / "a run" / "run.sqlite"
     for _ in range(600):
         if database.is_file():
             break
         time.sleep(0.1)
     time.sleep(1.0)
-    os.kill(started.pid, signal.SIGINT)
-    _, printed = started.communicate(timeout=60)
-    assert started.returncode == 130
+    started.send_signal(signal.SIGINT)
+    try:
+        assert started.wait(60) == 130
+    finally:
+        started.kill()
+    printed = (tmp_path / "printed").read_text(encoding="utf-8")
     last = printed.strip().splitlines()[-1]
     assert last == "steelyard: stopped; what is done is in a run; go on with: steelyard resume 'a run'"

@@ -13,7 +13,7 @@ from steelyard import Experiment
 from steelyard.sweeps.plan import measures_of, plan
 from steelyard.sweeps.plan_file import write_sweep
 
-QUICK = ("--set", "rounds.count=2", "--set", "compute.engine=loop", "--quiet")
+QUICK = ("--set", "rounds.count=2", "--set", "compute.engine=stacked", "--quiet")
 
 
 def test_a_sweep_on_digits(steelyard: CommandLine, tmp_path: Path) -> None:

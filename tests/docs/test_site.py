@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 ENTRY = re.compile(r"^#### `([\w.]+)` \{: #([\w-]+) \}\n\n(.*?)(?=\n\n+#|\n*\Z)", re.DOTALL | re.MULTILINE)
 
 
+@pytest.mark.slow  # `.ci/run` builds it each time, as strictly
 def test_the_site_builds_without_a_warning(tmp_path: Path):
     pytest.importorskip("zensical", reason="the site is built with Zensical (extra docs)")
     site = tmp_path / "site"

@@ -29,7 +29,13 @@ def data_folder() -> Path | None:
     return beside.resolve() if beside.is_dir() else None
 
 
-@pytest.mark.parametrize("page", WITH_SNIPPETS)
+# Half a minute each, over data that are in no checkout; their commands are tested on small tables.
+LONG = ("docs/algorithms/kgflex.md", "docs/reference/recommenders.md")
+
+
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=pytest.mark.slow if page in LONG else ()) for page in WITH_SNIPPETS]
+)
 def test_every_snippet_of_the_page_runs(page: str, tmp_path: Path):
     data = data_folder()
     environment = command_environment(

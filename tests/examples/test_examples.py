@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.warm import ROOT, warm_script
@@ -12,7 +13,12 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 GALLERY = (ROOT / "docs" / "gallery.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def example(path: Path) -> Any:
+    """LoRA takes longest; tests/algorithms trains its layers in less."""
+    return pytest.param(path, id=path.stem, marks=[pytest.mark.slow] * (path.stem == "lora"))
+
+
+@pytest.mark.parametrize("path", [example(path) for path in EXAMPLES])
 def test_example(path: Path, tmp_path: Path) -> None:
     if path.stem == "privacy_budget":
         pytest.importorskip("dp_accounting")

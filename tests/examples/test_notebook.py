@@ -45,6 +45,7 @@ def test_first_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (tmp_path / "compared.html").is_file()
 
 
+@pytest.mark.slow  # a second kernel that shows the same kinds of output
 def test_hospitals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cells = executed("hospitals.ipynb", tmp_path, monkeypatch)
     assert "text/html" in kinds(cells[0])

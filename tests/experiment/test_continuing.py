@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import sqlite3
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,7 +13,7 @@ import pytest
 import torch
 from tests.runs.commands import steelyard
 from tests.runs.contents import assert_same_bits, query
-from tests.warm import command_environment
+from tests.warm import WarmProcess
 
 import steelyard as package
 from steelyard.errors import UserError
@@ -204,23 +202,17 @@ def test_a_run_that_fails_before_its_first_round_leaves_its_folder_free(tmp_path
 
 def test_sigterm_stops_as_an_interrupt_does(tmp_path: Path) -> None:
     document, part = experiment(tmp_path, rounds=100_000), tmp_path / "part"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "steelyard", "run", str(document), "--out", str(part)],
-        env=command_environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = WarmProcess("run", document, "--out", part, folder=tmp_path, printed=tmp_path / "printed")
     try:
         until = time.monotonic() + 120
         while process.poll() is None and time.monotonic() < until and not (part / "run.sqlite-wal").exists():
             time.sleep(0.05)
         time.sleep(0.5)
-        process.terminate()
-        _, told = process.communicate(timeout=60)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 130
     finally:
         process.kill()
-    assert process.returncode == 130
+    told = (tmp_path / "printed").read_text(encoding="utf-8")
     assert "Traceback" not in told
     assert f"steelyard resume {part}" in told
     assert query(part, "SELECT value FROM info WHERE key = 'status'") == [("stopped",)]

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import httpx
 import uvicorn
 from tests.runs.records import federation, record, state
+from tests.warm import WarmProcess
 
 from steelyard.federate.server_folder import ServerFolder
 from steelyard.page.app import create_app
@@ -21,6 +26,9 @@ from steelyard.page.server import ServerView
 from steelyard.page.serving import listen
 from steelyard.runs.process import this_process
 from steelyard.runs.store import Store
+
+# A tenth of a second goes into reading the list of authorities, which plain HTTP never asks.
+request: Callable[..., httpx.Response] = functools.partial(httpx.request, verify=False)
 
 
 @dataclass
@@ -47,15 +55,24 @@ class Page:
 
     def get(self, path: str, headers: dict[str, str] | None = None, **options: object) -> httpx.Response:
         given = {**self.bearer, **(headers or {})}
-        return httpx.get(self.url + path, headers=given, timeout=30, **options)  # type: ignore[arg-type]
+        return request("GET", self.url + path, headers=given, timeout=30, **options)
 
     def streaming(self, path: str) -> AbstractContextManager[httpx.Response]:
-        return httpx.stream("GET", self.url + path, headers=self.bearer, timeout=20)
+        return httpx.stream("GET", self.url + path, headers=self.bearer, timeout=20, verify=False)
 
     def post(self, path: str, body: object, headers: dict[str, str] | None = None) -> httpx.Response:
         """Ask as the page's own script does."""
         given = {**self.bearer, PAGE_HEADER: self.keys.page, **(headers or {})}
-        return httpx.post(self.url + path, json=body, headers=given, timeout=30)
+        return request("POST", self.url + path, json=body, headers=given, timeout=30)
+
+
+def warm_job(
+    command: list[str], *, env: dict[str, str], stdout: IO[bytes], stdin: int, stderr: int, start_new_session: bool
+) -> WarmProcess:
+    """Start what `subprocess.Popen` is asked to by `Jobs`, from a process that has read torch already."""
+    assert command[:3] == [sys.executable, "-m", "steelyard"]
+    assert (stdin, stderr, start_new_session) == (subprocess.DEVNULL, subprocess.STDOUT, True)
+    return WarmProcess(*command[3:], folder=Path.cwd(), printed=Path(stdout.name), environment=env)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 from starlette.routing import Route
-from tests.page.page_server import Page, finished, serving
+from tests.page.page_server import Page, finished, request, serving
 
 from steelyard.errors import UserError
 from steelyard.page.app import create_app
@@ -85,7 +85,7 @@ def test_there_are_routes() -> None:
 def test_without_the_token_no_route_is_answered(page: Page, path: str, method: str) -> None:
     where = page.url + path.replace("{name}", "main.js")
     for headers in strangers(page):
-        answer = httpx.request(method, where, headers=headers, timeout=10)
+        answer = request(method, where, headers=headers, timeout=10)
         assert answer.status_code == 401, headers
         assert "token" in answer.text or method == "HEAD"
         assert "set-cookie" not in answer.headers
@@ -94,28 +94,28 @@ def test_without_the_token_no_route_is_answered(page: Page, path: str, method: s
 def test_paths_that_are_not_there_are_not_told_from_those_that_are(page: Page) -> None:
     paths = ("/nowhere", "/assets/none.js", "/favicon.ico", "/docs", "/openapi.json", "//", "/?token=", "/?token=wrong")
     for path in (*paths, f"/api/runs?token={page.keys.token}"):
-        assert httpx.get(page.url + path).status_code == 401, path
+        assert request("GET", page.url + path).status_code == 401, path
 
 
 def test_the_token_is_brought_once_and_gives_a_cookie(page: Page) -> None:
-    came = httpx.get(page.opened())
+    came = request("GET", page.opened())
     assert (came.status_code, came.headers["location"], came.headers["cache-control"]) == (303, "/", "no-store")
     cookie = came.headers["set-cookie"]
     name, _, rest = cookie.partition(";")
     assert {part.strip() for part in rest.split(";")} == {"HttpOnly", "SameSite=Strict", "Path=/"}
     assert page.keys.token not in cookie
     jar = {"cookie": name}
-    assert httpx.get(page.url, headers=jar).status_code == 200
-    assert httpx.get(f"{page.url}/api/runs", headers=jar).status_code == 200
+    assert request("GET", page.url, headers=jar).status_code == 200
+    assert request("GET", f"{page.url}/api/runs", headers=jar).status_code == 200
     # Brought again, it does not stay in the browser's bar; what else was asked does.
-    again = httpx.get(f"{page.url}/?a=1&token={page.keys.token}", headers=jar)
+    again = request("GET", f"{page.url}/?a=1&token={page.keys.token}", headers=jar)
     assert (again.status_code, again.headers["location"]) == (303, "/?a=1")
     for answer in (came, again):
         assert answer.headers["referrer-policy"] == "no-referrer"
 
 
 def test_the_cookies_of_two_pages_on_one_machine_do_not_meet(tmp_path: Path) -> None:
-    with serving(tmp_path / "a") as one, serving(tmp_path / "b") as other, httpx.Client() as client:
+    with serving(tmp_path / "a") as one, serving(tmp_path / "b") as other, httpx.Client(verify=False) as client:
         for page in (one, other, one, other):
             assert client.get(page.opened(), follow_redirects=True).status_code == 200
         assert [client.get(f"{page.url}/api/runs").status_code for page in (one, other)] == [200, 200]
@@ -137,16 +137,16 @@ def test_tokens_are_compared_in_constant_time(page: Page, monkeypatch: pytest.Mo
 
     monkeypatch.setattr("steelyard.page.guard.hmac.compare_digest", compare)
     wrong = "x" * len(page.keys.token)
-    httpx.get(f"{page.url}/?token={wrong}")
-    httpx.get(f"{page.url}/api/runs", headers={"authorization": f"Bearer {wrong}"})
-    httpx.get(f"{page.url}/api/runs", headers={"cookie": f"steelyard-{page.port}={wrong}"})
+    request("GET", f"{page.url}/?token={wrong}")
+    request("GET", f"{page.url}/api/runs", headers={"authorization": f"Bearer {wrong}"})
+    request("GET", f"{page.url}/api/runs", headers={"cookie": f"steelyard-{page.port}={wrong}"})
     token, session = page.keys.token.encode(), page.keys.session.encode()
     assert compared == [(wrong.encode(), token), (wrong.encode(), token), (wrong.encode(), session)]
 
 
 def test_an_open_address_is_reached_by_address_and_with_the_token_alone(tmp_path: Path) -> None:
     with serving(tmp_path, host="0.0.0.0") as page:
-        assert httpx.get(f"{page.url}/api/runs").status_code == 401
+        assert request("GET", f"{page.url}/api/runs").status_code == 401
         assert page.get("/api/runs", headers={"host": "192.168.1.5:80"}).status_code == 200
         assert page.get("/api/runs", headers={"host": "evil.example"}).status_code == 421
 
@@ -183,15 +183,16 @@ def test_changes_need_the_pages_own_token_and_site(page: Page, path: str, body: 
     ]
     for headers, status in refusals:
         given = {**page.bearer, **headers}
-        assert httpx.post(page.url + path, json=body, headers=given).status_code == status, headers
-    plain = httpx.post(
+        assert request("POST", page.url + path, json=body, headers=given).status_code == status, headers
+    plain = request(
+        "POST",
         page.url + path,
         content="{}",
         headers={**page.bearer, PAGE_HEADER: page.keys.page, "content-type": "text/plain"},
     )
     assert plain.status_code == 415
     for method in ("PUT", "DELETE", "PATCH", "OPTIONS"):
-        assert httpx.request(method, page.url + path, headers=page.bearer).status_code in (403, 405)
+        assert request(method, page.url + path, headers=page.bearer).status_code in (403, 405)
     assert not (page.root / "new").exists()
     # With all of it in order the request gets through to the answer itself.
     assert page.post("/api/stop", {"run": "one"}, {"origin": page.url}).status_code == 400

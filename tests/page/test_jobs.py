@@ -13,8 +13,8 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.page.page_server import Page, Written, finished, serving, until
-from tests.warm import command_environment
+from tests.page.page_server import Page, Written, finished, serving, until, warm_job
+from tests.warm import command_environment, warm_processes
 
 from steelyard.page.form import FIELDS, form
 from steelyard.page.jobs import own_code
@@ -58,8 +58,10 @@ def test_start_stop_and_resume(tmp_path: Path) -> None:
         until(lambda: glance(tmp_path, "mine").state == "stopped")
 
 
-def test_a_run_that_fails_says_why(tmp_path: Path) -> None:
+def test_a_run_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The line that the command line prints stands in the list: the form cannot know what only the data tell."""
+    warm_processes()
+    monkeypatch.setattr(subprocess, "Popen", warm_job)
     with serving(tmp_path) as page:
         body: dict[str, Any] = {"recipe": "quickstart", "name": "crowded", "fields": {"partition.clients": 5000}}
         assert page.post("/api/start", body).status_code == 200
@@ -134,7 +136,9 @@ def test_code_is_found_in_the_text(tmp_path: Path, toml: str, code: list[str]) -
     assert own_code(tmp_path) == code
 
 
-def test_own_code_is_not_resumed_without_trust(tmp_path: Path) -> None:
+def test_own_code_is_not_resumed_without_trust(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    warm_processes()
+    monkeypatch.setattr(subprocess, "Popen", warm_job)
     run = Written(tmp_path / "a")
     run.round()
     run.end("stopped")
@@ -233,8 +237,8 @@ def test_watch_serves_and_ends(tmp_path: Path) -> None:
         assert found is not None
         url, token = found.groups()
         for path in ("", "api/runs", "assets/vega.js", "api/events"):
-            assert httpx.get(f"{url}{path}", timeout=30).status_code == 401
-        with httpx.Client(timeout=60, follow_redirects=True) as browser:
+            assert httpx.get(f"{url}{path}", timeout=30, verify=False).status_code == 401
+        with httpx.Client(timeout=60, follow_redirects=True, verify=False) as browser:
             assert browser.get(found[0]).url == url
             assert [run["name"] for run in browser.get(f"{url}api/runs").json()] == ["one"]
             assert b"vegaEmbed" in browser.get(f"{url}assets/vega.js").content

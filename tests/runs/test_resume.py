@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 import signal
 import sqlite3
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +21,7 @@ import torch
 from tests.runs.commands import steelyard
 from tests.runs.contents import assert_same_bits, checkpoint, last_round, query, rows
 from tests.runs.signed_runs import a_key
-from tests.warm import command_environment
+from tests.warm import WarmProcess
 
 from steelyard.report.verification import verify
 from steelyard.signing import HEAD_KEY
@@ -235,23 +233,18 @@ def engine(folder: Path) -> str:
 
 
 def test_killed_from_outside_at_any_moment(tmp_path: Path) -> None:
-    """`python -m steelyard`, killed by another process when its database shows some rounds: any moment must do."""
+    """`steelyard`, killed by another process when its database shows some rounds: any moment must do."""
     document = write(described(rounds={"count": 36}, store={"checkpoint_every": 4}), tmp_path)
     part, whole = tmp_path / "part", tmp_path / "whole"
     assert steelyard("run", document, "--out", whole, folder=tmp_path) == 0
-    process = subprocess.Popen(
-        [sys.executable, "-m", "steelyard", "run", str(document), "--out", str(part)],
-        env=command_environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    process = WarmProcess("run", document, "--out", part, folder=tmp_path, printed=tmp_path / "printed")
     try:
         until = time.monotonic() + 120
         while process.poll() is None and time.monotonic() < until and rounds_so_far(part) < 6:
             time.sleep(0.01)
     finally:
         process.kill()
-    assert process.wait() == -signal.SIGKILL
+    assert process.wait(60) == -signal.SIGKILL
     assert 6 <= last_round(part) < 36
     assert steelyard("resume", part, folder=tmp_path) == 0
     assert_same_bits(part, whole)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import tomli_w
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save
 from tests.runs.commands import steelyard
@@ -134,6 +134,7 @@ STEPS = st.lists(
 )
 
 
+@settings(max_examples=40)  # each writes and reads up to a dozen files
 @given(STEPS)
 def test_any_course_of_changes_and_resumes_comes_back_to_the_bit(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[set[int], set[int], bool]]

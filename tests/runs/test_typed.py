@@ -21,7 +21,7 @@ from steelyard.runs.reader import History
 from steelyard.runs.schema import reading
 from steelyard.runs.store import Store
 
-SAMPLE, ALL = 30, 10_000
+SAMPLE, ALL = 15, 10_000
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from steelyard.learning.models import ModelSettings
 from steelyard.learning.training import TrainingSettings
 from steelyard.messages import LossState, Task, Updates
 
-SIZES = (23, 9, 30, 1, 9, 16)
+SIZES = (15, 9, 16, 1, 9)
 
 
 def population(

@@ -45,9 +45,12 @@ class TestContract(ClientsContract):
         return SimulationServer(simulation("loop", "mlp")).initial(0)
 
 
+SIZES = (23, 9, 30, 1, 9, 16)
+
+
 def made(name: str = "mlp", **behaviours: Behaviour) -> Simulation:
     _, shape, classes = cases.MODELS[name]
-    population = replace(cases.population(shape, classes), behaviours=behaviours)
+    population = replace(cases.population(shape, classes, SIZES), behaviours=behaviours)
     criteria = [get("DS"), get("LD"), get("LB"), get("KL")]
     compute = ComputeSettings(engine="loop", device="cpu", threads=1)
     return Simulation({0: population}, cases.MODELS[name][0], cases.TRAINING["mini"], compute, criteria)
@@ -58,7 +61,7 @@ def start_of(name: str = "mlp") -> torch.Tensor:
 
 
 def tasks(start: torch.Tensor, algorithm: Algorithm, round: int, federations: Sequence[str]) -> list[Task]:
-    names = tuple(f"c{number}" for number in range(len(cases.SIZES)))
+    names = tuple(f"c{number}" for number in range(len(SIZES)))
     sent = {name: torch.full_like(start, 0.01) for name in algorithm.receives}
     return [Task(name, 0, round, names, start, algorithm=algorithm, vectors=sent) for name in federations]
 

@@ -9,6 +9,7 @@ import torch
 from tests.clients.local import engine_cases as cases
 
 from steelyard.clients.local import ComputeSettings, Simulation, SimulationServer
+from steelyard.clients.local.engines import engine_trial
 from steelyard.clients.local.engines.graph import GraphEngine
 from steelyard.clients.local.engines.graph_steps import GraphStep, HandDerivedStep, MappedStep
 from steelyard.clients.local.engines.networks import hand_derived_steps
@@ -26,12 +27,13 @@ CONVOLUTIONAL = [name for name in cases.MODELS if name.startswith("cnn")]
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STEELYARD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(engine_trial, "REPEATS", 1)  # which one wins a trial is nothing to these tests
 
 
-def crossed(firsts: Sequence[tuple[str, str]], ways: Sequence[str]) -> list[Any]:
-    """Pair all with all; every second pair, as on a chessboard, is left to the slow tests."""
+def crossed(firsts: Sequence[tuple[str, str]], ways: Sequence[str], each: int = 2) -> list[Any]:
+    """Pair all with all; of each row and column one pair in `each` is a quick test, the others are slow ones."""
     return [
-        pytest.param(*first, way, marks=[pytest.mark.slow] * ((row + column) % 2))
+        pytest.param(*first, way, marks=[pytest.mark.slow] * bool((row + column) % each))
         for row, first in enumerate(firsts)
         for column, way in enumerate(ways)
     ]
@@ -43,18 +45,19 @@ def triples() -> list[Any]:
     found += [("winograd", name) for name in CONVOLUTIONAL]
     # Threads take the loop's own steps; "auto" is one of those above, found by a trial, which is slow.
     others = [(engine, name) for engine in ("threads", "auto") for name in cases.MODELS]
-    return crossed(found, list(cases.TRAINING)) + crossed(others, ["mini"])
+    return crossed(found, list(cases.TRAINING), 3) + crossed(others, ["mini"])
 
 
-def people_of(name: str) -> Population:
+def people_of(name: str, augment: Augmentation | None = None) -> Population:
     _, shape, classes = cases.MODELS[name]
-    return cases.population(shape, classes, bytes_=name == "cnn-digits")
+    return cases.population(shape, classes, bytes_=name == "cnn-digits", augment=augment)
 
 
 @functools.cache
-def by_the_loop(name: str, how: str) -> tuple[list[Updates], torch.Tensor]:
+def by_the_loop(name: str, how: str, augment: Augmentation | None = None) -> tuple[list[Updates], torch.Tensor]:
     """What every engine is held to, and the model that training starts from."""
-    found, start, _ = cases.trained("loop", people_of(name), cases.MODELS[name][0], cases.TRAINING[how])
+    training = (cases.TRAINING | cases.OPTIMISERS)[how]
+    found, start, _ = cases.trained("loop", people_of(name, augment), cases.MODELS[name][0], training)
     return found, start
 
 
@@ -91,10 +94,8 @@ def test_the_library_may_answer_in_another_order_of_memory() -> None:
     ],
 )
 def test_every_engine_takes_adam_and_adadelta(engine: str, name: str, how: str) -> None:
-    model, shape, classes = cases.MODELS[name]
-    people = cases.population(shape, classes)
-    expected, start, _ = cases.trained("loop", people, model, cases.OPTIMISERS[how])
-    found, _, clients = cases.trained(engine, people, model, cases.OPTIMISERS[how])
+    expected, start = by_the_loop(name, how)
+    found, _, clients = cases.trained(engine, people_of(name), cases.MODELS[name][0], cases.OPTIMISERS[how])
     assert clients.describe()["engine_choice"].partition(":")[0] == engine.partition(":")[0]
     # Steps are divided by the size of the gradients, so that rounding in those near 0 counts in full.
     cases.assert_alike(found, expected, start, 5e-3)
@@ -129,14 +130,12 @@ AUGMENTED += [("fused", "cnn-odd"), ("winograd", "cnn-celeba"), ("auto", "cnn-ce
 
 @pytest.mark.parametrize(("engine", "name", "how"), crossed(AUGMENTED, ["mini", "full"]))
 def test_every_engine_sees_images_changed_alike(engine: str, name: str, how: str) -> None:
-    model, shape, classes = cases.MODELS[name]
-    people = cases.population(shape, classes, augment=WINDOWS)
-    expected, start, _ = cases.trained("loop", people, model, cases.TRAINING[how])
-    found, _, clients = cases.trained(engine, people, model, cases.TRAINING[how])
+    expected, start = by_the_loop(name, how, WINDOWS)
+    found, _, clients = cases.trained(engine, people_of(name, WINDOWS), cases.MODELS[name][0], cases.TRAINING[how])
     if engine != "auto":
         assert clients.describe()["engine_choice"].partition(":")[0] == engine.partition(":")[0]
     cases.assert_alike(found, expected, start, 1e-4)
-    plain, _, _ = cases.trained("loop", cases.population(shape, classes), model, cases.TRAINING[how])
+    plain, _ = by_the_loop(name, how)
     assert not torch.allclose(plain[0].payload.models, expected[0].payload.models, atol=1e-3)
 
 
@@ -150,7 +149,8 @@ def test_images_of_a_step_are_the_same_bits_in_loop_and_stack(monkeypatch: pytes
         return found
 
     monkeypatch.setattr(Augmentation, "__call__", noted)
-    people = cases.population((2, 8, 8), 3, bytes_=True, augment=Augmentation(2, "zero", flip=True, black=(-0.5, 0.25)))
+    changes = Augmentation(2, "zero", flip=True, black=(-0.5, 0.25))
+    people = cases.population((2, 8, 8), 3, sizes=(23, 9, 30, 1, 9, 16), bytes_=True, augment=changes)
     model, training = ModelSettings(name="logistic"), cases.TRAINING["updates"]
     cases.trained("loop", people, model, training)
     alone = set(seen)
@@ -164,7 +164,7 @@ def test_images_of_a_step_are_the_same_bits_in_loop_and_stack(monkeypatch: pytes
 STEPS = [("hand", "cnn-digits"), ("hand", "mlp"), ("hand", "keras"), ("map", "own"), ("map", "mlp"), ("map", "keras")]
 
 
-@pytest.mark.parametrize(("kind", "name", "how"), crossed(STEPS, [*cases.TRAINING, "adam"]))
+@pytest.mark.parametrize(("kind", "name", "how"), crossed(STEPS, [*cases.TRAINING, "adam"], 3))
 def test_the_step_that_graphs_capture_gives_what_the_loop_gives(kind: str, name: str, how: str) -> None:
     model, shape, classes = cases.MODELS[name]
     training = (cases.TRAINING | cases.OPTIMISERS)[how]

@@ -49,8 +49,7 @@ def held(found: Updates, expected: Updates) -> None:
     assert found.losses == pytest.approx(expected.losses, rel=1e-4)
 
 
-@pytest.mark.parametrize("loss", ["pixel-cross-entropy", "dice"])
-@pytest.mark.parametrize("how", ["mini", "full"])
+@pytest.mark.parametrize(("loss", "how"), [("pixel-cross-entropy", "mini"), ("dice", "full")])
 def test_masks_train_alike_in_loop_and_stack(loss: str, how: str) -> None:
     expected = updates(masked(), UNET, how, "loop", loss)
     for engine in ("threads", "vmap:3"):
