@@ -221,7 +221,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--commands", type=int, default=0, help="compare: time the commands too, from start to end, with so many rounds"
     )
-    parser.add_argument("--networks", default="", help="nets: comma-separated; default all")
+    parser.add_argument("--networks", default="", help="nets: comma-separated; default all, on a CPU without resnet18")
     parser.add_argument("--clients", default="", help="nets: comma-separated numbers; default 10,50, or 10 on a CPU")
     parser.add_argument("--steps", type=int, help="nets: steps of a client; default 50, or 2 on a CPU")
     parser.add_argument("--side-by-side", type=int, default=8, help="nets: processes that get ready together")
@@ -253,7 +253,8 @@ def _nets(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     from benchmarks.simulators.nets import NETWORKS  # Late: it imports torch.
 
     cpu = options.device == "cpu"
-    usual = list(NETWORKS)
+    # ResNet-18 alone would take minutes on two cores.
+    usual = [name for name in NETWORKS if not (cpu and name == "resnet18")]
     options.networks = [name.strip() for name in options.networks.split(",") if name.strip()] or usual
     options.clients = [int(count) for count in (options.clients or ("10" if cpu else "10,50")).split(",")]
     options.steps = options.steps or (2 if cpu else 50)
