@@ -63,7 +63,7 @@ CASES += [("lora", "compiled", "mini")]
 
 
 def people(*, alike: bool = False) -> Population:
-    # 21 and 11 rows leave one over, which batch norm joins to the batch before. Clients that are alike stay in the stack
+    # 21 and 11 rows leave one over, which batch norm joins to the batch before. Clients that are alike stay in a stack
     # to its end, so that a compiler has one size of it to do.
     return cases.population((8, 8), 10, sizes=(21,) * 4 if alike else (21, 11, 5, 14))
 
