@@ -18,11 +18,11 @@ def few_histories() -> Histories:
     )
 
 
-def start(histories: Histories, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
+def start(histories: Histories, seed: int = 1, factors: int = FACTORS) -> tuple[np.ndarray, np.ndarray]:
     """A table with biases that are not 0, and the users' first vectors."""
-    table = initial_table(seed, histories.catalogue, FACTORS)
+    table = initial_table(seed, histories.catalogue, factors)
     table[:, -1] = np.random.default_rng(seed).normal(size=histories.catalogue)
-    return table, np.stack([initial_vector(seed, name, FACTORS) for name in histories.names])
+    return table, np.stack([initial_vector(seed, name, factors) for name in histories.names])
 
 
 def as_lists(table: np.ndarray) -> tuple[list[list[float]], list[float]]:

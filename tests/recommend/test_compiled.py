@@ -59,10 +59,10 @@ def test_what_is_drawn_sent_and_counted_is_equal_to_the_last_bit(
     np.testing.assert_array_equal(compiled.distinct_rows(slow, sent), parallel.distinct_rows(slow, sent))
 
 
-@pytest.mark.parametrize("count", [1, 5])
-def test_rounds_of_one_user_meet_the_slow_reference_in_double_precision(count: int) -> None:
+@pytest.mark.parametrize(("count", "factors"), [(1, FACTORS), (5, FACTORS), (5, 7), (5, 70)])  # 70: two parts a row
+def test_rounds_of_one_user_meet_the_slow_reference_in_double_precision(count: int, factors: int) -> None:
     histories = few_histories()
-    table, vectors = (part.astype(np.float64) for part in start(histories))
+    table, vectors = (part.astype(np.float64) for part in start(histories, factors=factors))
     visitors = np.random.default_rng(2).integers(USERS, size=60)
     keys = round_keys(user_keys(1, histories.names, "t")[visitors], np.arange(60))
     triples = compiled.draw_triples(histories, visitors, keys, count)
@@ -118,6 +118,7 @@ def test_both_engines_agree_in_single_precision_and_pieces_change_nothing(decoys
     for rounds in (sequential.sequential_rounds, compiled.sequential_rounds, compiled.sequential_rounds):
         mine, own = table.copy(), vectors.copy()
         losses = rounds(mine, own, users, many, sent[users], LEARNING)
+        assert losses.dtype == mine.dtype == own.dtype == np.float32
         results.append((mine, own, losses))
     for slow_part, fast_part, again in zip(*results, strict=True):
         np.testing.assert_allclose(fast_part, slow_part, rtol=2e-4, atol=2e-5)

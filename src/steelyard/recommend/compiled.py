@@ -16,9 +16,10 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from steelyard.recommend.fpl import LARGEST_MARGIN, Learning, LocalPass
+from steelyard.recommend.fpl import Learning, LocalPass
 from steelyard.recommend.interactions import Codes, Flags
 from steelyard.recommend.sampling import TRIES, Histories, Items, Keys, Triples
+from steelyard.recommend.simd import blocks_of, load, padded, parts_of, store, total
 from steelyard.recommend.sparse import Floats32
 
 _GOLDEN, _MIX_1, _MIX_2 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
@@ -35,7 +36,8 @@ def _loop(function: Any) -> Any:
     beside it: whoever can write there can change the package (docs/reference/security.md).
 
     `nogil` lets pieces run on several threads. `reassoc` lets a sum over factors use the processor's vectors; its order
-    is fixed when it is compiled.
+    is fixed when it is compiled. numba compiles again when this file is newer than what was kept, whatever the age of
+    `simd`: after a change there, touch this one.
     """
     made = njit(nogil=True, fastmath={"reassoc", "contract"}, error_model="numpy")(function)
     with suppress(RuntimeError):  # no folder can be written: each process compiles for itself
@@ -140,41 +142,97 @@ def distinct_rows(triples: Triples, sent: Flags) -> Codes:
 
 
 @_loop
-def _pass(table: Any, extended: Any, positives: Any, negatives: Any, real: Any, numbers: Any, out: Any) -> None:
-    """Let one user visit her triples in order: move her (p, 1), write the gradients and losses of the triples."""
-    gradients, losses = out
-    width = len(extended)
-    one = extended[width - 1]  # Of the table's own type: a plain 1 would turn float32 into float64.
-    rate, shrinkage, largest = numbers[0], numbers[1], numbers[2]
-    for step in range(len(positives)):
-        liked, other = table[positives[step]], table[negatives[step]]
-        margin = one - one
-        for f in range(width):
-            margin += extended[f] * (liked[f] - other[f])
-        weight = one / (one + np.exp(largest if margin > largest else margin))
-        # ln(1 + exp −x̂), by the form that loses no digits.
-        losses[step] = -np.log1p(-weight) if margin > 0 else -margin - np.log(weight)
-        for f in range(width):
-            gradients[step, f] = weight * extended[f]
-        if real[step]:
-            for f in range(width - 1):
-                extended[f] = extended[f] * shrinkage + weight * rate * (liked[f] - other[f])
-
-
-def _numbers(learning: Learning, dtype: Any) -> Any:
-    """Return α, the shrinkage of p, the largest margin, and the decays of both items, in the table's own type."""
-    user, positive, negative = learning.decays
-    return np.array([learning.rate, 1.0 - learning.rate * user, LARGEST_MARGIN, positive, negative], dtype=dtype)
+def _extend(vector: Any, extended: Any) -> None:
+    """Write (p, 1) and zeros; these too each time, since after a step that ran away they are no numbers any more."""
+    extended[:] = 0
+    extended[: len(vector)] = vector
+    extended[len(vector)] = 1
 
 
 @_loop
-def _passes(table: Any, vectors: Any, positives: Any, negatives: Any, real: Any, numbers: Any, out: Any) -> None:
+def _pass(blocks: Any, up: Any, down: Any, extended: Any, real: Any, constants: Any, told: Any) -> None:
+    """Let one user visit her triples in order: move her (p, 1), `extended`.
+
+    `up` and `down` hold the rows of i⁺ and of i⁻, and one more row; the changes of these items take their place. To
+    `told` go x̂ and exp −|x̂| of each triple, of which losses are made.
+    """
+    parts = parts_of(blocks, extended)
+    # Numbers of the table's own type: a plain 1 would turn float32 into float64.
+    rate, one = constants[4, 0], constants[5, 0]
+    margin = one - one
+    for part in range(parts):
+        margin += total(load(blocks, extended, part) * (load(blocks, up, part) - load(blocks, down, part)))
+    for step in range(len(real)):
+        tail = np.exp(-abs(margin))
+        least = one / (one + tail)
+        weight = tail * least if margin > 0 else least
+        told[0, step], told[1, step] = margin, tail
+        margin, moved = one - one, one - one
+        for part in range(parts):
+            at, then = step * parts + part, (step + 1) * parts + part
+            own, liked, other = load(blocks, extended, part), load(blocks, up, at), load(blocks, down, at)
+            following = load(blocks, up, then) - load(blocks, down, then)
+            gradient = (rate * weight) * own
+            store(up, at, load(blocks, constants, 2 * parts + part) * liked + gradient)
+            store(down, at, load(blocks, constants, 3 * parts + part) * other - gradient)
+            if real[step]:
+                move = load(blocks, constants, parts + part) * (liked - other)
+                own = load(blocks, constants, part) * own
+                store(extended, part, own + weight * move)
+                moved += total(move * following)
+            margin += total(own * following)
+        # The next margin is made of two sums that need not wait for this weight: the weights are a chain, and its
+        # length is the time of a pass. Rows that ran away have infinite sums, and 0 · ∞ is no number.
+        if weight > 0:
+            margin += weight * moved
+
+
+def _constants(learning: Learning, table: Any, *, gradients: bool = False) -> Any:
+    """Return rows in the table's own type: what a step multiplies (p, 1) by, α, −α λ⁺, −α λ⁻, α of the items, and 1.
+
+    The first α and the decays are zero at the bias, which is no part of the user's step and does not decay. For
+    `gradients` alone, the items have no decays and the rate 1.
+    """
+    user, positive, negative = learning.decays
+    rate, decays = (1.0, (0.0, 0.0)) if gradients else (learning.rate, (positive, negative))
+    each = [1.0 - learning.rate * user, learning.rate, *(-rate * decay for decay in decays), rate, 1.0]
+    rows = np.repeat(np.array(each)[:, None], table.shape[1], axis=1)
+    rows[:4, -1] = [1.0, 0.0, 0.0, 0.0]
+    return padded(rows.astype(table.dtype))
+
+
+@_loop
+def _rows(blocks: Any, table: Any, items: Any, out: Any) -> None:
+    """Write the items' rows to `out`.
+
+    Here no row waits for another, and the processor fetches many at a time; in a pass they would hold up every step.
+    """
+    parts = parts_of(blocks, table)
+    for step in range(len(items)):
+        for part in range(parts):
+            store(out, step * parts + part, load(blocks, table, items[step] * parts + part))
+
+
+@_loop
+def _passes(
+    blocks: Any, table: Any, vectors: Any, positives: Any, negatives: Any, real: Any, constants: Any, out: Any
+) -> None:
     gradients, losses = out
-    extended = np.ones(table.shape[1], dtype=table.dtype)
+    count, width = positives.shape[1], vectors.shape[1]
+    extended, told = np.empty((1, table.shape[1]), table.dtype), np.empty((2, count), table.dtype)
+    shape = (count + 1, table.shape[1])
+    up, down = np.zeros(shape, table.dtype), np.zeros(shape, table.dtype)
     for row in range(len(vectors)):
-        extended[:-1] = vectors[row]
-        _pass(table, extended, positives[row], negatives[row], real[row], numbers, (gradients[row], losses[row]))
-        vectors[row] = extended[:-1]
+        _extend(vectors[row], extended[0])
+        _rows(blocks, table, positives[row], up)
+        _rows(blocks, table, negatives[row], down)
+        _pass(blocks, up, down, extended, real[row], constants, told)
+        vectors[row] = extended[0, :width]
+        for step in range(count):
+            margin = told[0, step]
+            losses[row, step] = np.log1p(told[1, step]) - (margin if margin < 0 else 0)  # ln(1 + exp −x̂)
+            for f in range(width + 1):
+                gradients[row, step, f] = up[step, f]
 
 
 def local_pass_in_blocks(
@@ -186,12 +244,12 @@ def local_pass_in_blocks(
     gradients = np.empty((users, count, table.shape[1]), dtype=table.dtype)
     losses = np.empty((users, count), dtype=table.dtype)
     arrays = (after, triples.positives, triples.negatives, _own(triples), gradients, losses)
-    numbers = _numbers(learning, table.dtype)
+    wide, constants = padded(table), _constants(learning, table, gradients=True)
     block = max(1, piece // count)
 
     def part(start: int) -> None:
         mine, positives, negatives, real, *out = (each[start : start + block] for each in arrays)
-        _passes(table, mine, positives, negatives, real, numbers, tuple(out))
+        _passes(blocks_of(table.shape[1]), wide, mine, positives, negatives, real, constants, tuple(out))
 
     if users <= block:
         part(0)
@@ -206,37 +264,50 @@ def _own(triples: Triples) -> Flags:
 
 
 @_loop
+def _mean_loss(told: Any) -> Any:
+    """Return the mean of ln(1 + exp −x̂) = max(−x̂, 0) + ln(1 + exp −|x̂|), with one logarithm for many triples."""
+    loss, product = 0.0, 1.0
+    count = told.shape[1]
+    for step in range(count):
+        loss -= min(told[0, step], 0.0)
+        product *= 1.0 + told[1, step]
+        if step & 511 == 511:  # of factors up to 2 no more fit
+            loss, product = loss + np.log(product), 1.0
+    return (loss + np.log(product)) / count
+
+
+@_loop
 def _rounds(
-    table: Any, vectors: Any, users: Any, positives: Any, negatives: Any, real: Any, sent: Any, numbers: Any, out: Any
+    blocks: Any,
+    table: Any,
+    vectors: Any,
+    users: Any,
+    positives: Any,
+    negatives: Any,
+    real: Any,
+    sent: Any,
+    constants: Any,
+    out: Any,
 ) -> None:
     """Do one round per entry of `users`; write the mean loss of each to `out`."""
-    count, width = positives.shape[1], table.shape[1]
-    extended = np.ones(width, dtype=table.dtype)
-    up, down = np.empty((count, width), dtype=table.dtype), np.empty((count, width), dtype=table.dtype)
-    each = np.empty(count, dtype=table.dtype)
-    rate, positive, negative = numbers[0], numbers[3], numbers[4]
+    count, width, parts = positives.shape[1], vectors.shape[1], parts_of(blocks, table)
+    extended, told = np.empty((1, table.shape[1]), table.dtype), np.empty((2, count), table.dtype)
+    shape = (count + 1, table.shape[1])
+    up, down = np.zeros(shape, table.dtype), np.zeros(shape, table.dtype)
     for turn in range(len(users)):
         mine, others, vector = positives[turn], negatives[turn], vectors[users[turn]]
-        for f in range(width - 1):
-            extended[f] = vector[f]
-        _pass(table, extended, mine, others, real[turn], numbers, (up, each))
-        for f in range(width - 1):
-            vector[f] = extended[f]
-        out[turn] = each.mean()
-        # Decays look at the rows as they were at the start of the round: all changes first, then all sums.
+        _extend(vector, extended[0])
+        _rows(blocks, table, mine, up)
+        _rows(blocks, table, others, down)
+        _pass(blocks, up, down, extended, real[turn], constants, told)
+        vector[:] = extended[0, :width]
+        out[turn] = _mean_loss(told)
         for step in range(count):
-            down[step, width - 1] = -up[step, width - 1]  # biases do not decay
-            liked, other = table[mine[step]], table[others[step]]
-            for f in range(width - 1):
-                down[step, f] = -up[step, f] - negative * other[f]
-                up[step, f] -= positive * liked[f]
-        for step in range(count):
-            liked, other = table[mine[step]], table[others[step]]
-            if sent[turn, step]:
-                for f in range(width):
-                    liked[f] += rate * up[step, f]
-            for f in range(width):
-                other[f] += rate * down[step, f]
+            for part in range(parts):
+                at, liked, other = step * parts + part, mine[step] * parts + part, others[step] * parts + part
+                if sent[turn, step]:
+                    store(table, liked, load(blocks, table, liked) + load(blocks, up, at))
+                store(table, other, load(blocks, table, other) + load(blocks, down, at))
 
 
 def sequential_rounds(
@@ -248,5 +319,7 @@ def sequential_rounds(
     """
     losses = np.empty(len(users), dtype=table.dtype)
     known = (users, triples.positives, triples.negatives, _own(triples), sent)
-    _rounds(table, vectors, *known, _numbers(learning, table.dtype), losses)
+    wide, width = padded(table), table.shape[1]
+    _rounds(blocks_of(width), wide, vectors, *known, _constants(learning, table), losses)
+    table[:] = wide[:, :width]
     return losses
