@@ -328,7 +328,7 @@ def test_a_public_name_has_an_example_that_runs(name: str, study: Path, monkeypa
     for registry in (criteria._registry, algorithms._registry):
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))
     load = steelyard.Experiment.load
-    quick = ["rounds.count=1", "compute.engine=loop", "model.name=logistic"]
+    quick = ["rounds.count=1", "compute.engine=stacked", "model.name=logistic"]
     # for speed: the same calls, in one round
     monkeypatch.setattr(
         steelyard.Experiment, "load", lambda name, changes=(), **more: load(name, [*changes, *quick], **more)

@@ -8,7 +8,17 @@ from pathlib import Path
 import pytest
 from tests.conftest import CommandLine
 
-QUICK = ("--scenes", "hospitals", "--seeds", "1", "--set", "rounds.count=1", "--set", "compute.engine=loop", "--quiet")
+QUICK = (
+    "--scenes",
+    "hospitals",
+    "--seeds",
+    "1",
+    "--set",
+    "rounds.count=1",
+    "--set",
+    "compute.engine=stacked",
+    "--quiet",
+)
 MINE = """
 from steelyard import server_criterion
 @server_criterion("MINE", description="{what}")

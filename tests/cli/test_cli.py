@@ -96,7 +96,7 @@ def test_weigh_without_a_file(tmp_path: Path, refused: Refused) -> None:
     assert "nowhere.csv" in refused("weigh", tmp_path / "nowhere.csv")
 
 
-QUICK = ["--set", "rounds.count=3", "--set", "compute.engine=loop", "--set", "model.name=logistic"]
+QUICK = ["--set", "rounds.count=3", "--set", "compute.engine=stacked", "--set", "model.name=logistic"]
 
 
 def test_quickstart_end_to_end(steelyard: CommandLine, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from steelyard.cli.main import command_line
 from steelyard.errors import UserError
 from steelyard.logs import LEVEL
 
-SMALL = ("run", "quickstart", "--set", "rounds.count=1", "--set", "compute.engine=loop", "--format", "json")
+SMALL = ("run", "quickstart", "--set", "rounds.count=1", "--set", "compute.engine=stacked", "--format", "json")
 ONE_CLIENT = ("--set", "rounds.fraction=0.01", "--set", "rounds.min_clients=1")
 
 

@@ -14,7 +14,7 @@ from tests.conftest import CommandLine
 from steelyard.data.sheets import INCLUDED
 
 HOSPITALS = ["cleveland", "hungarian", "switzerland", "va"]
-FEW = ["--set", "rounds.count=2", "--set", "compute.engine=loop", "--format", "json"]
+FEW = ["--set", "rounds.count=2", "--set", "compute.engine=stacked", "--format", "json"]
 
 
 @pytest.fixture

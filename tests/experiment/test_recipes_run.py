@@ -12,7 +12,7 @@ from steelyard.api import Experiment
 from steelyard.result import Result
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
-SHORT = ("rounds.count=2", "training.epochs=1", "compute.device=cpu", "compute.engine=loop", "model.name=logistic")
+SHORT = ("rounds.count=2", "training.epochs=1", "compute.device=cpu", "compute.engine=stacked", "model.name=logistic")
 FEW = ("partition.clients=12", "rounds.fraction=0.3")
 CASES: dict[str, tuple[str, tuple[str, ...]]] = {
     # recipe: the file it needs, what is cut further
@@ -32,7 +32,11 @@ def run(recipe: str, out: Path, *changes: str) -> Result:
     return Experiment.load(recipe, [*SHORT, *changes]).run(out)
 
 
-@pytest.mark.parametrize("recipe", CASES)
+LONG = ("adafed-2", "celeba")
+"""Others read the same files and run the same code: adafed-1 and -3, celeba-small."""
+
+
+@pytest.mark.parametrize("recipe", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in CASES])
 def test_a_recipe_runs(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, changes = CASES[recipe]
     if not (SHARED / file).is_file():
@@ -83,7 +87,7 @@ def test_femnist_reads_leafs_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_the_regression_recipe_learns_and_its_loss_adapts(tmp_path: Path) -> None:
-    changes = ["rounds.count=12", "compute.device=cpu", "compute.engine=loop"]
+    changes = ["rounds.count=12", "compute.device=cpu", "compute.engine=stacked"]
     result = Experiment.load("adafed-regression", changes).run(tmp_path / "run")
     rounds = result.history.rounds.query("rule == 'adafed'")
     assert rounds["accuracy"].iloc[-1] > 0.6 * rounds["accuracy"].iloc[0]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 from cryptography.x509.verification import PolicyBuilder
 from cryptography.x509.verification import Store as Trusted
-from tests.warm import warm_command
+from tests.warm import warm_command, warm_script
 
 from steelyard.clients.node import NodeConfig
 from steelyard.data import load as load_data
@@ -52,11 +50,11 @@ def test_an_app_folder_is_a_flower_app_with_the_experiment_in_it(tmp_path: Path)
     assert load(tmp_path / "app" / "experiment.toml") == experiment
 
 
-def test_the_entries_of_an_app_are_flower_apps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_entries_of_an_app_are_flower_apps(tmp_path: Path):
     write_app(tmp_path, load("quickstart"))
     code = "from steelyard_app.client_app import app as c; from steelyard_app.server_app import app as s; print(c, s)"
-    env = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{tmp_path}"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=60)
+    (tmp_path / "started.py").write_text(code)
+    done = warm_script(tmp_path / "started.py", folder=tmp_path)
     assert "ClientApp" in done.stdout, done.stderr
     assert "ServerApp" in done.stdout
 

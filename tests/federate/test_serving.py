@@ -42,6 +42,7 @@ from flwr.proto.runtime_pb2 import AcquireTaskRequest
 from flwr.supercore.control import ControlHttpClient
 from tests.federate.test_accounts import as_nobody, post
 from tests.ports import free_ports
+from tests.warm import warm_command
 
 from steelyard.clients.flower.register import Entry, enter, read_register, remove
 from steelyard.errors import UserError
@@ -317,11 +318,8 @@ def test_a_port_in_use_is_told_in_one_line(tmp_path: Path):
     make_certificates(tmp_path / "tls", ["127.0.0.1"])
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        command = [sys.executable, "-m", "steelyard", "federate", "serve", str(tmp_path / "server")]
-        done = subprocess.run(
-            [*command, "--tls", str(tmp_path / "tls"), "--listen", f"127.0.0.1:{port}"],
-            env=environment(tmp_path / "home"), capture_output=True, text=True, timeout=60,
-        )  # fmt: skip
+        command = ("federate", "serve", "server", "--tls", "tls", "--listen", f"127.0.0.1:{port}")
+        done = warm_command(*command, folder=tmp_path, environment=environment(tmp_path / "home"))
     assert done.returncode == 2
     assert f"--listen: 127.0.0.1:{port} cannot be used: Address already in use" in done.stderr
     assert "Traceback" not in done.stderr
@@ -329,12 +327,10 @@ def test_a_port_in_use_is_told_in_one_line(tmp_path: Path):
 
 def test_a_second_server_on_the_same_folder_is_refused_in_one_line(served: Served):
     (other,) = free_ports(1)
-    command = [sys.executable, "-m", "steelyard", "federate", "serve", str(served.folder)]
+    command = ("federate", "serve", served.folder, "--tls", served.authority.parent, "--listen", f"127.0.0.1:{other}")
     before = (served.folder / ".flwr" / "config.toml").read_text()
-    done = subprocess.run(
-        [*command, "--tls", str(served.authority.parent), "--listen", f"127.0.0.1:{other}"],
-        env=environment(served.folder.parent / "home"), capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+    home = served.folder.parent
+    done = warm_command(*command, folder=home, environment=environment(home / "home"))
     assert (done.returncode, done.stderr.strip().splitlines()) == (
         2,
         [f"steelyard: {served.folder}: another process serves this folder; allowed: a folder of its own"],

@@ -88,7 +88,7 @@ def test_a_node_cannot_make_the_server_hold_gigabytes(tmp_path: Path):
 class Bombs(BaseHTTPRequestHandler):
     """A server whose answers are 2 GB of zeros, without end or packed, and then no answers at all."""
 
-    packed = gzip.compress(bytes(256 * MB), 1) * 8
+    packed: bytes
     asked: list[str]
 
     def do_POST(self) -> None:
@@ -124,6 +124,7 @@ class Bombs(BaseHTTPRequestHandler):
 
 def test_a_server_cannot_make_a_node_hold_gigabytes(tmp_path: Path):
     Bombs.asked = []
+    Bombs.packed = gzip.compress(bytes(32 * MB), 1) * 64
     with ThreadingHTTPServer(("127.0.0.1", 0), Bombs) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         file = tmp_path / "node.toml"

@@ -23,7 +23,7 @@ def test_what_is_no_share_is_refused(text):
 
 
 def compare(out: object, *words: str) -> str:
-    small = ["rounds.count=1", "partition.clients=8", "flaws=[]", "compute.engine=loop", "training.epochs=1"]
+    small = ["rounds.count=1", "partition.clients=8", "flaws=[]", "compute.engine=stacked", "training.epochs=1"]
     changes = [word for change in small for word in ("--set", change)]
     command = ["--quiet", "compare", "quickstart", "--rules", "fedavg,EQ", *changes, "--out", str(out), *words]
     return CliRunner().invoke(app, command, catch_exceptions=False, env={"COLUMNS": "60"}).stdout

@@ -48,7 +48,7 @@ def run(clients: int, cohort: int, rounds: int) -> tuple[list[float], Simulation
 
 
 def test_memory_is_steady_over_rounds() -> None:
-    seen, devices = run(clients=2000, cohort=200, rounds=30)
+    seen, devices = run(clients=2000, cohort=200, rounds=20)
     assert max(seen[10:]) - min(seen[10:]) < 8  # megabytes; one cohort's models are 4
     assert devices.describe()["updates_peak_gb"] == "0.004"
 
