@@ -30,6 +30,9 @@ MEMORY = Path("/dev/shm")
 if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 4e9:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
+# Imports and collecting make a million objects that stay: each search among them for garbage is for nothing.
+gc.disable()
+
 # No test is timed: a busy machine may make any example slow.
 hypothesis.settings.register_profile("plain", deadline=None)
 hypothesis.settings.load_profile("plain")
@@ -130,9 +133,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Let no later search for garbage go through everything that was imported and collected."""
-    gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)  # a test makes little that only a search would find
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)

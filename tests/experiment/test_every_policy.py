@@ -58,7 +58,7 @@ def test_across_machines_policies_give_the_models_of_the_simulation(tmp_path: Pa
     document["beside"] = {name: {"policy": {"name": name}} for name in RULES[:-1]}
     document["beside"]["adaptive"] = {"policy": {"name": "nvflare-adaptive", "warmup": 0, "patience": 1}}
     run(build(document), out=tmp_path / "simulated")
-    grid, config = grid_of(document, 3, fresh=True, out=str(tmp_path / "federated"))
+    grid, config = grid_of(document, 3, out=str(tmp_path / "federated"))
     federate(grid, config, "1")  # type: ignore[arg-type]
     ours, theirs = weights(tmp_path / "simulated"), weights(tmp_path / "federated")
     assert set(ours) == set(theirs)

@@ -139,7 +139,7 @@ def test_algorithms_that_need_the_sum_alone_go_with_hidden_sums_and_robust_rules
     hidden = {**opened, "privacy": {"aggregation": {"kind": "secure"}}}
     for case, here, there, gap in (("robust", robust, robust, 1e-6), ("hidden", opened, hidden, 1e-4)):
         run(build(here), out=tmp_path / f"{case}-here")
-        grid, config = grid_of(there, 3, fresh=True, out=str(tmp_path / f"{case}-there"))
+        grid, config = grid_of(there, 3, out=str(tmp_path / f"{case}-there"))
         federate(grid, config, "1")  # type: ignore[arg-type]
         (ours,), (theirs,) = (weights(tmp_path / f"{case}-{where}").values() for where in ("here", "there"))
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=gap)

@@ -30,7 +30,7 @@ SMALL: dict[str, Any] = {
     "data": {"source": "digits"},
     "partition": {"scheme": "dirichlet", "clients": 8, "alpha": 0.5, "minimum": 10},
     "model": {"name": "logistic"},
-    "training": {"learning_rate": 0.1, "epochs": 1, "batch_size": 10},
+    "training": {"learning_rate": 0.1, "epochs": 1, "batch_size": 40},
     "rounds": {"count": 2, "fraction": 1.0},
     "weighing": {"criteria": ["DS", "LD"], "normalise": "max"},
     "compute": {"engine": "loop", "device": "cpu"},
