@@ -125,11 +125,10 @@ def forget_steelyard() -> None:
 
 
 def warm_script(
-    path: Path, folder: Path, timeout: float = 240, environment: dict[str, str] | None = None
+    path: Path, folder: Path, timeout: float = 240, environment: dict[str, str] | None = None, fresh: bool = False
 ) -> subprocess.CompletedProcess[str]:
-    """Run a script as `python PATH` would."""
-    script = functools.partial(runpy.run_path, str(path), run_name="__main__")
-    return _warm_process(script, [str(path)], folder, environment, timeout)
+    """Run a script as `python PATH` would; a fresh one reads our modules anew, those below `folder` first."""
+    return _warm_process(functools.partial(_script, path, fresh), [str(path)], folder, environment, timeout)
 
 
 def warm_module(
@@ -190,6 +189,12 @@ def _inside(
         target()
     finally:
         atexit._run_exitfuncs()
+
+
+def _script(path: Path, fresh: bool) -> None:
+    if fresh:
+        forget_steelyard()
+    runpy.run_path(str(path), run_name="__main__")
 
 
 def _command(before: Callable[[], None] | None) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from tests.adapters.recorded import REFUSED_RULES
-from tests.warm import ROOT
+from tests.warm import warm_script
 
 pytest.importorskip("nvflare")
 
@@ -322,10 +320,10 @@ def test_a_recipe_writes_it_into_a_job(tmp_path: Path) -> None:
     assert copied <= {"nvflare.py"}
 
 
-def test_without_nvflare_one_line_names_the_extra() -> None:
-    script = "import sys; sys.modules['nvflare'] = None\nimport steelyard.nvflare"
-    command = [sys.executable, "-c", f"{script}"]
-    ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT / "src", timeout=120)
+def test_without_nvflare_one_line_names_the_extra(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import sys; sys.modules['nvflare'] = None\nimport steelyard.nvflare\n")
+    ended = warm_script(script, folder=tmp_path, fresh=True)
     assert ended.returncode == 1
     last = ended.stderr.strip().splitlines()[-1]
     assert last.endswith("pip install 'steelyard[nvflare]'")

@@ -6,8 +6,6 @@ import csv
 import json
 import signal
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +13,7 @@ import numpy as np
 import pytest
 from tests.adapters.recorded import CLIENTS, measures_of, rule_of, write_round
 from tests.conftest import CommandLine
-from tests.warm import command_environment
+from tests.warm import warm_script
 
 from steelyard.adapters import Recorder, WeighedRounds
 from steelyard.errors import UserError
@@ -99,9 +97,9 @@ def test_what_needs_data_is_refused_in_one_line(folder: Path, refused: Callable[
 
 
 _APP = """
-import os, signal, sys
+import os, signal
 from tests.adapters.recorded import Recorder, rule_of, write_round
-recorder = Recorder(sys.argv[1], rule_of(), framework="Flower", rounds=5)
+recorder = Recorder("run", rule_of(), framework="Flower", rounds=5)
 write_round(recorder, rule_of())
 write_round(recorder, rule_of())
 os.kill(os.getpid(), signal.SIGKILL)
@@ -110,9 +108,8 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def test_a_killed_app_leaves_whole_rounds_and_goes_on(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    done = subprocess.run(
-        [sys.executable, "-c", _APP, folder], env=command_environment(), capture_output=True, text=True, check=False
-    )
+    (tmp_path / "app.py").write_text(_APP, encoding="utf-8")
+    done = warm_script(tmp_path / "app.py", folder=tmp_path)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert glance(tmp_path, "run").state == "killed"
     recorder = Recorder(folder, rule_of(), framework="Flower", rounds=3)

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from tests.warm import ROOT
+from tests.warm import ROOT, warm_script
 
 BLOCK = re.compile(r"```python\n# (at the end of|the file) (src/\S+)\n(.*?)```", re.DOTALL)
 
 USED = """
 import json
 import numpy as np
+import steelyard
 from steelyard import Experiment
 from steelyard.recommend.interactions import build
 from steelyard.recommend.metrics import measure
@@ -34,7 +32,7 @@ result = experiment.compare(["FEW", "least(FEW,DS)", "fedhalf", "shortest"], out
 rules = list(result.table["rules"])
 rows = build(["a", "a", "b"], ["x", "y", "x"])
 shown = measure(GroundTruth.between(rows, rows).view(np.array([[0, 1], [0, -1]]), 2))["items_shown"]
-print(json.dumps({"rules": rules, "data": result.experiment.data.source, "shown": shown}))
+print(json.dumps({"rules": rules, "data": result.experiment.data.source, "shown": shown, "file": steelyard.__file__}))
 """
 
 
@@ -68,11 +66,10 @@ def test_each_kind_has_an_example() -> None:
 
 
 def test_the_examples_are_found_and_used(changed: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(changed / "src"), "OMP_NUM_THREADS": "1"}
-    ran = subprocess.run(
-        [sys.executable, "-c", USED], cwd=changed, env=environment, capture_output=True, text=True, timeout=280
-    )
+    (changed / "used.py").write_text(USED, encoding="utf-8")
+    ran = warm_script(changed / "used.py", folder=changed / "src", fresh=True)
     assert ran.returncode == 0, ran.stderr[-2000:]
     found = json.loads(ran.stdout.splitlines()[-1])
+    assert Path(found["file"]).is_relative_to(changed)
     assert set(found["rules"]) >= {"FEW", "least(FEW,DS)", "fedhalf", "shortest"}
     assert (found["data"], found["shown"]) == ("stripes", 2)
