@@ -12,13 +12,23 @@ from benchmarks import guarded_tables as tables
 
 Line = Mapping[str, Any]
 TEMPLATE = Path(__file__).with_suffix(".md")
-GUARDED = "flame(RD)"
-"""`guarded` but for its cap of two equal shares, which limits what a noisy direction can do."""
+GUARDED = "spectral(capped(RD;max_shares=1.5))"
+"""What `guarded` is, in the stages by which it was chosen."""
 OLD = "centred-clip(capped(power(VP)^3;max_shares=2))"
 FINAL = "guarded"
 """The name of the rule in the final stage, which runs it as it is."""
 NAMES = {FINAL: "guarded", GUARDED: "guarded", OLD: "guarded until 0.1"}
-WITHOUT_ROWS = ("EQ", "median(EQ)", "centred-clip(EQ;mix)", "centred-clip(TR)", "trimmed-mean(TR;mix)")
+PICTURE = NAMES | {FINAL: "guarded, final seeds", GUARDED: "guarded, seeds that chose"}
+WITHOUT_ROWS = (
+    "EQ",
+    "median(EQ)",
+    "centred-clip(EQ;mix)",
+    "centred-clip(TR)",
+    "trimmed-mean(TR;mix)",
+    "spectral(EQ)",
+    "spectral(TR)",
+    "spectral(capped(TR;max_shares=1.5))",
+)
 
 
 def verdict(lines: Sequence[Line], rule: str) -> str:
@@ -31,10 +41,12 @@ def verdict(lines: Sequence[Line], rule: str) -> str:
     ]
     door = found.backdoor.get(0.2)
     backdoor = "" if door is None else f", and a backdoor works in at most {door:.1f} % (target 10)"
-    data = " and ".join(dict.fromkeys(each["data"] for each in lines))
+    cost = max(found.cost, 0.0)
+    missed = ", missed" if cost > tables.MOST_COST else ""
     return (
-        f"With a fifth of the clients hostile and lying, `guarded` loses at most {' and '.join(lost)}{backdoor}. "
-        f"Where nobody is hostile it costs at most {max(found.cost, 0.0):.1f} points (target 1.5), all on {data}."
+        f"With a fifth of the clients hostile and lying, `guarded` loses at most {' and '.join(lost)}{backdoor}. Where "
+        f"nobody is hostile it costs at most {cost:.1f} points (target {tables.MOST_COST}{missed}), the worst of "
+        f"{len({each['data'] for each in lines})} data sets."
     )
 
 
@@ -105,5 +117,4 @@ def renamed(text: str) -> str:
 def write(lines: Sequence[Line], folder: Path, machine: str) -> None:
     """Write the page and its picture into a folder."""
     (folder / "attacks.md").write_text(page(lines, machine), encoding="utf-8")
-    chosen = [each for each in lines if each["rows"] == 60 and each["stage"] != "final"]
-    tables.frontier(chosen, NAMES, folder / "attacks.svg")
+    tables.frontier([each for each in lines if each["rows"] == 60], PICTURE, folder / "attacks.svg")

@@ -17,6 +17,8 @@ TIMES = ("early", "converged")
 SETTING = ("stage", "data", "scheme", "rows")
 ALLOWED = {"iid": 3.0, "dirichlet": 5.0}
 """The most points that may be lost with a fifth hostile."""
+MOST_COST = 1.5
+"""The most points that a defence may cost where nobody is hostile."""
 SCHEMES = {"iid": "IID", "dirichlet": "Dirichlet 0.5"}
 Line = Mapping[str, Any]
 
@@ -35,13 +37,15 @@ class Worst:
     """By share: how often a backdoor worked at most, in %."""
     false_alarms: float | None = None
     """The most rounds in which honest clients were under alarm, in %; None for rules without a detector."""
+    met: int = 0
+    """In how many cells it was attacked: a rule that met less stands higher than it would."""
     below: float = -100.0
     """The most below the plain mean without hostile clients, with a fifth hostile: cost and loss together."""
 
     def most(self, scheme: str, share: float, data: str | None = None) -> tuple[float, str] | None:
         """Return the most that was lost, over all data or on one; None where nothing was run."""
         found = [
-            (lost, f"{attack}, {name}")
+            (lost, attack if data else f"{attack}, {name}")
             for (name, how, part), (lost, attack) in self.lost.items()
             if (how, part) == (scheme, share) and data in (None, name)
         ]
@@ -73,6 +77,7 @@ def worst(lines: Sequence[Line]) -> dict[str, Worst]:
     for each in lines:
         setting, rule = tuple(each[name] for name in SETTING), each["rule"]
         mine = found[rule]
+        mine.met += each["attack"] != CLEAN
         if "alarms" in each:
             hit = 100.0 * float(np.mean([honest for honest, _ in each["alarms"]]))
             mine.false_alarms = max(mine.false_alarms or 0.0, hit)
@@ -130,12 +135,15 @@ def text(lines: Sequence[Line]) -> str:
     shares = sorted({share for _, found in ranked(lines) for *_, share in found.lost})
     keys = [(scheme, share) for scheme in SCHEMES for share in shares]
     heads = ["rule", "clean cost", *(f"{SCHEMES[scheme]}, {share:.0%}" for scheme, share in keys)]
-    heads += [*(f"backdoor, {share:.0%}" for share in shares), "false alarms"]
+    heads += [*(f"backdoor, {share:.0%}" for share in shares), "false alarms", "cells"]
     rows = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for name, found in ranked(lines):
+        if not found.lost:  # the plain mean where only the others were attacked
+            continue
         doors = [f"{found.backdoor[share]:.0f} %" if share in found.backdoor else "" for share in shares]
         alarms = "" if found.false_alarms is None else f"{found.false_alarms:.1f} %"
-        cells = [f"`{name}`", f"{found.cost:.1f}", *(_cell(found.most(*key)) for key in keys), *doors, alarms]
+        lost = [_cell(found.most(*key)) for key in keys]
+        cells = [f"`{name}`", f"{found.cost:.1f}", *lost, *doors, alarms, str(found.met)]
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)
 
@@ -148,11 +156,15 @@ def of_rule(lines: Sequence[Line], rule: str) -> str:
         f"| data | {' | '.join(f'{share:.0%} hostile' for share in shares)} | may be, at 20 % |",
         "|---" * (len(shares) + 2) + "|",
     ]
-    for data in dict.fromkeys(data for data, *_ in found.lost):
+    for data in sorted({data for data, *_ in found.lost}):
         for scheme, words in SCHEMES.items():
             cells = [_cell(found.most(scheme, share, data)) for share in shares]
             rows.append(f"| {data}, {words} | {' | '.join(cells)} | {ALLOWED[scheme]:.0f} |")
     return "\n".join(rows)
+
+
+FEWEST = 5
+"""Rules that met fewer attacks have no place in the picture."""
 
 
 def frontier(lines: Sequence[Line], names: Mapping[str, str], path: Path) -> None:
@@ -160,15 +172,13 @@ def frontier(lines: Sequence[Line], names: Mapping[str, str], path: Path) -> Non
     rows: list[dict[str, Any]] = []
     for rule, found in ranked(lines):
         losses = [lost for (*_, share), (lost, _) in found.lost.items() if share == 0.2]
-        if losses and rule != PLAIN:
+        if losses and rule != PLAIN and found.met >= FEWEST:
             kind = "a backdoor works" if found.backdoor.get(0.2, 100.0) > 10 else "a backdoor works in at most 10 %"
             rows.append({"rule": names.get(rule, rule), "cost": found.cost, "lost": max(losses), "kind": kind})
-    wide = max((row["cost"] for row in rows), default=1.0) - min((row["cost"] for row in rows), default=0.0)
-    for place, row in enumerate(rows):
-        # Of rules at one place the best has its name beside it.
-        near = [other for other in rows[:place] if other["label"] and abs(other["cost"] - row["cost"]) < wide / 8]
-        close = any(abs(np.log1p(max(o["lost"], 0)) - np.log1p(max(row["lost"], 0))) < 0.12 for o in near)
-        row["label"] = "" if close and row["rule"] not in names.values() else row["rule"]
+    for row in rows:
+        # Only the frontier of each kind has names: whoever another rule beats in both has none.
+        beaten = [o for o in rows if o["kind"] == row["kind"] and o["cost"] < row["cost"] and o["lost"] < row["lost"]]
+        row["label"] = "" if beaten and row["rule"] not in names.values() else row["rule"]
     base = alt.Chart(pd.DataFrame(rows)).encode(
         alt.X("cost:Q", title="points of accuracy that it costs where nobody is hostile"),
         alt.Y("lost:Q", title="most points lost, a fifth hostile", scale=alt.Scale(type="symlog")),

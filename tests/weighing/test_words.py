@@ -103,7 +103,7 @@ OWN: dict[str, Any] = {"criteria": ["DS", "LD", "MD"], "priority": "MD>DS>LD"}
         ),
         (
             "guarded",
-            {"criteria": ["TR"], "max_shares": 2.0, "defence": {"rule": "centred-clip"}, "name": "guarded"},
+            {"criteria": ["TR"], "max_shares": 1.5, "defence": {"rule": "spectral"}, "name": "guarded"},
         ),
     ],
 )
@@ -112,14 +112,14 @@ def test_a_word_stands_for_these_settings(word: str, settings: dict[str, Any]) -
 
 
 def test_the_settings_of_a_regression_and_of_a_server_with_rows() -> None:
-    worth = {"score": "power", "power": 3.0, "max_shares": 2.0, "defence": {"rule": "centred-clip"}, "name": "guarded"}
+    held = {"max_shares": 1.5, "defence": {"rule": "spectral"}, "name": "guarded"}
+    worth = {"score": "power", "power": 3.0} | held
     rows = Frame(known=KNOWN, base=BASE, server_rows=True)
     assert read_rule("guarded", rows) == {"criteria": ["VP"]} | worth
     errors = Frame(known=KNOWN, base=BASE, server_rows=True, worth="VE")
     assert read_rule("guarded", errors) == {"criteria": ["VE"]} | worth
     # A server that can train on its rows goes by the direction of what it learns.
     trains = replace(rows, trains=True)
-    held = {"max_shares": 2.0, "defence": {"rule": "flame"}, "name": "guarded"}
     assert read_rule("guarded", trains) == {"criteria": ["RD"]} | held
     found = read_rule("adafed", errors)
     assert (found["criteria"], found["loss"]) == (["VE"], {"adapt": "barron"})

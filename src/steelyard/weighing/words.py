@@ -175,15 +175,15 @@ def _fitted(inside: str, frame: Frame) -> dict[str, Any]:
 
 def _guarded(frame: Frame) -> dict[str, Any]:
     """Read "guarded", the rule recommended where clients may be hostile: weights that nobody can talk up, a cap, and a
-    robust rule. A server that can train on its own rows weighs by the direction of what it learns and takes the largest
-    group that points alike, one that can only test weighs by how models do; without rows the track record decides.
+    spectral check. A server that can train on its own rows weighs by the direction of what it learns, one that can only
+    test weighs by how models do; without rows the track record decides.
     """
-    given: dict[str, Any] = {"criteria": ["TR"], "defence": {"rule": "centred-clip"}}
+    given: dict[str, Any] = {"criteria": ["TR"]}
     if frame.trains:
-        given = {"criteria": ["RD"], "defence": {"rule": "flame"}}
+        given = {"criteria": ["RD"]}
     elif frame.server_rows:
-        given = {"criteria": [frame.worth], "score": "power", "power": 3.0, "defence": {"rule": "centred-clip"}}
-    return {**given, "max_shares": 2.0, "name": "guarded"}
+        given = {"criteria": [frame.worth], "score": "power", "power": 3.0}
+    return {**given, "max_shares": 1.5, "defence": {"rule": "spectral"}, "name": "guarded"}
 
 
 def _defended(kind: str, inside: str, frame: Frame) -> dict[str, Any]:
