@@ -1,9 +1,10 @@
 """Rows of a table as the processor's own vectors, for loops that numba compiles.
 
-numba leaves it to LLVM to find vectors in a loop over factors. With some twenty of them it finds none: it looks for
-four vectors at a time and does the rest one by one. Here a stretch of a row is loaded, computed with (+, −, · with
-another or with a number) and stored as a whole, and is in registers meanwhile. It has one to eight blocks of eight
-numbers; a row is one such part or, if it is longer, some of equal length. Zeros fill it up (`padded`).
+numba leaves it to LLVM to find vectors in a loop over factors. LLVM makes loops over 32 numbers (four vectors of AVX);
+what is left over goes in fours and one by one, after checks that arrays do not overlap. With some twenty factors that is
+all there is. Here a stretch of a row is loaded, computed with (+, −, · with another or with a number) and stored as a
+whole, and is in registers meanwhile. It has one to eight blocks of eight numbers; a row is one such part or, if it is
+longer, some of equal length. Zeros fill it up (`padded`).
 """
 
 from __future__ import annotations
