@@ -1,7 +1,7 @@
 """Rows of a table as the processor's own vectors, for loops that numba compiles.
 
 numba leaves it to LLVM to find vectors in a loop over factors. LLVM makes loops over 32 numbers (four vectors of AVX);
-what is left over goes in fours and one by one, after checks that arrays do not overlap. With some twenty factors that is
+what is left over goes in fours and one by one, after checks that arrays do not overlap. Of some twenty factors that is
 all there is. Here a stretch of a row is loaded, computed with (+, −, · with another or with a number) and stored as a
 whole, and is in registers meanwhile. It has one to eight blocks of eight numbers; a row is one such part or, if it is
 longer, some of equal length. Zeros fill it up (`padded`).
