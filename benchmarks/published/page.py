@@ -217,7 +217,9 @@ def others(lines: Sequence[Mapping[str, Any]], tables: Sequence[str]) -> str:
         for rule, curves in line["curves"].items():
             found_best, found_last = best(curves), last(curves)
             means = f"{statistics.mean(found_best):.2f} | {statistics.mean(found_last):.2f}" if found_best else "– | –"
-            rows.append(f"| {line['cell']} | {rule} | {len(curves)} | {line['rounds']} | {means} |")
+            ends = [how[0] for name, how in line.get("ended", {}).items() if name.rpartition("/")[0] == rule]
+            done = f"ended in {min(ends)}: no model was finite" if ends else str(line["rounds"])
+            rows.append(f"| {line['cell']} | {rule} | {len(curves)} | {done} | {means} |")
     return "\n".join(rows)
 
 
