@@ -146,6 +146,13 @@ def warm_processes() -> ForkServerContext:
     return PROCESSES
 
 
+def await_warmth() -> None:
+    """Return when processes start at once: the first one otherwise waits until all packages are read."""
+    first = warm_processes().Process(target=os.getpid)
+    first.start()
+    first.join()
+
+
 def _warm_process(
     target: Callable[[], object], words: list[str], folder: Path, environment: dict[str, str] | None, timeout: float
 ) -> subprocess.CompletedProcess[str]:

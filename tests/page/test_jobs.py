@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.page.page_server import Page, Written, finished, serving, until, warm_job
-from tests.warm import command_environment, warm_processes
+from tests.warm import await_warmth, command_environment
 
 from steelyard.page.form import FIELDS, form
 from steelyard.page.jobs import own_code
@@ -60,7 +60,7 @@ def test_start_stop_and_resume(tmp_path: Path) -> None:
 
 def test_a_run_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The line that the command line prints stands in the list: the form cannot know what only the data tell."""
-    warm_processes()
+    await_warmth()  # a request is answered when its process has started
     monkeypatch.setattr(subprocess, "Popen", warm_job)
     with serving(tmp_path) as page:
         body: dict[str, Any] = {"recipe": "quickstart", "name": "crowded", "fields": {"partition.clients": 5000}}
@@ -137,7 +137,7 @@ def test_code_is_found_in_the_text(tmp_path: Path, toml: str, code: list[str]) -
 
 
 def test_own_code_is_not_resumed_without_trust(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    warm_processes()
+    await_warmth()  # a request is answered when its process has started
     monkeypatch.setattr(subprocess, "Popen", warm_job)
     run = Written(tmp_path / "a")
     run.round()
