@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -345,3 +346,22 @@ def test_weights_of_updates_step_from_the_model_that_was_sent() -> None:
     combine = combiner(federation(policy={"name": "cgsv"}), {}, task, updates, None)  # type: ignore[arg-type]
     assert combine.models(np.array([0.5, 0.25])).tolist() == [1.5, 2.5]
     assert combine.models(np.array([[0.5, 0.25], [0.0, 2.0]])).tolist() == [[1.5, 2.5], [1.0, 6.0]]
+
+
+class Wrong(Algorithm):
+    """What a user's step may return by mistake."""
+
+    gives: str = "short"
+
+    def step(self, server: ServerStep) -> Any:
+        return {"short": (server.parameters[:-1], {}), "alone": server.parameters, "nothing": None}[self.gives]
+
+
+@pytest.mark.parametrize(
+    ("gives", "says"),
+    [("short", r"a model of shape \(9,\); .*\(10,\)"), ("alone", "Tensor;"), ("nothing", "NoneType;")],
+)
+def test_a_step_that_returns_no_model_is_named(gives: str, says: str) -> None:
+    mistaken = replace(federation(), algorithm=Wrong(gives=gives))
+    with pytest.raises(UserError, match=f"algorithm .*: its step returned {says}"):
+        run_rounds([mistaken], {"f": state(0)}, Clients(), Server(), Plan(1, 1.0), Recorder())

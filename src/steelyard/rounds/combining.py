@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -70,7 +70,21 @@ class Combiner:
             sent=None if updates is None else updates.vectors,
             steps=None if updates is None else updates.steps,
         )
-        return self._algorithm.step(given)
+        return self._checked(self._algorithm.step(given), average.shape)
+
+    def _checked(self, found: object, shape: torch.Size) -> tuple[torch.Tensor, Vectors]:
+        """Refuse what is no model of this shape with the server's vectors: users write algorithms, too."""
+        match found:
+            case (torch.Tensor() as model, Mapping() as kept) if model.shape == shape:
+                return model, kept  # pyright: ignore[reportUnknownVariableType]
+            case (torch.Tensor() as model, Mapping()):
+                what = f"a model of shape {tuple(model.shape)}"
+            case _:
+                what = f"{type(found).__name__}"
+        raise UserError(
+            f"algorithm {self._algorithm.name}: its step returned {what}; allowed: the new parameters, "
+            f"a tensor of shape {tuple(shape)}, and a dict of what the server keeps"
+        )
 
 
 def combiner(federation: Federation, tensors: Vectors, task: Task, updates: Updates, view: CohortView) -> Combiner:
