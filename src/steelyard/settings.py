@@ -6,6 +6,7 @@ import re
 import tomllib
 import types
 from collections.abc import Mapping, Sequence
+from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
@@ -57,13 +58,8 @@ class Section(BaseModel, metaclass=_OneLine):
     def _plain_numbers(cls, value: Any, info: ValidationInfo) -> Any:
         """Refuse true and false where a number is asked, and numbers beyond what a computer counts."""
         if info.field_name is not None:
-            kinds = _kinds(cls.model_fields[info.field_name].annotation)
-            instead = "a number" if float in kinds else "a whole number" if int in kinds else ""
-            if not instead:
-                sections = any(isinstance(kind, type) and issubclass(kind, BaseModel) for kind in kinds)
-                instead = "a section of fields" if sections else "text"
             try:
-                _check_numbers(value, "" if bool in kinds or Any in kinds else instead)
+                _check_numbers(value, _asked(cls, info.field_name))
             except RecursionError:
                 raise PydanticCustomError("plain", "values that are less deeply nested") from None
         return value
@@ -128,6 +124,18 @@ def _kinds(annotation: Any) -> set[Any]:
     if get_origin(annotation) is Annotated:
         inner = inner[:1]
     return {annotation}.union(*map(_kinds, inner)) if inner else {annotation}
+
+
+@cache
+def _asked(section: type[BaseModel], field: str) -> str:
+    """Return what a field asks for, in the words of a refusal; nothing where it takes true and false as well."""
+    kinds = _kinds(section.model_fields[field].annotation)
+    if bool in kinds or Any in kinds:
+        return ""
+    if float in kinds or int in kinds:
+        return "a number" if float in kinds else "a whole number"
+    sections = any(isinstance(kind, type) and issubclass(kind, BaseModel) for kind in kinds)
+    return "a section of fields" if sections else "text"
 
 
 def _check_numbers(value: Any, instead: str) -> None:
