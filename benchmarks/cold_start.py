@@ -197,7 +197,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--data", default="books,yahoo")
     parser.add_argument("--draws", type=int, default=5)
-    parser.add_argument("--only", type=int, help="one of the draws, beside other processes with another one; 0: choose")
+    parser.add_argument(
+        "--only", type=int, help="one of the draws, beside processes with others; 0: choose epochs only"
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--minutes", type=float, default=1000.0, help="begin no cell after so many")
     asked = parser.parse_args()

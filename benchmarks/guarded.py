@@ -43,7 +43,7 @@ CANDIDATES = (
     "centred-clip(EQ;mix)",
     "centred-clip(TR)",
     "trimmed-mean(TR;mix)",
-    "centred-clip(capped(power(VP)^3;max_shares=2))",  # `guarded` until now
+    "centred-clip(capped(power(VP)^3;max_shares=2))",  # `guarded` in 0.1
     "fltrust(EQ)",
     "clip(RD)",
     "centred-clip(RD)",
@@ -55,8 +55,9 @@ CANDIDATES = (
     "trimmed-mean(RD)",
     "spectral(RD)",
     "flame(RD)",
-    "guarded",
+    "flame(capped(RD;max_shares=2))",
     "flame(capped(RD;max_shares=2);reach=1.05)",
+    guarded_page.GUARDED,
     "client-momentum+centred-clip(RD)",
 )
 """Words of `--rules`; EQ is the plain mean, against which the cost of a defence is told. Of these `median(EQ)`,

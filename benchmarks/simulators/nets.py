@@ -156,7 +156,7 @@ class Processes:
                 raise RuntimeError(f"a process of the plain loop ended with code {process.wait()}")
 
     def close(self) -> None:
-        """Send them home."""
+        """End them."""
         for process in self.running:
             process.communicate()
 
