@@ -89,7 +89,11 @@ def table_a(lines: Sequence[Mapping[str, Any]]) -> tuple[str, int, int]:
                 ended = [line for line in mine if line["finished"]]
                 known = next((found for line in ended if (found := of_rule(line, rule)) is not None), None)
                 if known is None:
-                    begun = [f"; **{max(f[0]):.2f}** after {m['rounds']}" for m in mine if (f := of_rule(m, rule))]
+                    begun = [
+                        f"; **{statistics.mean(f[0]):.2f}** after {m['rounds']}"
+                        for m in mine
+                        if (f := of_rule(m, rule))
+                    ]
                     cells.append("".join([text, *begun[:1]]))
                     continue
                 values, word = known
@@ -154,7 +158,7 @@ def nova(lines: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     line = max(cells, key=lambda line: line["rounds"])
     values, rounds = best(line["curves"]["fednova"]), line["rounds"]
     above = min(values) > sum(TABLE_A["mnist"]["Dirichlet 0.5"]["FedNova"])
-    word = "very likely" if above else "not shown"
+    word = "that, or of another FedNova" if above else "not shown"
     shown = ", ".join(f"{value:.2f}" for value in values)
     told = f"{word}: the best round only rises, and after {rounds} rounds it is {shown}"
     where = "on a GPU" if "cuda" in line["device"] else "on a CPU"

@@ -74,7 +74,7 @@ def test_the_page_tells_what_was_run_and_what_it_says() -> None:
         ]
     )
     assert "98.03 ± 0.06; **98.97 ± 0.04**, missed" in shown
-    assert "very likely: the best round only rises, and after 2 rounds it is 98.95, 99.00" in shown
+    assert "that, or of another FedNova: the best round only rises, and after 2 rounds it is 98.95, 99.00" in shown
     assert "| normalised | not run | 68.00 after 50 |" in shown
     assert "| `fedscs` | 3 | 66.00 ± " in shown
     assert "| +5.00 ± 0.01 | 4.4e-07 | better |" in shown
