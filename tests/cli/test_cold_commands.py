@@ -31,7 +31,7 @@ QUICK = "--set rounds.count=1 --set training.epochs=1 --set compute.engine=stack
 COMMANDS = {
     f"compare quickstart {QUICK} --rules DS,EQ --out both": "both/run.sqlite",
     f"arena EQ {QUICK} --scenes hospitals --seeds 1 --out arena": "EQ cannot be told from fedavg by one seed",
-    f"sweep quickstart {QUICK} --over training.epochs=1 --out grid": "grid/best.toml",
+    f"sweep quickstart {QUICK} --over training.learning_rate=0.1 --out grid": "grid/best.toml",
     f"attack quickstart {QUICK} --attack inflation --rules DS --out hostile": "inflation: 20% of the clients hostile",
     "join part --out joined": "joined/run.sqlite",
     "resume done": "accuracy",
