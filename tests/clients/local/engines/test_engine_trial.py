@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.clients.local import engine_cases as cases
+from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from steelyard.clients.local import ComputeSettings, Simulation, SimulationServer
@@ -22,6 +23,7 @@ from steelyard.clients.local.engines.engine_trial import Trial, run_trial
 from steelyard.clients.local.engines.graph import GraphEngine
 from steelyard.clients.local.engines.sequential import SequentialEngine
 from steelyard.learning.descent import Descent
+from steelyard.learning.models import DenseNet, ModelSettings
 from steelyard.messages import Floats, LossState, Task
 
 
@@ -68,8 +70,15 @@ def work() -> tuple[TrainingSetup, Cohort]:
     return work_of(cases.SIZES)
 
 
-def work_of(sizes: tuple[int, ...]) -> tuple[TrainingSetup, Cohort]:
+def first_layer_frozen() -> nn.Module:
+    module = DenseNet(64, (12,), 10)
+    next(module.parameters()).requires_grad_(False)
+    return module
+
+
+def work_of(sizes: tuple[int, ...], own: ModelSettings | None = None) -> tuple[TrainingSetup, Cohort]:
     model, shape, classes = cases.MODELS["mlp"]
+    model = own or model
     people = cases.population(shape, classes, sizes)
     clients = Simulation({0: people}, model, cases.TRAINING["mini"], ComputeSettings(engine="loop", device="cpu"))
     start = SimulationServer(clients).initial(0)
@@ -129,6 +138,18 @@ def test_a_program_is_compiled_once_for_the_trial_and_the_run(timed: bool, monke
     assert len(made) == 2
     SequentialEngine(setup).train(whole, expected)
     assert torch.allclose(out, expected, atol=1e-5)
+
+
+def test_frozen_numbers_that_were_changed_are_seen_by_a_program_made_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda traced, **options: traced)
+    setup, whole = work_of((24, 24), ModelSettings(name=first_layer_frozen))
+    out, expected = (torch.empty((len(whole), setup.layout.size)) for _ in range(2))
+    for _ in range(2):
+        GraphEngine(setup, lambda descent: CompiledStep(setup, descent), "compiled", 2).train(whole, out)
+        SequentialEngine(setup).train(whole, expected)
+        assert torch.allclose(out, expected, atol=1e-5)
+        with torch.no_grad():
+            next(setup.module.parameters()).mul_(2)
 
 
 def test_an_engine_that_breaks_is_refused_with_the_reason(work: tuple[TrainingSetup, Cohort]) -> None:

@@ -40,7 +40,11 @@ class CompiledStep(MappedStep):
         """Return the compiled step; made once for each loss and each shape of a stack."""
         programs = self._programs.setdefault(self.setup.module, {})
         how = (self.backend, self.setup.precision, self.setup.device, self.descent, loss, bool(targets))
-        key = (how, *((tuple(tensor.shape), tensor.stride(), tensor.dtype) for tensor in (cuts[0], *samples)))
+        # What is frozen is written into the program: numbers that were changed since need another one.
+        frozen = tuple(
+            (id(value), value._version) for value in self.setup.module.parameters() if not value.requires_grad
+        )
+        key = (how, frozen, *((tuple(tensor.shape), tensor.stride(), tensor.dtype) for tensor in (cuts[0], *samples)))
         if key not in programs:
             step = super().program(loss, cuts, targets, samples)
             # What is frozen belongs to the module and is no input.
