@@ -128,6 +128,7 @@ def final(monkeypatch: pytest.MonkeyPatch, folder: Path, *more: str) -> None:
     guarded.main()
 
 
+@pytest.mark.slow
 def test_the_final_stage_goes_on_and_opens_its_seeds_for_one_set_of_rules(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

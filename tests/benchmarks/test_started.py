@@ -129,6 +129,7 @@ def test_a_longer_one_starts(name: str, tmp_path: Path, monkeypatch: pytest.Monk
     start(name.split()[0], SLOW[name], tmp_path, monkeypatch)
 
 
+@pytest.mark.slow
 def test_networks_are_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     start("simulator", "--bench nets --networks lstm --clients 2 --steps 1 --engine loop", tmp_path, monkeypatch)
     found = json.loads(capfd.readouterr().out.strip().splitlines()[-1])
