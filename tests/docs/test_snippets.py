@@ -30,7 +30,7 @@ def data_folder() -> Path | None:
 
 
 # Half a minute each, over data that are in no checkout; their commands are tested on small tables.
-LONG = ("docs/algorithms/adafed.md", "docs/algorithms/kgflex.md", "docs/reference/recommenders.md")
+LONG = ("docs/algorithms/kgflex.md", "docs/guide/arena.md", "docs/reference/recommenders.md")
 
 
 @pytest.mark.parametrize(

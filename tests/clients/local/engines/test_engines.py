@@ -45,7 +45,7 @@ def triples() -> list[Any]:
     found += [("winograd", name) for name in CONVOLUTIONAL]
     # Threads take the loop's own steps; "auto" is one of those above, found by a trial, which is slow.
     others = [(engine, name) for engine in ("threads", "auto") for name in cases.MODELS]
-    return crossed(found, list(cases.TRAINING), 3) + crossed(others, ["mini"])
+    return crossed(found, list(cases.TRAINING), 4) + crossed(others, ["mini"])
 
 
 def people_of(name: str, augment: Augmentation | None = None) -> Population:
@@ -164,7 +164,7 @@ def test_images_of_a_step_are_the_same_bits_in_loop_and_stack(monkeypatch: pytes
 STEPS = [("hand", "cnn-digits"), ("hand", "mlp"), ("hand", "keras"), ("map", "own"), ("map", "mlp"), ("map", "keras")]
 
 
-@pytest.mark.parametrize(("kind", "name", "how"), crossed(STEPS, [*cases.TRAINING, "adam"], 3))
+@pytest.mark.parametrize(("kind", "name", "how"), crossed(STEPS, [*cases.TRAINING, "adam"], 4))
 def test_the_step_that_graphs_capture_gives_what_the_loop_gives(kind: str, name: str, how: str) -> None:
     model, shape, classes = cases.MODELS[name]
     training = (cases.TRAINING | cases.OPTIMISERS)[how]
