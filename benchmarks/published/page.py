@@ -40,16 +40,20 @@ def read(paths: Iterable[Path]) -> list[dict[str, Any]]:
     return list(found.values())
 
 
+def tested(curves: Sequence[Sequence[float | None]]) -> list[list[float]]:
+    """Return each seed's tested rounds in percent; a seed that ended before its first test is left out."""
+    found = [[100 * value for value in curve if value is not None] for curve in curves]
+    return [curve for curve in found if curve]
+
+
 def best(curves: Sequence[Sequence[float | None]]) -> list[float]:
-    """Return the best round of each seed in percent; a seed that ended before its first test has none."""
-    tested = [[value for value in curve if value is not None] for curve in curves]
-    return [100 * max(curve) for curve in tested if curve]
+    """Return the best round of each seed in percent."""
+    return [max(curve) for curve in tested(curves)]
 
 
 def last(curves: Sequence[Sequence[float | None]]) -> list[float]:
     """Return the last round of each seed that was tested, in percent."""
-    tested = [[value for value in curve if value is not None] for curve in curves]
-    return [100 * curve[-1] for curve in tested if curve]
+    return [curve[-1] for curve in tested(curves)]
 
 
 def of_rule(line: Mapping[str, Any], rule: str) -> tuple[list[float], str] | None:
