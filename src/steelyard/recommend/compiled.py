@@ -150,11 +150,11 @@ def _extend(vector: Any, extended: Any) -> None:
 
 
 @_loop
-def _pass(blocks: Any, up: Any, down: Any, extended: Any, real: Any, constants: Any, told: Any) -> None:
+def _pass(blocks: Any, up: Any, down: Any, extended: Any, real: Any, constants: Any, margins: Any) -> None:
     """Let one user visit her triples in order: move her (p, 1), `extended`.
 
     `up` and `down` hold the rows of i⁺ and of i⁻, and one more row; the changes of these items take their place. To
-    `told` go x̂ and exp −|x̂| of each triple, of which losses are made.
+    `margins` go x̂ and exp −|x̂| of each triple, of which losses are made.
     """
     parts = parts_of(blocks, extended)
     # Numbers of the table's own type: a plain 1 would turn float32 into float64.
@@ -166,7 +166,7 @@ def _pass(blocks: Any, up: Any, down: Any, extended: Any, real: Any, constants: 
         tail = np.exp(-abs(margin))
         least = one / (one + tail)
         weight = tail * least if margin > 0 else least
-        told[0, step], told[1, step] = margin, tail
+        margins[0, step], margins[1, step] = margin, tail
         margin, moved = one - one, one - one
         for part in range(parts):
             at, then = step * parts + part, (step + 1) * parts + part
@@ -219,18 +219,18 @@ def _passes(
 ) -> None:
     gradients, losses = out
     count, width = positives.shape[1], vectors.shape[1]
-    extended, told = np.empty((1, table.shape[1]), table.dtype), np.empty((2, count), table.dtype)
+    extended, margins = np.empty((1, table.shape[1]), table.dtype), np.empty((2, count), table.dtype)
     shape = (count + 1, table.shape[1])
     up, down = np.zeros(shape, table.dtype), np.zeros(shape, table.dtype)
     for row in range(len(vectors)):
         _extend(vectors[row], extended[0])
         _rows(blocks, table, positives[row], up)
         _rows(blocks, table, negatives[row], down)
-        _pass(blocks, up, down, extended, real[row], constants, told)
+        _pass(blocks, up, down, extended, real[row], constants, margins)
         vectors[row] = extended[0, :width]
         for step in range(count):
-            margin = told[0, step]
-            losses[row, step] = np.log1p(told[1, step]) - (margin if margin < 0 else 0)  # ln(1 + exp −x̂)
+            margin = margins[0, step]
+            losses[row, step] = np.log1p(margins[1, step]) - (margin if margin < 0 else 0)  # ln(1 + exp −x̂)
             for f in range(width + 1):
                 gradients[row, step, f] = up[step, f]
 
@@ -264,13 +264,13 @@ def _own(triples: Triples) -> Flags:
 
 
 @_loop
-def _mean_loss(told: Any) -> Any:
+def _mean_loss(margins: Any) -> Any:
     """Return the mean of ln(1 + exp −x̂) = max(−x̂, 0) + ln(1 + exp −|x̂|), with one logarithm for many triples."""
     loss, product = 0.0, 1.0
-    count = told.shape[1]
+    count = margins.shape[1]
     for step in range(count):
-        loss -= min(told[0, step], 0.0)
-        product *= 1.0 + told[1, step]
+        loss -= min(margins[0, step], 0.0)
+        product *= 1.0 + margins[1, step]
         if step & 511 == 511:  # of factors up to 2 no more fit
             loss, product = loss + np.log(product), 1.0
     return (loss + np.log(product)) / count
@@ -291,7 +291,7 @@ def _rounds(
 ) -> None:
     """Do one round per entry of `users`; write the mean loss of each to `out`."""
     count, width, parts = positives.shape[1], vectors.shape[1], parts_of(blocks, table)
-    extended, told = np.empty((1, table.shape[1]), table.dtype), np.empty((2, count), table.dtype)
+    extended, margins = np.empty((1, table.shape[1]), table.dtype), np.empty((2, count), table.dtype)
     shape = (count + 1, table.shape[1])
     up, down = np.zeros(shape, table.dtype), np.zeros(shape, table.dtype)
     for turn in range(len(users)):
@@ -299,9 +299,9 @@ def _rounds(
         _extend(vector, extended[0])
         _rows(blocks, table, mine, up)
         _rows(blocks, table, others, down)
-        _pass(blocks, up, down, extended, real[turn], constants, told)
+        _pass(blocks, up, down, extended, real[turn], constants, margins)
         vector[:] = extended[0, :width]
-        out[turn] = _mean_loss(told)
+        out[turn] = _mean_loss(margins)
         for step in range(count):
             for part in range(parts):
                 at, liked, other = step * parts + part, mine[step] * parts + part, others[step] * parts + part
