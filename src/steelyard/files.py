@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Collection, Generator, Iterable, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -76,45 +76,61 @@ def _refused(path: Path, found: os.stat_result, allowed: str) -> UserError:
     return UserError(f"{path}: is {what}; allowed: {allowed}")
 
 
-def is_file(path: Path, *, alone: bool = False) -> bool:
-    """Whether a file is there; a link, a folder or a device in its place is refused.
+def files_in(folder: Path, names: Iterable[str], alone: Collection[str] = ()) -> set[str]:
+    """Return which of these names in a folder are files; a link, a folder or a device in the place of one is refused.
 
-    `alone` also refuses a file that has a second name (a hard link): use it before a file is written in place.
+    Those of `alone` may have no second name (a hard link) either: use it before a file is written in place.
     """
+    there: set[str] = set()
+    for name, found in _statuses(folder, names).items():
+        if not stat.S_ISREG(found.st_mode):
+            raise _refused(folder / name, found, "a file of the run's own")
+        if name in alone and found.st_nlink > 1:
+            raise UserError(f"{folder / name}: has {found.st_nlink} names (hard links); allowed: a copy of its own")
+        there.add(name)
+    return there
+
+
+def _statuses(folder: Path, names: Iterable[str]) -> dict[str, os.stat_result]:
+    """Return what stands under those of the names that are there; the way to the folder is walked once for all."""
     try:
-        with _holding(path) as (handle, name):
-            found = _status(handle, name)
+        with _holding(folder / "x") as (handle, _):
+            return {name: found for name in names if (found := _status(handle, name)) is not None}
     except (FileNotFoundError, NotADirectoryError):
-        return False
-    if found is None:
-        return False
-    if not stat.S_ISREG(found.st_mode):
-        raise _refused(path, found, "a file of the run's own")
-    if alone and found.st_nlink > 1:
-        raise UserError(f"{path}: has {found.st_nlink} names (hard links); allowed: a copy of its own")
-    return True
+        return {}
+
+
+def is_file(path: Path, *, alone: bool = False) -> bool:
+    """Whether a file is there, as `files_in` says of several."""
+    folder, name = _named(path)
+    return bool(files_in(folder, [name], [name] if alone else ()))
 
 
 def is_folder(path: Path) -> bool:
     """Whether a folder is there; a link or a file in its place is refused."""
-    try:
-        with _holding(path) as (handle, name):
-            found = _status(handle, name)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    if found is not None and not stat.S_ISDIR(found.st_mode):
-        raise _refused(path, found, "a folder of the run's own")
-    return found is not None
+    folder, name = _named(path)
+    return bool(_folders_in(folder, [name]))
+
+
+def _named(path: Path) -> tuple[Path, str]:
+    """Return the folder that holds a path, and its name there; the present folder has one only when it is spelt out."""
+    path = path if path.name else Path(os.path.abspath(path))
+    return path.parent, path.name
+
+
+def _folders_in(folder: Path, names: Iterable[str]) -> set[str]:
+    there = _statuses(folder, names)
+    for name, found in there.items():
+        if not stat.S_ISDIR(found.st_mode):
+            raise _refused(folder / name, found, "a folder of the run's own")
+    return set(there)
 
 
 def check_run(folder: Path) -> None:
     """Refuse a run's folder in which a link stands where the run writes, before anything in it is touched."""
-    for name in (DATABASE, *(DATABASE + ending for ending in BESIDE), LEDGER):
-        is_file(folder / name, alone=True)  # written in place
-    for name in (LOCK, RUN_FILE, REPORT):
-        is_file(folder / name)
-    for name in (CHECKPOINTS, CODE, EXPORT, FIGURES, FLOWER, UPDATES):
-        is_folder(folder / name)
+    in_place = (DATABASE, *(DATABASE + ending for ending in BESIDE), LEDGER)
+    files_in(folder, (*in_place, LOCK, RUN_FILE, REPORT), alone=in_place)
+    _folders_in(folder, (CHECKPOINTS, CODE, EXPORT, FIGURES, FLOWER, UPDATES))
 
 
 def refuse_links(folder: Path, remade: Iterable[str] = ()) -> None:

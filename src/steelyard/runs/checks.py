@@ -39,16 +39,16 @@ BROKEN = (sqlite3.Error, UnicodeDecodeError, Damaged)
 
 def check_files(path: Path, *, write: bool) -> bool:
     """Whether a run's database is there; refuses links, and files beside it through which SQLite would reach others."""
-    for ending in BESIDE:
-        # SQLite shortens these in place, for readers too.
-        files.is_file(path.with_name(path.name + ending), alone=True)
+    # SQLite shortens the files beside it in place, for readers too.
+    beside = [path.name + ending for ending in BESIDE]
+    there = files.files_in(path.parent, [*beside, path.name], alone=[*beside, *([path.name] if write else ())])
     journal = path.with_name(path.name + "-journal")
     # A run that begins has one for a moment, and may remove it while we look.
     with suppress(FileNotFoundError):
-        if files.is_file(journal) and files.read_bytes(journal).endswith(_JOURNAL):
+        if journal.name in there and files.read_bytes(journal).endswith(_JOURNAL):
             # SQLite removes the file that is named there once it has rolled back. Ours never name one.
             raise UserError(f"{journal}: names another file; allowed: the file as the run wrote it")
-    return files.is_file(path, alone=write)
+    return path.name in there
 
 
 def check_schema(connection: sqlite3.Connection, schema: str) -> None:
