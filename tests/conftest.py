@@ -14,7 +14,7 @@ from typing import Any
 
 import hypothesis
 import pytest
-from tests.warm import command_environment, warm_command
+from tests.warm import borrow_warmth, command_environment, lend_warmth, warm_command
 
 from steelyard.logs import DISPLAYED
 
@@ -23,7 +23,7 @@ from steelyard.logs import DISPLAYED
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
-# Tests run in three workers: operator threads that wait for each other would only slow all of them down.
+# Tests run in several workers: operator threads that wait for each other would only slow all of them down.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A run is written with fsync, for which a disk takes milliseconds each time: tests write to memory if there is room.
 MEMORY = Path("/dev/shm")
@@ -123,6 +123,18 @@ LONG_FILES = (
     "test_guard",
     "test_stackable",
 )
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a worker of xdist where the process is from which it forks commands."""
+    node.workerinput["warmth"] = lend_warmth()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let a worker fork commands from the process that all workers share."""
+    if warmth := getattr(config, "workerinput", {}).get("warmth"):
+        borrow_warmth(warmth)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

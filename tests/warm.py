@@ -1,9 +1,9 @@
 """Processes that need not read the heavy packages again.
 
-Most of what a short command costs is the reading of torch, pandas and scikit-learn. A server process of each test
-worker reads them once and forks a fresh process for each command, with arguments, folder, environment, output and exit
-code as those of `python -m steelyard`. What a fork cannot show (what a cold start imports, another hash seed) is shown
-by the fixture `cold`.
+Most of what a short command costs is the reading of torch, pandas and scikit-learn. A server process, one for all test
+workers, reads them once and forks a fresh process for each command, with arguments, folder, environment, output and
+exit code as those of `python -m steelyard`. What a fork cannot show (what a cold start imports, another hash seed) is
+shown by the fixture `cold`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from unittest import mock
@@ -30,6 +30,7 @@ from steelyard.logs import FILE, LEVEL
 
 ROOT = Path(__file__).resolve().parent.parent
 PROCESSES = multiprocessing.get_context("forkserver")
+SERVER = forkserver._forkserver  # type: ignore[attr-defined]
 # Nothing here may start threads when it is imported: a process that has some cannot be forked.
 PROCESSES.set_forkserver_preload(
     [
@@ -142,8 +143,25 @@ def warm_module(
 def warm_processes() -> ForkServerContext:
     """Return the context whose processes are forks of the warm one; what they call should import little more."""
     with mock.patch.dict(os.environ, command_environment()):
-        forkserver.ensure_running()  # it reads this checkout's code, not that of an installed package
+        SERVER.ensure_running()  # it reads this checkout's code, not that of an installed package
     return PROCESSES
+
+
+def lend_warmth() -> dict[str, object]:
+    """Start the warm process if there is none; return how the workers of this test run reach it."""
+    warm_processes()
+    return {
+        name: getattr(SERVER, name) for name in ("_forkserver_address", "_forkserver_authkey") if hasattr(SERVER, name)
+    }
+
+
+def borrow_warmth(reached: dict[str, object]) -> None:
+    """Fork from the warm process of whoever started this worker, who also ends it; one is enough for all workers."""
+    for name, value in reached.items():
+        setattr(SERVER, name, value)
+    # Processes get this handle in place of that by which the server sees that nobody is left.
+    SERVER._forkserver_alive_fd = os.open(os.devnull, os.O_WRONLY)  # type: ignore[attr-defined]
+    SERVER.ensure_running = resource_tracker.ensure_running  # type: ignore[method-assign]
 
 
 def await_warmth() -> None:
