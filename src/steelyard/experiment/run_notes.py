@@ -5,6 +5,8 @@ from __future__ import annotations
 import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
@@ -89,9 +91,13 @@ def why(error: BaseException) -> str:
 def versions() -> dict[str, str]:
     """Return the versions that a result depends on, for the run's record."""
     found = {"python": sys.version.split()[0], "platform": platform.platform(), "steelyard": __version__}
+    return {f"version_{name}": value for name, value in {**found, **_libraries()}.items()}
+
+
+@cache
+def _libraries() -> dict[str, str]:
+    found: dict[str, str] = {}
     for name in _LIBRARIES:
-        try:
+        with suppress(PackageNotFoundError):
             found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return {f"version_{name}": value for name, value in found.items()}
+    return found

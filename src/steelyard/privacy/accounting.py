@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -75,6 +75,8 @@ class Release:
         return self.noise / 2 if self.sampling == "fixed" else self.noise
 
 
+_Cost = tuple[float, float]
+"""A noise, and what it costs."""
 Spending = Mapping[Release, int]
 """How many times each release was made."""
 
@@ -234,16 +236,50 @@ def noise_for(
 
     if epsilon <= 0:
         raise UserError(f"epsilon: got {epsilon:g}; allowed: numbers above 0")
-    low, high = 0.01, 1.0
-    while cost(high) > epsilon:
-        low, high = high, high * 2
-        if high > 1e6:
+    # Plain releases are counted exactly and at once; distributions of losses take seconds and round by more than this.
+    exact = accountant == "pld" and all(release.exact for release, _ in [*asked, *(beside or {}).items()])
+    low, high = _between(cost, epsilon, delta)
+    return _narrowed(cost, epsilon, low, high, 1 + 1e-9 if exact else 1.0002)
+
+
+_LEAST_NOISE = 0.01
+"""Less is no noise to speak of, and is not looked for."""
+
+
+def _between(cost: Callable[[float], float], epsilon: float, delta: float) -> tuple[_Cost, _Cost]:
+    """Return a noise that costs too much and one, twice as much, that does not, each with its cost."""
+    low = high = (1.0, cost(1.0))
+    while high[1] > epsilon:
+        if high[0] * 2 > 1e6:
             raise UserError(
                 f"epsilon: {epsilon:g} at delta {delta:g} needs more noise than any model survives; allowed: a larger ε"
             )
-    # Plain releases are counted exactly and at once; distributions of losses take seconds and round by more than this.
-    exact = accountant == "pld" and all(release.exact for release, _ in [*asked, *(beside or {}).items()])
-    while high / low > (1 + 1e-9 if exact else 1.0002):
-        middle = math.sqrt(low * high)
-        low, high = (low, middle) if cost(middle) <= epsilon else (middle, high)
-    return high
+        low, high = high, (high[0] * 2, cost(high[0] * 2))
+    while low[1] <= epsilon:
+        if low[0] / 2 <= _LEAST_NOISE:
+            return (_LEAST_NOISE, math.inf), low
+        low, high = (low[0] / 2, cost(low[0] / 2)), low
+    return low, high
+
+
+def _narrowed(cost: Callable[[float], float], epsilon: float, low: _Cost, high: _Cost, apart: float) -> float:
+    """Return the noise of `high` once it is at most `apart` times that of `low`.
+
+    Costs are nearly a power of the noise, so a straight line through the logarithms of the two leads close to the one
+    sought: a few costs instead of the twenty that halving takes, and none of them far from it, where they take longest.
+    """
+    tried = 0
+    while high[0] / low[0] > apart:
+        at = math.sqrt(low[0] * high[0])
+        if tried < 8 and high[1] > 0 and low[1] < math.inf:
+            part = math.log(low[1] / epsilon) / math.log(low[1] / high[1])
+            at = low[0] * (high[0] / low[0]) ** part * apart**0.2  # a little above: it keeps to the budget then
+            # Close to an end that is known: the other end goes to just within reach of it.
+            if high[0] / at < apart:
+                at = high[0] / apart**0.95
+            elif at / low[0] < apart:
+                at = low[0] * apart**0.95
+        found = (at, cost(at))
+        low, high = (low, found) if found[1] <= epsilon else (found, high)
+        tried += 1
+    return high[0]
