@@ -6,8 +6,10 @@ that have fewer steps than others drop out from the back of the stack; graphs of
 
 from __future__ import annotations
 
+import gc
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
 from math import ceil
@@ -26,6 +28,19 @@ from steelyard.messages import LossState
 Launch = Callable[[], None]
 TOGETHER = 8
 """Steps in one graph where so many follow each other: a device waits between graphs for some thousandths of a ms."""
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Collect garbage now and not meanwhile: an old graph that is freed while another is captured would spoil it."""
+    gc.collect()
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 @dataclass(eq=False)
@@ -153,7 +168,7 @@ class StackBuffers:
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         # Another thread may copy meanwhile, as digests of the round before do: only this one must not.
-        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+        with _without_collection(), torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
             self.steps(busy, count)
         self.pool = self.pool or graph.pool()
         return graph.replay
