@@ -73,6 +73,27 @@ def test_an_archive_away_from_its_runs_is_still_checked(done: Path, tmp_path: Pa
     assert any("not beside it" in line for line in found.lines)
 
 
+def test_a_sentence_in_older_words_says_the_same_and_one_with_other_numbers_does_not(
+    done: Path, tmp_path: Path
+) -> None:
+    content = json.loads((done / ARCHIVE).read_bytes())
+    del content["digest"]
+    sentence = content["sentence"]
+    assert ": over 1 scene it is" in sentence
+    for words, differs in (
+        (sentence.replace(": over 1 scene it is", ", which in 1 scenes is"), False),
+        (sentence.replace(": over 1 scene it is", ": over 2 scenes it is"), True),
+        (sentence.replace("cannot be told from", "is better than"), True),
+        (sentence.translate(str.maketrans({"0": "7", "1": "8"})), True),
+    ):
+        content["sentence"] = words
+        (tmp_path / "older.json").write_text(json.dumps({**content, "digest": digest(content)}))
+        found = check_archive(tmp_path / "older.json", anew=False)
+        assert found.differs == differs, words
+        assert found.lines[-1 if differs else 1].endswith(f"the figures say {sentence!r}" if differs else sentence)
+    assert "the figures say the same: " in "".join(check_archive(done / ARCHIVE, anew=False).lines)
+
+
 def test_a_changed_archive_is_refused(done: Path, tmp_path: Path) -> None:
     written = changed(done / ARCHIVE, '"seed', '"sead', tmp_path / "a.json")
     with pytest.raises(UserError, match="was changed since it was written"):

@@ -18,7 +18,7 @@ from steelyard import files
 from steelyard.arena.figures import SceneFigures, read_figures, scene_folder
 from steelyard.arena.plan import Arena, arena_of, is_arena, read_arena
 from steelyard.arena.replay import REPLAY, Replayed, distance, replay
-from steelyard.arena.verdict import judge
+from steelyard.arena.verdict import claims, judge
 from steelyard.errors import UserError
 from steelyard.experiment.code import content_name, rename_code
 from steelyard.experiment.run_notes import versions
@@ -129,9 +129,11 @@ def check_archive(path: Path, *, anew: bool = True, progress: bool = False) -> C
     lines = [f"whole: the digest is that of the content; suite {archive.arena.suite.name}, "
              f"version {archive.arena.suite.version}"]  # fmt: skip
     problems: list[str] = []
-    again = judge(archive.arena, archive.figures)["sentence"]
-    if again == archive.sentence:
-        lines.append(f"the figures say the same: {again}")
+    document = judge(archive.arena, archive.figures)
+    again = document["sentence"]
+    if claims(again, document) == claims(archive.sentence, document):
+        how = "" if again == archive.sentence else ", in today's words"
+        lines.append(f"the figures say the same{how}: {again}")
     else:
         problems.append(f"DIFFERS: the sentence is {archive.sentence!r}, and the figures say {again!r}")
     found = _beside(archive, path.parent)

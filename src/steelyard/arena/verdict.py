@@ -7,6 +7,7 @@ at most. Whether it is equal within the margin is another question, which the sa
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 
 from steelyard.arena.critical_difference import critical_difference, mean_ranks
@@ -181,6 +182,22 @@ def sentence(document: ArenaDocument) -> str:
         f"{name} is not better than {base}: better in {_count(better)} of {scenes}, worse in {_count(worse)}{within}, "
         f"{average}{ending}."
     )
+
+
+_VERDICTS = ("is not better than", "is better than", "cannot be told from", "Nothing can be said", "failed in")
+_WORDS = {"none": "0", "one": "1", "two": "2", "both": "2"}
+
+
+def claims(text: str, document: ArenaDocument) -> tuple[str, bool, tuple[float, ...]]:
+    """Return what a sentence on these two rules says, however it is worded: verdict, behind or not, its numbers.
+
+    Use it to hold a sentence of an older version against today's: archives keep the words of their time.
+    """
+    for name in (document["candidate"], document["baseline"]):
+        text = text.replace(name, "")
+    found = re.findall(rf"\d+(?:\.\d+)?|\b(?:{'|'.join(_WORDS)})\b", text)
+    numbers = tuple(float(_WORDS.get(word, word)) for word in found)
+    return next((words for words in _VERDICTS if words in text), ""), "behind" in text, numbers
 
 
 def _ending(document: ArenaDocument) -> str:
