@@ -140,6 +140,27 @@ def test_a_program_is_compiled_once_for_the_trial_and_the_run(timed: bool, monke
     assert torch.allclose(out, expected, atol=1e-5)
 
 
+def test_algorithms_with_optimisers_of_their_own_share_a_program_and_keep_their_buffers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[object] = []
+    monkeypatch.setattr(torch, "compile", lambda traced, **options: made.append(traced) or traced)
+    setup, whole = work_of((24, 24))
+    engine = GraphEngine(setup, lambda descent: CompiledStep(setup, descent), "compiled", 2)
+    forms = [replace(whole.descent, pull=pull, momentum=0.9) for pull in (0.0, 0.001, 0.01, 0.1, 1.0)]
+    out, before = torch.empty((len(whole), setup.layout.size)), []
+    for round in range(2):
+        for form in forms:
+            engine.train(replace(whole, descent=form), out)
+        before = before or list(engine._buffers.values())
+        assert list(engine._buffers.values()) == before, round
+    assert len(made) == 1
+    assert len(before) == len(forms)
+    engine.setup = replace(setup, memory=1)
+    engine.train(replace(whole, descent=replace(forms[0], pull=2.0)), out)
+    assert len(engine._buffers) == 3  # no room: the new ones, and two others
+
+
 def test_frozen_numbers_that_were_changed_are_seen_by_a_program_made_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", lambda traced, **options: traced)
     setup, whole = work_of((24, 24), ModelSettings(name=first_layer_frozen))

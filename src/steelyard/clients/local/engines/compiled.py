@@ -39,7 +39,9 @@ class CompiledStep(MappedStep):
     def program(self, loss: LossState, cuts: Tensors, targets: Tensors, samples: Tensors) -> Program:
         """Return the compiled step; made once for each loss and each shape of a stack."""
         programs = self._programs.setdefault(self.setup.module, {})
-        how = (self.backend, self.setup.precision, self.setup.device, self.descent, loss, bool(targets))
+        # Gradients are the same whatever an optimiser makes of them: algorithms with their own share one program.
+        rate = None if targets else self.descent.rate
+        how = (self.backend, self.setup.precision, self.setup.device, rate, loss)
         # What is frozen is written into the program: numbers that were changed since need another one.
         frozen = tuple(
             (id(value), value._version) for value in self.setup.module.parameters() if not value.requires_grad

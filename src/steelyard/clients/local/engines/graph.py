@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import ceil
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +18,16 @@ from steelyard.clients.local.engines.graph_buffers import StackBuffers
 from steelyard.clients.local.engines.graph_steps import GraphStep
 from steelyard.learning.descent import Descent
 from steelyard.learning.training import batch_limit
+from steelyard.messages import LossState
+
+
+class _Kind(NamedTuple):
+    """What buffers and their graphs serve."""
+
+    dataset: int
+    form: Descent
+    chunk: int
+    loss: LossState
 
 
 def even(count: int, most: int) -> int:
@@ -33,7 +44,8 @@ class GraphEngine:
         self.setup, self.make_step, self.name = setup, make_step, name
         self.chunk = chunk or setup.chunk
         self._steppers: dict[Descent, GraphStep] = {}
-        self._buffers: dict[object, StackBuffers] = {}
+        self._buffers: dict[_Kind, tuple[StackBuffers, int]] = {}
+        """By what they serve, with their bytes; the latest last."""
 
     def stepper(self, cohort: Cohort) -> GraphStep:
         """Return the step of a cohort's descent; made once for each form of it."""
@@ -59,13 +71,19 @@ class GraphEngine:
         return self.chunk or self.fitting(cohort)
 
     def fitting(self, cohort: Cohort) -> int:
-        """Return how many clients fit into six tenths of the memory."""
+        """Return how many clients fit into the memory for stacks."""
+        return max(1, self._memory // self._client_bytes(cohort))
+
+    @property
+    def _memory(self) -> int:
+        return int(0.6 * self.setup.memory)
+
+    def _client_bytes(self, cohort: Cohort) -> int:
         batch = batch_limit(self.setup.training, int(cohort.sizes.max()))
         half = 2 if self.setup.precision == "bfloat16" else 1
         descent, stepper = cohort.descent, self.stepper(cohort)
         copies = 2 + (not descent.plain) + 2 * descent.memories + bool(descent.pull) + descent.corrected
-        per_client = 4 * (copies * self.setup.layout.size + batch * stepper.sample_floats(batch) // half)
-        return max(1, int(0.6 * self.setup.memory / per_client))
+        return 4 * (copies * self.setup.layout.size + batch * stepper.sample_floats(batch) // half)
 
     def _stack(self, cohort: Cohort, jobs: NDArray[np.int64], out: torch.Tensor, chunk: int) -> torch.Tensor:
         """Train one stack into its rows of `out`; return the losses, on the device."""
@@ -90,16 +108,30 @@ class GraphEngine:
     def _buffers_for(self, cohort: Cohort, plan: Schedule, chunk: int) -> StackBuffers:
         steps, _, batch = plan.rows.shape
         stepper = self.stepper(cohort)
-        key = (id(cohort.dataset), cohort.loss, cohort.descent.form, chunk)
-        buffers = self._buffers.get(key)
+        key = _Kind(id(cohort.dataset), cohort.descent.form, chunk, cohort.loss)
+        buffers, room = self._buffers.get(key, (None, chunk * self._client_bytes(cohort)))
         if buffers is None or not buffers.fits(steps, chunk, batch):
-            # Larger than needed: clients of another round may be a little larger. A loss whose shape adapts makes new
-            # graphs every round, so only the latest are kept.
-            others = [(known, kept) for known, kept in self._buffers.items() if known != key]
-            self._buffers = dict(others[-2:])
+            self._make_room(key, room)
+            # Larger than needed: clients of another round may be a little larger.
             whole = self.setup.training.batch_size
             wide = batch if batch == whole else batch + (batch // 8 if len(np.unique(cohort.sizes)) > 1 else 0)
             shape = (steps + steps // 4, chunk, wide)
             buffers = StackBuffers.empty(stepper, cohort.dataset, cohort.loss, shape, stepper.size, plan.labels)
-            self._buffers[key] = buffers
+            self._buffers[key] = buffers, room
         return buffers
+
+    def _make_room(self, key: _Kind, room: int) -> None:
+        """Let go of buffers until such ones fit beside the others; two others are kept in any case.
+
+        Algorithms side by side come back to theirs in every round. A loss whose shape adapts makes new ones in each, so
+        that of those which differ in the loss alone only the latest two stay.
+        """
+        others = [known for known in self._buffers if known != key]
+        kept: list[_Kind] = []
+        for known in reversed(others):
+            alike = sum(known._replace(loss=other.loss) == other for other in kept)
+            size = self._buffers[known][1]
+            if alike < 2 and (len(kept) < 2 or room + size <= self._memory):
+                kept.append(known)
+                room += size
+        self._buffers = {known: self._buffers[known] for known in reversed(kept)}
