@@ -80,8 +80,10 @@ def parts() -> dict[str, tuple[str, ...]]:
     ):
         words = ("mnist-noniid", "--rules", rules, "--seeds", "5", "--set", f"rounds.count={rounds}")
         found[f"rivals-mnist-{name}"] = (*words, *(word for change in changes for word in ("--set", change)), *TF32)
-    rates = "training.learning_rate=0.05,0.1,0.2,0.4,0.8,1.6"
-    rate = ("sweep", "celeba", "--rules", "DS", "--seeds", "3", "--validation", "0.2", "--measure", "rounds-to-target")
+    # By accuracy, not by rounds to a target: nearly all people have one validation face, and a model that never sees
+    # a smile has it right for half of them, so that every rate is there after one or two rounds.
+    rates = "training.learning_rate=0.0125,0.025,0.05,0.1,0.2,0.4,0.8,1.6"
+    rate = ("sweep", "celeba", "--rules", "DS", "--seeds", "3", "--validation", "0.2", "--measure", "score")
     limits = ("--set", "rounds.count=60", "--set", "compute.memory_gb=40", *ON_GPU, *TF32)
     found["celeba-rate"] = (*rate, "--over", rates, *limits)
     return (
