@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import functools
+import importlib
+import pkgutil
+import sys
+import threading
 
 import typer.main
 
+import steelyard
 from steelyard.cli.main import command_line
 from steelyard.data.bundled import read_digits
 from steelyard.data.settings import DataSettings
@@ -18,3 +23,11 @@ typer.main.get_params_from_function = functools.cache(  # pyright: ignore[report
 command_line()
 versions()
 read_digits(DataSettings())
+
+# Commands import late what they alone need. Rooms that read Flower are left out: a fork of gRPC is not to be trusted.
+ROOMS = ("arena", "cli", "contributions", "experiment", "page", "report", "runs", "sweeps", "tracking")
+for room in ROOMS:
+    for found in pkgutil.walk_packages([f"{steelyard.__path__[0]}/{room}"], f"steelyard.{room}."):
+        importlib.import_module(found.name)
+assert threading.active_count() == 1
+assert "grpc" not in sys.modules

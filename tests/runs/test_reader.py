@@ -18,7 +18,7 @@ from tests.runs.records import RAW, evaluations, federation, record, state, upda
 from steelyard.errors import UserError
 from steelyard.rounds.state import RoundRecord
 from steelyard.runs import schema
-from steelyard.runs.reader import History
+from steelyard.runs.reader import History, at_once
 from steelyard.runs.store import Store
 from steelyard.weighing.rule import Rule, WeighingSettings
 
@@ -186,6 +186,38 @@ def test_a_run_is_read_while_it_is_written_and_a_frame_is_read_once(tmp_path: Pa
     assert len(early.rounds) == 1
     assert len(History(tmp_path).rounds) == 2
     assert len(early.clients) == 6  # this one was not asked for before
+    store.close()
+
+
+def test_a_function_that_asks_much_opens_the_run_once_and_sees_each_new_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Path] = []
+    connect = schema.connect
+
+    def noted(folder: Path, *, write: bool) -> sqlite3.Connection:
+        opened.append(folder)
+        return connect(folder, write=write)
+
+    store = Store(tmp_path)
+    store.register([federation()])
+    store.commit(1, [record()], {"DS>LD": state()}, dict, last=False)
+    monkeypatch.setattr(schema, "connect", noted)
+
+    @at_once
+    def asks(run: History | Path) -> list[int]:
+        history = run if isinstance(run, History) else History(run)
+        before = history.last_round
+        if before == 1:
+            store.commit(2, [record(round=2)], {"DS>LD": state(2)}, dict, last=False)
+        return [before, history.last_round, len(history.rounds)]
+
+    assert asks(tmp_path) == [1, 2, 2]
+    assert len(opened) == 1
+    assert asks(History(tmp_path)) == [2, 2, 2]
+    assert len(opened) == 3
+    assert History(tmp_path).last_round == 2
+    assert len(opened) == 5  # what was kept open is closed again
     store.close()
 
 

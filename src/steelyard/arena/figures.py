@@ -12,7 +12,7 @@ from steelyard.arena.plan import SCENES, Arena
 from steelyard.experiment.loading import own_text, read_experiment
 from steelyard.report.recorded_curves import Curve, read_curves
 from steelyard.report.reporting_rows import recommendation_of
-from steelyard.runs.reader import History
+from steelyard.runs.reader import History, at_once
 from steelyard.settings import Section
 from steelyard.sweeps.running import finished
 
@@ -76,6 +76,7 @@ def _joined(batches: Sequence[SceneFigures]) -> SceneFigures:
     )
 
 
+@at_once
 def run_figures(run: Path, baseline: str, candidate: str = "") -> SceneFigures:
     """Return the figures of one scene's run: the mean of its last rounds, on rows that chose nothing; seeds rise."""
     history, experiment = History(run), read_experiment(run)

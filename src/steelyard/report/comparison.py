@@ -39,9 +39,10 @@ from steelyard.report.rule_rows import (
     server_row,
     testing_row,
 )
-from steelyard.runs.reader import History
+from steelyard.runs.reader import History, at_once
 
 
+@at_once
 def compare_run(run: History | Path | str, experiment: Description, baseline: str | None = None) -> Comparison:
     """Return the comparison of a run's rules as one JSON-ready document; `steelyard table --format json` prints it."""
     history = run if isinstance(run, History) else History(run)

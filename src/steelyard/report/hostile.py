@@ -16,12 +16,13 @@ from steelyard.report.recommendation import Compared, Measure, recommend
 from steelyard.report.recorded_curves import read_curves
 from steelyard.report.rendering import Table, paragraph, render, wrapped
 from steelyard.rounds.settings import RoundSettings
-from steelyard.runs.reader import History
+from steelyard.runs.reader import History, at_once
 
 CLEAN = "clean"
 """The name of the run without hostile clients."""
 
 
+@at_once
 def outcome(folder: Path | str, settings: RoundSettings, without: Path | str | None = None) -> dict[str, Outcome]:
     """Return by rule: accuracy per seed (mean of the last rounds, on the server's rows where some report, else on the
     clients' tests), the share of all weight that hostile clients had, the largest weight that one had in any round,

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from steelyard.measures import ERROR, TASKS, measure_of
 from steelyard.messages import Floats
 from steelyard.report.measures import OF_A_STEP
-from steelyard.runs.reader import START, History
+from steelyard.runs.reader import START, History, at_once
 from steelyard.runs.schema import unreadable
 
 
@@ -57,6 +57,7 @@ _COLUMNS = (
 """What a curve is made of: in a long run every further column takes time."""
 
 
+@at_once
 def read_curves(history: History) -> list[Curve]:
     """Return every federation of a run as a curve, rules in the order in which the run lists them."""
     recorded: dict[tuple[str, int], list[dict[str, Any]]] = {}

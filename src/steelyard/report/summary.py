@@ -33,7 +33,7 @@ from steelyard.report.rendering import Table, as_text
 from steelyard.report.reporting_rows import servers_rows
 from steelyard.rounds.settings import RoundSettings
 from steelyard.runs.columns import Tested
-from steelyard.runs.reader import History
+from steelyard.runs.reader import History, at_once
 from steelyard.runs.schema import unreadable
 from steelyard.weighing import criteria
 
@@ -42,6 +42,7 @@ MOST_RULES = 12
 LONGEST_NAME = 40
 
 
+@at_once
 def summarise(folder: Path, settings: RoundSettings, measure: str = "accuracy") -> Summary:
     """Return the account of a run as one JSON-ready document; `measure` says what its accuracy is for this kind."""
     history = History(folder)

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from steelyard.errors import path_of
 from steelyard.messages import Counts, Floats
 from steelyard.runs.columns import KEYS, WHOLE, Cohorts, Tested, as_table, ranked, sampled, unpack
 from steelyard.runs.facts import START as START
 from steelyard.runs.facts import RunFacts
-from steelyard.runs.schema import reading, unreadable
+from steelyard.runs.schema import kept_open, reading, unreadable
 from steelyard.runs.typed import NEWEST, known
 
 if TYPE_CHECKING:
     import pandas as pd
+
+Run = TypeVar("Run", bound="RunFacts | Path | str")
+Given = ParamSpec("Given")
+Answer = TypeVar("Answer")
 
 _ROUNDS = (
     *("accuracy", "priority", "tried", "tests", "cohort", "answered", "kept_old", "zero_criteria", "zero_scores"),
@@ -46,6 +53,18 @@ _ASKED = 10_000
 def _check_ascending(rounds: Sequence[int]) -> None:
     if any(later <= earlier for earlier, later in pairwise(rounds)):
         raise ValueError("rounds come twice, or out of order")
+
+
+def at_once(asks: Callable[Concatenate[Run, Given], Answer]) -> Callable[Concatenate[Run, Given], Answer]:
+    """Let a function ask the run that it gets first from one open database; use it where many questions are asked."""
+
+    @functools.wraps(asks)
+    def asking(run: Run, *given: Given.args, **named: Given.kwargs) -> Answer:
+        folder = run.folder if isinstance(run, RunFacts) else path_of(run, "History", "the folder of a run")
+        with kept_open(folder):
+            return asks(run, *given, **named)
+
+    return asking
 
 
 class History(RunFacts):

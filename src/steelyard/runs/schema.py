@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 import tempfile
+import threading
 import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
@@ -184,16 +185,44 @@ def _check(connection: sqlite3.Connection, path: Path) -> None:
     check_schema(connection, SCHEMA)
 
 
+class _Kept(threading.local):
+    """By folder, the databases that stay open for a while in this thread: SQLite lends none to another."""
+
+    def __init__(self) -> None:
+        self.readers: dict[Path, Reader] = {}
+
+
+_KEPT = _Kept()
+
+
 @contextmanager
 def reading(folder: Path) -> Generator[Reader]:
     """Open the database of a run folder for some questions; what goes wrong with one is an error in one line."""
-    connection = connect(folder, write=False)
+    kept = _KEPT.readers.get(folder)
+    connection = connect(folder, write=False) if kept is None else kept
     assert isinstance(connection, Reader)
     try:
         yield connection
     except BROKEN as error:
         raise unreadable(folder, _reason(error)) from error
     finally:
+        if kept is None:
+            connection.close()
+
+
+@contextmanager
+def kept_open(folder: Path) -> Generator[None]:
+    """Let `reading` open and check a run's database once for a block; each question still sees the newest round."""
+    if folder in _KEPT.readers:
+        yield
+        return
+    connection = connect(folder, write=False)
+    assert isinstance(connection, Reader)
+    _KEPT.readers[folder] = connection
+    try:
+        yield
+    finally:
+        del _KEPT.readers[folder]
         connection.close()
 
 
