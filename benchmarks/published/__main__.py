@@ -163,7 +163,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--table", choices=sorted(TABLES), default="A")
     parser.add_argument("--data", default="mnist,fashion-mnist", help="with commas")
-    parser.add_argument("--mu", default="0.01", help="FedProx's μ, with commas; one label a client always has all four")
+    parser.add_argument("--mu", default="0.001,0.01,0.1,1", help="FedProx's μ, with commas")
     parser.add_argument("--splits", default="", help="only these, separated by /, such as IID/#C=2")
     parser.add_argument("--rules", default="", help="only these, with commas, such as fedavg,fednova")
     parser.add_argument("--seeds", type=int, default=0, help="in place of the cell's own number")

@@ -14,12 +14,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from benchmarks.published import page as published_page
 from benchmarks.published.__main__ import described
-from benchmarks.published.cells import TABLES
+from benchmarks.published.cells import SIZES, TABLES
+from benchmarks.published.flower_split import dirichlet_table, label_table, of_later_code, of_the_table
 from benchmarks.published.page import page, read
 from tests.benchmarks.test_started import data_folder
 
 ALL = ("mnist", "fashion-mnist", "cifar10")
+
+
+@pytest.fixture(autouse=True)
+def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How skewed 300 splits are takes seconds, and no test asks."""
+    monkeypatch.setattr(published_page, "DRAWS", 2)
 
 
 def pictures(path: Path) -> None:
@@ -52,15 +60,21 @@ def test_every_cell_is_an_experiment(table: str, tmp_path: Path) -> None:
         assert len(experiment.rules()) == len(cell.rules)
 
 
-def made(cell: str, curves: dict[str, list[list[float | None]]], rounds: int = 2) -> dict[str, Any]:
+def made(
+    cell: str, curves: dict[str, list[list[float | None]]], rounds: int = 2, *, finished: bool = True
+) -> dict[str, Any]:
     """A line as a part writes it, of two rounds."""
     table, data, split = {
         "A-mnist-Dirichlet-05": ("A", "mnist", "Dirichlet 0.5"),
+        "A-mnist-IID": ("A", "mnist", "IID"),
+        "A-mnist-C3": ("A", "mnist", "#C=3"),
+        "A-later-mnist-C3": ("A-later", "mnist", "#C=3"),
+        "A-drawn-cifar10-Dirichlet-05": ("A-drawn", "cifar10", "Dirichlet 0.5"),
         "A-normalised-cifar10-Dirichlet-05-drawn": ("A-normalised", "cifar10", "Dirichlet 0.5 drawn"),
         "2026-cifar10-clean": ("2026", "cifar10", "clean"),
         "B-cifar10-all-take-part": ("B", "cifar10", "all take part"),
     }[cell]
-    facts = {"table": table, "data": data, "split": split, "finished": True, "device": "cuda"}
+    facts = {"table": table, "data": data, "split": split, "finished": finished, "device": "cuda", "seconds": 60.0}
     return {"cell": cell, **facts, "rounds": rounds, "curves": curves}
 
 
@@ -68,18 +82,59 @@ def test_the_page_tells_what_was_run_and_what_it_says() -> None:
     shown = page(
         [
             made("A-mnist-Dirichlet-05", {"fednova": [[None, 0.97, 0.9895], [None, 0.99, 0.985]]}),
-            made("A-normalised-cifar10-Dirichlet-05-drawn", {"fedavg": [[None, 0.5, 0.68]]}, 50),
+            made("A-drawn-cifar10-Dirichlet-05", {"fedavg": [[None, 0.66], [None, 0.64]]}, 50),
+            made("A-normalised-cifar10-Dirichlet-05-drawn", {"fedavg": [[None, 0.5, 0.68], [None, 0.65]]}, 50),
             made("2026-cifar10-clean", {"fedavg": [[0.6], [0.61], [0.62]], "fedscs": [[0.65], [0.66], [0.6701]]}),
             made("B-cifar10-all-take-part", {"scaffold": [[None, 0.7, 0.8]], "scaffold-inside": [[None, None]]}),
         ]
     )
     assert "98.03 ± 0.06; **98.97 ± 0.04**, missed" in shown
-    assert "that, or of another FedNova: the best round only rises, and after 2 rounds it is 98.95, 99.00" in shown
-    assert "| normalised | not run | 68.00 after 50 |" in shown
+    assert "six days before; here it is 98.95, 99.00 | 2 of 50 rounds, seeds: 2, the table's split |" in shown
+    assert "| normalised | not run | not run | 68.00, 65.00: **66.5 ± 19.1** |" in shown
+    assert "Pixels alone, on the same drawn splits: 1.5 ± 6.4 points." in shown
+    assert "Both differences together, paired by seed: not known points." in shown
     assert "| `fedscs` | 3 | 66.00 ± " in shown
     assert "| +5.00 ± 0.01 | 4.4e-07 | better |" in shown
     assert "| scaffold | 1 | 2 | 80.00 | 80.00 |" in shown
     assert "| scaffold-inside | 1 | 2 | – | – |" in shown, "a seed that exploded at once has no figure"
+
+
+def test_a_cell_that_was_stopped_has_no_judgement_and_counts_for_nothing() -> None:
+    curves: dict[str, list[list[float | None]]] = {"scaffold": [[None, 0.5, 0.981], [None, 0.5, 0.977]]}
+    stopped = page([made("A-mnist-C3", curves, finished=False)])
+    assert "| 97.91 ± 0.10; **97.90** after 2, stopped |" in stopped
+    assert "| met, the rest open | 0 of 60 cells |" in stopped.replace("| 0 met", "| met")
+    later = page([made("A-later-mnist-C3", curves, finished=False), made("A-mnist-C3", curves, 2, finished=False)])
+    assert "| mnist | #C=3, stopped after 2 | `scaffold` | 97.91 ± 0.10 | 97.90 | 97.90 | 73.95 |" in later
+    assert "`scaffold` on mnist, #C=3, after 2 rounds: 98.10 for 98.10, 97.70 for 97.70." in later
+    done = page([made("A-mnist-C3", curves)])
+    assert "| 97.91 ± 0.10; **97.90 ± 0.28**, met |" in done
+    assert "1 of 60 cells" in done
+
+
+def test_fedprox_is_the_best_of_the_mu_of_all_lines_of_a_cell_and_fednova_is_fedavg_where_sizes_are_equal() -> None:
+    low = made("A-mnist-IID", {"fedavg": [[0.991]], "fedprox(mu=0.01)": [[0.97]]})
+    alone = page([low])
+    assert "99.16 ± 0.04; **97.00 (one seed)** (μ 0.01 alone), open" in alone
+    assert "99.05 ± 0.06; **99.10 (one seed)** (is FedAvg), met" in alone
+    assert "3 of 60 cells" in alone
+    others = {f"fedprox(mu={value})": [[score]] for value, score in (("0.001", 0.98), ("0.1", 0.992), ("1", 0.9))}
+    assert "**99.20 (one seed)** (μ 0.1), met" in page([low, made("A-mnist-IID", others)])
+    high = made("A-mnist-IID", {"fedprox(mu=0.01)": [[0.999]]})
+    assert "**99.90 (one seed)** (μ 0.01 alone), missed" in page([high]), "the best of four can only be higher"
+
+
+def test_the_splits_are_those_of_flowers_table_and_of_its_later_code() -> None:
+    """How many clients hold each label, as the functions of commits d86024f and fdef7af return it."""
+    for chance, held in (
+        (of_the_table, [2, 3, 3, 3, 4, 4, 4, 4, 1, 2]),
+        (of_later_code, [3, 3, 2, 2, 3, 3, 4, 4, 3, 3]),
+    ):
+        table = np.array(label_table(SIZES["mnist"], 10, 3, chance()))
+        assert (table > 0).sum(axis=0).tolist() == held
+        assert tuple(table.sum(axis=0)) == SIZES["mnist"]
+    sizes = [sum(line) for line in dirichlet_table(SIZES["cifar10"], 10, 0.5, of_the_table())]
+    assert sizes == [5579, 5044, 2923, 3442, 6320, 4119, 7417, 4127, 3943, 7086]
 
 
 @pytest.fixture

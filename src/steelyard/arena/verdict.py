@@ -195,7 +195,7 @@ def claims(text: str, document: ArenaDocument) -> tuple[str, bool, tuple[float, 
     """
     for name in (document["candidate"], document["baseline"]):
         text = text.replace(name, "")
-    found = re.findall(rf"\d+(?:\.\d+)?|\b(?:{'|'.join(_WORDS)})\b", text)
+    found: list[str] = re.findall(rf"\d+(?:\.\d+)?|\b(?:{'|'.join(_WORDS)})\b", text)
     numbers = tuple(float(_WORDS.get(word, word)) for word in found)
     return next((words for words in _VERDICTS if words in text), ""), "behind" in text, numbers
 
