@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.arena.made import QUICK, SUITE, small_arena, trusting
+from tests.warm import warm_processes
 
 from steelyard import UserError
 from steelyard.arena.archive import REPORT, write_arena_files
@@ -15,6 +17,7 @@ from steelyard.arena.joining import join_arenas
 from steelyard.arena.plan import arena_folder, plan, read_arena
 from steelyard.arena.running import run_arena
 from steelyard.experiment.job_array import Part
+from steelyard.sweeps import jobs
 
 SCENES = ["two-labels", "hospitals"]
 
@@ -39,7 +42,11 @@ def test_a_part_runs_its_scenes_and_says_what_is_not_done(parts: list[Path]) -> 
     assert "1 scene not done" in write_arena_files(parts[1])["sentence"]
 
 
-def test_joined_parts_are_the_whole_with_its_models(parts: list[Path], tmp_path: Path) -> None:
+def test_joined_parts_are_the_whole_with_its_models(
+    parts: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Processes of their own, forked from a warm one; those that start from nothing are a slow test of tests/sweeps.
+    monkeypatch.setattr(jobs, "multiprocessing", SimpleNamespace(get_context=lambda kind: warm_processes()))
     whole = join_arenas([parts[1], parts[0]], tmp_path / "joined")
     at_once = small_arena("LD", tmp_path / "once", scenes=SCENES)
     run_arena(at_once, jobs=2)

@@ -78,7 +78,7 @@ COMMANDS = {
     "recommend cost --users 10 --items 20 --interactions 30": "tcc_vectors",
     "recommend audit fpl.toml --rounds 1": "everything sent",
 }
-FROM_NOTHING = ("report", "weigh", "recommend top")
+FROM_NOTHING = ("report", "weigh")
 # Others start these cold: test_lists.py, tests/page and tests/federate.
 ELSEWHERE = {
     "run",

@@ -1,4 +1,7 @@
-"""The notebooks run from top to bottom, and their results show themselves."""
+"""The notebooks run from top to bottom, and their results show themselves.
+
+A kernel takes ten seconds to start: by default the cells are run as a script in a warm process.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.warm import ROOT
-
-nbformat = pytest.importorskip("nbformat")
-nbclient = pytest.importorskip("nbclient")
-pytest.importorskip("ipykernel")
+from tests.warm import ROOT, warm_script
 
 
 def executed(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Run a notebook in a folder and return its cells of code."""
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
     kernels = folder / "kernels" / "kernels" / "steelyard"
     kernels.mkdir(parents=True)
     command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
@@ -35,6 +36,19 @@ def kinds(cell: Any) -> set[str]:
     return {kind for output in cell.outputs for kind in output.get("data", {})}
 
 
+def test_the_cells_run_in_their_order(tmp_path: Path) -> None:
+    notebook = json.loads((ROOT / "examples" / "first_steps.ipynb").read_text(encoding="utf-8"))
+    cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert len(cells) > 5
+    (tmp_path / "cells.py").write_text("\n".join(cells), encoding="utf-8")
+    done = warm_script(tmp_path / "cells.py", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "recommendation" in done.stdout
+    assert (tmp_path / "compared.html").is_file()
+    assert (tmp_path / "runs" / "notebook" / "run.sqlite").is_file()
+
+
+@pytest.mark.slow
 def test_first_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cells = executed("first_steps.ipynb", tmp_path, monkeypatch)
     shown = "".join(str(output.get("data", {}).get("text/html", "")) for output in cells[0].outputs)

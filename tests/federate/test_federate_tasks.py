@@ -45,7 +45,7 @@ def labels(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("task", [masks, labels])
 def test_a_federation_gives_the_bits_of_the_loop(task: Any, tmp_path: Path) -> None:
-    document = described(**task(tmp_path), rounds={"count": 2, "fraction": 0.5})
+    document = described(**task(tmp_path), rounds={"count": 1, "fraction": 0.5})
     run(build(document), out=tmp_path / "simulated")
     grid, config = grid_of(document, 2, out=str(tmp_path / "federated"))
     federate(grid, config, "1")  # type: ignore[arg-type]

@@ -40,12 +40,15 @@ def crossed(firsts: Sequence[tuple[str, str]], ways: Sequence[str], each: int = 
 
 
 def triples() -> list[Any]:
-    found = [("vmap:4", name) for name in cases.MODELS]
+    # A convolution under vmap takes ten times as long: one network that has some, the others with -m slow.
+    slow = [name for name in CONVOLUTIONAL if name != "cnn-odd"]
+    found = [("vmap:4", name) for name in cases.MODELS if name not in slow]
+    under = [pytest.param("vmap:4", name, how, marks=pytest.mark.slow) for name in slow for how in cases.TRAINING]
     found += [("stacked:4", name) for name in BUILT_IN] + [("fused", name) for name in CONVOLUTIONAL]
     found += [("winograd", name) for name in CONVOLUTIONAL]
     # Threads take the loop's own steps; "auto" is one of those above, found by a trial, which is slow.
     others = [(engine, name) for engine in ("threads", "auto") for name in cases.MODELS]
-    return crossed(found, list(cases.TRAINING), 4) + crossed(others, ["mini"])
+    return crossed(found, list(cases.TRAINING), 4) + under + crossed(others, ["mini"])
 
 
 def people_of(name: str, augment: Augmentation | None = None) -> Population:
