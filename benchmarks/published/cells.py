@@ -19,7 +19,7 @@ DATA: Mapping[str, Mapping[str, Any]] = {
 }
 SIZES = {"mnist": MNIST_LABELS, "fashion-mnist": (6000,) * 10, "cifar10": (5000,) * 10}
 CLIENTS = 10
-_FILE = str.maketrans({" ": "-", "#": "", "=": "", "%": "", ".": ""})
+_FILE = str.maketrans({" ": "-", "#": "", "=": "", "%": "", ".": "", ",": ""})
 ALL_MU = (0.001, 0.01, 0.1, 1.0)
 
 
@@ -161,6 +161,11 @@ def table_b(data: Sequence[str], seeds: int, mu: Sequence[float]) -> Iterator[Ce
     yield Cell("B", "cifar10", "75 % take part", some, ("fedavg", "scaffold", "scaffold-unshared"), 1, 6)
     gentle = nvflare(0.1, learning_rate=0.01)
     yield Cell("B", "cifar10", "rate .01", gentle, ("fedavg", "scaffold", "nvflare-adaptive"), 1, 6)
+    plain = nvflare(0.1)
+    plain["data"]["augment"] = dict(CHANNELS)
+    yield Cell("B", "cifar10", "no crops, no flips", plain, ("fedavg", "scaffold"), 1, 4)
+    yield Cell("B", "cifar10", "one epoch", nvflare(0.1, epochs=1), ("fedavg", "scaffold"), 1, 1)
+    yield Cell("B", "cifar10", "three seeds", main, ("fedavg", "scaffold"), 3, 12)
 
 
 def table_2026(data: Sequence[str], seeds: int, mu: Sequence[float]) -> Iterator[Cell]:

@@ -62,7 +62,7 @@ def test_a_rival_is_run_once_as_candidate(tmp_path: Path) -> None:
 def test_the_archive_holds_and_replays_to_the_same_bits(done: Path) -> None:
     found = check_archive(done / ARCHIVE)
     assert not found.differs, found.lines
-    assert any(line.startswith("the runs of 1 scenes are whole") for line in found.lines)
+    assert any(line.startswith("the runs of 1 scene are whole") for line in found.lines)
     assert found.lines[-1] == "replayed fedavg in scene hospitals, seed 101: the same model, bit for bit"
 
 

@@ -154,7 +154,8 @@ def _beside(archive: Archive, folder: Path) -> list[str]:
         return [f"DIFFERS: the run of scene {name} has other figures or another head" for name in changed]
     runs = [(name, scene_folder(folder, name, batch)) for name in now for batch in range(1, count + 1)]
     broken = [f"DIFFERS: the run of scene {name}: {problem}" for name, run in runs if (problem := _broken(run))]
-    return broken or [f"the runs of {len(now)} scenes are whole and have these figures"]
+    scenes = f"{len(now)} scene{'' if len(now) == 1 else 's'}"
+    return broken or [f"the runs of {scenes} are whole and have these figures"]
 
 
 def _broken(run: Path) -> str:
