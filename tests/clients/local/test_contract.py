@@ -16,6 +16,8 @@ from steelyard.clients.protocol import Clients
 from steelyard.data.dataset import Behaviour, ClientRows, Population
 from steelyard.weighing.criteria import get
 
+TRAINING = cases.TRAINING["mini"].model_copy(update={"epochs": 1})
+
 
 def people(name: str) -> Population:
     """One client that trains on from its own model, so that there is state, and one without any rows."""
@@ -31,7 +33,7 @@ def people(name: str) -> Population:
 
 def simulation(engine: str, name: str) -> Simulation:
     compute = ComputeSettings(engine=engine, device="cpu", threads=2)
-    return Simulation({0: people(name)}, cases.MODELS[name][0], cases.TRAINING["mini"], compute, [get("DS"), get("LD")])
+    return Simulation({0: people(name)}, cases.MODELS[name][0], TRAINING, compute, [get("DS"), get("LD")])
 
 
 @pytest.fixture(scope="module")

@@ -53,9 +53,16 @@ def by_the_loop(name: str, how: str) -> tuple[list[Updates], torch.Tensor]:
 
 
 @pytest.mark.filterwarnings("ignore:engine .* does not take this model")
-@pytest.mark.parametrize("how", ["mini", "heavy"])
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize(
+    ("name", "engine", "how"),
+    [
+        # Either training with every engine and every network; the other half are slow tests.
+        pytest.param(name, engine, how, marks=[pytest.mark.slow] * ((row + column + place) % 2))
+        for row, name in enumerate(MODELS)
+        for column, engine in enumerate(ENGINES)
+        for place, how in enumerate(("mini", "heavy"))
+    ],
+)
 def test_what_is_frozen_is_no_part_of_what_is_trained_and_sent(name: str, engine: str, how: str) -> None:
     people = cases.population((8, 8), 10)
     model = ModelSettings(name=MODELS[name])  # type: ignore[arg-type]

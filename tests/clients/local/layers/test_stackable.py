@@ -130,12 +130,13 @@ TRAINING = {
 }
 
 
-CASES = [
-    (name, engine, how) for name in NETWORKS if name != "plain" for engine in ("vmap", "graph") for how in TRAINING
-]
+PAIRS = [(name, engine) for name in NETWORKS if name != "plain" for engine in ("vmap", "graph")]
+ALL = [(row + column, (*pair, how)) for row, pair in enumerate(PAIRS) for column, how in enumerate(TRAINING)]
+# Every network meets every engine, and every training some of each; the other half are slow tests.
+CASES, SLOW = ([case for place, case in ALL if place % 2 == half] for half in (0, 1))
 # Tracing takes seconds, so each network is traced once, and all but the smallest in the slow tests.
 CASES += [("plain", "compiled", "heavy")]
-SLOW = [("normed", "compiled", "mini"), ("recurrent", "compiled", "adam"), ("tied", "compiled", "heavy")]
+SLOW += [("normed", "compiled", "mini"), ("recurrent", "compiled", "adam"), ("tied", "compiled", "heavy")]
 PEOPLE = cases.population((8, 8), 10, sizes=(11, 6, 4, 8))
 
 
