@@ -191,7 +191,7 @@ def table_c(data: Sequence[str], seeds: int, mu: Sequence[float]) -> Iterator[Ce
     ):
         document = niid("fashion-mnist", partition, rounds=2000)
         document["partition"] = {**partition, "rows": "all", "test": "local", "test_fraction": 0.25}
-        document["model"] = {"name": "cnn-mnist"}
+        document["model"] = {"name": "lenet", "arguments": {"first": 32, "second": 64, "hidden": [512]}}
         document["training"] = {"learning_rate": 0.005, "epochs": 1, "batch_size": 10}
         document["rounds"]["evaluate_every"] = 10
         yield Cell("C", "fashion-mnist", word, document, ("fedavg", "fine-tuned", "ditto", "fedala"), 1, 3)

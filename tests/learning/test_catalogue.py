@@ -10,6 +10,7 @@ import pytest
 from tests.conftest import CommandLine
 from tests.warm import command_environment
 
+from steelyard import UserError
 from steelyard.learning.catalogue import BUILT_IN, NAMES, BuiltIn, count
 from steelyard.learning.models import build
 from steelyard.learning.settings import ModelSettings
@@ -26,6 +27,13 @@ def test_the_papers_sizes() -> None:
     assert count("cnn-mnist", (1, 28, 28), 10) == 1_663_370
     assert count("logistic", (20,), 2) == 42
     assert count("mlp", (20,), 2) == 21 * 64 + 65 * 2
+
+
+def test_lenet_in_other_sizes_is_pfllibs_network() -> None:
+    settings = ModelSettings(name="lenet", arguments={"first": 32, "second": 64, "hidden": [512]})
+    assert sum(weights.numel() for weights in build(settings, (1, 28, 28), 10, seed=0).parameters()) == 582_026
+    with pytest.raises(UserError, match=r"model\.name: lenet fails: TypeError"):
+        build(ModelSettings(name="lenet", arguments={"hidden": 512}), (1, 28, 28), 10, seed=0)
 
 
 def test_every_network_is_listed_once() -> None:

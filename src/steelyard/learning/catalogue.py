@@ -122,7 +122,7 @@ BUILT_IN: tuple[BuiltIn, ...] = (
     BuiltIn("mlp", "tables and small images: dense layers with ReLU between them", (20,), 2, ("hidden", "outputs")),
     BuiltIn("logistic", "tables with classes: one dense layer, the safe choice for few rows", (20,), 2, ("outputs",)),
     BuiltIn("linear", "tables with a number to predict: linear regression", (20,), 1, ("outputs",)),
-    BuiltIn("lenet", "images from 16×16: the network of NIID-Bench", (3, 32, 32), 10, ("outputs",)),
+    BuiltIn("lenet", "images from 16×16: NIID-Bench's; arguments first, second, hidden", (3, 32, 32), 10, _OWN),
     BuiltIn("moderate-cnn", "images from 8×8: six convolutions with dropout, as in FedMA", (3, 32, 32), 10, _OWN),
     BuiltIn("resnet18", "images: ResNet-18 with group norm", (3, 32, 32), 10, _OWN),
     BuiltIn("lstm", "rows of tokens: arguments tokens (256), wide (8), hidden (64), depth (1)", (80,), 80, _OWN),

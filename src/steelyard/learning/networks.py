@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from math import isqrt, prod
 
 import torch
@@ -36,17 +37,22 @@ class Shaped(nn.Module):
         return self.layers(x.reshape(-1, *self.image))
 
 
-def lenet(feature_shape: Shape, outputs: int) -> nn.Module:
-    """NIID-Bench's network (Li et al. 2022): convolutions of 6 and 16 kernels of side 5, then 120 and 84 units."""
+def lenet(
+    feature_shape: Shape, outputs: int, first: int = 6, second: int = 16, hidden: Sequence[int] = (120, 84)
+) -> nn.Module:
+    """NIID-Bench's network (Li et al. 2022): convolutions of 6 and 16 kernels of side 5, then 120 and 84 units.
+
+    With 32 and 64 kernels and 512 units it is PFLlib's.
+    """
     depth, height, width = image = image_shape(feature_shape)
     if min(height, width) < 16:
         raise UserError(f"model.name: lenet needs images of at least 16×16, the data have {height}×{width}")
-    flat = 16 * prod(((side - 4) // 2 - 4) // 2 for side in (height, width))
-    return Shaped(
-        image,
-        nn.Conv2d(depth, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(flat, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, outputs),
-    )  # fmt: skip
+    flat = second * prod(((side - 4) // 2 - 4) // 2 for side in (height, width))
+    layers = [nn.Conv2d(depth, first, 5), nn.ReLU(), nn.MaxPool2d(2)]
+    layers += [nn.Conv2d(first, second, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
+    for inputs, units in pairwise([flat, *hidden]):
+        layers += [nn.Linear(inputs, units), nn.ReLU()]
+    return Shaped(image, *layers, nn.Linear([flat, *hidden][-1], outputs))
 
 
 def moderate_cnn(feature_shape: Shape, outputs: int) -> nn.Module:
