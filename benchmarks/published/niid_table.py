@@ -64,12 +64,14 @@ def shown(values: Sequence[float]) -> str:
     return f"{statistics.mean(values):.2f}{spread}"
 
 
-def curves_of(lines: Lines, table: str, data: str, split: str, *, finished: bool = True) -> dict[str, Curves]:
-    """Return the curves of a cell by rule: a choice of its rules may lie in a line of its own."""
-    mine = [line for line in lines if (line["table"], line.get("data"), line.get("split")) == (table, data, split)]
-    return {
-        rule: curves for line in mine if line["finished"] or not finished for rule, curves in line["curves"].items()
-    }
+def cell_of(lines: Lines, table: str, data: str, split: str) -> Lines:
+    """Return the lines of a cell: a choice of its rules may lie in a line of its own."""
+    return [line for line in lines if (line["table"], line.get("data"), line.get("split")) == (table, data, split)]
+
+
+def together(lines: Lines) -> dict[str, Curves]:
+    """Return the curves of some lines by rule."""
+    return {rule: curves for line in lines for rule, curves in line["curves"].items()}
 
 
 def table_a(lines: Lines) -> tuple[str, Counter[str]]:
@@ -78,7 +80,8 @@ def table_a(lines: Lines) -> tuple[str, Counter[str]]:
     words: Counter[str] = Counter()
     for data, splits in TABLE_A.items():
         for split in SPLITS:
-            ended = curves_of(lines, "A", data, split)
+            mine = cell_of(lines, "A", data, split)
+            ended = together([line for line in mine if line["finished"]])
             same = "fedavg" in ended and equal_sizes(split_of_flower(data, split))
             if same:
                 ended["fednova"] = ended["fedavg"]
@@ -94,17 +97,18 @@ def table_a(lines: Lines) -> tuple[str, Counter[str]]:
                     words[word] += 1
                     text += f"; **{shown(values)}**{f' ({about})' if about else ''}, {word}"
                 else:
-                    text += _begun(lines, data, split, rule)
+                    text += _begun(mine, rule)
                 cells.append(text)
             rows.append(f"| {data} | {split} | " + " | ".join(cells) + " |")
     return "\n".join(rows), words
 
 
-def _begun(lines: Lines, data: str, split: str, rule: str) -> str:
-    """Say how far a cell came that was stopped; its best round so far is no figure of the table."""
-    known = of_rule(curves_of(lines, "A", data, split, finished=False), rule)
-    done = max((line["rounds"] for line in lines if line["table"] == "A" and line.get("split") == split), default=0)
-    return "" if known is None else f"; **{statistics.mean(known[0]):.2f}** after {done}, stopped"
+def _begun(mine: Lines, rule: str) -> str:
+    """Say how far a rule came in a cell that was stopped; its best round so far is no figure of the table."""
+    for line in sorted(mine, key=lambda line: -line["rounds"]):
+        if known := of_rule(line["curves"], rule):
+            return f"; **{statistics.mean(known[0]):.2f}** after {line['rounds']}, stopped"
+    return ""
 
 
 SUMMARIES = {
@@ -122,9 +126,7 @@ def table_later(lines: Lines) -> str:
     ]
     for data, splits in TABLE_A.items():
         for split in SPLITS:
-            for line in lines:
-                if (line["table"], line.get("data"), line.get("split")) != ("A-later", data, split):
-                    continue
+            for line in cell_of(lines, "A-later", data, split):
                 for rule in RULES:
                     name = next((name for name in line["curves"] if name.startswith(rule.lower())), None)
                     if name is None:
@@ -162,7 +164,7 @@ def same_seeds(lines: Lines) -> str:
     for line in lines:
         if line["table"] != "A":
             continue
-        later = curves_of(lines, "A-later", line["data"], line["split"], finished=False)
+        later = together(cell_of(lines, "A-later", line["data"], line["split"]))
         for rule in sorted(set(line["curves"]) & set(later)):
             own, other = tested(line["curves"][rule]), tested(later[rule])
             rounds = min(len(curve) for curve in (*own, *other))
