@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
@@ -29,6 +29,14 @@ def reference(
     return pooled.detach(), at_images, at_kernels
 
 
+def undecided(images: torch.Tensor, kernels: torch.Tensor, side: int) -> bool:
+    """Whether two numbers of a window are as good as equal: rounding decides then which of them gets the gradient."""
+    grid = kernels.double().view(len(kernels), side, side, -1).permute(0, 3, 1, 2)
+    raw = functional.conv2d(images.double().permute(0, 3, 1, 2), grid, padding=side // 2)
+    first, second = raw.unfold(2, 2, 2).unfold(3, 2, 2).flatten(4).topk(2).values.unbind(-1)
+    return float((first - second).min()) < 1e-4
+
+
 def apart(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found.double() - expected).norm() / expected.norm().clamp_min(1e-9))
 
@@ -52,6 +60,7 @@ def test_pooled_convolutions_give_what_autograd_gives(
         seen = torch.randn(images, height, width, channels[0], generator=draw)
         kernels = torch.randn(channels[1], side * side * channels[0], generator=draw)
         slope = torch.randn(images, height // 2, width // 2, channels[1], generator=draw)
+        assume(not undecided(seen, kernels, side))
         pooled, at_images, at_kernels = reference(seen, kernels, side, slope)
         assert apart(convolution.forward(seen, kernels), pooled) < 2e-5
         back = convolution.backward(slope)
@@ -101,6 +110,7 @@ def test_the_first_convolution_gives_what_autograd_gives(
     images = torch.randn(count, depth, height, width, generator=draw)
     kernels, bias = torch.randn(4, side * side * depth, generator=draw), torch.randn(4, generator=draw)
     slope = torch.randn(count, height // 2, width // 2, 4, generator=draw)
+    assume(not undecided(images.permute(0, 2, 3, 1), kernels, side))
     pooled, _, at_kernels = reference(images.permute(0, 2, 3, 1), kernels, side, slope)
     first = FirstConvolution((depth, height, width), side, 4)
     more = torch.cat([images, images[:1]])  # a part of a larger batch, as steps take them, and a smaller one after it
