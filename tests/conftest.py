@@ -111,17 +111,23 @@ def messages() -> Generator[list[str]]:
 # By processor time. Without `--no-loadscope-reorder` (pyproject.toml) xdist would order files by their number of tests.
 LONG_FILES = (
     "test_snippets",
+    "test_engines",
     "test_cold_commands",
     "test_federate_processes",
-    "test_resume",
-    "test_recipes_run",
-    "test_engines",
+    "test_contract",
     "test_jobs",
-    "test_bad_input",
+    "test_resume",
+    "test_browser",
     "test_federate_algorithms",
+    "test_new",
+    "test_examples",
+    "test_stackable",
+    "test_chained_runs",
+    "test_defended_runs",
+    "test_recipes_run",
+    "test_bad_input",
     "test_gate",
     "test_guard",
-    "test_stackable",
 )
 
 
