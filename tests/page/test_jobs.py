@@ -31,8 +31,9 @@ def round_of(page: Page, run: str) -> int:
     return next((int(entry["round"]) for entry in page.get("/api/runs").json() if entry["name"] == run), -1)
 
 
-def test_start_stop_and_resume(tmp_path: Path) -> None:
+def test_start_stop_and_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run started by the page is a process of its own, stopped cleanly, and resumed from its last round."""
+    await_warmth()
     with serving(tmp_path) as page:
         fields = {"rounds.count": 3000, "training.epochs": 1, "weighing.priority": "LD>VP>DS"}
         started = page.post("/api/start", {"recipe": "quickstart", "name": "mine", "fields": fields})
@@ -48,6 +49,7 @@ def test_start_stop_and_resume(tmp_path: Path) -> None:
         job = page.jobs.of("mine")
         assert job is not None
         before = round_of(page, "mine")
+        monkeypatch.setattr(subprocess, "Popen", warm_job)  # the first one started from nothing
         # At once, while the process that was stopped may still be ending.
         assert page.post("/api/resume", {"run": "mine"}).status_code == 200
         assert job.ended == 130
