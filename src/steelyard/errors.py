@@ -27,6 +27,13 @@ class UserError(ValueError):
         super().__init__(one_line(str(line)))
 
 
+class MachineError(UserError):
+    """What this machine lacks: room on the disk, a file of data, another process of the run.
+
+    Raise it where no idea that is being tried can be the cause, so that none is blamed for it.
+    """
+
+
 _deprecated: set[str] = set()
 """What was warned of already."""
 

@@ -15,7 +15,9 @@ from steelyard.arena.candidate import read_candidates
 from steelyard.arena.figures import read_figures, scene_folder
 from steelyard.arena.plan import arena_folder, plan, read_arena
 from steelyard.arena.running import run_arena
+from steelyard.arena.suite import load_suite
 from steelyard.errors import Stopped
+from steelyard.runs import setup
 from steelyard.runs.reader import History
 
 CODE = """
@@ -221,6 +223,26 @@ def test_a_fault_of_ours_is_no_failure_of_a_named_rule(tmp_path: Path, monkeypat
     monkeypatch.setattr(running, "run_or_resume", broken)
     with pytest.raises(RuntimeError, match="ours"):
         run_arena(small_arena("LD", tmp_path / "out"))
+
+
+def test_what_the_machine_lacks_is_no_failure_of_the_candidate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    suite = load_suite("standard")
+    (candidate,) = read_candidates("LD", None, suite, trusting)
+    folder = arena_folder(plan(suite, candidate, scenes=["iid"], seeds=1, changes=QUICK), tmp_path / "standard")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("STEELYARD_DATA", str(tmp_path / "none"))
+    with pytest.raises(UserError, match="found no 'mnist'"):
+        run_arena(folder)
+    assert not read_figures(folder, read_arena(folder))
+    folder = small_arena("LD", tmp_path / "full")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(setup, "_put_together", full)
+    with pytest.raises(UserError, match="cannot be written: No space left on device"):
+        run_arena(folder)
+    assert not read_figures(folder, read_arena(folder))
 
 
 def test_what_does_not_fit_the_suite_is_refused_before_a_folder_is_made(tmp_path: Path) -> None:

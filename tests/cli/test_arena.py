@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from tests.conftest import CommandLine
 
+from steelyard.files import ARENA_FILE
+
 QUICK = (
     "--scenes",
     "hospitals",
@@ -96,3 +98,11 @@ def test_mistakes_are_one_line(words: tuple[str, ...], says: str, steelyard: Com
     (line,) = done.stderr.splitlines()
     assert says in line
     assert not (tmp_path / "runs").exists()
+
+
+def test_parts_of_different_kinds_are_not_joined(steelyard: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / ARENA_FILE).write_text("")
+    done = steelyard("join", "one", "two", "--out", "whole")
+    assert done.returncode == 2
+    assert done.stderr.strip() == "steelyard: join: one holds a part of an arena, two none; allowed: parts of one"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,10 @@ from steelyard.sweeps.result import RESULTS, write_sweep_files
 from steelyard.sweeps.running import resume_sweep, sweep
 
 OVER = ["training.learning_rate=0.1,0.4,0.2"]
+
+
+def full_disk(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_joined_they_are_the_sweep_made_at_once(tmp_path: Path) -> None:
@@ -42,9 +48,14 @@ def test_joined_they_are_the_sweep_made_at_once(tmp_path: Path) -> None:
             join_sweeps(folders, tmp_path / "other")
         return str(caught.value)
 
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shutil.copyfile", full_disk)
+        with pytest.raises(UserError, match=r"other: cannot be written: .*No space left on device; allowed"):
+            join_sweeps(parts, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
     assert refused(parts[0]) == "join: missing: 2/2; allowed: each of the 2 parts once"
     assert refused(parts[0], whole) == f"{whole}: is not a part; allowed: folders that were made with --part"
     (parts[1] / runs[1] / "run.sqlite").unlink()
-    assert refused(*parts).startswith(f"{parts[1]}: {runs[1]} is not done; allowed: `steelyard resume")
+    assert refused(*parts).startswith(f"{parts[1]}: {runs[1]} is not done; allowed: parts that are (`steelyard resume")
     with pytest.raises(UserError, match="--part: got 1/4, but there are 3 runs"):
         plan(base, OVER, part=Part(1, 4))

@@ -12,13 +12,13 @@ from steelyard import files
 from steelyard.arena.figures import FAILED, read_figures, scene_folder
 from steelyard.arena.plan import SCENES, Arena, read_arena
 from steelyard.arena.verdict import OPEN, judge
-from steelyard.errors import Stopped, UserError, one_line
+from steelyard.errors import MachineError, Stopped, UserError, one_line
 from steelyard.experiment.code import Ask
 from steelyard.rounds.progress import show_duration
 from steelyard.runs.store import held
-from steelyard.sweeps.jobs import in_processes
+from steelyard.sweeps.jobs import check_jobs, in_processes
 from steelyard.sweeps.plan import PlannedRun
-from steelyard.sweeps.running import MOST_JOBS, finished, run_or_resume
+from steelyard.sweeps.running import finished, run_or_resume
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,10 @@ def run_arena(
     """Run the scenes of an arena's folder that are not done; a scene in which the candidate fails does not end it.
 
     `tell` gets a line before each scene, with the time that the others took as a measure of what is left. Scenes that
-    failed are tried again, so that a full disk costs nothing but time. With `jobs`, so many scenes go at a time, in
-    processes of their own.
+    failed are tried again; what the machine lacks ends the arena, and a further call goes on. With `jobs`, so many
+    scenes go at a time, in processes of their own.
     """
-    if not 1 <= jobs <= MOST_JOBS:
-        raise UserError(f"--jobs: got {jobs}; allowed: a whole number from 1 to {MOST_JOBS}")
+    check_jobs(jobs)
     arena = read_arena(folder)
     if ask is not None and (code := arena.scene(arena.scenes[0]).named_code()):
         ask(str(folder), code)
@@ -102,14 +101,14 @@ def _announcement(arena: Arena, name: str, position: int, of: int, rest: float |
 
 
 def _try(arena: Arena, name: str, folder: Path, batch: int, how: _How) -> None:
-    """Run a scene; where it ends with a mistake, which can only be the candidate's, that is the scene's result."""
+    """Run a scene; where it ends with a mistake of the candidate's, that is the scene's result."""
     run = scene_folder(folder, name, batch)
     failure = run.with_name(f"{run.name}{FAILED}")
     part = f"{SCENES}/{run.name}"
     planned = PlannedRun(part, (), arena.scene(name), arena.batches[batch - 1])
     try:
         run_or_resume(planned, folder, None, how.progress, how.ask, how.accept_changes)
-    except Stopped:
+    except (Stopped, MachineError):
         raise
     except Exception as error:
         if not isinstance(error, UserError) and not arena.scene(name).named_code():

@@ -17,6 +17,8 @@ from steelyard.errors import UserError, printable
 from steelyard.logs import quiet
 from steelyard.rounds.progress import watching
 
+_WORDS = {"arena": "an arena", "sweep": "a sweep", "run": "a comparison"}
+
 
 def join(
     folders: Annotated[list[Path], typer.Argument(help="Folders of all parts that --part made, in any order.")],
@@ -36,10 +38,14 @@ def join(
         answer = ""
         if twice := next((folder for folder in folders if folders.count(folder) > 1), None):
             raise UserError(f"join: {twice} is given twice; allowed: each part once")
-        if is_arena(folders[0]):
+        kinds = {folder: "arena" if is_arena(folder) else "sweep" if is_sweep(folder) else "run" for folder in folders}
+        first = kinds[folders[0]]
+        if other := next((folder for folder in folders if kinds[folder] != first), None):
+            raise UserError(f"join: {folders[0]} holds a part of {_WORDS[first]}, {other} none; allowed: parts of one")
+        if first == "arena":
             whole = join_arenas(folders, out)
             answer = arena_text(write_arena_files(whole), width=terminal_width())
-        elif is_sweep(folders[0]):
+        elif first == "sweep":
             whole = join_sweeps(folders, out)
             write_sweep_files(whole)
         else:

@@ -82,8 +82,10 @@ def resume(
     with watching(not quiet()):
         with doing("starting"):
             from steelyard.arena.plan import is_arena
+            from steelyard.experiment.parts import part_of
             from steelyard.federate.resuming import resume as resume_run
             from steelyard.result import Result
+            from steelyard.runs.reader import History
             from steelyard.sweeps.attacking import is_attack
             from steelyard.sweeps.plan_file import is_sweep
 
@@ -104,6 +106,10 @@ def resume(
         def go_on() -> Result:
             return Result(resume_run(folder, progress=not quiet(), ask=asking(trust), accept_changes=accept_changes))
 
+        part = part_of(History(folder))
+        if part is not None and not report:
+            say_part(part, watched(go_on).folder, format)
+            return
         finish(go_on, format, report)
 
 

@@ -7,7 +7,7 @@ import os
 import zlib
 from pathlib import Path
 
-from steelyard.errors import UserError, brief
+from steelyard.errors import MachineError, UserError, brief
 
 
 def search_folders() -> list[Path]:
@@ -36,7 +36,7 @@ def find(path: Path | None, expected: str, default: str = "", field: str = "path
             reason = getattr(problem, "strerror", None) or str(problem)
             raise UserError(f"data.{field}: got {brief(str(path))} ({reason}); expected {expected}") from None
     looked = ", ".join(str(candidate) for candidate in candidates)
-    raise UserError(f"data.{field}: found no '{path}' (looked at {looked}); expected {expected}")
+    raise MachineError(f"data.{field}: found no '{path}' (looked at {looked}); expected {expected}")
 
 
 def read_bytes(path: Path) -> bytes:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from steelyard import files
-from steelyard.errors import UserError, own_folder
+from steelyard.errors import MachineError, UserError, own_folder
 from steelyard.experiment.code import FOLDER as CODE
 from steelyard.experiment.continuing import CODE_FILES, DATA, TEXT, flat_fields
 from steelyard.experiment.job_array import PART, in_order
@@ -43,7 +43,10 @@ def join_runs(folders: Sequence[Path], out: Path) -> Path:
     found = [histories[folder] for folder in parts]
     for history in found:
         if history.info.get("status") != "finished":
-            raise UserError(f"{history.folder}: is not at its end; allowed: `steelyard resume {history.folder}` first")
+            raise UserError(
+                f"{history.folder}: is not at its end; allowed: parts that are (`steelyard resume {history.folder}` "
+                "goes on with one that was stopped)"
+            )
         require_whole(history.chain, history.folder, accept=False)
         _check_same(found[0], history)
     out = own_folder(out, "--out")
@@ -57,8 +60,11 @@ def join_runs(folders: Sequence[Path], out: Path) -> Path:
     every = experiment.resolved().store.clients_every
     facts = _facts(found)
     code = [name for name in files.names_in(parts[0] / CODE) if name.endswith(".py")]
-    for name in code:
-        files.write(out / CODE / name, files.read_bytes(parts[0] / CODE / name))
+    try:
+        for name in code:
+            files.write(out / CODE / name, files.read_bytes(parts[0] / CODE / name))
+    except OSError as error:
+        raise MachineError(f"{out}: cannot be written: {error.strerror}; allowed: a writable folder") from error
     made = [RUN_FILE, *([CODE] if code else [])]
     set_up(
         *(out, {RUN_FILE: found[0].info[TEXT]}, facts, (), made),

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from steelyard import files
-from steelyard.errors import UserError
+from steelyard.errors import MachineError, UserError
 from steelyard.files import sync_folder, sync_tree
 from steelyard.rounds.state import Federation
 from steelyard.runs.schema import BESIDE, DATABASE
@@ -53,7 +53,7 @@ def set_up(
         if fresh:
             sync_folder(folder.parent)
     except OSError as error:
-        raise UserError(
+        raise MachineError(
             f"{folder}: cannot be written: {error.strerror or error}; allowed: a writable folder with room on the disk"
         ) from error
 

@@ -14,7 +14,7 @@ from typing import BinaryIO
 import torch
 
 from steelyard import files
-from steelyard.errors import UserError
+from steelyard.errors import MachineError, UserError
 from steelyard.privacy.ledger import Ledger
 from steelyard.rounds.contributions import RoundValues
 from steelyard.rounds.state import Federation, RoundRecord, RoundState
@@ -73,7 +73,7 @@ class Store:
             folder.mkdir(parents=True, exist_ok=True)
             files.make_folder(folder / FOLDER)
         except OSError as error:
-            raise UserError(f"{folder}: cannot be written: {error.strerror}; allowed: a writable folder") from error
+            raise MachineError(f"{folder}: cannot be written: {error.strerror}; allowed: a writable folder") from error
         self._lock = held(folder)
         try:
             self._db = connect(folder, write=True)
@@ -115,7 +115,9 @@ class Store:
         except (OSError, sqlite3.Error) as error:
             reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
             kept = f"; rounds written before are kept, `steelyard resume {self.folder}` goes on once that is mended"
-            raise UserError(f"{self.folder}: {what} cannot be written: {reason}{kept if self.begun else ''}") from error
+            raise MachineError(
+                f"{self.folder}: {what} cannot be written: {reason}{kept if self.begun else ''}"
+            ) from error
 
     def commit(
         self,
@@ -285,12 +287,12 @@ def held(folder: Path) -> BinaryIO:
     try:
         lock = files.open_lock(folder / files.LOCK)
     except OSError as error:
-        raise UserError(f"{folder}: cannot be written: {error.strerror}; allowed: a writable folder") from error
+        raise MachineError(f"{folder}: cannot be written: {error.strerror}; allowed: a writable folder") from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         lock.close()
-        raise UserError(f"{folder}: another process is writing this run; wait for it or stop it first") from None
+        raise MachineError(f"{folder}: another process is writing this run; wait for it or stop it first") from None
     return lock
 
 

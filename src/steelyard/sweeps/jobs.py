@@ -10,11 +10,23 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from steelyard.clients.ranks.group import current
 from steelyard.errors import UserError
 from steelyard.logs import show
 
 Work = Callable[[Path, int], None]
 """What a process does: a folder, and the number of the run in it."""
+
+
+MOST_JOBS = 256
+
+
+def check_jobs(jobs: int) -> None:
+    """Refuse a number of processes that cannot be, or more than one where ranks share out each run."""
+    if not 1 <= jobs <= MOST_JOBS:
+        raise UserError(f"--jobs: got {jobs}; allowed: a whole number from 1 to {MOST_JOBS}")
+    if jobs > 1 and current() is not None:
+        raise UserError(f"--jobs: got {jobs} on several ranks, which share out each run; allowed: 1")
 
 
 def in_processes(work: Work, folder: Path, numbers: Sequence[int], jobs: int, tell: Callable[[int], None]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from steelyard import files
-from steelyard.errors import UserError, own_folder
+from steelyard.errors import MachineError, UserError, own_folder
 from steelyard.experiment.job_array import Part, in_order
 from steelyard.sweeps.plan_file import SWEEP_FILE, differing, read_sweep, write_plan
 from steelyard.sweeps.running import DIVERGED, finished
@@ -57,7 +57,10 @@ def join_shares(
             )
         for run in shares[folder].runs:
             if not finished(folder / run) and not files.is_file(folder / f"{run}{failed}"):
-                raise UserError(f"{folder}: {run} is not done; allowed: `steelyard resume {folder}` first")
+                raise UserError(
+                    f"{folder}: {run} is not done; allowed: parts that are (`steelyard resume {folder}` goes on with "
+                    "one that was stopped)"
+                )
             runs[run] = folder
     out = own_folder(out, "--out")
     if out.exists() and any(out.iterdir()):
@@ -69,8 +72,19 @@ def join_shares(
             if (folder / run).exists():
                 files.refuse_links(folder / run)
                 shutil.copytree(folder / run, out / run)
-    except OSError as error:
-        raise UserError(f"{out}: cannot be written: {error.strerror or error}; allowed: a writable folder") from error
-    # Last: a folder without it is no sweep and no arena.
-    write_plan(out / plan_file, whole)
+        # Last: a folder without it is no sweep and no arena.
+        write_plan(out / plan_file, whole)
+    except BaseException as error:
+        # The parts are whole: nothing is lost, and the next call finds the folder free.
+        shutil.rmtree(out, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise MachineError(f"{out}: cannot be written: {_reason(error)}; allowed: a writable folder") from error
+        raise
     return out
+
+
+def _reason(error: OSError) -> str:
+    """Say why a folder could not be copied: of all its files, the first."""
+    if isinstance(error, shutil.Error):
+        return str(error.args[0][0][-1])
+    return error.strerror or str(error)

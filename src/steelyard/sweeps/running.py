@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from steelyard import files
-from steelyard.clients.ranks.group import current
-from steelyard.errors import Stopped, UserError, brief, own_folder
+from steelyard.errors import MachineError, Stopped, UserError, brief, own_folder
 from steelyard.experiment.code import Ask
 from steelyard.experiment.description import Description
 from steelyard.experiment.folders import unnamed_folder
@@ -19,14 +18,13 @@ from steelyard.rounds.drafting import TooFewClients
 from steelyard.rounds.soundness import Exploded
 from steelyard.runs.reader import History
 from steelyard.runs.store import exists, held
-from steelyard.sweeps.jobs import in_processes
+from steelyard.sweeps.jobs import check_jobs, in_processes
 from steelyard.sweeps.plan import PlannedRun, Sweep
 from steelyard.sweeps.plan_file import difference, is_sweep, read_sweep, write_sweep
 
 if TYPE_CHECKING:
     from steelyard.data.dataset import DatasetOrSeeded
 
-MOST_JOBS = 256
 DIVERGED = ".diverged"
 """A file beside a run's folder, of its name with this ending, says why the run has no end: a model exploded."""
 TEST = "test"
@@ -74,12 +72,9 @@ def resume_sweep(
 
     Every run ends with the bits that it would have had without the stop.
     """
-    if not 1 <= jobs <= MOST_JOBS:
-        raise UserError(f"--jobs: got {jobs}; allowed: a whole number from 1 to {MOST_JOBS}")
+    check_jobs(jobs)
     if jobs > 1 and dataset is not None:
         raise UserError(f"jobs: got {jobs} with a data set from Python, which other processes do not have; allowed: 1")
-    if jobs > 1 and current() is not None:
-        raise UserError(f"--jobs: got {jobs} on several ranks, which share out each run; allowed: 1")
     found = read_sweep(folder)
     if ask is not None and (code := found.experiment.named_code()):
         ask(str(folder), code)
@@ -175,7 +170,8 @@ def run_or_resume(
     except (Exploded, TooFewClients):
         raise
     except UserError as error:
-        raise UserError(f"{part.folder}: {error}") from None
+        kind = MachineError if isinstance(error, MachineError) else UserError
+        raise kind(f"{part.folder}: {error}") from None
 
 
 def _announce(tell: Callable[[str], None] | None, parts: list[PlannedRun], number: int) -> None:

@@ -23,7 +23,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from steelyard.clients.ranks.pulse import SILENCE, Pulse, silence
 from steelyard.clients.ranks.wire import Arriving, Content, Packed
-from steelyard.errors import UserError, brief
+from steelyard.errors import MachineError, UserError, brief
 
 MEETING = timedelta(seconds=120)
 """How long processes wait for each other at the start."""
@@ -38,7 +38,7 @@ Answer = Callable[[str, Content], Content]
 """Does one command with what it is given, and returns what is asked for."""
 
 
-class RankLost(UserError):
+class RankLost(MachineError):
     """A process of the run has ended or does not answer any more; what is written is kept."""
 
 
