@@ -125,10 +125,14 @@ def name_draws(module: nn.Module) -> nn.Module:
     return module
 
 
-def set_chance(module: nn.Module, key: int, step: int) -> None:
-    """Name the stream (63 bits of `randomness.stream_key`) and the step that a module's masks are drawn for."""
-    draws = [layer for layer in module.modules() if isinstance(layer, NamedDropout)]
-    if draws:
-        chance = torch.tensor([key, step], dtype=torch.int64, device=draws[0].chance.device)
-        for layer in draws:
+def drawing(module: nn.Module) -> list[NamedDropout]:
+    """Return the layers of a module that draw by name."""
+    return [layer for layer in module.modules() if isinstance(layer, NamedDropout)]
+
+
+def set_chance(layers: list[NamedDropout], key: int, step: int) -> None:
+    """Name the stream (63 bits of `randomness.stream_key`) and the step that layers' masks are drawn for."""
+    if layers:
+        chance = torch.tensor([key, step], dtype=torch.int64, device=layers[0].chance.device)
+        for layer in layers:
             layer.chance = chance

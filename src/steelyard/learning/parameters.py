@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -107,7 +109,8 @@ class Layout:
         Use it for functional calls; writing into a view writes into the vector.
         """
         lead = flat.shape[:-1]
-        return {slot.name: _cut(flat, slot).view(*lead, *slot.shape) for slot in self.slots}
+        parts = flat.split([slot.size for slot in self.slots], dim=-1)
+        return {slot.name: part.view(*lead, *slot.shape) for slot, part in zip(self.slots, parts, strict=True)}
 
     def flatten(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Return one float32 vector made of the named tensors, stacked over their common leading axes."""
@@ -116,17 +119,35 @@ class Layout:
         parts = [tensors[slot.name].detach().reshape(*lead, slot.size) for slot in self.slots]
         return torch.cat(parts, dim=-1).to(torch.float32)
 
-    def read(self, module: nn.Module) -> torch.Tensor:
-        """Return the module's numbers as one flat vector."""
-        return self.flatten(dict(module.state_dict(keep_vars=True)))
+    def read(self, module: nn.Module, into: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the module's numbers as one flat vector; `into` is one to write them to."""
+        held = self._held(module)
+        into = held[0].new_empty(self.size, dtype=torch.float32) if into is None else into
+        _copy(list(self.views(into).values()), held)
+        return into
 
     def write(self, module: nn.Module, flat: torch.Tensor) -> None:
         """Put a flat vector into the module, in place."""
-        held = dict(module.state_dict(keep_vars=True))
-        with torch.no_grad():
-            for name, view in self.views(flat).items():
-                held[name].copy_(view)
+        _copy(self._held(module), list(self.views(flat).values()))
+
+    def _held(self, module: nn.Module) -> list[torch.Tensor]:
+        """Return the module's own tensors, in the order of the slots."""
+        if module not in _tables:
+            _tables[module] = {
+                f"{prefix}.{name}" if prefix else name: (table, name)
+                for prefix, layer in module.named_modules()
+                for table in (layer._parameters, layer._buffers)
+                for name in table
+            }
+        tables = _tables[module]
+        return [table[name] for table, name in (tables[slot.name] for slot in self.slots)]
 
 
-def _cut(flat: torch.Tensor, slot: Slot) -> torch.Tensor:
-    return flat.narrow(-1, slot.offset, slot.size)
+_tables: WeakKeyDictionary[nn.Module, dict[str, tuple[dict[str, Any], str]]] = WeakKeyDictionary()
+"""Where each module keeps its tensors, by their whole names: a `state_dict` takes as long as a part of a small step."""
+
+
+@torch.no_grad()
+def _copy(into: list[torch.Tensor], tensors: list[torch.Tensor]) -> None:
+    copy: Any = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
+    copy(into, tensors)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPriva
 from steelyard.learning import losses
 from steelyard.learning.augmentation import Augmentation
 from steelyard.learning.descent import Descent
-from steelyard.learning.dropout import set_chance
+from steelyard.learning.dropout import drawing, set_chance
 from steelyard.learning.parameters import Layout
 from steelyard.learning.settings import TrainingSettings
 from steelyard.messages import LossState
@@ -47,63 +48,78 @@ def normalises_batches(module: nn.Module) -> bool:
 
 def cut(rows: NDArray[np.int64], step: int, *, joined: bool) -> list[NDArray[np.int64]]:
     """Cut an epoch into batches; `joined` adds a last batch of one row to the one before, for batch norm."""
-    parts = np.split(rows, range(step, len(rows), step))
+    parts = [rows[begin : begin + step] for begin in range(0, len(rows), step)]
     if joined and len(parts) > 1 and len(parts[-1]) == 1:
         parts[-2:] = [np.concatenate(parts[-2:])]
     return parts
 
 
-def train_client(
-    module: nn.Module,
-    layout: Layout,
-    start: torch.Tensor,
-    features: torch.Tensor,
-    labels: torch.Tensor,
-    order: NDArray[np.int64],
-    settings: TrainingSettings,
-    loss: LossState,
-    chance: int | None = 0,
-    key: int = 0,
-    descent: Descent | None = None,
-    correction: torch.Tensor | None = None,
-    augment: Augmentation | None = None,
-) -> tuple[torch.Tensor, float]:
-    """Train one client from `start` and return its flat model and the mean loss of its last pass over its data.
+class ClientLoop:
+    """A module that trains one client after another; what is the same for all of them is looked up once."""
 
-    Use it as the reference and for modules that no faster engine takes. `chance` seeds torch's generator for layers
-    that draw from it; None leaves it alone, which threads must. `key` names the stream of draws by name: dropout's and
-    those of `augment`. `descent` is the optimiser where it is not that of the settings alone; `correction` is the
-    client's vector for it, flat.
-    """
-    layout.write(module, start)
-    module.train()
-    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    descent, taken = descent or Descent.of(settings), 0
-    starts = [parameter.detach().clone() for parameter in parameters] if descent.pull else []
-    corrections = [] if correction is None else _by_parameter(module, layout, correction)
-    memories = [descent.remember(parameter.detach()) for parameter in parameters]
-    each = losses.per_sample(loss)
-    weights = class_weights(loss, features.device)
-    step, joined = batch_limit(settings, len(labels)), normalises_batches(module)
-    passes = [cut(rows, step, joined=joined) for rows in order]
-    batches = [torch.from_numpy(np.array(batch)).to(features.device) for one in passes for batch in one]
-    batches = batches[: settings.updates]
-    last = max(len(batches) - len(passes[-1]), 0)
-    mean = torch.zeros((), device=features.device)
-    with nullcontext() if chance is None else seeded(features.device, chance):
-        for batch in batches:
-            module.zero_grad(set_to_none=True)
-            set_chance(module, key, taken)
-            target, seen = labels[batch], features[batch]
-            if augment is not None:
-                seen = augment(seen, torch.tensor([key, taken], device=seen.device))
-            total = losses.weigh(each(module(seen), target), target, weights).sum()
-            (total / len(batch)).backward()
-            _descend(descent, taken, parameters, memories, starts, corrections)
-            if taken >= last:
-                mean += total.detach()
-            taken += 1
-    return layout.read(module), float(mean) / max(sum(map(len, batches[last:])), 1)
+    def __init__(self, module: nn.Module, layout: Layout) -> None:
+        self.module, self.layout = module, layout
+        self._layers = list(module.modules())
+        self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        self._draws, self._joined = drawing(module), normalises_batches(module)
+
+    def train(
+        self,
+        start: torch.Tensor,
+        features: torch.Tensor,
+        labels: torch.Tensor,
+        order: NDArray[np.int64],
+        settings: TrainingSettings,
+        loss: LossState,
+        chance: int | None = 0,
+        key: int = 0,
+        descent: Descent | None = None,
+        correction: torch.Tensor | None = None,
+        augment: Augmentation | None = None,
+        into: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, float]:
+        """Train one client from `start` and return its flat model and the mean loss of its last pass over its data.
+
+        `chance` seeds torch's generator for layers that draw from it; None leaves it alone, which threads must. `key`
+        names the stream of draws by name: dropout's and those of `augment`. `descent` is the optimiser where it is not
+        that of the settings alone; `correction` is the client's vector for it, flat. `into` is a vector for the model.
+        """
+        module, parameters = self.module, self._parameters
+        self.layout.write(module, start)
+        if not all(layer.training for layer in self._layers):
+            module.train()
+        descent, taken = descent or Descent.of(settings), 0
+        starts = [parameter.detach().clone() for parameter in parameters] if descent.pull else []
+        corrections = [] if correction is None else _by_parameter(module, self.layout, correction)
+        memories = [descent.remember(parameter.detach()) for parameter in parameters] if descent.memories else []
+        each, weights = losses.per_sample(loss), class_weights(loss, features.device)
+        passes = [cut(rows, batch_limit(settings, len(labels)), joined=self._joined) for rows in order]
+        batches = [torch.from_numpy(np.array(batch)).to(features.device) for one in passes for batch in one]
+        batches = batches[: settings.updates]
+        last = max(len(batches) - len(passes[-1]), 0)
+        mean = torch.zeros((), device=features.device)
+        with nullcontext() if chance is None else seeded(features.device, chance):
+            for batch in batches:
+                for parameter in parameters:
+                    parameter.grad = None
+                set_chance(self._draws, key, taken)
+                target, seen = labels.index_select(0, batch), features.index_select(0, batch)
+                if augment is not None:
+                    seen = augment(seen, torch.tensor([key, taken], device=seen.device))
+                total = losses.weigh(each(module(seen), target), target, weights).sum()
+                (total / len(batch)).backward()
+                _descend(descent, taken, parameters, memories, starts, corrections)
+                if taken >= last:
+                    mean += total.detach()
+                taken += 1
+        return self.layout.read(module, into), float(mean) / max(sum(map(len, batches[last:])), 1)
+
+
+def train_client(
+    module: nn.Module, layout: Layout, start: torch.Tensor, *given: Any, **named: Any
+) -> tuple[torch.Tensor, float]:
+    """Train one client, as `ClientLoop.train` says; use it where a module has one client to train."""
+    return ClientLoop(module, layout).train(start, *given, **named)
 
 
 def _by_parameter(module: nn.Module, layout: Layout, flat: torch.Tensor) -> list[torch.Tensor]:
@@ -135,11 +151,17 @@ def _descend(
     corrections: list[torch.Tensor],
 ) -> None:
     """Take one step with every parameter that has a gradient. (torch.optim would do, but its import takes seconds.)"""
+    if descent.plain:
+        moved = [parameter for parameter in parameters if parameter.grad is not None]
+        subtract: Any = torch._foreach_sub_  # pyright: ignore[reportPrivateImportUsage]
+        subtract(moved, [parameter.grad for parameter in moved], alpha=descent.rate)
+        return
     for index, parameter in enumerate(parameters):
         if parameter.grad is not None:
             start = starts[index] if starts else None
             correction = corrections[index] if corrections else None
-            descent.apply(parameter, parameter.grad, memories[index], start, step, correction=correction)
+            memory = memories[index] if memories else []
+            descent.apply(parameter, parameter.grad, memory, start, step, correction=correction)
 
 
 def class_weights(loss: LossState, device: torch.device | str) -> torch.Tensor | None:

@@ -8,7 +8,7 @@ from tests.clients.local import engine_cases as cases
 
 from steelyard.clients.local import ComputeSettings, Simulation
 from steelyard.clients.local.engines.engine import TrainingSetup
-from steelyard.clients.local.engines.table import ENGINES, DoesNotFit, candidates, make, parse
+from steelyard.clients.local.engines.table import ENGINES, DoesNotFit, can_fork, candidates, make, parse
 from steelyard.errors import UserError
 from steelyard.learning.models import ConvNet, DenseNet, ModelSettings
 from steelyard.learning.training import TrainingSettings
@@ -41,12 +41,12 @@ def test_candidates_can_all_be_made() -> None:
         (
             "cnn-digits",
             "float32",
-            {"loop", "threads", "vmap", "fused", "winograd", "stacked"},
+            {"loop", "threads", "processes", "vmap", "fused", "winograd", "stacked"},
             "winograd fused threads",
         ),
-        ("cnn-digits", "bfloat16", {"loop", "threads", "vmap", "fused", "stacked"}, "fused threads"),
-        ("mlp", "float32", {"loop", "threads", "vmap", "stacked"}, "stacked threads"),
-        ("own", "float32", {"loop", "threads", "vmap"}, "threads vmap:50 vmap:10 loop"),
+        ("cnn-digits", "bfloat16", {"loop", "threads", "processes", "vmap", "fused", "stacked"}, "fused threads"),
+        ("mlp", "float32", {"loop", "threads", "processes", "vmap", "stacked"}, "stacked threads"),
+        ("own", "float32", {"loop", "threads", "processes", "vmap"}, "threads vmap:50 vmap:10 loop"),
     ],
 )
 def test_what_fits_on_the_cpu(model: str, precision: str, fitting: set[str], tried: str) -> None:
@@ -55,7 +55,7 @@ def test_what_fits_on_the_cpu(model: str, precision: str, fitting: set[str], tri
     assert candidates(setup, 100) == tried.split()
     for name in ENGINES:
         if name in fitting:
-            assert make(setup, name).name == name
+            assert make(setup, name).name == (name if name != "processes" or can_fork() else "threads")
         else:
             with pytest.raises(DoesNotFit):
                 make(setup, name)
@@ -83,4 +83,9 @@ def doubled() -> Doubled:
 @pytest.mark.parametrize("factory", [doubled, Wider])
 def test_a_changed_network_is_not_taken_for_the_built_in_one(factory: type) -> None:
     setup = setup_of(ModelSettings(name=factory), (8, 8), 10)  # type: ignore[arg-type]
-    assert {name for name, kind in ENGINES.items() if kind.misfit(setup) is None} == {"loop", "threads", "vmap"}
+    assert {name for name, kind in ENGINES.items() if kind.misfit(setup) is None} == {
+        "loop",
+        "threads",
+        "processes",
+        "vmap",
+    }

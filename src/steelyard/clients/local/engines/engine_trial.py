@@ -15,6 +15,7 @@ from steelyard.clients.local.engines.engine import Engine, TrainingSetup
 from steelyard.clients.local.engines.execution import arithmetic
 from steelyard.clients.local.engines.graph import even
 from steelyard.clients.local.engines.sequential import SequentialEngine, train_job
+from steelyard.learning.training import ClientLoop
 
 TRIAL_STEPS = 3
 TRIAL_SECONDS = 0.3
@@ -23,6 +24,8 @@ REPEATS = 5
 PATIENCE = 2.0
 """Seconds after which a trial on a slow machine repeats no more."""
 MARGIN = 0.1
+HOPELESS = 2.0
+"""Times the fastest from which an engine is not timed again."""
 
 
 @dataclass
@@ -113,11 +116,11 @@ def _shortened(cohort: Cohort, setup: TrainingSetup) -> Cohort:
 
 def _draws(setup: TrainingSetup, cohort: Cohort) -> bool:
     """Whether training depends on the state of the random generator: then clients cannot share a step."""
-    module = copy.deepcopy(setup.module).to(setup.device)
+    loop = ClientLoop(copy.deepcopy(setup.module).to(setup.device), setup.layout)
     out = torch.empty((2, setup.layout.size), device=setup.device)
     with arithmetic(setup.precision, setup.device, autocast=True):
         for draw in range(2):
-            train_job(setup, module, cohort.take([0]), 0, out[draw : draw + 1], chance=draw)
+            train_job(setup, loop, cohort.take([0]), 0, out[draw : draw + 1], chance=draw)
     return not torch.equal(out[0], out[1])
 
 
@@ -158,6 +161,8 @@ def _race(engines: Mapping[str, tuple[Engine, Cohort]]) -> dict[str, float]:
     begun = time.perf_counter()
     for repeat in range(REPEATS):
         for name, (engine, cohort) in engines.items():
+            if best[name] > HOPELESS * min(best.values()) and repeat:
+                continue
             _synchronise(cohort)
             started = time.perf_counter()
             _trained(engine, cohort)

@@ -8,13 +8,12 @@ from queue import SimpleQueue
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from steelyard.clients.local.device_data.cohort import Cohort
 from steelyard.clients.local.device_data.schedule import longest_first
 from steelyard.clients.local.engines.engine import TrainingSetup, Unstacked
 from steelyard.clients.local.engines.execution import WorkerThreads, arithmetic, shortened, threads_for
-from steelyard.learning.training import chance_of, train_client
+from steelyard.learning.training import ClientLoop, chance_of
 
 
 class SequentialEngine(Unstacked):
@@ -24,7 +23,7 @@ class SequentialEngine(Unstacked):
 
     def __init__(self, setup: TrainingSetup) -> None:
         self.setup = setup
-        self.module = copy.deepcopy(setup.module).to(setup.device)
+        self.loop = ClientLoop(copy.deepcopy(setup.module).to(setup.device), setup.layout)
 
     def train(self, cohort: Cohort, out: torch.Tensor) -> NDArray[np.float64]:
         """Write each job's trained model into a row of `out`; return the mean losses of the last epoch."""
@@ -34,7 +33,7 @@ class SequentialEngine(Unstacked):
             for job in range(len(cohort)):
                 task = cohort.tasks[cohort.task[job]]
                 chance = chance_of(task.seed, task.round, cohort.name(job))
-                losses[job] = train_job(self.setup, self.module, cohort, job, out, chance)
+                losses[job] = train_job(self.setup, self.loop, cohort, job, out, chance)
         return losses
 
 
@@ -46,41 +45,41 @@ class ThreadsEngine(Unstacked):
     def __init__(self, setup: TrainingSetup) -> None:
         self.setup = setup
         self.workers = WorkerThreads(setup.threads)
-        self.modules: SimpleQueue[nn.Module] = SimpleQueue()
+        self.loops: SimpleQueue[ClientLoop] = SimpleQueue()
         for _ in range(setup.threads):
-            # Convolutions and pooling of the CPU want channels last; dense layers do not care.
-            module = copy.deepcopy(setup.module)
-            self.modules.put(module.to(memory_format=torch.channels_last))  # pyright: ignore[reportCallIssue]
+            self.loops.put(channels_last(setup))
 
     def train(self, cohort: Cohort, out: torch.Tensor) -> NDArray[np.float64]:
         """Write each job's trained model into a row of `out`; return the mean losses of the last epoch."""
         losses = np.zeros(len(cohort))
 
         def work(job: np.int64) -> None:
-            module = self.modules.get()
+            loop = self.loops.get()
             try:
                 with torch.enable_grad(), shortened(self.setup.precision, self.setup.device):
-                    losses[job] = train_job(self.setup, module, cohort, int(job), out, None)
+                    losses[job] = train_job(self.setup, loop, cohort, int(job), out, None)
             finally:
-                self.modules.put(module)
+                self.loops.put(loop)
 
         with arithmetic(self.setup.precision, self.setup.device):
             self.workers.run(work, list(longest_first(cohort, self.setup.training)))
         return losses
 
 
+def channels_last(setup: TrainingSetup) -> ClientLoop:
+    """Return a loop with the module as convolutions and pooling of the CPU want it; dense layers do not care."""
+    module = copy.deepcopy(setup.module).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    return ClientLoop(module, setup.layout)
+
+
 def train_job(
-    setup: TrainingSetup, module: nn.Module, cohort: Cohort, job: int, out: torch.Tensor, chance: int | None
+    setup: TrainingSetup, loop: ClientLoop, cohort: Cohort, job: int, out: torch.Tensor, chance: int | None
 ) -> float:
     """Train one job of a cohort with the reference loop and write its model into its row."""
-    features, labels = cohort.samples(job)
     task = cohort.tasks[cohort.task[job]]
-    model, loss = train_client(
-        module,
-        setup.layout,
+    _, loss = loop.train(
         cohort.starts[cohort.origin[job]].to(setup.device),
-        features,
-        labels,
+        *cohort.samples(job),
         cohort.order(job, setup.training),
         setup.training,
         cohort.loss_of(job),
@@ -89,6 +88,6 @@ def train_job(
         cohort.descent,
         None if cohort.corrections is None else cohort.corrections[job].to(setup.device),
         cohort.dataset.augment,
+        out[job],
     )
-    out[job].copy_(model)
     return loss

@@ -14,6 +14,7 @@ from steelyard.clients.local.engines.fused import FusedEngine
 from steelyard.clients.local.engines.graph import GraphEngine
 from steelyard.clients.local.engines.graph_steps import GraphStep, HandDerivedStep, MappedStep
 from steelyard.clients.local.engines.networks import hand_derived_steps, is_convolutional
+from steelyard.clients.local.engines.processes import ProcessesEngine, can_fork
 from steelyard.clients.local.engines.sequential import SequentialEngine, ThreadsEngine
 from steelyard.clients.local.engines.stacked import StackedEngine
 from steelyard.clients.local.engines.vmap import VmapEngine
@@ -73,6 +74,10 @@ LONG = 500_000
 between .1 and .3 ms of each step on an H200."""
 
 
+WORTH_PROCESSES = 2_000
+"""Steps of single clients in a whole run from which processes are worth a trial: it takes up to a second."""
+
+
 def candidates(setup: TrainingSetup, steps: int) -> list[str]:
     """Return the engines worth a trial for this model on this device, the likely best first.
 
@@ -88,7 +93,8 @@ def candidates(setup: TrainingSetup, steps: int) -> list[str]:
         return [*(["winograd"] if winograd else []), "fused", "threads"]
     if built_in:
         return ["stacked", "threads"]
-    return ["threads", "vmap:50", "vmap:10", "loop"]
+    processes = setup.threads > 1 and setup.rounds * steps >= WORTH_PROCESSES and can_fork()
+    return [*(["processes"] if processes else []), "threads", "vmap:50", "vmap:10", "loop"]
 
 
 def _on_gpu(setup: TrainingSetup) -> bool:
@@ -148,6 +154,11 @@ def _fits_built_in(setup: TrainingSetup) -> str | None:
     return "its steps are written out for the built-in networks only" if _steps(setup) is None else None
 
 
+def _make_processes(setup: TrainingSetup) -> Engine:
+    """Threads, with the same bits, where there can be no processes."""
+    return ProcessesEngine(setup) if can_fork() else ThreadsEngine(setup)
+
+
 def _make_fused(setup: TrainingSetup, *, winograd: bool) -> Engine:
     assert is_convolutional(setup.module)  # the table says so
     return FusedEngine(setup, setup.module, winograd=winograd)
@@ -189,6 +200,7 @@ ENGINES: dict[str, EngineKind] = {
     for kind in (
         EngineKind("loop", _fits_all, lambda setup, chunk: SequentialEngine(setup)),
         EngineKind("threads", _fits_cpu, lambda setup, chunk: ThreadsEngine(setup), compared=True),
+        EngineKind("processes", _fits_cpu, lambda setup, chunk: _make_processes(setup), compared=True),
         EngineKind("vmap", _fits_padding, VmapEngine, compared=True),
         EngineKind("graph", _fits_gpu, _make_graph, compared=True),
         EngineKind("compiled", _fits_compiler, _make_compiled, compared=True),

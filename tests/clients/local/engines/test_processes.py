@@ -1,0 +1,224 @@
+"""Processes that train clients: the loop's bits, whoever trains; how they end, and what is said when one dies."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import signal
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+import torch
+from tests.clients.local import engine_cases as cases
+from torch import nn
+
+from steelyard.clients.local import ComputeSettings, Simulation, SimulationServer
+from steelyard.clients.local.engines import engine_trial, processes, table
+from steelyard.clients.local.engines.engine import TrainingSetup
+from steelyard.clients.local.engines.processes import ProcessesEngine
+from steelyard.errors import UserError
+from steelyard.learning.models import ModelSettings
+from steelyard.learning.networks import Lstm, Transformer
+from steelyard.learning.training import TrainingSettings
+from steelyard.messages import Task
+
+pytestmark = pytest.mark.skipif(not table.can_fork(), reason="processes are forks")
+PEOPLE = cases.population((64,), 10, sizes=(15, 9, 16, 2, 9, 30, 5))
+TRAINING = TrainingSettings(learning_rate=0.1, batch_size=7, epochs=2)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STEELYARD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(engine_trial, "REPEATS", 1)
+
+
+class OfTokens(nn.Module):
+    """A network of tokens that is given numbers."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner((8 * x[:, :12].abs()).long().clamp_max(79))
+
+
+def adapted() -> nn.Module:
+    """A transformer of which a part is trained."""
+    module = OfTokens(Transformer((12,), 10, tokens=80, wide=16, depth=1))
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_("output" in name or "dense" in name)
+    return module
+
+
+def dropping() -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Dropout(0.4), nn.Linear(12, 10))
+
+
+def dense() -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 10))
+
+
+NETWORKS = {
+    "lstm": lambda: OfTokens(Lstm(10, tokens=80, hidden=8)),
+    "transformer": lambda: OfTokens(Transformer((12,), 10, tokens=80, wide=16, depth=1)),
+    "adapted": adapted,
+    "dropping": dropping,
+}
+
+
+def simulation(engine: str, make: object = dense, threads: int = 2, rounds: int = 0) -> tuple[Simulation, Task]:
+    compute = ComputeSettings(engine=engine, device="cpu", threads=threads)
+    clients = Simulation({0: PEOPLE}, ModelSettings(name=make), TRAINING, compute, rounds=rounds)  # type: ignore[arg-type]
+    return clients, Task("f", 0, 3, tuple(clients.names(0)), SimulationServer(clients).initial(0))
+
+
+def engine_of(clients: Simulation) -> ProcessesEngine:
+    assert clients._engine is not None
+    assert isinstance(clients._engine.engine, ProcessesEngine)
+    return clients._engine.engine
+
+
+def pids(clients: Simulation) -> list[int]:
+    return [worker.process.pid or 0 for worker in engine_of(clients)._workers]
+
+
+def gone(pid: int, seconds: float = 10) -> bool:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        try:
+            with open(f"/proc/{pid}/stat") as words:
+                if words.read().rpartition(")")[2].split()[0] == "Z":
+                    return True
+        except OSError:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+@pytest.mark.parametrize("name", list(NETWORKS))
+def test_any_number_of_processes_gives_the_bits_of_the_loop(name: str) -> None:
+    clients, task = simulation("loop", NETWORKS[name])
+    expected = clients.train([task])[0]
+    for threads in (1, 3):
+        clients, task = simulation("processes", NETWORKS[name], threads)
+        for _ in range(2):  # shares are single clients at first, then more
+            found = clients.train([task])[0]
+            assert torch.equal(found.payload.models, expected.payload.models)
+            assert found.losses.tolist() == expected.losses.tolist()
+        assert clients.describe()["engine_choice"] == "processes"
+        clients.close()
+
+
+@pytest.mark.parametrize(("name", "how"), [("own", "corrected"), ("cnn-odd", "heavy"), ("own", "adam")])
+def test_corrections_class_weights_and_optimisers_reach_the_processes(name: str, how: str) -> None:
+    model, shape, classes = cases.MODELS[name]
+    training = (cases.TRAINING | cases.OPTIMISERS)[how]
+    expected, _, _ = cases.trained("threads", cases.population(shape, classes), model, training)
+    found, _, clients = cases.trained("processes", cases.population(shape, classes), model, training)
+    assert isinstance(engine_of(clients), ProcessesEngine)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert torch.equal(mine.payload.models, theirs.payload.models)
+
+
+def test_a_process_that_is_killed_ends_the_round_in_one_line_and_the_next_begins_anew() -> None:
+    clients, task = simulation("processes")
+    expected = clients.train([task])[0].payload.models.clone()
+    first = pids(clients)
+    os.kill(first[0], signal.SIGKILL)
+    with pytest.raises(UserError, match="was killed by signal 9") as raised:
+        clients.train([task])
+    assert "\n" not in str(raised.value)
+    assert all(gone(pid) for pid in first)
+    assert torch.equal(clients.train([task])[0].payload.models, expected)
+    assert not set(pids(clients)) & set(first)
+
+
+def test_a_process_that_hangs_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    clients, task = simulation("processes")
+    clients.train([task])
+    mine = pids(clients)
+    for pid in mine:
+        os.kill(pid, signal.SIGSTOP)
+    monkeypatch.setattr(processes, "SILENCE", 0.2)
+    with pytest.raises(UserError, match="have computed nothing"):
+        clients.train([task])
+    assert all(gone(pid) for pid in mine)
+
+
+def test_an_interrupt_does_not_reach_the_processes_and_closing_ends_them() -> None:
+    clients, task = simulation("processes")
+    clients.train([task])
+    mine = pids(clients)
+    for pid in mine:
+        os.kill(pid, signal.SIGINT)
+    clients.train([task])
+    assert pids(clients) == mine
+    clients.close()
+    gc.collect()
+    assert all(gone(pid) for pid in mine)
+    assert not set(mine) & {child.pid for child in multiprocessing.active_children()}
+
+
+def _killed(line: Connection) -> None:
+    clients, task = simulation("processes", threads=1)  # a fork lacks the threads of torch's operators
+    clients.train([task])
+    line.send(pids(clients))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_processes_end_with_a_killed_parent() -> None:
+    context = multiprocessing.get_context("fork")
+    line, theirs = context.Pipe()
+    parent = context.Process(target=_killed, args=(theirs,))
+    parent.start()
+    theirs.close()
+    mine = line.recv()
+    parent.join()
+    assert parent.exitcode == -signal.SIGKILL
+    assert mine
+    assert all(gone(pid) for pid in mine)
+
+
+class Failing(nn.Linear):
+    """A module of the user's that takes no batch of two."""
+
+    def __init__(self) -> None:
+        super().__init__(64, 10)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if self.training and len(input) == 2:
+            raise ZeroDivisionError("two samples")
+        return super().forward(input)
+
+
+def test_what_a_module_raises_is_raised() -> None:
+    setup = simulation("loop", Failing)[0].context.setup
+    clients, task = simulation("processes", Failing)
+    assert clients._engine is None
+    cohort, _ = clients._cohort([task])
+    with pytest.raises(ZeroDivisionError, match="two samples"):
+        ProcessesEngine(setup).train(cohort, torch.empty((len(cohort), setup.layout.size)))
+
+
+def test_short_runs_and_machines_without_forks_keep_to_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    def setup(rounds: int, threads: int = 2) -> TrainingSetup:
+        return simulation("auto", lambda: nn.Sequential(nn.Linear(64, 10), nn.Tanh()), threads, rounds)[0].context.setup
+
+    assert table.candidates(setup(rounds=100), steps=20)[:2] == ["processes", "threads"]
+    assert "processes" not in table.candidates(setup(rounds=99), steps=20)
+    assert "processes" not in table.candidates(setup(rounds=100, threads=1), steps=20)
+    monkeypatch.setattr(table, "can_fork", lambda: False)
+    assert "processes" not in table.candidates(setup(rounds=100), steps=20)
+    assert table.make(setup(rounds=100), "processes").name == "threads"
+
+
+def test_chance_outside_the_names_is_refused() -> None:
+    model, shape, classes = ModelSettings(name=cases.Drawing), (8, 8), 10
+    with pytest.warns(UserWarning, match="draws at random"):
+        _, _, clients = cases.trained("processes", cases.population(shape, classes), model, TRAINING)
+    assert clients.describe()["engine_choice"] == "loop"
