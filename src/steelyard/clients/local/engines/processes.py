@@ -20,6 +20,8 @@ import time
 import warnings
 import weakref
 from collections import deque
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from queue import SimpleQueue
@@ -32,7 +34,7 @@ from numpy.typing import NDArray
 from steelyard.clients.local.device_data.cohort import Cohort
 from steelyard.clients.local.device_data.schedule import longest_first, step_counts
 from steelyard.clients.local.engines.engine import TrainingSetup, Unstacked
-from steelyard.clients.local.engines.execution import arithmetic, shortened
+from steelyard.clients.local.engines.execution import arithmetic, shortened, single_threaded
 from steelyard.clients.local.engines.sequential import channels_last
 from steelyard.errors import UserError
 from steelyard.learning.augmentation import Augmentation
@@ -41,8 +43,6 @@ from steelyard.learning.settings import TrainingSettings
 from steelyard.learning.training import chance_of, orders
 from steelyard.messages import LossState
 
-AHEAD = 2
-"""Shares that a process has at a time: one in training, one that waits, so that it never waits for us."""
 SHARE = 8
 """Clients of a share at most; memory for their models is taken when it is first written to."""
 SHARE_SECONDS = 0.1
@@ -79,21 +79,27 @@ class ProcessesEngine(Unstacked):
         losses = np.zeros(len(cohort))
         steps = step_counts(cohort.sizes, self.setup.training).tolist()
         waiting = deque((job, steps[job]) for job in longest_first(cohort, self.setup.training).tolist())
-        workers, fair = self._started(), sum(steps) / self.setup.threads
-        try:
+        workers, left = self._started(), sum(steps)
+        # With more threads a copy would leave one of them spinning on a core that a process needs.
+        with single_threaded(), self._ended_on_errors():
             for worker in workers:
-                worker.send(cohort, _taken(waiting, min(fair, worker.pace)))
-            while any(worker.shares for worker in workers):
+                worker.send(cohort, _taken(waiting, min(left / len(workers), worker.pace)))
+            left = sum(steps for _, steps in waiting)
+            while any(worker.share for worker in workers):
                 for worker in _answered(workers):
                     for job, losses[job], model in worker.receive():
                         out[job].copy_(model)
-                while waiting and len((least := min(workers, key=lambda worker: worker.steps)).shares) < AHEAD:
-                    left = sum(steps for _, steps in waiting)
-                    least.send(cohort, _taken(waiting, min(left / len(workers), least.pace)))
+                    worker.send(cohort, _taken(waiting, min(left / len(workers), worker.pace)))
+                    left -= sum(steps for _, steps in worker.share)
+        return losses
+
+    @contextmanager
+    def _ended_on_errors(self) -> Generator[None]:
+        try:
+            yield
         except BaseException:
             self.close()  # nobody waits for what they still work on
             raise
-        return losses
 
     def close(self) -> None:
         """End the processes; the next training starts them anew."""
@@ -101,7 +107,7 @@ class ProcessesEngine(Unstacked):
 
     def _started(self) -> list[_Worker]:
         if not self._workers:
-            shape = (self.setup.threads, AHEAD, 2, SHARE, self.setup.layout.size)
+            shape = (self.setup.threads, 2, SHARE, self.setup.layout.size)
             numbers = int(np.prod(shape))
             models = torch.frombuffer(mmap.mmap(-1, 4 * numbers), dtype=torch.float32, count=numbers)
             try:
@@ -117,7 +123,6 @@ class ProcessesEngine(Unstacked):
 class _Share:
     """What is sent of some clients; their starting models, and corrections, lie in shared memory."""
 
-    place: int
     names: list[tuple[int, int, str]]
     """Seed, round and client: what draws come from."""
     sizes: list[int]
@@ -145,12 +150,11 @@ class _Worker:
 
     def __init__(self, setup: TrainingSetup, models: torch.Tensor) -> None:
         self.models = models
-        """[places, 2, clients, parameters], shared: the models that clients start from and then have; corrections."""
-        self.shares: deque[tuple[int, list[Job]]] = deque()
-        """Places and jobs."""
+        """[2, clients, parameters], shared: the models that clients start from and then have; their corrections."""
+        self.share: list[Job] = []
+        """What it works on."""
         self.pace = 1.0
         """Steps that make a share worth while."""
-        self._sent = 0
         self._parent = os.getpid()
         processes = multiprocessing.get_context("fork")
         self.line, theirs = processes.Pipe()
@@ -161,17 +165,12 @@ class _Worker:
             self.process.start()
         theirs.close()
 
-    @property
-    def steps(self) -> int:
-        """Steps that it still has to do."""
-        return sum(steps for _, share in self.shares for _, steps in share)
-
     def send(self, cohort: Cohort, share: list[Job]) -> None:
         """Give it the samples and the starting models of some jobs."""
+        self.share = share
         if not share:
             return
-        place, self._sent = self._sent % AHEAD, self._sent + 1
-        starts, corrections = self.models[place]
+        starts, corrections = self.models
         jobs = [job for job, _ in share]
         tasks = [cohort.tasks[number] for number in cohort.task[jobs]]
         for row, job in enumerate(jobs):
@@ -180,7 +179,6 @@ class _Worker:
                 corrections[row].copy_(cohort.corrections[job])
         features, labels = zip(*map(cohort.samples, jobs), strict=True)
         sent = _Share(
-            place,
             [(task.seed, task.round, cohort.name(job)) for task, job in zip(tasks, jobs, strict=True)],
             cohort.sizes[jobs].tolist(),
             torch.cat(features).numpy(),
@@ -189,25 +187,24 @@ class _Worker:
             cohort.descent,
             cohort.dataset.augment,
         )
-        self.shares.append((place, share))
         try:
             self.line.send_bytes(pickle.dumps(sent, pickle.HIGHEST_PROTOCOL))
         except OSError:
             self._died()
 
     def receive(self) -> list[tuple[int, float, torch.Tensor]]:
-        """Return the jobs of its oldest share with losses and models, or raise what stopped it."""
+        """Return the jobs of its share with losses and models, or raise what stopped it."""
         try:
             answer: tuple[float, list[float]] | Exception = pickle.loads(self.line.recv_bytes())
         except (EOFError, OSError):
             self._died()
         if isinstance(answer, Exception):
             raise answer
-        (place, share), (seconds, losses) = self.shares.popleft(), answer
-        self.pace = SHARE_SECONDS * sum(steps for _, steps in share) / max(seconds, 1e-6)
+        seconds, losses = answer
+        self.pace = SHARE_SECONDS * sum(steps for _, steps in self.share) / max(seconds, 1e-6)
         return [
-            (job, loss, self.models[place, 0, row])
-            for row, ((job, _), loss) in enumerate(zip(share, losses, strict=True))
+            (job, loss, self.models[0, row])
+            for row, ((job, _), loss) in enumerate(zip(self.share, losses, strict=True))
         ]
 
     def _died(self) -> NoReturn:
@@ -249,7 +246,7 @@ def _end(workers: list[_Worker]) -> None:
 
 def _answered(workers: list[_Worker]) -> list[_Worker]:
     """Wait until some have answered; a fork may have inherited a lock that nobody opens, and then it never would."""
-    lines = {worker.line: worker for worker in workers if worker.shares}
+    lines = {worker.line: worker for worker in workers if worker.share}
     seen: list[str] = []
     while not (ready := wait(list(lines), SILENCE)):
         now = [worker.processor_time for worker in lines.values()]
@@ -284,7 +281,7 @@ def _serve(setup: TrainingSetup, models: torch.Tensor, line: Connection) -> NoRe
                     torch.from_numpy(each).split(share.sizes) for each in (share.features, share.labels)
                 )
                 for row, order in enumerate(share.orders(setup.training)):
-                    start, correction = models[share.place, :, row]
+                    start, correction = models[:, row]
                     samples = (features[row], labels[row], order, setup.training, share.losses[row])
                     how = (share.descent, correction if share.descent.corrected else None, share.augment)
                     with shortened(setup.precision, setup.device):
@@ -296,7 +293,7 @@ def _serve(setup: TrainingSetup, models: torch.Tensor, line: Connection) -> NoRe
 
 
 def _listen(line: Connection, inbox: SimpleQueue[_Share]) -> NoReturn:
-    """Take in what is sent while a share is in training; end when there is nobody left to send."""
+    """Take in what is sent, and end, also amid a client's training, when there is nobody left to send."""
     while True:
         try:
             inbox.put(pickle.loads(line.recv_bytes()))
