@@ -7,25 +7,18 @@ nothing about its model: draws are by name, and every process has one operator t
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import mmap
 import multiprocessing
 import os
 import pickle
-import signal
 import sys
-import threading
-import time
 import warnings
 import weakref
 from collections import deque
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from queue import SimpleQueue
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 import torch
@@ -34,14 +27,9 @@ from numpy.typing import NDArray
 from steelyard.clients.local.device_data.cohort import Cohort
 from steelyard.clients.local.device_data.schedule import longest_first, step_counts
 from steelyard.clients.local.engines.engine import TrainingSetup, Unstacked
-from steelyard.clients.local.engines.execution import arithmetic, shortened, single_threaded
-from steelyard.clients.local.engines.sequential import channels_last
+from steelyard.clients.local.engines.execution import single_threaded
+from steelyard.clients.local.engines.process_worker import Share, serve
 from steelyard.errors import UserError
-from steelyard.learning.augmentation import Augmentation
-from steelyard.learning.descent import Descent
-from steelyard.learning.settings import TrainingSettings
-from steelyard.learning.training import chance_of, orders
-from steelyard.messages import LossState
 
 SHARE = 8
 """Clients of a share at most; memory for their models is taken when it is first written to."""
@@ -49,9 +37,6 @@ SHARE_SECONDS = 0.1
 """Processor time that a share of small clients takes: to hand one over costs up to a millisecond."""
 SILENCE = 30.0
 """Seconds after which we look whether processes that do not answer compute at all."""
-HEAP = 256 << 20
-"""Bytes of a process's memory that lie on large pages; they are taken when they are first written to."""
-
 Job = tuple[int, int]
 """A job of a cohort and its steps."""
 
@@ -119,32 +104,6 @@ class ProcessesEngine(Unstacked):
         return self._workers
 
 
-@dataclass(frozen=True)
-class _Share:
-    """What is sent of some clients; their starting models, and corrections, lie in shared memory."""
-
-    names: list[tuple[int, int, str]]
-    """Seed, round and client: what draws come from."""
-    sizes: list[int]
-    features: NDArray[Any]
-    labels: NDArray[Any]
-    """Those of all clients, one after another."""
-    losses: list[LossState]
-    descent: Descent
-    augment: Augmentation | None
-
-    def orders(self, training: TrainingSettings) -> list[NDArray[np.int64]]:
-        """Return the order in which each client visits its samples; of clients that are alike all are drawn at once."""
-        alike: dict[tuple[int, int, int], list[int]] = {}
-        for number, ((seed, round, _), size) in enumerate(zip(self.names, self.sizes, strict=True)):
-            alike.setdefault((seed, round, size), []).append(number)
-        found: dict[int, NDArray[np.int64]] = {}
-        for (seed, round, size), numbers in alike.items():
-            drawn = orders(seed, round, [self.names[number][2] for number in numbers], size, training)
-            found.update(zip(numbers, drawn, strict=True))
-        return [found[number] for number in range(len(self.names))]
-
-
 class _Worker:
     """One process as the engine sees it: the line to it, and what it has been sent and not answered."""
 
@@ -158,7 +117,7 @@ class _Worker:
         self._parent = os.getpid()
         processes = multiprocessing.get_context("fork")
         self.line, theirs = processes.Pipe()
-        self.process = processes.Process(target=_serve, args=(setup, models, theirs), daemon=True)
+        self.process = processes.Process(target=serve, args=(setup, models, theirs), daemon=True)
         with warnings.catch_warnings():
             # Newer Pythons warn of forks beside threads. Ours wait for work, and a fork uses nothing of them.
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -178,7 +137,7 @@ class _Worker:
             if cohort.corrections is not None:
                 corrections[row].copy_(cohort.corrections[job])
         features, labels = zip(*map(cohort.samples, jobs), strict=True)
-        sent = _Share(
+        sent = Share(
             [(task.seed, task.round, cohort.name(job)) for task, job in zip(tasks, jobs, strict=True)],
             cohort.sizes[jobs].tolist(),
             torch.cat(features).numpy(),
@@ -257,76 +216,3 @@ def _answered(workers: list[_Worker]) -> list[_Worker]:
             )
         seen.append(str(now))
     return [lines[line] for line in ready if isinstance(line, Connection)]
-
-
-def _serve(setup: TrainingSetup, models: torch.Tensor, line: Connection) -> NoReturn:
-    """Be one of the processes: train what comes in until the engine's process is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the engine's process decides.
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    # Locks, sockets and pipes of the engine's process would stay open for as long as we live.
-    os.closerange(3, line.fileno())
-    os.closerange(line.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
-    torch.set_num_threads(1)
-    _keep_memory()
-    gc.freeze()  # no search for garbage goes through, and copies, what was there before
-    inbox: SimpleQueue[_Share] = SimpleQueue()
-    threading.Thread(target=_listen, args=(line, inbox), daemon=True).start()
-    loop = channels_last(setup)
-    with arithmetic(setup.precision, setup.device), torch.enable_grad():
-        while True:
-            share = inbox.get()
-            begun, losses = time.process_time(), list[float]()
-            try:
-                features, labels = (
-                    torch.from_numpy(each).split(share.sizes) for each in (share.features, share.labels)
-                )
-                for row, order in enumerate(share.orders(setup.training)):
-                    start, correction = models[:, row]
-                    samples = (features[row], labels[row], order, setup.training, share.losses[row])
-                    how = (share.descent, correction if share.descent.corrected else None, share.augment)
-                    with shortened(setup.precision, setup.device):
-                        losses.append(loop.train(start, *samples, None, chance_of(*share.names[row]), *how, start)[1])
-                answer = time.process_time() - begun, losses
-            except Exception as error:  # whatever the user's module does
-                answer = _sendable(error)
-            line.send_bytes(pickle.dumps(answer))
-
-
-def _listen(line: Connection, inbox: SimpleQueue[_Share]) -> NoReturn:
-    """Take in what is sent, and end, also amid a client's training, when there is nobody left to send."""
-    while True:
-        try:
-            inbox.put(pickle.loads(line.recv_bytes()))
-        except (EOFError, OSError):
-            os._exit(0)
-
-
-def _sendable(error: Exception) -> Exception:
-    """The error itself, or its words where it cannot be sent."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error
-
-
-def _keep_memory() -> None:
-    """Let malloc keep what is freed, on large pages: a step takes and frees the same blocks over and over.
-
-    By default the larger ones go back to the system, which hands out zeroed pages of 4 KB anew in every step.
-    """
-    library = ctypes.CDLL(None)
-    if not hasattr(library, "mallopt"):
-        return
-    trim_threshold, top_pad, mmap_threshold = -1, -2, -3
-    for option, value in ((mmap_threshold, 1 << 30), (trim_threshold, (1 << 31) - 1), (top_pad, 64 << 20)):
-        library.mallopt(option, value)
-    library.malloc.restype = ctypes.c_void_p
-    library.malloc.argtypes = [ctypes.c_size_t]
-    library.free.argtypes = [ctypes.c_void_p]
-    library.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    block = library.malloc(HEAP)
-    if block:
-        begin = -(-block // mmap.PAGESIZE) * mmap.PAGESIZE
-        library.madvise(begin, HEAP - mmap.PAGESIZE, mmap.MADV_HUGEPAGE)
-        library.free(block)
