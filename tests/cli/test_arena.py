@@ -40,6 +40,8 @@ def test_an_own_rule_is_judged_checked_and_found_again(steelyard: CommandLine, t
     assert again.returncode == 0, again.stderr
     document = json.loads(again.stdout)
     assert document["sentence"] == done.stdout.splitlines()[0]
+    shown = steelyard("table", "out")
+    assert (shown.returncode, shown.stdout.splitlines()[0]) == (0, document["sentence"])
     alike = {row["rule"]: row["value"]["values"] for row in document["scenes"][0]["rules"]}
     assert alike["MINE"] == alike["EQ"], "an equal say is an equal say"
     checked = steelyard("arena", "--check", "out/arena.json", "--quiet")

@@ -23,6 +23,7 @@ from steelyard.rounds.progress import watching
 if TYPE_CHECKING:
     from steelyard.arena.candidate import Candidate
     from steelyard.arena.suite import Suite
+    from steelyard.report.documents.arena import ArenaDocument
 
 _log = logger(__name__)
 
@@ -146,7 +147,6 @@ def _finish(folder: Path, trust: bool, accept_changes: bool, format: str, jobs: 
     """Run what is left of an arena's scenes, write its files and show the answer; its code was asked for if `trust`."""
     from steelyard.arena.archive import ARCHIVE, REPORT, write_arena_files
     from steelyard.arena.running import run_arena
-    from steelyard.arena.table import arena_text
 
     ask = None if trust else asking(trust)
     shown = not quiet() and jobs == 1
@@ -155,15 +155,34 @@ def _finish(folder: Path, trust: bool, accept_changes: bool, format: str, jobs: 
     )
     with doing("summing up"):
         document = write_arena_files(folder)
-    if format == "json":
-        print_json({"folder": str(folder), **document})
-    else:
-        print(arena_text(document, width=terminal_width()))
+    _show(folder, document, format)
+    if format == "text":
         print(f"runs stored in {printable(str(folder))}; archive: {printable(str(folder / ARCHIVE))}")
         print(f"report: {printable(str(folder / REPORT))}")
     if document["failed"] and document["mean_gain"] is None:
         # A program that looks at the exit code alone must not take this for an answer.
         raise UserError(f"arena: no verdict: {document['sentence']}")
+
+
+def show_arena(folder: Path, format: str) -> None:
+    """Show the answer of an arena as far as it has come; what `steelyard table` does with the folder of one."""
+    from steelyard.arena.figures import read_figures
+    from steelyard.arena.plan import read_arena
+    from steelyard.arena.verdict import judge
+
+    if format not in ("text", "json"):
+        raise UserError(f"--format: got '{format}' with an arena; allowed: text, json")
+    arena = read_arena(folder)
+    _show(folder, judge(arena, read_figures(folder, arena)), format)
+
+
+def _show(folder: Path, document: ArenaDocument, format: str) -> None:
+    from steelyard.arena.table import arena_text
+
+    if format == "json":
+        print_json({"folder": str(folder), **document})
+    else:
+        print(arena_text(document, width=terminal_width()))
 
 
 def _check(archive: Path, format: str) -> None:

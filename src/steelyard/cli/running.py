@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from steelyard.activity import doing
-from steelyard.cli.arena import resume_arena
+from steelyard.cli.arena import resume_arena, show_arena
 from steelyard.cli.attack import resume_attack
 from steelyard.cli.finishing import finish, report_line, watched, write_own_report
 from steelyard.cli.options import (
@@ -179,7 +179,7 @@ def compare(
 
 
 def table(
-    folder: Annotated[Path, typer.Argument(help="Folder of a run, a comparison or a sweep.")],
+    folder: Annotated[Path, typer.Argument(help="Folder of a run, a comparison, a sweep or an arena.")],
     baseline: BaselineOption = None,
     format: TableFormatOption = "text",
     curves: Annotated[
@@ -195,8 +195,12 @@ def table(
     full: FullOption = False,
 ) -> None:
     """Say which rule to use, and show the papers' tables: rounds to target, gains, devices, samples, curves."""
+    from steelyard.arena.plan import is_arena
     from steelyard.sweeps.plan_file import is_sweep
 
+    if is_arena(folder):
+        show_arena(folder, format)
+        return
     if is_sweep(folder):
         from steelyard.sweeps.result import sweep_document
 
