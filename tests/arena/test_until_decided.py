@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.arena.made import QUICK, SUITE, figures, on_paper, trusting
 
-from steelyard import UserError
+from steelyard import UserError, files
 from steelyard.arena import running
 from steelyard.arena.archive import ARCHIVE, check_archive, write_archive
 from steelyard.arena.candidate import read_candidates
@@ -42,6 +44,21 @@ def test_the_same_candidate_keeps_its_number_and_others_get_the_next(own_state: 
         (own_state / OPENED).write_text(text)
         with pytest.raises(UserError, match=OPENED):
             opening("small 2", {"a": 3})
+
+
+def test_candidates_that_open_at_once_get_numbers_of_their_own(
+    own_state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = files.write
+
+    def slow(path: Path, content: bytes) -> None:
+        time.sleep(0.02)  # long enough for the others to have read what this one replaces
+        write(path, content)
+
+    monkeypatch.setattr(files, "write", slow)
+    with ThreadPoolExecutor(4) as pool:
+        numbers = list(pool.map(lambda number: opening("small 2", {"a": number}), range(4)))
+    assert sorted(numbers) == [1, 2, 3, 4]
 
 
 def test_levels_fall_for_candidates_that_come_later() -> None:

@@ -6,6 +6,7 @@ A hundred candidates that each had 5 % would give five lucky ones. So the n-th h
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -34,13 +35,17 @@ def opening(suite: str, candidate: Mapping[str, Any]) -> int:
     """
     path = state_folder() / OPENED
     digest = hashlib.sha256(json.dumps(candidate, sort_keys=True).encode()).hexdigest()
-    found = _read(path)
-    mine = found.setdefault(suite, [])
+    mine = _read(path).get(suite, [])
     if digest not in mine:
-        mine.append(digest)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            files.write(path, f"{json.dumps(found, indent=1)}\n".encode())
+            with files.open_lock(path.with_suffix(".lock")) as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)  # two that open at once must not get one number
+                found = _read(path)
+                mine = found.setdefault(suite, [])
+                if digest not in mine:
+                    mine.append(digest)
+                    files.write(path, f"{json.dumps(found, indent=1)}\n".encode())
         except OSError as error:
             raise UserError(
                 f"{path}: cannot be written: {error.strerror}; allowed: a writable folder (STEELYARD_STATE)"
