@@ -11,6 +11,9 @@ from tests.docs.made import beside
 from tests.docs.sentences import long_sentences, sentences
 from tests.warm import ROOT
 
+from steelyard.arena.archive import check_archive, read_archive
+from steelyard.arena.verdict import judge
+
 RESULTS = ROOT / "docs" / "results"
 PAGES = sorted(path.stem for path in RESULTS.glob("*.md") if path.stem not in {"index", "contributions"})
 FOLDED = re.compile(r'<details markdown="1">\n<summary>[^<\n]+</summary>\n\n.*?\n\n</details>', re.DOTALL)
@@ -126,3 +129,17 @@ def test_what_is_said_of_the_third_papers_table_follows_from_its_cells() -> None
 def test_no_sentence_is_too_long(folder: str) -> None:
     pages: list[Path] = sorted((ROOT / "docs" / folder).glob("*.md"))
     assert {page.name: found for page in pages if (found := long_sentences(page.read_text(encoding="utf-8")))} == {}
+
+
+def test_the_arenas_board_says_what_its_archive_says() -> None:
+    path = RESULTS / "arena.json"
+    assert not check_archive(path, anew=False).differs
+    archive = read_archive(path)
+    found = judge(archive.arena, archive.figures)
+    page = (RESULTS / "arena.md").read_text(encoding="utf-8")
+    for scene in found["scenes"]:
+        gain = f"{100 * scene['gain']['mean']:+.1f}".replace("-", "−")
+        line = rf"^\| {scene['scene']} \|.* \| {re.escape(gain)} ± [^|]+\|.*\| {scene['verdict']} \|$"
+        assert re.search(line, page, re.MULTILINE), line
+    better, worse = (sum(scene["verdict"] == word for scene in found["scenes"]) for word in ("better", "worse"))
+    assert f"| `{archive.arena.candidate.label}` | {better} | {worse} |" in page
