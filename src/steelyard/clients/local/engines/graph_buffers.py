@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -31,7 +31,7 @@ TOGETHER = 8
 
 
 @contextmanager
-def _without_collection() -> Iterator[None]:
+def _without_collection() -> Generator[None]:
     """Collect garbage now and not meanwhile: an old graph that is freed while another is captured would spoil it."""
     gc.collect()
     was = gc.isenabled()
