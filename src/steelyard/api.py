@@ -22,6 +22,7 @@ from steelyard.report.documents.comparison import SweepDocument
 from steelyard.result import Result
 from steelyard.rounds.progress import shown_by_default, watching
 from steelyard.settings import Section, explain
+from steelyard.sweeps.jobs import MOST_JOBS
 from steelyard.sweeps.plan import Scalar, plan
 from steelyard.sweeps.result import BEST, sweep_document, write_sweep_files
 from steelyard.sweeps.running import sweep as run_sweep
@@ -32,9 +33,6 @@ if TYPE_CHECKING:
     import altair as alt
 
     from steelyard.data.dataset import DatasetOrSeeded
-
-
-MOST_JOBS = 256
 
 
 @dataclass(frozen=True, repr=False)
@@ -204,7 +202,7 @@ class _Verbs:
         for field in over:
             expect("over", field, str, "fields by name, such as 'training.epochs'")
         expect("stacked", stacked, bool, "True or False")
-        expect("jobs", jobs, int, "a whole number from 1 to 256")
+        expect("jobs", jobs, int, f"a whole number from 1 to {MOST_JOBS}")
         if not 1 <= jobs <= MOST_JOBS:
             raise UserError(f"jobs: got {brief(jobs)}; allowed: a whole number from 1 to {MOST_JOBS}")
         planned = plan(

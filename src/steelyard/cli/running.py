@@ -84,7 +84,6 @@ def resume(
             from steelyard.arena.plan import is_arena
             from steelyard.experiment.parts import part_of
             from steelyard.federate.resuming import resume as resume_run
-            from steelyard.files import check_run
             from steelyard.result import Result
             from steelyard.runs.reader import History
             from steelyard.sweeps.attacking import is_attack
@@ -107,12 +106,11 @@ def resume(
         def go_on() -> Result:
             return Result(resume_run(folder, progress=not quiet(), ask=asking(trust), accept_changes=accept_changes))
 
-        check_run(folder)  # before its database is opened
-        part = part_of(History(folder))
-        if part is not None and not report:
-            say_part(part, watched(go_on).folder, format)
+        result = watched(go_on)
+        if not report and (part := part_of(History(result.folder))) is not None:
+            say_part(part, result.folder, format)
             return
-        finish(go_on, format, report)
+        finish(lambda: result, format, report)
 
 
 def compare(
