@@ -33,7 +33,7 @@ from steelyard.experiment.comparing import with_rules
 from steelyard.experiment.loading import build
 from steelyard.experiment.parts import Parts, assembled, federations_of
 from steelyard.rounds.loop import run_rounds
-from steelyard.rounds.state import RoundRecord, RoundState
+from steelyard.rounds.state import RoundRecord, States
 from steelyard.sweeps.attacking import CLEAN, attack_names, under_attack
 
 EARLY, CONVERGED = 15, 40
@@ -171,9 +171,7 @@ class Collector:
         self.backdoor: dict[str, float] = {}
         self.alarms: dict[str, dict[str, list[bool]]] = {}
 
-    def commit(
-        self, round: int, records: Sequence[RoundRecord], states: Mapping[str, RoundState], *_: object, last: bool
-    ) -> None:
+    def commit(self, round: int, records: Sequence[RoundRecord], states: States, *_: object, last: bool) -> None:
         """Note what is wanted of a round."""
         for record in records:
             name = record.federation

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.parts import federations_of, plan_of
 from steelyard.messages import Task, Updates
 from steelyard.rounds.loop import run_rounds
-from steelyard.rounds.state import Federation, RoundRecord, RoundState
+from steelyard.rounds.state import Federation, RoundRecord, Snapshot, States
 
 
 def settle() -> None:
@@ -42,13 +42,7 @@ class Stopwatch:
         self._begun = time.perf_counter()
 
     def commit(
-        self,
-        round: int,
-        records: Sequence[RoundRecord],
-        states: Mapping[str, RoundState],
-        snapshot: Callable[[], Mapping[str, torch.Tensor]],
-        *,
-        last: bool,
+        self, round: int, records: Sequence[RoundRecord], states: States, snapshot: Snapshot, *, last: bool
     ) -> None:
         settle()
         now = time.perf_counter()

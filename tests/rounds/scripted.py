@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from steelyard.messages import Evaluations, Failure, LossState, Question, Task, Updates
-from steelyard.rounds.state import Federation, RoundRecord, RoundState
+from steelyard.rounds.state import Federation, RoundRecord, RoundState, Snapshot, States
 from steelyard.update_payloads import DenseModels, ServerTest
 from steelyard.weighing.priorities import OrderState
 from steelyard.weighing.rule import Rule, WeighingSettings
@@ -113,13 +113,7 @@ class Recorder:
         self.states: list[dict[str, int]] = []
 
     def commit(
-        self,
-        round: int,
-        records: Sequence[RoundRecord],
-        states: Mapping[str, RoundState],
-        snapshot: Callable[[], Mapping[str, torch.Tensor]],
-        *,
-        last: bool,
+        self, round: int, records: Sequence[RoundRecord], states: States, snapshot: Snapshot, *, last: bool
     ) -> None:
         assert "kept" in snapshot()
         self.rounds.append((round, last))

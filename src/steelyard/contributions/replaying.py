@@ -6,13 +6,11 @@ run that was, bit for bit, or there are none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import torch
 
 from steelyard import files
 from steelyard.clients.protocol import WrappedClients
@@ -23,7 +21,7 @@ from steelyard.experiment.parts import Parts, as_begun
 from steelyard.messages import Task, Updates
 from steelyard.rounds.contributions import ContributionSettings, RoundValues
 from steelyard.rounds.loop import Progress, run_rounds
-from steelyard.rounds.state import Federation, Plan, RoundRecord, RoundState
+from steelyard.rounds.state import Federation, Plan, RoundRecord, Snapshot, States
 from steelyard.runs.chain_check import require_whole
 from steelyard.runs.kept_updates import kept_rounds, read_round
 from steelyard.runs.reader import History
@@ -137,13 +135,7 @@ class _Recorder:
         self.found: Found = {}
 
     def commit(
-        self,
-        round: int,
-        records: Sequence[RoundRecord],
-        states: Mapping[str, RoundState],
-        snapshot: Callable[[], Mapping[str, torch.Tensor]],
-        *,
-        last: bool,
+        self, round: int, records: Sequence[RoundRecord], states: States, snapshot: Snapshot, *, last: bool
     ) -> None:
         for record in records:
             wanted = None if self._digests is None else self._digests.get((record.federation, round))

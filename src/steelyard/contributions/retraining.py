@@ -6,7 +6,7 @@ seed. A coalition trains exactly as a run would that never had the other clients
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from steelyard.experiment.parts import Parts, as_begun
 from steelyard.messages import Floats
 from steelyard.rounds.contributions import ContributionSettings, Measure, RoundValues
 from steelyard.rounds.loop import Progress, run_rounds
-from steelyard.rounds.state import Federation, RoundRecord, RoundState
+from steelyard.rounds.state import Federation, RoundRecord, Snapshot, States
 from steelyard.rounds.valuing import Test, overall_first, tester
 from steelyard.runs.reader import History
 from steelyard.runs.valued import RETRAINED, add_values
@@ -58,13 +58,7 @@ class _Nothing:
     """A recorder that keeps nothing: retrained coalitions are judged by their last models."""
 
     def commit(
-        self,
-        round: int,
-        records: Sequence[RoundRecord],
-        states: Mapping[str, RoundState],
-        snapshot: Callable[[], Mapping[str, torch.Tensor]],
-        *,
-        last: bool,
+        self, round: int, records: Sequence[RoundRecord], states: States, snapshot: Snapshot, *, last: bool
     ) -> None:
         """Forget a round."""
 

@@ -21,7 +21,7 @@ from steelyard.settings import parse
 
 if TYPE_CHECKING:
     from steelyard.clients.protocol import Clients, Server
-    from steelyard.rounds.state import Federation, RoundState
+    from steelyard.rounds.state import Federation, States
 
 TEXT, CODE_FILES, DATA = "experiment_text", "code_files", "data"
 """Facts in a run's database: its experiment file as it was written, checksums of its code, fingerprints of its data."""
@@ -150,7 +150,7 @@ def changed_versions(history: History) -> list[str]:
     ]
 
 
-def check_models(states: Mapping[str, RoundState], federations: Sequence[Federation], server: Server) -> None:
+def check_models(states: States, federations: Sequence[Federation], server: Server) -> None:
     """Refuse to go on with a model of another size, where changes were accepted."""
     for federation in federations:
         state = states.get(federation.name)

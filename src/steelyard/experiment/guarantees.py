@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from steelyard.clients.protocol import Clients
     from steelyard.experiment.description import Description
     from steelyard.rounds.private import PrivateRounds
-    from steelyard.rounds.state import Federation, Plan, RoundState
+    from steelyard.rounds.state import Federation, Plan, RoundState, States
     from steelyard.weighing.criteria import Criterion
 
 
@@ -83,9 +83,7 @@ def remaining(
     return {name: replace(state, finished=state.finished or name in ended) for name, state in states.items()}
 
 
-def guarantee_record(
-    private: PrivateRounds, federations: Sequence[Federation], states: Mapping[str, RoundState]
-) -> dict[str, Any]:
+def guarantee_record(private: PrivateRounds, federations: Sequence[Federation], states: States) -> dict[str, Any]:
     """Return what was guaranteed and what was spent, as a run's record keeps it."""
     settings, kept = private.settings, [f for f in federations if f.rule.settings.trained_by == "clients"]
     section = settings.central or settings.local

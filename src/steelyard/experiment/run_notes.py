@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -17,13 +17,11 @@ from steelyard.experiment.guarantees import guarantee_notes
 from steelyard.logs import logger
 from steelyard.privacy.settings import PrivacySettings
 from steelyard.rounds.progress import weighed_one
-from steelyard.rounds.state import Federation, RoundRecord, RoundState
+from steelyard.rounds.state import Federation, RoundRecord, Snapshot, States
 from steelyard.runs.store import Store
 from steelyard.weighing.trust import warnings
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from steelyard.clients.protocol import Clients
 
 _log = logger(__name__)
@@ -61,13 +59,7 @@ class RunRecorder:
         self._noted = self._warned = False
 
     def commit(
-        self,
-        round: int,
-        records: Sequence[RoundRecord],
-        states: Mapping[str, RoundState],
-        snapshot: Callable[[], Mapping[str, Tensor]],
-        *,
-        last: bool,
+        self, round: int, records: Sequence[RoundRecord], states: States, snapshot: Snapshot, *, last: bool
     ) -> None:
         # What is noted of clients elsewhere may change with every round; of simulated ones it does not.
         if round > 0 and (not self._noted or isinstance(self._clients, ClientsWithNotes)):

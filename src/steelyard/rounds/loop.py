@@ -23,7 +23,7 @@ from steelyard.rounds.selecting import SELECT
 from steelyard.rounds.server_rows import fit_to_server, train_alone
 from steelyard.rounds.settings import reached
 from steelyard.rounds.soundness import Exploded
-from steelyard.rounds.state import CLOCK, Draft, Federation, Plan, Recorder, RoundRecord, RoundState, first_like
+from steelyard.rounds.state import CLOCK, Draft, Federation, Plan, Recorder, RoundRecord, RoundState, States, first_like
 from steelyard.rounds.testing import check_tested, evaluate
 from steelyard.rounds.valuing import value_round
 from steelyard.update_payloads import ServerTest
@@ -65,14 +65,14 @@ def run_rounds(
     return states
 
 
-def _active(states: Mapping[str, RoundState]) -> bool:
+def _active(states: States) -> bool:
     return any(not state.finished for state in states.values())
 
 
 def _report(
     progress: Progress | None,
     round: int,
-    states: Mapping[str, RoundState],
+    states: States,
     epsilons: Mapping[str, float] | None = None,
 ) -> None:
     if progress is None:

@@ -45,6 +45,12 @@ class RoundState:
     """What the algorithm's server keeps, by name: control variates, moments."""
 
 
+States = Mapping[str, RoundState]
+"""The states of all federations by their names."""
+Snapshot = Callable[[], Mapping[str, torch.Tensor]]
+"""Gives what the clients keep between rounds; called only where it is to be written down."""
+
+
 @dataclass(frozen=True, eq=False)
 class Federation:
     """One algorithm with one rule and one seed: what is compared when several run side by side."""
@@ -154,13 +160,7 @@ class Recorder(Protocol):
     """Takes whole rounds; `commit` makes a round durable as a whole or not at all."""
 
     def commit(
-        self,
-        round: int,
-        records: Sequence[RoundRecord],
-        states: Mapping[str, RoundState],
-        snapshot: Callable[[], Mapping[str, torch.Tensor]],
-        *,
-        last: bool,
+        self, round: int, records: Sequence[RoundRecord], states: States, snapshot: Snapshot, *, last: bool
     ) -> None: ...
 
 
@@ -225,9 +225,7 @@ class Plan:
         return now, 0.0 if comes is None else comes - now
 
 
-def first_like(
-    federation: Federation, federations: Sequence[Federation], states: Mapping[str, RoundState]
-) -> Federation:
+def first_like(federation: Federation, federations: Sequence[Federation], states: States) -> Federation:
     """Return the first federation of the same seed that starts from the same model."""
     model = states[federation.name].parameters
     return next(f for f in federations if f.seed == federation.seed and torch.equal(states[f.name].parameters, model))

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from steelyard.errors import UserError, printable
 from steelyard.messages import LossState
-from steelyard.rounds.state import RoundState
+from steelyard.rounds.state import RoundState, States
 from steelyard.runs.tensor_files import CLIENTS, FOLDER, Loaded, check_name, load_all, read_content
 from steelyard.weighing.priorities import OrderState
 
@@ -32,7 +32,7 @@ def checksum(content: bytes, text: str) -> str:
     return hashlib.sha256(content + b"\0" + text.encode()).hexdigest()
 
 
-def pack(states: Mapping[str, RoundState], clients: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], str]:
+def pack(states: States, clients: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], str]:
     """Split states into tensors (models, what clients keep) and JSON (everything else)."""
     tensors = {MODELS + name: state.parameters for name, state in states.items()}
     tensors |= {CLIENTS + name: tensor for name, tensor in clients.items()}
@@ -52,7 +52,7 @@ def pack(states: Mapping[str, RoundState], clients: Mapping[str, torch.Tensor]) 
     return tensors, json.dumps(rest)
 
 
-def without_models(states: Mapping[str, RoundState]) -> dict[str, RoundState]:
+def without_models(states: States) -> dict[str, RoundState]:
     """Return states whose models are empty, for runs that keep none."""
     return {name: replace(state, parameters=state.parameters[:0]) for name, state in states.items()}
 

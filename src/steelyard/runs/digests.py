@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from steelyard.algorithms.settings import algorithm_table
 from steelyard.messages import Signed, Updates
-from steelyard.rounds.state import Federation, RoundRecord, RoundState
+from steelyard.rounds.state import Federation, RoundRecord, RoundState, States
 from steelyard.signing import DIGEST_BYTES, model_digest, salted_digest, server_salt, task_digest
 from steelyard.update_payloads import DenseModels, Payload
 
@@ -91,9 +91,7 @@ class Digests:
         """Say what salts are made from, and the digests of the models that the federations go on from."""
         self._secret, self._models = secret, dict(models)
 
-    def take(
-        self, round: int, records: Sequence[RoundRecord], states: Mapping[str, RoundState], *, single: bool
-    ) -> None:
+    def take(self, round: int, records: Sequence[RoundRecord], states: States, *, single: bool) -> None:
         """Begin with the digests of a round; those of the round before are waited for. `single`: of updates too."""
         self._wait()
         work = [

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from steelyard import files
 from steelyard.errors import UserError
 from steelyard.messages import Failure, Updates
-from steelyard.rounds.state import RoundRecord, RoundState
+from steelyard.rounds.state import RoundRecord, States
 from steelyard.runs.tensor_files import NAMED, metadata_of, read_content, read_tensors, write_tensors
 from steelyard.update_payloads import DenseModels
 
@@ -62,9 +62,7 @@ def path_of_round(folder: Path, round: int) -> Path:
     return folder / FOLDER / f"round-{round:06d}.safetensors"
 
 
-def keep_round(
-    folder: Path, round: int, records: Sequence[RoundRecord], states: Mapping[str, RoundState], keep_as: Kept
-) -> None:
+def keep_round(folder: Path, round: int, records: Sequence[RoundRecord], states: States, keep_as: Kept) -> None:
     """Write the updates of a round of all federations, and the models that it ended with, these never rounded."""
     tensors = {f"{_AFTER}{record.federation}": states[record.federation].parameters for record in records}
     about: dict[str, dict[str, Any]] = {}

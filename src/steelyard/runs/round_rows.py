@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 
 import numpy as np
 
 from steelyard.messages import Evaluations, Updates
 from steelyard.rounds.contributions import RoundValues
-from steelyard.rounds.state import Federation, RoundRecord, RoundState
+from steelyard.rounds.state import Federation, RoundRecord, States
 from steelyard.runs.columns import KEYS, WHOLE, pack
 from steelyard.runs.digests import Digest
 from steelyard.runs.schema import WRITE
@@ -126,7 +126,7 @@ class RoundRows:
                 row = (*here, key, clients, others or None, signed.before or None, signed.signature)
                 self._db.execute(WRITE["signatures"], row)
 
-    def end(self, states: Mapping[str, RoundState]) -> None:
+    def end(self, states: States) -> None:
         """Write which federations ended because their model exploded, in the round after their last."""
         self._db.executemany(
             _END,

@@ -5,19 +5,17 @@ from __future__ import annotations
 import fcntl
 import json
 import sqlite3
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import astuple, replace
 from pathlib import Path
 from typing import BinaryIO
 
-import torch
-
 from steelyard import files
 from steelyard.errors import MachineError, UserError
 from steelyard.privacy.ledger import Ledger
 from steelyard.rounds.contributions import RoundValues
-from steelyard.rounds.state import Federation, RoundRecord, RoundState
+from steelyard.rounds.state import Federation, RoundRecord, Snapshot, States
 from steelyard.runs import chain, chain_check, checkpoint
 from steelyard.runs.digests import Digests
 from steelyard.runs.kept_updates import Kept, keep_round
@@ -120,13 +118,7 @@ class Store:
             ) from error
 
     def commit(
-        self,
-        round: int,
-        records: Sequence[RoundRecord],
-        states: Mapping[str, RoundState],
-        snapshot: Callable[[], Mapping[str, torch.Tensor]],
-        *,
-        last: bool,
+        self, round: int, records: Sequence[RoundRecord], states: States, snapshot: Snapshot, *, last: bool
     ) -> None:
         """Make a round durable: the checkpoint file first, then everything else in one transaction."""
         due = last or round % self.checkpoint_every == 0

@@ -5,15 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from steelyard.logs import logger
-from steelyard.rounds.state import Recorder, RoundRecord, RoundState
+from steelyard.rounds.state import Recorder, RoundRecord, Snapshot, States
 from steelyard.tracking.settings import TrackingSettings
 from steelyard.tracking.trackers import TRACKERS, Tracker
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _log = logger(__name__)
 
@@ -44,15 +41,9 @@ class Tracked:
         return begun[0] if begun else None
 
     def commit(
-        self,
-        round: int,
-        records: Sequence[RoundRecord],
-        states: Mapping[str, RoundState],
-        snapshot: Callable[[], Mapping[str, Tensor]],
-        *,
-        last: bool,
+        self, round: int, records: Sequence[RoundRecord], states: States, snapshot: Snapshot, *, last: bool
     ) -> None:
-        """Store the round, then tell of it."""
+        """Store the round, then send its figures."""
         self._inner.commit(round, records, states, snapshot, last=last)
         if self._tracker is not None:
             tracker = self._tracker
