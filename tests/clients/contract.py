@@ -180,7 +180,7 @@ def models_of(updates: Updates, start: torch.Tensor) -> torch.Tensor:
 
 
 def assert_same_updates(found: Updates, expected: Updates, start: torch.Tensor, rounding: float) -> None:
-    assert found.clients == expected.clients, found.failures
+    assert found.clients == expected.clients, (found.failures, expected.failures)
     assert found.samples.tolist() == expected.samples.tolist()
     assert found.criteria.keys() == expected.criteria.keys()
     mine, theirs = models_of(found, start), models_of(expected, start)
