@@ -13,7 +13,7 @@ pytest.importorskip("flwr")
 from tests.federate.test_federate_apps import weights
 from tests.federate.test_node_process import Federation, hospitals
 
-from steelyard.experiment.learning_node import RemoteServer
+from steelyard.experiment.remote_server import RemoteServer
 from steelyard.federate.certificates import make_key
 from steelyard.learning.settings import ModelSettings
 from steelyard.runs.reader import History

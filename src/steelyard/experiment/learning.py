@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from steelyard.clients.node import NodeClients, NodeConfig
     from steelyard.clients.protocol import Clients, Server
     from steelyard.data.dataset import DatasetOrSeeded
+    from steelyard.experiment.learning_simulation import LearningSections
     from steelyard.privacy.local import DeviceNoise
 
 
@@ -244,13 +245,11 @@ class LearningDescription(Description):
     def assemble(self, dataset: DatasetOrSeeded | None = None) -> tuple[Clients, Server]:
         """Read the data and build simulated clients and their server."""
         # For speed of start: a description is often only shown or checked, and training imports torch.
-        from steelyard.experiment.learning_node import simulate
+        from steelyard.experiment.learning_simulation import simulate
 
         clients, server = simulate(
-            *(self.data, self.partition, self.flaws, self.model, self.training, self.compute, self.criteria()),
+            self._sections(),
             dataset=dataset,
-            facts=self.facts,
-            noise=self._device_noise(),
             clock=self.clock,
             rounds=self.rounds.count,
             experiment=self.model_dump(mode="json", exclude_none=True),
@@ -284,12 +283,15 @@ class LearningDescription(Description):
                 f"flaws: got kind '{seeing[0]}', whose clients see the updates of all others, and a node sees only its "
                 "own; allowed across machines: reversed, gaussian, backdoor, labels-flipped"
             )
-        return host(
-            *(self.data, self.partition, self.flaws, self.model, self.training, self.compute, self.criteria()),
-            seed=self.seed,
-            node=node,
-            rows_behind=self._rows_behind,
-            facts=self.facts,
+        return host(self._sections(), seed=self.seed, node=node, rows_behind=self._rows_behind)
+
+    def _sections(self) -> LearningSections:
+        # For speed of start, as in `assemble`.
+        from steelyard.experiment.learning_simulation import LearningSections
+
+        return LearningSections(
+            *(self.data, self.partition, self.flaws, self.facts, self.model, self.training, self.compute),
+            criteria=self.criteria(),
             noise=self._device_noise(),
         )
 
@@ -352,7 +354,7 @@ class LearningDescription(Description):
     def at_server(self, about: Mapping[str, int | list[int]]) -> Server:
         """Build the server; it reads data only where the partition gives it a test set of its own."""
         # For speed of start, as in `assemble`.
-        from steelyard.experiment.learning_node import RemoteServer
+        from steelyard.experiment.remote_server import RemoteServer
 
         return self.assemble()[1] if self.partition.server != "none" else RemoteServer(self.model, about)
 

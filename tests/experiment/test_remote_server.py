@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from steelyard.experiment.learning_node import RemoteServer
+from steelyard.experiment.remote_server import RemoteServer
 from steelyard.learning.models import build
 from steelyard.learning.parameters import Layout
 from steelyard.learning.settings import ModelSettings
