@@ -26,7 +26,9 @@ from typing import Any, cast
 import pandas as pd  # here, and not where it is first used: that may be when a part must end
 import torch
 
-from benchmarks.published.cells import TABLES, Cell
+from benchmarks.published.cells import TABLES
+from benchmarks.published.protocols import Cell
+from benchmarks.published.rules_2026 import with_noise
 from benchmarks.scaffold.__main__ import pack
 from steelyard import UserError
 from steelyard.errors import Stopped
@@ -39,16 +41,20 @@ VARIANTS = Path(__file__).parent.parent / "scaffold"
 """Where SCAFFOLD with one step taken differently is."""
 
 
-def packed(work: Path, every: int) -> Path:
-    """Return CIFAR-10 as one npz below `work`; made once, by whichever part comes first."""
-    path = work / f"cifar10-{every}" / "cifar10.npz"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with (path.parent / "lock").open("w") as lock:
+def packed(work: Path, every: int, *, noise: bool = False) -> Path:
+    """Return CIFAR-10 as one npz below `work`, or FedSCS' noisy one; made once, by whichever part comes first."""
+    plain = work / f"cifar10-{every}" / "cifar10.npz"
+    noisy = plain.with_name("cifar10-noise.npz")
+    plain.parent.mkdir(parents=True, exist_ok=True)
+    with (plain.parent / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not path.exists():
-            pack(path.with_suffix(".new.npz"), every)
-            path.with_suffix(".new.npz").rename(path)
-    return path
+        if not plain.exists():
+            pack(plain.with_suffix(".new.npz"), every)
+            plain.with_suffix(".new.npz").rename(plain)
+        if noise and not noisy.exists():
+            with_noise(plain, noisy.with_suffix(".new.npz"))
+            noisy.with_suffix(".new.npz").rename(noisy)
+    return noisy if noise else plain
 
 
 def described(cell: Cell, options: argparse.Namespace) -> Any:
@@ -64,12 +70,15 @@ def described(cell: Cell, options: argparse.Namespace) -> Any:
         document["model"] = {"name": "lenet"}
         document["training"]["batch_size"] = 2
         if "test_fraction" in document["partition"]:
-            document["partition"]["test_fraction"] = 0.002
+            document["partition"]["test_fraction"] = 0.002 if cell.table == "C" else 0.1
+    if "samples" in document["partition"]:
+        document["partition"]["samples"] //= options.every
     if (table := document["partition"].get("table")) and cell.data == "cifar10" and options.every > 1:
         small = [[-(-rows // options.every) for rows in line] for line in table]
         document["partition"] |= {"table": small, "overlap": True}
     if cell.data == "cifar10":
-        document["data"]["path"] = str(packed(options.work, options.every).resolve())
+        path = packed(options.work, options.every, noise="owner" in document["data"])
+        document["data"]["path"] = str(path.resolve())
     document["compute"] = {"device": options.device, "engine": options.engine, "precision": options.precision}
     if options.chunk:
         document["compute"]["chunk"] = options.chunk
@@ -92,15 +101,16 @@ def line(cell: Cell, history: History, before: float) -> dict[str, Any]:
     """Return what is kept of a run: its curves, its machine, its time."""
     rounds: Any = history.rounds
     measure, worst = "server_accuracy", {}
-    curves = _curves(rounds, measure)
+    curves, tests = _curves(rounds, measure), cast("Any", history.evaluations)
     if not rounds[measure].notna().any():
-        measure, tests = "clients' accuracy", cast("Any", history.evaluations)
+        measure = "clients' accuracy"
         tests["right"] = tests["score"] * tests["samples"]
         sums: pd.DataFrame = tests.groupby(["rule", "seed", "round"], sort=False, as_index=False)[
             ["right", "samples"]
         ].sum()
         sums["score"] = sums["right"] / sums["samples"]
         curves = _curves(sums, "score")
+    if len(tests):
         least = tests.groupby(["rule", "seed", "round"], sort=False, as_index=False)["score"].min()
         worst = {rule: [seed[-1] for seed in found] for rule, found in _curves(least, "score").items()}
     info = history.info

@@ -3,43 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from benchmarks.published.flower_split import Chance, dirichlet_table, label_table, of_later_code, of_the_table
+from benchmarks.published.protocols import AUGMENT, CHANNELS, SIZES, Cell, niid
+from benchmarks.published.rules_2026 import table_2026
 
-MNIST_LABELS = (5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949)
-"""Training rows of each digit."""
-DATA: Mapping[str, Mapping[str, Any]] = {
-    "mnist": {"source": "mnist", "path": "mnist"},
-    "fashion-mnist": {"source": "mnist", "path": "fashion-mnist"},
-    "cifar10": {"source": "npz", "path": "cifar10.npz", "held_out": "test"},
-}
-SIZES = {"mnist": MNIST_LABELS, "fashion-mnist": (6000,) * 10, "cifar10": (5000,) * 10}
 CLIENTS = 10
-_FILE = str.maketrans({" ": "-", "#": "", "=": "", "%": "", ".": "", ",": ""})
 ALL_MU = (0.001, 0.01, 0.1, 1.0)
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One comparison of a table."""
-
-    table: str
-    data: str
-    split: str
-    document: Mapping[str, Any]
-    rules: Sequence[str]
-    seeds: int = 3
-    cost: float = 1.0
-    """How long it takes beside the others, for sharing them out."""
-
-    @property
-    def name(self) -> str:
-        """What names it in files and on the page."""
-        return f"{self.table}-{self.data}-{self.split}".translate(_FILE)
 
 
 def prox(values: Sequence[float]) -> list[str]:
@@ -72,27 +45,6 @@ def split_drawn(split: str) -> dict[str, Any]:
     return {"scheme": split, "clients": CLIENTS}
 
 
-def niid(data: str, partition: Mapping[str, Any], rounds: int = 50) -> dict[str, Any]:
-    """Return NIID-Bench's protocol as Flower's baseline has it; all test rows are the server's."""
-    return {
-        "name": "published",
-        "seed": 1,
-        "data": dict(DATA[data]) | ({"augment": AUGMENT} if data == "cifar10" else {}),
-        "partition": {**partition, "test": "none", "server": "held-out", "server_report": "same"},
-        "model": {"name": "lenet"},
-        "training": {"learning_rate": 0.01, "momentum": 0.9, "weight_decay": 1e-5, "epochs": 10, "batch_size": 64},
-        "rounds": {"count": rounds, "fraction": 1.0},
-        "weighing": {"criteria": ["DS"]},
-        "store": {"checkpoint_every": 1, "clients_every": 50},
-    }
-
-
-AUGMENT: Mapping[str, Any] = {"pad": 4, "padding": "reflect", "flip": True}
-CHANNELS: Mapping[str, Any] = {
-    "mean": [round(value / 255, 6) for value in (125.3, 123.0, 113.9)],
-    "deviation": [round(value / 255, 6) for value in (63.0, 62.1, 66.7)],
-}
-"""How NIID-Bench and NVFlare normalise CIFAR-10; Flower's baseline leaves its pixels between 0 and 1."""
 SPLITS = ("IID", "Dirichlet 0.5", "#C=1", "#C=2", "#C=3")
 
 
@@ -166,20 +118,6 @@ def table_b(data: Sequence[str], seeds: int, mu: Sequence[float]) -> Iterator[Ce
     yield Cell("B", "cifar10", "no crops, no flips", plain, ("fedavg", "scaffold"), 1, 4)
     yield Cell("B", "cifar10", "one epoch", nvflare(0.1, epochs=1), ("fedavg", "scaffold"), 1, 1)
     yield Cell("B", "cifar10", "three seeds", main, ("fedavg", "scaffold"), 3, 12)
-
-
-def table_2026(data: Sequence[str], seeds: int, mu: Sequence[float]) -> Iterator[Cell]:
-    """The three rules of 2026 on FedSCS' own scene: five clients of 10,000, one with 80 % of its rows corrupted."""
-    del data, mu
-    rules = ("fedavg", "EQ", "fedscs", "nvflare-adaptive", "trust-mad")
-    for word, flaws in (
-        ("80 % of labels wrong at one", [{"kind": "labels-flipped", "amount": 0.8, "clients": ["client-000"]}]),
-        ("clean", []),
-    ):
-        document = niid("cifar10", {"scheme": "iid", "clients": 5}, rounds=10)
-        del document["data"]["augment"]
-        document["training"] = {"learning_rate": 0.01, "momentum": 0.9, "epochs": 4, "batch_size": 64}
-        yield Cell("2026", "cifar10", word, document | {"flaws": flaws}, rules, max(seeds, 5))
 
 
 def table_c(data: Sequence[str], seeds: int, mu: Sequence[float]) -> Iterator[Cell]:

@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.published.cells import SIZES
 from benchmarks.published.figures import HEART, HOSPITALS, TABLE_A
 from benchmarks.published.flower_split import dirichlet_table, label_table, of_later_code, of_the_table
 from benchmarks.published.niid_table import best, last, rate, same_seeds, table_a, table_later
+from benchmarks.published.protocols import SIZES
+from benchmarks.published.rules_2026 import PUBLISHED
 from steelyard.intervals import estimate, show_estimate
 from steelyard.report.statistics import holm, paired_p, verdict
 
@@ -156,10 +157,13 @@ def split_or_pixels(lines: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def rules_2026(lines: Sequence[Mapping[str, Any]]) -> str:
-    """Return the rules of 2026 against FedAvg on their own scene: paired over seeds, one family of tests a scene."""
-    rows = ["| scene | rule | seeds | best of 10 rounds | gain (points) | p (Holm) | verdict |", "|---" * 7 + "|"]
+    """Return the rules of 2026 against FedAvg, each on its own protocol: paired over seeds, one family a scene."""
+    rows = [
+        "| scene | rounds | rule | published | seeds | last round here | gain (points) | p (Holm) | verdict |",
+        "|---" * 9 + "|",
+    ]
     for line in (line for line in lines if line["table"] == "2026"):
-        values = {rule: best(curves) for rule, curves in line["curves"].items()}
+        values = {rule: last(curves) for rule, curves in line["curves"].items()}
         others = [rule for rule in values if rule != "fedavg" and len(values[rule]) == len(values["fedavg"])]
         gains = {rule: [a - b for a, b in zip(values[rule], values["fedavg"], strict=True)] for rule in others}
         adjusted = dict(zip(others, holm([paired_p(gains[rule]) for rule in others]), strict=True))
@@ -170,8 +174,9 @@ def rules_2026(lines: Sequence[Mapping[str, Any]]) -> str:
                 said = [show_estimate(gain.as_json(), 2, signed=True), "" if p is None else f"{p:.2g}"]
                 said.append(verdict(gain.mean, p))
             shown = show_estimate(estimate(found).as_json(), 2)
-            done = f"{line['split']}, {line['rounds']} rounds"
-            rows.append(f"| {done} | `{rule}` | {len(found)} | {shown} | " + " | ".join(said) + " |")
+            printed = PUBLISHED.get((line["split"], rule), "–")
+            head = f"| {line['split']} | {line['rounds']} | `{rule}` | {printed} | {len(found)} | {shown} | "
+            rows.append(head + " | ".join(said) + " |")
     return "\n".join(rows) if len(rows) > 2 else "None of these cells was run yet."
 
 

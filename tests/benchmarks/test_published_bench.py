@@ -16,9 +16,11 @@ import numpy as np
 import pytest
 from benchmarks.published import page as published_page
 from benchmarks.published.__main__ import described
-from benchmarks.published.cells import SIZES, TABLES
+from benchmarks.published.cells import TABLES
 from benchmarks.published.flower_split import dirichlet_table, label_table, of_later_code, of_the_table
 from benchmarks.published.page import page, read
+from benchmarks.published.protocols import SIZES
+from benchmarks.published.rules_2026 import with_noise
 from tests.benchmarks.test_started import data_folder
 
 ALL = ("mnist", "fashion-mnist", "cifar10")
@@ -71,7 +73,7 @@ def made(
         "A-later-mnist-C3": ("A-later", "mnist", "#C=3"),
         "A-drawn-cifar10-Dirichlet-05": ("A-drawn", "cifar10", "Dirichlet 0.5"),
         "A-normalised-cifar10-Dirichlet-05-drawn": ("A-normalised", "cifar10", "Dirichlet 0.5 drawn"),
-        "2026-cifar10-clean": ("2026", "cifar10", "clean"),
+        "2026-cifar10-FedSCS-noise-at-one": ("2026", "cifar10", "FedSCS, noise at one"),
         "B-cifar10-all-take-part": ("B", "cifar10", "all take part"),
     }[cell]
     facts = {"table": table, "data": data, "split": split, "finished": finished, "device": "cuda", "seconds": 60.0}
@@ -84,7 +86,10 @@ def test_the_page_tells_what_was_run_and_what_it_says() -> None:
             made("A-mnist-Dirichlet-05", {"fednova": [[None, 0.97, 0.9895], [None, 0.99, 0.985]]}),
             made("A-drawn-cifar10-Dirichlet-05", {"fedavg": [[None, 0.66], [None, 0.64]]}, 50),
             made("A-normalised-cifar10-Dirichlet-05-drawn", {"fedavg": [[None, 0.5, 0.68], [None, 0.65]]}, 50),
-            made("2026-cifar10-clean", {"fedavg": [[0.6], [0.61], [0.62]], "fedscs": [[0.65], [0.66], [0.6701]]}),
+            made(
+                "2026-cifar10-FedSCS-noise-at-one",
+                {"fedavg": [[0.6], [0.61], [0.62]], "fedscs": [[0.65], [0.7, 0.66], [0.6701]]},
+            ),
             made("B-cifar10-all-take-part", {"scaffold": [[None, 0.7, 0.8]], "scaffold-inside": [[None, None]]}),
         ]
     )
@@ -93,7 +98,7 @@ def test_the_page_tells_what_was_run_and_what_it_says() -> None:
     assert "| normalised | not run | not run | 68.00, 65.00: **66.5 ± 19.1** |" in shown
     assert "Pixels alone, on the same drawn splits: 1.5 ± 6.4 points." in shown
     assert "Both differences together, paired by seed: not known points." in shown
-    assert "| `fedscs` | 3 | 66.00 ± " in shown
+    assert "| 2 | `fedscs` | 68.88 ± 0.72 | 3 | 66.00 ± " in shown, "the last round, as there"
     assert "| +5.00 ± 0.01 | 4.4e-07 | better |" in shown
     assert "| scaffold | 1 | 2 | 80.00 | 80.00 |" in shown
     assert "| scaffold-inside | 1 | 2 | – | – |" in shown, "a seed that exploded at once has no figure"
@@ -137,6 +142,18 @@ def test_the_splits_are_those_of_flowers_table_and_of_its_later_code() -> None:
         assert tuple(table.sum(axis=0)) == SIZES["mnist"]
     sizes = [sum(line) for line in dirichlet_table(SIZES["cifar10"], 10, 0.5, of_the_table())]
     assert sizes == [5579, 5044, 2923, 3442, 6320, 4119, 7417, 4127, 3943, 7086]
+
+
+def test_fedscs_noise_strikes_four_fifths_of_the_last_sites_images_and_no_test_image(tmp_path: Path) -> None:
+    pictures(tmp_path / "plain" / "cifar10.npz")
+    with_noise(tmp_path / "plain" / "cifar10.npz", tmp_path / "noise.npz")
+    before, after = (np.load(path) for path in (tmp_path / "plain" / "cifar10.npz", tmp_path / "noise.npz"))
+    changed = (before["x"] != after["x"]).any(axis=(1, 2, 3))
+    assert np.bincount(after["site"][~after["test"]]).tolist() == [200] * 5
+    assert (changed.sum(), set(after["site"][changed]), after["test"][changed].any()) == (160, {4}, False)
+    struck = after["x"][changed]
+    assert (struck == 255).all(axis=3).mean() == pytest.approx(0.3, abs=0.01)
+    assert (struck == 0).all(axis=3).mean() == pytest.approx(0.3, abs=0.01)
 
 
 @pytest.fixture
