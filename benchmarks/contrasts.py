@@ -6,8 +6,9 @@
 Reads what `benchmarks.papers` left in OUT under names that begin with "power" and prints a table in Markdown: for each
 contrast the gain in accuracy after the last round, with its 95 % interval over seeds, p of a paired t-test and of two
 one-sided tests that the gain lies within one point, both after Holm's correction over the whole family. A contrast with
-fewer seeds than planned is shown and not tested; it counts in the family. OUT/scores.json keeps what was read: where
-runs of several machines are put together, it stands for those that are not there.
+fewer seeds than planned is shown and not tested; it counts in the family. Half of the clients choose the order of
+online adjustment, so its contrast is read on the test rows of the other half alone, for both rules. OUT/scores.json
+keeps what was read: where runs of several machines are put together, it stands for those that are not there.
 """
 
 from __future__ import annotations
@@ -18,14 +19,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from benchmarks.papers import NAMED
 from steelyard.intervals import estimate
 from steelyard.report.statistics import ALPHA, equivalence_p, holm, paired_p
 from steelyard.runs.reader import History
+from steelyard.weighing.adjusting import chooses
 
 SEEDS, MARGIN = 10, 0.01
 """Seeds that each contrast was planned with, and the gain within which two rules count as equal: one point."""
 FLOAT32 = "float32"
+OTHERS = ", clients that do not choose"
+"""What an experiment is called where it is read on the clients alone whose tests choose no order."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,7 @@ def contrasts() -> list[Contrast]:
     found: list[Contrast] = []
     for experiment, words in NAMED.items():
         base, *rules = words.split(",")
-        found += [Contrast(experiment, rule, base) for rule in rules]
+        found += [Contrast(experiment + OTHERS * rule.startswith("online"), rule, base) for rule in rules]
     # Simulation 1 has no adaptive loss: there AdaFed is its weights.
     found.append(Contrast("adafed-1", "adafed", "fedavg"))
     for name in ("adafed-2", "adafed-3"):
@@ -73,7 +79,20 @@ def read(out: Path, planned: Sequence[str]) -> Scores:
         ended = rows[rows["round"] == last]
         for rule, seed, score in zip(ended["rule"], ended["seed"], ended["accuracy"], strict=True):
             found[experiment, str(rule), int(seed)] = float(score)
+        found |= _reporting(history, experiment, last)
     return found
+
+
+def _reporting(history: History, experiment: str, last: int) -> Scores:
+    """Return the scores on the test rows of clients that choose no order, where a rule of the run has one chosen."""
+    if not any("-apart(" in str(rule) for rule in history.federations["rule"]):
+        return {}
+    rows = history.evaluations
+    rows = rows[(rows["round"] == last) & ~rows["client"].map(chooses)]
+    return {
+        (experiment + OTHERS, str(rule), int(seed)): float(np.average(group["score"], weights=group["samples"]))
+        for (rule, seed), group in rows.groupby(["rule", "seed"])
+    }
 
 
 def kept(out: Path, planned: Sequence[str]) -> Scores:

@@ -17,7 +17,12 @@ def curve(rule: str, seed: int, reached: list[int]) -> Curve:
 
 
 def test_a_rule_belongs_to_a_study():
-    assert [study_of(rule) for rule in ("DS", "DS>LD>MD", "online(MD>DS>LD)")] == ["Ind", "MCA", "Final"]
+    assert [study_of(rule) for rule in ("DS", "DS>LD>MD", "online(MD>DS>LD)", "online-apart(DS>LD)")] == [
+        "Ind",
+        "MCA",
+        "Final",
+        "Final",
+    ]
 
 
 def test_groups_means_and_what_was_not_reached():

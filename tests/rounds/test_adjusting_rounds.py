@@ -18,7 +18,7 @@ from steelyard.rounds.loop import run_rounds
 from steelyard.rounds.state import Federation, Plan, RoundRecord, RoundState
 from steelyard.update_payloads import DenseModels, ServerTest
 from steelyard.weighing.adafed import ClassLoss
-from steelyard.weighing.adjusting import AdjustSettings, strategy_of
+from steelyard.weighing.adjusting import AdjustSettings, chooses, strategy_of
 from steelyard.weighing.rule import Rule, WeighingSettings, show_priority
 
 CRITERIA = ("DS", "LD", "CB")
@@ -152,6 +152,34 @@ def test_six_rounds_by_hand():
     # What is recorded of the clients is what the kept order weighed.
     assert records[3].weighing is not None
     assert records[3].weighing.weights == pytest.approx(weights_of("LD>DS>CB"))
+
+
+class Divided(ScriptedClients):
+    """Both clients agree but for one order, which the client that never chooses finds perfect."""
+
+    def _answer(self, question: Question) -> Evaluations:
+        answer = super()._answer(question)
+        favourite = [float(np.abs(weights_of("DS>CB>LD") - model.numpy()).max()) < 1e-6 for model in question.models]
+        reports = [place for place, name in enumerate(answer.clients) if not chooses(name)]
+        answer.scores[np.ix_(favourite, reports)] = 1.0
+        return answer
+
+
+def test_rows_that_report_do_not_choose_where_they_are_apart():
+    assert sorted(map(chooses, ("a", "b"))) == [False, True]
+    script = {0: {"start": 0.6}, 1: row(0.5, 0.4, 0.55, 0.45, 0.4, 0.4)}
+    found = {}
+    for report in ("same", "apart"):
+        rule = Rule(WeighingSettings(criteria=CRITERIA, adjust=AdjustSettings(report=report)))
+        assert rule.settings.adjust is not None
+        kept = Recorder()
+        one = Federation("f", "f", 0, rule, strategy_of(rule.settings.adjust))
+        run_rounds([one], {}, Divided(script), ScriptedServer(), Plan(rounds=1, fraction=1.0), kept)
+        found[report] = kept.records[-1]
+    assert show_priority(found["same"].order, CRITERIA) == "DS>CB>LD"
+    assert show_priority(found["apart"].order, CRITERIA) == "LD>DS>CB"
+    assert [accuracy for _, accuracy in found["apart"].tried] == pytest.approx([0.5, 0.4, 0.55, 0.45, 0.4, 0.4])
+    assert found["apart"].accuracy == pytest.approx(0.55)
 
 
 def test_greedy_tests_all_orders_in_every_round():

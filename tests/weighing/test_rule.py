@@ -32,6 +32,7 @@ def settings(**given: Any) -> WeighingSettings:
         ({"score": " Weighted_Mean ", "weights": [1, 2]}, "weighted-mean(DS,LD)"),
         ({"criteria": ["DS", "LD", "MD"], "score": "product"}, "product(DS,LD,MD)"),
         ({"adjust": {}}, "online(DS>LD)"),
+        ({"adjust": {"report": "apart", "budget": 3}}, "online-apart(DS>LD)@3"),
         ({"adjust": {"strategy": "greedy", "budget": 0}}, "greedy(DS>LD)@0"),
         ({"loss": {"adapt": "none"}}, "DS>LD"),
         ({"loss": {"adapt": "barron"}}, "DS>LD+barron"),

@@ -38,6 +38,11 @@ OWN: dict[str, Any] = {"criteria": ["DS", "LD", "MD"], "priority": "MD>DS>LD"}
         ("online", OWN | {"adjust": {"strategy": "online"}}),
         ("greedy@7", OWN | {"adjust": {"strategy": "greedy", "budget": 7}}),
         ("bandit(VP>LD)@12", {"criteria": ["VP", "LD"], "adjust": {"strategy": "bandit", "budget": 12}}),
+        ("online-apart", OWN | {"adjust": {"strategy": "online", "report": "apart"}}),
+        (
+            "bandit-apart(VP>LD)@12",
+            {"criteria": ["VP", "LD"], "adjust": {"strategy": "bandit", "budget": 12, "report": "apart"}},
+        ),
         ("online()", OWN | {"adjust": {"strategy": "online"}}),
         ("mean", {"criteria": ["DS", "LD", "MD"], "score": "mean"}),
         ("product(DS, VP)", {"criteria": ["DS", "VP"], "score": "product"}),

@@ -15,7 +15,7 @@ STUDIES = {"Ind": "single criteria", "MCA": "fixed orders", "Final": "online adj
 
 def study_of(rule: str) -> str:
     """Return which study of paper 003 a rule belongs to, by its name: DS, DS>LD>MD or online(DS>LD>MD)."""
-    if rule.startswith("online("):
+    if rule.startswith(("online(", "online-apart(")):
         return "Final"
     return "MCA" if ">" in rule else "Ind"
 

@@ -24,7 +24,7 @@ from steelyard.rounds.server_rows import fit_to_server, train_alone
 from steelyard.rounds.settings import reached
 from steelyard.rounds.soundness import Exploded
 from steelyard.rounds.state import CLOCK, Draft, Federation, Plan, Recorder, RoundRecord, RoundState, States, first_like
-from steelyard.rounds.testing import check_tested, evaluate
+from steelyard.rounds.testing import check_tested, choosing, evaluate
 from steelyard.rounds.valuing import value_round
 from steelyard.update_payloads import ServerTest
 from steelyard.weighing.view import Memory
@@ -103,7 +103,8 @@ def _begin(
         check_tested(federation, plan, answer)
         accuracy = float(answer.overall()[0])
         state = states[federation.name]
-        states[federation.name] = replace(state, orders=replace(state.orders, reference=accuracy))
+        reference = float(choosing(federation, answer).overall()[0])
+        states[federation.name] = replace(state, orders=replace(state.orders, reference=reference))
         seconds = time.perf_counter() - begun
         records.append(RoundRecord(federation.name, 0, seconds, evaluations=answer, accuracy=accuracy, loss=state.loss))
     recorder.commit(0, records, states, clients.snapshot, last=plan.rounds == 0)

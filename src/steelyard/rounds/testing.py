@@ -16,6 +16,7 @@ from steelyard.clients.protocol import Clients
 from steelyard.errors import UserError
 from steelyard.messages import Evaluations, Question
 from steelyard.rounds.state import Draft, Federation, Plan
+from steelyard.weighing.adjusting import chooses
 from steelyard.weighing.policies.policy import Policy
 from steelyard.weighing.priorities import Order
 
@@ -39,6 +40,14 @@ def check_tested(federation: Federation, plan: Plan, first: Evaluations) -> None
         )
 
 
+def choosing(federation: Federation, answer: Evaluations) -> Evaluations:
+    """Return the answers that may choose an order: all, or with adjust.report = apart those of half of the clients."""
+    adjust = federation.rule.settings.adjust
+    if adjust is None or adjust.report == "same":
+        return answer
+    return answer.without([client for client in answer.clients if not chooses(client)])
+
+
 def question(draft: Draft, models: torch.Tensor, plan: Plan, round: int, *, detailed: bool) -> Question:
     """Ask for a test of models [candidates, parameters], or of what the clients' own algorithm makes of them."""
     federation = draft.federation
@@ -56,7 +65,7 @@ def evaluate(drafts: Sequence[Draft], clients: Clients, plan: Plan, round: int, 
     extra: list[tuple[Draft, list[Order], torch.Tensor]] = []
     for draft, answer in zip(drafts, clients.evaluate(questions), strict=True):
         draft.answer = answer
-        accuracy = float(answer.overall()[0])
+        accuracy = float(choosing(draft.federation, answer).overall()[0])
         draft.tried = ((draft.order, accuracy),)
         others = _other_orders(draft, accuracy, round)
         if others and draft.weighing is not None and draft.combine is not None:
@@ -65,7 +74,7 @@ def evaluate(drafts: Sequence[Draft], clients: Clients, plan: Plan, round: int, 
     more = [question(draft, models, plan, round, detailed=detailed) for draft, _, models in extra]
     answers = clients.evaluate(more) if more else []
     for (draft, others, models), answer in zip(extra, answers, strict=True):
-        draft.tried += tuple(zip(others, answer.overall().tolist(), strict=True))
+        draft.tried += tuple(zip(others, choosing(draft.federation, answer).overall().tolist(), strict=True))
         _decide(draft, models, answer)
     for draft in drafts:
         if draft.orders is None:

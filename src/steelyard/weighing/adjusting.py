@@ -6,6 +6,7 @@ test on all clients (a *testing round*), never new training.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,6 +30,9 @@ class AdjustSettings(Section):
     test all orders every round and keep the best; bandit: at most one challenger a round, the likeliest to win."""
     budget: int | None = Field(default=None, ge=0)
     """At most this many testing rounds in a whole run; then the order stays as it is. Default: no limit."""
+    report: Literal["same", "apart"] = "same"
+    """same: the tests of all clients choose the order, and report too (paper 003); apart: those of half of the clients
+    choose, drawn by name, and the rows of the other half are left to report."""
 
 
 def strategy_of(settings: AdjustSettings | None) -> OrderStrategy:
@@ -39,6 +43,14 @@ def strategy_of(settings: AdjustSettings | None) -> OrderStrategy:
         settings.strategy
     ]
     return chosen if settings.budget is None else Budget(chosen, settings.budget)
+
+
+def chooses(client: str) -> bool:
+    """Return whether a client's tests choose with report = apart; use it to report on the others alone.
+
+    The name alone decides, so that a client stays on its side in every round, rule and seed, whoever comes and goes.
+    """
+    return bool(hashlib.blake2b(client.encode(), digest_size=1).digest()[0] & 1)
 
 
 def other_orders(current: Order) -> list[Order]:

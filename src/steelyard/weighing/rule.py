@@ -216,7 +216,8 @@ def label(settings: WeighingSettings) -> str:
         text = f"{text}/{settings.normalise}"
     if settings.adjust is not None:
         limit = "" if settings.adjust.budget is None else f"@{settings.adjust.budget}"
-        text = f"{settings.adjust.strategy}({text}){limit}"
+        apart = "-apart" if settings.adjust.report == "apart" else ""
+        text = f"{settings.adjust.strategy}{apart}({text}){limit}"
     if settings.fit is not None:
         text = f"fitted({text})"
     if limits := settings.limits():

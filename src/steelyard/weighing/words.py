@@ -117,8 +117,11 @@ def read_rule(word: str, frame: Frame) -> dict[str, Any]:
     kind, inside, limit, power = match.groups()
     if kind == "budget" and inside is not None and inside.isdigit():
         return {**_ordered(None, frame), "adjust": {"strategy": "online", "budget": int(inside)}, "name": word}
-    if kind in STRATEGIES:
-        adjust = {"strategy": kind} if limit is None else {"strategy": kind, "budget": int(limit)}
+    strategy = kind.removesuffix("-apart")
+    if strategy in STRATEGIES:
+        adjust: dict[str, Any] = {"strategy": strategy}
+        adjust |= {} if limit is None else {"budget": int(limit)}
+        adjust |= {} if kind == strategy else {"report": "apart"}
         return {**_ordered(inside, frame), "adjust": adjust}
     if kind in ("weighted-mean", "owa", "choquet"):
         return _with_parameters(kind, inside or "", word, frame)
