@@ -7,7 +7,6 @@ place in its batch. So they are the same in every engine, on every device and af
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -67,10 +66,9 @@ class Augmentation:
         return seen.view(images.shape)
 
 
-@lru_cache(maxsize=8)
 def _on_device(black: tuple[float, ...], device: torch.device) -> torch.Tensor:
-    """One number for each channel; kept, because nothing can be copied to a GPU while a graph is captured."""
-    return torch.tensor(black, device=device).view(-1, 1, 1)
+    """One number for each channel, made on the device: nothing can be copied there while a graph is captured."""
+    return torch.cat([torch.full((1,), value, device=device) for value in black]).view(-1, 1, 1)
 
 
 def _below(words: torch.Tensor, limit: int) -> torch.Tensor:

@@ -9,14 +9,16 @@ import pytest
 import torch
 from tests.clients.local import engine_cases as cases
 from torch import nn
+from torch.nn import functional
 
 from steelyard.clients.local import Simulation
 from steelyard.clients.local.engines.compiled import CompiledStep
 from steelyard.clients.local.engines.graph import GraphEngine
 from steelyard.clients.local.engines.graph_steps import MappedStep
-from steelyard.clients.local.layers.convolution import StackedConvolution, StackedLinear
+from steelyard.clients.local.layers.convolution import StackedConvolution, StackedLinear, banded, beside, convolve
 from steelyard.clients.local.layers.recurrent import StackedRecurrent
 from steelyard.clients.local.layers.replacing import stackable, unmasked_norms
+from steelyard.learning.augmentation import Augmentation, Padding
 from steelyard.learning.models import ModelSettings
 from steelyard.learning.training import TrainingSettings
 from steelyard.messages import Updates
@@ -56,6 +58,36 @@ def test_products_are_what_torch_computes(layer: nn.Module) -> None:
         if theirs.shape == getattr(layer, "weight").shape and theirs.dim() == 4:  # noqa: B009
             theirs = theirs.permute(StackedConvolution.AXES)
         assert torch.allclose(mine, theirs, atol=1e-4)
+
+
+@pytest.mark.parametrize("kernel", [(5, 5), (3, 2), (1, 1), (2, 7)])
+@pytest.mark.parametrize("count", [1, 2, 4, 8])
+def test_neighbours_in_one_product_are_what_torch_computes(kernel: tuple[int, int], count: int) -> None:
+    draw = torch.Generator().manual_seed(1)
+    images = torch.randn((2, 9, 12, 3), generator=draw, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn((6, *kernel, 3), generator=draw, dtype=torch.float64, requires_grad=True)
+    expected = functional.conv2d(images.permute(0, 3, 1, 2), weight.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+    found = convolve(images, weight, (1, 1), (1, 1), count)
+    slope = torch.randn(expected.shape, generator=draw, dtype=torch.float64)
+    assert torch.allclose(found, expected)
+    for mine, theirs in zip(
+        torch.autograd.grad(found, [images, weight], slope),
+        torch.autograd.grad(expected, [images, weight], slope),
+        strict=True,
+    ):
+        assert torch.allclose(mine, theirs)
+
+
+def test_kernels_of_neighbours_by_hand() -> None:
+    weight = torch.tensor([1.0, 2.0]).view(1, 1, 2, 1)
+    assert banded(weight, 3).tolist() == [[1, 2, 0, 0], [0, 1, 2, 0], [0, 0, 1, 2]]
+
+
+def test_as_many_neighbours_as_fill_a_product() -> None:
+    assert beside(6, 28) == 10  # three times ten for 28 columns
+    assert beside(16, 32) == 4
+    assert beside(16, 3) == 3  # no more than there are
+    assert beside(64, 8) == beside(500, 8) == 1
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
@@ -169,6 +201,23 @@ def test_stacks_of_any_network_give_what_the_loop_gives(
     assert torch.allclose(models, expected[0].payload.models, atol=2e-3 if how == "adam" else 5e-5)
     assert losses == pytest.approx(expected[0].losses, rel=1e-3)
     assert not torch.equal(models, start.expand_as(models))
+
+
+@pytest.mark.parametrize("padding", ["zero", "reflect"])
+def test_a_compiled_step_changes_images_as_the_loop_does(padding: Padding, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CompiledStep, "backend", "aot_eager")
+    changes = Augmentation(2, padding, flip=True, black=(-0.5, 0.25))
+    people = cases.population((2, 8, 8), 3, bytes_=True, augment=changes)
+    model, training = ModelSettings(name="cnn", channels=(2, 3), hidden=(4,)), cases.TRAINING["mini"]
+    expected, start, clients = cases.trained("loop", people, model, training)
+    setup = clients.context.setup
+    made = GraphEngine(setup, lambda descent: CompiledStep(setup, descent), "compiled", 3)
+    cohort, _ = clients._cohort(cases.tasks_of(clients.names(0), start, 3, training)[:1])
+    models = torch.zeros_like(expected[0].payload.models)
+    made.train(cohort, models)
+    assert torch.allclose(models, expected[0].payload.models, atol=1e-5)
+    plain, _, _ = cases.trained("loop", cases.population((2, 8, 8), 3, bytes_=True), model, training)
+    assert not torch.allclose(plain[0].payload.models, models, atol=1e-3)
 
 
 def test_layers_of_a_users_own_stay_as_they_are() -> None:

@@ -57,10 +57,7 @@ class DeviceDataset:
 
     def gather(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the samples of these rows as float32; bytes become numbers from 0 to 1, tokens (int64) stay."""
-        taken = self.features.index_select(0, rows.reshape(-1)).view(*rows.shape, *self.features.shape[1:])
-        if taken.dtype == torch.int64:
-            return taken
-        return taken.to(torch.float32).div_(255) if taken.dtype == torch.uint8 else taken.to(torch.float32)
+        return gathered(self.features, rows)
 
     @property
     def device(self) -> torch.device:
@@ -70,6 +67,14 @@ class DeviceDataset:
     def sample_bytes(self) -> int:
         """Bytes of one sample once it is float32."""
         return 4 * self.features[:1].numel()
+
+
+def gathered(features: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Return what `DeviceDataset.gather` does of a data set's samples; for programs that take them as an input."""
+    taken = features.index_select(0, rows.reshape(-1)).view(*rows.shape, *features.shape[1:])
+    if taken.dtype == torch.int64:
+        return taken
+    return taken.to(torch.float32).div_(255) if taken.dtype == torch.uint8 else taken.to(torch.float32)
 
 
 class DevicePopulation:

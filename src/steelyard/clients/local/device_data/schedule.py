@@ -71,9 +71,14 @@ class CurrentStep:
         return table.index_select(0, self.number)[0, : self.busy]
 
     @property
+    def rows(self) -> torch.Tensor:
+        """Which rows of the data set the samples of this step are."""
+        return self.now(self.tables.rows)
+
+    @property
     def features(self) -> torch.Tensor:
         """The samples of this step as they are trained on: where images are changed at random, as changed now."""
-        features = self.dataset.gather(self.now(self.tables.rows))
+        features = self.dataset.gather(self.rows)
         return features if self.dataset.augment is None else self.dataset.augment(features, self.chance)
 
     @property

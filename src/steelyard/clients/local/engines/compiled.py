@@ -14,6 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from steelyard.clients.local.device_data.schedule import CurrentStep
 from steelyard.clients.local.engines.graph_steps import MappedStep, Program, Tensors
+from steelyard.learning.augmentation import Augmentation
 from steelyard.messages import LossState
 
 
@@ -36,19 +37,21 @@ class CompiledStep(MappedStep):
         with _deterministic():
             super().gradients(models, into, current, loss)
 
-    def program(self, loss: LossState, cuts: Tensors, targets: Tensors, samples: Tensors) -> Program:
+    def program(
+        self, loss: LossState, augment: Augmentation | None, cuts: Tensors, targets: Tensors, samples: Tensors
+    ) -> Program:
         """Return the compiled step; made once for each loss and each shape of a stack."""
         programs = self._programs.setdefault(self.setup.module, {})
         # Gradients are the same whatever an optimiser makes of them: algorithms with their own share one program.
         rate = None if targets else self.descent.rate
-        how = (self.backend, self.setup.precision, self.setup.device, rate, loss)
+        how = (self.backend, self.setup.precision, self.setup.device, rate, loss, augment)
         # What is frozen is written into the program: numbers that were changed since need another one.
         frozen = tuple(
             (id(value), value._version) for value in self.setup.module.parameters() if not value.requires_grad
         )
         key = (how, frozen, *((tuple(tensor.shape), tensor.stride(), tensor.dtype) for tensor in (cuts[0], *samples)))
         if key not in programs:
-            step = super().program(loss, cuts, targets, samples)
+            step = super().program(loss, augment, cuts, targets, samples)
             # What is frozen belongs to the module and is no input.
             traced = make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(cuts, targets, samples)
             programs[key] = torch.compile(traced, backend=self.backend, dynamic=False)

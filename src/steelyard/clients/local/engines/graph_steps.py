@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from steelyard.clients.local.convolution.order import channels_moved
+from steelyard.clients.local.device_data.dataset import gathered
 from steelyard.clients.local.device_data.schedule import CurrentStep
 from steelyard.clients.local.engines.engine import TrainingSetup
 from steelyard.clients.local.engines.execution import shortened
@@ -16,6 +17,7 @@ from steelyard.clients.local.layers.replacing import stackable, stacked_layout
 from steelyard.clients.local.steps.gradients import output_gradient
 from steelyard.clients.local.steps.stacked_steps import SHARES, StackedSteps
 from steelyard.clients.local.steps.writers import writer
+from steelyard.learning.augmentation import Augmentation
 from steelyard.learning.descent import Descent
 from steelyard.messages import LossState
 
@@ -83,21 +85,31 @@ class MappedStep:
         # Each tensor of the model as columns of the stack: a compiler sees that they do not overlap.
         cuts = [models[:, slot.offset : slot.offset + slot.size] for slot in self.layout.slots]
         targets = [] if into is None else [into[:, s.offset : s.offset + s.size] for s in self.layout.trained_slots]
-        samples = (current.features, current.labels, current.weights, current.valid, current.chance)
-        current.add(self.program(loss, cuts, targets, samples)(cuts, targets, samples))
+        # Rows are looked up and changed at random inside, where a compiler makes one pass of it.
+        taken = (current.dataset.features, current.rows)
+        samples = (*taken, current.labels, current.weights, current.valid, current.chance)
+        program = self.program(loss, current.dataset.augment, cuts, targets, samples)
+        current.add(program(cuts, targets, samples))
 
-    def program(self, loss: LossState, cuts: Tensors, targets: Tensors, samples: Tensors) -> Program:
+    def program(
+        self, loss: LossState, augment: Augmentation | None, cuts: Tensors, targets: Tensors, samples: Tensors
+    ) -> Program:
         """Return what takes one step of tensors like these: the models' own, the gradients' where a step is not plain.
 
-        It returns each sample's loss.
+        `samples` are the data set's, which of them are taken, their labels, weights, validity and streams of chance. It
+        returns each sample's loss.
         """
         gradient = MappedGradient(self.module, self.layout.trained_names, loss)
         trained = len(self.layout.trained_slots)
 
         def step(cuts: Tensors, targets: Tensors, samples: Tensors) -> torch.Tensor:
             views = {s.name: cut.view(-1, *s.shape) for s, cut in zip(self.layout.slots, cuts, strict=True)}
+            known, rows, *others = samples
+            features = gathered(known, rows)
+            if augment is not None:
+                features = augment(features, others[-1])
             with shortened(self.setup.precision, cuts[0].device):
-                found, each = gradient.of(views, *samples)
+                found, each = gradient.of(views, features, *others)
             fresh = [found[s.name].reshape(cut.shape) for s, cut in zip(self.layout.slots, cuts, strict=True)]
             for cut, value in zip([*targets, *cuts[trained:]], [*fresh[: len(targets)], *fresh[trained:]], strict=True):
                 cut.copy_(value)

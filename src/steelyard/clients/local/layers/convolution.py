@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from itertools import product as product_of
+from math import ceil
 from typing import Any
 
 import torch
@@ -76,17 +77,64 @@ class Windows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, slope: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (high, wide), (down, right), (far, apart) = ctx.kernel, ctx.stride, ctx.dilation
+        _, height, width, channels = ctx.shape
         rows, columns = slope.shape[1:3]
-        parts = slope.view(*slope.shape[:3], high, wide, -1)
+        parts = slope.view(*slope.shape[:3], high, wide, channels)
         total = slope.new_zeros(ctx.shape)
-        for i, j in product_of(range(high), range(wide)):
-            top, left, part = i * far, j * apart, parts[:, :, :, i, j]
-            if (down, right) == (1, 1):
-                below, after = ctx.shape[1] - rows - top, ctx.shape[2] - columns - left
-                total = total + functional.pad(part, (0, 0, left, after, top, below))
-            else:
+        if ctx.dilation != (1, 1):
+            for i, j in product_of(range(high), range(wide)):
+                top, left, part = i * far, j * apart, parts[:, :, :, i, j]
                 total[:, top : top + down * rows : down, left : left + right * columns : right] += part
+            return total, None, None, None
+        # Parts of windows as large as a step from one to the next lie side by side: each is added where it begins.
+        for i, j in product_of(range(0, high, down), range(0, wide, right)):
+            part = parts[:, :, :, i : i + down, j : j + right]
+            part = functional.pad(part, (0, 0, 0, right - part.shape[4], 0, down - part.shape[3]))
+            part = part.permute(0, 1, 3, 2, 4, 5).reshape(-1, rows * down, columns * right, channels)
+            below, after = height - i - rows * down, width - j - columns * right
+            total = total + functional.pad(part, (0, 0, j, after, i, below))
         return total, None, None, None
+
+
+COLUMNS = 64
+"""How wide a product is made on a GPU: its matrix units are idle for most of a narrower one."""
+
+
+def beside(outputs: int, columns: int) -> int:
+    """Return how many outputs of an image's row are taken as one, so that a product has some `COLUMNS`; all alike."""
+    most = min(max(1, COLUMNS // outputs), columns)
+    return ceil(columns / ceil(columns / most))
+
+
+def banded(weight: torch.Tensor, count: int) -> torch.Tensor:
+    """Return kernels [outputs, high, wide, channels] for so many neighbours in a row at once.
+
+    A window that is `count` − 1 wider holds those of all; row (i, output) is the output's kernel from its column i on,
+    with zeros elsewhere: [count · outputs, high · (wide + count − 1) · channels].
+    """
+    outputs, high, wide, channels = weight.shape
+    # A row of zeros behind each copy of a kernel, one column too long, so that cut again each begins a column later.
+    copies = functional.pad(weight, (0, 0, 0, count))[:, :, None].expand(-1, -1, count, -1, -1)
+    cut = copies.reshape(outputs, high, -1)[..., : count * (wide + count - 1) * channels]
+    return cut.view(outputs, high, count, -1).permute(2, 0, 1, 3).reshape(count * outputs, -1)
+
+
+def convolve(images: torch.Tensor, weight: torch.Tensor, stride: Sides, dilation: Sides, count: int) -> torch.Tensor:
+    """Return the convolution [images, rows, columns, outputs], `count` neighbours of a row in one row of the product.
+
+    Images are [images, height, width, channels], weights [outputs, high, wide, channels]. Neighbours share most of
+    their windows, so that fewer numbers are written out and the product is less narrow. Where `count` is more than 1,
+    stride and dilation are 1.
+    """
+    outputs, high, wide, _ = weight.shape
+    if count == 1:
+        windows: Any = Windows.apply(images, (high, wide), stride, dilation)
+        return product(windows, weight.flatten(1))
+    columns = images.shape[2] - wide + 1
+    images = functional.pad(images, (0, 0, 0, -columns % count))
+    windows = Windows.apply(images, (high, wide + count - 1), (1, count), (1, 1))
+    found = product(windows, banded(weight, count))
+    return found.reshape(*found.shape[:2], -1, outputs)[:, :, :columns]
 
 
 class StackedLinear(nn.Module):
@@ -112,7 +160,8 @@ class StackedConvolution(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(layer.weight.detach().permute(self.AXES).contiguous(), layer.weight.requires_grad)
         self.bias = layer.bias
-        self.kernel, self.stride, self.dilation = layer.kernel_size, layer.stride, layer.dilation
+        self.stride: Any = layer.stride
+        self.dilation: Any = layer.dilation
         self.padding = _sides(layer)
 
     @staticmethod
@@ -123,9 +172,11 @@ class StackedConvolution(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
-        padded: Any = functional.pad(x.permute(0, 2, 3, 1), (0, 0, *self.padding))
-        windows: Any = Windows.apply(padded, self.kernel, self.stride, self.dilation)
-        found = product(windows, self.weight.flatten(1))
+        images = functional.pad(x.permute(0, 2, 3, 1), (0, 0, *self.padding))
+        outputs, _, wide, _ = self.weight.shape
+        plain = self.stride == self.dilation == (1, 1)
+        count = beside(outputs, images.shape[2] - wide + 1) if plain and x.is_cuda else 1
+        found = convolve(images, self.weight, self.stride, self.dilation, count)
         found = found if self.bias is None else found + self.bias.to(found.dtype)
         return found.permute(0, 3, 1, 2)
 
