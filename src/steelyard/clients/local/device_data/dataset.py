@@ -55,9 +55,13 @@ class DeviceDataset:
         """How many outputs a network must have where the task says it: one for each label, or class of a pixel."""
         return self.targets * (self.labels.shape[1] if self.task == "segmentation" else 1)
 
+    def take(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the samples of these rows as they lie in the data set."""
+        return self.features.index_select(0, rows.reshape(-1)).view(*rows.shape, *self.features.shape[1:])
+
     def gather(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return the samples of these rows as float32; bytes become numbers from 0 to 1, tokens (int64) stay."""
-        return gathered(self.features, rows)
+        """Return the samples of these rows as numbers that a network takes."""
+        return as_numbers(self.take(rows))
 
     @property
     def device(self) -> torch.device:
@@ -69,12 +73,11 @@ class DeviceDataset:
         return 4 * self.features[:1].numel()
 
 
-def gathered(features: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Return what `DeviceDataset.gather` does of a data set's samples; for programs that take them as an input."""
-    taken = features.index_select(0, rows.reshape(-1)).view(*rows.shape, *features.shape[1:])
-    if taken.dtype == torch.int64:
-        return taken
-    return taken.to(torch.float32).div_(255) if taken.dtype == torch.uint8 else taken.to(torch.float32)
+def as_numbers(samples: torch.Tensor) -> torch.Tensor:
+    """Return samples as float32; bytes become numbers from 0 to 1, tokens (int64) stay."""
+    if samples.dtype == torch.int64:
+        return samples
+    return samples.to(torch.float32).div_(255) if samples.dtype == torch.uint8 else samples.to(torch.float32)
 
 
 class DevicePopulation:

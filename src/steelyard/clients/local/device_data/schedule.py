@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from steelyard.clients.local.device_data.cohort import Cohort
-from steelyard.clients.local.device_data.dataset import DeviceDataset, Ints
+from steelyard.clients.local.device_data.dataset import DeviceDataset, Ints, as_numbers
 from steelyard.learning.settings import TrainingSettings
 from steelyard.learning.training import batch_limit, orders
 
@@ -71,14 +71,14 @@ class CurrentStep:
         return table.index_select(0, self.number)[0, : self.busy]
 
     @property
-    def rows(self) -> torch.Tensor:
-        """Which rows of the data set the samples of this step are."""
-        return self.now(self.tables.rows)
+    def taken(self) -> torch.Tensor:
+        """The samples of this step as they lie in the data set."""
+        return self.dataset.take(self.now(self.tables.rows))
 
     @property
     def features(self) -> torch.Tensor:
         """The samples of this step as they are trained on: where images are changed at random, as changed now."""
-        features = self.dataset.gather(self.rows)
+        features = as_numbers(self.taken)
         return features if self.dataset.augment is None else self.dataset.augment(features, self.chance)
 
     @property

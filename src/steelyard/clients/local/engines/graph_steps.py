@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from steelyard.clients.local.convolution.order import channels_moved
-from steelyard.clients.local.device_data.dataset import gathered
+from steelyard.clients.local.device_data.dataset import as_numbers
 from steelyard.clients.local.device_data.schedule import CurrentStep
 from steelyard.clients.local.engines.engine import TrainingSetup
 from steelyard.clients.local.engines.execution import shortened
@@ -85,9 +85,8 @@ class MappedStep:
         # Each tensor of the model as columns of the stack: a compiler sees that they do not overlap.
         cuts = [models[:, slot.offset : slot.offset + slot.size] for slot in self.layout.slots]
         targets = [] if into is None else [into[:, s.offset : s.offset + s.size] for s in self.layout.trained_slots]
-        # Rows are looked up and changed at random inside, where a compiler makes one pass of it.
-        taken = (current.dataset.features, current.rows)
-        samples = (*taken, current.labels, current.weights, current.valid, current.chance)
+        # They become numbers and are changed at random inside, where a compiler makes one pass of it.
+        samples = (current.taken, current.labels, current.weights, current.valid, current.chance)
         program = self.program(loss, current.dataset.augment, cuts, targets, samples)
         current.add(program(cuts, targets, samples))
 
@@ -96,7 +95,7 @@ class MappedStep:
     ) -> Program:
         """Return what takes one step of tensors like these: the models' own, the gradients' where a step is not plain.
 
-        `samples` are the data set's, which of them are taken, their labels, weights, validity and streams of chance. It
+        `samples` are those taken from the data set, labels, weights, which are no padding, and streams of chance. It
         returns each sample's loss.
         """
         gradient = MappedGradient(self.module, self.layout.trained_names, loss)
@@ -104,8 +103,8 @@ class MappedStep:
 
         def step(cuts: Tensors, targets: Tensors, samples: Tensors) -> torch.Tensor:
             views = {s.name: cut.view(-1, *s.shape) for s, cut in zip(self.layout.slots, cuts, strict=True)}
-            known, rows, *others = samples
-            features = gathered(known, rows)
+            taken, *others = samples
+            features = as_numbers(taken)
             if augment is not None:
                 features = augment(features, others[-1])
             with shortened(self.setup.precision, cuts[0].device):
