@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from steelyard.privacy.accounting import Release, spent
-from steelyard.privacy.losses import farthest, fixed_delta, fixed_losses, poisson_losses, repeated
+from steelyard.privacy.losses import farthest, fixed_delta, fixed_losses, poisson_delta, poisson_losses, repeated
 from steelyard.privacy.mechanisms import gaussian_epsilon
 
 DELTA = 1e-5
@@ -103,6 +103,37 @@ def test_without_sampling_both_are_the_gaussian_mechanism(rounds: int, delta: fl
         found = repeated(made(noise, 1.0, 1e-4), rounds).get_epsilon_for_delta(delta)
         assert exact - 1e-9 <= found <= exact + 1e-3
     assert spent({Release(2 * noise, "fixed", 1.0): rounds}, delta) == pytest.approx(exact)
+
+
+@pytest.mark.parametrize(
+    ("noise", "rate", "rounds"), [(1.0, 0.1, 100), (1.0, 0.5, 10), (4.0, 0.9, 1000), (0.3, 0.01, 5), (2.0, 1.0, 3)]
+)
+def test_poisson_cohorts_have_the_losses_of_the_library(noise: float, rate: float, rounds: int) -> None:
+    from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
+
+    ours = repeated(poisson_losses(noise, rate, 1e-3), rounds)
+    theirs = from_gaussian_mechanism(noise, sampling_prob=rate, value_discretization_interval=1e-3).self_compose(rounds)
+    for delta in (1e-3, 1e-5, 1e-8):
+        expected = theirs.get_epsilon_for_delta(delta)
+        assert ours.get_epsilon_for_delta(delta) == pytest.approx(expected, rel=1e-6)
+
+
+@given(st.floats(0.3, 5.0), st.floats(0.01, 0.99), st.floats(-3.0, 3.0))
+def test_one_poisson_round_is_what_integration_finds(noise: float, rate: float, epsilon: float) -> None:
+    line = np.linspace(-12 * noise, 1 + 12 * noise, 20_001)
+    without = norm.pdf(line, 0, noise)
+    having = (1 - rate) * without + rate * norm.pdf(line, 1, noise)
+    for added, (one, other) in ((False, (having, without)), (True, (without, having))):
+        integral = np.maximum(one - math.exp(epsilon) * other, 0.0).sum() * (line[1] - line[0])
+        assert poisson_delta(np.array([epsilon]), noise, rate, added=added)[0] == pytest.approx(integral, abs=1e-5)
+
+
+def test_poisson_losses_beyond_where_e_to_epsilon_is_a_number() -> None:
+    # A half of the clients: half of the δ of all of them, at ε + ln 2; z = 1/100.
+    (half,) = poisson_delta(np.array([4900.0 - math.log(2)]), 0.01, 0.5)
+    assert half == pytest.approx(norm.cdf(50 - 49) / 2, abs=0.01)
+    assert poisson_delta(np.array([-800.0, 1e6]), 1.0, 0.5).tolist() == [1.0, 0.0]
+    assert poisson_delta(np.array([-800.0, 1e6]), 1.0, 0.5, added=True).tolist() == [1.0, 0.0]
 
 
 def test_the_farthest_loss_that_is_counted_by_hand() -> None:
