@@ -9,9 +9,9 @@ from pydantic import model_validator
 
 from steelyard.clients.local import ClockSettings, ComputeSettings
 from steelyard.data.facts import FactSettings
-from steelyard.data.flaw_settings import OMNISCIENT
 from steelyard.data.settings import DataSettings, FlawSettings, PartitionSettings, check_flaws, check_together
-from steelyard.errors import UserError, listed
+from steelyard.errors import UserError
+from steelyard.experiment import learning_checks
 from steelyard.experiment.contribution_checks import check_common_model, check_measure, check_private
 from steelyard.experiment.description import Description
 from steelyard.experiment.privacy_checks import check_cohorts
@@ -21,7 +21,6 @@ from steelyard.learning.settings import ModelSettings, TrainingSettings
 from steelyard.measures import TASKS, TaskMeasures, measure_of
 from steelyard.privacy.requirements import check_installed
 from steelyard.rounds.contributions import ContributionSettings
-from steelyard.weighing.adafed import CLASS_METRICS
 from steelyard.weighing.needs import Capabilities
 from steelyard.weighing.rule import WeighingSettings
 
@@ -58,11 +57,11 @@ class LearningDescription(Description):
         check_together(self.data, self.partition)
         check_flaws(self.data, self.partition, self.flaws)
         if self.partition.test == "none":
-            self._check_untested()
+            learning_checks.check_untested(self.rules(), self.rounds)
         if self.privacy is not None and self.privacy.aggregation is not None:
             check_cohorts(self.privacy.aggregation, self.rounds, self.all_clients)
         if self.clock is not None and self.clock.late == "next":
-            self._check_late()
+            learning_checks.check_late(self.rules(), self.algorithm, self.privacy)
         for index, flaw in enumerate(self.flaws):
             if flaw.kind == "adaptive" and self.privacy is not None:
                 raise UserError(
@@ -86,36 +85,6 @@ class LearningDescription(Description):
     def clocked(self) -> bool:
         """Whether simulated devices have a clock."""
         return self.clock is not None
-
-    def _check_late(self) -> None:
-        """Refuse updates that join the next round where they would be weighed or sent in a way that knows no such."""
-        if self.privacy is not None and (self.privacy.central or self.privacy.local or self.privacy.aggregation):
-            raise UserError(
-                "clock.late: got 'next' with [privacy], whose noise and sums are made for the clients of one round; "
-                "allowed: drop"
-            )
-        for name, rule in self.rules().items():
-            made = (rule.algorithm or self.algorithm).made() if not (rule.algorithm or self.algorithm).plugins else None
-            if rule.adjust is not None:
-                raise UserError(f"clock.late: got 'next' with '{name}', which tries other orders; allowed: drop")
-            if made is not None and (made.sends or made.listens):
-                raise UserError(
-                    f"clock.late: got 'next' with {made.name}, whose clients give more than their models; allowed: drop"
-                )
-
-    def _check_untested(self) -> None:
-        """Refuse what looks at the clients' accuracy where they have no test rows."""
-        if self.rounds.stop_at_target:
-            raise UserError(
-                "rounds.stop_at_target: got true with partition.test 'none', which leaves no accuracy to reach a "
-                "target; allowed: partition.test = 'local' or 'held-out'"
-            )
-        for name, rule in self.rules().items():
-            if rule.adjust is not None:
-                raise UserError(
-                    f"weighing.adjust: '{name}' compares accuracies, and partition.test = 'none' leaves "
-                    "none; allowed: partition.test = 'local' or 'held-out'"
-                )
 
     @property
     def optimiser(self) -> str | None:
@@ -145,42 +114,24 @@ class LearningDescription(Description):
             task=data.task,
             classes=data.classes,
             marks=data.marks,
-            lacks_test_set=self._lacks_test_set(),
+            lacks_test_set=learning_checks.lacks_test_set(self.partition),
             everyone=self._everyone(),
             client_tests=self.clients_evaluate and self.rounds.evaluate_every == 1,
         )
 
     def _everyone(self) -> bool:
         """Whether all clients take part in every round, as far as it is known before they are counted."""
-        known = self.rounds.fraction if self.all_clients is None else self.rounds.share_of(self.all_clients)
+        known = self._share()
         late = self.clock is not None and self.clock.deadline is not None
         return (known is None or known >= 1) and not late and not self.rounds.select.available
 
+    def _share(self) -> float | None:
+        """Return the share of clients in a round; None where neither the experiment nor their number gives it."""
+        return self.rounds.fraction if self.all_clients is None else self.rounds.share_of(self.all_clients)
+
     def check_rule(self, rule: WeighingSettings) -> None:
         """Refuse a fit, a control or an adaptive loss that this data or partition cannot feed."""
-        lacking = self._lacks_test_set()
-        if rule.fit is not None and lacking:
-            raise UserError(f"weighing.fit: weights are fitted to the server's test set, {lacking}")
-        if rule.trained_by == "server" and lacking:
-            raise UserError(f"weighing.trained_by: the server trains on its test set, {lacking}")
-        if rule.defence is not None and rule.defence.needs_root and lacking:
-            raise UserError(f"weighing.defence.rule: fltrust trains on the server's test set, {lacking}")
-        if rule.loss is None:
-            return
-        if rule.loss.adapt != "none" and lacking:
-            raise UserError(f"weighing.loss: it adapts to the server's test set, {lacking}")
-        further = dict.fromkeys(("survival", "segmentation", "multi-label"), ())
-        fits = {"regression": ("barron", "none"), **further}.get(self._task, CLASS_METRICS)
-        if rule.loss.adapt not in fits and self.data.capabilities().task is not None:
-            raise UserError(
-                f"weighing.loss.adapt: got '{rule.loss.adapt}' with data.source = '{self.data.source}'; "
-                f"allowed: {listed(fits) or 'no [weighing.loss] with this task'}"
-            )
-        if rule.loss.adapt in ("barron", "none") and self.training.loss not in ("auto", "barron"):
-            raise UserError(
-                f"training.loss: got '{self.training.loss}' with weighing.loss.adapt = '{rule.loss.adapt}'; "
-                "allowed: auto, barron"
-            )
+        learning_checks.check_rule(rule, self.data, self.partition, self.training.loss)
 
     @property
     def shared_out(self) -> bool:
@@ -225,23 +176,6 @@ class LearningDescription(Description):
         """The number of clients where the partition says it."""
         return None if any(flaw.kind == "copy" for flaw in self.flaws) else self.partition.client_count
 
-    def _lacks_test_set(self) -> str:
-        """Say why the server has no rows to weigh on: none at all, or those that clients report on; empty if it has."""
-        partition = self.partition
-        if partition.server == "none":
-            return (
-                "and partition.server = 'none' leaves it without one; "
-                "allowed: partition.server = 'held-out' or 'fraction'"
-            )
-        if partition.server == "held-out" and partition.test == "held-out" and partition.server_report == "none":
-            return (
-                "and partition.server and partition.test both take the held-out rows, so that the same "
-                "rows would weigh and report; allowed: partition.server_report = 'apart' (half weighs, half reports) "
-                "or "
-                "'same' (as AdaFed's authors do), partition.server = 'fraction', or another partition.test"
-            )
-        return ""
-
     def assemble(self, dataset: DatasetOrSeeded | None = None) -> tuple[Clients, Server]:
         """Read the data and build simulated clients and their server."""
         # For speed of start: a description is often only shown or checked, and training imports torch.
@@ -268,21 +202,7 @@ class LearningDescription(Description):
         from steelyard.experiment.learning_node import host
 
         self.check_federated()
-        clients = self.all_clients
-        share = self.rounds.fraction if clients is None else self.rounds.share_of(clients)
-        looking = [flaw.kind for flaw in self.flaws if flaw.kind == "stale" or flaw.how == "colluding"]
-        if share != 1 and looking:
-            shown = "not given" if share is None else f"= {share:g}"
-            raise UserError(
-                f"flaws: got kind '{looking[0]}' with rounds.fraction {shown}, and a node does not see the models of "
-                "rounds that it sits out; allowed across machines: rounds.fraction = 1"
-            )
-        seeing = [flaw.kind for flaw in self.flaws if flaw.kind in OMNISCIENT]
-        if seeing:
-            raise UserError(
-                f"flaws: got kind '{seeing[0]}', whose clients see the updates of all others, and a node sees only its "
-                "own; allowed across machines: reversed, gaussian, backdoor, labels-flipped"
-            )
+        learning_checks.check_flaws_on_node(self.flaws, self._share())
         return host(self._sections(), seed=self.seed, node=node, rows_behind=self._rows_behind)
 
     def _sections(self) -> LearningSections:
@@ -317,30 +237,10 @@ class LearningDescription(Description):
         check_common_model([each.made() for each in chosen if own_code or not each.plugins], "contributions")
 
     def check_federated(self) -> None:
-        """Refuse what across machines would tell of single updates, or what only a simulation can do."""
+        """Refuse what across machines would disclose single updates, or what only a simulation can do."""
         if self.clock is not None:
             raise UserError("clock: devices across machines take the time they take; allowed there: no [clock]")
-        listening = next((made.name for made in self.algorithms() if made.listens), None)
-        if listening is not None:
-            raise UserError(
-                f"algorithm.name: got '{listening}', whose clients test each other's models, which no node sends to "
-                "another; allowed across machines: all algorithms but this"
-            )
-        aggregation = None if self.privacy is None else self.privacy.aggregation
-        if aggregation is None:
-            return
-        if aggregation.kind != "secure":
-            raise UserError(
-                f"privacy.aggregation.kind: got '{aggregation.kind}', whose clients share a key, and nobody hands out "
-                "keys "
-                "across machines; allowed there: secure"
-            )
-        training = [name for name, rule in self.rules().items() if rule.trained_by == "clients"]
-        if len(training) > 1:
-            raise UserError(
-                f"beside: {len(training)} rules with privacy.aggregation; in the first round each would give the "
-                "server another weighted sum of the same updates; allowed across machines: one rule"
-            )
+        learning_checks.check_federated(self.rules(), self.algorithms(), self.privacy)
 
     def about_data(self) -> Mapping[str, int | list[int]]:
         """Return the number of classes and the shape of a sample, as far as `[data]` decides them."""
