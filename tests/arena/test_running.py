@@ -231,7 +231,7 @@ def test_what_the_machine_lacks_is_no_failure_of_the_candidate(tmp_path: Path, m
     folder = arena_folder(plan(suite, candidate, scenes=["iid"], seeds=1, changes=QUICK), tmp_path / "standard")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("STEELYARD_DATA", str(tmp_path / "none"))
-    with pytest.raises(UserError, match="found no 'mnist'"):
+    with pytest.raises(UserError, match=r"scene iid: data\.path: found no 'mnist'"):
         run_arena(folder)
     assert not read_figures(folder, read_arena(folder))
     folder = small_arena("LD", tmp_path / "full")
@@ -243,6 +243,22 @@ def test_what_the_machine_lacks_is_no_failure_of_the_candidate(tmp_path: Path, m
     with pytest.raises(UserError, match="cannot be written: No space left on device"):
         run_arena(folder)
     assert not read_figures(folder, read_arena(folder))
+
+
+def test_missing_data_of_a_later_scene_are_said_before_the_first_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suite = load_suite("standard")
+    (candidate,) = read_candidates("LD", None, suite, trusting)
+    folder = arena_folder(plan(suite, candidate, seeds=1, changes=QUICK), tmp_path / "out")
+    begun: list[object] = []
+    monkeypatch.setattr(running, "run_or_resume", lambda *words: begun.append(words))
+    monkeypatch.setattr("steelyard.data.mnist.read_mnist", lambda _: None)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("STEELYARD_DATA", str(tmp_path / "none"))
+    with pytest.raises(UserError, match=r"scene writers: data\.path: found no 'unipen62/unipen62_28x28\.npz'"):
+        run_arena(folder)
+    assert not begun
 
 
 def test_what_does_not_fit_the_suite_is_refused_before_a_folder_is_made(tmp_path: Path) -> None:

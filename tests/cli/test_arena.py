@@ -42,6 +42,10 @@ def test_an_own_rule_is_judged_checked_and_found_again(steelyard: CommandLine, t
     assert document["sentence"] == done.stdout.splitlines()[0]
     shown = steelyard("table", "out")
     assert (shown.returncode, shown.stdout.splitlines()[0]) == (0, document["sentence"])
+    (tmp_path / "out" / "report.html").unlink()
+    page = steelyard("report", "out")
+    assert (page.returncode, page.stdout) == (0, "report to open: out/report.html\n")
+    assert "MINE cannot be told from fedavg" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     alike = {row["rule"]: row["value"]["values"] for row in document["scenes"][0]["rules"]}
     assert alike["MINE"] == alike["EQ"], "an equal say is an equal say"
     checked = steelyard("arena", "--check", "out/arena.json", "--quiet")

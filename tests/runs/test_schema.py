@@ -52,6 +52,17 @@ def test_a_writer_makes_the_tables_once_and_readers_do_not_block_it(tmp_path: Pa
     again.close()
 
 
+@pytest.mark.parametrize(
+    ("name", "says"), [("sweep.toml", "holds a sweep"), ("attack.toml", "attacks"), ("arena.toml", "an arena")]
+)
+def test_a_folder_of_several_runs_says_so(name: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / name).touch()
+    with pytest.raises(
+        UserError, match=f"{tmp_path}: .*{says}, which is several runs; allowed: a run in it, {tmp_path}/"
+    ):
+        connect(tmp_path, write=False)
+
+
 def test_a_reader_changes_nothing(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"{tmp_path}: no run here"):
         connect(tmp_path, write=False)

@@ -59,6 +59,15 @@ def write_arena_files(folder: Path) -> ArenaDocument:
     return document
 
 
+def write_arena_report(folder: Path, path: Path) -> None:
+    """Write the report of an arena as far as it has come; the archive stays as it is."""
+    # For speed of start: only who asks for the page draws it.
+    from steelyard.arena.page import arena_html
+
+    arena = read_arena(folder)
+    _write(path, arena_html(judge(arena, read_figures(folder, arena))))
+
+
 def write_archive(folder: Path) -> ArenaDocument:
     """Write the archive of an arena's folder, as far as its scenes are done, and return the answer that it holds."""
     arena = read_arena(folder)

@@ -44,14 +44,16 @@ def run_arena(
     """Run the scenes of an arena's folder that are not done; a scene in which the candidate fails does not end it.
 
     `tell` gets a line before each scene, with the time that the others took as a measure of what is left. Scenes that
-    failed are tried again; what the machine lacks ends the arena, and a further call goes on. With `jobs`, so many
-    scenes go at a time, in processes of their own.
+    failed are tried again; what the machine lacks ends the arena, and a further call goes on. Missing data of any scene
+    are said before the first begins. With `jobs`, so many scenes go at a time, in processes of their own.
     """
     check_jobs(jobs)
     arena = read_arena(folder)
     if ask is not None and (code := arena.scene(arena.scenes[0]).named_code()):
         ask(str(folder), code)
     how = _How(progress, tell, ask, accept_changes, jobs)
+    first = [name for name in arena.own if not finished(scene_folder(folder, name, 1))]
+    arena.suite.check_data(first, arena.changes)
     with closing(held(folder)):
         try:
             for batch in range(1, len(arena.batches) + 1):

@@ -10,7 +10,8 @@ from typing import Annotated, Any, cast
 
 from pydantic import Field
 
-from steelyard.errors import UserError, brief, listed, nearest
+from steelyard.data.settings import DataSettings
+from steelyard.errors import MachineError, UserError, brief, listed, nearest
 from steelyard.experiment.description import Description
 from steelyard.experiment.federations import FederationSettings, put_federations
 from steelyard.experiment.loading import build
@@ -89,6 +90,21 @@ class Suite(Section):
                     f"--scenes: got {brief(name)}{nearest(name, self.scenes)}; allowed: {listed(self.scenes)}"
                 )
         return tuple(name for name in self.scenes if not names or name in names)
+
+    def check_data(self, scenes: Sequence[str], changes: Sequence[str] = ()) -> None:
+        """Read the data of these scenes, each once, so that what is missing is said before hours of the first ones."""
+        # For speed of start: a suite is also read for its names alone.
+        from steelyard.data.loading import load
+
+        seen: list[DataSettings] = []
+        for name in scenes:
+            if (settings := self.experiment(name, changes).data) in seen:
+                continue
+            seen.append(settings)
+            try:
+                load(settings)
+            except UserError as error:
+                raise MachineError(f"scene {name}: {error}") from None
 
 
 def suites() -> list[str]:

@@ -78,6 +78,7 @@ def tune(
     seeds = suite.choose[: suite.tuning.seeds]
     begun = time.monotonic()
     left = [name for name in scenes if not finished(folder / TUNING / name)]
+    suite.check_data(left, changes)
     try:
         for number, name in enumerate(left):
             if tell is not None:

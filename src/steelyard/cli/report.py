@@ -14,7 +14,7 @@ from steelyard.errors import UserError, printable
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Folder of a run; several are compared.")],
+    runs: Annotated[list[Path], typer.Argument(help="Folder of a run, several to compare, or of an arena.")],
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="The HTML file; default: report.html in the (first) run.")
     ] = None,
@@ -24,6 +24,7 @@ def report(
 ) -> None:
     """Write one HTML file that shows what happened, with no network needed: who counted how much, when and why."""
     # For speed of start: what draws is large.
+    from steelyard.arena.plan import is_arena
     from steelyard.report.figures import draw_all, write_figures
     from steelyard.report.html import write_report
     from steelyard.report.view import RunView
@@ -34,6 +35,14 @@ def report(
     if path.suffix not in (".html", ".htm"):
         raise UserError(f"--output: got '{path}'; allowed: a file name that ends in .html")
     files.is_file(path)  # a link is refused before anything is drawn
+    if len(runs) == 1 and is_arena(runs[0]):
+        from steelyard.arena.archive import write_arena_report
+
+        if figures is not None:
+            raise UserError(f"--figures: got '{figures}' with an arena; allowed: for a run, as {runs[0]}/scenes/NAME")
+        write_arena_report(runs[0], path)
+        print(f"report to open: {printable(str(path))}")
+        return
     if figures is not None:
         files.is_folder(figures)
     view = RunView(runs)

@@ -163,11 +163,27 @@ class Unreadable(UserError):
         self.why = why
 
 
+_SEVERAL = {
+    files.SWEEP_FILE: ("a sweep", "a run in it, {0}/POINT, or `steelyard table {0}`"),
+    files.ATTACK_FILE: ("attacks", "a run in it, {0}/ATTACK"),
+    files.ARENA_FILE: ("an arena", "a run in it, {0}/scenes/NAME, or `steelyard table {0}` and `steelyard report {0}`"),
+}
+"""By file: what a folder of several runs is, and what to name in its place."""
+
+
+def _what_else(folder: Path) -> str:
+    """Say what a folder without a run holds, for whoever named the folder of several."""
+    for name, (what, instead) in _SEVERAL.items():
+        if files.is_file(folder / name):
+            return f"holds {what}, which is several runs; allowed: {instead.format(folder)}"
+    return f"no run here (no {DATABASE}); allowed: a folder that `steelyard run` made"
+
+
 def connect(folder: Path, *, write: bool) -> sqlite3.Connection:
     """Open the database of a run folder; readers never block the writer nor the other way round (WAL)."""
     path = folder / DATABASE
     if not check_files(path, write=write) and not write:
-        raise UserError(f"{folder}: no run here (no {DATABASE}); allowed: a folder that `steelyard run` made")
+        raise UserError(f"{folder}: {_what_else(folder)}")
     try:
         return _for_writing(path) if write else _for_reading(path)
     except (*BROKEN, OSError, UserError) as error:
