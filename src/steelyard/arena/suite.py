@@ -95,14 +95,17 @@ class Suite(Section):
         """Read the data of these scenes, each once, so that what is missing is said before hours of the first ones."""
         # For speed of start: a suite is also read for its names alone.
         from steelyard.data.loading import load
+        from steelyard.experiment.learning import LearningDescription
 
         seen: list[DataSettings] = []
         for name in scenes:
-            if (settings := self.experiment(name, changes).data) in seen:
+            experiment = self.experiment(name, changes)
+            assert isinstance(experiment, LearningDescription), "no suite has recommenders"
+            if experiment.data in seen:
                 continue
-            seen.append(settings)
+            seen.append(experiment.data)
             try:
-                load(settings)
+                load(experiment.data)
             except UserError as error:
                 raise MachineError(f"scene {name}: {error}") from None
 
