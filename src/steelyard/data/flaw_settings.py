@@ -4,101 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple, Self, cast
+from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import Field, model_validator
 
+from steelyard.data.flaw_kinds import AIMED, AMOUNTS, CLAIMS, NEEDS_CLASSES, WAYS, FlawKind, Way
 from steelyard.data.partition_settings import NUMBERED, PartitionSettings, client_name
 from steelyard.data.source_settings import Count, DataSettings
 from steelyard.errors import UserError, listed, nearest
 from steelyard.settings import Section
-
-FlawKind = Literal[
-    "labels-flipped",
-    "noisy",
-    "blurred",
-    "missing",
-    "rows-repeated",
-    "classes-missing",
-    "few-steps",
-    "stale",
-    "own-model",
-    "copy",
-    "free-rider",
-    "claims-size",
-    "claims-criteria",
-    "reversed",
-    "gaussian",
-    "alie",
-    "ipm",
-    "min-max",
-    "adaptive",
-    "boosted",
-    "bias",
-    "backdoor",
-]
-
-Way = Literal["uniform", "pairs", "class", "plain", "colluding", "all", "alie", "ipm", "drift", "pixels", "semantic"]
-
-OMNISCIENT: frozenset[str] = frozenset({"alie", "ipm", "min-max", "adaptive"})
-"""Attacks whose clients see the updates of all others of the cohort."""
-NEEDS_CLASSES: frozenset[str] = frozenset({"labels-flipped", "classes-missing", "bias", "backdoor"})
-"""Kinds that make no sense for a regression."""
-
-
-_HOW: Mapping[str, tuple[str, ...]] = {
-    "labels-flipped": ("uniform", "pairs", "class"),
-    "free-rider": ("plain", "colluding"),
-    "adaptive": ("all", "alie", "ipm", "drift"),
-    "backdoor": ("pixels", "semantic"),
-}
-"""By kind: the ways that `how` may name, the default first."""
-AIMED: frozenset[str] = frozenset({"backdoor", "bias"})
-"""Kinds that have a `target`, beside labels flipped by class."""
-CLAIMS: frozenset[str] = frozenset({"claims-size", "claims-criteria"})
-"""Kinds that may begin in a later round."""
-
-
-class Amount(NamedTuple):
-    """What `amount` may be for one kind of flaw."""
-
-    default: float
-    allowed: str
-    least: float
-    most: float
-    least_itself: bool = False
-    """Whether the least is allowed itself."""
-    most_itself: bool = True
-    """Whether the most is allowed itself."""
-    whole: bool = False
-
-    def fits(self, value: float) -> bool:
-        """Say whether a kind takes this amount."""
-        above = value >= self.least if self.least_itself else value > self.least
-        below = value <= self.most if self.most_itself else value < self.most
-        return math.isfinite(value) and above and below and (not self.whole or value == int(value))
-
-
-AMOUNTS: Mapping[str, Amount] = {
-    "labels-flipped": Amount(1.0, "more than 0, at most 1 (share of its rows)", 0, 1),
-    "noisy": Amount(1.0, "more than 0 (standard deviations)", 0, math.inf),
-    "blurred": Amount(1.0, "more than 0, at most 100 (sigma in pixels)", 0, 100),
-    "missing": Amount(0.5, "more than 0, at most 1 (share of the columns or pixels)", 0, 1),
-    "rows-repeated": Amount(10, "1 or more (times each row is there)", 1, math.inf, least_itself=True),
-    "classes-missing": Amount(0.5, "more than 0, less than 1 (share of its classes)", 0, 1, most_itself=False),
-    "few-steps": Amount(0.1, "more than 0, at most 1 (share of its rows)", 0, 1),
-    "stale": Amount(5, "a whole number from 1 (rounds)", 1, math.inf, least_itself=True, whole=True),
-    "claims-size": Amount(10, "more than 0 (times its number of samples)", 0, math.inf),
-    "claims-criteria": Amount(1000, "more than 0 (times what is true)", 0, math.inf),
-    "reversed": Amount(1, "more than 0 (times its own update)", 0, math.inf),
-    "gaussian": Amount(10, "more than 0 (times the size of its own update)", 0, math.inf),
-    "alie": Amount(1.5, "more than 0 (standard deviations)", 0, math.inf),
-    "ipm": Amount(2, "more than 0 (times the mean update)", 0, math.inf),
-    "boosted": Amount(1, "more than 0 (1: as much as replaces the model)", 0, math.inf),
-    "bias": Amount(1, "more than 0 (times the length of its own update)", 0, math.inf),
-    "backdoor": Amount(0.5, "more than 0, at most 1 (share of its rows)", 0, 1),
-}
-"""By kind, for the kinds that have an amount."""
 
 
 class FlawSettings(Section):
@@ -186,8 +100,8 @@ class FlawSettings(Section):
         kind = fields.get("kind")
         if isinstance(kind, str) and kind in AMOUNTS and fields.get("amount") is None:
             fields["amount"] = AMOUNTS[kind].default
-        if isinstance(kind, str) and kind in _HOW and fields.get("how") is None:
-            fields["how"] = _HOW[kind][0]
+        if isinstance(kind, str) and kind in WAYS and fields.get("how") is None:
+            fields["how"] = WAYS[kind][0]
         if (kind in AIMED or fields.get("how") == "class") and fields.get("target") is None:
             fields["target"] = 0
         return fields
@@ -195,9 +109,9 @@ class FlawSettings(Section):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         self._check_amount()
-        if self.how is not None and self.how not in _HOW.get(self.kind, ()):
-            ways = _HOW.get(self.kind)
-            allowed = f"allowed with: {listed(_HOW)}" if ways is None else f"allowed: {listed(ways)}"
+        if self.how is not None and self.how not in WAYS.get(self.kind, ()):
+            ways = WAYS.get(self.kind)
+            allowed = f"allowed with: {listed(WAYS)}" if ways is None else f"allowed: {listed(ways)}"
             raise ValueError(f"how: got '{self.how}' with kind '{self.kind}'; {allowed}")
         self._check_classes()
         if self.from_round is not None and self.kind not in CLAIMS:
@@ -304,61 +218,3 @@ def _check_names(flaws: Sequence[FlawSettings], count: int) -> None:
             chosen = len(flaw.names) or min(flaw.wanted(count), count)
         if flaw.kind == "copy":
             known += [client_name(len(known) + number, count) for number in range(chosen)]
-
-
-def in_words(flaw: FlawSettings, of: str = "") -> str:
-    """Say in a few words what is wrong with a client that has this flaw; `of` is the client that a copy copies."""
-    percent = f"{100 * flaw.size:g}%"
-    match flaw.kind:
-        case "labels-flipped":
-            if flaw.how == "class":
-                return f"class {flaw.classes[0]} labelled {flaw.target} ({percent})"
-            return f"labels flipped {'in pairs ' if flaw.how == 'pairs' else ''}({percent})"
-        case "noisy":
-            return f"noise of {flaw.size:g} standard deviation{'' if flaw.size == 1 else 's'}"
-        case "blurred":
-            return f"blurred (sigma {flaw.size:g})"
-        case "missing":
-            return f"features missing ({percent})"
-        case "rows-repeated":
-            return f"rows repeated {flaw.size:g} times"
-        case "classes-missing":
-            named = ", ".join(map(str, flaw.classes))
-            return f"classes {named} missing" if named else f"classes missing ({percent})"
-        case "few-steps":
-            return f"few steps ({percent} of the rows)"
-        case "stale":
-            return f"model {flaw.size:g} round{'' if flaw.size == 1 else 's'} old"
-        case "copy":
-            return f"copy of {of}"
-        case "own-model":
-            return "trains its own model"
-        case "free-rider":
-            return "colluding free rider" if flaw.how == "colluding" else "free rider"
-        case "claims-size":
-            return f"claims {flaw.size:g} times its size{_since(flaw)}"
-        case "claims-criteria":
-            return f"inflates its criteria{_since(flaw)}"
-        case "reversed":
-            return f"update reversed, {flaw.size:g} times"
-        case "gaussian":
-            return f"update of noise, {flaw.size:g} times"
-        case "alie":
-            return f"ALIE ({flaw.size:g} standard deviations)"
-        case "ipm":
-            return f"IPM ({flaw.size:g} times)"
-        case "min-max":
-            return "min-max"
-        case "adaptive":
-            return f"adaptive ({flaw.how})"
-        case "boosted":
-            return f"boosted to replace the model{'' if flaw.size == 1 else f', {flaw.size:g} times'}"
-        case "bias":
-            return f"bias of class {flaw.target} pushed, {flaw.size:g} times"
-        case "backdoor":
-            kind = "semantic backdoor" if flaw.how == "semantic" else "backdoor"
-            return f"{kind} to class {flaw.target} ({percent} of the rows)"
-
-
-def _since(flaw: FlawSettings) -> str:
-    return "" if flaw.from_round is None else f" from round {flaw.from_round}"

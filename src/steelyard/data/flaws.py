@@ -8,7 +8,7 @@ and the position of the flaw.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -16,10 +16,12 @@ from numpy.typing import NDArray
 
 from steelyard import randomness
 from steelyard.data import backdoor
-from steelyard.data.dataset import HONEST, Backdoor, Behaviour, ClientRows, Dataset, Population, Rows
-from steelyard.data.flaw_settings import NEEDS_CLASSES, FlawSettings, in_words
+from steelyard.data.changing_population import ChangingClient, ChangingPopulation
+from steelyard.data.dataset import HONEST, Dataset, Population, Rows
+from steelyard.data.flaw_kinds import NEEDS_CLASSES
+from steelyard.data.flaw_settings import FlawSettings
+from steelyard.data.flaw_words import in_words
 from steelyard.data.partition_settings import client_name
-from steelyard.data.sensors import BadSensors
 from steelyard.errors import UserError, nearest
 
 
@@ -28,7 +30,7 @@ def flawed(population: Population, flaws: Sequence[FlawSettings], seed: int, noi
 
     `noise` is the partition's own, which all clients have in growing amounts: a skew of features, not a flaw.
     """
-    changing = _Changing.of(population)
+    changing = ChangingPopulation.of(population)
     if noise is not None:
         _add_noise(changing, noise, seed)
     for index, flaw in enumerate(flaws):
@@ -51,7 +53,7 @@ def flawed(population: Population, flaws: Sequence[FlawSettings], seed: int, noi
     return changing.done()
 
 
-def _add_noise(changing: _Changing, noise: float, seed: int) -> None:
+def _add_noise(changing: ChangingPopulation, noise: float, seed: int) -> None:
     """Add Gaussian noise of variance noise · i / N to the training rows of the i-th of N clients (Li et al. 2022)."""
     names = sorted(changing.clients)
     for position, name in enumerate(names, 1):
@@ -86,128 +88,7 @@ def _check(dataset: Dataset, index: int, flaw: FlawSettings) -> None:
         )
 
 
-@dataclass(frozen=True, eq=False)
-class _Client:
-    """The training rows of one client while flaws are applied."""
-
-    rows: Rows
-    test: Rows
-    labels: torch.Tensor | None = None
-    """Wrong labels; None for the true ones."""
-    features: torch.Tensor | None = None
-    """Changed features; None for those of the data set."""
-    marks: Mapping[str, float] = field(default_factory=dict[str, float])
-    """What marks of the rows are to be multiplied by: a blurred image is no longer sharp."""
-
-    def take(self, positions: Rows) -> _Client:
-        """Return the client with some of its training rows."""
-        index = torch.from_numpy(positions)
-        return replace(
-            self,
-            rows=self.rows[positions],
-            labels=None if self.labels is None else self.labels[index],
-            features=None if self.features is None else self.features[index],
-        )
-
-
-@dataclass(eq=False)
-class _Changing:
-    """A population on its way: clients by name, how they behave, what is known to be wrong with them."""
-
-    population: Population
-    clients: dict[str, _Client]
-    sensors: BadSensors
-    behaviours: dict[str, Behaviour] = field(default_factory=dict[str, Behaviour])
-    words: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
-    aim: FlawSettings | None = None
-    """The last flaw that teaches to take some rows for another class: how often that works is measured."""
-    last: list[str] = field(default_factory=list[str])
-    """The clients that the flaw before this one touched; of a copy the new ones."""
-
-    @classmethod
-    def of(cls, population: Population) -> _Changing:
-        clients = {rows.client: _Client(rows.train, rows.test, rows.train_labels) for rows in population.clients}
-        return cls(population, clients, BadSensors(population))
-
-    def note(self, name: str, words: str) -> None:
-        self.words[name] = (*self.words.get(name, ()), words)
-
-    def labels(self, client: _Client) -> torch.Tensor:
-        """The labels that this client trains on so far."""
-        return self.population.dataset.labels[torch.from_numpy(client.rows)] if client.labels is None else client.labels
-
-    def features(self, client: _Client) -> torch.Tensor:
-        """The features that this client trains on so far."""
-        if client.features is not None:
-            return client.features
-        return self.population.dataset.features[torch.from_numpy(client.rows)]
-
-    def done(self) -> Population:
-        """Return the population, with changed features as further rows of its data set."""
-        made: list[ClientRows] = []
-        changed: list[_Client] = []
-        end = len(self.population.dataset)
-        for name in sorted(self.clients):
-            client = self.clients[name]
-            rows = client.rows
-            if client.features is not None:
-                rows = np.arange(end, end + len(rows), dtype=np.int64)
-                end += len(rows)
-                changed.append(client)
-            made.append(ClientRows(name, rows, client.test, client.labels))
-        dataset, door = _with_rows(self.population.dataset, changed) if changed else self.population.dataset, None
-        if self.aim is not None:
-            dataset, door = self._aimed(dataset, {rows.client: rows.test for rows in made}, self.aim)
-        return replace(
-            self.population,
-            dataset=dataset,
-            clients=tuple(made),
-            behaviours=self.behaviours,
-            flaws=self.words,
-            backdoor=door,
-        )
-
-    def _aimed(self, dataset: Dataset, tests: Mapping[str, Rows], aim: FlawSettings) -> tuple[Dataset, Backdoor]:
-        target = aim.target or 0
-        if aim.how == "pixels":
-            return backdoor.with_tests(dataset, tests, target, self.bright)
-        wanted = self.trigger(aim)[1] if aim.how == "semantic" else dataset.labels.numpy() == aim.classes[0]
-        return dataset, Backdoor(target, {client: rows[wanted[rows]] for client, rows in tests.items()})
-
-    def trigger(self, flaw: FlawSettings) -> tuple[Rows, NDArray[np.bool_]]:
-        """Return the training rows that stand for a semantic backdoor, and for all rows whether they do."""
-        dataset = self.population.dataset
-        trained = np.unique(np.concatenate([rows.train for rows in self.population.clients]))
-        of = flaw.classes[0] if flaw.classes else ((flaw.target or 0) + 1) % dataset.classes
-        shown = backdoor.semantic(dataset, trained, of)
-        return trained[shown[trained]], shown
-
-    @property
-    def bright(self) -> float:
-        """The value of a full-bright pixel."""
-        return backdoor.brightest(self.population.dataset.features)
-
-
-def _with_rows(dataset: Dataset, changed: list[_Client]) -> Dataset:
-    """Append the changed features of some clients; labels, owners and marks are those of the rows they come from."""
-    rows = np.concatenate([client.rows for client in changed])
-    marks = {name: np.concatenate([values, values[rows]]) for name, values in dataset.marks.items()}
-    for name, values in marks.items():
-        values[len(dataset) :] *= np.repeat(
-            [client.marks.get(name, 1.0) for client in changed], [len(client.rows) for client in changed]
-        )
-    features = [client.features for client in changed if client.features is not None]
-    return replace(
-        dataset,
-        features=torch.cat([dataset.features, *features]),
-        labels=torch.cat([dataset.labels, dataset.labels[torch.from_numpy(rows)]]),
-        owners=None if dataset.owners is None else np.concatenate([dataset.owners, dataset.owners[rows]]),
-        held_out=None if dataset.held_out is None else np.concatenate([dataset.held_out, dataset.held_out[rows]]),
-        marks=marks,
-    )
-
-
-def _who(changing: _Changing, flaw: FlawSettings, index: int, seed: int) -> list[str]:
+def _who(changing: ChangingPopulation, flaw: FlawSettings, index: int, seed: int) -> list[str]:
     """Return the clients that this flaw concerns, in ascending order."""
     if flaw.pick is None:
         for name in flaw.names:
@@ -233,7 +114,7 @@ def _who(changing: _Changing, flaw: FlawSettings, index: int, seed: int) -> list
     return sorted(free[position] for position in order[:wanted].tolist())
 
 
-def _copy(changing: _Changing, flaw: FlawSettings, of: str) -> str:
+def _copy(changing: ChangingPopulation, flaw: FlawSettings, of: str) -> str:
     """Add one more client with the rows that a client has so far; returns its name."""
     originals = changing.population.names
     copies = len(changing.clients) - len(originals)
@@ -244,7 +125,9 @@ def _copy(changing: _Changing, flaw: FlawSettings, of: str) -> str:
     return name
 
 
-def _change(changing: _Changing, flaw: FlawSettings, name: str, chance: np.random.Generator, seed: int) -> None:
+def _change(
+    changing: ChangingPopulation, flaw: FlawSettings, name: str, chance: np.random.Generator, seed: int
+) -> None:
     """Give one client one flaw: change its rows, or how it behaves."""
     client, behaviour = changing.clients[name], changing.behaviours.get(name, HONEST)
     match flaw.kind:
@@ -300,7 +183,9 @@ def _marked(marks: Mapping[str, float], flaw: FlawSettings) -> dict[str, float]:
             return dict(marks)
 
 
-def _flip(changing: _Changing, client: _Client, flaw: FlawSettings, name: str, seed: int) -> _Client:
+def _flip(
+    changing: ChangingPopulation, client: ChangingClient, flaw: FlawSettings, name: str, seed: int
+) -> ChangingClient:
     """Replace the labels of some rows by one of the other classes: any, all equally likely, or the next one."""
     classes = changing.population.dataset.classes
     again = "" if client.labels is None else f"/{len(changing.words.get(name, ()))}"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from steelyard.algorithms.algorithm import Algorithm
 from steelyard.algorithms.settings import AlgorithmSettings
-from steelyard.data.flaw_settings import OMNISCIENT
+from steelyard.data.flaw_kinds import OMNISCIENT
 from steelyard.data.settings import DataSettings, FlawSettings, PartitionSettings
 from steelyard.errors import UserError, listed
 from steelyard.experiment.federations import FederationSettings

@@ -119,8 +119,8 @@ def _population(sections: LearningSections, dataset: Dataset, seed: int, node: N
     """Return a population of only those clients that live on the node, with only their rows of the data set."""
     population = sections.population(dataset, seed, everyone=not node.own_data)
     chosen = [population.by_name[name] for name in node.choose(population.names)]
-    door = None if population.backdoor is None else _of(chosen, population.backdoor.rows)
-    parts = [part for rows in chosen for part in (rows.train, rows.test)] + list((door or {}).values())
+    triggers = {} if population.backdoor is None else _of(chosen, population.backdoor.rows)
+    parts = [part for rows in chosen for part in (rows.train, rows.test)] + list(triggers.values())
     used = np.unique(np.concatenate(parts)) if parts else np.zeros(0, dtype=np.int64)
     moved = [
         replace(rows, train=np.searchsorted(used, rows.train), test=np.searchsorted(used, rows.test)) for rows in chosen
@@ -134,9 +134,7 @@ def _population(sections: LearningSections, dataset: Dataset, seed: int, node: N
         behaviours=_of(chosen, population.behaviours),
         flaws=_of(chosen, population.flaws),
         backdoor=population.backdoor
-        and replace(
-            population.backdoor, rows={name: np.searchsorted(used, rows) for name, rows in (door or {}).items()}
-        ),
+        and replace(population.backdoor, rows={name: np.searchsorted(used, rows) for name, rows in triggers.items()}),
     )
 
 

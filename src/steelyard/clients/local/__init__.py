@@ -1,6 +1,6 @@
 """The simulator: all clients of a federation inside this process, a cohort at a time.
 
-This is the one door to it: what lies below is the simulator's own. Importing it costs no torch; the others
+Import it from here only: what lies below is the simulator's own. Importing it costs no torch; the others
 load it when they are first used.
 """
 

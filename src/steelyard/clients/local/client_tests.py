@@ -60,15 +60,15 @@ class ClientTests:
         population: DevicePopulation,
     ) -> None:
         """Add to answers how often the first model of each question takes the pattern of a backdoor for its class."""
-        door = population.source.backdoor
-        if door is None:
+        backdoor = population.source.backdoor
+        if backdoor is None:
             return
         models = torch.stack([question.models[0] for question in questions]).to(self.context.device)
-        held = [door.rows.get(client, np.zeros(0, np.int64)) for client in population.tests.clients]
+        held = [backdoor.rows.get(client, np.zeros(0, np.int64)) for client in population.tests.clients]
         rows, where = np.unique(np.concatenate([np.zeros(0, np.int64), *held]), return_inverse=True)
         loss = self.context.loss(LossState(self.context.training.loss))
         found, _ = self.evaluator.test(models, population.dataset, torch.from_numpy(rows).to(self.context.device), loss)
-        fooled = (found == door.target).to(torch.float64).cpu().numpy()[:, where.reshape(-1)]
+        fooled = (found == backdoor.target).to(torch.float64).cpu().numpy()[:, where.reshape(-1)]
         counts = np.array([len(mine) for mine in held], dtype=np.float64)
         ends = np.cumsum(counts).astype(np.int64)
         for index, each in zip(indices, fooled, strict=True):

@@ -23,7 +23,7 @@ import torch
 
 from steelyard import randomness
 from steelyard.data.dataset import HONEST, Behaviour
-from steelyard.data.flaw_settings import OMNISCIENT
+from steelyard.data.flaw_kinds import OMNISCIENT
 from steelyard.learning.parameters import Layout
 from steelyard.messages import Task
 from steelyard.update_payloads import DenseModels, spans
