@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,7 @@ def table_dataset(table: Table, settings: DataSettings) -> Dataset:
     raw = _raw(columns, settings)
     labels, found = _labels(table, settings, kept)
     owners = None if settings.owner is None else _owners(table, settings.owner)
-    test = None if settings.held_out is None else _held_out(table, settings.held_out, kept)
+    test = None if settings.held_out is None else _yes_or_no(table, "held_out", settings.held_out, kept, _TEST_WORDS)
     marks = {COMPLETE: 1.0 - empty.mean(axis=1)}
     marks |= {mark: _mark(table, mark, column) for mark, column in settings.marks.items()}
     raw = raw.of_rows(kept)
@@ -219,16 +219,18 @@ def _times(
     return np.where(came, times, -times).astype(np.float32), [note]
 
 
-def _yes_or_no(table: Table, field: str, column: str, kept: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return a column of true/false, 1/0 or yes/no for the kept rows."""
+def _yes_or_no(
+    table: Table, field: str, column: str, kept: NDArray[np.int64], known: Mapping[str, bool] = _EVENT_WORDS
+) -> NDArray[np.bool_]:
+    """Return a column of true/false, 1/0 or yes/no (or other words that are `known`) for the kept rows."""
     words = [plain(str(value)).lower() for value in table.cells(field, column).iloc[kept].tolist()]
     for row, word in zip(kept.tolist(), words, strict=True):
-        if word not in _EVENT_WORDS:
+        if word not in known:
             raise UserError(
                 f"{table.path}: column '{column}' (data.{field}) holds '{word[:40]}' in {table.row(row)}; "
-                f"allowed: {listed(_EVENT_WORDS)}"
+                f"allowed: {listed(known)}"
             )
-    return np.array([_EVENT_WORDS[word] for word in words])
+    return np.array([known[word] for word in words])
 
 
 def _class_numbers(cells: Any, where: str, title: str) -> tuple[NDArray[np.int64], list[str]]:
@@ -254,17 +256,6 @@ def _owners(table: Table, name: str) -> NDArray[np.str_]:
     if values.dtype.kind in "iu":
         return owner_names(values, name)
     return np.array([str(value).strip() for value in values.tolist()])
-
-
-def _held_out(table: Table, name: str, kept: NDArray[np.int64]) -> NDArray[np.bool_]:
-    words = [plain(str(value)).lower() for value in table.cells("held_out", name).iloc[kept].tolist()]
-    for row, word in zip(kept.tolist(), words, strict=True):
-        if word not in _TEST_WORDS:
-            raise UserError(
-                f"{table.path}: column '{name}' (data.held_out) holds '{word[:40]}' in {table.row(row)}; allowed: "
-                f"{listed(_TEST_WORDS)}"
-            )
-    return np.array([_TEST_WORDS[word] for word in words])
 
 
 def _mark(table: Table, mark: str, column: str) -> NDArray[np.float64]:

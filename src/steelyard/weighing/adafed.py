@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -30,6 +31,8 @@ from steelyard.weighing.criteria import CohortView, server_criterion
 from steelyard.weighing.losses import FixedLoss, LossRule
 
 # ---------------------------------------------------------------- the weights p_i (lines 4-9)
+
+_on_test_set = partial(server_criterion, needs_test_set=True, of_one=True)
 
 
 def _classified(name: str, view: CohortView) -> ServerTest:
@@ -54,51 +57,35 @@ def _figure(name: str, view: CohortView, figure: str, measures: str, allowed: st
     return errors[figure]
 
 
-@server_criterion(
-    "VP",
-    description="validation performance: accuracy on the server's test set",
-    needs_test_set=True,
-    needs_task="classes",
-    of_one=True,
-    maximum=1.0,
+@_on_test_set(
+    "VP", description="validation performance: accuracy on the server's test set", needs_task="classes", maximum=1.0
 )
 def validation_performance(view: CohortView) -> Floats:
     """Accuracy of the client's model on the server's test set: p_i of simulations 2 and 3 (paper 001)."""
     return _classified("VP", view).accuracy
 
 
-@server_criterion(
+@_on_test_set(
     "VS",
     description="accuracy on the server's test set times number of samples",
-    needs_test_set=True,
     needs_task="classes",
     uses_claims=True,
-    of_one=True,
 )
 def validation_times_size(view: CohortView) -> Floats:
     """p_i = accuracy_i × #training-data_i, as in simulation 1 (paper 001, §4.0.1)."""
     return _classified("VS", view).accuracy * view.samples
 
 
-@server_criterion(
-    "VF",
-    description="macro F1 on the server's test set",
-    needs_test_set=True,
-    needs_task="classes",
-    of_one=True,
-    maximum=1.0,
-)
+@_on_test_set("VF", description="macro F1 on the server's test set", needs_task="classes", maximum=1.0)
 def validation_macro_f1(view: CohortView) -> Floats:
     """Mean over classes of F1 on the server's test set; use it where rare classes matter (paper 001, §3.1)."""
     return _classified("VF", view).f1.mean(axis=1)
 
 
-@server_criterion(
+@_on_test_set(
     "VD",
     description="diagnostic odds ratio on the server's test set, geometric mean over classes",
-    needs_test_set=True,
     needs_task="classes",
-    of_one=True,
 )
 def validation_odds(view: CohortView) -> Floats:
     """(Π_c DOR_c)^(1/C), DOR_c = TP·TN/(FP·FN) with ½ added to each of the four; 1 is chance (paper 001, §3.1).
@@ -111,13 +98,8 @@ def validation_odds(view: CohortView) -> Floats:
     return np.exp(np.log(odds).mean(axis=1))
 
 
-@server_criterion(
-    "VE",
-    description="regression: 1/(1 + MAPE) on the server's test set",
-    needs_test_set=True,
-    needs_task="regression",
-    of_one=True,
-    maximum=1.0,
+@_on_test_set(
+    "VE", description="regression: 1/(1 + MAPE) on the server's test set", needs_task="regression", maximum=1.0
 )
 def validation_error(view: CohortView) -> Floats:
     """1 / (1 + MAPE): falls as the mean absolute percentage error grows (paper 001, §3.2)."""
@@ -125,39 +107,22 @@ def validation_error(view: CohortView) -> Floats:
     return 1.0 / (1.0 + np.nan_to_num(mape, nan=np.inf))
 
 
-@server_criterion(
-    "VC",
-    description="survival: C-index on the server's test set",
-    needs_test_set=True,
-    needs_task="survival",
-    of_one=True,
-    maximum=1.0,
-)
+@_on_test_set("VC", description="survival: C-index on the server's test set", needs_task="survival", maximum=1.0)
 def validation_concordance(view: CohortView) -> Floats:
     """Harrell's C-index of the client's model on the server's test set: how often it orders two patients rightly."""
     return _figure("VC", view, "c_index", "the order of times to an event, and this data has none", "VP, VE")
 
 
-@server_criterion(
-    "VM",
-    description="segmentation: mean Dice on the server's test set",
-    needs_test_set=True,
-    needs_task="segmentation",
-    of_one=True,
-    maximum=1.0,
+@_on_test_set(
+    "VM", description="segmentation: mean Dice on the server's test set", needs_task="segmentation", maximum=1.0
 )
 def validation_dice(view: CohortView) -> Floats:
     """Mean Dice of the client's model on the server's test set: how well its masks cover the true ones."""
     return _figure("VM", view, "dice", "masks, and this data has none", "VP, VE")
 
 
-@server_criterion(
-    "VL",
-    description="several labels: macro F1 on the server's test set",
-    needs_test_set=True,
-    needs_task="multi-label",
-    of_one=True,
-    maximum=1.0,
+@_on_test_set(
+    "VL", description="several labels: macro F1 on the server's test set", needs_task="multi-label", maximum=1.0
 )
 def validation_labels(view: CohortView) -> Floats:
     """Macro F1 over the labels on the server's test set: a rare label counts like a common one."""

@@ -84,13 +84,16 @@ def label_entropy(local: LocalData) -> float:
     return float(_entropy(counts, local.classes))
 
 
+def _mean(marks: Floats) -> float:
+    return float(np.mean(marks)) if len(marks) else 0.0
+
+
 @client_criterion(
     "IS", description="image sharpness: share of samples marked sharp", maximum=1.0, needs_marks=("sharp",)
 )
 def image_sharpness(local: LocalData) -> float:
     """Fraction of the training samples marked sharp; CelebA: not `Blurry` (paper 000)."""
-    sharp = local.marks["sharp"]
-    return float(np.mean(sharp)) if len(sharp) else 0.0
+    return _mean(local.marks["sharp"])
 
 
 @client_criterion(
@@ -101,8 +104,7 @@ def image_sharpness(local: LocalData) -> float:
 )
 def completeness(local: LocalData) -> float:
     """Mean share of the inputs of a training sample that are not empty; tables mark each row with its share."""
-    filled = local.marks["complete"]
-    return float(np.mean(filled)) if len(filled) else 0.0
+    return _mean(local.marks["complete"])
 
 
 @client_criterion(
