@@ -86,7 +86,7 @@ def parts() -> dict[str, tuple[str, ...]]:
     # a smile has it right for half of them, so that every rate is there after one or two rounds.
     # Two stages: every rate for 20 rounds with one seed, then the best three for 60 rounds with three seeds.
     rate = ("sweep", "celeba", "--rules", "DS", "--validation", "0.2", "--measure", "score", *ON_GPU, *TF32)
-    for stage, seeds, rounds, memory, jobs in ((FIRST, 1, 20, 12, 4), (SECOND, 3, 60, 31, 3)):
+    for stage, seeds, rounds, memory, jobs in ((FIRST, 1, 20, 12, 4), (SECOND, 3, 60, 40, 2)):
         limits = ("--set", f"rounds.count={rounds}", "--set", f"compute.memory_gb={memory}", "--jobs", str(jobs))
         found[stage] = (*rate, "--seeds", str(seeds), *limits)
     found[FIRST] += ("--over", f"{RATE}=0.0125,0.025,0.05,0.1,0.2,0.4,0.8,1.6")
