@@ -29,7 +29,7 @@ name = "logistic"
 [training]
 learning_rate = 0.2
 epochs = 1
-batch_size = 20
+batch_size = 60
 [rounds]
 count = 4
 fraction = 0.5

@@ -31,6 +31,8 @@ scheme = "iid"
 clients = 12
 [model]
 name = "logistic"
+[training]
+batch_size = 60
 [rounds]
 count = 3
 [weighing]

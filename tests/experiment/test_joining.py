@@ -28,7 +28,7 @@ SMALL: dict[str, Any] = {
     "seed": 3,
     "partition": {"scheme": "dirichlet", "clients": 6, "alpha": 0.5, "minimum": 12},
     "model": {"name": "logistic"},
-    "training": {"epochs": 1, "batch_size": 20},
+    "training": {"epochs": 1, "batch_size": 60},
     "rounds": {"count": 4, "fraction": 0.5, "samples": True},
     "store": {"checkpoint_every": 2, "clients_every": 3, "keep": "updates"},
     "compute": {"engine": "loop", "device": "cpu", "threads": 1},
@@ -125,7 +125,7 @@ def test_what_does_not_fit_is_named_in_one_line(tmp_path: Path, three: list[Path
     copy = shutil.copytree(three[1], tmp_path / "copy")
     line = refused(three[1], copy)
     assert line == f"join: missing: 1/3, 3/3; doubled: 2/3 ({three[1]}, {copy}); allowed: each of the 3 parts once"
-    other = run(build({**SMALL, "training": {"epochs": 2, "batch_size": 20}}), out=tmp_path / "other", seeds=SEEDS)
+    other = run(build({**SMALL, "training": {"epochs": 2, "batch_size": 60}}), out=tmp_path / "other", seeds=SEEDS)
     assert refused(three[0], other) == f"{other}: is not a part; allowed: folders that were made with --part"
     change(other, "INSERT INTO info VALUES ('part', '2/3')")
     assert refused(three[0], other, three[2]).endswith("which differs in training.epochs; allowed: parts of one")

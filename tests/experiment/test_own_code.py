@@ -42,6 +42,7 @@ clients = 4
 name = "own/nets.py:build"
 [training]
 loss = "own/losses.py:each"
+batch_size = 60
 [rounds]
 count = 3
 [weighing]

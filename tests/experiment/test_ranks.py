@@ -35,7 +35,7 @@ server_report = "apart"
 [model]
 name = "mlp"
 [training]
-batch_size = 20
+batch_size = 60
 learning_rate = 0.1
 [rounds]
 count = 3

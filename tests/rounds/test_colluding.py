@@ -38,7 +38,7 @@ SMALL: dict[str, Any] = {
         "server_report": "apart",
     },
     "model": {"name": "logistic"},
-    "training": {"learning_rate": 0.2, "epochs": 2, "batch_size": 20},
+    "training": {"learning_rate": 0.5, "epochs": 2, "batch_size": 60},
     "rounds": {"count": 4, "fraction": 1.0},
     "compute": {"engine": "loop", "device": "cpu", "threads": 1},
     "store": {"checkpoint_every": 1},

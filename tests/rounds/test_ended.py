@@ -34,6 +34,7 @@ SMALL: dict[str, Any] = {
     "data": {"source": "digits"},
     "partition": {"scheme": "dirichlet", "clients": 4, "alpha": 0.5, "test": "local"},
     "model": {"name": "logistic"},
+    "training": {"batch_size": 60},
     "rounds": {"count": ROUNDS, "fraction": 1.0, "samples": True},
     "store": {"checkpoint_every": 2},
     "weighing": {"criteria": ["LD"]},

@@ -25,7 +25,7 @@ SMALL: dict[str, Any] = {
     "seed": 5,
     "partition": {"scheme": "dirichlet", "clients": 8, "alpha": 0.5, "size_spread": 0.5, "minimum": 8},
     "model": {"name": "mlp", "hidden": [16]},
-    "training": {"learning_rate": 0.2, "epochs": 2, "batch_size": 16},
+    "training": {"learning_rate": 0.5, "epochs": 2, "batch_size": 60},
     "rounds": {"count": 4, "fraction": 0.5, "target": 0.3},
     "weighing": {"criteria": ["DS", "LD", "MD"], "priority": "LD>MD>DS"},
     "compute": {"engine": "loop", "device": "cpu"},
@@ -152,7 +152,7 @@ def test_early_stop_at_the_target(tmp_path: Path) -> None:
 
 
 def test_a_client_that_diverges_is_left_out_with_its_reason(tmp_path: Path) -> None:
-    wild = {"learning_rate": 1e30, "epochs": 2, "batch_size": 16}
+    wild = {"learning_rate": 1e30, "epochs": 2, "batch_size": 60}
     result = experiment(training=wild, rounds={**SMALL["rounds"], "min_clients": 0}).run(tmp_path / "run")
     clients = result.history.clients
     assert clients["failure"].str.contains("NaN").all()

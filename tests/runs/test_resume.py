@@ -33,7 +33,7 @@ LEARNING: dict[str, Any] = {
     "seed": 3,
     "partition": {"scheme": "dirichlet", "clients": 6, "alpha": 0.5, "minimum": 12},
     "model": {"name": "logistic"},
-    "training": {"learning_rate": 0.2, "epochs": 1, "batch_size": 20},
+    "training": {"learning_rate": 0.4, "epochs": 1, "batch_size": 60},
     "rounds": {"count": ROUNDS, "fraction": 0.5, "samples": True},
     "store": {"checkpoint_every": EVERY},
     "compute": {"engine": "loop", "device": "cpu", "threads": 1},

@@ -29,7 +29,7 @@ EXPERIMENT = {
     "name": "small",
     "partition": {"scheme": "iid", "clients": 5, "server": "fraction", "server_report": "apart"},
     "model": {"name": "logistic"},
-    "training": {"epochs": 1, "batch_size": 20},
+    "training": {"epochs": 1, "batch_size": 60},
     "rounds": {"count": 3, "fraction": 1.0, "target": 0.5, "share": 0.4},
     "compute": {"engine": "loop", "device": "cpu", "threads": 1},
     "weighing": {"criteria": ["DS", "LD"]},

@@ -26,7 +26,7 @@ SMALL = {
     "seed": 3,
     "partition": {"scheme": "dirichlet", "clients": 6, "alpha": 0.5, "minimum": 12},
     "model": {"name": "logistic"},
-    "training": {"epochs": 1, "batch_size": 20},
+    "training": {"epochs": 1, "batch_size": 60},
     "rounds": {"count": 7, "fraction": 0.5},
     "store": {"checkpoint_every": 3},
     "compute": {"engine": "loop", "device": "cpu", "threads": 1},
