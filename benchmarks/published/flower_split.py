@@ -61,3 +61,18 @@ def dirichlet_table(sizes: Sequence[int], clients: int, alpha: float, chance: Ch
             ends[-1] = size
             counts[:, label] = np.diff(ends, prepend=0)
     return counts.tolist()
+
+
+def pairs_table(sizes: Sequence[int], clients: int, chance: np.random.RandomState) -> list[list[int]]:
+    """Return the rows by client and label of PFLlib's "pathological" split: labels 0 and 1 for the first clients.
+
+    The next clients have labels 2 and 3, and so on; all but the last of a label's clients draw a tenth to all of their
+    equal part, and the last gets what is left.
+    """
+    holders = 2 * clients // len(sizes)
+    counts = np.zeros((clients, len(sizes)), dtype=np.int64)
+    for label, size in enumerate(sizes):
+        first = label // 2 * holders
+        drawn = chance.randint(size // holders // 10, size // holders, holders - 1)
+        counts[first : first + holders, label] = [*drawn, size - drawn.sum()]
+    return counts.tolist()

@@ -17,7 +17,13 @@ import pytest
 from benchmarks.published import page as published_page
 from benchmarks.published.__main__ import described
 from benchmarks.published.cells import TABLES
-from benchmarks.published.flower_split import dirichlet_table, label_table, of_later_code, of_the_table
+from benchmarks.published.flower_split import (
+    dirichlet_table,
+    label_table,
+    of_later_code,
+    of_the_table,
+    pairs_table,
+)
 from benchmarks.published.page import page, read
 from benchmarks.published.protocols import SIZES
 from benchmarks.published.rules_2026 import with_noise
@@ -142,6 +148,13 @@ def test_the_splits_are_those_of_flowers_table_and_of_its_later_code() -> None:
         assert tuple(table.sum(axis=0)) == SIZES["mnist"]
     sizes = [sum(line) for line in dirichlet_table(SIZES["cifar10"], 10, 0.5, of_the_table())]
     assert sizes == [5579, 5044, 2923, 3442, 6320, 4119, 7417, 4127, 3943, 7086]
+
+
+def test_the_pairs_of_labels_are_those_of_pfllibs_code() -> None:
+    """As its `separate_data` of the kind "pat" returns them after `numpy.random.seed(1)`."""
+    table = pairs_table((7000,) * 10, 20, np.random.RandomState(1))
+    assert [line[:2] for line in table[:4]] == [[1236, 1080], [410, 890], [1271, 1022], [4083, 4008]]
+    assert [sum(line) for line in table[16:]] == [1913, 1683, 3116, 7288]
 
 
 def test_fedscs_noise_strikes_four_fifths_of_the_last_sites_images_and_no_test_image(tmp_path: Path) -> None:
