@@ -14,6 +14,7 @@ from steelyard.algorithms.algorithm import Algorithm, LocalTraining
 from steelyard.clients.local.by_hand import HandEngine
 from steelyard.clients.local.client_state import KeptModels, KeptVectors
 from steelyard.clients.local.client_tests import ClientTests
+from steelyard.clients.local.cohort_builder import CohortBuilder
 from steelyard.clients.local.context import Populations, SimulationContext
 from steelyard.clients.local.criteria import ClientCriteria, Facts
 from steelyard.clients.local.device_data.cohort import Cohort
@@ -27,7 +28,6 @@ from steelyard.clients.local.hostile import attack
 from steelyard.clients.local.personal import OwnModels
 from steelyard.clients.local.settings import ComputeSettings
 from steelyard.data.fingerprint import fingerprint
-from steelyard.learning.descent import Descent
 from steelyard.learning.models import Factory
 from steelyard.learning.settings import ModelSettings, TrainingSettings
 from steelyard.messages import Evaluations, Failure, Floats, LossState, Question, Task, Updates
@@ -69,6 +69,7 @@ class Simulation:
         self._kept = KeptModels()
         self._vectors = KeptVectors()
         self._own = OwnModels(self.context, self._vectors)
+        self.cohort_builder = CohortBuilder(self.context, self._kept, self._vectors, self._own)
         self._tests = ClientTests(self.context, self._own, self._tuned)
         self._peak = 0
 
@@ -79,8 +80,7 @@ class Simulation:
         """Refuse a model, a loss or an engine that does not go with the data, and algorithms that the model lacks."""
         self.context.loss(LossState(self.context.training.loss))
         self.context.too_few(1)  # refuses batch norm with batches of one
-        if self._engine is None:
-            self._engine = ChosenEngine(self.context.setup, self.compute.engine)
+        self._main_engine()
         self._own.check(algorithms)
 
     def fingerprint(self, seed: int) -> Mapping[str, str]:
@@ -88,29 +88,12 @@ class Simulation:
 
     def train(self, tasks: Sequence[Task]) -> list[Updates]:
         answers: dict[int, Updates] = {}
-        for group in self._groups(tasks):
+        for group in self.cohort_builder.groups(tasks):
             answers.update(zip(group, self._train_group([tasks[index] for index in group]), strict=True))
         return [answers[index] for index in range(len(tasks))]
 
-    def _groups(self, tasks: Sequence[Task]) -> list[list[int]]:
-        """Indices of the tasks that can be trained in one stack: one data set, one form of the loss, one descent."""
-        groups: dict[object, list[int]] = {}
-        for index, task in enumerate(tasks):
-            loss, dataset = self.context.loss(task.loss), self.context.population(task.seed).dataset
-            key = (id(dataset), loss.name, loss.shape, loss.scale, self._descent(task))
-            if task.algorithm.by_hand:
-                key = (*key, task.algorithm)
-            groups.setdefault(key, []).append(index)
-        return list(groups.values())
-
-    def _descent(self, task: Task) -> Descent:
-        """How the clients of a task take their steps in this round."""
-        algorithm, training = task.algorithm, self.context.training
-        descent = Descent.of(training, algorithm.pull, algorithm.corrects)
-        return replace(descent, rate=descent.rate * task.rate, scheduled=training.schedule is not None)
-
     def _train_group(self, tasks: list[Task]) -> list[Updates]:
-        cohort, failures = self._cohort(tasks)
+        cohort, failures = self.cohort_builder.gather(tasks)
         models = self.context.matrix(len(cohort))
         self._peak = max(self._peak, models.numel() * 4)
         losses = self._trained(cohort, models)
@@ -155,7 +138,7 @@ class Simulation:
         """Return the engine that trains these tasks, as compute.engine takes it; the choice falls now if it has not."""
         engine = self._main_engine()
         if engine.engine is None:
-            cohort, _ = self._cohort([tasks[index] for index in self._groups(tasks)[0]])
+            cohort, _ = self.cohort_builder.gather([tasks[index] for index in self.cohort_builder.groups(tasks)[0]])
             if len(cohort):
                 engine.settled(cohort)
         return engine.choice
@@ -198,53 +181,6 @@ class Simulation:
             population = self.context.population(task.seed)
             losses[job] = self._first_losses(task, population, cohort.client[job : job + 1])[0]
         return losses
-
-    def _cohort(self, tasks: list[Task]) -> tuple[Cohort, list[list[Failure]]]:
-        populations = self._at_work(tasks)
-        failures: list[list[Failure]] = [[] for _ in tasks]
-        starts: list[torch.Tensor] = [task.parameters for task in tasks]
-        jobs: list[tuple[int, int, int]] = []
-        for number, (task, population) in enumerate(zip(tasks, populations, strict=True)):
-            self._kept.receive(task, population.behaviours)
-            for name in sorted(task.clients):
-                position = population.position.get(name)
-                why = "not registered" if position is None else self.context.too_few(int(population.sizes[position]))
-                if position is None or why is not None:
-                    failures[number].append(Failure(name, why or ""))
-                    continue
-                start = self._kept.start(task, name, population.behaviours)
-                jobs.append((number, position, number if start is task.parameters else len(starts)))
-                if start is not task.parameters:
-                    starts.append(start)
-        table = np.array(jobs, dtype=np.int64).reshape(-1, 3)
-        loss, descent = self.context.loss(tasks[0].loss), self._descent(tasks[0])
-        form = LossState(loss.name, None, loss.shape, loss.scale)
-        cohort = Cohort(tuple(tasks), populations, form, descent, table[:, 0], table[:, 1], tuple(starts), table[:, 2])
-        cohort = self._own.begin(cohort)
-        return replace(cohort, corrections=self._corrections(cohort)) if descent.corrected else cohort, failures
-
-    def _corrections(self, cohort: Cohort) -> torch.Tensor:
-        """What each job's algorithm adds to its gradients or steps, [jobs, parameters]."""
-        parts: list[torch.Tensor] = []
-        for number, task in enumerate(cohort.tasks):
-            _, clients = cohort.jobs(number)
-            received = task.parameters.to(self.context.device).expand(len(clients), -1)
-            kept = self._vectors.of(task.federation, task.algorithm, clients, received)
-            parts.append(task.algorithm.correction(self._received(task), kept))
-        return torch.cat(parts)
-
-    def _received(self, task: Task) -> dict[str, torch.Tensor]:
-        return {name: vector.to(self.context.device) for name, vector in task.vectors.items()}
-
-    def _at_work(self, tasks: list[Task]) -> tuple[DevicePopulation, ...]:
-        """The population of each task as it trains this round; tasks of one seed and round share it."""
-        found: dict[tuple[int, int, float], DevicePopulation] = {}
-        keys = [(task.seed, task.round, task.algorithm.held_back) for task in tasks]
-        for seed, round, share in keys:
-            if (seed, round, share) not in found:
-                training = self._own.holding_back(seed, share)
-                found[seed, round, share] = training.at_work(seed, round)
-        return tuple(found[key] for key in keys)
 
     def _updates(
         self,
@@ -295,7 +231,7 @@ class Simulation:
         counts = step_counts(mine.sizes, self.context.training, joined=self.context.setup.batch_norm)
         steps = torch.from_numpy(counts).to(device, torch.float32)[:, None]
         kept = self._vectors.of(task.federation, task.algorithm, names, start.expand(len(names), -1))
-        received = self._received(task)
+        received = self.cohort_builder.received(task)
         local = LocalTraining(start, models[jobs].to(device), steps, cohort.descent.rate, received, kept)
         return self._own.train_again(mine, task.algorithm.again(local), local, self._main_engine())
 
@@ -336,7 +272,7 @@ class Simulation:
         asked = (question.federation, question.seed, question.round + 1, clients)
         parts: list[torch.Tensor] = []
         for model in question.models:
-            cohort, _ = self._cohort([Task(*asked, model, rate=question.rate)])
+            cohort, _ = self.cohort_builder.gather([Task(*asked, model, rate=question.rate)])
             models = self.context.matrix(len(cohort))
             if len(cohort):
                 self._trained(cohort, models)

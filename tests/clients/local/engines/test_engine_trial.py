@@ -82,7 +82,7 @@ def work_of(sizes: tuple[int, ...], own: ModelSettings | None = None) -> tuple[T
     people = cases.population(shape, classes, sizes)
     clients = Simulation({0: people}, model, cases.TRAINING["mini"], ComputeSettings(engine="loop", device="cpu"))
     start = SimulationServer(clients).initial(0)
-    cohort, _ = clients._cohort([Task("f", 0, 1, tuple(clients.names(0)), start)])
+    cohort, _ = clients.cohort_builder.gather([Task("f", 0, 1, tuple(clients.names(0)), start)])
     return clients.context.setup, cohort
 
 

@@ -179,7 +179,7 @@ def test_the_step_that_graphs_capture_gives_what_the_loop_gives(kind: str, name:
         return MappedStep(setup, descent) if kind == "map" else HandDerivedStep(steps, descent)  # type: ignore[arg-type]
 
     engine = GraphEngine(setup, make_step, "graph", 4)
-    cohort, _ = clients._cohort(cases.tasks_of(clients.names(0), start, classes, training)[:1])
+    cohort, _ = clients.cohort_builder.gather(cases.tasks_of(clients.names(0), start, classes, training)[:1])
     for _ in range(2):  # the buffers are used again
         out = torch.zeros_like(expected[0].payload.models)
         losses = engine.train(cohort, out)

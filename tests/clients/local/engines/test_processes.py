@@ -200,7 +200,7 @@ def test_what_a_module_raises_is_raised() -> None:
     setup = simulation("loop", Failing)[0].context.setup
     clients, task = simulation("processes", Failing)
     assert clients._engine is None
-    cohort, _ = clients._cohort([task])
+    cohort, _ = clients.cohort_builder.gather([task])
     with pytest.raises(ZeroDivisionError, match="two samples"):
         ProcessesEngine(setup).train(cohort, torch.empty((len(cohort), setup.layout.size)))
 

@@ -62,7 +62,7 @@ def test_the_step_that_graphs_capture_trains_masks() -> None:
     expected = clients.train([task])[0]
     setup = clients.context.setup
     engine = GraphEngine(setup, lambda descent: MappedStep(setup, descent), "graph", 3)
-    cohort, _ = clients._cohort([task])
+    cohort, _ = clients.cohort_builder.gather([task])
     for _ in range(2):  # the buffers are used again
         out = torch.zeros_like(expected.payload.models)
         losses = engine.train(cohort, out)

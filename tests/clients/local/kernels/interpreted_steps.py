@@ -45,7 +45,7 @@ def keras(how: str) -> None:
     expected, start, clients = engine_cases.trained("loop", people, model, training)
     setup = clients.context.setup
     derived = KerasSteps(setup.module, setup.layout, half=False, passes=KernelPasses())
-    cohort, _ = clients._cohort(engine_cases.tasks_of(clients.names(0), start, classes, training)[:1])
+    cohort, _ = clients.cohort_builder.gather(engine_cases.tasks_of(clients.names(0), start, classes, training)[:1])
     out = torch.zeros(len(cohort), setup.layout.size)
     engine = GraphEngine(setup, lambda descent: HandDerivedStep(derived, KernelDescent.like(descent)), "stacked")
     engine.train(cohort, out)
@@ -62,7 +62,7 @@ def trained(name: str, how: str) -> None:
     expected, start, clients = engine_cases.trained("loop", people, model, training)
     setup = clients.context.setup
     derived = ConvSteps(setup.module, setup.layout, half=False)
-    cohort, _ = clients._cohort(engine_cases.tasks_of(clients.names(0), start, classes, training))
+    cohort, _ = clients.cohort_builder.gather(engine_cases.tasks_of(clients.names(0), start, classes, training))
     out = torch.zeros(len(cohort), setup.layout.size)
     engine = GraphEngine(setup, lambda descent: steps.KernelSteps(derived, descent, "float32"), "stacked")
     losses = engine.train(cohort, out)

@@ -194,7 +194,7 @@ def test_stacks_of_any_network_give_what_the_loop_gives(
         setup = clients.context.setup
         kind = MappedStep if engine == "graph" else CompiledStep
         made = GraphEngine(setup, lambda descent: kind(setup, descent), engine, 3)
-        cohort, _ = clients._cohort(cases.tasks_of(clients.names(0), start, 10, training)[:1])
+        cohort, _ = clients.cohort_builder.gather(cases.tasks_of(clients.names(0), start, 10, training)[:1])
         models = torch.zeros_like(expected[0].payload.models)
         losses = made.train(cohort, models)
     # Adam divides by the size of the gradients, and rounding near 0 with it.
@@ -212,7 +212,7 @@ def test_a_compiled_step_changes_images_as_the_loop_does(padding: Padding, monke
     expected, start, clients = cases.trained("loop", people, model, training)
     setup = clients.context.setup
     made = GraphEngine(setup, lambda descent: CompiledStep(setup, descent), "compiled", 3)
-    cohort, _ = clients._cohort(cases.tasks_of(clients.names(0), start, 3, training)[:1])
+    cohort, _ = clients.cohort_builder.gather(cases.tasks_of(clients.names(0), start, 3, training)[:1])
     models = torch.zeros_like(expected[0].payload.models)
     made.train(cohort, models)
     assert torch.allclose(models, expected[0].payload.models, atol=1e-5)
