@@ -27,7 +27,14 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from unittest import mock
 
+import typer.main
+
 from steelyard.logs import FILE, LEVEL
+
+# What typer finds in a function does not change; reading it from the annotations takes most of a quick command.
+typer.main.get_params_from_function = functools.cache(  # pyright: ignore[reportPrivateImportUsage]
+    typer.main.get_params_from_function  # pyright: ignore[reportPrivateImportUsage]
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 PROCESSES = multiprocessing.get_context("forkserver")

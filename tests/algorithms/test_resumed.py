@@ -33,7 +33,7 @@ def test_a_stopped_comparison_goes_on_to_the_same_bits(
         "rounds": {"count": 4, "fraction": 0.5},
         "partition": {"clients": 6},
         "model": {"name": "mlp", "hidden": [8]},
-        "training": {"batch_size": 40, "momentum": 0.5, "schedule": {"kind": "cosine"}},
+        "training": {"batch_size": 120, "momentum": 0.5, "schedule": {"kind": "cosine"}},
     }
     experiment = with_rules(Experiment.model_validate(document), rules)
     whole = run(experiment, out=tmp_path / "whole")

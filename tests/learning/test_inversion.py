@@ -25,7 +25,7 @@ def test_the_search_finds_two_samples_of_an_mlp() -> None:
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 4))
     rows, labels = torch.rand(2, 16), torch.tensor([0, 3])
-    found = search(model, gradient(model, rows, labels), (16,), labels, steps=300)
+    found = search(model, gradient(model, rows, labels), (16,), labels, steps=150)
     assert float(likeness(found, rows).min()) > 0.9
 
 

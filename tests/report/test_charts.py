@@ -99,18 +99,18 @@ def test_the_heat_map_marks_flawed_clients_and_leaves_unasked_cells_empty(run: P
 
 
 def test_many_clients_and_rounds_are_aggregated_and_the_figure_says_so(tmp_path: Path) -> None:
-    view = RunView([make_run(tmp_path / "long", rounds=450, clients=110, seeds=(1,), rules=("fedavg",))])
+    view = RunView([make_run(tmp_path / "long", rounds=250, clients=70, seeds=(1,), rules=("fedavg",))])
     chart = figures.draw(view, "weights", rule="fedavg")
     found = rows(chart)
     assert len(found) == 60
-    assert len(found[0]["round"]) == 113
+    assert len(found[0]["round"]) == 84
     note = figures.spec(chart)["usermeta"]["note"]
-    assert "60 of 110 clients" in note
-    assert "mean of 4 rounds" in note
+    assert "60 of 70 clients" in note
+    assert "mean of 3 rounds" in note
     curve = figures.draw(view, "accuracy")
     assert len(rows(curve)[0]["round"]) == 240
-    assert rows(curve)[0]["round"][-1] == 450
-    assert "240 rounds, evenly spaced, of 450" in figures.spec(curve)["usermeta"]["note"]
+    assert rows(curve)[0]["round"][-1] == 250
+    assert "240 rounds, evenly spaced, of 250" in figures.spec(curve)["usermeta"]["note"]
 
 
 def test_a_rule_has_the_same_colour_where_others_are_missing(run: Path) -> None:

@@ -45,5 +45,5 @@ def lost(view: RunView) -> alt.LayerChart | None:
         )
     )
     ends = ", ".join(f"{row['rule']}, {row['lost by']}: {row['lost'][-1]:.2%}" for row in rows)
-    chart = alt.layer(line).properties(width=WIDTH, height=HEIGHT)
+    chart = alt.layer(line, width=WIDTH, height=HEIGHT)
     return described(chart, f"What was lost of the weighted sum of the adapters, less is better. Last: {ends}.")

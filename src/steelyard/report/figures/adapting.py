@@ -60,7 +60,7 @@ def orders(view: RunView, federation: FederationView) -> alt.LayerChart | None:
             alt.Tooltip("tests:Q", title="testing rounds"),
         ],
     )
-    layers = alt.layer(others, path, dots).properties(width=WIDTH, height=max(90, 30 * len(names)))
+    layers = alt.layer(others, path, dots, width=WIDTH, height=max(90, 30 * len(names)))
     note = f"Filled: the order that a round kept; hollow: orders that it tested. {tests} testing rounds"
     note += f" in {len(kept)} rounds."
     return described(layers, f"Priority order of each round under {federation.label}, and the orders tested.", note)

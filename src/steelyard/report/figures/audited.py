@@ -70,8 +70,8 @@ def inversion(document: InversionSweep) -> Chart:
         level = alt.Chart(pd.DataFrame(words))
         rule = level.mark_rule(strokeDash=[4, 3]).encode(alt.Y("likeness:Q"))
         text = level.mark_text(align="left" if left else "right", dx=4 if left else -4, dy=-6, fontSize=10)
-        layers = alt.layer(lines, rule, text.encode(x, alt.Y("likeness:Q"), alt.Text("text:N")))
-        panels.append(layers.properties(width=WIDTH // 2 - 40, height=HEIGHT - 40))
+        text = text.encode(x, alt.Y("likeness:Q"), alt.Text("text:N"))
+        panels.append(alt.layer(lines, rule, text, width=WIDTH // 2 - 40, height=HEIGHT - 40))
     return described(
         alt.hconcat(*panels),
         "Correlation of what gradient inversion finds with the sample, by the noise and by the size of a sum.",
@@ -123,9 +123,7 @@ def reconstruction(entries: Sequence[AuditedProtection], chance: float) -> Chart
     rule = level.mark_rule().encode(alt.Y("precision:Q"))
     text = level.mark_text(align="right", dy=10, fontSize=10).encode(x, alt.Y("precision:Q"), alt.Text("text:N"))
     return described(
-        alt.layer(lines.encode(x, y.scale(domain=[0, 1]), colour, dash), rule, text).properties(
-            width=WIDTH, height=HEIGHT
-        ),
+        alt.layer(lines.encode(x, y.scale(domain=[0, 1]), colour, dash), rule, text, width=WIDTH, height=HEIGHT),
         "Share of the items that a curious server claims which are truly the user's, by protection and round.",
         "Thin: items claimed at random.",
     )

@@ -40,4 +40,4 @@ def _side(rows: Sequence[Mapping[str, object]], title: str) -> alt.LayerChart | 
     words = chart.mark_text(align="left", dx=4, limit=330).encode(
         alt.XDatum(0), y, alt.Text("feature:N"), size=alt.Size("weight:Q", scale=alt.Scale(range=[9, 14]), legend=None)
     )
-    return alt.layer(bars, words).properties(width=340, height=18 * count, title=title)
+    return alt.layer(bars, words, width=340, height=18 * count, title=title)

@@ -37,7 +37,7 @@ def contributed(view: RunView, part: FederationView) -> alt.LayerChart | None:
         alt.X("added:Q", title=title), colour, alt.Shape("verdict:N", scale=scale, legend=None), tooltip=tips
     )
     zero = alt.Chart(pd.DataFrame({"zero": [0.0]})).mark_rule(strokeDash=[4, 3]).encode(alt.X("zero:Q", title=title))
-    chart = alt.layer(zero, ends, points).properties(width=WIDTH - 160, height=max(80, 18 * len(names)))
+    chart = alt.layer(zero, ends, points, width=WIDTH - 160, height=max(80, 18 * len(names)))
     notes = [f"{len(kept)} of {len(clients)} clients."] if len(kept) < len(clients) else []
     notes += [f"{MARK.strip()} marks flawed clients."] if flawed else []
     words = f"What each client added under {part.label}, {document['source']}."

@@ -99,7 +99,7 @@ def _against(view: RunView, columns: list[str], axis: str, by: str, unit: str) -
     )
     ends = ", ".join(f"{row['rule']} {row['taken'][-1]:.4g} {unit}" for row in rows if row["rule"] in labels)
     note = "A line for each seed." if len({row["seed"] for row in rows}) > 1 else ""
-    return described(alt.layer(line).properties(width=WIDTH, height=HEIGHT), f"{title}, {by}. Ends: {ends}.", note)
+    return described(alt.layer(line, width=WIDTH, height=HEIGHT), f"{title}, {by}. Ends: {ends}.", note)
 
 
 def _curves(view: RunView, frame: Frame, column: str, measure: str, title: str) -> alt.LayerChart | None:
@@ -148,11 +148,9 @@ def _curves(view: RunView, frame: Frame, column: str, measure: str, title: str) 
         rule_colour(view.labels, labels),
         opacity=alt.condition(hover, alt.value(0.16), alt.value(0.0)),
     )
-    layers = alt.layer(*([band, line] if seeds > 1 else [line])).add_params(hover)
+    layers = alt.layer(*([band, line] if seeds > 1 else [line]), width=WIDTH, height=HEIGHT).add_params(hover)
     finals = ", ".join(f"{label} {last[label]:.3g}" for label in labels)
-    return described(
-        layers.properties(width=WIDTH, height=HEIGHT), f"{title}, by round. Last: {finals}.", " ".join(notes)
-    )
+    return described(layers, f"{title}, by round. Last: {finals}.", " ".join(notes))
 
 
 def _banded(view: RunView, labels: list[str], last: dict[str, float]) -> list[str]:
@@ -286,14 +284,13 @@ def flawed_weight(view: RunView) -> alt.LayerChart | None:
         tooltip=tips,
     )
     even = alt.Chart(lists([alike])).transform_flatten(["round", "share"]).mark_line(strokeDash=[3, 3], style="soft")
-    layers = alt.layer(even.encode(x, y, strokeWidth=alt.value(1.4)), line.add_params(hover))
+    even = even.encode(x, y, strokeWidth=alt.value(1.4))
+    layers = alt.layer(even, line.add_params(hover), width=WIDTH, height=240)
     note = "Dotted: their share of the clients asked, which is what equal weights would give them."
     longest = max(len(some) for found in rows.values() for some in found)
     if longest > POINTS:
         note += f" Each point is the mean of {-(-longest // POINTS)} rounds."
-    return described(
-        layers.properties(width=WIDTH, height=240), "Share of the weight that flawed clients got, by round.", note
-    )
+    return described(layers, "Share of the weight that flawed clients got, by round.", note)
 
 
 def _share_row(label: str, values: Frame) -> dict[str, Any]:

@@ -56,7 +56,7 @@ def devices(view: RunView) -> alt.LayerChart | None:
     )
     note = "Line: 10th to 90th percentile; bar: middle half; tick: median; dots: devices"
     note += "." if all_drawn else f", {DOTS} for each rule, evenly spaced."
-    chart = alt.layer(whisker, box, middle, points).properties(width=WIDTH, height=max(90, 44 * len(labels)))
+    chart = alt.layer(whisker, box, middle, points, width=WIDTH, height=max(90, 44 * len(labels)))
     return described(chart, "Distribution of the devices' own scores after the last round, by rule.", note)
 
 

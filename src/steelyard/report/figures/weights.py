@@ -43,7 +43,7 @@ def weights(view: RunView, federation: FederationView) -> alt.LayerChart | None:
         for name, client, values in zip(names, kept, grid.to_numpy(np.float64), strict=True)
     ]
     height = max(120, 16 * len(names) if len(names) <= 40 else 13 * len(names))
-    chart = alt.layer(_cells(rows, names, width)).properties(width=WIDTH, height=height)
+    chart = alt.layer(_cells(rows, names, width), width=WIDTH, height=height)
     notes = [] if len(kept) == len(table) else [f"{len(kept)} of {len(table)} clients: {_chosen(flawed)}."]
     if width > 1:
         notes.append(f"Each column is the mean of {width} rounds.")
