@@ -153,7 +153,7 @@ def test_the_part_is_the_same_whatever_the_scene_was_trained_with(tmp_path: Path
 def test_a_second_call_runs_nothing_and_another_arena_is_refused(done: Path) -> None:
     before = (scene_folder(done, "hospitals") / "run.sqlite").read_bytes()
     lines: list[str] = []
-    run_arena(small_arena("LD>DS/max", done), tell=lines.append)
+    run_arena(small_arena("LD>DS/max", done), announce=lines.append)
     assert lines == []
     assert (scene_folder(done, "hospitals") / "run.sqlite").read_bytes() == before
     with pytest.raises(UserError, match="holds another arena, which differs in seeds"):
@@ -172,7 +172,7 @@ def test_a_stopped_arena_goes_on_to_the_same_figures(
             run_arena(folder)
     assert write_archive(folder)["sentence"].startswith("Nothing can be said of LD>DS/max yet")
     lines: list[str] = []
-    run_arena(folder, tell=lines.append)
+    run_arena(folder, announce=lines.append)
     assert lines == ["scene 1 of 1: hospitals, heart disease in four hospitals (UCI)"]
     assert (
         read_figures(folder, read_arena(folder))["hospitals"].models

@@ -20,7 +20,7 @@ from steelyard.runs.reader import History
 def test_settings_are_judged_by_the_clients_own_rows_on_seeds_that_never_report(tmp_path: Path) -> None:
     rules = parse_rules(["fedadam(server_rate=0.03)", "fedadam"], SUITE.experiment("hospitals"))
     told: list[str] = []
-    found = tune(SUITE, rules, tmp_path, ["hospitals"], QUICK, tell=told.append)
+    found = tune(SUITE, rules, tmp_path, ["hospitals"], QUICK, announce=told.append)
     assert told == ["choosing among 2 settings, scene 1 of 1: hospitals"]
     history = History(tmp_path / TUNING / "hospitals")
     seeds = set(history.federations["seed"])
@@ -29,7 +29,7 @@ def test_settings_are_judged_by_the_clients_own_rows_on_seeds_that_never_report(
     curves = [curve for curve in read_curves(history) if curve.rule == "fedadam"]
     assert found["fedadam"] == pytest.approx(sum(float(curve.overall[-1]) for curve in curves) / len(curves))
     told.clear()
-    assert tune(SUITE, rules, tmp_path, ["hospitals"], QUICK, tell=told.append) == found
+    assert tune(SUITE, rules, tmp_path, ["hospitals"], QUICK, announce=told.append) == found
     assert told == []
     with pytest.raises(UserError, match="holds other settings"):
         tune(SUITE, parse_rules(["EQ", "LD"], SUITE.experiment("hospitals")), tmp_path, ["hospitals"], QUICK)

@@ -184,7 +184,7 @@ def test_several_processes_give_the_same_bits(tmp_path: Path):
     planned = plan(base, ["training.epochs=1,2,3"])
     told: list[str] = []
     one = sweep(planned, out=tmp_path / "one")
-    several = sweep(planned, out=tmp_path / "several", jobs=2, tell=told.append)
+    several = sweep(planned, out=tmp_path / "several", jobs=2, announce=told.append)
     assert told == [f"run {n} of 3: {n}-epochs={n}" for n in (1, 2, 3)]
     for part in planned.parts:
         assert_same_bits(several / part.folder, one / part.folder)

@@ -26,7 +26,7 @@ class _How:
     """How scenes are run: what is shown, what is said before each, and what code was agreed to."""
 
     progress: bool = False
-    tell: Callable[[str], None] | None = None
+    announce: Callable[[str], None] | None = None
     ask: Ask | None = None
     accept_changes: bool = False
     jobs: int = 1
@@ -36,22 +36,22 @@ def run_arena(
     folder: Path,
     *,
     progress: bool = False,
-    tell: Callable[[str], None] | None = None,
+    announce: Callable[[str], None] | None = None,
     ask: Ask | None = None,
     accept_changes: bool = False,
     jobs: int = 1,
 ) -> Arena:
     """Run the scenes of an arena's folder that are not done; a scene in which the candidate fails does not end it.
 
-    `tell` gets a line before each scene, with the time that the others took as a measure of what is left. Scenes that
-    failed are tried again; what the machine lacks ends the arena, and a further call goes on. Missing data of any scene
+    `announce` gets a line before each scene, with the time that the others took as a measure of what is left. Failed
+    scenes are tried again; what the machine lacks ends the arena, and a further call goes on. Missing data of any scene
     are said before the first begins. With `jobs`, so many scenes go at a time, in processes of their own.
     """
     check_jobs(jobs)
     arena = read_arena(folder)
     if ask is not None and (code := arena.scene(arena.scenes[0]).named_code()):
         ask(str(folder), code)
-    how = _How(progress, tell, ask, accept_changes, jobs)
+    how = _How(progress, announce, ask, accept_changes, jobs)
     first = [name for name in arena.own if not finished(scene_folder(folder, name, 1))]
     arena.suite.check_data(first, arena.changes)
     with closing(held(folder)):
@@ -75,11 +75,11 @@ def _run_batch(arena: Arena, folder: Path, batch: int, how: _How) -> None:
     begun = time.monotonic()
 
     def announce(number: int) -> None:
-        if how.tell is not None:
+        if how.announce is not None:
             position = left.index(name := arena.scenes[number])
             ended = max(0, position - how.jobs + 1)
             rest = (time.monotonic() - begun) / ended * (len(left) - ended) if ended else None
-            how.tell(_announcement(arena, name, len(wanted) - len(left) + position + 1, len(wanted), rest, batch))
+            how.announce(_announcement(arena, name, len(wanted) - len(left) + position + 1, len(wanted), rest, batch))
 
     numbers = [arena.scenes.index(name) for name in left]
     if how.jobs > 1 and len(left) > 1 and batch == 1:

@@ -25,7 +25,7 @@ from steelyard.sweeps.running import finished, run_or_resume
 
 TUNING = "tuning"
 """The folder in an arena's folder with one run for each scene in which settings were tried."""
-Tell = Callable[[str], None]
+Announce = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,13 @@ def tune_rivals(
     changes: Sequence[str] = (),
     *,
     progress: bool = False,
-    tell: Tell | None = None,
+    announce: Announce | None = None,
 ) -> list[Tried]:
     """Try the settings of every rival that has some, and return what came out; what is done already stays."""
     first = suite.experiment(next(iter(suite.scenes)), changes)
     groups = {name: parse_rules(words, first) for name, words in suite.tuning.settings.items()}
     every = {label: settings for group in groups.values() for label, settings in group.items()}
-    found = tune(suite, every, folder, scenes, changes, progress=progress, tell=tell)
+    found = tune(suite, every, folder, scenes, changes, progress=progress, announce=announce)
     return [Tried(name, {label: found[label] for label in group}) for name, group in groups.items()]
 
 
@@ -69,7 +69,7 @@ def tune(
     changes: Sequence[str] = (),
     *,
     progress: bool = False,
-    tell: Tell | None = None,
+    announce: Announce | None = None,
 ) -> dict[str, float]:
     """Run rules in the scenes, on the seeds for choosing, and return the mean accuracy of each; nan where it exploded.
 
@@ -81,10 +81,10 @@ def tune(
     suite.check_data(left, changes)
     try:
         for number, name in enumerate(left):
-            if tell is not None:
+            if announce is not None:
                 rest = (time.monotonic() - begun) / number * (len(left) - number) if number else None
                 ending = "" if rest is None else f"; about {show_duration(rest)} left"
-                tell(f"choosing among {len(rules)} settings, scene {number + 1} of {len(left)}: {name}{ending}")
+                announce(f"choosing among {len(rules)} settings, scene {number + 1} of {len(left)}: {name}{ending}")
             planned = PlannedRun(f"{TUNING}/{name}", (), suite.comparison(name, rules, seeds[0], changes), seeds)
             run_or_resume(planned, folder, None, progress, None, False)
     except KeyboardInterrupt:

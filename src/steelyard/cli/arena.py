@@ -110,7 +110,7 @@ def _chosen(
     folder = tuning_folder(suite, out)
     rules = {each.label: each.settings for each in found}
     values = watched(
-        lambda: tune(suite, rules, folder, suite.chosen(scenes), changes, progress=not quiet(), tell=_log.info)
+        lambda: tune(suite, rules, folder, suite.chosen(scenes), changes, progress=not quiet(), announce=_log.info)
     )
     best = Tried(found[0].label, values).best
     _log.info(f"chosen on the clients' own test rows: {best}, of {len(found)} settings")
@@ -125,7 +125,7 @@ def _retune(suite: Suite, scenes: Sequence[str], changes: Sequence[str], out: Pa
 
     folder = tuning_folder(suite, out)
     chosen = suite.chosen(scenes)
-    found = watched(lambda: tune_rivals(suite, folder, chosen, changes, progress=not quiet(), tell=_log.info))
+    found = watched(lambda: tune_rivals(suite, folder, chosen, changes, progress=not quiet(), announce=_log.info))
     if format == "json":
         print_json(
             {
@@ -151,7 +151,7 @@ def _finish(folder: Path, trust: bool, accept_changes: bool, format: str, jobs: 
     ask = None if trust else asking(trust)
     shown = not quiet() and jobs == 1
     watched(
-        lambda: run_arena(folder, progress=shown, tell=_log.info, ask=ask, accept_changes=accept_changes, jobs=jobs)
+        lambda: run_arena(folder, progress=shown, announce=_log.info, ask=ask, accept_changes=accept_changes, jobs=jobs)
     )
     with doing("summing up"):
         document = write_arena_files(folder)

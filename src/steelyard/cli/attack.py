@@ -102,7 +102,7 @@ def _finish(folder: Path, trust: bool, accept_changes: bool, format: str) -> Non
 
     ask = None if trust else asking(trust)
     done = watched(
-        lambda: run_attack(folder, progress=not quiet(), tell=_log.info, ask=ask, accept_changes=accept_changes)
+        lambda: run_attack(folder, progress=not quiet(), announce=_log.info, ask=ask, accept_changes=accept_changes)
     )
     with doing("summing up"):
         document = outcomes_of(folder)

@@ -305,7 +305,7 @@ def _extraction_table(rows: list[ExtractionRow]) -> Table:
         (row["model"], row["questions"], row["answer"], f"{row['agrees']:.1%}", f"{row['apart']:.3f}") for row in rows
     )
     note = f"{rows[0]['count']} questions; same: fresh digits that copy and model call the same; apart: probabilities"
-    headings = ("model", "asked about", "told", "same", "apart")
+    headings = ("model", "asked about", "answer", "same", "apart")
     return Table("copies of a model of digits", headings, cells, note, names=3)
 
 

@@ -106,7 +106,7 @@ def sweep(
         )
 
         def work() -> Path:
-            return run_sweep(planned, out=out, jobs=jobs, progress=not quiet(), tell=_log.info)
+            return run_sweep(planned, out=out, jobs=jobs, progress=not quiet(), announce=_log.info)
 
         finish_sweep(work, test, format)
 
@@ -116,7 +116,7 @@ def resume_sweep(folder: Path, trust: bool, accept_changes: bool, format: TableF
     from steelyard.sweeps.running import resume_sweep as go_on
 
     def work() -> Path:
-        return go_on(folder, progress=not quiet(), tell=_log.info, ask=asking(trust), accept_changes=accept_changes)
+        return go_on(folder, progress=not quiet(), announce=_log.info, ask=asking(trust), accept_changes=accept_changes)
 
     finish_sweep(work, False, format)
 

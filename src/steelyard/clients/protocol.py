@@ -192,7 +192,7 @@ class ReportingServer(Server, Protocol):
 
 @runtime_checkable
 class RowServer(Server, Protocol):
-    """A server that tells how models do on each of its rows, so that figures get an interval over them."""
+    """A server that reports how models do on each of its rows, so that figures get an interval over them."""
 
     def rows(self, seed: int, models: torch.Tensor) -> RowTests:
         """Test models [candidates, parameters] on the rows that only report, or else on those that weigh."""

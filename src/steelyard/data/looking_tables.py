@@ -142,7 +142,7 @@ def _says_train_or_test(cells: Any) -> bool:
 
 
 def _task(cells: Any, name: str) -> tuple[str, str]:
-    """Say whether the label is a class or a number, and what to tell about it."""
+    """Say whether the label is a class or a number, and what to note about it."""
     numbers = parse_numbers(cells)
     there = cells.notna().to_numpy()
     values = numbers[there]

@@ -127,7 +127,7 @@ def _check_names(table: Table, settings: DataSettings) -> None:
 def _kept_rows(
     table: Table, inputs: list[str], empty: NDArray[np.bool_], settings: DataSettings
 ) -> tuple[NDArray[np.int64], list[str]]:
-    """Return the rows to use, by what is to become of empty cells, and what to tell about those."""
+    """Return the rows to use, by what is to become of empty cells, and what to note about those."""
     rows, total = np.arange(len(empty)), int(empty.sum())
     if not total:
         return rows, []

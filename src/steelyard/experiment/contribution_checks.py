@@ -12,7 +12,7 @@ from steelyard.rounds.contributions import ContributionSettings
 
 
 def check_private(privacy: PrivacySettings | None, field: str) -> None:
-    """Refuse whatever would tell more of single updates than [privacy] guarantees."""
+    """Refuse whatever would disclose more of single updates than [privacy] guarantees."""
     if privacy is None:
         return
     if privacy.central is not None or privacy.local is not None:

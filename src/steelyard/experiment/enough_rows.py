@@ -18,7 +18,7 @@ class EnoughRows(WrappedClients):
     `tested` is the number of test rows of each client, `labelled` its number of training rows of each class, and
     `behind` how many of these are at least behind an update; left out: all. `secret` is a number that follows from the
     file, which the server does not have: the order of rows, masks and decoys are drawn with it, so that no server can
-    tell which rows are behind which part of an answer.
+    show which rows are behind which part of an answer.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class EnoughRows(WrappedClients):
     def _few(self, client: str, loss: LossState) -> str:
         """Say what sets apart a class of which this client has some rows, but too few; empty where nothing does.
 
-        Its counts of labels would tell how many, and two answers with other class weights how they differ.
+        Its counts of labels would disclose how many, and two answers with other class weights how they differ.
         """
         counts, least = self._labelled.get(client, ()), self._min_rows
         if self._counts_labels and any(0 < count < least for count in counts):

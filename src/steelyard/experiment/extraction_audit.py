@@ -1,6 +1,6 @@
 """Model extraction on digits: how well is a model copied by whoever may only ask it?
 
-A linear model that tells probabilities is solved for: ln p_c − ln p_0 = (w_c − w_0)·x + b_c − b_0 is linear in what is
+A linear model is solved for from its probabilities: ln p_c − ln p_0 = (w_c − w_0)·x + b_c − b_0 is linear in what is
 sought, so as many questions as inputs, and one more, give it exactly (F. Tramèr, F. Zhang, A. Juels, M. K. Reiter, T.
 Ristenpart: "Stealing Machine Learning Models via Prediction APIs", USENIX Security 2016). All else is copied by
 training a model of the same form on the answers.
@@ -18,7 +18,7 @@ from torch import nn
 from steelyard.experiment.privacy_audit import Victims, picked, victims
 
 ANSWERS: Mapping[str, int | None] = {"probabilities": None, "two digits": 2, "class alone": 0}
-"""What is told of a question: all digits of each probability, some of them, or which class is the likeliest."""
+"""What is answered to a question: all digits of each probability, some of them, or which class is the likeliest."""
 _ROWS = 600
 """Rows that the model is trained on, and as many that the attacker has of the same kind, without labels."""
 _STEPS = 200
@@ -50,9 +50,9 @@ def audit_extraction(count: int, seed: int = 0) -> list[ExtractionRow]:
         model = _trained(start, held.rows[mine], nn.functional.one_hot(held.labels[mine]).float())
         for kind, questions in asked.items():
             for answer, digits in ANSWERS.items():
-                told = _told(model, questions, digits)
+                answered = _answered(model, questions, digits)
                 solved = name == "linear" and digits is None
-                copied = _solved(start, questions, told) if solved else _trained(start, questions, told)
+                copied = _solved(start, questions, answered) if solved else _trained(start, questions, answered)
                 agrees, apart = _compared(model, copied, held, fresh)
                 found.append(
                     {
@@ -68,7 +68,7 @@ def audit_extraction(count: int, seed: int = 0) -> list[ExtractionRow]:
 
 
 @torch.no_grad()
-def _told(model: nn.Module, rows: torch.Tensor, digits: int | None) -> torch.Tensor:
+def _answered(model: nn.Module, rows: torch.Tensor, digits: int | None) -> torch.Tensor:
     """Return the probabilities of each class as the model's owner gives them out."""
     shares = model(rows).double().softmax(dim=1)
     if digits == 0:
@@ -76,9 +76,9 @@ def _told(model: nn.Module, rows: torch.Tensor, digits: int | None) -> torch.Ten
     return shares if digits is None else shares.round(decimals=digits)
 
 
-def _solved(start: nn.Module, rows: torch.Tensor, told: torch.Tensor) -> nn.Module:
+def _solved(start: nn.Module, rows: torch.Tensor, answers: torch.Tensor) -> nn.Module:
     """Return the linear model whose probabilities these are, by least squares over all questions."""
-    logs = told.clamp(min=1e-300).log()
+    logs = answers.clamp(min=1e-300).log()
     inputs = torch.cat([rows.double(), torch.ones(len(rows), 1, dtype=torch.float64)], dim=1)
     found = torch.linalg.lstsq(inputs, logs - logs[:, :1], driver="gelsd").solution
     solved = copy.deepcopy(start).double()

@@ -110,7 +110,7 @@ class _Rule:
             self.releases(privacy, self.criteria)
 
     def with_local(self) -> None:
-        """Refuse what devices with noise do not tell."""
+        """Refuse what devices with noise do not release."""
         for criterion in self.criteria:
             if criterion.needs.first_losses:
                 self._refuse(

@@ -222,7 +222,7 @@ def _weighing(summary: DataSummary, partition: TomlTable) -> tuple[TomlTable, st
     if summary.empty > 0.01:
         criteria["CR"] = "how complete its records are"
     if len(criteria) < 2 and summary.classes:
-        # Of two classes nearly every client knows both: LD tells nobody apart. CB grows with LE, but steeply: it
+        # Of two classes nearly every client knows both: LD distinguishes nobody. CB grows with LE, but steeply: it
         # rewards wrong labels, which even a mix out, and lost to size alone (docs/results/celeba.md). LE is milder.
         name = "LE" if len(summary.classes) == 2 else "LD"
         criteria[name] = "how evenly it holds the classes" if name == "LE" else "how many classes it knows"

@@ -1,4 +1,4 @@
-"""Kind "recorded": a federation that another framework runs, or that a file tells of; its folder can be looked at."""
+"""Kind "recorded": a federation that another framework runs, or that a file records; its folder can be looked at."""
 
 from __future__ import annotations
 

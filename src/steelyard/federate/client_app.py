@@ -152,7 +152,7 @@ def _train(message: Message, context: Context) -> RecordDict:
         node.clients.restore(kept)
         (updates,) = node.clients.train([own])
         if updates.clients:
-            charge()  # Only now: work that fails or takes too long tells nothing.
+            charge()  # Only now: work that fails or takes too long discloses nothing.
         states.keep(own.round, node.clients.snapshot())
         failures = tuple(Failure(failure.client, public_reason(failure.reason)) for failure in updates.failures)
         over = updates.clients if own.algorithm.keeps and not kept else ()

@@ -39,7 +39,7 @@ _LONGEST_NAME = 200
 
 
 class Disclosure(BaseModel):
-    """What one answer of a node tells, and to whom; names are the server's own and are cut to a length."""
+    """What one answer of a node discloses, and to whom; names are the server's own and are cut to a length."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -60,7 +60,7 @@ class Disclosure(BaseModel):
     """How a criterion was noised; pure: by what is private by ε = 1/criteria_noise alone."""
 
     def releases(self) -> Counter[Release]:
-        """Return what it tells about any one client."""
+        """Return what it discloses of any one client."""
         found = Counter({Release(self.noise): 1})
         if self.criteria and self.criteria_noise is not None:
             found[Release(self.criteria_noise, mechanism=self.criteria_mechanism)] += self.criteria

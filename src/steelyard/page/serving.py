@@ -35,7 +35,7 @@ def _warm() -> None:
 
 
 class _Server(uvicorn.Server):
-    """Tells open streams when the end was asked for, so that they do not hold it up."""
+    """Informs open streams when the end was asked for, so that they do not hold it up."""
 
     ending = False
 

@@ -193,7 +193,7 @@ def _rdp(release: Release) -> tuple[float, ...]:
         event = dp.LaplaceDpEvent(release.noise)
     relation = dp.NeighboringRelation.ADD_OR_REMOVE_ONE
     if release.mechanism == "pure":
-        # With this probability a fair coin is told in place of the truth.
+        # With this probability a fair coin is released in place of the truth.
         event = dp.RandomizedResponseDpEvent(2.0 / (1.0 + math.exp(min(1.0 / release.noise, 700.0))), 2)
         relation = dp.NeighboringRelation.REPLACE_ONE
     elif release.sampling == "poisson":

@@ -36,14 +36,14 @@ def plain_noise(settings: PrivacySettings, rounds: int, criteria: int) -> float:
     """Return the least noise with which so many rounds keep to the budget, each with an update and so many criteria."""
     limit, given = settings.budget.epsilon, settings.criteria_noise
     assert limit is not None, "settings without noise and budget are refused"
-    told, count = criteria_release(settings, given or 1.0), criteria * rounds
-    asked = [(Release(1.0), rounds)] + ([(told, count)] if given is None and count else [])
-    beside = {told: count} if given is not None and count else {}
+    release, count = criteria_release(settings, given or 1.0), criteria * rounds
+    asked = [(Release(1.0), rounds)] + ([(release, count)] if given is None and count else [])
+    beside = {release: count} if given is not None and count else {}
     return noise_for(limit, settings.budget.delta, asked, settings.budget.accountant or "pld", beside)
 
 
 def criteria_release(settings: PrivacySettings, noise: float) -> Release:
-    """Return what telling one criterion with so much noise is to the accountant."""
+    """Return what releasing one criterion with so much noise is to the accountant."""
     kinds: dict[str, Mechanism] = {"gaussian": "gaussian", "laplace": "laplace"}
     return Release(noise, mechanism=kinds.get(settings.criteria_mechanism, "pure"))
 
@@ -101,14 +101,14 @@ def noised(
 
 
 def _told(shares: Floats, mechanism: str, levels: int, epsilon: float, source: Source) -> Floats:
-    """Return numbers from 0 to 1 as levels that their owners tell, each ε-private by itself."""
+    """Return numbers from 0 to 1 as levels that their owners release, each ε-private by itself."""
     mine = np.rint(shares * (levels - 1)).astype(np.int64)
     if mechanism == "randomised-response":
         return randomised_response(mine, levels, epsilon, source) / (levels - 1)
     # The utility of a level is how near it is; what another client's data would be is at most all levels away.
     every = np.arange(levels, dtype=np.float64)
-    told = [exponential(-np.abs(every - level), levels - 1.0, epsilon, source) for level in mine.tolist()]
-    return np.array(told, dtype=np.float64) / (levels - 1)
+    levelled = [exponential(-np.abs(every - level), levels - 1.0, epsilon, source) for level in mine.tolist()]
+    return np.array(levelled, dtype=np.float64) / (levels - 1)
 
 
 @runtime_checkable

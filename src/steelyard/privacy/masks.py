@@ -48,7 +48,7 @@ def is_key(public: bytes) -> bool:
 
 
 def derive(secret: bytes, purpose: str, context: bytes) -> bytes:
-    """Return a 256-bit key for one purpose from a secret; keys for different purposes tell nothing about each other."""
+    """Return a 256-bit key for one purpose from a secret; keys for different purposes say nothing about each other."""
     info = b"steelyard/1/" + purpose.encode() + b"/" + hashlib.sha256(context).digest()
     return HKDF(algorithm=hashes.SHA256(), length=KEY_BYTES, salt=None, info=info).derive(secret)
 

@@ -82,7 +82,7 @@ def exponential(utilities: Floats, sensitivity: float, epsilon: float, source: S
 
 
 def randomised_response(values: NDArray[np.integer], levels: int, epsilon: float, source: Source) -> NDArray[np.int64]:
-    """Return each of some whole numbers from 0 to levels − 1 as its owner tells it: the true one, or by chance another.
+    """Return whole numbers from 0 to levels − 1 as their owners release them: the true one, or by chance another.
 
     Use it where each client answers a question for itself and nobody is trusted.
     """

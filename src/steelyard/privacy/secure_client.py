@@ -52,7 +52,7 @@ class PublicKeys:
     mask: bytes
     """Public key of its pairwise masks."""
     seed: bytes
-    """SHA-256 of its own mask's seed: who puts the seed together from shares can tell that it is the right one."""
+    """SHA-256 of its own mask's seed: who puts the seed together from shares can check that it is the right one."""
 
     @classmethod
     def read(cls, row: bytes) -> PublicKeys:
@@ -294,5 +294,5 @@ class SecureClient:
 
 
 def same(one: bytes, other: bytes) -> bool:
-    """Whether two secrets are equal, in a time that tells nothing about where they differ."""
+    """Whether two secrets are equal, in a time that does not depend on where they differ."""
     return hmac.compare_digest(one, other)

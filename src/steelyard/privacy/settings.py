@@ -91,7 +91,7 @@ class PrivacySettings(Section):
     """criteria = "charged": gaussian or laplace noise; exponential draws a level, near ones more often;
     randomised-response sends the true level, or any other by chance."""
     criteria_levels: Annotated[int, Field(ge=2, le=1001)] | None = None
-    """exponential, randomised-response: so many values, evenly from 0 to the bound, each nearest one is told."""
+    """exponential, randomised-response: so many values, evenly from 0 to the bound, the nearest one is released."""
     criteria_bounds: dict[str, Positive] = Field(default_factory=dict)
     """criteria = "charged": the largest value that counts, by criterion, where the criterion itself has no maximum."""
 

@@ -1,4 +1,4 @@
-"""What is kept of the interactions before they are split: each step tells what it dropped."""
+"""What is kept of the interactions before they are split: each step records what it dropped."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Reading interactions: MovieLens `.dat` and `u.data`, RecBole `.inter`, and TSV or CSV with or without a header.
 
-The form is told from the file itself: `::` between fields is MovieLens, `name:type` in the first line is RecBole, a
+The form is seen in the file itself: `::` between fields is MovieLens, `name:type` in the first line is RecBole, a
 first line that names a user and an item column is a header, anything else is user, item, rating, time in that order.
 A name that ends in `.gz` is unpacked on the fly.
 """

@@ -118,7 +118,7 @@ class SparseRows:
     def noised(self, items: int, clip: float, deviation: float, source: Source) -> SparseRows:
         """Return what users send with local noise: each one's change clipped to a length, noise on every row.
 
-        Every item gets a row: which items a user names would tell as much as what she says of them.
+        Every item gets a row: which items a user names would disclose as much as what she says of them.
         """
         # For speed of start: settings of recommenders are read without torch.
         from steelyard.privacy.central import clip_factors
@@ -129,7 +129,7 @@ class SparseRows:
         factors = clip_factors(np.sqrt(np.bincount(whole.owners, weights=squares, minlength=self.clients)), clip)
         noisy = np.rint(normals(source, self.clients * items * width) * (deviation / fine))
         noisy = noisy.reshape(self.clients, items, width)
-        # A change without a length is not told at all: where it is NaN would tell of the user without noise.
+        # A change without a length is not sent at all: where it is NaN would disclose the user without noise.
         sound = factors[whole.owners] > 0
         owners, changes = whole.owners[sound], whole.values[sound]
         noisy[owners, whole.rows[sound]] += np.trunc(changes * (factors[owners, None] / fine))

@@ -90,7 +90,7 @@ class _Grouped:
 
 
 def _cards(view: RunView, federation: FederationView) -> ClientCards | None:
-    """Return one entry per client: totals, course, flaws, why it was left out; of many clients, the telling ones."""
+    """Return one entry per client: totals, course, flaws, why it was left out; of many, those that stand out."""
     frame = view.clients(federation)
     if not len(frame):
         return None
@@ -106,7 +106,7 @@ def _cards(view: RunView, federation: FederationView) -> ClientCards | None:
     middle = float(np.median(list(shares.values())))
     most = max(shares.values()) or 1.0
     for entry in entries:
-        # Telling: flawed, left out, or far from what everybody gets.
+        # Standing out: flawed, left out, or far from what everybody gets.
         far = abs(entry["share"] - middle) / most
         entry["interest"] = 2.0 * bool(entry["flaws"]) + 1.5 * bool(entry["failures"]) + far
     note = (

@@ -177,7 +177,7 @@ class RunView:
 
 
 def flawed_means(view: RunView, label: str) -> FlawedShares | None:
-    """Return what `flawed_shares` tells of a rule, the mean of its seeds; None where no client is flawed."""
+    """Return what `flawed_shares` gives for a rule, the mean of its seeds; None where no client is flawed."""
     mine = [one for one in view.federations if one.label == label]
     every = [found for one in mine if (found := flawed_shares(one.history, one.rule, one.seed))]
     if not every:

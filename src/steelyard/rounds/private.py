@@ -120,8 +120,8 @@ class PrivateRounds:
         who = tuple(cohort) if cohort is not None else self.plan.cohort(seed, round, self._names[seed])
         found = [Charge(name, round, UPDATE, Release(self._noise[name]), who)]
         if criteria:
-            told = criteria_release(self.settings, self._criteria_noise(name))
-            found.append(Charge(name, round, CRITERIA, told, who, criteria))
+            released = criteria_release(self.settings, self._criteria_noise(name))
+            found.append(Charge(name, round, CRITERIA, released, who, criteria))
         return found
 
     def _charged_criteria(self, federation: Federation) -> int:

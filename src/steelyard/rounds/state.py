@@ -185,7 +185,7 @@ class Plan:
     select: SelectSettings = field(default_factory=SelectSettings)
     """Who is asked, where not everybody alike."""
     clocked: bool = False
-    """Whether devices have a clock, so that who is there is told in its seconds and not in rounds."""
+    """Whether devices have a clock, so that availability is given in its seconds and not in rounds."""
     contributions: ContributionSettings | None = None
     """How to measure what each client added to each new model; None: not at all."""
     valued: frozenset[str] | None = None

@@ -62,7 +62,7 @@ class RuleGlance:
 
 @dataclass(frozen=True)
 class Glance:
-    """What one look at a run folder tells."""
+    """What one look at a run folder shows."""
 
     name: str
     """The folder, relative to where the search began."""

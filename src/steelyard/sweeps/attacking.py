@@ -181,7 +181,7 @@ def run_attack(
     folder: Path,
     *,
     progress: bool = False,
-    tell: Callable[[str], None] | None = None,
+    announce: Callable[[str], None] | None = None,
     ask: Ask | None = None,
     accept_changes: bool = False,
 ) -> Attack:
@@ -194,8 +194,8 @@ def run_attack(
             for number, part in enumerate(attack.parts):
                 if finished(folder / part.folder):
                     continue
-                if tell is not None and number:
-                    tell(f"{part.folder}: attack {number} of {len(attack.names)}")
+                if announce is not None and number:
+                    announce(f"{part.folder}: attack {number} of {len(attack.names)}")
                 run_or_resume(part, folder, None, progress, ask, accept_changes)
         except KeyboardInterrupt:
             raise Stopped(folder) from None

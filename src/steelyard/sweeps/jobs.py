@@ -29,7 +29,7 @@ def check_jobs(jobs: int) -> None:
         raise UserError(f"--jobs: got {jobs} on several ranks, which share out each run; allowed: 1")
 
 
-def in_processes(work: Work, folder: Path, numbers: Sequence[int], jobs: int, tell: Callable[[int], None]) -> None:
+def in_processes(work: Work, folder: Path, numbers: Sequence[int], jobs: int, announce: Callable[[int], None]) -> None:
     """Do each of the numbered runs, `jobs` at a time; the first that fails stops the others, which can go on later.
 
     Each process gets its share of the processor's cores. Runs are safe against being killed, so that is what a stop
@@ -42,7 +42,7 @@ def in_processes(work: Work, folder: Path, numbers: Sequence[int], jobs: int, te
         while waiting or running:
             while waiting and free:
                 number, core = waiting.pop(0), free.pop(0)
-                tell(number)
+                announce(number)
                 answer, question = processes.Pipe(duplex=False)
                 process = processes.Process(target=_process, args=(work, folder, number, core, jobs, question))
                 process.start()

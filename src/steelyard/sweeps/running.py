@@ -38,12 +38,12 @@ def sweep(
     dataset: DatasetOrSeeded | None = None,
     jobs: int = 1,
     progress: bool = False,
-    tell: Callable[[str], None] | None = None,
+    announce: Callable[[str], None] | None = None,
     ask: Ask | None = None,
 ) -> Path:
     """Run every point of a sweep into a folder, which is returned; in a folder that holds the same sweep, go on.
 
-    `tell` gets a line before each run. With `jobs`, so many runs go at a time, in processes of their own.
+    `announce` gets a line before each run. With `jobs`, so many runs go at a time, in processes of their own.
     """
     folder = _folder(planned, out)
     if is_sweep(folder):
@@ -55,7 +55,7 @@ def sweep(
             )
     else:
         write_sweep(planned, folder)
-    return resume_sweep(folder, dataset=dataset, jobs=jobs, progress=progress, tell=tell, ask=ask)
+    return resume_sweep(folder, dataset=dataset, jobs=jobs, progress=progress, announce=announce, ask=ask)
 
 
 def resume_sweep(
@@ -64,7 +64,7 @@ def resume_sweep(
     dataset: DatasetOrSeeded | None = None,
     jobs: int = 1,
     progress: bool = False,
-    tell: Callable[[str], None] | None = None,
+    announce: Callable[[str], None] | None = None,
     ask: Ask | None = None,
     accept_changes: bool = False,
 ) -> Path:
@@ -84,11 +84,11 @@ def resume_sweep(
         try:
             if jobs > 1 and len(left) > 1:
                 in_processes(
-                    run_part, folder, left, min(jobs, len(left)), lambda number: _announce(tell, parts, number)
+                    run_part, folder, left, min(jobs, len(left)), lambda number: _announce_run(announce, parts, number)
                 )
                 return folder
             for number in left:
-                _announce(tell, parts, number)
+                _announce_run(announce, parts, number)
                 _try(parts[number], folder, dataset, progress, ask, accept_changes)
         except KeyboardInterrupt:
             raise Stopped(folder) from None
@@ -174,9 +174,9 @@ def run_or_resume(
         raise kind(f"{part.folder}: {error}") from None
 
 
-def _announce(tell: Callable[[str], None] | None, parts: list[PlannedRun], number: int) -> None:
-    if tell is not None:
-        tell(f"run {number + 1} of {len(parts)}: {parts[number].folder}")
+def _announce_run(announce: Callable[[str], None] | None, parts: list[PlannedRun], number: int) -> None:
+    if announce is not None:
+        announce(f"run {number + 1} of {len(parts)}: {parts[number].folder}")
 
 
 def _folder(planned: Sweep, out: str | Path | None) -> Path:

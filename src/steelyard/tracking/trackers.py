@@ -18,7 +18,7 @@ BATCH = 100
 
 
 class Tracker(Protocol):
-    """What a run tells a tracker; implement these three and name the class in `TRACKERS` to add one."""
+    """What a run sends to a tracker; implement these three and name the class in `TRACKERS` to add one."""
 
     def start(self, project: str, name: str, settings: Mapping[str, Any], known: str | None) -> str:
         """Begin, or go on with the run that the tracker knows as `known`; returns what it is known as."""

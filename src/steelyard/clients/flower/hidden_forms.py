@@ -71,7 +71,7 @@ class ShareForm(RoundForm):
 
 
 class HideForm(RoundForm):
-    """The server tells the weights, and who goes on: their key shares for the node's clients are in the arrays."""
+    """The server sends the weights, and who goes on: their key shares for the node's clients are in the arrays."""
 
     members: list[str]
     weights: list[float]
@@ -105,7 +105,7 @@ class KeyShares:
         return np.ones(len(self.shares), dtype=np.bool_)
 
     def content(self) -> None:
-        """Return None: letters tell nothing of updates."""
+        """Return None: letters disclose nothing of updates."""
 
     def divergence(self, parameters: torch.Tensor) -> Floats:
         """Return zeros: nothing is known of how far an update goes, but that its client could write it down."""
@@ -115,7 +115,7 @@ class KeyShares:
         raise UserError("privacy.aggregation: key shares cannot be combined; allowed: the sum that comes after them")
 
     def gram(self, parameters: torch.Tensor) -> NoReturn:
-        raise UserError("privacy.aggregation: key shares tell nothing of updates; allowed: criteria without them")
+        raise UserError("privacy.aggregation: key shares disclose nothing of updates; allowed: criteria without them")
 
 
 def key_shares_codec(cohort: int) -> Codec:

@@ -1,4 +1,4 @@
-"""What clients tell for weighing: criteria of their own, and what criteria of the server need from them."""
+"""What clients report for weighing: criteria of their own, and what criteria of the server need from them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ClientCriteria:
     def __init__(self, criteria: Iterable[Criterion], facts: Facts) -> None:
         every = list(criteria)
         self.criteria = [criterion for criterion in every if criterion.measured_by == "client"]
-        self.tell_first_losses = any(criterion.needs.first_losses for criterion in every)
+        self.needs_first_losses = any(criterion.needs.first_losses for criterion in every)
         """Whether clients measure the loss of the received model: only where a criterion of the run needs it."""
         self._tell_label_counts = any(criterion.needs.label_counts for criterion in every)
         self.facts = facts

@@ -210,7 +210,7 @@ class Simulation:
             payload=DenseModels(mine, self.frozen(task.algorithm)),
             failures=tuple(failures),
             steps=step_counts(working.sizes[clients], self.context.training, joined=self.context.setup.batch_norm),
-            first_losses=self._first_losses(task, population, clients) if self.criteria.tell_first_losses else None,
+            first_losses=self._first_losses(task, population, clients) if self.criteria.needs_first_losses else None,
             label_counts=self.criteria.label_counts(population, clients),
         )
         updates = replace(updates, vectors=self._after_training(task, names, local, mine))

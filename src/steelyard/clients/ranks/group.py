@@ -73,7 +73,7 @@ def _number(environment: Mapping[str, str], name: str, usual: int | None, least:
 
 
 class Ranks:
-    """The processes of a run, as one of them sees them; rank 0 asks, the others answer until they are told to end."""
+    """The processes of a run, as one of them sees them; rank 0 asks, the others answer until they are asked to end."""
 
     def __init__(self, place: Place, group: Any = None, pulse: Pulse | None = None) -> None:
         self.place = place
@@ -166,7 +166,7 @@ class Ranks:
             self._send(0, Packed(reply))
 
     def end(self) -> None:
-        """Tell the others that there is nothing more to do, unless that is out of order already."""
+        """Inform the others that there is nothing more to do, unless that is out of order already."""
         if self.place.rank == 0 and not self.broken:
             try:
                 for rank in range(1, self.count):

@@ -20,7 +20,7 @@ from steelyard.recommend.knowledge.graph import Triples
 from steelyard.recommend.knowledge.naming import LABELS
 
 FORMATS = {".nt": "N_TRIPLES", ".nq": "N_QUADS", ".ttl": "TURTLE", ".trig": "TRIG"}
-"""The ends of names by which the form of a file is told; .gz or .bz2 may follow."""
+"""The ends of names by which the form of a file is known; .gz or .bz2 may follow."""
 PACKED: Mapping[str, Callable[[Path], AbstractContextManager[Any]]] = {".gz": gzip.open, ".bz2": bz2.open}
 _LANGUAGES = {"en": 0, None: 1}
 Statement = tuple[str, str, str, str | None]
@@ -28,7 +28,7 @@ Statement = tuple[str, str, str, str | None]
 
 
 def format_of(path: Path) -> str | None:
-    """Return the form of RDF that a file's name tells, None if it tells none."""
+    """Return the form of RDF that a file's name gives, None if it gives none."""
     suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() not in PACKED]
     return FORMATS.get(suffixes[-1]) if suffixes else None
 
@@ -70,7 +70,7 @@ def read_rdf(
 
 
 def _forms(paths: Sequence[Path]) -> list[tuple[Path, str]]:
-    """Return files with the form of RDF that their names tell."""
+    """Return files with the form of RDF that their names give."""
     found: list[tuple[Path, str]] = []
     for path in paths:
         form = format_of(path)

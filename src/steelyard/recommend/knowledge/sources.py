@@ -1,4 +1,4 @@
-"""One file of [knowledge]: told what it is, found, and read by the reader of its form."""
+"""One file of [knowledge]: its form recognised, found, and read by the reader of its form."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Source:
 
     @staticmethod
     def of(settings: SourceSettings, number: int) -> Source:
-        """Find the file and tell its form; fields that this form does not read are refused."""
+        """Find the file and its form; fields that this form does not read are refused."""
         field = f"knowledge.sources.{number}"
         path = find(settings.path, "a file of triples, features or attributes", field=f"path ({field}.path)")
         form = recognised(settings, path) if settings.format == "auto" else settings.format
@@ -97,7 +97,7 @@ class Source:
 
 
 def recognised(settings: SourceSettings, path: Path) -> FormatName:
-    """Tell what a file is by its name, by the fields beside it, and by its first line."""
+    """Find out what a file is by its name, by the fields beside it, and by its first line."""
     plain = path.name.removesuffix(".gz").removesuffix(".bz2").lower()
     if rdf.format_of(path) is not None:
         return "rdf"

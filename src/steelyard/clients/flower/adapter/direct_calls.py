@@ -103,7 +103,7 @@ class DirectCalls:
                 return found
 
     async def _tell(self, request: Request) -> Response:
-        """Tell the proxy for which nodes messages have come since it last asked."""
+        """Inform the proxy for which nodes messages have come since it last asked."""
         asked = await request.json()
         self._keep_alive(asked["alive"])
         await self._waited(ANYBODY, asked["after"], LOOK_SECONDS)

@@ -106,7 +106,7 @@ class FleetConnection:
         make_confirm_message_received_fn_protobuf(self._client.ConfirmMessageReceived, self._node, run)(name)
 
     def announce(self, answer: MessageParts, seconds: float) -> Announced:
-        """Tell the server of an answer, which took so many seconds."""
+        """Report an answer to the server, which took so many seconds."""
         request = PushMessagesRequest(
             node=self._node,
             messages_list=[MessageProto.FromString(answer.head)],
