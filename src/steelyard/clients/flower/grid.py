@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -14,13 +13,13 @@ from flwr.serverapp import Grid
 from steelyard.algorithms.algorithm import OWN
 from steelyard.algorithms.settings import algorithm_table
 from steelyard.clients.flower import checks, merging
-from steelyard.clients.flower.checks import clean, reading_one_answer
-from steelyard.clients.flower.forms import EVALUATE, TRAIN, Refused
+from steelyard.clients.flower.exchange import Exchange, TaskRequest
+from steelyard.clients.flower.forms import EVALUATE, TRAIN
 from steelyard.clients.flower.heads import HeadSender
 from steelyard.clients.flower.payloads import DENSE, Codec, CohortRows
 from steelyard.clients.flower.questions import read_evaluations, write_question
 from steelyard.clients.flower.register import Register
-from steelyard.clients.flower.requesting import Gone, Request, RequestSender, Silence
+from steelyard.clients.flower.requesting import Request, RequestSender
 from steelyard.clients.flower.roster import Roster
 from steelyard.clients.flower.settings import FederateSettings
 from steelyard.clients.flower.signatures import Signer
@@ -29,19 +28,10 @@ from steelyard.errors import UserError
 from steelyard.logs import logger
 from steelyard.messages import Evaluations, Failure, Question, Task, Updates
 from steelyard.signing import digest_of_task
-from steelyard.statements import Proof, SealedRound
+from steelyard.statements import SealedRound
 
 _log = logger(__name__)
 
-
-class NodeAnswer(Protocol):
-    """What one node answered: of some clients, and why not of others."""
-
-    @property
-    def failures(self) -> Sequence[Failure]: ...
-
-
-AnswerT = TypeVar("AnswerT", bound=NodeAnswer)
 _NAMES = "registered-clients"
 _OWNERS = "client-keys"
 _KEEPING = "clients-that-keep"
@@ -52,25 +42,10 @@ _MOST_EXTRA = 64 << 10
 """Bytes that an answer may have beside its form and its arrays: names of parts, Flower's own records."""
 _PATIENCE = 2.0
 """Seconds that a newcomer, or a node that was silent, has before a round to say that it is there."""
-_RESTING = "its node was silent and has not answered since"
-_AWAY = "no connected node holds this client"
 
 
 class NoAnswers(UserError):
     """Not one client answered a question in time; the run stops and can be resumed."""
-
-
-@dataclass(eq=False)
-class TaskRequest:
-    """One request on behalf of one task or question."""
-
-    index: int
-    """Which task or question it belongs to."""
-    node: int
-    asked: tuple[str, ...]
-    message: Request
-    proofs: Sequence[Proof] = ()
-    """What signed heads say of the node in earlier rounds, which go with it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,13 +88,12 @@ class FlowerClients:
         )
         self._patience = min(_PATIENCE, settings.timeout / 2)
         self._sender = RequestSender(grid)
+        self.exchange = Exchange(self.roster, self._sender)
         self._expected = Expected(dict(criteria), frozenset(further))
         self.scores = scores
         self._run = run
         self._experiment = experiment
         self._codec = codec
-        self._all_gone = False
-        """Whether no node at all was there any more when an exchange ended."""
         self._noted: set[str] = set()
         """Clients whose claim of a large test set is in the notes."""
         self._heads = HeadSender()
@@ -140,7 +114,7 @@ class FlowerClients:
         self.meet()
         sendings = [Sending(pack_parameters(task), self._codec) for task in tasks]
         answers = self.send_tasks(tasks, sendings)
-        if self._all_gone:
+        if self.exchange.all_gone:
             self.meet()
             answers = self.send_tasks(tasks, sendings)
         return answers
@@ -168,7 +142,7 @@ class FlowerClients:
             for task, sending in zip(tasks, sendings, strict=True)
         ]
         for index, (task, sending) in enumerate(zip(tasks, sendings, strict=True)):
-            for node, asked in self.group(task.clients, failures[index]).items():
+            for node, asked in self.exchange.group(task.clients, failures[index]).items():
                 proofs = self._heads.proofs(self.roster.key(node), task.federation)
                 content = write_task(
                     *(task, asked, self._seconds(tasks), sending.arrays, self._run, self._experiment),
@@ -191,7 +165,7 @@ class FlowerClients:
             part = read_updates(content, task, request.asked, expected, sendings[request.index].codec, signer)
             return part if kept is None else kept.put(part)
 
-        parts = self.exchange(requests, self._seconds(tasks), read, failures)
+        parts = self.exchange.send(requests, self._seconds(tasks), read, failures)
         answers = [
             merging.updates(task, parts.get(i, []), failures[i], sendings[i].codec, rows[i])
             for i, task in enumerate(tasks)
@@ -215,7 +189,7 @@ class FlowerClients:
         try:
             return self._evaluate(questions)
         except NoAnswers:
-            if not self._all_gone:
+            if not self.exchange.all_gone:
                 raise
             return self._evaluate(questions)
 
@@ -224,7 +198,7 @@ class FlowerClients:
         requests: list[TaskRequest] = []
         failures: list[list[Failure]] = [[] for _ in questions]
         away: list[Failure] = []
-        homes = self.group(sorted(self.roster.registered), away)
+        homes = self.exchange.group(sorted(self.roster.registered), away)
         for index, question in enumerate(questions):
             failures[index] = list(away)
             content = write_question(question, self._seconds(questions), self._run, self._experiment)
@@ -236,7 +210,7 @@ class FlowerClients:
         def read(request: TaskRequest, content: RecordDict) -> Evaluations:
             return read_evaluations(content, questions[request.index], request.asked, self.scores)
 
-        parts = self.exchange(requests, self._seconds(questions), read, failures)
+        parts = self.exchange.send(requests, self._seconds(questions), read, failures)
         for index, question in enumerate(questions):
             if not parts.get(index):
                 why = "; ".join(f"{failure.client}: {failure.reason}" for failure in failures[index][:3])
@@ -285,7 +259,7 @@ class FlowerClients:
 
     def hand_out(self) -> None:
         """Send nodes the proofs that no task has brought them; who does not answer is noted."""
-        nodes = {node: self.roster.key(node) for node in self.group(sorted(self.roster.registered), [])}
+        nodes = {node: self.roster.key(node) for node in self.exchange.group(sorted(self.roster.registered), [])}
         seconds = min(_LAST_SECONDS, self.settings.timeout)
         for note in self._heads.hand_out(self._sender, self._run, nodes, seconds, self.roster.round):
             self.roster.note(note)
@@ -312,51 +286,6 @@ class FlowerClients:
     def _seconds(self, work: Sequence[object]) -> float:
         # A node does one thing after the other, so several federations side by side share its time.
         return self.settings.timeout * max(1, len(work))
-
-    def group(self, clients: Sequence[str], failures: list[Failure]) -> dict[int, tuple[str, ...]]:
-        """Return who is to be asked where; a client whose node is away or silent is left out, with the reason."""
-        homes = {client: self.roster.holder(client) for client in clients}
-        awake = {node for node in homes.values() if node is not None and not self.roster.is_resting(node)}
-        groups: dict[int, list[str]] = {}
-        for client, node in homes.items():
-            if node is None:
-                failures.append(Failure(client, _AWAY))
-            elif awake and node not in awake:  # Where all are silent, there is nobody else to ask.
-                failures.append(Failure(client, _RESTING))
-            else:
-                groups.setdefault(node, []).append(client)
-        return {node: tuple(sorted(groups[node])) for node in sorted(groups)}
-
-    def exchange(
-        self,
-        requests: list[TaskRequest],
-        seconds: float,
-        read: Callable[[TaskRequest, RecordDict], AnswerT],
-        failures: list[list[Failure]],
-    ) -> dict[int, list[AnswerT]]:
-        """Send all requests, read what comes back, and put the blame where an answer is missing or refused."""
-        parts: dict[int, list[AnswerT]] = {}
-
-        def take(index: int, content: RecordDict) -> AnswerT | str:
-            # Each answer is read as it arrives and let go of, so that not all of them lie in memory at once.
-            try:
-                with reading_one_answer():
-                    return read(requests[index], content)
-            except Refused as refusal:
-                return str(refusal)
-
-        answers = self._sender.ask([request.message for request in requests], seconds, read=take)
-        self._all_gone = bool(answers) and all(isinstance(answer, Gone) for answer in answers)
-        for request, answer in zip(requests, answers, strict=True):
-            # A node that sends nonsense or an error is there; one that is silent may not be.
-            self.roster.heard(request.node, answered=not isinstance(answer, Silence))
-            if isinstance(answer, str):
-                reason = clean(answer)
-                failures[request.index] += [Failure(client, reason) for client in request.asked]
-            else:
-                failures[request.index] += answer.failures
-                parts.setdefault(request.index, []).append(answer)
-        return parts
 
 
 def _tensor(lines: Sequence[str]) -> torch.Tensor:

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from steelyard.clients.flower import arrays as packing
 from steelyard.clients.flower import wire
+from steelyard.clients.flower.exchange import TaskRequest
 from steelyard.clients.flower.forms import Form
-from steelyard.clients.flower.grid import FlowerClients, Sending, TaskRequest
+from steelyard.clients.flower.grid import FlowerClients, Sending
 from steelyard.clients.flower.hidden_forms import (
     HIDE,
     KEYS,
@@ -186,7 +187,7 @@ class HiddenClients(FlowerClients):
         failures: list[list[Failure]] = [[] for _ in works]
         seconds = self._seconds(works)
         for index, (work, group) in enumerate(zip(works, groups, strict=True)):
-            for node, asked in self.group(group, failures[index]).items():
+            for node, asked in self.exchange.group(group, failures[index]).items():
                 written, arrays = form(work, asked, seconds)
                 dtype, sizes = shape(work, len(asked))
                 largest = _MOST_EXTRA + 2 * int(np.prod(sizes)) * np.dtype(dtype).itemsize
@@ -196,7 +197,7 @@ class HiddenClients(FlowerClients):
         def read(request: TaskRequest, content: RecordDict) -> Answer:
             return read_answer(content, request.asked, works[request.index], array, shape)
 
-        parts = self.exchange(requests, seconds, read, failures)
+        parts = self.exchange.send(requests, seconds, read, failures)
         for work, found in zip(works, failures, strict=True):
             work.failures += found
         return [parts.get(index, []) for index in range(len(works))]
