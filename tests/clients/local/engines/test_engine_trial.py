@@ -93,12 +93,12 @@ def scaled(factor: float) -> Callable[[TrainingSetup], Scaled]:
 @pytest.mark.parametrize("timed", [True, False])
 @pytest.mark.parametrize(
     ("precision", "right", "wrong"),
-    [("float32", 1.015, 1.03), ("float32", 0.985, 0.97), ("tf32", 1.04, 1.07), ("bfloat16", 1.2, 1.4)],
+    [("float32", 1.015, 1.03), ("float32", 0.985, 0.97), ("tf32", 1.1, 1.2), ("bfloat16", 1.2, 1.4)],
 )
 def test_an_engine_that_disagrees_is_refused(
     precision: str, right: float, wrong: float, timed: bool, work: tuple[TrainingSetup, Cohort]
 ) -> None:
-    # 2, 5 and 30 % of the update's size are allowed in float32, TF32 and bfloat16; on the CPU TF32 is float32.
+    # 2, 12 and 30 % of the update's size are allowed in float32, TF32 and bfloat16; on the CPU TF32 is float32.
     setup, cohort = work
     given = replace(setup, precision=precision)  # type: ignore[arg-type]
     found = run_trial(given, cohort, {"right": scaled(right), "wrong": scaled(wrong)}, timed=timed)

@@ -74,7 +74,7 @@ class ChosenEngine:
         note = f"engine {self.name} does not take this model ({why}); clients are trained one after another"
         warnings.warn(note, stacklevel=2)
         self.notes.append(note)
-        self.choice = "loop"
+        self.choice, self.reason = "loop", f"{self.name} does not take this model: {why}"
         return SequentialEngine(self.setup)
 
     def _automatic(self, cohort: Cohort) -> Engine:

@@ -96,6 +96,7 @@ class GraphEngine:
         counts = step_counts(cohort.sizes, self.setup.training, joined=self.setup.batch_norm)
         steps = buffers.ready(plan.active)  # capturing overwrites the buffers: it comes first
         buffers.fill(plan, models, counts, cohort.keys(self.setup.device), cohort.descent.rate, corrections)
+        del models, corrections  # the buffers hold them now; of large networks a second copy is gigabytes
         for step in steps:
             step()
         trained = stepper.restore(buffers.models[: len(jobs)])
@@ -112,6 +113,7 @@ class GraphEngine:
         buffers, room = self._buffers.get(key, (None, chunk * self._client_bytes(cohort)))
         if buffers is None or not buffers.fits(steps, chunk, batch):
             self._make_room(key, room)
+            buffers = None  # what does not fit is let go of before there is more
             # Larger than needed: clients of another round may be a little larger.
             whole = self.setup.training.batch_size
             wide = batch if batch == whole else batch + (batch // 8 if len(np.unique(cohort.sizes)) > 1 else 0)
