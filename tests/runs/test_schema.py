@@ -63,6 +63,13 @@ def test_a_folder_of_several_runs_says_so(name: str, says: str, tmp_path: Path) 
         connect(tmp_path, write=False)
 
 
+def test_a_folder_with_runs_in_it_names_one(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "first").mkdir(parents=True)
+    connect(tmp_path / "runs" / "first", write=True).close()
+    with pytest.raises(UserError, match=f"allowed: one of the runs in it, such as {tmp_path}/runs/first"):
+        connect(tmp_path / "runs", write=False)
+
+
 def test_a_reader_changes_nothing(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"{tmp_path}: no run here"):
         connect(tmp_path, write=False)

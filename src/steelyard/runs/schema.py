@@ -176,6 +176,9 @@ def _what_else(folder: Path) -> str:
     for name, (what, instead) in _SEVERAL.items():
         if files.is_file(folder / name):
             return f"holds {what}, which is several runs; allowed: {instead.format(folder)}"
+    with suppress(OSError):
+        if inside := sorted(entry.parent for entry in folder.glob(f"*/{DATABASE}")):
+            return f"no run here (no {DATABASE}); allowed: one of the runs in it, such as {inside[0]}"
     return f"no run here (no {DATABASE}); allowed: a folder that `steelyard run` made"
 
 
