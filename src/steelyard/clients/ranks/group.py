@@ -5,16 +5,14 @@ They are started by torchrun, or by anything else that sets RANK, WORLD_SIZE, MA
 
 from __future__ import annotations
 
-import _thread
 import os
 import signal
 import socket
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from time import monotonic
 from typing import Any
 
 import torch
@@ -22,6 +20,7 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from steelyard.clients.ranks.pulse import SILENCE, Pulse, silence
+from steelyard.clients.ranks.receiving import Receiving
 from steelyard.clients.ranks.wire import Arriving, Content, Packed
 from steelyard.errors import MachineError, UserError, brief
 
@@ -96,10 +95,10 @@ class Ranks:
         """
         others = [rank for rank in sorted(contents) if rank != self.place.rank]
         own: list[Content | Exception] = []
-        receiving: _Receiving | None = None
+        receiving: Receiving | None = None
         try:
             given = {rank: contents[rank] for rank in others}
-            receiving = _Receiving(others, lambda: self._send_all(command, given, common), self._receive)
+            receiving = Receiving(others, lambda: self._send_all(command, given, common), self._receive)
             self._watch(receiving)
             receiving.sent()
             if self.place.rank in contents:
@@ -127,7 +126,7 @@ class Ranks:
             found[rank] = answers[rank]["found"]
         return found
 
-    def _watch(self, receiving: _Receiving) -> None:
+    def _watch(self, receiving: Receiving) -> None:
         """Look for signs of life of those who have not answered."""
         if (pulse := self._pulse) is None:
             return
@@ -213,91 +212,6 @@ def _tried(do: Callable[[], Content]) -> Content | Exception:
 
 def _with(content: Content, common: Content) -> Content:
     return content if common is None else {**(content or {}), **common}
-
-
-class _Receiving:
-    """A question to some ranks and their answers, each awaited by a thread of its own: an end is noticed at once.
-
-    Waiting in torch itself, this process would hear neither Ctrl-C nor the end of another rank.
-    """
-
-    def __init__(self, ranks: Sequence[int], send: Callable[[], None], receive: Callable[[int], Content]) -> None:
-        self._ranks, self._send, self._receive = ranks, send, receive
-        self._changed = threading.Condition()
-        self._answers: dict[int, Content] = {}
-        self._sent = False
-        self._lost: Exception | None = None
-        self._waiting = True
-        self.over = threading.Event()
-        """Set once all have answered, or one is lost."""
-        threading.Thread(target=self._ask, name="ask", daemon=True).start()
-
-    def waiting(self) -> list[int]:
-        """Return the ranks that have not answered yet."""
-        with self._changed:
-            return [rank for rank in self._ranks if rank not in self._answers]
-
-    def _ask(self) -> None:
-        try:
-            self._send()
-        except Exception as error:
-            self.give_up(error)
-            return
-        for rank in self._ranks:
-            threading.Thread(target=self._take, args=(rank,), name=f"rank {rank}", daemon=True).start()
-        with self._changed:
-            self._sent = True
-            if not self._ranks:
-                self.over.set()
-            self._changed.notify()
-
-    def _take(self, rank: int) -> None:
-        try:
-            answer = self._receive(rank)
-        except Exception as error:
-            self.give_up(error)
-            return
-        with self._changed:
-            self._answers[rank] = answer
-            if len(self._answers) == len(self._ranks):
-                self.over.set()
-            self._changed.notify()
-
-    def give_up(self, error: Exception) -> None:
-        """Take note that a rank is lost; the first one counts."""
-        with self._changed:
-            first, self._lost = self._lost is None, self._lost or error
-            self.over.set()
-            self._changed.notify()
-            if first and not self._waiting:
-                # This process may be in the middle of a long training of its own.
-                _thread.interrupt_main()
-
-    def sent(self) -> None:
-        """Wait until the question is with all of them."""
-        self._until(lambda: self._sent)
-
-    def wait(self) -> dict[int, Content]:
-        """Return all answers; a rank that is lost is an error as soon as it is known."""
-        self._until(lambda: len(self._answers) == len(self._ranks))
-        return self._answers
-
-    def _until(self, done: Callable[[], bool]) -> None:
-        with self._changed:
-            self._waiting = True
-            while not done() and self._lost is None:
-                self._changed.wait()
-            self._waiting = False
-            if self._lost is not None:
-                raise self._lost
-
-    def lost(self, seconds: float) -> Exception | None:
-        """Return the first rank's loss, where there is one or comes to be one within so many seconds."""
-        end = monotonic() + seconds
-        with self._changed:
-            while not self.over.is_set() and monotonic() < end:
-                self._changed.wait(end - monotonic())
-            return self._lost
 
 
 _joined: Ranks | None = None
