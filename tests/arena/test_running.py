@@ -253,9 +253,13 @@ def test_missing_data_of_a_later_scene_are_said_before_the_first_begins(
     folder = arena_folder(plan(suite, candidate, seeds=1, changes=QUICK), tmp_path / "out")
     begun: list[object] = []
     monkeypatch.setattr(running, "run_or_resume", lambda *words: begun.append(words))
-    monkeypatch.setattr("steelyard.data.mnist.read_mnist", lambda _: None)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("STEELYARD_DATA", str(tmp_path / "none"))
+    with pytest.raises(
+        UserError, match=r"scene iid: data\.path: found no 'mnist'.*nor can those of scene writers be read"
+    ):
+        run_arena(folder)
+    monkeypatch.setattr("steelyard.data.mnist.read_mnist", lambda _: None)
     with pytest.raises(UserError, match=r"scene writers: data\.path: found no 'unipen62/unipen62_28x28\.npz'"):
         run_arena(folder)
     assert not begun

@@ -98,6 +98,7 @@ class Suite(Section):
         from steelyard.experiment.learning import LearningDescription
 
         seen: list[DataSettings] = []
+        problems: dict[str, UserError] = {}
         for name in scenes:
             experiment = self.experiment(name, changes)
             assert isinstance(experiment, LearningDescription), "no suite has recommenders"
@@ -107,7 +108,11 @@ class Suite(Section):
             try:
                 load(experiment.data)
             except UserError as error:
-                raise MachineError(f"scene {name}: {error}") from None
+                problems[name] = error
+        if problems:
+            (first, error), *others = problems.items()
+            also = f"; nor can those of scene {listed([name for name, _ in others])} be read" if others else ""
+            raise MachineError(f"scene {first}: {error}{also}")
 
 
 def suites() -> list[str]:
