@@ -51,6 +51,7 @@ _log = logger(__name__)
 if TYPE_CHECKING:
     from steelyard.clients.protocol import Clients
     from steelyard.data.dataset import DatasetOrSeeded
+    from steelyard.rounds.state import RoundState
 
 
 def run(
@@ -209,32 +210,10 @@ def _open(folder: Path, experiment: Description, *, simulated: bool) -> Store:
 def _go(parts: Parts, folder: Path, store: Store, progress: bool | Progress, *, accept: bool = False) -> Path:
     """Do all rounds that are left, from the last checkpoint or the first round, and say how it ended."""
     experiment, clients, federations, private = parts.experiment, parts.clients, parts.federations, parts.private
-    store.register(federations)
-    restored = store.resume(accept=accept)
-    for problem in restored.problems:
-        _log.warning(f"{problem}; going on from round {max(restored.round, 0)}")
-    if accept:
-        check_models(restored.states, federations, parts.server)
-    clients.restore(restored.kept)
-    if isinstance(clients, ProvedClients) and store.signer is not None:
-        clients.prove_by(store.sealed)
-    if private is not None:
-        private.ledger = store.ledger = open_ledger(folder, begun=restored.round > 0)
-    tracked = Tracked(RunRecorder(store, federations, clients, experiment.privacy), experiment.tracking)
-    _note_begun(store, parts)
-    for seed in parts.seeds:
-        # So that what is noted of the clients holds for every seed, also for one that had finished before a resume.
-        with doing(f"sharing out the data, seed {seed}"):
-            clients.names(seed)
-    if parts.plan.report and isinstance(parts.server, CountedServer):
-        store.note(report_rows={str(seed): parts.server.report_rows(seed) for seed in parts.seeds})
-    document = experiment.model_dump(mode="json", exclude_none=True)
-    known = tracked.start(folder.resolve().name, document, History(folder).info.get("tracked_as"))
-    if known is not None:
-        store.note(tracked_as=known)
+    states, tracked = _begin(parts, folder, store, accept=accept)
     try:
         with _shown(progress, parts.plan.rounds, measure_of(experiment.score_name).percent) as report:
-            states = remaining(restored.states, federations, private)
+            states = remaining(states, federations, private)
             states = run_rounds(federations, states, clients, parts.server, parts.plan, tracked, report, private)
     except BaseException as error:
         with suppress(UserError):  # where the disk is full, what went wrong first is what is reported
@@ -258,6 +237,35 @@ def _go(parts: Parts, folder: Path, store: Store, progress: bool | Progress, *, 
     store.finish(**run_facts(federations, clients, experiment.privacy))
     tracked.end(finished=True)
     return folder
+
+
+def _begin(parts: Parts, folder: Path, store: Store, *, accept: bool) -> tuple[dict[str, RoundState], Tracked]:
+    """Go back to the last checkpoint, note what the run is, and start the tracker; returns the states there."""
+    experiment, clients, federations = parts.experiment, parts.clients, parts.federations
+    store.register(federations)
+    restored = store.resume(accept=accept)
+    for problem in restored.problems:
+        _log.warning(f"{problem}; going on from round {max(restored.round, 0)}")
+    if accept:
+        check_models(restored.states, federations, parts.server)
+    clients.restore(restored.kept)
+    if isinstance(clients, ProvedClients) and store.signer is not None:
+        clients.prove_by(store.sealed)
+    if parts.private is not None:
+        parts.private.ledger = store.ledger = open_ledger(folder, begun=restored.round > 0)
+    tracked = Tracked(RunRecorder(store, federations, clients, experiment.privacy), experiment.tracking)
+    _note_begun(store, parts)
+    for seed in parts.seeds:
+        # So that what is noted of the clients holds for every seed, also for one that had finished before a resume.
+        with doing(f"sharing out the data, seed {seed}"):
+            clients.names(seed)
+    if parts.plan.report and isinstance(parts.server, CountedServer):
+        store.note(report_rows={str(seed): parts.server.report_rows(seed) for seed in parts.seeds})
+    document = experiment.model_dump(mode="json", exclude_none=True)
+    known = tracked.start(folder.resolve().name, document, History(folder).info.get("tracked_as"))
+    if known is not None:
+        store.note(tracked_as=known)
+    return restored.states, tracked
 
 
 def _note_begun(store: Store, parts: Parts) -> None:

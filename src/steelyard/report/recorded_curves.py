@@ -69,52 +69,41 @@ def read_curves(history: History) -> list[Curve]:
             recorded.setdefault(key, []).append(row)
         else:
             first[key] = row["accuracy"]
-    curves: list[Curve] = []
-    for federation in history.federations.to_dict("records"):
-        rule, seed = str(federation["rule"]), int(federation["seed"])
-        mine = recorded.get((rule, seed), [])
-        rounds, scores = history.scores(rule, seed)
-        measured = [row["accuracy"] for row in mine if not _missing(row["accuracy"])]
-        if len(measured) != len(rounds):
-            counts = f"{len(measured)} rounds with an accuracy and {len(rounds)} with evaluations"
-            raise unreadable(history.folder, f"{rule}, seed {seed}: {counts}")
-        if not measured and (rule, seed) in history.ended:
-            # Its model exploded before any was tested: the first model is the only one that it has.
-            rounds, scores = history.scores(rule, seed, START)
-            measured = [first[rule, seed]] if len(rounds) else []
-        server, by_class = _server(mine)
-        if not measured and server:
-            # No client tests anything: what the server finds is all there is.
-            rounds = np.array([row["round"] for row in mine], np.int64)
-            main = next(task.figure for task in TASKS.values() if task.figure in server)
-            sign = -1.0 if measure_of(main).less_is_better else 1.0
-            measured = [sign * value for value in server[main]]
-            scores = np.zeros((len(rounds), 0))
-        tested = history.tested(rule, seed, int(rounds[-1]) - 1) if scores.size else None
-        overall = np.array(measured, dtype=np.float64)
-        kept = Counter(str(row["priority"]) for row in mine if not _missing(row["priority"]))
-        tests = sum(int(row["tests"]) for row in mine)
-        names, rows = ((), np.zeros(0, np.int64)) if tested is None else (tested.clients, tested.samples)
-        hits = history.hits(rule, seed)
-        curves.append(
-            Curve(
-                rule,
-                seed,
-                rounds,
-                scores,
-                overall,
-                tests,
-                kept,
-                server,
-                hits,
-                by_class,
-                rows,
-                names,
-                None if tested is None else tested.metrics.get(ERROR),
-                _ends(mine, rounds),
-            )
-        )
-    return curves
+    keys = [(str(each["rule"]), int(each["seed"])) for each in history.federations.to_dict("records")]
+    return [_curve(history, *key, recorded.get(key, []), first) for key in keys]
+
+
+def _curve(
+    history: History, rule: str, seed: int, mine: Sequence[dict[str, Any]], first: Mapping[tuple[str, int], float]
+) -> Curve:
+    """Return one federation as a curve; `first` has the accuracy of every first model, by rule and seed."""
+    rounds, scores = history.scores(rule, seed)
+    measured = [row["accuracy"] for row in mine if not _missing(row["accuracy"])]
+    if len(measured) != len(rounds):
+        counts = f"{len(measured)} rounds with an accuracy and {len(rounds)} with evaluations"
+        raise unreadable(history.folder, f"{rule}, seed {seed}: {counts}")
+    if not measured and (rule, seed) in history.ended:
+        # Its model exploded before any was tested: the first model is the only one that it has.
+        rounds, scores = history.scores(rule, seed, START)
+        measured = [first[rule, seed]] if len(rounds) else []
+    server, by_class = _server(mine)
+    if not measured and server:
+        # No client tests anything: what the server finds is all there is.
+        rounds = np.array([row["round"] for row in mine], np.int64)
+        main = next(task.figure for task in TASKS.values() if task.figure in server)
+        sign = -1.0 if measure_of(main).less_is_better else 1.0
+        measured = [sign * value for value in server[main]]
+        scores = np.zeros((len(rounds), 0))
+    tested = history.tested(rule, seed, int(rounds[-1]) - 1) if scores.size else None
+    overall = np.array(measured, dtype=np.float64)
+    kept = Counter(str(row["priority"]) for row in mine if not _missing(row["priority"]))
+    tests = sum(int(row["tests"]) for row in mine)
+    names, rows = ((), np.zeros(0, np.int64)) if tested is None else (tested.clients, tested.samples)
+    errors = None if tested is None else tested.metrics.get(ERROR)
+    return Curve(
+        *(rule, seed, rounds, scores, overall, tests, kept, server, history.hits(rule, seed), by_class, rows, names),
+        *(errors, _ends(mine, rounds)),
+    )
 
 
 def _ends(rows: Sequence[Mapping[str, Any]], rounds: NDArray[np.int64]) -> Floats | None:

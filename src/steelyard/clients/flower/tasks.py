@@ -23,6 +23,7 @@ from steelyard.clients.flower.forms import LossForm, Refused, TaskForm, UpdateFo
 from steelyard.clients.flower.wire import Header, content, failure_forms, split, written
 from steelyard.messages import MOST_SAMPLES, Failure, Task, Updates
 from steelyard.statements import Proof
+from steelyard.update_payloads import Payload
 
 Refusal = Callable[[float], str | None]
 """Says why a criterion's value cannot be true, or None when it can."""
@@ -172,21 +173,9 @@ def read_updates(
     codec.refuse_other(form.payload)
     further = _further(form, arrays, task, expected)
     payload = codec.unpack(_without_further(arrays, task, expected), count, task.parameters)
-    finite = payload.finite()
-    far = checks.explosion(payload, task.parameters)
     losses = checks.floats(form.losses)
     signed, unsound = ((), {}) if signer is None else signer.check(form, payload)
-    faults = [
-        checks.sample_fault(form.samples[i])
-        or next((f for name, judge in criteria.items() if (f := judge(form.criteria[name][i]))), None)
-        or next((f for n in criteria if (f := checks.criterion_fault(n, form.criteria[n][i], form.samples[i]))), None)
-        or checks.loss_fault(losses[i : i + 1])
-        or (None if finite[i] else "update: holds NaN or infinite numbers")
-        or (f"update: farther than {checks.MOST_GROWTH:g} times the model; that is no training" if far[i] else None)
-        or further.fault(i)
-        or unsound.get(form.clients[i])
-        for i in range(count)
-    ]
+    faults = _faults(form, task, expected, payload, further, unsound)
     whole = Updates(
         federation=task.federation,
         round=task.round,
@@ -208,6 +197,30 @@ def read_updates(
     keep = [i for i in range(count) if faults[i] is None]
     refused = [Failure(form.clients[i], checks.clean(reason)) for i, reason in enumerate(faults) if reason is not None]
     return whole.select(keep, refused)
+
+
+def _faults(
+    form: UpdateForm,
+    task: Task,
+    expected: Expected,
+    payload: Payload,
+    further: _Further,
+    unsound: Mapping[str, str],
+) -> list[str | None]:
+    """Return of each client in an answer why it is refused; None where it is not."""
+    criteria, losses = expected.criteria, checks.floats(form.losses)
+    finite, far = payload.finite(), checks.explosion(payload, task.parameters)
+    return [
+        checks.sample_fault(form.samples[i])
+        or next((f for name, judge in criteria.items() if (f := judge(form.criteria[name][i]))), None)
+        or next((f for n in criteria if (f := checks.criterion_fault(n, form.criteria[n][i], form.samples[i]))), None)
+        or checks.loss_fault(losses[i : i + 1])
+        or (None if finite[i] else "update: holds NaN or infinite numbers")
+        or (f"update: farther than {checks.MOST_GROWTH:g} times the model; that is no training" if far[i] else None)
+        or further.fault(i)
+        or unsound.get(client)
+        for i, client in enumerate(form.clients)
+    ]
 
 
 @dataclass(frozen=True, eq=False)
