@@ -101,12 +101,7 @@ class _Verbs:
 
     @classmethod
     def load(
-        cls,
-        name_or_file: str | Path,
-        changes: Sequence[str] = (),
-        seed: int | None = None,
-        *,
-        trust: bool = False,
+        cls, name_or_file: str | Path, changes: Sequence[str] = (), seed: int | None = None, *, trust: bool = False
     ) -> Experiment | RecommendExperiment:
         """Load a recipe or a TOML file; `changes` are assignments such as "rounds.count=50".
 

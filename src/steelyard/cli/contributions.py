@@ -42,8 +42,7 @@ def contributions(
         typer.Option("--without", metavar="CLIENT", help="How the model would do without this client, approximately."),
     ] = None,
     retrain: Annotated[
-        bool,
-        typer.Option("--retrain", help="Train every coalition of up to 10 clients; with --without, only the one."),
+        bool, typer.Option("--retrain", help="Train every coalition of up to 10 clients; with --without, only the one.")
     ] = False,
     trust: TrustOption = False,
     format: FormatOption = "text",

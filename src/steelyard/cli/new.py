@@ -20,8 +20,7 @@ def new(
     csv: Annotated[
         list[Path] | None,
         typer.Option(
-            "--csv",
-            help="A table with names of columns, also .xlsx, .sav, .dta; a folder or several: one client each.",
+            "--csv", help="A table with names of columns, also .xlsx, .sav, .dta; a folder or several: one client each."
         ),
     ] = None,
     parquet: Annotated[Path | None, typer.Option("--parquet", help="A table as a .parquet file.")] = None,
@@ -30,8 +29,7 @@ def new(
     ] = None,
     npz: Annotated[Path | None, typer.Option("--npz", help="NumPy arrays in one .npz file.")] = None,
     idx: Annotated[
-        Path | None,
-        typer.Option("--idx", help="A folder with four IDX files by MNIST's names, classes 0 to 9."),
+        Path | None, typer.Option("--idx", help="A folder with four IDX files by MNIST's names, classes 0 to 9.")
     ] = None,
     label: Annotated[str | None, typer.Option("--label", help="The column or array to predict.")] = None,
     owner: Annotated[

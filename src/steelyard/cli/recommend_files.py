@@ -161,8 +161,7 @@ def baseline(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of what is random.")] = 1,
     setting: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="A setting of the baseline: neighbours=50, divide=all, ..."),
+        list[str] | None, typer.Option("--set", help="A setting of the baseline: neighbours=50, divide=all, ...")
     ] = None,
 ) -> None:
     """Train a baseline and write each user's list of items that she did not train on."""

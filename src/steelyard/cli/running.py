@@ -68,12 +68,10 @@ def resume(
     folder: Annotated[Path, typer.Argument(help="Folder of a run, a sweep, attacks or an arena, stopped or killed.")],
     trust: TrustOption = False,
     accept_changes: Annotated[
-        bool,
-        typer.Option("--accept-changes", help="Go on even if the experiment, the data or a checkpoint changed."),
+        bool, typer.Option("--accept-changes", help="Go on even if the experiment, the data or a checkpoint changed.")
     ] = False,
     contributions: Annotated[
-        bool,
-        typer.Option("--contributions", help="Of a run: from here on, measure what each client adds."),
+        bool, typer.Option("--contributions", help="Of a run: from here on, measure what each client adds.")
     ] = False,
     report: ReportOption = False,
     format: FormatOption = "text",
@@ -183,8 +181,7 @@ def table(
     baseline: BaselineOption = None,
     format: TableFormatOption = "text",
     curves: Annotated[
-        Path | None,
-        typer.Option("--curves", help="Also write the accuracy curves: .svg, .png, .pdf or .csv."),
+        Path | None, typer.Option("--curves", help="Also write the accuracy curves: .svg, .png, .pdf or .csv.")
     ] = None,
     groups: Annotated[
         bool,

@@ -77,13 +77,4 @@ def watch(
     from steelyard.page.serving import serve
 
     announce = functools.partial(print, flush=True)
-    serve(
-        folder,
-        host=host,
-        port=port,
-        token=token,
-        announce=announce,
-        trust=trust,
-        read_only=read_only,
-        server=server,
-    )
+    serve(folder, host=host, port=port, token=token, announce=announce, trust=trust, read_only=read_only, server=server)

@@ -193,14 +193,7 @@ class Pictures:
             raise UserError(
                 f"{self.path}: image '{path}' is too large ({problem}); expected a smaller picture"
             ) from None
-        except (
-            OSError,
-            SyntaxError,
-            ValueError,
-            EOFError,
-            zipfile.BadZipFile,
-            zlib.error,
-        ):
+        except (OSError, SyntaxError, ValueError, EOFError, zipfile.BadZipFile, zlib.error):
             raise UserError(f"{self.path}: image '{path}' is broken; expected a whole picture") from None
 
 

@@ -248,10 +248,7 @@ def _scaling(summary: DataSummary) -> tuple[str, str]:
     if summary.owners is not None and np.median(list(summary.owners.values())) >= _FEW_ROWS:
         return "client", "each owner scales by its own training rows, nothing is shared; or standard: over all"
     if summary.owners is not None:
-        return (
-            "standard",
-            "over the training rows of all, as most owners have few; or client: each by its own",
-        )
+        return ("standard", "over the training rows of all, as most owners have few; or client: each by its own")
     return "standard", "mean 0, deviation 1 over the training rows of all clients; or client: each by its own"
 
 

@@ -176,13 +176,7 @@ def by_quantity(pool: Rows, clients: int, alpha: float, minimum: int, chance: np
 
 
 def dirichlet_sized(
-    pool: Rows,
-    labels: Ints,
-    classes: int,
-    clients: int,
-    samples: int,
-    alpha: float,
-    chance: np.random.Generator,
+    pool: Rows, labels: Ints, classes: int, clients: int, samples: int, alpha: float, chance: np.random.Generator
 ) -> list[Rows]:
     """Give each client `samples` rows whose class shares are its own draw from Dirichlet(alpha) (Hsu et al. 2019).
 
@@ -208,11 +202,7 @@ def dirichlet_sized(
 
 
 def table(
-    pool: Rows,
-    labels: Ints,
-    lines: Sequence[Sequence[int]],
-    overlap: bool,
-    chance: np.random.Generator,
+    pool: Rows, labels: Ints, lines: Sequence[Sequence[int]], overlap: bool, chance: np.random.Generator
 ) -> tuple[list[Rows], list[str]]:
     """Give each client exactly as many rows of each class as its line says (AdaFed); also return notes on overlap.
 

@@ -155,10 +155,7 @@ def described(
         "training": {"learning_rate": 0.2, "epochs": 1, "batch_size": 50},
         "rounds": {"count": rounds, "fraction": rate, "sampling": sampled},
         "weighing": {"criteria": ["DS"], "max_shares": SHARES},
-        "privacy": {
-            "central": {"clip": CLIP, "noise": noise, "references": {"DS": SIZE}},
-            "budget": {"delta": delta},
-        },
+        "privacy": {"central": {"clip": CLIP, "noise": noise, "references": {"DS": SIZE}}, "budget": {"delta": delta}},
         "compute": {"engine": "loop"},
     }
     return validated(LearningDescription, document, "audit")

@@ -49,11 +49,7 @@ class RunRecorder:
     """
 
     def __init__(
-        self,
-        store: Store,
-        federations: Sequence[Federation],
-        clients: Clients,
-        privacy: PrivacySettings | None = None,
+        self, store: Store, federations: Sequence[Federation], clients: Clients, privacy: PrivacySettings | None = None
     ) -> None:
         self._store, self._federations, self._clients, self._privacy = store, federations, clients, privacy
         self._noted = self._warned = False

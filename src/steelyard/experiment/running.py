@@ -17,11 +17,7 @@ from steelyard.clients.ranks.group import RankLost, rank_count
 from steelyard.errors import Stopped, UserError, listed, nearest
 from steelyard.experiment.code import FOLDER as CODE
 from steelyard.experiment.code import Ask
-from steelyard.experiment.continuing import (
-    begun_with,
-    changed_versions,
-    check_models,
-)
+from steelyard.experiment.continuing import begun_with, changed_versions, check_models
 from steelyard.experiment.description import Description
 from steelyard.experiment.folders import new_folder
 from steelyard.experiment.guarantees import ended_early, guarantee_record, open_ledger, remaining

@@ -225,8 +225,5 @@ def started(
     folder: Path, experiment: Description, launch: Launch, *, resume: bool = False, apart: bool = False
 ) -> Generator[LocalFederation]:
     """Start a federation; being asked to end (SIGTERM) ends it as orderly as an interrupt does."""
-    with (
-        ends_as_interrupted(),
-        LocalFederation(folder, experiment, launch, resume=resume, apart=apart) as federation,
-    ):
+    with ends_as_interrupted(), LocalFederation(folder, experiment, launch, resume=resume, apart=apart) as federation:
         yield federation

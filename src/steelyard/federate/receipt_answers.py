@@ -93,10 +93,7 @@ def _answers(receipts: Sequence[Receipt], proofs: Sequence[CheckedProof]) -> lis
 
 
 def _answer(
-    place: Place,
-    receipts: Sequence[Receipt],
-    last: CheckedProof | None,
-    heads: Mapping[tuple[str, int], set[str]],
+    place: Place, receipts: Sequence[Receipt], last: CheckedProof | None, heads: Mapping[tuple[str, int], set[str]]
 ) -> Answer:
     """Say what is known of one round: it may have been repeated, then any of its receipts counts."""
     clients = tuple(sorted({client for one in receipts for client in one.digests}))

@@ -48,11 +48,7 @@ def serve(folder: Path, certificates: Path, host: str, port: int) -> None:
         _log.warning(f"{certificates}/server.pem is good for {days:.0f} more days; {again}")
     home.make()
     allow_many_files()
-    with (
-        home.held(),
-        _listening(host, port) as listener,
-        _superlink(home, certificates) as (superlink, address),
-    ):
+    with home.held(), _listening(host, port) as listener, _superlink(home, certificates) as (superlink, address):
         authority = certificates / "ca.pem"
         control = SuperLinkControl(address, authority.read_bytes())
         application = NodeProxy(address, authority, home)

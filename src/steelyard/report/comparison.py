@@ -16,14 +16,7 @@ from steelyard.experiment.description import Description
 from steelyard.intervals import estimate
 from steelyard.measures import MEASURES, Measure, measure_of
 from steelyard.report.baseline import TestName, find_baseline, verdicts
-from steelyard.report.documents.comparison import (
-    Comparison,
-    FlawedRow,
-    RuleTables,
-    TargetCell,
-    TargetRow,
-    TargetTable,
-)
+from steelyard.report.documents.comparison import Comparison, FlawedRow, RuleTables, TargetCell, TargetRow, TargetTable
 from steelyard.report.flawed import flawed_shares
 from steelyard.report.measures import rounds_to_shares
 from steelyard.report.notices import chain_of, single_client_rounds

@@ -16,14 +16,7 @@ from dataclasses import dataclass, field, replace
 from steelyard.intervals import Estimate, deviation, estimate, show_estimate
 from steelyard.measures import measure_of
 from steelyard.report.documents.comparison import Recommendation, TestedRule
-from steelyard.report.statistics import (
-    LEAST_SEEDS,
-    detectable,
-    holm,
-    paired_p,
-    seeds_for,
-    verdict,
-)
+from steelyard.report.statistics import LEAST_SEEDS, detectable, holm, paired_p, seeds_for, verdict
 
 
 @dataclass(frozen=True)

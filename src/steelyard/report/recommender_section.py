@@ -120,11 +120,7 @@ def _cell(value: object) -> str:
 def _tradeoff(systems: list[_System]) -> Chart:
     labels = [system.label for system in systems]
     rows = [
-        {
-            "rule": system.label,
-            "ndcg": system.metrics.get("ndcg"),
-            "coverage": float((system.times_shown > 0).mean()),
-        }
+        {"rule": system.label, "ndcg": system.metrics.get("ndcg"), "coverage": float((system.times_shown > 0).mean())}
         for system in systems
     ]
     base = alt.Chart(pd.DataFrame(rows)).encode(

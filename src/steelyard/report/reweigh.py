@@ -87,10 +87,7 @@ def reweigh(view: RunView, federation: FederationView, settings: WeighingSetting
         "rounds": rounds,
         "note": LABEL,
         "clients": rows,
-        "flawed": {
-            "recorded": sum(row["recorded"] for row in flawed),
-            "weight": sum(row["weight"] for row in flawed),
-        }
+        "flawed": {"recorded": sum(row["recorded"] for row in flawed), "weight": sum(row["weight"] for row in flawed)}
         if flawed
         else None,
     }

@@ -77,11 +77,7 @@ def discounted(weighing: Weighing, updates: Updates) -> Weighing:
 
 
 def _kept(
-    federation: Federation,
-    state: RoundState,
-    updates: Updates,
-    weighing: Weighing | None,
-    memory: Mapping[str, Memory],
+    federation: Federation, state: RoundState, updates: Updates, weighing: Weighing | None, memory: Mapping[str, Memory]
 ) -> Draft:
     """Return a round that keeps the old model, and what the algorithm's server has."""
     order = state.orders.order

@@ -69,12 +69,7 @@ def _active(states: States) -> bool:
     return any(not state.finished for state in states.values())
 
 
-def _report(
-    progress: Progress | None,
-    round: int,
-    states: States,
-    epsilons: Mapping[str, float] | None = None,
-) -> None:
+def _report(progress: Progress | None, round: int, states: States, epsilons: Mapping[str, float] | None = None) -> None:
     if progress is None:
         return
     # Rules side by side mostly spend the same: then one figure stands for all.

@@ -48,8 +48,7 @@ class RoundRows:
         for federation in federations:
             settings = federation.rule.settings.model_dump_json()
             self._db.execute(
-                _REGISTER,
-                (federation.name, federation.rule_name, federation.seed, settings, federation.algorithm.name),
+                _REGISTER, (federation.name, federation.rule_name, federation.seed, settings, federation.algorithm.name)
             )
             self._criteria[federation.name] = federation.rule.names
         self._federations = dict(self._db.execute(_FEDERATIONS))
@@ -129,8 +128,7 @@ class RoundRows:
     def end(self, states: States) -> None:
         """Write which federations ended because their model exploded, in the round after their last."""
         self._db.executemany(
-            _END,
-            [(self._federations[name], s.round + 1, s.ended) for name, s in states.items() if s.ended],
+            _END, [(self._federations[name], s.round + 1, s.ended) for name, s in states.items() if s.ended]
         )
 
     def _write_updates(self, federation: int, record: RoundRecord, updates: Updates) -> None:
@@ -153,8 +151,7 @@ class RoundRows:
         answered = set(updates.clients)
         left_out = [failure for failure in updates.failures if failure.client not in answered]
         self._db.executemany(
-            WRITE["failures"],
-            [(*here, self._client(failure.client), failure.reason) for failure in left_out],
+            WRITE["failures"], [(*here, self._client(failure.client), failure.reason) for failure in left_out]
         )
 
     def _write_evaluations(self, federation: int, round: int, answer: Evaluations) -> None:

@@ -16,16 +16,7 @@ from steelyard import files
 from steelyard.errors import UserError, brief, one_line
 from steelyard.files import BESIDE as BESIDE
 from steelyard.files import DATABASE as DATABASE
-from steelyard.runs.checks import (
-    BROKEN,
-    Damaged,
-    bound,
-    check_files,
-    check_schema,
-    distrust,
-    size_of_database,
-    unbound,
-)
+from steelyard.runs.checks import BROKEN, Damaged, bound, check_files, check_schema, distrust, size_of_database, unbound
 from steelyard.runs.typed import Reader, declared
 
 VERSION = 9

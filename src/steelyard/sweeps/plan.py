@@ -187,10 +187,7 @@ def measures_of(experiment: Description) -> list[str]:
     figure = experiment.server_figure
     by_figure = {"rmse": ["server-mape"], "accuracy": ["server-accuracy", "server-macro-f1"]}
     server = by_figure.get(figure, [f"server-{figure.replace('_', '-')}"])
-    return [
-        *(local if experiment.clients_evaluate else []),
-        *(server if experiment.reports_on_server else []),
-    ]
+    return [*(local if experiment.clients_evaluate else []), *(server if experiment.reports_on_server else [])]
 
 
 def _check_measure(experiment: Description, measure: str) -> None:

@@ -78,10 +78,7 @@ def _best(accuracies: Sequence[float]) -> int:
 
 def _keep(state: OrderState, tried: Sequence[Order], accuracies: Sequence[float], chosen: int, tests: int) -> Decision:
     after = replace(
-        state,
-        order=tried[chosen],
-        reference=accuracies[chosen],
-        testing_rounds=state.testing_rounds + tests,
+        state, order=tried[chosen], reference=accuracies[chosen], testing_rounds=state.testing_rounds + tests
     )
     return Decision(chosen, tests, after)
 

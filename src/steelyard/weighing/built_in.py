@@ -20,9 +20,7 @@ def _distinct(many: Labelled) -> Floats | None:
 
 
 @client_criterion(
-    "DS",
-    description="dataset size: number of training samples",
-    of_labels=lambda many: many.sizes.astype(np.float64),
+    "DS", description="dataset size: number of training samples", of_labels=lambda many: many.sizes.astype(np.float64)
 )
 def dataset_size(local: LocalData) -> float:
     """Number of training samples (papers 000, 003)."""

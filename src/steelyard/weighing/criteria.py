@@ -184,10 +184,7 @@ def client_criterion(
     check_decorator("client_criterion", name, description, maximum, **_choices(about, needs_task))
     marks = texts_of(needs_marks, "@client_criterion: needs_marks", 'a list of names, such as ["sharp"]')
     check_flags(
-        "client_criterion",
-        needs_labels=needs_labels,
-        needs_expertise=needs_expertise,
-        at_most_classes=at_most_classes,
+        "client_criterion", needs_labels=needs_labels, needs_expertise=needs_expertise, at_most_classes=at_most_classes
     )
     expect("@client_criterion: needs_classes", needs_classes, (int, type(None)), "a whole number, or None")
     if of_labels is not None and not callable(of_labels):

@@ -61,13 +61,7 @@ Shape = Callable[[RoundTry, int], tuple[str, tuple[int, ...]]]
 """From a try and a number of clients to type and sizes of the array that their answer must hold."""
 
 
-def read_answer(
-    content: RecordDict,
-    asked: Sequence[str],
-    work: RoundTry,
-    array: str,
-    shape: Shape,
-) -> Answer:
+def read_answer(content: RecordDict, asked: Sequence[str], work: RoundTry, array: str, shape: Shape) -> Answer:
     """Return what a node answered for those it was asked for; anything else is refused."""
     text, found = wire.split(content)
     dtype, sizes = shape(work, len(asked))

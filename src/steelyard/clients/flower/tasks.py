@@ -90,10 +90,7 @@ def read_task(records: RecordDict) -> tuple[Task, Header]:
         for name in named
     }
     clients = tuple(sorted(form.clients))
-    task = Task(
-        *(form.federation, form.seed, form.round, clients, parameters, form.loss.state()),
-        vectors=vectors,
-    )
+    task = Task(*(form.federation, form.seed, form.round, clients, parameters, form.loss.state()), vectors=vectors)
     keys = packing.unpack(arrays["keys"], "keys", "|u1", (len(form.cohort), None)) if form.cohort else None
     return task, Header(
         *(form.run, form.experiment, form.seconds, tuple(form.cohort), keys, form.attempt, form.algorithm, form.proofs)
@@ -200,12 +197,7 @@ def read_updates(
 
 
 def _faults(
-    form: UpdateForm,
-    task: Task,
-    expected: Expected,
-    payload: Payload,
-    further: _Further,
-    unsound: Mapping[str, str],
+    form: UpdateForm, task: Task, expected: Expected, payload: Payload, further: _Further, unsound: Mapping[str, str]
 ) -> list[str | None]:
     """Return of each client in an answer why it is refused; None where it is not."""
     criteria, losses = expected.criteria, checks.floats(form.losses)

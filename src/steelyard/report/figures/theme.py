@@ -57,9 +57,5 @@ def theme(dark: bool = False) -> VegaLite:
         "text": {"color": ink, "font": FONT, "fontSize": 11},
         "mark": {"color": (_DARK if dark else _LIGHT)[0]},
         "line": {"strokeWidth": 2},
-        "style": {
-            "ground": {"fill": ground},
-            "ink": {"color": ink, "fill": ink},
-            "soft": {"stroke": soft},
-        },
+        "style": {"ground": {"fill": ground}, "ink": {"color": ink, "fill": ink}, "soft": {"stroke": soft}},
     }
