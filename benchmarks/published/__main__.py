@@ -70,12 +70,12 @@ def described(cell: Cell, options: argparse.Namespace) -> Any:
         document["model"] = {"name": "lenet"}
         document["training"]["batch_size"] = 2
         if "test_fraction" in document["partition"]:
-            document["partition"]["test_fraction"] = 0.002 if cell.table == "C" else 0.1
+            document["partition"]["test_fraction"] = 0.1
     if "samples" in document["partition"]:
         document["partition"]["samples"] //= options.every
-    if (table := document["partition"].get("table")) and cell.data == "cifar10" and options.every > 1:
+    if (table := document["partition"].get("table")) and options.every > 1 and (options.tiny or cell.data == "cifar10"):
         small = [[-(-rows // options.every) for rows in line] for line in table]
-        document["partition"] |= {"table": small, "overlap": True}
+        document["partition"] |= {"table": small, "overlap": document["partition"]["test"] != "local"}
     if cell.data == "cifar10":
         path = packed(options.work, options.every, noise="owner" in document["data"])
         document["data"]["path"] = str(path.resolve())

@@ -145,7 +145,7 @@ def split_or_pixels(lines: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         rows.append(f"| {pixels} | " + " | ".join(cells) + " |")
 
     def apart(one: tuple[str, str], other: tuple[str, str]) -> str:
-        if len(figures.get(one, ())) != len(figures.get(other, (0,))):
+        if one not in figures or other not in figures or len(figures[one]) != len(figures[other]):
             return "not known"
         gains = [a - b for a, b in zip(figures[one], figures[other], strict=True)]
         return show_estimate(estimate(gains).as_json(), 1)
