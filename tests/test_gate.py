@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import doctest
+import functools
 import io
 import itertools
 from collections import OrderedDict
@@ -132,6 +133,12 @@ def small(**fields: Any) -> Any:
     )
 
 
+@functools.cache
+def nowhere() -> Any:
+    """An experiment whose data do not exist."""
+    return small(data={"source": "csv", "path": "none.csv", "labels": "y"})
+
+
 def rows() -> Any:
     chance = np.random.default_rng(1)
     return steelyard.in_memory(chance.normal(size=(24, 3)), np.arange(24) % 2)
@@ -244,14 +251,12 @@ RESULTS: dict[str, Callable[[Any], Any]] = {
 
 VERBS: dict[str, Callable[[Any], Any]] = {
     "run(dataset)": lambda bad: small().run(dataset=bad),
-    "run(out)": lambda bad: small(data={"source": "csv", "path": "none.csv", "labels": "y"}).run(out=bad),
-    "run(progress)": lambda bad: small(data={"source": "csv", "path": "none.csv", "labels": "y"}).run(progress=bad),
-    "compare(rules)": lambda bad: small(data={"source": "csv", "path": "none.csv", "labels": "y"}).compare(bad),
-    "compare(seeds)": lambda bad: small(data={"source": "csv", "path": "none.csv", "labels": "y"}).compare("DS", bad),
+    "run(out)": lambda bad: nowhere().run(out=bad),
+    "run(progress)": lambda bad: nowhere().run(progress=bad),
+    "compare(rules)": lambda bad: nowhere().compare(bad),
+    "compare(seeds)": lambda bad: nowhere().compare("DS", bad),
     **{
-        f"sweep({name})": lambda bad, name=name: small(data={"source": "csv", "path": "none.csv", "labels": "y"}).sweep(
-            **{"over": {"training.epochs": [1, 2]}, name: bad}
-        )
+        f"sweep({name})": lambda bad, name=name: nowhere().sweep(**{"over": {"training.epochs": [1]}, name: bad})
         for name in ("over", "rules", "seeds", "measure", "out", "validation", "stacked", "jobs", "dataset", "progress")
     },
     "sweep(values)": lambda bad: small().sweep({"training.epochs": bad}, dataset=rows()),

@@ -1,6 +1,6 @@
 """The page in a real browser: rounds that appear without a reload, a comparison, start and stop, weighing again.
 
-Chromium is Debian's; screenshots of each view go to the test's own folder.
+Chromium is Debian's; of a view that fails, a screenshot is beside the runs in the test's own folder.
 """
 
 from __future__ import annotations
@@ -23,12 +23,15 @@ class Tab:
         self.problems: list[str] = []
         self.tab.on("pageerror", lambda error: self.problems.append(str(error)))
         self.tab.on("console", lambda said: self.problems.append(said.text) if said.type == "error" else None)
+        self.picture = page.root / f"{width}-{look}.png"
         self.tab.goto(page.opened(where))
 
     def __enter__(self) -> Any:
         return self.tab
 
     def __exit__(self, kind: object, *rest: object) -> None:
+        if kind is not None or self.problems:
+            self.tab.screenshot(path=self.picture, full_page=True)
         self.context.close()
         if kind is None:
             assert self.problems == []
@@ -62,7 +65,6 @@ def test_a_new_round_appears_without_a_reload(tmp_path: Path, browser: Any) -> N
         run.end()
         tab.wait_for_selector(".head .state.finished", timeout=15000)
         assert tab.evaluate("window.untouched") is True
-        tab.screenshot(path=tmp_path / "run.png", full_page=True)
 
 
 def test_two_runs_are_compared_by_ticking_with_the_keyboard(tmp_path: Path, browser: Any) -> None:
@@ -78,7 +80,6 @@ def test_two_runs_are_compared_by_ticking_with_the_keyboard(tmp_path: Path, brow
         drawn(tab, "accuracy")
         rules = tab.locator("tbody th").all_inner_texts()
         assert sorted(rules) == ["one · DS>LD", "two · DS>LD"]
-        tab.screenshot(path=tmp_path / "compare.png", full_page=True)
 
 
 def test_weighing_again(tmp_path: Path, browser: Any) -> None:
@@ -118,7 +119,6 @@ def test_every_view_fits(tmp_path: Path, browser: Any, width: int, look: str) ->
                 if view == "run":
                     table = "document.querySelector('main .scroll')"
                     assert tab.evaluate(f"{table}.scrollWidth <= {table}.clientWidth"), "the table of rules"
-                tab.screenshot(path=tmp_path.parent / f"{view}-{width}-{look}.png", full_page=True)
 
 
 def test_an_empty_folder_says_what_to_do(tmp_path: Path, browser: Any) -> None:

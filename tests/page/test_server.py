@@ -104,7 +104,6 @@ def test_the_operators_view_in_a_browser(tmp_path: Path, browser: Any, width: in
         ):
             assert words in text, words
         assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
-        tab.screenshot(path=tmp_path.parent / f"server-{width}-{look}.png", full_page=True)
         tab.get_by_role("button", name="Stop run 2").press("Enter")
         tab.wait_for_selector("main .state >> text=stopping")
         assert runs_of(home)[1].is_to_stop

@@ -93,8 +93,8 @@ MODELS = {
     "own": (ModelSettings(name=Own), (8, 8), 10),
 }
 TRAINING = {
-    "mini": TrainingSettings(learning_rate=0.1, batch_size=7, epochs=2),
-    "full": TrainingSettings(learning_rate=0.1, batch_size="full", epochs=3),
+    "mini": TrainingSettings(learning_rate=0.1, batch_size=7, epochs=1),
+    "full": TrainingSettings(learning_rate=0.1, batch_size="full", epochs=2),
     "heavy": TrainingSettings(learning_rate=0.05, batch_size=8, epochs=2, momentum=0.6, weight_decay=0.01),
     "updates": TrainingSettings(learning_rate=0.1, batch_size=7, updates=5),
     "corrected": TrainingSettings(learning_rate=0.05, batch_size=8, epochs=2, momentum=0.5),

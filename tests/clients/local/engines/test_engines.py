@@ -188,9 +188,8 @@ def test_the_step_that_graphs_capture_gives_what_the_loop_gives(kind: str, name:
         assert losses == pytest.approx(expected[0].losses, rel=1e-3 if how == "adam" else 1e-4)
 
 
-@pytest.mark.parametrize("engine", ["threads", "stacked:4", "fused", "winograd", "vmap:4"])
 @pytest.mark.parametrize("loss", ["barron", "own"])
-def test_losses_without_a_closed_form(engine: str, loss: str, tmp_path: Path) -> None:
+def test_losses_without_a_closed_form(loss: str, tmp_path: Path) -> None:
     file = tmp_path / "pinball.py"
     file.write_text("def loss(o, y):\n    e = o.squeeze(-1) - y\n    return (0.7 * e).where(e > 0, -0.3 * e)\n")
     name = "barron" if loss == "barron" else f"{file}:loss"
@@ -203,8 +202,10 @@ def test_losses_without_a_closed_form(engine: str, loss: str, tmp_path: Path) ->
         task = Task("f", 0, 1, tuple(clients.names(0)), start, LossState(name, None, 0.5, 0.8))
         return clients.train([task])[0].payload.models
 
-    # Float32 sums in another order.
-    assert torch.allclose(models(engine), models("loop"), atol=1e-5)
+    expected = models("loop")
+    for engine in ("threads", "stacked:4", "fused", "winograd", "vmap:4"):
+        # Float32 sums in another order.
+        assert torch.allclose(models(engine), expected, atol=1e-5), engine
 
 
 @pytest.mark.parametrize("engine", ["threads", "stacked:4", "vmap:4"])

@@ -155,7 +155,7 @@ def plain() -> nn.Module:
 NETWORKS = {"plain": plain, "normed": normed, "recurrent": Recurrent, "tied": Tied}
 TRAINING = {
     # 11 and 6 rows leave one over (8 do of batches of 7), which batch norm joins to the batch before.
-    "mini": TrainingSettings(learning_rate=0.1, batch_size=5, epochs=2),
+    "mini": TrainingSettings(learning_rate=0.1, batch_size=5, epochs=1),
     "heavy": TrainingSettings(learning_rate=0.05, batch_size=7, epochs=2, momentum=0.5, weight_decay=0.1),
     "adam": TrainingSettings(learning_rate=0.01, batch_size=5, epochs=1, optimiser="adam"),
     "updates": TrainingSettings(learning_rate=0.1, batch_size=5, updates=5),
