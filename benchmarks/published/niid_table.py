@@ -159,15 +159,19 @@ def rate(lines: Lines) -> dict[str, str]:
 
 
 def same_seeds(lines: Lines) -> str:
-    """Say what the table's split does to rules that ran on the later one, too: seed by seed, as far as both came."""
-    said: list[str] = []
+    """Return a table of rules that ran on the table's split and on the later one: seed by seed, as far as both came."""
+    rows = [
+        "| data | split | rule | seeds | round | the table's split | the later one |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for line in lines:
         if line["table"] != "A":
             continue
         later = together(cell_of(lines, "A-later", line["data"], line["split"]))
         for rule in sorted(set(line["curves"]) & set(later)):
             own, other = tested(line["curves"][rule]), tested(later[rule])
-            rounds = min(len(curve) for curve in (*own, *other))
-            pairs = ", ".join(f"{a[rounds - 1]:.2f} for {b[rounds - 1]:.2f}" for a, b in zip(own, other, strict=False))
-            said.append(f"`{rule}` on {line['data']}, {line['split']}, after {rounds} rounds: {pairs}.")
-    return " ".join(["The same seed on the table's split and on the later one:", *said]) if said else ""
+            rounds, seeds = min(len(curve) for curve in (*own, *other)), min(len(own), len(other))
+            figures = (", ".join(f"{curve[rounds - 1]:.2f}" for curve in curves[:seeds]) for curves in (own, other))
+            where = f"| {line['data']} | {line['split']} | `{rule}` | {seeds} | {rounds}"
+            rows.append(" | ".join([where, *figures]) + " |")
+    return "\n".join(rows)

@@ -119,7 +119,7 @@ def test_a_cell_that_was_stopped_has_no_judgement_and_counts_for_nothing() -> No
     assert "97.86 ± 0.34; **97.00 (one seed)**, missed | 97.91 ± 0.10; **97.90** after 2, stopped |" in both
     later = page([made("A-later-mnist-C3", curves, finished=False), made("A-mnist-C3", curves, 2, finished=False)])
     assert "| mnist | #C=3, stopped after 2 | `scaffold` | 97.91 ± 0.10 | 97.90 | 97.90 | 73.95 |" in later
-    assert "`scaffold` on mnist, #C=3, after 2 rounds: 98.10 for 98.10, 97.70 for 97.70." in later
+    assert "| mnist | #C=3 | `scaffold` | 2 | 2 | 98.10, 97.70 | 98.10, 97.70 |" in later
     done = page([made("A-mnist-C3", curves)])
     assert "| 97.91 ± 0.10; **97.90 ± 0.28**, met |" in done
     assert "1 of 60 cells" in done
