@@ -83,7 +83,7 @@ class SweepResult:
             return f"SweepResult({str(self.folder)!r}): {problem}"
 
 
-class _Verbs:
+class _Runnable:
     """What can be done with an experiment of any kind."""
 
     if not TYPE_CHECKING:  # type checkers and editors see the fields, which pydantic declares
@@ -235,12 +235,12 @@ def _rules(rules: object) -> tuple[str, ...]:
     return found
 
 
-def _described(experiment: _Verbs) -> Description:
+def _described(experiment: _Runnable) -> Description:
     assert isinstance(experiment, Description)
     return experiment
 
 
-class Experiment(_Verbs, LearningDescription):
+class Experiment(_Runnable, LearningDescription):
     """One description of a run: data, partition, model, local training, rounds, and the rule that weighs clients.
 
     Build it in Python, or load a recipe or TOML file with `Experiment.load("quickstart")`; `run()` runs it.
@@ -253,7 +253,7 @@ class Experiment(_Verbs, LearningDescription):
     """
 
 
-class RecommendExperiment(_Verbs, RecommendDescription):
+class RecommendExperiment(_Runnable, RecommendDescription):
     """One description of a federated recommender: interactions, split, mode, π, rounds or epochs, the rule.
 
     Load a recipe with `Experiment.load("fpl-ml1m")`; `run()` runs it through the same loop as every other kind.

@@ -13,7 +13,7 @@ import typer
 from steelyard.activity import doing
 from steelyard.cli.finishing import finish
 from steelyard.cli.options import FormatOption, OutOption, ReportOption, RuleOption
-from steelyard.cli.printing import print_json, print_table, print_wrapped, say_changed
+from steelyard.cli.printing import print_json, print_table, print_wrapped, warn_of_changes
 from steelyard.cli.trust import TrustOption, asking
 from steelyard.errors import printable_all
 from steelyard.logs import quiet
@@ -63,7 +63,7 @@ def contributions(
         print_wrapped(_without(printable_all(found)))
     else:
         show(found)
-    say_changed(run)
+    warn_of_changes(run)
 
 
 def withdraw(

@@ -41,8 +41,8 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))) else value
 
 
-def say_part(part: object, folder: Path, format: str) -> None:
-    """Say that a part of a comparison or a sweep is done: alone it has no table."""
+def print_part(part: object, folder: Path, format: str) -> None:
+    """Print that a part of a comparison or a sweep is done: alone it has no table."""
     if format == "json":
         print_json({"part": str(part), "folder": str(folder)})
         return
@@ -100,8 +100,8 @@ def metric_table(document: Metrics) -> Table:
     return Table("", ("metric", *(f"@{cutoff}" for cutoff in columns)), rows)
 
 
-def say_changed(folder: Path) -> None:
-    """Say on standard error that the experiment file of a run is not as the run wrote it, where that is so."""
+def warn_of_changes(folder: Path) -> None:
+    """Warn that the experiment file of a run is not as the run wrote it, where that is so."""
     # For speed of start: few commands read runs.
     from steelyard.experiment.continuing import changed_since
 

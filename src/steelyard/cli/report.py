@@ -9,7 +9,7 @@ import typer
 
 from steelyard import files
 from steelyard.cli.options import FormatOption
-from steelyard.cli.printing import print_json, say_changed
+from steelyard.cli.printing import print_json, warn_of_changes
 from steelyard.errors import UserError, printable
 
 
@@ -47,7 +47,7 @@ def report(
         files.is_folder(figures)
     view = RunView(runs)
     for run in runs:
-        say_changed(run)
+        warn_of_changes(run)
     write_report(view, path)
     print(f"report to open: {printable(str(path))}")
     if figures is not None:

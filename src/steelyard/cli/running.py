@@ -31,7 +31,7 @@ from steelyard.cli.options import (
     TableFormatOption,
 )
 from steelyard.cli.participation import compare_shares
-from steelyard.cli.printing import print_json, say_changed, say_part, terminal_width
+from steelyard.cli.printing import print_json, print_part, terminal_width, warn_of_changes
 from steelyard.cli.sweep import resume_sweep, show_sweep
 from steelyard.cli.trust import TrustOption, asking
 from steelyard.errors import UserError, printable
@@ -106,7 +106,7 @@ def resume(
 
         result = watched(go_on)
         if not report and (part := part_of(History(result.folder))) is not None:
-            say_part(part, result.folder, format)
+            print_part(part, result.folder, format)
             return
         finish(lambda: result, format, report)
 
@@ -163,7 +163,7 @@ def compare(
         mine = None if part is None else Part.read(part)
         folder = watched(lambda: run_experiment(described, seeds=chosen, out=out, progress=not quiet(), part=mine))
         if mine is not None:
-            say_part(mine, folder, format)
+            print_part(mine, folder, format)
             return
         result = Result(folder)
         with doing("comparing the rules"):
@@ -207,7 +207,7 @@ def table(
         _print_groups(folder, format)
     else:
         _print_table(folder, baseline, format, curves, in_words=full)
-    say_changed(folder)
+    warn_of_changes(folder)
 
 
 def _print_groups(folder: Path, format: TableFormat) -> None:

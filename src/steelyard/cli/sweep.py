@@ -22,7 +22,7 @@ from steelyard.cli.options import (
     TableFormat,
     TableFormatOption,
 )
-from steelyard.cli.printing import print_json, say_part, terminal_width
+from steelyard.cli.printing import print_json, print_part, terminal_width
 from steelyard.cli.trust import TrustOption, asking
 from steelyard.errors import UserError
 from steelyard.logs import logger, quiet
@@ -128,7 +128,7 @@ def finish_sweep(work: Callable[[], Path], test: bool, format: TableFormat) -> N
 
     folder = watched(work)
     if (part := read_sweep(folder).part) is not None:
-        say_part(part, folder, format)
+        print_part(part, folder, format)
         return
     with doing("summing up"):
         document = write_sweep_files(folder)

@@ -73,7 +73,7 @@ def run(
         parts = Parts.of(experiment, clients, server, federations, part)
         if parts.private is not None:
             parts.private.check_first_round(federations)
-        _check_room(parts, folder)
+        _check_disk(parts, folder)
         made = [name for name in (RUN_FILE, CODE) if not (folder / name).exists()]
         text = run_file(experiment, folder)
         info = {
@@ -102,8 +102,8 @@ def run(
         clients.close()
 
 
-def _check_room(parts: Parts, folder: Path) -> None:
-    """Say how much room kept updates will take; refuse to begin where the disk has less."""
+def _check_disk(parts: Parts, folder: Path) -> None:
+    """Say how much of the disk kept updates will take; refuse to begin where the disk has less."""
     settings, plan = parts.experiment.resolved().store, parts.plan
     if settings.keep != "updates":
         return

@@ -87,7 +87,7 @@ class NodeProxy:
         self._keys = RegisteredKeys(home.register)
         self._polls = HeldPolls()
         self._contacts, self._refusals = Contacts(), RefusalLog()
-        self._room: dict[str, asyncio.Semaphore] = {}
+        self._turns: dict[str, asyncio.Semaphore] = {}
 
     def report(self) -> None:
         """Write down what was heard of nodes, and how much was refused; call it again and again."""
@@ -123,7 +123,7 @@ class NodeProxy:
                 raise Refusal(403, f"{scope['method']} {path[:80]}")
             caller = self._keys.caller(headers)
             self._contacts.heard(caller, headers)
-            async with self._room_for(path, caller):
+            async with self._turn_of(path, caller):
                 body = await self._body(headers, receive, LARGEST if path in PARTS else _LARGEST_OTHER)
 
                 async def ask() -> Answer:
@@ -139,11 +139,11 @@ class NodeProxy:
             self._refusals.note(str((scope.get("client") or ("unknown", 0))[0]), without_controls(refusal.what))
             await _answer(send, refusal.status, f"refused: {refusal.what}")
 
-    def _room_for(self, path: str, caller: Entry) -> contextlib.AbstractAsyncContextManager[Any]:
+    def _turn_of(self, path: str, caller: Entry) -> contextlib.AbstractAsyncContextManager[Any]:
         """Return what a call waits for before its body is read: a key that sends much waits for itself alone."""
         if path not in PARTS:
             return contextlib.nullcontext()
-        return self._room.setdefault(caller.key, asyncio.Semaphore(_PARTS_AT_ONCE))
+        return self._turns.setdefault(caller.key, asyncio.Semaphore(_PARTS_AT_ONCE))
 
     async def _ask(self, path: str, headers: dict[str, str], body: bytes) -> Answer:
         """Pass a call on to the SuperLink."""

@@ -90,7 +90,9 @@ def noised(
         # NaN would go through the noise, and show something of the data by being there.
         cut = np.clip(np.nan_to_num(raw[:, column], nan=0.0), 0.0, bound)
         if settings is not None and settings.criteria_levels is not None:
-            released[:, column] = _told(cut / bound, mechanism, settings.criteria_levels, 1.0 / noise, source) * bound
+            released[:, column] = (
+                _levelled(cut / bound, mechanism, settings.criteria_levels, 1.0 / noise, source) * bound
+            )
             continue
         fine = lattice_step(noise * bound)
         whole = np.trunc(cut / fine)
@@ -100,15 +102,15 @@ def noised(
     return released
 
 
-def _told(shares: Floats, mechanism: str, levels: int, epsilon: float, source: Source) -> Floats:
+def _levelled(shares: Floats, mechanism: str, levels: int, epsilon: float, source: Source) -> Floats:
     """Return numbers from 0 to 1 as levels that their owners release, each ε-private by itself."""
     mine = np.rint(shares * (levels - 1)).astype(np.int64)
     if mechanism == "randomised-response":
         return randomised_response(mine, levels, epsilon, source) / (levels - 1)
     # The utility of a level is how near it is; what another client's data would be is at most all levels away.
     every = np.arange(levels, dtype=np.float64)
-    levelled = [exponential(-np.abs(every - level), levels - 1.0, epsilon, source) for level in mine.tolist()]
-    return np.array(levelled, dtype=np.float64) / (levels - 1)
+    found = [exponential(-np.abs(every - level), levels - 1.0, epsilon, source) for level in mine.tolist()]
+    return np.array(found, dtype=np.float64) / (levels - 1)
 
 
 @runtime_checkable

@@ -16,7 +16,7 @@ from steelyard.runs.checks import BROKEN
 from steelyard.runs.columns import KEYS, unpack
 from steelyard.runs.columns import pack as pack_column
 from steelyard.runs.kept_updates import join_kept
-from steelyard.runs.schema import SCHEMA, WRITE, connect, put_to_rest, reading, unreadable
+from steelyard.runs.schema import SCHEMA, WRITE, close_log, connect, reading, unreadable
 from steelyard.runs.tensor_files import TensorFiles
 from steelyard.runs.typed import Reader, declared, known
 from steelyard.signing import SigningKey
@@ -98,7 +98,7 @@ def join_rounds(
             file = f"round-{last:06d}.safetensors"
             content = TensorFiles(folder).write(file, tensors, whole=True)
             db.execute(WRITE["checkpoints"], (last, file, text, checksum(content, text), head))
-        put_to_rest(db)
+        close_log(db)
     join_kept(parts, folder)
 
 

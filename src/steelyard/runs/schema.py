@@ -326,7 +326,7 @@ def _escaped(path: Path) -> str:
     return quote(str(path))
 
 
-def put_to_rest(connection: sqlite3.Connection) -> None:
+def close_log(connection: sqlite3.Connection) -> None:
     """Make the database one file without side files, as far as nobody is reading it right now."""
     connection.execute("PRAGMA busy_timeout=100")
     for _ in range(20):

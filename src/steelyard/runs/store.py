@@ -20,7 +20,7 @@ from steelyard.runs import chain, chain_check, checkpoint
 from steelyard.runs.digests import Digests
 from steelyard.runs.kept_updates import Kept, keep_round
 from steelyard.runs.round_rows import RoundRows
-from steelyard.runs.schema import BESIDE, DATABASE, WRITE, connect, put_to_rest, reading
+from steelyard.runs.schema import BESIDE, DATABASE, WRITE, close_log, connect, reading
 from steelyard.runs.tensor_files import FOLDER, NAMED, TensorFiles
 from steelyard.signing import SigningKey, model_digest
 from steelyard.statements import SealedRound
@@ -254,7 +254,7 @@ class Store:
         """Close the database and let another process have the folder."""
         self._digests.close()
         if not self._lock.closed:
-            put_to_rest(self._db)
+            close_log(self._db)
             self._db.close()
             self._lock.close()
 

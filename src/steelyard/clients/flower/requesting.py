@@ -21,7 +21,7 @@ from steelyard.clients.flower.checks import clean, unreadable
 from steelyard.clients.flower.forms import Refused
 from steelyard.clients.flower.parts import group_of
 from steelyard.clients.flower.polling import AnswerPoller, PendingRequest
-from steelyard.clients.flower.superlink import RunStopped, check_room, reaching_superlink
+from steelyard.clients.flower.superlink import RunStopped, check_disk, reaching_superlink
 
 Read = Callable[[int, RecordDict], Any]
 """Reads the content of the answer to the request at an index; a text that it returns is why it cannot be used."""
@@ -107,7 +107,7 @@ class RequestSender:
         finally:
             stop.set()
         if requests and all(result is None or isinstance(result, str) for result in results):
-            check_room()  # Then no answer is kept, and no node is to blame.
+            check_disk()  # Then no answer is kept, and no node is to blame.
         late: str = Silence(f"no answer within {seconds:g} s")
         if time.monotonic() < deadline:
             late = NOT_WAITED_FOR

@@ -14,7 +14,7 @@ from steelyard.clients.flower.adapter.messages import PartsNotTaken, RunNotRunni
 from steelyard.clients.flower.register import REGISTER
 from steelyard.errors import UserError
 
-_LEAST_ROOM = 1 << 20
+_LEAST_FREE = 1 << 20
 """Bytes; with less, the SuperLink cannot take a message."""
 _FAULT = 500
 
@@ -38,7 +38,7 @@ def reaching_superlink() -> Generator[None]:
     except RunNotRunning:
         raise RunStopped from None
     except (httpx.HTTPError, PartsNotTaken) as error:
-        check_room(error)
+        check_disk(error)
         words = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         raise SuperLinkFault(f"the SuperLink does not take messages any more: {words}") from error
 
@@ -48,7 +48,7 @@ def is_passing(error: BaseException) -> bool:
     return isinstance(error, httpx.HTTPStatusError) and error.response.status_code == _FAULT
 
 
-def check_room(cause: BaseException | None = None) -> None:
+def check_disk(cause: BaseException | None = None) -> None:
     """Raise where the disk of the server's folder is full, in which the SuperLink keeps parts of messages.
 
     Use it where something failed that a full disk would explain: a message was not taken, or nobody has answered.
@@ -56,7 +56,7 @@ def check_room(cause: BaseException | None = None) -> None:
     register = os.environ.get(REGISTER)
     folder = Path(register or "").parent
     try:
-        full = bool(register) and shutil.disk_usage(folder).free < _LEAST_ROOM
+        full = bool(register) and shutil.disk_usage(folder).free < _LEAST_FREE
     except OSError:
         return
     if full:

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from steelyard.clients.ranks.pulse import SILENCE, Pulse, silence
+from steelyard.clients.ranks.heartbeat import SILENCE, Heartbeat, silence
 from steelyard.clients.ranks.receiving import Receiving
 from steelyard.clients.ranks.wire import Arriving, Content, Packed
 from steelyard.errors import MachineError, UserError, brief
@@ -27,7 +27,7 @@ from steelyard.errors import MachineError, UserError, brief
 MEETING = timedelta(seconds=120)
 """How long processes wait for each other at the start."""
 LONGEST = timedelta(hours=2)
-"""How long one waits for another that lives and does not answer; one that gives no sign of life: `pulse`."""
+"""How long one waits for another that lives and does not answer; one that gives no sign of life: `heartbeat`."""
 NEWS = 0.5
 """Seconds in which a rank's end becomes known, where this process is asked to end because of it."""
 END = "end"
@@ -74,9 +74,9 @@ def _number(environment: Mapping[str, str], name: str, usual: int | None, least:
 class Ranks:
     """The processes of a run, as one of them sees them; rank 0 asks, the others answer until they are asked to end."""
 
-    def __init__(self, place: Place, group: Any = None, pulse: Pulse | None = None) -> None:
+    def __init__(self, place: Place, group: Any = None, heartbeat: Heartbeat | None = None) -> None:
         self.place = place
-        self._group, self._pulse = group, pulse
+        self._group, self._heartbeat = group, heartbeat
         self.broken = False
         """True once a process was lost, or this one stopped in the middle of a question: nobody can be asked again."""
 
@@ -128,16 +128,16 @@ class Ranks:
 
     def _watch(self, receiving: Receiving) -> None:
         """Look for signs of life of those who have not answered."""
-        if (pulse := self._pulse) is None:
+        if (heartbeat := self._heartbeat) is None:
             return
 
         def lost(rank: int) -> None:
             self.broken = True
-            words = f"rank {rank} of {self.count} gave no sign for {pulse.seconds:g} s ({SILENCE})"
+            words = f"rank {rank} of {self.count} gave no sign for {heartbeat.seconds:g} s ({SILENCE})"
             receiving.give_up(RankLost(words))
 
         words = (receiving.waiting, lost, receiving.over)
-        threading.Thread(target=pulse.watch, args=words, name="watch", daemon=True).start()
+        threading.Thread(target=heartbeat.watch, args=words, name="watch", daemon=True).start()
 
     def _send_all(self, command: str, contents: Mapping[int, Content], common: Content) -> None:
         packed = Packed(common)
@@ -250,8 +250,8 @@ def join() -> Ranks | None:
         ) from error
     for name in NAMES:
         os.environ.pop(name, None)
-    pulse = Pulse(store, seconds)
+    heartbeat = Heartbeat(store, seconds)
     if place.rank:
-        pulse.beat(place.rank)
-    _joined = Ranks(place, group, pulse)
+        heartbeat.start(place.rank)
+    _joined = Ranks(place, group, heartbeat)
     return _joined

@@ -67,7 +67,7 @@ class DirectCalls:
         posted = scope["type"] == "http" and scope["method"] == "POST"
         if posted and (path in _HANDLERS or path == NEWS):
             request = Request({**scope, "app": self._app}, receive)
-            response = await http_error_translator(request, self._tell if path == NEWS else self._answer)
+            response = await http_error_translator(request, self._inform if path == NEWS else self._answer)
             await response(scope, receive, send)
         else:
             await self._app(scope, receive, send)
@@ -102,7 +102,7 @@ class DirectCalls:
             if not await self._waited(name, before, min(left, LOOK_SECONDS)):
                 return found
 
-    async def _tell(self, request: Request) -> Response:
+    async def _inform(self, request: Request) -> Response:
         """Inform the proxy for which nodes messages have come since it last asked."""
         asked = await request.json()
         self._keep_alive(asked["alive"])

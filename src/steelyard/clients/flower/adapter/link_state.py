@@ -28,7 +28,7 @@ _MOST_TRIES = 20
 
 
 @dataclass
-class _Room:
+class _AnswerLimit:
     """What a node may still send in answer to one message."""
 
     node: int
@@ -58,7 +58,7 @@ class NodeMessages(InMemoryLinkState):
         super().__init__(manager, store)
         self._note = note
         self._pushes: dict[str, _Push] = {}
-        self._rooms: dict[str, _Room] = {}
+        self._limits: dict[str, _AnswerLimit] = {}
         """By message that is being answered."""
         self._answers: dict[str, str] = {}
         """Which message is answered in a push."""
@@ -80,7 +80,7 @@ class NodeMessages(InMemoryLinkState):
     def store_object(self, run_id: int, session_id: str, object_id: str, object_content: bytes) -> bool:
         """Keep a part of a message; of an answer, while there is room for it."""
         # Flower takes parts without the name of a push for any that wants them. Nobody here sends such.
-        if not session_id or not self._has_room(session_id, object_id, len(object_content)):
+        if not session_id or not self._within_limit(session_id, object_id, len(object_content)):
             return False
         stored = super().store_object(run_id, session_id, object_id, object_content)
         push = self._pushes.get(session_id)
@@ -94,8 +94,8 @@ class NodeMessages(InMemoryLinkState):
     def delete_messages(self, message_ins_ids: set[str]) -> None:
         """Let go of messages and of the answers to them."""
         super().delete_messages(message_ins_ids)
-        if any(self._rooms.pop(name, None) for name in message_ins_ids):
-            self._answers = {session: name for session, name in self._answers.items() if name in self._rooms}
+        if any(self._limits.pop(name, None) for name in message_ins_ids):
+            self._answers = {session: name for session, name in self._answers.items() if name in self._limits}
 
     def claim_task(self, task_id: int) -> str | None:
         """Let a server app start, with time enough for it."""
@@ -109,21 +109,21 @@ class NodeMessages(InMemoryLinkState):
         if message is None:
             return True  # Flower itself refuses such an answer.
         known = message.metadata
-        room = self._rooms.setdefault(asked, _Room(known.dst_node_id, largest_answer(known.group_id)))
-        room.tries -= 1
-        return room.tries >= 0
+        limit = self._limits.setdefault(asked, _AnswerLimit(known.dst_node_id, largest_answer(known.group_id)))
+        limit.tries -= 1
+        return limit.tries >= 0
 
-    def _has_room(self, session: str, part: str, size: int) -> bool:
-        room = self._rooms.get(self._answers.get(session, ""))
-        if room is None or part in room.taken:
+    def _within_limit(self, session: str, part: str, size: int) -> bool:
+        limit = self._limits.get(self._answers.get(session, ""))
+        if limit is None or part in limit.taken:
             return True
-        if size > room.left:
-            if not room.full:
-                _log.error(f"node {room.node}: its answer is larger than what was asked for; the rest is not kept")
-            room.full = True
+        if size > limit.left:
+            if not limit.full:
+                _log.error(f"node {limit.node}: its answer is larger than what was asked for; the rest is not kept")
+            limit.full = True
             return False
-        room.left -= size
-        room.taken.add(part)
+        limit.left -= size
+        limit.taken.add(part)
         return True
 
 

@@ -31,16 +31,16 @@ def silence(environment: Mapping[str, str]) -> float:
     return seconds
 
 
-class Pulse:
+class Heartbeat:
     """Counters of all ranks in the store by which they have met; a rank that is stopped does not count on."""
 
     def __init__(self, counters: Counters, seconds: float) -> None:
         self._counters, self.seconds = counters, seconds
         self.every = min(5.0, seconds / 4)
 
-    def beat(self, rank: int) -> None:
+    def start(self, rank: int) -> None:
         """Count for a rank from now on, until its process ends."""
-        threading.Thread(target=self._count, args=(rank,), name="pulse", daemon=True).start()
+        threading.Thread(target=self._count, args=(rank,), name="heartbeat", daemon=True).start()
 
     def _count(self, rank: int) -> None:
         pause = threading.Event()
@@ -70,4 +70,4 @@ class Pulse:
 
 
 def _key(rank: int) -> str:
-    return f"steelyard/pulse/{rank}"
+    return f"steelyard/heartbeat/{rank}"

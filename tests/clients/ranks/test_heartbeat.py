@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from steelyard.clients.ranks.pulse import Pulse, silence
+from steelyard.clients.ranks.heartbeat import Heartbeat, silence
 from steelyard.errors import UserError
 
 
@@ -26,37 +26,37 @@ class Gone:
         raise RuntimeError("connection closed")
 
 
-def watched(pulse: Pulse, ranks: list[int], seconds: float) -> list[int]:
+def watched(heartbeat: Heartbeat, ranks: list[int], seconds: float) -> list[int]:
     """Return the ranks that are named within so many seconds."""
     lost: list[int] = []
     over = threading.Event()
     timer = threading.Timer(seconds, over.set)
     timer.start()
-    pulse.watch(lambda: ranks, lost.append, over)
+    heartbeat.watch(lambda: ranks, lost.append, over)
     timer.cancel()
     return lost
 
 
 def test_the_rank_that_gives_no_sign_is_named() -> None:
-    pulse = Pulse(Counters(), 0.4)
-    pulse.beat(1)
-    assert watched(pulse, [1, 2], 60) == [2]
+    heartbeat = Heartbeat(Counters(), 0.4)
+    heartbeat.start(1)
+    assert watched(heartbeat, [1, 2], 60) == [2]
 
 
 def test_ranks_that_count_on_are_not_lost() -> None:
     counters = Counters()
-    pulse = Pulse(counters, 10.0)
-    pulse.every = 0.01
-    pulse.beat(1)
-    assert watched(pulse, [1], 0.5) == []
-    assert counters["steelyard/pulse/1"] > 0
+    heartbeat = Heartbeat(counters, 10.0)
+    heartbeat.every = 0.01
+    heartbeat.start(1)
+    assert watched(heartbeat, [1], 0.5) == []
+    assert counters["steelyard/heartbeat/1"] > 0
 
 
 def test_a_store_that_is_gone_ends_both_sides() -> None:
     before = set(threading.enumerate())
-    pulse = Pulse(Gone(), 0.1)
-    pulse.beat(1)
-    assert watched(pulse, [1], 60) == []
+    heartbeat = Heartbeat(Gone(), 0.1)
+    heartbeat.start(1)
+    assert watched(heartbeat, [1], 60) == []
     for thread in set(threading.enumerate()) - before:
         thread.join(60)
         assert not thread.is_alive()
