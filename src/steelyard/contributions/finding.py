@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from steelyard.contributions.retraining import Without
     from steelyard.data.dataset import DatasetOrSeeded
     from steelyard.experiment.code import Ask
-    from steelyard.rounds.loop import Progress
 
 
 def contributions(
@@ -30,7 +29,6 @@ def contributions(
     retrained: bool = False,
     dataset: DatasetOrSeeded | None = None,
     ask: Ask | None = None,
-    progress: Progress | None = None,
 ) -> Contributions:
     """Return what each client of a run added: as measured while it went, else from kept updates, else by a replay.
 
@@ -52,7 +50,7 @@ def contributions(
 
     settings = ContributionSettings(measure=measure or default_measure(experiment), method=method)
     find = retrain if retrained else replay
-    problem = find(folder, settings, rule, dataset=dataset, ask=ask, progress=progress)
+    problem = find(folder, settings, rule, dataset=dataset, ask=ask)
     if problem:
         raise UserError(problem)
     found = stored_contributions(folder, rule, settings.measure, method, retrained=retrained)
@@ -70,7 +68,6 @@ def without(
     retrained: bool = False,
     dataset: DatasetOrSeeded | None = None,
     ask: Ask | None = None,
-    progress: Progress | None = None,
 ) -> Without:
     """Return how a run's model would do without one client: its rounds weighed again, or trained again.
 
@@ -84,8 +81,8 @@ def without(
         experiment = read_experiment(folder)
         check_private(experiment.privacy, f"{folder}")
         settings = ContributionSettings(measure=measure or default_measure(experiment))
-        return retrained_without(folder, client, settings, rule, dataset=dataset, ask=ask, progress=progress)
-    found = contributions(folder, rule, measure, "leave-one-out", dataset=dataset, ask=ask, progress=progress)
+        return retrained_without(folder, client, settings, rule, dataset=dataset, ask=ask)
+    found = contributions(folder, rule, measure, "leave-one-out", dataset=dataset, ask=ask)
     check_client(client, sorted(row["client"] for row in found["clients"]))
     row = next(row for row in found["clients"] if row["client"] == client)
     sign = 1 if found["measure"].endswith("loss") else -1

@@ -20,7 +20,7 @@ from steelyard.experiment.loading import read_experiment
 from steelyard.experiment.parts import Parts, as_begun
 from steelyard.messages import Task, Updates
 from steelyard.rounds.contributions import ContributionSettings, RoundValues
-from steelyard.rounds.loop import Progress, run_rounds
+from steelyard.rounds.loop import run_rounds
 from steelyard.rounds.state import Federation, Plan, RoundRecord, Snapshot, States
 from steelyard.runs.chain_check import require_whole
 from steelyard.runs.kept_updates import kept_rounds, read_round
@@ -49,7 +49,6 @@ def replay(
     *,
     dataset: DatasetOrSeeded | None = None,
     ask: Ask | None = None,
-    progress: Progress | None = None,
 ) -> str:
     """Repeat a run's rounds, measure what each client added, and put that into the run's folder.
 
@@ -72,7 +71,7 @@ def replay(
         clients = KeptClients(parts, folder) if kept else parts.clients
         recorder = _Recorder(folder, None if rounded else _digests(folder), history.chain.round)
         with suppress(_Enough):
-            run_rounds(parts.federations, {}, clients, parts.server, plan, recorder, progress)
+            run_rounds(parts.federations, {}, clients, parts.server, plan, recorder)
     return add_values(folder, recorder.found, "rounded" if rounded else "kept" if kept else "replay")
 
 

@@ -22,7 +22,7 @@ from steelyard.errors import UserError, listed, nearest
 from steelyard.experiment.parts import Parts, as_begun
 from steelyard.messages import Floats
 from steelyard.rounds.contributions import ContributionSettings, Measure, RoundValues
-from steelyard.rounds.loop import Progress, run_rounds
+from steelyard.rounds.loop import run_rounds
 from steelyard.rounds.state import Federation, RoundRecord, Snapshot, States
 from steelyard.rounds.valuing import Test, overall_first, tester
 from steelyard.runs.reader import History
@@ -70,7 +70,6 @@ def retrain(
     *,
     dataset: DatasetOrSeeded | None = None,
     ask: Ask | None = None,
-    progress: Progress | None = None,
 ) -> str:
     """Train every coalition of a run's clients and put their Shapley and leave-one-out values into its folder.
 
@@ -79,7 +78,7 @@ def retrain(
     found: dict[tuple[str, int], tuple[RoundValues, ...]] = {}
     with _begun(folder, settings, rule, dataset, ask) as (parts, mains):
         members = {main.name: _all_members(main, parts) for main in mains}
-        models = _trained(parts, mains, members, progress)
+        models = _trained(parts, mains, members)
         for main in mains:
             names = tuple(parts.clients.names(main.seed))
             test = _test(parts, settings.measure, main)
@@ -117,10 +116,7 @@ def _all_members(main: Federation, parts: Parts) -> list[frozenset[str]]:
 
 
 def _trained(
-    parts: Parts,
-    mains: Sequence[Federation],
-    members: Mapping[str, Sequence[frozenset[str]]],
-    progress: Progress | None,
+    parts: Parts, mains: Sequence[Federation], members: Mapping[str, Sequence[frozenset[str]]]
 ) -> dict[str, torch.Tensor]:
     """Train coalitions of federations side by side; return the last models of each, after the first model itself."""
     federations = [
@@ -130,7 +126,7 @@ def _trained(
     ]
     # A coalition goes on however few give a usable update; nobody's tests decide when it ends.
     plan = replace(untested(parts), min_clients=0, stop_at=None, report=False, contributions=None)
-    states = run_rounds(federations, {}, parts.clients, parts.server, plan, _Nothing(), progress)
+    states = run_rounds(federations, {}, parts.clients, parts.server, plan, _Nothing())
     return {
         main.name: torch.stack(
             [
@@ -174,7 +170,6 @@ def retrained_without(
     *,
     dataset: DatasetOrSeeded | None = None,
     ask: Ask | None = None,
-    progress: Progress | None = None,
 ) -> Without:
     """Train a run again with and without one client, and say how both models do."""
     with _begun(folder, settings, rule, dataset, ask) as (parts, mains):
@@ -183,7 +178,7 @@ def retrained_without(
             names = frozenset(parts.clients.names(main.seed))
             check_client(client, sorted(names))
             members[main.name] = [names, names - {client}]
-        models = _trained(parts, mains, members, progress)
+        models = _trained(parts, mains, members)
         levels: list[Floats] = []
         for main in mains:
             good, sizes = _test(parts, settings.measure, main)(models[main.name][1:])

@@ -47,8 +47,8 @@ class Workers:
     Where it was killed (out of memory, say), another is started for the next worker.
     """
 
-    def __init__(self, spec: WorkersSpec, env: Mapping[str, str] | None = None) -> None:
-        self._spec, self._env, self._lock = spec, env, threading.Lock()
+    def __init__(self, spec: WorkersSpec) -> None:
+        self._spec, self._lock = spec, threading.Lock()
         self._start()
 
     def _start(self) -> None:
@@ -57,7 +57,6 @@ class Workers:
             self._popen = subprocess.Popen(
                 [sys.executable, "-m", "steelyard.federate.node_worker", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
-                env=None if self._env is None else dict(self._env),
                 stdin=subprocess.DEVNULL,
                 preexec_fn=end_with_parent,
             )

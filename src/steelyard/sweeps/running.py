@@ -123,22 +123,13 @@ def _try(
             raise UserError(f"{folder}: cannot be written: {problem.strerror}; allowed: a writable folder") from problem
 
 
-def run_on_test(
-    folder: Path,
-    best: Description,
-    *,
-    dataset: DatasetOrSeeded | None = None,
-    progress: bool = False,
-    ask: Ask | None = None,
-) -> Path:
+def run_on_test(folder: Path, best: Description, *, progress: bool = False) -> Path:
     """Run the experiment that a sweep has chosen on the test set, with the sweep's seeds, or go on with it."""
     target = folder / TEST
     if exists(target) and not _same_choice(read_experiment(target), best):
         raise UserError(f"{target}: holds a run of another choice; allowed: remove it and try again")
     try:
-        return run_or_resume(
-            PlannedRun(TEST, (), best, read_sweep(folder).seeds), folder, dataset, progress, ask, False
-        )
+        return run_or_resume(PlannedRun(TEST, (), best, read_sweep(folder).seeds), folder, None, progress, None, False)
     except KeyboardInterrupt:
         raise Stopped(folder) from None
 

@@ -20,11 +20,11 @@ PAPER = "Helvetica, Arial, 'Liberation Sans', 'DejaVu Sans', sans-serif"
 """Fonts that are drawn into files; the page takes the reader's own."""
 
 
-def write_figure(chart: Chart, path: Path, dark: bool = False) -> None:
+def write_figure(chart: Chart, path: Path) -> None:
     """Write a chart as SVG, PNG (double size) or PDF, by the ending of the file's name."""
     if path.suffix not in ENDINGS:
         raise UserError(f"figure: got '{path}'; allowed: a file name that ends in .svg, .png or .pdf")
-    _write({path: _converted(svg(chart, dark), path.suffix)})
+    _write({path: _converted(svg(chart), path.suffix)})
 
 
 def write_figures(charts: Mapping[str, Chart], folder: Path) -> list[Path]:
