@@ -70,7 +70,7 @@ def write_regression(folder: Path) -> list[str | Path]:
 def write_images(folder: Path) -> list[str | Path]:
     image = pytest.importorskip("PIL.Image")
     digits: Any = load_digits()
-    for row in np.flatnonzero(digits.target < 4)[:500].tolist():
+    for row in np.flatnonzero(digits.target < 4)[:300].tolist():
         path = folder / "pictures" / f"digit {digits.target[row]}" / f"{row:04d}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         image.fromarray((digits.images[row] * 15).astype(np.uint8)).save(path)
@@ -79,8 +79,8 @@ def write_images(folder: Path) -> list[str | Path]:
 
 def write_npz(folder: Path) -> list[str | Path]:
     digits: Any = load_digits()
-    rows = slice(0, 900)
-    writers = np.arange(900) % 15
+    rows = slice(0, 450)
+    writers = np.arange(450) % 15
     np.savez(folder / "data.npz", images=digits.images[rows], target=digits.target[rows], writer=writers)
     return ["--npz", folder / "data.npz"]
 
@@ -103,7 +103,7 @@ def write_idx(folder: Path) -> list[str | Path]:
     digits: Any = load_digits()
     inner = folder / "mnist"
     inner.mkdir()
-    for part, rows in (("train", slice(0, 800)), ("t10k", slice(800, 1000))):
+    for part, rows in (("train", slice(0, 500)), ("t10k", slice(500, 600))):
         (inner / f"{part}-images-idx3-ubyte").write_bytes(idx(digits.images[rows] * 15))
         (inner / f"{part}-labels-idx1-ubyte").write_bytes(idx(digits.target[rows]))
     return ["--idx", inner]
@@ -130,9 +130,9 @@ FORMS: dict[str, tuple[Callable[[Path], list[str | Path]], list[str], float]] = 
     "parquet": (write_parquet, ["data.parquet: 450 rows", "perhaps --owner patient_id"], 0.7),
     "csv-plain": (write_plain_csv, ["800 rows, 65 columns", "label 'digit': 10 classes", "the same in all rows"], 0.7),
     "regression": (write_regression, ["label 'target': a number, from 25 to 346"], -70.0),
-    "images": (write_images, ["pictures: 500 images, 8×8, grey", "classes by folder: 4: "], 0.8),
-    "npz": (write_npz, ["arrays images, target, writer", "900 rows: images of 1×8×8", "owners: 15, of 60 to 60"], 0.7),
-    "idx": (write_idx, ["1,000 rows: images of 1×8×8", "labels: 10 classes", "test part: 200 rows"], 0.6),
+    "images": (write_images, ["pictures: 300 images, 8×8, grey", "classes by folder: 4: "], 0.8),
+    "npz": (write_npz, ["arrays images, target, writer", "450 rows: images of 1×8×8", "owners: 15, of 30 to 30"], 0.7),
+    "idx": (write_idx, ["600 rows: images of 1×8×8", "labels: 10 classes", "test part: 100 rows"], 0.6),
 }
 
 

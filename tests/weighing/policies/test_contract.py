@@ -112,6 +112,7 @@ DOCUMENT = {
     "rounds": {"count": 4, "fraction": 1.0},
     "partition": {"clients": 5, "server": "fraction", "server_fraction": 0.2},
     "model": {"name": "logistic"},
+    "training": {"batch_size": 60},
 }
 
 
