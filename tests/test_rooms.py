@@ -33,7 +33,7 @@ def imports(path: Path, known: dict[str, Path]) -> Iterator[str]:
     typing_only = {
         id(inner)
         for node in nodes
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
         for statement in node.body
         for inner in ast.walk(statement)
     }
