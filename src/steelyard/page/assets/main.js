@@ -38,19 +38,19 @@ function drawWaiting() {
   const run = runs.find((one) => one.name === waiting);
   const failed = run?.state === "failed";
   const missing = source.readyState === EventSource.OPEN && runs.length > 0 && !run;
-  const told = failed
+  const notice = failed
     ? h("p", { class: "problem", role: "alert" }, run.problem)
     : missing
       ? h("p", { class: "hint", role: "status" }, "There is no run of this name here; the list shows those there are.")
       : h("p", { class: "hint", role: "status" }, "The run is about to start: data are read and shared out. Its figures appear here by themselves.");
-  byId("main").replaceChildren(h("div", { class: "told" }, h("h1", {}, waiting), told));
+  byId("main").replaceChildren(h("div", { class: "notice" }, h("h1", {}, waiting), notice));
 }
 
 function welcome() {
   byId("main").replaceChildren(
     h(
       "div",
-      { class: "told" },
+      { class: "notice" },
       h("h1", {}, "Who counted how much, when, and why"),
       h("p", {}, "Choose a run to see its figures; they grow while it goes on. Tick two or more to compare them."),
       h("p", { class: "soft" }, "A steelyard weighs with unequal arms: a small weight far out balances a big one close in."),

@@ -58,8 +58,8 @@ export class RunView {
     const data = await get("/api/reweigh", { run: this.names });
     if (!Object.keys(data).length || this.ended) return;
     const control = h("div", { id: "reweigh" });
-    const told = "The raw criteria of every update are stored, so another rule can be tried on them at once: choose a score, and move the criteria with the arrows or by dragging.";
-    this.again.replaceChildren(h("h2", {}, "Weigh again, without training"), h("p", { class: "soft" }, told), control);
+    const hint = "The raw criteria of every update are stored, so another rule can be tried on them at once: choose a score, and move the criteria with the arrows or by dragging.";
+    this.again.replaceChildren(h("h2", {}, "Weigh again, without training"), h("p", { class: "soft" }, hint), control);
     this.again.hidden = false;
     SteelyardControl.mount(control, data);
   }
@@ -111,9 +111,9 @@ export class RunView {
       const named = runs.length > 1 ? h("strong", {}, run.label) : null;
       return h("div", { class: "line" }, named, stateOf(run), h("span", { class: "rounds" }, rounds), beam(run), this.verbs(run));
     });
-    // A run that is over tells in its headline which rules ended early; one that goes on tells it here.
-    const told = runs.flatMap((run) => [run.problem, this.found.headline.length ? "" : run.ended]).filter(Boolean);
-    const problems = told.map((line) => h("p", { class: "problem" }, line));
+    // A run that is over names in its headline the rules that ended early; one that goes on names them here.
+    const ends = runs.flatMap((run) => [run.problem, this.found.headline.length ? "" : run.ended]).filter(Boolean);
+    const problems = ends.map((line) => h("p", { class: "problem" }, line));
     this.message ??= h("p", { class: "problem", role: "alert" });
     const said = this.found.headline.map((line) => h("p", { class: "headline" }, line));
     this.head.replaceChildren(h("h1", {}, title), ...lines, ...said, ...problems, this.message);

@@ -28,7 +28,7 @@ export async function openForm(place) {
   const recipes = await get("/api/recipes");
   const chosen = recipes.some((one) => one.name === "quickstart") ? "quickstart" : recipes[0].name;
   const select = h("select", { id: "recipe" }, recipes.map((one) => h("option", { value: one.name, selected: one.name === chosen }, one.name)));
-  const told = h("p", { class: "soft" });
+  const about = h("p", { class: "soft" });
   const fields = h("div", { class: "fields" });
   const name = h("input", { id: "run-name", required: true, maxlength: 100, pattern: "[A-Za-z0-9][A-Za-z0-9._\\-]*", autocomplete: "off" });
   const problem = h("p", { class: "problem", role: "alert" });
@@ -36,7 +36,7 @@ export async function openForm(place) {
   let known = [];
 
   const fill = async () => {
-    told.textContent = recipes.find((one) => one.name === select.value)?.description ?? "";
+    about.textContent = recipes.find((one) => one.name === select.value)?.description ?? "";
     const stamp = new Date().toISOString().slice(0, 19).replace(/[-:]/g, "").replace("T", "-");
     name.value = `${select.value}-${stamp}`;
     known = await get("/api/form", { recipe: select.value });
@@ -69,7 +69,7 @@ export async function openForm(place) {
   const form = h(
     "form",
     { onsubmit: send, class: "start" },
-    h("div", { class: "field" }, h("label", { for: "recipe" }, "Recipe"), select, told),
+    h("div", { class: "field" }, h("label", { for: "recipe" }, "Recipe"), select, about),
     h("div", { class: "field" }, h("label", { for: "run-name" }, "Name of the run"), name, h("p", { class: "help" }, "Its folder gets this name.")),
     fields,
     problem,

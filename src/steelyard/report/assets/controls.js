@@ -47,7 +47,7 @@ const SteelyardControl = (() => {
     const form = make("div", { class: "control" });
     const list = make("ol", { class: "order" });
     const bars = make("div", { class: "bars" });
-    const said = make("p", { class: "told", role: "status" });
+    const said = make("p", { class: "outcome", role: "status" });
     let dragged = null;
 
     function rule() {
