@@ -42,8 +42,8 @@ def side_by_side(**sections: Any) -> dict[str, Any]:
         **{
             "weighing": {"criteria": ["DS"], "priority": "DS"},
             "beside": beside,
-            "training": {"momentum": 0.5},
-            "rounds": {"count": 4, "fraction": 0.7},
+            "training": {"batch_size": 150, "momentum": 0.5},
+            "rounds": {"count": 3, "fraction": 0.7},
             **sections,
         }
     )
@@ -58,7 +58,7 @@ def assert_same_models(first: Path, second: Path) -> None:
 
 
 def test_algorithms_give_the_models_of_the_simulation(tmp_path: Path):
-    document = side_by_side(training={"momentum": 0.5, "schedule": {"kind": "cosine"}})
+    document = side_by_side(training={"batch_size": 150, "momentum": 0.5, "schedule": {"kind": "cosine"}})
     run(build(document), out=tmp_path / "simulated")
     grid, config = grid_of(document, 3, fresh=True, out=str(tmp_path / "federated"))
     federate(grid, config, "1")  # type: ignore[arg-type]
@@ -77,7 +77,7 @@ def test_clients_across_machines_test_models_of_their_own(tmp_path: Path):
         weighing={"criteria": ["DS"], "priority": "DS"},
         beside={name: {"criteria": ["DS"], "algorithm": {"name": name}} for name in names},
         model={"name": "mlp", "hidden": [6]},
-        training={"schedule": {"kind": "step", "every": 1, "factor": 0.5}},
+        training={"batch_size": 150, "schedule": {"kind": "step", "every": 1, "factor": 0.5}},
         rounds={"count": 2, "fraction": 0.7},
     )
     run(build(document), out=tmp_path / "simulated")
@@ -163,7 +163,7 @@ class Mortal(FakeGrid):
 
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_resumed_run_goes_on_from_what_clients_kept_or_notes_that_it_is_lost(tmp_path: Path, lost: bool):
-    document = side_by_side(rounds={"count": 4, "fraction": 1.0})
+    document = side_by_side(rounds={"count": 3, "fraction": 1.0})
     run(build(document), out=tmp_path / "simulated")
     grid, config = grid_of(document, 2, fresh=True, out=str(tmp_path / "federated"))
     with pytest.raises(KeyboardInterrupt):
