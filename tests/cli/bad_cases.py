@@ -604,7 +604,7 @@ def _commands() -> list[Case]:
         case("--nope", "--nope"),
         case("no experiment named", "show"),
         case("no such recipe or file", "show", "x"),
-        case("no experiment.toml here", "table", "."),
+        case("no run here (no experiment.toml)", "table", "."),
         case("no", "table", "no"),
         case("no", "resume", "no"),
         case("train.tsv", "resume", "train.tsv"),

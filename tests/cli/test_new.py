@@ -234,6 +234,15 @@ def test_what_cannot_be_is_refused_in_one_line(
     assert not (tmp_path / "my.toml").exists()
 
 
+def test_data_in_the_place_of_the_file_to_write_are_told_where_they_go(
+    refused: Callable[..., str], tmp_path: Path
+) -> None:
+    (tmp_path / "mine.csv").write_text("a,y\n1,0\n")
+    assert "'mine.csv' is the file to write; allowed: `steelyard new my.toml --csv mine.csv`" in refused(
+        "new", "mine.csv"
+    )
+
+
 def test_absurd_names_of_columns_do_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     frame = pandas.DataFrame(
         {'a"b\\': np.arange(60.0) ** 2, "line\nbreak": ["x", "y"] * 30, "[/b]\x1b[31m": ["c"] * 60}

@@ -84,7 +84,7 @@ def test_which_file_a_row_is_from_is_no_column_to_predict(refused: Callable[...,
         (tmp_path / "sites" / f"{name}.csv").write_text("age,dead\n60,1\n50,0\n")
     assert "--label: found no column 'file' in" in refused("new", "my.toml", "--csv", "sites", "--label", "file")
     line = refused("new", "my.toml", "--csv", "sites")
-    assert "--label: got nothing" in line
+    assert "--label: got nothing, and sites has no columns called target, " in line
     assert line.rstrip().endswith("; allowed: one of age, dead")
 
 

@@ -145,4 +145,4 @@ def test_the_command(live: Path, steelyard: CommandLine, refused: Callable[..., 
     assert document["rule"] == "VP"
     assert {"client", "value", "low", "high"} <= set(document["clients"][0])
     assert "--rule: got 'nobody'" in refused("contributions", live, "--rule", "nobody")
-    assert "no experiment.toml here" in refused("contributions", live.parent)
+    assert "no run here (no experiment.toml); allowed: one of the runs in it" in refused("contributions", live.parent)

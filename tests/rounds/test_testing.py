@@ -62,6 +62,18 @@ def test_who_needs_an_accuracy_is_refused_where_nobody_tells_one(rule: dict[str,
     check_tested(federation(), PLAIN, answered())  # And nobody else needs any.
 
 
+@pytest.mark.parametrize(
+    ("clients", "side"),
+    [("ABC", "3 clients that test none chooses"), ("EE", "2 clients that test all choose and none")],
+)
+def test_apart_needs_clients_that_choose_and_clients_that_report(clients: str, side: str) -> None:
+    rule = {"criteria": ("DS", "LD"), "adjust": AdjustSettings(report="apart")}
+    with pytest.raises(UserError, match=rf"weighing\.adjust\.report: got 'apart', and of {side}.*allowed: 'same'"):
+        check_tested(federation(**rule), PLAIN, answered(*clients))
+    check_tested(federation(**rule), PLAIN, answered(*clients, "E", "A"))
+    check_tested(federation(**ADJUSTED), PLAIN, answered(*clients))
+
+
 def test_the_loop_asks_before_anybody_trains() -> None:
     clients, kept = Clients(scores=lambda _: ()), Recorder()
     with pytest.raises(UserError, match=r"^rounds\.stop_at_target: "):

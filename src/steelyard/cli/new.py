@@ -46,6 +46,8 @@ def new(
     named: list[tuple[Form, list[Path]]] = [(form, [path]) for form, path in single.items() if path is not None]
     if tables:
         named.append(("csv", tables))
+    if not named and file.exists() and file.suffix != ".toml":
+        raise UserError(f"new: '{file}' is the file to write; allowed: `steelyard new my.toml --csv {file}`")
     if len(named) != 1:
         raise UserError(f"new: got {len(named)} sources of data; allowed: one of --csv, --{', --'.join(single)}")
     form, paths = named[0]

@@ -124,7 +124,7 @@ def _label(table: Table, label: str | None) -> str:
         return pair[0]
     if len(usual) != 1:
         raise UserError(
-            f"--label: got nothing, and {table.path} has {len(usual)} columns called {listed(LABELS)}; "
+            f"--label: got nothing, and {table.path} has {len(usual) or 'no'} columns called {listed(LABELS)}; "
             f"allowed: one of {few(names, 12)}"
         )
     return usual[0]

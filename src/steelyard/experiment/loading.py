@@ -19,6 +19,7 @@ from steelyard.experiment.paths import resolve_paths
 from steelyard.experiment.recommend import RecommendDescription
 from steelyard.experiment.recorded import RecordedDescription
 from steelyard.files import RUN_FILE as RUN_FILE
+from steelyard.runs.schema import instead_of_a_run
 from steelyard.settings import change, parse, validated
 
 LONGEST = 1_000_000
@@ -133,7 +134,7 @@ def read_experiment(folder: Path) -> Description:
     """Return the experiment that a run folder describes; none of the code that it names is run."""
     path = folder / RUN_FILE
     if not files.is_file(path):
-        raise UserError(f"{folder}: no {RUN_FILE} here; allowed: a folder that `steelyard run` made")
+        raise UserError(f"{folder}: {instead_of_a_run(folder, RUN_FILE)}")
     document = parse(own_text(path), str(path))
     if "name" not in document:
         # Every default is written into a run's file: without a name it was cut off, and is not the default experiment.

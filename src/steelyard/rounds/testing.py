@@ -26,17 +26,31 @@ def check_tested(federation: Federation, plan: Plan, first: Evaluations) -> None
 
     Afterwards clients may come and go: a round that nobody tests changes no order and stops nothing.
     """
+    adjust = federation.rule.settings.adjust
     if first.samples.any():
+        if adjust is not None and adjust.report == "apart":
+            _check_both_sides(first)
         return
     why = f" ({first.failures[0].client}: {first.failures[0].reason})" if first.failures else ""
     if plan.stop_at is not None:
         raise UserError(
             f"rounds.stop_at_target: got true, and no client tests the model{why}; allowed: false, or clients that test"
         )
-    if federation.rule.settings.adjust is not None:
+    if adjust is not None:
         raise UserError(
             f"weighing.adjust: '{federation.rule_name}' compares accuracies, and no client tests the model{why}; "
             "allowed: a fixed order, or clients that test"
+        )
+
+
+def _check_both_sides(first: Evaluations) -> None:
+    """Refuse adjust.report = apart where no name falls on one of its sides: the order would stay, or nobody report."""
+    testing = [client for client, rows in zip(first.clients, first.samples, strict=True) if rows]
+    if len({chooses(client) for client in testing}) < 2:
+        side = "all choose and none reports" if chooses(testing[0]) else "none chooses"
+        raise UserError(
+            f"weighing.adjust.report: got 'apart', and of {len(testing)} clients that test {side}, by their names; "
+            "allowed: 'same', or more clients"
         )
 
 

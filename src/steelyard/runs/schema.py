@@ -162,22 +162,22 @@ _SEVERAL = {
 """By file: what a folder of several runs is, and what to name in its place."""
 
 
-def _what_else(folder: Path) -> str:
-    """Say what a folder without a run holds, for whoever named the folder of several."""
+def instead_of_a_run(folder: Path, missing: str = DATABASE) -> str:
+    """Say what a folder without a run's file holds; use it for whoever named the folder of several runs."""
     for name, (what, instead) in _SEVERAL.items():
         if files.is_file(folder / name):
             return f"holds {what}, which is several runs; allowed: {instead.format(folder)}"
     with suppress(OSError):
         if inside := sorted(entry.parent for entry in folder.glob(f"*/{DATABASE}")):
-            return f"no run here (no {DATABASE}); allowed: one of the runs in it, such as {inside[0]}"
-    return f"no run here (no {DATABASE}); allowed: a folder that `steelyard run` made"
+            return f"no run here (no {missing}); allowed: one of the runs in it, such as {inside[0]}"
+    return f"no run here (no {missing}); allowed: a folder that `steelyard run` made"
 
 
 def connect(folder: Path, *, write: bool) -> sqlite3.Connection:
     """Open the database of a run folder; readers never block the writer nor the other way round (WAL)."""
     path = folder / DATABASE
     if not check_files(path, write=write) and not write:
-        raise UserError(f"{folder}: {_what_else(folder)}")
+        raise UserError(f"{folder}: {instead_of_a_run(folder)}")
     try:
         return _for_writing(path) if write else _for_reading(path)
     except (*BROKEN, OSError, UserError) as error:

@@ -31,8 +31,8 @@ class AdjustSettings(Section):
     budget: int | None = Field(default=None, ge=0)
     """At most this many testing rounds in a whole run; then the order stays as it is. Default: no limit."""
     report: Literal["same", "apart"] = "same"
-    """same: the tests of all clients choose the order, and report too (paper 003); apart: those of half of the clients
-    choose, drawn by name, and the rows of the other half are left to report."""
+    """same: the tests of all clients choose the order, and report too (paper 003); apart: those of about
+    half of the clients choose, drawn by name, and the rows of the others are left to report."""
 
 
 def strategy_of(settings: AdjustSettings | None) -> OrderStrategy:
