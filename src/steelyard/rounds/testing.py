@@ -55,7 +55,7 @@ def _check_both_sides(first: Evaluations) -> None:
 
 
 def choosing(federation: Federation, answer: Evaluations) -> Evaluations:
-    """Return the answers that may choose an order: all, or with adjust.report = apart those of half of the clients."""
+    """Return the answers that may choose an order: all, or with adjust.report = apart those of about half."""
     adjust = federation.rule.settings.adjust
     if adjust is None or adjust.report == "same":
         return answer

@@ -22,7 +22,8 @@ from steelyard.weighing.rule import WeighingSettings, parse_priority
 
 STRATEGIES = ("online", "greedy", "bandit")
 WORDS = (
-    *(*STRATEGIES, "budget(20)", "fedavg", "adafed", "adafed-weights", "mean", "product", "power(VP)^3"),
+    *(*STRATEGIES, "online-apart", "budget(20)", "fedavg", "adafed", "adafed-weights", "mean", "product"),
+    "power(VP)^3",
     *("weighted-mean(DS=2,LD=1)", "owa(DS,LD;most)", "choquet(DS,LD;FILE)", "fitted(RULE)", "RULE/max", "RULE/rank"),
     *("clip(RULE)", "median(RULE)", "trimmed-mean(RULE)", "multi-krum(RULE)", "centred-clip(RULE)"),
     *(
