@@ -6,8 +6,8 @@
 Reads what `benchmarks.papers` left in OUT under names that begin with "power" and prints a table in Markdown: for each
 contrast the gain in accuracy after the last round, with its 95 % interval over seeds, p of a paired t-test and of two
 one-sided tests that the gain lies within one point, both after Holm's correction over the whole family. A contrast with
-fewer seeds than planned is shown and not tested; it counts in the family. Half of the clients choose the order of
-online adjustment, so its contrast is read on the test rows of the other half alone, for both rules. OUT/scores.json
+fewer seeds than planned is shown and not tested; it counts in the family. About half of the clients choose the order of
+online adjustment, so its contrast is read on the test rows of the others alone, for both rules. OUT/scores.json
 keeps what was read: where runs of several machines are put together, it stands for those that are not there.
 """
 

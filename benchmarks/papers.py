@@ -37,7 +37,7 @@ NAMED = {
     "unipen62": "DS,LD,MD>DS>LD,online-apart(MD>DS>LD)",
 }
 """What is tested with ten seeds, named before: the baseline, then the single criterion, the order and the online
-adjustment that the papers' text or tables praise most. Half of the clients choose its order, the others report."""
+adjustment that the papers' text or tables praise most. About half of the clients choose its order, others report."""
 FACES = {
     "a": "DS,CB,IS,DS>CB>IS,DS>IS>CB",
     "b": "CB>DS>IS,CB>IS>DS,IS>DS>CB,IS>CB>DS,online(DS>CB>IS)",

@@ -75,6 +75,14 @@ def test_only_accuracies_are_in_per_cent(measure: str, tmp_path: Path) -> None:
     assert " 0.75 " in console.file.getvalue()
 
 
+def test_a_folder_that_is_the_run_itself_is_shown_by_its_name(tmp_path: Path) -> None:
+    make_run(tmp_path / "mine")
+    console = Console(width=60, file=StringIO())
+    console.print(Board(tmp_path / "mine").frame(60))
+    assert isinstance(console.file, StringIO)
+    assert " mine finished" in console.file.getvalue().replace("  ", " ")
+
+
 def test_no_fact_about_a_run_steers_the_terminal(tmp_path: Path) -> None:
     make_run(tmp_path / "runs" / "run")
     store = Store(tmp_path / "runs" / "run")

@@ -79,7 +79,8 @@ class Board:
 def _head(run: Glance) -> RenderableType:
     """How far a run is, its name and state, and when it was last written."""
     head = Table.grid(padding=(0, 1))
-    head.add_row(_bar(run, 12), plain(run.name), state_of(run), Text(f"{age(run.changed)} ago", style="dim"))
+    name = run.folder.resolve().name if run.name == "." else run.name  # the folder itself is the run
+    head.add_row(_bar(run, 12), plain(name), state_of(run), Text(f"{age(run.changed)} ago", style="dim"))
     return head
 
 

@@ -44,7 +44,7 @@ def farthest(noise: float, rate: float, tail: float = _TAIL) -> float:
 def poisson_losses(noise: float, rate: float, step: float) -> PrivacyLossDistribution:
     """Return the losses of a release about a Poisson cohort, in multiples of `step`, never too small.
 
-    As dp-accounting's own `from_gaussian_mechanism`, with all δ computed at once: an eighth of its time.
+    As dp-accounting's own `from_gaussian_mechanism`, with all δ computed at once, which takes less time.
     """
     # Late for speed of start: dp-accounting takes a second to load.
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution

@@ -24,10 +24,10 @@ REPEATS = 5
 PATIENCE = 2.0
 """Seconds after which a trial on a slow machine repeats no more."""
 AGREEMENT = {"float32": 0.02, "tf32": 0.12, "bfloat16": 0.3}
-"""How far an update may be from the loop's, as a share of its size: three times what rounding does.
+"""How far an update may be from the loop's, as a share of its size: about three times what rounding does.
 
 Operands of products that are rounded as tf32 or bfloat16 has it move the first updates of a wide convolutional network
-on noise by up to .04 and .11: a ReLU or a maximum near a tie goes the other way.
+on noise by up to .04 and .11: a ReLU or a maximum near a tie goes the other way. Float32 has room for such ties.
 """
 MARGIN = 0.1
 HOPELESS = 2.0
