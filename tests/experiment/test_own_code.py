@@ -195,7 +195,7 @@ def test_a_stopped_run_goes_on_from_anywhere_with_the_code_it_kept(file: Path, t
     assert torch.equal(model(whole), model(part))
 
 
-@pytest.mark.parametrize("answer", ["n", pytest.param("y", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("answer", ["n", "y"])
 def test_at_a_terminal_the_code_is_shown_and_asked_for(answer: str, file: Path, tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     line = [
@@ -218,6 +218,7 @@ def test_at_a_terminal_the_code_is_shown_and_asked_for(answer: str, file: Path, 
             told += part
     except OSError:  # the other side has closed
         pass
+    assert b"Run it?" in told
     assert process.wait(timeout=120) == (2 if answer == "n" else 0)
     assert f"model.name = {file.parent}/own/nets.py:build".encode() in told.replace(b"\r\n", b"\n")
     assert bool(marks(tmp_path)) == (answer == "y")

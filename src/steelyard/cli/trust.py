@@ -28,9 +28,9 @@ def asking(trust: bool) -> Ask:
 
         if trust:
             return
-        if not (sys.stdin.isatty() and sys.stderr.isatty()):
-            refuse(where, code, "with --trust, once you have looked at it")
-        with paused():
+        with paused():  # a moving bar would write over the question, and stands in the way of standard error
+            if not (sys.stdin.isatty() and sys.stderr.isatty()):
+                refuse(where, code, "with --trust, once you have looked at it")
             # A file from elsewhere must not hide, with a terminal's control characters, what it would run.
             print(f"{printable(where)} names code of its own, which would run with your rights:", file=sys.stderr)
             for field, value in code.items():
