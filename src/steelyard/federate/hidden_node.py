@@ -140,7 +140,8 @@ class HiddenRound:
             raise Refused("weights, key_shares: not one for each client and member")
         trained, record = self._trained(form), self.state[f"{self._name}/models"]
         assert isinstance(record, ArrayRecord)
-        models, start = record["models"].numpy(), record["start"].numpy().astype(np.float64)
+        models = packing.read(record["models"], "models")
+        start = packing.read(record["start"], "start").astype(np.float64)
         row = {name: number for number, name in enumerate(trained.clients)}
 
         def hidden(name: str) -> Words:

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
+from steelyard.clients.flower import arrays as packing
 from steelyard.errors import UserError
 from steelyard.files import owners_only
 from steelyard.runs.tensor_files import read_tensors, write_tensors
@@ -81,7 +82,7 @@ class NodeStates:
         about, arrays = self._node.get(self._name + _ABOUT), self._node.get(self._name + _TENSORS)
         if not isinstance(about, ConfigRecord) or not isinstance(arrays, ArrayRecord):
             return {}
-        tensors = {number: torch.from_numpy(array.numpy().copy()) for number, array in arrays.items()}
+        tensors = {number: packing.tensor(packing.read(array, number)) for number, array in arrays.items()}
         return _states(str(about["states"]), tensors)
 
     def _to_file(self, file: Path, about: str, tensors: Mapping[str, torch.Tensor]) -> None:
