@@ -17,7 +17,11 @@ import numpy as np
 from steelyard.data.files import find
 from steelyard.recommend.baselines.neighbours import item_knn
 from steelyard.recommend.filters import core
+from steelyard.recommend.lists import best_unseen
+from steelyard.recommend.metrics import ItemCoverage, Precision, Recall
+from steelyard.recommend.ranking import GroundTruth
 from steelyard.recommend.reading import read
+from steelyard.recommend.sampling import Histories
 from steelyard.recommend.splits import temporal
 
 CUTOFF = 10
@@ -27,23 +31,13 @@ def measured(path: Path, neighbours: int) -> dict[str, float]:
     """Return the figures of item-kNN that divides by all neighbours' weights, without items of score 0."""
     split = temporal(core(read(path), users=20))
     scores = item_knn(split.train, neighbours=neighbours, divide="all")
-    taken, wanted = (
-        [part.item[part.user == user] for user in range(split.users)] for part in (split.train, split.test)
-    )
-    found: list[tuple[bool, float, float]] = []
-    shown: set[int] = set()
-    for user in range(split.users):
-        row = scores(np.array([user]))[0]
-        row[taken[user]] = 0
-        best = np.argsort(-row, kind="stable")[:CUTOFF]
-        best = best[row[best] > 0]  # items of score 0 would fill the list in the order of their numbers
-        hits = len(np.intersect1d(best, wanted[user]))
-        found.append((len(best) > 0, hits / CUTOFF, hits / len(wanted[user])))
-        shown.update(best.tolist())
-    listed, precision, recall = np.array(found).T
-    users = int(listed.sum())
-    figures = {"P@10": round(precision.sum() / users, 5), "R@10": round(recall.sum() / users, 5), "items": len(shown)}
-    return {"all users": split.users, "users with a list": users} | figures
+    lists, values = best_unseen(Histories.of(split.train), scores, CUTOFF)
+    # Items of score 0 would fill the lists in the order of their numbers.
+    view = GroundTruth.of(split).view(np.where(values > 0, lists, -1), CUTOFF)
+    listed = view.shown.any(axis=1)
+    means = {name: metric.per_user(view)[listed].mean() for name, metric in (("P@10", Precision()), ("R@10", Recall()))}
+    found = {"all users": split.users, "users with a list": int(listed.sum())}
+    return found | {name: round(float(mean), 5) for name, mean in means.items()} | {"items": int(ItemCoverage()(view))}
 
 
 def main() -> None:
