@@ -103,12 +103,10 @@ class MappedStep:
 
         def step(cuts: Tensors, targets: Tensors, samples: Tensors) -> torch.Tensor:
             views = {s.name: cut.view(-1, *s.shape) for s, cut in zip(self.layout.slots, cuts, strict=True)}
-            taken, *others = samples
-            features = as_numbers(taken)
-            if augment is not None:
-                features = augment(features, others[-1])
+            taken, labels, weights, valid, chance = samples
+            features = as_numbers(taken) if augment is None else augment(as_numbers(taken), chance)
             with shortened(self.setup.precision, cuts[0].device):
-                found, each = gradient.of(views, features, *others)
+                found, each = gradient.of(views, features, labels, weights, valid, chance)
             fresh = [found[s.name].reshape(cut.shape) for s, cut in zip(self.layout.slots, cuts, strict=True)]
             for cut, value in zip([*targets, *cuts[trained:]], [*fresh[: len(targets)], *fresh[trained:]], strict=True):
                 cut.copy_(value)
