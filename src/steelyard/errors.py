@@ -213,6 +213,11 @@ def one_line(text: str, longest: int = 1000) -> str:
     return line if len(line) <= longest else f"{line[: longest * 2 // 3]} ... {line[-longest // 3 :]}"
 
 
+def in_words(federation: str) -> str:
+    """Return a federation's name as a line for people has it: "fedavg#101", of several seeds, is "fedavg, seed 101"."""
+    return federation.replace("#", ", seed ")
+
+
 def listed(words: Iterable[str]) -> str:
     """Join names for an error line: `a, b, c`; use it for "allowed: ..." parts."""
     return ", ".join(words)

@@ -149,7 +149,7 @@ def test_a_rate_at_which_training_explodes_is_an_answer(tmp_path: Path, rate: fl
     assert all(np.isnan(document["rows"][1]["value"]["values"]))
     reason = folder / f"{planned.parts[0].folder}.diverged"
     written = reason.stat().st_mtime_ns
-    assert "of DS>LD#" in reason.read_text()
+    assert "of DS>LD, seed " in reason.read_text()
     resume_sweep(folder)
     assert reason.stat().st_mtime_ns == written, "it was run again"
 

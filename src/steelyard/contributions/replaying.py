@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from steelyard import files
 from steelyard.clients.protocol import WrappedClients
 from steelyard.contributions.document import rule_of
-from steelyard.errors import UserError
+from steelyard.errors import UserError, in_words
 from steelyard.experiment.loading import read_experiment
 from steelyard.experiment.parts import Parts, as_begun
 from steelyard.messages import Task, Updates
@@ -118,7 +118,9 @@ class KeptClients(WrappedClients):
     def _answer(self, task: Task, kept: Mapping[str, Updates]) -> Updates:
         found = kept.get(task.federation)
         if found is None or not isinstance(found.payload, DenseModels):
-            raise UserError(f"{self._folder}: no updates of {task.federation} were kept in round {task.round}")
+            raise UserError(
+                f"{self._folder}: no updates of {in_words(task.federation)} were kept in round {task.round}"
+            )
         if found.payload.models.shape[1] != task.parameters.numel():
             raise UserError(f"{self._folder}: the updates kept in round {task.round} are of another model")
         device = task.parameters.device
@@ -140,9 +142,9 @@ class _Recorder:
             wanted = None if self._digests is None else self._digests.get((record.federation, round))
             if self._digests is not None and model_digest(states[record.federation].parameters) != wanted:
                 raise UserError(
-                    f"{self._folder}: repeated here, round {round} of {record.federation} gives another model than the "
-                    "run had, so nothing can be said about it; allowed: the machine and versions of the run, or a run "
-                    "with [contributions] or store.keep = 'updates'"
+                    f"{self._folder}: repeated here, round {round} of {in_words(record.federation)} gives another "
+                    "model than the run had, so nothing can be said about it; allowed: the machine and versions of the "
+                    "run, or a run with [contributions] or store.keep = 'updates'"
                 )
             if record.contributions:
                 self.found[record.federation, round] = record.contributions

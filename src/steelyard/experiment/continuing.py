@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from steelyard import files
 from steelyard.clients.protocol import FingerprintedClients
 from steelyard.clients.ranks.group import rank_count
-from steelyard.errors import UserError, brief, listed
+from steelyard.errors import UserError, brief, in_words, listed
 from steelyard.experiment.code import FOLDER, digest
 from steelyard.experiment.loading import RUN_FILE, own_text, read_experiment
 from steelyard.experiment.run_notes import versions
@@ -157,7 +157,7 @@ def check_models(states: States, federations: Sequence[Federation], server: Serv
         size = None if state is None else server.initial(federation.seed).numel()
         if state is not None and state.parameters.numel() != size:
             raise UserError(
-                f"{federation.name}: the checkpoint holds a model of {state.parameters.numel()} numbers, the "
+                f"{in_words(federation.name)}: the checkpoint holds a model of {state.parameters.numel()} numbers, the "
                 f"experiment describes one of {size}; allowed: the same model, or a new run"
             )
 

@@ -19,7 +19,7 @@ from steelyard import randomness
 from steelyard.activity import doing
 from steelyard.clients.protocol import Clients, ColludingClients, FittingServer, ImaginedServer, LayeredServer, Server
 from steelyard.defence.candidates import Candidates, Directions, around, candidates
-from steelyard.errors import UserError
+from steelyard.errors import UserError, in_words
 from steelyard.logs import logger
 from steelyard.messages import Counts, Floats, Task, Updates
 from steelyard.rounds.drafting import weigh_soundly
@@ -159,7 +159,7 @@ def _worst(trial: _Trial, family: str) -> Updates:
     closer = _most(more)
     better = tuple(more[closer]) > tuple(harm[place])
     tried, best = (again, closer) if better else (first, place)
-    _log.debug(f"round {trial.task.round} of {trial.federation.name}: colluders send {tried.names[best]}")
+    _log.debug(f"round {trial.task.round} of {in_words(trial.federation.name)}: colluders send {tried.names[best]}")
     return trial.sending(tried, best)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from steelyard.clients.protocol import ClassifyingServer, FittingServer, LayeredServer, Server
 from steelyard.defence.validate import NOT_FINITE, admit
-from steelyard.errors import UserError
+from steelyard.errors import UserError, in_words
 from steelyard.messages import Floats, Task, Updates
 from steelyard.rounds.combining import Combiner, as_summed, combiner
 from steelyard.rounds.private import PrivateRounds
@@ -131,8 +131,8 @@ def _require(federation: Federation, task: Task, updates: Updates, least: int) -
             raise Exploded(task.federation, task.round, reason)
         reasons = "; ".join(f"{failure.client}: {failure.reason}" for failure in updates.failures[:3])
         raise TooFewClients(
-            f"round {task.round} of {federation.name}: {len(updates.clients)} of {len(task.clients)} clients gave a "
-            f"usable update, fewer than rounds.min_clients = {least} ({reasons or 'no answers'})"
+            f"round {task.round} of {in_words(federation.name)}: {len(updates.clients)} of {len(task.clients)} clients "
+            f"gave a usable update, fewer than rounds.min_clients = {least} ({reasons or 'no answers'})"
         )
 
 

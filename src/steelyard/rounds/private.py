@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from steelyard.errors import UserError
+from steelyard.errors import UserError, in_words
 from steelyard.messages import Floats, Task, Updates
 from steelyard.privacy.accounting import AccountantName, Release, noise_for
 from steelyard.privacy.central import noisy_sum
@@ -103,8 +103,8 @@ class PrivateRounds:
             if not self._within(first, limit):
                 cost = first.epsilon(self.delta, self.accountant)
                 raise UserError(
-                    f"privacy.budget.epsilon: got {limit:g}, and the first round of '{federation.name}' alone costs "
-                    f"{cost:.4g}; allowed: a larger budget, or more noise"
+                    f"privacy.budget.epsilon: got {limit:g}, and the first round of '{in_words(federation.name)}' "
+                    f"alone costs {cost:.4g}; allowed: a larger budget, or more noise"
                 )
 
     def noise(self, federation: str) -> float:
@@ -186,8 +186,8 @@ class PrivateRounds:
         if not self.affords(federation, (round,)):
             raise UserError(
                 f"privacy.budget.epsilon: got {self.settings.budget.epsilon:g}, and round {round} of "
-                f"'{federation.name}' would exceed it; a round that is run again is charged again, and new clients may "
-                "have come; the finished rounds are kept; allowed: a new run with a larger budget"
+                f"'{in_words(federation.name)}' would exceed it; a round that is run again is charged again, and new "
+                "clients may have come; the finished rounds are kept; allowed: a new run with a larger budget"
             )
 
     def _within(self, account: Account, limit: float) -> bool:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from steelyard.activity import current
+from steelyard.errors import in_words
 from steelyard.logs import logger
 
 if TYPE_CHECKING:
@@ -40,8 +41,8 @@ RAISE = "Raise rounds.fraction or rounds.min_clients, unless this is meant."
 def weighed_one(federation: str, round: int) -> str:
     """Return the line on the first round that weighed one client."""
     return (
-        f"warning: round {round} of {federation} weighed one client only: no rule can prefer one client to another "
-        f"there. {RAISE} Said once."
+        f"warning: round {round} of {in_words(federation)} weighed one client only: no rule can prefer one client "
+        f"to another there. {RAISE} Said once."
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from steelyard.errors import UserError
+from steelyard.errors import UserError, in_words
 from steelyard.messages import Failure, Task, Updates
 
 LARGEST = 1e15
@@ -21,7 +21,8 @@ class Exploded(UserError):
     def __init__(self, federation: str, round: int, reason: str, allowed: str = "a smaller learning rate") -> None:
         self.reason = reason
         super().__init__(
-            f"round {round} of {federation}: {reason}; the model before this round is kept (allowed: {allowed})"
+            f"round {round} of {in_words(federation)}: {reason}; the model before this round is kept "
+            f"(allowed: {allowed})"
         )
 
 

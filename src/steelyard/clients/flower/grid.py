@@ -24,7 +24,7 @@ from steelyard.clients.flower.roster import Roster
 from steelyard.clients.flower.settings import FederateSettings
 from steelyard.clients.flower.signatures import Signer
 from steelyard.clients.flower.tasks import Expected, Refusal, pack_parameters, read_updates, write_task
-from steelyard.errors import UserError
+from steelyard.errors import UserError, in_words
 from steelyard.logs import logger
 from steelyard.messages import Evaluations, Failure, Question, Task, Updates
 from steelyard.signing import digest_of_task
@@ -181,7 +181,9 @@ class FlowerClients:
             if (task.federation, client) in self._keeping:
                 kept = ", ".join(task.algorithm.keeps)
                 again = "with the common model" if OWN in task.algorithm.keeps else "at 0"
-                self.roster.note(f"client {client} of {task.federation} lost what it kept ({kept}); it begins {again}")
+                self.roster.note(
+                    f"client {client} of {in_words(task.federation)} lost what it kept ({kept}); it begins {again}"
+                )
         self._keeping |= {(task.federation, client) for client in answer.clients}
 
     def evaluate(self, questions: Sequence[Question]) -> list[Evaluations]:

@@ -34,6 +34,7 @@ from steelyard.clients.flower.hidden_tries import Answer, RoundTry, Shape, keep_
 from steelyard.clients.flower.requesting import Request
 from steelyard.clients.flower.settings import FederateSettings
 from steelyard.clients.flower.tasks import Refusal, pack_parameters
+from steelyard.errors import in_words
 from steelyard.messages import Failure, Floats, Task, Updates
 from steelyard.privacy.aggregation_settings import FEWEST, AggregationSettings
 from steelyard.privacy.fixed_point import FixedPoint
@@ -76,7 +77,7 @@ class HiddenClients(FlowerClients):
     def _begin(self, task: Task, fewest: int = FEWEST) -> RoundTry:
         attempt = os.urandom(16).hex()  # on a resume, and in another try, the same round has other keys
         context = round_context(self._run, task.federation, task.seed, task.round, attempt)
-        what = f"round {task.round} of {task.federation}"
+        what = f"round {task.round} of {in_words(task.federation)}"
         return RoundTry(task, attempt, SecureServer(context, self._aggregation, what, fewest=fewest))
 
     def _collect_keys(self, begun: Sequence[RoundTry], *, again: bool = False) -> None:

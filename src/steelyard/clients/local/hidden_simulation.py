@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from steelyard.activity import doing
 from steelyard.algorithms.algorithm import Algorithm
 from steelyard.clients.protocol import Clients, WrappedClients
+from steelyard.errors import in_words
 from steelyard.messages import Failure, Floats, Task, Updates
 from steelyard.privacy.aggregation_settings import FEWEST, AggregationSettings
 from steelyard.privacy.fixed_point import FixedPoint, Words
@@ -113,7 +114,9 @@ class MaskedSums:
         # Keys are fresh in every try at a round; the context only keeps keys of different uses apart.
         context = round_context("simulation", steps.federation, self._seed, steps.round, os.urandom(16).hex())
         self._clients = {name: SecureClient(name, context, self._settings, fewest=fewest) for name in names}
-        server = SecureServer(context, self._settings, f"round {steps.round} of {steps.federation}", fewest=fewest)
+        server = SecureServer(
+            context, self._settings, f"round {steps.round} of {in_words(steps.federation)}", fewest=fewest
+        )
         server.keys = {name: client.keys() for name, client in self._clients.items()}
         server.require(len(names), "are in the round")
         self._encoding = FixedPoint.of(self._settings.word_bits, self._settings.bound, len(names))

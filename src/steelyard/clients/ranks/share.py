@@ -14,7 +14,7 @@ from steelyard.algorithms.settings import AlgorithmSettings, algorithm_table
 from steelyard.clients.local import Simulation, SimulationServer
 from steelyard.clients.local.evaluator import Evaluator
 from steelyard.clients.ranks.wire import Content
-from steelyard.errors import UserError
+from steelyard.errors import UserError, in_words
 from steelyard.messages import Failure, LossState, Task, Updates
 from steelyard.settings import validated
 from steelyard.signing import digest_of_task
@@ -126,8 +126,8 @@ def read_task(table: Content, clients: Sequence[str]) -> Task:
     )
     if digest_of_task(task, algorithm_table(task.algorithm)) != table["digest"]:
         raise UserError(
-            f"round {round} of {federation}: the model, the loss or the algorithm here is not the one of rank 0; "
-            "allowed: the same program and the same code of your own on all ranks"
+            f"round {round} of {in_words(federation)}: the model, the loss or the algorithm here is not the one "
+            "of rank 0; allowed: the same program and the same code of your own on all ranks"
         )
     return task
 
