@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -13,7 +14,8 @@ from tests.report.made_run import make_run
 
 from steelyard.errors import UserError
 from steelyard.report import figures
-from steelyard.report.figures import curves
+from steelyard.report.figures import catalogue, curves
+from steelyard.report.html import html
 from steelyard.report.view import RunView, sampled
 from steelyard.runs.reader import History
 from steelyard.runs.store import Store
@@ -28,6 +30,26 @@ def rows(chart: Any) -> list[dict[str, Any]]:
     """The rows of a figure's only data set."""
     (found,) = figures.spec(chart)["datasets"].values()
     return found
+
+
+def test_a_report_and_its_files_draw_each_figure_once(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[str, ...]] = []
+
+    def counted(kind: figures.Kind) -> figures.Kind:
+        def make(*of: Any) -> Any:
+            made.append((kind.name, *(str(getattr(each, "label", each)) for each in of[1:])))
+            return kind.make(*of)
+
+        return replace(kind, make=make)
+
+    monkeypatch.setattr(catalogue, "KINDS", {name: counted(kind) for name, kind in figures.KINDS.items()})
+    monkeypatch.setattr(figures, "KINDS", catalogue.KINDS)
+    view = RunView([run])
+    html(view)
+    figures.draw_all(view)
+    assert ("accuracy",) in made
+    assert ("weights", view.federation().label) in made
+    assert len(made) == len(set(made))
 
 
 def test_every_figure_of_a_run_that_has_something_for_it(run: Path) -> None:
@@ -100,7 +122,7 @@ def test_the_heat_map_marks_flawed_clients_and_leaves_unasked_cells_empty(run: P
 
 def test_many_clients_and_rounds_are_aggregated_and_the_figure_says_so(tmp_path: Path) -> None:
     view = RunView([make_run(tmp_path / "long", rounds=250, clients=70, seeds=(1,), rules=("fedavg",))])
-    chart = figures.draw(view, "weights", rule="fedavg")
+    chart = figures.draw(RunView([run]), "weights", rule="fedavg")
     found = rows(chart)
     assert len(found) == 60
     assert len(found[0]["round"]) == 84
@@ -145,12 +167,11 @@ def test_of_many_rules_only_the_baseline_and_the_best_have_bands(run: Path, monk
 
 
 def test_a_rule_that_weighs_everybody_alike_has_no_heat_map(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    view = RunView([run])
     found = np.full((2, 3), 1 / 3)
     monkeypatch.setattr(History, "weights", lambda *_: (("a", "b", "c"), np.array([1, 2]), found))
-    assert figures.draw(view, "weights", rule="fedavg") is None
+    assert figures.draw(RunView([run]), "weights", rule="fedavg") is None
     found[0] = [0.5, np.nan, 0.5]
-    assert figures.draw(view, "weights", rule="fedavg") is not None
+    assert figures.draw(RunView([run]), "weights", rule="fedavg") is not None
 
 
 def test_the_split_shows_the_classes_of_each_client(tmp_path: Path) -> None:

@@ -59,6 +59,8 @@ class RunView:
             raise UserError("report: no run named; allowed: one folder of a run or several")
         self._looked_at = [history.spaced() for history in self.histories]
         self.names = _names([history.folder for history in self.histories])
+        self.charts: dict[tuple[object, ...], Any] = {}
+        """Figures that were drawn, by name and what they are of: a view shows the same rounds for good."""
 
     @cached_property
     def federations(self) -> list[FederationView]:

@@ -40,11 +40,20 @@ class Kind:
     """view: all rules together; federation: one rule with one seed; client: one client under one rule and seed."""
     make: Callable[..., Chart | None]
 
-    def drawn(self, *of: object) -> Chart | None:
-        """Return the chart of what the figure is about: a view, with a federation and a client where it has them."""
+    def drawn(self, view: RunView, *of: object) -> Chart | None:
+        """Return the chart of what the figure is about: a view, with a federation and a client where it has them.
+
+        The view keeps it, so that a report and its files draw it once; charts of single clients are too many to keep.
+        """
+        key = (self.name, *of)
+        if key in view.charts:
+            return view.charts[key]
         # Altair would check every part of a chart against its schema when it is made; the tests do that for the whole.
         with debug_mode(False):
-            return self.make(*of)
+            chart = self.make(view, *of)
+        if self.of != "client":
+            view.charts[key] = chart
+        return chart
 
 
 _LIST = (
@@ -221,9 +230,9 @@ def draw(
     return chosen.drawn(view, federation, client)
 
 
-def draw_all(view: RunView, rule: str | None = None, seed: int | None = None) -> dict[str, Chart]:
-    """Draw every figure that the runs have something to show for, those of one rule for the rule given."""
-    found = {name: draw(view, name, rule=rule, seed=seed) for name, kind in KINDS.items() if kind.of != "client"}
+def draw_all(view: RunView) -> dict[str, Chart]:
+    """Draw every figure that the runs have something to show for, those of one rule for the main one."""
+    found = {name: draw(view, name) for name, kind in KINDS.items() if kind.of != "client"}
     return {name: chart for name, chart in found.items() if chart is not None}
 
 

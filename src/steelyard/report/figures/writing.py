@@ -48,12 +48,12 @@ def _write(made: Mapping[Path, bytes]) -> None:
         raise UserError(f"{path}: cannot be written: {error.strerror}; allowed: a writable file") from error
 
 
-def svg(chart: Chart, dark: bool = False) -> str:
+def svg(chart: Chart) -> str:
     """Return a chart as SVG text; a notebook shows it without scripts."""
     # For speed of start: only files and notebooks need it.
     import vl_convert
 
-    return str(vl_convert.vegalite_to_svg(_dressed(spec(chart), dark)))
+    return str(vl_convert.vegalite_to_svg(_dressed(spec(chart))))
 
 
 def _converted(drawn: str, ending: str) -> bytes:
@@ -65,8 +65,8 @@ def _converted(drawn: str, ending: str) -> bytes:
     return vl_convert.svg_to_pdf(drawn) if ending == ".pdf" else drawn.encode("utf-8")
 
 
-def _dressed(document: VegaLite, dark: bool) -> str:
-    config: VegaLite = theme(dark) | {"font": PAPER, "background": "#171b20" if dark else "white"}
+def _dressed(document: VegaLite) -> str:
+    config: VegaLite = theme() | {"font": PAPER, "background": "white"}
     config["text"] = config["text"] | {"font": PAPER}
     return json.dumps(document | {"config": config})
 
