@@ -122,7 +122,7 @@ def test_the_heat_map_marks_flawed_clients_and_leaves_unasked_cells_empty(run: P
 
 def test_many_clients_and_rounds_are_aggregated_and_the_figure_says_so(tmp_path: Path) -> None:
     view = RunView([make_run(tmp_path / "long", rounds=250, clients=70, seeds=(1,), rules=("fedavg",))])
-    chart = figures.draw(RunView([run]), "weights", rule="fedavg")
+    chart = figures.draw(view, "weights", rule="fedavg")
     found = rows(chart)
     assert len(found) == 60
     assert len(found[0]["round"]) == 84
