@@ -82,7 +82,7 @@ def take_part(
     from steelyard.federate.node_link import Server as Address
 
     root = started.root
-    fleet = Address(f"127.0.0.1:{started.port}", root / "tls" / "ca.pem", root / name).connection()
+    fleet = Address(f"127.0.0.1:{started.port}", root / "tls" / "ca.pem", root / name).connection(stop)
     while not stop.is_set():
         try:
             fleet.activate(10.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -95,7 +96,7 @@ def test_a_node_names_a_ca_that_is_none(tmp_path: Path, content: bytes) -> None:
     key, _ = make_key(tmp_path / "node.key")
     (tmp_path / "ca.pem").write_bytes(content)
     with pytest.raises(UserError, match=r"ca: .*ca\.pem is not a certificate; allowed: the server's ca\.pem"):
-        Server("127.0.0.1:1", tmp_path / "ca.pem", key).connection()
+        Server("127.0.0.1:1", tmp_path / "ca.pem", key).connection(threading.Event())
 
 
 def test_a_renewed_certificate_is_the_servers_by_the_file_that_nodes_have(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from steelyard.federate.local import resume_local
 from steelyard.federate.local_federation import started
 from steelyard.federate.local_follow import follow, rounds_of
 from steelyard.federate.local_launch import Launch
+from steelyard.federate.outcomes import read_outcome
 from steelyard.runs.reader import History
 from steelyard.runs.store import Store
 
@@ -240,8 +241,7 @@ def test_the_command_line_from_start_to_resume(tmp_path: Path):
     command = [sys.executable, "-m", "steelyard", "federate", "local", file, "--nodes", "2", "--out", str(folder)]
     begun = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     wait_for_round(folder, 1)
-    outcome = (folder / "flower" / "outcome.json").read_text()
-    os.kill(int(outcome.split('"pid": ')[1].split(",")[0]), signal.SIGKILL)  # The ServerApp.
+    os.kill(read_outcome(folder / "flower")["pid"], signal.SIGKILL)  # The ServerApp.
     _, errors = begun.communicate(timeout=60)
     assert begun.returncode == 2
     assert "Traceback" not in errors

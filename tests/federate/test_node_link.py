@@ -17,6 +17,7 @@ from flwr.app import Message, RecordDict
 
 from steelyard.clients.flower.adapter.messages import PartsLost, PartsNotTaken, PartsTree, enter_run, name_message
 from steelyard.errors import UserError
+from steelyard.federate import node
 from steelyard.federate.node_link import NodeLink
 
 
@@ -36,7 +37,7 @@ def test_a_message_whose_parts_never_arrive_does_not_end_a_node(messages: list[s
         raise PartsLost(name, "not there")
 
     fleet = SimpleNamespace(next_message=next_message, part_puller=lambda run: lost, confirm=lambda *_: None)
-    server = SimpleNamespace(connection=lambda: fleet, key=None)
+    server = SimpleNamespace(connection=lambda stop: fleet, key=None)
     NodeLink(server, None, 0, stop)._serve()  # type: ignore[arg-type]
     assert asked[0] == 3  # It went on to ask for the next message.
     assert [line.partition(":")[0] for line in messages] == ["a message was not answered"]
@@ -71,7 +72,7 @@ def link(next_message: Callable[[], list[Any]], stop: threading.Event, activated
 
     fleet = SimpleNamespace(next_message=next_message, activate=activate, deactivate=lambda: None, close=lambda: None)
     fleet.node, fleet.ahead, fleet.send_heartbeat = 7, 0.0, lambda seconds: None
-    return NodeLink(SimpleNamespace(connection=lambda: fleet, key="key"), None, 0, stop)  # type: ignore[arg-type]
+    return NodeLink(SimpleNamespace(connection=lambda stop: fleet, key="key"), None, 0, stop)  # type: ignore[arg-type]
 
 
 def refused(status: int = 401) -> httpx.HTTPStatusError:
@@ -218,3 +219,34 @@ def test_a_node_whose_call_is_held_leaves_without_waiting_for_it():
     thread.join(60)
     assert not made.is_waiting
     assert not thread.is_alive()
+
+
+def test_a_node_at_work_that_takes_long_leaves_all_the_same(monkeypatch: pytest.MonkeyPatch):
+    """Its worker may train for hours, and whoever presses Ctrl-C would wait for it."""
+    handlers: dict[object, Callable[[], None]] = {}
+    made = SimpleNamespace(
+        SIGINT="ctrl-c", SIGTERM="end", signal=lambda number, handler: handlers.update({number: handler})
+    )
+    monkeypatch.setattr(node, "signal", made)
+    monkeypatch.setattr(node, "_LEAVING_SECONDS", 0.3)
+    monkeypatch.setattr(node, "Workers", lambda spec: SimpleNamespace(close=lambda: told.append("closed")))
+    told, killed, begun = list[str](), threading.Event(), time.monotonic()
+
+    class Working:
+        is_waiting = False
+
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def run(self) -> None:
+            handlers["ctrl-c"]()
+            assert killed.wait(60)
+
+        def leave(self) -> None:
+            told.append("left")
+            killed.set()
+
+    monkeypatch.setattr(node, "NodeLink", Working)
+    node.run_nodes([SimpleNamespace()], [{}])  # type: ignore[list-item]
+    assert told == ["left", "closed"]
+    assert 0.3 < time.monotonic() - begun < 30

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,8 @@ _log = logger(__name__)
 _OWN = ("server", "ca", "insecure")
 """Keys of a node's file that say where the server is; all others are its `NodeConfig`."""
 
+_LEAVING_SECONDS = 4.0
+"""How long a node that is to stop may go on with what it was asked; a local federation kills it after eight."""
 _TESTED = "tests of models are answered without noise, and epsilon does not cover them; tests = false answers none"
 """What the owner of a node with a limit should know when it starts."""
 
@@ -78,7 +81,10 @@ def _server(file: Path, document: Mapping[str, Any]) -> Server:
 def run_nodes(
     servers: Sequence[Server], configs: Sequence[Mapping[str, Any]], *, experiment: str = "", threads: int = 0
 ) -> None:
-    """Take part until SIGINT or SIGTERM, one thread and one worker per node; raises where no node is wanted."""
+    """Take part until SIGINT or SIGTERM, one thread and one worker per node; raises where no node is wanted.
+
+    What takes longer than some seconds then is given up: the server hears that the node has left.
+    """
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
@@ -102,11 +108,13 @@ def run_nodes(
         ]
         for thread in running:
             thread.start()
-        busy = list(zip(running, links, strict=True))
+        busy, asked = list(zip(running, links, strict=True)), 0.0
         while busy:
             # Short waits, so that signals are noticed in between.
             busy[0][0].join(0.2)
-            for thread, link in [one for one in busy if stop.is_set() and one[1].is_waiting]:
+            asked = asked or (time.monotonic() if stop.is_set() else 0.0)
+            late = asked and time.monotonic() - asked > _LEAVING_SECONDS
+            for thread, link in [one for one in busy if asked and (late or one[1].is_waiting)]:
                 link.leave()
                 busy.remove((thread, link))
             busy = [(thread, link) for thread, link in busy if thread.is_alive()]

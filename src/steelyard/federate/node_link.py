@@ -65,10 +65,11 @@ class Server:
     key: Path | None = None
     """The node's private key; None: a key for this start only, where the server lets anybody in."""
 
-    def connection(self) -> FleetConnection:
-        """Return a connection that signs every call."""
+    def connection(self, stop: threading.Event) -> FleetConnection:
+        """Return a connection that signs every call; once `stop` is set it waits for no server that is away."""
         private = ec.generate_private_key(ec.SECP384R1()) if self.key is None else read_private_key(self.key)
-        return FleetConnection(self.address, None if self.authority is None else _authority(self.authority), private)
+        authority = None if self.authority is None else _authority(self.authority)
+        return FleetConnection(self.address, authority, private, stop)
 
 
 def _authority(file: Path) -> bytes:
@@ -90,7 +91,7 @@ class NodeLink:
     """
 
     def __init__(self, server: Server, workers: Workers, number: int, stop: threading.Event) -> None:
-        self._fleet = server.connection()
+        self._fleet = server.connection(stop)
         self._own_key = server.key is None
         self._workers, self._number, self._stop = workers, number, stop
         self._worker: Worker | None = None

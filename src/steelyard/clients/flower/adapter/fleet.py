@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -44,12 +45,16 @@ class Announced:
 
 
 class FleetConnection:
-    """One node's connection to its server; `activate` comes first. Calls raise what httpx raises."""
+    """One node's connection to its server; `activate` comes first. Calls raise what httpx raises; none is repeated once
+    `stop` is set.
+    """
 
-    def __init__(self, address: str, authority: bytes | None, key: ec.EllipticCurvePrivateKey) -> None:
+    def __init__(
+        self, address: str, authority: bytes | None, key: ec.EllipticCurvePrivateKey, stop: threading.Event
+    ) -> None:
         public = key.public_key()
         self._pem = public.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-        self._calls = SignedCalls(key)
+        self._calls = SignedCalls(key, stop)
         signing = [RuntimeVersionHttpInterceptor(component_name="SuperNode"), self._calls]
         self._client = FleetHttpClient.from_server_address(address, authority is None, authority, signing)
         bound_answers(self._client)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from base64 import b64encode
 from datetime import UTC, datetime, timedelta
@@ -33,11 +34,11 @@ class SignedCalls:
     """Signs each call with a node's key and the time; for a client of Flower's.
 
     A SuperLink refuses signatures from more than five seconds ahead of its clock. So the time is the server's, as its
-    answers give it.
+    answers give it. A call in the middle of a task is repeated for a while, but not once `stop` is set.
     """
 
-    def __init__(self, key: ec.EllipticCurvePrivateKey) -> None:
-        self._key = key
+    def __init__(self, key: ec.EllipticCurvePrivateKey, stop: threading.Event) -> None:
+        self._key, self._stop = key, stop
         pem = key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
         self._public = b64encode(pem).decode("ascii")
         self.ahead = 0.0
@@ -55,7 +56,8 @@ class SignedCalls:
         deadline, pause = time.monotonic() + _REPEAT_SECONDS, _FIRST_PAUSE
         repeated = context.request.url.path.endswith(_REPEATED)
         while True:
-            last = not repeated or time.monotonic() > deadline
+            # Who is to stop waits for no server: it may be gone for good, as where one process killed both.
+            last = not repeated or self._stop.is_set() or time.monotonic() > deadline
             try:
                 response = self._send(context, call_next)
                 if last or response.status_code != _BUSY:
@@ -63,7 +65,7 @@ class SignedCalls:
             except httpx.ConnectError:
                 if last:
                     raise
-            time.sleep(pause)
+            self._stop.wait(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _send(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
