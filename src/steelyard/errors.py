@@ -207,10 +207,10 @@ def no_formula(text: str) -> str:
     return f"'{text}" if first in _FORMULA or text[:1] in _BLANK else text
 
 
-def one_line(text: str, longest: int = 1000) -> str:
+def one_line(text: str) -> str:
     """Return an error as the one line that a terminal shows: no control characters, the middle of a long one cut."""
     line = printable(" ".join(text.split()))
-    return line if len(line) <= longest else f"{line[: longest * 2 // 3]} ... {line[-longest // 3 :]}"
+    return line if len(line) <= 1000 else f"{line[:666]} ... {line[-333:]}"
 
 
 def in_words(federation: str) -> str:

@@ -64,9 +64,9 @@ def words_at(keys: NDArray[np.uint64], positions: NDArray[np.uint64]) -> NDArray
         return z
 
 
-def uniforms(keys: NDArray[np.uint64], count: int, start: int = 0) -> NDArray[np.float64]:
+def uniforms(keys: NDArray[np.uint64], count: int) -> NDArray[np.float64]:
     """Return `count` uniform numbers in [0, 1) per key; use it for vectorised yes/no draws and choices."""
-    return (words(keys, count, start) >> np.uint64(11)).astype(np.float64) * (1.0 / (1 << 53))
+    return (words(keys, count) >> np.uint64(11)).astype(np.float64) * (1.0 / (1 << 53))
 
 
 def permutations(keys: NDArray[np.uint64], size: int, count: int) -> NDArray[np.int64]:

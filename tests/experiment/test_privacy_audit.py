@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.conftest import CommandLine
+from tests.privacy.seeded_source import SeededSource
 from tests.warm import command_environment, warm_command
 from typer.testing import CliRunner
 
@@ -17,7 +18,6 @@ from steelyard.experiment.extraction_audit import audit_extraction
 from steelyard.experiment.membership_audit import audit_membership
 from steelyard.experiment.privacy_audit import audit_inversion
 from steelyard.experiment.privacy_sweeps import show_inversion, sweep_canaries, sweep_inversion
-from steelyard.privacy.source import SeededSource
 from steelyard.report.figures.audited import reconstruction
 from steelyard.report.figures.writing import svg
 

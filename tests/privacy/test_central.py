@@ -8,10 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from tests.privacy.seeded_source import SeededSource
 
 from steelyard.privacy.central import bounded_sum, clip_factors, lengths_of, noisy_sum
 from steelyard.privacy.local import noised, noisy_models
-from steelyard.privacy.source import SeededSource, SystemSource, normals
+from steelyard.privacy.source import SystemSource, normals
 from steelyard.update_payloads import DenseModels
 
 NUMBERS = st.floats(-1e6, 1e6, width=32)

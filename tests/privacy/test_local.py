@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.privacy.seeded_source import SeededSource
 
 from steelyard.errors import UserError
 from steelyard.messages import Task, Updates
@@ -23,7 +24,6 @@ from steelyard.privacy.local import (
     without_losses,
 )
 from steelyard.privacy.settings import OWNERS_DELTA, PrivacySettings
-from steelyard.privacy.source import SeededSource
 from steelyard.update_payloads import DenseModels
 
 DELTA = 1e-6

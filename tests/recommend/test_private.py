@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.privacy.seeded_source import SeededSource
 
 from steelyard.errors import UserError
 from steelyard.experiment.loading import build
 from steelyard.experiment.running import run
 from steelyard.privacy.accounting import Release, spent
-from steelyard.privacy.source import SeededSource
 from steelyard.recommend.sparse import SparseRows
 from steelyard.runs.reader import History
 

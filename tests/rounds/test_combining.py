@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.privacy.seeded_source import SeededSource
 from tests.rounds.scripted import NAMES, Clients, Recorder, Server, federation, state
 
 from steelyard.algorithms.algorithm import Algorithm, ServerStep
@@ -19,7 +20,6 @@ from steelyard.messages import Failure, Task, Updates
 from steelyard.privacy.aggregation_settings import AggregationSettings
 from steelyard.privacy.hidden import HiddenUpdates, Summed
 from steelyard.privacy.settings import PrivacySettings
-from steelyard.privacy.source import SeededSource
 from steelyard.rounds.combining import RADIUS, Combiner, as_summed, combiner
 from steelyard.rounds.drafting import weigh_soundly
 from steelyard.rounds.loop import run_rounds

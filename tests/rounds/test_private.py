@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.privacy.seeded_source import SeededSource
 from tests.rounds.scripted import Clients, Recorder, Server, federation, state
 
 from steelyard.algorithms.algorithm import Algorithm, ServerStep
@@ -16,7 +17,6 @@ from steelyard.messages import Task, Updates
 from steelyard.privacy.accounting import Release, spent
 from steelyard.privacy.ledger import Charge
 from steelyard.privacy.settings import PrivacySettings
-from steelyard.privacy.source import SeededSource
 from steelyard.rounds.drafting import TooFewClients, weigh_soundly
 from steelyard.rounds.loop import _report, make_task, run_rounds
 from steelyard.rounds.private import PrivateRounds, nobody

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from tests.privacy.seeded_source import SeededSource
 from tests.rounds.scripted import NAMES, Clients, Recorder, Reporting, Server, federation, state
 
 from steelyard import randomness
@@ -16,7 +17,6 @@ from steelyard.activity import current
 from steelyard.algorithms.algorithm import Algorithm, ServerStep
 from steelyard.messages import Counts, Evaluations, LossState, Question, RowTests, Task, Updates
 from steelyard.privacy.settings import PrivacySettings
-from steelyard.privacy.source import SeededSource
 from steelyard.rounds.contributions import ContributionSettings
 from steelyard.rounds.drafting import _view, discounted, measure, weigh_soundly
 from steelyard.rounds.loop import TooFewClients, make_task, run_rounds

@@ -93,7 +93,6 @@ class WeighedRounds:
         rows: ServerRows | None = None,
         metrics: Sequence[str] = (),
         plugins: Sequence[str] = (),
-        option: str = "rule",
     ) -> None:
         expect("rows", rows, (ServerRows, type(None)), "ServerRows(network, features, labels), or None")
         named = texts_of(metrics, "metrics", "a list of names, such as ['quality']")
@@ -101,8 +100,8 @@ class WeighedRounds:
         if files:
             registry.load_plugins(files)
         self._server = rows or NoRows()
-        settings = rule if isinstance(rule, WeighingSettings) else self._read(rule, named, option)
-        self.rule = Rule(settings, _criteria(settings, rows, option))
+        settings = rule if isinstance(rule, WeighingSettings) else self._read(rule, named)
+        self.rule = Rule(settings, _criteria(settings, rows))
         self.name = label(settings)
         self.memory: Mapping[str, Memory] = {}
         """What criteria remember from the rounds so far."""
@@ -112,13 +111,13 @@ class WeighedRounds:
         """Go on after the last round of a folder, with what criteria remembered then."""
         self._round, self.memory = max(round, 0), memory
 
-    def _read(self, word: str, metrics: Sequence[str], option: str) -> WeighingSettings:
+    def _read(self, word: str, metrics: Sequence[str]) -> WeighingSettings:
         if not isinstance(word, str) or not word.strip():
-            raise UserError(f"{option}: got {word!r}; allowed: a rule in words, such as 'VP>DS/max', or settings")
+            raise UserError(f"rule: got {word!r}; allowed: a rule in words, such as 'VP>DS/max', or settings")
         known = (*registry.known(), *metrics)
         has_rows = not isinstance(self._server, NoRows)
-        frame = Frame(known, WeighingSettings(criteria=(SAMPLES,)), server_rows=has_rows, option=option)
-        return validated(WeighingSettings, read_rule(word.strip(), frame), option)
+        frame = Frame(known, WeighingSettings(criteria=(SAMPLES,)), server_rows=has_rows, option="rule")
+        return validated(WeighingSettings, read_rule(word.strip(), frame), "rule")
 
     @property
     def asked(self) -> list[str]:
@@ -254,13 +253,13 @@ class Collected:
         )
 
 
-def _criteria(settings: WeighingSettings, rows: ServerRows | None, option: str) -> list[registry.Criterion]:
+def _criteria(settings: WeighingSettings, rows: ServerRows | None) -> list[registry.Criterion]:
     """Look the criteria up; any other name is a measure that clients send. What cannot be had here is refused."""
     unusable = (settings.adjust, settings.fit, settings.loss)
     if any(part is not None for part in unusable) or settings.trained_by == "server":
-        raise UserError(f"{option}: '{label(settings)}' steers training itself; allowed here: rules that weigh replies")
+        raise UserError(f"rule: '{label(settings)}' steers training itself; allowed here: rules that weigh replies")
     if settings.defence is not None and settings.defence.needs_root:
-        raise UserError(f"{option}: '{label(settings)}' trains at the server; allowed here: rules that weigh replies")
+        raise UserError(f"rule: '{label(settings)}' trains at the server; allowed here: rules that weigh replies")
     lacking = "" if rows is not None else "and no rows were given; allowed: rows=ServerRows(network, features, labels)"
     available = Capabilities(
         "this federation",
@@ -272,7 +271,7 @@ def _criteria(settings: WeighingSettings, rows: ServerRows | None, option: str) 
         client_tests=False,
     )
     if settings.policy is not None and (fault := unmet(settings.policy.made().needs, available, {})):
-        raise UserError(f"{option}: {settings.policy.name} {fault}")
+        raise UserError(f"rule: {settings.policy.name} {fault}")
     known = registry.known()
     found: list[registry.Criterion] = []
     for name in settings.criteria:

@@ -10,13 +10,13 @@ from steelyard.arena.tuning import Tried
 from steelyard.errors import listed
 from steelyard.intervals import UNKNOWN, show_estimate
 from steelyard.report.documents.arena import ArenaDocument, ArenaScene
-from steelyard.report.rendering import Style, Table, paragraph, render
+from steelyard.report.rendering import Table, paragraph, render
 
 
-def arena_text(document: ArenaDocument, style: Style = "text", width: int | None = None) -> str:
-    """Write the answer as plain text, Markdown or LaTeX; the sentence comes first."""
-    found = render(arena_tables(document), failure_lines(document), style, width)
-    return f"{paragraph(document['sentence'], style, width)}\n\n{found}"
+def arena_text(document: ArenaDocument, width: int | None = None) -> str:
+    """Write the answer as plain text; the sentence comes first."""
+    found = render(arena_tables(document), failure_lines(document), "text", width)
+    return f"{paragraph(document['sentence'], 'text', width)}\n\n{found}"
 
 
 def arena_tables(document: ArenaDocument) -> list[Table]:

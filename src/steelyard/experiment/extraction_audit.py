@@ -35,15 +35,15 @@ class ExtractionRow(TypedDict):
     apart: float
 
 
-def audit_extraction(count: int, seed: int = 0) -> list[ExtractionRow]:
+def audit_extraction(count: int) -> list[ExtractionRow]:
     """Copy a linear model and an MLP by `count` questions; one entry per model, kind of question and answer.
 
     `apart` is how far the probabilities of model and copy are apart on fresh rows: half the sum of the differences.
     """
-    held = victims(seed)
-    rows = picked(held, len(held.rows), seed)
+    held = victims()
+    rows = picked(held, len(held.rows), 0)
     mine, theirs, fresh = rows[:_ROWS], rows[_ROWS : 2 * _ROWS], rows[2 * _ROWS :]
-    noise = torch.rand((count, held.rows.shape[1]), generator=torch.Generator().manual_seed(seed))
+    noise = torch.rand((count, held.rows.shape[1]), generator=torch.Generator().manual_seed(0))
     asked = {"digits of others": held.rows[theirs[:count]], "random pixels": noise}
     found: list[ExtractionRow] = []
     for name, start in held.models.items():

@@ -34,18 +34,18 @@ class MembershipRow(TypedDict):
 
 
 def audit_membership(
-    batches: Sequence[int] = (4, 16), tries: int = 20, seed: int = 0, source: Source | None = None
+    batches: Sequence[int] = (4, 16), tries: int = 20, source: Source | None = None
 ) -> list[MembershipRow]:
     """Attack clients of digits, a linear model and an MLP; one entry per model, batch and protection.
 
     `ranked` is how often a sample of the client's scores above one that nobody trained on (0.5 by guessing), `found`
     the share of its samples that score above 99 of 100 such strangers (0.01 by guessing).
     """
-    held = victims(seed)
+    held = victims()
     found: list[MembershipRow] = []
     for model in held.models:
         for batch in batches:
-            scored = [_scored(held, model, batch, seed + number, source) for number in range(tries)]
+            scored = [_scored(held, model, batch, number, source) for number in range(tries)]
             for index, protection in enumerate(PROTECTIONS):
                 members = [mine[index] for mine, _ in scored]
                 strangers = [others[index] for _, others in scored]

@@ -63,13 +63,13 @@ class Victims:
         return torch.stack([self.rows[self.labels == label].mean(dim=0) for label in range(count)])
 
 
-def victims(seed: int = 0) -> Victims:
+def victims() -> Victims:
     """Load digits and build a linear model and an MLP with their first parameters."""
     dataset = load(DataSettings(source="digits"))
     rows = dataset.features.reshape(len(dataset), -1).to(torch.float32)
     rows = (rows - rows.min()) / (rows.max() - rows.min()).clamp(min=1e-12)
     kinds = {"linear": ModelSettings(name="logistic"), "MLP": ModelSettings(name="mlp", hidden=(32,))}
-    models = {name: build(kind, torch.Size(rows.shape[1:]), dataset.classes, seed) for name, kind in kinds.items()}
+    models = {name: build(kind, torch.Size(rows.shape[1:]), dataset.classes, 0) for name, kind in kinds.items()}
     return Victims(rows, dataset.labels.to(torch.int64), models)
 
 
@@ -86,24 +86,24 @@ class InversionRow(TypedDict):
 
 
 def audit_inversion(
-    batches: Sequence[int] = (1, 4), tries: int = 20, steps: int = 300, seed: int = 0, source: Source | None = None
+    batches: Sequence[int] = (1, 4), tries: int = 20, steps: int = 300, source: Source | None = None
 ) -> list[InversionRow]:
     """Attack clients of digits, a linear model and an MLP; one entry per model, batch and protection.
 
     `likeness` is the mean correlation of each sample with the nearest one that was found, `read` the share above 0.99;
     the control "guess" is the mean image of the sample's class, for which nothing need be sent.
     """
-    held = victims(seed)
+    held = victims()
     found: list[InversionRow] = []
     for name in held.models:
         for batch in batches:
-            found.append(_entry(name, batch, "guess", "nothing is sent", guess(held, batch, tries, seed), tries))
+            found.append(_entry(name, batch, "guess", "nothing is sent", guess(held, batch, tries), tries))
             for protection in PROTECTIONS:
                 # The search costs seconds a try; what is read off costs nothing.
                 ways: tuple[Way, ...] = ("analytic", "search") if name == "MLP" and steps else ("analytic",)
                 for way in ways:
                     count = tries if way == "analytic" else max(1, tries // 5)
-                    values = attack_many(held, name, batch, protection, way, count, steps, seed, source)
+                    values = attack_many(held, name, batch, protection, way, count, steps, source)
                     found.append(_entry(name, batch, way, protection.name, values, count))
     return found
 
@@ -120,12 +120,12 @@ def _entry(model: str, batch: int, attack: str, protection: str, values: Floats,
     }
 
 
-def guess(held: Victims, batch: int, tries: int, seed: int) -> Floats:
+def guess(held: Victims, batch: int, tries: int) -> Floats:
     """Return the control: how alike each sample is to the mean image of its class."""
     means = held.means()
     values: list[Floats] = []
     for number in range(tries):
-        chosen = picked(held, batch, seed + number)
+        chosen = picked(held, batch, number)
         pairs = [likeness(means[held.labels[row]][None], held.rows[row][None]) for row in chosen]
         values.append(torch.cat(pairs).numpy())
     return np.concatenate(values)
@@ -139,13 +139,12 @@ def attack_many(
     way: Way,
     tries: int,
     steps: int,
-    seed: int,
     source: Source | None = None,
 ) -> Floats:
     """Attack several clients and return the likeness of each of their samples to what the server finds."""
     values: list[Floats] = []
     for number in range(tries):
-        found, mine = attack(held, model, batch, protection, way, steps, seed + number, source)
+        found, mine = attack(held, model, batch, protection, way, steps, number, source)
         values.append(likeness(found, mine).numpy())
     return np.concatenate(values)
 

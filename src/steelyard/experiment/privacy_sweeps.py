@@ -72,40 +72,37 @@ class Picture(TypedDict):
 def sweep_inversion(
     tries: int = 20,
     steps: int = 300,
-    seed: int = 0,
     source: Source | None = None,
     epsilons: Sequence[float] = EPSILONS,
     cohorts: Sequence[int] = COHORTS,
 ) -> InversionSweep:
     """Attack clients under more and more noise, and in larger and larger sums; `guess` is the control's likeness."""
-    held = victims(seed)
+    held = victims()
     rows: list[InversionPoint] = []
     wanted = [(Protection("noise", epsilon=epsilon), epsilon) for epsilon in epsilons]
     wanted += [(Protection("sum", clients=count), float(count)) for count in cohorts]
     for each in ATTACKS if steps else ATTACKS[:2]:
         count = tries if each.way == "analytic" else max(1, tries // 5)
         for protection, value in wanted:
-            found = attack_many(held, each.model, each.samples, protection, each.way, count, steps, seed, source)
+            found = attack_many(held, each.model, each.samples, protection, each.way, count, steps, source)
             rows.append(
                 {"attack": each.name, "protection": protection.name, "value": value, "likeness": float(found.mean())}
             )
-    return {"rows": rows, "guess": float(guess(held, 1, max(tries, 50), seed).mean())}
+    return {"rows": rows, "guess": float(guess(held, 1, max(tries, 50)).mean())}
 
 
-def show_inversion(steps: int = 300, seed: int = 0, source: Source | None = None, each: int = 2) -> list[Picture]:
+def show_inversion(steps: int = 300, source: Source | None = None, each: int = 2) -> list[Picture]:
     """Return pictures of samples and of what the server finds in their place: one entry a picture.
 
     An image is stretched to the range from 0 to 1, since what is read off noise has any size.
     """
-    held = victims(seed)
+    held = victims()
     found: list[Picture] = []
     for kind in (ATTACKS[0], ATTACKS[2]) if steps else ATTACKS[:1]:
         for number in range(each):
             case = f"{kind.name} ({number + 1})"
             for index, protection in enumerate(SHOWN):
-                images, samples = attack(
-                    held, kind.model, kind.samples, protection, kind.way, steps, seed + number, source
-                )
+                images, samples = attack(held, kind.model, kind.samples, protection, kind.way, steps, number, source)
                 if index == 0:
                     found.append(_picture(case, "sample", samples[0], 1.0))
                 alike = likeness(images, samples[:1])

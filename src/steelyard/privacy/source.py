@@ -54,16 +54,6 @@ class SystemSource:
         return np.frombuffer(os.urandom(8 * count), dtype="<u8").astype(np.uint64)
 
 
-class SeededSource:
-    """Words from a seed, for tests and experiments on the mechanisms themselves; noise of it protects nobody."""
-
-    def __init__(self, seed: int) -> None:
-        self._generator = np.random.Generator(np.random.Philox(seed))
-
-    def words(self, count: int) -> Words:
-        return self._generator.integers(0, 2**64, size=count, dtype=np.uint64)
-
-
 def uniforms(source: Source, count: int) -> Floats:
     """Return uniform numbers in (0, 1), all 53 bits of the mantissa random however small the number is.
 

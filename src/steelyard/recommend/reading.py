@@ -66,11 +66,12 @@ class Table:
             self._refuse(name, int(np.flatnonzero(~np.isfinite(values))[0]), "a number")
         return values
 
-    def times(self, name: str = "time") -> np.ndarray:
-        """Return a column of moments as seconds since 1970, from numbers, ISO 8601 or Foursquare's form."""
+    def times(self) -> np.ndarray:
+        """Return the column `time` as seconds since 1970, from numbers, ISO 8601 or Foursquare's form."""
         # For speed of start: much of the package reads no tables.
         import pandas as pd
 
+        name = "time"
         column = self.frame[name]
         sample = str(column.iloc[0])
         if sample.replace(".", "", 1).lstrip("-").isdigit():

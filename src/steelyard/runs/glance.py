@@ -17,7 +17,7 @@ State = Literal["running", "finished", "stopped", "killed", "unknown", "unreadab
 DEPTH = 4
 """Folders within folders that are searched for runs."""
 _TESTED = "WHERE federation = ? AND accuracy IS NOT NULL ORDER BY round DESC LIMIT 1"
-_TESTED_AFTER = "WHERE round > ? AND accuracy IS NOT NULL ORDER BY federation, round"
+_ALL_TESTED = "WHERE accuracy IS NOT NULL ORDER BY federation, round"
 
 
 class RuleDocument(TypedDict):
@@ -273,13 +273,13 @@ def glances(root: Path) -> list[Glance]:
     return found
 
 
-def accuracies(folder: Path, after: int = -1) -> dict[tuple[str, int], list[tuple[int, float]]]:
-    """Return (round, accuracy) of the tested rounds after one, per rule and seed; what small curves are drawn from."""
+def accuracies(folder: Path) -> dict[tuple[str, int], list[tuple[int, float]]]:
+    """Return (round, accuracy) of the tested rounds, per rule and seed; what small curves are drawn from."""
     found: dict[tuple[str, int], list[tuple[int, float]]] = {}
     with reading(folder) as connection:
         names = connection.federations()
         columns = ("federation", "round", "accuracy")
-        for key, round, accuracy in connection.rows("rounds", columns, _TESTED_AFTER, after):
+        for key, round, accuracy in connection.rows("rounds", columns, _ALL_TESTED):
             if accuracy is not None:  # one that is not finite
                 found.setdefault(known(names, key, "federation"), []).append((round, accuracy))
     return found

@@ -10,8 +10,8 @@ from steelyard.messages import Floats
 class Adam:
     """Adam (Kingma and Ba 2015, Algorithm 1) on a few numbers, as torch.optim.Adam takes its steps."""
 
-    def __init__(self, size: int, betas: tuple[float, float], epsilon: float = 1e-8) -> None:
-        self._betas, self._epsilon = betas, epsilon
+    def __init__(self, size: int, betas: tuple[float, float]) -> None:
+        self._betas = betas
         self._mean, self._square, self._steps = np.zeros(size), np.zeros(size), 0
 
     def step(self, values: Floats, slopes: Floats, rate: float) -> Floats:
@@ -22,7 +22,7 @@ class Adam:
         self._square = second * self._square + (1 - second) * slopes**2
         mean = self._mean / (1 - first**self._steps)
         root = np.sqrt(self._square) / np.sqrt(1 - second**self._steps)
-        return values - rate * mean / (root + self._epsilon)
+        return values - rate * mean / (root + 1e-8)
 
 
 def softmax(values: Floats) -> Floats:
