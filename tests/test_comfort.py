@@ -99,7 +99,7 @@ def test_quiet_is_quiet(steelyard: CommandLine) -> None:
     [
         ({"rounds": 3}, "rounds: got 3; allowed: a section of fields"),
         ({"rounds": {"count": -1}}, "rounds.count: got -1; allowed: greater than or equal to 1"),
-        ({"weighing": {"criteria": ["XX"]}}, "criterion 'XX' is not known"),
+        ({"weighing": {"criteria": ["XX"]}}, "weighing.criteria: criterion 'XX' is not known"),
         ({"partition": {"scheme": "natural"}}, "partition.scheme: got 'natural' with data.source 'digits'"),
         ({"name": 1e300}, "name: got 1e+300; allowed: text"),
         ({"description": 10**40}, "description: got 1000"),

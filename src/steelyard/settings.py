@@ -241,7 +241,8 @@ _ALLOWED = {
 def explain(error: ValidationError, model: type[BaseModel]) -> str:
     """Put the first error of a validation into one line: the field, what it held, what is allowed."""
     problems = error.errors(include_url=False)
-    first = problems[0]
+    # A field that does not exist may be why others do not fit.
+    first = next((problem for problem in problems if problem["type"] == "extra_forbidden"), problems[0])
     path = _path(model, first["loc"])
     name = ".".join(str(part) for part in path)
     # A field that may be of several kinds is named once for each of them.
@@ -250,7 +251,7 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
     got = first.get("input")
     if first["type"] == "extra_forbidden":
         fields = known_fields(model, path[:-1])
-        hint = nearest(str(path[-1]), fields)
+        hint = _elsewhere(model, str(path[-1])) or nearest(str(path[-1]), fields)
         return f"{brief(name, '')}: unknown field{hint}; allowed here: {listed(fields)}{more}"
     if first["type"] == "missing":
         return f"{name}: missing; this field must be given{more}"
@@ -264,6 +265,12 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
     allowed = listed(dict.fromkeys(_allowed(problem) for problem in alike))
     shown = "a table" if isinstance(got, dict) else brief(got)
     return f"{name}: got {shown}{hint}; allowed: {allowed}{more}"
+
+
+def _elsewhere(model: type[BaseModel], field: str) -> str:
+    """Return `" (did you mean 'weighing.plugins'?)"` for a field that other sections have, or an empty string."""
+    found = [f"'{name}.{field}'" for name in known_fields(model, []) if field in known_fields(model, [name])]
+    return f" (did you mean {' or '.join(found)}?)" if 0 < len(found) < 4 else ""
 
 
 def _path(model: type[BaseModel], location: Sequence[int | str]) -> list[int | str]:

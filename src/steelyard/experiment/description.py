@@ -64,12 +64,17 @@ class Description(Kind):
     def _unknown_criteria_first(
         cls, value: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo
     ) -> Self:
-        """Name an unknown criterion as that, not as an order or a weight that does not fit it."""
+        """Name an unknown criterion as that, not as an order or a weight that does not fit it.
+
+        A field that does not exist goes before it: `plugins` in the wrong section leaves a criterion unknown.
+        """
         try:
             return handler(value)
-        except ValidationError:
-            for rule in _rule_tables(value) if info.context != READING else ():
-                _check_known(rule)
+        except ValidationError as error:
+            misplaced = any(problem["type"] == "extra_forbidden" for problem in error.errors(include_url=False))
+            for field, rule in _rule_tables(value).items() if info.context != READING and not misplaced else ():
+                names = () if rule.get("plugins") else rule.get("criteria")
+                _check_known(field, cast("Sequence[Any]", names) if isinstance(names, list | tuple) else ())
             raise
 
     @model_validator(mode="after")
@@ -106,7 +111,10 @@ class Description(Kind):
         """Return the criteria that are known without running code; what plugins may define waits for `criteria`."""
         if self._plugins:
             return {name: criterion for name, criterion in registry.known().items() if criterion.built_in}
-        return {criterion.name: criterion for criterion in criteria_of(self.rules().values())}
+        _check_known("weighing", self.weighing.criteria)
+        for name, rule in self.beside.items():
+            _check_known(f"beside.{name}", rule.criteria)
+        return registry.known()
 
     @property
     def _plugins(self) -> bool:
@@ -225,23 +233,21 @@ class Description(Kind):
         return found
 
 
-def _rule_tables(document: Any) -> list[Mapping[str, Any]]:
-    """Return the rules of a document that may be wrong in any way."""
+def _rule_tables(document: Any) -> dict[str, Mapping[str, Any]]:
+    """Return the rules of a document that may be wrong in any way, by the name of their table."""
     if not isinstance(document, Mapping):
-        return []
+        return {}
     given = cast("Mapping[str, Any]", document)
     beside = given.get("beside")
-    rules = [
-        given.get("weighing"),
-        *(cast("Mapping[str, Any]", beside).values() if isinstance(beside, Mapping) else ()),
-    ]
-    return [cast("Mapping[str, Any]", rule) for rule in rules if isinstance(rule, Mapping)]
+    others = cast("Mapping[str, Any]", beside) if isinstance(beside, Mapping) else {}
+    rules = {"weighing": given.get("weighing"), **{f"beside.{name}": rule for name, rule in others.items()}}
+    return {field: cast("Mapping[str, Any]", rule) for field, rule in rules.items() if isinstance(rule, Mapping)}
 
 
-def _check_known(rule: Mapping[str, Any]) -> None:
-    if rule.get("plugins"):
-        return
-    names = rule.get("criteria")
-    for name in cast("Sequence[Any]", names) if isinstance(names, list | tuple) else ():
+def _check_known(field: str, names: Sequence[Any]) -> None:
+    for name in names:
         if isinstance(name, str):
-            registry.get(name)
+            try:
+                registry.get(name)
+            except UserError as error:
+                raise UserError(f"{field}.criteria: {error}") from None
