@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,9 @@ from steelyard import UserError
 from steelyard.arena import running
 from steelyard.arena.archive import ARCHIVE, check_archive, digest, read_archive, write_archive
 from steelyard.arena.candidate import read_candidates
-from steelyard.arena.figures import read_figures, scene_folder
+from steelyard.arena.figures import SceneFigures, read_figures, scene_folder
 from steelyard.arena.plan import arena_folder, plan, read_arena
+from steelyard.arena.replay import replayed_scene
 from steelyard.arena.running import run_arena
 from steelyard.arena.suite import load_suite
 from steelyard.errors import Stopped
@@ -66,6 +68,16 @@ def test_the_archive_holds_and_replays_to_the_same_bits(done: Path) -> None:
     assert not found.differs, found.lines
     assert any(line.startswith("the runs of 1 scene are whole") for line in found.lines)
     assert found.lines[-1] == "replayed fedavg in scene hospitals, seed 101: the same model, bit for bit"
+
+
+def test_a_suite_of_large_networks_replays_the_scene_that_it_names() -> None:
+    suite = load_suite("standard")
+    (candidate,) = read_candidates("LD", None, suite, trusting)
+    arena = plan(suite, candidate, seeds=1)
+    both = {name: SceneFigures(values={"fedavg": (0.5,)}) for name in ("iid", "hospitals")}
+    assert (replayed_scene(arena, both), replayed_scene(arena, {"iid": both["iid"]})) == ("hospitals", "iid")
+    assert replayed_scene(replace(arena, suite=SUITE), both) == "iid", "the first, where a suite names none"
+    assert replayed_scene(arena, {"iid": SceneFigures(values={"LD": (0.5,)})}) is None
 
 
 def test_an_archive_away_from_its_runs_is_still_checked(done: Path, tmp_path: Path) -> None:

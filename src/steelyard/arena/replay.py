@@ -17,7 +17,7 @@ from steelyard.settings import Section
 from steelyard.sweeps.running import finished
 
 REPLAY = "replay"
-"""The folder in an arena's folder with the run of the part."""
+"""The folder in an arena's folder with the run of the part, in one of its scene's name."""
 PLAIN = ("compute.engine=loop", "compute.device=cpu")
 
 
@@ -30,12 +30,18 @@ class Replayed(Section):
     value: float
 
 
+def replayed_scene(arena: Arena, figures: Mapping[str, SceneFigures]) -> str | None:
+    """Return the scene of the part: the one that the suite names, else the first, where the baseline has figures."""
+    ready = [name for name, found in figures.items() if arena.suite.baseline in found.values]
+    return arena.suite.replay if arena.suite.replay in ready else next(iter(ready), None)
+
+
 def replay(arena: Arena, figures: Mapping[str, SceneFigures], out: Path, *, progress: bool = False) -> Replayed | None:
-    """Run the part into a folder, unless it holds it already; None where no scene has figures of the baseline."""
+    """Run the part into a folder of its scene's name, unless it is there; None where the baseline has no figures."""
     baseline, seed = arena.suite.baseline, min(arena.seeds)
-    scene = next((name for name, found in figures.items() if baseline in found.values), None)
-    if scene is None:
+    if (scene := replayed_scene(arena, figures)) is None:
         return None
+    out = out / scene  # a scene that failed at first may come before this one later
     if not finished(out):
         alone = replace(arena, changes=(*arena.changes, *PLAIN))
         experiment = alone.scene(scene, rivals=[baseline], candidate=False)

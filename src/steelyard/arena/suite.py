@@ -60,6 +60,9 @@ class Suite(Section):
     batch: Annotated[int, Field(ge=1)]
     """How many of them are run before the next look."""
     tuning: Tuning
+    replay: str = ""
+    """The scene of which a part is run anew when an archive is checked, client after client on a CPU; default: the
+    first with figures. A suite of large networks names a quick one."""
     bases: dict[str, dict[str, Any]]
     scenes: dict[str, Scene]
 
