@@ -167,7 +167,7 @@ def run_part(
         return ended
     tables = steelyard(["table", str(folder), "--format", "markdown"], into=out / f"{name}.md")
     drawn = ["--figures", str(out / f"figures-{name}")] if figures else []
-    return steelyard(["report", str(folder), "--output", str(out / f"{name}.html"), *drawn]) and tables and ended
+    return steelyard(["report", str(folder), "--out", str(out / f"{name}.html"), *drawn]) and tables and ended
 
 
 def main() -> None:

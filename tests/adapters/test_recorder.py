@@ -64,7 +64,7 @@ def test_models_are_kept_only_where_asked(tmp_path: Path, keep: bool) -> None:
 
 
 def test_the_commands_that_look_at_runs_work(folder: Path, steelyard: CommandLine, tmp_path: Path) -> None:
-    assert steelyard("report", folder, "--output", tmp_path / "report.html").returncode == 0
+    assert steelyard("report", folder, "--out", tmp_path / "report.html").returncode == 0
     assert "quality&gt;DS/max" in (tmp_path / "report.html").read_text(encoding="utf-8")
     done = steelyard("weigh", folder, "--by", "DS>quality", "--format", "json")
     assert done.returncode == 0, done.stderr

@@ -147,13 +147,14 @@ def test_the_command(steelyard: CommandLine, run: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "report to open: mine.html" in done.stdout
     assert (tmp_path / "mine.html").read_text().startswith("<!doctype html>")
-    wrong = steelyard("report", run, "-o", "mine.pdf")
-    assert (wrong.returncode, "ends in .html" in wrong.stderr) == (2, True)
+    for option in ("--out", "--output"):  # the old word is still taken
+        wrong = steelyard("report", run, option, "mine.pdf")
+        assert (wrong.returncode, "--out: got 'mine.pdf'" in wrong.stderr) == (2, True)
 
 
 def test_a_file_that_cannot_be_written_is_named(run: Path, tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
-    with pytest.raises(UserError, match=r"--output: .*taken/report.html cannot be written"):
+    with pytest.raises(UserError, match=r"--out: .*taken/report.html cannot be written"):
         write_report(RunView([run]), tmp_path / "taken" / "report.html")
 
 

@@ -37,7 +37,7 @@ def verify(
 
 def record(
     folder: Annotated[Path, typer.Argument(help="A run's folder.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The file: .html, or .json for programs.")],
+    out: Annotated[Path, typer.Option("--out", "--output", "-o", help="The file: .html, or .json for programs.")],
     rule: Annotated[
         str | None, typer.Option("--rule", help="Which rule; default: the recommended one, or the run's main one.")
     ] = None,
@@ -52,5 +52,5 @@ def record(
     from steelyard.sweeps.attacking import is_attack
 
     tested = attacks or (folder.absolute().parent if is_attack(folder.absolute().parent) else None)
-    write_record(folder, output, keys, rule, None if tested is None else outcomes_of(tested))
-    print(printable(str(output)))
+    write_record(folder, out, keys, rule, None if tested is None else outcomes_of(tested))
+    print(printable(str(out)))

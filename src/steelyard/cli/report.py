@@ -15,8 +15,9 @@ from steelyard.errors import UserError, printable
 
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Folder of a run, several to compare, or of an arena.")],
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="The HTML file; default: report.html in the (first) run.")
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "--output", "-o", help="The HTML file; default: report.html in the (first) run."),
     ] = None,
     figures: Annotated[
         Path | None, typer.Option("--figures", help="Also write each figure as SVG, PNG and PDF into this folder.")
@@ -31,9 +32,9 @@ def report(
 
     if len({run.resolve() for run in runs}) < len(runs):
         raise UserError(f"RUNS: got {', '.join(map(str, runs))}; allowed: each run once")
-    path = output or runs[0] / files.REPORT
+    path = out or runs[0] / files.REPORT
     if path.suffix not in (".html", ".htm"):
-        raise UserError(f"--output: got '{path}'; allowed: a file name that ends in .html")
+        raise UserError(f"--out: got '{path}'; allowed: a file name that ends in .html")
     files.is_file(path)  # a link is refused before anything is drawn
     if len(runs) == 1 and is_arena(runs[0]):
         from steelyard.arena.archive import write_arena_report

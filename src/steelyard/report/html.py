@@ -46,7 +46,7 @@ def write_report(view: RunView, path: Path) -> None:
     try:
         files.write(path, document.encode("utf-8", "replace"))
     except OSError as error:
-        raise UserError(f"--output: {path} cannot be written: {error.strerror}; allowed: a writable file") from error
+        raise UserError(f"--out: {path} cannot be written: {error.strerror}; allowed: a writable file") from error
 
 
 def html(view: RunView) -> str:

@@ -153,7 +153,7 @@ def write_record(
 ) -> None:
     """Write a run's record as a page (.html) or for programs (.json)."""
     if path.suffix not in (".html", ".json"):
-        raise UserError(f"--output: got '{path}'; allowed: a file that ends with .html or .json")
+        raise UserError(f"--out: got '{path}'; allowed: a file that ends with .html or .json")
     document = record(folder, keys, rule, attacks)
     # Not to be known becomes null: a value from one seed has no interval.
     content = (
@@ -164,4 +164,4 @@ def write_record(
     try:
         files.write(path, content)
     except OSError as error:
-        raise UserError(f"--output: {path} cannot be written: {error.strerror}; allowed: a writable file") from error
+        raise UserError(f"--out: {path} cannot be written: {error.strerror}; allowed: a writable file") from error

@@ -1,4 +1,4 @@
-"""Proof: `steelyard verify RUN --format json`, `steelyard record RUN -o record.json`."""
+"""Proof: `steelyard verify RUN --format json`, `steelyard record RUN --out record.json`."""
 
 from __future__ import annotations
 
