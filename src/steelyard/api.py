@@ -18,10 +18,11 @@ from steelyard.experiment.description import Description
 from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.loading import load, read_experiment
 from steelyard.experiment.recommend import RecommendDescription
+from steelyard.explaining import explain
 from steelyard.report.documents.comparison import SweepDocument
 from steelyard.result import Result
 from steelyard.rounds.progress import shown_by_default, watching
-from steelyard.settings import Section, explain
+from steelyard.settings import Section
 from steelyard.sweeps.jobs import MOST_JOBS
 from steelyard.sweeps.plan import Scalar, plan
 from steelyard.sweeps.result import BEST, sweep_document, write_sweep_files

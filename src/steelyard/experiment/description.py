@@ -16,11 +16,12 @@ from steelyard.experiment.code import named_code
 from steelyard.experiment.contribution_checks import check_private
 from steelyard.experiment.federations import FederationSettings, check_algorithm, check_policy, federation_label
 from steelyard.experiment.kind import Kind
+from steelyard.explaining import known_fields
 from steelyard.privacy.settings import PrivacySettings
 from steelyard.rounds.contributions import ContributionSettings
 from steelyard.rounds.settings import RoundSettings
 from steelyard.runs.settings import StoreSettings
-from steelyard.settings import PrintedName, ShortName, known_fields, put, validated
+from steelyard.settings import PrintedName, ShortName, put, validated
 from steelyard.tracking.settings import TrackingSettings
 from steelyard.weighing import criteria as registry
 from steelyard.weighing.rule import WeighingSettings, criteria_of
