@@ -23,11 +23,13 @@ TRIAL_SECONDS = 0.3
 REPEATS = 5
 PATIENCE = 2.0
 """Seconds after which a trial on a slow machine repeats no more."""
-AGREEMENT = {"float32": 0.02, "tf32": 0.12, "bfloat16": 0.3}
-"""How far an update may be from the loop's, as a share of its size: about three times what rounding does.
+AGREEMENT = {"float32": 0.02, "tf32": 0.05, "bfloat16": 0.3}
+"""How far an update may be from the loop's, as a share of its size; float32 has room for a ReLU that lies at a tie."""
+ROUNDING = 2.0
+"""Times the loop's own distance from float32 that an engine of the same precision may have from it.
 
-Operands of products that are rounded as tf32 or bfloat16 has it move the first updates of a wide convolutional network
-on noise by up to .04 and .11: a ReLU or a maximum near a tie goes the other way. Float32 has room for such ties.
+In the first steps of a deep network one ReLU that goes the other way moves many: on an H200 in tf32 ResNet-18 was .06
+of an update from the loop on one day and .14 on another, and the loop is rounded too.
 """
 MARGIN = 0.1
 HOPELESS = 2.0
@@ -87,7 +89,9 @@ def run_trial(
             engine = maker(short)
             whole = _whole_stack(engine, few)
             first = _trained(engine, whole or pair)[: len(pair)]
-            why = _disagrees(first, expected, pair, setup.precision)
+            why = _disagrees(first, expected, pair, AGREEMENT[setup.precision])
+            if why is not None and setup.precision != "float32" and _rounded_alike(short, first, expected, pair):
+                why = None
             if why is None:
                 ready[name] = engine, whole or many
                 if timed and whole is None:
@@ -149,16 +153,22 @@ def _trained(engine: Engine, cohort: Cohort) -> torch.Tensor:
     return out
 
 
-def _disagrees(found: torch.Tensor, expected: torch.Tensor, cohort: Cohort, precision: str) -> str | None:
+def _disagrees(found: torch.Tensor, expected: torch.Tensor, cohort: Cohort, allowed: float) -> str | None:
     """Compare the updates, not the models: a model is mostly its start, and that hides a wrong update."""
     start = cohort.start(found.device)
     moved = torch.linalg.vector_norm(expected - start, dim=1)
     apart = torch.linalg.vector_norm(found - expected, dim=1)
-    allowed = AGREEMENT[precision]
     # A client that does not move at all (gradient 0) is held to the size of rounding.
     if bool((apart <= allowed * moved + 1e-6).all()):
         return None
     return f"its update differs from the loop's by {float((apart / moved.clamp_min(1e-12)).max()):.2g} of its size"
+
+
+def _rounded_alike(setup: TrainingSetup, found: torch.Tensor, rounded: torch.Tensor, cohort: Cohort) -> bool:
+    """Whether updates are about as near to the loop's in float32 as the loop's in this precision are."""
+    exact = _trained(SequentialEngine(replace(setup, precision="float32")), cohort)
+    apart = torch.linalg.vector_norm(found - exact, dim=1)
+    return bool((apart <= ROUNDING * torch.linalg.vector_norm(rounded - exact, dim=1)).all())
 
 
 def _race(engines: Mapping[str, tuple[Engine, Cohort]]) -> dict[str, float]:
