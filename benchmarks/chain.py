@@ -30,8 +30,8 @@ from steelyard.messages import LossState, Signed
 from steelyard.report.verification import verify
 from steelyard.runs.chain import Records
 from steelyard.runs.digests import Digests
+from steelyard.runs.opening import reading
 from steelyard.runs.reader import History
-from steelyard.runs.schema import reading
 from steelyard.runs.store import Store
 from steelyard.settings import validated
 from steelyard.signing import SigningKey, key_pair, model_digest, task_digest

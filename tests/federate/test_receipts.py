@@ -22,7 +22,7 @@ from steelyard.federate import receipts
 from steelyard.federate.receipt_answers import Answer, listed, prove
 from steelyard.messages import LossState, Signed, Task
 from steelyard.runs.chain import Records
-from steelyard.runs.schema import reading
+from steelyard.runs.opening import reading
 from steelyard.runs.verifying import Keys
 from steelyard.signing import SigningKey, fingerprint, read_public_key
 from steelyard.statements import Proof, Statement

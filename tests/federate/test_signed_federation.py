@@ -26,7 +26,7 @@ from steelyard.federate.local_launch import Launch
 from steelyard.federate.receipt_answers import listed
 from steelyard.report.verification import verify
 from steelyard.runs.chain import Records
-from steelyard.runs.schema import reading
+from steelyard.runs.opening import reading
 from steelyard.runs.verifying import Keys
 
 

@@ -12,9 +12,9 @@ import torch
 
 from steelyard import Experiment
 from steelyard.experiment.running import resume, run
+from steelyard.files import DATABASE
 from steelyard.runs.checkpoint import last_checkpoint
 from steelyard.runs.reader import History
-from steelyard.runs.schema import DATABASE
 from steelyard.runs.tensor_files import read_tensors
 
 # Remembers how often each client was in a cohort, and an average of its losses; weighs by both.

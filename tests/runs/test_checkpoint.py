@@ -17,7 +17,7 @@ from steelyard.errors import UserError
 from steelyard.messages import LossState
 from steelyard.rounds.state import RoundState
 from steelyard.runs import checkpoint, tensor_files
-from steelyard.runs.schema import connect
+from steelyard.runs.opening import connect
 from steelyard.runs.store import Store
 from steelyard.weighing.priorities import OrderState
 

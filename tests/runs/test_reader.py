@@ -17,7 +17,7 @@ from tests.runs.records import RAW, evaluations, federation, record, state, upda
 
 from steelyard.errors import UserError
 from steelyard.rounds.state import RoundRecord
-from steelyard.runs import schema
+from steelyard.runs import opening
 from steelyard.runs.reader import History, at_once
 from steelyard.runs.store import Store
 from steelyard.weighing.rule import Rule, WeighingSettings
@@ -193,7 +193,7 @@ def test_a_function_that_asks_much_opens_the_run_once_and_sees_each_new_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[Path] = []
-    connect = schema.connect
+    connect = opening.connect
 
     def noted(folder: Path, *, write: bool) -> sqlite3.Connection:
         opened.append(folder)
@@ -202,7 +202,7 @@ def test_a_function_that_asks_much_opens_the_run_once_and_sees_each_new_round(
     store = Store(tmp_path)
     store.register([federation()])
     store.commit(1, [record()], {"DS>LD": state()}, dict, last=False)
-    monkeypatch.setattr(schema, "connect", noted)
+    monkeypatch.setattr(opening, "connect", noted)
 
     @at_once
     def asks(run: History | Path) -> list[int]:
@@ -224,13 +224,13 @@ def test_a_function_that_asks_much_opens_the_run_once_and_sees_each_new_round(
 def test_a_reader_never_opens_a_run_for_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written(tmp_path)
     opened: list[bool] = []
-    connect = schema.connect
+    connect = opening.connect
 
     def spied(folder: Path, *, write: bool) -> sqlite3.Connection:
         opened.append(write)
         return connect(folder, write=write)
 
-    monkeypatch.setattr(schema, "connect", spied)
+    monkeypatch.setattr(opening, "connect", spied)
     history = History(tmp_path)
     assert history.info
     assert history.hits("both", 1) is not None

@@ -11,7 +11,7 @@ from tests.runs.records import federation, record, state
 from tests.runs.signed_runs import RUN, signed_run
 
 from steelyard.runs.chain import Records
-from steelyard.runs.schema import reading
+from steelyard.runs.opening import reading
 from steelyard.runs.store import Store
 from steelyard.signing import read_public_key
 

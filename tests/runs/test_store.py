@@ -17,7 +17,7 @@ from tests.runs.records import evaluations, federation, record, state, updates
 from steelyard.errors import UserError
 from steelyard.messages import Failure, LossState
 from steelyard.rounds.state import RoundRecord
-from steelyard.runs.schema import connect
+from steelyard.runs.opening import connect
 from steelyard.runs.store import Store, exists, tidy
 from steelyard.weighing.priorities import OrderState
 from steelyard.weighing.rule import Rule, WeighingSettings

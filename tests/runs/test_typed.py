@@ -17,8 +17,8 @@ from steelyard.errors import UserError
 from steelyard.report.summary import summarise
 from steelyard.rounds.settings import RoundSettings
 from steelyard.runs.export import export_run
+from steelyard.runs.opening import reading
 from steelyard.runs.reader import History
-from steelyard.runs.schema import reading
 from steelyard.runs.store import Store
 
 SAMPLE, ALL = 15, 10_000
@@ -119,7 +119,7 @@ def test_a_table_without_end_is_ended(runs: Path) -> None:
     history = History(runs / "bad")
     with pytest.raises(UserError, match="clients holds more than its file does"):
         history._rows("clients", ("id", "name"))
-    with pytest.raises(UserError, match="a question to it does not end"), reading(runs / "bad") as connection:
+    with pytest.raises(UserError, match="a query of it does not end"), reading(runs / "bad") as connection:
         connection.execute("SELECT COUNT(*) FROM clients NOT INDEXED WHERE name > 'x'").fetchall()
     with pytest.raises(UserError, match=r"bad/run.sqlite: not a readable run database: damaged: .* page"):
         Store(runs / "bad")

@@ -24,8 +24,8 @@ from steelyard.rounds.loop import run_rounds
 from steelyard.rounds.state import Federation, Plan, RoundRecord, Snapshot, States
 from steelyard.runs.chain_check import require_whole
 from steelyard.runs.kept_updates import kept_rounds, read_round
+from steelyard.runs.opening import reading
 from steelyard.runs.reader import History
-from steelyard.runs.schema import reading
 from steelyard.runs.valued import add_values
 from steelyard.signing import model_digest
 from steelyard.update_payloads import DenseModels

@@ -19,7 +19,7 @@ from steelyard.experiment.paths import resolve_paths
 from steelyard.experiment.recommend import RecommendDescription
 from steelyard.experiment.recorded import RecordedDescription
 from steelyard.files import RUN_FILE as RUN_FILE
-from steelyard.runs.schema import instead_of_a_run
+from steelyard.runs.opening import instead_of_a_run
 from steelyard.settings import change, parse, validated
 
 LONGEST = 1_000_000

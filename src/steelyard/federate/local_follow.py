@@ -13,7 +13,7 @@ from steelyard.federate.local_federation import LocalFederation
 from steelyard.federate.outcomes import is_server_app, rounds_of
 from steelyard.logs import logger
 from steelyard.rounds.progress import show_progress, weighed_one
-from steelyard.runs.schema import reading
+from steelyard.runs.opening import reading
 
 _log = logger(__name__)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from steelyard.errors import UserError
-from steelyard.runs.schema import reading
+from steelyard.runs.opening import reading
 
 Status = Literal["running", "finished", "stopped"]
 LOG = "log.txt"

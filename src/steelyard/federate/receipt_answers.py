@@ -11,7 +11,7 @@ from steelyard import files
 from steelyard.errors import UserError, first_names
 from steelyard.federate.receipts import FILE, PROOFS, Receipt, read, read_proofs, written
 from steelyard.runs.chain import Records
-from steelyard.runs.schema import reading
+from steelyard.runs.opening import reading
 from steelyard.runs.verifying import SERVER, Keys
 from steelyard.signing import fingerprint
 from steelyard.statements import UNSIGNED, Proof

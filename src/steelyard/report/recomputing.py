@@ -21,8 +21,8 @@ from steelyard.experiment.loading import read_experiment
 from steelyard.messages import Floats, Updates
 from steelyard.runs.digests import update_digest
 from steelyard.runs.kept_updates import KeptRound, kept_rounds, read_round
+from steelyard.runs.opening import reading
 from steelyard.runs.reader import History
-from steelyard.runs.schema import reading
 from steelyard.runs.verifying import Finding, Findings
 from steelyard.signing import DIGEST_BYTES, SALT_BYTES, model_digest
 from steelyard.update_payloads import DenseModels

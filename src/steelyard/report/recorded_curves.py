@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from steelyard.measures import ERROR, TASKS, measure_of
 from steelyard.messages import Floats
 from steelyard.report.measures import OF_A_STEP
+from steelyard.runs.opening import unreadable
 from steelyard.runs.reader import START, History, at_once
-from steelyard.runs.schema import unreadable
 
 
 @dataclass(frozen=True, eq=False)

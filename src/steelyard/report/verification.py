@@ -19,8 +19,8 @@ from steelyard.report.documents.proof import FoundJson, VerificationJson
 from steelyard.report.recomputing import look_at_updates
 from steelyard.runs.checkpoint import kept_checkpoints
 from steelyard.runs.columns import Cohorts
+from steelyard.runs.opening import reading
 from steelyard.runs.reader import History
-from steelyard.runs.schema import reading
 from steelyard.runs.verifying import Finding, Findings, Keys, look_at_rounds
 from steelyard.signing import model_digest
 from steelyard.weighing.rule import Rule, WeighingSettings, parse_priority

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from steelyard.errors import UserError, path_of
 from steelyard.runs.chain_check import Checked, check
+from steelyard.runs.opening import reading
 from steelyard.runs.remembered import remember, remembered, stamp
-from steelyard.runs.schema import reading
 from steelyard.runs.typed import known
 
 if TYPE_CHECKING:

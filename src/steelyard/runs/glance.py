@@ -9,8 +9,9 @@ from pathlib import Path, PurePosixPath
 from typing import Literal, TypedDict
 
 from steelyard.errors import UserError
+from steelyard.files import DATABASE
+from steelyard.runs.opening import Unreadable, reading
 from steelyard.runs.process import Writer, read_writer
-from steelyard.runs.schema import DATABASE, Unreadable, reading
 from steelyard.runs.typed import NEWEST, Reader, known
 
 State = Literal["running", "finished", "stopped", "killed", "unknown", "unreadable"]

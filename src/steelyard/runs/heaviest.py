@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from steelyard.runs.opening import reading
 from steelyard.runs.reader import History
-from steelyard.runs.schema import reading
 from steelyard.runs.typed import NEWEST
 
 SHOWN = 3

@@ -16,7 +16,8 @@ from steelyard.runs.checks import BROKEN
 from steelyard.runs.columns import KEYS, unpack
 from steelyard.runs.columns import pack as pack_column
 from steelyard.runs.kept_updates import join_kept
-from steelyard.runs.schema import SCHEMA, WRITE, close_log, connect, reading, unreadable
+from steelyard.runs.opening import close_log, connect, reading, unreadable
+from steelyard.runs.schema import SCHEMA, WRITE
 from steelyard.runs.tensor_files import TensorFiles
 from steelyard.runs.typed import Reader, declared, known
 from steelyard.signing import SigningKey

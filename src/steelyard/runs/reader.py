@@ -20,7 +20,7 @@ from steelyard.messages import Counts, Floats
 from steelyard.runs.columns import KEYS, WHOLE, Cohorts, Tested, as_table, ranked, sampled, unpack
 from steelyard.runs.facts import START as START
 from steelyard.runs.facts import RunFacts
-from steelyard.runs.schema import kept_open, reading, unreadable
+from steelyard.runs.opening import kept_open, reading, unreadable
 from steelyard.runs.typed import NEWEST, known
 
 if TYPE_CHECKING:

@@ -10,9 +10,8 @@ from pathlib import Path
 
 from steelyard import files
 from steelyard.errors import MachineError, UserError
-from steelyard.files import sync_folder, sync_tree
+from steelyard.files import BESIDE, DATABASE, sync_folder, sync_tree
 from steelyard.rounds.state import Federation
-from steelyard.runs.schema import BESIDE, DATABASE
 from steelyard.runs.store import Store, exists, held
 from steelyard.runs.tensor_files import FOLDER
 

@@ -13,14 +13,16 @@ from typing import BinaryIO
 
 from steelyard import files
 from steelyard.errors import MachineError, UserError
+from steelyard.files import BESIDE, DATABASE
 from steelyard.privacy.ledger import Ledger
 from steelyard.rounds.contributions import RoundValues
 from steelyard.rounds.state import Federation, RoundRecord, Snapshot, States
 from steelyard.runs import chain, chain_check, checkpoint
 from steelyard.runs.digests import Digests
 from steelyard.runs.kept_updates import Kept, keep_round
+from steelyard.runs.opening import close_log, connect, reading
 from steelyard.runs.round_rows import RoundRows
-from steelyard.runs.schema import BESIDE, DATABASE, WRITE, close_log, connect, reading
+from steelyard.runs.schema import WRITE
 from steelyard.runs.tensor_files import FOLDER, NAMED, TensorFiles
 from steelyard.signing import SigningKey, model_digest
 from steelyard.statements import SealedRound

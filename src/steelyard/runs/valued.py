@@ -11,7 +11,7 @@ import numpy as np
 from steelyard.errors import UserError
 from steelyard.rounds.contributions import RoundValues
 from steelyard.runs.columns import KEYS, WHOLE, unpack
-from steelyard.runs.schema import reading, unreadable
+from steelyard.runs.opening import reading, unreadable
 from steelyard.runs.typed import known
 
 _COLUMNS = (

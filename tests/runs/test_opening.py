@@ -10,8 +10,9 @@ import pytest
 from tests.report.made_run import make_run
 
 from steelyard.errors import UserError
+from steelyard.files import DATABASE
+from steelyard.runs.opening import connect
 from steelyard.runs.reader import History
-from steelyard.runs.schema import DATABASE, connect
 from steelyard.runs.store import Store
 
 
