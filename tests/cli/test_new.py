@@ -157,17 +157,6 @@ def test_what_is_written_runs_and_learns(form: str, tmp_path: Path, monkeypatch:
         assert rule["accuracy"] > least, rule["rule"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("form", FORMS)
-def test_the_same_as_commands(form: str, tmp_path: Path, steelyard: CommandLine) -> None:
-    write, _, least = FORMS[form]
-    done = steelyard("new", "my.toml", *write(tmp_path))
-    assert done.returncode == 0, done.stderr
-    ran = steelyard("run", "my.toml", "--format", "json")
-    assert ran.returncode == 0, ran.stderr
-    assert json.loads(ran.stdout)["rules"][0]["accuracy"] > least
-
-
 def test_a_file_is_not_written_over(tmp_path: Path, steelyard: CommandLine) -> None:
     arguments = comparison_csv(tmp_path)
     (tmp_path / "my.toml").write_text("kept")

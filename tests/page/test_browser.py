@@ -102,7 +102,7 @@ OTHERS = ((390, "light"), (1280, "light"), (1280, "dark"))
     ("width", "look"),
     [
         (390, "dark"),
-        *(pytest.param(*one, marks=pytest.mark.slow) for one in ((390, "light"), (1280, "light"), (1280, "dark"))),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in OTHERS),
     ],
 )
 def test_every_view_fits(tmp_path: Path, browser: Any, width: int, look: str) -> None:

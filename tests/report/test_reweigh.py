@@ -81,8 +81,3 @@ def test_the_command(
     assert json.loads(again.stdout) == document
     assert "--normalise: got 'none' for a run" in refused("weigh", run, "--normalise", "none")
     assert "--by: got 'DS' together" in refused("weigh", run, "--by", "DS", "--score", "mean")
-
-
-@pytest.mark.slow
-def test_the_command_refuses_what_was_not_measured(refused: Callable[..., str], run: Path) -> None:
-    assert "MD not measured" in refused("weigh", run, "--priority", "MD>DS")
