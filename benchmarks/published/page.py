@@ -14,9 +14,20 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.published.figures import HEART, HOSPITALS, TABLE_A
+from benchmarks.published.answers import board, nova, scaffold, split_or_pixels
+from benchmarks.published.figures import HEART, HOSPITALS
 from benchmarks.published.flower_split import dirichlet_table, label_table, of_later_code, of_the_table
-from benchmarks.published.niid_table import best, last, rate, same_seeds, table_a, table_later
+from benchmarks.published.niid_table import (
+    best,
+    counts_a,
+    last,
+    later_again,
+    misses,
+    rate,
+    same_seeds,
+    table_a,
+    table_later,
+)
 from benchmarks.published.protocols import SIZES
 from benchmarks.published.rules_2026 import PUBLISHED
 from steelyard.intervals import estimate, show_estimate
@@ -95,67 +106,6 @@ def table_holders() -> str:
     return "\n".join(rows)
 
 
-def nova(lines: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Say what FedNova reaches on MNIST at Dirichlet .5, and whether that is more than is published."""
-    cells = [
-        line
-        for line in lines
-        if (line.get("data"), line.get("split")) == ("mnist", "Dirichlet 0.5") and "fednova" in line["curves"]
-    ]
-    if not cells:
-        return {"NOVA": "open", "NOVA RUN": "no"}
-    line = max(cells, key=lambda line: (line["table"] == "A", line["rounds"]))
-    values = best(line["curves"]["fednova"])
-    above = min(values) > sum(TABLE_A["mnist"]["Dirichlet 0.5"]["FedNova"])
-    word = "**yes**: their README had 98.8 for one seed six days before; here it is" if above else "not shown:"
-    where = "the table's split" if line["table"] == "A" else "the later split, as skewed"
-    told = f"{word} {', '.join(f'{value:.2f}' for value in values)}"
-    return {"NOVA": told, "NOVA RUN": f"{line['rounds']} of 50 rounds, seeds: {len(values)}, {where}"}
-
-
-SPLIT_AND_PIXELS = {
-    ("between 0 and 1", "the table's split"): "A-cifar10-Dirichlet-05",
-    ("between 0 and 1", "of later code"): "A-later-cifar10-Dirichlet-05",
-    ("between 0 and 1", "a split a seed"): "A-drawn-cifar10-Dirichlet-05",
-    ("normalised", "the table's split"): "A-normalised-cifar10-Dirichlet-05-split-42",
-    ("normalised", "a split a seed"): "A-normalised-cifar10-Dirichlet-05-drawn",
-}
-"""FedAvg on CIFAR-10 at Dirichlet .5: the two things in which Flower's baseline and NIID-Bench differ, both ways."""
-
-
-def split_or_pixels(lines: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return FedAvg's best rounds by split and by pixels, and how far the protocols are apart, paired by seed."""
-    known = {line["cell"]: line for line in lines if "fedavg" in line.get("curves", {})}
-    splits = ("the table's split", "of later code", "a split a seed")
-    rows = ["| pixels | " + " | ".join(splits) + " |", "|---" * 4 + "|"]
-    figures: dict[tuple[str, str], list[float]] = {}
-    for pixels in ("between 0 and 1", "normalised"):
-        cells: list[str] = []
-        for split in splits:
-            line = known.get(SPLIT_AND_PIXELS.get((pixels, split), ""))
-            if line is None:
-                cells.append("not run")
-                continue
-            values = best(line["curves"]["fedavg"])
-            if line["finished"]:
-                figures[pixels, split] = values
-            stopped = "" if line["finished"] else f", stopped after {line['rounds']}"
-            each = ", ".join(f"{value:.2f}" for value in values)
-            cells.append(f"{each}: **{show_estimate(estimate(values).as_json(), 1)}**{stopped}")
-        rows.append(f"| {pixels} | " + " | ".join(cells) + " |")
-
-    def apart(one: tuple[str, str], other: tuple[str, str]) -> str:
-        if one not in figures or other not in figures or len(figures[one]) != len(figures[other]):
-            return "not known"
-        gains = [a - b for a, b in zip(figures[one], figures[other], strict=True)]
-        return show_estimate(estimate(gains).as_json(), 1)
-
-    start, drawn = ("between 0 and 1", splits[1]), ("between 0 and 1", splits[2])
-    end = ("normalised", splits[2])
-    effects = {"APART": apart(end, start), "APART SPLIT": apart(drawn, start), "APART PIXELS": apart(end, drawn)}
-    return {"DRAWN": "\n".join(rows), **effects}
-
-
 OF_2026 = {
     "fedscs": "FedSCS, noise at one",
     "nvflare-adaptive": "adaptive, Dirichlet 0.5",
@@ -231,25 +181,28 @@ def others(lines: Sequence[Mapping[str, Any]], tables: Sequence[str]) -> str:
 
 def page(lines: Sequence[Mapping[str, Any]]) -> str:
     """Return the whole page."""
-    a, words = table_a(lines)
     heart, run_d, met_d = table_heart(lines)
     made = {
-        "A": a,
-        "A RUN": str(words.total()),
-        "A MET": str(words["met"] + words["unstable here too"]),
+        "A": table_a(lines),
+        **counts_a(lines),
+        "MISSES": misses(lines),
         "LATER": table_later(lines),
+        **later_again(lines),
         "HOLDERS": table_holders(),
-        "CHECK": same_seeds(lines),
+        **same_seeds(lines),
         **rate(lines),
         "HEART": heart,
         "D RUN": str(run_d),
         "D MET": str(met_d),
+        "D WORD": "**reproduced**" if met_d == run_d == len(HEART) * len(HOSPITALS) else "not wholly reproduced",
         **nova(lines),
         "SKEW": table_skew(),
         **split_or_pixels(lines),
         "B": others(lines, ("B",)),
+        **scaffold(lines),
         **rules_2026(lines),
         "C": others(lines, ("C",)),
+        **board(lines),
     }
     text = TEXT.read_text(encoding="utf-8")
     for name, value in made.items():

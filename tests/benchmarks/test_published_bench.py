@@ -75,7 +75,11 @@ def made(
     table, data, split = {
         "A-mnist-Dirichlet-05": ("A", "mnist", "Dirichlet 0.5"),
         "A-mnist-IID": ("A", "mnist", "IID"),
+        "A-mnist-C1": ("A", "mnist", "#C=1"),
         "A-mnist-C3": ("A", "mnist", "#C=3"),
+        "A-cifar10-Dirichlet-05": ("A", "cifar10", "Dirichlet 0.5"),
+        "B-cifar10-three-seeds": ("B", "cifar10", "three seeds"),
+        "C-fashion-mnist-two-labels": ("C", "fashion-mnist", "two labels"),
         "A-later-mnist-C3": ("A-later", "mnist", "#C=3"),
         "A-drawn-cifar10-Dirichlet-05": ("A-drawn", "cifar10", "Dirichlet 0.5"),
         "A-normalised-cifar10-Dirichlet-05-drawn": ("A-normalised", "cifar10", "Dirichlet 0.5 drawn"),
@@ -102,8 +106,14 @@ def test_the_page_tells_what_was_run_and_what_it_says() -> None:
     assert "98.03 ± 0.06; **98.97 ± 0.04**, missed" in shown
     assert "six days before; here it is 98.95, 99.00 | 2 of 50 rounds, seeds: 2, the table's split |" in shown
     assert "| normalised | not run | not run | 68.00, 65.00: **66.5 ± 19.1** |" in shown
-    assert "Pixels alone, on the same drawn splits: 1.5 ± 6.4 points." in shown
-    assert "Both differences together, paired by seed: not known points." in shown
+    assert "Pixels alone, on the same drawn splits: 1.5 ± 6.4 points (0 is inside)." in shown
+    assert "Both differences together, paired by seed: not known." in shown
+    assert (
+        "| mnist, Dirichlet 0.5, FedNova | 98.03 ± 0.06 | 98.97 ± 0.04 | +0.94 | 0.30 | a misprint, see below |"
+        in shown
+    )
+    assert "done right" not in shown, "table B has no FedAvg to stand beside"
+    assert "| 0 met, 1 missed, 59 not run | 1 of 60 cells |" in shown
     assert "| 2 | `fedscs` | 68.88 ± 0.72 | 3 | 66.00 ± " in shown, "the last round, as there"
     assert "| +5.00 ± 0.01 | 4.4e-07 | better |" in shown
     assert "| scaffold | 1 | 2 | 80.00 | 80.00 |" in shown
@@ -114,7 +124,8 @@ def test_a_cell_that_was_stopped_has_no_judgement_and_counts_for_nothing() -> No
     curves: dict[str, list[list[float | None]]] = {"scaffold": [[None, 0.5, 0.981], [None, 0.5, 0.977]]}
     stopped = page([made("A-mnist-C3", curves, finished=False)])
     assert "| 97.91 ± 0.10; **97.90** after 2, stopped |" in stopped
-    assert "| 0 met, the rest open | 0 of 60 cells |" in stopped
+    assert "| 0 met, 60 not run | 0 of 60 cells |" in stopped
+    assert "None of those that were run." in stopped
     both = page([made("A-mnist-C3", curves, finished=False), made("A-mnist-C3", {"fedavg": [[0.97]]}, 50)])
     assert "97.86 ± 0.34; **97.00 (one seed)**, missed | 97.91 ± 0.10; **97.90** after 2, stopped |" in both
     later = page([made("A-later-mnist-C3", curves, finished=False), made("A-mnist-C3", curves, 2, finished=False)])
@@ -125,13 +136,50 @@ def test_a_cell_that_was_stopped_has_no_judgement_and_counts_for_nothing() -> No
     assert "1 of 60 cells" in done
 
 
+def test_an_unstable_cell_is_unstable_here_too_by_its_seeds_or_by_its_rounds() -> None:
+    def judged(curves: list[list[float | None]]) -> str:
+        shown = page([made("A-mnist-C1", {"fednova": curves}, 50)])
+        return shown.partition("52.58 ± 14.08; ")[2].partition(" |")[0].rpartition(", ")[2]
+
+    assert judged([[0.5, 0.5], [0.8, 0.8]]) == "unstable here too", "other seeds, other figures"
+    assert judged([[0.2, 0.5, 0.1, 0.5], [0.1, 0.51, 0.2, 0.3]]) == "unstable here too", "every round another figure"
+    assert judged([[0.1, 0.5, *[0.5] * 9], [0.1, 0.51, *[0.51] * 9]]) == "steady here", "it was over ten rounds before"
+
+
+def test_a_miss_says_whether_the_seeds_interval_holds_the_published_mean() -> None:
+    shown = page([made("A-mnist-C3", {"fedavg": [[0.97], [0.975], [0.99]], "scaffold": [[0.95], [0.9501]]})])
+    assert "| mnist, #C=3, SCAFFOLD | 97.91 ± 0.10 | 95.00 ± 0.01 | −2.91 | 0.30 | not explained; " in shown
+    assert "94.9 to 95.1, does not hold the published mean |" in shown
+    assert "#C=3, FedAvg |" not in shown, "that one is met"
+
+
+def test_what_one_question_says_follows_the_cells() -> None:
+    flower = made("A-cifar10-Dirichlet-05", {"fedavg": [[0.62], [0.63], [0.625]]}, 50)
+    drawn = made("A-normalised-cifar10-Dirichlet-05-drawn", {"fedavg": [[0.68], [0.685], [0.681]]}, 50)
+    shown = page([flower, drawn])
+    assert "| **both**, by protocol: 62.5 ± 1.2 on the table's split, 68.2 ± 0.7 with a split a seed" in shown
+    assert "62.47 is inside the interval of Flower's protocol, and 68.2 is inside that of NIID-Bench's." in shown
+    same = page([flower, made("A-normalised-cifar10-Dirichlet-05-drawn", flower["curves"], 50)])
+    assert "| not told apart: 62.5 ± 1.2" in same
+    assert "62.5 and 68.2 are not settled." in same
+    three = made("B-cifar10-three-seeds", {"fedavg": [[0.5, 0.8]] * 3, "scaffold": [[0.4, 0.82]] * 3}, 50)
+    told = page([three])
+    assert "done right it reaches 82.0 beside FedAvg's 80.0" in told
+    assert "It comes to 82.6 within 1.5 points | 50 of 50 rounds, 3 seeds |" in told
+    assert "2.0 points ahead of FedAvg after 50 rounds, and ahead in every round from 2 on." in told
+    board = page([made("C-fashion-mnist-two-labels", {"fedavg": [[0.79]], "fine-tuned": [[0.98]]}, 100)])
+    assert "| two labels, fedavg 79.0 (published 80.4); two labels, fine-tuned 98.0 | 100 of 2,000 rounds |" in board
+
+
 def test_fedprox_is_the_best_of_the_mu_of_all_lines_of_a_cell_and_fednova_is_fedavg_where_sizes_are_equal() -> None:
     low = made("A-mnist-IID", {"fedavg": [[0.991]], "fedprox(mu=0.01)": [[0.97]]})
     alone = page([low])
     assert "99.16 ± 0.04; **97.00 (one seed)** (μ 0.01 alone), open" in alone
     assert "99.05 ± 0.06; **99.10 (one seed)** (is FedAvg), met" in alone
     assert "3 of 60 cells" in alone
-    others = {f"fedprox(mu={value})": [[score]] for value, score in (("0.001", 0.98), ("0.1", 0.992), ("1", 0.9))}
+    others: dict[str, list[list[float | None]]] = {
+        f"fedprox(mu={value})": [[score]] for value, score in (("0.001", 0.98), ("0.1", 0.992), ("1", 0.9))
+    }
     assert "**99.20 (one seed)** (μ 0.1), met" in page([low, made("A-mnist-IID", others)])
     high = made("A-mnist-IID", {"fedprox(mu=0.01)": [[0.999]]})
     assert "**99.90 (one seed)** (μ 0.01 alone), missed" in page([high]), "the best of four can only be higher"
