@@ -19,7 +19,7 @@ from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.loading import load, read_experiment
 from steelyard.experiment.recommend import RecommendDescription
 from steelyard.explaining import explain
-from steelyard.report.documents.comparison import SweepDocument
+from steelyard.report.documents.sweep import SweepDocument
 from steelyard.result import Result
 from steelyard.rounds.progress import shown_by_default, watching
 from steelyard.settings import Section

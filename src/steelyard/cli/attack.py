@@ -20,7 +20,7 @@ from steelyard.logs import logger, quiet
 from steelyard.rounds.progress import watching
 
 if TYPE_CHECKING:
-    from steelyard.report.documents.comparison import Attacks
+    from steelyard.report.documents.sweep import Attacks
 
 _log = logger(__name__)
 

@@ -29,7 +29,7 @@ from steelyard.logs import logger, quiet
 from steelyard.rounds.progress import watching
 
 if TYPE_CHECKING:
-    from steelyard.report.documents.comparison import SweepDocument
+    from steelyard.report.documents.sweep import SweepDocument
 
 _log = logger(__name__)
 

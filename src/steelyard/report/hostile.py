@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from steelyard.intervals import estimate, show_estimate
-from steelyard.report.documents.comparison import AttackBlock, AttackRow, Attacks, Outcome, Recommendation
+from steelyard.report.documents.comparison import Recommendation
+from steelyard.report.documents.sweep import AttackBlock, AttackRow, Attacks, Outcome
 from steelyard.report.flawed import flaws_of
 from steelyard.report.recommendation import Compared, Measure, recommend
 from steelyard.report.recorded_curves import read_curves

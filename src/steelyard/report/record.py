@@ -13,9 +13,9 @@ from steelyard.contributions.document import rule_of, stored_contributions
 from steelyard.errors import UserError
 from steelyard.experiment.federations import FederationSettings
 from steelyard.experiment.loading import RUN_FILE
-from steelyard.report.documents.comparison import Attacks
 from steelyard.report.documents.proof import Record, RecordedSite
 from steelyard.report.documents.shared import RecordedRule
+from steelyard.report.documents.sweep import Attacks
 from steelyard.report.hostile import CLEAN
 from steelyard.report.notices import privacy_lines, privacy_of
 from steelyard.report.record_page import record_html

@@ -10,7 +10,7 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from steelyard.report.documents.comparison import SweepDocument, SweepRow
+from steelyard.report.documents.sweep import SweepDocument, SweepRow
 from steelyard.report.figures.shared import HEIGHT, WIDTH, described, score_axis
 from steelyard.sweeps.plan import show
 

@@ -17,7 +17,7 @@ from steelyard.experiment.description import Description
 from steelyard.experiment.federations import put_federations
 from steelyard.experiment.loading import read_experiment
 from steelyard.intervals import estimate
-from steelyard.report.documents.comparison import SweepDocument, SweepRow, SweepTest
+from steelyard.report.documents.sweep import SweepDocument, SweepRow, SweepTest
 from steelyard.report.measures import rounds_to_target, worst_tenth
 from steelyard.report.notices import chain_line, chain_of
 from steelyard.report.rendering import as_csv

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from steelyard.errors import printable
 from steelyard.intervals import EstimateJson, show_estimate
-from steelyard.report.documents.comparison import SweepDocument, SweepRow
+from steelyard.report.documents.sweep import SweepDocument, SweepRow
 from steelyard.report.rendering import Style, Table, render
 from steelyard.sweeps.plan import show
 from steelyard.sweeps.result import BEST, PICTURE

@@ -19,6 +19,7 @@ from steelyard.report.figures import (
     devices,
     listening,
     split,
+    targets,
     weights,
 )
 from steelyard.report.view import RunView
@@ -127,7 +128,7 @@ _LIST = (
         "Further left is faster, further up reaches more devices.",
         "No rule reached a target; rounds.targets names others.",
         "view",
-        curves.targets,
+        targets.targets,
     ),
     Kind(
         "devices",
