@@ -257,8 +257,11 @@ def same_seeds(lines: Lines) -> dict[str, str]:
             rows.append(" | ".join([where, *figures]) + " |")
             gap = statistics.mean(pairs[0]) - statistics.mean(pairs[1])
             apart.setdefault((line["data"], line["split"]), []).append(gap)
-    told = [f"{data} {split} {min(gaps):+.1f} to {max(gaps):+.1f}" for (data, split), gaps in apart.items()]
-    return {"CHECK": "\n".join(rows), "CHECK APART": "; ".join(told).replace("-", "−") or "not known"}
+    told = [
+        f"- {data}, {split}: " + f"{min(gaps):+.1f} to {max(gaps):+.1f}".replace("-", "−")
+        for (data, split), gaps in apart.items()
+    ]
+    return {"CHECK": "\n".join(rows), "CHECK APART": "\n".join(told) or "- not known"}
 
 
 def later_again(lines: Lines) -> dict[str, str]:
