@@ -138,8 +138,37 @@ def test_the_arenas_board_says_what_its_archive_says() -> None:
     found = judge(archive.arena, archive.figures)
     page = (RESULTS / "arena.md").read_text(encoding="utf-8")
     for scene in found["scenes"]:
+        assert scene["gain"] is not None
         gain = f"{100 * scene['gain']['mean']:+.1f}".replace("-", "−")
         line = rf"^\| {scene['scene']} \|.* \| {re.escape(gain)} ± [^|]+\|.*\| {scene['verdict']} \|$"
         assert re.search(line, page, re.MULTILINE), line
     better, worse = (sum(scene["verdict"] == word for scene in found["scenes"]) for word in ("better", "worse"))
     assert f"| `{archive.arena.candidate.label}` | {better} | {worse} |" in page
+
+
+def board_row(path: Path) -> str:
+    """Return the row of the board that an archive comes to: what a pull request puts there."""
+    archive = read_archive(path)
+    found = judge(archive.arena, archive.figures)
+    assert found["whole"], f"{path.name}: not the whole suite"
+    gains = [scene["gain"]["mean"] for scene in found["scenes"] if scene["gain"] is not None]
+    mine = next(row for row in found["ranks"] if row["rule"] == found["candidate"])
+    points = " | ".join(f"{100 * value:+.1f}".replace("-", "−") for value in (sum(gains) / len(gains), min(gains)))
+    counts = " | ".join(str(found[word]) for word in ("better", "worse", "equal"))
+    suite = f"`{found['suite']}` {found['version']}"
+    name = f"| `{found['candidate']}` | [{path.stem}](arena/{path.name}) | {suite}"
+    return f"{name} | {counts} | {points} | {100 * mine['worst']['mean']:.1f} |"
+
+
+SENT_IN = sorted((RESULTS / "arena").glob("*.json"))
+
+
+@pytest.mark.parametrize("path", SENT_IN, ids=[path.stem for path in SENT_IN])
+def test_an_idea_that_was_sent_in_stands_on_the_board_as_its_archive_has_it(path: Path) -> None:
+    assert not (checked := check_archive(path, anew=False)).differs, checked.lines
+    assert board_row(path) in (RESULTS / "arena.md").read_text(encoding="utf-8").splitlines(), board_row(path)
+
+
+def test_the_board_has_no_idea_without_an_archive() -> None:
+    named = re.findall(r"\]\(arena/([^)]+)\)", (RESULTS / "arena.md").read_text(encoding="utf-8"))
+    assert sorted(named) == [path.name for path in SENT_IN]

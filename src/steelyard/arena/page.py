@@ -19,9 +19,11 @@ _MORE = "figure svg{max-width:100%;height:auto;background:#fff;overflow:visible}
 
 def arena_html(document: ArenaDocument) -> str:
     """Return the answer as one page that opens without a network."""
+    # With very few scenes no difference of ranks is critical, and the picture has no bars.
+    apart = "" if document["critical_difference"] is None else ", and what cannot be told apart"
     drawn = [
         ("Gain in each scene", gain_chart(document)),
-        ("Every rule by its mean rank, and what cannot be told apart", rank_chart(document)),
+        (f"Every rule by its mean rank{apart}", rank_chart(document)),
     ]
     figures = "".join(
         f"<figure><figcaption><h3>{escape(title)}</h3></figcaption>{svg(chart)}</figure>"
