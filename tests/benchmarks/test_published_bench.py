@@ -226,9 +226,10 @@ def kept_handler() -> Iterator[None]:
     signal.signal(signal.SIGTERM, before)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("kept_handler")
-@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize(
+    "table", [pytest.param(table, marks=[pytest.mark.slow] * (table in ("C", "2026"))) for table in TABLES]
+)
 def test_a_table_starts_and_ends(table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not (data_folder() / "mnist").is_dir():
         pytest.skip(f"mnist is not in {data_folder()}")

@@ -84,9 +84,7 @@ def test_a_page_that_only_shows_stops_nothing_and_one_without_a_server_shows_non
         server_folder(tmp_path / "runs")
 
 
-@pytest.mark.parametrize(
-    ("width", "look"), [(390, "dark"), *(pytest.param(*one, marks=pytest.mark.slow) for one in ((1280, "light"),))]
-)
+@pytest.mark.parametrize(("width", "look"), [(390, "dark"), (1280, "light")])
 def test_the_operators_view_in_a_browser(tmp_path: Path, browser: Any, width: int, look: str) -> None:
     home = made(tmp_path)
     with home.held(), serving(tmp_path / "runs", server=home) as page, Tab(browser, page, "", width, look) as tab:

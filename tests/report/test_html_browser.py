@@ -119,7 +119,7 @@ def test_one_criterion_alone_and_dragging(opened: Opened, run: Path) -> None:
     assert shown == pytest.approx({row["client"]: row["weight"] for row in found["clients"]}, abs=1e-12)
 
 
-@pytest.mark.parametrize("scheme", [pytest.param("light", marks=pytest.mark.slow), "dark"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_telephone_scrolls_one_way_only(browser: Any, run: Path, scheme: str) -> None:
     opened = Opened(browser, run / "report.html", width=390, scheme=scheme)
     opened.draw_all()

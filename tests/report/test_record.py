@@ -147,7 +147,6 @@ def test_long_lists_are_cut_on_the_page_and_say_how_many_more(tmp_path: Path) ->
     assert "and 36 more" in page
 
 
-@pytest.mark.slow
 def test_even_a_crowded_record_is_one_printed_page(tmp_path: Path, browser: Any) -> None:
     plain = record(signed_run(tmp_path / "run", tmp_path / "keys"))
     full: Record = {
