@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.cli.bad_cases import LEARN
 from tests.conftest import CommandLine
 
 from steelyard import Experiment, in_memory, weigh
@@ -28,22 +29,12 @@ from steelyard.recommend.settings import KgflexSettings
 from steelyard.rounds.soundness import Exploded
 
 Refused = Callable[..., str]
-SMALL = """name = "small"
-[partition]
-clients = 4
-[model]
-name = "logistic"
-[rounds]
-count = 1
-[compute]
-engine = "loop"
-"""
 
 
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
     path = tmp_path / "small.toml"
-    path.write_text(SMALL)
+    path.write_text(LEARN.replace('"t"', '"small"'))
     return path
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.experiment.hostile_clients import SMALL
 from tests.runs.contents import checkpoint
 from tests.stopping import assert_a_stop_changes_nothing
 
@@ -17,23 +18,6 @@ from steelyard.experiment.running import run
 from steelyard.report.hostile import outcome
 from steelyard.runs.reader import History
 from steelyard.sweeps.attacking import attack_names, under_attack
-
-SMALL: dict[str, Any] = {
-    "data": {"source": "digits"},
-    "partition": {
-        "scheme": "dirichlet",
-        "alpha": 0.5,
-        "clients": 10,
-        "minimum": 8,
-        "server": "fraction",
-        "server_report": "apart",
-    },
-    "model": {"name": "logistic"},
-    "training": {"learning_rate": 0.5, "epochs": 2, "batch_size": 60},
-    "rounds": {"count": 4, "fraction": 0.6},
-    "compute": {"engine": "loop", "device": "cpu", "threads": 1},
-    "store": {"checkpoint_every": 1},
-}
 
 
 def defended(**defence: Any) -> dict[str, Any]:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.federate.test_federate_apps import described, grid_of, weights
+from tests.federate.small_experiment import weights
+from tests.federate.test_federate_apps import described, grid_of
 
 from steelyard import Experiment
 from steelyard.experiment.comparing import load_comparison

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.clients.contract import ClientsContract, Make
-from tests.federate.test_federate_apps import SMALL, grid_of
+from tests.federate.small_experiment import SMALL
+from tests.federate.test_federate_apps import grid_of
 
 from steelyard.clients.protocol import Clients
 from steelyard.federate.run_config import experiment_of

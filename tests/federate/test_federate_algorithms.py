@@ -12,7 +12,8 @@ import pytest
 import torch
 from flwr.app import Message
 from tests.clients.flower.flower_fakes import FakeGrid
-from tests.federate.test_federate_apps import described, grid_of, weights
+from tests.federate.small_experiment import weights
+from tests.federate.test_federate_apps import described, grid_of
 
 from steelyard.algorithms.fedprox import FedProx
 from steelyard.algorithms.scaffold import CONTROL, Scaffold

@@ -13,6 +13,7 @@ import pytest
 import torch
 from flwr.app import Context, Message, RecordDict
 from tests.clients.flower.flower_fakes import FakeGrid
+from tests.federate.small_experiment import SMALL, assert_same_weights, weights
 
 from steelyard.clients.flower.adapter.messages import enter_run
 from steelyard.clients.flower.checks import RECORD_COLUMNS
@@ -25,22 +26,10 @@ from steelyard.federate.client_app import app, within
 from steelyard.federate.run_config import experiment_of, experiment_text
 from steelyard.federate.server_app import federate
 from steelyard.runs.reader import History
-from steelyard.runs.store import Store
 
 enter_run(1, 1)
 
 BUSY = threading.Lock()
-SMALL: dict[str, Any] = {
-    "name": "small",
-    "seed": 5,
-    "data": {"source": "digits"},
-    "partition": {"scheme": "dirichlet", "clients": 6, "alpha": 0.5, "minimum": 10, "test": "local"},
-    "model": {"name": "logistic"},
-    "training": {"learning_rate": 0.1, "epochs": 1, "batch_size": 50},
-    "rounds": {"count": 3, "fraction": 0.5},
-    "weighing": {"criteria": ["DS", "LD", "MD"], "score": "prioritized", "priority": "LD>DS>MD"},
-    "compute": {"engine": "loop", "device": "cpu"},
-}
 
 
 def described(**sections: Any) -> dict[str, Any]:
@@ -70,14 +59,6 @@ def grid_of(document: dict[str, Any], nodes: int, fresh: bool = False, **extra: 
     config = {"experiment": experiment_text(build(document)), "set": "", **extra}
     made = {40 + i: node({"partition-id": i, "num-partitions": nodes}, config, fresh) for i in range(nodes)}
     return FakeGrid(made), config
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    store = Store(folder)
-    try:
-        return {name: state.parameters for name, state in store.resume().states.items()}
-    finally:
-        store.close()
 
 
 @pytest.mark.parametrize("nodes", [2, 6])
@@ -146,10 +127,7 @@ def test_a_client_with_a_model_of_its_own_keeps_it_in_the_node_state(tmp_path: P
     run(build(document), out=tmp_path / "simulated")
     grid, config = grid_of(document, 3, fresh=True, out=str(tmp_path / "federated"))
     federate(grid, config, "1")  # type: ignore[arg-type]
-    ours, theirs = weights(tmp_path / "simulated"), weights(tmp_path / "federated")
-    for name in ours:
-        # A simulation may train clients in a stack and a node trains them singly: float32 sums in another order.
-        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-5, atol=1e-6)
+    assert_same_weights(tmp_path / "simulated", tmp_path / "federated", rtol=1e-5, atol=1e-6)
     states = [made.context.state for made in grid.nodes.values()]  # type: ignore[attr-defined]
     assert [sorted(state) for state in states] == [
         [],
@@ -172,10 +150,7 @@ def test_flawed_clients_are_as_flawed_on_nodes_as_in_the_simulation(tmp_path: Pa
     run(build(document), out=tmp_path / "simulated")
     grid, config = grid_of(document, 3, fresh=True, out=str(tmp_path / "federated"))
     federate(grid, config, "1")  # type: ignore[arg-type]
-    ours, theirs = weights(tmp_path / "simulated"), weights(tmp_path / "federated")
-    for name in ours:
-        # A simulation may train clients in a stack and a node trains them singly: float32 sums in another order.
-        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-5, atol=1e-6)
+    assert_same_weights(tmp_path / "simulated", tmp_path / "federated", rtol=1e-5, atol=1e-6)
 
 
 def test_without_a_share_the_clients_that_came_decide_and_the_run_records_it(tmp_path: Path):
@@ -235,10 +210,7 @@ def test_a_run_that_lost_its_nodes_is_resumed_to_the_same_weights(tmp_path: Path
     assert History(tmp_path / "federated").rounds["round"].max() == 2
     back = {90 + number: made for number, made in enumerate(honest.values())}  # The same nodes under other ids.
     federate(FakeGrid(back), {**config, "resume": True}, "2")  # type: ignore[arg-type]
-    ours, theirs = weights(tmp_path / "simulated"), weights(tmp_path / "federated")
-    for name in ours:
-        # A simulation may train clients in a stack and a node trains them singly: float32 sums in another order.
-        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-5, atol=1e-6)
+    assert_same_weights(tmp_path / "simulated", tmp_path / "federated", rtol=1e-5, atol=1e-6)
 
 
 def test_a_server_without_data_needs_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

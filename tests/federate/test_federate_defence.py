@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.federate.test_federate_apps import described, grid_of, weights
+from tests.federate.small_experiment import weights
+from tests.federate.test_federate_apps import described, grid_of
 
 from steelyard.clients.node import NodeConfig
 from steelyard.errors import UserError

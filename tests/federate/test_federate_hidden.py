@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message
-from tests.federate.test_federate_apps import described, grid_of, weights
+from tests.federate.small_experiment import weights
+from tests.federate.test_federate_apps import described, grid_of
 
 from steelyard.clients.flower import tasks, wire
 from steelyard.clients.flower.forms import TRAIN

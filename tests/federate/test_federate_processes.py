@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 pytest.importorskip("flwr")
 
+from tests.federate import small_experiment
+from tests.federate.small_experiment import assert_same_weights
 from tests.ports import free_ports
 
 from steelyard.errors import UserError
@@ -30,19 +31,12 @@ from steelyard.federate.local_follow import follow, rounds_of
 from steelyard.federate.local_launch import Launch
 from steelyard.federate.outcomes import read_outcome
 from steelyard.runs.reader import History
-from steelyard.runs.store import Store
 
 ROOT = Path(__file__).parents[2]
-SMALL: dict[str, Any] = {
-    "name": "small",
-    "seed": 5,
-    "data": {"source": "digits"},
-    "partition": {"scheme": "dirichlet", "clients": 8, "alpha": 0.5, "minimum": 10, "test": "local"},
-    "model": {"name": "logistic"},
-    "training": {"learning_rate": 0.1, "epochs": 1, "batch_size": 50},
+SMALL = {
+    **small_experiment.SMALL,
+    "partition": {**small_experiment.SMALL["partition"], "clients": 8},
     "rounds": {"count": 5, "fraction": 0.5},
-    "weighing": {"criteria": ["DS", "LD", "MD"], "score": "prioritized", "priority": "LD>DS>MD"},
-    "compute": {"engine": "loop", "device": "cpu"},
 }
 
 
@@ -51,22 +45,6 @@ def experiment(nodes: int, timeout: float = 120.0, **sections: Any) -> Any:
     for name, value in sections.items():
         document[name] = {**document.get(name, {}), **value} if isinstance(value, dict) else value
     return build(document)
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    store = Store(folder)
-    try:
-        return {name: state.parameters for name, state in store.resume().states.items()}
-    finally:
-        store.close()
-
-
-def assert_same_weights(one: Path, other: Path) -> None:
-    first, second = weights(one), weights(other)
-    assert set(first) == set(second)
-    for name in first:
-        # A simulation may train clients in a stack and a node trains them singly: float32 sums in another order.
-        torch.testing.assert_close(first[name], second[name], rtol=1e-4, atol=1e-5)
 
 
 def left_running(folder: Path) -> list[str]:

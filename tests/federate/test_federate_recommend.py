@@ -10,7 +10,8 @@ import pytest
 import torch
 from flwr.app import Array
 from tests.clients.flower.flower_fakes import FakeGrid
-from tests.federate.test_federate_apps import node, weights
+from tests.federate.small_experiment import weights
+from tests.federate.test_federate_apps import node
 
 from steelyard.clients.flower.arrays import pack
 from steelyard.clients.flower.forms import Refused

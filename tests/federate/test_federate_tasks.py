@@ -9,7 +9,8 @@ import numpy as np
 import pandas
 import pytest
 import torch
-from tests.federate.test_federate_apps import described, grid_of, weights
+from tests.federate.small_experiment import weights
+from tests.federate.test_federate_apps import described, grid_of
 
 from steelyard.experiment.loading import build
 from steelyard.experiment.running import run

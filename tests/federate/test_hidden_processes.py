@@ -11,7 +11,8 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from tests.federate.test_federate_processes import assert_same_weights, experiment, left_running, wait_for_round
+from tests.federate.small_experiment import assert_same_weights
+from tests.federate.test_federate_processes import experiment, left_running, wait_for_round
 
 from steelyard.experiment.running import run
 from steelyard.federate.local_federation import started

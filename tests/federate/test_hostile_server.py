@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("flwr")
 
-from tests.federate.test_federate_apps import weights
+from tests.federate.small_experiment import weights
 from tests.federate.test_node_process import Federation, hospitals
 
 from steelyard.experiment.remote_server import RemoteServer

@@ -17,7 +17,8 @@ import torch
 
 pytest.importorskip("flwr")
 
-from tests.federate.test_federate_processes import experiment, left_running, steelyard, weights, written
+from tests.federate.small_experiment import weights
+from tests.federate.test_federate_processes import experiment, left_running, steelyard, written
 from tests.federate.test_node_process import hospitals
 
 from steelyard.federate.local_federation import started

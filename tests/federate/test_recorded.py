@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from flwr.app import Error
-from tests.federate.test_federate_apps import SMALL, described, grid_of
+from tests.federate.small_experiment import SMALL
+from tests.federate.test_federate_apps import described, grid_of
 
 from steelyard.clients.flower.forms import EVALUATE, INTRODUCE
 from steelyard.errors import UserError

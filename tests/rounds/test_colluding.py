@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.experiment.hostile_clients import SMALL as DEFENDED
 from tests.stopping import assert_a_stop_changes_nothing
 
 from steelyard import randomness
@@ -27,22 +28,7 @@ from steelyard.rounds.loop import make_task
 from steelyard.sweeps.attacking import under_attack
 from steelyard.update_payloads import DenseModels, ServerTest
 
-SMALL: dict[str, Any] = {
-    "data": {"source": "digits"},
-    "partition": {
-        "scheme": "dirichlet",
-        "alpha": 0.5,
-        "clients": 10,
-        "minimum": 8,
-        "server": "fraction",
-        "server_report": "apart",
-    },
-    "model": {"name": "logistic"},
-    "training": {"learning_rate": 0.5, "epochs": 2, "batch_size": 60},
-    "rounds": {"count": 4, "fraction": 1.0},
-    "compute": {"engine": "loop", "device": "cpu", "threads": 1},
-    "store": {"checkpoint_every": 1},
-}
+SMALL = {**DEFENDED, "rounds": {"count": 4, "fraction": 1.0}}
 RULES = ["EQ", "guarded", "fltrust(EQ)", "median(EQ)"]
 
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 from tests.clients.flower.flower_fakes import FakeGrid
-from tests.federate.test_federate_apps import node, weights
+from tests.federate.small_experiment import weights
+from tests.federate.test_federate_apps import node
 from tests.recommend.conftest import two_tastes
 
 from steelyard.api import resume
