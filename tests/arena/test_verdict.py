@@ -33,6 +33,19 @@ def test_better_worse_equal_and_unknown_are_told_apart() -> None:
     )
 
 
+def test_the_mean_gain_has_the_interval_of_its_seeds() -> None:
+    made = {"clean": figures(BASE, shifted(0.03)), "sizes": figures(BASE, shifted(0.01))}
+    document = judge(on_paper(["clean", "sizes"]), made)
+    found = document["gain_over_seeds"]
+    assert found is not None
+    assert found["mean"] == pytest.approx(document["mean_gain"])
+    assert found["values"] == pytest.approx([0.02 + noise for noise in NOISE])
+    assert "Mean gain +2.0 ± 0.2 points." in arena_text(document)
+    uneven = judge(on_paper(["clean", "sizes"]), made | {"sizes": figures(BASE[:5], shifted(0.01)[:5])})
+    assert uneven["gain_over_seeds"] is None, "seeds that a scene lacks pair with nothing"
+    assert "Mean gain" not in arena_text(uneven)
+
+
 def test_the_correction_is_over_all_scenes() -> None:
     """A p that would do alone does not do among ten scenes of which nine show nothing."""
     names = list(SUITE.scenes)

@@ -13,6 +13,7 @@ from tests.warm import ROOT
 
 from steelyard.arena.archive import check_archive, read_archive
 from steelyard.arena.verdict import judge
+from steelyard.intervals import show_estimate
 
 RESULTS = ROOT / "docs" / "results"
 PAGES = sorted(path.stem for path in RESULTS.glob("*.md") if path.stem not in {"index", "contributions"})
@@ -153,11 +154,12 @@ def board_row(path: Path) -> str:
     assert found["whole"], f"{path.name}: not the whole suite"
     gains = [scene["gain"]["mean"] for scene in found["scenes"] if scene["gain"] is not None]
     mine = next(row for row in found["ranks"] if row["rule"] == found["candidate"])
-    points = " | ".join(f"{100 * value:+.1f}".replace("-", "−") for value in (sum(gains) / len(gains), min(gains)))
+    least = f"{100 * min(gains):+.1f}".replace("-", "−")
+    points = f"{show_estimate(found['gain_over_seeds'], 1, 100.0, signed=True)} | {least}"
     counts = " | ".join(str(found[word]) for word in ("better", "worse", "equal"))
     suite = f"`{found['suite']}` {found['version']}"
     name = f"| `{found['candidate']}` | [{path.stem}](arena/{path.name}) | {suite}"
-    return f"{name} | {counts} | {points} | {100 * mine['worst']['mean']:.1f} |"
+    return f"{name} | {counts} | {points} | {show_estimate(mine['worst'], 1, 100.0)} |"
 
 
 SENT_IN = sorted((RESULTS / "arena").glob("*.json"))

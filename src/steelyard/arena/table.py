@@ -72,8 +72,11 @@ def _note(document: ArenaDocument) -> str:
     seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     what = "One seed" if counts == [1] else f"Mean of {seeds} seeds ± half the 95 % interval"
     tests = "Tests that may be looked at after any seed (betting on signs)" if opened else "Paired t-tests"
+    gain = document["gain_over_seeds"]
+    several = gain is not None and len(document["scenes"]) > 1
+    mean = f" Mean gain {show_estimate(gain, 1, 100.0, signed=True)} points." if several else ""
     return (
-        f"{what}, on rows that chose nothing. {tests}, "
+        f"{what}, on rows that chose nothing.{mean} {tests}, "
         f"Holm's correction over the scenes. Equal: within {100 * document['margin']:g} point by two one-sided tests."
     )
 

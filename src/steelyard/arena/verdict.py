@@ -54,6 +54,9 @@ def judge(arena: Arena, figures: Mapping[str, SceneFigures]) -> ArenaDocument:
         "equal": sum(scene["equal_p_holm"] is not None and scene["equal_p_holm"] < level for scene in scenes),
         "failed": verdicts.count("failed"),
         "mean_gain": math.fsum(gains) / len(gains) if gains else None,
+        "gain_over_seeds": _over_scenes(list(differences.values()))
+        if len({len(each) for each in differences.values()}) == 1
+        else None,
         "ranks": ranks,
         "critical_difference": critical_difference(len(ranks), len(complete)),
     }

@@ -72,6 +72,8 @@ class ArenaDocument(TypedDict):
     equal: int
     failed: int
     mean_gain: float | None
+    gain_over_seeds: EstimateJson | None
+    """The same with its interval: the mean over the scenes, seed by seed; None where scenes have other seeds."""
     ranks: list[ArenaRank]
     critical_difference: float | None
     """Mean ranks that differ by less cannot be told apart (Nemenyi, 5 %); None with too few scenes."""
