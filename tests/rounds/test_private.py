@@ -22,7 +22,7 @@ from steelyard.rounds.loop import _report, make_task, run_rounds
 from steelyard.rounds.private import PrivateRounds, nobody
 from steelyard.rounds.progress import SPENT
 from steelyard.rounds.soundness import Exploded
-from steelyard.rounds.state import Federation, Plan
+from steelyard.rounds.state import Federation, Plan, RoundRecord
 from steelyard.update_payloads import DenseModels
 
 NAMES = tuple(f"c{number:02d}" for number in range(20))
@@ -365,15 +365,27 @@ def test_without_a_limit_every_round_is_run_and_counted() -> None:
 def test_rules_that_spent_different_amounts_are_told_one_by_one() -> None:
     told: list[Any] = []
     states = {"f": state(1), "g": state(1)}
-    _report(lambda *given: told.append(given), 3, states, {"f": 1.0, "g": 2.0})
-    _report(lambda *given: told.append(given), 3, states, {"f": 1.0, "g": 1.0})
-    _report(lambda *given: told.append(given), 3, states)
-    _report(None, 3, states, {"f": 1.0})
+
+    def spent_by(**epsilons: float) -> list[RoundRecord]:
+        return [RoundRecord(name, 3, 0.0, epsilon=epsilon) for name, epsilon in epsilons.items()]
+
+    _report(lambda *given: told.append(given), 3, states, spent_by(f=1.0, g=2.0))
+    _report(lambda *given: told.append(given), 3, states, spent_by(f=1.0, g=1.0))
+    _report(lambda *given: told.append(given), 3, states, [])
+    _report(None, 3, states, spent_by(f=1.0))
     assert told == [
         (3, {"f": 0.0, "g": 0.0, f"{SPENT} of f": 1.0, f"{SPENT} of g": 2.0}),
         (3, {"f": 0.0, "g": 0.0, SPENT: 1.0}),
         (3, {"f": 0.0, "g": 0.0}),
     ]
+
+
+def test_progress_shows_all_rows_where_a_part_of_them_chooses_the_order() -> None:
+    told: list[Any] = []
+    chosen = replace(state(1), orders=replace(state(1).orders, reference=0.75))
+    records = [RoundRecord("f", 3, 0.0, accuracy=0.5), RoundRecord("g", 3, 0.0, accuracy=float("nan"))]
+    _report(lambda *given: told.append(given), 3, {"f": chosen, "g": chosen}, records)
+    assert told == [(3, {"f": 0.5, "g": 0.75})]  # Nobody tested g: its last score stands.
 
 
 def test_an_empty_cohort_asks_nobody_and_gives_noise_alone() -> None:

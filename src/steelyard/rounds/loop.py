@@ -6,6 +6,7 @@ survives a round is in RoundState, and that is what a checkpoint holds.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -49,8 +50,8 @@ def run_rounds(
     one whose model exploded, unless there is no other: then the run stops.
     """
     if not states:
-        states = _begin(federations, clients, server, plan, recorder)
-        _report(progress, 0, states)
+        states, records = _begin(federations, clients, server, plan, recorder)
+        _report(progress, 0, states, records)
     begun = min(state.round for state in states.values() if not state.finished) if _active(states) else plan.rounds
     for round in range(begun + 1, plan.rounds + 1):
         active = [federation for federation in federations if not states[federation.name].finished]
@@ -59,7 +60,7 @@ def run_rounds(
             last = round == plan.rounds or not _active(states)
             with doing("writing it down"):
                 recorder.commit(round, records, states, clients.snapshot, last=last)
-        _report(progress, round, states, {r.federation: r.epsilon for r in records if r.epsilon is not None})
+        _report(progress, round, states, records)
         if last:
             break
     return states
@@ -69,21 +70,24 @@ def _active(states: States) -> bool:
     return any(not state.finished for state in states.values())
 
 
-def _report(progress: Progress | None, round: int, states: States, epsilons: Mapping[str, float] | None = None) -> None:
+def _report(progress: Progress | None, round: int, states: States, records: Sequence[RoundRecord]) -> None:
     if progress is None:
         return
+    # Where nobody tested, the last score that is known stands. Elsewhere all rows count, not those alone that choose.
+    scores = {name: state.orders.reference for name, state in states.items()}
+    scores |= {r.federation: r.accuracy for r in records if r.accuracy is not None and not math.isnan(r.accuracy)}
     # Rules side by side mostly spend the same: then one figure stands for all.
-    spent = dict(epsilons or {})
+    spent = {r.federation: r.epsilon for r in records if r.epsilon is not None}
     if len(set(spent.values())) == 1:
         shown = {SPENT: next(iter(spent.values()))}
     else:
         shown = {f"{SPENT} of {name}": value for name, value in spent.items()}
-    progress(round, {**{name: state.orders.reference for name, state in states.items()}, **shown})
+    progress(round, {**scores, **shown})
 
 
 def _begin(
     federations: Sequence[Federation], clients: Clients, server: Server, plan: Plan, recorder: Recorder
-) -> dict[str, RoundState]:
+) -> tuple[dict[str, RoundState], list[RoundRecord]]:
     begun = time.perf_counter()
     with doing("building the first models"):
         states = {federation.name: federation.start(server) for federation in federations}
@@ -103,7 +107,7 @@ def _begin(
         seconds = time.perf_counter() - begun
         records.append(RoundRecord(federation.name, 0, seconds, evaluations=answer, accuracy=accuracy, loss=state.loss))
     recorder.commit(0, records, states, clients.snapshot, last=plan.rounds == 0)
-    return states
+    return states, records
 
 
 def one_round(
