@@ -72,7 +72,8 @@ def _status(handle: int, name: str) -> os.stat_result | None:
 
 
 def _refused(path: Path, found: os.stat_result, allowed: str) -> UserError:
-    what = "a link" if stat.S_ISLNK(found.st_mode) else "a folder" if stat.S_ISDIR(found.st_mode) else "no plain file"
+    kinds = {stat.S_IFLNK: "a link", stat.S_IFDIR: "a folder", stat.S_IFREG: "a file"}
+    what = kinds.get(stat.S_IFMT(found.st_mode), "no plain file")
     return UserError(f"{path}: is {what}; allowed: {allowed}")
 
 

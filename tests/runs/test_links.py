@@ -188,6 +188,12 @@ def test_a_pipe_is_not_waited_for(run: Path, refused: Callable[..., str]) -> Non
     assert "lock: is no plain file; allowed: a file of the run's own" in refused("resume", run)
 
 
+def test_a_file_in_the_place_of_a_folder_is_called_a_file(run: Path, refused: Callable[..., str]) -> None:
+    taken = run.parent / "taken"
+    taken.write_text("")
+    assert "taken: is a file; allowed: a folder" in refused("export", run, "--out", taken)
+
+
 @pytest.mark.parametrize("command", [("ls", "."), ("resume", "run")])
 def test_a_journal_that_names_another_file_removes_nothing(tmp_path: Path, command: tuple[str, ...]) -> None:
     """SQLite removes the "super-journal" that a journal names, once it has rolled back: any file of ours."""

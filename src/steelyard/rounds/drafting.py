@@ -55,7 +55,8 @@ def _weigh(
     if not updates.clients:
         return _kept(federation, state, updates, None, state.memory)
     view = _view(federation, state, updates, server, plan)
-    weighing = federation.rule.weigh(measure(criteria, updates, view), order, clients=updates.clients, view=view)
+    raw = _measured(task, criteria, updates, view)
+    weighing = federation.rule.weigh(raw, order, clients=updates.clients, view=view)
     # A criterion that is 0 for everyone became 1/n each; when all are, no client showed any worth (AdaFed's p = 0).
     worthless = weighing.uniform or len(weighing.all_zero) == len(weighing.criteria)
     if worthless and federation.rule.settings.when_zero == "keep":
@@ -99,7 +100,7 @@ def _weigh_privately(
     criteria = federation.rule.criteria
     updates = _admitted(federation, task, updates, criteria, server, min(plan.min_clients, len(task.clients)))
     view = _view(federation, state, updates, server, plan)
-    raw = measure(criteria, updates, view) if updates.clients else np.zeros((0, len(criteria)))
+    raw = _measured(task, criteria, updates, view) if updates.clients else np.zeros((0, len(criteria)))
     order = state.orders.order
     weighing = private.weigh(federation, task, raw, order)
     # What the algorithm makes of the noisy sum costs nothing more; the size of a secret cohort stays out of it.
@@ -164,6 +165,16 @@ def _view(federation: Federation, state: RoundState, updates: Updates, server: S
 
 def _root(server: FittingServer, seed: int, payload: SingleModels, state: RoundState) -> tuple[Floats, float]:
     return payload.along_root(state.parameters, server.train(seed, state.round + 1, state.parameters))
+
+
+def _measured(task: Task, criteria: Sequence[Criterion], updates: Updates, view: CohortView) -> np.ndarray:
+    """Measure, and say which federation it was where a criterion of the user's own fails at the server."""
+    try:
+        return measure(criteria, updates, view)
+    except UserError as error:
+        if type(error) is not UserError:
+            raise  # whoever catches a kind of its own, such as Exploded, must still see it
+        raise UserError(f"round {task.round} of {in_words(task.federation)}: {error}") from error
 
 
 def measure(criteria: Sequence[Criterion], updates: Updates, view: CohortView) -> np.ndarray:
