@@ -243,7 +243,7 @@ def same_seeds(lines: Lines) -> dict[str, str]:
         "| data | split | rule | seeds | round | the table's split | the later one |",
         "|---|---|---|---|---|---|---|",
     ]
-    apart: dict[tuple[str, str], list[float]] = {}
+    apart: dict[tuple[str, str], dict[str, tuple[int, float]]] = {}
     for line in lines:
         if line["table"] != "A":
             continue
@@ -256,11 +256,14 @@ def same_seeds(lines: Lines) -> dict[str, str]:
             where = f"| {line['data']} | {line['split']} | `{rule}` | {seeds} | {rounds}"
             rows.append(" | ".join([where, *figures]) + " |")
             gap = statistics.mean(pairs[0]) - statistics.mean(pairs[1])
-            apart.setdefault((line["data"], line["split"]), []).append(gap)
-    told = [
-        f"- {data}, {split}: " + f"{min(gaps):+.1f} to {max(gaps):+.1f}".replace("-", "−")
-        for (data, split), gaps in apart.items()
-    ]
+            known = apart.setdefault((line["data"], line["split"]), {})
+            if rounds > known.get(rule, (0, 0.0))[0]:  # of a rule that ran twice, the one that came further
+                known[rule] = rounds, gap
+    told: list[str] = []
+    for (data, split), known in apart.items():
+        rounds, gaps = (sorted(set(each)) for each in zip(*known.values(), strict=True))
+        points = f"{gaps[0]:+.1f} to {gaps[-1]:+.1f}".replace("-", "−")
+        told.append(f"- {data}, {split}: {points} (round {' to '.join(map(str, rounds))})")
     return {"CHECK": "\n".join(rows), "CHECK APART": "\n".join(told) or "- not known"}
 
 

@@ -131,6 +131,9 @@ def test_a_cell_that_was_stopped_has_no_judgement_and_counts_for_nothing() -> No
     later = page([made("A-later-mnist-C3", curves, finished=False), made("A-mnist-C3", curves, 2, finished=False)])
     assert "| mnist | #C=3, stopped after 2 | `scaffold` | 97.91 ± 0.10 | 97.90 | 97.90 | 73.95 |" in later
     assert "| mnist | #C=3 | `scaffold` | 2 | 2 | 98.10, 97.70 | 98.10, 97.70 |" in later
+    short = made("A-mnist-C3", {"scaffold": [[None, 0.4]]}, 1, finished=False)
+    again = page([made("A-later-mnist-C3", curves), short, made("A-mnist-C3", {"scaffold": [[None, 0.4, 0.97]]})])
+    assert "- mnist, #C=3: −1.1 to −1.1 (round 2)" in again, "the run that came further counts"
     done = page([made("A-mnist-C3", curves)])
     assert "| 97.91 ± 0.10; **97.90 ± 0.28**, met |" in done
     assert "1 of 60 cells" in done
@@ -159,6 +162,9 @@ def test_what_one_question_says_follows_the_cells() -> None:
     shown = page([flower, drawn])
     assert "| **both**, by protocol: 62.5 ± 1.2 on the table's split, 68.2 ± 0.7 with a split a seed" in shown
     assert "62.47 is inside the interval of Flower's protocol, and 68.2 is inside that of NIID-Bench's." in shown
+    assert "62.5 and 68.2 belong to two protocols." in shown
+    near = page([flower, made("A-normalised-cifar10-Dirichlet-05-drawn", {"fedavg": [[0.64], [0.65], [0.645]]}, 50)])
+    assert "62.5 and 68.2 come from two protocols that explain 2.0 of 5.7 points." in near
     same = page([flower, made("A-normalised-cifar10-Dirichlet-05-drawn", flower["curves"], 50)])
     assert "| not told apart: 62.5 ± 1.2" in same
     assert "62.5 and 68.2 are not settled." in same
@@ -166,6 +172,7 @@ def test_what_one_question_says_follows_the_cells() -> None:
     told = page([three])
     assert "done right it reaches 82.0 beside FedAvg's 80.0" in told
     assert "It comes to 82.6 within 1.5 points | 50 of 50 rounds, 3 seeds |" in told
+    assert "not what SCAFFOLD gives on this protocol. It comes to 82.6 within 1.5 points. Not settled" in told
     assert "2.0 points ahead of FedAvg after 50 rounds, and ahead in every round from 2 on." in told
     board = page([made("C-fashion-mnist-two-labels", {"fedavg": [[0.79]], "fine-tuned": [[0.98]]}, 100)])
     assert "| two labels, fedavg 79.0 (published 80.4); two labels, fine-tuned 98.0 | 100 of 2,000 rounds |" in board
