@@ -138,6 +138,24 @@ def test_an_algorithm_of_ones_own(tmp_path: Path, steelyard: Any, refused: Any) 
     assert steelyard("resume", "run", "--trust").returncode == 0
 
 
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("def train(self, local): ...", "train is defined, and by_hand is False; allowed: both train and by_hand"),
+        ("by_hand = True", "no train is defined, and by_hand is True"),
+        ("def correction(self, received, kept): ...", "correction is defined, and corrects is 'nothing'"),
+        ("def listen(self, heard): ...", "listen is defined, and listens is False"),
+        ("def sent(self, local): ...", "sent is defined, and replaces is False"),
+    ],
+)
+def test_a_method_that_nobody_would_ask_for_is_refused(body: str, says: str, tmp_path: Path, refused: Any) -> None:
+    code = f"from steelyard import Algorithm, algorithm\n@algorithm('unasked')\nclass Unasked(Algorithm):\n    {body}\n"
+    (tmp_path / "unasked.py").write_text(code)
+    changes = ["algorithm.name=unasked", f"algorithm.plugins=['{tmp_path / 'unasked.py'}']"]
+    line = refused("run", "quickstart", "--trust", *(word for each in changes for word in ("--set", each)))
+    assert f"@algorithm('unasked'): {says}" in line
+
+
 def test_a_parameter_is_swept(tmp_path: Path, steelyard: Any) -> None:
     pytest.importorskip("vl_convert", reason="figures need vl-convert-python")
     changes = ("--set", "rounds.count=1", "--set", "model.name=logistic", "--set", "algorithm.name=fedprox")

@@ -225,7 +225,10 @@ def test_an_algorithm_that_raises_is_a_row_too(tmp_path: Path) -> None:
     )
     folder = small_arena(str(tmp_path / "mine.py"), tmp_path / "out")
     run_arena(folder)
-    assert write_archive(folder)["sentence"] == "arena-falls failed in 1 of 1 scene: KeyError: 'gone'."
+    assert write_archive(folder)["sentence"].startswith(
+        "arena-falls failed in 1 of 1 scene: round 1 of arena-falls: algorithm arena-falls: its step fails: "
+        "KeyError: 'gone'; allowed: "
+    )
 
 
 def test_a_fault_of_ours_is_no_failure_of_a_named_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

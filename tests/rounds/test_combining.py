@@ -365,3 +365,9 @@ def test_a_step_that_returns_no_model_is_named(gives: str, says: str) -> None:
     mistaken = replace(federation(), algorithm=Wrong(gives=gives))
     with pytest.raises(UserError, match=f"algorithm .*: its step returned {says}"):
         run_rounds([mistaken], {"f": state(0)}, Clients(), Server(), Plan(1, 1.0), Recorder())
+
+
+def test_a_step_that_raises_is_one_line_with_round_rule_and_seed() -> None:
+    falling = replace(federation(), name="f#7", algorithm=Wrong(gives="absent"))
+    with pytest.raises(UserError, match=r"^round 1 of f, seed 7: algorithm .*: its step fails: KeyError: 'absent'; "):
+        run_rounds([falling], {"f#7": state(0)}, Clients(), Server(), Plan(1, 1.0), Recorder())

@@ -12,6 +12,8 @@ from steelyard.registry import Registry
 from steelyard.usercode import ALGORITHMS
 
 AlgorithmT = TypeVar("AlgorithmT", bound=type[Algorithm])
+_ASKED_FOR = {"train": "by_hand", "listen": "listens", "sent": "replaces", "correction": "corrects"}
+"""Methods that are asked for only where a class says so, and what says it."""
 _registry: Registry[type[Algorithm]] = Registry("algorithm", ALGORITHMS, lambda made: made.__qualname__)
 
 
@@ -22,7 +24,8 @@ def algorithm(name: str) -> Callable[[AlgorithmT], AlgorithmT]:
     ... class Half(steelyard.Algorithm): ...
 
     Raises:
-        UserError: the name is taken, or what is decorated is no class derived from `Algorithm`.
+        UserError: the name is taken, what is decorated is no class derived from `Algorithm`, or it has a method that
+            would never be asked for.
     """
     if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9-]{0,39}", name):
         raise UserError(
@@ -34,6 +37,14 @@ def algorithm(name: str) -> Callable[[AlgorithmT], AlgorithmT]:
             raise UserError(
                 f"@algorithm({name!r}): got {brief(made)}; allowed: a class derived from steelyard.Algorithm"
             )
+        for method, says in _ASKED_FOR.items():
+            defined = getattr(made, method) is not getattr(Algorithm, method)
+            # Else training would be FedAvg's without a word, or end in a method that is not there.
+            if defined != (getattr(made, says) not in (False, "nothing")):
+                raise UserError(
+                    f"@algorithm({name!r}): {f'{method} is' if defined else f'no {method} is'} defined, and {says} is "
+                    f"{getattr(made, says)!r}; allowed: both {method} and {says}, or neither"
+                )
         _registry.add(name, made)
         made.name = name
         return made
