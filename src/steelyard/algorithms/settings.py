@@ -35,7 +35,8 @@ class AlgorithmSettings(Named):
             catalogue.load_plugins(self.plugins)
         known = catalogue.known()
         if self.name not in known:
-            raise UserError(f"name: got {brief(self.name)}{nearest(self.name, known)}; allowed: {listed(known)}")
+            names = listed(sorted(known))  # not by which module was imported first
+            raise UserError(f"name: got {brief(self.name)}{nearest(self.name, known)}; allowed: {names}")
         return validated(known[self.name], self.parameters, "")
 
 
