@@ -7,6 +7,7 @@ read would write a file, and none may appear.
 from __future__ import annotations
 
 import contextlib
+import gc
 import gzip
 import io
 import json
@@ -473,6 +474,13 @@ TARGETS = [
 ]
 
 
+def _seconds(target: Target, content: Any, folder: Path) -> float:
+    begun = time.process_time()
+    with contextlib.suppress(UserError, Refused):
+        target.read(content, folder)
+    return time.process_time() - begun
+
+
 def _fire(target: Target, folder: Path, examples: int) -> None:
     @hypothesis.settings(
         max_examples=examples,
@@ -483,10 +491,10 @@ def _fire(target: Target, folder: Path, examples: int) -> None:
     )
     @hypothesis.given(target.inputs)
     def check(content: Any) -> None:
-        begun = time.process_time()
-        with contextlib.suppress(UserError, Refused):
-            target.read(content, folder)
-        assert time.process_time() - begun < SECONDS
+        if _seconds(target, content, folder) >= SECONDS:
+            # Python may have searched all that Hypothesis keeps for what to free: then a second time is quick.
+            gc.collect()
+            assert _seconds(target, content, folder) < SECONDS
         assert not Path("unpickled").exists()
 
     check()
