@@ -146,6 +146,7 @@ def test_an_algorithm_of_ones_own(tmp_path: Path, steelyard: Any, refused: Any) 
         ("def correction(self, received, kept): ...", "correction is defined, and corrects is 'nothing'"),
         ("def listen(self, heard): ...", "listen is defined, and listens is False"),
         ("def sent(self, local): ...", "sent is defined, and replaces is False"),
+        ("def after_training(self, local): ...", "after_training is defined, and keeps and sends are empty"),
     ],
 )
 def test_a_method_that_nobody_would_ask_for_is_refused(body: str, says: str, tmp_path: Path, refused: Any) -> None:

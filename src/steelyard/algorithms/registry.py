@@ -45,6 +45,11 @@ def algorithm(name: str) -> Callable[[AlgorithmT], AlgorithmT]:
                     f"@algorithm({name!r}): {f'{method} is' if defined else f'no {method} is'} defined, and {says} is "
                     f"{getattr(made, says)!r}; allowed: both {method} and {says}, or neither"
                 )
+        if made.after_training is not Algorithm.after_training and not (made.keeps or made.sends):
+            raise UserError(
+                f"@algorithm({name!r}): after_training is defined, and keeps and sends are empty; allowed: names of "
+                "the vectors that it returns in one of them, or no after_training"
+            )
         _registry.add(name, made)
         made.name = name
         return made

@@ -18,6 +18,7 @@ from steelyard.privacy.local import without_losses
 from steelyard.rounds.colluding import with_colluders
 from steelyard.rounds.contributions import RoundValues
 from steelyard.rounds.drafting import TooFewClients, weigh_soundly
+from steelyard.rounds.own_code import training_in_own_code
 from steelyard.rounds.private import PrivateRounds, nobody
 from steelyard.rounds.progress import SPENT
 from steelyard.rounds.selecting import SELECT
@@ -193,7 +194,8 @@ def _train(
         for place, federation in enumerate(asking):
             private.before_training(federation, tasks[place])
     asked = [index for index, task in enumerate(tasks) if task.clients]
-    answers = clients.train([tasks[index] for index in asked]) if asked else []
+    with training_in_own_code(tasks):
+        answers = clients.train([tasks[index] for index in asked]) if asked else []
     if private is not None and not private.central:
         answers = [without_losses(answer) for answer in answers]
     found = dict(zip(asked, answers, strict=True))
