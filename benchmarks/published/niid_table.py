@@ -155,7 +155,7 @@ WHY: Mapping[tuple[str, str, str], str] = {
         "all is 72.3 on average. So the best of 50 hangs on chance, more than FedAvg's"
     ),
     ("fashion-mnist", "#C=3", "SCAFFOLD"): (
-        "likely one bad run there: two at about 84, as ours are, and one at about 73 have the published mean and deviation"
+        "likely one bad run there: two at about 84, as ours are, and one at about 73 have its mean and deviation"
     ),
     ("cifar10", "Dirichlet 0.5", "FedAvg"): (
         "chance would do: 0.05 points beyond the bound, and our seeds' 95 % interval, 62.3 to 65.7, holds what is "
