@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.privacy.seeded_source import SeededSource
 
 from steelyard.errors import UserError
 from steelyard.privacy import mechanisms
 from steelyard.privacy.source import (
-    SeededSource,
     SystemSource,
     chosen,
     each_with,

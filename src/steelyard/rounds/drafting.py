@@ -18,7 +18,7 @@ from steelyard.rounds.server_rows import server_slopes
 from steelyard.rounds.soundness import Exploded, is_sound, without_culprit
 from steelyard.rounds.state import Draft, Federation, Plan, RoundState
 from steelyard.update_payloads import DenseModels, SingleModels
-from steelyard.weighing.criteria import CohortView, Criterion
+from steelyard.weighing.criteria import CohortView, Criterion, CriterionFault
 from steelyard.weighing.view import Memory, read_only
 from steelyard.weighing.weights import Weighing
 
@@ -171,9 +171,7 @@ def _measured(task: Task, criteria: Sequence[Criterion], updates: Updates, view:
     """Measure, and say which federation it was where a criterion of the user's own fails at the server."""
     try:
         return measure(criteria, updates, view)
-    except UserError as error:
-        if type(error) is not UserError:
-            raise  # whoever catches a kind of its own, such as Exploded, must still see it
+    except CriterionFault as error:
         raise UserError(f"round {task.round} of {in_words(task.federation)}: {error}") from error
 
 

@@ -44,6 +44,10 @@ MeasuredBy = Literal["client", "server"]
 About = Literal["data", "model", "device", "user"]
 
 
+class CriterionFault(UserError):
+    """A measure of the user's own fails at the server; whoever knows round and rule adds them."""
+
+
 @dataclass(frozen=True)
 class Criterion:
     """One measure of a client's worth; build it with `client_criterion` or `server_criterion`."""
@@ -119,12 +123,12 @@ class Criterion:
         except (Exception, SystemExit) as error:
             if self.built_in:
                 raise  # a fault of ours is not one of the user's
-            raise UserError(
+            raise CriterionFault(
                 f"criterion {self.name}: fails on the server: {type(error).__name__}: {error}; allowed: a number >= 0 "
                 "for each client"
             ) from error
         if found.shape != np.shape(view.samples):
-            raise UserError(
+            raise CriterionFault(
                 f"criterion {self.name}: measured shape {found.shape} on the server; allowed: a number >= 0 for each "
                 f"of the {len(view.samples)} clients"
             )
@@ -132,7 +136,7 @@ class Criterion:
         if len(wrong):
             names = view.clients or tuple(map(str, range(len(found))))
             more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-            raise UserError(
+            raise CriterionFault(
                 f"criterion {self.name}: measured {found[wrong[0]]} on the server for {names[wrong[0]]}{more}; "
                 "allowed: a number >= 0 for each client"
             )
