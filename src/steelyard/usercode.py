@@ -164,6 +164,11 @@ def _is_loaded(module: str) -> bool:
     return file is not None and not _is_library(Path(file))
 
 
+def is_ours(code: object) -> bool:
+    """Whether a function or class is the library's own, not a user's."""
+    return (getattr(code, "__module__", None) or "").startswith("steelyard.")
+
+
 def app_is_loaded() -> bool:
     """Whether this process runs the app whose modules begin with `SHIPPED`; elsewhere nothing may be imported of it."""
     return SHIPPED.partition(".")[0] in sys.modules

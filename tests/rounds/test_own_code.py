@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 from steelyard.algorithms.fedavg import FedAvg
 from steelyard.errors import UserError
 from steelyard.messages import Task
-from steelyard.rounds.own_code import training_in_own_code
+from steelyard.rounds.own_code import told_in_one_line, training_fault
 
 OWN = """from steelyard import Algorithm, algorithm
 
@@ -41,10 +42,10 @@ def test_a_train_that_raises_is_one_line_with_its_place(tmp_path: Path) -> None:
 
 def test_a_fault_of_ours_is_not_blamed_on_an_algorithm() -> None:
     task = Task("f", 0, 1, ("a",), torch.zeros(2), algorithm=FedAvg())
-    with pytest.raises(KeyError), training_in_own_code([task]):
+    with pytest.raises(KeyError), told_in_one_line(partial(training_fault, [task])):
         raise KeyError("ours")
 
 
 def test_what_is_told_already_stays() -> None:
-    with pytest.raises(UserError, match=r"^field: wrong$"), training_in_own_code([]):
+    with pytest.raises(UserError, match=r"^field: wrong$"), told_in_one_line(partial(training_fault, [])):
         raise UserError("field: wrong")

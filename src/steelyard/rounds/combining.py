@@ -11,10 +11,11 @@ import torch
 
 from steelyard.algorithms.algorithm import Algorithm, ServerStep, Vectors
 from steelyard.defence.robust import RobustRule
-from steelyard.errors import UserError, in_words
+from steelyard.errors import UserError
 from steelyard.messages import Floats, Task, Updates
 from steelyard.privacy.hidden import BeyondBound, HiddenUpdates
 from steelyard.randomness import generator
+from steelyard.rounds.own_code import step_fault, told_in_one_line
 from steelyard.rounds.soundness import Exploded
 from steelyard.rounds.state import Federation
 from steelyard.update_payloads import DenseModels, SingleModels
@@ -70,22 +71,9 @@ class Combiner:
             sent=None if updates is None else updates.vectors,
             steps=None if updates is None else updates.steps,
         )
-        return self._checked(self._algorithms_step(given), average.shape)
-
-    def _algorithms_step(self, given: ServerStep) -> object:
-        """Take the algorithm's step; a fault in code of the user's own is one line."""
-        try:
-            return self._algorithm.step(given)
-        except UserError:
-            raise
-        except Exception as error:
-            if type(self._algorithm).__module__.startswith("steelyard."):
-                raise  # a fault of ours is not one of the user's
-            raise UserError(
-                f"round {self._task.round} of {in_words(self._task.federation)}: algorithm {self._algorithm.name}: its "
-                f"step fails: {type(error).__name__}: {error}; allowed: the new parameters, and a dict of what the "
-                "server keeps"
-            ) from error
+        with told_in_one_line(partial(step_fault, self._algorithm, self._task)):
+            found = self._algorithm.step(given)
+        return self._checked(found, average.shape)
 
     def _checked(self, found: object, shape: torch.Size) -> tuple[torch.Tensor, Vectors]:
         """Refuse what is no model of this shape with the server's vectors: users write algorithms, too."""

@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from steelyard.activity import doing
 from steelyard.clients.protocol import Clients, ReportingServer, Server
@@ -18,7 +19,7 @@ from steelyard.privacy.local import without_losses
 from steelyard.rounds.colluding import with_colluders
 from steelyard.rounds.contributions import RoundValues
 from steelyard.rounds.drafting import TooFewClients, weigh_soundly
-from steelyard.rounds.own_code import training_in_own_code
+from steelyard.rounds.own_code import told_in_one_line, training_fault
 from steelyard.rounds.private import PrivateRounds, nobody
 from steelyard.rounds.progress import SPENT
 from steelyard.rounds.selecting import SELECT
@@ -194,7 +195,7 @@ def _train(
         for place, federation in enumerate(asking):
             private.before_training(federation, tasks[place])
     asked = [index for index, task in enumerate(tasks) if task.clients]
-    with training_in_own_code(tasks):
+    with told_in_one_line(partial(training_fault, tasks)):
         answers = clients.train([tasks[index] for index in asked]) if asked else []
     if private is not None and not private.central:
         answers = [without_losses(answer) for answer in answers]

@@ -1,37 +1,55 @@
-"""Faults in code of the user's own that a round runs, told in one line."""
+"""Faults in an algorithm of the user's own, told in one line; a fault of ours keeps its traceback."""
 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FunctionType
 
 from steelyard.algorithms.algorithm import Algorithm
-from steelyard.errors import UserError
+from steelyard.errors import UserError, in_words
 from steelyard.messages import Task
+from steelyard.usercode import is_ours
 
 
 @contextmanager
-def training_in_own_code(tasks: Sequence[Task]) -> Generator[None]:
-    """Tell where an algorithm of the user's own fails while clients train; a fault of ours keeps its traceback."""
+def told_in_one_line(line: Callable[[Exception], str | None]) -> Generator[None]:
+    """Raise an error as the line that is given for it; one without a line goes on as it is."""
     try:
         yield
     except UserError:
         raise
     except Exception as error:
-        for task in tasks:
-            if where := _where(error, task.algorithm):
-                told = f"algorithm {task.algorithm.name}: {where} fails: {type(error).__name__}: {error}"
-                raise UserError(f"round {task.round}: {told}") from error
-        raise
+        if (found := line(error)) is None:
+            raise
+        raise UserError(found) from error
+
+
+def training_fault(tasks: Sequence[Task], error: Exception) -> str | None:
+    """Return where one of the tasks' algorithms fails while clients train, which cohorts of several may do at once."""
+    for task in tasks:
+        if where := _where(error, task.algorithm):
+            told = f"algorithm {task.algorithm.name}: {where} fails: {type(error).__name__}: {error}"
+            return f"round {task.round}: {told}"
+    return None
+
+
+def step_fault(algorithm: Algorithm, task: Task, error: Exception) -> str | None:
+    """Return that the server's step of an algorithm fails, and why."""
+    if is_ours(type(algorithm)):
+        return None
+    return (
+        f"round {task.round} of {in_words(task.federation)}: algorithm {algorithm.name}: its step fails: "
+        f"{type(error).__name__}: {error}; allowed: the new parameters, and a dict of what the server keeps"
+    )
 
 
 def _where(error: Exception, algorithm: Algorithm) -> str | None:
     """Return the function and line of an algorithm's own file that an error went through last."""
     made = type(algorithm)
-    if made.__module__.startswith("steelyard."):
+    if is_ours(made):
         return None
     files = {method.__code__.co_filename for method in vars(made).values() if isinstance(method, FunctionType)}
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]

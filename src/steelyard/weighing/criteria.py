@@ -21,7 +21,7 @@ import numpy as np
 from steelyard.errors import UserError, brief, expect, texts_of
 from steelyard.messages import Floats
 from steelyard.registry import Registry
-from steelyard.usercode import CRITERIA
+from steelyard.usercode import CRITERIA, is_ours
 from steelyard.weighing.checks import check_decorator, check_flags, check_measure
 from steelyard.weighing.needs import NO_NEEDS, Capabilities, NeededTask, Needs, unmet
 from steelyard.weighing.view import CohortView, Labelled, LocalData
@@ -74,7 +74,7 @@ class Criterion:
     @property
     def built_in(self) -> bool:
         """Whether the measure is the library's own; code of users gets copies of what it looks at."""
-        return (getattr(self.measure, "__module__", None) or "").startswith("steelyard.")
+        return is_ours(self.measure)
 
     def on_client(self, local: LocalData) -> float:
         """Take a client-side measure as a number; booleans become 0 or 1."""
