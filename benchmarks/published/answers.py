@@ -100,10 +100,17 @@ def _place(found: Estimate, value: float) -> str:
     return f"{value - found.high:.1f} above" if value > found.high else f"{found.low - value:.1f} below"
 
 
-def _both_or_part(gain: Estimate) -> str:
-    """Say whether the protocols explain the distance in print, or which part of it."""
-    held = _place(gain, IN_PRINT) == "inside"
-    return "**both**, by protocol" if held else f"two protocols, which explain {gain.mean:.1f} of the {IN_PRINT} points"
+def _answer(gain: Estimate) -> tuple[str, str]:
+    """Say whether the protocols explain the distance in print, or which part of it: in the table and in the verdict."""
+    if gain.low <= 0:
+        return "not told apart", "are not settled"
+    if _place(gain, IN_PRINT) == "inside":
+        return "**both**, by protocol", "belong to two protocols"
+    part = f"{gain.mean:.1f} of"
+    return (
+        f"two protocols, which explain {part} the {IN_PRINT} points",
+        f"come from two protocols that explain {part} {IN_PRINT} points",
+    )
 
 
 def _both(figures: Figures, start: tuple[str, str], end: tuple[str, str]) -> dict[str, str]:
@@ -116,20 +123,14 @@ def _both(figures: Figures, start: tuple[str, str], end: tuple[str, str]) -> dic
         "PLACES": "Where they lie is not known yet.",
     }
     if (gain := _gain(figures, end, start)) is not None:
-        differ = gain.low > 0
         where = "the table's split" if start[1] == OWN else "another split, as skewed"
+        answer, told["PROTOCOLS WORD"] = _answer(gain)
         told["PROTOCOLS"] = (
-            f"{_both_or_part(gain) if differ else 'not told apart'}: {_interval(figures[start])} on {where}, "
+            f"{answer}: {_interval(figures[start])} on {where}, "
             f"{_interval(figures[end])} with a split a seed and normalised pixels; "
             f"paired by seed {_apart(gain)} apart, in print {IN_PRINT}"
         )
-        if differ:
-            held = _place(gain, IN_PRINT) == "inside"
-            told["PROTOCOLS WORD"] = (
-                "belong to two protocols"
-                if held
-                else f"come from two protocols that explain {gain.mean:.1f} of {IN_PRINT} points"
-            )
+        if gain.low > 0:
             told["PROTOCOLS SO"] = "So the two protocols differ in the direction of the two figures."
         later = "" if start[1] == OWN else "; the table's own split is still to be run"
         told["PROTOCOLS RUN"] = f"50 rounds, seeds: {len(figures[start])}{later}"
