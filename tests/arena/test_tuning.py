@@ -35,6 +35,15 @@ def test_settings_are_judged_by_the_clients_own_rows_on_seeds_that_never_report(
         tune(SUITE, parse_rules(["EQ", "LD"], SUITE.experiment("hospitals")), tmp_path, ["hospitals"], QUICK)
 
 
+def test_scenes_in_processes_of_their_own_give_the_same_table(tmp_path: Path) -> None:
+    rules = parse_rules(["fedadam(server_rate=0.03)", "fedadam"], SUITE.experiment("hospitals"))
+    scenes = ["clean", "hospitals"]
+    told: list[str] = []
+    both = tune(SUITE, rules, tmp_path / "both", scenes, QUICK, jobs=2, announce=told.append)
+    assert told == [f"choosing among 2 settings, scene {n} of 2: {name}" for n, name in enumerate(scenes, 1)]
+    assert both == tune(SUITE, rules, tmp_path / "one", scenes, QUICK)
+
+
 def test_the_best_is_the_first_of_the_best_and_none_that_exploded() -> None:
     assert Tried("a", {"a1": 0.5, "a2": 0.7, "a3": 0.7, "a4": math.nan}).best == "a2"
     with pytest.raises(UserError, match="every setting of a exploded"):

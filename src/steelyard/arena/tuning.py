@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from steelyard.arena.suite import Suite
@@ -20,6 +21,7 @@ from steelyard.experiment.rule_words import parse_rules
 from steelyard.report.recorded_curves import read_curves
 from steelyard.rounds.progress import show_duration
 from steelyard.runs.reader import History
+from steelyard.sweeps.jobs import check_jobs, in_processes
 from steelyard.sweeps.plan import PlannedRun
 from steelyard.sweeps.running import finished, run_or_resume
 
@@ -50,6 +52,7 @@ def tune_rivals(
     scenes: Sequence[str],
     changes: Sequence[str] = (),
     *,
+    jobs: int = 1,
     progress: bool = False,
     announce: Announce | None = None,
 ) -> list[Tried]:
@@ -57,7 +60,7 @@ def tune_rivals(
     first = suite.experiment(next(iter(suite.scenes)), changes)
     groups = {name: parse_rules(words, first) for name, words in suite.tuning.settings.items()}
     every = {label: settings for group in groups.values() for label, settings in group.items()}
-    found = tune(suite, every, folder, scenes, changes, progress=progress, announce=announce)
+    found = tune(suite, every, folder, scenes, changes, jobs=jobs, progress=progress, announce=announce)
     return [Tried(name, {label: found[label] for label in group}) for name, group in groups.items()]
 
 
@@ -68,25 +71,38 @@ def tune(
     scenes: Sequence[str],
     changes: Sequence[str] = (),
     *,
+    jobs: int = 1,
     progress: bool = False,
     announce: Announce | None = None,
 ) -> dict[str, float]:
     """Run rules in the scenes, on the seeds for choosing, and return the mean accuracy of each; nan where it exploded.
 
-    Accuracy is that of the last rounds on the clients' own test rows, the mean over seeds and scenes.
+    Accuracy is that of the last rounds on the clients' own test rows, the mean over seeds and scenes. With `jobs`, so
+    many scenes go at a time, in processes of their own.
     """
+    check_jobs(jobs)
     seeds = suite.choose[: suite.tuning.seeds]
     begun = time.monotonic()
     left = [name for name in scenes if not finished(folder / TUNING / name)]
     suite.check_data(left, changes)
+    planned = [
+        PlannedRun(f"{TUNING}/{name}", (), suite.comparison(name, rules, seeds[0], changes), seeds) for name in left
+    ]
+
+    def tell(number: int) -> None:
+        if announce is not None:
+            ended = max(0, number - jobs + 1)
+            rest = (time.monotonic() - begun) / ended * (len(left) - ended) if ended else None
+            ending = "" if rest is None else f"; about {show_duration(rest)} left"
+            announce(f"choosing among {len(rules)} settings, scene {number + 1} of {len(left)}: {left[number]}{ending}")
+
     try:
-        for number, name in enumerate(left):
-            if announce is not None:
-                rest = (time.monotonic() - begun) / number * (len(left) - number) if number else None
-                ending = "" if rest is None else f"; about {show_duration(rest)} left"
-                announce(f"choosing among {len(rules)} settings, scene {number + 1} of {len(left)}: {name}{ending}")
-            planned = PlannedRun(f"{TUNING}/{name}", (), suite.comparison(name, rules, seeds[0], changes), seeds)
-            run_or_resume(planned, folder, None, progress, None, False)
+        if jobs > 1 and len(left) > 1:
+            in_processes(partial(_run, planned, False), folder, range(len(left)), min(jobs, len(left)), tell)
+        else:
+            for number in range(len(left)):
+                tell(number)
+                _run(planned, progress, folder, number)
     except KeyboardInterrupt:
         raise Stopped(folder) from None
     found = [_accuracies(folder / TUNING / name) for name in scenes]
@@ -94,6 +110,10 @@ def tune(
         if set(run) != set(rules):
             raise UserError(f"{folder / TUNING / name}: holds other settings; allowed: a new folder")
     return {rule: math.fsum(run[rule] for run in found) / len(found) for rule in rules}
+
+
+def _run(planned: Sequence[PlannedRun], progress: bool, folder: Path, number: int) -> None:
+    run_or_resume(planned[number], folder, None, progress, None, False)
 
 
 def _accuracies(run: Path) -> dict[str, float]:

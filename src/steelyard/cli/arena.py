@@ -79,12 +79,12 @@ def arena(
         chosen = load_suite(suite)
         named = [name.strip() for text in scenes or [] for name in text.split(",") if name.strip()]
         if retune:
-            _retune(chosen, named, changes or [], out, format)
+            _retune(chosen, named, changes or [], out, format, jobs)
             return
         assert candidate is not None
         found = read_candidates(candidate, rule, chosen, asking(trust))
         share = None if part is None else Part.read(part)
-        picked, tried, out = _chosen(found, chosen, named, changes or [], out)
+        picked, tried, out = _chosen(found, chosen, named, changes or [], out, jobs)
         planned = plan(
             *(chosen, picked),
             scenes=named,
@@ -99,7 +99,7 @@ def arena(
 
 
 def _chosen(
-    found: Sequence[Candidate], suite: Suite, scenes: Sequence[str], changes: Sequence[str], out: Path | None
+    found: Sequence[Candidate], suite: Suite, scenes: Sequence[str], changes: Sequence[str], out: Path | None, jobs: int
 ) -> tuple[Candidate, dict[str, float], Path | None]:
     """Return the best of a candidate's settings, what they came to, and the folder that they were tried in."""
     from steelyard.arena.plan import tuning_folder
@@ -109,23 +109,24 @@ def _chosen(
         return found[0], {}, out
     folder = tuning_folder(suite, out)
     rules = {each.label: each.settings for each in found}
-    values = watched(
-        lambda: tune(suite, rules, folder, suite.chosen(scenes), changes, progress=not quiet(), announce=_log.info)
-    )
+    named, shown = suite.chosen(scenes), _shown(jobs)
+    values = watched(lambda: tune(suite, rules, folder, named, changes, jobs=jobs, progress=shown, announce=_log.info))
     best = Tried(found[0].label, values).best
     _log.info(f"chosen on the clients' own test rows: {best}, of {len(found)} settings")
     return next(each for each in found if each.label == best), values, folder
 
 
-def _retune(suite: Suite, scenes: Sequence[str], changes: Sequence[str], out: Path | None, format: str) -> None:
+def _retune(
+    suite: Suite, scenes: Sequence[str], changes: Sequence[str], out: Path | None, format: str, jobs: int
+) -> None:
     """Choose the rivals' settings again and show them beside those that are frozen with the suite."""
     from steelyard.arena.plan import tuning_folder
     from steelyard.arena.table import tuning_text
     from steelyard.arena.tuning import tune_rivals
 
     folder = tuning_folder(suite, out)
-    chosen = suite.chosen(scenes)
-    found = watched(lambda: tune_rivals(suite, folder, chosen, changes, progress=not quiet(), announce=_log.info))
+    named, shown = suite.chosen(scenes), _shown(jobs)
+    found = watched(lambda: tune_rivals(suite, folder, named, changes, jobs=jobs, progress=shown, announce=_log.info))
     if format == "json":
         print_json(
             {
@@ -136,6 +137,11 @@ def _retune(suite: Suite, scenes: Sequence[str], changes: Sequence[str], out: Pa
         return
     print(tuning_text(suite, found, terminal_width()))
     print(f"runs stored in {printable(str(folder))}")
+
+
+def _shown(jobs: int) -> bool:
+    """Whether rounds are shown: several scenes at a time would write over each other's lines."""
+    return not quiet() and jobs == 1
 
 
 def resume_arena(folder: Path, trust: bool, accept_changes: bool, format: str) -> None:
@@ -149,7 +155,7 @@ def _finish(folder: Path, trust: bool, accept_changes: bool, format: str, jobs: 
     from steelyard.arena.running import run_arena
 
     ask = None if trust else asking(trust)
-    shown = not quiet() and jobs == 1
+    shown = _shown(jobs)
     watched(
         lambda: run_arena(folder, progress=shown, announce=_log.info, ask=ask, accept_changes=accept_changes, jobs=jobs)
     )
