@@ -174,6 +174,20 @@ def test_a_second_call_runs_nothing_and_another_arena_is_refused(done: Path) -> 
         small_arena("LD", done)
 
 
+def test_scenes_named_later_are_added_to_those_that_are_done(tmp_path: Path) -> None:
+    folder = small_arena("LD", tmp_path, scenes=["hospitals"])
+    run_arena(folder)
+    before = (scene_folder(folder, "hospitals") / "run.sqlite").read_bytes()
+    assert read_arena(small_arena("LD", tmp_path, scenes=["clean"])).scenes == ("clean", "hospitals")
+    lines: list[str] = []
+    run_arena(folder, announce=lines.append)
+    assert [line.split(",")[0] for line in lines] == ["scene 2 of 2: clean"]
+    assert (scene_folder(folder, "hospitals") / "run.sqlite").read_bytes() == before
+    with pytest.raises(UserError, match="holds another arena, which differs in"):
+        small_arena("DS", tmp_path, scenes=["sizes"])
+    assert read_arena(folder).scenes == ("clean", "hospitals")
+
+
 def test_a_stopped_arena_goes_on_to_the_same_figures(
     done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

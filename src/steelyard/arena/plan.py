@@ -177,13 +177,22 @@ def tuning_folder(suite: Suite, out: Path | None) -> Path:
 
 
 def arena_folder(arena: Arena, out: Path | None) -> Path:
-    """Return the folder of an arena, new or with the same arena in it; anything else is refused."""
+    """Return the folder of an arena, new or with the same arena in it; anything else is refused.
+
+    Scenes that the arena in it did not have yet are added to it, so that some can be run first.
+    """
     base = arena.suite.experiment(arena.scenes[0])
     folder = unnamed_folder(base, "arena") if out is None else own_folder(out, "--out")
     if is_arena(folder):
-        changed = differing(read_arena(folder).document(), arena.document())
+        before = held = read_arena(folder)
+        if held.suite == arena.suite and not (held.part or arena.part or arena.opened):
+            arena = replace(arena, scenes=arena.suite.chosen([*held.scenes, *arena.scenes]))
+            before = replace(held, scenes=arena.scenes)
+        changed = differing(before.document(), arena.document())
         if changed is not None:
             raise UserError(f"--out: {folder} holds another arena, which differs in {changed}; allowed: a new folder")
+        if held.scenes != arena.scenes:
+            write_plan(folder / ARENA_FILE, arena.document())
     elif folder.exists() and any(entry.name != TUNING for entry in folder.iterdir()):
         raise UserError(f"--out: {folder} is not empty; allowed: a new folder, which gets one run for each scene")
     else:
