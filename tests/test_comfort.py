@@ -72,7 +72,7 @@ def test_columns_that_no_rule_has_are_left_out() -> None:
     _, head, _, first, *_ = lines
     assert head.split("  ")[0].strip() == "rule"
     assert head.endswith("minus RMSE on the clients")
-    assert first.startswith(f"{'r' * 37}... #0  ")
+    assert first.startswith(f"{'r' * 37}..., seed 0  ")
     assert first.endswith("-3.5")
     assert lines[-2:] == ["and 8 more rules", "run stored in runs/x"]
 

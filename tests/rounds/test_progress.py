@@ -74,6 +74,17 @@ def test_four_rules_are_shown_and_the_rest_counted(clock: list[float], capsys: p
     ]
 
 
+def test_a_rule_of_several_seeds_is_named_with_its_seed_in_words(
+    clock: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with show_progress(1) as report:
+        report(1, {"fedavg#101": 0.1, "LD>DS#101": 0.2, "fedavg#102": 0.3, "ε of fedavg#101": 1.25})
+    assert capsys.readouterr().err == (
+        "round 1/1: fedavg, seed 101: 10.00%; LD>DS, seed 101: 20.00%; fedavg, seed 102: 30.00%; "
+        "ε of fedavg, seed 101: 1.25\n"
+    )
+
+
 def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Terminal()
     monkeypatch.setattr("sys.stderr", screen)

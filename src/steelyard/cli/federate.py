@@ -16,7 +16,7 @@ from steelyard.cli.finishing import finish
 from steelyard.cli.options import ExperimentArgument, FormatOption, SetOption
 from steelyard.cli.printing import print_json
 from steelyard.cli.trust import TrustOption, asking
-from steelyard.errors import printable
+from steelyard.errors import in_words, printable
 from steelyard.logs import quiet
 
 app = typer.Typer(
@@ -115,7 +115,7 @@ def ledger(
         return
     for run, federation in dict.fromkeys((entry.run, entry.federation) for entry in entries):
         mine = [entry for entry in entries if (entry.run, entry.federation) == (run, federation)]
-        print(printable(f"{standing(mine)} to {federation} of run {run}"))
+        print(printable(f"{standing(mine)} to {in_words(federation)} of run {run}"))
     print(f"{standing(entries, kept.most)} in all (delta {OWNERS_DELTA:g})")
 
 

@@ -92,9 +92,10 @@ def _body(run: Glance, width: int) -> list[RenderableType]:
     body = Table.grid(padding=(0, 1))
     for line in run.rules[:RULES]:
         curve = [value for _, value in curves.get((line.rule, line.seed), [])]
-        seed = f" #{line.seed}" if len({inner.seed for inner in run.rules}) > 1 else ""
-        name = plain(line.rule + seed)
-        name.truncate(max(12, width // 3), overflow="ellipsis")
+        seed = f", seed {line.seed}" if len({inner.seed for inner in run.rules}) > 1 else ""
+        name = plain(line.rule)
+        name.truncate(max(12, width // 3 - len(seed)), overflow="ellipsis")
+        name.append(seed)
         score = Text("–") if line.accuracy is None else Text(measure_of(run.measure).show(line.accuracy))
         body.add_row(Text(" "), name, score, Text(sparkline(curve, max(8, width // 4)), style="cyan"))
     blocks: list[RenderableType] = [body]

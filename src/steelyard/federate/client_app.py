@@ -24,7 +24,7 @@ from steelyard.clients.flower.forms import AskForm, HeadsForm, IntroductionForm,
 from steelyard.clients.flower.hidden_forms import KeysForm, OpenForm, RoundForm, key_shares_codec
 from steelyard.clients.node import NodeClients, NodeConfig
 from steelyard.clients.private import PrivateClients
-from steelyard.errors import UserError
+from steelyard.errors import UserError, in_words
 from steelyard.experiment.description import Description
 from steelyard.experiment.node_rules import agreed, agreed_question, agreed_task, public_error, public_reason
 from steelyard.federate import receipts
@@ -211,7 +211,7 @@ def _ledger(config: NodeConfig, node: NodeClients, task: Task, run: str) -> Call
     def charge() -> None:
         entry = ledger.charge(planned)
         limit = "" if config.epsilon is None else f" of {config.epsilon:g}"
-        words = f"answer {entry.number} (run {entry.run}, {entry.federation}, round {entry.round})"
+        words = f"answer {entry.number} (run {entry.run}, {in_words(entry.federation)}, round {entry.round})"
         _log.info(f"ledger: {words} takes epsilon to {entry.epsilon:.4g}{limit}")
 
     return charge

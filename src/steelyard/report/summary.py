@@ -254,7 +254,7 @@ def short_account(summary: Summary) -> str:
 def _name(rule: RuleSummary, *, several: bool) -> str:
     name = str(rule["rule"])
     name = name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 3]}..."
-    return f"{name} #{rule['seed']}" if several else name
+    return f"{name}, seed {rule['seed']}" if several else name
 
 
 def show_measure(value: float | None, measure: str = "accuracy") -> str:

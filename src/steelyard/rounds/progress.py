@@ -310,9 +310,11 @@ def _notebook() -> Callable[[str], None] | None:
 def _figures(accuracies: Mapping[str, float | None], percent: bool = True) -> str:
     # Clients without test rows give no figure.
     known = {name: value for name, value in accuracies.items() if value is not None and not math.isnan(value)}
+    # Of several seeds a name has a comma itself: "fedavg, seed 101".
+    is_, and_ = (": ", "; ") if any("#" in name for name in known) else (" ", ", ")
     shown = [
-        f"{name} {show_score(value)}" if percent and not name.startswith(SPENT) else f"{name} {value:.3g}"
+        f"{in_words(name)}{is_}{show_score(value) if percent and not name.startswith(SPENT) else f'{value:.3g}'}"
         for name, value in known.items()
     ]
     rest = f" and {len(shown) - 4} more" if len(shown) > 4 else ""
-    return ", ".join(shown[:4]) + rest
+    return and_.join(shown[:4]) + rest

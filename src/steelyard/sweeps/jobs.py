@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -77,6 +78,7 @@ def _check(answer: Connection, process: BaseProcess) -> None:
 
 def _process(work: Work, folder: Path, number: int, core: int, jobs: int, answer: Connection) -> None:
     show()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     # Ctrl-C reaches every process of the terminal: the first one stops the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(os, "sched_setaffinity"):
@@ -89,3 +91,11 @@ def _process(work: Work, folder: Path, number: int, core: int, jobs: int, answer
     else:
         answer.send(None)
     answer.close()
+
+
+def _end_with_parent() -> None:
+    """End this process once the one that began it is gone: killed, it can stop nobody, and a second call goes on."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "work is done in a process that was begun for it"
+    parent.join()
+    os._exit(1)

@@ -1,0 +1,58 @@
+"""Processes of `--jobs`: none outlives the one that began it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from steelyard.sweeps.jobs import in_processes
+
+
+def wait_for_ever(folder: Path, number: int) -> None:
+    """Write the process' id down and work on."""
+    (folder / "writing").write_text(str(os.getpid()))
+    (folder / "writing").rename(folder / f"{number}.pid")
+    time.sleep(600)
+
+
+def _until(holds: Path, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not holds.exists():
+        assert time.monotonic() < end, f"{holds} did not come"
+        time.sleep(0.05)
+
+
+def _gone(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+        # One that has ended, and that nobody waits for any more, is still listed.
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return True
+
+
+def test_a_killed_process_takes_its_runs_with_it(tmp_path: Path) -> None:
+    first = subprocess.Popen(
+        [sys.executable, __file__, str(tmp_path)], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    )
+    try:
+        _until(tmp_path / "3.pid")
+        inner = int((tmp_path / "3.pid").read_text())
+        assert not _gone(inner)
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+        end = time.monotonic() + 30
+        while not _gone(inner) and time.monotonic() < end:
+            time.sleep(0.05)
+        assert _gone(inner)
+    finally:
+        first.kill()
+        first.wait()
+
+
+if __name__ == "__main__":
+    in_processes(wait_for_ever, Path(sys.argv[1]), [3], 1, lambda _: None)
