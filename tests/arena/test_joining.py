@@ -74,3 +74,17 @@ def test_parts_that_are_missing_doubled_or_not_done_are_named(parts: list[Path],
         plan(SUITE, candidate, scenes=SCENES, part=Part(3, 3))
     with pytest.raises(UserError, match="--until-decided: got it with --part"):
         plan(SUITE, candidate, until_decided=True, part=Part(1, 2))
+
+
+def test_figures_of_rivals_without_a_candidate_that_failed_are_joined_too(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from steelyard import server_criterion\n@server_criterion('JOINED-FAILS', description='fails')\n"
+        "def fails(view):\n    return None\n"
+    )
+    (candidate,) = read_candidates(str(tmp_path / "mine.py"), None, SUITE, trusting)
+    share = plan(SUITE, candidate, scenes=["hospitals"], seeds=1, changes=QUICK, part=Part(1, 1))
+    run_arena(folder := arena_folder(share, tmp_path / "part"))
+    whole = join_arenas([folder], tmp_path / "joined")
+    found = read_figures(whole, read_arena(whole))
+    assert set(found["hospitals"].values) == set(SUITE.rivals)
+    assert found == read_figures(folder, read_arena(folder))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.arena.made import QUICK, SUITE, small_arena, trusting
@@ -21,6 +22,7 @@ from steelyard.arena.suite import load_suite
 from steelyard.errors import Stopped
 from steelyard.runs import setup
 from steelyard.runs.reader import History
+from steelyard.sweeps.plan import PlannedRun
 
 CODE = """
 import numpy as np
@@ -220,7 +222,10 @@ def _interrupted(*_: object) -> None:
         ("client", "return float('nan') if len(it.labels) > 150 else 1.0", "criterion FAILS = nan"),
     ],
 )
-def test_an_idea_that_fails_is_a_row_and_the_others_go_on(kind: str, body: str, says: str, tmp_path: Path) -> None:
+def test_an_idea_that_fails_is_a_row_and_the_others_go_on(
+    kind: str, body: str, says: str, done: Path, tmp_path: Path
+) -> None:
+    fedavg_alone = read_archive(done / ARCHIVE).figures["hospitals"].values["fedavg"][0]
     about = 'about="data", ' if kind == "client" else ""
     (tmp_path / "mine.py").write_text(CODE.format(kind=kind, about=about, what="it", body=body))
     folder = small_arena(str(tmp_path / "mine.py"), tmp_path / "out")
@@ -229,7 +234,44 @@ def test_an_idea_that_fails_is_a_row_and_the_others_go_on(kind: str, body: str, 
     assert document["scenes"][0]["verdict"] == "failed"
     assert says in document["scenes"][0]["failed"]
     assert document["sentence"].startswith("FAILS failed in 1 of 1 scene: ")
+    assert {row["rule"] for row in document["scenes"][0]["rules"]} == set(SUITE.rivals), "the rivals have figures"
+    assert document["scenes"][0]["rules"][0]["value"]["mean"] == fedavg_alone
     assert not check_archive(folder / ARCHIVE).differs
+    run_arena(folder)
+    assert write_archive(folder) == document
+
+
+def test_what_fails_without_the_candidate_too_is_no_failure_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(part: PlannedRun, *_: object) -> None:
+        raise UserError(f"{part.folder}: no rule can run here; allowed: another scene")
+
+    monkeypatch.setattr(running, "run_or_resume", refused)
+    folder = small_arena("LD", tmp_path / "out")
+    with pytest.raises(UserError, match="scenes/hospitals-rivals: no rule can run here"):
+        run_arena(folder)
+    assert not read_figures(folder, read_arena(folder))
+
+
+def test_rivals_that_were_stopped_after_a_spoilt_scene_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = "return float('nan') if len(it.labels) > 150 else 1.0"
+    (tmp_path / "mine.py").write_text(CODE.format(kind="client", about='about="data", ', what="it", body=body))
+    folder = small_arena(str(tmp_path / "mine.py"), tmp_path / "out")
+    real = running.run_or_resume
+
+    def stopped(part: PlannedRun, *words: Any) -> Path:
+        if part.folder.endswith("-rivals"):
+            raise KeyboardInterrupt
+        return real(part, *words)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(running, "run_or_resume", stopped)
+        with pytest.raises(Stopped):
+            run_arena(folder)
+    assert not read_figures(folder, read_arena(folder))["hospitals"].values
+    run_arena(folder)
+    assert set(read_figures(folder, read_arena(folder))["hospitals"].values) == set(SUITE.rivals)
 
 
 def test_an_algorithm_that_raises_is_a_row_too(tmp_path: Path) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.arena.made import QUICK, SUITE
+from tests.warm import warm_processes
 
 from steelyard import UserError
 from steelyard.arena.suite import load_suite, suites
@@ -15,6 +17,7 @@ from steelyard.arena.tuning import TUNING, Tried, tune
 from steelyard.experiment.rule_words import parse_rules
 from steelyard.report.recorded_curves import read_curves
 from steelyard.runs.reader import History
+from steelyard.sweeps import jobs
 
 
 def test_settings_are_judged_by_the_clients_own_rows_on_seeds_that_never_report(tmp_path: Path) -> None:
@@ -35,7 +38,8 @@ def test_settings_are_judged_by_the_clients_own_rows_on_seeds_that_never_report(
         tune(SUITE, parse_rules(["EQ", "LD"], SUITE.experiment("hospitals")), tmp_path, ["hospitals"], QUICK)
 
 
-def test_scenes_in_processes_of_their_own_give_the_same_table(tmp_path: Path) -> None:
+def test_scenes_in_processes_of_their_own_give_the_same_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "multiprocessing", SimpleNamespace(get_context=lambda kind: warm_processes()))
     rules = parse_rules(["fedadam(server_rate=0.03)", "fedadam"], SUITE.experiment("hospitals"))
     scenes = ["clean", "hospitals"]
     told: list[str] = []

@@ -84,12 +84,17 @@ def test_two_seeds_decide_nothing(seeds: int, words: str) -> None:
 
 
 def test_failed_and_missing_scenes_are_said_and_take_no_part() -> None:
-    made = {"clean": figures(BASE, shifted(0.02)), "sizes": SceneFigures(failed="criterion Z: fails")}
+    why = "round 1 of X: criterion Z: RuntimeError: there is nothing at all to go by; allowed: numbers"
+    alone = figures(BASE, shifted(0.0)).model_copy(update={"values": {"fedavg": tuple(BASE)}, "failed": why})
+    made = {"clean": figures(BASE, shifted(0.02), shifted(0.01)), "sizes": alone}
     document = judge(on_paper(["clean", "sizes", "hospitals"]), made)
+    shown = arena_text(document)
+    assert "sizes      91.0 ± 0.8  failed: there is nothing at all…" in shown, shown
+    assert "Over the 1 of 3 scenes in which all of them have figures." in shown
     assert [scene["verdict"] for scene in document["scenes"]] == ["better", "failed", "not done"]
     assert document["scenes"][0]["p"] == document["scenes"][0]["p_holm"]
     assert document["sentence"].endswith("by 2.0 points on average; it failed in 1 scene; 1 scene not done.")
-    assert "- sizes: failed: criterion Z: fails" in arena_text(document)
+    assert f"- sizes: failed: {why}" in shown
 
 
 def test_an_idea_that_fails_everywhere_is_one_sentence() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from steelyard import files
-from steelyard.arena.figures import SceneFigures, read_figures, scene_folder
+from steelyard.arena.figures import SceneFigures, read_figures, rivals_folder, scene_folder
 from steelyard.arena.plan import Arena, arena_of, is_arena, read_arena
 from steelyard.arena.replay import REPLAY, Replayed, distance, replay
 from steelyard.arena.verdict import claims, judge
@@ -162,6 +162,7 @@ def _beside(archive: Archive, folder: Path) -> list[str]:
     if changed:
         return [f"DIFFERS: the run of scene {name} has other figures or another head" for name in changed]
     runs = [(name, scene_folder(folder, name, batch)) for name in now for batch in range(1, count + 1)]
+    runs += [(name, rivals_folder(run)) for name, run in runs]
     broken = [f"DIFFERS: the run of scene {name}: {problem}" for name, run in runs if (problem := _broken(run))]
     scenes = f"{len(now)} scene{'' if len(now) == 1 else 's'}"
     return broken or [f"the runs of {scenes} are whole and have these figures"]

@@ -18,6 +18,8 @@ from steelyard.sweeps.running import finished
 
 FAILED = ".failed"
 """A file beside the folder of a scene's run, of its name with this ending, says why the candidate has no figures."""
+RIVALS = "-rivals"
+"""A folder beside that of a scene's run, of its name with this ending, has the run of the others without it then."""
 
 
 class SceneFigures(Section):
@@ -31,7 +33,7 @@ class SceneFigures(Section):
     """Of the run's chain, which every figure goes into; of several batches all heads."""
     where: str = ""
     failed: str = ""
-    """Why the candidate has no figures."""
+    """Why the candidate has no figures; the rivals' are then of a run of their own, unless its model exploded."""
 
 
 def scene_folder(folder: Path, scene: str, batch: int = 1) -> Path:
@@ -46,22 +48,42 @@ def read_figures(folder: Path, arena: Arena, batches: int | None = None) -> dict
     for name in arena.scenes:
         done: list[SceneFigures] = []
         for batch in range(1, batches + 1):
-            run = scene_folder(folder, name, batch)
-            if finished(run):
-                done.append(run_figures(run, arena.suite.baseline, arena.candidate.label))
-            elif files.is_file(failure := run.with_name(f"{run.name}{FAILED}")):
-                done.append(SceneFigures(failed=own_text(failure).strip()))
-            else:
+            figures = _batch_figures(scene_folder(folder, name, batch), arena)
+            if figures is None:
                 break
+            done.append(figures)
         if done:
             found[name] = _joined(done)
     return found
 
 
+def rivals_folder(run: Path) -> Path:
+    """Return where the rivals run without a candidate that failed in a scene's run."""
+    return run.with_name(f"{run.name}{RIVALS}")
+
+
+def complete(run: Path) -> bool:
+    """Whether nothing of a scene is left to run: it has ended, and where it is spoilt for the rivals, so has theirs."""
+    return finished(run) and (not left_out_for_all(History(run)) or finished(rivals_folder(run)))
+
+
+def _batch_figures(run: Path, arena: Arena) -> SceneFigures | None:
+    """Return the figures of a scene's run, of the rivals' own run where the candidate failed; None before its end."""
+    baseline = arena.suite.baseline
+    if finished(run):
+        found = run_figures(run, baseline, arena.candidate.label)
+    elif files.is_file(failure := run.with_name(f"{run.name}{FAILED}")):
+        found = SceneFigures(failed=own_text(failure).strip())
+    else:
+        return None
+    if not found.failed or found.values or not finished(rivals_folder(run)):
+        return found
+    alone = run_figures(rivals_folder(run), baseline)
+    return alone.model_copy(update={"failed": found.failed, "head": f"{found.head} {alone.head}".strip()})
+
+
 def _joined(batches: Sequence[SceneFigures]) -> SceneFigures:
     """Return the figures of all batches of a scene's seeds as one; a rule has some where it has them in each batch."""
-    if failed := next((found.failed for found in batches if found.failed), ""):
-        return batches[0].model_copy(update={"failed": failed}) if len(batches) == 1 else SceneFigures(failed=failed)
     rules = [rule for rule in batches[0].values if all(rule in found.values for found in batches)]
     return SceneFigures(
         values={rule: tuple(value for found in batches for value in found.values[rule]) for rule in rules},
@@ -73,6 +95,7 @@ def _joined(batches: Sequence[SceneFigures]) -> SceneFigures:
         models={rule: tuple(model for found in batches for model in found.models[rule]) for rule in rules},
         head=" ".join(found.head for found in batches),
         where=batches[0].where,
+        failed=next((found.failed for found in batches if found.failed), ""),
     )
 
 
@@ -80,7 +103,7 @@ def _joined(batches: Sequence[SceneFigures]) -> SceneFigures:
 def run_figures(run: Path, baseline: str, candidate: str = "") -> SceneFigures:
     """Return the figures of one scene's run: the mean of its last rounds, on rows that chose nothing; seeds rise."""
     history, experiment = History(run), read_experiment(run)
-    if spoilt := _left_out_for_all(history):
+    if spoilt := left_out_for_all(history):
         return SceneFigures(head=history.chain.head, failed=spoilt)
     curves = sorted(read_curves(history), key=lambda curve: curve.seed)
     decided = recommendation_of(history, experiment, curves, baseline)
@@ -107,7 +130,7 @@ def _worst_client(curve: Curve, last: int) -> float:
     return float(curve.scores[-last:].mean(axis=0).min())
 
 
-def _left_out_for_all(history: History) -> str:
+def left_out_for_all(history: History) -> str:
     """Say where a client's criterion failed: clients are asked once for all rules, so the rivals lost that client too.
 
     No rival's criteria fail in these scenes. What is left then would be compared with another FedAvg than the suite's.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from steelyard.arena.figures import FAILED
+from steelyard.arena.figures import FAILED, RIVALS
 from steelyard.arena.plan import SCENES, read_arena
 from steelyard.files import ARENA_FILE
 from steelyard.sweeps.joining import Share, join_shares
@@ -16,7 +16,12 @@ def join_arenas(folders: Sequence[Path], out: Path) -> Path:
     """Make one arena in a new folder of all parts of one, given in any order; returns the folder."""
     arenas = {folder: read_arena(folder) for folder in folders}
     shares = {
-        folder: Share(arena.part, replace(arena, part=None).document(), [f"{SCENES}/{name}" for name in arena.own])
+        folder: Share(
+            arena.part,
+            replace(arena, part=None).document(),
+            [f"{SCENES}/{name}" for name in arena.own],
+            [f"{SCENES}/{name}{RIVALS}" for name in arena.own],
+        )
         for folder, arena in arenas.items()
     }
     return join_shares("arena", shares, out, ARENA_FILE, FAILED)

@@ -76,6 +76,12 @@ class Arena:
             rules[self.candidate.label] = self.candidate.settings
         return self.suite.comparison(name, rules, self.seeds[0], self.changes)
 
+    def rivals_of(self, name: str) -> Description:
+        """Return the experiment of a scene without the candidate, for one in which it failed."""
+        rules = self.scene(name).rules()
+        rules.pop(self.candidate.label, None)
+        return self.suite.comparison(name, rules, self.seeds[0], self.changes)
+
     def document(self) -> dict[str, Any]:
         """Return it as its file holds it."""
         experiment: dict[str, Any] = {}

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from steelyard import files
-from steelyard.arena.figures import FAILED, read_figures, scene_folder
+from steelyard.arena.figures import FAILED, complete, left_out_for_all, read_figures, rivals_folder, scene_folder
 from steelyard.arena.plan import SCENES, Arena, read_arena
 from steelyard.arena.verdict import OPEN, judge
 from steelyard.errors import MachineError, Stopped, UserError, one_line
 from steelyard.experiment.code import Ask
+from steelyard.logs import logger
 from steelyard.rounds.progress import show_duration
+from steelyard.runs.reader import History
 from steelyard.runs.store import held
 from steelyard.sweeps.jobs import check_jobs, in_processes
 from steelyard.sweeps.plan import PlannedRun
 from steelyard.sweeps.running import finished, run_or_resume
+
+_log = logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,7 @@ def run_arena(
     if ask is not None and (code := arena.scene(arena.scenes[0]).named_code()):
         ask(str(folder), code)
     how = _How(progress, announce, ask, accept_changes, jobs)
-    first = [name for name in arena.own if not finished(scene_folder(folder, name, 1))]
+    first = [name for name in arena.own if not complete(scene_folder(folder, name, 1))]
     arena.suite.check_data(first, arena.changes)
     with closing(held(folder)):
         try:
@@ -71,7 +75,7 @@ def _run_batch(arena: Arena, folder: Path, batch: int, how: _How) -> None:
     before = judge(arena, read_figures(folder, arena, batch - 1))
     own = set(arena.own)
     wanted = [scene["scene"] for scene in before["scenes"] if scene["verdict"] in OPEN and scene["scene"] in own]
-    left = [name for name in wanted if not finished(scene_folder(folder, name, batch))]
+    left = [name for name in wanted if not complete(scene_folder(folder, name, batch))]
     begun = time.monotonic()
 
     def announce(number: int) -> None:
@@ -103,23 +107,32 @@ def _announcement(arena: Arena, name: str, position: int, of: int, rest: float |
 
 
 def _try(arena: Arena, name: str, folder: Path, batch: int, how: _How) -> None:
-    """Run a scene; where it ends with a mistake of the candidate's, that is the scene's result."""
+    """Run a scene; where it ends with a mistake of the candidate's, that is its result, and the rivals run alone."""
     run = scene_folder(folder, name, batch)
     failure = run.with_name(f"{run.name}{FAILED}")
     part = f"{SCENES}/{run.name}"
     planned = PlannedRun(part, (), arena.scene(name), arena.batches[batch - 1])
     try:
-        run_or_resume(planned, folder, None, how.progress, how.ask, how.accept_changes)
+        if not finished(run):
+            run_or_resume(planned, folder, None, how.progress, how.ask, how.accept_changes)
     except (Stopped, MachineError):
         raise
     except Exception as error:
         if not isinstance(error, UserError) and not arena.scene(name).named_code():
             raise  # a fault of ours, and no code of the user's that could be its cause
         why = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-        try:
-            files.write(failure, f"{one_line(why.removeprefix(f'{part}: '))}\n".encode())
-        except OSError as problem:
-            raise UserError(f"{folder}: cannot be written: {problem.strerror}; allowed: a writable folder") from problem
+        why = one_line(why.removeprefix(f"{part}: "))
     else:
-        with suppress(FileNotFoundError):
-            failure.unlink()
+        why = left_out_for_all(History(run))
+    if why:
+        _log.info(f"scene {name}: {arena.candidate.label} failed: {why}; the others go on without it")
+        alone = PlannedRun(f"{SCENES}/{rivals_folder(run).name}", (), arena.rivals_of(name), planned.seeds)
+        if not finished(rivals_folder(run)):
+            run_or_resume(alone, folder, None, how.progress, None, False)
+    try:
+        if why and not finished(run):
+            files.write(failure, f"{why}\n".encode())
+        else:
+            failure.unlink(missing_ok=True)
+    except OSError as problem:
+        raise UserError(f"{folder}: cannot be written: {problem.strerror}; allowed: a writable folder") from problem

@@ -12,6 +12,9 @@ from steelyard.intervals import UNKNOWN, show_estimate
 from steelyard.report.documents.arena import ArenaDocument, ArenaScene
 from steelyard.report.rendering import Table, paragraph, render
 
+LONGEST_REASON = 24
+"""Letters of a reason in a cell."""
+
 
 def arena_text(document: ArenaDocument, width: int | None = None) -> str:
     """Write the answer as plain text; the sentence comes first."""
@@ -88,12 +91,18 @@ def _cells(scene: ArenaScene, document: ArenaDocument) -> tuple[str, ...]:
     return (
         scene["scene"],
         show_estimate(base["value"] if base else None, 1, 100.0),
-        show_estimate(mine["value"] if mine else None, 1, 100.0),
+        _failed(scene["failed"]) if scene["failed"] else show_estimate(mine["value"] if mine else None, 1, 100.0),
         show_estimate(scene["gain"], 1, 100.0, signed=True),
         UNKNOWN if p is None else f"{p:.2g}",
         show_estimate(scene["worst_gain"], 1, 100.0, signed=True),
         _verdict(scene, document["level"]),
     )
+
+
+def _failed(why: str) -> str:
+    """Return the heart of a reason for a cell; the whole of it is a line below the table."""
+    heart = why.partition("; allowed")[0].rpartition(": ")[2]
+    return f"failed: {heart if len(heart) <= LONGEST_REASON else f'{heart[: LONGEST_REASON - 1]}…'}"
 
 
 def _verdict(scene: ArenaScene, level: float) -> str:
@@ -110,6 +119,8 @@ def _rules(document: ArenaDocument) -> Table:
     apart = (
         "" if critical is None else f" Mean ranks less than {critical:.2f} apart cannot be told apart (Nemenyi, 5 %)."
     )
+    every, of = sum(_in_ranks(scene, document) for scene in document["scenes"]), len(document["scenes"])
+    where = "" if every == of else f" Over the {every} of {of} scenes in which all of them have figures."
     return Table(
         "Every rule over the scenes",
         ("rule", "mean rank", "accuracy (%)", "worst client (%)"),
@@ -117,8 +128,12 @@ def _rules(document: ArenaDocument) -> Table:
             (row["rule"], f"{row['rank']:.2f}", *(show_estimate(row[name], 1, 100.0) for name in ("value", "worst")))
             for row in document["ranks"]
         ),
-        f"Rank 1 is the best. Accuracies: mean over the scenes ± half the 95 % interval over the seeds.{apart}",
+        f"Rank 1 is the best. Accuracies: mean over the scenes ± half the 95 % interval over the seeds.{where}{apart}",
     )
+
+
+def _in_ranks(scene: ArenaScene, document: ArenaDocument) -> bool:
+    return {row["rule"] for row in scene["rules"]} >= {row["rule"] for row in document["ranks"]}
 
 
 def failure_lines(document: ArenaDocument) -> list[str]:

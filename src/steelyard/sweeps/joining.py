@@ -24,6 +24,8 @@ class Share:
     """The plan of all runs, as its file holds it without a part."""
     runs: list[str]
     """The folders, in this one, of the runs that are its own."""
+    further: Sequence[str] = ()
+    """Folders that belong to some of them, where they are there."""
 
 
 def join_sweeps(folders: Sequence[Path], out: Path) -> Path:
@@ -62,6 +64,7 @@ def join_shares(
                     "one that was stopped)"
                 )
             runs[run] = folder
+        runs |= dict.fromkeys(shares[folder].further, folder)
     out = own_folder(out, "--out")
     if out.exists() and any(out.iterdir()):
         raise UserError(f"--out: {out} is not empty; allowed: a new folder")

@@ -18,7 +18,7 @@ class ArenaRule(TypedDict):
 
 
 class ArenaScene(TypedDict):
-    """The candidate against the baseline in one scene; of one that failed only `failed` says something."""
+    """The candidate against the baseline in one scene; where it failed, `rules` has the others."""
 
     scene: str
     about: str
@@ -36,6 +36,7 @@ class ArenaScene(TypedDict):
     verdict: str
     """better, worse, equal, not distinguishable, untested, failed, or not done."""
     failed: str
+    """Why the candidate has no figures."""
 
 
 class ArenaRank(TypedDict):
