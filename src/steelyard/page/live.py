@@ -119,8 +119,12 @@ class Snapshot(History):
     def __init__(self, live: LiveHistory) -> None:
         # Not opened anew: everything comes through the run that is followed.
         self.folder, self.live = live.folder, live
-        self.seen, self.version = live.seen, live.version
+        self.seen, self.version, self.every = live.seen, live.version, live.every
         vars(self).update({name: getattr(live, name) for name in ("info", "federations", "_keys", "rounds")})
+
+    def spaced(self, most: int = LOOKED_AT) -> History:
+        """Return itself: the run that is followed chose its rounds when it was opened."""
+        return self
 
     def cohorts(self, rule: str, seed: int, after: int = START) -> Cohorts:
         """Return what the clients of one federation sent and were given, up to the snapshot's round."""

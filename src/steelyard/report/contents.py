@@ -116,7 +116,7 @@ def _cards(view: RunView, federation: FederationView) -> ClientCards | None:
     )
     longest = max(entry["asked"] for entry in entries)
     if federation.history.every > 1:
-        note += f"Of this long run every {federation.history.every}th round is shown client by client. "
+        note += f"Of this long run one round in {federation.history.every} is shown client by client. "
     note += f"Courses show {COURSE} rounds at most, evenly spaced." if longest > COURSE else ""
     template = figures.draw(view, "client", rule=federation.label, seed=federation.seed, client=entries[0]["name"])
     last = int(frame["round"].to_numpy().max())
