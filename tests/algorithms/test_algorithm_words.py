@@ -55,6 +55,7 @@ def test_rules_without_an_algorithm_take_the_experiments() -> None:
             {"algorithm": {"name": "scafold"}},
             "algorithm.name: got 'scafold' (did you mean 'scaffold'?); allowed: apfl, client-momentum, ditto",
         ),
+        ({"algorithm": {"name": "mine"}}, "; one of your own: name its file in plugins beside the name"),
         ({"algorithm": {"name": "fedprox", "nu": 1}}, "algorithm.nu: unknown field; allowed here: mu"),
         ({"algorithm": {"name": "fedprox", "mu": -1}}, "algorithm.mu: got -1; allowed: greater than or equal to 0"),
         (

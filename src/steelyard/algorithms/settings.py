@@ -36,7 +36,8 @@ class AlgorithmSettings(Named):
         known = catalogue.known()
         if self.name not in known:
             names = listed(sorted(known))  # not by which module was imported first
-            raise UserError(f"name: got {brief(self.name)}{nearest(self.name, known)}; allowed: {names}")
+            own = "" if self.plugins else "; one of your own: name its file in plugins beside the name"
+            raise UserError(f"name: got {brief(self.name)}{nearest(self.name, known)}; allowed: {names}{own}")
         return validated(known[self.name], self.parameters, "")
 
 

@@ -251,4 +251,6 @@ def _check_known(field: str, names: Sequence[Any]) -> None:
             try:
                 registry.get(name)
             except UserError as error:
-                raise UserError(f"{field}.criteria: {error}") from None
+                raise UserError(
+                    f"{field}.criteria: {error}; one of your own: name its file in {field}.plugins"
+                ) from None

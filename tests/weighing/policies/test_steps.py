@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +14,7 @@ from tests.weighing.policies.cohorts import MODELS, SKEWED, START, cohort, weigh
 from steelyard.errors import UserError, listed, nearest
 from steelyard.registry import Registry
 from steelyard.settings import validated
+from steelyard.usercode import POLICIES, load_entry_points
 from steelyard.weighing.policies import nvflare_adaptive as adaptive
 from steelyard.weighing.policies import policy as policies
 from steelyard.weighing.policies.afl import Afl
@@ -31,7 +34,7 @@ from steelyard.weighing.policies.settings import policy_class, policy_criteria
 from steelyard.weighing.policies.shapfed import ShapFed
 from steelyard.weighing.policies.term import Term
 from steelyard.weighing.policies.trust_mad import TrustMad
-from steelyard.weighing.rule import WeighingSettings
+from steelyard.weighing.rule import Rule, WeighingSettings
 
 CHANGES = (MODELS - START).double().numpy()
 
@@ -90,6 +93,27 @@ def test_a_policy_of_ones_own_is_known_by_its_name(monkeypatch: pytest.MonkeyPat
     assert (dict(policies.registered()), Mine.name) == ({"mine-2": Mine}, "mine-2")
 
 
+def test_a_package_declares_a_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policies, "_registry", Registry("policy", POLICIES, lambda made: made.__qualname__))
+    (tmp_path / "declared_policy.py").write_text(
+        "from steelyard.weighing.policies.policy import Policy, policy\n"
+        "@policy('declared')\n"
+        "class Declared(Policy):\n"
+        "    def weigh(self, measures, view): return 2 * measures['DS']\n"
+    )
+    info = tmp_path / "declared-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: declared\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[{POLICIES}]\nmine = declared_policy\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    load_entry_points.cache_clear()
+    settings = WeighingSettings(policy={"name": "declared"})  # type: ignore[arg-type]
+    assert (settings.criteria, Rule(settings).weigh(np.array([[3.0], [1.0]])).weights.tolist()) == (
+        ("DS",),
+        [0.75, 0.25],
+    )
+
+
 @pytest.mark.parametrize(
     ("given", "line"),
     [
@@ -129,7 +153,10 @@ def test_policies_by_name() -> None:
     for name, close in (("fedawb", nearest("fedawb", known())), (3, "")):
         with pytest.raises(UserError) as caught:
             policy_class(name)
-        assert str(caught.value) == f"name: got {name!r}{close}; allowed: {listed(known())}"
+        own = "a package that declares it under the entry point steelyard.policies, or a criterion in a file that"
+        assert str(caught.value) == (
+            f"name: got {name!r}{close}; allowed: {listed(known())}; one of your own: {own} weighing.plugins names"
+        )
 
 
 def test_nvflare_adaptive_waits_for_rounds_in_a_row_by_the_same_clients() -> None:

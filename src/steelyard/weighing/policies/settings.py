@@ -8,6 +8,7 @@ from pydantic import model_validator
 
 from steelyard.errors import UserError, brief, listed, nearest
 from steelyard.settings import Named, validated
+from steelyard.usercode import POLICIES
 from steelyard.weighing.policies import catalogue
 from steelyard.weighing.policies.policy import Policy
 
@@ -37,7 +38,10 @@ def policy_class(name: object) -> type[Policy]:
     known = catalogue.known()
     if not isinstance(name, str) or name not in known:
         close = nearest(name, known) if isinstance(name, str) else ""
-        raise UserError(f"name: got {brief(name)}{close}; allowed: {listed(known)}")
+        raise UserError(
+            f"name: got {brief(name)}{close}; allowed: {listed(known)}; one of your own: a package that declares it "
+            f"under the entry point {POLICIES}, or a criterion in a file that weighing.plugins names"
+        )
     return known[name]
 
 
