@@ -24,12 +24,15 @@ REPEATS = 5
 PATIENCE = 2.0
 """Seconds after which a trial on a slow machine repeats no more."""
 AGREEMENT = {"float32": 0.02, "tf32": 0.05, "bfloat16": 0.3}
-"""How far an update may be from the loop's, as a share of its size; float32 has room for a ReLU that lies at a tie."""
-ROUNDING = 2.0
-"""Times the loop's own distance from float32 that an engine of the same precision may have from it.
+"""How far an update may be from the loop's, as a share of its size."""
+EPSILON = {"float32": 2.0**-23, "tf32": 2.0**-11, "bfloat16": 2.0**-8}
+"""A rounding error of each precision, as a share of a number."""
+ROUNDING = 3.0
+"""Times what rounding does to the loop itself that an engine may be from it, where that is more.
 
-In the first steps of a deep network one ReLU that goes the other way moves many: on an H200 in tf32 ResNet-18 was .06
-of an update from the loop on one day and .14 on another, and the loop is rounded too.
+In a deep network a ReLU that goes the other way moves many in the next step. On a CPU in float32, ResNet-18's third
+update is .02 to .09 of its size from itself when sums are taken in another order: 1 to 2.3 times as far as when its
+start is moved by a rounding error.
 """
 MARGIN = 0.1
 HOPELESS = 2.0
@@ -89,9 +92,10 @@ def run_trial(
             engine = maker(short)
             whole = _whole_stack(engine, few)
             first = _trained(engine, whole or pair)[: len(pair)]
-            why = _disagrees(first, expected, pair, AGREEMENT[setup.precision])
-            if why is not None and setup.precision != "float32" and _rounded_alike(short, first, expected, pair):
-                why = None
+            allowed = AGREEMENT[setup.precision]
+            why = _disagrees(first, expected, pair, allowed)
+            if why is not None and allowed < max(AGREEMENT.values()):
+                why = _disagrees(first, expected, pair, max(allowed, _rounding(short, expected, pair)))
             if why is None:
                 ready[name] = engine, whole or many
                 if timed and whole is None:
@@ -164,11 +168,18 @@ def _disagrees(found: torch.Tensor, expected: torch.Tensor, cohort: Cohort, allo
     return f"its update differs from the loop's by {float((apart / moved.clamp_min(1e-12)).max()):.2g} of its size"
 
 
-def _rounded_alike(setup: TrainingSetup, found: torch.Tensor, rounded: torch.Tensor, cohort: Cohort) -> bool:
-    """Whether updates are about as near to the loop's in float32 as the loop's in this precision are."""
-    exact = _trained(SequentialEngine(replace(setup, precision="float32")), cohort)
-    apart = torch.linalg.vector_norm(found - exact, dim=1)
-    return bool((apart <= ROUNDING * torch.linalg.vector_norm(rounded - exact, dim=1)).all())
+def _rounding(setup: TrainingSetup, expected: torch.Tensor, cohort: Cohort) -> float:
+    """How far rounding may take an update: measured on the loop, from starts that are moved by a rounding error."""
+    start = cohort.start(expected.device)
+    updates = expected - start
+    worst = 0.0
+    for seed in range(2):
+        signs = torch.randint(0, 2, start.shape, generator=torch.Generator().manual_seed(seed)).to(start) * 2 - 1
+        moved = start * (1 + EPSILON[setup.precision] * signs)
+        apart = _trained(SequentialEngine(setup), cohort.begin_at(moved)) - moved - updates
+        share = torch.linalg.vector_norm(apart, dim=1) / torch.linalg.vector_norm(updates, dim=1).clamp_min(1e-12)
+        worst = max(worst, float(share.max()))
+    return min(ROUNDING * worst, max(AGREEMENT.values()))
 
 
 def _race(engines: Mapping[str, tuple[Engine, Cohort]]) -> dict[str, float]:
