@@ -50,11 +50,14 @@ def deprecated(name: str, instead: str, gone_in: str) -> None:
 
 
 class Stopped(KeyboardInterrupt):
-    """The user stopped a run that had begun; its folder holds what is done, and `steelyard resume` goes on from it."""
+    """The user stopped a run that had begun; its folder holds what is done.
 
-    def __init__(self, folder: Path) -> None:
+    `steelyard resume` goes on from it, or with `again` the same command with this folder as its `--out`.
+    """
+
+    def __init__(self, folder: Path, *, again: bool = False) -> None:
         super().__init__(str(folder))
-        self.folder = folder
+        self.folder, self.again = folder, again
 
 
 @contextmanager

@@ -84,7 +84,11 @@ def test_the_best_of_several_settings_is_chosen_and_held_out_seeds_open(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("NOPE",), "names no rule or criterion 'NOPE'"),
+        (("NOPE",), "arena: 'NOPE' names no rule or criterion 'NOPE'"),
+        (("--retune", "--seeds", "1", "--draft"), "arena: got --seeds, --draft with --retune; allowed: without"),
+        (("--check", "x.json", "--out", "x"), "arena: got --out with --check; allowed: without"),
+        (("EQ", "--scenes", ","), "--scenes: got ','; allowed: clean, "),
+        (("EQ", "--jobs", "0"), "--jobs: got 0"),
         (("none.py", "--trust"), "there is no file 'none.py'"),
         (("there.py",), "allowed: with --trust"),
         (("EQ", "--suite", "huge"), "--suite: got 'huge'"),
@@ -95,6 +99,7 @@ def test_the_best_of_several_settings_is_chosen_and_held_out_seeds_open(
         (("EQ", "--part", "3/2"), "--part: got '3/2'"),
         (("EQ", "--draft", "--until-decided"), "--until-decided: got it with --draft"),
         (("--check", "none.json"), "there is no file none.json"),
+        (("--check", "."), "there is no file arena.json"),
     ],
 )
 def test_mistakes_are_one_line(words: tuple[str, ...], says: str, steelyard: CommandLine, tmp_path: Path) -> None:

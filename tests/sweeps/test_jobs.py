@@ -1,4 +1,4 @@
-"""Processes of `--jobs`: none outlives the one that began it."""
+"""Processes of `--jobs`: none outlives the one that began it, and each has as many cores as the others."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+
+import pytest
 
 from steelyard.sweeps.jobs import in_processes
 
@@ -52,6 +54,20 @@ def test_a_killed_process_takes_its_runs_with_it(tmp_path: Path) -> None:
     finally:
         first.kill()
         first.wait()
+
+
+def note_cores(folder: Path, number: int) -> None:
+    """Write down how many cores this process may use."""
+    (folder / f"{number}.cores").write_text(str(len(os.sched_getaffinity(0))))
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="processes cannot be held to cores here")
+def test_each_run_has_the_same_number_of_cores_however_many_are_left(tmp_path: Path) -> None:
+    cores, jobs = len(os.sched_getaffinity(0)), 3
+    in_processes(note_cores, tmp_path, [0, 1, 2], jobs, lambda _: None)
+    in_processes(note_cores, tmp_path, [3], jobs, lambda _: None)
+    assert {path.read_text() for path in tmp_path.glob("*.cores")} == {str(max(1, cores // jobs))}
+    assert len(list(tmp_path.glob("*.cores"))) == 4
 
 
 if __name__ == "__main__":

@@ -44,13 +44,21 @@ def read_candidates(text: str, rule: str | None, suite: Suite, ask: Ask) -> list
         if rule is not None:
             raise UserError(f"--rule: got {brief(rule)} beside the rule {brief(text)}; allowed: with a file")
         experiment, word = suite.experiment(scene), text
-    found = parse_rules([word], experiment) if word is not None else dict([next(iter(experiment.rules().items()))])
+    found = _rules(word, experiment) if word is not None else dict([next(iter(experiment.rules().items()))])
     if len(found) > suite.tuning.budget:
         raise UserError(
             f"arena: got {len(found)} rules ({listed(found)}); allowed: one, or up to {suite.tuning.budget} settings "
             "of one, as rivals had"
         )
     return [_checked(Candidate(label, settings), suite, scene) for label, settings in found.items()]
+
+
+def _rules(word: str, experiment: Description) -> dict[str, FederationSettings]:
+    try:
+        return parse_rules([word], experiment)
+    except UserError as error:
+        # The words are those of `compare --rules`; here they are the candidate.
+        raise UserError(str(error).replace("--rules:", "arena:", 1)) from None
 
 
 def _checked(candidate: Candidate, suite: Suite, scene: str) -> Candidate:

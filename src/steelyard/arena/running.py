@@ -63,7 +63,7 @@ def run_arena(
             for batch in range(1, len(arena.batches) + 1):
                 _run_batch(arena, folder, batch, how)
         except KeyboardInterrupt:
-            raise Stopped(folder) from None
+            raise Stopped(folder, again=jobs > 1) from None
     return arena
 
 
@@ -86,8 +86,8 @@ def _run_batch(arena: Arena, folder: Path, batch: int, how: _How) -> None:
             how.announce(_announcement(arena, name, len(wanted) - len(left) + position + 1, len(wanted), rest, batch))
 
     numbers = [arena.scenes.index(name) for name in left]
-    if how.jobs > 1 and len(left) > 1 and batch == 1:
-        in_processes(run_scene, folder, numbers, min(how.jobs, len(left)), announce)
+    if how.jobs > 1 and batch == 1:
+        in_processes(run_scene, folder, numbers, how.jobs, announce)
         return
     for number in numbers:
         announce(number)

@@ -97,14 +97,14 @@ def tune(
             announce(f"choosing among {len(rules)} settings, scene {number + 1} of {len(left)}: {left[number]}{ending}")
 
     try:
-        if jobs > 1 and len(left) > 1:
-            in_processes(partial(_run, planned, False), folder, range(len(left)), min(jobs, len(left)), tell)
+        if jobs > 1:
+            in_processes(partial(_run, planned, False), folder, range(len(left)), jobs, tell)
         else:
             for number in range(len(left)):
                 tell(number)
                 _run(planned, progress, folder, number)
     except KeyboardInterrupt:
-        raise Stopped(folder) from None
+        raise Stopped(folder, again=True) from None
     found = [_accuracies(folder / TUNING / name) for name in scenes]
     for name, run in zip(scenes, found, strict=True):
         if set(run) != set(rules):

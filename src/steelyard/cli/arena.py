@@ -16,7 +16,7 @@ from steelyard.cli.finishing import watched
 from steelyard.cli.options import FormatOption, PartOption, SetOption
 from steelyard.cli.printing import print_json, terminal_width
 from steelyard.cli.trust import TrustOption, asking
-from steelyard.errors import UserError, printable
+from steelyard.errors import UserError, brief, listed, printable
 from steelyard.logs import logger, quiet
 from steelyard.rounds.progress import watching
 
@@ -54,7 +54,8 @@ def arena(
     part: PartOption = None,
     jobs: Annotated[int, typer.Option("--jobs", help="How many scenes go at a time, in processes of their own.")] = 1,
     check: Annotated[
-        Path | None, typer.Option("--check", help="Check an archive (arena.json) and replay a part of it.")
+        Path | None,
+        typer.Option("--check", help="Check an archive, or its folder, and replay a part of it."),
     ] = None,
     changes: SetOption = None,
     out: Annotated[
@@ -66,6 +67,11 @@ def arena(
     """Hold a rule against the field in a frozen suite of scenes, and say whether it is better than FedAvg."""
     if sum((candidate is not None, check is not None, retune)) != 1:
         raise UserError("arena: got none or several of CANDIDATE, --check and --retune; allowed: one of them")
+    options = {"--rule": rule, "--seeds": seeds, "--draft": draft, "--until-decided": until_decided, "--part": part}
+    if check is not None:
+        options |= {"--scenes": scenes, "--set": changes, "--out": out}
+    if (check or retune) and (useless := [name for name, value in options.items() if value]):
+        raise UserError(f"arena: got {listed(useless)} with {'--check' if check else '--retune'}; allowed: without")
     with watching(not quiet()):
         if check is not None:
             _check(check, format)
@@ -75,9 +81,13 @@ def arena(
             from steelyard.arena.plan import arena_folder, plan
             from steelyard.arena.suite import load_suite
             from steelyard.experiment.job_array import Part
+            from steelyard.sweeps.jobs import check_jobs
 
+        check_jobs(jobs)
         chosen = load_suite(suite)
         named = [name.strip() for text in scenes or [] for name in text.split(",") if name.strip()]
+        if scenes and not named:
+            raise UserError(f"--scenes: got {brief(','.join(scenes))}; allowed: {listed(chosen.scenes)}")
         if retune:
             _retune(chosen, named, changes or [], out, format, jobs)
             return
@@ -192,9 +202,10 @@ def _show(folder: Path, document: ArenaDocument, format: str) -> None:
 
 
 def _check(archive: Path, format: str) -> None:
-    """Check an archive; exit code 1 where something in it does not hold."""
-    from steelyard.arena.archive import check_archive
+    """Check an archive, also by its folder; exit code 1 where something in it does not hold."""
+    from steelyard.arena.archive import ARCHIVE, check_archive
 
+    archive = archive / ARCHIVE if archive.is_dir() else archive
     found = watched(lambda: check_archive(archive, progress=not quiet()))
     if format == "json":
         print_json({"archive": str(archive), "whole": not found.differs, "lines": list(found.lines)})

@@ -30,7 +30,8 @@ def watched(work: Callable[[], DoneT]) -> DoneT:
             return work()
     except Stopped as stop:
         folder = str(stop.folder)
-        _log.error(f"stopped; what is done is in {folder}; go on with: steelyard resume {shlex.quote(folder)}")
+        how = "the same command and --out" if stop.again else "steelyard resume"
+        _log.error(f"stopped; what is done is in {folder}; go on with: {how} {shlex.quote(folder)}")
         raise typer.Exit(130) from None
     except KeyboardInterrupt:
         _log.error("stopped before the run began; nothing was written")

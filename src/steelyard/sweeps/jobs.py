@@ -33,8 +33,9 @@ def check_jobs(jobs: int) -> None:
 def in_processes(work: Work, folder: Path, numbers: Sequence[int], jobs: int, announce: Callable[[int], None]) -> None:
     """Do each of the numbered runs, `jobs` at a time; the first that fails stops the others, which can go on later.
 
-    Each process gets its share of the processor's cores. Runs are safe against being killed, so that is what a stop
-    does to them.
+    Each process gets the same number of the processor's cores, however few runs are left: with another number of
+    threads clients are stacked otherwise, and a call that goes on must give the same bits. Runs are safe against being
+    killed, so that is what a stop does to them.
     """
     processes = multiprocessing.get_context("spawn")
     waiting, free = list(numbers), list(range(jobs))
@@ -83,7 +84,9 @@ def _process(work: Work, folder: Path, number: int, core: int, jobs: int, answer
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, cores[core::jobs] or cores)
+        share = max(1, len(cores) // jobs)
+        first = core * share % len(cores)
+        os.sched_setaffinity(0, cores[first : first + share])
     try:
         work(folder, number)
     except UserError as error:

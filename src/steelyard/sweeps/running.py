@@ -82,16 +82,14 @@ def resume_sweep(
         parts = found.parts
         left = [number for number in found.own if not done(folder, parts[number].folder)]
         try:
-            if jobs > 1 and len(left) > 1:
-                in_processes(
-                    run_part, folder, left, min(jobs, len(left)), lambda number: _announce_run(announce, parts, number)
-                )
+            if jobs > 1:
+                in_processes(run_part, folder, left, jobs, lambda number: _announce_run(announce, parts, number))
                 return folder
             for number in left:
                 _announce_run(announce, parts, number)
                 _try(parts[number], folder, dataset, progress, ask, accept_changes)
         except KeyboardInterrupt:
-            raise Stopped(folder) from None
+            raise Stopped(folder, again=jobs > 1) from None
     return folder
 
 
