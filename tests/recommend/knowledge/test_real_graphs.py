@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -38,15 +37,14 @@ def test_facebook_books_are_those_of_kgflex() -> None:
     assert found.features.per_feature().min() == 11
 
 
-def test_movielens_1m_takes_seconds() -> None:
+def test_movielens_1m_has_the_features_that_pandas_counts() -> None:
+    # How long it takes: `python -m benchmarks.knowledge`.
     data = folder("movielens_1m_dbpedia")
     links = data / "MappingMovielens2DBpedia-1.2.tsv"
     items, _ = read_links(links)
     source = {"path": data / "dbpedia_triples.tsv.gz", "links": links}
-    begun = time.process_time()
     one = load(KnowledgeSettings.model_validate({"sources": [source]}), items)
     two = load(KnowledgeSettings.model_validate({"sources": [source], "inverse": True}), items)
-    assert time.process_time() - begun < 20
     # Counted with pandas: 407 pairs of property and object have 10 films or more.
     assert one.features.by_hop() == {1: 407}
     assert two.features.by_hop()[1] == 407
