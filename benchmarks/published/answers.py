@@ -206,9 +206,10 @@ def board(lines: Lines) -> dict[str, str]:
     }
     if not found:
         return {"C SHORT": "open | no"}
-    told = [
-        f"{split}, {rule} {value:.1f}" + (f" (published {BOARD[split, rule]:.1f})" if (split, rule) in BOARD else "")
-        for (split, rule), (value, _) in found.items()
-    ]
+    told: dict[str, list[str]] = {}
+    for (split, rule), (value, _) in found.items():
+        printed = f" ({BOARD[split, rule]:.1f})" if (split, rule) in BOARD else ""
+        told.setdefault(split, []).append(f"`{rule}` {value:.1f}{printed}")
+    short = "; ".join(f"{split}: {', '.join(words)}" for split, words in told.items())
     rounds = sorted({rounds for _, rounds in found.values()})
-    return {"C SHORT": f"{'; '.join(told)} | {' to '.join(map(str, rounds))} of 2,000 rounds"}
+    return {"C SHORT": f"ours (published): {short} | {' to '.join(map(str, rounds))} of 2,000 rounds"}

@@ -23,10 +23,10 @@ from benchmarks.published.niid_table import (
     last,
     later_again,
     misses,
-    rate,
     same_seeds,
     table_a,
     table_later,
+    wall_time,
 )
 from benchmarks.published.protocols import SIZES
 from benchmarks.published.rules_2026 import PUBLISHED
@@ -142,6 +142,7 @@ def rules_2026(lines: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     told = dict.fromkeys(OF_2026, "open")
     for line in scenes_2026(lines):
         values, judged = gains_2026(line)
+        stopped = "" if line["finished"] else ", stopped"
         for rule, found in values.items():
             said = ["", "", ""]
             if rule in judged:
@@ -149,13 +150,13 @@ def rules_2026(lines: Sequence[Mapping[str, Any]]) -> dict[str, str]:
                 gain = estimate(gains)
                 said = [show_estimate(gain.as_json(), 2, signed=True), "" if p is None else f"{p:.2g}"]
                 said.append(verdict(gain.mean, p))
-                if OF_2026.get(rule) == line["split"]:
+                if OF_2026.get(rule) == line["split"] and line["finished"]:
                     told[rule] = (
                         f"{said[2]}, {show_estimate(gain.as_json(), 1, signed=True)} points ({len(found)} seeds)"
                     )
             shown = show_estimate(estimate(found).as_json(), 2)
             printed = PUBLISHED.get((line["split"], rule), "–")
-            head = f"| {line['split']} | {line['rounds']} | `{rule}` | {printed} | {len(found)} | {shown} | "
+            head = f"| {line['split']} | {line['rounds']}{stopped} | `{rule}` | {printed} | {len(found)} | {shown} | "
             rows.append(head + " | ".join(said) + " |")
     run = sum(text != "open" for text in told.values())
     short = "against FedAvg: " + "; ".join(f"`{rule}` {text}" for rule, text in told.items())
@@ -174,7 +175,8 @@ def others(lines: Sequence[Mapping[str, Any]], tables: Sequence[str]) -> str:
             found_best, found_last = best(curves), last(curves)
             means = f"{statistics.mean(found_best):.2f} | {statistics.mean(found_last):.2f}" if found_best else "– | –"
             ends = [how[0] for name, how in line.get("ended", {}).items() if name.rpartition("/")[0] == rule]
-            done = f"ended in {min(ends)}: no model was finite" if ends else str(line["rounds"])
+            stopped = "" if line["finished"] else ", stopped"
+            done = f"ended in {min(ends)}: no model was finite" if ends else f"{line['rounds']}{stopped}"
             rows.append(f"| {line['cell']} | {rule} | {len(curves)} | {done} | {means} |")
     return "\n".join(rows)
 
@@ -185,12 +187,12 @@ def page(lines: Sequence[Mapping[str, Any]]) -> str:
     made = {
         "A": table_a(lines),
         **counts_a(lines),
-        "MISSES": misses(lines),
+        **misses(lines),
         "LATER": table_later(lines),
         **later_again(lines),
         "HOLDERS": table_holders(),
         **same_seeds(lines),
-        **rate(lines),
+        **wall_time(lines),
         "HEART": heart,
         "D RUN": str(run_d),
         "D MET": str(met_d),
