@@ -49,7 +49,9 @@ def test_scenes_in_processes_of_their_own_give_the_same_table(tmp_path: Path, mo
 
 
 def test_the_best_is_the_first_of_the_best_and_none_that_exploded() -> None:
-    assert Tried("a", {"a1": 0.5, "a2": 0.7, "a3": 0.7, "a4": math.nan}).best == "a2"
+    values = {"a1": 0.5, "a2": 0.7, "a3": 0.7, "a4": math.nan}
+    assert Tried("a", values).best == "a2"
+    assert [Tried("a", values, frozen).best for frozen in ("a1", "a3")] == ["a2", "a3"]
     with pytest.raises(UserError, match="every setting of a exploded"):
         _ = Tried("a", {"a1": math.nan}).best
 

@@ -100,6 +100,21 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "round 3/8:" not in shown
 
 
+def test_each_of_several_runs_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Terminal()
+    monkeypatch.setattr("sys.stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    with watching():
+        for rounds in (8, 9):
+            with show_progress(rounds) as report:
+                report(3, {"DS": rounds / 100})
+    shown = screen.getvalue()
+    assert "3/8" in shown
+    assert "3/9" in shown
+    assert "DS 9.00%" in shown
+
+
 # what is being done --------------------------------------------------------------------------------------------------
 
 

@@ -36,14 +36,16 @@ class Tried:
 
     rule: str
     values: Mapping[str, float]
+    frozen: str = ""
+    """The setting that the suite has; empty for a candidate."""
 
     @property
     def best(self) -> str:
-        """The setting to use: the first of those that are best."""
+        """The setting to use: of those that are best the frozen one, else the first."""
         sound = {label: value for label, value in self.values.items() if not math.isnan(value)}
         if not sound:
             raise UserError(f"arena: every setting of {self.rule} exploded ({listed(self.values)}); allowed: others")
-        return max(sound, key=lambda label: sound[label])
+        return max(sound, key=lambda label: (sound[label], label == self.frozen))
 
 
 def tune_rivals(
@@ -61,7 +63,10 @@ def tune_rivals(
     groups = {name: parse_rules(words, first) for name, words in suite.tuning.settings.items()}
     every = {label: settings for group in groups.values() for label, settings in group.items()}
     found = tune(suite, every, folder, scenes, changes, jobs=jobs, progress=progress, announce=announce)
-    return [Tried(name, {label: found[label] for label in group}) for name, group in groups.items()]
+    return [
+        Tried(name, {label: found[label] for label in group}, next(iter(set(group) & set(suite.rivals)), ""))
+        for name, group in groups.items()
+    ]
 
 
 def tune(

@@ -164,13 +164,19 @@ class _Bar:
             TimeElapsedColumn(),
             TimeRemainingColumn(),
         )
-        self._bar = Lines(*columns, console=Console(stderr=True))
-        self._task = self._bar.add_task("rounds", total=None, figures="")
+        self._make = lambda: Lines(*columns, console=Console(stderr=True))
         self._begun, self._percent = False, True
+        self._start()
+
+    def _start(self) -> None:
+        self._bar = self._make()
+        self._task = self._bar.add_task("rounds", total=None, figures="")
         self._after: _Lines | None = None
         self._bar.start()
 
     def begin(self, rounds: int, percent: bool = True) -> None:
+        if self._after is not None:
+            self._start()  # the next of several runs, such as a scene of an arena
         self._begun, self._percent = True, percent
         self._bar.update(self._task, total=rounds)
 
@@ -188,8 +194,8 @@ class _Bar:
             self._bar.start()
 
     def beat(self, now: float) -> None:
-        if self._after is not None:
-            self._after.beat(now)
+        if (after := self._after) is not None:  # the rounds' thread may begin a bar meanwhile
+            after.beat(now)
 
     def end(self) -> None:
         if self._after is None:
