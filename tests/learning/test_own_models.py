@@ -37,6 +37,28 @@ def mistyped(outputs):
     return nn.Linear(torch.empty("x"), outputs)
 def broken():
     raise KeyError("size")
+class Training(Net):
+    def forward(self, x):
+        return (self.layer(x.flatten(1)),) * 2 if self.training else super().forward(x)
+class Ten(Net):
+    def forward(self, x):
+        return self.layer(x.reshape(10 if self.training else len(x), 64))
+class Ungraded(Net):
+    @torch.no_grad()
+    def forward(self, x):
+        return super().forward(x)
+def elsewhere():
+    net = Net()
+    net.forward = lambda x: Net.forward(net, x)  # copies of it still call this one
+    return net
+class Wrong(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+    @staticmethod
+    def backward(ctx, slope):
+        raise IndexError("on the way back")
+backward = lambda: Net(after=Wrong.apply)
 class Raising(Net):
     def forward(self, x):
         raise AttributeError("no such thing")
@@ -64,6 +86,10 @@ class Raising(Net):
         ("mistyped", "fails: TypeError: empty"),
         ("broken", "fails: KeyError: 'size'"),
         ("Raising", "AttributeError: no such thing"),
+        ("Training", "returned tuple while it trains, for 10 samples; allowed: one tensor"),
+        ("Ungraded", "its outputs have no gradient while it trains"),
+        ("elsewhere", "none of its parameters has a part in its outputs"),
+        ("backward", "no gradient can be taken of the model: IndexError: on the way back"),
         ("missing", "has no function or class 'missing'"),
     ],
 )
@@ -76,6 +102,16 @@ def test_own_models_that_cannot_work(name: str, words: str, tmp_path: Path, monk
         experiment.run("out")
     assert words in str(caught.value)
     assert not Path("out").exists()
+
+
+def test_a_model_that_fails_in_a_later_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes batches of ten alone, and the last one of a client is shorter: one line, whatever trains it."""
+    monkeypatch.chdir(tmp_path)
+    Path("nets.py").write_text(CODE)
+    for engine in ("auto", "loop", "threads", "vmap"):
+        changes = ["rounds.count=1", f"compute.engine={engine}", "model.name='nets.py:Ten'"]
+        with pytest.raises(UserError, match=r"the model fails while it trains, on \d samples of shape \(1, 8, 8\): "):
+            steelyard.Experiment.load("quickstart", changes).run(engine)
 
 
 def test_an_own_model_that_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,8 +30,10 @@ class Layout:
     """Which part of the flat vector is which tensor of a model; use it to go between the two forms.
 
     Parameters come first, in the order in which the module names them, then the floating buffers (running means of a
-    normalisation layer, say). Buffers of whole numbers are no part of what is averaged, and neither are parameters that
-    the user excluded from training (requires_grad=False): everybody who builds the model has the same ones.
+    normalisation layer, say). Parameters that the user excluded from training (requires_grad=False) are no part of what
+    is averaged, nor are the buffers of parts that are frozen as a whole: everybody who builds the model has the same
+    ones. So it is with buffers that no average has a meaning for: whole numbers, masks of -inf, and those that are no
+    part of a module's state (persistent=False).
     """
 
     slots: tuple[Slot, ...]
@@ -48,8 +50,11 @@ class Layout:
                 slots.append(Slot(name, tuple(tensor.shape), offset, tensor.numel()))
                 offset += tensor.numel()
         trained = offset
+        constant = _unsaved(module)
+        for part, layer in frozen_layers(module).items():
+            constant |= {f"{part}.{name}" for name, _ in layer.named_buffers(recurse=False)}
         for name, tensor in module.named_buffers():
-            if tensor.is_floating_point():
+            if name not in constant and tensor.is_floating_point() and bool(tensor.isfinite().all()):
                 slots.append(Slot(name, tuple(tensor.shape), offset, tensor.numel()))
                 offset += tensor.numel()
         return cls(tuple(slots), trained)
@@ -130,6 +135,11 @@ class Layout:
         """Put a flat vector into the module, in place."""
         _copy(self._held(module), list(self.views(flat).values()))
 
+    def outside(self, module: nn.Module) -> dict[str, torch.Tensor]:
+        """Return the module's buffers that are no part of the flat vector, by their names."""
+        inside = {slot.name for slot in self.slots}
+        return {name: buffer for name, buffer in module.named_buffers() if name not in inside}
+
     def _held(self, module: nn.Module) -> list[torch.Tensor]:
         """Return the module's own tensors, in the order of the slots."""
         if module not in _tables:
@@ -141,6 +151,41 @@ class Layout:
             }
         tables = _tables[module]
         return [table[name] for table, name in (tables[slot.name] for slot in self.slots)]
+
+
+def frozen_layers(module: nn.Module) -> dict[str, nn.Module]:
+    """Return by name the layers in parts of a module that have parameters, all of them excluded from training."""
+    found: dict[str, nn.Module] = {}
+    if all(parameter.requires_grad for parameter in module.parameters()):
+        return found
+    for name, part in module.named_modules():
+        held = list(part.parameters())
+        if name and held and not any(parameter.requires_grad for parameter in held):
+            found |= {f"{name}.{inner}" if inner else name: layer for inner, layer in part.named_modules()}
+    return found
+
+
+def still_layers(module: nn.Module) -> list[nn.Module]:
+    """Return the frozen layers with buffers of floats, such as a backbone's batch norm: they run as in tests."""
+    held = frozen_layers(module).values()
+    return [layer for layer in held if any(each.is_floating_point() for each in layer.buffers(recurse=False))]
+
+
+def for_training(module: nn.Module) -> nn.Module:
+    """Put a module into training mode, all but its frozen layers with buffers; returns the module."""
+    module.train()
+    for layer in still_layers(module):
+        layer.eval()
+    return module
+
+
+def _unsaved(module: nn.Module) -> set[str]:
+    """The names of buffers that are no part of a module's state."""
+    return {
+        f"{part}.{name}" if part else name
+        for part, layer in module.named_modules()
+        for name in layer._non_persistent_buffers_set
+    }
 
 
 _tables: WeakKeyDictionary[nn.Module, dict[str, tuple[dict[str, Any], str]]] = WeakKeyDictionary()

@@ -13,14 +13,15 @@ from steelyard.learning.parameters import Layout
 
 
 def _names(module: nn.Module, part: Part) -> set[str]:
-    """Return the names of the parameters and buffers that are this part of a module."""
-    everything = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
+    """Return the names of the parameters and buffers that are this part of a module; what is frozen is none."""
+    layout = Layout.of(module)
+    everything = {slot.name for slot in layout.slots}
     if part in ("nothing", "everything"):
         return everything if part == "everything" else set()
     if part == "norms":
         norms = [name for name, layer in module.named_modules() if isinstance(layer, _BatchNorm)]
         return {name for name in everything if name.rpartition(".")[0] in norms}
-    last = [name for name, _ in module.named_parameters()][-1].rpartition(".")[0]
+    last = layout.trained_slots[-1].name.rpartition(".")[0]
     head = {name for name in everything if name.rpartition(".")[0] == last}
     return head if part == "head" else everything - head
 
@@ -29,7 +30,7 @@ def check_part(module: nn.Module, part: Part, algorithm: str) -> None:
     """Refuse an algorithm that keeps a part of the model apart which this model does not have."""
     if part == "norms" and not _names(module, part):
         raise UserError(no_part(algorithm, part))
-    if part == "head" and not {name for name, _ in module.named_parameters()} & _names(module, "body"):
+    if part == "head" and not Layout.of(module).trained_names & _names(module, "body"):
         raise UserError(no_part(algorithm, part))
 
 

@@ -12,11 +12,13 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
 
+from steelyard.errors import UserError
 from steelyard.learning import losses
 from steelyard.learning.augmentation import Augmentation
 from steelyard.learning.descent import Descent
 from steelyard.learning.dropout import drawing, set_chance
-from steelyard.learning.parameters import Layout
+from steelyard.learning.outputs import fault, outputs_of
+from steelyard.learning.parameters import Layout, for_training, still_layers
 from steelyard.learning.settings import TrainingSettings
 from steelyard.messages import LossState
 from steelyard.randomness import permutations, stream_key, stream_keys
@@ -43,7 +45,8 @@ def batch_limit(settings: TrainingSettings, size: int) -> int:
 
 def normalises_batches(module: nn.Module) -> bool:
     """Whether a module normalises over the samples of a batch (batch norm), so that one sample says nothing."""
-    return any(isinstance(layer, _BatchNorm) for layer in module.modules())
+    still = set(map(id, still_layers(module)))
+    return any(isinstance(layer, _BatchNorm) and id(layer) not in still for layer in module.modules())
 
 
 def cut(rows: NDArray[np.int64], step: int, *, joined: bool) -> list[NDArray[np.int64]]:
@@ -59,7 +62,9 @@ class ClientLoop:
 
     def __init__(self, module: nn.Module, layout: Layout) -> None:
         self.module, self.layout = module, layout
-        self._layers = list(module.modules())
+        still = set(map(id, still_layers(module)))
+        self._modes = [(layer, id(layer) not in still) for layer in module.modules()]
+        self._outside = {name: buffer.clone() for name, buffer in layout.outside(module).items()}
         self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self._draws, self._joined = drawing(module), normalises_batches(module)
 
@@ -86,8 +91,7 @@ class ClientLoop:
         """
         module, parameters = self.module, self._parameters
         self.layout.write(module, start)
-        if not all(layer.training for layer in self._layers):
-            module.train()
+        self._begin_anew()
         descent, taken = descent or Descent.of(settings), 0
         starts = [parameter.detach().clone() for parameter in parameters] if descent.pull else []
         corrections = [] if correction is None else _by_parameter(module, self.layout, correction)
@@ -106,13 +110,30 @@ class ClientLoop:
                 target, seen = labels.index_select(0, batch), features.index_select(0, batch)
                 if augment is not None:
                     seen = augment(seen, torch.tensor([key, taken], device=seen.device))
-                total = losses.weigh(each(module(seen), target), target, weights).sum()
-                (total / len(batch)).backward()
+                total = losses.weigh(each(outputs_of(module, seen), target), target, weights).sum()
+                _backward(total / len(batch), parameters)
                 _descend(descent, taken, parameters, memories, starts, corrections)
                 if taken >= last:
                     mean += total.detach()
                 taken += 1
         return self.layout.read(module, into), float(mean) / max(sum(map(len, batches[last:])), 1)
+
+    def _begin_anew(self) -> None:
+        """Leave nothing of the client before: modes, and buffers that are no part of the model that is sent."""
+        if not all(layer.training == wanted for layer, wanted in self._modes):
+            for_training(self.module)
+        for name, value in self._outside.items():
+            part, _, own = name.rpartition(".")
+            setattr(self.module.get_submodule(part), own, value.clone())
+
+    def changed(self) -> list[str]:
+        """Return the buffers that training changed and that are not sent; torch's count of batches does not matter."""
+        held = self.layout.outside(self.module)
+        return [
+            name
+            for name, value in self._outside.items()
+            if not name.endswith(("num_batches_tracked", "chance")) and not torch.equal(held[name], value)
+        ]
 
 
 def train_client(
@@ -126,6 +147,23 @@ def _by_parameter(module: nn.Module, layout: Layout, flat: torch.Tensor) -> list
     """Cut a flat vector into one tensor for each of the module's parameters."""
     views = layout.views(flat)
     return [views[name] for name, parameter in module.named_parameters() if parameter.requires_grad]
+
+
+def _backward(loss: torch.Tensor, parameters: list[nn.Parameter]) -> None:
+    """Take the gradient; a user's module or loss may not let it, or may leave all parameters out."""
+    if not loss.requires_grad:
+        raise UserError(f"model.name: its outputs have no gradient while it trains; {_GRADIENT}")
+    try:
+        loss.backward()
+    except (UserError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # whatever the user's own functions do on the way back
+        raise UserError(f"model.name: no gradient can be taken of the model: {fault(error)}") from error
+    if all(parameter.grad is None for parameter in parameters):
+        raise UserError(f"model.name: none of its parameters has a part in its outputs; {_GRADIENT}")
+
+
+_GRADIENT = "allowed: a forward that torch can take back to the module's own parameters"
 
 
 @contextmanager

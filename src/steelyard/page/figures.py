@@ -168,7 +168,7 @@ class Figures:
             ],
             "clients": clients[:CLIENTS],
             "more_clients": max(0, len(clients) - CLIENTS),
-            "notes": [history.info["notes"] for history in view.histories if history.info.get("notes")],
+            "notes": [history.notes for history in view.histories if history.notes],
             "versions": {
                 key.removeprefix("version_"): value
                 for key, value in sorted(view.histories[0].info.items())

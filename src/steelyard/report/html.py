@@ -214,8 +214,9 @@ def _experiments(view: RunView, data: ReportData) -> str:
     for name, history, experiment in zip(view.names, view.histories, view.experiments, strict=True):
         info = history.info
         facts = {key.removeprefix("version_"): value for key, value in info.items() if key.startswith("version_")}
-        kept = ("status", "device", "precision", "engine_choice", "parameters", "notes")
+        kept = ("status", "device", "precision", "engine_choice", "parameters")
         facts = {key.replace("_", " "): info[key] for key in kept if info.get(key)} | facts
+        facts |= {"notes": history.notes} if history.notes else {}
         facts |= {"privacy": "; ".join(lines)} if (lines := privacy_lines(privacy_of(history))) else {}
         facts |= {"chain": line} if (line := chain_line(chain_of(history))) else {}
         rows = "".join(f"<dt>{escape(key)}</dt><dd>{escape(str(value))}</dd>" for key, value in facts.items())

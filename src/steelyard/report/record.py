@@ -61,7 +61,7 @@ def record(folder: Path, keys: Path | None = None, rule: str | None = None, atta
         "contributions": NOT_MEASURED if isinstance(values, str) else values,
         "privacy": privacy_lines(privacy_of(history)) or ["no differential privacy was promised"],
         "attacks": [NO_ATTACKS] if attacks is None else attack_lines(attacks, chosen),
-        "notes": info.get("notes", ""),
+        "notes": history.notes,
         "versions": {key.removeprefix("version_"): value for key, value in info.items() if key.startswith("version_")},
         "hashes": {f"head after round {checked.round}": checked.head, RUN_FILE: hashlib.sha256(text).hexdigest()},
         "verified": _verified(checked),

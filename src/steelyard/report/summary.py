@@ -65,7 +65,7 @@ def summarise(folder: Path, settings: RoundSettings, measure: str = "accuracy") 
     return {
         "run": str(folder),
         "status": history.info.get("status", "unknown"),
-        "notes": history.info.get("notes", ""),
+        "notes": history.notes,
         "weighed_one": single_client_rounds(history),
         "privacy": privacy_of(history),
         "chain": chain_of(history),

@@ -45,6 +45,11 @@ class RunFacts:
             return connection.info()
 
     @property
+    def notes(self) -> str:
+        """What a reader of the run should know: of the engine that trained its clients, of its data and rules."""
+        return "; ".join(filter(None, (self.info.get("engine_notes"), self.info.get("notes"))))
+
+    @property
     def last_round(self) -> int:
         """The newest whole round at this moment; -1 before the first. Cheap: ask it to see whether a run moved on."""
         found = self._rows("rounds", ("round",), _LAST)

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Mapping
 from functools import cached_property
 
+import numpy as np
 import torch
 
 from steelyard.clients.local.device_data.dataset import DeviceDataset, DevicePopulation
@@ -16,10 +17,11 @@ from steelyard.clients.local.settings import ComputeSettings
 from steelyard.data.dataset import Population
 from steelyard.errors import UserError
 from steelyard.learning import losses
+from steelyard.learning.catalogue import NAMES
 from steelyard.learning.models import Factory
-from steelyard.learning.parameters import Layout
+from steelyard.learning.parameters import Layout, for_training
 from steelyard.learning.settings import ModelSettings, TrainingSettings
-from steelyard.learning.training import seeded
+from steelyard.learning.training import seeded, train_client
 from steelyard.messages import LossState
 
 COUNTS = 200_000
@@ -183,10 +185,21 @@ class SimulationContext:
             state = LossState(self.training.loss, state.class_weights, state.shape, state.scale)
         classes, dataset = self.setup.classes, self._first_dataset()
         resolved = losses.resolve(state, classes, self.outputs, task=dataset.task, targets=dataset.outputs)
-        if resolved.name not in losses.LOSSES and resolved.name not in self._checked_losses:
-            losses.check_own(resolved, self._first_outputs, self._first_dataset().labels[self._first_rows()].cpu())
+        if resolved.name not in self._checked_losses:
+            labels = dataset.labels[self._first_rows()].cpu()
+            losses.check_own(resolved, self._first_outputs, labels)
+            if getattr(self.model, "name", self.model) not in NAMES:
+                self._check_training(resolved)
             self._checked_losses.add(resolved.name)
         return resolved
+
+    def _check_training(self, loss: LossState) -> None:
+        """Train a copy of a user's model for one step: what it does wrong then is said before a run begins."""
+        layout, module, dataset = self.setup.layout, copy.deepcopy(self.setup.module), self._first_dataset()
+        batch = 2 if self.training.batch_size == "full" else max(self.training.batch_size, 2)
+        rows = torch.arange(batch, device=dataset.device) % len(dataset.labels)
+        samples = dataset.gather(rows).cpu(), dataset.labels[rows].cpu(), np.arange(batch)[None]
+        train_client(module, layout, layout.read(module), *samples, TrainingSettings(batch_size="full"), loss)
 
     def too_few(self, samples: int) -> str | None:
         """Say why a client with so many training samples cannot train; None where it can."""
@@ -201,7 +214,7 @@ class SimulationContext:
         """How many samples a step of this model needs: 2 where batch norm has one value per sample, else 1."""
         if not self.setup.batch_norm:
             return 1
-        module = copy.deepcopy(self.setup.module).train()
+        module = for_training(copy.deepcopy(self.setup.module))
         try:
             with torch.no_grad(), seeded(torch.device("cpu"), 0):
                 module(self._first_dataset().gather(self._first_rows()[:1]).cpu())

@@ -19,6 +19,7 @@ from steelyard.clients.local.steps.dense import dense
 from steelyard.data.sources import FurtherTask
 from steelyard.learning import evaluation, losses
 from steelyard.learning.descent import Descent
+from steelyard.learning.outputs import outputs_of
 from steelyard.learning.training import class_weights
 from steelyard.measures import ERROR
 from steelyard.messages import Evaluations, Floats, LossState, Question
@@ -67,7 +68,7 @@ class Evaluator:
                 for number, model in enumerate(models):
                     self.setup.layout.write(self.module, model)
                     # A user's module may write into what it is given: the next model must not see that.
-                    found[number].append(self.module(features if self._ours else features.clone()))
+                    found[number].append(outputs_of(self.module, features if self._ours else features.clone()))
         return torch.stack([torch.cat(parts) for parts in found])
 
     def _stacked(self, models: torch.Tensor, dataset: DeviceDataset, rows: torch.Tensor) -> torch.Tensor:

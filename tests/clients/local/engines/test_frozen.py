@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tests.clients.local import engine_cases as cases
 from torch import nn
 
+from steelyard.algorithms.algorithm import Part
 from steelyard.clients.local import Simulation, SimulationServer
 from steelyard.clients.local.engines import choice_file, engine_trial, fingerprint
+from steelyard.errors import UserError
 from steelyard.learning.models import ConvNet, DenseNet, ModelSettings
-from steelyard.learning.training import TrainingSettings
-from steelyard.messages import Updates
+from steelyard.learning.parameters import Layout
+from steelyard.learning.parts import check_part
+from steelyard.learning.training import TrainingSettings, train_client
+from steelyard.messages import LossState, Task, Updates
 
 
 @pytest.fixture(autouse=True)
@@ -167,4 +173,86 @@ def test_a_module_that_looks_at_its_whole_batch_is_not_stacked_where_batches_are
     with pytest.warns(UserWarning, match="does not take this model"):
         found, _, clients = cases.trained("vmap", people, model, training)
     assert clients.describe()["engine_choice"] == "loop"
+    cases.assert_alike(found, expected, start, 1e-6)
+
+
+class Backbone(nn.Module):
+    """A frozen body with batch norm, one head that is trained."""
+
+    def __init__(self, affine: bool = True) -> None:
+        super().__init__()
+        norm = nn.BatchNorm1d(12, affine=affine)
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 12), norm, nn.ReLU()).requires_grad_(False)
+        norm.running_mean.copy_(torch.linspace(-1, 1, 12))  # type: ignore[union-attr]
+        self.head = nn.Linear(12, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(x))
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_the_batch_norm_of_a_frozen_part_runs_as_in_tests(affine: bool) -> None:
+    """Training is that of the head alone on what the body gives in tests."""
+    module = Backbone(affine)
+    layout = Layout.of(module)
+    assert layout.size == layout.trained == 12 * 10 + 10
+    features, labels = torch.randn(20, 64), torch.arange(20) % 10
+    head, seen = copy.deepcopy(module.head), module.eval().body(features)
+    given = labels, np.arange(20)[None], TrainingSettings(batch_size=7, epochs=1), LossState("cross-entropy")
+    found, _ = train_client(module, layout, layout.read(module), features, *given)
+    alone = Layout.of(head)
+    expected, _ = train_client(head, alone, alone.read(head), seen, *given)
+    assert torch.equal(found, expected)
+    assert torch.equal(module.body(features), seen)
+
+
+@pytest.mark.parametrize("engine", ["threads", "vmap:3", "auto"])
+def test_the_batch_norm_of_a_frozen_part_is_not_sent(engine: str) -> None:
+    people, model = cases.population((8, 8), 10), ModelSettings(name=Backbone)  # type: ignore[arg-type]
+    expected, start, _ = cases.trained("loop", people, model, cases.TRAINING["heavy"])
+    assert len(start) == 12 * 10 + 10
+    assert list(expected[0].clients) == [f"c{number}" for number in range(5)]  # one row is enough for such a norm
+    found, _, clients = cases.trained(engine, people, model, cases.TRAINING["heavy"])
+    assert engine == "auto" or clients.describe()["engine_choice"] == engine
+    cases.assert_alike(found, expected, start, 1e-4)
+
+
+@pytest.mark.parametrize("part", ["head", "norms"])
+def test_an_algorithm_finds_no_part_in_what_is_frozen(part: Part) -> None:
+    """fedrep would have nothing to average, fedbn nothing to keep."""
+    with pytest.raises(UserError, match=r"algorithm\.name: got 'mine'"):
+        check_part(Backbone(), part, "mine")
+
+
+class Warming(nn.Module):
+    """Counts its steps in a whole number; a mask of -inf and a table that is no part of its state lie beside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = nn.Linear(64, 10)
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("mask", torch.full((10,), -torch.inf).index_fill_(0, torch.arange(10), 0.0))
+        self.register_buffer("future", torch.full((3, 3), -torch.inf).triu(1))
+        self.register_buffer("table", torch.ones(7), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.steps += 1  # type: ignore[operator]
+            return self.dense(x.flatten(1)) * (1 - 0.5 ** self.steps.float()) + self.mask  # type: ignore[operator]
+        return self.dense(x.flatten(1))
+
+
+def test_buffers_that_are_not_sent_begin_anew_with_every_client() -> None:
+    """What one client counted must not reach the next one: then a cohort would depend on its order."""
+    people, model = cases.population((8, 8), 10), ModelSettings(name=Warming)  # type: ignore[arg-type]
+    expected, start, clients = cases.trained("loop", people, model, cases.TRAINING["mini"])
+    assert len(start) == 650 + 10
+    last = clients.names(0)[-1]
+    alone = clients.train([Task("plain", 0, 3, (last,), start)])[0]
+    assert torch.equal(alone.payload.models[0], expected[0].payload.models[-1])
+    found, _, threads = cases.trained("threads", people, model, cases.TRAINING["mini"])
+    assert threads.describe()["engine_choice"] == "threads"
+    cases.assert_alike(found, expected, start, 1e-6)
+    with pytest.warns(UserWarning, match="its buffer steps changes while it trains and is not sent"):
+        found, _, _ = cases.trained("vmap", people, model, cases.TRAINING["mini"])
     cases.assert_alike(found, expected, start, 1e-6)

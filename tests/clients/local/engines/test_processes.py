@@ -201,7 +201,7 @@ def test_what_a_module_raises_is_raised() -> None:
     clients, task = simulation("processes", Failing)
     assert clients._engine is None
     cohort, _ = clients.cohort_builder.gather([task])
-    with pytest.raises(ZeroDivisionError, match="two samples"):
+    with pytest.raises(UserError, match="ZeroDivisionError: two samples"):
         ProcessesEngine(setup).train(cohort, torch.empty((len(cohort), setup.layout.size)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import warnings
 from collections.abc import Mapping
 
@@ -12,9 +13,9 @@ from steelyard.clients.local.device_data.cohort import Cohort
 from steelyard.clients.local.device_data.schedule import step_counts
 from steelyard.clients.local.engines import choice_file
 from steelyard.clients.local.engines.engine import Engine, TrainingSetup
-from steelyard.clients.local.engines.engine_trial import MARGIN, run_trial
+from steelyard.clients.local.engines.engine_trial import MARGIN, Trial, run_trial
 from steelyard.clients.local.engines.sequential import SequentialEngine
-from steelyard.clients.local.engines.table import ENGINES, DoesNotFit, candidates, make, parse
+from steelyard.clients.local.engines.table import ENGINES, STACKING, DoesNotFit, candidates, make, parse
 from steelyard.errors import UserError
 from steelyard.messages import Floats
 
@@ -85,10 +86,11 @@ class ChosenEngine:
             known = self._tried(key, names, cohort)
         else:
             self.reason = "found by an earlier trial on this machine"
-        self.choice = known
-        return make(self.setup, *parse(known))
+        self.choice = known.engine
+        self.notes += known.notes
+        return make(self.setup, *parse(known.engine))
 
-    def _tried(self, key: str, names: list[str], cohort: Cohort) -> str:
+    def _tried(self, key: str, names: list[str], cohort: Cohort) -> choice_file.Choice:
         """Try the engines, keep the winner for later runs, and return the choice that holds.
 
         It names the size of the stacks too, which free memory may change from run to run.
@@ -98,16 +100,32 @@ class ChosenEngine:
         )
         engine = make(self.setup, *parse(found.best))
         best = with_stack_size(parse(found.best)[0], engine.stack_size(cohort))
-        known = choice_file.write(key, best, found.describe())
         self.reason = f"fastest in a trial, {MARGIN:.0%} counting as equal: {found.describe()}"
-        if found.draws:
-            self.notes.append("the model draws at random while it trains; clients are trained one after another")
-        return known
+        return choice_file.write(key, choice_file.Choice(best, notes_of(found, best)), found.describe())
 
     def describe(self) -> Mapping[str, str]:
         """Return what was chosen and why."""
         facts = {"engine_choice": self.choice, "engine_reason": self.reason}
         return facts | ({"engine_notes": "; ".join(self.notes)} if self.notes else {})
+
+
+def notes_of(found: Trial, best: str) -> tuple[str, ...]:
+    """Return what a run should tell of a trial: that nothing stacks, or that no program could be compiled."""
+    singly = "in processes of their own" if best == "processes" else "in threads" if best == "threads" else ""
+    how = f"clients are trained singly, {singly}" if singly else "clients are trained one after another"
+    if found.draws:
+        return (f"the model draws at random while it trains; {how}",)
+    stacks = [name for name in found.refused if parse(name)[0] in STACKING]
+    if stacks and not any(parse(name)[0] in STACKING for name in found.seconds):
+        return (f"no engine stacks this model ({_brief(found.refused[stacks[-1]])}); {how}",)
+    if why := found.refused.get("compiled"):
+        return (f"engine compiled is left out ({_brief(why)}); {best.partition(':')[0]} is used",)
+    return ()
+
+
+def _brief(why: str) -> str:
+    """The first sentence of a reason, cut where it is long; the run's record has all of it."""
+    return textwrap.shorten(why.removeprefix("DoesNotFit: ").partition(". ")[0], 160, placeholder=" …")
 
 
 def with_stack_size(name: str, chunk: int | None) -> str:

@@ -9,6 +9,7 @@ import os
 import platform
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -46,27 +47,41 @@ def _rough(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-def read(name: str) -> str | None:
-    """Return the engine kept under this name, or None."""
-    found = _load().get(name, {}).get("engine")
-    return found if isinstance(found, str) else None
+@dataclass(frozen=True)
+class Choice:
+    """An engine as compute.engine takes it, and what every run that takes it should tell of it."""
+
+    engine: str
+    notes: tuple[str, ...] = ()
 
 
-def write(name: str, engine: str, why: str) -> str:
+def read(name: str) -> Choice | None:
+    """Return what is kept under this name, or None."""
+    return _choice(_load().get(name))
+
+
+def _choice(found: Any) -> Choice | None:
+    """What an entry holds; None for an older one, which has no notes."""
+    if not isinstance(found, dict) or not isinstance(found.get("engine"), str) or "notes" not in found:
+        return None
+    return Choice(found["engine"], tuple(map(str, found["notes"])))
+
+
+def write(name: str, choice: Choice, why: str) -> Choice:
     """Keep a choice and return the one that holds: of two runs that try at the same time, the first decides."""
     try:
         with _locked():
             known = _load()
-            if name in known:
-                return str(known[name]["engine"])
-            known[name] = {"engine": engine, "why": why}
+            if (first := _choice(known.get(name))) is not None:
+                return first
+            known[name] = {"engine": choice.engine, "why": why, "notes": list(choice.notes)}
             target = cache_folder() / "engines.json"
             fresh = target.with_suffix(f".{os.getpid()}")
             fresh.write_text(json.dumps(known, indent=1, sort_keys=True))
             fresh.replace(target)
     except OSError:
         pass  # nowhere to keep it: the run's own record still says what was chosen
-    return engine
+    return choice
 
 
 def _load() -> dict[str, Any]:

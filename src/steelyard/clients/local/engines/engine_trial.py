@@ -78,9 +78,10 @@ def run_trial(
     updates = None if setup.training.updates is None else min(setup.training.updates, TRIAL_STEPS)
     short = replace(setup, training=setup.training.model_copy(update={"epochs": 1, "updates": updates}))
     few = _shortened(cohort, short)
-    found = Trial(draws=_draws(short, few))
-    if found.draws:
-        found.refused = dict.fromkeys(engines, "the model draws at random while it trains")
+    draws, changed = _alone(short, few)
+    found = Trial(draws=draws)
+    if draws:
+        found.refused = dict.fromkeys(engines.keys() - {"loop"}, "the model draws at random while it trains")
         return found
     pair = few.take(range(min(2, len(few))))
     begun = time.perf_counter()
@@ -90,6 +91,9 @@ def run_trial(
     for name, maker in engines.items():
         try:
             engine = maker(short)
+            if changed and engine.stack_size(few) is not None:
+                found.refused[name] = f"its buffer {changed[0]} changes while it trains and is not sent"
+                continue
             whole = _whole_stack(engine, few)
             first = _trained(engine, whole or pair)[: len(pair)]
             allowed = AGREEMENT[setup.precision]
@@ -128,14 +132,17 @@ def _shortened(cohort: Cohort, setup: TrainingSetup) -> Cohort:
     return replace(cohort, populations=tuple(populations[id(population)] for population in cohort.populations))
 
 
-def _draws(setup: TrainingSetup, cohort: Cohort) -> bool:
-    """Whether training depends on the state of the random generator: then clients cannot share a step."""
+def _alone(setup: TrainingSetup, cohort: Cohort) -> tuple[bool, list[str]]:
+    """Train one client twice: does it depend on the random generator, and which buffers outside the layout change?
+
+    In the first case clients cannot share a step, in the second no stack: there such a buffer is one for all.
+    """
     loop = ClientLoop(copy.deepcopy(setup.module).to(setup.device), setup.layout)
     out = torch.empty((2, setup.layout.size), device=setup.device)
     with arithmetic(setup.precision, setup.device, autocast=True):
         for draw in range(2):
             train_job(setup, loop, cohort.take([0]), 0, out[draw : draw + 1], chance=draw)
-    return not torch.equal(out[0], out[1])
+    return not torch.equal(out[0], out[1]), loop.changed()
 
 
 def _whole_stack(engine: Engine, cohort: Cohort) -> Cohort | None:

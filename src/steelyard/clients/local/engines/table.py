@@ -78,6 +78,10 @@ WORTH_PROCESSES = 2_000
 """Steps of single clients in a whole run from which processes are worth a trial: it takes up to a second."""
 
 
+STACKING = frozenset({"vmap", "graph", "compiled"})
+"""Engines that train any network in stacks, where its layers let them."""
+
+
 def candidates(setup: TrainingSetup, steps: int) -> list[str]:
     """Return the engines worth a trial for this model on this device, the likely best first.
 

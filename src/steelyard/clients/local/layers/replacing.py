@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPriva
 from steelyard.clients.local.layers.convolution import StackedConvolution, StackedLinear
 from steelyard.clients.local.layers.normalisation import MaskedBatchNorm
 from steelyard.clients.local.layers.recurrent import StackedRecurrent
-from steelyard.learning.parameters import Layout
+from steelyard.learning.parameters import Layout, for_training, still_layers
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
@@ -22,7 +22,9 @@ def stackable(module: nn.Module, *, products: bool) -> nn.Module:
     `products` writes dense and convolutional layers as products of matrices too, which matrix units want. Layers of a
     user's own class, or with hooks, stay as they are.
     """
-    return _replaced(copy.deepcopy(module), {}, products).train()
+    module = copy.deepcopy(module)
+    still = frozenset(map(id, still_layers(module)))
+    return for_training(_replaced(module, {}, still, products))
 
 
 def stacked_layout(layout: Layout, module: nn.Module) -> tuple[Layout, dict[str, tuple[int, ...]]]:
@@ -40,7 +42,8 @@ def stacked_layout(layout: Layout, module: nn.Module) -> tuple[Layout, dict[str,
 
 def unmasked_norms(module: nn.Module) -> bool:
     """Whether a module normalises over batches in a way that counts the padding of short batches."""
-    norms = [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
+    still = set(map(id, still_layers(module)))
+    norms = [layer for layer in module.modules() if isinstance(layer, _BatchNorm) and id(layer) not in still]
     return any(_stacked(layer, products=False) is None for layer in norms)
 
 
@@ -49,13 +52,13 @@ def has_hooks(module: nn.Module) -> bool:
     return any(hooks for name, hooks in vars(module).items() if name.endswith("_hooks") and "state_dict" not in name)
 
 
-def _replaced(layer: nn.Module, known: dict[int, nn.Module], products: bool) -> nn.Module:
+def _replaced(layer: nn.Module, known: dict[int, nn.Module], still: frozenset[int], products: bool) -> nn.Module:
     # A layer that stands in two places of a network is replaced by one layer, so that it keeps its one set of weights.
     if id(layer) not in known:
         known[id(layer)] = layer
-        known[id(layer)] = _stacked(layer, products) or layer
+        known[id(layer)] = (None if id(layer) in still else _stacked(layer, products)) or layer
         for name, child in list(layer.named_children()):
-            setattr(layer, name, _replaced(child, known, products))
+            setattr(layer, name, _replaced(child, known, still, products))
     return known[id(layer)]
 
 
