@@ -386,6 +386,15 @@ def test_leaf_shakespeare_predicts_the_next_character(tmp_path):
     assert load(DataSettings(source="leaf", path=tmp_path)).features.shape == (6, 80)
 
 
+def test_a_play_whose_next_character_is_a_digit_is_read_by_characters(tmp_path):
+    for part in ("train", "test"):
+        leaf_file(tmp_path / part / "a.json", {"CLERK": (["Anno 1", "in the"], ["5", " "])})
+    dataset = load(DataSettings(source="leaf", path=tmp_path, length=6))
+    assert (dataset.classes, dataset.labels[:2].tolist()) == (80, [16, 1])
+    leaf_file(tmp_path / "train" / "a.json", {"CLERK": (["Anno 1"] * 101, ["s"] * 100 + [7])})
+    assert "a label y is 7; expected one of 80 characters" in refused(DataSettings(source="leaf", path=tmp_path))
+
+
 def test_leaf_sent140_reads_words_alike_everywhere(tmp_path):
     def tweet(text: str) -> list[str]:
         return ["1467810369", "Mon Apr 06", "NO_QUERY", "ann", text]

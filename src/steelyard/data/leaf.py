@@ -80,8 +80,10 @@ def _tokens(
     folder: Path, texts: list[str], labels: list[Any], settings: DataSettings
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], int | None]:
     """Return tokens, labels and how many classes there are."""
-    if all(isinstance(label, str) and len(label) == 1 and not label.isdigit() for label in labels[:100]):
-        strange = next((label for label in labels if label not in ALPHABET or len(label) != 1), None)
+    letters = all(isinstance(label, str) and len(label) == 1 for label in labels[:100])
+    # A play may hold digits, too; sentiments are nothing else.
+    if letters and not all(str(label).isdigit() for label in labels):
+        strange = next((one for one in labels if not isinstance(one, str) or len(one) != 1 or one not in ALPHABET), None)
         if strange is not None:
             raise UserError(f"{folder}: a label y is {brief(strange)}; expected one of {len(ALPHABET)} characters")
         targets = np.array([ALPHABET.index(label) for label in labels], dtype=np.int64)
