@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from steelyard.algorithms.algorithm import Algorithm, ServerStep, Vectors
-from steelyard.errors import UserError
+from steelyard.errors import UserError, in_words
 from steelyard.experiment.description import Description
 from steelyard.experiment.federations import FederationSettings
 from steelyard.experiment.loading import read_experiment
@@ -56,6 +56,11 @@ class _Federation:
     """What the server keeps; None where it is not known any more."""
     counted: int = 0
 
+    @property
+    def words(self) -> str:
+        """Its name as a line for people has it."""
+        return in_words(self.name)
+
 
 def look_at_updates(folder: Path, history: History, found: Findings, last: int) -> None:
     """Hold what a run kept of each round up to the last against its chain, and compute the models again from it."""
@@ -88,29 +93,31 @@ def _say(federations: list[_Federation], found: Findings, rounded: bool) -> None
         if one.algorithm is not None:
             share = ROUNDED if rounded else TOLERANCE
             words = f"{one.counted} rounds computed again from kept updates and weights, the same to {share:g}"
-        found.checked[f"model of {one.name}"] = words
+        found.checked[f"model of {one.words}"] = words
 
 
 def _look_at_digests(one: _Federation, kept: KeptRound, round: int, found: Findings, rounded: bool) -> None:
     """Hold the updates and the model that were kept of a round against the chain."""
     model, digests, salts = one.digests[round]
     if one.name in kept.models and model_digest(kept.models[one.name]) != model:
-        found.changed.append(Finding(f"the kept model of {one.name} is not the one that the round ended with", round))
+        found.changed.append(Finding(f"the kept model of {one.words} is not the one that the round ended with", round))
     updates = kept.updates.get(one.name)
     content = None if updates is None else updates.payload.content()
     if rounded or updates is None or content is None:
         return
     count = len(updates.clients)
     if updates.clients != one.weights.get(round, ((), None))[0]:
-        found.changed.append(Finding(f"the kept updates of {one.name} are not of the clients that were weighed", round))
+        found.changed.append(
+            Finding(f"the kept updates of {one.words} are not of the clients that were weighed", round)
+        )
     elif not isinstance(digests, bytes) or not isinstance(salts, bytes) or len(digests) != DIGEST_BYTES * count:
-        found.unchecked.append(Finding(f"the chain has no digests of the updates of {one.name}", round))
+        found.unchecked.append(Finding(f"the chain has no digests of the updates of {one.words}", round))
     else:
         for at, (client, part) in enumerate(zip(updates.clients, content, strict=True)):
             salt = salts[at * SALT_BYTES : (at + 1) * SALT_BYTES]
             if update_digest(salt, part) != digests[at * DIGEST_BYTES : (at + 1) * DIGEST_BYTES]:
                 found.changed.append(
-                    Finding(f"its kept update of {one.name} is not the one of its digest", round, client)
+                    Finding(f"its kept update of {one.words} is not the one of its digest", round, client)
                 )
 
 
@@ -129,7 +136,7 @@ def _follow(one: _Federation, kept: KeptRound, round: int, found: Findings, shar
     if round in one.kept_old:
         again, allowed = before, torch.zeros_like(before)
     elif updates is None or round not in one.weights or not isinstance(updates.payload, DenseModels):
-        found.unchecked.append(Finding(f"no updates of {one.name} were kept", round))
+        found.unchecked.append(Finding(f"no updates of {one.words} were kept", round))
         return
     else:
         again, allowed = _again(one, one.algorithm, before, updates, updates.payload, one.weights[round][1], share)
@@ -137,7 +144,7 @@ def _follow(one: _Federation, kept: KeptRound, round: int, found: Findings, shar
     if not bool(torch.isfinite(again).all()):
         one.algorithm, one.reason = None, "its step needs the cohort's share of all clients, which is not kept"
     elif bool((apart > allowed).any()):
-        said = f"the model of {one.name} is up to {float(apart.max()):.3g} from what its updates and weights give"
+        said = f"the model of {one.words} is up to {float(apart.max()):.3g} from what its updates and weights give"
         found.changed.append(Finding(said, round))
     else:
         one.counted += 1

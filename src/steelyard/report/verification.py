@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from steelyard import files
-from steelyard.errors import UserError
+from steelyard.errors import UserError, in_words
 from steelyard.experiment.continuing import changed_since
 from steelyard.experiment.federations import FederationSettings
 from steelyard.experiment.loading import read_experiment
@@ -121,7 +121,9 @@ def _look_at_models(db: Any, folder: Path, found: Findings) -> None:
         kept = {name: state for name, state in restored.states.items() if state.parameters.numel()}
         for name, state in kept.items():
             if db.execute(query, (name, state.round)).fetchone() != (model_digest(state.parameters),):
-                found.changed.append(Finding(f"the model of {name} is not the one that it ended with", state.round))
+                found.changed.append(
+                    Finding(f"the model of {in_words(name)} is not the one that it ended with", state.round)
+                )
         rounds += [str(round)] if kept else []
     if rounds:
         found.checked["models"] = f"of the checkpoints after round {' and '.join(reversed(rounds))}, by their digests"
@@ -140,11 +142,11 @@ def _look_at_weights(history: History, found: Findings) -> None:
         settings = _settings(text)
         reason = "its settings are not of this version" if settings is None else skipped or _not_of_criteria(settings)
         if settings is None or reason:
-            reasons[name] = reason
+            reasons[in_words(name)] = reason
             continue
         # Of criteria that are known to be changed no weights follow.
         orders = {r: priority for r, priority, kept_old in decided[key] if not kept_old and r not in found.differ}
-        counted += _compared(history.cohorts(rule, seed), Rule(settings), orders, name, found)
+        counted += _compared(history.cohorts(rule, seed), Rule(settings), orders, in_words(name), found)
     if counted:
         words = "differences are named above" if any("weight" in f.what for f in found.changed) else "the same"
         found.checked["weights"] = f"{counted} rounds computed again from criteria and rule, {words} (to {TOLERANCE:g})"
