@@ -22,6 +22,7 @@ from steelyard.experiment.code import named_code
 from steelyard.experiment.loading import build, load, read_experiment, to_toml
 from steelyard.federate.app_folder import write_app
 from steelyard.runs.export import export_run
+from steelyard.runs.reader import History
 from steelyard.runs.tensor_files import read_tensors
 from steelyard.weighing import criteria
 
@@ -127,6 +128,16 @@ def test_a_run_keeps_its_code_and_reading_never_runs_it(file: Path, tmp_path: Pa
     assert result.table["rules"]
     assert len(export_run(moved, "csv", None)) == 6
     assert marks(tmp_path) == before
+
+
+def test_the_same_run_in_another_folder_has_the_same_chain_and_names_no_folder(file: Path, tmp_path: Path) -> None:
+    other = tmp_path / "a" / "copy"
+    shutil.copytree(file.parent, other)
+    runs = [Experiment.load(path, trust=True).run(path.parent / "run").folder for path in (file, other / "mine.toml")]
+    one, two = (History(run) for run in runs)
+    assert one.chain.head == two.chain.head
+    (settings,) = one.federations["settings"]
+    assert json.loads(settings)["plugins"] == ["code/criteria.py"]
 
 
 def test_a_fresh_process_reads_a_run_without_its_code(file: Path, tmp_path: Path) -> None:

@@ -83,7 +83,9 @@ def _tokens(
     letters = all(isinstance(label, str) and len(label) == 1 for label in labels[:100])
     # A play may hold digits, too; sentiments are nothing else.
     if letters and not all(str(label).isdigit() for label in labels):
-        strange = next((one for one in labels if not isinstance(one, str) or len(one) != 1 or one not in ALPHABET), None)
+        strange = next(
+            (one for one in labels if not isinstance(one, str) or len(one) != 1 or one not in ALPHABET), None
+        )
         if strange is not None:
             raise UserError(f"{folder}: a label y is {brief(strange)}; expected one of {len(ALPHABET)} characters")
         targets = np.array([ALPHABET.index(label) for label in labels], dtype=np.int64)

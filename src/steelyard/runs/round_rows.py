@@ -6,9 +6,12 @@ import json
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 import numpy as np
 
+from steelyard.algorithms.settings import AlgorithmSettings
+from steelyard.files import CODE
 from steelyard.messages import Evaluations, Updates
 from steelyard.rounds.contributions import RoundValues
 from steelyard.rounds.state import Federation, RoundRecord, States
@@ -16,14 +19,30 @@ from steelyard.runs.columns import KEYS, WHOLE, pack
 from steelyard.runs.digests import Digest
 from steelyard.runs.schema import WRITE
 from steelyard.signing import fingerprint
-from steelyard.weighing.rule import show_priority
+from steelyard.weighing.rule import WeighingSettings, show_priority
 
 _CLIENTS = "SELECT name, id FROM clients"
 _NEW_CLIENT = "INSERT INTO clients (name) VALUES (?)"
 _FEDERATIONS = "SELECT name, id FROM federations"
-# What was written first holds: the chain covers it, and a resumed run has its plugins in another folder.
+# What was written first holds: the chain covers it.
 _REGISTER = "INSERT OR IGNORE INTO federations (name, rule, seed, settings, algorithm) VALUES (?, ?, ?, ?, ?)"
 _END = "INSERT OR IGNORE INTO ended VALUES (?, ?, ?)"  # the first end of a federation holds
+
+
+def _stored(settings: WeighingSettings) -> str:
+    """Write a rule as the run's experiment.toml has it, its code by the place in the run's folder.
+
+    The chain covers it, and the same run in another folder must have the same chain.
+    """
+    algorithm: AlgorithmSettings | None = getattr(settings, "algorithm", None)
+    update: dict[str, object] = {"plugins": _in_run(settings.plugins)}
+    if algorithm is not None:
+        update["algorithm"] = algorithm.model_copy(update={"plugins": _in_run(algorithm.plugins)})
+    return settings.model_copy(update=update).model_dump_json()
+
+
+def _in_run(plugins: Sequence[str]) -> tuple[str, ...]:
+    return tuple(f"{CODE}/{Path(source).name}" if source.endswith(".py") else source for source in plugins)
 
 
 def _sent(record: RoundRecord, asked: int) -> tuple[float | None, float | None]:
@@ -46,7 +65,7 @@ class RoundRows:
     def register(self, federations: Sequence[Federation]) -> None:
         """Name the federations whose rounds will be written."""
         for federation in federations:
-            settings = federation.rule.settings.model_dump_json()
+            settings = _stored(federation.rule.settings)
             self._db.execute(
                 _REGISTER, (federation.name, federation.rule_name, federation.seed, settings, federation.algorithm.name)
             )
