@@ -17,7 +17,7 @@ from tests.warm import warm_command
 from torch import nn
 
 import steelyard
-from steelyard.cli.trust import asking
+from steelyard.cli.options import asking
 from steelyard.errors import UserError
 from steelyard.learning import models
 from steelyard.learning.settings import ModelSettings

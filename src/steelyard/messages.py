@@ -10,7 +10,7 @@ that an implementation may train them all together.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -136,9 +136,8 @@ class Updates:
     def select(self, keep: Sequence[int], refused: Sequence[Failure]) -> Updates:
         """Return the same updates with only the clients at these positions; the rest are noted as failures."""
         rows = list(keep)
-        return Updates(
-            federation=self.federation,
-            round=self.round,
+        return replace(
+            self,
             clients=tuple(self.clients[i] for i in rows),
             samples=self.samples[rows],
             criteria={name: values[rows] for name, values in self.criteria.items()},
@@ -152,9 +151,6 @@ class Updates:
             vectors={name: vectors[rows] for name, vectors in self.vectors.items()},
             listening=None if self.listening is None else self.listening[np.ix_(rows, rows)],
             late={name: share for name, share in self.late.items() if name in {self.clients[i] for i in rows}},
-            simulated=self.simulated,
-            started_over=self.started_over,
-            signed=self.signed,
         )
 
 
@@ -198,9 +194,8 @@ class Evaluations:
         """Return the answers of all but some clients."""
         keep = [place for place, name in enumerate(self.clients) if name not in clients]
         owner = np.repeat(np.arange(len(self.clients)), self.samples)
-        return Evaluations(
-            federation=self.federation,
-            round=self.round,
+        return replace(
+            self,
             clients=tuple(self.clients[place] for place in keep),
             samples=self.samples[keep],
             scores=self.scores[:, keep],

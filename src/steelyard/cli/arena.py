@@ -13,9 +13,8 @@ import typer
 
 from steelyard.activity import doing
 from steelyard.cli.finishing import watched
-from steelyard.cli.options import FormatOption, PartOption, SetOption
+from steelyard.cli.options import FormatOption, PartOption, SetOption, TrustOption, asking
 from steelyard.cli.printing import print_json, terminal_width
-from steelyard.cli.trust import TrustOption, asking
 from steelyard.errors import UserError, brief, listed, printable
 from steelyard.logs import logger, quiet
 from steelyard.rounds.progress import watching

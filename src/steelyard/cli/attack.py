@@ -12,9 +12,16 @@ import typer
 
 from steelyard.activity import doing
 from steelyard.cli.finishing import watched
-from steelyard.cli.options import ExperimentArgument, FirstSeedOption, FormatOption, SeedsOption, SetOption
+from steelyard.cli.options import (
+    ExperimentArgument,
+    FirstSeedOption,
+    FormatOption,
+    SeedsOption,
+    SetOption,
+    TrustOption,
+    asking,
+)
 from steelyard.cli.printing import print_json, terminal_width
-from steelyard.cli.trust import TrustOption, asking
 from steelyard.errors import UserError, printable
 from steelyard.logs import logger, quiet
 from steelyard.rounds.progress import watching
@@ -73,12 +80,7 @@ def attack(
         described = load_comparison(experiment, changes or [], rules or rules_for(base), seed)
         planned = Attack(described, tuple(names), fraction, seeds)
         _ = planned.parts  # refuses what cannot be run before there is a folder
-        _finish(attack_folder(planned, out), True, False, format)
-
-
-def resume_attack(folder: Path, trust: bool, accept_changes: bool, format: str) -> None:
-    """Go on with attacks that were stopped or killed; what `steelyard resume` does with the folder of some."""
-    _finish(folder, trust, accept_changes, format)
+        finish_attack(attack_folder(planned, out), True, False, format)
 
 
 def outcomes_of(folder: Path) -> Attacks:
@@ -95,8 +97,11 @@ def outcomes_of(folder: Path) -> Attacks:
     return attack_document(outcomes, done.fraction, flawed_before(folder / CLEAN))
 
 
-def _finish(folder: Path, trust: bool, accept_changes: bool, format: str) -> None:
-    """Do what is left of the attacks of a folder, and show what they did; their code was asked for where `trust`."""
+def finish_attack(folder: Path, trust: bool, accept_changes: bool, format: str) -> None:
+    """Do what is left of the attacks of a folder, and show what they did; their code was asked for where `trust`.
+
+    What `steelyard resume` does with the folder of attacks that were stopped or killed.
+    """
     from steelyard.report.hostile import attack_text
     from steelyard.sweeps.attacking import run_attack
 

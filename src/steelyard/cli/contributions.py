@@ -12,9 +12,8 @@ import typer
 
 from steelyard.activity import doing
 from steelyard.cli.finishing import finish
-from steelyard.cli.options import FormatOption, OutOption, ReportOption, RuleOption
+from steelyard.cli.options import FormatOption, OutOption, ReportOption, RuleOption, TrustOption, asking
 from steelyard.cli.printing import print_json, print_table, print_wrapped, warn_of_changes
-from steelyard.cli.trust import TrustOption, asking
 from steelyard.errors import printable_all
 from steelyard.logs import quiet
 from steelyard.rounds.progress import watching
@@ -94,7 +93,6 @@ def _without(found: Without) -> str:
 
 def show(document: Contributions) -> None:
     """Print what clients added as a table, and what it means."""
-    # For speed of start, as in every command.
     from steelyard.report.contributed import contribution_table, headline
 
     document = printable_all(document)

@@ -7,15 +7,22 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from steelyard.cli import federate_console, federate_server
 from steelyard.cli.finishing import finish
-from steelyard.cli.options import ExperimentArgument, FormatOption, SetOption
+from steelyard.cli.options import (
+    ExperimentArgument,
+    FormatOption,
+    OutOption,
+    SeedOption,
+    SetOption,
+    TrustOption,
+    asking,
+)
 from steelyard.cli.printing import print_json
-from steelyard.cli.trust import TrustOption, asking
 from steelyard.errors import in_words, printable
 from steelyard.logs import quiet
 
@@ -41,7 +48,7 @@ def init(
     folder: Annotated[Path, typer.Argument(help="New folder for the Flower app.")],
     experiment: ExperimentArgument = "quickstart",
     changes: SetOption = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Seed of everything.")] = None,
+    seed: SeedOption = None,
     address: Annotated[str, typer.Option("--superlink", help="Where the SuperLink listens.")] = "127.0.0.1:8000",
     authority: Annotated[
         Path | None, typer.Option("--root-certificates", help="ca.pem of the SuperLink; without it: no TLS.")
@@ -66,10 +73,10 @@ def local(
     nodes: Annotated[int, typer.Option("--nodes", help="Number of nodes; clients are shared out among them.")] = 4,
     tls: Annotated[bool, typer.Option("--tls", help="Make certificates and register node keys.")] = False,
     changes: SetOption = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Seed of everything.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="The run's own folder.")] = None,
+    seed: SeedOption = None,
+    out: OutOption = None,
     trust: TrustOption = False,
-    format: Annotated[Literal["text", "json"], typer.Option("--format", help="text, or json for programs.")] = "text",
+    format: FormatOption = "text",
 ) -> None:
     """Start a server and nodes on this machine, run the experiment, and end them."""
     from steelyard.experiment.loading import load

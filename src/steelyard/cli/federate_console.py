@@ -124,7 +124,6 @@ def _home(server: Path) -> ServerFolder:
 
 
 def _print_table(headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-    # For speed of start.
     from steelyard.report.rendering import Table, as_text
 
     print(as_text(Table("", headings, tuple(rows), names=len(headings)), terminal_width()).strip("\n"))

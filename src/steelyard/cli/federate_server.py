@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from steelyard.cli.federate_console import follow_run
-from steelyard.cli.trust import TrustOption, asking
+from steelyard.cli.options import OutOption, SeedOption, SetOption, TrustOption, asking
 from steelyard.errors import UserError
 
 
@@ -21,7 +21,6 @@ def serve(
     listen: Annotated[str, typer.Option("--listen", help="Address and port for nodes.")] = "0.0.0.0:8000",
 ) -> None:
     """Serve nodes until you press Ctrl-C; only registered keys come in, and only as nodes."""
-    # For speed of start.
     from steelyard.federate import require_flower
 
     require_flower()
@@ -44,7 +43,6 @@ def register(
     gone: Annotated[str | None, typer.Option("--remove", help="Name of a node that is to be let in no longer.")] = None,
 ) -> None:
     """Register a node's key on the server's machine; a running server notices at once."""
-    # For speed of start.
     from steelyard.federate import require_flower
 
     require_flower()
@@ -68,15 +66,12 @@ def register(
 def submit(
     folder: Annotated[Path, typer.Argument(help="Folder of the server, which must be serving.")],
     experiment: Annotated[str, typer.Argument(help="Recipe or TOML file, or the folder of a run to go on with.")],
-    changes: Annotated[
-        list[str] | None, typer.Option("--set", help="Change a field: section.field=value. May be given again.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Seed of everything.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="The run's own folder.")] = None,
+    changes: SetOption = None,
+    seed: SeedOption = None,
+    out: OutOption = None,
     trust: TrustOption = False,
 ) -> None:
     """Put a run into the queue of a server of this machine and show its rounds; a run folder is gone on with."""
-    # For speed of start.
     from steelyard.federate import require_flower
 
     require_flower()

@@ -52,7 +52,6 @@ def join(
             whole = join_runs(folders, out)
     if answer:
         print(answer)
-        print(f"{len(folders)} parts joined in {printable(str(whole))}")
-        return
     print(f"{len(folders)} parts joined in {printable(str(whole))}")
-    print(f"every table: steelyard table {printable(shlex.quote(str(whole)))}")
+    if not answer:
+        print(f"every table: steelyard table {printable(shlex.quote(str(whole)))}")

@@ -21,19 +21,17 @@ from typer.models import CommandInfo, TyperInfo
 from steelyard import __version__, logs
 from steelyard.cli.arena import arena
 from steelyard.cli.attack import attack
-from steelyard.cli.commands import LogFileOption, QuietOption, VerboseOption, share_options
 from steelyard.cli.contributions import contributions, withdraw
-from steelyard.cli.docs import docs
 from steelyard.cli.federate import app as federate_app
 from steelyard.cli.joining import join
-from steelyard.cli.models import models
 from steelyard.cli.new import new
+from steelyard.cli.options import LogFileOption, QuietOption, VerboseOption, share_options
 from steelyard.cli.privacy import app as privacy_app
 from steelyard.cli.proof import record, verify
 from steelyard.cli.recommend import app as recommend_app
 from steelyard.cli.report import import_run, report, weigh
 from steelyard.cli.running import compare, resume, run, table
-from steelyard.cli.showing import algorithms, criteria, export, policies, recipes, show
+from steelyard.cli.showing import algorithms, criteria, docs, export, models, policies, recipes, show
 from steelyard.cli.sweep import sweep
 from steelyard.cli.watching import ls, top, watch
 from steelyard.errors import UserError, one_line

@@ -1,14 +1,21 @@
-"""Arguments and options that several commands share."""
+"""Arguments and options that several commands share: fields, seeds, formats, messages, and trust in code."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from steelyard.errors import UserError, brief
+from steelyard import logs
+from steelyard.errors import UserError, brief, printable
+from steelyard.rounds.progress import paused
+
+if TYPE_CHECKING:
+    from steelyard.experiment.code import Ask
 
 
 def recipe_names(incomplete: str) -> list[str]:
@@ -63,3 +70,84 @@ def parse_counts(text: str, option: str, most: int = 1_000_000) -> list[int]:
 def parse_cutoffs(text: str) -> list[int]:
     """Return the cutoffs of "10,1"."""
     return parse_counts(text, "--cutoff", 10_000)
+
+
+_PANEL = "Messages"
+_LEVEL = "steelyard.level"
+
+
+def _level(context: typer.Context, level: str) -> None:
+    if context.meta.setdefault(_LEVEL, level) != level:
+        raise UserError("--verbose, --quiet: got both; allowed: one of them")
+    logs.show(level)
+
+
+def _verbose(context: typer.Context, given: bool) -> None:
+    if given:
+        _level(context, "debug")
+
+
+def _quiet(context: typer.Context, given: bool) -> None:
+    if given:
+        _level(context, "warning")
+
+
+def _log_file(path: Path | None) -> None:
+    if path is not None:
+        logs.show(file=path)
+
+
+VerboseOption = Annotated[
+    bool, typer.Option("--verbose", "-v", callback=_verbose, help="Also say each step.", rich_help_panel=_PANEL)
+]
+QuietOption = Annotated[
+    bool,
+    typer.Option(
+        "--quiet", "-q", callback=_quiet, help="Show no progress; warnings and errors only.", rich_help_panel=_PANEL
+    ),
+]
+LogFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--log-file", callback=_log_file, help="Add every message, with its time, to a file.", rich_help_panel=_PANEL
+    ),
+]
+
+
+def share_options(root: Any) -> None:
+    """Have every command below take the options on messages that the root takes; they act when they are read."""
+    shared = [option for option in root.params if option.name in ("verbose", "quiet", "log_file")]
+    for option in shared:
+        option.expose_value = False
+    waiting = list(root.commands.values())
+    while waiting:
+        command = waiting.pop()
+        command.params.extend(shared)
+        waiting += getattr(command, "commands", {}).values()
+
+
+TrustOption = Annotated[
+    bool, typer.Option("--trust", help="Run code that the experiment names (criteria, model, loss) without asking.")
+]
+
+
+def asking(trust: bool) -> Ask:
+    """Return what is called before named code runs: it asks at a terminal, and elsewhere needs --trust."""
+
+    def ask(where: str, code: Mapping[str, str]) -> None:
+        # For speed of start: most experiments name no code.
+        from steelyard.experiment.code import refuse
+
+        if trust:
+            return
+        with paused():  # a moving bar would write over the question, and stands in the way of standard error
+            if not (sys.stdin.isatty() and sys.stderr.isatty()):
+                refuse(where, code, "with --trust, once you have looked at it")
+            # A file from elsewhere must not hide, with a terminal's control characters, what it would run.
+            print(f"{printable(where)} names code of its own, which would run with your rights:", file=sys.stderr)
+            for field, value in code.items():
+                print(f"  {printable(field)} = {printable(value)}", file=sys.stderr)
+            if not typer.confirm("Run it?", default=False, err=True):
+                raise UserError(f"{where}: its code was not to run, so nothing was done")
+
+    return ask

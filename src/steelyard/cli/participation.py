@@ -10,9 +10,8 @@ from pathlib import Path
 
 from steelyard.activity import doing
 from steelyard.cli.finishing import watched
-from steelyard.cli.options import TableFormat
+from steelyard.cli.options import TableFormat, asking
 from steelyard.cli.printing import print_json, terminal_width
-from steelyard.cli.trust import asking
 from steelyard.errors import UserError, brief, printable
 from steelyard.logs import quiet
 from steelyard.rounds.progress import watching

@@ -13,9 +13,8 @@ import typer
 
 from steelyard.activity import doing
 from steelyard.cli.audit_text import Audit, RecommenderAudit, print_audit
-from steelyard.cli.options import FormatOption
+from steelyard.cli.options import FormatOption, TrustOption, asking
 from steelyard.cli.printing import print_json
-from steelyard.cli.trust import TrustOption, asking
 from steelyard.errors import UserError, writable
 from steelyard.logs import quiet
 from steelyard.rounds.progress import watching

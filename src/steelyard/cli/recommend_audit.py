@@ -11,9 +11,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from steelyard.cli.options import FormatOption, parse_counts
+from steelyard.cli.options import FormatOption, TrustOption, asking, parse_counts
 from steelyard.cli.printing import print_json, print_table
-from steelyard.cli.trust import TrustOption, asking
 from steelyard.errors import UserError
 from steelyard.report.rendering import Table
 

@@ -1,4 +1,7 @@
-"""`steelyard report`, `weigh` and `import`: a run to look at, rules to try on paper or on a run, runs from files."""
+"""`steelyard report`, `weigh` and `import`: a run to look at, rules to try on paper or on a run, runs from files.
+
+What is heavy is imported inside the commands, for speed of start.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,6 @@ def report(
     ] = None,
 ) -> None:
     """Write one HTML file that shows what happened, with no network needed: who counted how much, when and why."""
-    # For speed of start: what draws is large.
     from steelyard.arena.plan import is_arena
     from steelyard.report.figures import draw_all, write_figures
     from steelyard.report.html import write_report
@@ -89,7 +91,6 @@ def weigh(
     format: FormatOption = "text",
 ) -> None:
     """Score and weigh clients from a table, or the updates of a run by another rule: no training needed."""
-    # For speed of start, as in every command.
     from steelyard.weighing.table import RuleOptions, weigh_file
 
     options = RuleOptions(score, priority, weights, quantifier, capacity, power)
@@ -123,7 +124,6 @@ def _weigh_run(
     seed: int | None,
     format: str,
 ) -> None:
-    # For speed of start, as in every command.
     from steelyard.report.reweigh import federation_with, reweigh
     from steelyard.report.view import RunView
     from steelyard.weighing.table import RuleOptions, read_words
@@ -153,7 +153,6 @@ def import_run(
     by: Annotated[str | None, typer.Option("--by", help='Rule that weighs where the file does not: "VP>DS".')] = None,
 ) -> None:
     """Make a run folder from what another federation wrote down: criteria, weights, reasons and tests by round."""
-    # For speed of start, as in every command.
     from steelyard.adapters.importing import import_file
 
     rounds = import_file(file, out, by)

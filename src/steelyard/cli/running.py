@@ -13,7 +13,7 @@ import typer
 
 from steelyard.activity import doing
 from steelyard.cli.arena import resume_arena, show_arena
-from steelyard.cli.attack import resume_attack
+from steelyard.cli.attack import finish_attack
 from steelyard.cli.finishing import finish, report_line, watched, write_own_report
 from steelyard.cli.options import (
     BaselineOption,
@@ -29,11 +29,12 @@ from steelyard.cli.options import (
     SetOption,
     TableFormat,
     TableFormatOption,
+    TrustOption,
+    asking,
 )
 from steelyard.cli.participation import compare_shares
 from steelyard.cli.printing import print_json, print_part, terminal_width, warn_of_changes
 from steelyard.cli.sweep import resume_sweep, show_sweep
-from steelyard.cli.trust import TrustOption, asking
 from steelyard.errors import UserError, printable
 from steelyard.logs import logger, quiet
 from steelyard.rounds.progress import watching
@@ -95,7 +96,7 @@ def resume(
             resume_sweep(folder, trust, accept_changes, format)
             return
         if is_attack(folder):
-            resume_attack(folder, trust, accept_changes, format)
+            finish_attack(folder, trust, accept_changes, format)
             return
         if is_arena(folder):
             resume_arena(folder, trust, accept_changes, format)

@@ -1,10 +1,12 @@
-"""The commands that list and print: recipes, show, criteria, algorithms, policies, export.
+"""The commands that list and print: recipes, show, criteria, algorithms, policies, models, export, docs.
 
 What is heavy is imported inside the commands, for speed of start.
 """
 
 from __future__ import annotations
 
+import textwrap
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -183,3 +185,69 @@ def export(
 
     for path in export_run(folder, to, out, force=force):
         print(printable(str(path)))
+
+
+def models(format: FormatOption = "text") -> None:
+    """List the built-in networks: what each is for, how large it is, and the fields that change it."""
+    from steelyard.learning.catalogue import BUILT_IN
+
+    if format == "json":
+        print_json(
+            [
+                {
+                    "name": model.name,
+                    "purpose": model.purpose,
+                    "typical_shape": list(model.shape),
+                    "typical_outputs": model.outputs,
+                    "parameters": model.parameters,
+                    "fields": list(model.fields),
+                }
+                for model in BUILT_IN
+            ]
+        )
+        return
+    width = max(len(model.name) for model in BUILT_IN)
+    for model in BUILT_IN:
+        shape = "×".join(map(str, model.shape)) if len(model.shape) > 1 else f"{prod(model.shape)} columns"
+        _print(f"{model.name:<{width}}  {model.purpose}", width + 2)
+        _print(
+            f"{'':<{width}}  {model.parameters:,} parameters for samples of {shape} and {model.outputs} "
+            f"output{'s' if model.outputs > 1 else ''}; fields: {', '.join(model.fields)}",
+            width + 2,
+        )
+    print()
+    _print('In an experiment: [model] name = "mlp". Your own torch.nn.Module: name = "file.py:factory".', 0)
+
+
+def _print(line: str, indent: int) -> None:
+    """Print a line; in a terminal it is broken so that it stays beside the model's name."""
+    columns = terminal_width()
+    print(line if columns is None else textwrap.fill(line, columns, subsequent_indent=" " * indent))
+
+
+def docs(
+    words: Annotated[
+        list[str] | None, typer.Argument(help="Look for these words, and open the page that fits best.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Write the pages into this folder; default: the cache.")
+    ] = None,
+    show: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in the browser.")] = True,
+) -> None:
+    """Open the guide and the reference in the browser, from the installed package: no network is needed."""
+    import webbrowser
+
+    from steelyard import manual
+
+    page = "index"
+    if words:
+        found = manual.search(" ".join(words))
+        if not found:
+            raise UserError(f"docs: no page holds '{' '.join(words)}'; allowed: other words, or none to see all pages")
+        for _, path, title in found[:10]:
+            print(f"{path}: {title}")
+        page = found[0][1]
+    address = (manual.write_pages(out) / f"{page}.html").resolve().as_uri()
+    print(address)
+    if show:
+        webbrowser.open(address)

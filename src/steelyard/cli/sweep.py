@@ -21,9 +21,10 @@ from steelyard.cli.options import (
     SetOption,
     TableFormat,
     TableFormatOption,
+    TrustOption,
+    asking,
 )
 from steelyard.cli.printing import print_json, print_part, terminal_width
-from steelyard.cli.trust import TrustOption, asking
 from steelyard.errors import UserError
 from steelyard.logs import logger, quiet
 from steelyard.rounds.progress import watching

@@ -8,20 +8,18 @@ from __future__ import annotations
 import functools
 import math
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
+from steelyard.cli.options import FormatOption
 from steelyard.cli.printing import print_json
 from steelyard.errors import UserError
 
 FolderArgument = Annotated[Path, typer.Argument(metavar="[DIR]", help="Folder with runs in it, or a run's own folder.")]
 
 
-def ls(
-    folder: FolderArgument = Path("runs"),
-    format: Annotated[Literal["text", "json"], typer.Option("--format", help="text, or json for programs.")] = "text",
-) -> None:
+def ls(folder: FolderArgument = Path("runs"), format: FormatOption = "text") -> None:
     """List the runs in a folder: state, progress, accuracy, age and size."""
     from steelyard.runs.glance import glances
 

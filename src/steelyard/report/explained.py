@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
@@ -120,15 +121,7 @@ def open_explained(folder: Path, rule: str | None = None) -> Explained:
 
 
 def _reason(feature: str, hops: int, reason: explain.Reason) -> FeatureReason:
-    return {
-        "feature": feature,
-        "hops": hops,
-        "share": reason.share,
-        "part": reason.part,
-        "gain": reason.gain,
-        "personal": reason.personal,
-        "common": reason.common,
-    }
+    return cast(FeatureReason, {**asdict(reason), "feature": feature, "hops": hops})
 
 
 def _quartiles(shares: np.ndarray) -> list[float | None]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
-from typing import Literal, TypedDict
+from typing import Literal, TypedDict, cast
 
 from steelyard.errors import UserError
 from steelyard.files import DATABASE
@@ -100,6 +100,7 @@ class Glance:
 
     def document(self) -> RunDocument:
         """Return it for programs."""
+        rules = cast("list[RuleDocument]", [asdict(rule) for rule in self.rules])
         return {
             "name": self.name,
             "state": self.state,
@@ -107,16 +108,7 @@ class Glance:
             "rounds": self.rounds,
             "measure": self.measure,
             "accuracy": self.accuracy,
-            "rules": [
-                {
-                    "rule": each.rule,
-                    "seed": each.seed,
-                    "round": each.round,
-                    "accuracy": each.accuracy,
-                    "ended": each.ended,
-                }
-                for each in self.rules
-            ],
+            "rules": rules,
             "changed": self.changed,
             "bytes": self.bytes,
             "problem": self.problem,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from steelyard.errors import UserError, in_words
 from steelyard.messages import Failure, LossState, Task, Updates
 from steelyard.settings import validated
 from steelyard.signing import digest_of_task
-from steelyard.update_payloads import DenseModels, ServerTest
+from steelyard.update_payloads import DenseModels
 
 
 def own_versions() -> dict[str, str]:
@@ -47,7 +48,7 @@ class Share:
             case "test":
                 return self._test(content)
             case "tested":
-                return test_content(self.server.test(content["seed"], self._models(content).models))
+                return vars(self.server.test(content["seed"], self._models(content).models))
             case "sum":
                 models = self._models(content)
                 return models.combine(models.like, content["weights"])
@@ -140,18 +141,9 @@ def read_loss(table: Content) -> LossState:
 
 def updates_content(updates: Updates) -> Content:
     """Return what a rank's clients say of their updates; the models stay where they are."""
-    return {
-        "clients": updates.clients,
-        "samples": updates.samples,
-        "criteria": updates.criteria,
-        "losses": updates.losses,
-        "failures": [[failure.client, failure.reason] for failure in updates.failures],
-        "steps": updates.steps,
-        "first_losses": updates.first_losses,
-        "label_counts": updates.label_counts,
-        "vectors": updates.vectors,
-        "listening": updates.listening,
-    }
+    said = ("clients", "samples", "criteria", "losses", "steps", "first_losses", "label_counts", "vectors", "listening")
+    failures = [[failure.client, failure.reason] for failure in updates.failures]
+    return {"failures": failures, **{name: getattr(updates, name) for name in said}}
 
 
 def joined(task: Task, parts: Mapping[int, Content]) -> tuple[Updates, list[tuple[int, int]]]:
@@ -163,6 +155,7 @@ def joined(task: Task, parts: Mapping[int, Content]) -> tuple[Updates, list[tupl
     clients = [client for part in parts.values() for client in part["clients"]]
     order = sorted(range(len(clients)), key=clients.__getitem__)
     first = next(iter(parts.values()))
+    failures = [Failure(*each) for part in parts.values() for each in part["failures"]]
 
     def column(name: str) -> Any:
         return None if first[name] is None else np.concatenate([part[name] for part in parts.values()])[order]
@@ -178,7 +171,7 @@ def joined(task: Task, parts: Mapping[int, Content]) -> tuple[Updates, list[tupl
         },
         losses=column("losses"),
         payload=DenseModels(task.parameters[None][:0]),
-        failures=tuple(sorted((Failure(*each) for part in parts.values() for each in part["failures"]), key=_client)),
+        failures=tuple(sorted(failures, key=attrgetter("client"))),
         steps=column("steps"),
         first_losses=column("first_losses"),
         label_counts=column("label_counts"),
@@ -190,18 +183,3 @@ def joined(task: Task, parts: Mapping[int, Content]) -> tuple[Updates, list[tupl
         listening=next((part["listening"] for part in parts.values() if part["listening"] is not None), None),
     )
     return updates, [found[place] for place in order]
-
-
-def _client(failure: Failure) -> str:
-    return failure.client
-
-
-def test_content(test: ServerTest) -> Content:
-    """Return a test as it travels."""
-    return {
-        "accuracy": test.accuracy,
-        "f1": test.f1,
-        "errors": test.errors,
-        "losses": test.losses,
-        "by_class": test.by_class,
-    }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from steelyard.recommend.knowledge.naming import counted, prefixed
@@ -67,16 +67,5 @@ class FeatureReport:
             "linked": self.linked,
             "described": self.described,
             "blocked": dict(self.blocked),
-            "hops": [
-                {
-                    "hop": each.hop,
-                    "found": each.found,
-                    "rare": each.rare,
-                    "common": each.common,
-                    "beyond": each.beyond,
-                    "kept": each.kept,
-                    "pairs": each.pairs,
-                }
-                for each in self.hops
-            ],
+            "hops": [{**asdict(each), "kept": each.kept} for each in self.hops],
         }
