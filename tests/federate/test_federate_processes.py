@@ -25,9 +25,8 @@ from steelyard.experiment.loading import build
 from steelyard.experiment.running import run
 from steelyard.federate import node_link
 from steelyard.federate.certificates import make_key
-from steelyard.federate.local import resume_local
+from steelyard.federate.local import follow, resume_local, rounds_of
 from steelyard.federate.local_federation import started
-from steelyard.federate.local_follow import follow, rounds_of
 from steelyard.federate.local_launch import Launch
 from steelyard.federate.outcomes import read_outcome
 from steelyard.runs.reader import History

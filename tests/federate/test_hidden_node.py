@@ -14,10 +14,10 @@ from steelyard.clients.flower.forms import LossForm, Refused, TaskForm
 from steelyard.clients.flower.hidden_forms import AnswerForm, HideForm, KeysForm, OpenForm, ShareForm
 from steelyard.federate.hidden_node import HiddenRound, read_hide, read_share
 from steelyard.messages import Task, Updates
-from steelyard.privacy.aggregation_settings import AggregationSettings
 from steelyard.privacy.fixed_point import FixedPoint
 from steelyard.privacy.masks import stream
 from steelyard.privacy.secure_client import SecureClient, self_key
+from steelyard.privacy.settings import AggregationSettings
 from steelyard.update_payloads import DenseModels
 
 NAMES = ("a", "b", "c", "d")

@@ -15,8 +15,8 @@ from tests.federate.small_experiment import assert_same_weights
 from tests.federate.test_federate_processes import experiment, left_running, wait_for_round
 
 from steelyard.experiment.running import run
+from steelyard.federate.local import follow
 from steelyard.federate.local_federation import started
-from steelyard.federate.local_follow import follow
 from steelyard.federate.local_launch import Launch
 from steelyard.runs.reader import History
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.report.made_run import make_run
 
-from steelyard.federate.local_follow import follow
+from steelyard.federate.local import follow
 
 
 @pytest.mark.parametrize(("asked", "said"), [(2, 1), (4, 0)])

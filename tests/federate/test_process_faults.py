@@ -21,8 +21,8 @@ from tests.federate.small_experiment import weights
 from tests.federate.test_federate_processes import experiment, left_running, steelyard, written
 from tests.federate.test_node_process import hospitals
 
+from steelyard.federate.local import rounds_of
 from steelyard.federate.local_federation import started
-from steelyard.federate.local_follow import rounds_of
 from steelyard.federate.local_launch import Launch
 from steelyard.runs.reader import History
 

@@ -19,9 +19,8 @@ from tests.federate.test_federate_processes import wait_for_round
 from steelyard.errors import UserError
 from steelyard.experiment.loading import load
 from steelyard.federate import receipts
-from steelyard.federate.local import resume_local, run_local
+from steelyard.federate.local import follow, resume_local, run_local
 from steelyard.federate.local_federation import started
-from steelyard.federate.local_follow import follow
 from steelyard.federate.local_launch import Launch
 from steelyard.federate.receipt_answers import listed
 from steelyard.report.verification import verify

@@ -18,8 +18,8 @@ pytest.importorskip("flwr")
 from flwr.proto.fleet_pb2 import ActivateNodeResponse, PullMessagesResponse
 from tests.federate.test_federate_processes import experiment
 
+from steelyard.federate.local import follow
 from steelyard.federate.local_federation import started
-from steelyard.federate.local_follow import follow
 from steelyard.federate.local_launch import Launch
 from steelyard.federate.processes import Process, end_all, environment
 from steelyard.runs.reader import History

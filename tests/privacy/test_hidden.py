@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from steelyard.errors import UserError
 from steelyard.messages import Failure
 from steelyard.privacy import hidden as module
-from steelyard.privacy.aggregation_settings import AggregationSettings
 from steelyard.privacy.fixed_point import FixedPoint
 from steelyard.privacy.hidden import (
     BeyondBound,
@@ -22,6 +21,7 @@ from steelyard.privacy.hidden import (
     check_sum,
     check_weights,
 )
+from steelyard.privacy.settings import AggregationSettings
 
 START = torch.tensor([1.0, -2.0])
 DELTAS = {"a": [1.0, 0.0], "b": [0.0, 2.0], "c": [-1.0, 1.0], "d": [8.0, 8.0]}

@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steelyard.privacy import masks
-from steelyard.privacy.aggregation_settings import AggregationSettings
 from steelyard.privacy.fixed_point import FixedPoint, Words
 from steelyard.privacy.masked_sum import mask_rows, masked_sum, pair_keys
 from steelyard.privacy.secure_client import (
@@ -27,6 +26,7 @@ from steelyard.privacy.secure_client import (
     self_key,
 )
 from steelyard.privacy.secure_server import SecureServer, Unopened
+from steelyard.privacy.settings import AggregationSettings
 
 CONTEXT = b"run/federation/round 1"
 SETTINGS = AggregationSettings()

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steelyard.errors import UserError
-from steelyard.privacy.aggregation_settings import FEWEST, AggregationSettings
 from steelyard.privacy.fixed_point import FixedPoint
 from steelyard.privacy.hidden import BeyondBound, Summed, check_sum
 from steelyard.privacy.secure_client import KEY_SHARES_BYTES, Opened, PublicKeys, SecureClient, Unreadable, Withdrawn
 from steelyard.privacy.secure_round import MOST_TRIES, HiddenWords, blame, secure_sum
 from steelyard.privacy.secure_server import SecureServer, Unopened
+from steelyard.privacy.settings import FEWEST, AggregationSettings
 
 SETTINGS = AggregationSettings()
 SIZE = 5

@@ -9,8 +9,7 @@ from pydantic import ValidationError
 
 from steelyard.errors import UserError
 from steelyard.privacy import requirements
-from steelyard.privacy.aggregation_settings import AggregationSettings
-from steelyard.privacy.settings import PrivacySettings, check_delta
+from steelyard.privacy.settings import AggregationSettings, PrivacySettings, check_delta
 
 CENTRAL = {"clip": 1.0, "noise": 1.0}
 COHORT = {**CENTRAL, "weights": "cohort", "cohorts": "public"}

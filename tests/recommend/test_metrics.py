@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steelyard.recommend import metrics as m
+from steelyard.recommend.evaluate import compare
 from steelyard.recommend.interactions import build
 from steelyard.recommend.ranking import GroundTruth, memberships, top
-from steelyard.recommend.significance import compare
 from steelyard.recommend.splits import Split
 
 

@@ -17,9 +17,8 @@ from steelyard.algorithms.algorithm import Algorithm, ServerStep
 from steelyard.algorithms.fedavgm import FedAvgM
 from steelyard.errors import UserError
 from steelyard.messages import Failure, Task, Updates
-from steelyard.privacy.aggregation_settings import AggregationSettings
 from steelyard.privacy.hidden import HiddenUpdates, Summed
-from steelyard.privacy.settings import PrivacySettings
+from steelyard.privacy.settings import AggregationSettings, PrivacySettings
 from steelyard.rounds.combining import RADIUS, Combiner, as_summed, combiner
 from steelyard.rounds.drafting import weigh_soundly
 from steelyard.rounds.loop import run_rounds

@@ -16,14 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steelyard.data.attributes import Table, beside, read_table
-from steelyard.data.dataset import Dataset
+from steelyard.data.dataset import Dataset, share_of_rows
 from steelyard.data.files import find
 from steelyard.data.image_folders import FOLDER, Folders, numbered
 from steelyard.data.masks import read_masked
 from steelyard.data.memory import in_memory, owner_names
 from steelyard.data.npz import class_numbers
 from steelyard.data.settings import DataSettings
-from steelyard.data.subset import share_of_rows
 from steelyard.errors import UserError
 
 if TYPE_CHECKING:

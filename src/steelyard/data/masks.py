@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 
 from steelyard import randomness
 from steelyard.data.bundled import read_digits
-from steelyard.data.dataset import Dataset
+from steelyard.data.dataset import Dataset, share_of_rows
 from steelyard.data.image_folders import FOLDER, Folders
 from steelyard.data.memory import in_memory
 from steelyard.data.settings import DataSettings
-from steelyard.data.subset import share_of_rows
 from steelyard.data.table_columns import class_note
 from steelyard.errors import UserError
 

@@ -13,9 +13,8 @@ from steelyard.clients.local import ComputeSettings, Simulation
 from steelyard.clients.node import NodeClients, NodeConfig
 from steelyard.clients.protocol import Clients
 from steelyard.data import load
-from steelyard.data.dataset import ClientRows, Dataset, Population
+from steelyard.data.dataset import ClientRows, Dataset, Population, keep_rows
 from steelyard.data.settings import DataSettings, PartitionSettings
-from steelyard.data.subset import keep_rows
 from steelyard.errors import UserError
 from steelyard.experiment.enough_rows import EnoughRows
 from steelyard.experiment.learning_simulation import LearningSections

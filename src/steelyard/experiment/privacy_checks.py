@@ -9,9 +9,8 @@ from typing import NoReturn
 
 from steelyard.algorithms.algorithm import Algorithm
 from steelyard.errors import UserError, listed
-from steelyard.privacy.aggregation_settings import FEWEST, AggregationSettings
 from steelyard.privacy.hidden import check_cohort
-from steelyard.privacy.settings import CentralSettings, PrivacySettings
+from steelyard.privacy.settings import FEWEST, AggregationSettings, CentralSettings, PrivacySettings
 from steelyard.rounds.settings import RoundSettings
 from steelyard.weighing import criteria as registry
 from steelyard.weighing.rule import WeighingSettings

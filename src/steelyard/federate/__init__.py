@@ -26,9 +26,8 @@ On the server's machine
     `outcomes`          how a run goes, as its server app says
 
 A federation on one machine
-    `local`             run or resume an experiment with one
+    `local`             run or resume an experiment with one, and show its rounds
     `local_federation`  its processes: SuperLink and nodes
-    `local_follow`      waits for the end of a run and shows its rounds
     `local_launch`      how it was started, kept for a resume
     `processes`         starts processes and ends every one of them
     `own_superlink`     Flower's SuperLink, closed to other accounts of the machine

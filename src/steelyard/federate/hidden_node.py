@@ -32,7 +32,6 @@ from steelyard.clients.flower.hidden_forms import (
 from steelyard.clients.flower.payloads import only_keys
 from steelyard.errors import first_names
 from steelyard.messages import Failure, Task, Updates
-from steelyard.privacy.aggregation_settings import FEWEST, AggregationSettings
 from steelyard.privacy.fixed_point import FixedPoint, Words
 from steelyard.privacy.hidden import beyond
 from steelyard.privacy.secure_client import (
@@ -44,6 +43,7 @@ from steelyard.privacy.secure_client import (
     Withdrawn,
     round_context,
 )
+from steelyard.privacy.settings import FEWEST, AggregationSettings
 from steelyard.privacy.sharing import SHARE_BYTES
 from steelyard.update_payloads import DenseModels
 

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from steelyard.errors import UserError, first_names
 from steelyard.messages import Failure, Floats
-from steelyard.privacy.aggregation_settings import FEWEST, AggregationSettings
 from steelyard.privacy.fixed_point import FixedPoint, Grid
+from steelyard.privacy.settings import FEWEST, AggregationSettings
 
 if TYPE_CHECKING:
     import torch  # only for annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from steelyard.errors import UserError
-from steelyard.privacy.aggregation_settings import AggregationSettings
+from steelyard.privacy.settings import AggregationSettings
 
 INSTALL = "pip install 'steelyard[privacy]'"
 _NEEDED = {

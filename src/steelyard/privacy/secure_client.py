@@ -20,9 +20,9 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from steelyard.errors import first_names
 from steelyard.privacy import sharing
-from steelyard.privacy.aggregation_settings import FEWEST, AggregationSettings
 from steelyard.privacy.fixed_point import Words
 from steelyard.privacy.masks import KEY_BYTES, add_stream, agree, derive, is_key
+from steelyard.privacy.settings import FEWEST, AggregationSettings
 
 PUBLIC_BYTES = 3 * KEY_BYTES
 """Length of what a client shows at the start of a round."""

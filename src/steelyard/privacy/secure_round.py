@@ -16,11 +16,11 @@ import numpy as np
 
 from steelyard.errors import first_names
 from steelyard.messages import Failure, Floats
-from steelyard.privacy.aggregation_settings import AggregationSettings
 from steelyard.privacy.fixed_point import FixedPoint, Words
 from steelyard.privacy.hidden import Summed, check_weights
 from steelyard.privacy.secure_client import Opened
 from steelyard.privacy.secure_server import SecureServer
+from steelyard.privacy.settings import AggregationSettings
 
 MOST_TRIES = 4
 """How often a round is tried in all; each further try leaves out at least one client."""

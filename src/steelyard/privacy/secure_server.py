@@ -10,10 +10,10 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from steelyard.errors import UserError
 from steelyard.privacy import sharing
-from steelyard.privacy.aggregation_settings import FEWEST, AggregationSettings
 from steelyard.privacy.fixed_point import Words
 from steelyard.privacy.masks import add_stream, agree
 from steelyard.privacy.secure_client import Opened, PublicKeys, same, seed_hash, self_key, sign_of
+from steelyard.privacy.settings import FEWEST, AggregationSettings
 
 _MOST_BLOCKS = 100
 """How many sets of helpers are tried at most: in a large cohort each costs a second."""

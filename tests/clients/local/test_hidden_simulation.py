@@ -14,11 +14,11 @@ from steelyard.errors import UserError
 from steelyard.experiment.loading import build
 from steelyard.experiment.running import resume, run
 from steelyard.messages import Task
-from steelyard.privacy.aggregation_settings import AggregationSettings
 from steelyard.privacy.fixed_point import FixedPoint, Grid
 from steelyard.privacy.hidden import BeyondBound, HiddenUpdates, beyond
 from steelyard.privacy.secure_client import SecureClient
 from steelyard.privacy.secure_server import Unopened
+from steelyard.privacy.settings import AggregationSettings
 from steelyard.rounds.soundness import Exploded
 from steelyard.runs.reader import History
 from steelyard.runs.store import Store

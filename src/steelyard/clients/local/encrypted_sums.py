@@ -9,11 +9,11 @@ import numpy as np
 
 from steelyard.activity import doing
 from steelyard.messages import Failure, Floats
-from steelyard.privacy.aggregation_settings import AggregationSettings
 from steelyard.privacy.ckks import CkksKeys
 from steelyard.privacy.fixed_point import FixedPoint, Grid
 from steelyard.privacy.hidden import Summed, check_weights
 from steelyard.privacy.paillier import Packing, PaillierKeys
+from steelyard.privacy.settings import AggregationSettings
 
 if TYPE_CHECKING:
     from steelyard.clients.local.hidden_simulation import Absent, WeightedSteps

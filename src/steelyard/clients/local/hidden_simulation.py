@@ -20,7 +20,6 @@ from steelyard.algorithms.algorithm import Algorithm
 from steelyard.clients.protocol import Clients, WrappedClients
 from steelyard.errors import in_words
 from steelyard.messages import Failure, Floats, Task, Updates
-from steelyard.privacy.aggregation_settings import FEWEST, AggregationSettings
 from steelyard.privacy.fixed_point import FixedPoint, Words
 from steelyard.privacy.hidden import HiddenUpdates, Summed, beyond
 from steelyard.privacy.masked_sum import masked_sum
@@ -28,6 +27,7 @@ from steelyard.privacy.requirements import check_installed
 from steelyard.privacy.secure_client import PUBLIC_BYTES, Opened, SecureClient, Unreadable, round_context
 from steelyard.privacy.secure_round import HiddenWords, secure_sum
 from steelyard.privacy.secure_server import SecureServer
+from steelyard.privacy.settings import FEWEST, AggregationSettings
 from steelyard.privacy.sharing import SHARE_BYTES
 from steelyard.update_payloads import DenseModels
 

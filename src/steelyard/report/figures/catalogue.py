@@ -14,10 +14,8 @@ from steelyard.report.figures import (
     adapters,
     adapting,
     class_f1,
-    contributed,
     curves,
     devices,
-    listening,
     split,
     targets,
     weights,
@@ -152,7 +150,7 @@ _LIST = (
         "By how much it made the model better, with a 95 % interval; left of the line it made it worse.",
         "It was not measured; [contributions], or `steelyard contributions` afterwards, finds it out.",
         "federation",
-        contributed.contributed,
+        weights.contributed,
     ),
     Kind(
         "criteria",
@@ -168,7 +166,7 @@ _LIST = (
         "How much of each other's models each client takes into its own; the mean over all rounds.",
         "Under this rule clients do not weigh each other; fedfomo lets them.",
         "federation",
-        listening.listening,
+        weights.listening,
     ),
     Kind(
         "orders",

@@ -1,4 +1,4 @@
-"""Who counted how much, when and why: weights by client and round, criteria against weight."""
+"""Who counted how much, when and why: weights by client and round, criteria against weight, who listens to whom."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
+from steelyard.contributions.document import stored_contributions
 from steelyard.report.figures.shared import WIDTH, described, lists
 from steelyard.report.figures.theme import FLAWED, SOUND
 from steelyard.report.view import FederationView, Frame, RunView, plain, sampled
@@ -179,3 +180,74 @@ def criteria(view: RunView, federation: FederationView) -> alt.FacetChart | None
     )
     note = "" if len(shown) == len(frame) else f"{len(shown)} of {len(frame)} updates, evenly spaced."
     return described(chart, f"Each criterion of {federation.label} against the weight of the update.", note)
+
+
+def listening(view: RunView, part: FederationView) -> alt.Chart | None:
+    """Draw the mean weight over all rounds that each client (row) gave each client (column) of its cohorts."""
+    frame = part.history.listening
+    frame = frame[(frame["rule"] == part.rule) & (frame["seed"] == part.seed)]
+    if not len(frame):
+        return None
+    table = frame.pivot_table(index="client", columns="hears", values="weight", aggfunc="mean")
+    flawed = view.flaws(part)
+    kept = interesting(table.sum(axis=0), flawed, CLIENTS)
+    grid = table.reindex(index=kept, columns=kept)
+    names = [f"{MARK if client in flawed else ''}{client}" for client in kept]
+    rows = [
+        {"client": name, "hears": names, "weight": [plain(float(value)) for value in values]}
+        for name, values in zip(names, grid.to_numpy(np.float64), strict=True)
+    ]
+    side = max(160, min(WIDTH - 160, 16 * len(names)))
+    chart = (
+        alt.Chart(lists(rows))
+        .transform_flatten(["hears", "weight"])
+        .transform_filter("isValid(datum.weight)")
+        .mark_rect(aria=False)
+        .encode(
+            alt.X("hears:N", sort=names, title="listens to", axis=alt.Axis(ticks=False, domain=False)),
+            alt.Y("client:N", sort=names, title="client", axis=alt.Axis(ticks=False, domain=False)),
+            alt.Color("weight:Q", scale=alt.Scale(domainMin=0), legend=alt.Legend(title="weight", format=".2~%")),
+            tooltip=[
+                alt.Tooltip("client:N"),
+                alt.Tooltip("hears:N", title="listens to"),
+                alt.Tooltip("weight:Q", format=".1%"),
+            ],
+        )
+        .properties(width=side, height=side)
+    )
+    notes = [] if len(kept) == len(table) else [f"{len(kept)} of {len(table)} clients."]
+    notes += [f"{MARK.strip()} marks flawed clients."] if flawed else []
+    return described(chart, f"How much each client listened to each other under {part.label}.", " ".join(notes))
+
+
+def contributed(view: RunView, part: FederationView) -> alt.LayerChart | None:
+    """Draw what each client added over all rounds, with its 95 % interval."""
+    document = stored_contributions(part.history.folder, part.rule)
+    if isinstance(document, str):
+        return None
+    flawed = view.flaws(part)
+    clients = document["clients"]
+    kept = clients if len(clients) <= CLIENTS else [*clients[: CLIENTS // 2], *clients[-CLIENTS // 2 :]]
+    names = [f"{MARK if row['client'] in flawed else ''}{row['client']}" for row in kept]
+    rows = [
+        {"client": name, "added": row["value"], "low": row["low"], "high": row["high"], "verdict": row["verdict"]}
+        for name, row in zip(names, kept, strict=True)
+    ]
+    base = alt.Chart(pd.DataFrame(rows)).encode(
+        alt.Y("client:N", sort=names, title="client", axis=alt.Axis(ticks=False, domain=False))
+    )
+    verdicts = ["harms", "not clear", "helps"]
+    scale = alt.Scale(domain=[*verdicts, *sorted({row["verdict"] for row in kept} - set(verdicts))])
+    colour = alt.Color("verdict:N", scale=scale, legend=alt.Legend(title=None))
+    tips = [alt.Tooltip("client:N"), *(alt.Tooltip(f"{name}:Q", format=".4~g") for name in ("added", "low", "high"))]
+    title = f"added: {document['unit']}"
+    ends = base.mark_rule(strokeWidth=2).encode(alt.X("low:Q", title=title), alt.X2("high:Q"), colour, tooltip=tips)
+    points = base.mark_point(filled=True, size=60, opacity=1).encode(
+        alt.X("added:Q", title=title), colour, alt.Shape("verdict:N", scale=scale, legend=None), tooltip=tips
+    )
+    zero = alt.Chart(pd.DataFrame({"zero": [0.0]})).mark_rule(strokeDash=[4, 3]).encode(alt.X("zero:Q", title=title))
+    chart = alt.layer(zero, ends, points, width=WIDTH - 160, height=max(80, 18 * len(names)))
+    notes = [f"{len(kept)} of {len(clients)} clients."] if len(kept) < len(clients) else []
+    notes += [f"{MARK.strip()} marks flawed clients."] if flawed else []
+    words = f"What each client added under {part.label}, {document['source']}."
+    return described(chart, words, " ".join([*notes, *document["notes"]]))
