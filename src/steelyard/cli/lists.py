@@ -28,8 +28,8 @@ def show_runs(folder: Path, found: Sequence[Glance]) -> None:
         return
     rows = tuple(
         (
-            *(without_controls(run.name, "�"), run.state, progress_of(run), score_of(run)),
-            *(age(run.changed), in_bytes(run.bytes)),
+            *(without_controls(run.name, "�"), run.state, f"{run.round}/{'?' if run.rounds is None else run.rounds}"),
+            *(score_of(run), age(run.changed), in_bytes(run.bytes)),
         )
         for run in found
     )
@@ -58,11 +58,6 @@ def plain(text: str) -> Text:
 def state_of(run: Glance) -> Text:
     """Return the state of a run as a coloured word."""
     return Text(run.state, style=STYLES.get(run.state, "dim"))
-
-
-def progress_of(run: Glance) -> str:
-    """Return how many rounds are done, of how many."""
-    return f"{run.round}/{'?' if run.rounds is None else run.rounds}"
 
 
 def score_of(run: Glance) -> str:

@@ -172,7 +172,7 @@ def _texts(experiment: Description, settings: Mapping[str, str | bool]) -> dict[
         "nodes": str(experiment.federate.nodes),
     }
     quoted = {key: _toml(value) for key, value in settings.items()}
-    pyproject = {**words, **quoted, "name": _toml(name), "description": _toml(_one_line(description))}
+    pyproject = {**words, **quoted, "name": _toml(name), "description": _toml(" ".join(description.split()))}
     return {
         "pyproject.toml": _PYPROJECT.format(**pyproject),
         "experiment.toml": to_toml(experiment),
@@ -231,10 +231,6 @@ def _entry(side: str) -> str:
 def _toml(value: str | bool) -> str:
     # A JSON text in ASCII is a TOML basic string as it stands.
     return json.dumps(value)
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
 
 
 def number_of_run(output: str) -> int:

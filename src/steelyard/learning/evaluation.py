@@ -160,15 +160,6 @@ def dice(outputs: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
     return torch.where(counted > 0, torch.stack(shares).sum(dim=0) / counted.clamp_min(1), 1.0)
 
 
-def _mean_dice(each: torch.Tensor, masks: torch.Tensor) -> dict[str, Floats]:
-    """Return the mean over rows of their Dice."""
-    return {"dice": each.to(torch.float64).mean(dim=-1).cpu().numpy()}
-
-
-def _dice_error(each: torch.Tensor, masks: torch.Tensor) -> float:
-    return jackknife((each.sum() - each) / max(len(each) - 1, 1))
-
-
 def label_f1(predicted: torch.Tensor, labels: torch.Tensor) -> dict[str, Floats]:
     """Return macro and micro F1 of several labels, from [..., rows, labels].
 
@@ -201,13 +192,13 @@ def _label_f1_error(predicted: torch.Tensor, labels: torch.Tensor) -> float:
 Figures = Callable[[torch.Tensor, torch.Tensor], dict[str, Floats]]
 FIGURES: Mapping[str, Figures] = {
     "survival": lambda risks, times: {"c_index": concordance(risks, times)},
-    "segmentation": _mean_dice,
+    "segmentation": lambda dice, masks: {"dice": dice.to(torch.float64).mean(dim=-1).cpu().numpy()},
     "multi-label": label_f1,
 }
 """By task: figures of predictions [models, rows, ...], the score first; Dice of each row counts as its prediction."""
 ERRORS: Mapping[str, Callable[[torch.Tensor, torch.Tensor], float]] = {
     "survival": concordance_error,
-    "segmentation": _dice_error,
+    "segmentation": lambda dice, masks: jackknife((dice.sum() - dice) / max(len(dice) - 1, 1)),
     "multi-label": _label_f1_error,
 }
 """By task: the standard error of one model's score."""

@@ -20,7 +20,8 @@ def participation_tables(documents: Mapping[float, Comparison], left_out: Sequen
     tables = [_table(documents, "Accuracy on the server's rows", _server, 100.0)]
     measure = first["measure"]
     factor = measure_of(measure).factor
-    tables.append(_table(documents, f"Local {measure}, all test samples", _final, factor))
+    title = f"Local {measure}, all test samples"
+    tables.append(_table(documents, title, lambda each: {row["rule"]: row["final"] for row in each["devices"]}, factor))
     tables.append(_table(documents, f"Local {measure} of the worst client", _worst, factor))
     seeds = len(first["seeds"])
     note = f"After the last round. {'One seed.' if seeds == 1 else f'Mean ± 95 % interval over {seeds} seeds.'}"
@@ -30,10 +31,6 @@ def participation_tables(documents: Mapping[float, Comparison], left_out: Sequen
 
 def _server(document: Comparison) -> dict[str, EstimateJson]:
     return {row["rule"]: row["accuracy"] for row in document["server"] if "accuracy" in row}
-
-
-def _final(document: Comparison) -> dict[str, EstimateJson]:
-    return {row["rule"]: row["final"] for row in document["devices"]}
 
 
 def _worst(document: Comparison) -> dict[str, EstimateJson]:

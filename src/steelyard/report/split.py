@@ -65,7 +65,8 @@ def draw_letters(split: Split, width: int) -> list[str]:
     for name in shown:
         size = split.sizes[name]
         drawn = "█" * max(int(size > 0), round(bar * size / biggest)) if bar else ""
-        cells = "".join(_shade(count, most) for count in _bundled(split.labels.get(name, ()), together))
+        counts = _bundled(split.labels.get(name, ()), together)
+        cells = "".join(SHADES[min(4, 1 + 4 * count // max(most, 1)) if count else 0] for count in counts)
         lines.append(f"{_cut(marked[name], column):<{column}} {size:>{number},} {drawn:<{len(space)}}{cells}".rstrip())
     return lines
 
@@ -89,10 +90,6 @@ def account(split: Split) -> list[str]:
 def _bundled(counts: Sequence[int], together: int) -> list[int]:
     """Add up so many neighbouring classes each, where a line has no room for all."""
     return [sum(counts[begin : begin + together]) for begin in range(0, len(counts), together)]
-
-
-def _shade(count: int, most: int) -> str:
-    return SHADES[0] if not count else SHADES[min(4, 1 + 4 * count // max(most, 1))]
 
 
 def _classes_head(classes: int, together: int) -> str:

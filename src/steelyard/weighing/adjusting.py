@@ -61,14 +61,10 @@ def other_orders(current: Order) -> list[Order]:
     """
     count = len(current)
     if count > ALL_ORDERS_UP_TO:
-        return [_swapped(current, position) for position in range(count - 1)]
+        return [(*current[:at], current[at + 1], current[at], *current[at + 2 :]) for at in range(count - 1)]
     ordered = list(permutations(range(count)))
     position = ordered.index(current)
     return ordered[position + 1 :] + ordered[:position]
-
-
-def _swapped(order: Order, position: int) -> Order:
-    return (*order[:position], order[position + 1], order[position], *order[position + 2 :])
 
 
 def _best(accuracies: Sequence[float]) -> int:

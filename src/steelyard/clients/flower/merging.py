@@ -99,7 +99,10 @@ def _joined(question: Question, parts: Sequence[Evaluations], failures: Sequence
         samples=samples[order],
         scores=np.concatenate([part.scores for part in parts], axis=1)[:, order],
         losses=np.concatenate([part.losses for part in parts], axis=1)[:, order],
-        metrics={name: _column([_metric(part, name) for part in parts], _NO_FLOATS)[order] for name in names},
+        metrics={
+            name: _column([p.metrics.get(name, np.full(len(p.clients), np.nan)) for p in parts], _NO_FLOATS)[order]
+            for name in names
+        },
         right=right,
         failures=tuple(sorted(failures, key=lambda failure: failure.client)),
     )
@@ -112,10 +115,6 @@ def _metrics(parts: Sequence[Evaluations]) -> list[str]:
         given.update(dict.fromkeys(part.metrics, len(part.clients)))
     most = sum(len(part.clients) for part in parts) / 2
     return sorted(name for name, clients in given.items() if clients > most)
-
-
-def _metric(part: Evaluations, name: str) -> NDArray[np.float64]:
-    return part.metrics.get(name, np.full(len(part.clients), np.nan))
 
 
 def _pieces(part: Evaluations) -> list[NDArray[np.bool_]]:

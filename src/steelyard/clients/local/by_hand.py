@@ -83,7 +83,8 @@ class HandSteps:
 
     def batches(self, epochs: int | None = None, share: float = 1.0) -> Iterator[HandBatch]:
         passes = [self._passes(job, epochs, share) for job in range(len(self._cohort))]
-        rows = [[batch for each in mine for batch in each][: self._limit(epochs)] for mine in passes]
+        limit = self._engine.context.training.updates if epochs is None else None
+        rows = [[batch for each in mine for batch in each][:limit] for mine in passes]
         last = [len(mine) - len(whole[-1]) for mine, whole in zip(rows, passes, strict=True)]
         total, samples = np.zeros(len(rows)), np.zeros(len(rows))
         for number in range(max(map(len, rows), default=0)):
@@ -94,9 +95,6 @@ class HandSteps:
             sizes = counted * np.array([len(mine[min(number, len(mine) - 1)]) for mine in rows])
             total, samples = total + sizes * batch.losses.double().cpu().numpy(), samples + sizes
         self.losses = total / np.maximum(samples, 1)
-
-    def _limit(self, epochs: int | None) -> int | None:
-        return self._engine.context.training.updates if epochs is None else None
 
     def _passes(self, job: int, epochs: int | None, share: float) -> list[list[Ints]]:
         """Return the batches of each pass of one job: positions among its rows."""

@@ -37,7 +37,7 @@ def orders(view: RunView, federation: FederationView) -> alt.LayerChart | None:
     y = alt.Y(
         "order:N", sort=names, title=None, scale=alt.Scale(domain=names), axis=alt.Axis(grid=True, labelLimit=180)
     )
-    others = alt.Chart(pd.DataFrame(_thinned(tested, 2000))).mark_point(
+    others = alt.Chart(pd.DataFrame([tested[index] for index in sampled(len(tested), 2000)])).mark_point(
         size=26, strokeWidth=1.2, style="soft", filled=False
     )
     others = others.encode(
@@ -64,10 +64,6 @@ def orders(view: RunView, federation: FederationView) -> alt.LayerChart | None:
     note = f"Filled: the order that a round kept; hollow: orders that it tested. {tests} testing rounds"
     note += f" in {len(kept)} rounds."
     return described(layers, f"Priority order of each round under {federation.label}, and the orders tested.", note)
-
-
-def _thinned(rows: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
-    return [rows[index] for index in sampled(len(rows), most)]
 
 
 def _rows(view: RunView, federation: FederationView, *columns: str) -> list[dict[str, Any]]:

@@ -106,7 +106,10 @@ def _curves(view: RunView, frame: Frame, column: str, measure: str, title: str) 
     frame = frame[frame[column].notna() & (frame["round"] > 0)]
     if not len(frame):
         return None
-    tables = {str(rule): _by_seed(rows, column) for rule, rows in frame.groupby("rule", sort=False)}
+    tables = {
+        str(rule): rows.pivot_table(index="round", columns="seed", values=column, aggfunc="last")
+        for rule, rows in frame.groupby("rule", sort=False)
+    }
     last = {rule: float(np.nanmean(table.to_numpy()[-1])) for rule, table in tables.items()}
     labels = [label for label in shown_rules(view, last) if label in tables]
     seeds = max(table.shape[1] for table in tables.values())
@@ -170,10 +173,6 @@ def _limits(rows: list[dict[str, Any]], measure: str) -> list[float]:
         low, high = low - 0.05, high + 0.05
     known = measure_of(measure)
     return [max(known.low, low), min(known.high, high)]
-
-
-def _by_seed(rows: Frame, column: str) -> Frame:
-    return rows.pivot_table(index="round", columns="seed", values=column, aggfunc="last")
 
 
 def _curve_row(label: str, table: Frame) -> dict[str, Any]:

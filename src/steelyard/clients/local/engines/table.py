@@ -116,10 +116,6 @@ def _saves_products(setup: TrainingSetup) -> bool:
     return setup.module.conv2.kernel_size[0] in WINOGRAD_KERNELS and setup.precision != "bfloat16"
 
 
-def _fits_all(setup: TrainingSetup) -> str | None:
-    return None
-
-
 def _fits_cpu(setup: TrainingSetup) -> str | None:
     return "threads share out CPU cores" if _on_gpu(setup) else None
 
@@ -202,7 +198,7 @@ def _on_device(setup: TrainingSetup, steps: StackedSteps, descent: Descent) -> G
 ENGINES: dict[str, EngineKind] = {
     kind.name: kind
     for kind in (
-        EngineKind("loop", _fits_all, lambda setup, chunk: SequentialEngine(setup)),
+        EngineKind("loop", lambda setup: None, lambda setup, chunk: SequentialEngine(setup)),
         EngineKind("threads", _fits_cpu, lambda setup, chunk: ThreadsEngine(setup), compared=True),
         EngineKind("processes", _fits_cpu, lambda setup, chunk: _make_processes(setup), compared=True),
         EngineKind("vmap", _fits_padding, VmapEngine, compared=True),
