@@ -34,6 +34,20 @@ class MachineError(UserError):
     """
 
 
+@contextmanager
+def told_as(what: str, allowed: str = "", *, kind: type[UserError] = UserError) -> Generator[None]:
+    """Tell in one line what the system refuses inside: `what` could not be done, why, and what is allowed.
+
+        with told_as(f"{path}: cannot be written", "a writable folder"):
+
+    Use it around every reading and writing of files that a user named.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{what}: {error.strerror or error}{f'; allowed: {allowed}' if allowed else ''}") from error
+
+
 _deprecated: set[str] = set()
 """What was warned of already."""
 

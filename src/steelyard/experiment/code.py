@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from steelyard import files
-from steelyard.errors import UserError, listed
+from steelyard.errors import UserError, listed, told_as
 from steelyard.usercode import PYTHON, SHIPPED, app_is_loaded
 
 FOLDER = files.CODE
@@ -99,12 +99,8 @@ def _copy(source: Path, folder: Path, taken: set[str], field: str) -> str:
     while name in taken:
         number += 1
         name = f"{stem}_{number}.py"
-    try:
+    with told_as(f"{field}: '{source}' cannot be copied to {folder}", "a file that can be read"):
         files.write(folder / name, source.read_bytes())
-    except OSError as error:
-        raise UserError(
-            f"{field}: '{source}' cannot be copied to {folder}: {error.strerror}; allowed: a file that can be read"
-        ) from error
     return name
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from steelyard import files
-from steelyard.errors import MachineError, UserError, own_folder
+from steelyard.errors import MachineError, UserError, own_folder, told_as
 from steelyard.experiment.code import FOLDER as CODE
 from steelyard.experiment.continuing import CODE_FILES, DATA, TEXT, flat_fields
 from steelyard.experiment.job_array import PART, in_order
@@ -60,11 +60,9 @@ def join_runs(folders: Sequence[Path], out: Path) -> Path:
     every = experiment.resolved().store.clients_every
     facts = _facts(found)
     code = [name for name in files.names_in(parts[0] / CODE) if name.endswith(".py")]
-    try:
+    with told_as(f"{out}: cannot be written", "a writable folder", kind=MachineError):
         for name in code:
             files.write(out / CODE / name, files.read_bytes(parts[0] / CODE / name))
-    except OSError as error:
-        raise MachineError(f"{out}: cannot be written: {error.strerror}; allowed: a writable folder") from error
     made = [RUN_FILE, *([CODE] if code else [])]
     set_up(
         *(out, {RUN_FILE: found[0].info[TEXT]}, facts, (), made),

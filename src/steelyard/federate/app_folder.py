@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from steelyard import __version__
-from steelyard.errors import UserError, brief, writable
+from steelyard.errors import UserError, brief, told_as, writable
 from steelyard.experiment.code import FOLDER as CODE
 from steelyard.experiment.code import keep_code
 from steelyard.experiment.description import Description
@@ -148,14 +148,12 @@ def write_app(
     written = sorted((folder / PACKAGE / CODE).glob("*.py")) if ship else []
     if written:
         files[f"{PACKAGE}/{CODE}/__init__.py"] = '"""Code that the experiment names."""\n'
-    try:
+    with told_as(f"{folder}: cannot be written", "a writable folder"):
         for name, text in files.items():
             file = folder / name
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text, encoding="utf-8")
             written.append(file)
-    except OSError as error:
-        raise UserError(f"{folder}: cannot be written: {error.strerror}; allowed: a writable folder") from error
     return written
 
 
@@ -210,12 +208,8 @@ def check_address(address: str) -> None:
 
 def _check_authority(path: Path) -> None:
     """Refuse a file that is no certificate."""
-    try:
+    with told_as(f"--root-certificates: {brief(str(path))} cannot be read", "the SuperLink's ca.pem"):
         content = path.read_bytes()
-    except OSError as error:
-        raise UserError(
-            f"--root-certificates: {brief(str(path))} cannot be read: {error.strerror}; allowed: the SuperLink's ca.pem"
-        ) from None
     try:
         ssl.create_default_context().load_verify_locations(cadata=content.decode("ascii"))
     except (ssl.SSLError, ValueError):

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from steelyard.errors import UserError, writable
+from steelyard.errors import UserError, told_as, writable
 from steelyard.signing import key_pair
 
 _DAYS, _AUTHORITY_DAYS = 365, 3650
@@ -239,10 +239,8 @@ def _refuse_existing(*files: Path) -> None:
 
 
 def _write(file: Path, content: bytes, *, secret: bool = False) -> None:
-    try:
+    with told_as(f"{file}: cannot be written", "a writable folder"):
         file.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644)
         with os.fdopen(handle, "wb") as stream:
             stream.write(content)
-    except OSError as error:
-        raise UserError(f"{file}: cannot be written: {error.strerror}; allowed: a writable folder") from error

@@ -16,7 +16,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from steelyard.clients.flower import arrays as packing
-from steelyard.errors import UserError
+from steelyard.errors import UserError, told_as
 from steelyard.files import owners_only
 from steelyard.runs.tensor_files import read_tensors, write_tensors
 
@@ -88,11 +88,8 @@ class NodeStates:
     def _to_file(self, file: Path, about: str, tensors: Mapping[str, torch.Tensor]) -> None:
         text = json.dumps({"run": self._run, "states": about})
         written = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
-        try:
-            with owners_only(file.parent):
-                write_tensors(file, {**tensors, "about": written})
-        except OSError as error:
-            raise UserError(f"node config state: {file} cannot be written: {error.strerror}") from error
+        with told_as(f"node config state: {file} cannot be written"), owners_only(file.parent):
+            write_tensors(file, {**tensors, "about": written})
 
     def _from_file(self, file: Path) -> dict[int, State]:
         if not file.is_file():

@@ -16,7 +16,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from steelyard import files
-from steelyard.errors import UserError
+from steelyard.errors import UserError, told_as
 from steelyard.messages import Signed, Task, Updates
 from steelyard.signing import SigningKey, holds
 from steelyard.statements import Hash, Proof, Statement, stated
@@ -202,9 +202,5 @@ def _lines(path: Path, kind: type[LineT]) -> Iterator[LineT]:
 def written(folder: Path, proofs: Iterable[Proof]) -> None:
     """Add proofs that are not there yet."""
     known = {one.model_dump_json() for one in read_proofs(folder)}
-    try:
+    with told_as(f"{folder / PROOFS}: cannot be written", "a writable folder"):
         append(folder / PROOFS, [one for one in proofs if one.model_dump_json() not in known])
-    except OSError as error:
-        raise UserError(
-            f"{folder / PROOFS}: cannot be written: {error.strerror}; allowed: a writable folder"
-        ) from error

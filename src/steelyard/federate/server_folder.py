@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from steelyard.clients.flower.register import FILE
-from steelyard.errors import UserError
+from steelyard.errors import UserError, told_as
 
 _HOLD_SECONDS = 1.0
 """How long a server tries to hold its folder: whoever asks whether it is served holds it for a moment too."""
@@ -64,13 +64,9 @@ class ServerFolder:
 
     def make(self) -> None:
         """Make the folder, and keep what lies in it from other users of the machine."""
-        try:
+        with told_as(f"{self.folder}: cannot be used", "a folder of your own"):
             self.runs.mkdir(parents=True, exist_ok=True)
             os.chmod(self.folder, 0o700)
-        except OSError as error:
-            raise UserError(
-                f"{self.folder}: cannot be used: {error.strerror}; allowed: a folder of your own"
-            ) from error
 
     @contextmanager
     def held(self) -> Generator[None]:

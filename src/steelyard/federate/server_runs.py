@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from steelyard import files
-from steelyard.errors import UserError
+from steelyard.errors import UserError, told_as
 from steelyard.federate.outcomes import LOG, note_outcome, read_json, read_outcome, rounds_of
 from steelyard.federate.server_folder import ServerFolder
 
@@ -138,10 +138,8 @@ class ServerRun:
         return f"{whole} rounds are whole, `{self.server.command('submit', str(self.out))}` goes on from there"
 
     def _write(self, name: str, document: dict[str, Any]) -> None:
-        try:
+        with told_as(f"{self.folder / name}: cannot be written"):
             files.write(self.folder / name, json.dumps(document).encode())
-        except OSError as error:
-            raise UserError(f"{self.folder / name}: cannot be written: {error.strerror}") from error
 
 
 def runs_of(server: ServerFolder, without: Collection[int] = ()) -> list[ServerRun]:

@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 
 import uvicorn
 
-from steelyard.errors import UserError
+from steelyard.errors import UserError, told_as
 from steelyard.federate.server_folder import server_folder
 from steelyard.logs import logger
 from steelyard.page.app import create_app
@@ -56,15 +56,13 @@ def keys_with(token: str | None) -> Keys:
 
 def listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens on an address; port 0 takes any free one."""
-    try:
+    with told_as(f"--host, --port: cannot listen on {host}:{port}"):
         family, _, _, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
         made = socket.socket(family)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind(address)
         # At once: whoever reads the address that is printed finds somebody there.
         made.listen(128)
-    except OSError as error:
-        raise UserError(f"--host, --port: cannot listen on {host}:{port}: {error.strerror or error}") from error
     return made
 
 

@@ -11,7 +11,7 @@ from html import escape
 from pathlib import Path
 
 from steelyard import files
-from steelyard.errors import UserError
+from steelyard.errors import told_as
 from steelyard.experiment.loading import to_toml
 from steelyard.report import figures
 from steelyard.report.answer import main_table
@@ -43,10 +43,8 @@ SCRIPTS = ("reweigh.js", "figures.js", "controls.js", "report.js")
 def write_report(view: RunView, path: Path) -> None:
     """Write the report of one run or several; the file needs nothing beside it."""
     document = html(view)
-    try:
+    with told_as(f"--out: {path} cannot be written", "a writable file"):
         files.write(path, document.encode("utf-8", "replace"))
-    except OSError as error:
-        raise UserError(f"--out: {path} cannot be written: {error.strerror}; allowed: a writable file") from error
 
 
 def html(view: RunView) -> str:

@@ -10,7 +10,7 @@ from pydantic_core import to_json
 
 from steelyard import files
 from steelyard.contributions.document import rule_of, stored_contributions
-from steelyard.errors import UserError
+from steelyard.errors import UserError, told_as
 from steelyard.experiment.federations import FederationSettings
 from steelyard.experiment.loading import RUN_FILE
 from steelyard.report.documents.proof import Record, RecordedSite
@@ -161,7 +161,5 @@ def write_record(
         if path.suffix == ".html"
         else to_json(document, indent=2, inf_nan_mode="null")
     )
-    try:
+    with told_as(f"--out: {path} cannot be written", "a writable file"):
         files.write(path, content)
-    except OSError as error:
-        raise UserError(f"--out: {path} cannot be written: {error.strerror}; allowed: a writable file") from error

@@ -12,7 +12,7 @@ import numpy as np
 from pydantic_core import to_json
 
 from steelyard import files
-from steelyard.errors import UserError, no_formula, printable
+from steelyard.errors import UserError, no_formula, printable, told_as
 from steelyard.runs.reader import History
 
 if TYPE_CHECKING:
@@ -37,19 +37,15 @@ def export_run(folder: Path, to: To, out: Path | None = None, *, force: bool = F
         )
     history = History(folder)
     target = out or folder / files.EXPORT
-    try:
+    with told_as(f"--out: {target} cannot be made", "a writable folder"):
         files.make_folder(target)
-    except OSError as error:
-        raise UserError(f"--out: {target} cannot be made: {error.strerror}; allowed: a writable folder") from error
     paths = {target / f"{name}.{to}": name for name in TABLES}
     there = [path for path in paths if files.is_file(path)]
     if there and not force:
         raise UserError(f"{there[0]}: exists already; allowed: another --out, or --force to write over it")
     written = {"csv": csv_lines, "json": _json_lines, "parquet": _parquet}[to]
-    try:
+    with told_as(f"{target}: cannot be written"):
         files.write_all({path: written(getattr(history, name)) for path, name in paths.items()})
-    except OSError as error:
-        raise UserError(f"{target}: cannot be written: {error.strerror or error}") from error
     return list(paths)
 
 

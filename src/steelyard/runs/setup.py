@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from steelyard import files
-from steelyard.errors import MachineError, UserError
+from steelyard.errors import MachineError, UserError, told_as
 from steelyard.files import BESIDE, DATABASE, sync_folder, sync_tree
 from steelyard.rounds.state import Federation
 from steelyard.runs.store import Store, exists, held
@@ -33,7 +33,7 @@ def set_up(
     behind is replaced. `made` are further files and folders in it that are of this run: flushed with the rest, and
     removed with it where the set-up fails. `fill` writes rounds into the draft of the folder, which it is given.
     """
-    try:
+    with told_as(f"{folder}: cannot be written", "a writable folder with room on the disk", kind=MachineError):
         fresh = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
         own = {*made, *(name for name in texts if not (folder / name).exists())}
@@ -51,10 +51,6 @@ def set_up(
                 raise
         if fresh:
             sync_folder(folder.parent)
-    except OSError as error:
-        raise MachineError(
-            f"{folder}: cannot be written: {error.strerror or error}; allowed: a writable folder with room on the disk"
-        ) from error
 
 
 def _put_together(

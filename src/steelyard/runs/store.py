@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from steelyard import files
-from steelyard.errors import MachineError, UserError
+from steelyard.errors import MachineError, UserError, told_as
 from steelyard.files import BESIDE, DATABASE
 from steelyard.privacy.ledger import Ledger
 from steelyard.rounds.contributions import RoundValues
@@ -69,11 +69,9 @@ class Store:
         self._records: chain.Records | None = None
         self._tensors = TensorFiles(folder)
         files.check_run(folder)
-        try:
+        with told_as(f"{folder}: cannot be written", "a writable folder", kind=MachineError):
             folder.mkdir(parents=True, exist_ok=True)
             files.make_folder(folder / FOLDER)
-        except OSError as error:
-            raise MachineError(f"{folder}: cannot be written: {error.strerror}; allowed: a writable folder") from error
         self._lock = held(folder)
         try:
             self._db = connect(folder, write=True)
@@ -278,10 +276,8 @@ def tidy(folder: Path) -> None:
 
 def held(folder: Path) -> BinaryIO:
     """Take a run's folder for this process until the file that is returned is closed."""
-    try:
+    with told_as(f"{folder}: cannot be written", "a writable folder", kind=MachineError):
         lock = files.open_lock(folder / files.LOCK)
-    except OSError as error:
-        raise MachineError(f"{folder}: cannot be written: {error.strerror}; allowed: a writable folder") from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

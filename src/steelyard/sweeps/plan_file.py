@@ -10,7 +10,7 @@ from typing import Any, cast
 import tomli_w
 
 from steelyard import files
-from steelyard.errors import UserError, brief, listed, nearest
+from steelyard.errors import UserError, brief, listed, nearest, told_as
 from steelyard.experiment.code import FOLDER, content_name, keep_code, rename_code, resolve_code
 from steelyard.experiment.job_array import PART, Part
 from steelyard.experiment.loading import build, own_text
@@ -37,14 +37,10 @@ def write_sweep(sweep: Sweep, folder: Path) -> None:
 def write_plan(path: Path, document: dict[str, Any]) -> None:
     """Write what several runs of one folder are made from, once; the code that its experiment names is kept beside."""
     folder = path.parent
-    try:
+    with told_as(f"{folder}: cannot be written", "a writable folder"):
         folder.mkdir(parents=True, exist_ok=True)
         keep_code(document["experiment"], folder / FOLDER)
         files.write(path, tomli_w.dumps(document).encode())
-    except OSError as error:
-        raise UserError(
-            f"{folder}: cannot be written: {error.strerror or error}; allowed: a writable folder"
-        ) from error
 
 
 def is_sweep(folder: Path) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 import tomli_w
 
 from steelyard import files
-from steelyard.errors import UserError
+from steelyard.errors import told_as
 from steelyard.experiment.description import Description
 from steelyard.experiment.federations import put_federations
 from steelyard.experiment.loading import read_experiment
@@ -187,12 +187,10 @@ def write_sweep_files(folder: Path) -> SweepDocument:
     from steelyard.sweeps.figure import sweep_chart
 
     document = sweep_document(folder)
-    try:
+    with told_as(f"{folder}: cannot be written", "a writable folder"):
         files.write(folder / RESULTS, sweep_csv(document).encode())
         if document["best"] is not None and not document["left"]:
             files.write(folder / BEST, best_toml(folder, document, document["best"]).encode())
-    except OSError as error:
-        raise UserError(f"{folder}: cannot be written: {error.strerror}; allowed: a writable folder") from error
     chart = sweep_chart(document)
     if chart is not None:
         write_figure(chart, folder / PICTURE)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from steelyard import files
-from steelyard.errors import MachineError, Stopped, UserError, brief, own_folder
+from steelyard.errors import MachineError, Stopped, UserError, brief, own_folder, told_as
 from steelyard.experiment.code import Ask
 from steelyard.experiment.description import Description
 from steelyard.experiment.folders import unnamed_folder
@@ -115,10 +115,8 @@ def _try(
     try:
         run_or_resume(part, folder, dataset, progress, ask, accept)
     except (Exploded, TooFewClients) as error:
-        try:
+        with told_as(f"{folder}: cannot be written", "a writable folder"):
             files.write(folder / f"{part.folder}{DIVERGED}", f"{error}\n".encode())
-        except OSError as problem:
-            raise UserError(f"{folder}: cannot be written: {problem.strerror}; allowed: a writable folder") from problem
 
 
 def run_on_test(folder: Path, best: Description, *, progress: bool = False) -> Path:

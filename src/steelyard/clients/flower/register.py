@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from steelyard.errors import UserError, brief
+from steelyard.errors import UserError, brief, told_as
 from steelyard.logs import logger
 
 _log = logger(__name__)
@@ -138,12 +138,10 @@ def _write(file: Path, entries: Mapping[str, Entry]) -> Register:
         for entry in entries.values()
     ]
     draft = file.with_suffix(".part")
-    try:
+    with told_as(f"{file}: cannot be written", "a writable folder"):
         file.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
             stream.write(json.dumps({"nodes": nodes}, indent=1))
         draft.replace(file)
-    except OSError as error:
-        raise UserError(f"{file}: cannot be written: {error.strerror}; allowed: a writable folder") from error
     return Register(entries)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from steelyard import files
-from steelyard.errors import UserError
+from steelyard.errors import UserError, told_as
 from steelyard.report.comparison_tables import curves_csv
 from steelyard.report.documents.comparison import Comparison
 from steelyard.report.documents.shared import VegaLite
@@ -41,11 +41,8 @@ def write_figures(charts: Mapping[str, Chart], folder: Path) -> list[Path]:
 
 
 def _write(made: Mapping[Path, bytes]) -> None:
-    try:
+    with told_as(f"{next(iter(made))}: cannot be written", "a writable file"):
         files.write_all(made)
-    except OSError as error:
-        (path, *_) = made
-        raise UserError(f"{path}: cannot be written: {error.strerror}; allowed: a writable file") from error
 
 
 def svg(chart: Chart) -> str:
@@ -78,7 +75,5 @@ def write_curves(folder: Path, document: Comparison, path: Path) -> None:
         return
     if path.suffix != ".csv":
         raise UserError(f"--curves: got '{path}'; allowed: a file name that ends in .svg, .png, .pdf or .csv")
-    try:
+    with told_as(f"--curves: {path} cannot be written", "a writable file"):
         files.write(path, curves_csv(document).encode("utf-8"))
-    except OSError as error:
-        raise UserError(f"--curves: {path} cannot be written: {error.strerror}; allowed: a writable file") from error
