@@ -56,31 +56,21 @@ __all__ = [
 
 # Names are imported when first used: `steelyard --help` must not wait for torch.
 _HOMES = {
-    "Algorithm": "steelyard.algorithms.algorithm",
-    "LocalSteps": "steelyard.algorithms.algorithm",
-    "LocalTraining": "steelyard.algorithms.algorithm",
-    "ServerStep": "steelyard.algorithms.algorithm",
-    "algorithm": "steelyard.algorithms.registry",
-    "CohortView": "steelyard.weighing.criteria",
-    "Dataset": "steelyard.data",
-    "Experiment": "steelyard.api",
-    "History": "steelyard.runs.reader",
-    "LocalData": "steelyard.weighing.criteria",
-    "Population": "steelyard.data",
-    "RecommendExperiment": "steelyard.api",
-    "Result": "steelyard.result",
-    "Rule": "steelyard.weighing.rule",
-    "SweepResult": "steelyard.api",
-    "UserError": "steelyard.errors",
-    "Weighed": "steelyard.weighing.table",
-    "WeighingSettings": "steelyard.weighing.rule",
-    "client_criterion": "steelyard.weighing.criteria",
-    "in_memory": "steelyard.data",
-    "loss": "steelyard.usercode",
-    "model": "steelyard.usercode",
-    "resume": "steelyard.api",
-    "server_criterion": "steelyard.weighing.criteria",
-    "weigh": "steelyard.weighing.table",
+    name: f"steelyard.{home}"
+    for home, names in {
+        "algorithms.algorithm": ("Algorithm", "LocalSteps", "LocalTraining", "ServerStep"),
+        "algorithms.registry": ("algorithm",),
+        "api": ("Experiment", "RecommendExperiment", "SweepResult", "resume"),
+        "data": ("Dataset", "Population", "in_memory"),
+        "errors": ("UserError",),
+        "result": ("Result",),
+        "runs.reader": ("History",),
+        "usercode": ("loss", "model"),
+        "weighing.criteria": ("CohortView", "LocalData", "client_criterion", "server_criterion"),
+        "weighing.rule": ("Rule", "WeighingSettings"),
+        "weighing.table": ("Weighed", "weigh"),
+    }.items()
+    for name in names
 }
 
 _DEPRECATED: dict[str, tuple[str, str]] = {}

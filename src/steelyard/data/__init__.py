@@ -32,9 +32,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "ClientRows": "dataset",
-    "Dataset": "dataset",
-    "Population": "dataset",
+    **dict.fromkeys(("ClientRows", "Dataset", "Population"), "dataset"),
     "in_memory": "handed_over",
     "load": "loading",
     "share_out": "partition",

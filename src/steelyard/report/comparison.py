@@ -218,18 +218,17 @@ def _measures(
     measures["final"] = against_baseline(lambda curve: float(curve.overall[-1]))
     measures["late"] = against_baseline(lambda curve: float(np.mean(curve.overall[-last:])))
     known = set.intersection(*(set(curve.server) for curve in table.values()))
-    pairs: tuple[tuple[str, TestName, TestName], ...] = (
+    figures: tuple[tuple[str, TestName, TestName | None], ...] = (
         ("accuracy", "server_accuracy", "server_accuracy_late"),
         ("macro_f1", "server_macro_f1", "server_macro_f1_late"),
+        ("c_index", "server_c_index", None),
+        ("dice", "server_dice", None),
     )
-    for name, final, late in pairs:
+    for name, final, late in figures:
         if name in known:
             measures[final] = against_baseline(lambda curve, name=name: curve.server[name][-1])
+        if name in known and late is not None:
             measures[late] = against_baseline(lambda curve, name=name: float(np.mean(curve.server[name][-last:])))
-    further: tuple[tuple[str, TestName], ...] = (("c_index", "server_c_index"), ("dice", "server_dice"))
-    for name, final in further:
-        if name in known:
-            measures[final] = against_baseline(lambda curve, name=name: curve.server[name][-1])
     if "mape" in known:
         measures["server_mape"] = against_baseline(lambda curve: -curve.server["mape"][-1])
     return measures

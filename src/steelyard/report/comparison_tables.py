@@ -24,15 +24,9 @@ def comparison_tables(document: Comparison) -> list[Table]:
     several = len(document["seeds"]) > 1
     found = [_rounds(section, document, several) for section in document["rounds_to_target"]]
     found += [*_devices(document), *_clients(document)]
-    found += _server(document)
-    found += class_tables(document)
-    found += _ended(document)
-    found += _left_out(document)
-    found += _flawed(document)
-    found += _testing(document)
-    found += _samples(document)
-    found.append(_curves(document))
-    return found
+    for tables in (_server, class_tables, _ended, _left_out, _flawed, _testing, _samples):
+        found += tables(document)
+    return [*found, _curves(document)]
 
 
 def cell(value: EstimateJson, digits: int = 1, factor: float = 1.0) -> str:
@@ -125,10 +119,8 @@ def _clients(document: Comparison) -> list[Table]:
         mine = [known.get((name, rule)) for rule in document["rules"]]
         count = max(row["rows"] for row in mine if row)
         rows.append((name, f"{count:,}", *(_client_cell(row, measure) for row in mine)))
-    note = (
-        f"{measure.heading} [95 % interval from its rows], {measure.direction}. Clients whose intervals overlap have "
-    )
-    note += "no sure rank; one with too few rows has none."
+    note = f"{measure.heading} [95 % interval from its rows], {measure.direction}. "
+    note += "Clients whose intervals overlap have no sure rank; one with too few rows has none."
     return [Table("Client by client after the last round", ("client", "rows", *document["rules"]), tuple(rows), note)]
 
 

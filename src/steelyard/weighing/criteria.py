@@ -24,21 +24,9 @@ from steelyard.registry import Registry
 from steelyard.usercode import CRITERIA, is_ours
 from steelyard.weighing.checks import check_decorator, check_flags, check_measure
 from steelyard.weighing.needs import NO_NEEDS, Capabilities, NeededTask, Needs, unmet
-from steelyard.weighing.view import CohortView, Labelled, LocalData
-
-__all__ = [
-    "CohortView",
-    "Criterion",
-    "Labelled",
-    "LocalData",
-    "add",
-    "check",
-    "client_criterion",
-    "get",
-    "known",
-    "load_plugins",
-    "server_criterion",
-]
+from steelyard.weighing.view import CohortView as CohortView
+from steelyard.weighing.view import Labelled as Labelled
+from steelyard.weighing.view import LocalData as LocalData
 
 MeasuredBy = Literal["client", "server"]
 About = Literal["data", "model", "device", "user"]

@@ -75,12 +75,12 @@ def unmet(needs: Needs, available: Capabilities, known: Mapping[str, Needs]) -> 
 
     `known` are the needs of the criteria that could be used in its place, by name.
     """
-    found = (
+    return (
         _unmet_by_task(needs, available, known)
-        or _unmet_by_samples(needs, available)
-        or _unmet_by_server(needs, available)
+        or _unmet_by_rows(needs, available)
+        or _lacking(needs, available)
+        or None
     )
-    return found or None
 
 
 def _unmet_by_task(needs: Needs, available: Capabilities, known: Mapping[str, Needs]) -> str:
@@ -111,44 +111,34 @@ def _unmet_by_task(needs: Needs, available: Capabilities, known: Mapping[str, Ne
     return f"{measures}, and {available.name} {task}; allowed: {listed(instead) or 'criteria for any task'}"
 
 
-def _unmet_by_samples(needs: Needs, available: Capabilities) -> str:
-    if needs.expertise and not available.expertise:
-        return f"looks at users' features, and {available.name} has none; allowed: kind = 'recommend' with [kgflex]"
-    if needs.labels and not available.labels:
-        return f"looks at labels, and {available.name} has none; allowed: data with labels"
-    if available.marks is None:
-        return ""
+def _unmet_by_rows(needs: Needs, available: Capabilities) -> str:
+    """Say which marks of samples, or which rows of the server, are not there."""
     for mark in needs.marks:
-        if mark not in available.marks:
+        if available.marks is not None and mark not in available.marks:
             return (
                 f"needs samples marked {mark}, and {available.name} has none; allowed: a source with that mark "
                 "(images, npz or csv with data.marks, or memory)"
             )
-    return ""
+    lacking = needs.test_set and available.lacks_test_set
+    return f"is measured on the server's test set, {available.lacks_test_set}" if lacking else ""
 
 
-def _unmet_by_server(needs: Needs, available: Capabilities) -> str:
-    if needs.test_set and available.lacks_test_set:
-        return f"is measured on the server's test set, {available.lacks_test_set}"
-    if needs.models and not available.models:
-        return f"looks at single updates, and {available.name} hides them; allowed: criteria that clients measure"
-    if needs.label_counts and not available.label_counts:
-        return f"looks at label counts, and {available.name} does not give them; allowed: criteria that do not"
-    if needs.first_losses and not available.first_losses:
-        return f"looks at losses before training, and {available.name} has none; allowed: criteria that do not"
-    if needs.slopes and not available.slopes:
-        return f"learns from the server's rows, and {available.name} only tests on them; allowed: rules that do not"
-    if needs.layers and not available.layers:
-        return f"looks at single layers, and {available.name} does not name them; allowed: rules that do not"
-    return _unmet_by_rounds(needs, available)
+_LACKING = {
+    "expertise": "looks at users' features, and {name} has none; allowed: kind = 'recommend' with [kgflex]",
+    "labels": "looks at labels, and {name} has none; allowed: data with labels",
+    "models": "looks at single updates, and {name} hides them; allowed: criteria that clients measure",
+    "label_counts": "looks at label counts, and {name} does not give them; allowed: criteria that do not",
+    "first_losses": "looks at losses before training, and {name} has none; allowed: criteria that do not",
+    "slopes": "learns from the server's rows, and {name} only tests on them; allowed: rules that do not",
+    "layers": "looks at single layers, and {name} does not name them; allowed: rules that do not",
+    "everyone": "needs full participation, and rounds may be without some clients; allowed: rounds.fraction = 1 "
+    "without rounds.select.available and clock.deadline",
+    "client_tests": "has clients test models in every round; allowed: partition.test with rows, "
+    "rounds.evaluate_every = 1",
+}
+"""What is said of a need that is either met or not, by its name in `Needs` and in `Capabilities`."""
 
 
-def _unmet_by_rounds(needs: Needs, available: Capabilities) -> str:
-    if needs.everyone and not available.everyone:
-        return (
-            "needs full participation, and rounds may be without some clients; allowed: rounds.fraction = 1 without "
-            "rounds.select.available and clock.deadline"
-        )
-    if needs.client_tests and not available.client_tests:
-        return "has clients test models in every round; allowed: partition.test with rows, rounds.evaluate_every = 1"
-    return ""
+def _lacking(needs: Needs, available: Capabilities) -> str:
+    lacking = (said for need, said in _LACKING.items() if getattr(needs, need) and not getattr(available, need))
+    return next(lacking, "").replace("{name}", available.name)

@@ -2,43 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from steelyard.weighing.policies import (
-    afl,
-    cgsv,
-    fedawa,
-    fedce,
-    feddg_ga,
-    feddisco,
-    fedlaw,
-    fedscs,
-    nvflare_adaptive,
-    q_fedavg,
-    shapfed,
-    term,
-    trust_mad,
-)
-from steelyard.weighing.policies.policy import Policy, registered
-
-__all__ = [
-    "afl",
-    "cgsv",
-    "fedawa",
-    "fedce",
-    "feddg_ga",
-    "feddisco",
-    "fedlaw",
-    "fedscs",
-    "known",
-    "nvflare_adaptive",
-    "q_fedavg",
-    "shapfed",
-    "term",
-    "trust_mad",
-]
-
-
-def known() -> Mapping[str, type[Policy]]:
-    """Return every policy by name: built in, or declared by installed packages."""
-    return registered()
+from steelyard.weighing.policies import afl as afl
+from steelyard.weighing.policies import cgsv as cgsv
+from steelyard.weighing.policies import fedawa as fedawa
+from steelyard.weighing.policies import fedce as fedce
+from steelyard.weighing.policies import feddg_ga as feddg_ga
+from steelyard.weighing.policies import feddisco as feddisco
+from steelyard.weighing.policies import fedlaw as fedlaw
+from steelyard.weighing.policies import fedscs as fedscs
+from steelyard.weighing.policies import nvflare_adaptive as nvflare_adaptive
+from steelyard.weighing.policies import q_fedavg as q_fedavg
+from steelyard.weighing.policies import shapfed as shapfed
+from steelyard.weighing.policies import term as term
+from steelyard.weighing.policies import trust_mad as trust_mad
+from steelyard.weighing.policies.policy import known as known

@@ -76,8 +76,8 @@ def policy(name: str) -> Callable[[PolicyT], PolicyT]:
     return register
 
 
-def registered() -> Mapping[str, type[Policy]]:
-    """Return every policy whose file was read; `catalogue.known` reads the built-in ones first."""
+def known() -> Mapping[str, type[Policy]]:
+    """Return every policy whose file was read: use it from `catalogue`, which reads the built-in ones first."""
     return _registry.known()
 
 
