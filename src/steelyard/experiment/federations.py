@@ -19,6 +19,14 @@ class FederationSettings(WeighingSettings):
     """The algorithm of this rule; default: that of the experiment's [algorithm]."""
 
 
+def stored_settings(text: str) -> FederationSettings | None:
+    """Return a rule as a run's folder holds it; None where it is not of this version."""
+    try:
+        return FederationSettings.model_validate_json(text)
+    except (UserError, ValueError):
+        return None
+
+
 def federation_label(settings: FederationSettings) -> str:
     """Name a federation: "LD>DS", "scaffold" for the algorithm with sizes as weights, "scaffold+LD>DS" for both."""
     rule, algorithm = label(settings), settings.algorithm

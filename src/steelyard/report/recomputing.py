@@ -16,7 +16,7 @@ import torch
 from steelyard.algorithms.algorithm import Algorithm, ServerStep, Vectors
 from steelyard.errors import UserError, in_words
 from steelyard.experiment.description import Description
-from steelyard.experiment.federations import FederationSettings
+from steelyard.experiment.federations import FederationSettings, stored_settings
 from steelyard.experiment.loading import read_experiment
 from steelyard.messages import Floats, Updates
 from steelyard.runs.digests import update_digest
@@ -186,10 +186,7 @@ def _federations(folder: Path, history: History, experiment: Description) -> lis
         kept_old = {row[0]: db.rows("rounds", ("round",), f"{of} AND kept_old = 1", row[0]) for row in rows}
     found: list[_Federation] = []
     for key, name, rule, seed, text in rows:
-        try:
-            settings = FederationSettings.model_validate_json(text)
-        except (UserError, ValueError):
-            settings = None
+        settings = stored_settings(text)
         reason = "its settings are not of this version" if settings is None else _not_computed(settings, experiment)
         named = None if settings is None or reason else settings.algorithm or experiment.algorithm
         policy = None if settings is None or settings.policy is None else settings.policy.made()
@@ -224,11 +221,4 @@ def _not_computed(settings: FederationSettings, experiment: Description) -> str:
 
 def _weights(history: History, rule: str, seed: int) -> dict[int, tuple[tuple[str, ...], Floats]]:
     cohorts = history.cohorts(rule, seed)
-    bounds = np.flatnonzero(np.diff(cohorts.round, prepend=-1, append=-1)) if len(cohorts.round) else np.zeros(0, int)
-    return {
-        int(cohorts.round[begin]): (
-            tuple(cohorts.clients[at] for at in cohorts.client[begin:end].tolist()),
-            cohorts.weight[begin:end],
-        )
-        for begin, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
-    }
+    return {round: (clients, cohorts.weight[entries]) for round, entries, clients in cohorts.by_round()}

@@ -11,7 +11,7 @@ from pydantic_core import to_json
 from steelyard import files
 from steelyard.contributions.document import rule_of, stored_contributions
 from steelyard.errors import UserError, told_as
-from steelyard.experiment.federations import FederationSettings
+from steelyard.experiment.federations import stored_settings
 from steelyard.experiment.loading import RUN_FILE
 from steelyard.report.documents.proof import Record, RecordedSite
 from steelyard.report.documents.shared import RecordedRule
@@ -78,9 +78,8 @@ def _verified(checked: Verification) -> dict[str, str]:
 
 def rule_sentence(text: str) -> str:
     """Say what clients are weighed by under a stored rule, in words; criteria of the run's own code have only names."""
-    try:
-        rule = FederationSettings.model_validate_json(text)
-    except (UserError, ValueError):
+    rule = stored_settings(text)
+    if rule is None:
         return "its settings are not of this version"
     if rule.trained_by == "server":
         return "No client is weighed: the server trains on its own rows alone."

@@ -12,7 +12,7 @@ import numpy as np
 from steelyard import files
 from steelyard.errors import UserError, in_words
 from steelyard.experiment.continuing import changed_since
-from steelyard.experiment.federations import FederationSettings
+from steelyard.experiment.federations import stored_settings
 from steelyard.experiment.loading import read_experiment
 from steelyard.experiment.recorded import RecordedDescription
 from steelyard.report.documents.proof import FoundJson, VerificationJson
@@ -139,7 +139,7 @@ def _look_at_weights(history: History, found: Findings) -> None:
         rows = db.rows("federations", ("id", "name", "rule", "seed", "settings"), "ORDER BY name")
         decided = {row[0]: db.rows("rounds", ("round", "priority", "kept_old"), _OF, row[0]) for row in rows}
     for key, name, rule, seed, text in rows:
-        settings = _settings(text)
+        settings = stored_settings(text)
         reason = "its settings are not of this version" if settings is None else skipped or _not_of_criteria(settings)
         if settings is None or reason:
             reasons[in_words(name)] = reason
@@ -157,13 +157,10 @@ def _look_at_weights(history: History, found: Findings) -> None:
 def _compared(cohorts: Cohorts, rule: Rule, orders: Mapping[int, str | None], name: str, found: Findings) -> int:
     """Compare the weights of each round with what the rule makes of its criteria; returns the number of rounds."""
     counted = 0
-    bounds = np.flatnonzero(np.diff(cohorts.round, prepend=-1, append=-1)) if len(cohorts.round) else np.zeros(0, int)
-    for begin, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-        round, raw = int(cohorts.round[begin]), cohorts.raw[begin:end]
-        weights = cohorts.weight[begin:end]
+    for round, entries, clients in cohorts.by_round():
+        raw, weights = cohorts.raw[entries], cohorts.weight[entries]
         if round not in orders or not np.isfinite(raw).all() or not np.isfinite(weights).all():
             continue
-        clients = [cohorts.clients[at] for at in cohorts.client[begin:end].tolist()]
         order = orders[round]
         position = parse_priority(order, rule.names) if order and rule.ordered else None
         try:
@@ -176,13 +173,6 @@ def _compared(cohorts: Cohorts, rule: Rule, orders: Mapping[int, str | None], na
             said = f"weight {weights[at]:.6g} under {name}, where criteria and rule give {again.weights[at]:.6g}"
             found.changed.append(Finding(said, round, clients[at]))
     return counted
-
-
-def _settings(text: str) -> WeighingSettings | None:
-    try:
-        return FederationSettings.model_validate_json(text)
-    except (UserError, ValueError):
-        return None
 
 
 def _not_of_criteria(settings: WeighingSettings) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
@@ -118,6 +118,12 @@ class Cohorts:
         rounds, where = self._rounds
         shape = (len(rounds), len(self.clients))
         return spread(where, self.client, shape, np.asarray(values, dtype=np.float64))
+
+    def by_round(self) -> Iterator[tuple[int, slice, tuple[str, ...]]]:
+        """Yield every round with its entries and the clients that they are of."""
+        ends = np.searchsorted(self.round, self.rounds, side="right").tolist()
+        for round, begin, end in zip(self.rounds.tolist(), [0, *ends], ends, strict=False):
+            yield round, slice(begin, end), tuple(self.clients[at] for at in self.client[begin:end].tolist())
 
 
 @dataclass(frozen=True, eq=False)

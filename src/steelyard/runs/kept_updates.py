@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -55,6 +55,11 @@ class _About(BaseModel):
 
 
 _TABLE = TypeAdapter(dict[str, _About])
+_COLUMNS = {
+    **dict.fromkeys(("samples", "bytes_sent", "steps", "label_counts"), np.int64),
+    **dict.fromkeys(("losses", "first_losses", "listening"), np.float64),
+}
+"""The arrays of updates, as lists in the file."""
 
 
 def path_of_round(folder: Path, round: int) -> Path:
@@ -97,16 +102,10 @@ def _described(updates: Updates, payload: DenseModels) -> dict[str, Any]:
 
     return {
         "clients": updates.clients,
-        "samples": listed(updates.samples),
+        **{name: listed(getattr(updates, name)) for name in _COLUMNS},
         "criteria": {name: listed(values) for name, values in updates.criteria.items()},
-        "losses": listed(updates.losses),
-        "failures": [{"client": failure.client, "reason": failure.reason} for failure in updates.failures],
+        "failures": [asdict(failure) for failure in updates.failures],
         "frozen": payload.frozen,
-        "bytes_sent": listed(updates.bytes_sent),
-        "steps": listed(updates.steps),
-        "first_losses": listed(updates.first_losses),
-        "label_counts": listed(updates.label_counts),
-        "listening": listed(updates.listening),
         "late": dict(updates.late),
         "simulated": updates.simulated,
     }
@@ -153,17 +152,11 @@ def _updates(path: Path, name: str, round: int, about: _About, tensors: Mapping[
         federation=name,
         round=round,
         clients=about.clients,
-        samples=array(about.samples, np.int64),
+        **{key: array(getattr(about, key), kind) for key, kind in _COLUMNS.items()},
         criteria={key: array(values, np.float64) for key, values in about.criteria.items()},
-        losses=array(about.losses, np.float64),
         payload=DenseModels(models.to(torch.float32), about.frozen),
         failures=about.failures,
-        bytes_sent=array(about.bytes_sent, np.int64),
-        steps=array(about.steps, np.int64),
-        first_losses=array(about.first_losses, np.float64),
-        label_counts=array(about.label_counts, np.int64),
         vectors=sent,
-        listening=array(about.listening, np.float64),
         late=about.late,
         simulated=about.simulated,
     )
