@@ -2,6 +2,8 @@
 
 Several files become one table, joined by the names of their columns; a column of the file's name can say whose row it
 is.
+
+pandas is imported inside functions, for speed of start: much of the package reads no tables.
 """
 
 from __future__ import annotations
@@ -102,7 +104,6 @@ def read_tables(paths: Sequence[Path], owner: str | None, named: Mapping[str, st
 def _joined(
     where: Path, names: Sequence[str], paths: Sequence[Path], frames: Sequence[pandas.DataFrame], left: Sequence[str]
 ) -> Table:
-    # For speed of start: much of the package reads no tables.
     import pandas
 
     starts: dict[str, int] = {}
@@ -200,7 +201,6 @@ def _read(path: Path, owner: str | None, named: set[str]) -> dict[str, pandas.Da
     kind = _PACKAGES.get(_suffix(path))
     if kind is None:
         return {"": read_delimited(path, owner, named)}
-    # For speed of start: much of the package reads no tables.
     import pandas
 
     reader, package = kind
@@ -226,7 +226,6 @@ def tidy(frame: pandas.DataFrame, where: object, owner: str | None = None) -> pa
 
     Use it for frames that no CSV was read for: Parquet, or a frame that a user hands over; `where` begins the errors.
     """
-    # For speed of start: much of the package reads no tables.
     import pandas
 
     frame = frame.reset_index(drop=True)

@@ -1,4 +1,8 @@
-"""Experiments of kind "learning": a federation that trains a model on samples."""
+"""Experiments of kind "learning": a federation that trains a model on samples.
+
+What is imported inside methods waits there for speed of start: a description is often only shown or checked, and
+training imports torch; only what hides updates needs the libraries that do it.
+"""
 
 from __future__ import annotations
 
@@ -178,7 +182,6 @@ class LearningDescription(Description):
 
     def assemble(self, dataset: DatasetOrSeeded | None = None) -> tuple[Clients, Server]:
         """Read the data and build simulated clients and their server."""
-        # For speed of start: a description is often only shown or checked, and training imports torch.
         from steelyard.experiment.learning_simulation import simulate
 
         clients, server = simulate(
@@ -191,14 +194,12 @@ class LearningDescription(Description):
         if self.privacy is None or self.privacy.aggregation is None:
             return clients, server
         check_installed(self.privacy.aggregation)
-        # For speed of start, as above; and only what hides updates needs the libraries that do it.
         from steelyard.clients.local import HiddenSimulation
 
         return HiddenSimulation(clients, self.privacy.aggregation), server
 
     def on_node(self, node: NodeConfig) -> NodeClients:
         """Build the clients that live on one node: their part of the data set, or the node's own file."""
-        # For speed of start, as in `assemble`.
         from steelyard.experiment.learning_node import host
 
         self.check_federated()
@@ -206,7 +207,6 @@ class LearningDescription(Description):
         return host(self._sections(), seed=self.seed, node=node, rows_behind=self._rows_behind)
 
     def _sections(self) -> LearningSections:
-        # For speed of start, as in `assemble`.
         from steelyard.experiment.learning_simulation import LearningSections
 
         return LearningSections(
@@ -222,7 +222,6 @@ class LearningDescription(Description):
 
     def _device_noise(self) -> DeviceNoise | None:
         """Return what devices add to what they send; None where they add nothing."""
-        # For speed of start, as in `assemble`.
         from steelyard.experiment.guarantees import noise_of_devices
 
         if self.privacy is None or self.privacy.local is None:
@@ -253,7 +252,6 @@ class LearningDescription(Description):
 
     def at_server(self, about: Mapping[str, int | list[int]]) -> Server:
         """Build the server; it reads data only where the partition gives it a test set of its own."""
-        # For speed of start, as in `assemble`.
         from steelyard.experiment.remote_server import RemoteServer
 
         return self.assemble()[1] if self.partition.server != "none" else RemoteServer(self.model, about)

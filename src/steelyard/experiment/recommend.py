@@ -1,4 +1,8 @@
-"""Experiments of kind "recommend": a federation whose clients are the users of a recommender."""
+"""Experiments of kind "recommend": a federation whose clients are the users of a recommender.
+
+What is imported inside methods waits there for speed of start: a description is often only shown or checked, and a
+simulation needs no Flower.
+"""
 
 from __future__ import annotations
 
@@ -128,7 +132,6 @@ class RecommendDescription(Description):
 
     def device_noise(self) -> DeviceNoise | None:
         """Return what users' devices add to what they send; None where they add nothing."""
-        # For speed of start, as in `run_data`.
         from steelyard.experiment.guarantees import noise_of_devices
 
         if self.privacy is None or self.privacy.local is None:
@@ -158,7 +161,6 @@ class RecommendDescription(Description):
 
     def run_data(self) -> RunData:
         """Read, filter and split the data; done once for equal settings."""
-        # For speed of start: a description is often only shown or checked, and reading data needs more libraries.
         from steelyard.recommend.run_data import load_run_data
 
         return load_run_data(self.interactions, self.items, self.fpl, self.ranking)
@@ -195,7 +197,6 @@ class RecommendDescription(Description):
 
     def local_round(self) -> LocalRound:
         """Return what a user does in a round."""
-        # For speed of start, as in `run_data`.
         from steelyard.recommend.clients import LocalRound
 
         sequential = self.schedule().rounds_per_epoch if self.one_by_one else 0 if self.central else None
@@ -203,7 +204,6 @@ class RecommendDescription(Description):
 
     def assemble(self, dataset: DatasetOrSeeded | None = None) -> tuple[Clients, RecommendServer]:
         """Read the data and build the simulated users and their server."""
-        # For speed of start, as in `run_data`.
         from steelyard.clients.private import PrivateClients
 
         if dataset is not None:
@@ -214,13 +214,11 @@ class RecommendDescription(Description):
 
     def simulated(self) -> tuple[RecommendClients, RecommendServer]:
         """Build the simulated users themselves, without the noise that they may add to what they send."""
-        # For speed of start, as in `run_data`.
         from steelyard.experiment.recommend_node import simulate
 
         return simulate(self.run_data(), self._model(), self.ranking, self.local_round(), self.criteria())
 
     def _model(self) -> ModelSettings:
-        # For speed of start, as in `run_data`.
         from steelyard.experiment.recommend_node import ModelSettings
 
         return ModelSettings(self.fpl, self.kgflex, self.knowledge)
@@ -231,7 +229,6 @@ class RecommendDescription(Description):
 
     def on_node(self, node: NodeConfig) -> NodeClients:
         """Build the users that live on one node; each user's vector stays in the node's state."""
-        # For speed of start, as in `run_data`.
         from steelyard.experiment.recommend_node import host
 
         if self.device_noise() is not None:
@@ -247,14 +244,12 @@ class RecommendDescription(Description):
 
     def at_server(self, about: Mapping[str, int | list[int]]) -> RecommendServer:
         """Build the server; it makes the first shared rows and sees sums of sparse rows."""
-        # For speed of start, as in `run_data`.
         from steelyard.experiment.recommend_node import serve
 
         return serve(self._model(), self.local_round(), about)
 
     def codec(self) -> Codec:
         """Return how sparse rows of the shared table travel; α, the width of a row and T are the experiment's own."""
-        # For speed of start, as in `run_data`; and a simulation needs no Flower.
         from steelyard.recommend.wire import sparse_codec
 
         # A user of FPL sends two items a triple at most, one of KGFlex the features that she keeps.

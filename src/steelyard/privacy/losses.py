@@ -14,6 +14,8 @@ one pair of distributions; such pairs add up over rounds that depend on one anot
 "Optimal Accounting of Differential Privacy via Characteristic Function", AISTATS 2022, theorems 10 and 11). Taking the
 larger of the two one-sided sums of Poisson cohorts instead would be too low (C. Lebeda, M. Regehr, G. Kamath, T.
 Steinke: "Avoiding Pitfalls for Privacy Accounting of Subsampled Mechanisms under Composition", 2024).
+
+dp-accounting is imported inside functions, for speed of start: it takes a second to load.
 """
 
 from __future__ import annotations
@@ -46,7 +48,6 @@ def poisson_losses(noise: float, rate: float, step: float) -> PrivacyLossDistrib
 
     As dp-accounting's own `from_gaussian_mechanism`, with all δ computed at once, which takes less time.
     """
-    # Late for speed of start: dp-accounting takes a second to load.
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
     most = math.ceil(farthest(noise, rate, _FAR_TAIL) / step)
@@ -79,7 +80,6 @@ def poisson_delta(epsilons: Floats, noise: float, rate: float, *, added: bool = 
 
 def _connected(step: float, low: int, high: int, delta: Callable[[Floats], Floats]) -> PLDPmf:
     """Return the losses from `low` to `high` steps whose δ(ε) is this one at each step, and no less between."""
-    # Late for speed of start.
     from dp_accounting.pld.pld_pmf import create_pmf_pessimistic_connect_dots_fixed_gap
 
     deltas = delta(step * np.arange(low, high + 1, dtype=np.float64))
@@ -90,7 +90,6 @@ def _connected(step: float, low: int, high: int, delta: Callable[[Floats], Float
 
 def pure_losses(noise: float, step: float, *, laplace: bool) -> PrivacyLossDistribution:
     """Return the losses of Laplace noise, or of anything that is ε-private with ε = 1/noise, never too small."""
-    # Late for speed of start.
     from dp_accounting.pld import privacy_loss_distribution as pld
     from dp_accounting.pld.common import DifferentialPrivacyParameters
 
@@ -104,7 +103,6 @@ def fixed_losses(noise: float, rate: float, step: float) -> PrivacyLossDistribut
 
     `noise` is in units of how far one client in another's place moves the sum: half of what it is per client.
     """
-    # Late for speed of start.
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
     most = math.ceil(farthest(noise, rate) / step)
@@ -125,7 +123,7 @@ def fixed_delta(epsilons: Floats, noise: float, rate: float) -> Floats:
 def _gaussian_delta(epsilons: Floats, noise: float) -> Floats:
     """Return δ of the Gaussian mechanism at each ε (Balle and Wang)."""
     near, far = 0.5 / noise - epsilons * noise, -0.5 / noise - epsilons * noise
-    from scipy.special import log_ndtr  # For speed of start.
+    from scipy.special import log_ndtr
 
     return np.exp(log_ndtr(near)) * -np.expm1(np.minimum(0.0, epsilons + log_ndtr(far) - log_ndtr(near)))
 

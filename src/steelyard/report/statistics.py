@@ -1,4 +1,7 @@
-"""What can be said from a few seeds: paired tests, Holm's correction, what they can show."""
+"""What can be said from a few seeds: paired tests, Holm's correction, what they can show.
+
+scipy.special, a tenth of scipy.stats, is imported inside functions, for speed of start: one seed needs no statistics.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,6 @@ def paired_p(differences: Sequence[float]) -> float | None:
     mean, spread = math.fsum(differences) / count, deviation(differences)
     if spread <= 1e-12 * max(1.0, abs(mean)):
         return 1.0 if abs(mean) <= 1e-12 else 2.0 / 2.0**count
-    # For speed of start: one seed needs no statistics, and scipy.special is a tenth of scipy.stats.
     from scipy import special
 
     return float(2 * special.stdtr(count - 1, -abs(mean) / (spread / math.sqrt(count))))
@@ -46,7 +48,6 @@ def equivalence_p(differences: Sequence[float], margin: float) -> float | None:
     mean, spread = math.fsum(differences) / count, deviation(differences)
     if spread <= 1e-12 * max(1.0, abs(mean)):
         return 1.0 / 2.0**count if abs(mean) < margin else 1.0
-    # For speed of start, as above.
     from scipy import special
 
     return float(special.stdtr(count - 1, (abs(mean) - margin) / (spread / math.sqrt(count))))
@@ -87,7 +88,6 @@ def detectable(spread: float, seeds: int, tests: int = 1) -> float:
 @functools.cache
 def _seen_shift(seeds: int, tests: int) -> float:
     """Return how many standard errors are seen four times of five; one comparison asks for the same ones many times."""
-    # For speed of start, as above.
     from scipy import special
 
     limit = float(special.stdtrit(seeds - 1, 1 - ALPHA / tests / 2))
@@ -102,7 +102,6 @@ def _seen_shift(seeds: int, tests: int) -> float:
 
 def _missed(seeds: int, shift: float, limit: float) -> float:
     """Return how often a t-test misses a difference of `shift` standard errors (the noncentral t distribution)."""
-    # For speed of start, as above.
     from scipy import special
 
     return float(special.nctdtr(seeds - 1, shift, limit))

@@ -1,4 +1,7 @@
-"""Reading a run, also while it is being written: data frames and arrays per round, per client, per evaluation."""
+"""Reading a run, also while it is being written: data frames and arrays per round, per client, per evaluation.
+
+pandas is imported inside methods, for speed of start: not everyone who opens a run reads its data frames.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +90,6 @@ class History(RunFacts):
 
     def _frame(self, table: str, columns: Sequence[str], after: int) -> pd.DataFrame:
         """Return columns of the rounds after one as a data frame, behind the rule and the seed that they belong to."""
-        # For speed of start: not everyone who opens a run reads its data frames.
         import pandas as pd
 
         names = ("federation", "round", *columns)
@@ -120,7 +122,6 @@ class History(RunFacts):
 
     def clients_after(self, round: int) -> pd.DataFrame:
         """Return the rows of `clients` after a round, read now."""
-        # For speed of start: pandas.
         from steelyard.runs.frames import clients_frame
 
         parts = [((rule, seed), self.cohorts(rule, seed, round)) for rule, seed in self._keys]
@@ -148,7 +149,6 @@ class History(RunFacts):
 
     def evaluations_after(self, round: int) -> pd.DataFrame:
         """Return the rows of `evaluations` after a round, read now."""
-        # For speed of start: pandas.
         from steelyard.runs.frames import evaluations_frame
 
         return evaluations_frame([((rule, seed), self.tested(rule, seed, round)) for rule, seed in self._keys])
@@ -220,7 +220,6 @@ class History(RunFacts):
     @cached_property
     def listening(self) -> pd.DataFrame:
         """How clients weighed each other's models for themselves: rule, seed, round, client, hears, weight."""
-        # For speed of start: pandas.
         from steelyard.runs.frames import listening_frame
 
         names = dict(self._rows("clients", ("id", "name")))
