@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from steelyard.messages import Signed, Task, Updates
 from steelyard.signing import (
@@ -136,10 +136,8 @@ def root_along(leaf: bytes, path: Sequence[str]) -> str:
     return leaf.hex()
 
 
-class Proof(BaseModel):
+class Proof(BaseModel, extra="forbid", frozen=True, strict=True):
     """What a signed head says of one node, rule and round: the statement that it holds, or that it holds none."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     run: str
     federation: str

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from steelyard import files
 from steelyard.clients.node import NodeConfig
@@ -38,10 +38,8 @@ MARK = "ledger.mark"
 _LONGEST_NAME = 200
 
 
-class Disclosure(BaseModel):
+class Disclosure(BaseModel, extra="forbid", frozen=True, strict=True, allow_inf_nan=False):
     """What one answer of a node discloses, and to whom; names are the server's own and are cut to a length."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     run: str
     federation: str
@@ -67,7 +65,7 @@ class Disclosure(BaseModel):
         return found
 
 
-class Entry(Disclosure):
+class Entry(Disclosure, frozen=True):
     """One line of the ledger."""
 
     number: int

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from steelyard import files
 from steelyard.errors import UserError, told_as
@@ -31,10 +31,8 @@ _FARTHEST = 1 << 24
 LineT = TypeVar("LineT", bound=BaseModel)
 
 
-class Receipt(BaseModel):
+class Receipt(BaseModel, extra="forbid", frozen=True, strict=True):
     """A node's statement of one rule and round, as it signed it; bytes in hexadecimal digits."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     run: str
     federation: str

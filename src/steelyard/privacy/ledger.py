@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from steelyard import files
 from steelyard.errors import UserError, printable
@@ -26,10 +26,8 @@ from steelyard.privacy.ledger_marks import Mark
 from steelyard.privacy.settings import Noise
 
 
-class _Line(BaseModel):
+class _Line(BaseModel, extra="forbid", strict=True, allow_inf_nan=False):
     """A charge as its line holds it. What no noise of ours is would make a sum without ε, or with an ε of 0."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     federation: str
     round: int

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from steelyard.errors import UserError, printable
 from steelyard.messages import LossState
@@ -57,10 +57,8 @@ def without_models(states: States) -> dict[str, RoundState]:
     return {name: replace(state, parameters=state.parameters[:0]) for name, state in states.items()}
 
 
-class _Rest(BaseModel):
+class _Rest(BaseModel, extra="forbid", frozen=True):
     """Everything of a state but its model, as `pack` writes it."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     round: int = Field(ge=0)
     loss: LossState

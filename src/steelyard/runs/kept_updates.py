@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from steelyard import files
 from steelyard.errors import UserError
@@ -34,10 +34,8 @@ _AFTER = "after/"
 _Number = Annotated[float, Field(allow_inf_nan=True)]
 
 
-class _About(BaseModel):
+class _About(BaseModel, extra="forbid", frozen=True):
     """All of a cohort's updates but their tensors."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     clients: tuple[str, ...]
     samples: list[int]

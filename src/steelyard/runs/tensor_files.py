@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, Field, TypeAdapter
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
@@ -36,10 +36,8 @@ LEAST_LIVE = 0.25
 _OLDER = "older"
 
 
-class _Older(BaseModel):
+class _Older(BaseModel, extra="forbid", frozen=True, strict=True):
     """What a checkpoint says of an older file."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     keys: list[str]

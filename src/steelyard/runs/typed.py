@@ -17,7 +17,6 @@ from typing import Annotated, Any, TypeVar
 from pydantic import (
     AfterValidator,
     BaseModel,
-    ConfigDict,
     Field,
     PositiveInt,
     StringConstraints,
@@ -38,10 +37,8 @@ _LARGEST = 10**12
 """No count of ours comes near; seeds are no counts."""
 
 
-class _Settings(BaseModel):
+class _Settings(BaseModel, extra="allow", strict=True):
     """What readers ask of a rule's settings; the rest may be anything."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
 
     criteria: list[str]
     score: str = "prioritized"
@@ -59,9 +56,7 @@ class _Settings(BaseModel):
         return self
 
 
-class _Loss(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class _Loss(BaseModel, extra="forbid", strict=True):
     name: str = "auto"
     class_weights: list[float] | None = None
     shape: float | None = None

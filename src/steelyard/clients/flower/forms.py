@@ -87,10 +87,8 @@ class IntroductionForm(Form):
     """What a server without data must know to make the first model; all nodes must say the same."""
 
 
-class LossForm(BaseModel):
+class LossForm(BaseModel, extra="forbid", frozen=True):
     """`LossState` on the wire."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
     class_weights: list[float] | None = None
@@ -141,19 +139,15 @@ class HeadsForm(Form):
     seconds: float
 
 
-class FailureForm(BaseModel):
+class FailureForm(BaseModel, extra="forbid", frozen=True, strict=True):
     """One client that could not do its part, in its node's own words."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     client: str
     reason: str
 
 
-class SignedForm(BaseModel):
+class SignedForm(BaseModel, extra="forbid", frozen=True, strict=True):
     """What a node signs of its clients' updates; bytes in hexadecimal digits."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     before: Hash
     digests: dict[str, str]
