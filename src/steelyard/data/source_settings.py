@@ -232,17 +232,9 @@ class DataSettings(Section):
     @property
     def shape(self) -> tuple[int, ...] | None:
         """The shape of one sample, where the settings decide it; None where only the data can tell."""
-        match self.source:
-            case "digits":
-                return 1, 8, 8
-            case "diabetes":
-                return (10,)
-            case "digit-masks":
-                return 1, 16, 16
-            case "images":
-                return 1 if self.colours == "grey" else 3, self.size, self.size
-            case _:
-                return None
+        known: dict[str, tuple[int, ...]] = {"digits": (1, 8, 8), "diabetes": (10,), "digit-masks": (1, 16, 16)}
+        known["images"] = (1 if self.colours == "grey" else 3, self.size, self.size)
+        return known.get(self.source)
 
     def capabilities(self) -> SourceCapabilities:
         """Return what this data is known to hold before it is read: what its source can give, and what is set here."""
