@@ -39,6 +39,21 @@ class Protection:
     """The server sees the sum of so many clients only."""
 
 
+@dataclass(frozen=True)
+class Attack:
+    """One way to attack one kind of client."""
+
+    model: str
+    samples: int
+    way: Way
+
+    @property
+    def name(self) -> str:
+        """The attack in words."""
+        count = "1 sample" if self.samples == 1 else f"{self.samples} samples"
+        return f"{self.model}, {count}, {'read off' if self.way == 'analytic' else 'search'}"
+
+
 PROTECTIONS = (
     Protection("none"),
     Protection("sum of 10 clients", clients=10),
@@ -103,7 +118,7 @@ def audit_inversion(
                 ways: tuple[Way, ...] = ("analytic", "search") if name == "MLP" and steps else ("analytic",)
                 for way in ways:
                     count = tries if way == "analytic" else max(1, tries // 5)
-                    values = attack_many(held, name, batch, protection, way, count, steps, source)
+                    values = attack_many(held, Attack(name, batch, way), protection, count, steps, source)
                     found.append(_entry(name, batch, way, protection.name, values, count))
     return found
 
@@ -132,39 +147,22 @@ def guess(held: Victims, batch: int, tries: int) -> Floats:
 
 
 def attack_many(
-    held: Victims,
-    model: str,
-    batch: int,
-    protection: Protection,
-    way: Way,
-    tries: int,
-    steps: int,
-    source: Source | None = None,
+    held: Victims, attack: Attack, protection: Protection, tries: int, steps: int, source: Source | None = None
 ) -> Floats:
     """Attack several clients and return the likeness of each of their samples to what the server finds."""
-    values: list[Floats] = []
-    for number in range(tries):
-        found, mine = attack(held, model, batch, protection, way, steps, number, source)
-        values.append(likeness(found, mine).numpy())
-    return np.concatenate(values)
+    found = [attack_one(held, attack, protection, steps, number, source) for number in range(tries)]
+    return np.concatenate([likeness(images, samples).numpy() for images, samples in found])
 
 
-def attack(
-    held: Victims,
-    model: str,
-    batch: int,
-    protection: Protection,
-    way: Way,
-    steps: int,
-    seed: int,
-    source: Source | None = None,
+def attack_one(
+    held: Victims, attack: Attack, protection: Protection, steps: int, seed: int, source: Source | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return what the server finds from one client's update, and the client's samples: [samples, pixels] each."""
-    net, rows, labels = held.models[model], held.rows, held.labels
-    chosen = picked(held, batch * protection.clients, seed)
-    gradient = sent(held, model, chosen.split(batch), protection, source)
-    mine = chosen[:batch]
-    if way == "search":
+    net, rows, labels = held.models[attack.model], held.rows, held.labels
+    chosen = picked(held, attack.samples * protection.clients, seed)
+    gradient = sent(held, attack.model, chosen.split(attack.samples), protection, source)
+    mine = chosen[: attack.samples]
+    if attack.way == "search":
         return search(net, gradient, tuple(rows.shape[1:]), labels[mine], steps, seed), rows[mine]
     return read_off(gradient[0], gradient[1])[None], rows[mine]
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, TypedDict
 
 import torch
 
 from steelyard.experiment.canary_runs import CanaryResult, audit_runs
-from steelyard.experiment.privacy_audit import Protection, Way, attack, attack_many, guess, victims
+from steelyard.experiment.privacy_audit import Attack, Protection, attack_many, attack_one, guess, victims
 from steelyard.learning.inversion import likeness
 from steelyard.privacy.source import Source
 
@@ -24,21 +23,6 @@ SHOWN = (
     Protection("ε = 100", epsilon=100.0),
     Protection("ε = 10", epsilon=10.0),
 )
-
-
-@dataclass(frozen=True)
-class Attack:
-    """One way to attack one kind of client."""
-
-    model: str
-    samples: int
-    way: Way
-
-    @property
-    def name(self) -> str:
-        """The attack in words."""
-        count = "1 sample" if self.samples == 1 else f"{self.samples} samples"
-        return f"{self.model}, {count}, {'read off' if self.way == 'analytic' else 'search'}"
 
 
 ATTACKS = (Attack("linear", 1, "analytic"), Attack("MLP", 1, "analytic"), Attack("MLP", 4, "search"))
@@ -84,7 +68,7 @@ def sweep_inversion(
     for each in ATTACKS if steps else ATTACKS[:2]:
         count = tries if each.way == "analytic" else max(1, tries // 5)
         for protection, value in wanted:
-            found = attack_many(held, each.model, each.samples, protection, each.way, count, steps, source)
+            found = attack_many(held, each, protection, count, steps, source)
             rows.append(
                 {"attack": each.name, "protection": protection.name, "value": value, "likeness": float(found.mean())}
             )
@@ -102,7 +86,7 @@ def show_inversion(steps: int = 300, source: Source | None = None, each: int = 2
         for number in range(each):
             case = f"{kind.name} ({number + 1})"
             for index, protection in enumerate(SHOWN):
-                images, samples = attack(held, kind.model, kind.samples, protection, kind.way, steps, number, source)
+                images, samples = attack_one(held, kind, protection, steps, number, source)
                 if index == 0:
                     found.append(_picture(case, "sample", samples[0], 1.0))
                 alike = likeness(images, samples[:1])
