@@ -5,10 +5,9 @@ What is heavy is imported inside the commands, for speed of start.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from enum import StrEnum
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -19,25 +18,6 @@ from steelyard.cli.recommend_features import features_of
 from steelyard.errors import UserError, brief, new_file, own_folder
 from steelyard.logs import quiet
 from steelyard.rounds.progress import watching
-
-if TYPE_CHECKING:
-    from steelyard.recommend.baselines import Setting
-    from steelyard.recommend.interactions import Codes, Interactions
-    from steelyard.recommend.ranking import Floats
-
-
-class Repeated(StrEnum):
-    first = "first"
-    last = "last"
-    mean = "mean"
-    keep = "keep"
-
-
-class SplitKind(StrEnum):
-    temporal = "temporal"
-    random = "random"
-    shuffled = "shuffled"
-    newest = "newest"
 
 
 def evaluate(
@@ -77,7 +57,9 @@ def split(
         Path, typer.Argument(help="Interactions (.dat, .data, .inter, .tsv, .gz), here or in STEELYARD_DATA.")
     ],
     out: Annotated[Path, typer.Option(help="Folder for train.tsv, test.tsv and catalogue.tsv.")],
-    kind: Annotated[SplitKind, typer.Option(help="How each user's rows are cut.")] = SplitKind.temporal,
+    kind: Annotated[
+        Literal["temporal", "random", "shuffled", "newest"], typer.Option(help="How each user's rows are cut.")
+    ] = "temporal",
     share: Annotated[float, typer.Option(help="Share of each user's rows that is tested on.")] = 0.2,
     count: Annotated[int, typer.Option(min=1, help="With kind newest: how many rows are tested on.")] = 1,
     validation: Annotated[
@@ -87,7 +69,9 @@ def split(
     min_user: Annotated[int, typer.Option(min=0, help="Keep users with at least this many rows.")] = 0,
     min_item: Annotated[int, typer.Option(min=0, help="Keep items with at least this many rows.")] = 0,
     threshold: Annotated[float | None, typer.Option(help="Keep rows rated at least this.")] = None,
-    duplicates: Annotated[Repeated, typer.Option(help="Which row of a repeated pair stays.")] = Repeated.first,
+    duplicates: Annotated[
+        Literal["first", "last", "mean", "keep"], typer.Option(help="Which row of a repeated pair stays.")
+    ] = "first",
     seed: Annotated[int, typer.Option(help="For the kinds random and shuffled.")] = 42,
 ) -> None:
     """Filter interactions, split them per user, and say what was dropped and why."""
@@ -98,7 +82,7 @@ def split(
     files = _new_files(out, ("train", "test", "catalogue", *(() if validation is None else ("validation",))))
     table = filters.keep(
         read(_located(data)),
-        duplicates=duplicates.value,
+        duplicates=duplicates,
         threshold=threshold,
         k_core=core,
         min_user=min_user,
@@ -108,10 +92,10 @@ def split(
         raise UserError(f"{data}: nothing is left after the filters; allowed: a lower core, threshold or minimum")
     for line in table.report():
         typer.echo(line)
-    halves = splits.split(table, kind.value, share=share, count=count, seed=seed)
+    halves = splits.split(table, kind, share=share, count=count, seed=seed)
     sides = {"train": halves.train, "test": halves.test}
     if validation is not None:
-        again = splits.validation(halves.train, validation, seed, drawn=kind.value in splits.DRAWN)
+        again = splits.validation(halves.train, validation, seed, drawn=kind in splits.DRAWN)
         sides = {"train": again.train, "validation": again.test, "test": halves.test}
     for name, side in sides.items():
         if not len(side):
@@ -165,8 +149,10 @@ def baseline(
     ] = None,
 ) -> None:
     """Train a baseline and write each user's list of items that she did not train on."""
-    from steelyard.recommend.baselines import needs_features, settings_of
+    from steelyard.recommend.baselines import needs_features, recommend, settings_of
+    from steelyard.recommend.interactions import build
     from steelyard.recommend.lists import write_lists
+    from steelyard.recommend.reading import read, read_columns
 
     chosen = settings_of(kind, setting or [])
     length = parse_cutoffs(str(cutoff))[0]
@@ -177,31 +163,13 @@ def baseline(
             f"--knowledge: {kind} {needed}; allowed: an experiment with [knowledge] for vsm and kahfm, none for others"
         )
     with watching(not quiet()), doing(f"baseline {kind}"):
-        lists, scores, table = _trained(kind, train, length, catalogue, knowledge, seed, chosen)
+        table = read(train)
+        if catalogue is not None:
+            everything = read_columns(catalogue, {"item": "item"})["item"]
+            names = (table.users[table.user].tolist(), table.items[table.item].tolist())
+            table = build(*names, table.rating.tolist(), all_items=everything)
+        features = None if knowledge is None else features_of(knowledge, table.items)
+        with doing(f"training on {len(table):,} interactions"):
+            lists, scores = recommend(kind, table, length, seed, chosen, features)
     write_lists(out, table.users, table.items, lists, scores)
     typer.echo(f"lists of {length} for {len(table.users):,} users in {out}")
-
-
-def _trained(
-    kind: str,
-    train: Path,
-    length: int,
-    catalogue: Path | None,
-    knowledge: str | None,
-    seed: int,
-    chosen: Mapping[str, Setting],
-) -> tuple[Codes, Floats, Interactions]:
-    """Return each user's list, its scores, and the interactions that the baseline was trained on."""
-    from steelyard.recommend.baselines import recommend
-    from steelyard.recommend.interactions import build
-    from steelyard.recommend.reading import read, read_columns
-
-    table = read(train)
-    if catalogue is not None:
-        everything = read_columns(catalogue, {"item": "item"})["item"]
-        names = (table.users[table.user].tolist(), table.items[table.item].tolist())
-        table = build(*names, table.rating.tolist(), all_items=everything)
-    features = None if knowledge is None else features_of(knowledge, table.items)
-    with doing(f"training on {len(table):,} interactions"):
-        lists, scores = recommend(kind, table, length, seed, chosen, features)
-    return lists, scores, table
