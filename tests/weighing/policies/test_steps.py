@@ -90,7 +90,7 @@ def test_a_policy_of_ones_own_is_known_by_its_name(monkeypatch: pytest.MonkeyPat
     class Mine(Policy):
         pass
 
-    assert (dict(policies.registered()), Mine.name) == ({"mine-2": Mine}, "mine-2")
+    assert (dict(policies.known()), Mine.name) == ({"mine-2": Mine}, "mine-2")
 
 
 def test_a_package_declares_a_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
