@@ -28,6 +28,9 @@ def test_what_a_measure_says_of_itself() -> None:
     assert (measure_of("C-index").show(0.71234), measure_of("accuracy").show(None)) == ("0.7123", "-")
     assert measure_of("accuracy").show_interval(0.2077, 0.9385) == "[21–94]"
     assert measure_of("macro F1").show_interval(0.2077, math.nan) == "[?]"
+    assert measure_of("macro F1").show_interval(0.2077, 1) == "[0.21–1]"
+    assert measure_of("RMSE").show_interval(99.4, 1234.5) == "[99–1,234]"
+    assert measure_of("minus RMSE").show_interval(-121.6, -8.25) == "[−122 to −8.2]"
     other = measure_of("ndcg@10")
     assert (other.name, other.bounded, other.interval(0.4, 100)) == ("ndcg@10", False, None)
 

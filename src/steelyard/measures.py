@@ -61,10 +61,13 @@ class Measure:
         return f"{value:.2%}" if self.percent else f"{value:.4g}"
 
     def show_interval(self, low: float, high: float) -> str:
-        """Write an interval in the measure's unit: [75–96], [0.71–0.89]; [?] where nothing is known."""
+        """Write an interval in the measure's unit: [75–96], [0.71–0.89], [−122 to −82]; [?] where nothing is known."""
         if math.isnan(low) or math.isnan(high):
             return "[?]"
-        return f"[{100 * low:.0f}–{100 * high:.0f}]" if self.percent else f"[{low:.2g}–{high:.2g}]"
+        if self.percent:
+            return f"[{100 * low:.0f}–{100 * high:.0f}]"
+        ends = [(f"{end:,.0f}" if abs(end) >= 100 else f"{end:.2g}").replace("-", "−") for end in (low, high)]
+        return f"[{(' to ' if low < 0 else '–').join(ends)}]"
 
     def interval(self, score: float, rows: float, error: float | None = None) -> tuple[float, float] | None:
         """Return the 95 % interval of a score on so many rows, NaN where these cannot say; None where nobody knows.

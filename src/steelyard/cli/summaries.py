@@ -73,7 +73,8 @@ def _results(summary: Summary) -> Table:
     if any(rule["testing_rounds"] for rule in rules):
         columns["testing rounds"] = lambda rule: str(rule["testing_rounds"])
     rows = tuple((_name(rule["rule"]), *(cell(rule) for cell in columns.values())) for rule in rules)
-    return Table("Result", ("rule", *columns), rows)
+    measure = measure_of(summary["measure"])
+    return Table("Result", ("rule", *columns), rows, "" if measure.of_rows else f"{measure.name}: {measure.direction}.")
 
 
 def _local_columns(measure: str, summary: Summary) -> dict[str, Callable[[RuleSummary], str]]:
@@ -175,13 +176,15 @@ def _heavy_cells(rule: RuleSummary, summary: Summary) -> list[str]:
 def _server(summary: Summary) -> list[str]:
     lines: list[str] = []
     for rule in summary["rules"]:
-        hidden = ("f1", "accuracy") if rule["adapts_loss"] else ("f1", "accuracy", "macro_f1")
         tested = cast("dict[str, float]", rule["server"])
+        # Of classes the accuracy stands in the table; macro F1 is of interest where the loss follows it.
+        hidden = ("f1", "accuracy", "macro_f1") if "f1" in tested and not rule["adapts_loss"] else ("f1", "accuracy")
         figures = {name: value for name, value in tested.items() if name not in hidden}
         if figures:
             measured = {measure_of(name): value for name, value in figures.items()}
             shown = ", ".join(f"{measure.name} {measure.show(value)}" for measure, value in measured.items())
-            lines.append(f"{rule['rule']} on the server's test set: {shown}")
+            directions = " or ".join(dict.fromkeys(measure.direction for measure in measured))
+            lines.append(f"{rule['rule']} on the server's test set: {shown} ({directions})")
         if rule["lost"] is not None:
             product, factors = rule["lost"]["product"], rule["lost"]["factors"]
             lines.append(

@@ -53,7 +53,8 @@ def in_memory(
     - one split of a Hugging Face data set, `label` and `owner` naming its columns.
 
     Whole-number labels are classes 0, 1, 2, ... (`classes` of them, default the largest plus one); floating-point
-    labels are a regression target. uint8 features are pixels and are divided by 255 when used; all others become
+    labels are a regression target. Labels [rows, labels] of 0 and 1 are several for each row, [rows, height, width] are
+    masks: a class for each pixel. uint8 features are pixels and are divided by 255 when used; all others become
     float32, or int64 with `tokens`, for networks with an embedding. `owners` names each row's person, `held_out` marks
     the rows of a test part, `marks` are further 0/1 attributes of the rows such as "sharp".
 

@@ -124,8 +124,8 @@ class DataSettings(Section):
     `event`, the time until something happened to a patient (survival). segmentation, of npz: labels are masks (rows,
     height, width), of images: each image has a mask of the same name in a folder beside its own. multi-label, of npz:
     labels are (rows, labels), 0 or 1; of csv: columns, with `further_labels`. diabetes is always a regression,
-    digit-masks a segmentation, the other sources are always classes. memory: what the data are, so that tables name the
-    score rightly; default: as accuracies."""
+    digit-masks a segmentation, the other sources are always classes. memory: what the data are; default: as they are
+    handed over."""
     event: str | None = None
     """csv, task survival: the column that says whether the event came at that time, as true/false or 1/0; without it
     the patient was last seen then."""

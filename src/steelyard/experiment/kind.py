@@ -132,6 +132,10 @@ class Kind(Section):
         """Return the experiment with the engine that an earlier run recorded; kinds without engines ignore it."""
         return self
 
+    def with_dataset(self, dataset: DatasetOrSeeded | None, seed: int) -> tuple[Self, DatasetOrSeeded | None]:
+        """Return the experiment with what is known of data that are handed over from Python, and these."""
+        return self, dataset
+
     @property
     def local_loss(self) -> str:
         """The loss that clients train with; "auto" is the one that fits."""

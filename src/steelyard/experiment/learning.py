@@ -260,6 +260,21 @@ class LearningDescription(Description):
         """Return the experiment with the engine that an earlier run chose, so that a resume gives the same bits."""
         return self.changed({"compute.engine": choice})
 
+    def with_dataset(self, dataset: DatasetOrSeeded | None, seed: int) -> tuple[Self, DatasetOrSeeded | None]:
+        """Return the experiment with the task of data from Python, by which scores have their name and interval.
+
+        A function that gives data is called once for a seed: the one that is returned knows this seed's already.
+        """
+        if dataset is None or self.data.source != "memory":
+            return self, dataset
+        # For speed of start: most experiments are given no data.
+        from steelyard.experiment.learning_simulation import first_called
+
+        dataset, kind = first_called(dataset, seed)
+        if kind is not None and "task" in self.data.model_fields_set and self.data.task != kind:
+            raise UserError(f"data.task: got '{self.data.task}' for data that are '{kind}'; allowed: that, or nothing")
+        return (self if kind is None else self.changed({"data.task": kind})), dataset
+
     @property
     def local_loss(self) -> str:
         """The loss that `training.loss` names; "auto" for the user's own, which each process finds where it lies.

@@ -17,6 +17,7 @@ from steelyard.data.dataset import Dataset, DatasetOrSeeded, Population
 from steelyard.data.facts import FactSettings
 from steelyard.data.loading import normalised
 from steelyard.data.settings import DataSettings, FlawSettings, PartitionSettings
+from steelyard.data.sources import TaskKind
 from steelyard.errors import UserError
 from steelyard.learning.settings import ModelSettings, TrainingSettings
 from steelyard.privacy.local import DeviceNoise
@@ -90,6 +91,18 @@ def simulate(
         trained = RankedSimulation(clients, server, ranks, experiment)
     timed = trained if clock is None else ClockedClients(trained, clients.context, clock)
     return sections.noisy(timed), server
+
+
+def first_called(dataset: DatasetOrSeeded, seed: int) -> tuple[DatasetOrSeeded, TaskKind | None]:
+    """Return data from Python and their task, None where they are none or cannot be had: that is refused later."""
+    if not callable(dataset):
+        return dataset, dataset.kind if isinstance(dataset, Dataset) else None
+    try:
+        found = dataset(seed)
+    except Exception:
+        return dataset, None
+    waiting = {seed: found}
+    return lambda at: waiting.pop(at) if at in waiting else dataset(at), getattr(found, "kind", None)
 
 
 def _always(dataset: Dataset) -> Callable[[int], Dataset]:

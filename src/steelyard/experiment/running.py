@@ -65,6 +65,7 @@ def run(
     `assemble` brings clients of another kind than simulated. `part` runs only that part of the rules and seeds.
     """
     check_tracker(experiment.tracking)
+    experiment, dataset = experiment.with_dataset(dataset, (seeds or [experiment.seed])[0])
     folder = new_folder(experiment, out)
     clients, server = assembled(experiment, dataset, assemble)
     try:

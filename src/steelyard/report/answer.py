@@ -72,9 +72,12 @@ def _local_columns(document: Comparison, *, on_server: bool) -> dict[str, dict[s
     digits = 1 if unit else 4
     rows = document["devices"]
     columns: dict[str, dict[str, str]] = {}
+    # The server may test by another measure than clients are scored by: RMSE, and minus RMSE.
+    other = measure_of(document["recommendation"]["measure"]) != measure
     if on_server:
-        columns[f"on the clients{unit}"] = {row["rule"]: cell(row["final"], digits, measure.factor) for row in rows}
-    whose = " of the users" if ranks_lists(document["measure"]) else ""
+        name = f"{measure.name} on the clients{unit}" if other else f"on the clients{unit}"
+        columns[name] = {row["rule"]: cell(row["final"], digits, measure.factor) for row in rows}
+    whose = " of the users" if ranks_lists(document["measure"]) else " of the clients" if other else ""
     columns[f"worst tenth{whose}{unit}"] = {row["rule"]: worst_cell(row, digits, measure) for row in rows}
     if counts := {row["rule"]: f"{found['rows']:,}" for row in rows if (found := row["worst_tenth_on"])}:
         columns["rows of the worst"] = counts
@@ -104,7 +107,9 @@ def _main_note(document: Comparison) -> str:
     if document["devices"]:
         who = "users' lists" if ranks_lists(document["measure"]) else "clients' own tests"
         notes.append(f"the {who} are those after round {document['rounds']}")
-    notes.append(measure_of(found["measure"]).direction)
+    known = [measure_of(found["measure"]), *([measure_of(document["measure"])] if document["devices"] else [])]
+    alike = len({measure.direction for measure in known}) == 1
+    notes.append(known[0].direction if alike else ", ".join(f"{each.name}: {each.direction}" for each in known))
     notes += [f"{row['rule']} is not held against it: {row['left_out']}" for row in found["rules"] if row["left_out"]]
     text = "; ".join(notes)
     return f"{text[:1].upper()}{text[1:]}."
