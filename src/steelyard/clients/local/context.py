@@ -199,7 +199,8 @@ class SimulationContext:
         batch = 2 if self.training.batch_size == "full" else max(self.training.batch_size, 2)
         rows = torch.arange(batch, device=dataset.device) % len(dataset.labels)
         samples = dataset.gather(rows).cpu(), dataset.labels[rows].cpu(), np.arange(batch)[None]
-        train_client(module, layout, layout.read(module), *samples, TrainingSettings(batch_size="full"), loss)
+        with torch.enable_grad():  # a node may be asked for tests first
+            train_client(module, layout, layout.read(module), *samples, TrainingSettings(batch_size="full"), loss)
 
     def too_few(self, samples: int) -> str | None:
         """Say why a client with so many training samples cannot train; None where it can."""

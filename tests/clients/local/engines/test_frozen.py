@@ -217,6 +217,14 @@ def test_the_batch_norm_of_a_frozen_part_is_not_sent(engine: str) -> None:
     cases.assert_alike(found, expected, start, 1e-4)
 
 
+def test_a_network_of_ones_own_is_looked_at_where_no_gradients_are_taken() -> None:
+    """A node tests before it trains."""
+    people = cases.population((8, 8), 10)
+    clients = Simulation({0: people}, ModelSettings(name=Backbone), cases.TRAINING["mini"])  # type: ignore[arg-type]
+    with torch.no_grad():
+        assert clients.context.loss(LossState()).name == "cross-entropy"
+
+
 @pytest.mark.parametrize("part", ["head", "norms"])
 def test_an_algorithm_finds_no_part_in_what_is_frozen(part: Part) -> None:
     """fedrep would have nothing to average, fedbn nothing to keep."""
