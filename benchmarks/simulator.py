@@ -256,7 +256,10 @@ def _nets(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     # ResNet-18 alone would take minutes on two cores.
     usual = [name for name in NETWORKS if not (cpu and name == "resnet18")]
     options.networks = [name.strip() for name in options.networks.split(",") if name.strip()] or usual
-    options.clients = [int(count) for count in (options.clients or ("10" if cpu else "10,50")).split(",")]
+    counts = [count.strip() for count in (options.clients or ("10" if cpu else "10,50")).split(",")]
+    if wrong := [count for count in counts if not count.isdecimal() or int(count) < 1]:
+        parser.error(f"--clients: got {wrong[0]!r}; allowed: whole numbers from 1, with commas between them")
+    options.clients = [int(count) for count in counts]
     options.steps = options.steps or (2 if cpu else 50)
     options.side_by_side = 1 if cpu else options.side_by_side
     if unknown := [name for name in options.networks if name not in NETWORKS]:

@@ -93,3 +93,10 @@ def test_the_last_line_is_json(tmp_path: Path) -> None:
     assert set(said["sec_per_round"]) == {"ours", "loop"}
     assert said["ratio"]["loop"] > 0
     assert "flower" in said["skipped"]
+
+
+@pytest.mark.parametrize("wrong", ["0", "ten", "10,,50", "-1"])
+def test_numbers_of_clients_that_are_none_are_named(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        simulator.parse(["--bench", "nets", f"--clients={wrong}"])
+    assert "--clients: got" in capsys.readouterr().err
