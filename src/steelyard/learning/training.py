@@ -188,18 +188,21 @@ def _descend(
     starts: list[torch.Tensor],
     corrections: list[torch.Tensor],
 ) -> None:
-    """Take one step with every parameter that has a gradient. (torch.optim would do, but its import takes seconds.)"""
+    """Take one step with every parameter. (torch.optim would do, but its import takes seconds.)
+
+    One without a part in the outputs has the gradient 0: what decays and corrects goes for it, too, as in a stack.
+    """
     if descent.plain:
         moved = [parameter for parameter in parameters if parameter.grad is not None]
         subtract: Any = torch._foreach_sub_  # pyright: ignore[reportPrivateImportUsage]
         subtract(moved, [parameter.grad for parameter in moved], alpha=descent.rate)
         return
     for index, parameter in enumerate(parameters):
-        if parameter.grad is not None:
-            start = starts[index] if starts else None
-            correction = corrections[index] if corrections else None
-            memory = memories[index] if memories else []
-            descent.apply(parameter, parameter.grad, memory, start, step, correction=correction)
+        slope = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        start = starts[index] if starts else None
+        correction = corrections[index] if corrections else None
+        memory = memories[index] if memories else []
+        descent.apply(parameter, slope, memory, start, step, correction=correction)
 
 
 def class_weights(loss: LossState, device: torch.device | str) -> torch.Tensor | None:

@@ -264,3 +264,26 @@ def test_buffers_that_are_not_sent_begin_anew_with_every_client() -> None:
     with pytest.warns(UserWarning, match="its buffer steps changes while it trains and is not sent"):
         found, _, _ = cases.trained("vmap", people, model, cases.TRAINING["mini"])
     cases.assert_alike(found, expected, start, 1e-6)
+
+
+class Idle(nn.Module):
+    """One of its layers has no part in its outputs, and so no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense, self.idle = nn.Linear(64, 10), nn.Linear(40, 40)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.dense(x.flatten(1))
+
+
+@pytest.mark.parametrize("how", ["heavy", "mini"])
+def test_a_layer_without_a_gradient_decays_alike_in_loop_and_stack(how: str) -> None:
+    people, model = cases.population((8, 8), 10), ModelSettings(name=Idle)  # type: ignore[arg-type]
+    expected, start, clients = cases.trained("loop", people, model, cases.TRAINING[how])
+    found, _, stack = cases.trained("vmap:3", people, model, cases.TRAINING[how])
+    assert stack.describe()["engine_choice"] == "vmap:3"
+    cases.assert_alike(found, expected, start, 1e-5)
+    idle = clients.context.setup.layout.views(expected[0].payload.models)["idle.weight"]
+    begun = clients.context.setup.layout.views(start)["idle.weight"]
+    assert torch.equal(idle, begun.expand_as(idle)) == (how == "mini")  # without decay it stays as it is
