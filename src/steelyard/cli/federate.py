@@ -24,6 +24,7 @@ from steelyard.cli.options import (
 )
 from steelyard.cli.printing import print_json
 from steelyard.errors import in_words, printable
+from steelyard.federate import require_flower
 from steelyard.logs import quiet
 
 app = typer.Typer(
@@ -80,7 +81,6 @@ def local(
 ) -> None:
     """Start a server and nodes on this machine, run the experiment, and end them."""
     from steelyard.experiment.loading import load
-    from steelyard.federate import require_flower
 
     require_flower()
     from steelyard.federate.local import run_local
@@ -93,8 +93,6 @@ def local(
 @app.command("node")
 def node(file: Annotated[Path, typer.Argument(help="The node's own TOML file.")]) -> None:
     """Take part in a federation as a node, by the rules in the node's own file, until you press Ctrl-C."""
-    from steelyard.federate import require_flower
-
     require_flower()
     from steelyard.federate.node import run_node
 
@@ -106,8 +104,6 @@ def ledger(
     file: Annotated[Path, typer.Argument(help="The node's own TOML file.")], format: FormatOption = "text"
 ) -> None:
     """Show what a node's answers with noise have given away so far, by run and rule, from its ledger."""
-    from steelyard.federate import require_flower
-
     require_flower()
     from steelyard.federate.node import ledger_of
     from steelyard.federate.node_ledger import epsilon_of, standing
@@ -159,8 +155,6 @@ def certificates(
     ] = None,
 ) -> None:
     """Make the certificates of a server: an authority of your own and a server certificate, good for a year."""
-    from steelyard.federate import require_flower
-
     require_flower()
     from steelyard.federate.certificates import make_certificates, renew_certificate
 
@@ -179,8 +173,6 @@ def key(
     file: Annotated[Path, typer.Argument(help="New file for the private key; FILE.pub gets the public one.")],
 ) -> None:
     """Make the key pair of a node."""
-    from steelyard.federate import require_flower
-
     require_flower()
     from steelyard.federate.certificates import make_key
 

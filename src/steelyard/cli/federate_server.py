@@ -13,6 +13,7 @@ import typer
 from steelyard.cli.federate_console import follow_run
 from steelyard.cli.options import OutOption, SeedOption, SetOption, TrustOption, asking
 from steelyard.errors import UserError
+from steelyard.federate import require_flower
 
 
 def serve(
@@ -21,8 +22,6 @@ def serve(
     listen: Annotated[str, typer.Option("--listen", help="Address and port for nodes.")] = "0.0.0.0:8000",
 ) -> None:
     """Serve nodes until you press Ctrl-C; only registered keys come in, and only as nodes."""
-    from steelyard.federate import require_flower
-
     require_flower()
     from steelyard.federate.serving import serve as serve_nodes
 
@@ -43,8 +42,6 @@ def register(
     gone: Annotated[str | None, typer.Option("--remove", help="Name of a node that is to be let in no longer.")] = None,
 ) -> None:
     """Register a node's key on the server's machine; a running server notices at once."""
-    from steelyard.federate import require_flower
-
     require_flower()
     from steelyard.clients.flower.register import FILE, Entry, enter, remove
     from steelyard.signing import read_public_key
@@ -72,8 +69,6 @@ def submit(
     trust: TrustOption = False,
 ) -> None:
     """Put a run into the queue of a server of this machine and show its rounds; a run folder is gone on with."""
-    from steelyard.federate import require_flower
-
     require_flower()
     from steelyard.experiment.loading import load, read_experiment
     from steelyard.federate.submitting import submit as submit_run
