@@ -11,7 +11,7 @@ import altair as alt
 import pandas as pd
 
 from steelyard.report.documents.sweep import SweepDocument, SweepRow
-from steelyard.report.figures.shared import HEIGHT, WIDTH, described, score_axis
+from steelyard.report.figures.shared import HEIGHT, WIDTH, described, score_format
 from steelyard.sweeps.plan import show
 
 MOST_LINES = 12
@@ -35,16 +35,16 @@ def sweep_chart(document: SweepDocument) -> alt.LayerChart | None:
     x = _x_axis(across, [entry["x"] for entry in shown])
     data = pd.DataFrame([entry for entry in shown if math.isfinite(entry["mean"])])
     measured = document["measured"]
-    title, form = score_axis(measured)
+    form = score_format(measured)
     scale = alt.Scale(domain=_limits(data), nice=True, zero=False)
-    y = alt.Y("mean:Q", title=title, axis=alt.Axis(format=form), scale=scale)
+    y = alt.Y("mean:Q", title=measured, axis=alt.Axis(format=form), scale=scale)
     base = alt.Chart(data)
     colour = [alt.Color("line:N", scale=alt.Scale(domain=lines), legend=_legend(lines))]
     tips = [alt.Tooltip("setting:N"), alt.Tooltip("mean:Q", title=measured, format=".4f")]
     layers: list[Any] = [base.mark_line(point=alt.OverlayMarkDef(size=40)).encode(x, y, *colour, tooltip=tips)]
     if len(document["seeds"]) > 1:
         single = base.transform_flatten(["values"]).mark_point(size=14, filled=True, opacity=0.45)
-        layers.append(single.encode(x, alt.Y("values:Q", title=title, scale=scale), *colour))
+        layers.append(single.encode(x, alt.Y("values:Q", title=measured, scale=scale), *colour))
     exploded = pd.DataFrame([entry for entry in shown if entry["diverged"]])
     if len(exploded):
         crosses = alt.Chart(exploded).mark_point(shape="cross", angle=45, size=70, filled=True, style="ink")

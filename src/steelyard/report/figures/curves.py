@@ -22,7 +22,7 @@ from steelyard.report.figures.shared import (
     round_axis,
     rule_colour,
     rule_dash,
-    score_axis,
+    score_format,
     shown_rules,
 )
 from steelyard.report.view import Frame, RunView, plain, sampled
@@ -82,7 +82,7 @@ def _against(view: RunView, columns: list[str], axis: str, by: str, unit: str) -
     if not rows:
         return None
     labels = [label for label in shown_rules(view, last) if label in last]
-    _, form = score_axis(view.measure)
+    form = score_format(view.measure)
     title = f"{view.measure} over all clients' test samples"
     line = (
         alt.Chart(lists([row for row in rows if row["rule"] in labels]))
@@ -124,7 +124,7 @@ def _curves(view: RunView, frame: Frame, column: str, measure: str, title: str) 
     banded = _banded(view, labels, last)
     if seeds > 1 and len(banded) < len(labels):
         notes.append(f"Bands of {listed(banded)} alone, the baseline and the best; the tables have all intervals.")
-    _, form = score_axis(measure)
+    form = score_format(measure)
     base = alt.Chart(lists(rows)).transform_flatten(["round", "score", "low", "high"])
     x = round_axis(min(row["round"][0] for row in rows), max(row["round"][-1] for row in rows))
     # An interval of few seeds may reach beyond what a score can be; the figure ends where scores do.

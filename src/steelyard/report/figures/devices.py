@@ -8,7 +8,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from steelyard.report.figures.shared import WIDTH, described, lists, round_axis, score_axis
+from steelyard.report.figures.shared import WIDTH, described, lists, round_axis, score_format
 from steelyard.report.view import FederationView, Frame, RunView, plain, sampled
 
 DOTS = 120
@@ -21,7 +21,7 @@ def devices(view: RunView) -> alt.LayerChart | None:
     if not bars:
         return None
     labels = [bar["rule"] for bar in bars]
-    _, form = score_axis(view.measure)
+    form = score_format(view.measure)
     digits = f".1{form}" if form == "%" else ".4f"
     y = alt.Y("rule:N", sort=labels, title=None, axis=alt.Axis(labelLimit=150, grid=False))
     axis = alt.Axis(format=form)
@@ -100,7 +100,7 @@ def client(view: RunView, federation: FederationView, name: str) -> alt.VConcatC
     scores = scores.iloc[sampled(len(scores), DOTS)]
     rows = [_course("weight", mine, "weight")]
     rows += [_course(criterion, mine, f"normalised_{criterion}") for criterion in federation.criteria]
-    _, form = score_axis(view.measure)
+    form = score_format(view.measure)
     x = round_axis(1, max([*mine["round"], *scores["round"], 1]))
     tips = [alt.Tooltip("what:N", title=" "), alt.Tooltip("round:Q"), alt.Tooltip("value:Q", format=".3~g")]
     weighed = alt.Chart(lists(rows)).transform_flatten(["round", "value"]).mark_line(point=alt.OverlayMarkDef(size=24))

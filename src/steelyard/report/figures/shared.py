@@ -19,9 +19,9 @@ MOST_RULES = 12
 _DASHES = ([1, 0], [7, 3], [2, 2], [9, 3, 2, 3])
 
 
-def score_axis(measure: str) -> tuple[str, str]:
-    """Return (title, number format) of an axis of scores; accuracies are shown in per cent."""
-    return (measure, "%") if "accuracy" in measure else (measure, ".3~g")
+def score_format(measure: str) -> str:
+    """Return the number format of an axis of scores; accuracies are shown in per cent."""
+    return "%" if "accuracy" in measure else ".3~g"
 
 
 def shown_rules(view: RunView, last: dict[str, float]) -> list[str]:
