@@ -157,8 +157,8 @@ def own_folder(folder: Path, option: str) -> Path:
     return writable(folder, option)
 
 
-def new_file(path: Path, option: str) -> Path:
-    """Return the path of a file that is not there yet, in a folder in which one may write; others are refused.
+def new_file(path: Path, option: str = "--out") -> None:
+    """Refuse a path but that of a file that is not there yet, in a folder in which one may write.
 
     Use it for every file that a command writes for the user, before the work is done, so that nothing is overwritten.
     """
@@ -167,15 +167,10 @@ def new_file(path: Path, option: str) -> Path:
     writable(path.parent, option)
     if not path.parent.is_dir():
         raise UserError(f"{option}: there is no folder {brief(str(path.parent))}; allowed: a file in one that exists")
-    try:
+    with told_as(f"{option}: {brief(str(path))} cannot be a file", "a new file"):
         there = path.exists()
-    except OSError as error:
-        raise UserError(
-            f"{option}: {brief(str(path))} cannot be a file ({error.strerror}); allowed: a new file"
-        ) from None
     if there:
         raise UserError(f"{option}: {brief(str(path))} exists already; allowed: a new file")
-    return path
 
 
 _LONGEST = 60

@@ -52,7 +52,7 @@ def lists(
     from steelyard.report.recommender import open_run
 
     length = parse_cutoffs(str(cutoff))[0]
-    new_file(out, "--out")
+    new_file(out)
     finished = open_run(run, rule)
     found, scores = finished.lists(length)
     data = finished.run_data.data

@@ -95,6 +95,6 @@ def clouds(
     from steelyard.report.figures.writing import write_figure
 
     length, count = parse_cutoffs(str(cutoff))[0], parse_counts(str(top), "--top", 500)[0]
-    new_file(out, "--out")
+    new_file(out)
     write_figure(draw(open_explained(run, rule).clouds(length, count)), out)
     typer.echo(f"feature clouds in {out}")

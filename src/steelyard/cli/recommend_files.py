@@ -156,7 +156,7 @@ def baseline(
 
     chosen = settings_of(kind, setting or [])
     length = parse_cutoffs(str(cutoff))[0]
-    new_file(out, "--out")
+    new_file(out)
     if needs_features(kind) != (knowledge is not None):
         needed = "needs it" if knowledge is None else "looks at no features"
         raise UserError(

@@ -54,11 +54,11 @@ def check_measure(
         )
 
 
-def check_common_model(algorithms: Sequence[Algorithm], field: str) -> None:
+def check_common_model(algorithms: Sequence[Algorithm]) -> None:
     """Refuse algorithms whose clients use models of their own: what they add to the common one says little."""
     personal = next((made.name for made in algorithms if made.personal), None)
     if personal is not None:
         raise UserError(
-            f"{field}: the clients of '{personal}' use models of their own, not the common one; allowed: algorithms "
-            "with one model for all"
+            f"contributions: the clients of '{personal}' use models of their own, not the common one; allowed: "
+            "algorithms with one model for all"
         )

@@ -233,7 +233,7 @@ class LearningDescription(Description):
         check_private(self.privacy, "contributions")
         check_measure(settings, self.partition, counted=self._task in ("", "classes"))
         chosen = [rule.algorithm or self.algorithm for rule in self.rules().values()]
-        check_common_model([each.made() for each in chosen if own_code or not each.plugins], "contributions")
+        check_common_model([each.made() for each in chosen if own_code or not each.plugins])
 
     def check_federated(self) -> None:
         """Refuse what across machines would disclose single updates, or what only a simulation can do."""
