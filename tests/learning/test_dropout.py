@@ -1,12 +1,20 @@
 """Dropout by name: the words of `randomness`, the right share of units, however many clients there are."""
 
+import itertools
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
+from tests.clients.local import engine_cases as cases
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from steelyard import randomness
+from steelyard.errors import UserError
 from steelyard.learning import dropout
-from steelyard.learning.dropout import mask
+from steelyard.learning.dropout import NamedDropout, drawing, mask, name_draws, set_chance
+from steelyard.learning.models import ModelSettings
 
 
 def test_words_are_those_of_randomness() -> None:
@@ -45,3 +53,63 @@ def test_a_mask_does_not_depend_on_what_else_is_drawn() -> None:
     assert torch.equal(mask(torch.tensor([8, 3]), 1, 4, 21, 0.5), together[1, :4])
     assert not torch.equal(together[0], together[2])
     assert not torch.equal(mask(torch.tensor([8, 3]), 0, 9, 21, 0.5), together[1])
+
+
+class Reused(nn.Module):
+    """One layer of dropout in three places, two of them of one width, as many networks have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop, self.other = nn.Dropout(0.5), nn.Dropout(0.5)
+        self.dense = nn.Linear(3 * 64, 10)
+
+    def parts(self, x: torch.Tensor) -> list[torch.Tensor]:
+        return [self.drop(x), self.drop(x), self.other(x)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.dense(torch.cat(self.parts(x.flatten(1)), dim=1))
+
+
+def test_a_layer_that_is_called_twice_draws_twice() -> None:
+    module = name_draws(Reused())
+    layers, ones = drawing(module), torch.ones(20, 64)
+    assert isinstance(module, Reused)
+    set_chance(layers, 7, 3)
+    first = module.parts(ones)
+    for one, other in itertools.combinations(first, 2):
+        # Half of all units are alike by chance: four standard deviations are 0.056.
+        assert float((one == other).double().mean()) == pytest.approx(0.5, abs=0.056)
+    set_chance(layers, 7, 3)
+    assert all(torch.equal(one, again) for one, again in zip(first, module.parts(ones), strict=True))
+
+
+@pytest.mark.parametrize("engine", ["threads", "vmap:3"])
+def test_loop_and_stack_draw_alike_for_a_layer_that_is_called_twice(
+    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STEELYARD_CACHE", str(tmp_path))
+    people, model = cases.population((8, 8), 10), ModelSettings(name=Reused)  # type: ignore[arg-type]
+    expected, start, _ = cases.trained("loop", people, model, cases.TRAINING["mini"])
+    found, _, clients = cases.trained(engine, people, model, cases.TRAINING["mini"])
+    assert clients.describe()["engine_choice"] == engine
+    cases.assert_alike(found, expected, start, 1e-5)
+
+
+def test_what_is_computed_again_on_the_way_back_has_the_masks_of_the_way_there() -> None:
+    module = name_draws(nn.Sequential(nn.Linear(64, 32), nn.Dropout(0.5), nn.Linear(32, 1)))
+    x, slopes = torch.randn(5, 64), []
+    for forward in (module, lambda x: checkpoint(module, x, use_reentrant=False)):
+        set_chance(drawing(module), 7, 3)
+        slopes.append(torch.autograd.grad(forward(x).sum(), module.parameters()))  # type: ignore[operator]
+    assert all(torch.equal(one, again) for one, again in zip(*slopes, strict=True))
+    set_chance(drawing(module), 7, 3)
+    with pytest.raises(UserError, match="a dropout layer that is called several times"):
+        checkpoint(lambda x: module(x + module(x)), x, use_reentrant=False).sum().backward()
+
+
+def test_units_of_any_shape_are_dropped_by_a_module_of_ones_own() -> None:
+    module = NamedDropout()
+    set_chance([module], 7, 3)
+    found = module.dropped(torch.ones(4, 3, 5, 2), 2, 0.5)
+    assert torch.equal(found.flatten(1), mask(module.chance, 2, 4, 30, 0.5))
+    assert module.eval().dropped(found, 2, 0.5) is found

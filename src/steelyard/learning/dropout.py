@@ -14,6 +14,8 @@ import torch
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd  # pyright: ignore[reportPrivateUsage]
 
+from steelyard.errors import UserError
+
 LANES = 4
 """Units that one word decides on: sixteen bits each."""
 SAMPLE_BITS, WORD_BITS = 16, 20
@@ -85,9 +87,14 @@ class NamedDropout(nn.Module):
         super().__init__()
         self.register_buffer("chance", torch.zeros(2, dtype=torch.int64), persistent=False)
 
+    def begin(self) -> None:
+        """Begin a new step."""
+
     def dropped(self, x: torch.Tensor, layer: int, rate: float) -> torch.Tensor:
-        """Return x [samples, units] with units dropped while training."""
-        return x * mask(self.chance, layer, len(x), x.shape[1], rate) if self.training else x
+        """Return x [samples, ...] with single numbers dropped while training; `layer` is another number each time."""
+        if not self.training:
+            return x
+        return x * mask(self.chance, layer, len(x), prod(x.shape[1:]), rate).view_as(x)
 
 
 class DropoutLayer(NamedDropout):
@@ -96,14 +103,34 @@ class DropoutLayer(NamedDropout):
     def __init__(self, number: int, rate: float, channels: bool) -> None:
         super().__init__()
         self.number, self.rate, self.channels = number, rate, channels
+        self.layers = 1
+        """How many such layers there are: a further call in a step draws as a layer after the last of them."""
+        self._calls = 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.training or not self.rate:
             return x
         samples, *rest = x.shape
         dropped = rest[:1] if self.channels else rest
-        kept = mask(self.chance, self.number, samples, prod(dropped), self.rate)
+        kept = mask(self.chance, self._place(), samples, prod(dropped), self.rate)
         return x * kept.view(samples, *dropped, *(1,) * (len(rest) - len(dropped))).to(x.dtype)
+
+    def begin(self) -> None:
+        """Count the calls of a new step."""
+        self._calls = 0
+
+    def _place(self) -> int:
+        """Which layer's draws this call takes: a network may call one layer in several places."""
+        if torch._C._current_graph_task_id() != -1:  # pyright: ignore[reportPrivateUsage]
+            # On the way back torch.utils.checkpoint calls again what was called before, in another order.
+            if self._calls > 1:
+                raise UserError(
+                    "model.name: a dropout layer that is called several times stands in a part that "
+                    "torch.utils.checkpoint computes again; allowed: a layer for each call"
+                )
+            return self.number
+        self._calls += 1
+        return self.number + (self._calls - 1) * self.layers
 
 
 CHANNELS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
@@ -122,6 +149,9 @@ def name_draws(module: nn.Module) -> nn.Module:
             made = replaced.get(id(child)) or DropoutLayer(next(numbers), child.p, type(child) in CHANNELS)
             replaced[id(child)] = made.train(child.training)
             setattr(parent, name, made)
+    for made in replaced.values():
+        assert isinstance(made, DropoutLayer)
+        made.layers = len(replaced)
     return module
 
 
@@ -136,3 +166,4 @@ def set_chance(layers: list[NamedDropout], key: int, step: int) -> None:
         chance = torch.tensor([key, step], dtype=torch.int64, device=layers[0].chance.device)
         for layer in layers:
             layer.chance = chance
+            layer.begin()

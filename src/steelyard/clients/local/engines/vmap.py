@@ -30,7 +30,7 @@ class MappedGradient:
         self.module, self.trained, self.each = module, trained, losses.per_sample(loss)
         layers = list(module.named_modules())
         self.norms = [(_inside(name), layer) for name, layer in layers if isinstance(layer, MaskedBatchNorm)]
-        self.draws = [_inside(name) + "chance" for name, layer in layers if isinstance(layer, NamedDropout)]
+        self.dropouts = [(_inside(name) + "chance", layer) for name, layer in layers if isinstance(layer, NamedDropout)]
         self._mapped = vmap(grad_and_value(self._total, has_aux=True))
 
     def __call__(self, named: Named, current: CurrentStep) -> tuple[Named, torch.Tensor]:
@@ -57,8 +57,10 @@ class MappedGradient:
         valid: torch.Tensor,
         chance: torch.Tensor,
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, Named]]:
-        given = {**free, **held, **dict.fromkeys(self.draws, chance)}
+        given = {**free, **held, **{name: chance for name, _ in self.dropouts}}
         given |= {f"{name}valid": valid for name, _ in self.norms}
+        for _, layer in self.dropouts:
+            layer.begin()
         # Fused attention takes the clients of a stack one by one.
         with sdpa_kernel(SDPBackend.MATH):
             outputs = functional_call(self.module, given, (features,))
