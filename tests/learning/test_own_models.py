@@ -59,6 +59,21 @@ class Wrong(torch.autograd.Function):
     def backward(ctx, slope):
         raise IndexError("on the way back")
 backward = lambda: Net(after=Wrong.apply)
+class Lists(Net):
+    def __init__(self):
+        super().__init__()
+        self.layers = [nn.Linear(64, 10)]
+    def forward(self, x):
+        return super().forward(x) + self.layers[0](x.flatten(1))
+def whole():
+    net = Net()
+    net.order, net.fixed = [net.layer], {"body": nn.Linear(64, 64).requires_grad_(False)}
+    return net
+scripted = lambda: torch.jit.script(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
+class Turning(Net):
+    def __init__(self):
+        super().__init__()
+        self.turn = nn.Parameter(torch.ones(10, dtype=torch.complex64))
 class Raising(Net):
     def forward(self, x):
         raise AttributeError("no such thing")
@@ -90,6 +105,9 @@ class Raising(Net):
         ("Ungraded", "its outputs have no gradient while it trains"),
         ("elsewhere", "none of its parameters has a part in its outputs"),
         ("backward", "no gradient can be taken of the model: IndexError: on the way back"),
+        ("Lists", "holds layers in 'layers' that torch does not see"),
+        ("scripted", "returned a scripted module"),
+        ("Turning", "has parameters of torch.complex64; allowed: torch.float32"),
         ("missing", "has no function or class 'missing'"),
     ],
 )
@@ -117,5 +135,6 @@ def test_a_model_that_fails_in_a_later_batch(tmp_path: Path, monkeypatch: pytest
 def test_an_own_model_that_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("nets.py").write_text(CODE)
-    changes = ["rounds.count=1", "compute.engine=loop", "model.name='nets.py:good'"]
-    assert steelyard.Experiment.load("quickstart", changes).run("out").summary["rules"][0]["rounds"] == 1
+    for name in ("good", "whole"):
+        changes = ["rounds.count=1", "compute.engine=loop", f"model.name='nets.py:{name}'"]
+        assert steelyard.Experiment.load("quickstart", changes).run(name).summary["rules"][0]["rounds"] == 1

@@ -195,12 +195,20 @@ def _own(settings: ModelSettings, shape: tuple[int, ...], classes: int, outputs:
         raise UserError(f"model.name: {settings.name} fails: {type(error).__name__}: {error}") from error
     if not isinstance(module, nn.Module):
         raise UserError(f"model.name: {settings.name} returned {type(module).__name__}; allowed: a torch.nn.Module")
+    if isinstance(module, torch.jit.ScriptModule):
+        raise UserError(f"model.name: {settings.name} returned a scripted module; allowed: the module as it was before")
     if any(is_lazy(value) for value in (*module.parameters(), *module.buffers())):
         raise UserError(
             f"model.name: {settings.name} has lazy layers, whose sizes are not known yet; allowed: layers with sizes "
             "(the factory is given feature_shape, classes and outputs where it asks for them)"
         )
-    kinds = {value.dtype for value in (*module.parameters(), *module.buffers()) if value.is_floating_point()}
+    if hidden := _hidden(module):
+        raise UserError(
+            f"model.name: {settings.name} holds layers in '{hidden}' that torch does not see, so they would not be "
+            "trained; allowed: layers as attributes, in nn.ModuleList or nn.ModuleDict"
+        )
+    held = (*module.parameters(), *module.buffers())
+    kinds = {value.dtype for value in held if value.is_floating_point() or value.is_complex()}
     if other := sorted(str(kind) for kind in kinds - {torch.float32}):
         raise UserError(
             f"model.name: {settings.name} has parameters of {other[0]}; allowed: torch.float32 "
@@ -209,6 +217,22 @@ def _own(settings: ModelSettings, shape: tuple[int, ...], classes: int, outputs:
     if not any(parameter.requires_grad and parameter.numel() for parameter in module.parameters()):
         raise UserError(f"model.name: {settings.name} has no parameters to train; allowed: a module with some")
     return name_draws(module)
+
+
+def _hidden(module: nn.Module) -> str | None:
+    """Return the plain list or mapping of a module that holds layers or parameters to train and is none of torch's."""
+    known = {id(each) for each in (*module.modules(), *module.parameters())}
+    for layer in module.modules():
+        for name, value in vars(layer).items():
+            if name.startswith("_") or not isinstance(value, list | tuple | dict):
+                continue
+            inside = value.values() if isinstance(value, dict) else value
+            for each in inside:
+                own = list(each.parameters()) if isinstance(each, nn.Module) else [each]
+                free = any(isinstance(one, nn.Parameter) and one.requires_grad for one in own)
+                if free and id(each) not in known:
+                    return name
+    return None
 
 
 def _is_network(found: object) -> bool:

@@ -287,3 +287,15 @@ def test_a_layer_without_a_gradient_decays_alike_in_loop_and_stack(how: str) -> 
     idle = clients.context.setup.layout.views(expected[0].payload.models)["idle.weight"]
     begun = clients.context.setup.layout.views(start)["idle.weight"]
     assert torch.equal(idle, begun.expand_as(idle)) == (how == "mini")  # without decay it stays as it is
+
+
+def test_running_means_of_an_instance_norm_are_not_stacked_where_batches_are_padded() -> None:
+    def tracked() -> nn.Module:
+        return nn.Sequential(nn.Unflatten(1, (4, 16)), nn.InstanceNorm1d(4, track_running_stats=True), nn.Flatten())
+
+    people = cases.population((64,), 10)
+    model = ModelSettings(name=lambda: nn.Sequential(*tracked(), nn.Linear(64, 10)))  # type: ignore[arg-type]
+    expected, start, _ = cases.trained("loop", people, model, cases.TRAINING["mini"])
+    with pytest.warns(UserWarning, match="its norm would count the padding of short batches"):
+        found, _, _ = cases.trained("vmap", people, model, cases.TRAINING["mini"])
+    cases.assert_alike(found, expected, start, 1e-6)

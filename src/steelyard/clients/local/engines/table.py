@@ -127,7 +127,7 @@ def _fits_gpu(setup: TrainingSetup) -> str | None:
 
 
 def _fits_padding(setup: TrainingSetup) -> str | None:
-    return "its batch norm would count the padding of short batches" if unmasked_norms(setup.module) else None
+    return "its norm would count the padding of short batches" if unmasked_norms(setup.module) else None
 
 
 def _fits_compiler(setup: TrainingSetup) -> str | None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
+from torch.nn.modules.instancenorm import _InstanceNorm  # pyright: ignore[reportPrivateUsage]
 
 from steelyard.clients.local.layers.convolution import StackedConvolution, StackedLinear
 from steelyard.clients.local.layers.normalisation import MaskedBatchNorm
@@ -43,8 +44,10 @@ def stacked_layout(layout: Layout, module: nn.Module) -> tuple[Layout, dict[str,
 def unmasked_norms(module: nn.Module) -> bool:
     """Whether a module normalises over batches in a way that counts the padding of short batches."""
     still = set(map(id, still_layers(module)))
-    norms = [layer for layer in module.modules() if isinstance(layer, _BatchNorm) and id(layer) not in still]
-    return any(_stacked(layer, products=False) is None for layer in norms)
+    layers = [layer for layer in module.modules() if id(layer) not in still]
+    if any(isinstance(layer, _InstanceNorm) and layer.track_running_stats for layer in layers):
+        return True
+    return any(_stacked(layer, products=False) is None for layer in layers if isinstance(layer, _BatchNorm))
 
 
 def has_hooks(module: nn.Module) -> bool:
