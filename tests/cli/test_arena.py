@@ -85,7 +85,9 @@ def test_the_best_of_several_settings_is_chosen_and_held_out_seeds_open(
     ("words", "says"),
     [
         (("NOPE",), "arena: 'NOPE' names no rule or criterion 'NOPE'"),
-        (("--retune", "--seeds", "1", "--draft"), "arena: got --seeds, --draft with --retune; allowed: without"),
+        (("--retune", "--seeds", "1", "--draft"), "arena: got --draft, --seeds with --retune; allowed: without"),
+        (("--retune", "--seeds", "0"), "arena: got --seeds with --retune; allowed: without"),
+        (("--check", "x.json", "--jobs", "2", "--suite", "full"), "arena: got --suite, --jobs with --check; allowed:"),
         (("--check", "x.json", "--out", "x"), "arena: got --out with --check; allowed: without"),
         (("EQ", "--scenes", ","), "--scenes: got ','; allowed: clean, "),
         (("EQ", "--jobs", "0"), "--jobs: got 0"),

@@ -68,6 +68,7 @@ class Lists(Net):
 def whole():
     net = Net()
     net.order, net.fixed = [net.layer], {"body": nn.Linear(64, 64).requires_grad_(False)}
+    net.blocks = [nn.Sequential(net.layer, nn.ReLU())]  # torch sees its one layer elsewhere
     return net
 scripted = lambda: torch.jit.script(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
 class Turning(Net):

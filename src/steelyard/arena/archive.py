@@ -19,7 +19,7 @@ from steelyard.arena.figures import SceneFigures, read_figures, rivals_folder, s
 from steelyard.arena.plan import Arena, arena_of, is_arena, read_arena
 from steelyard.arena.replay import REPLAY, Replayed, distance, replay
 from steelyard.arena.verdict import claims, judge
-from steelyard.errors import UserError
+from steelyard.errors import UserError, told_as
 from steelyard.experiment.code import content_name, rename_code
 from steelyard.experiment.run_notes import versions
 from steelyard.report.documents.arena import ArenaDocument
@@ -90,10 +90,8 @@ def write_archive(folder: Path) -> ArenaDocument:
 
 
 def _write(path: Path, text: str) -> None:
-    try:
+    with told_as(f"{path.parent}: cannot be written", "a writable folder"):
         files.write(path, text.encode("utf-8", "replace"))
-    except OSError as error:
-        raise UserError(f"{path.parent}: cannot be written: {error.strerror}; allowed: a writable folder") from error
 
 
 def digest(content: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from steelyard import files
 from steelyard.arena.figures import FAILED, complete, left_out_for_all, read_figures, rivals_folder, scene_folder
 from steelyard.arena.plan import SCENES, Arena, read_arena
 from steelyard.arena.verdict import OPEN, judge
-from steelyard.errors import MachineError, Stopped, UserError, one_line
+from steelyard.errors import MachineError, Stopped, UserError, one_line, told_as
 from steelyard.experiment.code import Ask
 from steelyard.logs import logger
 from steelyard.rounds.progress import show_duration
@@ -129,10 +129,8 @@ def _try(arena: Arena, name: str, folder: Path, batch: int, how: _How) -> None:
         alone = PlannedRun(f"{SCENES}/{rivals_folder(run).name}", (), arena.rivals_of(name), planned.seeds)
         if not finished(rivals_folder(run)):
             run_or_resume(alone, folder, None, how.progress, None, False)
-    try:
+    with told_as(f"{folder}: cannot be written", "a writable folder"):
         if why and not finished(run):
             files.write(failure, f"{why}\n".encode())
         else:
             failure.unlink(missing_ok=True)
-    except OSError as problem:
-        raise UserError(f"{folder}: cannot be written: {problem.strerror}; allowed: a writable folder") from problem

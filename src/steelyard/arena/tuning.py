@@ -64,7 +64,7 @@ def tune_rivals(
     every = {label: settings for group in groups.values() for label, settings in group.items()}
     found = tune(suite, every, folder, scenes, changes, jobs=jobs, progress=progress, announce=announce)
     return [
-        Tried(name, {label: found[label] for label in group}, next(iter(set(group) & set(suite.rivals)), ""))
+        Tried(name, {each: found[each] for each in group}, next((each for each in group if each in suite.rivals), ""))
         for name, group in groups.items()
     ]
 

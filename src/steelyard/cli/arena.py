@@ -66,8 +66,10 @@ def arena(
     """Hold a rule against the field in a frozen suite of scenes, and say whether it is better than FedAvg."""
     if sum((candidate is not None, check is not None, retune)) != 1:
         raise UserError("arena: got none or several of CANDIDATE, --check and --retune; allowed: one of them")
-    options = {"--rule": rule, "--seeds": seeds, "--draft": draft, "--until-decided": until_decided, "--part": part}
+    options = {"--rule": rule, "--draft": draft, "--until-decided": until_decided, "--part": part}
+    options["--seeds"] = seeds is not None
     if check is not None:
+        options |= {"--suite": suite != "small", "--jobs": jobs != 1}
         options |= {"--scenes": scenes, "--set": changes, "--out": out}
     if (check or retune) and (useless := [name for name, value in options.items() if value]):
         raise UserError(f"arena: got {listed(useless)} with {'--check' if check else '--retune'}; allowed: without")

@@ -221,7 +221,7 @@ def _own(settings: ModelSettings, shape: tuple[int, ...], classes: int, outputs:
 
 def _hidden(module: nn.Module) -> str | None:
     """Return the plain list or mapping of a module that holds layers or parameters to train and is none of torch's."""
-    known = {id(each) for each in (*module.modules(), *module.parameters())}
+    known = {id(parameter) for parameter in module.parameters()}
     for layer in module.modules():
         for name, value in vars(layer).items():
             if name.startswith("_") or not isinstance(value, list | tuple | dict):
@@ -229,8 +229,7 @@ def _hidden(module: nn.Module) -> str | None:
             inside = value.values() if isinstance(value, dict) else value
             for each in inside:
                 own = list(each.parameters()) if isinstance(each, nn.Module) else [each]
-                free = any(isinstance(one, nn.Parameter) and one.requires_grad for one in own)
-                if free and id(each) not in known:
+                if any(isinstance(one, nn.Parameter) and one.requires_grad and id(one) not in known for one in own):
                     return name
     return None
 

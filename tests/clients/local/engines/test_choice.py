@@ -96,10 +96,11 @@ def test_what_a_run_tells_of_a_trial(found: Trial, best: str, words: str) -> Non
     assert "".join(notes_of(found, best)) == words
 
 
-def test_an_older_file_without_notes_is_tried_again(tmp_path: Path) -> None:
+def test_an_older_or_damaged_file_without_notes_is_tried_again(tmp_path: Path) -> None:
     (tmp_path / "cache").mkdir()
-    (tmp_path / "cache" / "engines.json").write_text('{"key": {"engine": "loop", "why": "long ago"}}')
-    assert choice_file.read("key") is None
+    for notes in ("", ', "notes": null'):
+        (tmp_path / "cache" / "engines.json").write_text(f'{{"key": {{"engine": "loop", "why": "long ago"{notes}}}}}')
+        assert choice_file.read("key") is None
     assert choice_file.write("key", choice_file.Choice("threads", ("told",)), "why").engine == "threads"
     assert choice_file.read("key") == choice_file.Choice("threads", ("told",))
 

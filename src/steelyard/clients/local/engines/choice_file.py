@@ -62,9 +62,9 @@ def read(name: str) -> Choice | None:
 
 def _choice(found: Any) -> Choice | None:
     """What an entry holds; None for an older one, which has no notes."""
-    if not isinstance(found, dict) or not isinstance(found.get("engine"), str) or "notes" not in found:
+    if not isinstance(found, dict) or not isinstance(found.get("engine"), str):
         return None
-    return Choice(found["engine"], tuple(map(str, found["notes"])))
+    return Choice(found["engine"], tuple(map(str, found["notes"]))) if isinstance(found.get("notes"), list) else None
 
 
 def write(name: str, choice: Choice, why: str) -> Choice:
