@@ -138,14 +138,14 @@ def table_a(lines: Lines) -> str:
 
 
 def counts_a(lines: Lines) -> dict[str, str]:
-    """Return how many cells of table A were run, how many are met, and a line on all of them."""
+    """Return how many cells of table A were run, how many are met or unstable in both, and a line on all of them."""
     words = Counter(each.word for each in judgements(lines).values())
     run, all_of = words.total(), len(TABLE_A) * len(SPLITS) * len(RULES)
-    met = words["met"] + words["unstable here too"]
     said = [f"{words[word]} {word}" for word in ("met", "unstable here too", "steady here", "missed", "open")
             if words[word] or word == "met"]  # fmt: skip
     rest = [f"{all_of - run} not run"] if run < all_of else []
-    return {"A RUN": str(run), "A MET": str(met), "A WORDS": ", ".join(said + rest), "A ALL": str(all_of)}
+    counts = {"A RUN": run, "A ALL": all_of, "A MET": words["met"], "A UNSTABLE": words["unstable here too"]}
+    return {**{name: str(count) for name, count in counts.items()}, "A WORDS": ", ".join(said + rest)}
 
 
 _CHANCE = (
@@ -202,7 +202,7 @@ def misses(lines: Lines) -> dict[str, str]:
         said = [f"{each.data}, {each.split}, {each.rule}", f"{mean:.2f} ± {deviation:.2f}", shown(each.values), apart]
         rows.append("| " + " | ".join([*said, allowed, f"{chance[key]:.2g}" if key in chance else "–", why]) + " |")
     small = sum(p < 0.05 for p in chance.values())
-    least = min(filter(None, holm(list(chance.values()))), default=1.0)
+    least = min((p for p in holm(list(chance.values())) if p is not None), default=1.0)
     return {
         "MISSES": "\n".join(rows) if len(rows) > 2 else "None of those that were run.",
         "CHANCE": f"Of {len(chance)} cells {small} have p below .05, where chance alone would give "

@@ -114,6 +114,7 @@ def test_the_page_tells_what_was_run_and_what_it_says() -> None:
     assert " | a misprint, see below |" in shown
     assert "done right" not in shown, "table B has no FedAvg to stand beside"
     assert "| 0 met, 1 missed, 59 not run | 1 of 60 cells |" in shown
+    assert "1 were run on the table's split: 0 met, 0 unstable here too." in shown
     assert "| 2 | `fedscs` | 68.88 ± 0.72 | 3 | 66.00 ± " in shown, "the last round, as there"
     assert "| +5.00 ± 0.01 | 4.4e-07 | better |" in shown
     assert "| scaffold | 1 | 2 | 80.00 | 80.00 |" in shown
