@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import pty
@@ -131,13 +132,18 @@ def test_a_run_keeps_its_code_and_reading_never_runs_it(file: Path, tmp_path: Pa
 
 
 def test_the_same_run_in_another_folder_has_the_same_chain_and_names_no_folder(file: Path, tmp_path: Path) -> None:
-    other = tmp_path / "a" / "copy"
-    shutil.copytree(file.parent, other)
-    runs = [Experiment.load(path, trust=True).run(path.parent / "run").folder for path in (file, other / "mine.toml")]
+    other = tmp_path / "a" / "copy" / "own" / "renamed.criteria.py"
+    shutil.copytree(file.parent, other.parents[1])
+    (other.parent / "criteria.py").rename(other)
+    again = other.parents[1] / "mine.toml"
+    again.write_text(EXPERIMENT.replace("own/criteria.py", "own/renamed.criteria.py"))
+    runs = [Experiment.load(path, trust=True).run(path.parent / "run").folder for path in (file, again)]
     one, two = (History(run) for run in runs)
     assert one.chain.head == two.chain.head
     (settings,) = one.federations["settings"]
-    assert json.loads(settings)["plugins"] == ["code/criteria.py"]
+    assert json.loads(settings)["plugins"] == [f"sha256:{hashlib.sha256(other.read_bytes()).hexdigest()}"]
+    other.write_text(f"{other.read_text()}# another text\n")
+    assert History(Experiment.load(again, trust=True).run(tmp_path / "third").folder).chain.head != one.chain.head
 
 
 def test_a_fresh_process_reads_a_run_without_its_code(file: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sqlite3
 from collections.abc import Sequence
@@ -11,7 +12,6 @@ from pathlib import Path
 import numpy as np
 
 from steelyard.algorithms.settings import AlgorithmSettings
-from steelyard.files import CODE
 from steelyard.messages import Evaluations, Updates
 from steelyard.rounds.contributions import RoundValues
 from steelyard.rounds.state import Federation, RoundRecord, States
@@ -30,19 +30,23 @@ _END = "INSERT OR IGNORE INTO ended VALUES (?, ?, ?)"  # the first end of a fede
 
 
 def _stored(settings: WeighingSettings) -> str:
-    """Write a rule as the run's experiment.toml has it, its code by the place in the run's folder.
+    """Write a rule with its code by what it says, not by where it lies.
 
     The chain covers it, and the same run in another folder must have the same chain.
     """
     algorithm: AlgorithmSettings | None = getattr(settings, "algorithm", None)
-    update: dict[str, object] = {"plugins": _in_run(settings.plugins)}
+    update: dict[str, object] = {"plugins": _by_content(settings.plugins)}
     if algorithm is not None:
-        update["algorithm"] = algorithm.model_copy(update={"plugins": _in_run(algorithm.plugins)})
+        update["algorithm"] = algorithm.model_copy(update={"plugins": _by_content(algorithm.plugins)})
     return settings.model_copy(update=update).model_dump_json()
 
 
-def _in_run(plugins: Sequence[str]) -> tuple[str, ...]:
-    return tuple(f"{CODE}/{Path(source).name}" if source.endswith(".py") else source for source in plugins)
+def _by_content(plugins: Sequence[str]) -> tuple[str, ...]:
+    """Return a file as the SHA-256 of its text; a module that is installed keeps its name."""
+    return tuple(
+        f"sha256:{hashlib.sha256(Path(source).read_bytes()).hexdigest()}" if source.endswith(".py") else source
+        for source in plugins
+    )
 
 
 def _sent(record: RoundRecord, asked: int) -> tuple[float | None, float | None]:
