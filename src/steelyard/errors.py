@@ -225,6 +225,11 @@ def one_line(text: str) -> str:
     return line if len(line) <= 1000 else f"{line[:666]} ... {line[-333:]}"
 
 
+def fault(error: BaseException) -> str:
+    """Return an error of a user's code in one line: its kind and what it says."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
 def in_words(federation: str) -> str:
     """Return a federation's name as a line for people has it: "fedavg#101", of several seeds, is "fedavg, seed 101"."""
     return federation.replace("#", ", seed ")

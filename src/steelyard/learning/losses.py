@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional
 
-from steelyard.errors import UserError
+from steelyard.errors import UserError, fault
 from steelyard.learning.settings import LOSSES
 from steelyard.messages import LossState
 from steelyard.usercode import find_code, refuse_unknown
@@ -128,10 +128,9 @@ def _checked(function: PerSample, name: str) -> PerSample:
         except UserError:
             raise
         except (Exception, SystemExit) as error:
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise UserError(
                 f"training.loss: {name} cannot be called with outputs of shape {tuple(outputs.shape)} and labels of "
-                f"shape {tuple(labels.shape)}: {reason}"
+                f"shape {tuple(labels.shape)}: {fault(error)}"
             ) from error
         if not isinstance(found, torch.Tensor):
             raise UserError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from steelyard.errors import UserError
+from steelyard.errors import UserError, fault
 
 
 def outputs_of(module: nn.Module, features: torch.Tensor) -> torch.Tensor:
@@ -27,8 +27,3 @@ def outputs_of(module: nn.Module, features: torch.Tensor) -> torch.Tensor:
             "allowed: one tensor [samples, outputs], in training as in tests"
         )
     return found
-
-
-def fault(error: BaseException) -> str:
-    """Return an error of a user's code in one line."""
-    return " ".join(f"{type(error).__name__}: {error}".split())

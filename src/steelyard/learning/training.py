@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
 
-from steelyard.errors import UserError
+from steelyard.errors import UserError, fault
 from steelyard.learning import losses
 from steelyard.learning.augmentation import Augmentation
 from steelyard.learning.descent import Descent
 from steelyard.learning.dropout import drawing, set_chance
-from steelyard.learning.outputs import fault, outputs_of
+from steelyard.learning.outputs import outputs_of
 from steelyard.learning.parameters import Layout, for_training, still_layers
 from steelyard.learning.settings import TrainingSettings
 from steelyard.messages import LossState
