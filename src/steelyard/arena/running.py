@@ -15,10 +15,9 @@ from steelyard.arena.verdict import OPEN, judge
 from steelyard.errors import MachineError, Stopped, UserError, one_line, told_as
 from steelyard.experiment.code import Ask
 from steelyard.logs import logger
-from steelyard.rounds.progress import show_duration
 from steelyard.runs.reader import History
 from steelyard.runs.store import held
-from steelyard.sweeps.jobs import check_jobs, in_processes
+from steelyard.sweeps.jobs import check_jobs, in_processes, time_left
 from steelyard.sweeps.plan import PlannedRun
 from steelyard.sweeps.running import finished, run_or_resume
 
@@ -81,9 +80,8 @@ def _run_batch(arena: Arena, folder: Path, batch: int, how: _How) -> None:
     def announce(number: int) -> None:
         if how.announce is not None:
             position = left.index(name := arena.scenes[number])
-            ended = max(0, position - how.jobs + 1)
-            rest = (time.monotonic() - begun) / ended * (len(left) - ended) if ended else None
-            how.announce(_announcement(arena, name, len(wanted) - len(left) + position + 1, len(wanted), rest, batch))
+            line = _announcement(arena, name, len(wanted) - len(left) + position + 1, len(wanted), batch)
+            how.announce(line + time_left(begun, position, len(left), how.jobs))
 
     numbers = [arena.scenes.index(name) for name in left]
     if how.jobs > 1 and batch == 1:
@@ -100,10 +98,9 @@ def run_scene(folder: Path, number: int) -> None:
     _try(arena, arena.scenes[number], folder, 1, _How())
 
 
-def _announcement(arena: Arena, name: str, position: int, of: int, rest: float | None, batch: int) -> str:
-    ending = "" if rest is None else f"; about {show_duration(rest)} left"
+def _announcement(arena: Arena, name: str, position: int, of: int, batch: int) -> str:
     look = f"seeds {arena.batches[batch - 1][0]} to {arena.batches[batch - 1][-1]}, " if len(arena.batches) > 1 else ""
-    return f"{look}scene {position} of {of}: {name}, {arena.suite.scenes[name].about}{ending}"
+    return f"{look}scene {position} of {of}: {name}, {arena.suite.scenes[name].about}"
 
 
 def _try(arena: Arena, name: str, folder: Path, batch: int, how: _How) -> None:

@@ -19,9 +19,8 @@ from steelyard.experiment.federations import FederationSettings
 from steelyard.experiment.loading import read_experiment
 from steelyard.experiment.rule_words import parse_rules
 from steelyard.report.recorded_curves import read_curves
-from steelyard.rounds.progress import show_duration
 from steelyard.runs.reader import History
-from steelyard.sweeps.jobs import check_jobs, in_processes
+from steelyard.sweeps.jobs import check_jobs, in_processes, time_left
 from steelyard.sweeps.plan import PlannedRun
 from steelyard.sweeps.running import finished, run_or_resume
 
@@ -96,9 +95,7 @@ def tune(
 
     def tell(number: int) -> None:
         if announce is not None:
-            ended = max(0, number - jobs + 1)
-            rest = (time.monotonic() - begun) / ended * (len(left) - ended) if ended else None
-            ending = "" if rest is None else f"; about {show_duration(rest)} left"
+            ending = time_left(begun, number, len(left), jobs)
             announce(f"choosing among {len(rules)} settings, scene {number + 1} of {len(left)}: {left[number]}{ending}")
 
     try:

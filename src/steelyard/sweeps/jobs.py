@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -14,6 +15,7 @@ from pathlib import Path
 from steelyard.clients.ranks.group import current
 from steelyard.errors import UserError
 from steelyard.logs import show
+from steelyard.rounds.progress import show_duration
 
 Work = Callable[[Path, int], None]
 """What a process does: a folder, and the number of the run in it."""
@@ -60,6 +62,14 @@ def in_processes(work: Work, folder: Path, numbers: Sequence[int], jobs: int, an
             process.kill()
         for process, _ in running.values():
             process.join()
+
+
+def time_left(begun: float, position: int, of: int, jobs: int) -> str:
+    """Return the end of the line before a run: the time that those before it took, for what is left; empty at first."""
+    ended = max(0, position - jobs + 1)
+    if not ended:
+        return ""
+    return f"; about {show_duration((time.monotonic() - begun) / ended * (of - ended))} left"
 
 
 def _check(answer: Connection, process: BaseProcess) -> None:
