@@ -19,7 +19,7 @@ from steelyard.arena.plan import arena_folder, plan, read_arena
 from steelyard.arena.replay import replayed_scene
 from steelyard.arena.running import run_arena
 from steelyard.arena.suite import load_suite
-from steelyard.errors import Stopped
+from steelyard.errors import MachineError, Stopped
 from steelyard.runs import setup
 from steelyard.runs.reader import History
 from steelyard.sweeps.plan import PlannedRun
@@ -297,15 +297,15 @@ def test_a_fault_of_ours_is_no_failure_of_a_named_rule(tmp_path: Path, monkeypat
 
 
 def test_what_the_machine_lacks_is_no_failure_of_the_candidate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    suite = load_suite("standard")
-    (candidate,) = read_candidates("LD", None, suite, trusting)
-    folder = arena_folder(plan(suite, candidate, scenes=["iid"], seeds=1, changes=QUICK), tmp_path / "standard")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("STEELYARD_DATA", str(tmp_path / "none"))
-    with pytest.raises(UserError, match=r"scene iid: data\.path: found no 'mnist'"):
-        run_arena(folder)
+    def gone(*_: object) -> None:
+        raise UserError("data.path: found no 'digits'")
+
+    folder = small_arena("LD", tmp_path / "out")
+    with monkeypatch.context() as missing:
+        missing.setattr("steelyard.data.loading.load", gone)
+        with pytest.raises(MachineError, match=r"scene \w+: data\.path: found no"):
+            run_arena(folder)
     assert not read_figures(folder, read_arena(folder))
-    folder = small_arena("LD", tmp_path / "full")
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -316,24 +316,24 @@ def test_what_the_machine_lacks_is_no_failure_of_the_candidate(tmp_path: Path, m
     assert not read_figures(folder, read_arena(folder))
 
 
-def test_missing_data_of_a_later_scene_are_said_before_the_first_begins(
+def test_missing_data_of_any_scene_are_said_before_a_folder_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     suite = load_suite("standard")
     (candidate,) = read_candidates("LD", None, suite, trusting)
-    folder = arena_folder(plan(suite, candidate, seeds=1, changes=QUICK), tmp_path / "out")
-    begun: list[object] = []
-    monkeypatch.setattr(running, "run_or_resume", lambda *words: begun.append(words))
+    planned = plan(suite, candidate, seeds=1, changes=QUICK)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("STEELYARD_DATA", str(tmp_path / "none"))
     with pytest.raises(
-        UserError, match=r"scene iid: data\.path: found no 'mnist'.*nor can those of scene writers be read"
+        MachineError, match=r"scene iid: data\.path: found no 'mnist'.*nor can those of scene writers be read"
     ):
-        run_arena(folder)
+        arena_folder(planned, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
     monkeypatch.setattr("steelyard.data.mnist.read_mnist", lambda _: None)
-    with pytest.raises(UserError, match=r"scene writers: data\.path: found no 'unipen62/unipen62_28x28\.npz'"):
-        run_arena(folder)
-    assert not begun
+    folder = arena_folder(replace(planned, scenes=("iid",)), tmp_path / "out")
+    with pytest.raises(MachineError, match=r"scene writers: data\.path: found no 'unipen62/unipen62_28x28\.npz'"):
+        arena_folder(planned, folder)
+    assert read_arena(folder).scenes == ("iid",)
 
 
 def test_what_does_not_fit_the_suite_is_refused_before_a_folder_is_made(tmp_path: Path) -> None:

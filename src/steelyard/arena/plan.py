@@ -198,9 +198,15 @@ def arena_folder(arena: Arena, out: Path | None) -> Path:
         if changed is not None:
             raise UserError(f"--out: {folder} holds another arena, which differs in {changed}; allowed: a new folder")
         if held.scenes != arena.scenes:
-            write_plan(folder / ARENA_FILE, arena.document())
+            _write(arena, folder, [name for name in arena.own if name not in held.scenes])
     elif folder.exists() and any(entry.name != TUNING for entry in folder.iterdir()):
         raise UserError(f"--out: {folder} is not empty; allowed: a new folder, which gets one run for each scene")
     else:
-        write_plan(folder / ARENA_FILE, arena.document())
+        _write(arena, folder, arena.own)
     return folder
+
+
+def _write(arena: Arena, folder: Path, new: Sequence[str]) -> None:
+    """Write what an arena is, once the data of its new scenes are there: without them no folder is left behind."""
+    arena.suite.check_data(new, arena.changes)
+    write_plan(folder / ARENA_FILE, arena.document())
