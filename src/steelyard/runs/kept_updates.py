@@ -22,7 +22,7 @@ from steelyard.errors import UserError
 from steelyard.messages import Failure, Updates
 from steelyard.rounds.state import RoundRecord, States
 from steelyard.runs.tensor_files import NAMED, metadata_of, read_content, read_tensors, write_tensors
-from steelyard.update_payloads import DenseModels
+from steelyard.update_payloads import Counts, DenseModels, Floats
 
 FOLDER = files.UPDATES
 """Folder of a run in which its updates lie."""
@@ -53,11 +53,6 @@ class _About(BaseModel, extra="forbid", frozen=True):
 
 
 _TABLE = TypeAdapter(dict[str, _About])
-_COLUMNS = {
-    **dict.fromkeys(("samples", "bytes_sent", "steps", "label_counts"), np.int64),
-    **dict.fromkeys(("losses", "first_losses", "listening"), np.float64),
-}
-"""The arrays of updates, as lists in the file."""
 
 
 def path_of_round(folder: Path, round: int) -> Path:
@@ -95,12 +90,18 @@ def join_kept(parts: Sequence[Path], folder: Path) -> None:
 
 
 def _described(updates: Updates, payload: DenseModels) -> dict[str, Any]:
-    def listed(values: np.ndarray | None) -> Any:
-        return None if values is None else np.asarray(values).tolist()
+    def listed(values: Counts | Floats | None) -> list[Any] | None:
+        return None if values is None else values.tolist()
 
     return {
         "clients": updates.clients,
-        **{name: listed(getattr(updates, name)) for name in _COLUMNS},
+        "samples": listed(updates.samples),
+        "bytes_sent": listed(updates.bytes_sent),
+        "steps": listed(updates.steps),
+        "label_counts": listed(updates.label_counts),
+        "losses": listed(updates.losses),
+        "first_losses": listed(updates.first_losses),
+        "listening": listed(updates.listening),
         "criteria": {name: listed(values) for name, values in updates.criteria.items()},
         "failures": [asdict(failure) for failure in updates.failures],
         "frozen": payload.frozen,
@@ -141,23 +142,34 @@ def _updates(path: Path, name: str, round: int, about: _About, tensors: Mapping[
     if models is None or models.dim() != 2 or len(models) != len(about.clients):
         raise UserError(f"{path}: no updates of {name}; allowed: the file as it was written")
 
-    def array(values: list[Any] | None, kind: type) -> Any:
-        return None if values is None else np.array(values, dtype=kind)
-
     # Sorted: safetensors names what a file holds in another order each time.
     sent = {key.split("/")[1]: tensors[key] for key in sorted(tensors) if key.startswith("sent/") and _of(key, name)}
     return Updates(
         federation=name,
         round=round,
         clients=about.clients,
-        **{key: array(getattr(about, key), kind) for key, kind in _COLUMNS.items()},
-        criteria={key: array(values, np.float64) for key, values in about.criteria.items()},
+        samples=np.array(about.samples, dtype=np.int64),
+        criteria={key: np.array(values, dtype=np.float64) for key, values in about.criteria.items()},
+        losses=np.array(about.losses, dtype=np.float64),
         payload=DenseModels(models.to(torch.float32), about.frozen),
         failures=about.failures,
+        bytes_sent=_counts(about.bytes_sent),
+        steps=_counts(about.steps),
+        first_losses=_floats(about.first_losses),
+        label_counts=_counts(about.label_counts),
         vectors=sent,
+        listening=_floats(about.listening),
         late=about.late,
         simulated=about.simulated,
     )
+
+
+def _counts(values: list[int] | list[list[int]] | None) -> Counts | None:
+    return None if values is None else np.array(values, dtype=np.int64)
+
+
+def _floats(values: list[float] | list[list[float]] | None) -> Floats | None:
+    return None if values is None else np.array(values, dtype=np.float64)
 
 
 def _of(key: str, federation: str) -> bool:

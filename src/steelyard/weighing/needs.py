@@ -123,22 +123,28 @@ def _unmet_by_rows(needs: Needs, available: Capabilities) -> str:
     return f"is measured on the server's test set, {available.lacks_test_set}" if lacking else ""
 
 
-_LACKING = {
-    "expertise": "looks at users' features, and {name} has none; allowed: kind = 'recommend' with [kgflex]",
-    "labels": "looks at labels, and {name} has none; allowed: data with labels",
-    "models": "looks at single updates, and {name} hides them; allowed: criteria that clients measure",
-    "label_counts": "looks at label counts, and {name} does not give them; allowed: criteria that do not",
-    "first_losses": "looks at losses before training, and {name} has none; allowed: criteria that do not",
-    "slopes": "learns from the server's rows, and {name} only tests on them; allowed: rules that do not",
-    "layers": "looks at single layers, and {name} does not name them; allowed: rules that do not",
-    "everyone": "needs full participation, and rounds may be without some clients; allowed: rounds.fraction = 1 "
-    "without rounds.select.available and clock.deadline",
-    "client_tests": "has clients test models in every round; allowed: partition.test with rows, "
-    "rounds.evaluate_every = 1",
-}
-"""What is said of a need that is either met or not, by its name in `Needs` and in `Capabilities`."""
-
-
 def _lacking(needs: Needs, available: Capabilities) -> str:
-    lacking = (said for need, said in _LACKING.items() if getattr(needs, need) and not getattr(available, need))
-    return next(lacking, "").replace("{name}", available.name)
+    """Say what of the needs that are either met or not is not met."""
+    name = available.name
+    if needs.expertise and not available.expertise:
+        return f"looks at users' features, and {name} has none; allowed: kind = 'recommend' with [kgflex]"
+    if needs.labels and not available.labels:
+        return f"looks at labels, and {name} has none; allowed: data with labels"
+    if needs.models and not available.models:
+        return f"looks at single updates, and {name} hides them; allowed: criteria that clients measure"
+    if needs.label_counts and not available.label_counts:
+        return f"looks at label counts, and {name} does not give them; allowed: criteria that do not"
+    if needs.first_losses and not available.first_losses:
+        return f"looks at losses before training, and {name} has none; allowed: criteria that do not"
+    if needs.slopes and not available.slopes:
+        return f"learns from the server's rows, and {name} only tests on them; allowed: rules that do not"
+    if needs.layers and not available.layers:
+        return f"looks at single layers, and {name} does not name them; allowed: rules that do not"
+    if needs.everyone and not available.everyone:
+        return (
+            "needs full participation, and rounds may be without some clients; allowed: rounds.fraction = 1 "
+            "without rounds.select.available and clock.deadline"
+        )
+    if needs.client_tests and not available.client_tests:
+        return "has clients test models in every round; allowed: partition.test with rows, rounds.evaluate_every = 1"
+    return ""
