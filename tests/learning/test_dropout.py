@@ -13,7 +13,8 @@ from torch.utils.checkpoint import checkpoint
 from steelyard import randomness
 from steelyard.errors import UserError
 from steelyard.learning import dropout
-from steelyard.learning.dropout import NamedDropout, drawing, mask, name_draws, set_chance
+from steelyard.learning.drawing_layers import name_draws
+from steelyard.learning.dropout import NamedDropout, drawing, mask, set_chance
 from steelyard.learning.models import ModelSettings
 
 

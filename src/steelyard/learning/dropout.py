@@ -7,12 +7,10 @@ each word gives the fate of four units.
 
 from __future__ import annotations
 
-from itertools import count
 from math import prod
 
 import torch
 from torch import nn
-from torch.nn.modules.dropout import _DropoutNd  # pyright: ignore[reportPrivateUsage]
 
 from steelyard.errors import UserError
 
@@ -131,28 +129,6 @@ class DropoutLayer(NamedDropout):
             return self.number
         self._calls += 1
         return self.number + (self._calls - 1) * self.layers
-
-
-CHANNELS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
-
-
-def name_draws(module: nn.Module) -> nn.Module:
-    """Replace torch's dropout layers inside a module by layers that draw by name; returns the module.
-
-    Then the same seed gives the same masks in every engine, after a resume too.
-    """
-    numbers = count()
-    replaced: dict[int, nn.Module] = {}
-    places = [(parent, name, child) for parent in module.modules() for name, child in parent.named_children()]
-    for parent, name, child in places:
-        if isinstance(child, _DropoutNd) and type(child) in (nn.Dropout, *CHANNELS) and child.p < 1:
-            made = replaced.get(id(child)) or DropoutLayer(next(numbers), child.p, type(child) in CHANNELS)
-            replaced[id(child)] = made.train(child.training)
-            setattr(parent, name, made)
-    for made in replaced.values():
-        assert isinstance(made, DropoutLayer)
-        made.layers = len(replaced)
-    return module
 
 
 def drawing(module: nn.Module) -> list[NamedDropout]:

@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from steelyard.errors import UserError
 from steelyard.learning.catalogue import CONVOLUTIONAL, DENSE, NAMES, Convolutional, dense
-from steelyard.learning.dropout import name_draws
+from steelyard.learning.drawing_layers import name_draws
 from steelyard.learning.keras_cnn import KerasNet
 from steelyard.learning.networks import NETWORKS, image_shape
 from steelyard.learning.settings import ModelSettings

@@ -81,6 +81,24 @@ class Normed(nn.Module):
         return self.dense(self.norm(x.flatten(1)))
 
 
+class Encoded(nn.Module):
+    """torch's encoder with its usual dropout, with padding, and a recurrent network of several layers behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.2, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 1)
+        self.recurrent = nn.LSTM(8, 6, 2, dropout=0.3, batch_first=True)
+        self.gru = nn.GRU(6, 5, 2, dropout=0.3)
+        self.dense = nn.Linear(5, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        padded = torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device)
+        padded[:, -2:] = True
+        x = self.recurrent(self.encoder(x, src_key_padding_mask=padded))[0]
+        return self.dense(self.gru(x.transpose(0, 1))[0][-1])
+
+
 MODELS = {
     "cnn-digits": (ModelSettings(name="cnn-digits"), (8, 8), 10),
     "cnn-odd": (ModelSettings(name="cnn", kernel=5, channels=(3, 5), hidden=(7,)), (2, 11, 9), 4),

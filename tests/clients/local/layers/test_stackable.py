@@ -152,7 +152,7 @@ def plain() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.ReLU(), nn.Linear(6, 10))
 
 
-NETWORKS = {"plain": plain, "normed": normed, "recurrent": Recurrent, "tied": Tied}
+NETWORKS = {"plain": plain, "normed": normed, "recurrent": Recurrent, "tied": Tied, "encoded": cases.Encoded}
 TRAINING = {
     # 11 and 6 rows leave one over (8 do of batches of 7), which batch norm joins to the batch before.
     "mini": TrainingSettings(learning_rate=0.1, batch_size=5, epochs=1),
@@ -162,13 +162,18 @@ TRAINING = {
 }
 
 
-PAIRS = [(name, engine) for name in NETWORKS if name != "plain" for engine in ("vmap", "graph")]
+PAIRS = [(name, engine) for name in ("normed", "recurrent", "tied") for engine in ("vmap", "graph")]
 ALL = [(row + column, (*pair, how)) for row, pair in enumerate(PAIRS) for column, how in enumerate(TRAINING)]
 # Every network meets every engine, and every training some of each; the other half are slow tests.
 CASES, SLOW = ([case for place, case in ALL if place % 2 == half] for half in (0, 1))
 # Tracing takes seconds, so each network is traced once, and all but the smallest in the slow tests.
-CASES += [("plain", "compiled", "heavy")]
-SLOW += [("normed", "compiled", "mini"), ("recurrent", "compiled", "adam"), ("tied", "compiled", "heavy")]
+CASES += [("plain", "compiled", "heavy"), ("encoded", "graph", "mini")]
+SLOW += [
+    ("encoded", "compiled", "mini"),
+    ("normed", "compiled", "mini"),
+    ("recurrent", "compiled", "adam"),
+    ("tied", "compiled", "heavy"),
+]
 PEOPLE = cases.population((8, 8), 10, sizes=(11, 6, 4, 8))
 
 

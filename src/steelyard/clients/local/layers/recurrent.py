@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TypeGuard
+
 import torch
 from torch import nn
 from torch.nn import functional
 
 from steelyard.clients.local.layers.recurrent_kernel import fits, lstm_steps
+from steelyard.learning.drawing_layers import NamedGRU, NamedLSTM
 
 State = tuple[torch.Tensor, ...]
 
@@ -22,13 +25,15 @@ class StackedRecurrent(nn.Module):
         self.hidden, self.depth, self.first = layer.hidden_size, layer.num_layers, layer.batch_first
         self.ways = ("", "_reverse") if layer.bidirectional else ("",)
         self.lstm = isinstance(layer, nn.LSTM)
+        self.drops = layer.drops if isinstance(layer, NamedLSTM | NamedGRU) else None
         for name, parameter in layer.named_parameters():
             self.register_parameter(name, parameter)
 
     @staticmethod
-    def takes(layer: nn.Module) -> bool:
-        """Whether this layer can be written so: no projection, nothing that draws between its layers."""
-        return isinstance(layer, nn.LSTM | nn.GRU) and not layer.proj_size and not layer.dropout
+    def takes(layer: nn.Module) -> TypeGuard[nn.LSTM | nn.GRU]:
+        """Whether this layer can be written so: no projection, nothing between its layers that torch draws."""
+        plain = type(layer) in (nn.LSTM, nn.GRU) and not layer.proj_size and not layer.dropout
+        return plain or type(layer) in (NamedLSTM, NamedGRU)
 
     def flatten_parameters(self) -> None:
         """Do nothing: users call this on torch's layers."""
@@ -40,6 +45,7 @@ class StackedRecurrent(nn.Module):
         given = None if state is None else state if isinstance(state, tuple) else (state,)
         ends: list[State] = []
         for depth in range(self.depth):
+            x = self.drops[depth - 1](x) if depth and self.drops is not None else x
             outputs: list[torch.Tensor] = []
             for way in self.ways:
                 place = len(ends)

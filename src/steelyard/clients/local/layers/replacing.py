@@ -71,8 +71,7 @@ def _stacked(layer: nn.Module, products: bool) -> nn.Module | None:
         return None
     if kind in NORMS and isinstance(layer, _BatchNorm) and MaskedBatchNorm.takes(layer):
         return MaskedBatchNorm(layer)
-    if kind in (nn.LSTM, nn.GRU) and StackedRecurrent.takes(layer):
-        assert isinstance(layer, nn.LSTM | nn.GRU)
+    if StackedRecurrent.takes(layer):
         return StackedRecurrent(layer)
     if products and kind is nn.Linear:
         assert isinstance(layer, nn.Linear)
