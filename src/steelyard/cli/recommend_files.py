@@ -1,4 +1,4 @@
-"""`steelyard recommend evaluate`, `split` and `baseline`: from files of interactions and lists to others.
+"""`steelyard recommend evaluate`, `split`, `baseline` and `features`: what is made of files of data and lists.
 
 What is heavy is imported inside the commands, for speed of start.
 """
@@ -7,17 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from steelyard.activity import doing
-from steelyard.cli.options import FormatOption, parse_cutoffs
+from steelyard.cli.options import ExperimentArgument, FormatOption, SetOption, parse_cutoffs
 from steelyard.cli.printing import metric_table, print_json, print_table
-from steelyard.cli.recommend_features import features_of
-from steelyard.errors import UserError, brief, new_file, own_folder
+from steelyard.errors import UserError, brief, new_file, own_folder, printable
 from steelyard.logs import quiet
 from steelyard.rounds.progress import watching
+
+if TYPE_CHECKING:
+    from steelyard.experiment.description import Description
+    from steelyard.recommend.knowledge.settings import KnowledgeSettings
 
 
 def evaluate(
@@ -149,8 +152,10 @@ def baseline(
     ] = None,
 ) -> None:
     """Train a baseline and write each user's list of items that she did not train on."""
+    from steelyard.experiment.loading import load
     from steelyard.recommend.baselines import needs_features, recommend, settings_of
     from steelyard.recommend.interactions import build
+    from steelyard.recommend.knowledge.loading import load_features
     from steelyard.recommend.lists import write_lists
     from steelyard.recommend.reading import read, read_columns
 
@@ -168,8 +173,52 @@ def baseline(
             everything = read_columns(catalogue, {"item": "item"})["item"]
             names = (table.users[table.user].tolist(), table.items[table.item].tolist())
             table = build(*names, table.rating.tolist(), all_items=everything)
-        features = None if knowledge is None else features_of(knowledge, table.items)
+        features = None if knowledge is None else load_features(_knowledge_of(load(knowledge), knowledge), table.items)
         with doing(f"training on {len(table):,} interactions"):
             lists, scores = recommend(kind, table, length, seed, chosen, features)
     write_lists(out, table.users, table.items, lists, scores)
     typer.echo(f"lists of {length} for {len(table.users):,} users in {out}")
+
+
+def features(
+    experiment: ExperimentArgument,
+    item: Annotated[str | None, typer.Option(help="Also list the features of this item.")] = None,
+    changes: SetOption = None,
+    format: FormatOption = "text",
+) -> None:
+    """Show how many features came from which hop of the knowledge graph, and what was dropped where."""
+    from steelyard.data.files import find
+    from steelyard.experiment.loading import load
+    from steelyard.recommend.knowledge.loading import load as load_knowledge
+    from steelyard.recommend.knowledge.naming import counted
+    from steelyard.recommend.run_data import filtered_interactions
+
+    described = load(experiment, changes or [])
+    knowledge = _knowledge_of(described, experiment)
+    interactions = described.interactions  # pyright: ignore[reportAttributeAccessIssue]
+    path = find(interactions.path, "a table of interactions", field="path (interactions.path)")
+    data = filtered_interactions(path, interactions)
+    found = load_knowledge(knowledge, data.items)
+    names: list[str] | None = None
+    if item is not None:
+        if item not in data.items:
+            raise UserError(f"--item: got {brief(item)}; allowed: one of {len(data.items):,} items of {experiment}")
+        names = found.features.names_of(data.items.tolist().index(item))
+    if format == "json":
+        document = {"experiment": described.name, **found.report.document()}
+        print_json(document | ({} if names is None else {"item": names}))
+        return
+    for line in found.report.lines():
+        typer.echo(printable(line))
+    if names is not None:
+        typer.echo(printable(f"{item} has {counted(len(names), 'feature')}{':' if names else ''}"))
+        for name in names:
+            typer.echo(printable(f"  {name}"))
+
+
+def _knowledge_of(described: Description, experiment: str) -> KnowledgeSettings:
+    """Return the section [knowledge] of an experiment of a kind that has one; else say what is missing."""
+    found = getattr(described, "knowledge", None)
+    if found is None:
+        raise UserError(f"knowledge: {brief(experiment)} has no section [knowledge]; allowed: a recommender with one")
+    return found
