@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import tomli_w
@@ -35,10 +36,7 @@ def switch_on(folder: Path) -> None:
     changed_experiment(history, accept=False)
     section = {"contributions": {"measure": default_measure(experiment)}}
     experiment.changed(section)  # refuses what cannot be measured
-    store = Store(folder)
-    try:
+    with closing(Store(folder)) as store:
         text = f"{own_text(folder / RUN_FILE)}\n{tomli_w.dumps(section)}"
         files.write(folder / RUN_FILE, text.encode())
         store.note(**{TEXT: text})
-    finally:
-        store.close()

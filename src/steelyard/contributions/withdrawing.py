@@ -114,12 +114,9 @@ def _copied(folder: Path, made: Path, last: int, experiment: Description, facts:
     files.write(made / RUN_FILE, text.encode())
     with reading(folder) as db, closing(sqlite3.connect(made / files.DATABASE)) as copy:
         db.backup(copy)
-    store = Store(made)
-    try:
+    with closing(Store(made)) as store:
         store.forget_after(last)
         store.note(**facts, **{TEXT: text})
-    finally:
-        store.close()
 
 
 def _federations(history: History) -> list[tuple[str, int]]:
@@ -128,8 +125,5 @@ def _federations(history: History) -> list[tuple[str, int]]:
 
 
 def _note(folder: Path, **facts: object) -> None:
-    store = Store(folder)
-    try:
+    with closing(Store(folder)) as store:
         store.note(**facts)
-    finally:
-        store.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,12 +111,9 @@ def accept_experiment(folder: Path) -> None:
     history = History(folder)
     changes = changed_experiment(history, accept=True)
     if changes:
-        store = Store(folder)
-        try:
+        with closing(Store(folder)) as store:
             text = own_text(folder / RUN_FILE)
             store.note(accepted=changes, **{TEXT: text, CODE_FILES: json.dumps(_code_files(folder))})
-        finally:
-            store.close()
 
 
 def check_rules(history: History, federations: Sequence[Federation]) -> None:

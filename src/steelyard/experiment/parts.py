@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -169,9 +169,7 @@ def as_begun(
     federations = federations_of(experiment, seeds, experiment.criteria(), part)
     check_rules(history, federations)
     clients, server = assembled(experiment, dataset, assemble)
-    try:
+    with closing(clients):
         parts = Parts.of(experiment, clients, server, federations, part)
         changes += changed_data(history, parts.begun(folder), accept=accept)
         yield parts, changes
-    finally:
-        clients.close()

@@ -6,7 +6,7 @@ import secrets
 import shlex
 import shutil
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,7 +68,7 @@ def run(
     experiment, dataset = experiment.with_dataset(dataset, (seeds or [experiment.seed])[0])
     folder = new_folder(experiment, out)
     clients, server = assembled(experiment, dataset, assemble)
-    try:
+    with closing(clients):
         experiment = _ready(experiment, clients, list(seeds or [experiment.seed]))
         federations = federations_of(experiment, seeds, experiment.criteria(), part)
         parts = Parts.of(experiment, clients, server, federations, part)
@@ -99,8 +99,6 @@ def run(
             raise
         finally:
             store.close()
-    finally:
-        clients.close()
 
 
 def _check_disk(parts: Parts, folder: Path) -> None:
@@ -181,13 +179,10 @@ def resume(
     with as_begun(history, dataset=dataset, assemble=assemble, ask=ask, accept=accept_changes) as (parts, changes):
         for line in changed_versions(history):
             _log.warning(line)
-        store = _open(folder, parts.experiment, simulated=assemble is None)
-        try:
+        with closing(_open(folder, parts.experiment, simulated=assemble is None)) as store:
             if changes:
                 store.note(accepted=list(changes), **parts.begun(folder))
             return _go(parts, folder, store, progress, accept=accept_changes)
-        finally:
-            store.close()
 
 
 def _open(folder: Path, experiment: Description, *, simulated: bool) -> Store:

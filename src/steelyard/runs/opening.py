@@ -8,7 +8,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -195,12 +195,9 @@ def _from_read_only(path: Path) -> Reader:
     with tempfile.TemporaryDirectory() as scratch:
         for file in (path, *pending):
             shutil.copyfile(file, Path(scratch) / file.name)
-        whole = sqlite3.connect(Path(scratch) / path.name)
         inside = sqlite3.connect(":memory:", factory=Reader)
-        try:
+        with closing(sqlite3.connect(Path(scratch) / path.name)) as whole:
             whole.backup(inside)
-        finally:
-            whole.close()
     return inside
 
 

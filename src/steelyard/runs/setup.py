@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 from steelyard import files
@@ -63,12 +63,9 @@ def _put_together(
     draft = folder / DRAFT
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir()
-    store = Store(draft)
-    try:
+    with closing(Store(draft)) as store:
         store.register(federations)
         store.note(**info)
-    finally:
-        store.close()
     if fill is not None:
         fill(draft)
     with (draft / DATABASE).open("rb") as file:

@@ -6,7 +6,7 @@ import fcntl
 import json
 import sqlite3
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import astuple, replace
 from pathlib import Path
 from typing import BinaryIO
@@ -266,12 +266,8 @@ def tidy(folder: Path) -> None:
     """
     beside = [folder / (DATABASE + ending) for ending in BESIDE]
     if any(map(files.is_file, beside)) or len(files.names_in(folder / FOLDER)) > 1:
-        with suppress(UserError):
-            store = Store(folder)
-            try:
-                store.sweep()
-            finally:
-                store.close()
+        with suppress(UserError), closing(Store(folder)) as store:
+            store.sweep()
 
 
 def held(folder: Path) -> BinaryIO:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,8 +90,6 @@ def add_values(folder: Path, values: Mapping[tuple[str, int], Sequence[RoundValu
         store = Store(folder)
     except UserError as error:
         return str(error)
-    try:
+    with closing(store):
         store.value(values, source)
-    finally:
-        store.close()
     return ""
