@@ -75,3 +75,28 @@ def test_chance_outside_the_names_is_told_and_repeats_on_resume(
         assert NOTE in html(RunView([History(folder)]))
     cost = ["seconds", "cpu", "gpu"]
     assert History(resumed).rounds.drop(columns=cost).equals(History(whole).rounds.drop(columns=cost))
+
+
+def test_dropout_inside_torchs_layers_is_no_chance_outside_the_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STEELYARD_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "nets.py").write_text("""
+from torch import nn
+class Encoded(nn.Sequential):
+    def __init__(self):
+        first = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        super().__init__(nn.Flatten(), nn.Unflatten(1, (8, 8)), first, nn.Flatten(), nn.Linear(64, 10))
+""")
+    changed = {"model": {"name": str(tmp_path / "nets.py:Encoded")}, "compute": {"engine": "vmap:3", "device": "cpu"}}
+    experiment = {**EXPERIMENT, **changed, "rounds": {"count": 2}}
+    whole = History(run(build(experiment), out=tmp_path / "whole"))
+    with monkeypatch.context() as stopping:
+        stop_in_round(2, stopping)
+        with pytest.raises(KeyboardInterrupt):
+            run(build(experiment), out=tmp_path / "stopped")
+    resumed = History(resume(tmp_path / "stopped"))
+    assert resumed.info["engine_choice"] == "vmap:3"
+    assert "at random" not in whole.notes
+    cost = ["seconds", "cpu", "gpu"]
+    assert resumed.rounds.drop(columns=cost).equals(whole.rounds.drop(columns=cost))

@@ -65,8 +65,19 @@ class Lists(Net):
         self.layers = [nn.Linear(64, 10)]
     def forward(self, x):
         return super().forward(x) + self.layers[0](x.flatten(1))
+class Locked(Net):
+    def __init__(self):
+        super().__init__()
+        self.lock = __import__("threading").Lock()
+class Underscored(Net):
+    def __init__(self):
+        super().__init__()
+        self._parts = {"last": nn.Linear(64, 10)}
+    def forward(self, x):
+        return super().forward(x) + self._parts["last"](x.flatten(1))
 def whole():
     net = Net()
+    net._cells = nn.utils.parametrizations.weight_norm(nn.LSTM(64, 64), "weight_hh_l0")  # torch keeps the old weights
     net.order, net.fixed = [net.layer], {"body": nn.Linear(64, 64).requires_grad_(False)}
     net.blocks = [nn.Sequential(net.layer, nn.ReLU())]  # torch sees its one layer elsewhere
     return net
@@ -107,6 +118,8 @@ class Raising(Net):
         ("elsewhere", "none of its parameters has a part in its outputs"),
         ("backward", "no gradient can be taken of the model: IndexError: on the way back"),
         ("Lists", "holds layers in 'layers' that torch does not see"),
+        ("Underscored", "holds layers in '_parts' that torch does not see"),
+        ("Locked", "the model cannot be copied, as every engine must: TypeError: cannot pickle"),
         ("scripted", "returned a scripted module"),
         ("Turning", "has parameters of torch.complex64; allowed: torch.float32"),
         ("missing", "has no function or class 'missing'"),

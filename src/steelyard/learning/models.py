@@ -93,7 +93,9 @@ def build(
         except (RuntimeError, MemoryError) as error:
             reason = "not enough memory" if "memory" in str(error) or not str(error) else str(error).splitlines()[0]
             raise UserError(f"model.name: {settings.name} cannot be built: {reason}") from error
-    return module.to(torch.float32)
+    with torch.no_grad():
+        # An LSTM keeps its weights once more, and with their history, where they are normed, it could not be copied.
+        return module.to(torch.float32)
 
 
 MOST_PARAMETERS = 10**9
@@ -205,7 +207,7 @@ def _own(settings: ModelSettings, shape: tuple[int, ...], classes: int, outputs:
     if hidden := _hidden(module):
         raise UserError(
             f"model.name: {settings.name} holds layers in '{hidden}' that torch does not see, so they would not be "
-            "trained; allowed: layers as attributes, in nn.ModuleList or nn.ModuleDict"
+            "trained; allowed: layers as attributes, in nn.ModuleList or nn.ModuleDict, or frozen"
         )
     held = (*module.parameters(), *module.buffers())
     kinds = {value.dtype for value in held if value.is_floating_point() or value.is_complex()}
@@ -219,12 +221,16 @@ def _own(settings: ModelSettings, shape: tuple[int, ...], classes: int, outputs:
     return name_draws(module)
 
 
+TORCHS = frozenset([*vars(nn.Module()), "_flat_weights"])
+"""Lists and mappings that torch itself keeps in a module; that of an LSTM goes stale where weights are normed."""
+
+
 def _hidden(module: nn.Module) -> str | None:
     """Return the plain list or mapping of a module that holds layers or parameters to train and is none of torch's."""
     known = {id(parameter) for parameter in module.parameters()}
     for layer in module.modules():
         for name, value in vars(layer).items():
-            if name.startswith("_") or not isinstance(value, list | tuple | dict):
+            if name in TORCHS or not isinstance(value, list | tuple | dict):
                 continue
             inside = value.values() if isinstance(value, dict) else value
             for each in inside:

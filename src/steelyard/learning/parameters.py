@@ -136,9 +136,10 @@ class Layout:
         _copy(self._held(module), list(self.views(flat).values()))
 
     def outside(self, module: nn.Module) -> dict[str, torch.Tensor]:
-        """Return the module's buffers that are no part of the flat vector, by their names."""
-        inside = {slot.name for slot in self.slots}
-        return {name: buffer for name, buffer in module.named_buffers() if name not in inside}
+        """Return the module's buffers that are no part of the flat vector, by their names: by all that one has."""
+        named = dict(module.named_buffers(remove_duplicate=False))
+        inside = {id(named[slot.name]) for slot in self.buffer_slots}
+        return {name: buffer for name, buffer in named.items() if id(buffer) not in inside}
 
     def _held(self, module: nn.Module) -> list[torch.Tensor]:
         """Return the module's own tensors, in the order of the slots."""

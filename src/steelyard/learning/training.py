@@ -64,7 +64,7 @@ class ClientLoop:
         self.module, self.layout = module, layout
         still = set(map(id, still_layers(module)))
         self._modes = [(layer, id(layer) not in still) for layer in module.modules()]
-        self._outside = {name: buffer.clone() for name, buffer in layout.outside(module).items()}
+        self._outside = _copied(layout.outside(module))
         self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self._draws, self._joined = drawing(module), normalises_batches(module)
 
@@ -122,9 +122,9 @@ class ClientLoop:
         """Leave nothing of the client before: modes, and buffers that are no part of the model that is sent."""
         if not all(layer.training == wanted for layer, wanted in self._modes):
             for_training(self.module)
-        for name, value in self._outside.items():
+        for name, value in _copied(self._outside).items():
             part, _, own = name.rpartition(".")
-            setattr(self.module.get_submodule(part), own, value.clone())
+            setattr(self.module.get_submodule(part), own, value)
 
     def changed(self) -> list[str]:
         """Return the buffers that training changed and that are not sent; torch's count of batches does not matter."""
@@ -134,6 +134,12 @@ class ClientLoop:
             for name, value in self._outside.items()
             if not name.endswith(("num_batches_tracked", "chance")) and not torch.equal(held[name], value)
         ]
+
+
+def _copied(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Copy tensors; one that has several names, because layers share it, is one afterwards too."""
+    copies = {id(tensor): tensor.clone() for tensor in tensors.values()}
+    return {name: copies[id(tensor)] for name, tensor in tensors.items()}
 
 
 def train_client(

@@ -15,7 +15,7 @@ from steelyard.clients.local.engines.engine import TrainingSetup
 from steelyard.clients.local.hardware import device_of, memory_of, threads_of
 from steelyard.clients.local.settings import ComputeSettings
 from steelyard.data.dataset import Population
-from steelyard.errors import UserError
+from steelyard.errors import UserError, fault
 from steelyard.learning import losses
 from steelyard.learning.catalogue import NAMES
 from steelyard.learning.models import Factory
@@ -195,7 +195,11 @@ class SimulationContext:
 
     def _check_training(self, loss: LossState) -> None:
         """Train a copy of a user's model for one step: what it does wrong then is said before a run begins."""
-        layout, module, dataset = self.setup.layout, copy.deepcopy(self.setup.module), self._first_dataset()
+        try:
+            module = copy.deepcopy(self.setup.module)
+        except Exception as error:  # whatever it holds besides its layers
+            raise UserError(f"model.name: the model cannot be copied, as every engine must: {fault(error)}") from error
+        layout, dataset = self.setup.layout, self._first_dataset()
         batch = 2 if self.training.batch_size == "full" else max(self.training.batch_size, 2)
         rows = torch.arange(batch, device=dataset.device) % len(dataset.labels)
         samples = dataset.gather(rows).cpu(), dataset.labels[rows].cpu(), np.arange(batch)[None]

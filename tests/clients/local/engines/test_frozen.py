@@ -266,6 +266,39 @@ def test_buffers_that_are_not_sent_begin_anew_with_every_client() -> None:
     cases.assert_alike(found, expected, start, 1e-6)
 
 
+class Counted(nn.Module):
+    """Two parts share one count of steps, which the first of them raises and the second reads; and one running mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense, self.first, self.second = nn.Linear(64, 10), nn.Module(), nn.Module()
+        for name, value in (("steps", torch.zeros((), dtype=torch.int64)), ("mean", torch.zeros(10))):
+            self.first.register_buffer(name, value)
+            self.second.register_buffer(name, value)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = self.dense(x.flatten(1))
+        if self.training:
+            self.first.steps += 1  # type: ignore[operator, assignment]
+            self.second.mean.lerp_(found.detach().mean(0), 0.1)  # type: ignore[operator]
+        assert self.first.mean is self.second.mean
+        assert self.first.steps is self.second.steps
+        return found * (1 - 0.5 ** self.second.steps.float()) + self.first.mean  # type: ignore[operator]
+
+
+def test_a_buffer_that_two_parts_share_stays_one_and_begins_anew_with_every_client() -> None:
+    people, model = cases.population((8, 8), 10), ModelSettings(name=Counted)  # type: ignore[arg-type]
+    expected, start, clients = cases.trained("loop", people, model, cases.TRAINING["mini"])
+    assert len(start) == 650 + 10
+    last = clients.names(0)[-1]
+    alone = clients.train([Task("plain", 0, 3, (last,), start)])[0]
+    assert torch.equal(alone.payload.models[0], expected[0].payload.models[-1])
+    means = clients.context.setup.layout.views(expected[0].payload.models)["first.mean"]
+    assert bool(means.any())
+    found, _, _ = cases.trained("threads", people, model, cases.TRAINING["mini"])
+    cases.assert_alike(found, expected, start, 1e-6)
+
+
 class Idle(nn.Module):
     """One of its layers has no part in its outputs, and so no gradient."""
 
