@@ -106,7 +106,7 @@ def arena(
             tried=tried,
             part=share,
         )
-        _finish(arena_folder(planned, out), True, False, format, jobs)
+        finish_arena(arena_folder(planned, out), True, False, format, jobs)
 
 
 def _chosen(
@@ -155,13 +155,11 @@ def _shown(jobs: int) -> bool:
     return not quiet() and jobs == 1
 
 
-def resume_arena(folder: Path, trust: bool, accept_changes: bool, format: str) -> None:
-    """Go on with an arena that was stopped or killed; what `steelyard resume` does with the folder of one."""
-    _finish(folder, trust, accept_changes, format)
+def finish_arena(folder: Path, trust: bool, accept_changes: bool, format: str, jobs: int = 1) -> None:
+    """Run what is left of an arena's scenes, write its files and show the answer; its code was asked for if `trust`.
 
-
-def _finish(folder: Path, trust: bool, accept_changes: bool, format: str, jobs: int = 1) -> None:
-    """Run what is left of an arena's scenes, write its files and show the answer; its code was asked for if `trust`."""
+    What `steelyard resume` does with the folder of an arena that was stopped or killed.
+    """
     from steelyard.arena.archive import ARCHIVE, REPORT, write_arena_files
     from steelyard.arena.running import run_arena
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from steelyard.activity import doing
-from steelyard.cli.arena import resume_arena, show_arena
+from steelyard.cli.arena import finish_arena, show_arena
 from steelyard.cli.attack import finish_attack
 from steelyard.cli.finishing import finish, report_line, watched, write_own_report
 from steelyard.cli.options import (
@@ -92,15 +92,10 @@ def resume(
             from steelyard.contributions.switching import switch_on
 
             switch_on(folder)
-        if is_sweep(folder):
-            resume_sweep(folder, trust, accept_changes, format)
-            return
-        if is_attack(folder):
-            finish_attack(folder, trust, accept_changes, format)
-            return
-        if is_arena(folder):
-            resume_arena(folder, trust, accept_changes, format)
-            return
+        for holds, go_on_with in ((is_sweep, resume_sweep), (is_attack, finish_attack), (is_arena, finish_arena)):
+            if holds(folder):
+                go_on_with(folder, trust, accept_changes, format)
+                return
 
         def go_on() -> Result:
             return Result(resume_run(folder, progress=not quiet(), ask=asking(trust), accept_changes=accept_changes))

@@ -105,7 +105,9 @@ def read_text(path: Path, expected: str) -> str:
     return text
 
 
-def read_cells(path: Path, expected: str, separator: str | None = None, *, strip: bool = True) -> pandas.DataFrame:
+def read_cells(
+    path: Path, expected: str, separator: str | None = None, *, columns: int | None = None, strip: bool = True
+) -> pandas.DataFrame:
     """Return a file as cells of text, rows by line and columns by number; cells that a line lacks are empty.
 
     `expected` says what the file should hold, for the error line. Columns are named 0, 1, ...; a header is a row.
@@ -134,6 +136,8 @@ def read_cells(path: Path, expected: str, separator: str | None = None, *, strip
         filled -= 1
     if not filled:
         raise UserError(f"{path}: the file is empty; expected {expected}")
+    if columns is not None and frame.shape[1] != columns:
+        raise UserError(f"{path}: {frame.shape[1]} columns; expected {expected}")
     return frame.iloc[:filled]
 
 

@@ -9,7 +9,6 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 from numpy.typing import NDArray
 
-from steelyard.data.table_columns import class_note, in_order
 from steelyard.errors import UserError
 
 FOLDER = "folder"
@@ -81,12 +80,3 @@ class Folders:
                 "expected train/CLASS/IMAGE and test/CLASS/IMAGE"
             )
         return np.array([folders[0].lower() in TEST_FOLDERS for folders in self.parts])
-
-
-def numbered(names: NDArray[np.str_], title: str) -> tuple[NDArray[np.int64], list[str]]:
-    """Number classes in ascending order, numbers before words; also say what the numbers stand for, unless as named."""
-    levels = sorted(set(names.tolist()), key=in_order)
-    number = {level: value for value, level in enumerate(levels)}
-    natural = all(level == str(value) for level, value in number.items())
-    labels = np.array([number[name] for name in names.tolist()], dtype=np.int64)
-    return labels, [] if natural else [class_note(title, levels)]

@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 from steelyard.data.attributes import Table, beside, read_table
 from steelyard.data.dataset import Dataset, share_of_rows
 from steelyard.data.files import find
-from steelyard.data.image_folders import FOLDER, Folders, numbered
+from steelyard.data.image_folders import FOLDER, Folders
 from steelyard.data.masks import read_masked
 from steelyard.data.memory import in_memory, owner_names
 from steelyard.data.npz import class_numbers
 from steelyard.data.settings import DataSettings
+from steelyard.data.table_columns import numbered
 from steelyard.errors import UserError
 
 if TYPE_CHECKING:
@@ -61,9 +62,7 @@ def read_images(settings: DataSettings) -> Dataset:
     people = _people(table, settings, rows, folders)
     test = folders.held_out() if settings.held_out == FOLDER else None
     marks = {name: table.mark(name, column)[rows] for name, column in _marks(table, settings).items()}
-    kept = np.arange(len(rows))
-    if settings.share < 1:
-        kept = share_of_rows(people, len(rows), settings.share, settings.seed)
+    kept = share_of_rows(people, len(rows), settings.share, settings.seed)
     dataset = in_memory(
         pictures.read([table.images[row] for row in rows[kept]], settings.size, settings.colours),
         labels[kept],
@@ -90,7 +89,7 @@ def _labels(
     table: Table, settings: DataSettings, rows: NDArray[np.int64], folders: Folders, notes: list[str]
 ) -> NDArray[np.int64]:
     if settings.labels == FOLDER or (settings.labels is None and not table.columns):
-        labels, numbered_notes = numbered(folders.classes(), f"{folders.path.name}: classes")
+        labels, numbered_notes = numbered(folders.classes().tolist(), f"{folders.path.name}: classes")
         notes.extend(numbered_notes)
         return labels
     return class_numbers(table.column("labels", settings.labels or "Smiling"), table.path)[rows]

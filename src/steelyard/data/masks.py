@@ -41,9 +41,7 @@ def read_masked(pictures: Pictures, settings: DataSettings) -> Dataset:
     folders = Folders.of(pictures.path, [image for image, _ in pairs])
     people = folders.owners() if settings.owner == FOLDER else None
     test = folders.held_out() if settings.held_out == FOLDER else None
-    kept = np.arange(len(pairs))
-    if settings.share < 1:
-        kept = share_of_rows(people, len(pairs), settings.share, settings.seed)
+    kept = share_of_rows(people, len(pairs), settings.share, settings.seed)
     chosen = [pairs[row] for row in kept.tolist()]
     masks, notes = _numbered(pictures.read_masks([mask for _, mask in chosen], settings.size), settings, pictures)
     dataset = in_memory(

@@ -143,6 +143,14 @@ def in_order(text: str) -> tuple[bool, float, str]:
     return not number, float(text) if number else 0.0, text
 
 
+def numbered(names: Sequence[str], title: str) -> tuple[NDArray[np.int64], list[str]]:
+    """Number classes in ascending order, numbers before words; also say what the numbers stand for, unless as named."""
+    levels = sorted(set(names), key=in_order)
+    number = {level: value for value, level in enumerate(levels)}
+    natural = all(level == str(value) for level, value in number.items())
+    return np.array([number[name] for name in names], dtype=np.int64), [] if natural else [class_note(title, levels)]
+
+
 def class_note(title: str, levels: Sequence[object]) -> str:
     """Say which number each class got, for those that were words, negative or apart; the first few are named."""
     shown = ", ".join(f"{number} = {level}" for number, level in enumerate(levels[:MOST_SHOWN]))

@@ -19,9 +19,8 @@ from steelyard.data.table_columns import (
     LARGEST,
     InputColumn,
     as_numbers,
-    class_note,
-    in_order,
     input_column,
+    numbered,
     parse_numbers,
     plain,
     survival_note,
@@ -236,12 +235,9 @@ def _yes_or_no(
 def _class_numbers(cells: Any, where: str, title: str) -> tuple[NDArray[np.int64], list[str]]:
     """Number the labels that there are in ascending order, numbers before words."""
     texts = [plain(str(value)) for value in cells.tolist()]
-    names = sorted(set(texts), key=in_order)
-    if len(names) < 2:
-        raise UserError(f"{where} holds '{names[0][:40]}' in every row; expected two classes or more, or data.classes")
-    number = {name: value for value, name in enumerate(names)}
-    natural = all(name == str(value) for name, value in number.items())
-    return np.array([number[text] for text in texts]), [] if natural else [class_note(title, names)]
+    if len(set(texts)) < 2:
+        raise UserError(f"{where} holds '{texts[0][:40]}' in every row; expected two classes or more, or data.classes")
+    return numbered(texts, title)
 
 
 def _owners(table: Table, name: str) -> NDArray[np.str_]:

@@ -8,7 +8,6 @@ import shlex
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from steelyard.clients.flower.register import FILE
@@ -18,45 +17,24 @@ _HOLD_SECONDS = 1.0
 """How long a server tries to hold its folder: whoever asks whether it is served holds it for a moment too."""
 
 
-@dataclass(frozen=True)
 class ServerFolder:
     """What a server keeps: the register of keys, the runs, messages on their way, logs, and how `flwr` reaches it."""
 
-    folder: Path
-
-    @property
-    def register(self) -> Path:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.register = folder / FILE
         """The register of node keys."""
-        return self.folder / FILE
-
-    @property
-    def head_key(self) -> Path:
+        self.head_key = folder / "server"
         """The private key that signs the heads of runs; made at the first start. Move it away to have another."""
-        return self.folder / "server"
-
-    @property
-    def flower(self) -> Path:
+        self.flower = folder / ".flwr"
         """FLWR_HOME of this machine's `flwr` commands."""
-        return self.folder / ".flwr"
-
-    @property
-    def runs(self) -> Path:
+        self.runs = folder / "runs"
         """A folder for each run that was submitted."""
-        return self.folder / "runs"
-
-    @property
-    def contacts(self) -> Path:
+        self.contacts = folder / "contacts.json"
         """What the proxy last heard of each node."""
-        return self.folder / "contacts.json"
-
-    @property
-    def parts(self) -> Path:
+        self.parts = folder / "parts"
         """The parts of messages that are on their way, a file each; emptied when a server starts."""
-        return self.folder / "parts"
-
-    @property
-    def _lock(self) -> Path:
-        return self.folder / "lock"
+        self._lock = folder / "lock"
 
     def command(self, name: str, *arguments: str) -> str:
         """Return the command of an operator of this server, as it is typed."""

@@ -35,12 +35,9 @@ def main_table(document: Comparison, name: str = "") -> Table:
     measure = measure_of(found["measure"])
     factor, digits = measure.factor, 1 if measure.percent else 4
     columns: dict[str, dict[str, str]] = {}
-    named = algorithm_cells(document)
-    if heading := named(None):
-        columns[heading[0]] = {rule: named(rule)[0] for rule in document["rules"]}
-    whose = tested_cells(document)
-    if heading := whose(None):
-        columns[heading[0]] = {rule: whose(rule)[0] for rule in document["rules"]}
+    for cells_of in (algorithm_cells(document), tested_cells(document)):
+        if heading := cells_of(None):
+            columns[heading[0]] = {rule: cells_of(rule)[0] for rule in document["rules"]}
     columns[measure.heading] = {row["rule"]: cell(row["value"], digits, factor) for row in found["rules"]}
     others = [row for row in found["rules"] if row["difference"] is not None]
     if others:

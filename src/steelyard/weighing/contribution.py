@@ -36,12 +36,15 @@ def agreement(view: CohortView) -> Floats:
 )
 def agreement_with_sum(view: CohortView) -> Floats:
     """max(0, cos(Θ_a − Θ, Σ_{b≠a} (Θ_b − Θ))): long updates of others count more than in AG; 0 for one alone."""
-    gram = view.gram
+    return np.clip(cosines_with_sum(view.gram), 0.0, 1.0)
+
+
+def cosines_with_sum(gram: Floats) -> Floats:
+    """Return the cosine of each update with the sum of the others; 0 for one alone, and for one of length 0."""
     own = np.diag(gram)
     along = gram.sum(axis=1) - own
     lengths = np.sqrt(own * np.maximum(gram.sum() - 2 * gram.sum(axis=1) + own, 0.0))
-    found = np.divide(along, lengths, out=np.zeros_like(own), where=lengths > 1e-24)
-    return np.clip(found, 0.0, 1.0)
+    return np.divide(along, lengths, out=np.zeros_like(own), where=lengths > 1e-24)
 
 
 @server_criterion(

@@ -16,6 +16,7 @@ from __future__ import annotations
 import numpy as np
 
 from steelyard.messages import Floats
+from steelyard.weighing.contribution import cosines_with_sum
 from steelyard.weighing.criteria import CohortView, server_criterion
 
 SLACK = 2.0
@@ -54,9 +55,4 @@ def cosines_with_others(gram: Floats) -> Floats:
     sizes = np.sqrt(np.maximum(np.diag(gram), 0.0))
     middle = float(np.median(sizes)) if len(sizes) else 0.0
     cut = np.minimum(1.0, np.divide(middle, sizes, out=np.ones_like(sizes), where=sizes > 0))
-    clipped = gram * np.outer(cut, cut)
-    own = np.diag(clipped)
-    along = clipped.sum(axis=1) - own
-    others = np.maximum(clipped.sum() - 2 * clipped.sum(axis=1) + own, 0.0)
-    lengths = np.sqrt(own * others)
-    return np.divide(along, lengths, out=np.zeros_like(own), where=lengths > 1e-24)
+    return cosines_with_sum(gram * np.outer(cut, cut))

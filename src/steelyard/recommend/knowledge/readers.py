@@ -36,9 +36,7 @@ _MOST_HOPS = 9
 
 def read_triples(path: Path) -> Triples:
     """Read a table of triples, such as the edge lists that go with many data sets; .gz is unpacked."""
-    cells = read_cells(path, TRIPLES, "\t")
-    if cells.shape[1] != 3:
-        raise UserError(f"{path}: {cells.shape[1]} columns; expected {TRIPLES}")
+    cells = read_cells(path, TRIPLES, "\t", columns=3)
     skip = 1 if str(cells.iloc[0, 0]).lower() in _SUBJECTS else 0
     cells = cells.iloc[skip:]
     no_empty(path, cells, TRIPLES, 1 + skip)
@@ -80,9 +78,7 @@ def read_map(path: Path) -> FeatureTable:
 def read_ids(path: Path, predicates: Path) -> FeatureTable:
     """Read both files; objects keep their ids unless a table of names is given beside."""
     chains = read_mapping(predicates)
-    cells = read_cells(path, IDS, "\t")
-    if cells.shape[1] != 3:
-        raise UserError(f"{path}: {cells.shape[1]} columns; expected {IDS}")
+    cells = read_cells(path, IDS, "\t", columns=3)
     no_empty(path, cells, IDS)
     ids = list(chains)
     chain = numbered(cells[1].to_numpy(dtype=object), ids)
@@ -95,9 +91,7 @@ def read_ids(path: Path, predicates: Path) -> FeatureTable:
 
 def read_mapping(path: Path) -> dict[str, tuple[str, ...]]:
     """Return the predicate chain of each predicate id; `~` joins the hops."""
-    cells = read_cells(path, MAPPING, "\t")
-    if cells.shape[1] != 3:
-        raise UserError(f"{path}: {cells.shape[1]} columns; expected {MAPPING}")
+    cells = read_cells(path, MAPPING, "\t", columns=3)
     no_empty(path, cells, MAPPING)
     found: dict[str, tuple[str, ...]] = {}
     for line, (text, name, hops) in enumerate(cells.itertuples(index=False), 1):
