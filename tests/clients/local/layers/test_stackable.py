@@ -103,7 +103,7 @@ def test_cells_are_what_torch_computes(kind: type[nn.Module], depth: int, both: 
     samples = 2 if first else 5
     state = torch.randn(depth * (1 + both), samples, 4)
     for begin in (None, (state, -state) if kind is nn.LSTM else state):
-        (expected, ends), (found, mine) = layer(x, begin), stacked(x, begin)
+        (expected, ends), (found, mine) = layer(x, hx=begin), stacked(x, hx=begin)
         assert torch.allclose(found, expected, atol=1e-6)
         mine, ends = (mine, ends) if kind is nn.LSTM else ((mine,), (ends,))
         assert all(torch.allclose(own, end, atol=1e-6) for own, end in zip(mine, ends, strict=True))

@@ -38,11 +38,11 @@ class StackedRecurrent(nn.Module):
     def flatten_parameters(self) -> None:
         """Do nothing: users call this on torch's layers."""
 
-    def forward(self, x: torch.Tensor, state: torch.Tensor | State | None = None) -> tuple[torch.Tensor, object]:
-        if not isinstance(x, torch.Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+    def forward(self, input: torch.Tensor, hx: torch.Tensor | State | None = None) -> tuple[torch.Tensor, object]:
+        if not isinstance(input, torch.Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError("packed sequences do not stack")
-        x = x if self.first else x.transpose(0, 1)
-        given = None if state is None else state if isinstance(state, tuple) else (state,)
+        x = input if self.first else input.transpose(0, 1)
+        given = None if hx is None else hx if isinstance(hx, tuple) else (hx,)
         ends: list[State] = []
         for depth in range(self.depth):
             x = self.drops[depth - 1](x) if depth and self.drops is not None else x
