@@ -150,7 +150,7 @@ def scaffold(lines: Lines) -> dict[str, str]:
     main = [line for line in main if {"fedavg", "scaffold"} <= set(line["curves"])]
     if not main:
         told |= {"B ANSWER": "open", "B RUN": "no", "B NEAR": "Whether it comes to 82.6 is open"}
-        return {**told, "B RIGHT": "Not run.", "B FROZEN": "Not run."}
+        return {**told, "B RIGHT": "Not run.", "B FROZEN": "Not run.", "B CAUSES": "Not run."}
     line = max(main, key=lambda line: (line["rounds"], len(line["curves"]["scaffold"])))
     own, base = (best(line["curves"][rule]) for rule in ("scaffold", "fedavg"))
     mine, other = statistics.mean(own), statistics.mean(base)
@@ -173,7 +173,25 @@ def scaffold(lines: Lines) -> dict[str, str]:
     if frozen:
         stays, right = (statistics.mean(best(frozen[0]["curves"][rule])) for rule in ("scaffold-frozen", "scaffold"))
         told["B FROZEN"] = f"A server's control that stays 0 costs {right - stays:.1f} points and ends at {stays:.1f}."
+    told["B CAUSES"] = _causes(cells)
     return told
+
+
+def _causes(cells: Lines) -> str:
+    """Say how far single changes of the protocol bring SCAFFOLD down, and how far it is ahead of FedAvg with them."""
+    ends = {
+        line["split"]: tuple(statistics.mean(best(line["curves"][rule])) for rule in ("scaffold", "fedavg"))
+        for line in cells
+        if {"fedavg", "scaffold"} <= set(line["curves"]) and line["split"] not in ("all take part", "three seeds")
+    }
+    if not ends:
+        return "Not run."
+    leads = sorted(mine - other for mine, other in ends.values())
+    lowest = min(ends, key=ends.__getitem__)
+    return (
+        f"One change of the protocol at a time ({'; '.join(ends)}) brings SCAFFOLD to {ends[lowest][0]:.1f} at the "
+        f"lowest ({lowest}). Its lead over FedAvg is then {leads[0]:+.1f} to {leads[-1]:+.1f} points."
+    )
 
 
 def _ahead(mine: Curves, other: Curves) -> str:

@@ -86,6 +86,8 @@ def made(
         "A-normalised-cifar10-Dirichlet-05-drawn": ("A-normalised", "cifar10", "Dirichlet 0.5 drawn"),
         "2026-cifar10-FedSCS-noise-at-one": ("2026", "cifar10", "FedSCS, noise at one"),
         "B-cifar10-all-take-part": ("B", "cifar10", "all take part"),
+        "B-cifar10-rate-01": ("B", "cifar10", "rate .01"),
+        "B-cifar10-one-epoch": ("B", "cifar10", "one epoch"),
         "2026-cifar10-adaptive-Dirichlet-05": ("2026", "cifar10", "adaptive, Dirichlet 0.5"),
     }[cell]
     facts = {"table": table, "data": data, "split": split, "finished": finished, "device": "cuda", "seconds": 60.0}
@@ -191,6 +193,10 @@ def test_what_one_question_says_follows_the_cells() -> None:
     assert "It comes to 82.6 within 1.5 points | 50 of 50 rounds, 3 seeds |" in told
     assert "not what SCAFFOLD gives on this protocol. It comes to 82.6 within 1.5 points. Not settled" in told
     assert "2.0 points ahead of FedAvg after 50 rounds, and ahead in every round from 2 on." in told
+    slow = made("B-cifar10-rate-01", {"fedavg": [[0.5, 0.6]], "scaffold": [[0.4, 0.65]]}, 25)
+    short = made("B-cifar10-one-epoch", {"fedavg": [[0.5, 0.6]], "scaffold": [[0.4, 0.57]]}, 25)
+    causes = page([three, slow, short])
+    assert "brings SCAFFOLD to 57.0 at the lowest (one epoch). Its lead over FedAvg is then -3.0 to +5.0" in causes
     board = page([made("C-fashion-mnist-two-labels", {"fedavg": [[0.79]], "fine-tuned": [[0.98]]}, 100)])
     assert "| ours (published): two labels: `fedavg` 79.0 (80.4), `fine-tuned` 98.0 | 100 of 2,000 rounds |" in board
 
