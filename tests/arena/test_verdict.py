@@ -33,6 +33,16 @@ def test_better_worse_equal_and_unknown_are_told_apart() -> None:
     )
 
 
+def test_the_same_models_are_equal_though_four_zeros_are_too_few_for_a_test() -> None:
+    few = figures(BASE[:4], BASE[:4])
+    assert judge(on_paper(["clean", "sizes"]), {"clean": few, "sizes": few})["equal"] == 0
+    digests = tuple("abcd")
+    same = few.model_copy(update={"models": {"fedavg": digests, "X": digests}})
+    near = few.model_copy(update={"models": {"fedavg": digests, "X": (*digests[:3], "e")}})
+    document = judge(on_paper(["clean", "sizes"]), {"clean": same, "sizes": near})
+    assert [scene["verdict"] for scene in document["scenes"]] == ["equal", "not distinguishable"]
+
+
 def test_the_mean_gain_has_the_interval_of_its_seeds() -> None:
     made = {"clean": figures(BASE, shifted(0.03)), "sizes": figures(BASE, shifted(0.01))}
     document = judge(on_paper(["clean", "sizes"]), made)

@@ -28,7 +28,8 @@ def judge(arena: Arena, figures: Mapping[str, SceneFigures]) -> ArenaDocument:
     sound = [name for name, found in figures.items() if candidate in found.values and baseline in found.values]
     differences = {name: _minus(figures[name].values, candidate, baseline) for name in sound}
     level = spent(ALPHA, arena.opened) if arena.opened else ALPHA
-    tests = _until_decided(arena, differences) if arena.opened else _once(arena, differences)
+    same = [name for name in sound if _same_models(figures[name].models, candidate, baseline)]
+    tests = _until_decided(arena, differences) if arena.opened else _once(arena, differences, same)
     scenes = [_scene(arena, name, figures.get(name), tests.get(name, _NONE), level) for name in arena.scenes]
     verdicts = [scene["verdict"] for scene in scenes]
     gains = [estimate(differences[name]).mean for name in sound]
@@ -69,11 +70,19 @@ _Tests = tuple[float | None, float | None, float | None]
 _NONE: _Tests = (None, None, None)
 
 
-def _once(arena: Arena, differences: Mapping[str, Sequence[float]]) -> dict[str, _Tests]:
-    """Test scenes whose number of seeds was fixed before."""
+def _same_models(models: Mapping[str, Sequence[str]], one: str, other: str) -> bool:
+    """Say whether two rules came to the same model, bit for bit, in every seed, as `EQ` and FedAvg on equal sizes."""
+    return bool(models.get(one)) and models.get(one) == models.get(other)
+
+
+def _once(arena: Arena, differences: Mapping[str, Sequence[float]], same: Sequence[str]) -> dict[str, _Tests]:
+    """Test scenes whose number of seeds was fixed before; where models are the same, no test need show it."""
     enough = len(arena.seeds) >= LEAST_SEEDS
     raw = [paired_p(each) if enough else None for each in differences.values()]
-    equal = [equivalence_p(each, arena.suite.margin) if enough else None for each in differences.values()]
+    equal = [
+        0.0 if name in same and enough else equivalence_p(each, arena.suite.margin) if enough else None
+        for name, each in differences.items()
+    ]
     return dict(zip(differences, zip(raw, holm(raw), holm(equal), strict=True), strict=True))
 
 
