@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,7 +30,7 @@ from steelyard.clients.flower.hidden_forms import (
     key_shares_codec,
     rows,
 )
-from steelyard.clients.flower.hidden_tries import Answer, RoundTry, Shape, keep_shares, key_rows, read_answer
+from steelyard.clients.flower.hidden_tries import Answer, RoundTry, Shape, Written, keep_shares, key_rows, read_answer
 from steelyard.clients.flower.requesting import Request
 from steelyard.clients.flower.settings import FederateSettings
 from steelyard.clients.flower.tasks import Refusal, pack_parameters
@@ -81,19 +81,16 @@ class HiddenClients(FlowerClients):
         return RoundTry(task, attempt, SecureServer(context, self._aggregation, what, fewest=fewest))
 
     def _collect_keys(self, begun: Sequence[RoundTry], *, again: bool = False) -> None:
-        def form(work: RoundTry, asked: Sequence[str], seconds: float) -> tuple[Form, dict[str, NDArray[Any]]]:
-            return KeysForm(**work.fields(self._run, asked, seconds, self._experiment), again=again), {}
-
-        def shape(work: RoundTry, clients: int) -> tuple[str, tuple[int, ...]]:
-            return "|u1", (clients, PUBLIC_BYTES)
-
-        groups = [work.task.clients for work in begun]
-        for work, answers in zip(begun, self._ask(KEYS, "keys", begun, groups, form, shape), strict=True):
+        found = self._ask(
+            *(KEYS, "keys", begun, [work.task.clients for work in begun]),
+            lambda work, fields: (KeysForm(**fields, again=again), {}),
+            lambda clients: ("|u1", (clients, PUBLIC_BYTES)),
+        )
+        for work, answers in zip(begun, found, strict=True):
             shown: dict[str, PublicKeys] = {}
             for answer in answers:
                 for client, row in zip(answer.clients, answer.found, strict=True):
                     shown[client] = PublicKeys.read(row.tobytes())
-                    work.sent[client] = work.sent.get(client, 0) + answer.sent
             work.failures += [Failure(client, reason) for client, reason in work.server.admit(shown).items()]
             why = "; ".join(f"{failure.client}: {failure.reason}" for failure in work.failures[:3])
             work.server.require(len(work.server.keys), f"showed keys ({why})" if why else "showed keys")
@@ -121,57 +118,45 @@ class HiddenClients(FlowerClients):
         fresh.sent = work.sent
         self._collect_keys([fresh], again=True)
         cohort = sorted(fresh.server.keys)
-
-        def form(work: RoundTry, asked: Sequence[str], seconds: float) -> tuple[Form, dict[str, NDArray[Any]]]:
-            fields = work.fields(self._run, asked, seconds, self._experiment)
-            return ShareForm(**fields, cohort=cohort), {"keys": key_rows(work)}
-
-        def shape(work: RoundTry, clients: int) -> tuple[str, tuple[int, ...]]:
-            return "|u1", (clients, len(cohort), KEY_SHARES_BYTES)
-
-        for answer in self._ask(SHARE, "key_shares", [fresh], [cohort], form, shape)[0]:
+        (answers,) = self._ask(
+            *(SHARE, "key_shares", [fresh], [cohort]),
+            lambda work, fields: (ShareForm(**fields, cohort=cohort), {"keys": key_rows(work)}),
+            lambda clients: ("|u1", (clients, len(cohort), KEY_SHARES_BYTES)),
+        )
+        for answer in answers:
             keep_shares(fresh, answer.clients, answer.found)
-            for client in answer.clients:
-                fresh.sent[client] += answer.sent
         return fresh
 
     def hide(self, work: RoundTry, members: Sequence[str], weights: Mapping[str, float]) -> list[Answer]:
         """Ask the members for their weighted updates, hidden; a node answers with the sum of its clients'."""
         encoding = FixedPoint.of(self._aggregation.word_bits, self._aggregation.bound, len(work.server.keys))
 
-        def form(work: RoundTry, asked: Sequence[str], seconds: float) -> tuple[Form, dict[str, NDArray[Any]]]:
+        def form(work: RoundTry, fields: dict[str, Any]) -> tuple[Form, dict[str, NDArray[Any]]]:
             empty = bytes(KEY_SHARES_BYTES)
-            received = [work.server.shares_for(client, members) for client in asked]
+            received = [work.server.shares_for(client, members) for client in fields["clients"]]
             shares = [rows([mine.get(name, empty) for name in members], KEY_SHARES_BYTES) for mine in received]
-            fields = work.fields(self._run, asked, seconds, self._experiment)
-            written = HideForm(**fields, members=list(members), weights=[weights[client] for client in asked])
-            return written, {"key_shares": np.stack(shares)}
+            mine = [weights[client] for client in fields["clients"]]
+            return HideForm(**fields, members=list(members), weights=mine), {"key_shares": np.stack(shares)}
 
-        def shape(work: RoundTry, clients: int) -> tuple[str, tuple[int, ...]]:
-            return encoding.dtype.str, (work.task.parameters.numel(),)
-
-        return self._ask(HIDE, "words", [work], [members], form, shape)[0]
+        shape = (encoding.dtype.str, (work.task.parameters.numel(),))
+        return self._ask(HIDE, "words", [work], [members], form, lambda clients: shape)[0]
 
     def open(self, work: RoundTry, members: Sequence[str], survivors: Sequence[str]) -> dict[str, Opened]:
         """Ask the survivors for what opens their sum."""
-
-        def form(work: RoundTry, asked: Sequence[str], seconds: float) -> tuple[Form, dict[str, NDArray[Any]]]:
-            fields = work.fields(self._run, asked, seconds, self._experiment)
-            return OpenForm(**fields, survivors=list(survivors)), {}
-
-        def shape(work: RoundTry, clients: int) -> tuple[str, tuple[int, ...]]:
-            return "|u1", (clients, len(members), SHARE_BYTES)
-
+        (answers,) = self._ask(
+            *(OPEN, "shares", [work], [survivors]),
+            lambda work, fields: (OpenForm(**fields, survivors=list(survivors)), {}),
+            lambda clients: ("|u1", (clients, len(members), SHARE_BYTES)),
+        )
         revealed: dict[str, Opened] = {}
         stayed = set(survivors)
-        for answer in self._ask(OPEN, "shares", [work], [survivors], form, shape)[0]:
+        for answer in answers:
             for client, mine in zip(answer.clients, answer.found, strict=True):
                 shares = {name: row.tobytes() for name, row in zip(members, mine, strict=True)}
                 revealed[client] = Opened(
                     {name: share for name, share in shares.items() if name in stayed},
                     {name: share for name, share in shares.items() if name not in stayed},
                 )
-                work.sent[client] = work.sent.get(client, 0) + answer.sent
         return revealed
 
     def _ask(
@@ -180,17 +165,17 @@ class HiddenClients(FlowerClients):
         array: str,
         works: Sequence[RoundTry],
         groups: Sequence[Sequence[str]],
-        form: Callable[[RoundTry, Sequence[str], float], tuple[Form, dict[str, NDArray[Any]]]],
+        form: Written,
         shape: Shape,
     ) -> list[list[Answer]]:
-        """Send one message to each node of each group, and return what was answered properly, by round."""
+        """Send one message to each node of each group, and return what was answered properly, by round; count it."""
         requests: list[TaskRequest] = []
         failures: list[list[Failure]] = [[] for _ in works]
         seconds = self._seconds(works)
         for index, (work, group) in enumerate(zip(works, groups, strict=True)):
             for node, asked in self.exchange.group(group, failures[index]).items():
-                written, arrays = form(work, asked, seconds)
-                dtype, sizes = shape(work, len(asked))
+                written, arrays = form(work, work.fields(self._run, asked, seconds, self._experiment))
+                dtype, sizes = shape(len(asked))
                 largest = _MOST_EXTRA + 2 * int(np.prod(sizes)) * np.dtype(dtype).itemsize
                 request = Request(node, kind, wire.content(written, arrays), work.task.round, largest)
                 requests.append(TaskRequest(index, node, asked, request))
@@ -199,9 +184,13 @@ class HiddenClients(FlowerClients):
             return read_answer(content, request.asked, works[request.index], array, shape)
 
         parts = self.exchange.send(requests, seconds, read, failures)
-        for work, found in zip(works, failures, strict=True):
+        answered = [parts.get(index, []) for index in range(len(works))]
+        for work, answers, found in zip(works, answered, failures, strict=True):
             work.failures += found
-        return [parts.get(index, []) for index in range(len(works))]
+            for answer in answers:
+                for client in answer.clients:
+                    work.sent[client] = work.sent.get(client, 0) + answer.sent
+        return answered
 
 
 class _GridSums:
@@ -233,9 +222,6 @@ class _GridSums:
         answers = self._clients.hide(work, members, weights)
         parts = [answer.found for answer in answers if answer.clients]
         total = sum(parts[1:], start=parts[0]) if parts else np.zeros(0, np.uint32)
-        for answer in answers:
-            for client in answer.clients:
-                work.sent[client] = work.sent.get(client, 0) + answer.sent
         return HiddenWords(
             total,
             tuple(sorted(client for answer in answers for client in answer.clients)),

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from steelyard.clients.flower import arrays as packing
 from steelyard.clients.flower import checks, wire
-from steelyard.clients.flower.forms import Refused
+from steelyard.clients.flower.forms import Form, Refused
 from steelyard.clients.flower.hidden_forms import AnswerForm, rows
 from steelyard.clients.flower.payloads import only_keys
 from steelyard.messages import Failure, Task
@@ -57,14 +57,16 @@ class RoundTry:
         }
 
 
-Shape = Callable[[RoundTry, int], tuple[str, tuple[int, ...]]]
-"""From a try and a number of clients to type and sizes of the array that their answer must hold."""
+Written = Callable[[RoundTry, dict[str, Any]], tuple[Form, dict[str, NDArray[Any]]]]
+"""From a try, and the fields that every message of it has, to a message: its form, and the arrays beside it."""
+Shape = Callable[[int], tuple[str, tuple[int, ...]]]
+"""From a number of clients to type and sizes of the array that their answer must hold."""
 
 
 def read_answer(content: RecordDict, asked: Sequence[str], work: RoundTry, array: str, shape: Shape) -> Answer:
     """Return what a node answered for those it was asked for; anything else is refused."""
     text, found = wire.split(content)
-    dtype, sizes = shape(work, len(asked))
+    dtype, sizes = shape(len(asked))
     most = checks.largest_form(len(asked))
     sent = checks.refuse_size(text, found, most, int(np.prod(sizes)) * np.dtype(dtype).itemsize + 4096)
     form = AnswerForm.read(text, most)
@@ -75,7 +77,7 @@ def read_answer(content: RecordDict, asked: Sequence[str], work: RoundTry, array
     if not set(form.unreadable) <= {failure.client for failure in form.failures}:
         raise Refused("unreadable: names clients that hid their updates; allowed: those that did not")
     only_keys(found, [array] if count else [])
-    dtype, sizes = shape(work, count)
+    dtype, sizes = shape(count)
     values = packing.unpack(found[array], array, dtype, sizes) if count else np.zeros(0, np.dtype(dtype))
     failures = checks.failures(form.failures, form.clients, asked)
     return Answer(tuple(form.clients), values, failures, sent // max(count, 1), form.unreadable)
