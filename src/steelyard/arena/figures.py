@@ -10,7 +10,7 @@ from pydantic import Field
 from steelyard import files
 from steelyard.arena.plan import SCENES, Arena
 from steelyard.experiment.loading import own_text, read_experiment
-from steelyard.report.recorded_curves import Curve, read_curves
+from steelyard.report.recorded_curves import read_curves
 from steelyard.report.reporting_rows import recommendation_of
 from steelyard.runs.reader import History, at_once
 from steelyard.settings import Section
@@ -113,7 +113,8 @@ def run_figures(run: Path, baseline: str, candidate: str = "") -> SceneFigures:
     worst: dict[str, tuple[float, ...]] = {}
     for curve in curves:
         if curve.rule in values and curve.scores.size:
-            worst[curve.rule] = (*worst.get(curve.rule, ()), _worst_client(curve, experiment.rounds.last))
+            of_clients = curve.scores[-experiment.rounds.last :].mean(axis=0)
+            worst[curve.rule] = (*worst.get(curve.rule, ()), float(of_clients.min()))
     seeds = sorted({curve.seed for curve in curves})
     return SceneFigures(
         values=values,
@@ -123,11 +124,6 @@ def run_figures(run: Path, baseline: str, candidate: str = "") -> SceneFigures:
         where=decided["where"],
         failed=left_out.get(candidate, ""),
     )
-
-
-def _worst_client(curve: Curve, last: int) -> float:
-    """Return the accuracy of the client that the last rounds' models serve worst, on its own test rows."""
-    return float(curve.scores[-last:].mean(axis=0).min())
 
 
 def left_out_for_all(history: History) -> str:

@@ -119,7 +119,8 @@ def _rules(document: ArenaDocument) -> Table:
     apart = (
         "" if critical is None else f" Mean ranks less than {critical:.2f} apart cannot be told apart (Nemenyi, 5 %)."
     )
-    every, of = sum(_in_ranks(scene, document) for scene in document["scenes"]), len(document["scenes"])
+    ranked, of = {row["rule"] for row in document["ranks"]}, len(document["scenes"])
+    every = sum({row["rule"] for row in scene["rules"]} >= ranked for scene in document["scenes"])
     where = "" if every == of else f" Over the {every} of {of} scenes in which all of them have figures."
     return Table(
         "Every rule over the scenes",
@@ -130,10 +131,6 @@ def _rules(document: ArenaDocument) -> Table:
         ),
         f"Rank 1 is the best. Accuracies: mean over the scenes ± half the 95 % interval over the seeds.{where}{apart}",
     )
-
-
-def _in_ranks(scene: ArenaScene, document: ArenaDocument) -> bool:
-    return {row["rule"] for row in scene["rules"]} >= {row["rule"] for row in document["ranks"]}
 
 
 def failure_lines(document: ArenaDocument) -> list[str]:

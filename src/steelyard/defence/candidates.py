@@ -19,15 +19,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 import torch
 
 from steelyard.defence.geometry import lengths
 from steelyard.update_payloads import Counts, DenseModels, Floats
-
-Family = Literal["all", "alie", "ipm", "drift"]
 
 IPM = (0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0)
 ALIE = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)

@@ -278,14 +278,11 @@ def toml(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        return f'"{"".join(_ESCAPES.get(letter) or _letter(letter) for letter in value)}"'
+        plain = (letter if letter.isprintable() else f"\\U{ord(letter):08x}" for letter in value)
+        return f'"{"".join(_ESCAPES.get(letter, text) for letter, text in zip(value, plain, strict=True))}"'
     if isinstance(value, Mapping):
         inner = ", ".join(f"{toml(str(key))} = {toml(entry)}" for key, entry in value.items())
         return f"{{ {inner} }}"
     if isinstance(value, Sequence):
         return f"[{', '.join(toml(entry) for entry in value)}]"
     return repr(value)
-
-
-def _letter(letter: str) -> str:
-    return letter if letter.isprintable() else f"\\U{ord(letter):08x}"

@@ -39,7 +39,8 @@ def sweep_chart(document: SweepDocument) -> alt.LayerChart | None:
     scale = alt.Scale(domain=_limits(data), nice=True, zero=False)
     y = alt.Y("mean:Q", title=measured, axis=alt.Axis(format=form), scale=scale)
     base = alt.Chart(data)
-    colour = [alt.Color("line:N", scale=alt.Scale(domain=lines), legend=_legend(lines))]
+    legend = alt.Legend(columns=4, symbolType="stroke") if len(lines) > 1 else None
+    colour = [alt.Color("line:N", scale=alt.Scale(domain=lines), legend=legend)]
     tips = [alt.Tooltip("setting:N"), alt.Tooltip("mean:Q", title=measured, format=".4f")]
     layers: list[Any] = [base.mark_line(point=alt.OverlayMarkDef(size=40)).encode(x, y, *colour, tooltip=tips)]
     if len(document["seeds"]) > 1:
@@ -141,7 +142,3 @@ def _by_factors(values: Sequence[float]) -> bool:
     steps = [after - before for before, after in pairwise(values)]
     factors = [after / before for before, after in pairwise(values)]
     return values[-1] / values[0] >= 10 or (len(steps) > 1 and max(steps) / min(steps) > max(factors) / min(factors))
-
-
-def _legend(lines: Sequence[str]) -> alt.Legend | None:
-    return alt.Legend(columns=4, symbolType="stroke") if len(lines) > 1 else None
