@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from steelyard.cli import federate_console, federate_server
+from steelyard.cli import federate_server
 from steelyard.cli.finishing import finish
 from steelyard.cli.options import (
     ExperimentArgument,
@@ -37,11 +37,11 @@ app = typer.Typer(
 app.command("serve")(federate_server.serve)
 app.command("register")(federate_server.register)
 app.command("submit")(federate_server.submit)
-app.command("list")(federate_console.list_runs)
-app.command("follow")(federate_console.follow)
-app.command("stop")(federate_console.stop)
-app.command("nodes")(federate_console.nodes)
-app.command("log")(federate_console.log)
+app.command("list")(federate_server.list_runs)
+app.command("follow")(federate_server.follow)
+app.command("stop")(federate_server.stop)
+app.command("nodes")(federate_server.nodes)
+app.command("log")(federate_server.log)
 
 
 @app.command("init")

@@ -23,10 +23,10 @@ def comparison_tables(document: Comparison) -> list[Table]:
     """Return the papers' tables: rounds to target, devices, server, testing rounds, samples, curves."""
     several = len(document["seeds"]) > 1
     found = [_rounds(section, document, several) for section in document["rounds_to_target"]]
-    found += [*_devices(document), *_clients(document)]
-    for tables in (_server, class_tables, _ended, _left_out, _flawed, _testing, _samples):
+    for tables in (_devices, _clients, _server, class_tables):
         found += tables(document)
-    return [*found, _curves(document)]
+    found += [table(document) for table in (_ended, _left_out, _flawed, _testing, _samples, _curves)]
+    return [table for table in found if table.rows]
 
 
 def cell(value: EstimateJson, digits: int = 1, factor: float = 1.0) -> str:
@@ -156,34 +156,24 @@ def _server(document: Comparison) -> list[Table]:
     return [Table(title, headings, tuple(rows), f"{note[:1].upper()}{note[1:]}.")]
 
 
-def _ended(document: Comparison) -> list[Table]:
+def _ended(document: Comparison) -> Table:
     """Which federations ended early because their model exploded, so that nobody takes their figures for final ones."""
-    ended = document.get("ended", [])
-    if not ended:
-        return []
-    rows = [(row["rule"], str(row["seed"]), str(row["round"]), row["reason"]) for row in ended]
+    rows = [(row["rule"], str(row["seed"]), str(row["round"]), row["reason"]) for row in document.get("ended", [])]
     note = "Their last tested model stands in the other tables; a target that it had not reached is not reached."
-    return [Table("Ended early, without a sound model", ("rule", "seed", "round", "why"), tuple(rows), note)]
+    return Table("Ended early, without a sound model", ("rule", "seed", "round", "why"), tuple(rows), note)
 
 
-def _left_out(document: Comparison) -> list[Table]:
+def _left_out(document: Comparison) -> Table:
     """What `--rules all` asked for and this experiment cannot run, so that nobody takes the rest for everything."""
-    rows = tuple(document.get("left_out", {}).items())
-    return [Table("Left out of all rules", ("rule", "why"), rows)] if rows else []
+    return Table("Left out of all rules", ("rule", "why"), tuple(document.get("left_out", {}).items()))
 
 
-def _flawed(document: Comparison) -> list[Table]:
-    flawed = document.get("flawed", [])
-    if not flawed:
-        return []
-    rows = [(row["rule"], cell(row["weight"], 1, 100.0)) for row in flawed]
-    return [Table("Share of all weight that flawed clients got", ("rule", "weight (%)"), tuple(rows))]
+def _flawed(document: Comparison) -> Table:
+    rows = [(row["rule"], cell(row["weight"], 1, 100.0)) for row in document.get("flawed", [])]
+    return Table("Share of all weight that flawed clients got", ("rule", "weight (%)"), tuple(rows))
 
 
-def _testing(document: Comparison) -> list[Table]:
-    used = [row for row in document["testing"] if row["testing_rounds"]["mean"] > 0]
-    if not used:
-        return []
+def _testing(document: Comparison) -> Table:
     rows = [
         (
             row["rule"],
@@ -191,15 +181,14 @@ def _testing(document: Comparison) -> list[Table]:
             cell(row["testing_rounds"]),
             ", ".join(f"{order} {count}" for order, count in row["orders_kept"].items()),
         )
-        for row in used
+        for row in document["testing"]
+        if row["testing_rounds"]["mean"] > 0
     ]
     headings = ("rule", "rounds", "testing rounds", "rounds that kept each order, all seeds")
-    return [Table("Online adjustment: what it cost and what it kept", headings, tuple(rows))]
+    return Table("Online adjustment: what it cost and what it kept", headings, tuple(rows))
 
 
-def _samples(document: Comparison) -> list[Table]:
-    if not document["right_wrong"]:
-        return []
+def _samples(document: Comparison) -> Table:
     base = document["baseline"]
     rows = [
         (
@@ -209,7 +198,7 @@ def _samples(document: Comparison) -> list[Table]:
         for row in document["right_wrong"]
     ]
     headings = ("rule", "both wrong", "only the rule right", f"only {base} right", "both right")
-    return [Table(f"Test samples right or wrong in the last round against {base}, all seeds", headings, tuple(rows))]
+    return Table(f"Test samples right or wrong in the last round against {base}, all seeds", headings, tuple(rows))
 
 
 def _curves(document: Comparison) -> Table:
