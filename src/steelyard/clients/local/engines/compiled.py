@@ -54,7 +54,9 @@ class CompiledStep(MappedStep):
             step = super().program(loss, augment, cuts, targets, samples)
             # What is frozen belongs to the module and is no input.
             traced = make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(cuts, targets, samples)
-            programs[key] = torch.compile(traced, backend=self.backend, dynamic=False)
+            # A number that a network writes into a tensor, as in x[:, -1] = 1, is traced as a constant on the CPU, from
+            # where a recorded graph may copy nothing.
+            programs[key] = torch.compile(traced.to(self.setup.device), backend=self.backend, dynamic=False)
         return programs[key]
 
 
