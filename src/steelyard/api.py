@@ -26,6 +26,7 @@ from steelyard.settings import Section
 from steelyard.sweeps.jobs import MOST_JOBS
 from steelyard.sweeps.plan import Scalar, plan
 from steelyard.sweeps.result import BEST, sweep_document, write_sweep_files
+from steelyard.sweeps.running import How
 from steelyard.sweeps.running import sweep as run_sweep
 from steelyard.sweeps.table import sweep_table
 from steelyard.usercode import hand_over_as, is_handed_over
@@ -212,7 +213,7 @@ class _Runnable:
             many=True,
         )
         with watching(shown):
-            folder = run_sweep(planned, out=out, dataset=dataset, jobs=jobs, progress=shown)
+            folder = run_sweep(planned, out, How(shown, jobs=jobs, dataset=dataset))
             write_sweep_files(folder)
         return SweepResult(folder)
 

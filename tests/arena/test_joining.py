@@ -18,6 +18,7 @@ from steelyard.arena.plan import arena_folder, plan, read_arena
 from steelyard.arena.running import run_arena
 from steelyard.experiment.job_array import Part
 from steelyard.sweeps import jobs
+from steelyard.sweeps.running import How
 
 SCENES = ["two-labels", "hospitals"]
 
@@ -49,7 +50,7 @@ def test_joined_parts_are_the_whole_with_its_models(
     monkeypatch.setattr(jobs, "multiprocessing", SimpleNamespace(get_context=lambda kind: warm_processes()))
     whole = join_arenas([parts[1], parts[0]], tmp_path / "joined")
     at_once = small_arena("LD", tmp_path / "once", scenes=SCENES)
-    run_arena(at_once, jobs=2)
+    run_arena(at_once, How(jobs=2))
     arena = read_arena(whole)
     assert arena.document() == read_arena(at_once).document()
     found, expected = read_figures(whole, arena), read_figures(at_once, arena)

@@ -23,6 +23,7 @@ from steelyard.errors import MachineError, Stopped
 from steelyard.runs import setup
 from steelyard.runs.reader import History
 from steelyard.sweeps.plan import PlannedRun
+from steelyard.sweeps.running import How
 
 CODE = """
 import numpy as np
@@ -167,7 +168,7 @@ def test_the_part_is_the_same_whatever_the_scene_was_trained_with(tmp_path: Path
 def test_a_second_call_runs_nothing_and_another_arena_is_refused(done: Path) -> None:
     before = (scene_folder(done, "hospitals") / "run.sqlite").read_bytes()
     lines: list[str] = []
-    run_arena(small_arena("LD>DS/max", done), announce=lines.append)
+    run_arena(small_arena("LD>DS/max", done), How(announce=lines.append))
     assert lines == []
     assert (scene_folder(done, "hospitals") / "run.sqlite").read_bytes() == before
     with pytest.raises(UserError, match="holds another arena, which differs in seeds"):
@@ -182,7 +183,7 @@ def test_scenes_named_later_are_added_to_those_that_are_done(tmp_path: Path) -> 
     before = (scene_folder(folder, "hospitals") / "run.sqlite").read_bytes()
     assert read_arena(small_arena("LD", tmp_path, scenes=["clean"])).scenes == ("clean", "hospitals")
     lines: list[str] = []
-    run_arena(folder, announce=lines.append)
+    run_arena(folder, How(announce=lines.append))
     assert [line.split(",")[0] for line in lines] == ["scene 2 of 2: clean"]
     assert (scene_folder(folder, "hospitals") / "run.sqlite").read_bytes() == before
     with pytest.raises(UserError, match="holds another arena, which differs in"):
@@ -200,7 +201,7 @@ def test_a_stopped_arena_goes_on_to_the_same_figures(
             run_arena(folder)
     assert write_archive(folder)["sentence"].startswith("Nothing can be said of LD>DS/max yet")
     lines: list[str] = []
-    run_arena(folder, announce=lines.append)
+    run_arena(folder, How(announce=lines.append))
     assert lines == ["scene 1 of 1: hospitals, heart disease in four hospitals (UCI)"]
     assert (
         read_figures(folder, read_arena(folder))["hospitals"].models

@@ -18,12 +18,13 @@ from steelyard.experiment.rule_words import parse_rules
 from steelyard.report.recorded_curves import read_curves
 from steelyard.runs.reader import History
 from steelyard.sweeps import jobs
+from steelyard.sweeps.running import How
 
 
 def test_settings_are_judged_by_the_clients_own_rows_on_seeds_that_never_report(tmp_path: Path) -> None:
     rules = parse_rules(["fedadam(server_rate=0.03)", "fedadam"], SUITE.experiment("hospitals"))
     told: list[str] = []
-    found = tune(SUITE, rules, tmp_path, ["hospitals"], QUICK, announce=told.append)
+    found = tune(SUITE, rules, tmp_path, ["hospitals"], QUICK, How(announce=told.append))
     assert told == ["choosing among 2 settings, scene 1 of 1: hospitals"]
     history = History(tmp_path / TUNING / "hospitals")
     seeds = set(history.federations["seed"])
@@ -32,7 +33,7 @@ def test_settings_are_judged_by_the_clients_own_rows_on_seeds_that_never_report(
     curves = [curve for curve in read_curves(history) if curve.rule == "fedadam"]
     assert found["fedadam"] == pytest.approx(sum(float(curve.overall[-1]) for curve in curves) / len(curves))
     told.clear()
-    assert tune(SUITE, rules, tmp_path, ["hospitals"], QUICK, announce=told.append) == found
+    assert tune(SUITE, rules, tmp_path, ["hospitals"], QUICK, How(announce=told.append)) == found
     assert told == []
     with pytest.raises(UserError, match="holds other settings"):
         tune(SUITE, parse_rules(["EQ", "LD"], SUITE.experiment("hospitals")), tmp_path, ["hospitals"], QUICK)
@@ -43,7 +44,7 @@ def test_scenes_in_processes_of_their_own_give_the_same_table(tmp_path: Path, mo
     rules = parse_rules(["fedadam(server_rate=0.03)", "fedadam"], SUITE.experiment("hospitals"))
     scenes = ["clean", "hospitals"]
     told: list[str] = []
-    both = tune(SUITE, rules, tmp_path / "both", scenes, QUICK, jobs=2, announce=told.append)
+    both = tune(SUITE, rules, tmp_path / "both", scenes, QUICK, How(announce=told.append, jobs=2))
     assert told == [f"choosing among 2 settings, scene {n} of 2: {name}" for n, name in enumerate(scenes, 1)]
     assert both == tune(SUITE, rules, tmp_path / "one", scenes, QUICK)
 

@@ -23,6 +23,7 @@ from steelyard.arena.verdict import judge
 from steelyard.errors import Stopped
 from steelyard.report.statistics import ALPHA
 from steelyard.runs.reader import History
+from steelyard.sweeps.running import How
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +89,7 @@ def test_a_scene_that_is_decided_gets_no_more_seeds_and_a_stop_changes_nothing(
             run_arena(folder)
     assert calls == ["scenes/hospitals", "scenes/hospitals-2"]
     lines: list[str] = []
-    arena = run_arena(folder, announce=lines.append)
+    arena = run_arena(folder, How(announce=lines.append))
     assert lines == ["seeds 206 to 210, scene 1 of 1: hospitals, heart disease in four hospitals (UCI)"]
     found = read_figures(folder, arena)["hospitals"]
     assert {rule: len(values) for rule, values in found.values.items()} == {"fedavg": 10, "EQ": 10}

@@ -18,7 +18,7 @@ from steelyard.experiment.loading import build, load
 from steelyard.runs.store import held
 from steelyard.sweeps.plan import plan
 from steelyard.sweeps.result import RESULTS, sweep_document
-from steelyard.sweeps.running import finished, resume_sweep, sweep
+from steelyard.sweeps.running import How, finished, resume_sweep, sweep
 from steelyard.sweeps.table import sweep_table
 
 SMALL = {
@@ -173,9 +173,9 @@ def test_one_seed_that_explodes_makes_its_point_diverge_and_stops_no_other(
 def test_a_data_set_from_python_stays_in_its_process(tmp_path: Path):
     base = build({**SMALL, "data": {"source": "memory"}})
     with pytest.raises(UserError, match="jobs: got 2 with a data set from Python"):
-        sweep(plan(base, ["training.epochs=1,2"]), out=tmp_path / "s", dataset=lambda seed: in_memory([], []), jobs=2)
+        sweep(plan(base, ["training.epochs=1,2"]), tmp_path / "s", How(jobs=2, dataset=lambda seed: in_memory([], [])))
     with pytest.raises(UserError, match="--jobs: got 0; allowed: a whole number from 1"):
-        sweep(plan(base, ["training.epochs=1,2"]), out=tmp_path / "s", jobs=0)
+        sweep(plan(base, ["training.epochs=1,2"]), tmp_path / "s", How(jobs=0))
 
 
 @pytest.mark.slow
@@ -184,10 +184,10 @@ def test_several_processes_give_the_same_bits(tmp_path: Path):
     planned = plan(base, ["training.epochs=1,2,3"])
     told: list[str] = []
     one = sweep(planned, out=tmp_path / "one")
-    several = sweep(planned, out=tmp_path / "several", jobs=2, announce=told.append)
+    several = sweep(planned, tmp_path / "several", How(announce=told.append, jobs=2))
     assert told == [f"run {n} of 3: {n}-epochs={n}" for n in (1, 2, 3)]
     for part in planned.parts:
         assert_same_bits(several / part.folder, one / part.folder)
     failing = plan(base, ["partition.minimum=12,9000"])
     with pytest.raises(UserError, match=r"^2-minimum=9000: partition"):
-        sweep(failing, out=tmp_path / "failing", jobs=2)
+        sweep(failing, tmp_path / "failing", How(jobs=2))

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 
 from steelyard import files
@@ -13,48 +11,26 @@ from steelyard.arena.figures import FAILED, complete, left_out_for_all, read_fig
 from steelyard.arena.plan import SCENES, Arena, read_arena
 from steelyard.arena.verdict import OPEN, judge
 from steelyard.errors import MachineError, Stopped, UserError, one_line, told_as
-from steelyard.experiment.code import Ask
 from steelyard.logs import logger
 from steelyard.runs.reader import History
 from steelyard.runs.store import held
 from steelyard.sweeps.jobs import check_jobs, in_processes, time_left
 from steelyard.sweeps.plan import PlannedRun
-from steelyard.sweeps.running import finished, run_or_resume
+from steelyard.sweeps.running import ALONE, How, finished, run_or_resume
 
 _log = logger(__name__)
 
 
-@dataclass(frozen=True)
-class _How:
-    """How scenes are run: what is shown, what is said before each, and what code was agreed to."""
-
-    progress: bool = False
-    announce: Callable[[str], None] | None = None
-    ask: Ask | None = None
-    accept_changes: bool = False
-    jobs: int = 1
-
-
-def run_arena(
-    folder: Path,
-    *,
-    progress: bool = False,
-    announce: Callable[[str], None] | None = None,
-    ask: Ask | None = None,
-    accept_changes: bool = False,
-    jobs: int = 1,
-) -> Arena:
+def run_arena(folder: Path, how: How = ALONE) -> Arena:
     """Run the scenes of an arena's folder that are not done; a scene in which the candidate fails does not end it.
 
-    `announce` gets a line before each scene, with the time that the others took as a measure of what is left. Failed
-    scenes are tried again; what the machine lacks ends the arena, and a further call goes on. Missing data of any scene
-    are said before the first begins. With `jobs`, so many scenes go at a time, in processes of their own.
+    What is said before each scene has the time that the others took as a measure of what is left. Failed scenes are
+    tried again; what the machine lacks ends the arena, and a further call goes on. Missing data of any scene are said
+    before the first begins.
     """
-    check_jobs(jobs)
+    check_jobs(how.jobs)
     arena = read_arena(folder)
-    if ask is not None and (code := arena.scene(arena.scenes[0]).named_code()):
-        ask(str(folder), code)
-    how = _How(progress, announce, ask, accept_changes, jobs)
+    how.agree(folder, arena.scene(arena.scenes[0]))
     first = [name for name in arena.own if not complete(scene_folder(folder, name, 1))]
     arena.suite.check_data(first, arena.changes)
     with closing(held(folder)):
@@ -62,11 +38,11 @@ def run_arena(
             for batch in range(1, len(arena.batches) + 1):
                 _run_batch(arena, folder, batch, how)
         except KeyboardInterrupt:
-            raise Stopped(folder, again=jobs > 1) from None
+            raise Stopped(folder, again=how.jobs > 1) from None
     return arena
 
 
-def _run_batch(arena: Arena, folder: Path, batch: int, how: _How) -> None:
+def _run_batch(arena: Arena, folder: Path, batch: int, how: How) -> None:
     """Run a batch of seeds in each scene that the batches before it have not decided.
 
     A look is at whole batches only, so that an arena that was stopped on the way runs what it would have run.
@@ -78,10 +54,9 @@ def _run_batch(arena: Arena, folder: Path, batch: int, how: _How) -> None:
     begun = time.monotonic()
 
     def announce(number: int) -> None:
-        if how.announce is not None:
-            position = left.index(name := arena.scenes[number])
-            line = _announcement(arena, name, len(wanted) - len(left) + position + 1, len(wanted), batch)
-            how.announce(line + time_left(begun, position, len(left), how.jobs))
+        position = left.index(name := arena.scenes[number])
+        line = _announcement(arena, name, len(wanted) - len(left) + position + 1, len(wanted), batch)
+        how.tell(line + time_left(begun, position, len(left), how.jobs))
 
     numbers = [arena.scenes.index(name) for name in left]
     if how.jobs > 1 and batch == 1:
@@ -95,7 +70,7 @@ def _run_batch(arena: Arena, folder: Path, batch: int, how: _How) -> None:
 def run_scene(folder: Path, number: int) -> None:
     """Run one scene of an arena, or go on with it; for the processes of `--jobs`."""
     arena = read_arena(folder)
-    _try(arena, arena.scenes[number], folder, 1, _How())
+    _try(arena, arena.scenes[number], folder, 1, ALONE)
 
 
 def _announcement(arena: Arena, name: str, position: int, of: int, batch: int) -> str:
@@ -103,7 +78,7 @@ def _announcement(arena: Arena, name: str, position: int, of: int, batch: int) -
     return f"{look}scene {position} of {of}: {name}, {arena.suite.scenes[name].about}"
 
 
-def _try(arena: Arena, name: str, folder: Path, batch: int, how: _How) -> None:
+def _try(arena: Arena, name: str, folder: Path, batch: int, how: How) -> None:
     """Run a scene; where it ends with a mistake of the candidate's, that is its result, and the rivals run alone."""
     run = scene_folder(folder, name, batch)
     failure = run.with_name(f"{run.name}{FAILED}")
@@ -111,7 +86,7 @@ def _try(arena: Arena, name: str, folder: Path, batch: int, how: _How) -> None:
     planned = PlannedRun(part, (), arena.scene(name), arena.batches[batch - 1])
     try:
         if not finished(run):
-            run_or_resume(planned, folder, None, how.progress, how.ask, how.accept_changes)
+            run_or_resume(planned, folder, how)
     except (Stopped, MachineError):
         raise
     except Exception as error:
@@ -125,7 +100,7 @@ def _try(arena: Arena, name: str, folder: Path, batch: int, how: _How) -> None:
         _log.info(f"scene {name}: {arena.candidate.label} failed: {why}; the others go on without it")
         alone = PlannedRun(f"{SCENES}/{rivals_folder(run).name}", (), arena.rivals_of(name), planned.seeds)
         if not finished(rivals_folder(run)):
-            run_or_resume(alone, folder, None, how.progress, None, False)
+            run_or_resume(alone, folder, How(how.progress))
     with told_as(f"{folder}: cannot be written", "a writable folder"):
         if why and not finished(run):
             files.write(failure, f"{why}\n".encode())

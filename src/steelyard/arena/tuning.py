@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,11 +22,10 @@ from steelyard.report.recorded_curves import read_curves
 from steelyard.runs.reader import History
 from steelyard.sweeps.jobs import check_jobs, in_processes, time_left
 from steelyard.sweeps.plan import PlannedRun
-from steelyard.sweeps.running import finished, run_or_resume
+from steelyard.sweeps.running import ALONE, How, finished, run_or_resume
 
 TUNING = "tuning"
 """The folder in an arena's folder with one run for each scene in which settings were tried."""
-Announce = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -52,16 +51,13 @@ def tune_rivals(
     folder: Path,
     scenes: Sequence[str],
     changes: Sequence[str] = (),
-    *,
-    jobs: int = 1,
-    progress: bool = False,
-    announce: Announce | None = None,
+    how: How = ALONE,
 ) -> list[Tried]:
     """Try the settings of every rival that has some, and return what came out; what is done already stays."""
     first = suite.experiment(next(iter(suite.scenes)), changes)
     groups = {name: parse_rules(words, first) for name, words in suite.tuning.settings.items()}
     every = {label: settings for group in groups.values() for label, settings in group.items()}
-    found = tune(suite, every, folder, scenes, changes, jobs=jobs, progress=progress, announce=announce)
+    found = tune(suite, every, folder, scenes, changes, how)
     return [
         Tried(name, {each: found[each] for each in group}, next((each for each in group if each in suite.rivals), ""))
         for name, group in groups.items()
@@ -74,17 +70,13 @@ def tune(
     folder: Path,
     scenes: Sequence[str],
     changes: Sequence[str] = (),
-    *,
-    jobs: int = 1,
-    progress: bool = False,
-    announce: Announce | None = None,
+    how: How = ALONE,
 ) -> dict[str, float]:
     """Run rules in the scenes, on the seeds for choosing, and return the mean accuracy of each; nan where it exploded.
 
-    Accuracy is that of the last rounds on the clients' own test rows, the mean over seeds and scenes. With `jobs`, so
-    many scenes go at a time, in processes of their own.
+    Accuracy is that of the last rounds on the clients' own test rows, the mean over seeds and scenes.
     """
-    check_jobs(jobs)
+    check_jobs(how.jobs)
     seeds = suite.choose[: suite.tuning.seeds]
     begun = time.monotonic()
     left = [name for name in scenes if not finished(folder / TUNING / name)]
@@ -94,17 +86,16 @@ def tune(
     ]
 
     def tell(number: int) -> None:
-        if announce is not None:
-            ending = time_left(begun, number, len(left), jobs)
-            announce(f"choosing among {len(rules)} settings, scene {number + 1} of {len(left)}: {left[number]}{ending}")
+        ending = time_left(begun, number, len(left), how.jobs)
+        how.tell(f"choosing among {len(rules)} settings, scene {number + 1} of {len(left)}: {left[number]}{ending}")
 
     try:
-        if jobs > 1:
-            in_processes(partial(_run, planned, False), folder, range(len(left)), jobs, tell)
+        if how.jobs > 1:
+            in_processes(partial(_run, planned, ALONE), folder, range(len(left)), how.jobs, tell)
         else:
             for number in range(len(left)):
                 tell(number)
-                _run(planned, progress, folder, number)
+                _run(planned, How(how.progress), folder, number)
     except KeyboardInterrupt:
         raise Stopped(folder, again=True) from None
     found = [_accuracies(folder / TUNING / name) for name in scenes]
@@ -114,8 +105,8 @@ def tune(
     return {rule: math.fsum(run[rule] for run in found) / len(found) for rule in rules}
 
 
-def _run(planned: Sequence[PlannedRun], progress: bool, folder: Path, number: int) -> None:
-    run_or_resume(planned[number], folder, None, progress, None, False)
+def _run(planned: Sequence[PlannedRun], how: How, folder: Path, number: int) -> None:
+    run_or_resume(planned[number], folder, how)
 
 
 def _accuracies(run: Path) -> dict[str, float]:

@@ -115,13 +115,14 @@ def _chosen(
     """Return the best of a candidate's settings, what they came to, and the folder that they were tried in."""
     from steelyard.arena.plan import tuning_folder
     from steelyard.arena.tuning import Tried, tune
+    from steelyard.sweeps.running import How
 
     if len(found) == 1:
         return found[0], {}, out
     folder = tuning_folder(suite, out)
     rules = {each.label: each.settings for each in found}
-    named, shown = suite.chosen(scenes), _shown(jobs)
-    values = watched(lambda: tune(suite, rules, folder, named, changes, jobs=jobs, progress=shown, announce=_log.info))
+    named, how = suite.chosen(scenes), How(_shown(jobs), _log.info, jobs=jobs)
+    values = watched(lambda: tune(suite, rules, folder, named, changes, how))
     best = Tried(found[0].label, values).best
     _log.info(f"chosen on the clients' own test rows: {best}, of {len(found)} settings")
     return next(each for each in found if each.label == best), values, folder
@@ -134,10 +135,11 @@ def _retune(
     from steelyard.arena.plan import tuning_folder
     from steelyard.arena.table import tuning_text
     from steelyard.arena.tuning import tune_rivals
+    from steelyard.sweeps.running import How
 
     folder = tuning_folder(suite, out)
-    named, shown = suite.chosen(scenes), _shown(jobs)
-    found = watched(lambda: tune_rivals(suite, folder, named, changes, jobs=jobs, progress=shown, announce=_log.info))
+    named, how = suite.chosen(scenes), How(_shown(jobs), _log.info, jobs=jobs)
+    found = watched(lambda: tune_rivals(suite, folder, named, changes, how))
     if format == "json":
         print_json(
             {
@@ -162,12 +164,10 @@ def finish_arena(folder: Path, trust: bool, accept_changes: bool, format: str, j
     """
     from steelyard.arena.archive import ARCHIVE, REPORT, write_arena_files
     from steelyard.arena.running import run_arena
+    from steelyard.sweeps.running import How
 
-    ask = None if trust else asking(trust)
-    shown = _shown(jobs)
-    watched(
-        lambda: run_arena(folder, progress=shown, announce=_log.info, ask=ask, accept_changes=accept_changes, jobs=jobs)
-    )
+    how = How(_shown(jobs), _log.info, None if trust else asking(trust), accept_changes, jobs)
+    watched(lambda: run_arena(folder, how))
     with doing("summing up"):
         document = write_arena_files(folder)
     _show(folder, document, format)

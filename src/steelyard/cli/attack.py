@@ -104,11 +104,10 @@ def finish_attack(folder: Path, trust: bool, accept_changes: bool, format: str) 
     """
     from steelyard.report.hostile import attack_text
     from steelyard.sweeps.attacking import run_attack
+    from steelyard.sweeps.running import How
 
-    ask = None if trust else asking(trust)
-    done = watched(
-        lambda: run_attack(folder, progress=not quiet(), announce=_log.info, ask=ask, accept_changes=accept_changes)
-    )
+    how = How(not quiet(), _log.info, None if trust else asking(trust), accept_changes)
+    done = watched(lambda: run_attack(folder, how))
     with doing("summing up"):
         document = outcomes_of(folder)
     if format == "json":

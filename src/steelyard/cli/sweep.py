@@ -86,6 +86,7 @@ def sweep(
             from steelyard.experiment.job_array import Part
             from steelyard.experiment.loading import load
             from steelyard.sweeps.plan import plan
+            from steelyard.sweeps.running import How
             from steelyard.sweeps.running import sweep as run_sweep
 
         ask = asking(trust)
@@ -105,21 +106,17 @@ def sweep(
             many=yes,
             part=None if part is None else Part.read(part),
         )
-
-        def work() -> Path:
-            return run_sweep(planned, out=out, jobs=jobs, progress=not quiet(), announce=_log.info)
-
-        finish_sweep(work, test, format)
+        how = How(not quiet(), _log.info, jobs=jobs)
+        finish_sweep(lambda: run_sweep(planned, out, how), test, format)
 
 
 def resume_sweep(folder: Path, trust: bool, accept_changes: bool, format: TableFormat) -> None:
     """Go on with a sweep that was stopped or killed; what `steelyard resume` does with the folder of one."""
+    from steelyard.sweeps.running import How
     from steelyard.sweeps.running import resume_sweep as go_on
 
-    def work() -> Path:
-        return go_on(folder, progress=not quiet(), announce=_log.info, ask=asking(trust), accept_changes=accept_changes)
-
-    finish_sweep(work, False, format)
+    how = How(not quiet(), _log.info, asking(trust), accept_changes)
+    finish_sweep(lambda: go_on(folder, how), False, format)
 
 
 def finish_sweep(work: Callable[[], Path], test: bool, format: TableFormat) -> None:

@@ -5,14 +5,13 @@ One run for each attack stands in a folder with a file that says what they are, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from steelyard.errors import Stopped, UserError, listed, nearest, own_folder
-from steelyard.experiment.code import Ask
 from steelyard.experiment.comparing import seeds_of, with_rules
 from steelyard.experiment.description import Description
 from steelyard.experiment.folders import unnamed_folder
@@ -22,7 +21,7 @@ from steelyard.report.hostile import CLEAN
 from steelyard.runs.store import held
 from steelyard.sweeps.plan import PlannedRun
 from steelyard.sweeps.plan_file import differing, read_plan, write_plan
-from steelyard.sweeps.running import finished, run_or_resume
+from steelyard.sweeps.running import ALONE, How, finished, run_or_resume
 
 INFLATION = "inflation"
 LATE = "late-inflation"
@@ -177,26 +176,18 @@ def attack_folder(attack: Attack, out: Path | None) -> Path:
     return folder
 
 
-def run_attack(
-    folder: Path,
-    *,
-    progress: bool = False,
-    announce: Callable[[str], None] | None = None,
-    ask: Ask | None = None,
-    accept_changes: bool = False,
-) -> Attack:
+def run_attack(folder: Path, how: How = ALONE) -> Attack:
     """Run the attacks of a folder: what is done stays, what was stopped or killed goes on to the same bits."""
     attack = read_attack(folder)
-    if ask is not None and (code := attack.experiment.named_code()):
-        ask(str(folder), code)
+    how.agree(folder, attack.experiment)
     with closing(held(folder)):
         try:
             for number, part in enumerate(attack.parts):
                 if finished(folder / part.folder):
                     continue
-                if announce is not None and number:
-                    announce(f"{part.folder}: attack {number} of {len(attack.names)}")
-                run_or_resume(part, folder, None, progress, ask, accept_changes)
+                if number:
+                    how.tell(f"{part.folder}: attack {number} of {len(attack.names)}")
+                run_or_resume(part, folder, how)
         except KeyboardInterrupt:
             raise Stopped(folder) from None
     return attack

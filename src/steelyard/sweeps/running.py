@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,20 +32,37 @@ TEST = "test"
 """The folder in a sweep's folder with the run of the best point on the test set."""
 
 
-def sweep(
-    planned: Sweep,
-    *,
-    out: str | Path | None = None,
-    dataset: DatasetOrSeeded | None = None,
-    jobs: int = 1,
-    progress: bool = False,
-    announce: Callable[[str], None] | None = None,
-    ask: Ask | None = None,
-) -> Path:
-    """Run every point of a sweep into a folder, which is returned; in a folder that holds the same sweep, go on.
+@dataclass(frozen=True)
+class How:
+    """How the runs of one folder are done: what is shown and said, what code was agreed to, how many go at a time."""
 
-    `announce` gets a line before each run. With `jobs`, so many runs go at a time, in processes of their own.
-    """
+    progress: bool = False
+    announce: Callable[[str], None] | None = None
+    """Gets a line before each run."""
+    ask: Ask | None = None
+    """Is called with the code that the folder names, before it runs."""
+    accept_changes: bool = False
+    jobs: int = 1
+    """So many runs go at a time, in processes of their own."""
+    dataset: DatasetOrSeeded | None = None
+
+    def tell(self, line: str) -> None:
+        """Say what comes next, where somebody listens."""
+        if self.announce is not None:
+            self.announce(line)
+
+    def agree(self, folder: Path, experiment: Description) -> None:
+        """Ask about the code that an experiment of this folder names."""
+        if self.ask is not None and (code := experiment.named_code()):
+            self.ask(str(folder), code)
+
+
+ALONE = How()
+"""One run after the other, in silence."""
+
+
+def sweep(planned: Sweep, out: str | Path | None = None, how: How = ALONE) -> Path:
+    """Run every point of a sweep into a folder, which is returned; in a folder that holds the same sweep, go on."""
     folder = _folder(planned, out)
     if is_sweep(folder):
         changed = difference(read_sweep(folder), planned)
@@ -55,47 +73,42 @@ def sweep(
             )
     else:
         write_sweep(planned, folder)
-    return resume_sweep(folder, dataset=dataset, jobs=jobs, progress=progress, announce=announce, ask=ask)
+    return resume_sweep(folder, how)
 
 
-def resume_sweep(
-    folder: Path,
-    *,
-    dataset: DatasetOrSeeded | None = None,
-    jobs: int = 1,
-    progress: bool = False,
-    announce: Callable[[str], None] | None = None,
-    ask: Ask | None = None,
-    accept_changes: bool = False,
-) -> Path:
+def resume_sweep(folder: Path, how: How = ALONE) -> Path:
     """Go on with a sweep that was stopped or killed: runs that are done stay, one that was cut off is resumed.
 
     Every run ends with the bits that it would have had without the stop.
     """
-    check_jobs(jobs)
-    if jobs > 1 and dataset is not None:
-        raise UserError(f"jobs: got {jobs} with a data set from Python, which other processes do not have; allowed: 1")
+    check_jobs(how.jobs)
+    if how.jobs > 1 and how.dataset is not None:
+        have = "with a data set from Python, which other processes do not have"
+        raise UserError(f"jobs: got {how.jobs} {have}; allowed: 1")
     found = read_sweep(folder)
-    if ask is not None and (code := found.experiment.named_code()):
-        ask(str(folder), code)
+    how.agree(folder, found.experiment)
     with closing(held(folder)):
         parts = found.parts
         left = [number for number in found.own if not done(folder, parts[number].folder)]
+
+        def announce(number: int) -> None:
+            how.tell(f"run {number + 1} of {len(parts)}: {parts[number].folder}")
+
         try:
-            if jobs > 1:
-                in_processes(run_part, folder, left, jobs, lambda number: _announce_run(announce, parts, number))
+            if how.jobs > 1:
+                in_processes(run_part, folder, left, how.jobs, announce)
                 return folder
             for number in left:
-                _announce_run(announce, parts, number)
-                _try(parts[number], folder, dataset, progress, ask, accept_changes)
+                announce(number)
+                _try(parts[number], folder, how)
         except KeyboardInterrupt:
-            raise Stopped(folder, again=jobs > 1) from None
+            raise Stopped(folder, again=how.jobs > 1) from None
     return folder
 
 
 def run_part(folder: Path, number: int) -> None:
     """Run one point of a sweep, or go on with it; for the processes of `--jobs`."""
-    _try(read_sweep(folder).parts[number], folder, None, False, None, False)
+    _try(read_sweep(folder).parts[number], folder, ALONE)
 
 
 def diverged(folder: Path, run: str) -> bool:
@@ -108,12 +121,10 @@ def done(folder: Path, run: str) -> bool:
     return diverged(folder, run) or finished(folder / run)
 
 
-def _try(
-    part: PlannedRun, folder: Path, dataset: DatasetOrSeeded | None, progress: bool, ask: Ask | None, accept: bool
-) -> None:
+def _try(part: PlannedRun, folder: Path, how: How) -> None:
     """Run a point; a learning rate at which training explodes is an answer, not a reason to stop the sweep."""
     try:
-        run_or_resume(part, folder, dataset, progress, ask, accept)
+        run_or_resume(part, folder, how)
     except (Exploded, TooFewClients) as error:
         with told_as(f"{folder}: cannot be written", "a writable folder"):
             files.write(folder / f"{part.folder}{DIVERGED}", f"{error}\n".encode())
@@ -125,7 +136,7 @@ def run_on_test(folder: Path, best: Description, *, progress: bool = False) -> P
     if exists(target) and not _same_choice(read_experiment(target), best):
         raise UserError(f"{target}: holds a run of another choice; allowed: remove it and try again")
     try:
-        return run_or_resume(PlannedRun(TEST, (), best, read_sweep(folder).seeds), folder, None, progress, None, False)
+        return run_or_resume(PlannedRun(TEST, (), best, read_sweep(folder).seeds), folder, How(progress))
     except KeyboardInterrupt:
         raise Stopped(folder) from None
 
@@ -145,25 +156,19 @@ def finished(folder: Path) -> bool:
     return exists(folder) and History(folder).info.get("status") == "finished"
 
 
-def run_or_resume(
-    part: PlannedRun, folder: Path, dataset: DatasetOrSeeded | None, progress: bool, ask: Ask | None, accept: bool
-) -> Path:
+def run_or_resume(part: PlannedRun, folder: Path, how: How) -> Path:
     """Run one part into its folder, or go on with it where it has begun; a mistake is named with the part."""
     target = folder / part.folder
     try:
         if exists(target):
-            return resume(target, dataset=dataset, progress=progress, ask=ask, accept_changes=accept)
-        return run(part.experiment, out=target, seeds=part.seeds, dataset=dataset, progress=progress)
+            accept = how.accept_changes
+            return resume(target, dataset=how.dataset, progress=how.progress, ask=how.ask, accept_changes=accept)
+        return run(part.experiment, out=target, seeds=part.seeds, dataset=how.dataset, progress=how.progress)
     except (Exploded, TooFewClients):
         raise
     except UserError as error:
         kind = MachineError if isinstance(error, MachineError) else UserError
         raise kind(f"{part.folder}: {error}") from None
-
-
-def _announce_run(announce: Callable[[str], None] | None, parts: list[PlannedRun], number: int) -> None:
-    if announce is not None:
-        announce(f"run {number + 1} of {len(parts)}: {parts[number].folder}")
 
 
 def _folder(planned: Sweep, out: str | Path | None) -> Path:
