@@ -48,6 +48,19 @@ def test_the_share_of_dropped_units_is_the_rate_and_the_mean_stays(rate: float) 
     assert not torch.equal(found[0], found[1])
 
 
+def test_what_has_no_room_in_a_position_is_drawn_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention of 8 heads over 1,024 places has more units a sample than a position has room for."""
+    chance = torch.tensor([12345, 6])
+    monkeypatch.setattr(dropout, "WORD_BITS", 3)
+    monkeypatch.setattr(dropout, "SAMPLE_BITS", 1)
+    room = dropout.LANES << 3
+    many = torch.stack([mask(chance, layer, 4, 3 * room, 0.5) for layer in (*range(3), *range(dropout.LAYERS, 259))])
+    pieces = many.view(6 * 4 * 3, room)
+    assert len(torch.unique(pieces, dim=0)) == len(pieces), "no two parts of layers, samples or units are alike"
+    assert torch.equal(mask(chance, 0, 2, room, 0.5), many[0, :2, :room]), "what has room stays where it was"
+    assert pieces.eq(0).float().mean() == pytest.approx(0.5, abs=0.05)
+
+
 def test_a_mask_does_not_depend_on_what_else_is_drawn() -> None:
     together = mask(torch.tensor([[7, 3], [8, 3], [7, 4]]), 1, 9, 21, 0.5)
     assert torch.equal(mask(torch.tensor([8, 3]), 1, 9, 21, 0.5), together[1])

@@ -24,6 +24,8 @@ GOLDEN, MIX_1, MIX_2 = (
     for word in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 )
 """SplitMix64's constants as signed numbers: torch's integers wrap around as the unsigned ones do."""
+ELSEWHERE = 0x5DEECE66D
+"""What a key is moved by for layers beyond LAYERS: any odd number that no position comes to."""
 
 
 def mask(chance: torch.Tensor, layer: int, samples: int, units: int, rate: float) -> torch.Tensor:
@@ -32,16 +34,14 @@ def mask(chance: torch.Tensor, layer: int, samples: int, units: int, rate: float
     `chance` is [..., 2]: the key of a client's stream and the number of its step. Rates are taken to 1/65,536.
     """
     device = chance.device
-    key, step = chance[..., 0, None, None], chance[..., 1, None, None]
-    sample = torch.arange(samples, device=device)[:, None]
-    begin = ((step * LAYERS + layer) << SAMPLE_BITS) + sample << WORD_BITS
+    key, begin = (part[..., None] for part in _place(chance, layer, samples))
     if device.type == "cuda":
         # A unit by itself, which a compiler can put wherever the mask is needed.
         unit = torch.arange(units, device=device)
-        lanes = _words(key, begin + unit // LANES) << 48 - 16 * (unit % LANES) >> 48
+        lanes = _words(*_onward(key, begin, unit // LANES, units)) << 48 - 16 * (unit % LANES) >> 48
     else:
         words = torch.arange(-(-units // LANES), device=device)
-        lanes = _words(key, begin + words).view(torch.int16)[..., :units]
+        lanes = _words(*_onward(key, begin, words, units)).view(torch.int16)[..., :units]
     return (lanes >= threshold(rate)).to(torch.float32).mul_(1 / (1 - rate))
 
 
@@ -50,9 +50,29 @@ def first_words(chance: torch.Tensor, layer: int, samples: int) -> torch.Tensor:
 
     `chance` is [..., 2], as in `mask`.
     """
+    return _words(*_place(chance, layer, samples))
+
+
+def _place(chance: torch.Tensor, layer: int, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the key and the first position of each sample's draws in a layer, [..., samples].
+
+    What has no room in a position, as the 257th layer or the 65,537th sample, moves the key.
+    """
     sample = torch.arange(samples, device=chance.device)
-    begin = ((chance[..., 1, None] * LAYERS + layer) << SAMPLE_BITS) + sample << WORD_BITS
-    return _words(chance[..., 0, None], begin)
+    further, layer = divmod(layer, LAYERS)
+    key = chance[..., 0, None] + further * ELSEWHERE if further else chance[..., 0, None]
+    if samples > 1 << SAMPLE_BITS:
+        key, sample = key + (sample >> SAMPLE_BITS) * MIX_2, sample & (1 << SAMPLE_BITS) - 1
+    return key, ((chance[..., 1, None] * LAYERS + layer) << SAMPLE_BITS) + sample << WORD_BITS
+
+
+def _onward(
+    key: torch.Tensor, begin: torch.Tensor, words: torch.Tensor, units: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the keys and positions of a sample's words; one with more units than it has room for moves the key."""
+    if units > LANES << WORD_BITS:
+        return key + (words >> WORD_BITS) * MIX_1, begin + (words & (1 << WORD_BITS) - 1)
+    return key, begin + words
 
 
 def threshold(rate: float) -> int:
