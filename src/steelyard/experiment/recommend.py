@@ -216,12 +216,12 @@ class RecommendDescription(Description):
         """Build the simulated users themselves, without the noise that they may add to what they send."""
         from steelyard.experiment.recommend_node import simulate
 
-        return simulate(self.run_data(), self._model(), self.ranking, self.local_round(), self.criteria())
+        return simulate(self.run_data(), self._model(), self.criteria())
 
     def _model(self) -> ModelSettings:
         from steelyard.experiment.recommend_node import ModelSettings
 
-        return ModelSettings(self.fpl, self.kgflex, self.knowledge)
+        return ModelSettings(self.fpl, self.kgflex, self.knowledge, self.ranking, self.local_round())
 
     def with_engine(self, choice: str) -> Self:
         """Return the experiment with the engine that an earlier run recorded, so that a resume gives the same bits."""
@@ -236,17 +236,13 @@ class RecommendDescription(Description):
                 "privacy.local: given, but a row of every item from every user does not fit into a message; "
                 "allowed across machines: no [privacy.local]; or `steelyard run`, on one machine"
             )
-        return host(
-            *(self.interactions, self.items, self._model(), self.ranking, self.local_round(), self.criteria()),
-            seed=self.seed,
-            node=node,
-        )
+        return host(self.interactions, self.items, self._model(), self.criteria(), seed=self.seed, node=node)
 
     def at_server(self, about: Mapping[str, int | list[int]]) -> RecommendServer:
         """Build the server; it makes the first shared rows and sees sums of sparse rows."""
         from steelyard.experiment.recommend_node import serve
 
-        return serve(self._model(), self.local_round(), about)
+        return serve(self._model(), about)
 
     def codec(self) -> Codec:
         """Return how sparse rows of the shared table travel; α, the width of a row and T are the experiment's own."""

@@ -25,11 +25,13 @@ _MOST_ROWS = 10**8
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """What is trained: FPL's items, or with [kgflex] the features that [knowledge] gives them."""
+    """What is trained, FPL's items or with [kgflex] the features that [knowledge] gives them; how, and how tested."""
 
     fpl: FplSettings
-    kgflex: KgflexSettings | None = None
-    knowledge: KnowledgeSettings | None = None
+    kgflex: KgflexSettings | None
+    knowledge: KnowledgeSettings | None
+    ranking: RankingSettings
+    local_round: LocalRound
 
     def server(self, rows: int) -> RecommendServer:
         """Return the server of a table with so many rows."""
@@ -38,26 +40,16 @@ class ModelSettings:
 
 
 def simulate(
-    run_data: RunData,
-    model: ModelSettings,
-    ranking: RankingSettings,
-    local_round: LocalRound,
-    criteria: Sequence[Criterion],
+    run_data: RunData, model: ModelSettings, criteria: Sequence[Criterion]
 ) -> tuple[RecommendClients, RecommendServer]:
     """Build all users of the data of a run in this process, and their server."""
-    clients = users_of(run_data, model, ranking, local_round, criteria)
+    clients = users_of(run_data, model, criteria)
     return clients, model.server(clients.shared_rows)
 
 
-def users_of(
-    run_data: RunData,
-    model: ModelSettings,
-    ranking: RankingSettings,
-    local_round: LocalRound,
-    criteria: Sequence[Criterion],
-) -> RecommendClients:
+def users_of(run_data: RunData, model: ModelSettings, criteria: Sequence[Criterion]) -> RecommendClients:
     """Build the users of the data of a run: all of them in a simulation, a node's own across machines."""
-    known = (run_data.users, run_data.learning, local_round)
+    known, ranking = (run_data.users, run_data.learning, model.local_round), model.ranking
     options: dict[str, Any] = {
         "cutoff": ranking.cutoff,
         "score": ranking.score,
@@ -81,39 +73,33 @@ def host(
     interactions: InteractionSettings,
     items: ItemSettings | None,
     model: ModelSettings,
-    ranking: RankingSettings,
-    local_round: LocalRound,
     criteria: Sequence[Criterion],
     *,
     seed: int,
     node: NodeConfig,
 ) -> NodeClients:
     """Build the users that live on a node: their histories and vectors, and nobody else's."""
-    _refuse_sequential(model, local_round)
+    _refuse_sequential(model)
     if node.own_data:
-        run_data = _own(interactions, items, model.fpl, ranking, node)
+        run_data = _own(interactions, items, model, node)
     else:
         if node.data is not None:
             interactions = interactions.model_copy(update={"path": node.data})
-        run_data = load_run_data(interactions, items, model.fpl, ranking)
-    clients = users_of(run_data, model, ranking, local_round, criteria)
+        run_data = load_run_data(interactions, items, model.fpl, model.ranking)
+    clients = users_of(run_data, model, criteria)
     names = node.choose(clients.names(seed))
     about = {"items": clients.users.histories.catalogue, "rows": clients.shared_rows}
     if node.guards_rows:
-        return _guarded(clients, names, about, local_round, node)
+        return _guarded(clients, names, about, node)
     return NodeClients(_restricted(clients, names, node), names, about)
 
 
 def _guarded(
-    clients: RecommendClients,
-    names: Sequence[str],
-    about: Mapping[str, int | list[int]],
-    local_round: LocalRound,
-    node: NodeConfig,
+    clients: RecommendClients, names: Sequence[str], about: Mapping[str, int | list[int]], node: NodeConfig
 ) -> NodeClients:
     """Build the users of a node that reads its owner's file: a row is an interaction of a user with an item."""
     few = "fpl.triples: a round visits fewer interactions of each user"
-    refuse_few(few, local_round.triples, node, f"{node.min_rows} or more")
+    refuse_few(few, clients.local_round.triples, node, f"{node.min_rows} or more")
     histories, truth = clients.users.histories, clients.users.truth
     trained = dict(zip(histories.names, histories.sizes.tolist(), strict=True))
     tested = dict(zip(histories.names, truth.relevant.tolist(), strict=True))
@@ -125,11 +111,7 @@ def _guarded(
 
 
 def _own(
-    interactions: InteractionSettings,
-    items: ItemSettings | None,
-    fpl: FplSettings,
-    ranking: RankingSettings,
-    node: NodeConfig,
+    interactions: InteractionSettings, items: ItemSettings | None, model: ModelSettings, node: NodeConfig
 ) -> RunData:
     """Prepare a node's own file: its users' rows and nobody else's, with items numbered by a public catalogue."""
     if interactions.core or interactions.min_item or interactions.catalogue is None or node.data is None:
@@ -138,25 +120,25 @@ def _own(
             "taken; allowed: interactions.catalogue = a file of all items, and core and min_item 0"
         )
     data = filtered_interactions(node.data, interactions)
-    return assemble(data, split_interactions(data, interactions), interactions, items, fpl, ranking)
+    return assemble(data, split_interactions(data, interactions), interactions, items, model.fpl, model.ranking)
 
 
-def serve(model: ModelSettings, local_round: LocalRound, about: Mapping[str, int | list[int]]) -> RecommendServer:
+def serve(model: ModelSettings, about: Mapping[str, int | list[int]]) -> RecommendServer:
     """Build the server from what the nodes say; it needs the interactions only to count triples and epochs."""
-    _refuse_sequential(model, local_round)
+    _refuse_sequential(model)
     rows = about.get("rows")
     if not isinstance(rows, int) or not 0 < rows <= _MOST_ROWS:
         raise UserError(f"federate: the nodes do not give the number of shared rows, but {dict(about)}")
     return model.server(rows)
 
 
-def _refuse_sequential(model: ModelSettings, local_round: LocalRound) -> None:
+def _refuse_sequential(model: ModelSettings) -> None:
     if model.kgflex is not None and model.kgflex.batch is not None:
         raise UserError(
             f"kgflex.batch: got {model.kgflex.batch}, which trains with all data in one place; allowed across "
             "machines: none"
         )
-    if local_round.sequential is not None:
+    if model.local_round.sequential is not None:
         raise UserError(
             f"fpl.mode: '{model.fpl.mode}' takes one-user rounds by the epoch, in one process; allowed across "
             "machines: pFPL, pFPL+, or custom (fraction and triples as you like)"

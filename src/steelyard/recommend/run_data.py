@@ -42,27 +42,10 @@ class RunData:
 
 @lru_cache(maxsize=4)
 def _loaded(described: str) -> RunData:
-    found = json.loads(described)
-    return _load(
-        InteractionSettings.model_validate(found["interactions"]),
-        None if found["items"] is None else ItemSettings.model_validate(found["items"]),
-        FplSettings.model_validate(found["fpl"]),
-        RankingSettings.model_validate(found["ranking"]),
-    )
-
-
-def load_run_data(
-    interactions: InteractionSettings, items: ItemSettings | None, fpl: FplSettings, ranking: RankingSettings
-) -> RunData:
-    """Read, filter and split, once for equal settings; every step that drops something says so in `data.report()`."""
-    sections = {"interactions": interactions, "items": items, "fpl": fpl, "ranking": ranking}
-    described = {name: None if part is None else part.model_dump(mode="json") for name, part in sections.items()}
-    return _loaded(json.dumps(described))
-
-
-def _load(
-    interactions: InteractionSettings, items: ItemSettings | None, fpl: FplSettings, ranking: RankingSettings
-) -> RunData:
+    given = json.loads(described)
+    interactions = InteractionSettings.model_validate(given["interactions"])
+    items = None if given["items"] is None else ItemSettings.model_validate(given["items"])
+    fpl, ranking = FplSettings.model_validate(given["fpl"]), RankingSettings.model_validate(given["ranking"])
     path = find(interactions.path, "a table of interactions", field="path (interactions.path)")
     data = filtered_interactions(path, interactions)
     found = assemble(data, split_interactions(data, interactions), interactions, items, fpl, ranking)
@@ -73,6 +56,15 @@ def _load(
             "lower ranking.threshold"
         )
     return found
+
+
+def load_run_data(
+    interactions: InteractionSettings, items: ItemSettings | None, fpl: FplSettings, ranking: RankingSettings
+) -> RunData:
+    """Read, filter and split, once for equal settings; every step that drops something says so in `data.report()`."""
+    sections = {"interactions": interactions, "items": items, "fpl": fpl, "ranking": ranking}
+    described = {name: None if part is None else part.model_dump(mode="json") for name, part in sections.items()}
+    return _loaded(json.dumps(described))
 
 
 def assemble(
