@@ -47,8 +47,7 @@ class Archive:
 def write_arena_files(folder: Path) -> ArenaDocument:
     """Write the archive, the picture and the report of an arena's folder; return the answer that they show."""
     # For speed of start: only an arena that has ended is drawn.
-    from steelyard.arena.figure import rank_chart
-    from steelyard.arena.page import arena_html
+    from steelyard.arena.page import arena_html, rank_chart
     from steelyard.report.figures.writing import write_figure
 
     document = write_archive(folder)

@@ -1,19 +1,26 @@
-"""The answer of an arena as one HTML page: the sentence, the gains, the ranks with the critical difference, the tables.
+"""The answer of an arena as one HTML page: the sentence, the gains and ranks as pictures, the tables.
 
 It has no scripts and needs no network; text from a candidate's file is escaped.
 """
 
 from __future__ import annotations
 
+import math
 from html import escape
+from typing import Any
 
-from steelyard.arena.figure import gain_chart, rank_chart
+import altair as alt
+import pandas as pd
+
 from steelyard.arena.table import arena_tables, failure_lines
 from steelyard.report.assets import text
 from steelyard.report.documents.arena import ArenaDocument
+from steelyard.report.figures.shared import WIDTH, described
 from steelyard.report.figures.writing import svg
 from steelyard.report.rendering import as_html
 
+ROW = 26
+"""Height of a rule's line, in pixels."""
 _MORE = "figure svg{max-width:100%;height:auto;background:#fff;overflow:visible}"
 
 
@@ -54,3 +61,65 @@ def arena_html(document: ArenaDocument) -> str:
         + (f'<section id="failed"><h2>What failed</h2><ul>{failed}</ul></section>' if failed else "")
         + f'<section id="what"><h2>What was run</h2><dl class="facts">{listed}</dl></section></main></body></html>'
     )
+
+
+def rank_chart(document: ArenaDocument) -> alt.LayerChart | None:
+    """Draw mean ranks as points, the best on top; a line through each spans what cannot be told apart from it.
+
+    Two rules whose ranks lie further apart than the critical difference differ: neither point is on the other's line.
+    None with fewer than three rules, and where no scene has figures of every rule.
+    """
+    ranks = document["ranks"]
+    if len(ranks) < 3:
+        return None
+    critical = document["critical_difference"]
+    last = float(len(ranks))
+    rows = [
+        {
+            "rule": row["rule"],
+            "rank": row["rank"],
+            "low": max(1.0, row["rank"] - (critical or 0.0)),
+            "high": min(last, row["rank"] + (critical or 0.0)),
+            "role": "candidate" if row["rule"] == document["candidate"] else "rival",
+        }
+        for row in ranks
+    ]
+    base = alt.Chart(pd.DataFrame(rows))
+    rule = alt.Y("rule:N", title=None, sort=[row["rule"] for row in ranks], axis=alt.Axis(labelLimit=220))
+    scale = alt.Scale(domain=[1, max(last, 2.0)], nice=False, zero=False, padding=10)
+    rank = alt.X("rank:Q", title="mean rank (1 is the best)", scale=scale, axis=alt.Axis(tickMinStep=1))
+    colour = alt.Color("role:N", scale=alt.Scale(domain=["candidate", "rival"]), legend=alt.Legend(title=None))
+    tips = [alt.Tooltip("rule:N"), alt.Tooltip("rank:Q", format=".2f")]
+    layers: list[Any] = [base.mark_point(filled=True, size=90, opacity=1).encode(rank, rule, colour, tooltip=tips)]
+    if critical is not None:
+        layers.insert(0, base.mark_rule(opacity=0.45).encode(alt.X("low:Q", scale=scale), rule, colour, x2="high:Q"))
+    chart = alt.layer(*layers).properties(width=WIDTH, height=ROW * len(ranks))
+    note = "" if critical is None else f"Line: ranks less than {critical:.2f} apart, which cannot be told apart (5 %)."
+    return described(chart, f"Mean rank of each rule over the scenes of the suite {document['suite']}.", note)
+
+
+def gain_chart(document: ArenaDocument) -> alt.LayerChart | None:
+    """Draw the candidate's gain over the baseline in each scene, with its interval; None before one is done."""
+    rows: list[dict[str, Any]] = [
+        {"scene": scene["scene"], "verdict": scene["verdict"]}
+        | {end: 100 * gain[end] for end in ("mean", "low", "high")}
+        for scene in document["scenes"]
+        if (gain := scene["gain"]) is not None
+    ]
+    if not rows:
+        return None
+    base = alt.Chart(pd.DataFrame(rows))
+    scene = alt.Y("scene:N", title=None, sort=[row["scene"] for row in rows], axis=alt.Axis(labelLimit=220))
+    title = f"points over {document['baseline']}"
+    shape = alt.Shape("verdict:N", legend=alt.Legend(title=None))
+    tips = [alt.Tooltip("scene:N"), alt.Tooltip("mean:Q", format="+.1f"), alt.Tooltip("verdict:N")]
+    layers: list[Any] = [
+        alt.Chart(pd.DataFrame([{"zero": 0.0}])).mark_rule(strokeDash=[4, 3], opacity=0.6).encode(x="zero:Q"),
+        base.mark_point(filled=True, size=90, opacity=1).encode(
+            alt.X("mean:Q", title=title), scene, shape, tooltip=tips
+        ),
+    ]
+    if not any(math.isnan(row["low"]) for row in rows):
+        layers.insert(1, base.mark_rule().encode(alt.X("low:Q", title=title), scene, x2="high:Q"))
+    chart = alt.layer(*layers).properties(width=WIDTH, height=ROW * len(rows))
+    return described(chart, f"Gain of {document['candidate']} over {document['baseline']} in each scene.", "")

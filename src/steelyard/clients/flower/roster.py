@@ -12,8 +12,15 @@ from flwr.app import RecordDict
 
 from steelyard.clients.flower.checks import clean, reading_one_answer
 from steelyard.clients.flower.forms import IntroductionForm, Refused
-from steelyard.clients.flower.introducing import Introducing
-from steelyard.clients.flower.introductions import About, absent, client_names, facts, introduction, key_line
+from steelyard.clients.flower.introductions import (
+    About,
+    Introducing,
+    absent,
+    client_names,
+    facts,
+    introduction,
+    key_line,
+)
 from steelyard.clients.flower.register import Register
 from steelyard.clients.flower.requesting import RequestSender
 from steelyard.clients.flower.superlink import reaching_superlink

@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.arena.made import figures, on_paper
 
-from steelyard.arena.figure import gain_chart, rank_chart
+from steelyard.arena.page import gain_chart, rank_chart
 from steelyard.arena.verdict import judge
 
 
