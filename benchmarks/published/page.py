@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import operator
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -150,10 +151,13 @@ def rules_2026(lines: Sequence[Mapping[str, Any]]) -> dict[str, str]:
                 gain = estimate(gains)
                 said = [show_estimate(gain.as_json(), 2, signed=True), "" if p is None else f"{p:.2g}"]
                 said.append(verdict(gain.mean, p))
+                alike = sum(map(operator.eq, line["curves"][rule], line["curves"]["fedavg"]))
+                # A rule that corrected nothing in a seed was not tried there, which a small gain does not say.
+                tail = f"; in {alike} of them FedAvg's figures in every round" if alike else ""
                 if OF_2026.get(rule) == line["split"] and line["finished"]:
-                    told[rule] = (
-                        f"{said[2]}, {show_estimate(gain.as_json(), 1, signed=True)} points ({len(found)} seeds)"
-                    )
+                    points = show_estimate(gain.as_json(), 1, signed=True)
+                    told[rule] = f"{said[2]}, {points} points ({len(found)} seeds{tail})"
+                said[2] += tail.replace("of them", f"of {len(found)} seeds")
             shown = show_estimate(estimate(found).as_json(), 2)
             printed = PUBLISHED.get((line["split"], rule), "–")
             head = f"| {line['split']} | {line['rounds']}{stopped} | `{rule}` | {printed} | {len(found)} | {shown} | "

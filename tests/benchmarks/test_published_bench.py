@@ -170,6 +170,9 @@ def test_a_stopped_cell_of_other_tables_says_so_and_judges_nothing() -> None:
     assert "| open | no |" in stopped
     ended = page([made("2026-cifar10-adaptive-Dirichlet-05", curves)])
     assert "`nvflare-adaptive` better, +10.0 ± 0.0 points (3 seeds)" in ended
+    idle = page([made("2026-cifar10-adaptive-Dirichlet-05", curves | {"nvflare-adaptive": [[0.2], [0.21], [0.25]]})])
+    assert "1.0 ± 4.3 points (3 seeds; in 2 of them FedAvg's figures in every round)" in idle
+    assert "| not distinguishable; in 2 of 3 seeds FedAvg's figures in every round |" in idle
     assert "| fedala | 1 | 2, stopped |" in page(
         [made("C-fashion-mnist-two-labels", {"fedala": [[0.9]]}, finished=False)]
     )
