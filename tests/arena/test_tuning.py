@@ -64,6 +64,8 @@ def test_what_is_frozen_is_said_beside_what_is_best() -> None:
     other = next(word for word in tried if word != frozen)
     text = tuning_text(SUITE, [Tried("fedprox", tried | {other: 0.9})])
     assert text.startswith("Other settings than the frozen ones are best for fedprox.")
+    assert "not the whole suite" not in text
+    assert "not the whole suite" in tuning_text(SUITE, [Tried("fedprox", tried)], whole=False)
 
 
 @pytest.mark.parametrize("name", suites())

@@ -21,6 +21,8 @@ from steelyard.report.rendering import as_html
 
 ROW = 26
 """Height of a rule's line, in pixels."""
+LETTER = 6.5
+"""Room for a letter of a rule's name, in pixels: where a wider font stands in, a picture would cut long names off."""
 _MORE = "figure svg{max-width:100%;height:auto;background:#fff;overflow:visible}"
 
 
@@ -85,7 +87,9 @@ def rank_chart(document: ArenaDocument) -> alt.LayerChart | None:
         for row in ranks
     ]
     base = alt.Chart(pd.DataFrame(rows))
-    rule = alt.Y("rule:N", title=None, sort=[row["rule"] for row in ranks], axis=alt.Axis(labelLimit=220))
+    names = [row["rule"] for row in ranks]
+    axis = alt.Axis(labelLimit=220, minExtent=min(220.0, LETTER * max(map(len, names))))
+    rule = alt.Y("rule:N", title=None, sort=names, axis=axis)
     scale = alt.Scale(domain=[1, max(last, 2.0)], nice=False, zero=False, padding=10)
     rank = alt.X("rank:Q", title="mean rank (1 is the best)", scale=scale, axis=alt.Axis(tickMinStep=1))
     colour = alt.Color("role:N", scale=alt.Scale(domain=["candidate", "rival"]), legend=alt.Legend(title=None))

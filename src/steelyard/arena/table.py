@@ -14,6 +14,8 @@ from steelyard.report.rendering import Table, paragraph, render
 
 LONGEST_REASON = 24
 """Letters of a reason in a cell."""
+PART = ", not the whole suite"
+"""The end of a table's title, where scenes or seeds were left out or fields changed."""
 
 
 def arena_text(document: ArenaDocument, width: int | None = None) -> str:
@@ -27,7 +29,7 @@ def arena_tables(document: ArenaDocument) -> list[Table]:
     return [_scenes(document), *([_rules(document)] if len(document["ranks"]) > 2 else [])]
 
 
-def tuning_text(suite: Suite, found: Sequence[Tried], width: int | None = None) -> str:
+def tuning_text(suite: Suite, found: Sequence[Tried], width: int | None = None, *, whole: bool = True) -> str:
     """Write which of each rival's settings did best, beside the one that is frozen with the suite."""
     rows = [
         (
@@ -40,12 +42,12 @@ def tuning_text(suite: Suite, found: Sequence[Tried], width: int | None = None) 
     ]
     other = [tried.rule for tried in found if tried.best not in suite.rivals]
     answer = f"Other settings than the frozen ones are best for {listed(other)}." if other else "As frozen."
-    seeds = suite.choose[: suite.tuning.seeds]
+    seeds = listed(map(str, suite.choose[: suite.tuning.seeds]))
     table = Table(
-        f"Settings of the rivals: suite {suite.name}, version {suite.version}",
+        f"Settings of the rivals: suite {suite.name}, version {suite.version}{'' if whole else PART}",
         ("setting", "accuracy (%)", "best", "frozen"),
         tuple(rows),
-        f"On the clients' own test rows, mean over the scenes and the seeds {seeds[0]} to {seeds[-1]}.",
+        f"On the clients' own test rows, mean over the scenes and the seeds {seeds}.",
     )
     return f"{answer}\n\n{render([table], [], 'text', width)}"
 
@@ -56,7 +58,7 @@ def _marks(*marks: bool) -> tuple[str, ...]:
 
 def _scenes(document: ArenaDocument) -> Table:
     name, base = document["candidate"], document["baseline"]
-    whole = "" if document["whole"] else ", not the whole suite"
+    whole = "" if document["whole"] else PART
     title = f"{name} against {base}: suite {document['suite']}, version {document['version']}{whole}"
     if not any(scene["rules"] for scene in document["scenes"]):
         # An idea that failed everywhere: nothing but dashes would stand between.

@@ -148,7 +148,8 @@ def _retune(
             }
         )
         return
-    print(tuning_text(suite, found, terminal_width()))
+    whole = named == tuple(suite.scenes) and not changes
+    print(tuning_text(suite, found, terminal_width(), whole=whole))
     print(f"runs stored in {printable(str(folder))}")
 
 
