@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Generator
@@ -29,6 +30,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 MEMORY = Path("/dev/shm")
 if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 4e9:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+
+# Where tests run in the background, the shell has them ignore Ctrl-C, and every command they start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Imports and collecting make a million objects that stay: each search among them for garbage is for nothing.
 gc.disable()

@@ -93,7 +93,7 @@ class WarmProcess:
         environment = command_environment() if environment is None else environment
         words, outputs = ["steelyard", *map(str, arguments)], [printed, printed]
         started = warm_processes().Process(
-            target=_inside, args=(functools.partial(_command, _heed), words, folder, environment, outputs)
+            target=_inside, args=(functools.partial(_command, None), words, folder, environment, outputs)
         )
         started.start()
         assert started.pid is not None
@@ -121,11 +121,6 @@ class WarmProcess:
     def kill(self) -> None:
         """End it at once."""
         self.send_signal(signal.SIGKILL)
-
-
-def _heed() -> None:
-    """Where tests run in the background, the shell has them ignore Ctrl-C, and a command would inherit that."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def forget_steelyard() -> None:
