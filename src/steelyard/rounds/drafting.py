@@ -50,7 +50,7 @@ def _weigh(
     federation: Federation, state: RoundState, task: Task, updates: Updates, server: Server, plan: Plan
 ) -> Draft:
     criteria = federation.rule.criteria
-    updates = _admitted(federation, task, updates, criteria, server, plan.min_clients)
+    updates = _admitted(task, updates, criteria, server, plan.min_clients)
     order = state.orders.order
     if not updates.clients:
         return _kept(federation, state, updates, None, state.memory)
@@ -65,7 +65,7 @@ def _weigh(
     combine = combiner(federation, state.tensors, task, updates, view)
     model, tensors = combine.step(weighing.weights)
     updates, weighing = as_summed(updates, weighing)
-    _require(federation, task, updates, plan.min_clients)
+    _require(task, updates, plan.min_clients)
     return Draft(federation, state, updates, weighing, model, order, view.remembered, combine=combine, tensors=tensors)
 
 
@@ -98,7 +98,7 @@ def _weigh_privately(
 ) -> Draft:
     """Weigh and combine with noise; also where nobody came, since that must not show."""
     criteria = federation.rule.criteria
-    updates = _admitted(federation, task, updates, criteria, server, min(plan.min_clients, len(task.clients)))
+    updates = _admitted(task, updates, criteria, server, min(plan.min_clients, len(task.clients)))
     view = _view(federation, state, updates, server, plan)
     raw = _measured(task, criteria, updates, view) if updates.clients else np.zeros((0, len(criteria)))
     order = state.orders.order
@@ -114,16 +114,14 @@ def _weigh_privately(
     return Draft(federation, state, updates, weighing, model, order, view.remembered, tensors=tensors)
 
 
-def _admitted(
-    federation: Federation, task: Task, updates: Updates, criteria: Sequence[Criterion], server: Server, least: int
-) -> Updates:
+def _admitted(task: Task, updates: Updates, criteria: Sequence[Criterion], server: Server, least: int) -> Updates:
     """Return what can be weighed; fewer clients than `least` stop the run."""
     updates = admit(task, updates, criteria, server.classes if isinstance(server, ClassifyingServer) else None)
-    _require(federation, task, updates, least)
+    _require(task, updates, least)
     return updates
 
 
-def _require(federation: Federation, task: Task, updates: Updates, least: int) -> None:
+def _require(task: Task, updates: Updates, least: int) -> None:
     """Stop the run where fewer clients than `least` are left; where every model is broken, this federation alone."""
     if len(updates.clients) < least:
         broken = bool(updates.failures) and all(failure.reason == NOT_FINITE for failure in updates.failures)
@@ -132,7 +130,7 @@ def _require(federation: Federation, task: Task, updates: Updates, least: int) -
             raise Exploded(task.federation, task.round, reason)
         reasons = "; ".join(f"{failure.client}: {failure.reason}" for failure in updates.failures[:3])
         raise TooFewClients(
-            f"round {task.round} of {in_words(federation.name)}: {len(updates.clients)} of {len(task.clients)} clients "
+            f"round {task.round} of {in_words(task.federation)}: {len(updates.clients)} of {len(task.clients)} clients "
             f"gave a usable update, fewer than rounds.min_clients = {least} ({reasons or 'no answers'})"
         )
 
