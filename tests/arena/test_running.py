@@ -330,6 +330,10 @@ def test_missing_data_of_any_scene_are_said_before_a_folder_is_made(
     ):
         arena_folder(planned, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+    monkeypatch.setenv("STEELYARD_STATE", str(tmp_path / "state"))
+    with pytest.raises(MachineError, match="scene iid"):
+        plan(suite, candidate, until_decided=True)
+    assert not (tmp_path / "state").exists(), "nor are held-out seeds opened"
     monkeypatch.setattr("steelyard.data.mnist.read_mnist", lambda _: None)
     folder = arena_folder(replace(planned, scenes=("iid",)), tmp_path / "out")
     with pytest.raises(MachineError, match=r"scene writers: data\.path: found no 'unipen62/unipen62_28x28\.npz'"):

@@ -131,6 +131,8 @@ def plan(
     assert planned.own, "a part has a scene or is refused"
     if not until_decided:
         return planned
+    # Seeds that open once are not spent on a machine that cannot run them.
+    suite.check_data(planned.scenes, changes)
     described = planned.document()["experiment"]
     rename_code(described, content_name)
     return replace(planned, opened=opening(f"{suite.name} {suite.version}", described))
