@@ -95,7 +95,7 @@ def tune(
         else:
             for number in range(len(left)):
                 tell(number)
-                _run(planned, How(how.progress), folder, number)
+                _run(planned, how, folder, number)
     except KeyboardInterrupt:
         raise Stopped(folder, again=True) from None
     found = [_accuracies(folder / TUNING / name) for name in scenes]
