@@ -14,7 +14,7 @@ import typer
 from steelyard.activity import doing
 from steelyard.cli.finishing import watched
 from steelyard.cli.options import FormatOption, PartOption, SetOption, TrustOption, asking
-from steelyard.cli.printing import print_json, terminal_width
+from steelyard.cli.printing import print_json, print_wrapped, terminal_width
 from steelyard.errors import UserError, brief, listed, printable
 from steelyard.logs import logger, quiet
 from steelyard.rounds.progress import watching
@@ -211,5 +211,5 @@ def _check(archive: Path, format: str) -> None:
         print_json({"archive": str(archive), "whole": not found.differs, "lines": list(found.lines)})
     else:
         for line in found.lines:
-            print(printable(line))
+            print_wrapped(line)
     raise typer.Exit(int(found.differs))
