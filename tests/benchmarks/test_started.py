@@ -92,7 +92,8 @@ def start(name: str, words: str, folder: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "argv", [name, *(word.replace("_IID", " IID") for word in words.split())])
     # What another test has imported is read anew, as `python -m` does.
-    monkeypatch.delitem(sys.modules, f"benchmarks.{name}", raising=False)
+    for module in (f"benchmarks.{name}", f"benchmarks.{name}.__main__"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
     code = None
     try:
         runpy.run_module(f"benchmarks.{name}", run_name="__main__")
