@@ -8,7 +8,7 @@ import runpy
 import signal
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +70,7 @@ def test_every_cell_is_an_experiment(table: str, tmp_path: Path) -> None:
 
 
 def made(
-    cell: str, curves: dict[str, list[list[float | None]]], rounds: int = 2, *, finished: bool = True
+    cell: str, curves: Mapping[str, Sequence[Sequence[float | None]]], rounds: int = 2, *, finished: bool = True
 ) -> dict[str, Any]:
     """A line as a part writes it, of two rounds."""
     table, data, split = {
