@@ -15,6 +15,7 @@ from typing import Any
 
 import hypothesis
 import pytest
+from tests.kit import inside
 from tests.warm import borrow_warmth, command_environment, lend_warmth, warm_command
 
 from steelyard.logs import DISPLAYED
@@ -76,11 +77,28 @@ def cold(tmp_path: Path) -> CommandLine:
 
 
 @pytest.fixture
-def refused(steelyard: CommandLine) -> Callable[..., str]:
+def command(tmp_path: Path) -> CommandLine:
+    """Run `steelyard ...` in this process, in an empty folder: for whatever needs no process of its own."""
+
+    def call(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+        return inside(*arguments, folder=cwd or tmp_path)
+
+    return call
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Let this test keep what it computes in a cache of its own; returns the folder."""
+    monkeypatch.setenv("STEELYARD_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def refused(command: CommandLine) -> Callable[..., str]:
     """Run a command that must be refused: exit code 2, one line, no traceback; returns the line."""
 
     def call(*arguments: str | Path) -> str:
-        done = steelyard(*arguments)
+        done = command(*arguments)
         assert done.returncode == 2, done.stderr
         assert "Traceback" not in done.stderr
         # On a slow machine, what takes long is named before the answer.
