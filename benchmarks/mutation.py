@@ -25,6 +25,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "runs": (("runs/*.py",), ("runs",)),
     "privacy": (("privacy/*.py",), ("privacy",)),
     "defence": (("defence/*.py",), ("defence",)),
+    "signing": (("signing.py", "statements.py"), ("test_signing.py",)),
     "statistics": (
         ("intervals.py", "report/statistics.py", "report/measures.py", "report/sign.py"),
         ("test_intervals.py", "report/test_statistics.py", "report/test_measures.py", "report/test_sign.py"),
