@@ -3,125 +3,117 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.kit import named
 
 from steelyard.algorithms.scaffold import Scaffold
 from steelyard.defence.validate import NOT_FINITE, admit
-from steelyard.messages import Failure, Task, Updates
+from steelyard.messages import Task, Updates
 from steelyard.update_payloads import DenseModels
 from steelyard.weighing import criteria
 
-CRITERIA = [criteria.get(name) for name in ("DS", "CB", "MD")]
+DS, CB, MD, LD = (criteria.get(name) for name in ("DS", "CB", "MD", "LD"))
 TASK = Task("f", 0, 3, ("a", "b", "c"), torch.zeros(4))
+(CONTROL,) = Scaffold.sends
+WITH_VECTORS = replace(TASK, algorithm=Scaffold())
 
 
-def answer() -> Updates:
-    measured = {"DS": np.array([10.0, 20.0, 30.0]), "CB": np.array([0.1, 0.5, 1.0])}
-    models = DenseModels(torch.arange(12, dtype=torch.float32).reshape(3, 4))
-    return Updates("f", 3, ("a", "b", "c"), np.array([10, 20, 30]), measured, np.zeros(3), models)
+def answer(**changed: Any) -> Updates:
+    good = {"DS": np.array([10.0, 20.0, 30.0]), "CB": np.array([0.1, 0.5, 1.0])}
+    samples = np.array([10, 20, 30])
+    return replace(Updates("f", 3, ("a", "b", "c"), samples, good, np.zeros(3), models()), **changed)
 
 
-def test_a_good_answer_passes_untouched() -> None:
-    good = answer()
-    assert admit(TASK, good, CRITERIA) is good
+def vectors(at: tuple[int, int] = (0, 0), value: float = 1.0) -> torch.Tensor:
+    found = torch.arange(12, dtype=torch.float32).reshape(3, 4)
+    found[at] = value
+    return found
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_numbers_that_are_not_finite(value: float) -> None:
-    bad = answer()
-    bad.payload.models[1, 2] = value  # type: ignore[attr-defined]
-    left = admit(TASK, bad, CRITERIA)
-    assert left.clients == ("a", "c")
-    assert [(failure.client, "NaN" in failure.reason) for failure in left.failures] == [("b", True)]
-    assert left.payload.models.shape == (2, 4)  # type: ignore[attr-defined]
-    assert left.criteria["DS"].tolist() == [10, 30]
+def models(at: tuple[int, int] = (0, 0), value: float = 1.0) -> DenseModels:
+    return DenseModels(vectors(at, value))
 
 
-@pytest.mark.parametrize(("name", "value"), [("CB", 1.5), ("CB", -0.1), ("DS", float("nan")), ("DS", -3)])
-def test_criteria_out_of_range(name: str, value: float) -> None:
-    bad = answer()
-    bad.criteria[name][0] = value
-    left = admit(TASK, bad, CRITERIA)
-    assert left.clients == ("b", "c")
-    assert f"criterion {name}" in left.failures[0].reason
+def claims(name: str, at: int, value: float) -> dict[str, np.ndarray]:
+    given = answer().criteria
+    given[name][at] = value
+    return given
 
 
-def test_missing_criteria_strangers_and_other_rounds() -> None:
-    missing = admit(TASK, replace(answer(), criteria={"DS": np.array([1.0, 2.0, 3.0])}), CRITERIA)
-    assert missing.clients == ()
-    assert [failure.reason for failure in missing.failures] == ["criterion CB is missing"] * 3
-    stranger = admit(TASK, replace(answer(), clients=("a", "b", "z")), CRITERIA)
-    assert stranger.clients == ("a", "b")
-    assert stranger.failures == (Failure("z", "was not asked this round"),)
-    late = replace(answer(), round=2)
-    left = admit(TASK, late, CRITERIA)
-    assert left.clients == ()
-    assert [failure.client for failure in left.failures] == ["a", "b", "c"]
-    assert {failure.reason for failure in left.failures} == {"answer for round 2 of f; asked for round 3"}
-    other = admit(TASK, replace(answer(), federation="g"), CRITERIA)
-    assert [failure.reason for failure in other.failures] == ["answer for round 3 of g; asked for round 3"] * 3
+NAN, INFINITY = float("nan"), float("inf")
+LARGE = torch.full((3, 4), 3e38)
 
 
-def test_one_sample_is_enough() -> None:
-    one = replace(answer(), samples=np.array([10, 1, 3]))
-    assert admit(TASK, one, CRITERIA) is one
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"samples": np.array([10, 1, 3])},
+        {"payload": DenseModels(LARGE)},  # finite, though its sum is not
+        {"vectors": {CONTROL: vectors()}},
+        {"vectors": {CONTROL: LARGE}},
+    ],
+)
+def test_a_good_answer_passes_untouched(changes: dict[str, Any]) -> None:
+    good = answer(**changes)
+    assert admit(WITH_VECTORS if "vectors" in changes else TASK, good, [DS, CB, MD]) is good
 
 
-@pytest.mark.parametrize("samples", [-1, 0])
-def test_who_trained_on_nothing_gets_no_weight(samples: int) -> None:
-    found = admit(TASK, replace(answer(), samples=np.array([10, samples, 3])), CRITERIA)
-    assert found.clients == ("a", "c")
-    assert [failure.client for failure in found.failures] == ["b"]
-    assert found.failures[0].reason.startswith(f"samples = {samples}; allowed: 1 or more")
+@pytest.mark.parametrize(
+    ("changes", "kept", "reason"),
+    named(
+        [
+            ("NaN", {"payload": models((1, 2), NAN)}, "ac", NOT_FINITE),
+            ("infinity", {"payload": models((1, 2), -INFINITY)}, "ac", NOT_FINITE),
+            ("above", {"criteria": claims("CB", 0, 1.5)}, "bc", "criterion CB = 1.5"),
+            ("below", {"criteria": claims("CB", 0, -0.1)}, "bc", "criterion CB = -0.1"),
+            ("negative", {"criteria": claims("DS", 0, -3)}, "bc", "criterion DS = -3"),
+            ("NaN claimed", {"criteria": claims("DS", 0, NAN)}, "bc", "criterion DS = nan"),
+            ("missing", {"criteria": {"DS": np.ones(3)}}, "", "criterion CB is missing"),
+            ("a stranger", {"clients": ("a", "b", "z")}, "ab", "was not asked this round"),
+            ("late", {"round": 2}, "", "answer for round 2 of f; asked for round 3"),
+            ("of others", {"federation": "g"}, "", "answer for round 3 of g; asked for round 3"),
+            ("no samples", {"samples": np.array([10, 0, 3])}, "ac", "samples = 0; allowed: 1 or more"),
+            ("fewer than none", {"samples": np.array([10, -1, 3])}, "ac", "samples = -1; allowed: 1 or more"),
+        ]
+    ),
+)
+def test_what_is_wrong_is_left_out_with_its_reason(changes: dict[str, Any], kept: str, reason: str) -> None:
+    bad = answer(**changes)
+    left = admit(TASK, bad, [DS, CB, MD])
+    assert left.clients == tuple(kept)
+    assert [failure.client for failure in left.failures] == sorted(set(bad.clients) - set(kept))
+    assert all(reason in failure.reason for failure in left.failures)
+    places = [bad.clients.index(client) for client in kept]
+    assert left.payload.models.tolist() == bad.payload.models[places].tolist()  # type: ignore[attr-defined]
+    assert left.criteria["DS"].tolist() == bad.criteria["DS"][places].tolist()
 
 
-def test_a_model_of_very_large_finite_numbers_is_not_called_nan() -> None:
-    large = replace(answer(), payload=DenseModels(torch.full((3, 4), 3e38)))
-    assert admit(TASK, large, CRITERIA).clients == ("a", "b", "c")
-
-
-# ---------------------------------------------------------------- criteria that the server measures, and classes
-
-
-def test_what_the_server_measures_is_not_asked_of_clients() -> None:
+def test_a_criterion_is_held_to_who_measures_it_and_to_the_number_of_classes() -> None:
     # MD stands first and is the server's: the clients' criteria behind it are still looked at.
-    bad = answer()
-    bad.criteria["CB"][2] = 7.0
-    left = admit(TASK, bad, [criteria.get("MD"), criteria.get("CB")])
-    assert left.clients == ("a", "b")
-    assert left.failures[0].reason == "criterion CB = 7.0; allowed: 0 to 1.0"
+    left = admit(TASK, answer(criteria=claims("CB", 2, 7.0)), [MD, CB])
+    assert (left.clients, left.failures[0].reason) == (("a", "b"), "criterion CB = 7.0; allowed: 0 to 1.0")
+    diverse = answer(criteria={"LD": np.array([2.0, 3.0, 4.0])})
+    assert admit(TASK, diverse, [LD], 3).clients == ("a", "b")
+    assert admit(TASK, diverse, [LD]) is diverse
 
 
-def test_the_number_of_classes_bounds_a_criterion_that_counts_them() -> None:
-    diverse = replace(answer(), criteria={"LD": np.array([2.0, 3.0, 4.0])})
-    assert admit(TASK, diverse, [criteria.get("LD")], 3).clients == ("a", "b")
-    assert admit(TASK, diverse, [criteria.get("LD")]).clients == ("a", "b", "c")
-
-
-# ---------------------------------------------------------------- vectors that an algorithm sends beside the model
-
-
-def test_a_vector_that_the_algorithm_needs() -> None:
-    task = replace(TASK, algorithm=Scaffold())
-    (name,) = task.algorithm.sends
-    whole = replace(answer(), vectors={name: torch.ones(3, 4)})
-    assert admit(task, whole, CRITERIA) is whole
-    without = admit(task, answer(), CRITERIA)
-    assert without.clients == ()
-    assert without.failures == tuple(
-        Failure(client, f"the vector {name} of scaffold is missing") for client in ("a", "b", "c")
-    )
-    vectors = torch.ones(3, 4)
-    vectors[0, 3] = float("nan")
-    broken = admit(task, replace(answer(), vectors={name: vectors}), CRITERIA)
-    assert broken.clients == ("b", "c")
-    assert broken.failures == (Failure("a", NOT_FINITE),)
-    # A broken model is refused whatever its vector holds.
-    both = replace(answer(), vectors={name: torch.ones(3, 4)})
-    both.payload.models[1, 0] = float("inf")  # type: ignore[attr-defined]
-    assert admit(task, both, CRITERIA).clients == ("a", "c")
-    large = replace(answer(), vectors={name: torch.full((3, 4), 3e38)})
-    assert admit(task, large, CRITERIA).clients == ("a", "b", "c")
+@pytest.mark.parametrize(
+    ("changes", "kept", "reason"),
+    named(
+        [
+            ("missing", {}, "", f"the vector {CONTROL} of scaffold is missing"),
+            ("broken", {"vectors": {CONTROL: vectors((0, 3), NAN)}}, "bc", NOT_FINITE),
+            # A broken model is refused whatever its vector holds.
+            ("model", {"vectors": {CONTROL: vectors()}, "payload": models((1, 0), INFINITY)}, "ac", NOT_FINITE),
+        ]
+    ),
+)
+def test_a_vector_that_the_algorithm_needs(changes: dict[str, Any], kept: str, reason: str) -> None:
+    left = admit(WITH_VECTORS, answer(**changes), [DS, CB])
+    assert left.clients == tuple(kept)
+    assert {failure.reason for failure in left.failures} == {reason}
