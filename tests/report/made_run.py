@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
+from tests.kit import made_once
 
 from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.loading import RUN_FILE, to_toml
@@ -19,6 +21,11 @@ from steelyard.update_payloads import DenseModels
 from steelyard.weighing.priorities import OrderState
 
 RULES = ("VP>DS", "fedavg", "online(DS>LD)")
+
+
+def shared_run(factory: pytest.TempPathFactory) -> Path:
+    """Return a run of six rounds, eight clients and two seeds that is made once and only read."""
+    return made_once(factory, "report", lambda folder: make_run(folder, rounds=6, clients=8, seeds=(1, 2)))
 
 
 def described(rules: tuple[str, ...], rounds: int) -> LearningDescription:
@@ -62,17 +69,10 @@ def make_run(
     chance = np.random.default_rng(0)
     for number in range(rounds + 1):
         # A chain begins with round 0; here it holds no figures.
-        records = (
-            []
-            if number == 0
-            else [
-                _record(federation, number, rounds, names, asked or max(3, clients - 2), chance)
-                for federation in federations
-            ]
-        )
+        count = asked or max(3, clients - 2)
+        records = [_record(each, number, rounds, names, count, chance) for each in federations if number]
         states = {
-            federation.name: RoundState(number, torch.zeros(1), LossState(), OrderState((0,), 0.0))
-            for federation in federations
+            each.name: RoundState(number, torch.zeros(1), LossState(), OrderState((0,), 0.0)) for each in federations
         }
         store.commit(number, records, states, dict, last=number == rounds)
     store.note(status=status)

@@ -1,23 +1,88 @@
-"""The papers' tables from hand-made curves, checked number by number."""
+"""Figures of devices and the papers' tables from hand-made scores and curves, checked number by number."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
+from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from tests.kit import assert_refused
 
-from steelyard.errors import UserError
 from steelyard.measures import MEASURES
 from steelyard.report.baseline import verdicts
 from steelyard.report.comparison import describe
-from steelyard.report.comparison_tables import comparison_csv, comparison_tables, curves_csv
+from steelyard.report.comparison_tables import class_tables, comparison_csv, comparison_tables
 from steelyard.report.figures.writing import write_curves
+from steelyard.report.groups import group_tables, study_of
+from steelyard.report.measures import jain, on_sample, rounds_to_shares, rounds_to_target, worst_tenth
 from steelyard.report.recorded_curves import Curve
-from steelyard.report.rendering import Style, render, spark
+from steelyard.report.rendering import Style, render
+
+SCORE_TABLES = st.tuples(st.integers(0, 6), st.integers(0, 7)).flatmap(
+    lambda shape: arrays(np.float64, shape, elements=st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0]))
+)
+
+
+@given(SCORE_TABLES, st.sampled_from([0.25, 0.5, 0.6, 1.0]), st.integers(1, 100), st.integers(1, 5))
+@settings(max_examples=40)
+def test_rounds_to_target_against_a_search_with_exact_fractions(scores, target, hundredths, step) -> None:
+    rounds = np.arange(1, len(scores) + 1) * step
+    expected = None
+    for round, row in zip(rounds.tolist(), scores.tolist(), strict=True):
+        enough = sum(score >= target for score in row) >= Fraction(hundredths, 100) * len(row)
+        if row and enough:
+            expected = round
+            break
+    assert rounds_to_target(rounds, scores, target, hundredths / 100) == expected
+    assert rounds_to_shares(rounds, scores, target, [1.0, hundredths / 100])[1] == expected
+
+
+@pytest.mark.parametrize(("devices", "count"), [(1, 1), (9, 1), (10, 1), (11, 2), (15, 2), (20, 2), (21, 3), (30, 3)])
+def test_a_tenth_that_is_no_whole_number_of_devices_is_rounded_up(devices: int, count: int) -> None:
+    # Of 15 devices the worst two: whoever is left behind is not rounded away.
+    scores = np.random.default_rng(devices).permutation(np.arange(devices, dtype=np.float64))
+    assert worst_tenth(scores) == pytest.approx((count - 1) / 2)
+    assert np.isnan(worst_tenth(np.zeros(0)))
+
+
+def test_the_interval_of_a_sample_holds_the_score_of_all_as_often_as_it_says() -> None:
+    draw = np.random.default_rng(5)
+    rows = draw.integers(1, 30, 4000)
+    scores = draw.binomial(rows, draw.beta(4, 2, 4000)) / rows
+    truth, held = float(scores @ rows / rows.sum()), 0
+    for _ in range(400):
+        some = draw.choice(4000, 300, replace=False)
+        found = on_sample(scores[some], rows[some], 4000)
+        held += found["low"] <= truth <= found["high"]
+    assert 0.92 <= held / 400 <= 0.98
+    whole = on_sample(scores, rows, 4000)
+    assert whole["low"] == whole["high"] == pytest.approx(truth)
+
+
+def test_what_of_the_target_and_share_must_be_reached() -> None:
+    scores = np.array([[0.9, 0.2, 0.3], [0.9, 0.8, 0.95]])
+    rounds = np.array([3, 5])
+    assert rounds_to_target(rounds, scores, 0.9, 0.1) == 3
+    assert rounds_to_target(rounds, scores, 0.9, 0.1, above=True) == 5
+    assert rounds_to_target(rounds, scores, 0.95, 0.1, above=True) is None
+    # 0.07 · 100 is 7.000000000000001 in binary and must ask for 7 devices, not 8.
+    seven = np.array([[1.0] * 7 + [0.0] * 93])
+    assert rounds_to_target(rounds[:1], seven, 0.5, 0.07) == 3
+    assert rounds_to_target(rounds[:1], seven, 0.5, 0.0701) is None
+
+
+def test_jain() -> None:
+    assert jain(np.array([1.0, 2.0, 3.0])) == pytest.approx(36 / (3 * 14))
+    assert np.isnan(jain(np.zeros(3)))
+
 
 SHARES = (0.25, 0.5, 1.0)
 
@@ -89,11 +154,9 @@ def test_above_asks_for_more_than_the_target():
     strict, low = found["rounds_to_target"]
     assert [part["unreached"] for part in strict["rows"][0]["cells"]] == [1, 1, 1]
     assert [part["mean"] for part in low["rows"][0]["cells"]] == [3, 4, 8]
-    table = written(found | {"rounds": 10, "limit": 10, "reach": "above"}, "text")
-    assert "are above 90%" in table
     # No share of either was reached, so there is nothing to print an average of.
     assert strict["rows"][1]["printed"]["values"] == []
-    assert "–" in table.splitlines()[5]
+    assert "–" in written(found | {"rounds": 10, "limit": 10, "reach": "above"}, "text").splitlines()[5]
 
 
 def test_what_rounding_leaves_of_nothing_is_written_as_nothing():
@@ -117,10 +180,8 @@ def test_verdicts_say_what_the_seeds_can_tell():
     # Final accuracy: DS .9 and .8, LD .8 and .8.
     assert found["final"]["values"] == pytest.approx([-0.1, 0.0])
     assert found["server_accuracy"]["mean"] == pytest.approx(0.1)
-    assert "not distinguishable in rounds to the targets" in found["sentence"]
     single = describe([curve("DS", 1, [1, 1, 1, 1]), curve("LD", 1, [1, 1, 1, 1])], "DS", (0.9,), SHARES, 10)
     assert single["verdicts"][0]["gain"]["verdict"] == "untested"
-    assert "One seed" in single["verdicts"][0]["sentence"]
 
 
 def test_a_clear_effect_over_many_seeds_is_called_better_or_worse():
@@ -158,45 +219,96 @@ def test_an_error_is_no_accuracy_and_has_no_targets():
     assert found["rounds_to_target"] == []
     (told,) = found["verdicts"]
     assert told["server_mape"]["mean"] == pytest.approx(0.1)
-    assert told["sentence"].startswith(
-        "VE against DS: minus RMSE after the last round +10; mean minus RMSE of the last 3"
-    )
+    assert told["final"]["mean"] == pytest.approx(10)
     assert "−40.00" in written(found | {"measure": "minus RMSE"}, "text")
 
 
 @pytest.mark.parametrize("style", ["text", "markdown", "latex"])
-def test_tables_for_people_hold_every_figure(style):
+def test_tables_for_people_hold_every_figure(style: Style) -> None:
     text = written(document(), style)
     for part in ("90%", "worst tenth", "3.5", "DS"):
         assert part.replace("%", r"\%") in text if style == "latex" else part in text
-    if style == "latex":
-        assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == text.count(r"\toprule")
-        assert ">" not in text
-    if style == "markdown":
-        widths = {line.count(" | ") for line in text.splitlines() if line.startswith(("| DS", "| LD"))}
-        assert len(widths) > 1
+    assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == text.count(r"\toprule")
+    assert style != "latex" or ">" not in text
 
 
-def test_csv_is_tidy():
-    rows = list(csv.DictReader(io.StringIO(comparison_csv(document()))))
+def test_files_of_a_comparison_are_tidy(tmp_path: Path) -> None:
+    found = document()
+    assert json.dumps(found)
+    rows = list(csv.DictReader(io.StringIO(comparison_csv(found))))
     assert len(rows) == 2 * 2 * 5
-    picked = [row for row in rows if (row["target"], row["rule"], row["share"]) == ("0.9", "LD", "1.0")]
-    assert picked[0]["kind"] == "gain"
-    assert float(picked[0]["mean"]) == -1.0
-    points = list(csv.DictReader(io.StringIO(curves_csv(document()))))
-    assert len(points) == 2 * 10
-    assert float(points[0]["mean"]) == pytest.approx(0.5)
+    (gain,) = [row for row in rows if (row["target"], row["rule"], row["share"]) == ("0.9", "LD", "1.0")]
+    assert (gain["kind"], float(gain["mean"])) == ("gain", -1.0)
+    write_curves(tmp_path, found, tmp_path / "curves.csv")
+    points = list(csv.DictReader((tmp_path / "curves.csv").open()))
+    assert (len(points), float(points[0]["mean"])) == (2 * 10, pytest.approx(0.5))
+    assert_refused(lambda: write_curves(tmp_path, found, tmp_path / "curves.gif"), "--curves", "curves.gif")
 
 
-def test_the_document_is_json_and_the_curves_are_a_file(tmp_path):
-    json.loads(json.dumps(document()))
-    write_curves(tmp_path, document(), tmp_path / "curves.csv")
-    assert (tmp_path / "curves.csv").read_text().startswith("rule,round,mean")
-    with pytest.raises(UserError, match=r"--curves: got .*allowed: a file name that ends in .svg, .png, .pdf or .csv"):
-        write_curves(tmp_path, document(), tmp_path / "curves.gif")
+def blocks(rule: str, seed: int, reached: list[int]) -> Curve:
+    """Twenty devices in four blocks of five; a block has accuracy .8 from its round on; 0 stands for never."""
+    rounds = np.arange(1, 11)
+    first = np.repeat([at or 99 for at in reached], 5)
+    scores = np.where(rounds[:, None] >= first[None], 0.8, 0.1)
+    return Curve(rule, seed, rounds, scores, scores.mean(axis=1), 0, {}, {})
 
 
-def test_sparks_cover_the_whole_curve():
-    assert spark([0.0, 1.0], 0.0, 1.0) == "▁█"
-    assert spark(list(range(100)), 0, 99, width=8) == "▁▂▃▄▅▆▇█"
-    assert spark([0.5, 0.5], 0.5, 0.5) == "▁▁"
+def test_groups_means_and_what_was_not_reached():
+    curves = [
+        blocks("online(DS>LD)", 1, [1, 2, 4, 0]),
+        blocks("DS", 1, [2, 4, 6, 0]),
+        blocks("DS>LD", 1, [1, 3, 5, 0]),
+        blocks("LD>DS", 1, [3, 5, 0, 0]),
+        blocks("DS", 2, [4, 6, 0, 0]),
+        blocks("online(DS>LD)", 2, [1, 2, 4, 0]),
+        blocks("DS>LD", 2, [1, 3, 5, 0]),
+        blocks("LD>DS", 2, [3, 5, 0, 0]),
+    ]
+    (grid,) = group_tables(curves, (0.75,), 10)
+    assert grid.headings[2:5] == ("Low 20%", "Low 30%", "Low mean")
+    found = {row[:2]: row[2:] for row in grid.rows}
+    # A quarter of the devices (5 of 20) is enough for 20 %, six need two blocks; 70 and 75 % need three (14 and 15).
+    assert found["Ind", "DS"] == ("3.0", "5.0", "4.0", "5.0", "5.0", "5.0", "≥8.0", "≥8.0", "≥8.0")
+    assert found["MCA", "DS>LD"] == ("1.0", "3.0", "2.0", "3.0", "3.0", "3.0", "5.0", "5.0", "5.0")
+    assert found["MCA", "LD>DS"][-3:] == ("—", "—", "—")
+    assert found["MCA", "Mean"] == ("2.0", "4.0", "3.0", "4.0", "4.0", "4.0", "—", "—", "—")
+    assert found["Final", "online(DS>LD)"] == ("1.0", "2.0", "1.5", "2.0", "2.0", "2.0", "4.0", "4.0", "4.0")
+    assert [row[0] for row in grid.rows] == ["Ind", "MCA", "MCA", "MCA", "Final"]
+
+
+def test_a_rule_belongs_to_a_study_and_above_is_stricter() -> None:
+    assert list(map(study_of, ("DS", "DS>LD>MD", "online(MD>DS>LD)"))) == ["Ind", "MCA", "Final"]
+    (grid,) = group_tables([blocks("DS", 1, [1, 1, 1, 1])], (0.8,), 10, above=True)
+    assert set(grid.rows[0][2:]) == {"—"}
+
+
+def classes(rule: str, seed: int, f1: list[list[float]]) -> Curve:
+    rounds = np.arange(1, len(f1) + 1)
+    scores = np.full((len(f1), 2), 0.5)
+    server = {"accuracy": [0.5] * len(f1), "macro_f1": [sum(row) for row in f1]}
+    return Curve(rule, seed, rounds, scores, scores.mean(axis=1), 0, {}, server, by_class={"f1": f1} if f1[0] else {})
+
+
+def test_macro_and_each_class_stand_in_the_tables() -> None:
+    curves = [
+        classes("DS", 1, [[0.0, 0.2], [0.4, 0.8]]),
+        classes("DS", 2, [[0.0, 0.4], [0.6, 0.8]]),
+        classes("VP", 1, [[0.5, 0.5], [0.9, 0.7]]),
+        classes("VP", 2, [[0.5, 0.5], [0.9, 0.7]]),
+    ]
+    document = describe(curves, "DS", (0.9,), (0.5,), 2) | {"rounds": 2, "limit": 2}
+    macro, last = class_tables(document)
+    assert macro.headings == ("rule", "round 1", "round 2")
+    # Seeds .1 and .2, then .6 and .7: means .15 and .65, half intervals 12.706 · .0707 / √2 = .635.
+    assert macro.rows[0] == ("DS", "0.150±0.635", "0.650±0.635")
+    assert macro.rows[1] == ("VP", "0.500±0.000", "0.800±0.000")
+    assert last.title == "F1 of each class on the server's reporting rows, round 2"
+    assert last.rows[0] == ("DS", "0.500±1.271", "0.800±0.000")
+    assert document["class_curves"][0]["f1"][0] == [[0.0, 0.2], [0.4, 0.8]]
+    assert last.headings == ("rule", "class 0", "class 1")
+
+
+def test_classes_that_are_not_reported_or_too_many_have_no_columns() -> None:
+    assert class_tables(describe([classes("DS", 1, [[], []])], "DS", (0.9,), (0.5,), 2)) == []
+    (macro,) = class_tables(describe([classes("DS", 1, [[0.5] * 62])], "DS", (0.9,), (0.5,), 1))
+    assert macro.rows == (("DS", "0.500"),)

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+from tests.kit import named
+from tests.report.made_run import shared_run
 
+from steelyard.experiment.loading import read_experiment
 from steelyard.report.recommendation import Compared, Measure, recommend
 from steelyard.report.recorded_curves import Curve
-from steelyard.report.reporting_rows import _halves
+from steelyard.report.reporting_rows import recommendation_of
 from steelyard.report.statistics import detectable, seeds_for
+from steelyard.runs.reader import History
 
 ROWS = Measure("accuracy", "on the server's 46 rows")
 
@@ -54,8 +59,6 @@ def test_where_nothing_is_better_the_sentence_says_what_would_not_have_been_seen
         "Keep fedavg: with 10 seeds EQ is not better on the server's 46 rows; a difference under 1 point would not "
         "have been seen. To see 1 point takes about 11 seeds."
     )
-    both = recommend({**values, "DS>LD": [0.505, 0.495] * 5}, "fedavg", ROWS)
-    assert both["sentence"].startswith("Keep fedavg: with 10 seeds nothing is better on the server's 46 rows; ")
 
 
 @pytest.mark.parametrize(("effect", "seeds"), [(0.2, 199), (0.5, 34), (0.8, 15), (1.0, 10)])
@@ -72,80 +75,6 @@ def test_what_is_detectable_is_seen_four_times_of_five() -> None:
     t = drawn.mean(axis=1) / (drawn.std(axis=1, ddof=1) / math.sqrt(6))
     # Student's t with 5 degrees of freedom, two-sided at .05 / 3: 3.5341.
     assert np.mean(t > 3.5341) == pytest.approx(0.8, abs=0.01)
-
-
-@pytest.mark.parametrize("seeds", [1, 2])
-def test_too_few_seeds_recommend_nothing_and_say_how_many_are_needed(seeds: int) -> None:
-    found = recommend({"fedavg": [0.1] * seeds, "VP": [0.9] * seeds, "EQ": [0.2] * seeds}, "fedavg", ROWS)
-    assert found["rule"] is None
-    # A difference of one deviation at .05 / 2 needs 13 pairs.
-    assert found["seeds_needed"] == seeds_for(1.0, 1.0, 2) == 13
-    count = {1: "one seed", 2: "two seeds"}[seeds]
-    assert found["sentence"] == (
-        f"VP is ahead of fedavg by 80.0 points on the server's 46 rows, but {count} cannot tell it from chance: "
-        "steelyard compare --seeds 13 can."
-    )
-    behind = recommend({"fedavg": [0.5] * seeds, "VP": [0.4] * seeds}, "fedavg", ROWS)
-    assert behind["sentence"].startswith("No rule is ahead of fedavg on the server's 46 rows, but")
-
-
-def test_one_rule_has_nothing_to_be_held_against() -> None:
-    found = recommend({"fedavg": [0.5, 0.6, 0.7]}, "fedavg", ROWS)
-    assert found["rule"] is None
-    assert (
-        found["sentence"] == "fedavg ended at 60.0% on the server's 46 rows; there is no other rule to hold it against."
-    )
-
-
-def test_the_errors_of_a_regression_are_better_when_lower() -> None:
-    errors = Measure("RMSE", "on the server's 80 rows", less_is_better=True)
-    found = recommend({"DS": [3.0, 3.1, 3.2], "VE": [2.0, 2.0, 2.3], "EQ": [4.0, 4.2, 4.3]}, "DS", errors)
-    assert found["rule"] == "VE"
-    assert [row["verdict"] for row in found["rules"]] == ["", "better", "worse"]
-    assert found["rules"][1]["difference"]["mean"] == pytest.approx(-1.0)
-    assert found["sentence"].startswith("Use VE: RMSE is 1 lower than with DS on the server's 80 rows (95 % interval ")
-    kept = recommend({"DS": [3.0, 3.1, 3.2, 3.1], "VE": [3.1, 3.0, 3.2, 3.3]}, "DS", errors)
-    assert "a difference under RMSE 0." in kept["sentence"]
-
-
-def test_a_recommenders_figures_are_no_percentages() -> None:
-    lists = Measure("ndcg@10", "over 943 users")
-    found = recommend({"DS": [0.18, 0.19, 0.2], "EQ": [0.21, 0.221, 0.229]}, "DS", lists)
-    assert found["sentence"] == (
-        "Use EQ: ndcg@10 is 0.03 higher than with DS over 943 users (95 % interval 0.0275 to 0.0325, 3 seeds)."
-    )
-    assert "%" not in found["sentence"].replace("95 %", "")
-
-
-def test_of_several_better_rules_those_that_may_be_as_good_are_named() -> None:
-    base = [0.5, 0.5, 0.5, 0.5]
-    values = {"DS": base, "A": [0.7, 0.72, 0.68, 0.71], "B": [0.71, 0.7, 0.69, 0.7], "C": [0.6, 0.61, 0.6, 0.6]}
-    found = recommend(values, "DS", ROWS)
-    assert found["rule"] == "A"
-    assert found["sentence"].endswith(" B may be as good: 4 seeds cannot tell.")
-
-
-def test_a_control_that_asks_no_clients_is_named_as_one() -> None:
-    values = {"DS": [0.5, 0.5, 0.5], "server-only": [0.7, 0.71, 0.69]}
-    found = recommend(values, "DS", ROWS, Compared(controls=frozenset({"server-only"})))
-    assert found["sentence"].startswith("Ask no clients (server-only): accuracy is 20.0 points higher")
-
-
-def test_a_rule_that_is_left_out_is_shown_and_never_recommended() -> None:
-    values = {"DS": [0.5, 0.5, 0.5], "online": [0.9, 0.91, 0.92], "EQ": [0.6, 0.61, 0.62]}
-    found = recommend(values, "DS", ROWS, Compared({"online": "the rows that report also chose its order"}))
-    assert found["rule"] == "EQ"
-    assert found["rules"][1]["left_out"]
-    assert found["rules"][1]["p"] is None
-    alone = recommend({name: values[name] for name in ("DS", "online")}, "DS", ROWS, Compared({"online": "so"}))
-    assert alone["rule"] is None
-    assert alone["sentence"] == "No recommendation: no rule is left to hold against DS (online: so)."
-
-
-def test_rules_that_do_exactly_the_same_are_said_to() -> None:
-    found = recommend({"DS": [0.5, 0.6, 0.7], "EQ": [0.5, 0.6, 0.7]}, "DS", ROWS)
-    assert found["rule"] == "DS"
-    assert "differs from it in any seed" in found["sentence"]
 
 
 def test_among_equals_another_rule_is_recommended_in_one_comparison_of_forty_at_most() -> None:
@@ -175,21 +104,93 @@ def test_a_true_difference_as_large_as_promised_is_found_four_times_of_five() ->
     assert found >= 380  # 80 %, and a little more by Holm's second step
 
 
-def test_of_several_better_rules_other_rows_choose_and_those_that_report_report() -> None:
-    values = {"fedavg": [0.5, 0.6, 0.7], "A": [0.7, 0.8, 0.91], "B": [0.65, 0.75, 0.86]}
-    chosen = Compared(
-        chosen_on={"fedavg": [0.5], "A": [0.6], "B": [0.8]}, choosing="The clients' 80 test rows chose it."
-    )
-    found = recommend(values, "fedavg", ROWS, chosen)
-    assert found["rule"] == "B"
-    assert found["sentence"].startswith("Use B: accuracy is 15.3 points higher than with fedavg on the server's")
-    assert found["sentence"].endswith("The clients' 80 test rows chose it.")
-    alone = recommend({"fedavg": values["fedavg"], "A": values["A"]}, "fedavg", ROWS, chosen)
-    assert (alone["rule"], "chose" in alone["sentence"]) == ("A", False)
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_one_seed_and_two_recommend_nothing_and_say_how_many_would(seeds: int) -> None:
+    found = recommend({"fedavg": [0.1] * seeds, "VP": [0.9] * seeds, "EQ": [0.2] * seeds}, "fedavg", ROWS)
+    assert found["rule"] is None
+    # A difference of one deviation at .05 / 2 needs 13 pairs.
+    assert found["seeds_needed"] == seeds_for(1.0, 1.0, 2) == 13
+    assert "VP is ahead of fedavg by 80.0 points" in found["sentence"]
+    assert "compare --seeds 13" in found["sentence"]
+    behind = recommend({"fedavg": [0.5] * seeds, "VP": [0.4] * seeds}, "fedavg", ROWS)
+    assert behind["sentence"].startswith("No rule is ahead of fedavg")
 
 
-def test_half_of_the_clients_choose_and_the_gain_is_that_of_the_others() -> None:
+def test_errors_are_better_when_lower_and_no_percentages() -> None:
+    errors = Measure("RMSE", "on the server's 80 rows", less_is_better=True)
+    found = recommend({"DS": [3.0, 3.1, 3.2], "VE": [2.0, 2.0, 2.3], "EQ": [4.0, 4.2, 4.3]}, "DS", errors)
+    assert found["rule"] == "VE"
+    assert [row["verdict"] for row in found["rules"]] == ["", "better", "worse"]
+    assert found["rules"][1]["difference"]["mean"] == pytest.approx(-1.0)
+    assert "RMSE is 1 lower than with DS" in found["sentence"]
+    kept = recommend({"DS": [3.0, 3.1, 3.2, 3.1], "VE": [3.1, 3.0, 3.2, 3.3]}, "DS", errors)
+    assert "a difference under RMSE 0." in kept["sentence"]
+    lists = Measure("ndcg@10", "over 943 users")
+    shown = recommend({"DS": [0.18, 0.19, 0.2], "EQ": [0.21, 0.221, 0.229]}, "DS", lists)["sentence"]
+    assert "ndcg@10 is 0.03 higher than with DS over 943 users (95 % interval 0.0275 to 0.0325, 3 seeds)" in shown
+
+
+LEVEL = {"DS": [0.5, 0.6, 0.7]}
+BOTH = {**LEVEL, "A": [0.7, 0.8, 0.91], "B": [0.65, 0.75, 0.86]}
+CHOSEN = {"chosen_on": {"DS": [0.5], "A": [0.6], "B": [0.8]}, "choosing": "The clients' 80 test rows chose it."}
+NOBODY = "no other rows choose one of them"
+
+
+@pytest.mark.parametrize(
+    ("values", "compared", "rule", "words"),
+    named(
+        [
+            ("alone", LEVEL, {}, None, "DS ended at 60.0%"),
+            ("exactly alike", {**LEVEL, "EQ": LEVEL["DS"]}, {}, "DS", "differs from it in any seed"),
+            (
+                "as good",
+                {
+                    "DS": [0.5] * 4,
+                    "A": [0.7, 0.72, 0.68, 0.71],
+                    "B": [0.71, 0.7, 0.69, 0.7],
+                    "C": [0.6, 0.61, 0.6, 0.6],
+                },
+                {},
+                "A",
+                "B may be as good",
+            ),
+            (
+                "a control",
+                {"DS": [0.5] * 3, "server-only": [0.7, 0.71, 0.69]},
+                {"controls": frozenset({"server-only"})},
+                "server-only",
+                "Ask no clients (server-only)",
+            ),
+            ("left out", BOTH, {"left_out": {"A": "so"}}, "B", ""),
+            ("all left out", {**LEVEL, "A": BOTH["A"]}, {"left_out": {"A": "so"}}, None, "(A: so)"),
+            ("other rows choose", BOTH, CHOSEN, "B", "15.3 points higher"),
+            ("nothing to choose", {**LEVEL, "A": BOTH["A"]}, CHOSEN, "A", "Use A"),
+            (
+                "the chosen one is not confirmed",
+                BOTH,
+                {"chosen_on": {"DS": [0.5], "A": [0.8], "B": [0.6]}, "reported_on": {**BOTH, "A": LEVEL["DS"]}},
+                None,
+                "A was chosen",
+            ),
+            ("nobody may choose", BOTH, {"cannot_choose": NOBODY}, None, NOBODY),
+            ("nobody need choose", {**LEVEL, "A": BOTH["A"]}, {"cannot_choose": NOBODY}, "A", "Use A"),
+        ]
+    ),
+)
+def test_what_a_comparison_comes_to(values: Any, compared: Any, rule: str | None, words: str) -> None:
+    found = recommend(values, "DS", ROWS, Compared(**compared))
+    assert found["rule"] == rule
+    assert words in found["sentence"]
+    assert ("The clients' 80 test rows chose it." in found["sentence"]) == (rule == "B" and "choosing" in compared)
+    for row in found["rules"]:
+        if row["left_out"]:
+            assert row["p"] is None
+
+
+def test_half_of_the_clients_choose_and_the_gain_is_that_of_the_others(tmp_path_factory: Any) -> None:
     """Without rows at the server; A is chosen by clients b and d, and a and c say how much better it is."""
+    folder = shared_run(tmp_path_factory)
+    history, experiment = History(folder), read_experiment(folder).changed({"name": "own"})
     rng = np.random.default_rng(1)
     gains = {"fedavg": [0.0, 0.0, 0.0, 0.0], "A": [0.05, 0.2, 0.05, 0.2], "B": [0.15, 0.1, 0.15, 0.1]}
     curves: list[Curve] = []
@@ -197,30 +198,9 @@ def test_half_of_the_clients_choose_and_the_gain_is_that_of_the_others() -> None
         level = 0.5 + rng.uniform(0, 0.1)
         for rule, gain in gains.items():
             scores = level + np.array([gain]) + rng.uniform(0, 0.002, 4)
-            rows = np.full(4, 20)
-            overall = scores @ rows / rows.sum()
-            curves.append(Curve(rule, seed, np.array([1]), scores, overall, 0, {}, {}, rows=rows))
-    values = {rule: [float(c.overall[0]) for c in curves if c.rule == rule] for rule in gains}
-    compared = Compared(**_halves(curves, 5))
-    found = recommend(values, "fedavg", Measure("accuracy", "on the clients' 80 test rows"), compared)
+            curves.append(Curve(rule, seed, np.array([1]), scores, scores.mean(axis=1), 0, {}, {}, rows=np.full(4, 20)))
+    found = recommendation_of(history, experiment, curves, "fedavg")
     assert found["rule"] == "A"
     assert "is 5.0 points higher than with fedavg on the 40 test rows of every other client" in found["sentence"]
-    assert "The 40 test rows of the other clients chose it." in found["sentence"]
     few = [replace(curve, rows=np.full(4, 14)) for curve in curves]
-    assert _halves(few, 5) == {}
-    turned = Compared(**{**_halves(curves, 5), "reported_on": {**compared.reported_on, "A": values["fedavg"]}})
-    none = recommend(values, "fedavg", ROWS, turned)
-    assert none["rule"] is None
-    assert none["sentence"].startswith("No recommendation: of A and B, which are better than fedavg, A was chosen")
-
-
-def test_rows_that_report_do_not_also_choose() -> None:
-    values = {"fedavg": [0.5, 0.6, 0.7], "A": [0.7, 0.8, 0.91], "B": [0.65, 0.75, 0.86]}
-    none = Compared(cannot_choose="no other rows choose one of them")
-    found = recommend(values, "fedavg", ROWS, none)
-    assert found["rule"] is None
-    assert found["sentence"] == (
-        "No recommendation: A and B are better than fedavg on the server's 46 rows, and no other rows choose one of "
-        "them."
-    )
-    assert recommend({"fedavg": values["fedavg"], "A": values["A"]}, "fedavg", ROWS, none)["rule"] == "A"
+    assert recommendation_of(history, experiment, few, "fedavg")["rule"] is None

@@ -1,4 +1,4 @@
-"""Intervals, paired tests and Holm's correction, against hand-computed numbers and scipy."""
+"""Intervals, paired tests and Holm's correction by hand and by scipy; a test that may be looked at after every seed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,59 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from steelyard.report.statistics import equivalence_p, holm, paired_p, verdict
+from steelyard.report.anytime import anytime_equivalence_p, anytime_p, spent
+from steelyard.report.statistics import ALPHA, equivalence_p, holm, paired_p, verdict
+
+SEEDS = 40
+
+
+def test_a_difference_is_seen_and_its_p_never_rises() -> None:
+    draws = np.random.default_rng(3)
+    rows = draws.normal(0.02, 0.02, (200, SEEDS)).tolist()
+    assert sum(anytime_p(row) <= 0.005 for row in rows) / 200 > 0.9
+    found = [anytime_p(rows[0][:n]) for n in range(SEEDS + 1)]
+    assert found[0] == 1.0
+    assert found == sorted(found, reverse=True)
+    assert anytime_p(rows[0]) == anytime_p([-value for value in rows[0]])
+
+
+def test_equality_is_shown_within_the_margin_only() -> None:
+    draws = np.random.default_rng(5)
+    inside = draws.normal(0, 0.005, (100, SEEDS)).tolist()
+    at_the_edge = draws.normal(0.01, 0.01, (1000, SEEDS)).tolist()
+    assert sum(anytime_equivalence_p(row, 0.01) <= 0.005 for row in inside) / 100 > 0.9
+    assert sum(anytime_equivalence_p(row, 0.01) <= ALPHA for row in at_the_edge) / 1000 <= ALPHA
+
+
+def test_differences_that_are_all_the_same_or_none_decide_as_coins_would() -> None:
+    assert anytime_p([]) == anytime_p([0.0] * 20) == 1.0
+    assert 2.0**-12 < anytime_p([0.01] * 12) < 0.002
+    assert anytime_equivalence_p([0.0] * 12, 0.01) < 0.001
+
+
+@pytest.mark.parametrize("kind", ["heavy tails", "rows of a test set", "ties"])
+def test_of_a_thousand_comparisons_without_a_difference_one_in_twenty_is_decided_at_most(kind: str) -> None:
+    """Looked at after every one of 40 seeds. The bound is exact, so only the noise of 1,000 draws may be added."""
+    draws = np.random.default_rng(32)
+    shape = (2, 1000, SEEDS)
+    made = {
+        "heavy tails": lambda: draws.standard_t(2, shape),
+        "rows of a test set": lambda: draws.binomial(400, 0.9, shape) / 400,
+        "ties": lambda: draws.integers(0, 2, shape).astype(float),
+    }[kind]()
+    wrong = sum(anytime_p(row.tolist()) <= ALPHA for row in made[0] - made[1])
+    assert wrong / 1000 <= ALPHA
+
+
+def test_many_candidates_that_all_open_the_held_out_seeds_share_one_level() -> None:
+    """Thirty candidates take 97 % of what a hundred would of the level."""
+    draws = np.random.default_rng(11)
+    rows = draws.normal(0, 0.02, (150, 30, SEEDS))
+    wrong = sum(
+        any(anytime_p(row.tolist()) <= spent(ALPHA, number) for number, row in enumerate(search, 1)) for search in rows
+    )
+    assert wrong / 150 <= ALPHA
+    assert math.fsum(spent(ALPHA, number) for number in range(1, 10_000)) <= ALPHA
 
 
 @given(st.lists(st.floats(-100, 100), min_size=2, max_size=8))
@@ -42,34 +94,10 @@ def test_equivalence_without_spread_and_without_seeds():
     assert equivalence_p(noisy, 0.01) > 0.05
 
 
-def test_differences_without_spread():
-    assert paired_p([0.0, 0.0, 0.0]) == 1.0
-    assert paired_p([1.0, 1.0]) == 0.5
-    assert paired_p([1.0] * 10) == pytest.approx(2 / 1024)
-    assert paired_p([1.0]) is None
-    assert paired_p([]) is None
-
-
-def test_spread_and_means_that_are_rounding_are_none():
-    # A millionth of a millionth of the mean, but at least of 1, is what sums round by.
-    assert paired_p([1e6, 1e6 + 1e-7]) == 0.5
-    assert paired_p([-1e6, -1e6 - 1e-7]) == 0.5
-    assert paired_p([1e-13] * 3) == 1.0
-    assert paired_p([-1e-13] * 3) == 1.0
-    assert paired_p([1e-11] * 3) == 0.25
-    # s = √2 · 1.2e-12 is more than what is rounded away around 0: t = 1 again.
-    assert paired_p([0.0, 2.4e-12]) == pytest.approx(0.5)
-    assert paired_p([-1e-11] * 3) == 0.25
-    # More than that is a spread: ±1e-9 around 1e-9 has t = 1 with one degree of freedom, p = 1/2 by Cauchy's arctan.
-    assert paired_p([0.0, 2e-9]) == pytest.approx(0.5)
-    # t = 2 with one degree of freedom: p = 1 − 2 arctan(2)/π.
-    assert paired_p([1.0, 3.0]) == pytest.approx(1 - 2 * math.atan(2) / math.pi, rel=1e-12)
-    assert paired_p([-1.0, -3.0]) == pytest.approx(1 - 2 * math.atan(2) / math.pi, rel=1e-12)
-
-
 def test_holm_on_a_worked_example():
     # Sorted: .005·4 = .02, .01·3 = .03, .03·2 = .06, .04·1 = .04, which may not fall below .06.
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.03]) == [0.03]
     assert holm([0.5, None, 0.9]) == [1.0, None, 1.0]
     assert holm([0.8, 0.9, 0.95]) == [1.0, 1.0, 1.0]
 
@@ -94,17 +122,39 @@ def test_holm_rejects_what_the_step_down_procedure_rejects(values):
         assert {index for index, p in enumerate(adjusted) if p is not None and p <= level} == rejected
 
 
-def test_holm_corrects_one_test_by_nothing_and_the_least_of_many_as_bonferroni():
-    assert holm([0.03]) == [0.03]
-    values = [0.2, 0.011, 0.5]
-    assert holm(values)[1] == pytest.approx(3 * 0.011, rel=1e-15)
+@pytest.mark.parametrize(
+    ("differences", "p"),
+    [
+        ([0.0, 0.0, 0.0], 1.0),
+        ([1.0, 1.0], 0.5),
+        ([1.0] * 10, 2 / 1024),
+        ([1.0], None),
+        ([], None),
+        # A millionth of a millionth of the mean, but at least of 1, is what sums round by.
+        ([1e6, 1e6 + 1e-7], 0.5),
+        ([-1e6, -1e6 - 1e-7], 0.5),
+        ([1e-13] * 3, 1.0),
+        ([-1e-11] * 3, 0.25),
+        # s = √2 · 1.2e-12 is more than what is rounded away around 0: t = 1 again, p = 1/2 by Cauchy's arctan.
+        ([0.0, 2.4e-12], 0.5),
+        # t = 2 with one degree of freedom: p = 1 − 2 arctan(2)/π.
+        ([1.0, 3.0], 1 - 2 * math.atan(2) / math.pi),
+        ([-1.0, -3.0], 1 - 2 * math.atan(2) / math.pi),
+    ],
+)
+def test_differences_with_little_or_no_spread(differences: list[float], p: float | None) -> None:
+    assert paired_p(differences) == (p if p is None else pytest.approx(p))
 
 
-def test_verdicts():
-    assert verdict(1.0, 0.01) == "better"
-    assert verdict(-1.0, 0.049) == "worse"
-    assert verdict(-1.0, 0.05) == "not distinguishable"
-    assert verdict(3.0, None) == "untested"
-    assert verdict(0.5, 0.01) == "better"
-    assert verdict(-0.5, 0.0) == "worse"
-    assert verdict(0.0, 0.01) == "not distinguishable"
+@pytest.mark.parametrize(
+    ("mean", "p", "told"),
+    [
+        (0.5, 0.01, "better"),
+        (-0.5, 0.049, "worse"),
+        (-1.0, 0.05, "not distinguishable"),
+        (3.0, None, "untested"),
+        (0.0, 0.01, "not distinguishable"),
+    ],
+)
+def test_verdicts(mean: float, p: float | None, told: str) -> None:
+    assert verdict(mean, p) == told
