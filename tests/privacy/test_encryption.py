@@ -1,0 +1,414 @@
+"""Numbers in the open and hidden: secret shares, fixed-point numbers, Paillier and CKKS.
+
+Where TenSEAL is missing, a stand-in that hides nothing shows what is done around it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import gmpy2
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.kit import assert_refused, named
+
+from steelyard.errors import UserError
+from steelyard.privacy import sharing
+from steelyard.privacy.fixed_point import FixedPoint, Grid
+from steelyard.privacy.paillier import Packing, PaillierKeys
+
+ALIKE = r"points: got \[.*\]; allowed: different points from 1 on"
+SECRETS = st.binary(min_size=32, max_size=32)
+
+
+def test_example_3_3_the_sum_of_three_salaries_and_none_of_them():
+    held = [sharing.split(value, 3) for value in (1000, 2000, 3000)]
+    sums = [sum(shares) % sharing.RING for shares in zip(*held, strict=True)]  # each party adds up what it holds
+    assert sharing.join(sums) == 6000
+    assert sharing.join(sums) / 3 == 2000
+
+
+@given(st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=6), st.integers(2, 7))
+def test_sums_of_shares_are_shares_of_the_sum(values: list[int], parties: int):
+    held = [sharing.split(value, parties) for value in values]
+    assert [sharing.join(shares) for shares in held] == values
+    assert sharing.join([sum(shares) for shares in zip(*held, strict=True)]) == sum(values) % 2**64
+
+
+def test_all_but_one_arithmetic_share_are_any_numbers():
+    """In the ring of 5, each of the first two shares takes each value about as often, whatever the number is."""
+    for value in (0, 3):
+        drawn = np.array([sharing.split(value, 3, 5) for _ in range(5000)])
+        for share in range(3):
+            counts = np.bincount(drawn[:, share], minlength=5)
+            assert ((counts > 850) & (counts < 1150)).all()  # 1000 each; 5 standard deviations are 141
+
+
+def test_the_field():
+    assert gmpy2.is_prime(sharing.PRIME)
+    assert not any(gmpy2.is_prime(2**256 + k) for k in range(297))
+    assert (sharing.PRIME - 1).bit_length() <= 8 * sharing.SHARE_BYTES
+
+
+def test_lagrange_by_hand():
+    """A line through (1, 5) and (2, 7) is 3 at 0: 2·5 - 1·7. A parabola through 1, 2, 3 has factors 3, -3, 1."""
+    assert sharing.lagrange_at_zero([1, 2]) == [2, sharing.PRIME - 1]
+    assert sharing.lagrange_at_zero([1, 2, 3]) == [3, sharing.PRIME - 3, 1]
+
+
+@given(st.integers(0, sharing.RING - 1), st.integers(0, sharing.RING - 1), st.integers(2, 5))
+def test_shared_numbers_are_multiplied_and_nobody_sees_them(one: int, other: int, parties: int):
+    dealt = sharing.triple(parties)
+    product = sharing.multiplied(sharing.split(one, parties), sharing.split(other, parties), dealt)
+    assert sharing.join(product) == one * other % sharing.RING
+
+
+def test_a_product_by_hand():
+    """x = 6, y = 7 with a = 2, b = 3: d = 4, e = 4, and 6 + 4·3 + 4·2 + 16 = 42, half of it at either party."""
+    dealt = ([1, 1], [1, 2], [5, 1])
+    assert sharing.multiplied([4, 2], [3, 4], dealt, 101) == [5 + 4 * 1 + 4 * 1 + 16, 1 + 4 * 2 + 4 * 1]
+
+
+def test_a_polynomial_by_hand(monkeypatch: pytest.MonkeyPatch):
+    """Degree R - 1: with R = 3 and random coefficients 4 and 5, the secret 7 gives 7 + 4x + 5x²."""
+    drawn = iter([4, 5])
+    monkeypatch.setattr(sharing.secrets, "randbelow", lambda _: next(drawn))
+    shares = sharing.deal((7).to_bytes(32, "big"), 3, 4)
+    assert [int.from_bytes(share, "big") for share in shares] == [16, 35, 64, 103]
+    assert sharing.recover({1: shares[0], 3: shares[2], 4: shares[3]}) == (7).to_bytes(32, "big")
+
+
+@settings(deadline=None)
+@given(SECRETS, st.data())
+def test_any_threshold_of_the_holders_recover_the_secret(secret: bytes, data: st.DataObject):
+    holders = data.draw(st.integers(1, 9))
+    threshold = data.draw(st.integers(1, holders))
+    shares = sharing.deal(secret, threshold, holders)
+    count = data.draw(st.integers(threshold, holders))
+    chosen = data.draw(st.permutations(range(holders)))[:count]
+    assert sharing.recover({point + 1: shares[point] for point in chosen}) == secret
+
+
+@settings(deadline=None)
+@given(SECRETS, SECRETS, st.integers(2, 6))
+def test_one_share_too_few_fits_every_secret(secret: bytes, other: bytes, threshold: int):
+    """For any other secret there is a last share with which the same R - 1 shares give that one."""
+    shares = sharing.deal(secret, threshold, threshold)
+    points = list(range(1, threshold + 1))
+    factors = sharing.lagrange_at_zero(points)
+    known = sum(f * int.from_bytes(s, "big") for f, s in zip(factors[:-1], shares[:-1], strict=True))
+    last = (int.from_bytes(other, "big") - known) * pow(factors[-1], -1, sharing.PRIME) % sharing.PRIME
+    forged = [*shares[:-1], last.to_bytes(sharing.SHARE_BYTES, "big")]
+    assert sharing.recover(dict(zip(points, forged, strict=True))) == other
+
+
+def test_two_deals_of_one_secret_share_no_share():
+    assert not set(sharing.deal(bytes(32), 2, 5)) & set(sharing.deal(bytes(32), 2, 5))
+
+
+ENCODINGS = st.builds(
+    FixedPoint.of, st.sampled_from([32, 64]), st.sampled_from([0.25, 1.0, 3.7, 16.0, 100.0]), st.integers(1, 1024)
+)
+
+
+def test_by_hand():
+    """Ten clients with up to 16 each: 160·2^p must stay below 2^31, so p = 23."""
+    encoding = FixedPoint.of(32, 16.0, 10)
+    assert (encoding.places, encoding.step) == (23, 2.0**-23)
+    assert encoding.encode(np.array([1.0, -1.0, 0.0, 2.0**-23])).tolist() == [2**23, 2**32 - 2**23, 0, 1]
+    assert encoding.decode(np.array([2**32 - 1, 2**31 - 1], dtype=np.uint32)).tolist() == [
+        -(2.0**-23),
+        (2**31 - 1) / 2**23,
+    ]
+
+
+@given(ENCODINGS)
+def test_the_largest_sum_of_a_cohort_still_fits(encoding: FixedPoint):
+    for sign in (1, -1):
+        largest = encoding.encode(np.full(encoding.clients, sign * encoding.bound))
+        total = encoding.decode(largest.sum(keepdims=True, dtype=encoding.dtype))
+        assert total[0] == pytest.approx(sign * encoding.bound * encoding.clients, rel=1e-3)
+        exact = sum(round(sign * encoding.bound * 2**encoding.places) for _ in range(encoding.clients))
+        assert abs(exact) < 2 ** (encoding.bits - 1)
+
+
+@given(st.integers(1, 2000), st.floats(1e-3, 1e4))
+def test_it_is_the_most_precise_that_fits(clients: int, bound: float):
+    places = FixedPoint.of(64, bound, clients).places
+    assert places == 52 or clients * (Fraction(bound) * 2 ** (places + 1) + 1) > 2**63 - 1
+
+
+@given(ENCODINGS, st.lists(st.floats(-1, 1), min_size=1, max_size=20))
+def test_each_number_is_rounded_to_the_nearest_step(encoding: FixedPoint, shares: list[float]):
+    values = np.array(shares) * encoding.bound
+    back = encoding.decode(encoding.encode(values))
+    assert np.abs(back - values).max() <= encoding.step / 2 * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("value", [16.001, -17.0, np.nan, np.inf])
+def test_what_is_beyond_the_bound_is_never_written(value: float):
+    with pytest.raises(ValueError, match="bound"):
+        FixedPoint.of(32, 16.0, 3).encode(np.array([0.0, value]))
+
+
+def test_half_precision_is_written_as_what_it_is():
+    """Its own numbers end at 65504, far below 2^23."""
+    assert FixedPoint.of(32, 16.0, 10).encode(np.array([1.0, -0.5], np.float16)).tolist() == [2**23, 2**32 - 2**22]
+    assert Grid.of(16.0, 20).onto(np.array([1.0, -0.5], np.float16)).tolist() == [1.0, -0.5]
+
+
+def test_the_largest_bound_that_leaves_eight_places():
+    """One client may send up to 2^15 - 2 in steps, so that with one of rounding it stays below 2^15."""
+    assert FixedPoint.of(16, 32766 / 256, 1).places == 8
+    assert FixedPoint.of(16, (32767 / 4 - 1) / 256, 4).places == 8
+    for bound, clients in ((32766.01 / 256, 1), (32765 / 4 / 256, 4)):
+        with pytest.raises(UserError, match="which leaves 7 binary places and needs 8"):
+            FixedPoint.of(16, bound, clients)
+
+
+@pytest.mark.parametrize(
+    ("bits", "bound", "clients", "places", "allowed"),
+    [
+        (16, 16.0, 10, 7, "bits = 32"),
+        (32, 1e6, 100, 4, "bits = 64"),
+        (64, 1e6, 10**12, 3, "a smaller cohort"),
+        (16, 1e6, 10, 0, "bits = 32"),
+        # With more clients than there are numbers, nothing is left for any of them.
+        (16, 1e-3, 40_000, 0, "bits = 32"),
+    ],
+)
+def test_no_precision_is_refused_with_what_would_help(bits: int, bound: float, clients: int, places: int, allowed: str):
+    assert_refused(
+        lambda: FixedPoint.of(bits, bound, clients),
+        f"privacy.aggregation.bound: got {bound:g} with bits = {bits} and {clients} clients, which leaves {places} "
+        f"binary places and needs 8; allowed: {allowed}, or a smaller bound",
+    )
+
+
+def test_the_grid_of_ckks_by_hand():
+    """Sums of twenty up to 16 are at most 320 < 2^9: 60 - 2 - 9 bits of scale, 26 of them below the grid."""
+    assert Grid.of(16.0, 20) == Grid(places=23, scale=49, bound=16.0)
+    assert Grid(2, 40, 16.0).onto(np.array([0.3, -0.9, 16.0])).tolist() == [0.25, -1.0, 16.0]
+    with pytest.raises(ValueError, match="bound"):
+        Grid(2, 40, 1.0).onto(np.array([1.1]))
+    # Sums below 1 need no bits before the point.
+    assert Grid.of(0.25, 3) == Grid(places=32, scale=58, bound=0.25)
+    assert Grid.of(1e6, 16) == Grid(places=8, scale=34, bound=1e6)
+    for clients, places in ((17, 7), (10_000, 0)):
+        said = f"got 1e+06 with kind = 'ckks' and {clients} clients, which leaves {places} binary places and needs 8"
+        assert_refused(lambda clients=clients: Grid.of(1e6, clients), "privacy.aggregation.bound", said)
+
+
+@pytest.mark.parametrize(
+    ("plain", "factor", "digest"),
+    [
+        (123456789, 987654321, "204b2f85fd33174d17cc161767dab83f851beaa823912215ff411871e1a06718"),
+        (-5, 3**500, "06f1e10b763446e60e68a42a08c1ba57a264ad939e95a2add61c7d4256339bac"),
+    ],
+)
+def test_ciphertexts_that_phe_made_are_read(plain: int, factor: int, digest: str):
+    """The paper's equation gives the ciphertext of phe 1.5.0 (the digest is of its digits), and it is read here."""
+    p, q = (int(gmpy2.next_prime((3 << 1022) + more)) for more in (0, 1 << 1000))
+    n = p * q
+    cipher = (1 + n * plain) * pow(factor, n, n * n) % (n * n)
+    assert hashlib.sha256(str(cipher).encode()).hexdigest() == digest
+    assert PaillierKeys(p, q).decrypt(cipher) == plain % n
+
+
+def test_packing_by_hand():
+    """Two clients, 16 bits, up to 1: 2·(2^p + 1) ≤ 32767 gives p = 13, an offset of 16383; 2047 bits are 127 slots."""
+    packing = Packing(FixedPoint.of(16, 1.0, 2), 2048)
+    assert (packing.encoding.places, packing.offset, packing.slots) == (13, 16383, 127)
+    (plain,) = packing.pack(np.array([0.5, -1.0]))
+    assert plain == (4096 + 16383) + ((16383 - 8192) << 16)
+    assert packing.unpack([plain + plain], 2, 2).tolist() == [1.0, -2.0]
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.sampled_from([(16, 0.25), (32, 16.0), (64, 3.0)]), st.integers(1, 12), st.integers(1, 300), st.data())
+def test_no_slot_ever_carries_into_the_next(kind: tuple[int, float], clients: int, size: int, data: st.DataObject):
+    bits, bound = kind
+    packing = Packing(FixedPoint.of(bits, bound, clients), 3072)
+    came = data.draw(st.integers(1, clients))  # others have dropped out
+    signs = np.array(data.draw(st.lists(st.sampled_from([-1.0, 1.0]), min_size=size, max_size=size)))
+    values = [signs * bound * factor for factor in np.linspace(1.0, 0.5, came)]
+    packed = [packing.pack(value) for value in values]
+    assert all(0 <= plain < 2**3071 for plain in packed[0])
+    sums = [sum(column) for column in zip(*packed, strict=True)]
+    exact = np.sum([packing.encoding.decode(packing.encoding.encode(value)) for value in values], axis=0)
+    np.testing.assert_allclose(packing.unpack(sums, size, came), exact, rtol=1e-15)
+
+
+SLOTS = 4096
+
+
+class Context:
+    """TenSEAL's keys, which here are none."""
+
+    def __init__(self, scheme: str, *, poly_modulus_degree: int, coeff_mod_bit_sizes: list[int]) -> None:
+        self.asked = (scheme, poly_modulus_degree, coeff_mod_bit_sizes)
+        self.global_scale, self.secret = 0.0, True
+
+    def copy(self) -> Context:
+        made = Context(self.asked[0], poly_modulus_degree=self.asked[1], coeff_mod_bit_sizes=self.asked[2])
+        made.global_scale = self.global_scale
+        return made
+
+    def make_context_public(self) -> None:
+        self.secret = False
+
+    def has_secret_key(self) -> bool:
+        return self.secret
+
+
+class Vector:
+    """Numbers in the open, which come back with a noise like that of a ciphertext."""
+
+    def __init__(self, context: Context, numbers: list[float]) -> None:
+        assert 0 < len(numbers) <= SLOTS
+        self.context, self.numbers = context, numbers
+
+    def __iadd__(self, other: Vector) -> Vector:
+        self.numbers = [one + two for one, two in zip(self.numbers, other.numbers, strict=True)]
+        return self
+
+    def serialize(self) -> bytes:
+        return json.dumps(self.numbers).encode()
+
+    def decrypt(self) -> list[float]:
+        if not self.context.secret:
+            raise ValueError("the current context of the tensor doesn't hold a secret_key")
+        return [number + 2.0**10 / self.context.global_scale for number in self.numbers]
+
+
+STAND_IN = SimpleNamespace(
+    SCHEME_TYPE=SimpleNamespace(CKKS="ckks"),
+    context=Context,
+    ckks_vector=Vector,
+    ckks_vector_from=lambda context, text: Vector(context, json.loads(text)),
+)
+
+
+@pytest.fixture(scope="module", params=["TenSEAL", "stand-in"])
+def ckks(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
+    name = "steelyard.privacy.ckks"
+    if request.param == "TenSEAL":
+        pytest.importorskip("tenseal")
+        yield importlib.import_module(name)
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "tenseal", STAND_IN)  # type: ignore[arg-type]
+        patch.delitem(sys.modules, name, raising=False)
+        yield importlib.import_module(name)
+        sys.modules.pop(name)
+
+
+@pytest.fixture(scope="module")
+def keys(ckks: ModuleType) -> Any:
+    return ckks.CkksKeys(Grid.of(16.0, 20))
+
+
+def test_the_sum_of_a_cohort_is_exactly_the_sum_of_its_numbers_on_the_grid(ckks: ModuleType, keys: Any):
+    assert (ckks.SLOTS, keys._context.global_scale) == (SLOTS, 2.0**49)
+    if ckks.tenseal is STAND_IN:
+        assert keys._context.asked == ("ckks", 8192, [60, 60])
+    rng = np.random.default_rng(0)
+    rows = [rng.uniform(-16, 16, SLOTS + 100) for _ in range(20)]
+    total = keys.decrypt(keys.public.add([keys.encrypt(row) for row in rows]))
+    exact = np.sum([keys.grid.onto(row) for row in rows], axis=0)  # dyadic numbers: float sums of them are exact
+    assert total.tolist() == exact.tolist()
+
+
+def test_what_lies_between_the_points_is_not_told(ckks: ModuleType, keys: Any):
+    """Without rounding, the noise of the ciphertext would be in the result."""
+    values = keys.grid.onto(np.random.default_rng(1).uniform(-1, 1, 64))
+    (cipher,) = keys.encrypt(values)
+    raw = np.array(ckks.tenseal.ckks_vector_from(keys._context, cipher).decrypt())
+    assert 0 < np.abs(raw - values).max() < 2.0 ** -(keys.grid.places + 4)
+    assert keys.decrypt([cipher]).tolist() == values.tolist()
+    step = 2.0**-keys.grid.places
+    for numbers in ([step / 2] * 8, [0.0, 3.74 * step]):
+        off = ckks.tenseal.ckks_vector(keys._context, numbers).serialize()
+        with pytest.raises(ValueError, match="ciphertexts: their sum lies between the points of the grid"):
+            keys.decrypt([off])
+    near = ckks.tenseal.ckks_vector(keys._context, [-0.24 * step, 3.76 * step]).serialize()
+    assert keys.decrypt([near]).tolist() == [0.0, 4 * step]
+
+
+def test_the_server_adds_and_cannot_read(ckks: ModuleType, keys: Any):
+    assert not keys.public.context.has_secret_key()
+    (total,) = keys.public.add([keys.encrypt(np.ones(3)), keys.encrypt(np.ones(3))])
+    with pytest.raises(ValueError, match="secret"):
+        ckks.tenseal.ckks_vector_from(keys.public.context, total).decrypt()
+    assert keys.decrypt([total]).tolist() == [2.0, 2.0, 2.0]
+    with pytest.raises(ValueError):  # noqa: PT011
+        keys.public.add([keys.encrypt(np.ones(3)), keys.encrypt(np.ones(SLOTS + 1))])
+
+
+@pytest.mark.parametrize(
+    ("call", "line"),
+    named(
+        [
+            ("one party", lambda: sharing.split(1, 1, 5), "parties: got 1; allowed: at least 2"),
+            ("below 0", lambda: sharing.split(-1, 2, 5), "value: got -1; allowed: 0 to 4"),
+            ("beyond the ring", lambda: sharing.split(5, 2, 5), "value: got 5; allowed: 0 to 4"),
+            ("a short secret", lambda: sharing.deal(b"short", 1, 1), "secret: got 5 bytes; allowed: 32"),
+            ("no threshold", lambda: sharing.deal(bytes(32), 0, 3), "threshold: got 0 of 3 holders; allowed: 1 to 3"),
+            ("a high one", lambda: sharing.deal(bytes(32), 4, 3), "threshold: got 4 of 3 holders; allowed: 1 to 3"),
+            ("a point twice", lambda: sharing.lagrange_at_zero([1, 1]), ALIKE),
+            ("point 0", lambda: sharing.lagrange_at_zero([0, 1]), ALIKE),
+            ("a point that is 0", lambda: sharing.lagrange_at_zero([sharing.PRIME]), ALIKE),
+            (
+                "more than 256 bits",
+                lambda: sharing.recover({1: (2**256).to_bytes(33, "big")}),
+                "shares: they belong to no secret; allowed: enough shares of one secret",
+            ),
+        ]
+    ),
+)
+def test_what_cannot_be_shared_is_refused(call: Callable[[], object], line: str):
+    with pytest.raises(ValueError, match=f"^{line}$"):
+        call()
+
+
+@pytest.mark.parametrize(("drawn", "base"), [(lambda below: 0, 1), (lambda below: below - 1, -1)])
+def test_the_random_factor_is_drawn_from_1_to_below_the_prime_and_is_an_nth_residue(
+    paillier: PaillierKeys, monkeypatch: pytest.MonkeyPatch, drawn: Callable[[int], int], base: int
+):
+    """n-th residues are the ciphertexts of 0."""
+    assert paillier.decrypt(paillier.encrypt(0)) == 0
+    monkeypatch.setattr("secrets.randbelow", drawn)
+    # 1, or −1 modulo each prime: to an odd power it stays what it is, modulo the prime's square.
+    assert paillier.encrypt(0) == base % int(paillier.public.square)
+
+
+@pytest.fixture(scope="module")
+def paillier() -> PaillierKeys:
+    return PaillierKeys.generate(2048)
+
+
+def test_ciphertexts_add_are_multiplied_and_never_look_the_same(paillier: PaillierKeys):
+    public, n = paillier.public, int(paillier.public.n)
+    assert (public.n.bit_length(), public.cipher_bytes) == (2048, 512)
+    one, other = paillier.encrypt(1000), paillier.encrypt(2345)
+    assert paillier.decrypt(public.add(one, other)) == 3345
+    assert paillier.decrypt(public.add(paillier.encrypt(n - 1), paillier.encrypt(5))) == 4
+    assert paillier.decrypt(public.multiply(one, 1000)) == 1_000_000
+    assert paillier.decrypt(public.multiply(one, -1)) == n - 1000
+    plains = [*range(40), 7, n - 1]
+    ciphers = paillier.encrypt_all(plains)
+    assert len(set(ciphers)) == len(plains)
+    assert paillier.decrypt_all(ciphers) == plains == [paillier.decrypt(cipher) for cipher in ciphers]
+    assert paillier.encrypt_all([]) == []
+    for plain in (-1, n):
+        with pytest.raises(ValueError, match=r"^plain: negative or too large; allowed: 0 to n - 1$"):
+            paillier.encrypt(plain)
