@@ -52,7 +52,7 @@ from steelyard.weighing import table as weighing_table
 
 SECONDS = 1.0
 MEGABYTES = 512
-FEW, MANY = 60, 10_000
+FEW, MANY = 30, 10_000
 
 
 class Evil:
@@ -104,16 +104,7 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
     max_leaves=8,
 )
 FIELDS = [
-    *(
-        "seed",
-        "name",
-        "kind",
-        "rounds.count",
-        "rounds.fraction",
-        "rounds.targets",
-        "weighing.criteria",
-        "weighing.name",
-    ),
+    *("seed", "name", "kind", "rounds.count", "rounds.targets", "weighing.criteria", "weighing.name"),
     *("weighing.capacity", "weighing.weights", "weighing.quantifier", "weighing.score", "weighing.adjust", "beside.x"),
     *("data.source", "data.path", "data.levels", "data.classes", "partition.clients", "partition.table", "flaws"),
     *("partition.scheme", "model.name", "model.hidden", "training.batch_size", "training.loss", "compute.engine"),
@@ -153,37 +144,21 @@ def _laid(name: str, content: bytes, folder: Path) -> Path:
     return path
 
 
-def _read_idx(content: bytes, folder: Path) -> None:
-    read_idx(_laid("images", content, folder), axes=3)
-    read_idx(_laid("images.gz", content, folder), axes=3)
+def _reads(name: str, reader: Callable[[Path], object]) -> Callable[[bytes, Path], None]:
+    def read(content: bytes, folder: Path) -> None:
+        reader(_laid(name, content, folder))
+
+    return read
+
+
+def _read_settings(reader: Callable[[DataSettings], object], **fields: Any) -> Callable[[Path], object]:
+    return lambda path: reader(DataSettings(path=path, **fields))
 
 
 def _read_leaf(content: bytes, folder: Path) -> None:
     _laid("leaf/train/a.json", content, folder)
     _laid("leaf/test/a.json", _LEAF, folder)
     read_leaf(DataSettings(source="leaf", path=folder / "leaf"))
-
-
-def _read_npz(content: bytes, folder: Path) -> None:
-    read_npz(DataSettings(source="npz", path=_laid("d.npz", content, folder)))
-
-
-def _read_csv(content: bytes, folder: Path) -> None:
-    path = _laid("d.csv", content, folder)
-    read_table(DataSettings(source="csv", path=path, labels="target", owner="own"))
-
-
-def _read_clients(content: bytes, folder: Path) -> None:
-    path = _laid("clients.csv", content, folder)
-    weighing_table.weigh_file(path, "")
-
-
-def _read_ratings(content: bytes, folder: Path) -> None:
-    reading.read(_laid("ratings.tsv", content, folder))
-
-
-def _read_items(content: bytes, folder: Path) -> None:
-    reading.read_columns(_laid("items.dat", content, folder), {"item": 1, "title": 2})
 
 
 def _load(knowledge: dict[str, Any], items: list[str]) -> None:
@@ -211,50 +186,27 @@ def _read_features(content: Any, folder: Path) -> None:
     _load({"sources": [source], "min_items": 1}, ["1", "2"])
 
 
-def _read_checkpoint(content: bytes, folder: Path) -> None:
-    read_tensors(_laid("round.safetensors", content, folder))
-
-
 _TASK = Task("DS", 1, 1, ("a", "b"), torch.zeros(6))
-
-
-def _read_updates(content: Any, folder: Path) -> None:
-    form, arrays = content
-    records = wire.content(cast("Form", _Raw(form)), arrays)
-    tasks.read_updates(records, _TASK, _TASK.clients, tasks.Expected({"DS": lambda value: None}))
-
-
 _QUESTION = Question("DS", 1, 1, torch.zeros(2, 6))
-
-
-def _read_evaluations(content: Any, folder: Path) -> None:
-    form, arrays = content
-    records = wire.content(cast("Form", _Raw(form)), arrays)
-    questions.read_evaluations(records, _QUESTION, _TASK.clients, (0.0, 1.0))
-
-
-def _read_task(content: Any, folder: Path) -> None:
-    form, arrays = content
-    tasks.read_task(wire.content(cast("Form", _Raw(form)), arrays))
-
-
-def _read_question(content: Any, folder: Path) -> None:
-    form, arrays = content
-    questions.read_question(wire.content(cast("Form", _Raw(form)), arrays))
-
-
-def _read_introduction(content: Any, folder: Path) -> None:
-    form, arrays = content
-    introduction(wire.content(cast("Form", _Raw(form)), arrays))
-
-
+_EXPECTED = tasks.Expected({"DS": lambda value: None})
 _SPARSE = sparse_codec(0.1, 3, 8)
+MESSAGES: dict[str, Callable[[Any], object]] = {
+    "updates": lambda records: tasks.read_updates(records, _TASK, _TASK.clients, _EXPECTED),
+    "sparse": lambda records: tasks.read_updates(records, _TASK, _TASK.clients, _EXPECTED, _SPARSE),
+    "evaluations": lambda records: questions.read_evaluations(records, _QUESTION, _TASK.clients, (0.0, 1.0)),
+    "task": tasks.read_task,
+    "question": questions.read_question,
+    "introduction": introduction,
+}
+"""How messages of each kind are read."""
 
 
-def _read_sparse(content: Any, folder: Path) -> None:
-    form, arrays = content
-    records = wire.content(cast("Form", _Raw(form)), arrays)
-    tasks.read_updates(records, _TASK, _TASK.clients, tasks.Expected({"DS": lambda value: None}), _SPARSE)
+def _reads_messages(kind: str) -> Callable[[Any, Path], None]:
+    def read(content: Any, folder: Path) -> None:
+        form, arrays = content
+        MESSAGES[kind](wire.content(cast("Form", _Raw(form)), arrays))
+
+    return read
 
 
 def _read_states(content: str, folder: Path) -> None:
@@ -298,49 +250,23 @@ _CSV = b"a,b,target,own\n1.5,2,0,x\n2.5,,1,y\n3,1,0,x\n,4,1,y\n"
 _IDX = struct.pack(">IIII", 2051, 3, 2, 2) + bytes(range(12))
 _RATINGS = b"user\titem\trating\ttime\nu1\ti1\t3\t10\nu1\ti2\t4\t11\nu2\ti1\t5\t12\n"
 _DAT = b"1::2::3::978300760\n1::3::4::978302109\n"
+_CLIENTS = b"client,DS,LD\nA,.9,.2\nB,.1,.8\n"
+_ITEMS = b"1::Toy Story::Comedy\n2::Jumanji::Drama\n"
 _PICKLE = pickle.dumps(Evil())
 _MODELS = save({"models/DS": torch.zeros(4)})
+_ROUND: dict[str, Any] = {"federation": "DS", "round": 1}
+_ANSWER: dict[str, Any] = {**_ROUND, "clients": ["a", "b"], "samples": [3, 4], "failures": []}
+_ASKED: dict[str, Any] = {**_ROUND, "run": "r", "seed": 1, "seconds": 5.0, "experiment": "{}"}
 _FORMS: dict[str, dict[str, Any]] = {
-    "updates": {
-        "federation": "DS",
-        "round": 1,
-        "clients": ["a", "b"],
-        "samples": [3, 4],
-        "criteria": {"DS": [3.0, 4.0]},
-        "losses": [0.1, 0.2],
-        "payload": "dense",
-        "failures": [],
-    },
+    "updates": {**_ANSWER, "criteria": {"DS": [3.0, 4.0]}, "losses": [0.1, 0.2], "payload": "dense"},
     "evaluations": {
-        "federation": "DS",
-        "round": 1,
-        "clients": ["a", "b"],
-        "samples": [3, 4],
+        **_ANSWER,
         "metrics": {"f1": [0.5, 0.5]},
         "scores": [[0.5, 0.5], [0.5, 0.5]],
         "losses": [[0.1, 0.2], [0.1, 0.2]],
-        "failures": [],
     },
-    "task": {
-        "run": "r",
-        "federation": "DS",
-        "seed": 1,
-        "round": 1,
-        "clients": ["a"],
-        "loss": {"name": "auto"},
-        "seconds": 5.0,
-        "experiment": "{}",
-    },
-    "question": {
-        "run": "r",
-        "federation": "DS",
-        "seed": 1,
-        "round": 1,
-        "candidates": 2,
-        "detailed": False,
-        "seconds": 5.0,
-        "experiment": "{}",
-    },
+    "task": {**_ASKED, "clients": ["a"], "loss": {"name": "auto"}},
+    "question": {**_ASKED, "candidates": 2, "detailed": False},
     "introduction": {"version": "1", "clients": ["a", "b"], "about": {"inputs": [3], "classes": 2}},
 }
 _FORMS["sparse"] = {**_FORMS["updates"], "payload": "sparse"}
@@ -426,15 +352,26 @@ TARGETS = [
             st.builds("{}={}".format, st.sampled_from(FIELDS), st.one_of(st.text(max_size=20), VALUES.map(repr))),
         ),
     ),
-    Target("idx", _read_idx, st.one_of(damaged(_IDX), damaged(gzip.compress(_IDX)), st.just(_PICKLE))),
+    Target("idx", _reads("images", lambda path: read_idx(path, axes=3)), st.one_of(damaged(_IDX), st.just(_PICKLE))),
+    Target("packed idx", _reads("images.gz", lambda path: read_idx(path, axes=3)), damaged(gzip.compress(_IDX))),
     Target(
         "leaf", _read_leaf, st.one_of(damaged(_LEAF), VALUES.map(lambda v: json.dumps(v).encode()), st.just(_PICKLE))
     ),
-    Target("npz", _read_npz, st.one_of(damaged(_npz_file()), st.just(_PICKLE), st.just(b"PK\x03\x04" + _PICKLE))),
-    Target("csv", _read_csv, st.one_of(damaged(_CSV), st.just(_PICKLE))),
-    Target("clients", _read_clients, st.one_of(damaged(b"client,DS,LD\nA,.9,.2\nB,.1,.8\n"), st.just(_PICKLE))),
-    Target("ratings", _read_ratings, st.one_of(damaged(_RATINGS), damaged(_DAT), st.just(_PICKLE))),
-    Target("items", _read_items, st.one_of(damaged(b"1::Toy Story::Comedy\n2::Jumanji::Drama\n"), st.just(_PICKLE))),
+    Target(
+        "npz",
+        _reads("d.npz", _read_settings(read_npz, source="npz")),
+        st.one_of(damaged(_npz_file()), st.just(_PICKLE), st.just(b"PK\x03\x04" + _PICKLE)),
+    ),
+    *(
+        Target(name, _reads(file, reader), st.one_of(*map(damaged, wholes), st.just(_PICKLE)))
+        for name, file, reader, wholes in (
+            ("csv", "d.csv", _read_settings(read_table, source="csv", labels="target", owner="own"), [_CSV]),
+            ("clients", "clients.csv", lambda path: weighing_table.weigh_file(path, ""), [_CLIENTS]),
+            ("ratings", "ratings.tsv", reading.read, [_RATINGS, _DAT]),
+            ("items", "items.dat", lambda path: reading.read_columns(path, {"item": 1, "title": 2}), [_ITEMS]),
+            ("checkpoint", "round.safetensors", read_tensors, [_MODELS]),
+        )
+    ),
     Target(
         "graph",
         _read_graph,
@@ -463,14 +400,8 @@ TARGETS = [
             st.tuples(st.sampled_from(["map", "csv", "kgflex"]), st.just(_PICKLE)),
         ),
     ),
-    Target("checkpoint", _read_checkpoint, st.one_of(damaged(_MODELS), st.just(_PICKLE))),
     Target("states", _read_states, _changed(_STATES)),
-    Target("updates", _read_updates, _message("updates")),
-    Target("sparse", _read_sparse, _message("sparse")),
-    Target("evaluations", _read_evaluations, _message("evaluations")),
-    Target("task", _read_task, _message("task")),
-    Target("question", _read_question, _message("question")),
-    Target("introduction", _read_introduction, _message("introduction")),
+    *(Target(kind, _reads_messages(kind), _message(kind)) for kind in MESSAGES),
 ]
 
 

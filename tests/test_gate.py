@@ -8,7 +8,6 @@ import doctest
 import functools
 import io
 import itertools
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from fractions import Fraction
@@ -20,6 +19,7 @@ import numpy as np
 import pandas
 import pytest
 import torch
+from tests.kit import refusal
 
 from steelyard.algorithms import registry as algorithms
 from steelyard.errors import UserError
@@ -66,58 +66,20 @@ def endless() -> Any:
 
 def bad_values() -> list[Any]:
     """Return values anew for each call: some are used up by looking at them."""
-    numbers = [
-        0,
-        -1,
-        1,
-        2**63,
-        10**400,
-        0.5,
-        1e300,
-        float("nan"),
-        float("inf"),
-        -0.0,
-        1j,
-        Decimal("0.1"),
-        Fraction(1, 3),
-    ]
-    texts = ["", " ", "\0", "\x1b[2J", LONG, "../x", "DS", "DS>LD", "é", "[/b]", "a\nb", "9" * 400, "none.toml", b"DS"]
-    numpy: list[Any] = [
+    numbers = [0, -1, 1, 2**63, 10**400, 0.5, float("nan"), float("inf"), 1j, Decimal("0.1"), Fraction(1, 3)]
+    texts = ["", "\0", "\x1b[2J", LONG, "../x", "DS", "DS>LD", "a\nb", "9" * 400, "none.toml", b"DS"]
+    arrays: list[Any] = [
         *(np.array(3), np.zeros(0), np.zeros((2, 2)), np.zeros((3, 2, 2)), np.array(["a", None], dtype=object)),
-        *(np.float32(0.5), np.int64(3), np.str_("DS"), np.array([np.nan, 1]), np.array(["a", "b"])),
+        *(np.float32(0.5), np.str_("DS"), np.array([np.nan, 1]), torch.zeros(0), torch.zeros(4, 3)),
+        *(pandas.DataFrame(), pandas.DataFrame({"a": [1, 2]}), pandas.Series([1, 2])),
     ]
-    others: list[Any] = [
-        *(torch.zeros(0), torch.zeros(4, 3), torch.tensor(1), pandas.DataFrame(), pandas.DataFrame({"a": [1, 2]})),
-        *(pandas.Series([1, 2]), Path("none"), Path("\0"), Path("."), datetime.datetime(2026, 1, 1)),
-    ]
+    others: list[Any] = [Path("none"), Path("\0"), Path("."), datetime.datetime(2026, 1, 1), ..., Exception("x")]
     shapes: list[Any] = [
-        *([], [None], [[]], [1, 2], ["DS"], ["DS", "DS"], [LONG], [{}], endless(), (), ("a", 1), {1, 2}, range(3)),
-        *(
-            {},
-            {"a": 1},
-            {1: 2},
-            {None: None},
-            {"a": {"DS": 1}},
-            {"a": [1, "x"]},
-            OrderedDict(x=1),
-            iter([1]),
-            (i for i in ()),
-        ),
+        *([], [None], [[]], [1, 2], ["DS", "DS"], [LONG], [{}], endless(), (), ("a", 1), {1, 2}, iter([1])),
+        *({}, {"a": 1}, {1: 2}, {None: None}, {"a": {"DS": 1}}, {"a": [1, "x"]}),
     ]
-    code: list[Any] = [
-        len,
-        int,
-        object,
-        lambda: 1,
-        lambda first, second: 1,
-        Odd,
-        Odd(),
-        Hostile(),
-        Exception("x"),
-        ...,
-        NotImplemented,
-    ]
-    return [None, True, False, *numbers, *texts, *numpy, *others, *shapes, *code]
+    code: list[Any] = [len, int, object, lambda: 1, lambda first, second: 1, Odd, Odd(), Hostile()]
+    return [None, True, False, *numbers, *texts, *arrays, *others, *shapes, *code]
 
 
 def small(**fields: Any) -> Any:
@@ -182,18 +144,7 @@ DATA: dict[str, Callable[[Any], Any]] = {
     },
     **{
         f"in_memory(frame, {name})": lambda bad, name=name: steelyard.in_memory(FRAME, label="y", **{name: bad})
-        for name in (
-            "owner",
-            "held_out",
-            "marks",
-            "classes",
-            "name",
-            "task",
-            "normalise",
-            "categories",
-            "ignore",
-            "missing",
-        )
+        for name in ("owner", "held_out", "marks", "normalise", "categories", "ignore", "missing")
     },
 }
 WEIGHING: dict[str, Callable[[Any], Any]] = {
@@ -313,15 +264,11 @@ VERBS_WITH_EXAMPLES = [
 
 
 @pytest.mark.parametrize("name", ["Experiment", "RecommendExperiment", "WeighingSettings"])
-@pytest.mark.parametrize("value", ["quickstart", {"rounds": {"count": 2}}, Odd(), Hostile()])
+@pytest.mark.parametrize("value", ["quickstart", {"rounds": {"count": 2}}, Hostile()], ids=type)
 def test_a_value_without_the_name_of_its_field_is_refused_in_one_line(name: str, value: Any) -> None:
-    with pytest.raises(UserError) as refused:
-        getattr(steelyard, name)(value)
-    line = str(refused.value)
-    assert line.startswith(f"{name}: got ")
-    assert f"without the name of a field; allowed: {name}(field=value)" in line
-    assert "\n" not in line
-    assert (f"or {name}.load(...) for a recipe or a file" in line) == (name != "WeighingSettings")
+    line = refusal(getattr(steelyard, name), value)
+    assert f"{name}: got " in line
+    assert (f"{name}.load(...)" in line) == (name != "WeighingSettings")
 
 
 @pytest.mark.parametrize("name", [*steelyard.__all__, *(verb.__qualname__ for verb in VERBS_WITH_EXAMPLES)])
