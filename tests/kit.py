@@ -50,7 +50,7 @@ def changed(document: Mapping[str, Any], **sections: Any) -> dict[str, Any]:
 
 def small(**sections: Any) -> Experiment:
     """Return the small experiment with other fields: `small(rounds={"count": 3})`."""
-    return Experiment(changed(SMALL, **sections))
+    return Experiment(**changed(SMALL, **sections))
 
 
 def refusal(call: Callable[..., object], *arguments: Any, **options: Any) -> str:

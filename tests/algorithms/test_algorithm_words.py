@@ -1,27 +1,31 @@
-"""Algorithms by name: in files, in --rules, swept, and refused where they do not go together with something."""
+"""Algorithms by name: in files, in --rules, refused where they do not go together with something, and kept by runs."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
+import torch
+from tests.conftest import CommandLine
+from tests.kit import SMALL, assert_refused, changed, named, small
+from tests.stopping import stopped_and_resumed
 
-from steelyard import Experiment, UserError
+from steelyard import Algorithm, Experiment, algorithm
 from steelyard.experiment.comparing import with_rules
 from steelyard.experiment.parts import federations_of
+from steelyard.experiment.running import run
+from steelyard.report.figures import draw
+from steelyard.report.view import RunView
+from steelyard.runs.reader import History
 from steelyard.settings import validated
 
-QUICK = {"rounds": {"count": 2}, "partition": {"clients": 4, "server": "fraction", "server_fraction": 0.1}}
-
-
-def described(**sections: Any) -> Experiment:
-    return validated(Experiment, {"model": {"name": "logistic"}, **QUICK, **sections}, "")
+SERVER = {"partition": {"server": "fraction", "server_fraction": 0.1}}
 
 
 def test_words_name_algorithm_and_rule() -> None:
-    found = with_rules(described(), ["DS,scaffold,fedprox(mu=0.5)+LD>DS/max,fedavg,fedavgm(beta=0.5)+guarded"])
+    found = with_rules(small(**SERVER), ["DS,scaffold,fedprox(mu=0.5)+LD>DS/max,fedavg,fedavgm(beta=0.5)+guarded"])
     made = {f.name: (f.algorithm.name, f.rule.names) for f in federations_of(found)}
     assert made == {
         "DS": ("fedavg", ("DS",)),
@@ -33,71 +37,63 @@ def test_words_name_algorithm_and_rule() -> None:
     assert federations_of(found)[2].algorithm.pull == 0.5
     # The same document read again, as a run's folder holds it, gives the same federations.
     again = Experiment.model_validate(found.model_dump(mode="json", exclude_none=True))
-    assert {f.name: (f.algorithm, f.rule.names) for f in federations_of(again)} == {
-        f.name: (f.algorithm, f.rule.names) for f in federations_of(found)
-    }
+    assert {f.name: (f.algorithm.name, f.rule.names) for f in federations_of(again)} == made
 
 
 def test_rules_without_an_algorithm_take_the_experiments() -> None:
-    found = with_rules(described(algorithm={"name": "fedprox", "mu": 0.2}), ["LD,fedavg,scaffold"])
-    assert {f.name: f.algorithm.name for f in federations_of(found)} == {
-        "fedprox(mu=0.2)+LD": "fedprox",
-        "fedavg": "fedavg",
-        "scaffold": "scaffold",
-    }
-    assert [f.algorithm.pull for f in federations_of(found)] == [0.2, 0.0, 0.0]
+    found = with_rules(small(algorithm={"name": "fedprox", "mu": 0.2}), ["LD,fedavg,scaffold"])
+    assert [(f.name, f.algorithm.name, f.algorithm.pull) for f in federations_of(found)] == [
+        ("fedprox(mu=0.2)+LD", "fedprox", 0.2),
+        ("fedavg", "fedavg", 0.0),
+        ("scaffold", "scaffold", 0.0),
+    ]
+
+
+SECURE = {"privacy": {"aggregation": {"kind": "secure"}}}
+MEDIAN = {"weighing": {"criteria": ["EQ"], "defence": {"rule": "median"}}}
+NOISY = {"privacy": {"local": {"clip": 1.0, "noise": 1.0}, "criteria": "public"}}
 
 
 @pytest.mark.parametrize(
-    ("sections", "line"),
-    [
-        (
-            {"algorithm": {"name": "scafold"}},
-            "algorithm.name: got 'scafold' (did you mean 'scaffold'?); allowed: apfl, client-momentum, ditto",
-        ),
-        ({"algorithm": {"name": "mine"}}, "; one of your own: name its file in plugins beside the name"),
-        ({"algorithm": {"name": "fedprox", "nu": 1}}, "algorithm.nu: unknown field; allowed here: mu"),
-        ({"algorithm": {"name": "fedprox", "mu": -1}}, "algorithm.mu: got -1; allowed: greater than or equal to 0"),
-        (
-            {"algorithm": {"name": "fednova"}, "training": {"optimiser": "adam"}},
-            "training.optimiser: got 'adam', for which fednova is not defined; allowed: sgd",
-        ),
-        (
-            {"algorithm": {"name": "fedexp"}, "weighing": {"defence": {"rule": "median"}}},
-            "weighing.defence: got 'median' with fedexp, whose server needs single updates",
-        ),
-        (
-            {"algorithm": {"name": "scaffold"}, "weighing": {"trained_by": "server"}},
-            "algorithm.name: got 'scaffold' with weighing.trained_by = 'server', where no client trains",
-        ),
-        (
-            {"algorithm": {"name": "scaffold"}, "privacy": {"aggregation": {"kind": "secure"}}},
-            "privacy.aggregation: scaffold has clients send control_change beside their models",
-        ),
-        (
-            {"algorithm": {"name": "fedrep"}, "privacy": {"aggregation": {"kind": "secure"}}},
-            "privacy.aggregation: clients of fedrep keep the head of their models to themselves",
-        ),
-        (
-            {"algorithm": {"name": "fednova"}, "privacy": {"aggregation": {"kind": "secure"}}},
-            "privacy.aggregation: the server of fednova needs single updates, and here it has only their sum",
-        ),
-        (
-            {"algorithm": {"name": "fednova"}, "privacy": {"local": {"clip": 1.0, "noise": 1.0}, "criteria": "public"}},
-            "privacy.local: the server of fednova counts the steps of each client, which devices with noise do not",
-        ),
-    ],
+    ("section", "others", "parts"),
+    named(
+        [
+            ("a slip", {"name": "scafold"}, {}, ["algorithm.name", "'scafold'", "scaffold", "apfl, client-momentum"]),
+            ("one's own", {"name": "mine"}, {}, ["algorithm.name", "'mine'", "plugins"]),
+            ("a field", {"name": "fedprox", "nu": 1}, {}, ["algorithm.nu", "mu"]),
+            ("a value", {"name": "fedprox", "mu": -1}, {}, ["algorithm.mu", "-1", "0"]),
+            ("adam", {"name": "fednova"}, {"training": {"optimiser": "adam"}}, ["training.optimiser", "adam", "sgd"]),
+            ("robust", {"name": "fedexp"}, MEDIAN, ["weighing.defence", "median", "fedexp"]),
+            ("robust and weighed", {"name": "fedfomo"}, MEDIAN, ["weighing.defence", "median", "weigh single models"]),
+            (
+                "no client trains",
+                {"name": "scaffold"},
+                {**SERVER, "weighing": {"trained_by": "server"}},
+                ["name", "trained_by"],
+            ),
+            ("hidden vectors", {"name": "scaffold"}, SECURE, ["privacy.aggregation", "scaffold", "control_change"]),
+            ("hidden heads", {"name": "fedrep"}, SECURE, ["privacy.aggregation", "fedrep", "head"]),
+            ("hidden updates", {"name": "fednova"}, SECURE, ["privacy.aggregation", "fednova", "single updates"]),
+            ("shown models", {"name": "fedfomo"}, SECURE, ["privacy.aggregation", "fedfomo", "models as they are"]),
+            ("noise", {"name": "fednova"}, NOISY, ["privacy.local", "fednova", "steps"]),
+        ]
+    ),
 )
-def test_what_does_not_go_together_is_refused(sections: dict[str, Any], line: str) -> None:
-    with pytest.raises(UserError) as refused:
-        described(**sections)
-    assert line in str(refused.value)
+def test_what_does_not_go_together_is_refused(
+    section: dict[str, Any], others: dict[str, Any], parts: list[str]
+) -> None:
+    document = changed(SMALL, algorithm=section, **others)
+    assert_refused(lambda: validated(Experiment, document, ""), *parts)
+
+
+def test_clients_that_test_each_others_models_stand_on_one_machine() -> None:
+    assert_refused(small(algorithm={"name": "fedfomo"}).check_federated, "algorithm.name", "fedfomo")
 
 
 def test_algorithms_that_need_the_sum_alone_go_with_robust_rules_and_hidden_sums() -> None:
     for name in ("fedprox", "feddyn", "fedavgm", "fedadam"):
-        described(algorithm={"name": name}, weighing={"defence": {"rule": "median"}})
-        described(algorithm={"name": name}, privacy={"aggregation": {"kind": "secure"}}, rounds={"fraction": 1.0})
+        small(algorithm={"name": name}, **MEDIAN)
+        small(algorithm={"name": name}, **SECURE)
 
 
 def test_recommenders_take_no_algorithm(tmp_path: Path, refused: Any) -> None:
@@ -105,7 +101,7 @@ def test_recommenders_take_no_algorithm(tmp_path: Path, refused: Any) -> None:
     (tmp_path / "taken.tsv").write_text(f"user\titem\trating\ttime\n{taken}")
     (tmp_path / "lists.toml").write_text('kind = "recommend"\n[interactions]\npath = "taken.tsv"\n')
     line = refused("show", "lists.toml", "--set", "algorithm.name=scaffold", "--resolved")
-    assert "algorithm.name: got 'scaffold', but clients of this kind do not send whole models; allowed: fedavg" in line
+    assert "algorithm.name: got 'scaffold'" in line
 
 
 OWN = """
@@ -123,59 +119,93 @@ class HalfWay(Algorithm):
 """
 
 
-def test_an_algorithm_of_ones_own(tmp_path: Path, steelyard: Any, refused: Any) -> None:
+def test_an_algorithm_of_ones_own(tmp_path: Path, command: CommandLine, refused: Any) -> None:
     (tmp_path / "mine.py").write_text(OWN)
     (tmp_path / "mine.toml").write_text(
         'name = "mine"\n[rounds]\ncount = 2\n[model]\nname = "logistic"\n[partition]\nclients = 3\n'
         '[algorithm]\nname = "half-way"\npart = 0.25\nplugins = ["mine.py"]\n'
     )
     assert "names code of its own (algorithm.plugins" in refused("run", tmp_path / "mine.toml")
-    done = steelyard("run", tmp_path / "mine.toml", "--trust", "--out", "run", "--format", "json")
+    done = command("run", tmp_path / "mine.toml", "--trust", "--out", "run", "--format", "json")
     assert done.returncode == 0, done.stderr
     assert "half-way" in done.stdout
     # Its run keeps the file, and goes on without the original.
     (tmp_path / "mine.py").unlink()
     assert (tmp_path / "run" / "code" / "mine.py").read_text() == OWN
-    assert steelyard("resume", "run", "--trust").returncode == 0
+    assert command("resume", "run", "--trust").returncode == 0
+
+
+def unused(self: object, given: object) -> None: ...
 
 
 @pytest.mark.parametrize(
-    ("body", "says"),
+    ("name", "value", "says"),
     [
-        ("def train(self, local): ...", "train is defined, and by_hand is False; allowed: both train and by_hand"),
-        ("by_hand = True", "no train is defined, and by_hand is True"),
-        ("def correction(self, received, kept): ...", "correction is defined, and corrects is 'nothing'"),
-        ("def listen(self, heard): ...", "listen is defined, and listens is False"),
-        ("def sent(self, local): ...", "sent is defined, and replaces is False"),
-        ("def after_training(self, local): ...", "after_training is defined, and keeps and sends are empty"),
+        ("train", unused, "by_hand is False"),
+        ("by_hand", True, "no train"),
+        ("correction", unused, "corrects is 'nothing'"),
+        ("listen", unused, "listens is False"),
+        ("sent", unused, "replaces is False"),
+        ("after_training", unused, "keeps and sends are empty"),
     ],
 )
-def test_a_method_that_nobody_would_ask_for_is_refused(body: str, says: str, tmp_path: Path, refused: Any) -> None:
-    code = f"from steelyard import Algorithm, algorithm\n@algorithm('unasked')\nclass Unasked(Algorithm):\n    {body}\n"
-    (tmp_path / "unasked.py").write_text(code)
-    changes = ["algorithm.name=unasked", f"algorithm.plugins=['{tmp_path / 'unasked.py'}']"]
-    line = refused("run", "quickstart", "--trust", *(word for each in changes for word in ("--set", each)))
-    assert f"@algorithm('unasked'): {says}" in line
+def test_a_method_that_nobody_would_ask_for_is_refused(name: str, value: object, says: str) -> None:
+    unasked = type("Unasked", (Algorithm,), {name: value})
+    assert_refused(lambda: algorithm("unasked")(unasked), "@algorithm('unasked')", name, says)
 
 
-def test_a_parameter_is_swept(tmp_path: Path, steelyard: Any) -> None:
-    pytest.importorskip("vl_convert", reason="figures need vl-convert-python")
-    changes = ("--set", "rounds.count=1", "--set", "model.name=logistic", "--set", "algorithm.name=fedprox")
-    done = steelyard("sweep", "quickstart", *changes, "--over", "algorithm.mu=0.01,1", "--out", "grid")
-    assert done.returncode == 0, done.stderr
-    assert 'name = "fedprox"' in (tmp_path / "grid" / "best.toml").read_text()
+# ---------------------------------------------------------------- what runs keep
+
+RULES = ["scaffold,feddyn(alpha=0.1),fedadam,fedavgm+LD,fedprox(mu=0.5),client-momentum+centred-clip(EQ)"]
+PERSONAL = ["local-only,fine-tuned,ditto,apfl,fedrep(head_epochs=2),fedala,fedfomo"]
 
 
-def test_the_algorithm_is_a_column_where_it_is_not_fedavg(tmp_path: Path, steelyard: Any) -> None:
-    pytest.importorskip("vl_convert", reason="figures need vl-convert-python")
-    changes = ("--set", "rounds.count=1", "--set", "model.name=logistic")
-    done = steelyard("compare", "quickstart", *changes, "--rules", "DS,scaffold+LD", "--out", "run")
-    assert done.returncode == 0, done.stderr
-    assert "algorithm" in done.stdout
-    document = json.loads(steelyard("table", "run", "--format", "json").stdout)
-    assert document["algorithms"] == {"DS": "fedavg", "scaffold+LD": "scaffold"}
-    report = steelyard("report", "run", "-o", "run.html")
-    assert report.returncode == 0, report.stderr
-    assert '<th scope="col">algorithm</th>' in (tmp_path / "run.html").read_text()
-    plain = steelyard("compare", "quickstart", *changes, "--rules", "DS,LD", "--out", "plain")
-    assert "algorithm" not in plain.stdout
+def final(folder: Path) -> dict[str, torch.Tensor]:
+    """Models and everything that is kept beside them, as the last checkpoint holds it."""
+    states, clients = History(folder).last_checkpoint()
+    kept = {f"{name}/{key}": tensor for name, state in states.items() for key, tensor in state.tensors.items()}
+    return {name: state.parameters for name, state in states.items()} | kept | clients
+
+
+@pytest.mark.parametrize(("rules", "kept", "servers"), [(RULES, 3, 5), (PERSONAL, 9, 0)])
+def test_a_stopped_comparison_goes_on_to_the_same_bits(
+    tmp_path: Path, rules: list[str], kept: int, servers: int
+) -> None:
+    document = {
+        "rounds": {"count": 4, "fraction": 0.5},
+        "partition": {"clients": 6},
+        "model": {"name": "mlp", "hidden": [8]},
+        "training": {"batch_size": 120, "momentum": 0.5, "schedule": {"kind": "cosine"}},
+    }
+    experiment = with_rules(Experiment.model_validate(document), rules)
+    whole = run(experiment, out=tmp_path / "whole")
+    stopped_and_resumed(experiment, tmp_path / "cut", after=2)
+    expected, found = final(whole), final(tmp_path / "cut")
+    assert set(found) == set(expected)
+    # The vectors that clients keep (control variates, momenta, models of their own), each of those who took part.
+    assert sum("vector" in name for name in found) > 3 * kept
+    of_servers = ("control", "sum_of_changes", "mean", "square", "velocity")
+    assert sum(name.split("/")[-1] in of_servers for name in found) == servers
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
+    scores = [History(folder).rounds[["rule", "round", "accuracy"]] for folder in (whole, tmp_path / "cut")]
+    pd.testing.assert_frame_equal(*scores)
+
+
+def test_a_run_names_its_algorithms_and_keeps_who_listened_to_whom(tmp_path: Path, command: CommandLine) -> None:
+    document = {"partition": {"clients": 4, "scheme": "iid"}, "rounds": {"count": 2, "fraction": 1.0}}
+    folder = run(with_rules(small(**document), ["fedavg,fedfomo"]), out=tmp_path / "run")
+    history = History(folder)
+    assert dict(history.federations[["rule", "algorithm"]].itertuples(index=False)) == {
+        "fedavg": "fedavg",
+        "fedfomo": "fedfomo",
+    }
+    assert '"fedfomo": "fedfomo"' in command("table", folder, "--format", "json").stdout
+    found = history.listening
+    assert set(found["rule"]) == {"fedfomo"}
+    assert len(found) == 2 * 4 * 4
+    sums = found.groupby(["round", "client"])["weight"].sum()
+    assert all(total == pytest.approx(1, abs=1e-5) or total == 0 for total in sums)
+    assert (found.groupby("round")["weight"].nunique() > 2).all()
+    charts = [draw(RunView([history]), "listening", rule=rule) for rule in ("fedavg", "fedfomo")]
+    assert [chart is None for chart in charts] == [True, False]

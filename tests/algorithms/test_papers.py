@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pytest
 import torch
 from tests.algorithms import papers
-from tests.algorithms.test_private_parts import PARTS
+from tests.kit import assert_refused
+from tests.populations import regression_population
+from torch import nn
 
 from steelyard.algorithms import catalogue
+from steelyard.algorithms.algorithm import Algorithm, Listening
+from steelyard.algorithms.fedfomo import FedFomo
+from steelyard.algorithms.scaffold import Scaffold
 from steelyard.algorithms.settings import AlgorithmSettings
 from steelyard.clients.local import ComputeSettings, Simulation, SimulationServer
 from steelyard.data.dataset import ClientRows, Dataset, Population
 from steelyard.learning.settings import ModelSettings, TrainingSettings
-from steelyard.messages import Task, Updates
+from steelyard.messages import Question, Task, Updates
 from steelyard.rounds.loop import run_rounds
+from steelyard.rounds.soundness import Exploded
 from steelyard.rounds.state import Federation, Plan, RoundRecord
 from steelyard.weighing import criteria
 from steelyard.weighing.rule import Rule, WeighingSettings
@@ -40,17 +47,17 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "apfl": {"alpha": 0.4},
     "fedala": {"share": 1.0, "weight_rate": 0.5, "threshold": 1e-4},
 }
+PARTS: dict[str, dict[str, Any]] = {"fedrep": {"head_epochs": 3}, "fedbn": {}}
+"""Algorithms whose clients keep a part of the model."""
 
 
 class Watched(Simulation):
     """Simulated clients that note who was asked."""
 
-    def __init__(self, *given: Any, **named: Any) -> None:
-        super().__init__(*given, **named)
-        self.cohorts: list[tuple[str, ...]] = []
+    cohorts: list[tuple[str, ...]]
 
     def train(self, tasks: Sequence[Task]) -> list[Updates]:
-        self.cohorts.append(tasks[0].clients)
+        self.cohorts = [*getattr(self, "cohorts", []), tasks[0].clients]
         return super().train(tasks)
 
 
@@ -61,17 +68,28 @@ class LastRound:
         self.tested = records[0].evaluations
 
 
+def watched(population: Population, training: TrainingSettings, engine: str = "loop", model: Any = None) -> Watched:
+    model = model or ModelSettings(name="linear")
+    return Watched({3: population}, model, training, ComputeSettings(engine=engine), [criteria.get("DS")])
+
+
+def rounds(clients: Simulation, algorithm: Algorithm, plan: Plan, momentum: float = 0.0) -> tuple[torch.Tensor, Any]:
+    """Return the last model of some rounds, and what its clients tested."""
+    federation = Federation("f", "f", 3, Rule(WeighingSettings()), algorithm=algorithm, momentum=momentum)
+    recorder = LastRound()
+    states = run_rounds([federation], {}, clients, SimulationServer(clients), plan, recorder)
+    return states["f"].parameters, recorder.tested
+
+
 def problem(*, repeated: bool) -> tuple[Population, papers.Federated]:
     """Five clients with a least-squares problem each; `repeated`: all rows of a client alike, so any batch will do."""
     draw = np.random.default_rng(5)
     count = sum(SIZES.values())
     x, y = draw.normal(size=(count, 3)).astype(np.float32), draw.normal(size=count).astype(np.float32)
-    rows, begin = {}, 0
-    for name, size in SIZES.items():
-        rows[name] = np.arange(begin, begin + size)
-        begin += size
-        if repeated:
-            x[rows[name]], y[rows[name]] = x[rows[name][0]], y[rows[name][0]]
+    ends = np.cumsum(list(SIZES.values()))
+    rows = {name: np.arange(end - size, end) for (name, size), end in zip(SIZES.items(), ends, strict=True)}
+    for mine in rows.values() if repeated else ():
+        x[mine], y[mine] = x[mine[0]], y[mine[0]]
     clients = tuple(ClientRows(name, mine, mine[:2]) for name, mine in rows.items())
     population = Population(Dataset("toy", torch.from_numpy(x), torch.from_numpy(y), 0), clients, rows["a"])
     # The network has a bias: a column of ones.
@@ -79,22 +97,17 @@ def problem(*, repeated: bool) -> tuple[Population, papers.Federated]:
     return population, papers.Federated(features, {name: y[mine].astype(np.float64) for name, mine in rows.items()})
 
 
-@pytest.mark.parametrize("fraction", [1.0, 0.6])
-@pytest.mark.parametrize(("engine", "batch"), [("loop", "full"), ("stacked", BATCH)])
+@pytest.mark.parametrize(("engine", "batch", "fraction"), [("loop", "full", 1.0), ("stacked", BATCH, 0.6)])
 @pytest.mark.parametrize("name", list(PARAMETERS))
 def test_rounds_are_those_of_the_paper(name: str, engine: str, batch: Any, fraction: float) -> None:
     population, paper = problem(repeated=batch == BATCH)
     training = TrainingSettings(
         learning_rate=papers.RATE, momentum=paper.momentum, epochs=papers.EPOCHS, batch_size=batch
     )
-    model, compute = ModelSettings(name="linear"), ComputeSettings(engine=engine)
-    clients = Watched({3: population}, model, training, compute, [criteria.get("DS")])
-    server = SimulationServer(clients)
+    clients = watched(population, training, engine)
+    first = SimulationServer(clients).initial(3).double().numpy()
     algorithm = AlgorithmSettings(name=name, **PARAMETERS[name]).made()
-    federation = Federation("f", "f", 3, Rule(WeighingSettings()), algorithm=algorithm, momentum=training.momentum)
-    first = server.initial(3).double().numpy()
-    recorder = LastRound()
-    found = run_rounds([federation], {}, clients, server, Plan(4, fraction), recorder)["f"]
+    found, tested = rounds(clients, algorithm, Plan(4, fraction), paper.momentum)
     paper.model = first
     paper.every_steps = {name: papers.EPOCHS * (size // BATCH if batch == BATCH else 1) for name, size in SIZES.items()}
     for cohort in clients.cohorts:
@@ -103,14 +116,206 @@ def test_rounds_are_those_of_the_paper(name: str, engine: str, batch: Any, fract
     assert [len(cohort) for cohort in clients.cohorts] == [round(5 * fraction)] * 4
     assert np.allclose(paper.model, first, atol=1e-2) == (name == "local-only")
     # Float32 against float64, four rounds.
-    assert found.parameters.numpy() == pytest.approx(paper.model, abs=5e-5)
-    assert recorder.tested is not None
-    assert list(recorder.tested.clients) == list(SIZES)
-    errors = [paper.error(client, rows=2) for client in SIZES]
-    assert recorder.tested.losses[0] == pytest.approx(errors, rel=1e-3, abs=1e-5)
+    assert found.numpy() == pytest.approx(paper.model, abs=5e-5)
+    assert list(tested.clients) == list(SIZES)
+    assert tested.losses[0] == pytest.approx([paper.error(client, rows=2) for client in SIZES], rel=1e-3, abs=1e-5)
 
 
 def test_every_built_in_algorithm_is_held_to_its_paper() -> None:
     built_in = {name for name, made in catalogue.known().items() if made.__module__.startswith("steelyard.algorithms")}
-    # test_fedfomo.py, test_flexlora.py
+    # test_flexlora.py
     assert set(PARAMETERS) | set(PARTS) | {"fedfomo", "flexlora"} == built_in
+
+
+# ---------------------------------------------------------------- SCAFFOLD beside momentum
+
+
+class InsideMomentum(Scaffold):
+    """The same with the correction added to the gradient, so that the momentum multiplies it."""
+
+    corrects: ClassVar[Literal["nothing", "gradient", "step"]] = "gradient"
+
+
+@pytest.mark.parametrize(("algorithm", "fraction"), [(Scaffold, 1.0), (Scaffold, 0.6), (InsideMomentum, 1.0)])
+def test_where_the_correction_enters_decides_between_learning_and_explosion(
+    algorithm: type[Scaffold], fraction: float
+) -> None:
+    population, paper = problem(repeated=False)
+    training = TrainingSettings(learning_rate=0.01, momentum=0.9, epochs=10, batch_size="full")
+    try:
+        found = rounds(watched(population, training), algorithm(), Plan(40, fraction), 0.9)[0].numpy()
+    except Exploded:
+        found = np.full(4, np.inf)
+    rows = np.vstack(list(paper.features.values()))
+    best = np.linalg.lstsq(rows, np.concatenate(list(paper.labels.values())), rcond=None)[0]
+    distance = np.linalg.norm(found - best)
+    assert distance > 10 if algorithm is InsideMomentum else distance < (0.05 if fraction == 1 else 0.3)
+
+
+# ---------------------------------------------------------------- FedFomo
+
+
+def test_weights_of_fedfomo_are_gains_over_distances() -> None:
+    heard = Listening(
+        losses=torch.tensor([[1.0, 0.5, 3.0], [2.0, 2.0, 2.0], [0.0, 1.0, float("nan")]]),
+        last_losses=torch.tensor([2.0, 1.0, 2.0]),
+        distances=torch.tensor([[2.0, 1.0, 1.0], [1.0, 1.0, 0.0], [4.0, 2.0, 1.0]]),
+    )
+    # Row 1: (2 − 1)/2 = 0.5 and (2 − 0.5)/1 = 1.5, the third is worse. Row 2: nobody is better. Row 3: 2/4 and 1/2.
+    expected = [[0.25, 0.75, 0.0], [0.0, 0.0, 0.0], [0.5, 0.5, 0.0]]
+    assert FedFomo().listen(heard).numpy() == pytest.approx(np.array(expected), abs=1e-6)
+
+
+def test_rounds_of_fedfomo_are_those_of_the_paper() -> None:
+    """Three rounds, the second without c: all equations once more in float64, one client after another."""
+    population = regression_population(11, {"a": 5, "b": 10, "c": 7})
+    rate, algorithm = 0.05, FedFomo(validation=0.3)
+    clients = watched(population, TrainingSettings(learning_rate=rate, epochs=3, batch_size="full"))
+    first = SimulationServer(clients).initial(3)
+    apart = clients.context.population(3).holding_back(0.3, 3)
+    x = np.hstack([population.dataset.features.numpy(), np.ones((22, 1))]).astype(np.float64)
+    y = population.dataset.labels.numpy().astype(np.float64)
+    learnt, held = {}, {}
+    for place, each in enumerate(population.clients):
+        begin, kept = int(apart.begins[place]), int(apart.sizes[place])
+        rows = apart.rows[begin : begin + len(each.train)].cpu().numpy()
+        assert sorted(rows) == each.train.tolist()  # its own rows, each once
+        learnt[each.client], held[each.client] = rows[:kept], rows[kept:]
+    assert [len(rows) for rows in held.values()] == [2, 3, 3]
+
+    def loss(model: np.ndarray, rows: np.ndarray) -> float:
+        return float(np.mean((x[rows] @ model - y[rows]) ** 2))
+
+    own = dict.fromkeys(held, first.double().numpy())
+    last = dict(own)
+    for number, cohort in enumerate(("abc", "ab", "abc"), start=1):
+        (updates,) = clients.train([Task("f", 3, number, tuple(cohort), first, algorithm=algorithm)])
+        trained = {}
+        for name in cohort:
+            model, rows = own[name], learnt[name]
+            for _ in range(3):
+                model = model - rate * 2 * x[rows].T @ (x[rows] @ model - y[rows]) / len(rows)
+            trained[name] = model
+        matrix = np.zeros((len(cohort), len(cohort)))
+        for i, name in enumerate(cohort):
+            moves = [trained[other] - last[name] for other in cohort]
+            for j, move in enumerate(moves):
+                gain = loss(last[name], held[name]) - loss(last[name] + move, held[name])
+                matrix[i, j] = max(0.0, gain / np.linalg.norm(move)) if move.any() else 0.0
+            matrix[i] /= matrix[i].sum() or 1.0
+            own[name] = last[name] + matrix[i] @ moves
+        last |= trained
+        assert updates.listening == pytest.approx(matrix, abs=2e-3)
+        assert 0 < np.count_nonzero(matrix) < matrix.size or number == 1
+    (answer,) = clients.evaluate([Question("f", 3, 3, first[None], algorithm=algorithm)])
+    expected = [loss(own[each.client], each.test) for each in population.clients]
+    assert answer.losses[0] == pytest.approx(expected, rel=2e-3)
+
+
+# ---------------------------------------------------------------- parts that clients keep to themselves
+
+
+RATE = 0.2
+
+
+def network(feature_shape: tuple[int, ...], classes: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2))
+
+
+def three() -> Population:
+    """Three clients with rows of two classes."""
+    draw = np.random.default_rng(7)
+    x = torch.from_numpy(draw.normal(size=(26, 3)).astype(np.float32))
+    y = torch.from_numpy(draw.integers(0, 2, 26))
+    rows = {"a": np.arange(6), "b": np.arange(6, 18), "c": np.arange(18, 26)}
+    clients = tuple(ClientRows(name, mine, mine[:4]) for name, mine in rows.items())
+    return Population(Dataset("toy", x, y, 2), clients, np.arange(26))
+
+
+def of_three(model: Any = network) -> Watched:
+    return watched(three(), TrainingSettings(learning_rate=RATE, epochs=2, batch_size="full"), model=model)
+
+
+def full_batch(module: nn.Module, moved: Iterable[nn.Parameter], x: torch.Tensor, y: torch.Tensor, steps: int) -> None:
+    module.train()
+    parameters = list(moved)
+    for _ in range(steps):
+        slopes = torch.autograd.grad(nn.functional.cross_entropy(module(x), y), parameters)
+        for parameter, slope in zip(parameters, slopes, strict=True):
+            parameter.data -= RATE * slope
+
+
+def by_hand(name: str, first: nn.Module, source: Population) -> tuple[nn.Module, Mapping[str, nn.Module]]:
+    """Return the server's model and each client's own after three rounds in which all take part."""
+    private = "3." if name == "fedrep" else "1."
+    server, kept = copy.deepcopy(first), {rows.client: first for rows in source.clients}
+
+    def put_together(client: str) -> nn.Module:
+        """The server's numbers, and the client's own where they are private."""
+        mine = copy.deepcopy(server)
+        own = {key: value for key, value in kept[client].state_dict().items() if key.startswith(private)}
+        mine.load_state_dict({**mine.state_dict(), **own})
+        return mine
+
+    for _ in range(3):
+        kept = {client: put_together(client) for client in kept}
+        for rows in source.clients:
+            module, (x, y) = (
+                kept[rows.client],
+                (each[rows.train] for each in (source.dataset.features, source.dataset.labels)),
+            )
+            if name == "fedrep":
+                full_batch(module, module[3].parameters(), x, y, PARTS["fedrep"]["head_epochs"])  # type: ignore[index]
+                full_batch(module, module[:3].parameters(), x, y, 2)  # type: ignore[index]
+            else:
+                full_batch(module, module.parameters(), x, y, 2)
+        state = server.state_dict()
+        for key in state:
+            if not key.startswith(private) and state[key].is_floating_point():
+                sums = [len(rows.train) * kept[rows.client].state_dict()[key] for rows in source.clients]
+                state[key] = sum(sums) / 26
+        server.load_state_dict(state)
+    return server, {client: put_together(client) for client in kept}
+
+
+@pytest.mark.parametrize("name", list(PARTS))
+def test_rounds_with_private_parts_are_those_of_the_paper(name: str) -> None:
+    clients, source = of_three(), three()
+    layout, module = clients.context.setup.layout, network((3,), 2)
+    layout.write(module, SimulationServer(clients).initial(3))
+    found, tested = rounds(clients, AlgorithmSettings(name=name, **PARTS[name]).made(), Plan(3, 1.0))
+    expected, own = by_hand(name, module, source)
+    # Float32 on both sides, in another order.
+    assert found.numpy() == pytest.approx(layout.read(expected).numpy(), abs=2e-5)
+    for rows, loss in zip(source.clients, tested.losses[0], strict=True):
+        outputs = own[rows.client].eval()(source.dataset.features[rows.test])
+        wanted = nn.functional.cross_entropy(outputs, source.dataset.labels[rows.test]).item()
+        assert loss == pytest.approx(wanted, abs=1e-4)
+    # A client's own model is not the server's.
+    server_test = clients.evaluate([Question("f", 3, 3, found[None])])[0]
+    assert not np.allclose(server_test.losses[0], tested.losses[0], atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "spans"), [("fedrep", [(24, 34)]), ("fedbn", [(16, 24), (34, 42)]), ("local-only", [(0, 42)])]
+)
+def test_what_is_private_is_not_sent(name: str, spans: list[tuple[int, int]]) -> None:
+    clients = of_three()
+    start = SimulationServer(clients).initial(3)
+    algorithm = AlgorithmSettings(name=name).made()
+    (updates,) = clients.train([Task("f", 3, 1, ("a", "b", "c"), start, algorithm=algorithm)])
+    models = updates.payload.models  # type: ignore[attr-defined]
+    private = torch.zeros(len(start), dtype=torch.bool)
+    for begin, end in spans:
+        private[begin:end] = True
+    assert torch.equal(models[:, private], start[private].expand(len(models), -1))
+    assert bool((models[:, ~private] != start[~private]).any(dim=1).all()) == (name != "local-only")
+    # The client's own copy has moved there.
+    for kept in clients.snapshot().values():
+        assert bool((kept[private] != start[private]).any())
+
+
+@pytest.mark.parametrize(("name", "needs"), [("fedbn", "without batch norm"), ("fedrep", "of one layer")])
+def test_a_model_without_the_part_is_refused_before_the_run(name: str, needs: str) -> None:
+    clients = of_three(lambda feature_shape, classes: nn.Linear(3, 2))
+    assert_refused(lambda: clients.check([AlgorithmSettings(name=name).made()]), "algorithm.name", name, needs)

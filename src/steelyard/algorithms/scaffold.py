@@ -6,7 +6,7 @@
 
 Momentum: cᵢ is a mean of whole steps, and with momentum m a step is about 1/(1 − m) gradients long. So the correction
 is added to the step, after the momentum, where both have the same scale. Inside the momentum buffer it would be
-multiplied by 1/(1 − m) once more in every round, and training explodes (tests/algorithms/test_scaffold.py shows both;
+multiplied by 1/(1 − m) once more in every round, and training explodes (tests/algorithms/test_papers.py shows both;
 benchmarks/results/scaffold.md has CIFAR-10 with few clients a round, where c without its share explodes as well).
 
 Weights: the paper's are equal, and c the mean of all cᵢ. Under a weighing rule the corrections of a cohort cancel,
