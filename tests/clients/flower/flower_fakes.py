@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import numpy as np
+import pytest
 import torch
-from flwr.app import Error, Message, RecordDict
+from flwr.app import ConfigRecord, Error, Message, RecordDict
 
 from steelyard.clients.flower import questions, tasks, wire
 from steelyard.clients.flower.adapter.messages import enter_run
-from steelyard.clients.flower.forms import EVALUATE, INTRODUCE, TRAIN, IntroductionForm
+from steelyard.clients.flower.arrays import pack
+from steelyard.clients.flower.forms import EVALUATE, INTRODUCE, TRAIN, IntroductionForm, Refused
 from steelyard.clients.flower.grid import FlowerClients
+from steelyard.clients.flower.settings import FederateSettings
 from steelyard.messages import Evaluations, Failure, Question, Task, Updates
 from steelyard.update_payloads import DenseModels
 
@@ -33,6 +38,8 @@ class FakeGrid:
         self.sent: dict[str, tuple[Message, float]] = {}
         self.delays: dict[int, float] = {}
         self.tamper: Callable[[Message, Message], list[Message]] = lambda question, answer: [answer]
+        self.pulled: Callable[[Message], object] = lambda question: None
+        """Hears of each question whose answer is looked for; may raise, or take its time."""
         self.kinds: list[str] = []
 
     def get_node_ids(self) -> Iterable[int]:
@@ -56,6 +63,7 @@ class FakeGrid:
         answers: list[Message] = []
         for name in names:
             message, ready = self.sent[name]
+            self.pulled(message)
             if time.monotonic() < ready:
                 continue
             answer = self.nodes[message.metadata.dst_node_id](message)
@@ -135,3 +143,32 @@ def until(true: Callable[[], bool], clients: FlowerClients, seconds: float = 20.
     while not true():
         assert time.monotonic() < deadline, clients.roster.notes
         clients.roster.refresh(0.2)
+
+
+def assert_taken_back(call: Callable[[], object], *parts: str) -> None:
+    """Hold a refusal of what came over the wire to what its reason must name."""
+    with pytest.raises(Refused) as caught:
+        call()
+    assert [part for part in parts if part not in str(caught.value)] == [], str(caught.value)
+
+
+def changed_answer(records: RecordDict, arrays: Mapping[str, Any] | None = None, **form: Any) -> RecordDict:
+    """Return an answer in which some arrays, or fields of its form, are others, or left out where an array is None."""
+    held = {name: array.numpy() for name, array in records.array_records["arrays"].items()} | dict(arrays or {})
+    written = json.loads(str(records.config_records["form"]["json"])) | form
+    kept = {name: array for name, array in held.items() if array is not None}
+    return RecordDict({"form": ConfigRecord({"json": json.dumps(written)}), "arrays": pack(kept)})
+
+
+def crowd(
+    nodes: Mapping[int, Node] | FakeGrid, /, timeout: float = 20.0, state: Any = None, **options: Any
+) -> FlowerClients:
+    """Return clients behind nodes that have introduced themselves, from a snapshot's `state` where there is one."""
+    grid = nodes if isinstance(nodes, FakeGrid) else FakeGrid(dict(nodes))
+    given = {name: options.pop(name) for name in ("register", "known", "codec", "further") if name in options}
+    judges = options.pop("judges", {"DS": lambda value: None})
+    settings = FederateSettings(timeout=timeout, **{"nodes": len(grid.nodes), **options})
+    made = FlowerClients(grid, judges, settings, (0.0, 1.0), **given)  # type: ignore[arg-type]
+    made.restore(state or {})
+    made.wait()
+    return made

@@ -1,0 +1,514 @@
+"""What enters the server: honest messages survive unchanged; every fault is refused with its reason, and alone."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from tests.clients.flower.flower_fakes import (
+    assert_taken_back,
+    changed_answer,
+    crowd,
+    evaluate,
+    failing,
+    honest,
+    reasons,
+    task,
+    train,
+)
+
+from steelyard.algorithms.fednova import FedNova
+from steelyard.algorithms.scaffold import CHANGE, CONTROL, Scaffold
+from steelyard.clients.flower import checks, questions, tasks
+from steelyard.clients.flower.arrays import read as read_array
+from steelyard.clients.flower.arrays import unpack
+from steelyard.clients.flower.forms import TRAIN, Refused
+from steelyard.clients.flower.payloads import CohortRows
+from steelyard.messages import MOST_SAMPLES, Evaluations, Failure, LossState, Question, Task, Updates
+from steelyard.update_payloads import DenseModels
+
+CRITERIA = {"DS": lambda value: None if math.isfinite(value) and 0 <= value <= 1000 else f"criterion DS = {value}"}
+PLAIN = tasks.Expected(CRITERIA)
+EXPECTED = tasks.Expected(CRITERIA, further=frozenset({"steps", "first_losses", "label_counts"}), classes=2)
+TASK = replace(task("c1", "c2"), algorithm=Scaffold(), vectors={CONTROL: torch.ones(3)})
+VECTORS = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+VECTOR = f"vector/{CHANGE}"
+
+
+def answered(asked: Task = TASK) -> Updates:
+    """An honest answer with all that can be said; of client 1 the first row, of client 2 the second."""
+    rows = [int(client[1:]) - 1 for client in asked.clients]
+    return replace(
+        train(asked),
+        steps=np.array([3, 5])[rows],
+        first_losses=np.array([0.5, 0.25])[rows],
+        label_counts=np.array([[10, 0], [12, 8]])[rows],
+        vectors={CHANGE: VECTORS[rows]},
+    )
+
+
+def read(records: RecordDict, asked: Task = TASK) -> Updates:
+    return tasks.read_updates(records, asked, asked.clients, EXPECTED)
+
+
+def tampered(arrays: dict[str, NDArray[Any] | None] | None = None, **form: Any) -> RecordDict:
+    return changed_answer(tasks.write_updates(answered()), arrays, **form)
+
+
+class TestUpdates:
+    """Tasks and their answers."""
+
+    def test_a_task_survives_the_wire(self) -> None:
+        sent = replace(TASK, loss=LossState("cross-entropy", (10.0, 1 / 1.1), None, 0.1 + 0.2))
+        got, header = tasks.read_task(tasks.write_task(sent, ["c2"], 12.5, tasks.pack_parameters(sent), "r1", "{}"))
+        assert (got.federation, got.seed, got.round, got.clients) == ("fed", 7, 1, ("c2",))
+        assert (header.run, header.seconds, header.experiment) == ("r1", 12.5, "{}")
+        assert got.loss == sent.loss
+        assert torch.equal(got.parameters, sent.parameters)
+        assert header.algorithm == {"name": "scaffold", "server_rate": 1.0}
+        assert got.algorithm.name == "fedavg"  # The node makes its own, of its experiment.
+        assert {name: vector.tolist() for name, vector in got.vectors.items()} == {CONTROL: [1.0, 1.0, 1.0]}
+        empty = replace(TASK, clients=())
+        assert tasks.read_task(tasks.write_task(empty, [], 1.0, tasks.pack_parameters(empty)))[0].clients == ()
+
+    def test_all_that_clients_say_survives_the_wire(self) -> None:
+        got = read(tasks.write_updates(answered()))
+        assert (got.clients, got.failures) == (("c1", "c2"), ())
+        assert (got.samples.tolist(), got.criteria["DS"].tolist()) == ([10, 20], [10.0, 20.0])
+        assert got.losses.tolist() == [0.125, 0.25]
+        assert isinstance(got.payload, DenseModels)
+        assert got.payload.models.tolist() == [[1, 2, 3], [2, 3, 4]]
+        assert torch.equal(got.vectors[CHANGE], VECTORS)
+        said = (got.steps, got.first_losses, got.label_counts)
+        assert [None if one is None else one.tolist() for one in said] == [[3, 5], [0.5, 0.25], [[10, 0], [12, 8]]]
+
+    def test_the_bytes_of_an_answer_are_shared_out_among_its_clients(self) -> None:
+        records = tasks.write_updates(train(task("c1", "c2")))
+        # Two models of three numbers of four bytes, after a header of 128 bytes.
+        assert len(records.array_records["arrays"]["models"].data) == 128 + 2 * 3 * 4
+        got = tasks.read_updates(records, task("c1", "c2"), ["c1", "c2"], PLAIN)
+        assert got.bytes_sent is not None
+        assert got.bytes_sent.tolist() == [(len(str(records.config_records["form"]["json"])) + 152) // 2] * 2
+
+    @settings(max_examples=50)
+    @given(
+        numbers=st.lists(st.floats(-(2.0**19), 2.0**19, width=32), min_size=3, max_size=3),
+        criterion=st.floats(0, 1000),
+        samples=st.integers(1, 10**12),
+    )
+    def test_numbers_survive_exactly(self, numbers: list[float], criterion: float, samples: int) -> None:
+        payload = DenseModels(torch.tensor([numbers], dtype=torch.float32))
+        answer = Updates("fed", 1, ("c1",), np.array([samples]), {"FT": np.array([criterion])}, np.ones(1), payload)
+        expected = tasks.Expected({"FT": CRITERIA["DS"]})
+        got = tasks.read_updates(tasks.write_updates(answer), task("c1"), ["c1"], expected)
+        assert (got.samples[0], got.criteria["FT"][0]) == (samples, criterion)
+        assert torch.equal(got.payload.select([0]).models, payload.models)  # type: ignore[attr-defined]
+
+    def test_a_client_that_failed_or_was_forgotten_by_its_node_is_named_with_its_reason(self) -> None:
+        alone = answered(replace(TASK, clients=("c2",)))
+        assert read(tasks.write_updates(alone)).failures == (Failure("c1", "its node answered without it"),)
+        got = read(tasks.write_updates(replace(alone, failures=(Failure("c1", "disk\x1b[31m full\n" + "x" * 500),))))
+        assert got.clients == ("c2",)
+        assert reasons(got.failures)["c1"].startswith("disk [31m full xxx")
+        assert len(got.failures[0].reason) == 300
+
+    def test_what_was_not_asked_for_is_not_used_and_what_an_algorithm_needs_is_asked_for(self) -> None:
+        asked, bare = task("c1", "c2"), replace(answered(), vectors={}, label_counts=None)
+        got = tasks.read_updates(tasks.write_updates(bare), asked, asked.clients, PLAIN)
+        assert (got.steps, got.first_losses, got.label_counts, got.vectors) == (None, None, None, {})
+        more = tampered({VECTOR: None})
+        assert_taken_back(lambda: tasks.read_updates(more, asked, asked.clients, PLAIN), "arrays", "label_counts")
+        counting = replace(task("c1"), algorithm=FedNova())
+        silent = tasks.write_updates(train(counting))
+        assert_taken_back(lambda: tasks.read_updates(silent, counting, ["c1"], PLAIN), "steps: missing")
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"round": 2}, "round: got 2"),
+        ({"federation": "other"}, "federation: got 'other'"),
+        ({"protocol": 99}, "protocol: got 99"),
+        ({"clients": ["c1", "c1"]}, "clients: c1 answered twice"),
+        ({"clients": ["c1", "mallory"]}, "clients: got mallory"),
+        ({"clients": None}, "clients: "),
+        ({"failures": [{"client": "c1", "reason": "?"}]}, "clients: c1 answered twice"),
+        ({"samples": [1]}, "samples: 1 values; allowed: 2"),
+        ({"samples": [1.5, 2]}, "samples.0: "),
+        ({"samples": [True, 2]}, "samples.0: "),
+        ({"losses": [0.1, 0.2, 0.3]}, "losses: 3 values"),
+        ({"criteria": {"DS": [1.0]}}, "DS: 1 values"),
+        ({"criteria": {}}, "criteria: got none; allowed: exactly DS"),
+        ({"criteria": {"DS": [1, 2], "samples": [1, 2]}}, "criteria: got DS, samples"),
+        ({"criteria": {"DS": [1, 2], "samples": [1, 2]}, "samples": [1]}, "samples: 1 values"),
+        ({"criteria": {"DS": ["1", 2]}}, "criteria.DS.0: "),
+        ({"payload": "pickle"}, "payload: got 'pickle'; allowed: dense"),
+        ({"payload": "x" * 200_000}, "size: "),
+        ({"surprise": 1}, "surprise: "),
+        ({"steps": None}, "steps: missing"),
+        ({"steps": [1]}, "steps: 1 values"),
+        ({"steps": [1.5, 2]}, "steps.0: "),
+        ({"first_losses": None}, "first_losses: missing"),
+        ({"first_losses": [1.0, 2.0, 3.0]}, "first_losses: 3 values"),
+    ],
+)
+def test_a_wrong_form_is_refused(fields: dict[str, Any], reason: str) -> None:
+    assert_taken_back(lambda: read(tampered(**fields)), reason)
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "reason"),
+    [
+        ("models", np.zeros((2, 4), "f4"), "array models: shape (2, 4); allowed: (2, 3)"),
+        ("models", np.zeros((1, 3), "f4"), "array models: shape (1, 3)"),
+        ("models", np.zeros(6, "f4"), "array models: shape (6,)"),
+        ("models", np.zeros((2, 3), "f8"), "array models: dtype float64; allowed: float32"),
+        ("models", np.zeros((2, 3), ">f4"), "array models: dtype >f4"),
+        ("models", np.zeros((2, 3), "S8"), "array models: dtype |S8"),
+        ("models", np.zeros((1000, 1000), "f4"), "size: 4000"),
+        ("models", None, "arrays: got "),
+        ("weights", np.zeros((2, 3), "f4"), "weights"),
+        (VECTOR, None, "arrays: vector/control_change is missing"),
+        (VECTOR, np.zeros((1, 3), "f4"), "array vector/control_change: shape (1, 3)"),
+        (VECTOR, np.zeros((2, 3), "f8"), "array vector/control_change: dtype float64"),
+        ("vector/other", np.zeros((2, 3), "f4"), "arrays: got "),
+        ("label_counts", None, "arrays: label_counts is missing"),
+        ("label_counts", np.zeros((2, 3), "i8"), "array label_counts: shape (2, 3); allowed: (2, 2)"),
+    ],
+)
+def test_a_wrong_array_is_refused(name: str, array: NDArray[Any] | None, reason: str) -> None:
+    assert_taken_back(lambda: read(tampered({name: array})), reason)
+
+
+def with_number(value: float, dtype: str = "f4") -> NDArray[Any]:
+    """Client 2's row holds one number that cannot be."""
+    found = np.zeros((2, 3 if dtype == "f4" else 2), dtype)
+    found[1, 1] = value
+    return found
+
+
+@pytest.mark.parametrize(
+    ("arrays", "form", "reason"),
+    [
+        ({}, {"criteria": {"DS": [10.0, 1001.0]}}, "criterion DS = 1001.0"),
+        ({}, {"criteria": {"DS": [10.0, -0.5]}}, "criterion DS = -0.5"),
+        ({}, {"criteria": {"DS": [10.0, float("nan")]}}, "criterion DS = nan"),
+        ({}, {"criteria": {"DS": [10.0, 10**400]}}, "criterion DS = inf"),
+        ({}, {"criteria": {"DS": [10.0, 21.0]}}, "criterion DS = 21, but samples = 20"),
+        ({}, {"samples": [10, -1]}, "samples = -1; allowed: 1 to"),
+        ({}, {"samples": [10, 10**30]}, f"samples = {10**30}; allowed: 1 to"),
+        ({}, {"samples": [10, 0], "criteria": {"DS": [10.0, 0.0]}}, "samples = 0; allowed: 1 to 1000000000000"),
+        ({}, {"losses": [1.0, float("nan")]}, "loss = nan; allowed: a number of at most 1e+15"),
+        ({}, {"losses": [1.0, 1e300]}, "loss = 1e+300"),
+        ({}, {"steps": [3, 0]}, "steps = 0; allowed: 1 to 999999999999"),
+        ({}, {"steps": [3, -5]}, "steps = -1"),
+        ({}, {"steps": [3, 10**30]}, "steps = 1000000000000"),
+        ({}, {"first_losses": [1.0, float("nan")]}, "first loss = nan"),
+        *(({"models": with_number(poison)}, {}, "update: holds NaN or infinite") for poison in (np.nan, -np.inf)),
+        ({"models": with_number(1e38)}, {}, "update: farther than 1e+06 times the model"),
+        # Finite, though their sum is not in float32.
+        ({"models": np.array([[0, 1, 2], [3e38] * 3], "f4")}, {}, "update: farther than 1e+06 times the model"),
+        *(({VECTOR: with_number(poison)}, {}, f"vector {CHANGE}: ") for poison in (np.nan, np.inf, 1e30, -1e16)),
+        ({"label_counts": with_number(-1, "i8")}, {}, "label_counts: holds -1 to 0"),
+        ({"label_counts": with_number(1 << 60, "i8")}, {}, f"label_counts: holds 0 to {1 << 60}"),
+    ],
+)
+def test_an_impossible_number_leaves_out_only_its_client(
+    arrays: dict[str, Any], form: dict[str, Any], reason: str
+) -> None:
+    got = read(tampered(arrays, **form))
+    assert (got.clients, got.vectors[CHANGE].shape) == (("c1",), (1, 3))
+    assert list(reasons(got.failures)) == ["c2"]
+    assert reasons(got.failures)["c2"].startswith(reason)
+
+
+def test_a_large_but_honest_step_is_no_explosion() -> None:
+    assert read(tampered({"models": np.array([[0, 1, 2], [9e5, 0, -9e5]], "f4")})).clients == ("c1", "c2")
+
+
+def test_records_of_another_make_are_refused() -> None:
+    whole = tampered()
+    form, arrays = whole.config_records["form"], whole.array_records["arrays"]
+    for records in (
+        RecordDict(),
+        RecordDict({"form": form}),
+        RecordDict({"form": form, "arrays": arrays, "more": MetricRecord({"x": 1})}),
+        RecordDict({"form": MetricRecord({"json": 1}), "arrays": arrays}),
+        RecordDict({"form": ConfigRecord({"json": "{}", "y": 1}), "arrays": arrays}),
+        RecordDict({"form": form, "arrays": ConfigRecord({"models": 1})}),
+    ):
+        assert_taken_back(lambda records=records: read(records), "records: ")
+    as_bytes = RecordDict({"form": ConfigRecord({"json": b"{}"}), "arrays": arrays})
+    assert_taken_back(lambda: read(as_bytes), "form: got bytes")
+
+
+@settings(max_examples=100)
+@given(st.one_of(st.sampled_from(["", "{", "[]", "null", "{}"]), st.text(max_size=100)))
+def test_text_of_any_kind_never_breaks_the_reader(text: str) -> None:
+    with pytest.raises(Refused):
+        read(RecordDict({"form": ConfigRecord({"json": text}), "arrays": ArrayRecord()}))
+
+
+class TestArrays:
+    """Bytes that claim to be arrays."""
+
+    @pytest.mark.parametrize(
+        ("header", "reason"),
+        [
+            ("{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }", "0 bytes of data; allowed: 24"),
+            ("{'descr': '<f4', 'fortran_order': False, 'shape': (999999999999, 3), }", "shape"),
+            ("{'descr': '<f4', 'fortran_order': False, 'shape': (-2, -3), }", "shape"),
+            ("{'descr': '|O', 'fortran_order': False, 'shape': (2, 3), }", "holds Python objects"),
+            ("{'descr': '<f4', 'fortran_order': True, 'shape': (2, 3), }", "Fortran order"),
+            ("{'descr': '<q9', 'fortran_order': False, 'shape': (2, 3), }", "'<q9'"),
+            ("{'descr': '<f4', 'fortran_order': False, 'shape': (2 3), }", "not an array file"),
+            ("__import__('os').system('true')", "not an array file"),
+        ],
+    )
+    def test_a_header_that_lies_costs_nothing(self, header: str, reason: str) -> None:
+        text = header.encode() + b"\n"
+        data = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
+        array = Array("float32", (2, 3), "numpy.ndarray", data)
+        assert_taken_back(lambda: unpack(array, "models", "<f4", (2, 3)), reason)
+
+    def test_pickles_are_not_read(self) -> None:
+        for kind, reason in (("numpy.ndarray", "not an array file"), ("pickle", "serialised as 'pickle'")):
+            array = Array("float32", (2, 3), kind, b"\x80\x04K\x01.")
+            assert_taken_back(lambda array=array: unpack(array, "models", "<f4", (2, 3)), reason)
+
+    @given(
+        st.lists(st.integers(0, 3), max_size=5),
+        st.sampled_from(["<f4", ">f8", "|b1", "|u1", "<i8", "<f2", "<c16"]),
+        st.sampled_from("CF"),
+    )
+    def test_an_array_of_numbers_is_read_as_numpy_reads_it(self, shape: list[int], dtype: str, order: Any) -> None:
+        written = np.asarray(np.arange(np.prod(shape, dtype=int)).reshape(shape), dtype=dtype, order=order)
+        found = read_array(Array(written), "any")
+        assert (found.dtype, found.shape) == (written.dtype, written.shape)
+        np.testing.assert_array_equal(found, Array(written).numpy())
+
+    @settings(max_examples=200)
+    @given(st.binary(max_size=200))
+    def test_bytes_of_any_kind_never_break_the_reader(self, data: bytes) -> None:
+        for raw in (data, b"\x93NUMPY\x01\x00" + data, b"\x93NUMPY\x02\x00" + data, b"\x93NUMPY\x03\x00" + data):
+            with pytest.raises(Refused):
+                unpack(Array("float32", (2, 3), "numpy.ndarray", raw), "models", "<f4", (2, 3))
+
+    def test_a_header_is_read_without_ast(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Where two threads use it, Python 3.11.7 raises a SystemError now and then, and a client's answer was lost."""
+
+        def fail(*_: object, **__: object) -> None:
+            raise SystemError("AST constructor recursion depth mismatch")
+
+        sent = Array(np.ones((2, 3), dtype=np.float32))
+        monkeypatch.setattr("ast.parse", fail)
+        monkeypatch.setattr("ast.literal_eval", fail)
+        assert unpack(sent, "models", "<f4", (2, 3)).tolist() == [[1.0] * 3] * 2
+
+
+QUESTION = Question("fed", 7, 3, torch.zeros(2, 3), detailed=True)
+
+
+def read_evaluation(bounds: tuple[float, float] | None = (0, 1), **changes: Any) -> Evaluations:
+    records = questions.write_evaluations(evaluate(QUESTION, ("c1", "c2")))
+    return questions.read_evaluations(changed_answer(records, **changes), QUESTION, ["c1", "c2"], bounds)
+
+
+class TestEvaluations:
+    """Questions and their answers."""
+
+    def test_question_and_evaluation_survive_the_wire(self) -> None:
+        got, header = questions.read_question(questions.write_question(QUESTION, 5.0, "r1"))
+        assert (got.federation, got.seed, got.round, got.detailed) == ("fed", 7, 3, True)
+        assert (header.run, header.seconds, got.models.shape) == ("r1", 5.0, (2, 3))
+        answer = replace(evaluate(QUESTION, ("c1", "c2")), metrics={"ndcg": np.asarray([0.1, 0.7])})
+        back = questions.read_evaluations(questions.write_evaluations(answer), QUESTION, ["c1", "c2", "c3"], (0, 1))
+        assert back.clients == ("c1", "c2")
+        assert list(reasons(back.failures)) == ["c3"]
+        assert back.scores.tolist() == [[0.01, 0.02], [0.02, 0.03]]
+        assert back.metrics["ndcg"].tolist() == [0.1, 0.7]
+        assert back.right is not None
+        assert back.right.tolist() == [True, True, False, True]
+        assert read_evaluation(metrics={"count": [3.0, 4.0]}).metrics["count"].tolist() == [3.0, 4.0]
+
+    @pytest.mark.parametrize(
+        ("changes", "reason"),
+        [
+            ({"scores": [[0.1, 0.2]]}, "scores: not a table of 2 candidates by 2 clients"),
+            ({"losses": [[0.1], [0.2]]}, "losses: not a table"),
+            ({"round": 4}, "round: got 4; allowed: 3"),
+            ({"samples": [2, 3]}, "array right: shape (4,); allowed: (5,)"),
+            ({"metrics": {"ndcg": [1.0]}}, "ndcg: 1 values"),
+            ({"metrics": {"samples": [1.0, 1.0]}}, "metrics: got samples, a name of the record's own"),
+            ({"metrics": {"samples": [2.0, 2.0]}, "samples": [2]}, "samples: 1 values"),
+            *(({"metrics": {name: [1.0, 1.0]}}, "metrics: got 1, such as ") for name in ("a\x1b[2Kb", "x" * 65, "")),
+            ({"metrics": {f"m{number}": [1.0] * 2 for number in range(101)}}, "allowed: at most 100"),
+        ],
+    )
+    def test_a_wrong_evaluation_is_refused(self, changes: dict[str, Any], reason: str) -> None:
+        assert_taken_back(lambda: read_evaluation(**changes), reason)
+
+    @pytest.mark.parametrize(
+        ("changes", "reason"),
+        [
+            ({"scores": [[0.1, 1.1], [0.1, 0.2]]}, "score = 1.1; allowed: 0 to 1"),
+            ({"losses": [[1.0, float("inf")], [1.0, 1.0]]}, "loss = inf"),
+            ({"scores": [[0.1, float("nan")], [0.1, 0.2]]}, "score = nan"),
+        ],
+    )
+    def test_an_impossible_number_leaves_out_only_its_client(self, changes: dict[str, Any], reason: str) -> None:
+        got = read_evaluation(**changes)
+        assert (got.clients, list(reasons(got.failures))) == (("c1",), ["c2"])
+        assert reasons(got.failures)["c2"].startswith(reason)
+        assert got.right is not None
+        assert got.right.tolist() == [True, True]
+
+    def test_scores_without_bounds_may_be_any_number(self) -> None:
+        assert read_evaluation(None, scores=[[-3.0, 7.5], [0.1, 0.2]]).clients == ("c1", "c2")
+        assert read_evaluation(None, scores=[[math.nan, 1], [0.1, 0.2]]).clients == ("c2",)
+
+
+def asked_of(*evaluations: Any, detailed: bool = False) -> Evaluations:
+    """Ask nodes with a client each, c0, c1, ..., how good a model is."""
+    nodes = {1 + i: honest(f"c{i}", evaluate=one) for i, one in enumerate(evaluations)}
+    (answer,) = crowd(nodes).evaluate([Question("fed", 7, 1, torch.zeros(1, 3), detailed)])
+    return answer
+
+
+def boasting(times: int) -> Any:
+    """A test that claims so many times the rows it has, all of them right."""
+
+    def test(question: Question, clients: tuple[str, ...]) -> Evaluations:
+        found = evaluate(question, clients)
+        right = None if found.right is None else np.ones(len(found.right) * times, dtype=np.bool_)
+        return replace(found, samples=found.samples * times, scores=np.ones_like(found.scores), right=right)
+
+    return test
+
+
+def with_metrics(**metrics: list[float]) -> Any:
+    def test(question: Question, clients: tuple[str, ...]) -> Evaluations:
+        return replace(evaluate(question, clients), metrics={name: np.asarray(v) for name, v in metrics.items()})
+
+    return test
+
+
+class TestClaims:
+    """What one client may claim beside all others."""
+
+    @pytest.mark.parametrize("times", [90, 5 * 10**11])
+    def test_more_test_rows_than_anybody_count_three_times_the_median_ones(self, times: int) -> None:
+        nodes = {1 + i: honest(f"c{i}", evaluate=boasting(times) if i == 2 else evaluate) for i in range(10)}
+        clients = crowd(nodes)
+        (answer,) = clients.evaluate([Question("fed", 7, 1, torch.zeros(1, 3))])
+        assert answer.clients == tuple(f"c{number}" for number in range(10))
+        assert answer.samples.tolist() == [2, 2, 6, *[2] * 7]
+        honest_sum = sum(number / 100 for number in range(10) if number != 2)
+        assert answer.overall().tolist() == [pytest.approx((honest_sum + 3 * 1.0) / 12)]  # With 90 times: 0.91.
+        (note,) = clients.notes
+        assert f"client c2 says {2 * times} test samples; 6 count" in note
+        clients.evaluate([Question("fed", 7, 2, torch.zeros(1, 3))])
+        assert list(clients.notes) == [note]
+
+    def test_rows_that_do_not_count_are_not_recorded_either(self) -> None:
+        answer = asked_of(evaluate, boasting(9), evaluate, detailed=True)
+        assert answer.samples.tolist() == [2, 6, 2]
+        assert answer.right is not None
+        assert answer.right.tolist() == [False, True, *[True] * 6, False, True]
+
+    def test_the_bound_of_test_sets_is_the_lower_middle_one(self) -> None:
+        assert checks.most_counted([5, 0, 500], 3.0) == 15
+        assert checks.most_counted([5, 501], 3.0) == 15
+        assert checks.most_counted([10**9], 3.0) == MOST_SAMPLES  # Nobody to compare with.
+
+    def test_a_client_without_test_rows_is_left_out(self) -> None:
+        answer = asked_of(evaluate, lambda asked, names: replace(evaluate(asked, names), samples=np.zeros(1, int)))
+        assert answer.clients == ("c0",)
+        assert reasons(answer.failures)["c1"].startswith("samples = 0; allowed: 1 to")
+
+    def test_one_node_neither_takes_a_metric_from_the_others_nor_adds_one(self) -> None:
+        ours = with_metrics(ndcg=[0.5])
+        for other in (evaluate, lambda asked, names: evaluate(asked, ()), with_metrics(mine=[1.0])):
+            answer = asked_of(ours, ours, other)
+            assert list(answer.metrics) == ["ndcg"]
+            assert answer.metrics["ndcg"][:2].tolist() == [0.5, 0.5]
+            assert np.isnan(answer.metrics["ndcg"][2:]).all()
+            assert len(answer.metrics["ndcg"]) == len(answer.clients)
+
+    @pytest.mark.parametrize("content", [b"\x93NUMPY\x01\x00\x08\x00'\\N{x}'  ", b""])
+    def test_an_array_header_that_does_not_parse_refuses_its_answer_alone(self, content: bytes) -> None:
+        record = tasks.write_updates(train(task("c1")))
+        record["arrays"] = ArrayRecord({"models": Array("float32", (1, 3), "numpy.ndarray", content)})
+        nodes = {1: failing("c1", kind=TRAIN, answer=record), 2: honest("c2")}
+        (updates,) = crowd(nodes).train([task("c1", "c2")])
+        assert updates.clients == ("c2",)
+        assert "array" in reasons(updates.failures)["c1"]
+
+    def test_a_nodes_words_are_one_printable_line_of_bounded_length(self) -> None:
+        nasty = "\x1b[31mred\x1b[0m\n\r\x00" + "x" * 10_000
+        liar = honest("c1", train=lambda asked: replace(train(asked), federation=nasty))
+        (updates,) = crowd({1: liar, 2: honest("c2")}).train([task("c1", "c2")])
+        reason = reasons(updates.failures)["c1"]
+        assert len(reason) <= checks.LONGEST_REASON
+        assert reason.isprintable()
+
+
+class TestCohorts:
+    """One matrix for a cohort: answers are copied in as they arrive."""
+
+    @staticmethod
+    def part(*clients: str) -> Updates:
+        """Each client's model is its number, three times; its vector the opposite."""
+        models = torch.tensor([[float(name[1:])] * 3 for name in clients]).reshape(-1, 3)
+        counts, losses = np.ones(len(clients), dtype=np.int64), np.zeros(len(clients))
+        return Updates("f", 1, clients, counts, {}, losses, DenseModels(models), vectors={CHANGE: -models})
+
+    @staticmethod
+    def rows(*clients: str) -> CohortRows:
+        return CohortRows(Task("f", 0, 1, clients, torch.zeros(3), algorithm=Scaffold()))
+
+    @settings(max_examples=50)
+    @given(st.permutations([f"c{i}" for i in range(8)]), st.integers(1, 7), st.sets(st.integers(0, 7)))
+    def test_models_stand_in_the_order_of_their_clients(self, order: list[str], cut: int, missing: set[int]) -> None:
+        rows = self.rows(*(f"c{i}" for i in range(8)))
+        came = [name for name in order if int(name[1:]) not in missing]
+        for piece in (came[:cut], came[cut:]):
+            left = rows.put(self.part(*piece))
+            assert left.clients == tuple(piece)
+            assert len(left.payload.models) == 0  # type: ignore[attr-defined]
+            assert left.vectors == {}
+        joined, vectors = rows.joined(sorted(came))
+        assert joined.models.tolist() == [[float(name[1:])] * 3 for name in sorted(came)]
+        assert vectors[CHANGE].tolist() == [[-float(name[1:])] * 3 for name in sorted(came)]
+
+    def test_an_answer_after_the_end_writes_over_nobody(self) -> None:
+        rows = self.rows("c1", "c2")
+        rows.put(self.part("c2"))
+        joined = rows.joined(["c2"])[0].models
+        assert_taken_back(lambda: rows.put(self.part("c1")), "came after the deadline")
+        assert joined.tolist() == [[2.0, 2.0, 2.0]]
+
+    def test_answers_of_several_nodes_are_joined_and_a_hostile_one_is_left_out(self) -> None:
+        def say(asked: Task) -> Updates:
+            return replace(answered(asked), label_counts=None)
+
+        further = ("steps", "first_losses")
+        (updates,) = crowd({7: honest("c2", train=say), 8: honest("c1", train=say)}, further=further).train([TASK])
+        assert updates.clients == ("c1", "c2")
+        assert torch.equal(updates.vectors[CHANGE], VECTORS)
+        assert updates.steps is not None
+        assert updates.steps.tolist() == [3, 5]
+        assert updates.label_counts is None
+        liar = failing("c1", "c2", answer=tampered({VECTOR: None}))
+        (updates,) = crowd({7: liar}, further=further).train([TASK])
+        assert (updates.clients, updates.vectors[CHANGE].shape) == ((), (0, 3))
+        assert reasons(updates.failures)["c1"].startswith("arrays: vector/control_change is missing")
+        assert set(reasons(updates.failures)) == {"c1", "c2"}

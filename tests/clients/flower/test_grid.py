@@ -1,0 +1,375 @@
+"""The loop's view of clients on other machines, over a grid without a network: the contract, and every fault."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from flwr.app import Error, Message
+from tests.clients.contract import ClientsContract, Make
+from tests.clients.flower.flower_fakes import (
+    FakeGrid,
+    crowd,
+    failing,
+    honest,
+    introduction,
+    reasons,
+    task,
+    train,
+    until,
+)
+from tests.kit import named
+
+from steelyard.clients.flower import grid as flower_grid
+from steelyard.clients.flower import polling, questions, tasks, wire
+from steelyard.clients.flower.adapter.messages import PartsNotTaken, RunNotRunning
+from steelyard.clients.flower.forms import EVALUATE, INTRODUCE, TRAIN, Form
+from steelyard.clients.flower.grid import FlowerClients, NoAnswers
+from steelyard.clients.flower.payloads import DENSE, Codec
+from steelyard.clients.flower.register import REGISTER
+from steelyard.clients.flower.requesting import Gone, Request, RequestSender
+from steelyard.clients.flower.superlink import RunStopped, SuperLinkFault
+from steelyard.errors import UserError
+from steelyard.messages import Evaluations, Question, Task, Updates
+from steelyard.update_payloads import DenseModels
+
+QUESTION = Question("fed", 7, 3, torch.zeros(1, 3))
+
+
+class TestContract(ClientsContract):
+    """Each client moves every parameter a tenth of the way to its number; the nearer a model, the better."""
+
+    @staticmethod
+    def numbers(clients: tuple[str, ...]) -> torch.Tensor:
+        return torch.tensor([[float(client.removeprefix("c"))] for client in clients])
+
+    def training(self, task: Task) -> Updates:
+        goals = self.numbers(task.clients)
+        models = task.parameters + 0.1 * (goals - task.parameters)
+        sizes = (10 * goals[:, 0]).long().numpy()
+        losses = (models - goals).square().mean(1).double().numpy()
+        return replace(
+            train(task), samples=sizes, criteria={"DS": sizes * 1.0}, losses=losses, payload=DenseModels(models)
+        )
+
+    def judging(self, question: Question, clients: tuple[str, ...]) -> Evaluations:
+        errors = (question.models[:, None] - self.numbers(clients)).square().mean(2).double().numpy()
+        return Evaluations(
+            federation=question.federation,
+            round=question.round,
+            clients=clients,
+            samples=np.full(len(clients), 2, dtype=np.int64),
+            scores=1 / (1 + errors),
+            losses=errors,
+            right=np.tile([True, False], len(clients)) if question.detailed else None,
+        )
+
+    @pytest.fixture
+    def make(self) -> Make:
+        def build() -> FlowerClients:
+            hosted = {30: ("c4", "c1"), 20: ("c3",), 10: ("c2",)}
+            return crowd(
+                {i: honest(*names, train=self.training, evaluate=self.judging) for i, names in hosted.items()}, 60
+            )
+
+        return build
+
+    @pytest.fixture
+    def start(self) -> torch.Tensor:
+        return torch.tensor([0.5, -1.0, 2.0])
+
+
+def two(**options: Any) -> tuple[FlowerClients, FakeGrid]:
+    """Two nodes with a client each."""
+    grid = FakeGrid({1: honest("c1"), 2: honest("c2")})
+    return crowd(grid, **options), grid
+
+
+def test_cohorts_are_named_by_stable_ids_and_only_their_nodes_are_asked() -> None:
+    grid = FakeGrid({900: honest("c3", "c1"), 17: honest("c2")})
+    clients = crowd(grid)
+    assert clients.names(0) == ["c1", "c2", "c3"]
+    grid.kinds.clear()
+    clients.train([task("c2")])
+    assert grid.kinds == [TRAIN]
+    first, second = clients.train([task("c1", "c2", "c3"), task("c2", "c3", parameters=5)])
+    assert (first.clients, second.clients) == (("c1", "c2", "c3"), ("c2", "c3"))
+    assert (first.samples.tolist(), first.failures) == ([10, 20, 30], ())
+    assert first.payload.combine(torch.zeros(3), np.asarray([0.0, 0.0, 1.0])).tolist() == [3, 4, 5]
+    (answer,) = clients.evaluate([Question("fed", 7, 1, torch.zeros(6, 3), detailed=True)])
+    assert answer.scores[5].tolist() == [0.06, 0.07, 0.08]
+    assert answer.right is not None
+    assert answer.right.tolist() == [True, True, False, True, True, True]
+
+
+Fault = Callable[[FakeGrid], None]
+
+
+def answering(answer: Any) -> Fault:
+    return lambda grid: grid.nodes.update({1: failing("c1", answer=answer)})
+
+
+def enveloped(change: Callable[[Message], list[Any]]) -> Fault:
+    """The answer comes in another envelope."""
+
+    def spoil(grid: FakeGrid) -> None:
+        grid.tamper = lambda asked, answer: change(answer) if asked.metadata.dst_node_id == 1 else [answer]
+
+    return spoil
+
+
+def forged(field: str, value: Any) -> Fault:
+    def change(answer: Message) -> list[Message]:
+        answer.metadata.__dict__[field] = value
+        return [answer]
+
+    return enveloped(change)
+
+
+def pulled(work: Callable[[], object]) -> Fault:
+    """Looking for the answer does something else first."""
+
+    def spoil(grid: FakeGrid) -> None:
+        grid.pulled = lambda asked: work() if asked.metadata.dst_node_id == 1 else None
+
+    return spoil
+
+
+def missing() -> None:
+    raise KeyError("missing chunk")
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    named(
+        [
+            ("raised", answering(Error(2, "<class 'KeyError'>:<'x'>")), "raised an error: KeyError: x"),
+            ("died", answering(Error(8, "ClientApp stopped responding.")), "its ClientApp died"),
+            ("gone", answering(Error(5, "Node Unavailable")), "its node is gone"),
+            ("not loaded", answering(Error(1, "import")), "its ClientApp could not be loaded"),
+            ("silent", answering(None), "no answer within 2 s"),
+            ("another form", answering(introduction("c1")), "federation: "),
+            ("another round", answering(tasks.write_updates(train(task("c1", round=4)))), "round: got 4; allowed: 1"),
+            ("twice", enveloped(lambda answer: [answer] * 2), "answered 2 times; allowed: once"),
+            ("no envelope", enveloped(lambda answer: [None]), "its answer could not be read: AttributeError: "),
+            ("as another", forged("_src_node_id", 2), "answered as node 2; asked node 1"),
+            ("to another", forged("_reply_to_message_id", "other"), "answered another message"),
+            ("of a kind", forged("_message_type", "train.other"), "answered with 'train.other'; allowed: 'train.task'"),
+            ("unreadable", pulled(missing), "its answer could not be read: KeyError: 'missing chunk'"),
+            ("hangs", pulled(lambda: time.sleep(10)), "no answer within 2 s"),
+            ("late", lambda grid: grid.delays.update({1: 60.0}), "no answer within 2 s"),
+            ("left", lambda grid: grid.nodes.pop(1), "no connected node holds this client"),
+        ]
+    ),
+)  # fmt: skip
+def test_a_node_that_fails_is_left_out_alone_with_its_reason(fault: Fault, reason: str) -> None:
+    clients, grid = two(timeout=2.0 if "2 s" in reason else 60.0)
+    fault(grid)
+    begun = time.monotonic()
+    (updates,) = clients.train([task("c1", "c2")])
+    assert time.monotonic() - begun < 30
+    assert updates.clients == ("c2",)
+    assert list(reasons(updates.failures)) == ["c1"]
+    assert reasons(updates.failures)["c1"].startswith(reason)
+
+
+def test_a_late_answer_does_not_come_again_and_a_node_that_left_comes_back_under_another_id() -> None:
+    clients, grid = two(timeout=2.0)
+    grid.delays[1] = 60.0
+    assert clients.train([task("c1", "c2")])[0].clients == ("c2",)
+    grid.delays.clear()
+    del grid.nodes[1]
+    grid.nodes[44] = honest("c1")
+    assert clients.train([task("c1", "c2", round=2)])[0].clients == ("c1", "c2")
+    assert clients.names(0) == ["c1", "c2"]
+
+
+def test_any_error_while_an_answer_is_read_concerns_its_node_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def judge(value: float) -> str | None:
+        return None if value != 10.0 else {}["in the check of\x1b[31m DS"]
+
+    clients, _ = two(judges={"DS": judge})
+    (updates,) = clients.train([task("c1", "c2")])
+    assert updates.clients == ("c2",)
+    assert reasons(updates.failures)["c1"].startswith("its answer could not be read: KeyError: ")
+    assert reasons(updates.failures)["c1"].isprintable()
+    read = questions.read_evaluations
+
+    def faulty(records: Any, question: Any, asked: Any, scores: Any) -> Any:
+        return read(records, question, asked, scores) if "c1" not in asked else {}["no such field"]
+
+    monkeypatch.setattr(flower_grid, "read_evaluations", faulty)
+    (answer,) = clients.evaluate([QUESTION])
+    assert answer.clients == ("c2",)
+    assert reasons(answer.failures) == {"c1": "its answer could not be read: KeyError: 'no such field'"}
+
+
+def introduce(grid: Any, seconds: float) -> list[Any]:
+    return RequestSender(grid).ask([Request(1, INTRODUCE, wire.content(Form(), {}), 0, 1 << 20)], seconds)
+
+
+class Sending(FakeGrid):
+    """A grid of one silent node whose sending does something else first."""
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        super().__init__({1: lambda message: None})
+        self.work = work
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        self.work()
+        return super().push_messages(messages)
+
+
+class TestSuperLink:
+    """What the SuperLink itself does to a round."""
+
+    def test_a_run_that_flower_stopped_ends_at_once(self) -> None:
+        def stopped(*_: object) -> None:
+            raise RunNotRunning  # Not an Exception: nothing that catches those sees it.
+
+        grid, begun = FakeGrid({1: honest("c1")}), time.monotonic()
+        grid.pulled = stopped
+        for one in (grid, Sending(stopped)):
+            with pytest.raises(RunStopped, match="the SuperLink stopped this run"):
+                introduce(one, 20.0)
+        assert time.monotonic() - begun < 10
+
+    @pytest.mark.parametrize(
+        ("codes", "heard"),
+        [([500] * 3, None), ([500] * 100, "HTTPStatusError"), ([400], "HTTPStatusError"), ([0], "RunStopped")],
+    )
+    def test_one_that_fails_for_a_moment_costs_nobody_the_round(
+        self, codes: list[int], heard: str | None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """500: the database was locked for a moment."""
+        request = httpx.Request("POST", "https://127.0.0.1/v1/runtime/pull-messages")
+        looks, arrived, done = iter(codes), list[tuple[str, object]](), threading.Event()
+
+        def look(names: Any) -> list[Any]:
+            code = next(looks, None)
+            if code is None:
+                done.set()
+                return []
+            if code == 0:
+                raise RunNotRunning
+            raise httpx.HTTPStatusError("no", request=request, response=httpx.Response(code, request=request))
+
+        def take(name: str, answer: object) -> None:
+            arrived.append((name, answer))
+            if len(arrived) == 2:
+                done.set()
+
+        source = SimpleNamespace(of=lambda grid, most: SimpleNamespace(look=look))
+        monkeypatch.setattr(polling, "AnswerSource", source)
+        asked = {name: polling.PendingRequest(name, 10) for name in "ab"}
+        unhurried: Any = SimpleNamespace(wait=lambda seconds: done.is_set(), is_set=done.is_set)
+        polling.AnswerPoller(None, asked, time.monotonic() + 30, take).start(unhurried)  # type: ignore[arg-type]
+        assert done.wait(30)
+        assert sorted((name, type(answer).__name__) for name, answer in arrived) == [(n, heard) for n in "ab" if heard]
+
+    @pytest.mark.parametrize("free", [1000, 1 << 30])
+    def test_a_full_disk_is_named(self, free: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def not_taken() -> None:
+            raise PartsNotTaken("part", 1, "session")
+
+        monkeypatch.setenv(REGISTER, str(tmp_path / "register.json"))
+        monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=free))
+        full = f"any more: {tmp_path}: No space left on device$"
+        with pytest.raises(SuperLinkFault, match=full if free == 1000 else "any more: ObjectPushError: [^\n]*$"):
+            introduce(Sending(not_taken), 1.0)
+        silent = Sending(lambda: None)
+        if free > 1000:
+            assert introduce(silent, 0.2) == ["no answer within 0.2 s"]
+            return
+        with pytest.raises(SuperLinkFault, match=full):  # It takes no answers either.
+            introduce(silent, 0.2)
+
+    def test_a_server_that_stood_still_while_it_sent_does_not_call_its_nodes_silent(self) -> None:
+        (found,) = introduce(Sending(lambda: time.sleep(0.3)), 0.2)  # As a laptop that is closed meanwhile.
+        assert isinstance(found, Gone)
+        assert "the server itself stood still" in found
+
+
+def test_where_nobody_answers_training_is_empty_and_a_test_stops_the_run() -> None:
+    clients = crowd(
+        {1: lambda message: honest("c1")(message) if message.metadata.message_type == INTRODUCE else None}, 0.3
+    )
+    (updates,) = clients.train([task("c1")])
+    assert (updates.clients, updates.payload.finite().tolist()) == ((), [])
+    assert reasons(updates.failures) == {"c1": "no answer within 0.3 s"}
+    with pytest.raises(NoAnswers, match=r"round 3: no client tested the model \(c1: no answer within 0.3 s\)"):
+        crowd({1: failing("c1", kind=EVALUATE)}, 0.3).evaluate([QUESTION])
+
+
+def test_updates_travel_in_the_codec_that_was_handed_over() -> None:
+    other = replace(DENSE, kind="other")
+
+    def sends(codec: Codec) -> Any:
+        otherwise = honest("c1")
+
+        def answer(message: Message) -> Any:
+            if message.metadata.message_type != TRAIN:
+                return otherwise(message)
+            return tasks.write_updates(train(tasks.read_task(message.content)[0]), codec)
+
+        return answer
+
+    (updates,) = crowd({1: sends(other), 2: honest("c2")}, codec=other).train([task("c1", "c2")])
+    assert updates.clients == ("c1",)
+    assert reasons(updates.failures) == {"c2": "payload: got 'dense'; allowed: other"}
+    with pytest.raises(TypeError, match="the codec 'sparse' does not carry DenseModels"):
+        tasks.write_updates(train(task("c1")), replace(DENSE, kind="sparse", payload=int))
+
+
+class TestStart:
+    """Whom the start waits for, and what it says of the others."""
+
+    def test_it_waits_for_as_many_nodes_as_asked_and_no_longer(self) -> None:
+        begun = time.monotonic()
+        clients = crowd({1: failing("c1", kind=INTRODUCE), 2: honest("c2")}, 60.0, nodes=1)
+        assert time.monotonic() - begun < 20
+        assert (clients.names(0), clients.roster.notes) == (["c2"], [])
+
+    def test_too_few_nodes_stop_the_run_before_it_starts_and_one_that_raised_is_named(self) -> None:
+        broken = failing("c1", kind=INTRODUCE, answer=Error(2, "<class 'UserError'>:<'data.path: found no x'>"))
+        with pytest.raises(UserError, match=r"federate.nodes: 2 nodes .* 1 admitted .* = 1.5 s") as caught:
+            crowd({1: broken, 2: honest("c2")}, start_timeout=1.5)
+        assert "node 1 was not admitted: raised an error: UserError: data.path: found no x" in str(caught.value)
+
+    def test_a_resumed_run_knows_who_was_registered(self) -> None:
+        first = crowd({1: honest("c1"), 2: honest("c2", "ü4")})
+        second = crowd({7: honest("c1")})
+        second.restore(first.snapshot())
+        assert second.names(0) == ["c1", "c2", "ü4"]
+
+    @pytest.mark.parametrize("names", [[], ["c1", "c1"], ["", "c1"], ["a\nb"], ["x" * 200]])
+    def test_an_impossible_introduction_is_not_admitted(self, names: list[str]) -> None:
+        grid = FakeGrid({1: failing(kind=INTRODUCE, answer=introduction(*names)), 2: honest("c2")})
+        clients = crowd(grid, nodes=1)
+        until(lambda: bool(clients.roster.notes), clients)
+        assert clients.names(0) == ["c2"]
+        assert clients.roster.notes[0].startswith("node 1 was not admitted: clients: ")
+        grid.kinds.clear()
+        clients.roster.refresh()
+        assert grid.kinds == []  # It is not asked again and again.
+
+    def test_a_silent_newcomer_does_not_hold_up_every_round(self) -> None:
+        grid = FakeGrid({2: honest("c2")})
+        clients = crowd(grid, 2.0)
+        grid.nodes[1] = failing("c1", kind=INTRODUCE)
+        grid.kinds.clear()
+        begun = time.monotonic()
+        clients.train([task("c2")])
+        assert time.monotonic() - begun < 2.0  # Less than the node has: it is asked in the background.
+        until(lambda: bool(clients.roster.notes), clients)
+        assert grid.kinds.count(INTRODUCE) == 1
+        assert clients.roster.notes == ["round 1: node 1 was not admitted: no answer within 2 s"]

@@ -1,0 +1,369 @@
+"""A node's signed calls, the SuperLink's handlers, what it keeps, and the news for which calls are held."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+import time
+from base64 import b64encode
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.proto.fleet_pb2 import PullMessagesRequest, PullMessagesResponse
+from flwr.proto.message_pb2 import Message as Pulled
+from flwr.proto.message_pb2 import PullObjectRequest
+from flwr.proto.node_pb2 import Node
+from flwr.superlink.main import create_app
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steelyard.clients.flower.adapter import direct_calls, link_state, signed_calls
+from steelyard.clients.flower.adapter.direct_calls import DirectCalls
+from steelyard.clients.flower.adapter.link_state import NodeMessages, PartsInFiles
+from steelyard.clients.flower.adapter.messages import MessageParts, PartsTree, enter_run, take_apart
+from steelyard.clients.flower.adapter.signed_calls import SignedCalls
+from steelyard.clients.flower.news import ANYBODY, LONGEST_HOLD, NEWS, WAIT_HEADER, News, seconds_to_hold
+from steelyard.clients.flower.parts import group_of
+
+
+@pytest.fixture
+def apart() -> MessageParts:
+    enter_run(1, 7)
+    return take_apart(Message(RecordDict({"form": ConfigRecord({"json": "text"})}), 7, "train.task", ttl=9.0))
+
+
+def test_parts_lie_in_files_until_nobody_needs_them(apart: MessageParts, tmp_path: Path):
+    store, tree = PartsInFiles(tmp_path), PartsTree.FromString(apart.tree)
+    assert sorted(store.preregister(1, tree)) == sorted(apart.parts)
+    assert {store.get(name) for name in apart.parts} == {b""}  # Announced, not there.
+    for name, part in apart.parts.items():
+        store.put(name, part)
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == apart.parts
+    assert {name: store.get(name) for name in apart.parts} == apart.parts
+    assert sum(len(entry.content) for entry in store.store.values()) == 0  # Nothing of it in memory.
+    assert store.get("0" * 64) is None
+    store.delete(tree.object_id)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_name_that_somebody_sends_removes_another_file(tmp_path: Path):
+    (tmp_path / "parts").mkdir()
+    other = tmp_path / "register.json"
+    other.write_text("keys")
+    store = PartsInFiles(tmp_path / "parts")
+    store.delete("../register.json")
+    assert store.get("../register.json") is None
+    with pytest.raises(Exception, match=r"pre-registered|hash"):
+        store.put("../register.json", b"mine")
+    assert other.read_text() == "keys"
+
+
+def test_a_part_that_the_disk_does_not_take_has_not_arrived(apart: MessageParts, tmp_path: Path):
+    store, tree = PartsInFiles(tmp_path / "gone"), PartsTree.FromString(apart.tree)
+    store.preregister(1, tree)
+    with pytest.raises(OSError, match="gone"):
+        store.put(tree.object_id, apart.parts[tree.object_id])
+    assert store.get(tree.object_id) == b""
+
+
+def test_a_message_is_news_once_all_parts_of_its_push_are_there(monkeypatch: pytest.MonkeyPatch):
+    base = link_state.InMemoryLinkState
+    missing = {"m1": ["m1", "model"], "m2": ["m2", "model"], "answer": ["answer"]}
+
+    def announced(self: object, message: Any, tree: str, session: str) -> tuple[bool, list[str]]:
+        return True, missing[tree]
+
+    held = {"nodes": {7: node_key(b"7"), 8: node_key(b"8")}, "message_ins_store": {}}
+    monkeypatch.setattr(base, "__init__", lambda self, *_: self.__dict__.update(held))
+    monkeypatch.setattr(base, "store_message_and_object_tree", announced)
+    monkeypatch.setattr(base, "store_object", lambda self, run, session, name, content: content != b"refused")
+    noted: list[list[str]] = []
+    state = NodeMessages(None, None, noted.append)
+    state.store_message_and_object_tree(message_to(7), "m1", "push")
+    state.store_message_and_object_tree(message_to(8), "m2", "push")
+    state.store_message_and_object_tree(message_to(1, "m1"), "answer", "other")  # A node's answer is no news.
+    for name in ("m1", "model", "answer"):
+        state.store_object(1, "other" if name == "answer" else "push", name, b"part")
+    state.store_object(1, "push", "m2", b"refused")
+    assert noted == []
+    state.store_object(1, "push", "m2", b"part")
+    assert noted == [[b64encode(b"7").decode(), b64encode(b"8").decode()]]
+
+
+def test_a_node_sends_no_more_than_its_message_allows(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    base = link_state.InMemoryLinkState
+    question = SimpleNamespace(metadata=SimpleNamespace(dst_node_id=7, group_id=group_of(3, 10)))
+    monkeypatch.setattr(
+        base, "__init__", lambda self, *_: self.__dict__.update(nodes={}, message_ins_store={"asked": question})
+    )
+    monkeypatch.setattr(base, "store_message_and_object_tree", lambda self, message, tree, session: (True, []))
+    monkeypatch.setattr(base, "store_object", lambda self, run, session, name, content: True)
+    monkeypatch.setattr(base, "delete_messages", lambda self, names: None)
+    state = NodeMessages(None, None, lambda _: None)
+    announced = [state.store_message_and_object_tree(message_to(1, "asked"), "tree", f"push-{n}") for n in range(21)]
+    assert announced == [(True, [])] * 20 + [(False, [])]
+    assert state.store_object(1, "push-0", "a", b"123456")
+    assert state.store_object(1, "push-1", "a", b"123456")  # Sent again, as after a lost call: no more room is taken.
+    assert not state.store_object(1, "push-2", "b", b"12345")
+    assert not state.store_object(1, "push-3", "c", b"12345")
+    assert state.store_object(1, "push-3", "d", b"1234")
+    assert not state.store_object(1, "", "e", b"")
+    assert [record.message for record in caplog.records] == [
+        "node 7: its answer is larger than what was asked for; the rest is not kept"
+    ]
+    state.delete_messages({"asked"})
+    assert state.store_object(1, "push-3", "f", b"0" * 100)  # A push that is over; Flower itself refuses it.
+
+
+def test_a_server_app_has_time_to_start_on_a_busy_machine(monkeypatch: pytest.MonkeyPatch):
+    base, begun = link_state.InMemoryLinkState, datetime(2026, 11, 17, tzinfo=UTC)
+    record = SimpleNamespace(active_until=begun + timedelta(seconds=30))
+    monkeypatch.setattr(base, "__init__", lambda self, *_: setattr(self, "task_token_store", {4: record}))
+    monkeypatch.setattr(base, "claim_task", lambda self, task: "token" if task == 4 else None)
+    state = NodeMessages(None, None, lambda _: None)
+    assert (state.claim_task(4), state.claim_task(5)) == ("token", None)
+    assert record.active_until == begun + timedelta(seconds=150)
+
+
+def node_key(content: bytes) -> SimpleNamespace:
+    return SimpleNamespace(public_key=content)
+
+
+def message_to(node: int, answers: str = "") -> Any:
+    return SimpleNamespace(metadata=SimpleNamespace(dst_node_id=node, reply_to_message_id=answers))
+
+
+PULL = "/v1/fleet/pull-messages"
+
+
+class SuperLink:
+    """Flower's own application with one node that is registered, in memory."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("FLWR_DATABASE", ":flwr-in-memory:")
+        self.plain: Any = create_app()
+        self.direct = DirectCalls(self.plain)
+        self.state = self.plain.state.linkstate_factory.state()
+        self.key = ec.generate_private_key(ec.SECP384R1())
+        form = (serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+        self.pem = self.key.public_key().public_bytes(*form)
+        self.name = b64encode(self.pem).decode()
+        self.node = self.state.create_node("owner", "owner", self.pem, 0)
+
+    def headers(self, **more: str) -> dict[str, str]:
+        stamp = datetime.now(UTC).isoformat()
+        signature = b64encode(self.key.sign(stamp.encode(), ec.ECDSA(hashes.SHA256()))).decode()
+        signed = {"flwr-public-key": self.name, "flwr-timestamp": stamp, "flwr-signature": signature}
+        return {"content-type": "application/protobuf", **signed, **more}
+
+    def play(self, app: Any, calls: Callable[[httpx.AsyncClient], Awaitable[Any]]) -> Any:
+        async def run() -> Any:
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
+                return await calls(client)
+
+        return asyncio.run(run())
+
+
+@pytest.fixture
+def superlink(monkeypatch: pytest.MonkeyPatch) -> SuperLink:
+    return SuperLink(monkeypatch)
+
+
+def test_answers_and_refusals_are_flowers_own(superlink: SuperLink):
+    pull = PullMessagesRequest(node=Node(node_id=superlink.node)).SerializeToString()
+    elsewhere = PullMessagesRequest(node=Node(node_id=superlink.node + 1)).SerializeToString()
+    stale = superlink.headers(**{"flwr-timestamp": "2020-01-01T00:00:00+00:00"})
+    part = PullObjectRequest(node=Node(node_id=superlink.node), run_id=5, object_id="0" * 64).SerializeToString()
+    calls: list[tuple[str, bytes, dict[str, str]]] = [
+        (PULL, pull, superlink.headers()),
+        (PULL, pull, {"content-type": "application/protobuf"}),
+        (PULL, elsewhere, superlink.headers()),
+        (PULL, pull, stale),
+        (PULL, pull, superlink.headers(**{"content-type": "application/json"})),
+        (PULL, b"\xff\xff", superlink.headers()),
+        ("/v1/fleet/pull-object", part, superlink.headers()),
+        ("/v1/runtime/pull-messages", b"", {"content-type": "application/protobuf"}),
+        ("/v1/runtime/get-nodes", b"", {"content-type": "application/protobuf", "flwr-task-token": "guess"}),
+        ("/v1/fleet/register-node", b"", {}),  # Not one of ours: passed through.
+    ]
+
+    async def ask(client: httpx.AsyncClient) -> list[tuple[int, bytes]]:
+        answers = [await client.post(path, content=body, headers=headers) for path, body, headers in calls]
+        return [(answer.status_code, answer.content) for answer in answers]
+
+    found = superlink.play(superlink.direct, ask)
+    assert found == superlink.play(superlink.plain, ask)
+    assert [status for status, _ in found[:4]] == [200, 401, 401, 401]
+
+
+def test_a_call_for_a_message_is_held_until_there_is_one(superlink: SuperLink, monkeypatch: pytest.MonkeyPatch):
+    there: list[Pulled] = []
+
+    def look(request: Any, state: Any) -> PullMessagesResponse:
+        return PullMessagesResponse(messages_list=there)
+
+    monkeypatch.setitem(direct_calls._HANDLERS, PULL, look)
+    pull = PullMessagesRequest(node=Node(node_id=superlink.node)).SerializeToString()
+
+    async def wait(client: httpx.AsyncClient) -> tuple[bytes, float, bytes]:
+        empty = await client.post(PULL, content=pull, headers=superlink.headers(**{WAIT_HEADER: "0.05"}))
+        begun = time.monotonic()
+        held = asyncio.create_task(
+            client.post(PULL, content=pull, headers=superlink.headers(**{WAIT_HEADER: "20"}), timeout=60)
+        )
+        await asyncio.sleep(0.3)
+        assert not held.done()
+        assert superlink.state.nodes[superlink.node].online_until > time.time() + 10  # It is a sign of life.
+        there.append(Pulled())
+        superlink.direct.note([superlink.name])
+        return empty.content, time.monotonic() - begun, (await held).content
+
+    empty, seconds, content = superlink.play(superlink.direct, wait)
+    assert empty == b""
+    assert PullMessagesResponse.FromString(content).messages_list == there
+    assert seconds < direct_calls.LOOK_SECONDS
+
+
+def test_the_proxy_asks_once_for_all_and_keeps_alive_whose_calls_it_holds(superlink: SuperLink):
+    async def ask(client: httpx.AsyncClient) -> list[dict[str, Any]]:
+        async def news(after: int, alive: list[str]) -> dict[str, Any]:
+            return (await client.post(NEWS, json={"after": after, "alive": alive}, timeout=60)).json()
+
+        waiting = asyncio.create_task(news(0, [superlink.name, b64encode(b"a stranger").decode()]))
+        await asyncio.sleep(0.2)
+        superlink.direct.note([superlink.name])
+        first = await waiting
+        superlink.direct.note(["other"])
+        return [first, await news(first["serial"], [])]
+
+    first, second = superlink.play(superlink.direct, ask)
+    assert (first["names"], second["names"]) == ([superlink.name], ["other"])
+    assert superlink.state.nodes[superlink.node].online_until > time.time() + 10
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("", 0.0), ("20", 20.0), ("1e9", LONGEST_HOLD), ("-3", 0.0), ("nan", 0.0), ("soon", 0.0)]
+)
+def test_a_call_is_held_as_long_as_it_allows_and_never_for_ever(text: str, seconds: float):
+    assert seconds_to_hold(text) == seconds
+
+
+@given(st.lists(st.sampled_from("abc")), st.lists(st.sampled_from("abc")))
+def test_news_after_a_number_are_those_that_came_after_it(before: list[str], after: list[str]):
+    news = News()
+    news.note(before)
+    serial = news.serial
+    news.note(after)
+    assert sorted(news.since(serial)) == sorted(set(after))
+    assert {name for name in "abc" if news.last(name) > serial} == set(after)
+
+
+@pytest.mark.parametrize("name", ["a", ANYBODY])
+def test_whoever_waits_is_woken_by_its_own_news_alone(name: str):
+    async def play() -> list[float]:
+        news, begun = News(), time.monotonic()
+        news.note(["a"])
+        await news.wait(name, 0, 60)  # It has come already.
+        serial = news.serial
+        asyncio.get_running_loop().call_later(0.05, news.note, ["b"])
+        asyncio.get_running_loop().call_later(0.2, news.note, ["a"])
+        await news.wait(name, serial, 60)
+        woken = time.monotonic() - begun
+        await news.wait("nobody", news.serial, 0.01)
+        return [woken, time.monotonic() - begun]
+
+    woken, ended = asyncio.run(play())
+    assert woken >= (0.2 if name else 0.05) * 0.9
+    assert ended < 30
+
+
+def called(
+    path: str, answer: Callable[[httpx.Request], httpx.Response], stop: Any = None
+) -> tuple[SignedCalls, httpx.Response]:
+    """Make one call of a node and return what came back."""
+    calls = SignedCalls(ec.generate_private_key(ec.SECP384R1()), stop or threading.Event())
+    context: Any = SimpleNamespace(request=httpx.Request("POST", f"https://x/v1/fleet/{path}", content=b"1"))
+    return calls, calls.intercept(context, lambda found: answer(found.request))
+
+
+@pytest.mark.parametrize("path", ["pull-object", "push-object", "confirm-message-received"])
+@pytest.mark.parametrize("fault", [503, httpx.ConnectError("no route")])
+def test_a_call_in_the_middle_of_a_task_is_repeated(path: str, fault: Any):
+    faults, stamps = [fault, fault], list[str]()
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        stamps.append(request.headers["flwr-signature"])
+        if not faults:
+            return httpx.Response(200)
+        found = faults.pop()
+        if isinstance(found, Exception):
+            raise found
+        return httpx.Response(found)
+
+    unhurried = SimpleNamespace(is_set=lambda: False, wait=lambda seconds: None)
+    _, response = called(path, answer, unhurried)
+    assert response.status_code == 200
+    assert len(set(stamps)) == 3  # Each try is signed anew.
+
+
+def test_other_calls_and_a_server_that_stays_busy_are_left_to_the_caller(monkeypatch: pytest.MonkeyPatch):
+    now = [0.0]
+    monkeypatch.setattr(signed_calls.time, "monotonic", lambda: now[0])
+    stop = SimpleNamespace(is_set=lambda: False, wait=lambda seconds: now.__setitem__(0, now[0] + seconds))
+    assert called("pull-messages", lambda _: httpx.Response(503), stop)[1].status_code == 503
+    assert now == [0.0]
+    assert called("push-object", lambda _: httpx.Response(503), stop)[1].status_code == 503
+    assert 30 < now[0] < 40
+
+
+@pytest.mark.parametrize("ahead", [-6, 6, 900])
+def test_a_clock_that_is_wrong_is_noticed_and_the_servers_is_used(ahead: int, monkeypatch: pytest.MonkeyPatch):
+    true = datetime(2026, 1, 2, 3, 4, 5, 500_000, tzinfo=UTC)
+    monkeypatch.setattr(signed_calls, "local_time", lambda: true + timedelta(seconds=ahead))
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        age = (true - datetime.fromisoformat(request.headers["flwr-timestamp"])).total_seconds()
+        return httpx.Response(200 if -5 < age < 5 else 401, headers={"date": format_datetime(true, usegmt=True)})
+
+    calls, response = called("activate-node", answer)
+    assert response.status_code == 200
+    assert abs(calls.ahead - ahead) <= 1
+
+
+def test_a_clock_that_is_nearly_right_is_left_alone(monkeypatch: pytest.MonkeyPatch):
+    true = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    # It is asked for the stamp, before the call and after it, which took eight seconds on a busy machine.
+    times = itertools.cycle([1.4, 1.4, 9.4])
+    monkeypatch.setattr(signed_calls, "local_time", lambda: true + timedelta(seconds=next(times)))
+    dates = iter([format_datetime(true, usegmt=True), "no date", ""])
+    for date in dates:
+        calls, _ = called("activate-node", lambda _, date=date: httpx.Response(200, headers={"date": date}))
+        assert calls.ahead == 0
+        times = itertools.cycle([1.4, 1.4, 9.4])
+
+
+def test_a_node_that_is_to_stop_waits_for_no_server():
+    """Both may be told to end at once: half a minute for each call that nobody takes any more is too long to leave."""
+    stop, tries = threading.Event(), [0]
+
+    def answer(_: httpx.Request) -> httpx.Response:
+        tries[0] += 1
+        if tries[0] == 2:
+            stop.set()
+        raise httpx.ConnectError("refused")
+
+    with pytest.raises(httpx.ConnectError):
+        called("push-object", answer, stop)
+    assert tries[0] == 3  # The one that was under way, and one more.
