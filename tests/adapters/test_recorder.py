@@ -1,25 +1,59 @@
-"""The run folder of somebody else's federation: written round by round, read by the real commands, gone on with."""
+"""Run folders of federations that somebody else runs: written round by round or from a file, and gone on with."""
 
 from __future__ import annotations
 
 import csv
 import json
+import math
 import signal
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from tests.adapters.recorded import CLIENTS, measures_of, rule_of, write_round
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.conftest import CommandLine
+from tests.kit import assert_refused, small
 from tests.warm import warm_script
 
-from steelyard.adapters import Recorder, WeighedRounds
-from steelyard.errors import UserError
+import steelyard as package
+from steelyard.adapters import ClientTest, Recorder, WeighedRounds
+from steelyard.adapters.importing import import_file
+from steelyard.messages import MOST_SAMPLES
 from steelyard.page.figures import Figures
 from steelyard.runs.glance import glance
 from steelyard.runs.reader import History
+from steelyard.weighing.rule import Rule
+
+CLIENTS = ("north", "south", "west")
+
+
+def rule_of(words: str = "quality>DS/max") -> Rule:
+    return WeighedRounds(words, metrics=["quality"]).rule
+
+
+def measures_of(number: int) -> dict[str, dict[str, float]]:
+    return {name: {"DS": 10.0 * i, "quality": 0.1 * (i + number)} for i, name in enumerate(CLIENTS, 1)}
+
+
+def write_round(recorder: Recorder, rule: Rule) -> int:
+    """Write a round as an adapter does: weights by the rule, one client left out, tests at the others."""
+    number = recorder.round + 1
+    measures = measures_of(number)
+    raw = np.array([[measures[name][criterion] for criterion in rule.names] for name in CLIENTS])
+    return recorder.write(
+        dict(zip(CLIENTS, rule.weigh(raw).weights.tolist(), strict=True)),
+        measures,
+        reasons={"east": "model holds NaN or infinity"},
+        tests={name: ClientTest(0.1 * number, 10 * i, 0.5, {"f1": 0.3}) for i, name in enumerate(CLIENTS, 1)},
+        server={"accuracy": 0.2 * number, "loss": 1.5},
+        model={"w": np.full((100, 200), number, np.float32), "steps": np.array(number)},
+        memory={"AG": [1.0 * number]},
+    )
 
 
 @pytest.fixture(scope="module")
@@ -63,21 +97,21 @@ def test_models_are_kept_only_where_asked(tmp_path: Path, keep: bool) -> None:
     assert Recorder(tmp_path / "run", rule, framework="Flower", keep_models=keep).round == 1
 
 
-def test_the_commands_that_look_at_runs_work(folder: Path, steelyard: CommandLine, tmp_path: Path) -> None:
-    assert steelyard("report", folder, "--out", tmp_path / "report.html").returncode == 0
+def test_the_commands_that_look_at_runs_work(folder: Path, command: CommandLine, tmp_path: Path) -> None:
+    assert command("report", folder, "--out", tmp_path / "report.html").returncode == 0
     assert "quality&gt;DS/max" in (tmp_path / "report.html").read_text(encoding="utf-8")
-    done = steelyard("weigh", folder, "--by", "DS>quality", "--format", "json")
+    done = command("weigh", folder, "--by", "DS>quality", "--format", "json")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert document["rounds"] == 3
     assert [row["client"] for row in document["clients"]] == ["west", "south", "north"]
-    assert steelyard("export", folder, "--out", tmp_path / "tables").returncode == 0
+    assert command("export", folder, "--out", tmp_path / "tables").returncode == 0
     with (tmp_path / "tables" / "clients.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 12
     assert {row["failure"] for row in rows if row["client"] == "east"} == {"model holds NaN or infinity"}
-    assert json.loads(steelyard("table", folder, "--format", "json").stdout)["chain"]["round"] == 3
-    assert json.loads(steelyard("ls", folder.parent, "--format", "json").stdout)[0]["accuracy"] == pytest.approx(0.3)
+    assert json.loads(command("table", folder, "--format", "json").stdout)["chain"]["round"] == 3
+    assert json.loads(command("ls", folder.parent, "--format", "json").stdout)[0]["accuracy"] == pytest.approx(0.3)
 
 
 def test_the_page_shows_it(folder: Path) -> None:
@@ -92,13 +126,13 @@ def test_the_page_shows_it(folder: Path) -> None:
 def test_what_needs_data_is_refused_in_one_line(folder: Path, refused: Callable[..., str]) -> None:
     line = "this run belongs to a Flower app: start it again there"
     assert refused("resume", folder) == f"steelyard: {folder}: {line}"
-    for command in ("run", "compare", "show"):
-        assert refused(command, folder / "experiment.toml").endswith(line)
+    for name in ("run", "compare", "show"):
+        assert refused(name, folder / "experiment.toml").endswith(line)
 
 
 _APP = """
 import os, signal
-from tests.adapters.recorded import Recorder, rule_of, write_round
+from tests.adapters.test_recorder import Recorder, rule_of, write_round
 recorder = Recorder("run", rule_of(), framework="Flower", rounds=5)
 write_round(recorder, rule_of())
 write_round(recorder, rule_of())
@@ -120,14 +154,19 @@ def test_a_killed_app_leaves_whole_rounds_and_goes_on(tmp_path: Path) -> None:
     assert (glance(tmp_path, "run").state, glance(tmp_path, "run").rounds) == ("running", 5)
 
 
-def test_a_folder_of_another_rule_or_another_run_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_a_folder_that_does_not_go_with_the_recorder_is_refused(folder: Path, tmp_path: Path) -> None:
     before = History(folder).last_round
-    with pytest.raises(UserError, match=r"began with the rules and seeds quality>DS/max, now DS>quality/max; allowed"):
-        Recorder(folder, rule_of("DS>quality/max"), framework="Flower")
-    with pytest.raises(UserError, match="began with another framework; allowed: the same, or a new folder"):
-        Recorder(folder, rule_of(), framework="NVFlare")
-    with pytest.raises(UserError, match="got nothing or the working folder"):
-        Recorder("", rule_of(), framework="Flower")
+    own = small(rounds={"count": 1}).run(tmp_path / "own").folder
+    for place, rule, options, parts in (
+        (folder, "DS>quality/max", {}, ("quality>DS/max", "DS>quality/max")),
+        (folder, "quality>DS/max", {"framework": "NVFlare"}, ("folder", folder, "framework")),
+        (folder, "quality>DS/max", {"measure": "f1"}, ("folder", folder, "measure")),
+        (folder, "quality>DS/max", {"keep_models": True}, ("folder", folder, "keep_models")),
+        (own, "quality>DS/max", {}, ("folder", own)),
+        ("", "quality>DS/max", {}, ("folder", "the working folder")),
+    ):
+        given = {"framework": "Flower", **options}
+        assert_refused(lambda p=place, r=rule, g=given: Recorder(p, rule_of(r), **g), *parts)
     assert History(folder).last_round == before
 
 
@@ -139,30 +178,222 @@ def test_a_folder_that_was_changed_is_not_gone_on_with(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "run" / "run.sqlite") as db:
         assert db.execute("UPDATE rounds SET accuracy = 0.99 WHERE round = 1").rowcount == 1
     db.close()
-    with pytest.raises(UserError, match="round 1 is not as it was written; allowed: as it was, or a new folder"):
-        Recorder(tmp_path / "run", rule, framework="Flower")
+    assert_refused(lambda: Recorder(tmp_path / "run", rule, framework="Flower"), "folder", "round 1")
 
 
 def test_a_round_in_which_nobody_could_be_weighed(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "run", rule_of(), framework="Flower")
-    assert recorder.write({}, {}, reasons={"north": "answered with an error"}) == 1
+    assert recorder.write({}, {}, reasons={"north": "answered with an error", "a": "b"}) == 1
     recorder.stop(RuntimeError("the server went away"))
     history = History(tmp_path / "run")
     assert bool(history.rounds.iloc[-1]["kept_old"])
+    assert list(history.failures_after()["client"]) == ["a", "north"]
     assert history.info["stopped"] == "RuntimeError: the server went away"
     assert glance(tmp_path, "run").state == "stopped"
+    again = Recorder(tmp_path / "run", rule_of(), framework="Flower", rounds=4)
+    assert again.round == 1
+    again.stop()
+    assert (History(tmp_path / "run").info["stopped"], glance(tmp_path, "run").rounds) == ("", 5)
 
 
-def test_measures_that_are_missing_are_named(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path / "run", rule_of(), framework="Flower")
-    with pytest.raises(UserError, match="measures: client north has no quality; allowed: quality, DS"):
-        recorder.write({"north": 1.0}, {"north": {"DS": 3.0}})
-    assert recorder.round == 0
-
-
-def test_more_samples_than_there_are_anywhere_are_refused(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path / "run", WeighedRounds("DS").rule, framework="loop")
-    with pytest.raises(UserError, match=r"^samples: client a has 1e\+19; allowed: 0 to 1000000000000$"):
-        recorder.write({"a": 1.0}, {"a": {"DS": 1e19}})
-    assert recorder.write({"a": 1.0}, {"a": {"DS": 3.0}}) == 1
+def test_what_is_not_given_follows_from_the_rest(tmp_path: Path) -> None:
+    """Samples from DS, accuracy from the tests by samples, memory from the round before; figures that are none go."""
+    recorder = Recorder(tmp_path / "run", rule_of(), framework="loop")
+    weights, measures = {"b": 0.25, "a": 0.75}, {"b": {"DS": 7.4, "quality": 1.0}, "a": {"DS": 3.6, "quality": 0.5}}
+    tests = {
+        "a": ClientTest(0.5, 30, metrics={"f1": 0.25}),
+        "b": ClientTest(0.9, 10, 2.0),
+        "c": ClientTest(1e300),
+        "d": ClientTest(math.nan),
+    }
+    assert recorder.write(weights, measures, tests=tests, memory={"AG": [1.0]}, server={"f1": 0.5, "loss": 1e300}) == 1
+    assert recorder.memory == {"AG": [1.0]}
+    model = {"w": np.ones((2, 2), np.float32), "d": np.ones(3), "steps": np.array(9)}
+    assert recorder.write(weights, measures, scores={"a": 2.0, "b": 3.0}, accuracy=0.125, model=model) == 2
+    assert recorder.memory == {"AG": [1.0]}
+    recorder.write(weights, measures, accuracy=math.inf, samples={"a": 1, "b": 2}, model=torch.ones(2, 3))
     recorder.finish()
+    history = History(tmp_path / "run")
+    assert history.chain.problem == ""
+    cohorts = history.cohorts("quality>DS/max", 0)
+    assert cohorts.clients == ("a", "b")
+    assert cohorts.weight.tolist() == [0.75, 0.25] * 3
+    assert cohorts.samples.tolist() == [4, 7, 4, 7, 1, 2]
+    assert cohorts.score.tolist()[2:4] == [2.0, 3.0]
+    assert history.rounds["accuracy"].tolist()[1:3] == pytest.approx([0.6, 0.125])
+    assert math.isnan(history.rounds["accuracy"].iloc[3])
+    found = json.loads(history.rounds["server_metrics"].iloc[1])
+    assert found["macro_f1"] == 0.5
+    assert math.isnan(found["loss"])
+    assert history.tested("quality>DS/max", 0).clients == ("a", "b")
+    about = history.info
+    assert json.loads(about["measured_by"]) == {"quality": "client", "DS": "client"}
+    assert json.loads(about["trust"]) == {"quality>DS/max": {"quality": "self-reported", "DS": "self-reported"}}
+    assert "quality, DS" in about["notes"]
+    assert (about["measure"], about["clients"]) == ("accuracy", "recorded")
+
+
+def test_a_round_that_cannot_be_is_refused_and_not_written(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "run", rule_of(), framework="loop")
+    for client, parts in (({"DS": 3.0}, ("north", "quality")), ({"DS": 1e19, "quality": 1}, ("samples", "1e+19"))):
+        assert_refused(lambda row=client: recorder.write({"north": 1.0}, {"north": row}), *parts)
+    assert recorder.round == 0
+    assert recorder.write({"a": 1.0}, {"a": {"DS": MOST_SAMPLES, "quality": 1}}) == 1
+    recorder.finish()
+
+
+HEADER = "round,client,DS,quality,weight,reason,accuracy,loss"
+
+
+ROWS = (
+    "1,north,100,0.9,0.7,,0.5,1.2",
+    "1,south,50,0.5,0.3,,0.4,",
+    "1,east,,,,model holds NaN,,",
+    "2,north,100,0.8,2,,0.7,1.0",
+    "2,south,50,0.6,2,,0.5,1.1",
+)
+
+
+def written(folder: Path, *lines: str, name: str = "log.csv") -> Path:
+    path = folder / name
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def test_a_csv_becomes_a_run_that_commands_read(tmp_path: Path, command: CommandLine) -> None:
+    file = written(tmp_path, HEADER, *ROWS)
+    done = command("import", file, "--out", tmp_path / "run")
+    assert (done.returncode, done.stdout.splitlines()[0]) == (0, f"2 rounds stored in {tmp_path / 'run'}"), done.stderr
+    history = History(tmp_path / "run")
+    assert history.cohorts("as imported", 0).weight.tolist() == [0.7, 0.3, 0.5, 0.5]
+    assert history.cohorts("as imported", 0).samples.tolist() == [100, 50, 100, 50]
+    assert list(history.failures_after()["failure"]) == ["model holds NaN"]
+    assert history.rounds["accuracy"].tolist()[1:] == [pytest.approx(0.45), pytest.approx(0.6)]
+    assert history.chain.problem == ""
+    again = command("weigh", tmp_path / "run", "--by", "quality>DS", "--format", "json")
+    assert json.loads(again.stdout)["rounds"] == 2, again.stderr
+    assert "was imported from a file" in command("resume", tmp_path / "run").stderr
+
+
+def test_a_rule_weighs_where_the_file_does_not(tmp_path: Path) -> None:
+    rows = [{"round": n, "client": c, "DS": 10 * n, "VP": v} for n in (0, 1) for c, v in (("a", 0.2), ("b", 0.8))]
+    file = written(tmp_path, *map(json.dumps, rows), "", name="log.jsonl")
+    assert import_file(file, tmp_path / "run", "VP>DS/max") == 2
+    found = History(tmp_path / "run").cohorts("VP>DS/max", 0)
+    expected = package.weigh({"a": {"VP": 0.2, "DS": 10}, "b": {"VP": 0.8, "DS": 10}}, "VP>DS/max").weights
+    assert found.weight[2:] == pytest.approx(expected, abs=1e-12)
+    assert import_file(file, tmp_path / "equal", "EQ") == 2
+    assert History(tmp_path / "equal").cohorts("EQ", 0).weight.tolist() == [0.5] * 4
+
+
+def test_a_file_may_be_untidy(tmp_path: Path) -> None:
+    """A mark at its begin, blanks and empty lines, rounds in any order and from 0 on, cells left empty."""
+    reason = "n" * 600
+    file = written(
+        tmp_path,
+        "\ufeff round, client ,DS,samples,accuracy,reason",
+        "",
+        " 1 , b ,30,,-0.5,",
+        ",,,,,",
+        "1,a,10,2.4,0.25,",
+        f"0,a,,,0.75,{reason}",
+        "0,b,7,,,",
+    )
+    assert import_file(file, tmp_path / "run", "DS") == 2
+    history = History(tmp_path / "run")
+    found = history.cohorts("DS", 0, after=1)
+    assert (found.clients, found.weight.tolist()) == (("a", "b"), [0.25, 0.75])
+    assert history.failures_after()["failure"].tolist() == ["n" * 500]
+    assert history.rounds["accuracy"].tolist()[1:] == pytest.approx([0.75, (2 * 0.25 - 0.5) / 3])
+    assert glance(tmp_path, "run").state == "finished"
+    given = written(tmp_path, "round,client,DS,q,weight", "1,a,1,1,3", "1,b,1,1,1", name="given.csv")
+    assert import_file(given, tmp_path / "given", "q>DS") == 1
+    assert History(tmp_path / "given").cohorts("q>DS", 0).weight.tolist() == [0.75, 0.25]
+
+
+JSON = '{"round": 1, "client": "a", "DS": 1, "weight": 1}'
+
+
+@pytest.mark.parametrize(
+    ("lines", "parts"),
+    [
+        ((HEADER, "1,north,many,0.9,1,,,"), ("line 2, DS", "'many'", "1e12")),
+        ((HEADER, ROWS[0], "1,south,5,nan,1,,,"), ("line 3, quality", "nan", "1e30")),
+        ((HEADER, "1,north,1,0.9,-1,,,"), ("line 2, weight", -1)),
+        ((HEADER, "1,north,1,0.9,,,,"), ("line 2, weight", "''")),
+        ((HEADER, "1.5,north,1,0.9,1,,,"), ("line 2, round", "'1.5'")),
+        ((HEADER, "-1,north,1,0.9,1,,,"), ("line 2, round", "'-1'")),
+        ((HEADER, "10000000,north,1,0.9,1,,,"), ("line 2, round", "'10000000'")),
+        ((HEADER, "9999999,north,1,0.9,1,,,"), ("begins with round 9999999",)),
+        ((HEADER, ",north,1,0.9,1,,,"), ("line 2, round", "''")),
+        ((HEADER, "1,north,1,0.9,1,,inf,"), ("line 2, accuracy", "'inf'")),
+        ((HEADER, "1,north,1,0.9,1,,1,x"), ("line 2, loss", "'x'")),
+        ((HEADER, "1,north,1e13,0.9,1,,,"), ("line 2, DS", "1e+13")),
+        (("round,client,q,samples,weight", "1,a,1,1e19,1"), ("line 2, samples", "1e+19")),
+        (("round,client,D\x1bS,weight", "1,a,1,1"), ("line 1", r"'D\x1bS'")),
+        (('{"round": 1, "client": "a", "D\\nS": 1, "weight": 1}',), ("line 1", r"'D\nS'")),
+        ((HEADER, "1,no\x1brth,1,0.9,1,,,"), ("line 2, client", r"'no\x1brth'")),
+        ((HEADER, "1,,1,0.9,1,,,"), ("line 2, client", "empty")),
+        ((JSON.replace('"a"', "null"),), ("line 1, client", "empty")),
+        ((HEADER, ROWS[0], ROWS[0]), ("line 3, client", "'north'", "twice in round 1")),
+        ((HEADER, ROWS[2], ROWS[2]), ("line 3, client", "'east'", "twice in round 1")),
+        ((HEADER, "1,north,1"), ("line 2", "3 cells", 8)),
+        ((HEADER, ROWS[0], "3,north,1,0.9,1,,,"), ("round 2 is missing", "1 to 3")),
+        ((HEADER, "2,north,1,0.9,1,,,"), ("begins with round 2",)),
+        ((HEADER, "1,north,1,0.9,0,,,"), ("weights of round 1 are all 0",)),
+        ((HEADER,), ("holds no rounds",)),
+        (("",), ("holds no rounds",)),
+        (("client,DS", "a,1"), ("line 1", "no round among client, DS")),
+        (("round,client,weight", "1,a,1"), ("no criteria",)),
+        (("round,client,DS,DS", "1,a,1,1"), ("line 1", "round,client,DS,DS")),
+        (("round,client,,DS", "1,a,1,1"), ("line 1", "round,client,,DS")),
+        ((JSON, "{"), ("line 2", "no JSON")),
+        ((JSON, "[1]"), ("line 2", "[1]")),
+        ((JSON.replace('"DS": 1', '"DS": {}'),), ("line 1, DS", "{}")),
+        ((JSON, '{"round": 1, "client": "b", "weight": 1}'), ("line 2, DS", "missing")),
+        ((JSON, "", JSON.replace("}", ', "LD": 1}')), ("line 3, LD", "not in the lines before")),
+    ],
+)
+def test_what_is_wrong_is_named_by_line_and_column(tmp_path: Path, lines: tuple[str, ...], parts: Any) -> None:
+    file = written(tmp_path, *lines)
+    assert_refused(lambda: import_file(file, tmp_path / "run"), file, *parts)
+    assert not (tmp_path / "run").exists()
+
+
+def test_options_that_are_wrong_are_refused(tmp_path: Path, refused: Callable[..., str]) -> None:
+    file = written(tmp_path, "round,client,DS", "1,a,3")
+    given = written(tmp_path, "round,client,DS,weight", "1,a,3,1", name="given.csv")
+    (tmp_path / "other.csv").write_bytes(b"\xff\xfe\x00round")
+    for words, parts in (
+        ((file,), ("--by: missing", "'DS'")),
+        ((file, "--by", "VP"), ("--by", "'VP'")),
+        ((given, "--by", "feddisco"), ("--by", "'KL'")),
+        ((file, "--by", "median(DS)"), ("--by", "'median(DS)'")),
+        ((tmp_path / "none.csv",), ("none.csv", "No such file")),
+        ((tmp_path / "other.csv",), ("other.csv", "UTF-8")),
+    ):
+        line = refused("import", *words, "--out", tmp_path / "run")
+        assert [part for part in parts if part not in line] == [], line
+    assert not (tmp_path / "run").exists()
+    import_file(file, tmp_path / "run", "DS")
+    assert_refused(lambda: import_file(file, tmp_path / "run", "DS"), "--out", tmp_path / "run")
+
+
+@settings(max_examples=30)
+@given(content=st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
+def test_any_file_is_imported_or_refused_in_one_line(content: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("any")
+    (folder / "log").write_bytes(content)
+    assert_refused(lambda: import_file(folder / "log", folder / "run", "DS"), folder / "log")
+
+
+@settings(max_examples=10)
+@given(table=st.lists(st.lists(st.floats(0, 1e6), min_size=2, max_size=2), min_size=2, max_size=5))
+def test_weights_are_those_of_a_table(table: list[list[float]], tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The same rule gives the same weights as `steelyard.weigh`, to 1e-12."""
+    folder = tmp_path_factory.mktemp("table")
+    file = written(folder, "round,client,DS,q", *(f"1,c{i},{a!r},{b!r}" for i, (a, b) in enumerate(table)))
+    import_file(file, folder / "run", "q>DS")
+    found = History(folder / "run").cohorts("q>DS", 0).weight
+    expected = package.weigh({f"c{i}": {"DS": a, "q": b} for i, (a, b) in enumerate(table)}, "q>DS").weights
+    assert np.abs(found - expected).max() <= 1e-12

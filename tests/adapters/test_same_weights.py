@@ -92,14 +92,14 @@ def cohort(tmp_path_factory: pytest.TempPathFactory) -> Cohort:
     )
 
 
-def by_table(raw: Mapping[str, Mapping[str, float]], rule: str, folder: Path, steelyard: Any) -> Weights:
+def by_table(raw: Mapping[str, Mapping[str, float]], rule: str, folder: Path, command: Any) -> Weights:
     """The command `steelyard weigh` on a CSV of measures."""
     with (folder / "clients.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         columns = list(next(iter(raw.values())))
         writer.writerow(["client", *columns])
         writer.writerows([client, *(repr(float(row[name])) for name in columns)] for client, row in raw.items())
-    ended = steelyard("weigh", "clients.csv", "--by", rule, "--format", "json", cwd=folder)
+    ended = command("weigh", "clients.csv", "--by", rule, "--format", "json", cwd=folder)
     assert ended.returncode == 0, ended.stderr
     return {row["client"]: row["weight"] for row in json.loads(ended.stdout)["clients"]}
 
@@ -136,12 +136,12 @@ def by_nvflare(cohort: Cohort, said: Measures, rule: str) -> tuple[Weights, Meas
 
 
 @pytest.mark.parametrize("rule", [*SAID, *MEASURED])
-def test_a_rule_gives_the_same_weights_everywhere(cohort: Cohort, rule: str, tmp_path: Path, steelyard: Any) -> None:
+def test_a_rule_gives_the_same_weights_everywhere(cohort: Cohort, rule: str, tmp_path: Path, command: Any) -> None:
     weights, raw = cohort.ours(cohort.simulated, rule)
     # What clients say; whatever else a rule looks at, every server measures itself.
     said = cohort.ours(cohort.simulated, "LD>DS")[1]
     found = {
-        "weigh": (by_table(raw, rule, tmp_path, steelyard), raw),
+        "weigh": (by_table(raw, rule, tmp_path, command), raw),
         "federate": cohort.ours(cohort.federated, rule),
         "flower": by_flower(cohort, said, rule),
         "nvflare": by_nvflare(cohort, said, rule),

@@ -33,6 +33,7 @@ from steelyard.runs.process import this_process
 from steelyard.runs.reader import History
 from steelyard.runs.setup import set_up
 from steelyard.runs.store import Store, exists
+from steelyard.runs.typed import LARGEST_FIGURE
 from steelyard.settings import validated
 from steelyard.update_payloads import DenseModels
 from steelyard.weighing.priorities import OrderState
@@ -71,6 +72,11 @@ def _vector(model: torch.Tensor | Arrays | None) -> torch.Tensor:
     floating = [array.reshape(-1) for array in (model or {}).values() if array.dtype.kind == "f"]
     kind = np.float64 if any(array.itemsize > 4 for array in floating) else np.float32
     return torch.from_numpy(np.concatenate(floating, dtype=kind) if floating else np.zeros(0, kind))
+
+
+def _figure(value: float) -> float:
+    """Return a figure of a test; one beyond what readers of a folder take is no number."""
+    return float(value) if abs(value) <= LARGEST_FIGURE else math.nan
 
 
 class Recorder:
@@ -198,10 +204,13 @@ class Recorder:
             payload=_NotSeen(torch.zeros(len(clients), 0)),
             failures=tuple(Failure(client, reason) for client, reason in sorted((reasons or {}).items())),
         )
-        answer = None if not tests else self._tested(number, tests)
+        sound = {client: test for client, test in (tests or {}).items() if not math.isnan(_figure(test.score))}
+        answer = self._tested(number, sound) if sound else None
         if accuracy is None and answer is not None:
             accuracy = float(answer.overall()[0])
-        figures = dict(server or {})
+        # In a folder "f1" has a number for each class; a single one is their mean.
+        figures = {"macro_f1" if name == "f1" else name: value for name, value in (server or {}).items()}
+        figures = {name: _figure(value) for name, value in figures.items()}
         record = RoundRecord(
             self._federation.name,
             number,
@@ -211,7 +220,7 @@ class Recorder:
             order=self._rule.start_order,
             kept_old=not clients,
             evaluations=answer,
-            accuracy=None if accuracy is None or not math.isfinite(accuracy) else accuracy,
+            accuracy=None if accuracy is None or math.isnan(_figure(accuracy)) else accuracy,
             server_accuracy=figures.pop("accuracy", None),
             server_metrics=dict(sorted(figures.items())),
         )
@@ -245,9 +254,10 @@ class Recorder:
             clients=tuple(clients),
             samples=np.array([tests[client].samples for client in clients], dtype=np.int64),
             scores=np.array([[tests[client].score for client in clients]]),
-            losses=np.array([[tests[client].loss for client in clients]]),
+            losses=np.array([[_figure(tests[client].loss) for client in clients]]),
             metrics={
-                name: np.array([tests[client].metrics.get(name, math.nan) for client in clients]) for name in names
+                name: np.array([_figure(tests[client].metrics.get(name, math.nan)) for client in clients])
+                for name in names
             },
         )
 

@@ -1,4 +1,4 @@
-"""A job for NVFlare's simulator, started by test_nvflare_simulator.py: python job.py FOLDER RULE TRANSFER.
+"""A job for NVFlare's simulator, started by test_nvflare.py: python job.py FOLDER RULE TRANSFER.
 
 FOLDER holds parts.npz with rows of the clients and of the server; without a rule it is NVFlare's own average.
 """
