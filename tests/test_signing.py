@@ -65,6 +65,7 @@ def test_fields_can_be_read_back_one_by_one(fields: list[tuple[str, Any]]) -> No
         str: lambda value: ("text", value.encode()),
         bytes: lambda value: ("bytes", value),
     }
+    assert field("x", -0.0) == field("x", 0.0) == b"x real 8\n" + bytes(8) + b"\n"
     assert found == [(name, *written[type(value)](value)) for name, value in fields if value is not None]
 
 
@@ -208,7 +209,8 @@ def test_a_statement_is_of_its_run_rule_round_task_clients_and_of_the_one_before
 def test_a_node_states_the_salted_digests_of_all_that_it_sends(keys: list[SigningKey], hidden: bool) -> None:
     sent = updates(clients=("b", "a"), payload=DenseModels(torch.tensor([[1.0, 2.0], [3.0, 4.0]])))
     task = Task("DS", 1, 3, ("a", "b"), torch.zeros(2))
-    found = stated(keys[0], "7", task, "asked", sent, "ab" * 32, hidden=hidden)
+    options = {"hidden": True} if hidden else {}
+    found = stated(keys[0], "7", task, "asked", sent, "ab" * 32, **options)
     assert found is not None
     salts = {client: keys[0].salt("7", "DS", 3, "asked", client) for client in "ab"}
     digests = {

@@ -1,24 +1,24 @@
-"""Budgets against the figures of other tools, and properties that every accountant has."""
+"""Budgets against the figures of other tools, integration and play, and what canaries refute of them."""
 
 from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import binom
+from scipy.stats import binom, norm
 from tests.conftest import CommandLine
-from tests.warm import command_environment
+from tests.kit import assert_refused, named
 
-from steelyard.errors import UserError
-from steelyard.privacy.accounting import Release, _by_taking_part, noise_for, spent, together
+from steelyard.privacy.accounting import Release, noise_for, spent, together
+from steelyard.privacy.canaries import chance, lower_bound
+from steelyard.privacy.losses import farthest, fixed_delta, fixed_losses, poisson_delta, poisson_losses, repeated
 from steelyard.privacy.mechanisms import gaussian_epsilon, gaussian_noise
 from steelyard.privacy.planning import plan
 
@@ -56,17 +56,18 @@ def test_sampled_releases_of_two_kinds_add_up(accountant: Any, known: float) -> 
 
 
 def test_but_for_half_of_delta_nobody_is_in_more_cohorts_than_are_counted() -> None:
-    counted = ((Release(2.0), 3), (Release(5.0, "poisson", 0.1), 40), (Release(3.0, "fixed", 0.02), 10))
+    """Where that says less than Rényi divergences do: little noise, and few who are drawn."""
 
     def most(count: int, rate: float) -> int:
         """The least k that is passed with probability δ/2 by three at most: each has a third."""
         chances = [math.comb(count, k) * rate**k * (1 - rate) ** (count - k) for k in range(count + 1)]
         return next(k for k in range(count + 1) if sum(chances[k + 1 :]) <= 1e-4 / 2 / 3)
 
-    squares = 3 / 2.0**2 + most(40, 0.1) / 5.0**2 + most(10, 0.02) / 1.5**2
+    counted = {Release(0.2): 1, Release(0.1, "poisson", 0.01): 20, Release(0.2, "fixed", 0.001): 10}
+    squares = 1 / 0.2**2 + most(20, 0.01) / 0.1**2 + most(10, 0.001) / 0.1**2
     expected = gaussian_epsilon(1e-4 / 2, 1 / math.sqrt(squares))
-    assert _by_taking_part(counted, 1e-4) == pytest.approx(expected, rel=1e-12)
-    assert _by_taking_part(((Release(0.1, "poisson", 1e-9), 10),), 1e-4) == 0.0
+    assert spent(counted, 1e-4, "rdp") == pytest.approx(expected, rel=1e-12)
+    assert spent({Release(0.1, "poisson", 1e-9): 10}, 1e-4, "rdp") == 0.0
 
 
 @given(noise=st.floats(0.5, 20), rounds=st.integers(1, 200))
@@ -75,15 +76,6 @@ def test_more_rounds_cost_more_and_more_noise_costs_less(noise: float, rounds: i
     cost = spent({Release(noise): rounds}, DELTA)
     assert spent({Release(noise): rounds + 1}, DELTA) > cost
     assert spent({Release(noise * 1.01): rounds}, DELTA) < cost
-
-
-def test_sampling_makes_rounds_cheaper() -> None:
-    all_in = spent({Release(2.0): 10}, DELTA, "rdp")
-    poisson = spent({Release(2.0, "poisson", 0.1): 10}, DELTA, "rdp")
-    fixed = spent({Release(2.0, "fixed", 0.1): 10}, DELTA, "rdp")
-    # Exchanging a client for another moves a sum twice as far as taking it away.
-    assert poisson < fixed < spent({Release(1.0): 10}, DELTA, "rdp")
-    assert poisson < all_in
 
 
 def test_the_noise_counts_by_how_far_the_two_worlds_are_apart() -> None:
@@ -124,98 +116,29 @@ def test_little_less_noise_than_was_found_passes_the_budget(release: Release, ep
     assert spent({replace(release, noise=found / 1.0002): 3}, DELTA, "rdp", coarse=True) > epsilon
 
 
-def test_plan_finds_the_noise_on_the_command_line(steelyard: CommandLine) -> None:
+def test_plan_finds_the_noise_on_the_command_line(command: CommandLine) -> None:
     options = ("--epsilon", "5", "--delta", "1e-5", "--rounds", "20", "--sampling", "1", "--format", "json")
-    done = steelyard("privacy", "plan", *options)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = json.loads(command("privacy", "plan", *options).stdout)
     assert found["noise_multiplier"] == pytest.approx(gaussian_noise(5.0, 1e-5) * math.sqrt(20), rel=1e-6)
     assert found["epsilon"] <= 5.0
     assert found["accountant"] == "pld"
-    text = steelyard("privacy", "plan", "--noise", "4", "--rounds", "20").stdout
+    plain = ("privacy", "plan", "--noise", "4", "--rounds", "20")
+    text = command(*plain).stdout
     assert "epsilon 4.9833" in text
     assert "5.3777 by rdp" in text
+    assert command(*plain, "--accountant", "rdp").stdout.count("rdp") == 1
 
 
-def test_a_large_delta_is_planned_where_it_is_meant_so(steelyard: CommandLine) -> None:
-    done = steelyard(
-        "privacy", "plan", "--noise", "0.01", "--rounds", "10", "--sampling", "1e-12", "--accept-large-delta"
-    )
-    assert done.returncode == 0, done.stderr
-    assert "epsilon 0.0000 by pld (0.0000 by rdp)" in done.stdout
-
-
-def test_plan_names_each_accountant_once(steelyard: CommandLine) -> None:
-    text = steelyard("privacy", "plan", "--noise", "4", "--rounds", "20", "--accountant", "rdp").stdout
-    assert "20 rounds with all clients, delta 1e-05\n  epsilon 5.3777 by rdp\n" in text
-    assert text.count("rdp") == 1
-    assert max(map(len, text.splitlines())) <= 60
-
-
-@pytest.mark.parametrize(("noise", "rate", "rounds"), [(0.001, 0.1, 100), (0.05, 0.1, 100)])
-def test_very_little_noise_costs_much_and_is_still_counted(noise: float, rate: float, rounds: int) -> None:
-    """No more than the same releases without sampling, no less than one of them with probability of `rate`."""
-    found = spent({Release(noise, "poisson", rate): rounds}, DELTA)
-    assert found <= spent({Release(noise): rounds}, DELTA) * (1 + 1e-9)
-    # With probability q the one release is in the open: ε at δ is at least that of the plain one at δ/q, less ln(1/q).
-    assert found >= gaussian_epsilon(DELTA / rate, noise) + math.log(rate)
-
-
-def test_many_rounds_of_few_clients_are_not_taken_for_many_of_all() -> None:
-    """By rdp 0.23; without sampling it would be 2,000 and more."""
+def test_very_little_noise_costs_much_and_is_still_counted() -> None:
+    """No more than the same releases without sampling, no less than one of them with probability of the rate."""
+    for noise, rate, rounds in ((0.001, 0.1, 100), (0.05, 0.1, 100)):
+        found = spent({Release(noise, "poisson", rate): rounds}, DELTA)
+        assert found <= spent({Release(noise): rounds}, DELTA) * (1 + 1e-9)
+        # With probability q the one release is in the open: ε at δ is at least that of the plain one at δ/q, less
+        # ln(1/q).
+        assert found >= gaussian_epsilon(DELTA / rate, noise) + math.log(rate)
+    # By rdp 0.23; without sampling it would be 2,000 and more.
     assert 0.1 < spent({Release(5.0, "poisson", 0.001): 100_000}, DELTA, coarse=True) < 1
-
-
-@pytest.mark.parametrize(
-    ("options", "line"),
-    [
-        (("--rounds", "5"), "--epsilon, --noise: got both or none of the two"),
-        (("--rounds", "5", "--epsilon", "-1"), "--epsilon: got -1"),
-        (("--rounds", "5", "--epsilon", "1", "--delta", "2"), "--delta: got 2"),
-        (("--rounds", "5", "--epsilon", "1", "--sampling", "0"), "--sampling: got 0"),
-        (("--rounds", "5", "--noise", "0"), "--noise: got 0"),
-        (
-            ("--rounds", "100000", "--epsilon", "1e-7"),
-            "--epsilon: 1e-07 at delta 1e-05 needs more noise",
-        ),
-        (("--rounds", "5", "--noise", "1", "--delta", "1e-30"), "--delta: got 1e-30; allowed: numbers from 1e-12"),
-        (("--rounds", "5", "--noise", "1", "--sampling", "1e-12"), "--delta: got 1e-05 with 1e+12 clients, where"),
-        (("--rounds", "5", "--noise", "1", "--clients", "100000"), "allowed: below 1e-05, or --accept-large-delta"),
-        (
-            ("--rounds", "5", "--noise", "1", "--clients", "50", "--sampling", "0.01"),
-            "--sampling: got 0.01 of 50 clients, which is less than one client a round; allowed: at least 0.02",
-        ),
-    ],
-)
-def test_plan_refuses_in_one_line(options: tuple[str, ...], line: str) -> None:
-    from typer.testing import CliRunner
-
-    from steelyard.cli.main import app
-
-    done = CliRunner().invoke(app, ["privacy", "plan", *options])
-    assert isinstance(done.exception, UserError)
-    assert line in str(done.exception)
-
-
-def test_without_dp_accounting_one_line_says_what_to_install() -> None:
-    # None in sys.modules is how Python is told that a module cannot be imported.
-    code = (
-        "import sys, importlib.util as u; find = u.find_spec\n"
-        "u.find_spec = lambda name, *a: None if name == 'dp_accounting' else find(name, *a)\n"
-        "sys.argv = ['steelyard', 'privacy', 'plan', '--epsilon', '1', '--rounds', '3']\n"
-        "from steelyard.cli.main import main; main()"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        env=command_environment(),
-        check=False,
-        timeout=120,
-    )
-    assert done.returncode == 2
-    assert "pip install 'steelyard[privacy]'" in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 def test_a_plan_says_what_its_noise_costs_by_both_accountants() -> None:
@@ -237,28 +160,38 @@ def test_a_plan_says_what_its_noise_costs_by_both_accountants() -> None:
     assert plan(epsilon=None, noise=budget.noise_multiplier / 1.001, delta=1e-6, rounds=30, sampling=1.0).epsilon > 2.0
 
 
-@pytest.mark.parametrize(
-    ("given", "line"),
+PLANS = named(
     [
-        ({"epsilon": 1.0, "noise": 1.0}, "--epsilon, --noise: got both or none of the two; allowed: one of them"),
-        ({"epsilon": 2e6}, "--epsilon: got 2e+06; allowed: numbers above 0, up to 1e6"),
-        ({"epsilon": 0.0}, "--epsilon: got 0; allowed: numbers above 0, up to 1e6"),
-        ({"noise": 1e-4}, "--noise: got 0.0001; allowed: numbers from 0.001 to 1e6"),
-        ({"noise": 2e6}, "--noise: got 2e+06; allowed: numbers from 0.001 to 1e6"),
-        ({"noise": 1.0, "delta": 1.0}, "--delta: got 1; allowed: numbers from 1e-12 to below 1"),
-        ({"noise": 1.0, "sampling": 1.5}, "--sampling: got 1.5; allowed: numbers above 0, up to 1"),
+        ("both", {"epsilon": 1.0, "noise": 1.0}, ("--epsilon, --noise", "both or none of the two")),
+        ("none", {}, ("--epsilon, --noise", "both or none of the two")),
+        ("much", {"epsilon": 2e6}, ("--epsilon", "2e+06", "up to 1e6")),
+        ("nothing", {"epsilon": 0.0}, ("--epsilon", "got 0", "above 0")),
+        ("a budget of too many rounds", {"epsilon": 1e-7, "rounds": 100_000}, ("--epsilon", "1e-07", "more noise")),
+        ("little noise", {"noise": 1e-4}, ("--noise", "0.0001", "from 0.001 to 1e6")),
+        ("much noise", {"noise": 2e6}, ("--noise", "2e+06")),
+        ("delta 1", {"noise": 1.0, "delta": 1.0}, ("--delta", "got 1", "from 1e-12 to below 1")),
+        ("delta 1e-30", {"noise": 1.0, "delta": 1e-30}, ("--delta", "1e-30")),
+        ("more than all", {"noise": 1.0, "sampling": 1.5}, ("--sampling", "1.5", "above 0, up to 1")),
+        ("nobody", {"noise": 1.0, "sampling": 0.0}, ("--sampling", "got 0")),
         (
-            {"noise": 1.0, "clients": 1000, "delta": 1e-3},
-            "--delta: got 0.001 with 1000 clients, where publishing all data of one client drawn at random would still "
-            "satisfy the guarantee; allowed: below 0.001, or --accept-large-delta",
+            "less than one",
+            {"noise": 1.0, "clients": 50, "sampling": 0.01},
+            ("--sampling", "0.01 of 50 clients", "at least 0.02"),
         ),
-    ],
+        (
+            "one in all",
+            {"noise": 1.0, "clients": 1000, "delta": 1e-3},
+            ("--delta", "0.001 with 1000 clients", "below 0.001, or --accept-large-delta"),
+        ),
+        ("few of many", {"noise": 1.0, "sampling": 1e-12}, ("--delta", "1e-06 with 1e+12 clients")),
+    ]
 )
-def test_what_cannot_be_planned(given: dict[str, Any], line: str) -> None:
+
+
+@pytest.mark.parametrize(("given", "words"), PLANS)
+def test_what_cannot_be_planned(given: dict[str, Any], words: tuple[str, ...]) -> None:
     fields = {"epsilon": None, "delta": 1e-6, "rounds": 5, "sampling": 1.0, **given}
-    with pytest.raises(UserError) as found:
-        plan(**fields)
-    assert str(found.value) == line
+    assert_refused(lambda: plan(**fields), *words)
 
 
 def test_what_is_at_the_edge_can_be_planned() -> None:
@@ -276,9 +209,8 @@ def test_what_is_at_the_edge_can_be_planned() -> None:
 
 def test_a_budget_of_nothing_needs_a_number_above_0() -> None:
     for epsilon in (0.0, -1.0):
-        with pytest.raises(UserError) as found:
-            noise_for(epsilon, DELTA, [(Release(1.0), 1)])
-        assert str(found.value) == f"epsilon: got {epsilon:g}; allowed: numbers above 0"
+        call = partial(noise_for, epsilon, DELTA, [(Release(1.0), 1)])
+        assert_refused(call, f"epsilon: got {epsilon:g}; allowed: numbers above 0")
 
 
 def test_noise_beside_what_else_is_released_keeps_to_the_budget_exactly() -> None:
@@ -309,3 +241,186 @@ def test_laplace_noise_costs_at_most_its_epsilon_and_less_with_delta() -> None:
     mixed = spent({Release(2.0, mechanism="laplace"): 4, Release(5.0): 3}, DELTA)
     assert spent({Release(5.0): 3}, DELTA) < mixed < spent({Release(5.0): 3}, DELTA / 2) + 4 * 0.5
     assert mixed < spent({Release(2.0, mechanism="laplace"): 4, Release(5.0): 3}, DELTA, "rdp")
+
+
+DELTA = 1e-5
+
+
+def hockey_stick(noise: float, rate: float, others: float, mine: float, instead: float, epsilon: float) -> float:
+    """Integrate max(0, p − e^ε p') over one noisy sum with one client's part, and with another's in its place.
+
+    All other clients send `others`; the shared part of the sum is taken away, so that a cohort without the client is
+    at 0, and one with it at its part less that of the one it displaces.
+    """
+
+    x = np.linspace(-12 * noise - 2, 12 * noise + 2, 200_001)
+    with_it, in_place = (
+        (1 - rate) * norm.pdf(x, 0, noise) + rate * norm.pdf(x, part - others, noise) for part in (mine, instead)
+    )
+    return float(np.trapezoid(np.maximum(0.0, with_it - math.exp(epsilon) * in_place), x))
+
+
+@pytest.mark.parametrize(("noise", "rate", "epsilon"), [(1.0, 0.1, 6.5755398), (2.0, 0.5, 3.5), (1.5, 0.02, 1.0)])
+def test_one_round_is_what_integration_finds_and_no_less_is_true(noise: float, rate: float, epsilon: float) -> None:
+    """Others push one way, the client pushes the other: two whole federations that are as far apart as is accounted."""
+    found = float(fixed_delta(np.array([epsilon]), noise / 2, rate)[0])
+    assert found == pytest.approx(hockey_stick(noise, rate, -1.0, 1.0, -1.0, epsilon), rel=1e-6)
+    if epsilon > 6:
+        assert found == pytest.approx(DELTA, rel=1e-4)
+        assert spent({Release(noise, "fixed", rate): 1}, DELTA) == pytest.approx(epsilon, abs=1e-4)
+
+
+@given(
+    noise=st.floats(0.6, 3.0),
+    rate=st.floats(0.01, 1.0),
+    parts=st.tuples(*[st.floats(-1.0, 1.0)] * 3),
+    epsilon=st.floats(0.0, 4.0),
+)
+@settings(max_examples=25, deadline=None)
+def test_no_federation_is_further_apart_than_is_accounted(
+    noise: float, rate: float, parts: tuple[float, float, float], epsilon: float
+) -> None:
+    assert hockey_stick(noise, rate, *parts, epsilon) <= fixed_delta(np.array([epsilon]), noise / 2, rate)[0] + 1e-9
+
+
+def test_below_zero_the_curve_is_that_of_the_other_direction() -> None:
+    # δ(−ε) = 1 − e^−ε + e^−ε δ(ε): the same pair of distributions, the other way round.
+    for epsilon in (0.01, 0.5, 3.0):
+        below, above = fixed_delta(np.array([-epsilon, epsilon]), 0.7, 0.2)
+        assert below == pytest.approx(1 - math.exp(-epsilon) + math.exp(-epsilon) * above)
+
+
+@pytest.mark.parametrize(("noise", "rate", "rounds", "epsilon"), [(2.0, 0.1, 10, 1.0), (3.0, 0.3, 20, 2.5)])
+def test_several_rounds_are_what_playing_finds(noise: float, rate: float, rounds: int, epsilon: float) -> None:
+    """Losses of single rounds drawn one by one, from the densities and not from the curve, and added up."""
+    generator, plays, half = np.random.default_rng(1), 400_000, noise / 2
+    # In units of the distance: at 0 without the client, at 1 with it; beyond 1/2 the loss is above 0. Losses above 0
+    # come as likely as with the client, those below 0 are the mirror image of those without it, the rest are 0.
+    above = (1 - rate) * norm.sf(0.5, 0, half) + rate * norm.sf(0.5, 1, half)
+    below = norm.sf(0.5, 0, half)
+    total = np.zeros(plays)
+    for _ in range(rounds):
+        without = generator.normal(0, half, plays)
+        with_it = without + (generator.random(plays) < rate)
+        up, down = (np.log1p(rate * np.expm1((2 * x[x > 0.5] - 1) / (2 * half**2))) for x in (with_it, without))
+        kind = generator.random(plays)
+        rises, falls = kind < above, (kind >= above) & (kind < above + below)
+        total[rises] += generator.choice(up, int(rises.sum()))
+        total[falls] -= generator.choice(down, int(falls.sum()))
+    played = np.maximum(0.0, -np.expm1(epsilon - total))
+    error = played.std() / math.sqrt(plays)
+    counted = repeated(fixed_losses(half, rate, 1e-3), rounds).get_delta_for_epsilon(epsilon)
+    assert played.mean() > 20 * error
+    assert counted == pytest.approx(played.mean(), abs=5 * error)
+
+
+def test_fixed_cohorts_cost_more_than_poisson_ones_with_half_the_noise() -> None:
+    """As in Lebeda et al.: taking the worse of the two one-sided sums would promise too much."""
+    fixed = spent({Release(2.0, "fixed", 0.1): 100}, DELTA)
+    one_sided = spent({Release(1.0, "poisson", 0.1): 100}, DELTA)
+    assert fixed > one_sided * 1.01
+    assert fixed < spent({Release(2.0, "fixed", 0.1): 100}, DELTA, "rdp")
+
+
+@pytest.mark.parametrize("rounds", [1, 1500])
+def test_without_sampling_both_are_the_gaussian_mechanism(rounds: int) -> None:
+    noise = 2.0 * math.sqrt(rounds)
+    for delta in (1e-5, 1e-9):
+        exact = gaussian_epsilon(delta, 2.0)
+        for made in (fixed_losses, poisson_losses):
+            found = repeated(made(noise, 1.0, 1e-4), rounds).get_epsilon_for_delta(delta)
+            assert exact - 1e-9 <= found <= exact + 1e-3
+        assert spent({Release(2 * noise, "fixed", 1.0): rounds}, delta) == pytest.approx(exact)
+
+
+@pytest.mark.parametrize(
+    ("noise", "rate", "rounds"), [(1.0, 0.1, 100), (1.0, 0.5, 10), (4.0, 0.9, 1000), (0.3, 0.01, 5), (2.0, 1.0, 3)]
+)
+def test_poisson_cohorts_have_the_losses_of_the_library(noise: float, rate: float, rounds: int) -> None:
+    from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
+
+    ours = repeated(poisson_losses(noise, rate, 1e-3), rounds)
+    theirs = from_gaussian_mechanism(noise, sampling_prob=rate, value_discretization_interval=1e-3).self_compose(rounds)
+    for delta in (1e-3, 1e-5, 1e-8):
+        expected = theirs.get_epsilon_for_delta(delta)
+        assert ours.get_epsilon_for_delta(delta) == pytest.approx(expected, rel=1e-6)
+
+
+@given(st.floats(0.3, 5.0), st.floats(0.01, 0.99), st.floats(-3.0, 3.0))
+def test_one_poisson_round_is_what_integration_finds(noise: float, rate: float, epsilon: float) -> None:
+    line = np.linspace(-12 * noise, 1 + 12 * noise, 20_001)
+    without = norm.pdf(line, 0, noise)
+    having = (1 - rate) * without + rate * norm.pdf(line, 1, noise)
+    for added, (one, other) in ((False, (having, without)), (True, (without, having))):
+        integral = np.maximum(one - math.exp(epsilon) * other, 0.0).sum() * (line[1] - line[0])
+        assert poisson_delta(np.array([epsilon]), noise, rate, added=added)[0] == pytest.approx(integral, abs=1e-5)
+
+
+def test_poisson_losses_beyond_where_e_to_epsilon_is_a_number() -> None:
+    # A half of the clients: half of the δ of all of them, at ε + ln 2; z = 1/100.
+    (half,) = poisson_delta(np.array([4900.0 - math.log(2)]), 0.01, 0.5)
+    assert half == pytest.approx(norm.cdf(50 - 49) / 2, abs=0.01)
+    for added in (False, True):
+        assert poisson_delta(np.array([-800.0, 1e6]), 1.0, 0.5, added=added).tolist() == [1.0, 0.0]
+
+
+def test_the_farthest_loss_that_is_counted_by_hand() -> None:
+    # Noise 2: 1/8 + 8.5/2 = 4.375 without sampling; with a tenth of the clients ln(0.9 + 0.1 e^4.375).
+    assert farthest(2.0, 1.0) == 4.375
+    assert farthest(2.0, 0.1) == pytest.approx(math.log(0.9 + 0.1 * math.exp(4.375)))
+    # Where e^ε would overflow: 0.5/0.01² + 8.5/0.01 = 5850.
+    assert farthest(0.01, 0.5) == pytest.approx(5850 - math.log(2))
+
+
+def test_the_curve_at_its_edges() -> None:
+    assert fixed_delta(np.array([0.0]), 0.5, 1.0)[0] == pytest.approx(2 * norm.cdf(1.0) - 1)
+    assert fixed_delta(np.array([0.0]), 0.5, 0.25)[0] == pytest.approx((2 * norm.cdf(1.0) - 1) / 4)
+    # δ(ε) = Φ(1/2z − εz) − e^ε Φ(−1/2z − εz), here with z = 1/100: far beyond where e^ε is a number.
+    one, other = fixed_delta(np.array([4900.0, 699.0]), 0.01, 1.0)
+    assert one == pytest.approx(norm.cdf(50 - 49), abs=0.01)
+    assert other == pytest.approx(1.0)
+    # A half of the clients: ln(1 + 2(e^ε − 1)) is ε + ln 2 there.
+    (half,) = fixed_delta(np.array([4900.0 - math.log(2)]), 0.01, 0.5)
+    assert half == pytest.approx(one / 2, rel=1e-9)
+    near = fixed_delta(np.array([699.999999, 700.0, 700.000001]), 0.0265, 0.5)
+    assert near == pytest.approx([near[1]] * 3, rel=1e-4)
+    assert 0 < near[1] < 0.5
+    assert fixed_delta(np.array([-800.0, 1e6]), 1.0, 0.5).tolist() == [1.0, 0.0]
+
+
+def test_the_same_distribution_bounds_nothing() -> None:
+    generator = np.random.default_rng(0)
+    found = [lower_bound(generator.random(1000) < 0.5, generator.normal(size=1000), 1e-5) for _ in range(20)]
+    assert sum(bound > 0 for bound in found) <= 3  # each may be wrong once in twenty times
+    assert max(found) < 0.5
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 2.0])
+def test_randomised_response_is_bounded_from_below_and_never_by_more_than_is_true(epsilon: float) -> None:
+    """Each canary's bit is told truly with e^ε/(1 + e^ε): nothing that keeps ε tells more of it."""
+    generator, found = np.random.default_rng(1), list[float]()
+    for _ in range(20):
+        inside = generator.random(4000) < 0.5
+        told = np.where(generator.random(4000) < 1 / (1 + math.exp(-epsilon)), inside, ~inside)
+        found.append(lower_bound(inside, told + 0.1 * generator.random(4000), 0.0))
+    assert sum(bound > epsilon for bound in found) <= 3
+    assert np.median(found) > 0.7 * epsilon
+
+
+def test_guesses_that_are_all_right_are_bounded_by_their_number() -> None:
+    inside = np.arange(200) % 2 == 0
+    # All 200 guessed: with a hundredth of error for each of the five choices, e^ε/(1 + e^ε) is at least 0.01^(1/200).
+    coin = 0.01 ** (1 / 200)
+    assert lower_bound(inside, inside * 1.0, 0.0) == pytest.approx(math.log(coin / (1 - coin)), abs=1e-3)
+
+
+@given(guesses=st.integers(1, 60), epsilon=st.floats(0, 5), right=st.integers(0, 60), delta=st.floats(0, 1e-3))
+@settings(max_examples=60, deadline=None)
+def test_a_delta_makes_right_guesses_likelier(guesses: int, epsilon: float, right: int, delta: float) -> None:
+    right = min(right, guesses)
+    coin = 1 / (1 + math.exp(-epsilon))
+    slow = max(
+        (binom.sf(right - i - 1, guesses, coin) - binom.sf(right - 1, guesses, coin)) / i for i in range(1, guesses + 1)
+    )
+    expected = min(1.0, binom.sf(right - 1, guesses, coin) + 2 * guesses * delta * slow)
+    assert chance(guesses, guesses, right, epsilon, delta) == pytest.approx(expected, abs=1e-9)

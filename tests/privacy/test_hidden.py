@@ -1,16 +1,21 @@
-"""What the loop makes of one hidden sum: divided by the weights in it, and refused where honest clients have none."""
+"""What the loop makes of one hidden sum, and [privacy]: what goes together, and what does not in one line."""
 
 from __future__ import annotations
+
+import re
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
+from tests.kit import assert_refused, refusal
 
-from steelyard.errors import UserError
 from steelyard.messages import Failure
-from steelyard.privacy import hidden as module
+from steelyard.privacy import requirements
 from steelyard.privacy.fixed_point import FixedPoint
 from steelyard.privacy.hidden import (
     BeyondBound,
@@ -21,10 +26,14 @@ from steelyard.privacy.hidden import (
     check_sum,
     check_weights,
 )
-from steelyard.privacy.settings import AggregationSettings
+from steelyard.privacy.settings import AggregationSettings, PrivacySettings, check_delta
 
 START = torch.tensor([1.0, -2.0])
+
+
 DELTAS = {"a": [1.0, 0.0], "b": [0.0, 2.0], "c": [-1.0, 1.0], "d": [8.0, 8.0]}
+
+
 SETTINGS = AggregationSettings(bound=8.0)
 
 
@@ -45,34 +54,18 @@ def updates(gone: str = "", extra: float = 0.0) -> HiddenUpdates:
     return HiddenUpdates(tuple("abcd"), Summing(gone, extra), SETTINGS)
 
 
-def test_the_model_is_the_weighted_mean():
-    model = updates().aggregate(START, np.array([0.1, 0.2, 0.3, 0.4]))
-    # Θ + .1·(1, 0) + .2·(0, 2) + .3·(-1, 1) + .4·(8, 8)
-    torch.testing.assert_close(model, START + torch.tensor([3.0, 3.9]))
-
-
-def test_what_is_left_after_a_dropout_is_divided_by_the_weights_that_are_left():
-    """.6 of the weight is in the sum: without the division the step would be too short."""
-    model = updates(gone="d").aggregate(START, np.array([0.1, 0.2, 0.3, 0.4]))
-    torch.testing.assert_close(model, START + torch.tensor([-0.2, 0.7]) / 0.6)
-
-
-@pytest.mark.parametrize("scale", [0.5, 1.0, 2.0])
-def test_weights_that_do_not_sum_to_one_give_the_same_model(scale: float):
-    model = updates().aggregate(START, scale * np.array([0.1, 0.2, 0.3, 0.4]))
-    torch.testing.assert_close(model, START + torch.tensor([3.0, 3.9]))
-
-
 def test_a_sum_that_honest_clients_cannot_have_is_not_used_and_all_who_may_be_the_cause_are_named():
-    hidden = updates(gone="d", extra=200.0)
+    hidden, weights = updates(gone="d", extra=200.0), np.array([0.1, 0.2, 0.3, 0.4])
     with pytest.raises(
         BeyondBound,
         match=r"sum of 3 clients moves a parameter by 201, .* by at most 4.8 \(privacy.aggregation.bound times the "
         r"sum of their weights\); one or more of a, b, c sent too much",
     ):
-        hidden.aggregate(START, np.array([0.1, 0.2, 0.3, 0.4]))
-    with pytest.raises(UserError, match="second weighted sum"):
-        hidden.aggregate(START, np.array([0.1, 0.2, 0.3, 0.4]))
+        hidden.aggregate(START, weights)
+    assert_refused(lambda: hidden.aggregate(START, weights), "second weighted sum")
+    names = tuple(f"c{number:03d}" for number in range(100))
+    with pytest.raises(BeyondBound, match=r"one or more of c000, .*c019 and 80 more sent too much"):
+        check_sum(Summed(np.array([9.0]), names), 1.0, SETTINGS)
 
 
 @pytest.mark.parametrize(
@@ -88,12 +81,6 @@ def test_the_limit_is_the_bound_times_the_weights_and_half_a_step_for_each_clien
             check_sum(summed, 0.6, SETTINGS)
     else:
         check_sum(summed, 0.6, SETTINGS)
-
-
-def test_in_a_large_cohort_the_first_twenty_are_named_and_the_others_counted():
-    names = tuple(f"c{number:03d}" for number in range(100))
-    with pytest.raises(BeyondBound, match=r"one or more of c000, .*c019 and 80 more sent too much"):
-        check_sum(Summed(np.array([9.0]), names), 1.0, SETTINGS)
 
 
 @given(
@@ -114,7 +101,7 @@ def test_honest_clients_are_never_refused_however_large_their_updates_are(
 
 
 @pytest.mark.parametrize(
-    ("weights", "why"),
+    ("weights", "words"),
     [
         ([], "a weight is missing or is not a number"),
         ([0.5, np.nan, 0.5], "a weight is missing or is not a number"),
@@ -124,12 +111,9 @@ def test_honest_clients_are_never_refused_however_large_their_updates_are(
         ([0.26, 0.13, 0.12], "a would have 0.51"),
     ],
 )
-def test_weights_under_which_nobody_could_hide_are_refused(weights: list[float], why: str):
-    with pytest.raises(UserError, match=why):
-        check_weights("abc", np.array(weights), AggregationSettings())
-
-
-def test_a_cap_of_exactly_the_largest_weight_passes():
+def test_weights_under_which_nobody_could_hide_are_refused(weights: list[float], words: str):
+    assert_refused(lambda: check_weights("abc", np.array(weights), AggregationSettings()), words)
+    # A cap of exactly the largest weight passes.
     check_weights("abc", np.array([0.45, 0.45, 0.1]), AggregationSettings(largest_weight=0.45))
     check_weights("abc", np.array([0.1, 0.1, 0.1]), AggregationSettings(largest_weight=1 / 3))
 
@@ -143,29 +127,22 @@ def test_a_second_sum_of_the_same_updates_is_refused():
     )
     for hidden, weights in ((once, np.full(4, 0.25)), (updates(), np.full((2, 4), 0.25))):
         asked = hidden.summing.asked
-        with pytest.raises(UserError) as found:
-            hidden.aggregate(START, weights)
-        assert str(found.value) == line
+        assert refusal(hidden.aggregate, START, weights) == line
         assert hidden.summing.asked == asked
     # What is left of the cohort after the sum is no new cohort.
-    with pytest.raises(UserError, match="a second weighted sum"):
-        once.select([0, 1, 2]).aggregate(START, np.full(3, 1 / 3))
+    assert refusal(once.select([0, 1, 2]).aggregate, START, np.full(3, 1 / 3)) == line
 
 
 def test_single_updates_are_nobodys_to_see():
     hidden = updates()
-    line = (
-        "privacy.aggregation: the server sees no single updates in this run, but something needs them; allowed: "
-        "criteria, rules and defences that do not"
-    )
-    for asked in (
+    for call in (
         lambda: hidden.combine(START, np.ones(4)),
         lambda: hidden.divergence(START),
         lambda: hidden.gram(START),
     ):
-        with pytest.raises(UserError) as found:
-            asked()
-        assert str(found.value) == line
+        assert_refused(
+            call, "privacy.aggregation", "sees no single updates", "criteria, rules and defences that do not"
+        )
     assert hidden.content() is None
     assert hidden.finite().tolist() == [True] * 4
     assert hidden.finite().dtype == np.bool_
@@ -173,36 +150,181 @@ def test_single_updates_are_nobodys_to_see():
     assert (few.clients, few.summing, few.settings) == (("b", "d"), hidden.summing, SETTINGS)
 
 
-@pytest.mark.parametrize("block", [1, 2, 1 << 18])
-def test_an_update_that_cannot_be_written_down_is_named_with_its_largest_change(
-    monkeypatch: pytest.MonkeyPatch, block: int
-):
-    monkeypatch.setattr(module, "_BLOCK", block)
+def test_an_update_that_cannot_be_written_down_is_named_with_its_largest_change():
     start = torch.tensor([1.0, 2.0, 3.0])
     changes = [[0.5, 0.0, -8.0], [0.0, 9.5, 1.0], [-123.456, 0.0, 0.0], [0.0, float("nan"), 0.0]]
     models = start + torch.tensor([*changes, [float("-inf"), 0.0, 0.0]])
     large = "its update changes a parameter by {}; allowed: at most 8 (privacy.aggregation.bound)"
-    assert beyond(models, start, 8.0) == [
-        None,
-        large.format("9.5"),
-        large.format("123"),
-        "model holds NaN or infinity",
-        "model holds NaN or infinity",
-    ]
+    broken = "model holds NaN or infinity"
+    assert beyond(models, start, 8.0) == [None, large.format("9.5"), large.format("123"), broken, broken]
+    # Long models are looked at piece by piece.
+    long = torch.zeros(2, (1 << 18) + 2)
+    long[0, -1] = 9.0
+    assert beyond(long, torch.zeros(long.shape[1]), 8.0) == [large.format("9"), None]
 
 
 def test_a_cohort_must_be_large_enough_to_hide_in_and_small_enough_to_be_summed():
     for kind in ("secure", "paillier", "ckks"):
-        settings = AggregationSettings(kind=kind)
-        check_cohort(settings, 3)
-        with pytest.raises(UserError) as found:
-            check_cohort(settings, 2)
-        assert str(found.value) == (
-            "privacy.aggregation: a cohort has 2 clients, and in a sum of two each could compute the other's update; "
-            "allowed: at least 3 (set rounds.fraction or rounds.min_clients)"
+        found = AggregationSettings(kind=kind)
+        check_cohort(found, 3)
+        assert_refused(
+            lambda found=found: check_cohort(found, 2),
+            "privacy.aggregation: a cohort has 2 clients",
+            "allowed: at least 3 (set rounds.fraction or rounds.min_clients)",
         )
     # Sixteen bits do not hold a sum of thousands; the grid of ckks has no such words.
-    with pytest.raises(UserError, match="bits"):
-        check_cohort(AggregationSettings(bits=16, bound=1e6), 60_000)
-    with pytest.raises(UserError):
-        check_cohort(AggregationSettings(kind="ckks", bound=1e6), 10**9)
+    assert_refused(lambda: check_cohort(AggregationSettings(bits=16, bound=1e6), 60_000), "bits")
+    assert_refused(lambda: check_cohort(AggregationSettings(kind="ckks", bound=1e6), 10**9), "bound")
+
+
+CENTRAL = {"clip": 1.0, "noise": 1.0}
+
+
+COHORT = {**CENTRAL, "weights": "cohort", "cohorts": "public"}
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        (
+            {},
+            "central: missing, and so are local and aggregation; allowed: one of the three, or local with aggregation",
+        ),
+        (
+            {"central": CENTRAL, "local": CENTRAL},
+            "local: given together with central; allowed: one of the two, since either adds enough noise",
+        ),
+        (
+            {"central": CENTRAL, "aggregation": {}},
+            "central: given together with aggregation, but the server would have to clip single updates, which "
+            "aggregation hides; allowed: one of the two, or local with aggregation",
+        ),
+        (
+            {"central": {"clip": 1.0}},
+            "central.noise: missing, and so is budget.epsilon; allowed: at least one of the two",
+        ),
+        ({"local": {"clip": 1.0}}, "local.noise: missing, and so is budget.epsilon; allowed: at least one of the two"),
+        (
+            {"local": CENTRAL, "criteria_noise": 1.0},
+            "criteria_noise: given, but criteria are not charged; allowed: only with criteria = 'charged'",
+        ),
+        (
+            {"local": CENTRAL, "criteria": "public", "criteria_bounds": {"DS": 1.0}},
+            "criteria_bounds: given, but criteria are not charged; allowed: only with criteria = 'charged'",
+        ),
+        (
+            {"local": CENTRAL, "criteria_mechanism": "laplace"},
+            "criteria_mechanism: given, but criteria are not charged; allowed: only with criteria = 'charged'",
+        ),
+        (
+            {"local": CENTRAL, "criteria": "charged", "criteria_mechanism": "exponential"},
+            "criteria_levels: missing, and 'exponential' tells one of a few values; allowed: 2 to 1001, 2 for a yes or "
+            "no",
+        ),
+        (
+            {"local": CENTRAL, "criteria": "charged", "criteria_mechanism": "laplace", "criteria_levels": 3},
+            "criteria_levels: given with criteria_mechanism = 'laplace', which tells any number; allowed only with "
+            "'exponential' and 'randomised-response'",
+        ),
+        (
+            {"central": {**CENTRAL, "weights": "cohort"}},
+            "central.cohorts: got 'secret' with weights = 'cohort'; a client that takes part then changes all weights, "
+            "so that a secret cohort saves no budget; allowed: 'public', or weights = 'own'",
+        ),
+        (
+            {"central": {**COHORT, "references": {"DS": 5.0}}},
+            "central.references: given with weights = 'cohort'; allowed only with weights = 'own'",
+        ),
+        (
+            {"central": CENTRAL, "criteria": "charged"},
+            "criteria: got 'charged' with central.weights = 'own', where a criterion changes only its own client's "
+            "weight and is not released; allowed: leave privacy.criteria out, or central.weights = 'cohort'",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_one_line(given: dict[str, Any], line: str) -> None:
+    with pytest.raises(ValidationError) as found:
+        PrivacySettings.model_validate(given)
+    (error,) = found.value.errors()
+    assert error["msg"] == f"Value error, {line}"
+
+
+@pytest.mark.parametrize(
+    ("given", "noise"),
+    [
+        ({"central": CENTRAL}, True),
+        ({"central": {"clip": 1.0}, "budget": {"epsilon": 1.0}}, True),
+        ({"central": {**CENTRAL, "cohorts": "public"}}, True),
+        ({"central": {**CENTRAL, "references": {"DS": 5.0}}}, True),
+        ({"central": COHORT, "criteria": "charged", "criteria_bounds": {"DS": 1.0}}, True),
+        ({"local": CENTRAL, "criteria": "charged", "criteria_noise": 2.0}, True),
+        ({"local": CENTRAL, "aggregation": {}}, True),
+        ({"aggregation": {}}, False),
+    ],
+)
+def test_what_goes_together(given: dict[str, Any], noise: bool) -> None:
+    assert PrivacySettings.model_validate(given).noise is noise
+
+
+def test_a_delta_of_one_over_the_clients_guarantees_nothing() -> None:
+    check_delta("delta", 0.0099, 100, "more")
+    check_delta("delta", 0.5, 0, "more")
+    words = ("delta: got 0.01 with 100 clients", "allowed: below 0.01, or more = true")
+    assert_refused(lambda: check_delta("delta", 0.01, 100, "more = true"), *words)
+
+
+def test_defaults_of_aggregation_and_how_many_must_stay() -> None:
+    plain = AggregationSettings()
+    assert (plain.word_bits, plain.modulus_bits) == (32, 3072)
+    assert AggregationSettings(bits=64).word_bits == 64
+    assert AggregationSettings(kind="paillier", key_bits=2048).modulus_bits == 2048
+    # Two thirds, rounded up; more than half; at least two.
+    assert [plain.least(count) for count in (1, 2, 3, 4, 9, 10, 100)] == [2, 2, 2, 3, 6, 7, 67]
+    assert AggregationSettings(threshold=0.51).least(10) == 6
+    assert AggregationSettings(threshold=0.5000000000001).least(10) == 6
+    assert AggregationSettings(threshold=1.0).least(10) == 10
+    # 0.7 · 10 is 7.000000000000001 at worst, and 7 are enough.
+    assert AggregationSettings(threshold=0.7).least(10) == 7
+
+
+def test_a_package_that_is_missing_is_named_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    requirements.check_installed(AggregationSettings())
+    requirements.check_accounting()
+    missing = ("tenseal", "dp_accounting")
+    monkeypatch.setattr(requirements, "find_spec", lambda name: None if name in missing else name)
+    assert_refused(requirements.check_accounting, "privacy", "dp-accounting", "pip install 'steelyard[privacy]'")
+    requirements.check_installed(AggregationSettings(kind="paillier"))
+    call = partial(requirements.check_installed, AggregationSettings(kind="ckks"))
+    assert_refused(call, "privacy.aggregation.kind: 'ckks'", "tenseal", "pip install 'steelyard[encryption]'")
+
+
+def test_the_model_is_the_weighted_mean_of_those_who_stayed():
+    weights = np.array([0.1, 0.2, 0.3, 0.4])
+    # Θ + .1·(1, 0) + .2·(0, 2) + .3·(-1, 1) + .4·(8, 8), whatever the weights sum to.
+    for scale in (0.5, 1.0, 2.0):
+        model = updates().aggregate(START, scale * weights)
+        torch.testing.assert_close(model, START + torch.tensor([3.0, 3.9]))
+    # .6 of the weight is in the sum: without the division the step would be too short.
+    model = updates(gone="d").aggregate(START, weights)
+    torch.testing.assert_close(model, START + torch.tensor([-0.2, 0.7]) / 0.6)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"kind": "paillier", "threshold": 0.7}, "threshold: given with kind = 'paillier'; allowed only with secure"),
+        ({"kind": "ckks", "threshold": 0.9}, "threshold"),
+        ({"kind": "ckks", "bits": 32}, "bits: given with kind = 'ckks'; allowed only with secure, paillier"),
+        ({"key_bits": 3072}, "key_bits: given with kind = 'secure'; allowed only with paillier"),
+        ({"kind": "paillier", "key_bits": 3000}, "key_bits: got 3000; allowed: a multiple of 256, such as 3072"),
+        ({"kind": "paillier", "key_bits": 1024}, "key_bits"),
+        ({"threshold": 0.5}, "threshold"),
+        ({"threshold": 1.1}, "threshold"),
+        ({"bound": 0}, "bound"),
+        ({"bits": 8}, "bits"),
+        ({"largest_weight": 0}, "largest_weight"),
+    ],
+)
+def test_aggregation_that_promises_nothing_is_refused(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=re.escape(words)):
+        AggregationSettings.model_validate(fields)

@@ -1,4 +1,4 @@
-"""Noise that devices add themselves: how much, on what, and what leaves a device beside it."""
+"""Noise on sums and on devices: what one client can move, what the noise covers, and what leaves a device beside it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 from tests.privacy.seeded_source import SeededSource
 
 from steelyard.errors import UserError
 from steelyard.messages import Task, Updates
 from steelyard.privacy.accounting import Release, spent
+from steelyard.privacy.central import bounded_sum, clip_factors, lengths_of, noisy_sum
 from steelyard.privacy.local import (
     DeviceNoise,
     criteria_release,
@@ -24,7 +28,99 @@ from steelyard.privacy.local import (
     without_losses,
 )
 from steelyard.privacy.settings import OWNERS_DELTA, PrivacySettings
+from steelyard.privacy.source import SystemSource, normals
 from steelyard.update_payloads import DenseModels
+
+NUMBERS = st.floats(-1e6, 1e6, width=32)
+
+
+@given(
+    models=arrays(np.float32, (5, 7), elements=NUMBERS),
+    start=arrays(np.float32, 7, elements=st.floats(-10, 10, width=32)),
+    weights=arrays(np.float64, 5, elements=st.floats(0, 0.3)),
+    clip=st.floats(0.01, 10),
+    deviation=st.floats(1e-3, 10),
+    who=st.integers(0, 4),
+)
+@settings(max_examples=100, deadline=None)
+def test_no_client_moves_the_sum_by_more_than_clip_times_its_weight(
+    models: np.ndarray, start: np.ndarray, weights: np.ndarray, clip: float, deviation: float, who: int
+) -> None:
+    stacked, parameters, fine = torch.from_numpy(models), torch.from_numpy(start), 2.0**-16 * deviation
+    coefficients = weights * clip_factors(lengths_of(stacked, parameters), clip)
+    whole = bounded_sum(stacked, parameters, coefficients, fine) * fine
+    rest = [row for row in range(5) if row != who]
+    without = bounded_sum(stacked[rest], parameters, coefficients[rest], fine) * fine
+    assert float((whole - without).norm()) <= clip * weights[who]
+
+
+@given(length=st.floats(1e-30, 1e30), clip=st.floats(1e-6, 1e6))
+@settings(max_examples=200, deadline=None)
+def test_what_is_clipped_is_a_little_shorter_than_allowed_and_never_longer(length: float, clip: float) -> None:
+    """The slack is for norms that round: it must shorten, also an update that is exactly as long as allowed."""
+    factors = clip_factors(np.array([length, clip]), clip)
+    assert factors[0] * length < clip
+    assert factors[1] < 1.0 - 1e-10
+    assert factors[1] > 1.0 - 1e-8
+
+
+def test_simulated_devices_draw_noise_of_their_own_each() -> None:
+    """Forty devices in threads: noise of the deviation asked for, never the same, and each around its own update."""
+    models = torch.zeros(40, 500)
+    models[7] += 0.01
+    sent = noisy_models(DenseModels(models), torch.zeros(500), 1.0, 0.5, SystemSource()).models
+    assert float(sent.std()) == pytest.approx(0.5, rel=0.05)
+    assert torch.unique(sent[:, 0]).numel() == 40
+    quiet = noisy_models(DenseModels(models), torch.zeros(500), 1.0, 1e-6, SystemSource()).models
+    torch.testing.assert_close(quiet, models, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf"), -float("inf")])
+def test_an_update_that_is_no_number_somewhere_is_noise_and_nothing_else(broken: float) -> None:
+    """Its length is unknown, so nothing clips the rest of it; and where it is broken would show through any noise."""
+    models = torch.full((2, 500), 1e6)
+    models[0, 3] = broken
+    sent = noisy_models(DenseModels(models), torch.zeros(500), 1.0, 0.5, SystemSource()).models
+    assert float(sent[0].abs().max()) < 5
+    assert float(sent[1].norm()) == pytest.approx((1 + 500 * 0.25) ** 0.5, rel=0.2)
+    # A server may break the model that it sends, where that disturbs no training.
+    start = torch.zeros(500)
+    start[3] = broken
+    models[:, 3] = broken
+    told = noisy_models(DenseModels(models), start, 1.0, 0.5, SystemSource()).models
+    assert float(told[:, 4:].abs().max()) < 5
+
+
+def test_lengths_and_sums_do_not_depend_on_how_many_parameters_are_looked_at_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    models = torch.tensor([[3.0, 1.0, 4.0, 1.0, 5.0], [2.0, 7.0, 1.0, 8.0, 2.0]])
+    start = torch.ones(5)
+    for at_once in (1, 4, 6, 1000):  # one, two, three and all parameters of the two models; whole numbers, so exact
+        monkeypatch.setattr("steelyard.update_payloads.AT_ONCE", {"cpu": at_once, "cuda": 1})
+        assert lengths_of(models, start) == pytest.approx([np.sqrt(4 + 9 + 16), np.sqrt(1 + 36 + 49 + 1)])
+        found = bounded_sum(models, start, np.array([0.5, 0.25]), 0.125)
+        assert found.tolist() == [10.0, 12.0, 12.0, 14.0, 18.0]
+        assert found.dtype == torch.float64
+    # 0.7 and −0.7 of a step are nothing, each by itself; together with others they would have moved the sum.
+    models = torch.tensor([[0.7, -0.7], [0.7, -0.7], [1.9, -1.9]])
+    assert bounded_sum(models, torch.zeros(2), np.ones(3), 1.0).tolist() == [1.0, -1.0]
+
+
+def test_the_noisy_sum_is_its_formula_step_by_step() -> None:
+    models = torch.tensor([[3.0, 5.0, 1.0], [1.25, 1.0, 1.0], [float("inf"), 1.0, 1.0], [7.0, 7.0, 7.0]])
+    start = torch.ones(3)
+    # Noise of deviation 3 lies on steps of 2^-15. The first update, (2, 4, 0), is √20 long and clipped to 2; the third
+    # is broken, and the fourth has no weight.
+    step, keep = 2.0**-15, 1.0 - 1e-9
+    factor = 0.5 * 2 / np.sqrt(20) * keep
+    parts = np.trunc(np.array([2.0, 4.0, 0.0]) * factor / step) + np.trunc(np.array([0.25, 0, 0]) * 0.25 * keep / step)
+    noise = np.rint(normals(SeededSource(9), 3) * (3.0 / step))
+    found = noisy_sum(models, start, np.array([0.5, 0.25, 0.25, 0.0]), 2.0, 3.0, SeededSource(9))
+    # A number between two steps may fall to either side on another processor, and float32 rounds numbers below 16.
+    assert found.tolist() == pytest.approx((1.0 + (parts + noise) * step).tolist(), rel=0, abs=1.01 * step)
+    assert found.dtype == torch.float32
+
 
 DELTA = 1e-6
 
@@ -35,40 +131,21 @@ def section(*, noise: float | None = None, clip: float = 1.0, **more: Any) -> Pr
     )
 
 
-# ---------------------------------------------------------------- how much noise
-
-
-def test_the_noise_that_is_given_is_taken() -> None:
+def test_the_noise_of_a_budget_covers_an_update_and_charged_criteria_in_every_round() -> None:
+    for criteria in (0, 2):
+        found = device_noise(section(criteria="charged", criteria_bounds={"DS": 10.0}), 10, criteria)
+        # As many equal releases as updates and criteria together: within the budget, and with a little less not.
+        count = 10 * (1 + criteria)
+        assert spent({Release(found): count}, DELTA) <= 4.0 < spent({Release(found / 1.001): count}, DELTA)
     assert device_noise(section(noise=2.5), 100, 3) == 2.5
-
-
-@pytest.mark.parametrize("criteria", [0, 2])
-def test_the_noise_of_a_budget_covers_an_update_and_charged_criteria_in_every_round(criteria: int) -> None:
-    charged = section(criteria="charged", criteria_bounds={"DS": 10.0})
-    found = device_noise(charged, 10, criteria)
-    # As many equal releases as updates and criteria together: within the budget, and with a little less not.
-    count = 10 * (1 + criteria)
-    assert spent({Release(found): count}, DELTA) <= 4.0
-    assert spent({Release(found / 1.001): count}, DELTA) > 4.0
-
-
-def test_criteria_that_are_public_need_no_noise() -> None:
     assert device_noise(section(criteria="public"), 10, 5) == device_noise(section(), 10, 0)
-
-
-def test_noise_on_criteria_that_is_given_is_counted_beside() -> None:
     given = section(criteria="charged", criteria_noise=20.0, criteria_bounds={"DS": 10.0})
     found = plain_noise(given, 10, 2)
-    assert spent({Release(found): 10, Release(20.0): 20}, DELTA) <= 4.0
-    assert spent({Release(found / 1.001): 10, Release(20.0): 20}, DELTA) > 4.0
+    beside = {Release(20.0): 20}
+    assert spent({Release(found): 10, **beside}, DELTA) <= 4.0 < spent({Release(found / 1.001): 10, **beside}, DELTA)
     assert plain_noise(given, 10, 0) < found
-
-
-def test_the_accountant_of_the_budget_is_asked() -> None:
-    by_rdp = PrivacySettings.model_validate(
-        {"local": {"clip": 1.0}, "budget": {"epsilon": 4.0, "delta": DELTA, "accountant": "rdp"}}
-    )
-    found = plain_noise(by_rdp, 10, 0)
+    budget = {"epsilon": 4.0, "delta": DELTA, "accountant": "rdp"}
+    found = plain_noise(PrivacySettings.model_validate({"local": {"clip": 1.0}, "budget": budget}), 10, 0)
     assert found > plain_noise(section(), 10, 0)
     assert spent({Release(found): 10}, DELTA, "rdp") <= 4.0
 
@@ -83,19 +160,17 @@ def test_what_a_device_loses_by_its_owners_count() -> None:
     assert device_epsilon(more, 10, 3) == pytest.approx(spent({Release(5.0): 10, Release(9.0): 30}, OWNERS_DELTA))
 
 
-# ---------------------------------------------------------------- criteria with noise
-
-
 def test_criteria_are_cut_to_their_bounds_before_and_after_the_noise() -> None:
-    raw = np.tile([[-5.0, 50.0, np.nan]], (4000, 1))
-    found = noised(raw, np.array([10.0, 10.0, 10.0]), 0.1, SeededSource(1))
-    assert found.min() == 0.0
-    assert found.max() == 10.0
-    # Noise of 0.1 times the bound, and half of it is cut away: the mean is off by 1/√(2π).
-    assert found[:, 0].mean() == pytest.approx(1 / np.sqrt(2 * np.pi), abs=0.05)
-    assert found[:, 1].mean() == pytest.approx(10 - 1 / np.sqrt(2 * np.pi), abs=0.05)
-    # NaN counts as 0, or it would show through the noise.
-    assert found[:, 2].mean() == pytest.approx(1 / np.sqrt(2 * np.pi), abs=0.05)
+    raw = np.tile([[-5.0, 50.0, np.nan, 1.0]], (4000, 1))
+    found = noised(raw, np.array([10.0, 10.0, 10.0, np.inf]), 0.1, SeededSource(1))
+    # A criterion without a bound cannot be released.
+    assert np.isnan(found[:, 3]).all()
+    found = found[:, :3]
+    assert (found.min(), found.max()) == (0.0, 10.0)
+    # Noise of 0.1 times the bound, and half of it is cut away: the mean is off by 1/√(2π). NaN counts as 0, or it
+    # would show through the noise.
+    off = 1 / np.sqrt(2 * np.pi)
+    assert found.mean(axis=0) == pytest.approx([off, 10 - off, off], abs=0.05)
 
 
 def test_each_criterion_has_noise_of_its_own_scale() -> None:
@@ -138,12 +213,6 @@ def test_other_mechanisms_are_charged_as_what_they_are() -> None:
     assert [each.mechanism for each in told] == ["gaussian", "laplace", "pure"]
     assert device_epsilon(by("randomised-response", 2), 1, 1) < device_epsilon(by("gaussian"), 1, 0) + 1 / 5.0
     assert device_epsilon(by("randomised-response", 2), 1, 1) > device_epsilon(by("gaussian"), 1, 0)
-
-
-def test_a_criterion_without_a_bound_cannot_be_released() -> None:
-    found = noised(np.array([[1.0, 2.0]]), np.array([np.inf, 4.0]), 0.1, SeededSource(3))
-    assert np.isnan(found[0, 0])
-    assert np.isfinite(found[0, 1])
 
 
 # ---------------------------------------------------------------- what leaves a device
@@ -209,26 +278,20 @@ def test_another_payload_is_asked_to_add_the_noise_itself() -> None:
 
 
 def test_losses_steps_and_sizes_of_messages_do_not_leave_a_device() -> None:
-    for settings in (section(), section(criteria="public"), section(criteria="charged", criteria_bounds={"DS": 100.0})):
-        found = device(settings).applied(TASK, answers())
+    for each in (section(), section(criteria="public"), section(criteria="charged", criteria_bounds={"DS": 100.0})):
+        found = device(each).applied(TASK, answers())
         assert found.losses.tolist() == [0.0, 0.0]
         assert (found.first_losses, found.steps, found.bytes_sent) == (None, None, None)
         assert found.clients == ("a", "b")
+        if each.criteria == "public":  # they leave as they are
+            assert found.samples.tolist() == [10, 20]
+            assert found.criteria["LD"].tolist() == [1.0, 2.0]
+            assert found.label_counts is not None
+            assert device(each).criteria_count == 0
+        elif each.criteria is None:
+            assert (found.samples.tolist(), found.criteria, found.label_counts) == ([1, 1], {}, None)
+            assert found.samples.dtype == np.int64
     assert np.isnan(without_losses(answers()).losses).tolist() == [True, True]
-
-
-def test_public_criteria_leave_as_they_are() -> None:
-    found = device(section(criteria="public")).applied(TASK, answers())
-    assert found.samples.tolist() == [10, 20]
-    assert found.criteria["LD"].tolist() == [1.0, 2.0]
-    assert found.label_counts is not None
-    assert device(section(criteria="public")).criteria_count == 0
-
-
-def test_criteria_that_are_neither_public_nor_charged_stay() -> None:
-    found = device(section()).applied(TASK, answers())
-    assert (found.samples.tolist(), found.criteria, found.label_counts) == ([1, 1], {}, None)
-    assert found.samples.dtype == np.int64
 
 
 def test_charged_criteria_leave_with_noise_and_a_size_is_a_whole_number() -> None:
@@ -254,9 +317,13 @@ def test_charged_criteria_leave_with_noise_and_a_size_is_a_whole_number() -> Non
     assert device(section(criteria="charged", criteria_bounds={"DS": 1.0}), 7.0).criteria_noise == 7.0
 
 
-def test_a_source_of_a_test_gives_its_words_in_order() -> None:
-    payload = DenseModels(torch.zeros(3, 50))
-    first = noisy_models(payload, torch.zeros(50), 1.0, 1.0, SeededSource(5)).models
-    again = noisy_models(payload, torch.zeros(50), 1.0, 1.0, SeededSource(5)).models
-    assert torch.equal(first, again)
-    assert not torch.equal(first[0], first[1])
+def test_noise_has_the_deviation_asked_for_is_never_the_same_and_spares_what_is_frozen() -> None:
+    start = torch.full((40_000,), 5.0)
+    found = noisy_sum(torch.zeros((0, 40_000)), start, np.zeros(0), 1.0, 0.3, SeededSource(1))  # nobody came
+    assert float(found.mean()) == pytest.approx(5.0, abs=0.01)
+    assert float(found.std()) == pytest.approx(0.3, rel=0.02)
+    found = noisy_sum(torch.ones((2, 6)), torch.zeros(6), np.full(2, 0.5), 1.0, 1.0, SeededSource(2), ((1, 3),))
+    assert found[1:3].tolist() == [0.0, 0.0]
+    assert (found[[0, 3, 4, 5]] != 0).all()
+    arguments = (torch.zeros((1, 50)), torch.zeros(50), np.ones(1), 1.0, 1.0)
+    assert not torch.equal(noisy_sum(*arguments, SystemSource()), noisy_sum(*arguments, SystemSource()))
