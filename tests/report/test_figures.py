@@ -1,0 +1,257 @@
+"""The figures of runs and splits: what each holds, and that it stays small however long the run was."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from tests.conftest import CommandLine
+from tests.kit import assert_refused, named
+from tests.report.made_run import make_run, shared_run
+from tests.runs.contents import change
+
+from steelyard.report import figures
+from steelyard.report.figures import catalogue, curves
+from steelyard.report.html import html
+from steelyard.report.split import MOST_LINES, Split, account, draw_letters
+from steelyard.report.view import RunView, sampled
+from steelyard.runs.reader import History
+from steelyard.runs.store import Store
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return shared_run(tmp_path_factory)
+
+
+def rows(chart: Any) -> list[dict[str, Any]]:
+    """The rows of a figure's only data set."""
+    (found,) = figures.spec(chart)["datasets"].values()
+    return found
+
+
+def test_a_curve_is_the_mean_over_seeds_with_its_interval(run: Path) -> None:
+    view = RunView([run])
+    (row,) = [row for row in rows(figures.draw(view, "accuracy")) if row["rule"] == "fedavg"]
+    frame = view.rounds
+    mine = frame[(frame["rule"] == "fedavg") & (frame["round"] == 6)]["accuracy"].to_numpy()
+    assert row["round"] == [1, 2, 3, 4, 5, 6]
+    assert row["score"][-1] == pytest.approx(mine.mean())
+    # Two seeds: Student's t with one degree of freedom, 12.706, times the standard error.
+    half = 12.706 * mine.std(ddof=1) / np.sqrt(2)
+    assert row["high"][-1] - row["score"][-1] == pytest.approx(half, rel=1e-3)
+
+
+def test_the_heat_map_marks_flawed_clients_and_leaves_unasked_cells_empty(run: Path) -> None:
+    view = RunView([run])
+    found = rows(figures.draw(view, "weights", rule="fedavg", seed=1))
+    assert sorted(row["client"] for row in found[:2]) == ["⚑ client-0", "⚑ client-1"]
+    assert {row["flaw"] for row in found} == {"labels flipped <b>badly</b>", "few steps", ""}
+    by_round = np.array([row["weight"] for row in found], dtype=float)
+    assert np.nansum(by_round, axis=0) == pytest.approx(np.ones(6))
+    assert np.isnan(by_round).any()
+
+
+def test_many_clients_and_rounds_are_aggregated_and_the_figure_says_so(tmp_path: Path) -> None:
+    view = RunView([make_run(tmp_path / "long", rounds=250, clients=70, seeds=(1,), rules=("fedavg",))])
+    chart = figures.draw(view, "weights", rule="fedavg")
+    found = rows(chart)
+    assert len(found) == 60
+    assert len(found[0]["round"]) == 84
+    assert "60 of 70 clients" in figures.spec(chart)["usermeta"]["note"]
+    curve = figures.draw(view, "accuracy")
+    assert len(rows(curve)[0]["round"]) == 240
+    assert rows(curve)[0]["round"][-1] == 250
+
+
+def test_the_split_shows_the_classes_of_each_client(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", rounds=2, clients=4, seeds=(1,))
+    assert len(figures.spec(figures.draw(RunView([folder]), "split"))["vconcat"]) == 1
+    store = Store(folder)
+    store.note(labels={"1": {"client-0": [3, 0, 4], "client-1": [0, 9, 0], "never-asked": [1, 0, 0]}})
+    store.close()
+    document = figures.spec(figures.draw(RunView([folder]), "split"))
+    sizes, classes = (document["datasets"][panel["data"]["name"]] for panel in document["vconcat"])
+    assert [(row["client"], row["samples"]) for row in sizes] == [
+        ("⚑ client-1", 9),
+        ("⚑ client-0", 7),
+        ("never-asked", 1),
+    ]
+    assert classes[1] == {"client": "⚑ client-0", "label": ["0", "1", "2"], "samples": [3, 0, 4]}
+
+
+def test_every_figure_of_a_run_that_has_something_for_it_is_drawn_once(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What clients added was not measured here, no client weighs others, none has a clock or adapters."""
+    made: list[tuple[str, ...]] = []
+
+    def counted(kind: figures.Kind) -> figures.Kind:
+        def make(*of: Any) -> Any:
+            made.append((kind.name, *(str(getattr(each, "label", each)) for each in of[1:])))
+            return kind.make(*of)
+
+        return replace(kind, make=make)
+
+    kinds = {name: counted(kind) for name, kind in figures.KINDS.items()}
+    monkeypatch.setattr(catalogue, "KINDS", kinds)
+    monkeypatch.setattr(figures, "KINDS", kinds)
+    view = RunView([run])
+    html(view)
+    drawn = figures.draw_all(view)
+    assert len(made) == len(set(made))
+    assert set(kinds) - set(drawn) == {"adapters", "client", "contributions", "listening", "time"}
+    for name, chart in drawn.items():
+        document = figures.spec(chart)
+        assert document["description"], name
+        assert "config" not in document, name
+        json.dumps(document, allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("figure", "title", "sign"), [("dice", "mean Dice", 1), ("macro_f1", "macro F1", 1), ("rmse", "minus RMSE", -1)]
+)
+def test_the_servers_curve_is_of_the_score_that_its_task_has(
+    figure: str, title: str, sign: int, tmp_path: Path
+) -> None:
+    folder = make_run(tmp_path / "run", rounds=2, clients=4, seeds=(1,), rules=("fedavg",))
+    told = json.dumps({figure: 0.25, "further": 9.0})
+    change(folder, "UPDATE rounds SET server_accuracy = NULL, server_metrics = NULL")
+    change(folder, "UPDATE rounds SET server_metrics = ? WHERE round = 2", told)
+    chart = figures.draw(RunView([folder]), "server")
+    assert figures.spec(chart)["layer"][0]["encoding"]["y"]["title"].startswith(title)
+    (row,) = rows(chart)
+    assert (row["round"], row["score"]) == ([2], [sign * 0.25])
+
+
+def test_a_rule_has_the_same_colour_where_others_are_missing(run: Path) -> None:
+    """fedavg never gets to 60 % in the made run, so the figure of targets shows fewer rules than the curves do."""
+    view = RunView([run])
+
+    def domains(node: Any) -> set[tuple[str, ...]]:
+        if isinstance(node, list):
+            return set().union(*map(domains, node))
+        if not isinstance(node, dict):
+            return set()
+        mine = {tuple(node["color"]["scale"]["domain"])} if node.get("color", {}).get("field") == "rule" else set()
+        return mine.union(*map(domains, node.values()))
+
+    for kind in ("accuracy", "targets", "flawed"):
+        assert domains(figures.spec(figures.draw(view, kind))) == {tuple(view.labels)}, kind
+
+
+def test_of_many_rules_only_the_baseline_and_the_best_have_bands(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(curves, "BANDS", 2)
+    chart = figures.draw(RunView([run]), "accuracy")
+    steps = [step for layer in figures.spec(chart)["layer"] for step in layer["transform"]]
+    assert [step["filter"]["oneOf"] for step in steps if "filter" in step] == [["VP>DS", "fedavg"]]
+    assert len(rows(chart)) == 3
+
+
+def test_a_rule_that_weighs_everybody_alike_has_no_heat_map(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = np.full((2, 3), 1 / 3)
+    monkeypatch.setattr(History, "weights", lambda *_: (("a", "b", "c"), np.array([1, 2]), found))
+    assert figures.draw(RunView([run]), "weights", rule="fedavg") is None
+    found[0] = [0.5, np.nan, 0.5]
+    assert figures.draw(RunView([run]), "weights", rule="fedavg") is not None
+
+
+@pytest.mark.slow
+def test_files_for_a_paper(run: Path, tmp_path: Path) -> None:
+    made = figures.write_figures({"accuracy": figures.draw(RunView([run]), "accuracy")}, tmp_path)
+    assert [path.name for path in made] == ["accuracy.svg", "accuracy.png", "accuracy.pdf"]
+    assert ElementTree.fromstring(made[0].read_text()).tag.endswith("svg")
+    assert made[1].read_bytes().startswith(b"\x89PNG")
+    assert made[2].read_bytes().startswith(b"%PDF")
+
+
+@pytest.mark.parametrize(
+    ("call", "parts"),
+    named(
+        [
+            ("a kind", lambda view: figures.draw(view, "weight"), ["kind", "'weight'", "weights"]),
+            ("a rule", lambda view: figures.draw(view, "weights", rule="fedavgg"), ["--rule", "'fedavgg'", "fedavg"]),
+            ("a seed", lambda view: figures.draw(view, "weights", seed=9), ["--seed", 9, "1, 2"]),
+            (
+                "a file",
+                lambda view: figures.write_figure(figures.draw(view, "accuracy"), Path("accuracy.gif")),
+                ["accuracy.gif", ".svg"],
+            ),
+        ]
+    ),
+)
+def test_what_does_not_exist_is_named_with_what_does(run: Path, call: Callable[[RunView], object], parts: Any) -> None:
+    assert_refused(lambda: call(RunView([run])), *parts)
+
+
+@pytest.mark.parametrize(("count", "limit"), [(0, 5), (1, 5), (5, 5), (6, 5), (1000, 240)])
+def test_samples_are_evenly_spaced_and_hold_both_ends(count: int, limit: int) -> None:
+    found = sampled(count, limit)
+    assert len(found) <= limit
+    assert {0, count - 1} <= {*found, -1} if count else not len(found)
+    assert len(found) < 3 or np.ptp(np.diff(found)) <= 1
+
+
+@pytest.mark.slow  # five seconds to put it together
+def test_the_bundle_is_kept_and_cannot_end_a_script_element(own_cache: Path) -> None:
+    text = figures.bundle()
+    (file,) = (path for path in own_cache.rglob("*") if path.is_file())
+    assert "vegaEmbed" in text == file.read_text()
+    assert "</script" not in text
+    file.write_text("kept")
+    assert figures.bundle() == "kept"
+
+
+def split_of(clients: int, classes: int) -> Split:
+    labels = {f"c-{n:04d}": [(n + label) % 3 * 40 for label in range(classes)] for n in range(clients)}
+    sizes = {name: sum(counts) or n + 1 for n, (name, counts) in enumerate(labels.items())}
+    return Split(sizes, dict.fromkeys(sizes, 2), labels if classes else {}, 5)
+
+
+@pytest.mark.parametrize("width", [40, 120])
+@pytest.mark.parametrize(("clients", "classes"), [(1, 0), (10, 2), (500, 10), (10, 62), (1, 300)])
+def test_lines_fit_whatever_the_number_of_classes(width, classes, clients):
+    lines = draw_letters(split_of(clients, classes), width)
+    assert len(lines) == 1 + min(clients, MOST_LINES)
+    assert max(map(len, lines)) <= width
+
+
+def test_a_letter_says_how_many_rows_of_a_class_there_are():
+    drawn = draw_letters(Split({"a": 104, "b": 60}, {}, {"a": [100, 0, 4], "b": [0, 60, 0]}), 60)
+    assert [line.split()[-1] for line in drawn[1:]] == ["█·░", "·▓·"]
+
+
+def test_the_account_counts_all_clients_also_those_without_a_line():
+    split = split_of(500, 10)
+    assert account(split)[0].startswith("500 clients,")
+    assert str(MOST_LINES) in account(split)[3]
+
+
+def test_show_draws_the_split_of_an_experiment(command: CommandLine, tmp_path: Path) -> None:
+    scheme = ["--set", "partition.scheme='#C=3'", "--set", "partition.size_spread=0", "--set", "partition.noise=0.1"]
+    drawn = command("show", "quickstart", "--split", *scheme, "--figure", "split.svg")
+    assert "3 of 10" in drawn.stdout
+    assert "variance 0.005 (client-000) to 0.1 (client-019)" in " ".join(drawn.stdout.split())
+    assert "<svg" in (tmp_path / "split.svg").read_text(encoding="utf-8")
+    found = json.loads(command("show", "quickstart", "--split", *scheme, "--format", "json").stdout)
+    assert sum(found["sizes"].values()) == sum(map(sum, found["labels"].values()))
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["quickstart", "--figure", "x.svg"], ["--figure", "--split"]),
+        (["quickstart", "--split", "--figure", "x.gif"], ["figure", "'x.gif'"]),
+        (["fpl-ml1m", "--split"], ["--split", "recommender"]),
+        (["--split"], ["no experiment"]),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(words: list[str], parts: list[str], refused: Callable[..., str]) -> None:
+    line = refused("show", *words)
+    assert [part for part in parts if part not in line] == []
