@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import http.client
-from collections.abc import Callable, Generator
+import json
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from urllib.parse import quote
 
 import httpx
 import pytest
-from fastapi import FastAPI
 from starlette.routing import Route
+from tests.kit import assert_refused, named
 from tests.page.page_server import Page, finished, request, serving
 
-from steelyard.errors import UserError
 from steelyard.page.app import create_app
 from steelyard.page.guard import PAGE_HEADER, Keys, is_loopback
 from steelyard.page.jobs import Jobs
 from steelyard.page.serving import keys_with
 
-TOKEN = "a-token-of-more-than-sixteen"
-
-
-def an_app() -> FastAPI:
-    """The application, to read its routes from; nothing is asked of it."""
-    return create_app(Path(), "127.0.0.1", Keys(), Jobs(Path()))
+SECRET = "what nobody shall read"
+TOKEN = {"authorization": "Bearer {token}"}
+OWN = {**TOKEN, PAGE_HEADER: "{page}", "content-type": "application/json"}
+ROUTES = sorted(
+    (method, route.path.replace("{name}", "main.js"))
+    for route in create_app(Path(), "127.0.0.1", Keys(), Jobs(Path())).routes
+    if isinstance(route, Route)
+    for method in route.methods or ()
+)
 
 
 @pytest.fixture(scope="module")
@@ -32,100 +34,157 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Generator[Page]:
     root = tmp_path_factory.mktemp("page")
     finished(root / "runs" / "one")
     finished(root / "outside")
-    (root / "secret.txt").write_text("secret")
+    (root / "secret.txt").write_text(SECRET)
     (root / "runs" / "link").symlink_to(root / "outside")
     with serving(root / "runs") as served:
         yield served
 
 
-@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "localhost:1234", "[::1]:80", "127.0.0.1:9"])
-def test_names_of_this_machine_are_answered(page: Page, host: str) -> None:
-    assert page.get("/api/runs", headers={"host": host}).status_code == 200
+def ask(
+    page: Page, method: str, path: str, headers: dict[str, str], body: object = None
+) -> tuple[int, http.client.HTTPMessage, str]:
+    """Ask for a path exactly as it is written (other clients tidy it up first), with the page's own secrets put in."""
+    known = {**vars(page.keys), "port": page.port, "next": page.port + 1, "url": page.url}
+    given = {name: value.format_map(known) for name, value in headers.items()}
+    connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=10)
+    content = body if isinstance(body, str | None) else json.dumps(body)
+    connection.request(method, path.format_map(known), content, given)
+    answer = connection.getresponse()
+    if method == "GET" and path.startswith("/api/events") and answer.status == 200:
+        return answer.status, answer.headers, ""
+    return answer.status, answer.headers, answer.read().decode(errors="replace")
 
 
-@pytest.mark.parametrize(
-    "host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil:80", "10.0.0.7", "x@localhost", ""]
-)
-def test_other_names_are_not(page: Page, host: str) -> None:
-    """DNS rebinding: a name that another site points at this machine still arrives under that name."""
-    for path in ("/", "/api/runs", "/assets/main.js"):
-        answer = page.get(path, headers={"host": host})
-        assert answer.status_code in (400, 421), (host, path)
-        assert "one" not in answer.text
+STRANGERS = [
+    {},
+    {"authorization": "Bearer {token}x"},
+    {"authorization": "Basic {token}"},
+    {"authorization": "Bearer {session}"},
+    {"authorization": "Bearer {page}"},
+    {"cookie": "steelyard-{port}={token}"},
+    {"cookie": "steelyard-{port}="},
+    {"cookie": "steelyard-{next}={session}"},
+    {"cookie": "{session}", PAGE_HEADER: "{page}", "origin": "{url}"},
+    {"upgrade": "websocket", "connection": "Upgrade", "sec-websocket-key": "x", "sec-websocket-version": "13"},
+]
+"""What may be brought in place of the token."""
+PLACES = ("/nowhere", "/assets/none.js", "/favicon.ico", "/docs", "/openapi.json", "//", "/?token=", "/?token=wrong")
+NAMES = ("evil.example", "127.0.0.1.evil.example", "localhost.evil:80", "10.0.0.7", "x@localhost", "")
+CHANGES = {
+    "/api/start": {"recipe": "quickstart", "name": "new", "fields": {}},
+    "/api/stop": {"run": "one"},
+    "/api/resume": {"run": "one"},
+}
+FOREIGN = [
+    {PAGE_HEADER: ""},
+    {PAGE_HEADER: "wrong"},
+    {"origin": "http://evil.example"},
+    {"origin": "null"},
+    {"origin": "http://127.0.0.1:{next}"},
+    {"sec-fetch-site": "cross-site"},
+    {"sec-fetch-site": "same-site"},
+]
+OUTSIDE = ("../outside", "..%2foutside", "%2e%2e/outside", "%252e%252e%252foutside", "link", "/etc")
+OUTSIDE += ("one/../../outside", "..\\outside", "../secret.txt", "one%00", ".")
 
 
-ROUTES = [
-    (route.path, method) for route in an_app().routes if isinstance(route, Route) for method in route.methods or ()
+def hostile() -> Iterator[tuple[str, str, str, dict[str, str], object, set[int]]]:
+    """Yield every request that must be refused: its name, method, path, headers, body, and how it may be answered."""
+    for number, headers in enumerate(STRANGERS):
+        for method, path in ROUTES:
+            yield f"stranger {number} {method} {path}", method, path, headers, None, {401}
+    for path in (*PLACES, "/api/runs?token={token}"):
+        yield f"place {path}", "GET", path, {}, None, {401}  # told apart from no place that is there
+    for host in NAMES:  # DNS rebinding: another site's name for this machine still arrives as that name
+        for path in ("/", "/api/runs", "/assets/main.js"):
+            yield f"called {host} {path}", "GET", path, {**TOKEN, "host": host}, None, {400, 421}
+    for path, body in CHANGES.items():  # CSRF: another site does not know the page's key and cannot hide its origin
+        for number, headers in enumerate(FOREIGN):
+            yield f"foreign {number} {path}", "POST", path, {**OWN, **headers}, body, {403}
+        yield f"plain text {path}", "POST", path, {**OWN, "content-type": "text/plain"}, body, {415}
+        for method in ("PUT", "DELETE", "PATCH", "OPTIONS"):
+            yield f"{method} {path}", method, path, TOKEN, None, {403, 405}
+    for path in ("/api/runs", "/api/events", "/assets/main.js"):
+        headers = {**TOKEN, "sec-fetch-site": "cross-site", "sec-fetch-mode": "cors"}
+        yield f"read across sites {path}", "GET", path, headers, None, {403}
+    for name in OUTSIDE:
+        for path in ("/api/view?run=", "/api/figure?kind=accuracy&run=", "/api/experiment?run="):
+            yield f"outside {path}{name}", "GET", path + name, TOKEN, None, {400}
+        plain = name.replace("%2f", "/").replace("%2e", ".")
+        for path, body in CHANGES.items():
+            named_so = {**body, "name" if path == "/api/start" else "run": plain}
+            yield f"outside {path} {name}", "POST", path, OWN, named_so, {400}
+    for name in ("../secret.txt", "..%2f..%2fsecret.txt", "%2e%2e%2findex.html", "index.html", "guard.py", ""):
+        yield f"asset {name}", "GET", f"/assets/{name}", TOKEN, None, {404}
+    yield "a long body", "POST", "/api/stop", OWN, {"run": "x" * 100_000}, {413}
+    yield "a body of unknown length", "POST", "/api/stop", {**OWN, "transfer-encoding": "chunked"}, "0\r\n\r\n", {413}
+
+
+@pytest.mark.parametrize(("method", "path", "headers", "body", "allowed"), named(hostile()))
+def test_a_hostile_request_is_refused_and_learns_nothing(
+    page: Page, method: str, path: str, headers: dict[str, str], body: object, allowed: set[int]
+) -> None:
+    status, told, text = ask(page, method, path, headers, body)
+    assert status in allowed, text
+    assert not {"set-cookie", "access-control-allow-origin"} & {name.lower() for name in told}
+    assert not [word for word in (SECRET, page.keys.token, page.keys.session, page.keys.page) if word in text]
+    assert page.jobs.going() == []
+    assert not [path.name for path in page.root.parent.iterdir() if path.name.startswith("outside-")]
+    assert {path.name for path in page.root.iterdir()} == {"one", "link"}
+
+
+LINKED = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
+GOOD: list[tuple[str, str, str, dict[str, str], object, int]] = [
+    ("called localhost", "GET", "/api/runs", {**TOKEN, "host": "localhost:1"}, None, 200),
+    ("called by IPv6", "GET", "/api/runs", {**TOKEN, "host": "[::1]:80"}, None, 200),
+    ("a link from elsewhere", "GET", "/", {**TOKEN, **LINKED}, None, 200),
+    ("an error", "GET", "/api/figure", TOKEN, None, 400),
+    # With all of it in order the request gets through to the answer itself.
+    ("a change", "POST", "/api/stop", {**OWN, "origin": "{url}"}, {"run": "one"}, 400),
+    ("an asset", "GET", "/assets/main.js", TOKEN, None, 200),
 ]
 
 
-def strangers(page: Page) -> list[dict[str, str]]:
-    """What may be brought in place of the token."""
-    known = page.keys
-    return [
-        {},
-        {"authorization": f"Bearer {known.token}x"},
-        {"authorization": f"Bearer {known.token[:-1]}"},
-        {"authorization": f"Basic {known.token}"},
-        {"authorization": f"Bearer {known.session}"},
-        {"authorization": f"Bearer {known.page}"},
-        {"cookie": f"steelyard-{page.port}={known.token}"},
-        {"cookie": f"steelyard-{page.port}="},
-        {"cookie": f"steelyard-{page.port + 1}={known.session}"},
-        {"cookie": known.session, PAGE_HEADER: known.page, "origin": page.url},
-        {"upgrade": "websocket", "connection": "Upgrade", "sec-websocket-key": "x", "sec-websocket-version": "13"},
-    ]
-
-
-def test_there_are_routes() -> None:
-    assert {"/", "/assets/{name}", "/api/events", "/api/runs", "/api/start"} <= {path for path, _ in ROUTES}
-
-
-@pytest.mark.parametrize(("path", "method"), sorted(ROUTES))
-def test_without_the_token_no_route_is_answered(page: Page, path: str, method: str) -> None:
-    where = page.url + path.replace("{name}", "main.js")
-    for headers in strangers(page):
-        answer = request(method, where, headers=headers, timeout=10)
-        assert answer.status_code == 401, headers
-        assert "token" in answer.text or method == "HEAD"
-        assert "set-cookie" not in answer.headers
-
-
-def test_paths_that_are_not_there_are_not_told_from_those_that_are(page: Page) -> None:
-    paths = ("/nowhere", "/assets/none.js", "/favicon.ico", "/docs", "/openapi.json", "//", "/?token=", "/?token=wrong")
-    for path in (*paths, f"/api/runs?token={page.keys.token}"):
-        assert request("GET", page.url + path).status_code == 401, path
+@pytest.mark.parametrize(("method", "path", "headers", "body", "status"), named(GOOD))
+def test_what_is_answered_forbids_foreign_scripts(
+    page: Page, method: str, path: str, headers: dict[str, str], body: object, status: int
+) -> None:
+    found, told, text = ask(page, method, path, headers, body)
+    assert found == status, text
+    policy = dict(part.strip().partition(" ")[::2] for part in told["content-security-policy"].split(";"))
+    assert (policy["default-src"], policy["script-src"], policy["frame-ancestors"]) == ("'none'", "'self'", "'none'")
+    assert told["x-content-type-options"] == "nosniff"
+    # The policy forbids scripts in the HTML, and there are none; and the key of changes stands in the HTML alone.
+    assert (page.keys.page in text) == (path == "/")
+    assert path != "/" or "<script>" not in text
 
 
 def test_the_token_is_brought_once_and_gives_a_cookie(page: Page) -> None:
     came = request("GET", page.opened())
     assert (came.status_code, came.headers["location"], came.headers["cache-control"]) == (303, "/", "no-store")
-    cookie = came.headers["set-cookie"]
-    name, _, rest = cookie.partition(";")
+    name, _, rest = came.headers["set-cookie"].partition(";")
     assert {part.strip() for part in rest.split(";")} == {"HttpOnly", "SameSite=Strict", "Path=/"}
-    assert page.keys.token not in cookie
-    jar = {"cookie": name}
-    assert request("GET", page.url, headers=jar).status_code == 200
-    assert request("GET", f"{page.url}/api/runs", headers=jar).status_code == 200
+    assert page.keys.token not in came.headers["set-cookie"]
+    assert request("GET", f"{page.url}/api/runs", headers={"cookie": name}).status_code == 200
     # Brought again, it does not stay in the browser's bar; what else was asked does.
-    again = request("GET", f"{page.url}/?a=1&token={page.keys.token}", headers=jar)
+    again = request("GET", f"{page.url}/?a=1&token={page.keys.token}", headers={"cookie": name})
     assert (again.status_code, again.headers["location"]) == (303, "/?a=1")
     for answer in (came, again):
         assert answer.headers["referrer-policy"] == "no-referrer"
 
 
-def test_the_cookies_of_two_pages_on_one_machine_do_not_meet(tmp_path: Path) -> None:
-    with serving(tmp_path / "a") as one, serving(tmp_path / "b") as other, httpx.Client(verify=False) as client:
+def test_two_pages_on_one_machine_do_not_meet_and_an_open_one_asks_for_the_token(tmp_path: Path) -> None:
+    with (
+        serving(tmp_path / "a") as one,
+        serving(tmp_path / "b", host="0.0.0.0") as other,
+        httpx.Client(verify=False) as client,
+    ):
         for page in (one, other, one, other):
             assert client.get(page.opened(), follow_redirects=True).status_code == 200
         assert [client.get(f"{page.url}/api/runs").status_code for page in (one, other)] == [200, 200]
-
-
-def test_every_start_has_a_token_of_its_own() -> None:
-    made = {keys_with(None).token for _ in range(50)}
-    assert len(made) == 50
-    assert min(map(len, made)) >= 43  # 256 bits
-    assert keys_with(TOKEN).token == TOKEN
+        assert request("GET", f"{other.url}/api/runs").status_code == 401
+        assert other.get("/api/runs", headers={"host": "192.168.1.5:80"}).status_code == 200
+        assert other.get("/api/runs", headers={"host": "evil.example"}).status_code == 421
 
 
 def test_tokens_are_compared_in_constant_time(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,24 +196,20 @@ def test_tokens_are_compared_in_constant_time(page: Page, monkeypatch: pytest.Mo
 
     monkeypatch.setattr("steelyard.page.guard.hmac.compare_digest", compare)
     wrong = "x" * len(page.keys.token)
-    request("GET", f"{page.url}/?token={wrong}")
-    request("GET", f"{page.url}/api/runs", headers={"authorization": f"Bearer {wrong}"})
-    request("GET", f"{page.url}/api/runs", headers={"cookie": f"steelyard-{page.port}={wrong}"})
+    ask(page, "GET", f"/?token={wrong}", {})
+    ask(page, "GET", "/api/runs", {"authorization": f"Bearer {wrong}"})
+    ask(page, "GET", "/api/runs", {"cookie": f"steelyard-{{port}}={wrong}"})
     token, session = page.keys.token.encode(), page.keys.session.encode()
     assert compared == [(wrong.encode(), token), (wrong.encode(), token), (wrong.encode(), session)]
 
 
-def test_an_open_address_is_reached_by_address_and_with_the_token_alone(tmp_path: Path) -> None:
-    with serving(tmp_path, host="0.0.0.0") as page:
-        assert request("GET", f"{page.url}/api/runs").status_code == 401
-        assert page.get("/api/runs", headers={"host": "192.168.1.5:80"}).status_code == 200
-        assert page.get("/api/runs", headers={"host": "evil.example"}).status_code == 421
-
-
-@pytest.mark.parametrize("token", ["short", "", "x" * 15, "ü" * 20, "a\nb" * 8])
-def test_tokens_are_long_and_plain(token: str) -> None:
-    with pytest.raises(UserError, match="--token"):
-        keys_with(token)
+def test_every_start_has_a_token_of_its_own_and_given_ones_are_long_and_plain() -> None:
+    made = {keys_with(None).token for _ in range(50)}
+    assert len(made) == 50
+    assert min(map(len, made)) >= 43  # 256 bits
+    assert keys_with("x" * 16).token == "x" * 16
+    for token in ("", "x" * 15, "ü" * 20, "a\nb" * 8):
+        assert_refused(lambda token=token: keys_with(token), "--token")
 
 
 def test_loopback() -> None:
@@ -162,145 +217,17 @@ def test_loopback() -> None:
     assert not any(map(is_loopback, ("0.0.0.0", "::", "10.0.0.1", "example.org", "", "localhost.example")))
 
 
-CHANGES = [
-    ("/api/start", {"recipe": "quickstart", "name": "new", "fields": {}}),
-    ("/api/stop", {"run": "one"}),
-    ("/api/resume", {"run": "one"}),
-]
-
-
-@pytest.mark.parametrize(("path", "body"), CHANGES)
-def test_changes_need_the_pages_own_token_and_site(page: Page, path: str, body: dict[str, object]) -> None:
-    """CSRF: another site can make a browser send requests, but does not know the token and cannot hide its origin."""
-    refusals = [
-        ({}, 403),
-        ({PAGE_HEADER: "wrong"}, 403),
-        ({PAGE_HEADER: page.keys.page, "origin": "http://evil.example"}, 403),
-        ({PAGE_HEADER: page.keys.page, "origin": "null"}, 403),
-        ({PAGE_HEADER: page.keys.page, "origin": f"http://127.0.0.1:{page.port + 1}"}, 403),
-        ({PAGE_HEADER: page.keys.page, "sec-fetch-site": "cross-site"}, 403),
-        ({PAGE_HEADER: page.keys.page, "sec-fetch-site": "same-site"}, 403),
-    ]
-    for headers, status in refusals:
-        given = {**page.bearer, **headers}
-        assert request("POST", page.url + path, json=body, headers=given).status_code == status, headers
-    plain = request(
-        "POST",
-        page.url + path,
-        content="{}",
-        headers={**page.bearer, PAGE_HEADER: page.keys.page, "content-type": "text/plain"},
-    )
-    assert plain.status_code == 415
-    for method in ("PUT", "DELETE", "PATCH", "OPTIONS"):
-        assert request(method, page.url + path, headers=page.bearer).status_code in (403, 405)
-    assert not (page.root / "new").exists()
-    # With all of it in order the request gets through to the answer itself.
-    assert page.post("/api/stop", {"run": "one"}, {"origin": page.url}).status_code == 400
-
-
-def test_nothing_may_be_read_across_sites(page: Page) -> None:
-    answer = page.get("/api/runs", headers={"origin": "http://evil.example"})
-    assert not [name for name in answer.headers if name.startswith("access-control")]
-    for path in ("/api/runs", "/api/events", "/assets/main.js"):
-        assert page.get(path, headers={"sec-fetch-site": "cross-site", "sec-fetch-mode": "cors"}).status_code == 403
-    # A link from elsewhere may open the page.
-    assert page.get("/", headers={"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}).status_code == 200
-
-
-@pytest.mark.parametrize("path", ["/", "/api/runs", "/assets/main.js", "/nowhere", "/api/figure"])
-def test_every_answer_forbids_foreign_scripts(page: Page, path: str) -> None:
-    answer = page.get(path)
-    policy = dict(part.strip().partition(" ")[::2] for part in answer.headers["content-security-policy"].split(";"))
-    assert policy["default-src"] == "'none'"
-    assert policy["script-src"] == "'self'"
-    assert policy["frame-ancestors"] == "'none'"
-    assert answer.headers["x-content-type-options"] == "nosniff"
-
-
-def test_the_html_holds_no_script_of_its_own(page: Page) -> None:
-    """What the policy would forbid is not there either; and the token stands in the HTML alone."""
-    text = page.get("/").text
-    assert page.keys.page in text
-    assert "<script>" not in text
-    assert " on" not in text.split("<body>")[1].replace(" on ", " ")
-    assert page.keys.page not in page.get("/api/runs").text
-
-
-def raw(page: Page, path: str) -> http.client.HTTPResponse:
-    """Ask for a path exactly as it is written; other clients tidy it up first."""
-    connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=10)
-    connection.putrequest("GET", path, skip_host=False)
-    connection.putheader("authorization", page.bearer["authorization"])
-    connection.endheaders()
-    return connection.getresponse()
-
-
-ESCAPES = [
-    "../outside",
-    "..%2foutside",
-    "%2e%2e/outside",
-    "%252e%252e%252foutside",
-    "link",
-    "/etc",
-    "one/../../outside",
-    "..\\outside",
-]
-
-
-@pytest.mark.parametrize("name", [*ESCAPES, "../secret.txt", "one%00", "%2fetc%2fpasswd", "."])
-@pytest.mark.parametrize("form", ["/api/view?run={}", "/api/figure?kind=accuracy&run={}", "/api/experiment?run={}"])
-def test_no_request_leads_outside_the_root(page: Page, name: str, form: str) -> None:
-    answer = raw(page, form.format(name))
-    body = answer.read().decode()
-    assert answer.status == 400, body
-    assert "no run of this name" in body
-    assert "secret" not in body.replace("secret.txt", "")
-
-
-@pytest.mark.parametrize(
-    "name", ["../secret.txt", "..%2f..%2fsecret.txt", "%2e%2e%2findex.html", "index.html", "guard.py", ""]
-)
-def test_only_the_pages_own_files_are_assets(page: Page, name: str) -> None:
-    answer = raw(page, f"/assets/{name}")
-    assert answer.status == 404
-    assert b"secret" not in answer.read()
-
-
-@pytest.mark.parametrize("name", ESCAPES)
-def test_no_verb_leads_outside_the_root(page: Page, name: str) -> None:
-    plain = name.replace("%2f", "/").replace("%2e", ".")
-    for path in ("/api/stop", "/api/resume"):
-        answer = page.post(path, {"run": plain})
-        assert answer.status_code == 400
-        assert "no run of this name" in answer.json()["problem"]
-    answer = page.post("/api/start", {"recipe": "quickstart", "name": plain, "fields": {}})
-    assert answer.status_code == 400
-    assert not any(path.name.startswith("outside-") for path in page.root.parent.iterdir())
-
-
-def test_bodies_are_short_and_of_known_length(page: Page) -> None:
-    answer = page.post("/api/stop", {"run": "x" * 100_000})
-    assert answer.status_code == 413
-    connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=10)
-    chunked = {"transfer-encoding": "chunked"}
-    connection.request("POST", "/api/stop", body=iter([b"{}"]), headers=chunked, encode_chunked=True)
-    assert connection.getresponse().status == 413
-
-
 def test_names_with_markup_are_data(tmp_path: Path) -> None:
     name = "<img src=x onerror=alert(1)>"
     finished(tmp_path / name)
     with serving(tmp_path) as page:
         answer = page.get("/api/view", params={"run": name})
-        assert answer.status_code == 200
         assert answer.headers["content-type"].startswith("application/json")
         assert answer.json()["runs"][0]["name"] == name
         assert name not in page.get("/").text
-        assert raw(page, f"/api/view?run={quote(name)}").status == 200
 
 
 def test_the_command_line_refuses_what_cannot_be_served(refused: Callable[..., str], tmp_path: Path) -> None:
     assert "cannot listen on" in refused("watch", "runs", "--host", "")
-    assert "--token: got 5 characters" in refused("watch", "runs", "--token", "short")
     (tmp_path / "file").write_text("")
     assert "is a file" in refused("watch", "file", "--port", "0")

@@ -1,30 +1,49 @@
-"""The record to hand over says what a run knows of itself, and what it does not."""
+"""The record to hand over says what a run knows of itself; `verify` computes rounds again and names what changed."""
 
 from __future__ import annotations
 
+import contextlib
 import html
 import json
 import re
+import shutil
+import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from tests.contributions.test_replaying import experiment
+from tests.kit import assert_refused
 from tests.report.made_run import make_run
-from tests.runs.contents import change
+from tests.runs.contents import chain_again, change
 from tests.runs.signed_runs import signed_run
 
 from steelyard.cli.attack import outcomes_of
-from steelyard.errors import UserError
 from steelyard.experiment.comparing import load_comparison
+from steelyard.experiment.running import run
 from steelyard.report.documents.proof import Record, RecordedSite
 from steelyard.report.record import attack_lines, record, rule_sentence, write_record
 from steelyard.report.record_page import MOST_SITES, record_html
+from steelyard.report.verification import verify
+from steelyard.runs.kept_updates import path_of_round
+from steelyard.signing import model_digest
 from steelyard.sweeps.attacking import Attack, attack_folder, run_attack
 
 
-def test_a_record_names_sites_weights_hashes_and_what_is_not_known(tmp_path: Path) -> None:
-    run = signed_run(tmp_path / "run", tmp_path / "keys")
-    found = record(run, tmp_path / "keys")
+@pytest.fixture(scope="module")
+def signed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("signed")
+    signed_run(folder / "run", folder / "keys")
+    return folder
+
+
+def test_a_record_names_sites_weights_hashes_and_what_is_not_known(signed: Path, tmp_path: Path) -> None:
+    run = signed / "run"
+    found = record(run, signed / "keys")
     assert [(site["client"], site["rows"], site["rounds"], site["weight"]) for site in found["sites"]] == [
         ("a", 3, 3, 0.75),
         ("b", 1, 3, 0.25),
@@ -33,25 +52,19 @@ def test_a_record_names_sites_weights_hashes_and_what_is_not_known(tmp_path: Pat
     assert len(found["hashes"]["head after round 3"]) == 64
     assert found["purpose"].startswith("not said")
     assert found["attacks"] == ["none recorded"]
-    assert not isinstance(found["contributions"], str)
-    assert [(one["client"], one["verdict"]) for one in found["contributions"]["clients"]] == [
-        ("a", "helps"),
-        ("b", "not clear"),
-    ]
-    assert found["why"][0] == (
-        "Clients are weighed by DS (dataset size: number of training samples), then LD (label diversity: number of "
-        "distinct labels); each counts as far as those before it are met."
-    )
-    write_record(run, tmp_path / "record.json")
+    values = found["contributions"]
+    assert not isinstance(values, str)
+    assert [(one["client"], one["verdict"]) for one in values["clients"]] == [("a", "helps"), ("b", "not clear")]
+    for name in ("record.json", "record.html"):
+        write_record(run, tmp_path / name)
     assert json.loads((tmp_path / "record.json").read_text())["rule"] == "DS>LD"
-    write_record(run, tmp_path / "record.html")
     page = (tmp_path / "record.html").read_text()
     assert found["hashes"]["head after round 3"] in page
     assert "<script" not in page
-    values = found["contributions"]
-    assert "a gain of" in page
     assert values["notes"]
     assert all(html.escape(note) in page for note in values["notes"]), "also that they are an order only"
+    assert_refused(lambda: write_record(run, tmp_path / "record.pdf"), "record.pdf")
+    assert "not measured" in record(make_run(tmp_path / "run", rounds=1, clients=3, seeds=(1,)))["contributions"]
 
 
 def test_a_record_of_a_changed_run_names_what_was_changed(tmp_path: Path) -> None:
@@ -60,75 +73,57 @@ def test_a_record_of_a_changed_run_names_what_was_changed(tmp_path: Path) -> Non
     (tmp_path / "keys" / "server.pub").unlink()
     found = record(run, tmp_path / "keys")["verified"]
     assert found["verdict"] == "CHANGED"
-    assert found["changed"].startswith("round 2, client c: why it was left out")
-    assert found["cannot be checked"].startswith("round 0: the server's signature of the head")
-
-
-def test_values_that_were_not_measured_are_said_to_be_missing(tmp_path: Path) -> None:
-    found = record(make_run(tmp_path / "run", rounds=3, clients=8, seeds=(1,)))
-    assert found["contributions"] == "not measured in this run (`steelyard contributions`)"
-
-
-def test_another_kind_of_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="ends with"):
-        write_record(tmp_path, tmp_path / "record.pdf")
+    assert found["changed"].startswith("round 2, client c: ")
+    assert found["cannot be checked"].startswith("round 0: the server's signature")
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("settings", "parts"),
     [
-        ({"criteria": ["EQ"]}, "Clients are weighed by EQ (equal say: 1 for every client)."),
-        ({"criteria": ["own"]}, "Clients are weighed by own."),
-        ({"trained_by": "server"}, "No client is weighed: the server trains on its own rows alone."),
-        (
-            {"criteria": ["own", "other"], "score": "product"},
-            "Clients are weighed by own and other, joined by product.",
-        ),
+        ({"criteria": ["EQ"]}, ["EQ (equal say: 1 for every client)."]),
+        ({"criteria": ["DS", "LD"]}, ["DS (dataset size", "then LD", "those before it"]),
+        ({"trained_by": "server"}, ["No client is weighed"]),
+        ({"criteria": ["own", "other"], "score": "product"}, ["own and other", "product"]),
         (
             {"criteria": ["own"], "bound": 2.0, "max_weight": 0.5, "defence": {"rule": "median"}},
-            "Clients are weighed by own; what a client says of itself is bounded; no weight passes a cap; updates are "
-            "combined by median, against hostile clients.",
+            ["bounded", "cap", "median"],
         ),
-        ({"nonsense": 1}, "its settings are not of this version"),
+        ({"nonsense": 1}, ["not of this version"]),
     ],
 )
-def test_a_rule_is_said_in_words(settings: dict[str, object], words: str) -> None:
-    assert rule_sentence(json.dumps(settings)) == words
+def test_a_rule_is_said_in_words(settings: Any, parts: list[str]) -> None:
+    said = rule_sentence(json.dumps(settings))
+    assert [part for part in parts if part not in said] == []
 
 
 def test_attacks_that_were_run_are_named_with_what_they_did(tmp_path: Path) -> None:
-    described = load_comparison("quickstart", ["rounds.count=2"], ["fedavg", "EQ"])
+    described = load_comparison("quickstart", ["rounds.count=1"], ["fedavg", "EQ"])
     folder = attack_folder(Attack(described, ("sign-flip",), 0.2, 1), tmp_path / "attacked")
-    with pytest.raises(UserError, match="clean is not done"):
-        outcomes_of(folder)
+    assert_refused(lambda: outcomes_of(folder), "clean", "not done")
     run_attack(folder)
     found = outcomes_of(folder)
-    (line,) = attack_lines(found, "fedavg")
     accuracy = found["attacks"][1]["rules"][0]["accuracy"]["mean"]
+    (line,) = attack_lines(found, "fedavg")
+    (other,) = attack_lines(found, "DS>LD")
     assert line.startswith(f"sign-flip, 20% of the clients hostile: accuracy {accuracy:.1%}, ")
-    assert attack_lines(found, "DS>LD") == [
-        "sign-flip, 20% of the clients hostile: tested under other rules only (fedavg, EQ)"
-    ]
+    assert other.startswith("sign-flip")
+    assert "fedavg, EQ" in other
 
 
 def crowded(document: Record, sites: int) -> Record:
     """Return a record with many sites, long words and many lines of everything."""
     site: RecordedSite = {
-        "client": "hospital-of-the-city", "rows": 10, "labels": [9] * 62, "flaws": ["labels flipped in pairs (100%)"],
-        "rounds": 5, "weight": 0.5,
-    }  # fmt: skip
+        **document["sites"][0],
+        "client": "hospital-of-the-city",
+        "rows": 10,
+        "labels": [9] * 62,
+        "flaws": ["labels flipped in pairs (100%)"],
+    }
+    measured: Any = document["contributions"]
     return {
         **document,
         "sites": [site] * sites,
-        "contributions": {
-            "run": "", "rule": "", "seeds": [1], "measure": "loss", "unit": "loss", "method": "shapley",
-            "source": "", "rounds": [1], "before": 1, "after": 0, "total": 1, "total_low": 0, "total_high": 2,
-            "notes": ["a note of many words " * 6] * 6,
-            "clients": [
-                {"client": f"c{n}", "value": n, "low": 0, "high": 1, "verdict": "helps", "share": None, "rounds": 1,
-                 "by_round": []} for n in range(sites)
-            ],
-        },
+        "contributions": {**measured, "notes": ["a note " * 20] * 6, "clients": measured["clients"] * sites},
         "purpose": "words " * 500,
         "why": ["words " * 500] * 2,
         "beside": ["a rule"] * 300,
@@ -136,28 +131,101 @@ def crowded(document: Record, sites: int) -> Record:
         "attacks": ["an attack"] * 40,
         "notes": "a note; " * 500,
         "verified": {f"weights of rule {n}": "not computed again: it looks at updates" for n in range(40)},
-    }  # fmt: skip
+    }
 
 
-def test_long_lists_are_cut_on_the_page_and_say_how_many_more(tmp_path: Path) -> None:
-    document = crowded(record(signed_run(tmp_path / "run", tmp_path / "keys")), 1000)
-    page = record_html(document)
-    assert f"and {1000 - MOST_SITES} more sites with {10 * (1000 - MOST_SITES)} training rows" in page
+def test_long_lists_are_cut_on_the_page_and_say_how_many_more(signed: Path) -> None:
+    page = record_html(crowded(record(signed / "run", signed / "keys"), 1000))
+    left = 1000 - MOST_SITES
+    assert f"{left} more sites with {10 * left} training rows" in page
     assert page.count("hospital-of-the-city") == MOST_SITES
     assert "and 36 more" in page
 
 
-def test_even_a_crowded_record_is_one_printed_page(tmp_path: Path, browser: Any) -> None:
-    plain = record(signed_run(tmp_path / "run", tmp_path / "keys"))
-    full: Record = {
-        **plain, "purpose": "words " * 100, "why": ["words " * 40] * 2, "notes": "a note; " * 40,
-        "privacy": ["a line of privacy"] * 4, "attacks": ["an attack"] * 4,
-    }  # fmt: skip
+@pytest.mark.slow
+def test_even_a_crowded_record_is_one_printed_page(signed: Path, browser: Any) -> None:
+    plain = record(signed / "run", signed / "keys")
+    full: Record = {**plain, "purpose": "words " * 100, "why": ["words " * 40] * 2, "notes": "a note; " * 40}
+    full |= {"privacy": ["a line of privacy"] * 4, "attacks": ["an attack"] * 4}
     pages = [record_html({**full, "sites": plain["sites"] * number}) for number in range(1, 9)]
     roomy = [page for page in pages if 'class="roomy"' in page]
     assert 0 < len(roomy) < len(pages), "the last of them is the most that larger letters have room for"
     for content in (roomy[-1], record_html(crowded(plain, 1000))):
         page = browser.new_page()
         page.set_content(content)
-        printed = page.pdf(prefer_css_page_size=True)
-        assert len(re.findall(rb"/Type\s*/Page\b", printed)) == 1
+        assert len(re.findall(rb"/Type\s*/Page\b", page.pdf(prefer_css_page_size=True))) == 1
+
+
+KEPT = {"keep": "updates"}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    beside = {"VP": {"criteria": ["VP"]}, "adam": {"criteria": ["DS"], "algorithm": {"name": "fedadam"}}}
+    beside |= {"dyn": {"criteria": ["DS"], "algorithm": {"name": "feddyn"}}}
+    return run(experiment(store=KEPT, beside=beside), out=tmp_path_factory.mktemp("kept") / "run")
+
+
+@pytest.fixture
+def kept(whole: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole, tmp_path / "run"))
+
+
+def rewrite(folder: Path, round: int, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    path = path_of_round(folder, round)
+    with safe_open(path, "pt") as file:
+        tensors, about = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
+    change(tensors)
+    save_file(tensors, path, about)
+
+
+def test_rounded_updates_are_computed_with_to_what_rounding_leaves(tmp_path: Path) -> None:
+    store: dict[str, Any] = {**KEPT, "keep_as": "bfloat16"}
+    folder = run(experiment(store=store, beside={}), out=tmp_path / "run")
+    found = verify(folder)
+    assert (found.code, found.found.changed) == (0, [])
+    assert found.found.checked["model of DS"].endswith("the same to 0.00390625")
+    assert "cannot be checked" in found.found.checked["kept updates"]
+    rewrite(folder, 2, lambda tensors: tensors["models/DS"][1].mul_(1.5))
+    assert changed(folder) == [(2, None)]
+
+
+def changed(folder: Path) -> list[tuple[int | None, str | None]]:
+    return [(finding.round, finding.client) for finding in verify(folder).found.changed]
+
+
+def test_every_round_follows_from_its_updates_and_weights(whole: Path) -> None:
+    found = verify(whole)
+    assert (found.code, found.found.changed) == (0, [])
+    said = found.found.checked
+    for rule in ("DS", "VP", "adam"):
+        assert said[f"model of {rule}"].startswith("3 rounds computed again"), said
+    assert said["model of dyn"].startswith("not computed again: its step needs")
+
+
+def test_what_was_changed_is_named_by_round_and_client(kept: Path) -> None:
+    rewrite(kept, 1, lambda tensors: tensors["after/DS"][:1].add_(1.0))
+    rewrite(kept, 2, lambda tensors: tensors["models/VP"][3, 0].add_(1e-3))
+    path_of_round(kept, 3).unlink()
+    found = changed(kept)
+    assert (2, "client-003") in found
+    assert {round for round, _ in found} == {1, 2, 3}
+
+
+def test_a_server_that_took_another_model_than_its_weights_give_is_found(kept: Path) -> None:
+    """It keeps that model, writes its digest and computes the chain again: only the sum tells."""
+
+    def cheat(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["after/DS"][:5] += 0.01
+        change(
+            kept,
+            "UPDATE digests SET model = ? WHERE round = 2 "
+            "AND federation = (SELECT id FROM federations WHERE name = 'DS')",
+            model_digest(tensors["after/DS"]),
+        )
+        with contextlib.closing(sqlite3.connect(kept / "run.sqlite")) as db, db:
+            chain_again(db)
+
+    rewrite(kept, 2, cheat)
+    text = "\n".join(finding.line() for finding in verify(kept).found.changed)
+    assert "round 2: the model of DS is up to 0.01 from what its updates and weights give" in text

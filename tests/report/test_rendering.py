@@ -1,42 +1,56 @@
-"""Plain text that fits a terminal: columns in blocks, sentences broken between words."""
+"""Tables that fit a terminal, and what tables of runs say: directions, whose models were tested, participation."""
 
 from __future__ import annotations
 
 import csv
 import io
+import json
 import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.conftest import CommandLine
+from tests.kit import assert_refused, named
 
-from steelyard.report.rendering import Table, as_csv, as_html, as_text, render
+from steelyard import Experiment, in_memory
+from steelyard.cli.summaries import show_summary
+from steelyard.experiment.comparing import with_rules
+from steelyard.experiment.loading import read_experiment
+from steelyard.experiment.running import run
+from steelyard.report.answer import main_table, write_comparison
+from steelyard.report.comparison import compare_run
+from steelyard.report.headline import headline
+from steelyard.report.rendering import Table, as_csv, as_html, as_text, render, spark
+from steelyard.report.view import RunView
+from steelyard.runs.reader import History
 
 TABLE = Table("Title", ("rule", "one", "two", "three"), (("fedavg", "1", "22", "333"),), "A note of several words.")
 
 
-@pytest.mark.parametrize("width", [16, 20, 60])
+@pytest.mark.parametrize("width", [16, 60])
 def test_no_line_is_wider_than_the_terminal_and_no_cell_is_missing(width: int) -> None:
     text = render([TABLE], ["a sentence of many words"], "text", width)
     assert max(map(len, text.splitlines())) <= width
     for cell in ("one", "two", "three", "1", "22", "333"):
         assert text.split().count(cell) == 1
-
-
-def test_each_block_begins_with_the_name_of_the_row() -> None:
-    assert render([TABLE], [], "text", 16).split().count("fedavg") == 2
-    assert render([TABLE], [], "text").split().count("fedavg") == 1
-
-
-def test_markdown_is_never_broken() -> None:
-    assert render([TABLE], ["x " * 50], "markdown", 16) == render([TABLE], ["x " * 50], "markdown")
-
-
-CELLS = st.text(st.characters(codec="ascii", categories=("L", "N", "P", "Zs")), max_size=50)
+    assert text.split().count("fedavg") == (2 if width == 16 else 1)  # each block begins with the row's name
+    assert render([TABLE], ["x " * 50], "markdown", width) == render([TABLE], ["x " * 50], "markdown")
 
 
 @given(
-    st.integers(1, 5).flatmap(lambda n: st.lists(st.tuples(*[CELLS] * n), min_size=2, max_size=5)), st.integers(20, 90)
+    st.integers(1, 5).flatmap(
+        lambda n: st.lists(
+            st.tuples(*[st.text(st.characters(codec="ascii", categories=("L", "N", "P", "Zs")), max_size=50)] * n),
+            min_size=2,
+            max_size=5,
+        )
+    ),
+    st.integers(20, 90),
 )
 def test_any_table_fits_and_keeps_its_letters(rows: list[tuple[str, ...]], width: int) -> None:
     table = Table("", rows[0], tuple(rows[1:]))
@@ -68,3 +82,94 @@ def test_html_escapes_every_text_and_marks_the_best_row() -> None:
 def test_csv_holds_no_formula_and_no_nan() -> None:
     text = as_csv(("rule", "=x"), [("=1+1", math.nan), ("a,b", 0.5), ("\x1b", None)])
     assert list(csv.reader(io.StringIO(text))) == [["rule", "'=x"], ["'=1+1", ""], ["a,b", "0.5"], ["\\x1b", ""]]
+
+
+def test_sparks_cover_the_whole_curve() -> None:
+    assert spark([0.0, 1.0], 0.0, 1.0) == "▁█"
+    assert spark(list(range(100)), 0, 99, width=8) == "▁▂▃▄▅▆▇█"
+    assert spark([0.5, 0.5], 0.5, 0.5) == "▁▁"
+
+
+SERVER = {"clients": 3, "server": "fraction", "server_report": "apart"}
+DRAWN = np.random.default_rng(1).normal(size=(120, 4)).astype("float32")
+
+
+@pytest.mark.parametrize(
+    ("labels", "measure", "words", "direction"),
+    named(
+        [
+            ("numbers", 3 * DRAWN[:, 0], "minus RMSE", ["RMSE "], "(less is better)"),
+            (
+                "several labels",
+                (DRAWN[:, :2] > 0).astype(int),
+                "macro F1",
+                ["macro F1 ", "micro F1 "],
+                "(more is better)",
+            ),
+        ]
+    ),
+)
+def test_what_a_run_prints_names_its_measures_and_which_way_is_better(
+    labels: Any, measure: str, words: list[str], direction: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Data from Python are scored by what they are, though nobody said that it is a regression."""
+    data = in_memory(DRAWN, labels)
+    experiment = Experiment(data={"source": "memory"}, partition=SERVER, model={"name": "mlp"}, rounds={"count": 1})
+    result = experiment.run(tmp_path / "run", dataset=data)
+    show_summary(result.summary)
+    shown = capsys.readouterr().out
+    assert result.summary["measure"] == measure
+    assert result.summary["rules"][0]["worst_tenth_on"] is not None
+    assert f"{measure}: more is better." in shown
+    figures = shown.split("on the server's test set: ")[1].split("\n")[0]
+    assert [word for word in words if word not in figures] == []
+    assert figures.endswith(direction)
+    wrong = experiment.changed({"data.task": "classes"})
+    assert_refused(lambda: wrong.run(tmp_path / "wrong", dataset=data), "data.task", "'classes'")
+
+
+def test_where_clients_test_models_of_their_own_tables_say_so_and_their_scores_decide(tmp_path: Path) -> None:
+    partition = {"clients": 4, "server": "fraction", "server_fraction": 0.2, "server_report": "same"}
+    described = Experiment(partition=partition, model={"name": "logistic"}, rounds={"count": 2})
+    folder = run(with_rules(described, ["fedavg,local-only,fine-tuned"]), out=tmp_path / "run")
+    document = compare_run(folder, read_experiment(folder))
+    assert document["personal"] == ["fine-tuned", "local-only"]
+    assert main_table(document).headings[:3] == ("rule", "algorithm", "tested")
+    rows = {row[0]: row for row in main_table(document).rows}
+    assert {rule: row[2] for rule, row in rows.items()} == {
+        "fedavg": "common model",
+        "local-only": "own models",
+        "fine-tuned": "own models",
+    }
+    # The server tests the common model: FedAvg's with and without fine-tuning, the first one where nobody sends.
+    served = {row["rule"]: row["accuracy"]["mean"] for row in document["server"]}
+    assert served["fedavg"] == served["fine-tuned"] != served["local-only"]
+    devices = {row["rule"]: row["final"]["mean"] for row in document["devices"]}
+    assert devices["fedavg"] != devices["fine-tuned"]
+    text = write_comparison(document, "text")
+    assert [rule for rule, score in served.items() if f"{100 * score:.2f}" not in text] == []
+    means = {row["rule"]: row["mean"] for row in document["curves"]}
+    for row in document["recommendation"]["rules"]:
+        assert row["value"]["mean"] == pytest.approx(sum(means[row["rule"]]) / 2)  # of both rounds, on the clients
+    assert "on the clients' " in headline(RunView([History(folder)]))[0]
+
+
+FEW = ["rounds.count=1", "partition.clients=8", "flaws=[]", "compute.engine=stacked", "training.epochs=1"]
+COMPARE = ["--quiet", "compare", "quickstart", "--rules", "fedavg,EQ", *(f"--set={change}" for change in FEW)]
+
+
+def test_each_share_of_participation_is_a_run_and_a_column(command: CommandLine) -> None:
+    shown = command(*COMPARE, "--participation", "0.1,1,0.75,1.0", "--format", "json", "--out", "out")
+    assert "10% of 8 clients" in shown.stdout + shown.stderr
+    found = json.loads(shown.stdout[shown.stdout.index("{") :])["participation"]
+    assert [row["share"] for row in found] == [1.0, 0.75]
+    assert found[1]["folder"].endswith("participation-075")
+    table = found[1]["table"]
+    worst = {device["rule"]: device["worst"]["mean"] for device in table["devices"]}
+    least = {name: min(each["score"] for each in table["clients"] if each["rule"] == name) for name in worst}
+    assert worst == pytest.approx(least)
+
+
+@pytest.mark.parametrize("words", [[""], ["1.5"], ["1,,0.5"], ["nan"], ["-1"], ["0.1"], ["1", "--full"]])
+def test_a_participation_that_cannot_be_is_refused(words: list[str], refused: Callable[..., str]) -> None:
+    assert "--participation: got" in refused(*COMPARE, "--out", "out", "--participation", *words)

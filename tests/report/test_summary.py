@@ -1,20 +1,46 @@
-"""The short account of a run, from a store of hand-made records."""
+"""The short account of a run, documents between rooms, and weighing recorded updates again."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import ast
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
+from pydantic import TypeAdapter, ValidationError
+from tests.conftest import CommandLine
+from tests.kit import assert_refused
+from tests.report.made_run import shared_run
 from tests.runs.records import evaluations, federation, record, state, updates
 
+from steelyard.report.contents import contents
+from steelyard.report.documents import comparison, page, run
+from steelyard.report.reweigh import cohorts, federation_with, reweigh
 from steelyard.report.summary import TOP, summarise
+from steelyard.report.view import RunView
+from steelyard.result import Result
 from steelyard.rounds.settings import RoundSettings
 from steelyard.runs.store import Store
 from steelyard.weighing.rule import Rule, WeighingSettings
 
+SOURCE = Path(__file__).resolve().parents[2] / "src" / "steelyard"
+
+ROOMS = ("report", "cli", "page", "result.py", "api.py", "sweeps/result.py", "sweeps/table.py", "sweeps/figure.py")
+
+ALLOWED = {
+    # Rows of one figure, on their way into a data frame.
+    "report/figures/shared.py lists",
+    # What a browser sent: checked field by field against the form.
+    "page/form.py assignments",
+    "page/jobs.py Jobs.start",
+}
+
 SETTINGS = RoundSettings(target=0.5, share=0.5, targets=(0.25, 0.5), shares=(0.5, 1.0))
+
 # Samples of the clients that answer in each round; with DS alone a weight is a share of the round's samples.
 ROUNDS: list[Mapping[str, int]] = [{"a": 1, "b": 3}, {"a": 2, "c": 6}, {"b": 1, "c": 1}]
 
@@ -79,15 +105,6 @@ def test_only_the_heaviest_few_are_named(tmp_path: Path) -> None:
     assert rule["heaviest_clients"][0]["share"] == 7 / 28
 
 
-def test_a_run_that_kept_its_old_model_has_no_heaviest(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    store.register([federation()])
-    store.commit(1, [record(kept_old=True)], {"DS>LD": state()}, dict, last=True)
-    store.close()
-    (rule,) = summarise(tmp_path, SETTINGS)["rules"]
-    assert [client["share"] for client in rule["heaviest_clients"]] == [0.0, 0.0]
-
-
 def test_the_figures_of_the_last_round_and_of_all(found: dict) -> None:
     size, other = found["rules"]
     assert (size["rule"], size["seed"], size["rounds"], size["accuracy"]) == ("size", 5, 3, 0.375)
@@ -123,5 +140,89 @@ def test_targets_and_facts_of_the_run(found: dict) -> None:
         ("size", 0.5, 1.0, None),
     ]
     assert table[4:] == [("other", target, share, 1) for target in (0.25, 0.5) for share in (0.5, 1.0)]
-    assert (found["status"], found["notes"], found["measure"]) == ("finished", "two clients only", "accuracy")
-    assert (found["run"], found["target"], found["share"]) == (found["folder"], 0.5, 0.5)
+    assert (found["status"], found["notes"]) == ("finished", "two clients only")
+
+
+def untyped(path: Path) -> Iterator[str]:
+    """Yield the functions of a file that others can call and that take or return a dictionary of anything."""
+    marks = re.compile(r"\b(?:dict|Mapping)\[str, (?:Any|object)\]")
+
+    def look(body: list[ast.stmt], before: str) -> Iterator[str]:
+        for node in body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                yield from look(node.body, f"{node.name}.")
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("_"):
+                every = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+                found = [each.annotation for each in every] + [node.returns]
+                if any(marks.search(ast.unparse(each)) for each in found if each is not None):
+                    yield f"{before}{node.name}"
+            if isinstance(node, ast.AnnAssign) and marks.search(ast.unparse(node.annotation)):
+                yield f"{before}{ast.unparse(node.target)}"
+
+    name = path.relative_to(SOURCE).as_posix()
+    yield from (f"{name} {each}" for each in look(ast.parse(path.read_text(encoding="utf-8")).body, ""))
+
+
+def test_no_untyped_document_crosses_between_rooms() -> None:
+    files = [path for room in ROOMS for path in sorted([SOURCE / room, *(SOURCE / room).rglob("*.py")])]
+    assert {name for path in files if path.suffix == ".py" for name in untyped(path)} == ALLOWED
+
+
+def check(document: object, declared: object) -> None:
+    """Hold a document against its type, values too; a key that the type does not declare is dropped, and so noticed."""
+    kept = TypeAdapter(declared).validate_python(document)
+    assert json.dumps(kept, sort_keys=True) == json.dumps(document, sort_keys=True)
+
+
+def test_documents_have_the_keys_of_their_types(tmp_path_factory: pytest.TempPathFactory) -> None:
+    result = Result(shared_run(tmp_path_factory))
+    view = RunView([result.history])
+    check(result.summary, run.Summary)
+    check(result.table, comparison.Comparison)
+    check(contents(view), page.ReportData)
+    check(reweigh(view, view.federation("VP>DS"), WeighingSettings(criteria=("DS",))), run.Reweighed)
+    with pytest.raises((AssertionError, ValidationError)):
+        check(result.summary | {"more": 1}, run.Summary)
+
+
+@pytest.fixture(scope="module")
+def view(tmp_path_factory: pytest.TempPathFactory) -> RunView:
+    return RunView([shared_run(tmp_path_factory)])
+
+
+def test_the_rule_that_was_used_gives_the_weights_that_were_recorded(view: RunView) -> None:
+    found = reweigh(view, view.federation("VP>DS", 1), WeighingSettings(criteria=("VP", "DS")))
+    assert found["rounds"] == 6
+    for row in found["clients"]:
+        assert row["weight"] == pytest.approx(row["recorded"], abs=1e-12)
+    assert sum(row["weight"] for row in found["clients"]) == pytest.approx(1)
+
+
+def test_another_rule_by_hand_and_by_the_command(
+    view: RunView, command: CommandLine, refused: Callable[..., str]
+) -> None:
+    part = view.federation("VP>DS", 1)
+    found = reweigh(view, part, WeighingSettings(criteria=("DS",)))
+    totals: Counter[str] = Counter()
+    for _, clients, raw, _ in cohorts(view.clients(part), ["DS"]):
+        totals.update(dict(zip(clients, (raw[:, 0] / raw[:, 0].sum() / 6).tolist(), strict=True)))
+    assert {row["client"]: row["weight"] for row in found["clients"]} == pytest.approx(totals)
+    flawed = [row for row in found["clients"] if row["flaws"]]
+    assert {row["client"] for row in flawed} <= {"client-0", "client-1"}
+    assert found["flawed"]["weight"] == pytest.approx(sum(row["weight"] for row in flawed))
+    folder = view.histories[0].folder
+    shown = json.loads(command("weigh", folder, "--priority", "DS>VP", "--normalise", "max", "--format", "json").stdout)
+    expected = reweigh(view, part, WeighingSettings(criteria=("DS", "VP"), normalise="max"))["clients"]
+    assert [row["client"] for row in shown["clients"]] == [row["client"] for row in expected]
+    assert [row["weight"] for row in shown["clients"]] == pytest.approx([row["weight"] for row in expected])
+    assert json.loads(command("weigh", folder, "--by", "DS>VP/max", "--format", "json").stdout) == shown
+    assert "as recorded" in command("weigh", folder, "--by", "DS").stdout
+    assert "--normalise: got 'none' for a run" in refused("weigh", folder, "--normalise", "none")
+    assert "--by: got 'DS' together" in refused("weigh", folder, "--by", "DS", "--score", "mean")
+
+
+def test_the_updates_are_those_of_a_rule_that_measured_what_is_asked_for(view: RunView) -> None:
+    assert federation_with(view, [], None, None).label == "VP>DS"
+    assert federation_with(view, ["LD"], None, None).label == "online(DS>LD)"
+    assert_refused(lambda: federation_with(view, ["MD"], None, None), "criteria", "MD", "VP>DS: VP, DS; fedavg: DS")
+    assert_refused(lambda: federation_with(view, ["LD"], "fedavg", None), "criteria", "LD", "'fedavg'")
