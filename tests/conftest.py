@@ -134,7 +134,6 @@ def messages() -> Generator[list[str]]:
 # By processor time. Without `--no-loadscope-reorder` (pyproject.toml) xdist would order files by their number of tests.
 LONG_FILES = (
     "test_snippets",
-    "test_cold_commands",
     "test_engines",
     "test_browser",
     "test_federate_processes",

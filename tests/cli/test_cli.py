@@ -1,128 +1,284 @@
-"""The real command line, in a subprocess."""
+"""The command line: every command answers, what is said and shown, what a cold start reads, what ends a command."""
 
 from __future__ import annotations
 
-import contextlib
 import csv
-import io
 import json
-import os
+import re
+import shlex
+import signal
+import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
+import torch
+import typer.main
 from tests.conftest import CommandLine
-from tests.warm import command_environment
+from tests.kit import inside
+from tests.recommend.conftest import two_tastes
+from tests.runs.signed_runs import a_key
+from tests.warm import WarmProcess, command_environment, warm_command
 
-from steelyard.cli import main
+from steelyard.cli import federate, main, privacy
+from steelyard.clients.flower.register import Entry, enter
+from steelyard.errors import UserError
+from steelyard.federate.outcomes import note_outcome
+from steelyard.federate.receipts import keep
+from steelyard.federate.server_folder import ServerFolder
+from steelyard.federate.server_runs import new_run
+from steelyard.logs import LEVEL
+from steelyard.messages import LossState, Signed, Task
+from steelyard.statements import Statement
 
 Refused = Callable[..., str]
-TABLE = "client,DS,CD,IS\nAlice,.9,.2,.4\nBob,.1,.8,.5\n"
+QUICK = ("--set", "rounds.count=1", "--set", "compute.engine=stacked", "--set", "model.name=logistic")
+# What each command must have printed or written.
+COMMANDS = {
+    "join part --out joined": "joined/run.sqlite",
+    "verify done": "whole",
+    "record done -o record.html": "record.html",
+    "contributions done": "What each client added (shapley)",
+    "withdraw done client-000 --out fewer": "fewer/run.sqlite",
+    "export done --to csv": "done/export",
+    "import rounds.csv --out theirs --by DS": "theirs",
+    "recipes": "quickstart",
+    "show quickstart --set rounds.count=7": "count = 7",
+    "criteria": "label diversity",
+    "models": "cnn-digits",
+    "algorithms": "scaffold",
+    "policies": "feddisco",
+    "docs --no-open --out manual hostile clients": "manual/guide/hostile-clients.html",
+    "privacy plan --rounds 10 --noise 1": "noise multiplier",
+    "privacy audit --tries 1 --steps 0 --canaries 10 --questions 0": "gradient inversion on digits",
+    "federate init app": "app/pyproject.toml",
+    "federate certificates tls --host localhost": "tls/ca.pem",
+    "federate key node-a": "node-a.pub",
+    "federate receipts signed": "run 7, DS, round 1, client a: signed: no head of the server is kept with it yet",
+    "federate list server": "1    finished  1/1    quickstart",
+    "federate nodes server": "hospital-a  away    never",
+    "federate log server 1": "round 1/1",
+    "federate follow server 1": "/done",
+    "federate stop server 2": "run 2 is stopped; nothing of it was kept",
+    "federate ledger node.toml": "epsilon 0 of 8 in 0 answers in all (delta 1e-05)",
+    "recommend baseline popular --train tastes.tsv --out popular.tsv": "popular.tsv",
+    "recommend evaluate --train before.tsv --test tastes.tsv --recommendations lists.tsv": "hit_rate",
+    "recommend features kgflex.toml": "known to the sources: 40",
+    "recommend lists kgflex --out of-kgflex.tsv": "of-kgflex.tsv",
+    "recommend report kgflex": "ndcg",
+    "recommend cost --users 10 --items 20 --interactions 30": "tcc_vectors",
+    "recommend audit fpl.toml --rounds 1": "everything sent",
+}
+COLD = {"report done -o done.html": "done.html", "weigh clients.csv": "Alice"}
+ELSEWHERE = {
+    *("run", "resume", "ls", "table", "top", "watch", "compare", "arena", "sweep", "attack", "new"),
+    *(f"federate {name}" for name in ("serve", "register", "submit", "local", "node")),
+    *(f"recommend {name}" for name in ("split", "top", "explain", "kept", "clouds")),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a finished run, a run of KGFlex, and a few small files of data."""
+    folder = tmp_path_factory.mktemp("commands")
+    (folder / "clients.csv").write_text("client,DS,LD\nAlice,.9,.2\nBob,.1,.8\n")
+    (folder / "rounds.csv").write_text("round,client,DS\n1,a,10\n1,b,30\n")
+    rows = [f"{user}\t{item}\t{rating}\t{time}" for user, item, rating, time in two_tastes()]
+    (folder / "tastes.tsv").write_text("user\titem\trating\ttime\n" + "\n".join(rows) + "\n")
+    (folder / "before.tsv").write_text("user\titem\trating\ttime\nu02\ti30\t5\t1\n")
+    (folder / "node.toml").write_text(
+        'server = "h:1"\ninsecure = true\nclient = "a"\nrequire = "local"\nepsilon = 8\nstate = "state"\n'
+    )
+    key = a_key(folder / "node-key")
+    said = Statement("7", "DS", 1, "asked", "", {"a": bytes(32)})
+    task = Task("DS", 1, 1, ("a",), torch.zeros(1), LossState("cross-entropy"))
+    (folder / "signed").mkdir()
+    keep(folder / "signed", "7", task, "asked", Signed(key.line, "", said.digests, {}, key.sign(said.content())))
+    (folder / "lists.tsv").write_text("user\titem\tscore\nu02\ti07\t1\n")
+    about = [f"i{item:02d}\thalf {item // 20}" for item in range(40)]
+    (folder / "about.tsv").write_text("item\thalf\n" + "\n".join(about) + "\n")
+    fpl = {
+        "kind": "recommend",
+        "interactions": {"path": "tastes.tsv"},
+        "fpl": {"factors": 4, "learning_rate": 0.2},
+        "rounds": {"epochs": 1},
+    }
+    source = {"path": "about.tsv", "format": "attributes", "columns": {"item": "item", "half": "half"}}
+    kgflex = {**fpl, "knowledge": {"sources": [source], "min_items": 2}, "kgflex": {}}
+    (folder / "fpl.toml").write_text(tomli_w.dumps(fpl))
+    (folder / "kgflex.toml").write_text(tomli_w.dumps(kgflex))
+    part = ("compare", "quickstart", *QUICK, "--rules", "DS,EQ", "--part", "1/1", "--out", "part")
+    for words in (("run", "quickstart", *QUICK, "--out", "done"), ("run", "kgflex.toml", "--out", "kgflex"), part):
+        assert inside(*words, folder=folder).returncode == 0
+    serving = ServerFolder(folder / "server")
+    serving.make()
+    enter(serving.register, Entry("hospital-a", "ssh one"))
+    for out in ("done", "later"):
+        run = new_run(serving)
+        run.note_submitted("quickstart", folder / out, 1)
+        if out == "done":
+            run.log.write_text("steelyard: waiting for 1 nodes\nround 1/1: DS 80%\n")
+            note_outcome(run.folder, "finished", str(folder / out))
+    return folder
+
+
+def test_every_command_is_here() -> None:
+    """A new command needs a line above, and all take the options that say how much is said."""
+
+    def paths(command: Any, before: str = "") -> set[str]:
+        names = [name for option in command.params for name in option.opts]
+        assert {"-v", "--verbose", "-q", "--quiet", "--log-file"} <= set(names), before
+        assert len(names) == len(set(names)), before
+        below: dict[str, Any] = getattr(command, "commands", {})
+        deeper = [paths(each, f"{before} {name}".strip()) for name, each in below.items()]
+        return set().union(*deeper) if below else {before}
+
+    known = paths(main.command_line())
+    assert {path for path in known for line in (*COMMANDS, *COLD) if f"{line} ".startswith(f"{path} ")} == (
+        known - ELSEWHERE
+    )
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_a_command_answers(words: str, folder: Path) -> None:
+    done = inside(*shlex.split(words), folder=folder)
+    assert done.returncode == 0, done.stderr
+    assert (folder / COMMANDS[words]).exists() or COMMANDS[words] in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("words", COLD)
+def test_a_command_starts_by_itself(words: str, folder: Path, cold: CommandLine) -> None:
+    done = cold(*shlex.split(words), cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert (folder / COLD[words]).exists() or COLD[words] in done.stdout
+
+
+def test_help_and_light_commands_wait_for_nothing_heavy(folder: Path) -> None:
+    code = (
+        "import sys; from steelyard.cli.main import main\n"
+        "heavy = lambda *names: [name for name in names if name in sys.modules]\n"
+        "print(heavy('torch', 'numpy', 'pandas', 'pydantic', 'flwr', 'sklearn'))\n"
+        "for words in ('weigh clients.csv', 'recipes', 'criteria', 'run --help'):\n"
+        "    sys.argv = ['steelyard', *words.split()]\n"
+        "    try:\n        main()\n    except SystemExit as ended:\n        assert ended.code == 0\n"
+        "print(heavy('torch', 'pandas', 'flwr', 'sklearn', 'scipy'))"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=command_environment(), cwd=folder, check=True, capture_output=True, text=True)
+    lines = done.stdout.strip().splitlines()
+    assert (lines[0], lines[-1]) == ("[]", "[]")
+
+
+def test_only_the_commands_that_are_asked_for_are_built(command: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = main.command_line().commands
+    shown = command("--help").stdout
+    assert [name for name in whole if f"  {name} " not in shown] == []
+    for word in ("run", "import", "federate", "privacy"):
+        built: Any = typer.main.get_command(main.needed([word, "-x"]))
+        (one,) = built.commands.values()
+        assert {option.name for option in one.params} <= {option.name for option in whole[word].params}
+        assert getattr(one, "commands", {}).keys() == getattr(whole[word], "commands", {}).keys()
+    for words in (["rnu"], ["--log-file", "run", "compare"], ["-v", "run"]):
+        assert main.needed(words) is main.app
+    monkeypatch.setenv("_STEELYARD_COMPLETE", "complete_bash")
+    assert main.needed([]) is main.app
+
+
+def test_bash_completes_commands_and_recipes(tmp_path: Path) -> None:
+    def asked(**environment: str) -> list[str]:
+        command = [sys.executable, "-m", "steelyard"]
+        whole = {**command_environment(), **environment}
+        return subprocess.run(command, env=whole, cwd=tmp_path, capture_output=True, text=True).stdout.split()
+
+    words = {"COMP_WORDS": "steelyard run qui", "COMP_CWORD": "2"}
+    assert "quickstart" in asked(_STEELYARD_COMPLETE="complete_bash", **words)
+    assert "_steelyard_completion" in asked(_STEELYARD_COMPLETE="source_bash")
+
+
+def test_a_closed_pipe_is_no_error() -> None:
+    command = f"{sys.executable} -m steelyard show --schema | head -1"
+    done = subprocess.run(command, shell=True, env=command_environment(), capture_output=True, text=True)
+    assert "Traceback" not in done.stderr
+
+
+# weigh ----------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
     path = tmp_path / "clients.csv"
-    path.write_text(TABLE)
+    path.write_text("client,DS,CD,IS\nAlice,.9,.2,.4\nBob,.1,.8,.5\n")
     return path
 
 
-def weighed(steelyard: CommandLine, *arguments: str | Path) -> dict[str, tuple[float, float]]:
-    done = steelyard("weigh", *arguments, "--normalise", "none", "--format", "json")
+def weighed(command: CommandLine, *arguments: str | Path) -> dict[str, tuple[float, float]]:
+    done = command("weigh", *arguments, "--normalise", "none", "--format", "json")
     assert done.returncode == 0, done.stderr
     return {row["client"]: (row["score"], row["weight"]) for row in json.loads(done.stdout)["clients"]}
 
 
-def test_weigh_prints_the_papers_numbers(steelyard: CommandLine, table: Path) -> None:
-    found = weighed(steelyard, table, "--score", "prioritized", "--priority", "DS>CD>IS")
+def test_weigh_prints_the_papers_numbers(command: CommandLine, table: Path) -> None:
+    found = weighed(command, table, "--score", "prioritized", "--priority", "DS>CD>IS")
     assert list(found) == ["Alice", "Bob"]
     assert found["Alice"] == pytest.approx((1.152, 0.83965), abs=5e-6)  # the paper has five digits
-    found = weighed(steelyard, table, "--score", "mean")
+    found = weighed(command, table, "--score", "mean")
     assert found["Alice"] == pytest.approx((0.5, 15 / 29))  # 0.5 / (0.5 + 0.466667)
 
 
-def test_weigh_knows_every_score(steelyard: CommandLine, table: Path, tmp_path: Path) -> None:
+def test_weigh_knows_every_score(command: CommandLine, table: Path, tmp_path: Path) -> None:
     capacity = tmp_path / "capacity.toml"
     capacity.write_text('DS=0.5\nCD=0.3\nIS=0.2\n"DS,CD"=0.8\n"DS,IS"=0.7\n"CD,IS"=0.5\n')
-    weighted = weighed(steelyard, table, "--score", "weighted-mean", "--weights", "0.5,0.3,0.2")
-    assert weighted["Alice"][0] == pytest.approx(0.59)
-    choquet = weighed(steelyard, table, "--score", "choquet", "--capacity", capacity)
-    assert choquet["Alice"] == pytest.approx(weighted["Alice"])
-    assert choquet["Bob"] == pytest.approx(weighted["Bob"])
-    owa = weighed(steelyard, table, "--score", "owa", "--quantifier", "all")
-    assert owa["Alice"][0] == pytest.approx(0.2)
-    power = weighed(steelyard, table, "--score", "power", "--power", "2")
+    mean = weighed(command, table, "--score", "weighted-mean", "--weights", "0.5,0.3,0.2")
+    assert mean["Alice"][0] == pytest.approx(0.59)
+    # A capacity that adds up is a weighted mean.
+    choquet = weighed(command, table, "--score", "choquet", "--capacity", capacity)
+    assert choquet["Bob"] == pytest.approx(mean["Bob"])
+    assert weighed(command, table, "--score", "owa", "--quantifier", "all")["Alice"][0] == pytest.approx(0.2)
+    power = weighed(command, table, "--score", "power", "--power", "2")
     assert power["Alice"][0] == pytest.approx((0.9 * 0.2 * 0.4) ** 2)
-    assert "0.839650" in steelyard("weigh", table, "--priority", "DS>CD>IS", "--normalise", "none").stdout
+    assert "0.839650" in command("weigh", table, "--priority", "DS>CD>IS", "--normalise", "none").stdout
 
 
-def test_weigh_takes_the_words_of_a_comparison(steelyard: CommandLine, table: Path) -> None:
-    assert weighed(steelyard, table, "--by", "DS>CD>IS") == weighed(steelyard, table, "--priority", "DS>CD>IS")
-    product = json.loads(steelyard("weigh", table, "--by", "product", "--format", "json").stdout)
+def test_weigh_takes_the_words_of_a_comparison(command: CommandLine, table: Path) -> None:
+    assert weighed(command, table, "--by", "DS>CD>IS") == weighed(command, table, "--priority", "DS>CD>IS")
+    product = json.loads(command("weigh", table, "--by", "product", "--format", "json").stdout)
     assert product["clients"][0]["score"] == pytest.approx(0.9 * 0.2 * (0.4 / 0.9))  # as in a run: shares
-    best = json.loads(steelyard("weigh", table, "--by", "IS/max", "--format", "json").stdout)
+    best = json.loads(command("weigh", table, "--by", "IS/max", "--format", "json").stdout)
     assert [row["score"] for row in best["clients"]] == [0.8, 1.0]
 
 
-@pytest.mark.parametrize(
-    ("text", "arguments", "words"),
-    [
-        (TABLE, ["--priority", "DS>CD"], ["priority", "DS>CD"]),
-        (TABLE, ["--score", "men"], ["did you mean 'mean'"]),
-        (TABLE, ["--score", "weighted-mean", "--weights", "a,b"], ["--weights", "a,b"]),
-        (TABLE, ["--score", "choquet", "--capacity", "nowhere.toml"], ["nowhere.toml"]),
-        ("client,DS\nAlice,x\n", [], ["row 2", "DS", "'x'"]),
-        ("client,DS\nAlice,-1\n", [], ["row 2", "-1"]),
-        ("client,DS\nAlice,0.1,0.2\n", [], ["row 2", "3 cells"]),
-        ("client,DS\nAlice,400\n", ["--normalise", "none"], ["400", "without normalising"]),
-        ("client,DS,DS\nAlice,0.1,0.2\n", [], ["header"]),
-        ("", [], ["no table"]),
-    ],
-)
-def test_weigh_names_mistakes(
-    tmp_path: Path, refused: Refused, text: str, arguments: list[str], words: list[str]
-) -> None:
-    path = tmp_path / "clients.csv"
-    path.write_text(text)
-    line = refused("weigh", path, *arguments)
-    for word in words:
-        assert word in line
+# run ------------------------------------------------------------------------------------------------------------------
 
 
-def test_weigh_without_a_file(tmp_path: Path, refused: Refused) -> None:
-    assert "nowhere.csv" in refused("weigh", tmp_path / "nowhere.csv")
-
-
-QUICK = ["--set", "rounds.count=3", "--set", "compute.engine=stacked", "--set", "model.name=logistic"]
-
-
-def test_quickstart_end_to_end(steelyard: CommandLine, tmp_path: Path) -> None:
+def test_quickstart_end_to_end(steelyard: CommandLine, command: CommandLine, refused: Refused, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    done = steelyard("run", "quickstart", *QUICK, "--out", folder, "--format", "json")
+    words = ("run", "quickstart", *QUICK, "--set", "rounds.count=3", "--seed", "9", "--out", folder)
+    done = steelyard(*words, "--format", "json")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert document["run"] == str(folder)
     assert [rule["rule"] for rule in document["rules"]] == ["VP>LD>DS/max", "fedavg", "equal", "DS>LD>MD"]
-    assert len(document["flaws"]["1"]) == 6
+    assert list(map(len, document["flaws"].values())) == [6]
     for rule in document["rules"]:
+        assert rule["seed"] == 9
         assert 0 <= rule["worst_tenth"] <= rule["accuracy"] <= 1
         assert rule["heaviest_clients"]
         assert 0 <= rule["server"]["accuracy"] <= 1
         assert 0 <= rule["flawed_weight"] <= 1
-        assert all(entry["measured_by"] in ("client", "server") for entry in rule["criteria"])
     assert {"rule", "target", "share", "round", "seed"} <= set(document["rounds_to_target"][0])
     # Without a terminal, progress is plain lines on standard error.
     assert "round 3/3" in done.stderr
     assert "\x1b" not in done.stderr
-
-    text = steelyard("resume", folder).stdout
+    assert "holds a run already" in refused(*words)
+    text = command("resume", folder).stdout
     assert "worst 10%" in text
     assert str(folder) in text.replace("\n", "")
-
-    exported = steelyard("export", folder, "--to", "csv").stdout.split()
+    exported = command("export", folder, "--to", "csv").stdout.split()
     tables = ("federations", "rounds", "clients", "evaluations", "untested", "listening")
     assert {Path(path).name for path in exported} == {f"{table}.csv" for table in tables}
     with (folder / "export" / "clients.csv").open() as file:
@@ -130,72 +286,105 @@ def test_quickstart_end_to_end(steelyard: CommandLine, tmp_path: Path) -> None:
     assert {"client", "raw_DS", "normalised_LD", "score", "weight", "failure"} <= set(rows[0])
 
 
-def test_a_run_is_never_overwritten(steelyard: CommandLine, refused: Refused, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    assert steelyard("run", "quickstart", *QUICK, "--out", folder).returncode == 0
-    assert "holds a run already" in refused("run", "quickstart", *QUICK, "--out", folder)
+def test_without_test_rows_no_accuracy_is_shown(command: CommandLine) -> None:
+    done = command("run", "quickstart", *QUICK, "--set", "partition.test=none", "--out", "o")
+    assert done.returncode == 0, done.stderr
+    assert "accuracy on the clients" not in done.stdout
+    assert "no accuracy is known" in done.stdout
+    assert "0.00%" not in done.stderr
+    document = json.loads(command("resume", "o", "--format", "json").stdout)
+    assert {rule["accuracy"] for rule in document["rules"]} == {None}
 
 
-def test_seed_and_default_folder(steelyard: CommandLine, tmp_path: Path) -> None:
-    done = steelyard("run", "quickstart", *QUICK, "--seed", "9", "--format", "json")
-    document = json.loads(done.stdout)
-    assert document["rules"][0]["seed"] == 9
-    assert (tmp_path / document["run"] / "run.sqlite").is_file()
-
-
-def test_recipes_show_and_criteria(steelyard: CommandLine) -> None:
-    assert "quickstart" in steelyard("recipes").stdout
-    assert any(entry["name"] == "quickstart" for entry in json.loads(steelyard("recipes", "--format", "json").stdout))
-    assert 'priority = "' in steelyard("show", "quickstart").stdout
-    assert "count = 7" in steelyard("show", "quickstart", "--set", "rounds.count=7").stdout
-    listed = steelyard("criteria").stdout
-    assert "MD" in listed
-    assert "server" in listed
-
-
-def test_unknown_words_are_refused(steelyard: CommandLine, refused: Refused) -> None:
-    assert "did you mean 'quickstart'" in refused("run", "quickstrat")
-    assert steelyard("rnu").returncode == 2
-    assert "no experiment named" in refused("show")
-
-
-def test_a_misspelt_command_is_guessed_once(refused: Refused) -> None:
-    assert refused("swep").count("Did you mean 'sweep'?") == 1
-
-
-def test_only_the_commands_that_are_asked_for_are_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    def shown(root: Any) -> str:
-        text = io.StringIO()
-        with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
-            root(["--help"], prog_name="steelyard", standalone_mode=False)
-        return text.getvalue()
-
-    built = main._built  # pyright: ignore[reportPrivateUsage]
-    assert shown(built(main.needed(["--help"]))) == shown(built(main.needed([]))) == shown(main.command_line())
-    for word in ("run", "import", "federate", "privacy"):
-        (one,) = built(main.needed([word, "-x"])).commands.values()
-        whole = main.command_line().commands[word]
-        assert [option.name for option in one.params] == [option.name for option in whole.params]
-        assert getattr(one, "commands", {}).keys() == getattr(whole, "commands", {}).keys()
-    for words in (["rnu"], ["--log-file", "run", "compare"], ["-v", "run"]):
-        assert main.needed(words) is main.app
-    monkeypatch.setenv("_STEELYARD_COMPLETE", "complete_bash")
-    assert main.needed([]) is main.app
-
-
-def test_help_does_not_wait_for_what_is_heavy() -> None:
-    code = (
-        "import sys; import steelyard.cli.main; "
-        "print([name for name in ('torch', 'numpy', 'pandas', 'pydantic', 'flwr', 'sklearn') if name in sys.modules])"
+def test_rules_owners_and_folders_with_markup_are_printed_as_they_are(command: CommandLine, tmp_path: Path) -> None:
+    rows = [f"{i / 7:.3f},{i % 2},{('[/b]ann', '[bold]bob', chr(27) + '[31mcy')[i % 3]}" for i in range(60)]
+    (tmp_path / "d.csv").write_text("\n".join(["a,target,own", *rows]) + "\n")
+    (tmp_path / "e.toml").write_text(
+        'name = "t"\n[data]\nsource = "csv"\npath = "d.csv"\nlabels = "target"\nowner = "own"\n'
+        '[partition]\nscheme = "natural"\n[weighing]\nname = "[/i]rule"\n[rounds]\ncount = 2\nfraction = 1.0\n'
+        '[model]\nname = "logistic"\n[compute]\nengine = "loop"\n'
     )
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, env=command_environment(), check=True, capture_output=True, text=True)
-    assert done.stdout.strip() == "[]"
+    names = ("[/b]ann", "[bold]bob", "\\x1b[31mcy", "[/i]rule")
+    for words in (
+        ("run", "e.toml", "--out", "[/b]out"),
+        ("weigh", "[/b]out", "--score", "mean", "--criteria", "DS"),
+    ):
+        done = command(*words)
+        assert done.returncode == 0, done.stderr
+        assert [name for name in (*names, "[/b]out") if name not in done.stdout and words[0] == "run"] == []
+        assert [name for name in names if name not in done.stdout] == []
+        assert "\x1b" not in done.stdout + done.stderr
+    assert "[/i]rule" in command("table", "[/b]out").stdout
 
 
-def test_a_closed_pipe_is_no_error(steelyard: CommandLine) -> None:
-    done = subprocess.run(
-        f"{sys.executable} -m steelyard show --schema | head -1", shell=True, env=os.environ | command_environment(),
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert "Traceback" not in done.stderr
+def test_a_stop_names_the_folder_and_the_command(tmp_path: Path) -> None:
+    words = ("run", "quickstart", *QUICK, "--set", "rounds.count=100000", "--out", "a run")
+    printed, database = tmp_path / "printed", tmp_path / "a run" / "run.sqlite"
+
+    def begun() -> bool:
+        try:
+            stored = sqlite3.connect(f"file:{database}?mode=ro", uri=True)
+            return stored.execute("SELECT COUNT(*) FROM rounds").fetchone()[0] > 0
+        except sqlite3.OperationalError:
+            return False
+
+    started = WarmProcess(*words, folder=tmp_path, printed=printed)
+    try:
+        until = time.monotonic() + 120
+        while not begun():
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        started.send_signal(signal.SIGINT)
+        assert started.wait(60) == 130
+    finally:
+        started.kill()
+    last = printed.read_text(encoding="utf-8").strip().splitlines()[-1]
+    assert last == "steelyard: stopped; what is done is in a run; go on with: steelyard resume 'a run'"
+
+
+# how much is said -----------------------------------------------------------------------------------------------------
+
+
+def test_quiet_leaves_warnings_and_the_answer(command: CommandLine) -> None:
+    words = ("run", "quickstart", *QUICK, "--set", "rounds.fraction=0.01", "--set", "rounds.min_clients=1")
+    for done in (command("--quiet", *words, "--format", "json"), command(*words, "-q", "--format", "json")):
+        assert done.returncode == 0, done.stderr
+        (line,) = done.stderr.splitlines()
+        assert line.startswith("steelyard: warning: round 1 of ")
+        assert json.loads(done.stdout)["run"]
+
+
+def test_verbose_names_the_steps_and_a_file_gets_them_with_their_times(command: CommandLine, tmp_path: Path) -> None:
+    words = ("run", "quickstart", *QUICK)
+    assert "steelyard: reading the data" in command(*words, "-v", "--log-file", "log.txt").stderr.splitlines()
+    # A file is added to, and gets all in either case, an error too.
+    assert command(*words, "-q", "--log-file", "log.txt").stderr == ""
+    assert command("--log-file", "log.txt", "run", "nothing-like-it").returncode == 2
+    lines = (tmp_path / "log.txt").read_text().splitlines()
+    form = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ (DEBUG|INFO|WARNING|ERROR) steelyard(\.\w+)+: \S.*"
+    assert all(re.fullmatch(form, line) for line in lines)
+    assert sum("steelyard.activity: reading the data" in line for line in lines) == 2
+    assert sum("INFO steelyard.rounds.progress: round 1/1: " in line for line in lines) == 1
+    assert "ERROR steelyard.cli.main: " in lines[-1]
+
+
+def test_a_level_of_the_environment_that_is_none(tmp_path: Path) -> None:
+    done = warm_command("recipes", folder=tmp_path, environment={"STEELYARD_LOG_LEVEL": "loud"})
+    assert done.returncode == 2
+    assert "STEELYARD_LOG_LEVEL: got 'loud'" in done.stderr
+
+
+def test_a_federation_on_this_machine_and_an_audit_are_quiet_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+
+    def seen(*_: object, progress: bool = True, **more: object) -> Any:
+        asked.append(bool(_[0]) if _ and isinstance(_[0], bool) else progress)
+        raise UserError("seen")
+
+    monkeypatch.setenv(LEVEL, "warning")
+    monkeypatch.setattr("steelyard.federate.local.run_local", seen)
+    monkeypatch.setattr("steelyard.cli.privacy.watching", seen)
+    for call in (lambda: federate.local("quickstart"), privacy.audit):
+        with pytest.raises(UserError, match="seen"):
+            call()
+    assert asked == [False, False]

@@ -61,7 +61,7 @@ def test_a_delta_too_large_for_the_canaries_is_refused() -> None:
     assert str(done.exception).startswith("--delta: got 0.01 with 200 clients")
 
 
-@pytest.mark.slow  # that it starts and what it prints first is in tests/cli/test_cold_commands.py
+@pytest.mark.slow  # that it starts and what it prints first is in tests/cli/test_cli.py
 def test_the_audit_on_the_command_line(steelyard: CommandLine, tmp_path: Path) -> None:
     few = ("--tries", "1", "--steps", "0", "--canaries", "10")
     done = steelyard("privacy", "audit", *few, "--questions", "0", "--format", "json", "--figures", "figures")
