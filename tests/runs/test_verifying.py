@@ -5,11 +5,14 @@ from __future__ import annotations
 import shutil
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.kit import assert_refused
 from tests.runs.contents import chain_again, change, query
 from tests.runs.records import federation, record, state, values
 from tests.runs.signed_runs import TEXT, a_key, signed_run
@@ -22,6 +25,8 @@ from steelyard.runs.store import Store
 from steelyard.runs.valued import add_values
 
 COSTS = {("rounds", column) for column in ("seconds", "cpu", "gpu", "up", "down")}
+
+
 NOT_IN_THE_CHAIN = {("info", "key"), ("info", "value"), *COSTS}
 """Facts beside the rounds, and what rounds cost: docs/reference/chain.md says so."""
 
@@ -135,14 +140,7 @@ def test_values_found_out_after_the_run_leave_it_whole_and_are_said_not_to_be_ch
     )
 
 
-def flip(file: Path, at: int = -1) -> None:
-    content = bytearray(file.read_bytes())
-    content[at] ^= 1
-    file.write_bytes(content)
-
-
-@pytest.mark.parametrize("which", [0, 1])
-def test_a_changed_byte_of_each_checkpoint_that_a_run_keeps_is_named_by_its_round(tmp_path: Path, which: int) -> None:
+def test_a_changed_byte_of_each_checkpoint_that_a_run_keeps_is_named_by_its_round(tmp_path: Path) -> None:
     store = Store(tmp_path / "run")
     store.register([federation()])
     store.resume()
@@ -151,24 +149,24 @@ def test_a_changed_byte_of_each_checkpoint_that_a_run_keeps_is_named_by_its_roun
     store.close()
     (tmp_path / "run" / "experiment.toml").write_text(TEXT)
     assert verify(tmp_path / "run").found.checked["models"].startswith("of the checkpoints after round 1 and 2,")
-    flip(sorted((tmp_path / "run" / "checkpoints").iterdir())[which])
-    found = verify(tmp_path / "run")
-    assert (found.code, [finding.round for finding in found.found.changed]) == (1, [1 + which])
+    for named, file in enumerate(sorted((tmp_path / "run" / "checkpoints").iterdir()), 1):
+        content = file.read_bytes()
+        file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        found = verify(tmp_path / "run")
+        assert (found.code, [finding.round for finding in found.found.changed]) == (1, [named])
+        file.write_bytes(content)
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "words"),
-    [
-        ('"digits"', '"mnist"', "data.source: 'digits' when the run began, 'mnist' now"),
-        ("[data]", "[data", "not valid TOML"),
-    ],
-)
-def test_a_changed_experiment_file_is_named(run: Path, old: str, new: str, words: str) -> None:
+def test_a_changed_experiment_file_is_named(run: Path) -> None:
     change(run, "INSERT INTO info VALUES ('experiment_text', ?)", TEXT)
     assert verify(run).code == 0
-    (run / "experiment.toml").write_text(TEXT.replace(old, new))
-    found = verify(run)
-    assert (found.code, words in lines(found)) == (1, True), lines(found)
+    for old, new, words in (
+        ('"digits"', '"mnist"', "data.source: 'digits' when the run began, 'mnist' now"),
+        ("[data]", "[data", "not valid TOML"),
+    ):
+        (run / "experiment.toml").write_text(TEXT.replace(old, new))
+        found = verify(run)
+        assert (found.code, words in lines(found)) == (1, True), lines(found)
 
 
 def test_every_changed_round_is_named_and_not_only_the_first(run: Path) -> None:
@@ -176,47 +174,6 @@ def test_every_changed_round_is_named_and_not_only_the_first(run: Path) -> None:
     change(run, "UPDATE failures SET reason = 'late' WHERE round = 2")
     found = verify(run)
     assert {(finding.round, finding.client) for finding in found.found.changed} == {(1, None), (2, "c"), (3, None)}
-
-
-# ---------------------------------------------------------------- who computes it again
-
-
-def again(folder: Path) -> None:
-    connection = sqlite3.connect(folder / "run.sqlite")
-    with connection:
-        chain_again(connection)
-    connection.close()
-
-
-def test_who_changes_weights_and_computes_the_chain_again_is_found_by_the_rule_and_by_the_servers_signature(
-    run: Path,
-) -> None:
-    ((weights,),) = query(run, "SELECT weight FROM updates WHERE round = 2")
-    change(run, "UPDATE updates SET weight = ? WHERE round = 2", weights[8:] + weights[:8])
-    again(run)
-    text = lines(verify(run))
-    assert "round 2, client a: weight 0.25 under DS>LD, where criteria and rule give 0.75" in text
-    assert "round 2: the server's signature of the head does not hold" in text
-    assert "round 1" not in text
-
-
-def test_who_changes_a_digest_and_computes_the_chain_again_is_found_by_the_nodes_signature(run: Path) -> None:
-    change(run, "UPDATE digests SET updates = zeroblob(64) WHERE round = 2")
-    change(run, "UPDATE chain SET key = NULL, signature = NULL")
-    again(run)
-    text = lines(verify(run))
-    assert "round 2, client a: its node's signature does not hold" in text
-    assert "client b: its node's signature does not hold" in text
-
-
-def test_a_head_that_was_kept_elsewhere_shows_a_chain_computed_again(run: Path) -> None:
-    before = verify(run).head
-    change(run, "UPDATE chain SET key = NULL, signature = NULL")
-    change(run, "UPDATE rounds SET accuracy = 0.99 WHERE round = 2")
-    again(run)
-    assert verify(run).code == 0
-    found = verify(run, head=before)
-    assert (found.code, f"no round has the head {before}" in lines(found)) == (1, True)
 
 
 # ---------------------------------------------------------------- what cannot be checked, each one line
@@ -249,13 +206,8 @@ def test_keys_that_do_not_fit_are_named(whole: Path, tmp_path: Path, what: str) 
     assert (found.code, words in lines(found)) == (2, True), lines(found)
 
 
-def test_keys_that_are_not_there_are_one_line(whole: Path, tmp_path: Path) -> None:
-    (tmp_path / "none").mkdir()
-    (tmp_path / "bad").mkdir()
-    (tmp_path / "bad" / "a.pub").write_text("no key")
-    for name, words in (("missing", "is no folder"), ("none", "no .pub file in"), ("bad", "not a public key")):
-        with pytest.raises(UserError, match=words):
-            verify(whole, tmp_path / name)
+def named(found: Verification) -> set[tuple[int | None, str | None]]:
+    return {(finding.round, finding.client) for finding in found.found.changed}
 
 
 CHAINS: dict[str, tuple[str, int, str]] = {
@@ -265,6 +217,9 @@ CHAINS: dict[str, tuple[str, int, str]] = {
     "two heads": ("UPDATE checkpoints SET head = 'x'", 1, "names another head than the chain"),
     "none": ("DELETE FROM chain", 2, "it has no head yet: no checkpoint was written"),
     "a node's signature is gone": ("DELETE FROM signatures WHERE round = 2", 1, "round 2: "),
+    "a node's signature is changed": (
+        "UPDATE signatures SET signature = zeroblob(96) WHERE round = 1 AND before IS NULL", 1, "is not as it was",
+    ),
     "the order of rounds": ("UPDATE rounds SET priority = 'LD>DS' WHERE round = 2", 1, "round 2: "),
     "the file of a checkpoint": ("UPDATE checkpoints SET checksum = 'x'", 1, "its checksum differs"),
 }  # fmt: skip
@@ -277,12 +232,6 @@ def test_a_chain_that_is_not_one_is_named(run: Path, what: str) -> None:
     found = verify(run)
     assert (found.code, words in lines(found)) == (code, True), lines(found)
     assert what != "a gap" or "\n" not in lines(found)
-
-
-def test_a_run_of_another_version_is_one_line(run: Path) -> None:
-    change(run, "UPDATE info SET value = '5' WHERE key = 'schema'")
-    with pytest.raises(UserError, match="schema 5; this version reads schema"):
-        verify(run)
 
 
 # ---------------------------------------------------------------- signatures that stand for others
@@ -305,28 +254,63 @@ def test_the_last_signature_of_a_node_stands_for_those_that_lead_up_to_it(
     assert len(looked) == 4 + 4
 
 
-@pytest.mark.parametrize("first", [2, 3])
-def test_where_later_signatures_do_not_hold_those_before_are_checked_by_themselves(run: Path, first: int) -> None:
-    """Node a's last statements are changed, and all else computed again: those before are still known to be its own."""
-    change(run, "UPDATE signatures SET signature = zeroblob(96) WHERE round >= ?", first)
-    change(run, "UPDATE chain SET key = NULL, signature = NULL")
-    again(run)
+UNSIGNED = "UPDATE chain SET key = NULL, signature = NULL"
+AGAIN: dict[str, tuple[tuple[str, ...], set[tuple[int, str | None]], tuple[str, ...]]] = {
+    "weights": (
+        ("UPDATE updates SET weight = CAST(substr(weight, 9) || substr(weight, 1, 8) AS BLOB) WHERE round = 2",),
+        {(2, "a"), (2, "b"), (2, None), (3, None)},
+        (
+            "round 2, client a: weight 0.25 under DS>LD, where criteria and rule give 0.75",
+            "round 2: the server's signature of the head does not hold",
+        ),
+    ),
+    "digests": (
+        ("UPDATE digests SET updates = zeroblob(64) WHERE round = 2", UNSIGNED),
+        {(2, "a"), (2, "b")},
+        ("round 2, client a: its node's signature does not hold", "client b: its node's signature does not hold"),
+    ),
+    # A statement that another one leads to: its own signature is not the last.
+    "a digest of a": (
+        ("UPDATE digests SET updates = CAST(zeroblob(32) || substr(updates, 33) AS BLOB) WHERE round = 2", UNSIGNED),
+        {(2, "a")},
+        (),
+    ),
+    # Those before the ones that do not hold are still known to be their nodes' own.
+    "signatures from round 2 on": (
+        ("UPDATE signatures SET signature = zeroblob(96) WHERE round >= 2", UNSIGNED),
+        {(round, client) for round in (2, 3) for client in "ab"},
+        (),
+    ),
+    "signatures of round 3": (
+        ("UPDATE signatures SET signature = zeroblob(96) WHERE round = 3", UNSIGNED), {(3, "a"), (3, "b")}, ()
+    ),
+    "what no signature holds": (("UPDATE rounds SET accuracy = 0.99 WHERE round = 2", UNSIGNED), set(), ()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", AGAIN)
+def test_who_computes_the_chain_again_is_found_by_signatures_by_the_rule_or_by_a_head_kept_elsewhere(
+    run: Path, what: str
+) -> None:
+    statements, expected, words = AGAIN[what]
+    before = verify(run).head
+    for statement in statements:
+        change(run, statement)
+    with closing(sqlite3.connect(run / "run.sqlite")) as connection, connection:
+        chain_again(connection)
     found = verify(run)
-    named = {(finding.round, finding.client) for finding in found.found.changed}
-    assert named == {(round, client) for round in range(first, 4) for client in "ab"}
+    assert (found.code, named(found)) == (int(bool(expected)), expected)
+    assert [each for each in words if each not in lines(found)] == []
+    if not expected:
+        kept = verify(run, head=before)
+        assert (kept.code, f"no round has the head {before}" in lines(kept)) == (1, True)
 
 
-def test_a_statement_in_the_middle_that_is_changed_is_named_though_its_signature_is_not_the_last(run: Path) -> None:
-    ((digests,),) = query(run, "SELECT updates FROM digests WHERE round = 2")
-    change(run, "UPDATE digests SET updates = ? WHERE round = 2", bytes([digests[0] ^ 1]) + digests[1:])
-    change(run, "UPDATE chain SET key = NULL, signature = NULL")
-    again(run)
-    found = verify(run)
-    assert {(finding.round, finding.client) for finding in found.found.changed} == {(2, "a")}
-
-
-def test_a_signature_in_the_middle_that_is_changed_is_named(run: Path) -> None:
-    ((key, signature),) = query(run, "SELECT key, signature FROM signatures WHERE round = 1 AND before IS NULL LIMIT 1")
-    change(run, "UPDATE signatures SET signature = ? WHERE round = 1 AND key = ?", signature[:-1] + b"\0", key)
-    text = lines(verify(run))
-    assert f"round 1: what the node {key} signed under DS>LD is not as it was written" in text
+def test_keys_and_runs_that_cannot_be_read_are_one_line(run: Path, whole: Path, tmp_path: Path) -> None:
+    (tmp_path / "none").mkdir()
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "a.pub").write_text("no key")
+    for name, words in (("missing", "is no folder"), ("none", "no .pub file in"), ("bad", "not a public key")):
+        assert_refused(partial(verify, whole, tmp_path / name), words)
+    change(run, "UPDATE info SET value = '5' WHERE key = 'schema'")
+    assert_refused(partial(verify, run), "schema 5; this version reads schema")
