@@ -1,28 +1,34 @@
-"""Online adjustment against hand-computed cases and a slow, sequential version of paper 003's Algorithm 1."""
+"""Online adjustment by hand, against a slow version of paper 003's Algorithm 1, and gone on with after a stop."""
 
 from __future__ import annotations
 
+import json
 import math
+from dataclasses import asdict
 from itertools import permutations
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from steelyard.messages import LossState
+from steelyard.rounds.state import RoundState
+from steelyard.runs.checkpoint import pack, unpack
 from steelyard.weighing.adjusting import (
     AdjustSettings,
     BanditOrder,
     Budget,
     GreedyOrder,
     OnlineOrder,
-    _upper_bound,
     other_orders,
     strategy_of,
 )
-from steelyard.weighing.priorities import FixedOrder, OrderState
+from steelyard.weighing.priorities import Decision, FixedOrder, OrderState
 
 # Three criteria A, B, C as listed: the six orders in lexicographic order.
-ABC, ACB, BAC, BCA, CAB, CBA = permutations(range(3))
+ORDERS = ABC, ACB, BAC, BCA, CAB, CBA = tuple(permutations(range(3)))
+AB, BA = permutations(range(2))
 
 
 def play(strategy, state, table):
@@ -54,20 +60,9 @@ def sequential(state, table):
 def test_orders_come_lexicographically_after_the_current_one_and_wrap_around():
     assert other_orders(ABC) == [ACB, BAC, BCA, CAB, CBA]
     assert other_orders(BCA) == [CAB, CBA, ABC, ACB, BAC]
-    assert other_orders(CBA) == [ABC, ACB, BAC, BCA, CAB]
     assert len(other_orders((0, 1, 2, 3))) == 23
-
-
-def test_more_than_four_criteria_are_searched_by_adjacent_swaps():
+    # More than four criteria are searched by adjacent swaps.
     assert other_orders((0, 1, 2, 3, 4)) == [(1, 0, 2, 3, 4), (0, 2, 1, 3, 4), (0, 1, 3, 2, 4), (0, 1, 2, 4, 3)]
-    assert len(other_orders(tuple(range(9)))) == 8
-
-
-def test_an_accuracy_that_does_not_fall_costs_nothing_and_a_tie_is_accepted():
-    for accuracy in (0.6, 0.7):
-        _, decision = play(OnlineOrder(), OrderState(ABC, 0.6), {ABC: accuracy})
-        assert (decision.chosen, decision.tests) == (0, 0)
-        assert decision.state == OrderState(ABC, accuracy, 0)
 
 
 def test_the_first_order_that_is_not_below_ends_the_search_even_if_a_later_one_is_better():
@@ -78,21 +73,11 @@ def test_the_first_order_that_is_not_below_ends_the_search_even_if_a_later_one_i
     assert decision.state == OrderState(BAC, 0.60, 6)
 
 
-def test_the_search_starts_after_the_current_order():
-    table = {ABC: 0.7, ACB: 0.1, BAC: 0.1, BCA: 0.1, CAB: 0.2, CBA: 0.3}
-    _, decision = play(OnlineOrder(), OrderState(CAB, 0.6), table)
-    assert decision.state == OrderState(ABC, 0.7, 2)
-
-
 def test_when_all_are_below_the_best_of_all_six_wins_and_lowers_the_reference():
     table = {ABC: 0.50, ACB: 0.52, BAC: 0.58, BCA: 0.51, CAB: 0.57, CBA: 0.50}
     _, decision = play(OnlineOrder(), OrderState(ABC, 0.60), table)
     assert decision.tests == 5
     assert decision.state == OrderState(BAC, 0.58, 5)
-    first = {**table, ABC: 0.59}
-    _, decision = play(OnlineOrder(), OrderState(ABC, 0.60), first)
-    assert (decision.chosen, decision.tests) == (0, 5)
-    assert decision.state == OrderState(ABC, 0.59, 5)
 
 
 @given(
@@ -101,9 +86,8 @@ def test_when_all_are_below_the_best_of_all_six_wins_and_lowers_the_reference():
     start=st.integers(0, 5),
 )
 def test_testing_together_decides_as_the_sequential_algorithm(accuracies, reference, start):
-    orders = list(permutations(range(3)))
-    table = {order: value / 6 for order, value in zip(orders, accuracies, strict=True)}
-    state = OrderState(orders[start], reference / 6)
+    table = {order: value / 6 for order, value in zip(ORDERS, accuracies, strict=True)}
+    state = OrderState(ORDERS[start], reference / 6)
     order, accuracy, tests = sequential(state, table)
     _, decision = play(OnlineOrder(), state, table)
     assert decision.state == OrderState(order, accuracy, tests)
@@ -117,21 +101,6 @@ def test_greedy_keeps_the_best_order_every_round_also_when_nothing_fell():
     assert decision.state == OrderState(BAC, 0.95, 5)
     tie = dict.fromkeys(table, 0.5)
     assert play(GreedyOrder(), OrderState(BCA, 0.1), tie)[1].state.order == BCA
-
-
-@settings(max_examples=30)
-@given(rounds=st.lists(st.lists(st.integers(0, 20), min_size=6, max_size=6), min_size=1, max_size=40))
-def test_the_bandit_spends_at_most_one_test_a_round_and_keeps_the_winner(rounds):
-    orders = list(permutations(range(3)))
-    state = OrderState(ABC, 0.0)
-    for number, accuracies in enumerate(rounds, start=1):
-        table = {order: value / 20 for order, value in zip(orders, accuracies, strict=True)}
-        tried, decision = play(BanditOrder(), state, table)
-        assert len(tried) <= 2
-        assert decision.tests == len(tried) - 1
-        assert decision.state.reference == max(table[order] for order in tried)
-        assert decision.state.testing_rounds <= number
-        state = decision.state
 
 
 def test_the_bandit_tries_each_rival_once_then_comes_back_to_the_best():
@@ -149,52 +118,6 @@ def test_the_bandit_tries_each_rival_once_then_comes_back_to_the_best():
     for _ in range(300):
         state = play(BanditOrder(), state, table)[1].state
     assert state.order == CBA
-
-
-def test_the_bandit_saves_its_tests_once_no_rival_can_hope():
-    key = {order: ",".join(map(str, order)) for order in permutations(range(3))}
-    duels = {key[order]: 500.0 for order in key} | {key[ABC]: 2500.0}
-    wins = {key[ABC]: 2500.0}
-    state = OrderState(ABC, 0.5, 2500, {"duels": duels, "wins": wins})
-    tried, decision = play(BanditOrder(), state, dict.fromkeys(key, 0.5))
-    assert tried == [ABC]
-    assert decision.tests == 0
-
-
-def test_a_budget_cuts_the_search_short_and_then_ends_it():
-    table = {ABC: 0.50, ACB: 0.52, BAC: 0.55, BCA: 0.9, CAB: 0.9, CBA: 0.9}
-    limited = Budget(OnlineOrder(), 2)
-    tried, decision = play(limited, OrderState(ABC, 0.60), table)
-    assert tried == [ABC, ACB, BAC]
-    assert decision.state == OrderState(BAC, 0.55, 2)
-    tried, decision = play(limited, OrderState(BAC, 0.60, 2), table)
-    assert tried == [BAC]
-    assert decision.state == OrderState(BAC, 0.55, 2)
-
-
-@given(
-    limit=st.integers(0, 12),
-    kind=st.sampled_from(["online", "greedy", "bandit"]),
-    rounds=st.lists(st.lists(st.integers(0, 9), min_size=6, max_size=6), max_size=12),
-)
-def test_no_strategy_exceeds_its_budget(limit, kind, rounds):
-    orders = list(permutations(range(3)))
-    strategy = strategy_of(AdjustSettings(strategy=kind, budget=limit))
-    state = OrderState(ABC, 0.0)
-    for accuracies in rounds:
-        state = play(strategy, state, dict(zip(orders, accuracies, strict=True)))[1].state
-    assert state.testing_rounds <= limit
-
-
-def test_settings_name_the_strategies():
-    assert isinstance(strategy_of(None), FixedOrder)
-    assert isinstance(strategy_of(AdjustSettings()), OnlineOrder)
-    assert strategy_of(AdjustSettings(strategy="greedy", budget=3)) == Budget(GreedyOrder(), 3)
-    with pytest.raises(ValueError, match="budget"):
-        AdjustSettings(budget=-1)
-
-
-AB, BA = permutations(range(2))
 
 
 def test_the_bandit_writes_down_every_duel() -> None:
@@ -233,6 +156,45 @@ def test_the_bandit_rests_when_no_bound_reaches_a_half(challenged: bool) -> None
     assert BanditOrder().others(OrderState(AB, 0.5, 100, memory), 0.5, 0, 1) == ([BA] if challenged else ())
 
 
+def test_a_budget_cuts_the_search_short_and_then_ends_it():
+    table = {ABC: 0.50, ACB: 0.52, BAC: 0.55, BCA: 0.9, CAB: 0.9, CBA: 0.9}
+    limited = Budget(OnlineOrder(), 2)
+    tried, decision = play(limited, OrderState(ABC, 0.60), table)
+    assert tried == [ABC, ACB, BAC]
+    assert decision.state == OrderState(BAC, 0.55, 2)
+    tried, decision = play(limited, OrderState(BAC, 0.60, 2), table)
+    assert tried == [BAC]
+    assert decision.state == OrderState(BAC, 0.55, 2)
+
+
+@settings(max_examples=50)
+@given(
+    limit=st.integers(0, 12),
+    kind=st.sampled_from(["online", "greedy", "bandit"]),
+    rounds=st.lists(st.lists(st.integers(0, 9), min_size=6, max_size=6), max_size=12),
+)
+def test_no_strategy_exceeds_its_budget_and_the_bandit_spends_one_test_a_round(limit, kind, rounds):
+    strategy = strategy_of(AdjustSettings(strategy=kind, budget=limit))
+    free = strategy_of(AdjustSettings(strategy=kind))
+    state = bandit = OrderState(ABC, 0.0)
+    for accuracies in rounds:
+        table = dict(zip(ORDERS, accuracies, strict=True))
+        state = play(strategy, state, table)[1].state
+        tried, decision = play(free, bandit, table)
+        bandit = decision.state
+        assert decision.tests == len(tried) - 1 <= 1 or kind != "bandit"
+        assert bandit.reference == max(table[order] for order in tried) or kind == "online"
+    assert state.testing_rounds <= limit
+
+
+def test_settings_name_the_strategies():
+    assert isinstance(strategy_of(None), FixedOrder)
+    assert isinstance(strategy_of(AdjustSettings()), OnlineOrder)
+    assert strategy_of(AdjustSettings(strategy="greedy", budget=3)) == Budget(GreedyOrder(), 3)
+    with pytest.raises(ValueError, match="budget"):
+        AdjustSettings(budget=-1)
+
+
 def test_a_budget_hands_everything_on() -> None:
     asked: list[tuple[OrderState, float, int, int]] = []
 
@@ -248,7 +210,91 @@ def test_a_budget_hands_everything_on() -> None:
     assert asked == [(state, 0.25, 7, 9)] * 3
 
 
-def test_the_upper_bound_by_hand():
-    assert _upper_bound(0.0, 0.0, 5.0) == math.inf
-    assert _upper_bound(1.0, 2.0, 1.0) == _upper_bound(1.0, 2.0, 0.5) == 0.5
-    assert _upper_bound(1.0, 2.0, 1.5) == pytest.approx(0.5 + math.sqrt(math.log(1.5)))
+numbers = st.floats(allow_nan=False)
+
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | numbers | st.text(),
+    lambda more: st.lists(more, max_size=3) | st.dictionaries(st.text(), more, max_size=3),
+    max_leaves=6,
+)
+
+
+memories = st.dictionaries(st.text(), plain, max_size=3)
+
+
+order_states = st.builds(
+    OrderState, st.permutations(range(4)).map(tuple), numbers, st.integers(0, 10**9), memory=memories
+)
+
+
+loss_states = st.builds(
+    LossState,
+    st.text(),
+    st.none() | st.lists(numbers, max_size=4).map(tuple),
+    st.none() | numbers,
+    st.none() | numbers,
+)
+
+
+states = st.builds(
+    RoundState, st.integers(0, 10**6), st.just(torch.ones(2)), loss_states, order_states, st.booleans(), memory=memories
+)
+
+
+@settings(max_examples=30)
+@given(st.dictionaries(st.text(), states, max_size=3))
+def test_nothing_of_a_state_is_dropped_or_changed(before: dict[str, RoundState]) -> None:
+    tensors, text = pack(before, {"own": torch.zeros(1)})
+    after, kept = unpack(tensors, text)
+    assert list(after) == list(before)
+    for name, state in before.items():
+        found = after[name]
+        assert (found.round, found.loss, found.orders) == (state.round, state.loss, state.orders)
+        assert (found.finished, found.memory) == (state.finished, state.memory)
+        assert found.parameters is state.parameters
+    assert list(kept) == ["own"]
+
+
+def resumed(state: OrderState) -> OrderState:
+    document = json.loads(json.dumps(asdict(state)))
+    return OrderState(**{**document, "order": tuple(document["order"])})
+
+
+@settings(max_examples=50)
+@given(
+    kind=st.sampled_from(["online", "greedy", "bandit"]),
+    budget=st.none() | st.integers(0, 9),
+    rounds=st.lists(st.lists(st.integers(0, 5), min_size=6, max_size=6), min_size=1, max_size=15),
+    stop=st.integers(0, 14),
+)
+def test_a_search_that_was_stopped_goes_on_as_one_that_was_not(kind, budget, rounds, stop) -> None:
+    strategy = strategy_of(AdjustSettings(strategy=kind, budget=budget))
+
+    straight = stopped = OrderState(ORDERS[0], 0.0)
+    spent = 0
+    for number, accuracies in enumerate(rounds):
+        if number == stop:
+            stopped = resumed(stopped)
+        table = dict(zip(ORDERS, accuracies, strict=True))
+        one, two = play(strategy, straight, table)[1], play(strategy, stopped, table)[1]
+        assert one == two
+        spent += one.tests
+        straight, stopped = one.state, two.state
+        assert straight.testing_rounds == spent
+
+
+def test_a_fixed_order_follows_the_accuracy_and_keeps_the_rest() -> None:
+    before = OrderState((1, 0), 0.5, 7, {"duels": {"1,0": 2.0}})
+    assert FixedOrder().others(before, 0.1, 0, 1) == ()
+    decision = FixedOrder().decide(before, [(1, 0)], [0.25])
+    assert decision == Decision(0, 0, OrderState((1, 0), 0.25, 7, {"duels": {"1,0": 2.0}}))
+
+
+@pytest.mark.parametrize("kind", ["online", "greedy", "bandit"])
+def test_testing_rounds_add_up_on_those_before(kind: str) -> None:
+    strategy = strategy_of(AdjustSettings(strategy=kind))
+    before = OrderState((0, 1), 0.9, 5)
+    others = list(strategy.others(before, 0.1, 0, 1))
+    decision = strategy.decide(before, [(0, 1), *others], [0.1, 0.2])
+    assert (decision.tests, decision.state.testing_rounds, decision.state.order) == (1, 6, (1, 0))

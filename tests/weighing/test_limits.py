@@ -1,4 +1,4 @@
-"""Caps and floors hold, keep the sum and the order, and share out in proportion; a floor needs a client to stand on."""
+"""What limits a client's say: caps and floors that keep sum and order, bounds on what it claims, who vouches for it."""
 
 from __future__ import annotations
 
@@ -8,70 +8,61 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tests.kit import assert_refused, small
 
 import steelyard
-from steelyard import Experiment
-from steelyard.errors import UserError
-from steelyard.experiment.running import run
-from steelyard.settings import validated
+from steelyard.weighing import criteria
 from steelyard.weighing.limits import LimitSettings
 from steelyard.weighing.rule import Rule, WeighingSettings, label
 from steelyard.weighing.table import read_words
+from steelyard.weighing.trust import bounded_samples, limit_of, trust_of, trusted, warnings
 from steelyard.weighing.weights import cap_of, floor_of, limited
 
 
-def test_the_surplus_goes_to_the_others_in_proportion() -> None:
-    np.testing.assert_allclose(limited(np.array([0.7, 0.2, 0.1]), high=0.4), [0.4, 0.4, 0.2])
-    np.testing.assert_allclose(limited(np.array([0.8, 0.1, 0.05, 0.05]), high=0.4), [0.4, 0.3, 0.15, 0.15])
-    # The first surplus lifts the second above the cap too.
-    np.testing.assert_allclose(limited(np.array([0.7, 0.25, 0.05, 0.0]), high=0.4), [0.4, 0.4, 0.2, 0.0])
-
-
-def test_a_floor_is_paid_for_in_proportion_and_reaches_clients_without_weight() -> None:
-    np.testing.assert_allclose(limited(np.array([0.6, 0.3, 0.1]), low=0.19), [0.54, 0.27, 0.19])
-    np.testing.assert_allclose(limited(np.array([0.8, 0.2, 0.0]), low=0.1), [0.72, 0.18, 0.1])
-    np.testing.assert_allclose(limited(np.array([0.9, 0.06, 0.04]), low=0.1, high=0.6), [0.6, 0.24, 0.16])
-
-
-def test_clients_without_weight_share_what_nobody_else_may_have() -> None:
-    np.testing.assert_allclose(limited(np.array([1.0, 0.0, 0.0]), high=0.5), [0.5, 0.25, 0.25])
-    alone = np.array([1.0, 0.0, 0.0, 0.0])
-    low, high = np.array([0.0, 0.2, 0.0, 0.0]), np.array([0.5, 1.0, 1.0, 1.0])
-    np.testing.assert_allclose(limited(alone, low, high), [0.5, 0.2, 0.15, 0.15])
-    low, high = np.array([0.0, 0.1, 0.0, 0.0]), np.array([0.5, 0.15, 1.0, 1.0])
-    np.testing.assert_allclose(limited(alone, low, high), [0.5, 0.15, 0.175, 0.175])
-    # Their floors leave less than the cap to the one that has weight.
-    low, high = np.array([0.0, 0.6]), np.array([0.5, 1.0])
-    np.testing.assert_allclose(limited(np.array([1.0, 0.0]), low, high), [0.4, 0.6])
-
-
-def test_limits_that_cannot_hold_all_weight_make_them_equal() -> None:
-    np.testing.assert_allclose(limited(np.array([0.9, 0.1]), high=0.3), [0.5, 0.5])
-    np.testing.assert_allclose(limited(np.array([0.9, 0.1]), low=0.7), [0.5, 0.5])
-    np.testing.assert_allclose(limited(np.array([0.9, 0.1]), low=np.array([0.3, 0.9])), [0.25, 0.75])
+@pytest.mark.parametrize(
+    ("weights", "low", "high", "expected"),
+    [
+        ([0.7, 0.2, 0.1], 0.0, 0.4, [0.4, 0.4, 0.2]),
+        # The first surplus lifts the second above the cap too.
+        ([0.7, 0.25, 0.05, 0.0], 0.0, 0.4, [0.4, 0.4, 0.2, 0.0]),
+        # A floor is paid for in proportion, and reaches clients without weight.
+        ([0.6, 0.3, 0.1], 0.19, 1.0, [0.54, 0.27, 0.19]),
+        ([0.8, 0.2, 0.0], 0.1, 1.0, [0.72, 0.18, 0.1]),
+        ([0.9, 0.06, 0.04], 0.1, 0.6, [0.6, 0.24, 0.16]),
+        # Clients without weight share what nobody else may have.
+        ([1.0, 0.0, 0.0], 0.0, 0.5, [0.5, 0.25, 0.25]),
+        ([1.0, 0.0, 0.0, 0.0], [0.0, 0.2, 0.0, 0.0], [0.5, 1.0, 1.0, 1.0], [0.5, 0.2, 0.15, 0.15]),
+        ([1.0, 0.0, 0.0, 0.0], [0.0, 0.1, 0.0, 0.0], [0.5, 0.15, 1.0, 1.0], [0.5, 0.15, 0.175, 0.175]),
+        # Their floors leave less than the cap to the one that has weight.
+        ([1.0, 0.0], [0.0, 0.6], [0.5, 1.0], [0.4, 0.6]),
+        # Limits that cannot hold all weight make them equal.
+        ([0.9, 0.1], 0.0, 0.3, [0.5, 0.5]),
+        ([0.9, 0.1], 0.7, 1.0, [0.5, 0.5]),
+        ([0.9, 0.1], [0.3, 0.9], 1.0, [0.25, 0.75]),
+    ],
+)
+def test_weights_within_limits_by_hand(
+    weights: list[float], low: float | list[float], high: float | list[float], expected: list[float]
+) -> None:
+    np.testing.assert_allclose(limited(np.array(weights), np.array(low), np.array(high)), expected)
 
 
 def test_weights_within_the_limits_stay_to_the_bit() -> None:
     weights = np.array([0.3, 0.3, 0.4])
     assert limited(weights, low=0.3, high=0.4).tolist() == weights.tolist()
+    weights = np.array([0.1, 0.2, 0.4])
+    assert LimitSettings().limited(weights, "abc") is weights
+    assert LimitSettings(max_weight=0.5).limited(np.zeros(0)).tolist() == []
+    # A sum of 1 up to rounding is not divided.
+    near = np.array([0.1, 0.2, 0.7 + 1e-12])
+    assert LimitSettings(max_weight=0.8).limited(near).tolist() == near.tolist()
 
 
-@pytest.mark.parametrize(
-    ("clients", "share", "shares", "cap"),
-    [
-        *((10, None, None, 1.0), (10, 0.3, None, 0.3), (10, None, 2.0, 0.2), (10, 0.15, 2.0, 0.15)),
-        *((1, None, 1.0, 1.0), (1, None, 2.0, 1.0), (0, None, 1.0, 1.0)),
-    ],
-)
-def test_the_cap_of_a_cohort(clients: int, share: float | None, shares: float | None, cap: float) -> None:
-    assert cap_of(clients, share, shares) == cap
-
-
-def test_the_floor_of_a_cohort() -> None:
-    assert floor_of(10) == 0
-    assert floor_of(10, 0.02) == 0.02
-    assert floor_of(10, 0.02, 0.5) == 0.05
-    assert (floor_of(1, None, 0.5), floor_of(0, None, 0.5)) == (0.5, 0.5)
+def test_the_cap_and_the_floor_of_a_cohort() -> None:
+    caps = [(10,), (10, 0.3), (10, None, 2.0), (10, 0.15, 2.0), (1, None, 2.0), (0, None, 1.0)]
+    assert [cap_of(*given) for given in caps] == [1.0, 0.3, 0.2, 0.15, 1.0, 1.0]
+    floors = [(10,), (10, 0.02), (10, 0.02, 0.5), (1, None, 0.5), (0, None, 0.5)]
+    assert [floor_of(*given) for given in floors] == [0, 0.02, 0.05, 0.5, 0.5]
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=30), st.floats(0, 1), st.floats(1e-3, 1))
@@ -119,15 +110,6 @@ def test_limits_of_a_rule_by_hand(fields: dict[str, object], weights: list[float
         assert settings.limited(np.array(weights)).tolist() == pytest.approx(expected, abs=1e-15)
 
 
-def test_weights_of_any_sum_stay_to_the_bit_where_nothing_limits_them() -> None:
-    weights = np.array([0.1, 0.2, 0.4])
-    assert LimitSettings().limited(weights, "abc") is weights
-    assert LimitSettings(max_weight=0.5).limited(np.zeros(0)).tolist() == []
-    # A sum of 1 up to rounding is not divided.
-    near = np.array([0.1, 0.2, 0.7 + 1e-12])
-    assert LimitSettings(max_weight=0.8).limited(near).tolist() == near.tolist()
-
-
 @pytest.mark.parametrize(
     "fields",
     [
@@ -150,30 +132,92 @@ def test_floors_in_words_in_a_table_and_in_the_name() -> None:
     assert label(settings) == "capped(DS;min_shares=0.5;floors.cid=0.2)"
 
 
+def test_a_floor_for_nobody_and_one_that_is_too_much(tmp_path: Path) -> None:
+    assert_refused(
+        lambda: small(partition={"clients": 4}, weighing={"min_weight": 0.3}), "min_weight", 0.3, "4 clients"
+    )
+    unknown = small(weighing={"floors": {"nobody": 0.3}})
+    assert_refused(lambda: unknown.run(tmp_path / "run"), "weighing.floors", "'nobody'")
+    assert not (tmp_path / "run").exists()
+
+
+def rule(**given: object) -> WeighingSettings:
+    return WeighingSettings.model_validate(given)
+
+
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("name", "given", "kind"),
     [
-        ({"min_weight": 0.5, "max_weight": 0.3}, "min_weight: got 0.5 with max_weight = 0.3; allowed: at most 0.3"),
-        ({"floors": {"a": 0.6, "b": 0.6}}, "floors: sum to 1.2; allowed: at most 1 in all"),
-        (
-            {"floors": {"a": 0.6}, "max_weight": 0.3},
-            "floors.a: got 0.6 with max_weight = 0.3; allowed: at most 0.3",
-        ),
+        ("DS", {}, "self-reported"),
+        ("DS", {"bound": 3.0}, "bounded"),
+        ("DS", {"attested": ["DS"]}, "attested"),
+        ("LD", {"criteria": ["LD"]}, "bounded"),
+        ("LE", {"criteria": ["LE"]}, "bounded"),
+        ("MD", {"criteria": ["MD"]}, "measured"),
+        ("VP", {"criteria": ["VP"]}, "measured"),
+        ("AG", {"criteria": ["AG"]}, "measured"),
+        ("VS", {"criteria": ["VS"]}, "self-reported"),
+        ("VS", {"criteria": ["VS"], "bound": 3.0}, "bounded"),
     ],
 )
-def test_limits_that_cannot_be(given: dict[str, object], expected: str) -> None:
-    with pytest.raises(UserError) as caught:
-        WeighingSettings(**given)  # type: ignore[arg-type]
-    assert str(caught.value) == f"WeighingSettings: {expected}"
-    with pytest.raises(UserError, match="min_shares"):
-        WeighingSettings(min_shares=2)
+def test_the_kinds(name: str, given: dict[str, object], kind: str) -> None:
+    assert trust_of(criteria.get(name), rule(**given)) == kind
 
 
-def test_a_floor_for_nobody_and_one_that_is_too_much(tmp_path: Path) -> None:
-    document = {"rounds": {"count": 1}, "partition": {"clients": 4}, "model": {"name": "logistic"}}
-    with pytest.raises(UserError, match=r"min_weight: got 0.3 in rule .* 4 clients; allowed: at most 0.25"):
-        validated(Experiment, {**document, "weighing": {"min_weight": 0.3}}, "")
-    unknown = Experiment.model_validate({**document, "weighing": {"floors": {"nobody": 0.3}}})
-    with pytest.raises(UserError, match=r"weighing\.floors: got 'nobody', which is no client; allowed: "):
-        run(unknown, out=tmp_path / "run")
-    assert not (tmp_path / "run").exists()
+def test_a_claim_counts_at_most_a_multiple_of_the_median() -> None:
+    raw = np.array([[10.0], [20.0], [30.0], [1e9]])
+    weights = Rule(rule(bound=2.0)).weigh(raw).weights
+    np.testing.assert_allclose(weights, np.array([10, 20, 30, 50]) / 110)
+    assert Rule(rule(bound=2.0, attested=["DS"])).weigh(raw).weights[3] > 0.99
+    assert Rule(rule()).weigh(raw).weights[3] > 0.99
+    # Measures of the server are not cut.
+    raw = np.array([[0.1], [0.1], [0.9]])
+    np.testing.assert_allclose(Rule(rule(criteria=["MD"], bound=1.0)).weigh(raw).weights, [1 / 11, 1 / 11, 9 / 11])
+    # Where most have nothing the others are the measure.
+    assert limit_of(np.array([0.0, 0.0, 0.0, 2.0, 4.0]), 1.5) == 4.5
+    assert limit_of(np.zeros(3), 1.5) == 0.0
+
+
+def test_claimed_samples_are_cut_for_measures_that_use_them() -> None:
+    assert bounded_samples(np.array([10, 10, 10_000]), rule(bound=3.0)).tolist() == [10, 10, 30]
+    assert bounded_samples(np.array([10, 10, 10_000]), rule()).tolist() == [10, 10, 10_000]
+    believed = rule(bound=3.0, attested=["DS"])
+    assert bounded_samples(np.array([10, 10, 10_000]), believed).tolist() == [10, 10, 10_000]
+    assert bounded_samples(np.zeros(0, dtype=np.int64), rule(bound=3.0)).tolist() == []
+    # Nobody is cut below one sample, since who trained on nothing gets no weight.
+    assert bounded_samples(np.array([0, 0, 0]), rule(bound=3.0)).tolist() == [0, 0, 0]
+    assert bounded_samples(np.array([1, 1, 9]), rule(bound=1.0)).tolist() == [1, 1, 1]
+
+
+def test_one_that_claims_everything_gets_the_cap_and_no_more() -> None:
+    # Prioritized over three criteria: a client that claims 1 on all of them had three quarters of all weight.
+    raw = np.vstack([np.full((20, 3), 1.0), [[1e9, 1e9, 1e9]]])
+    names = ["DS", "LD", "MD"]
+    assert Rule(rule(criteria=names)).weigh(raw).weights[-1] > 0.7
+    limited = Rule(rule(criteria=names, max_weight=0.1))
+    assert limited.weigh(raw).weights[-1] == pytest.approx(0.1)
+    normalised = limited.weigh(raw).normalised
+    assert limited.candidates(normalised, [(0, 1, 2), (2, 1, 0)]).max() == pytest.approx(0.1)
+    assert Rule(rule(criteria=names, max_shares=2.0)).weigh(raw).weights[-1] == pytest.approx(2 / 21)
+
+
+def test_the_line_that_warns() -> None:
+    def told(settings: WeighingSettings) -> list[str]:
+        return warnings([Rule(settings)])
+
+    assert told(rule())[0].startswith("DS: self-reported without a bound")
+    assert told(rule(criteria=["DS", "LD", "VS"]))[0].startswith("DS, VS: ")
+    for quiet in ({"bound": 3.0}, {"max_weight": 0.2}, {"attested": ["DS"]}, {"criteria": ["LD", "MD"]}):
+        assert told(rule(**quiet)) == []
+
+
+def test_losses_that_clients_claim_are_cut_at_the_bound_as_sizes_are() -> None:
+    """A policy that lifts clients with high losses must not be led by one that claims a huge one."""
+    rule = Rule(WeighingSettings(policy={"name": "term", "t": 1.0}, bound=2.0))  # type: ignore[arg-type]
+    raw = np.array([[0.5], [0.5], [0.5], [50.0]])
+    expected = np.exp([0.5, 0.5, 0.5, 1.0])
+    assert rule.weigh(raw, clients="abcd").weights == pytest.approx(expected / expected.sum())
+    assert trusted(rule) == {"LB": "bounded"}
+    free = Rule(WeighingSettings(policy={"name": "term", "t": 1.0}))  # type: ignore[arg-type]
+    assert free.weigh(raw, clients="abcd").weights[3] == pytest.approx(1.0)
+    assert trusted(free) == {"LB": "self-reported"}

@@ -1,17 +1,26 @@
-"""Rules: what they are called, the criteria that several share, and every wrong parameter as one line."""
+"""Rules: what words stand for, what settings are called, criteria that rules share, and wrong parameters."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.kit import assert_refused
 
-from steelyard.errors import UserError
 from steelyard.weighing.criteria import LocalData
 from steelyard.weighing.rule import Rule, WeighingSettings, criteria_of, label, parse_priority, show_priority
+from steelyard.weighing.words import WORDS, Frame, read_rule, split
+
+BASE = WeighingSettings(criteria=["DS", "LD", "MD"], priority="MD>DS>LD")
+KNOWN = ("DS", "LD", "MD", "VP", "VE", "EQ")
+FRAME = Frame(known=KNOWN, base=BASE)
+ANY = Frame(known=None, base=BASE)
+"""The recipe's own criteria in their listed order, and its own priority."""
+OWN: dict[str, Any] = {"criteria": ["DS", "LD", "MD"], "priority": "MD>DS>LD"}
 
 
 def settings(**given: Any) -> WeighingSettings:
@@ -25,7 +34,6 @@ def settings(**given: Any) -> WeighingSettings:
         ({"priority": "LD>DS"}, "LD>DS"),
         ({"criteria": ["DS"], "score": "mean"}, "DS"),
         ({"criteria": ["DS"], "score": "power"}, "power(DS)"),
-        ({"criteria": ["DS"], "score": "power", "power": 1}, "power(DS)"),
         ({"criteria": ["DS"], "score": "power", "power": 2.5}, "power(DS)^2.5"),
         ({"score": "power", "power": 3}, "power(DS,LD)^3"),
         ({"score": "mean"}, "mean(DS,LD)"),
@@ -37,6 +45,11 @@ def settings(**given: Any) -> WeighingSettings:
         ({"loss": {"adapt": "none"}}, "DS>LD"),
         ({"loss": {"adapt": "barron"}}, "DS>LD+barron"),
         ({"name": "mine", "score": "mean"}, "mine"),
+        ({"criteria": ["DS", "LD", "MD"], "priority": "LD>DS>MD", "adjust": {}}, "online(LD>DS>MD)"),
+        ({"adjust": {"strategy": "bandit", "budget": 7}}, "bandit(DS>LD)@7"),
+        ({"bound": 3.0, "max_shares": 2.0, "criteria": ["DS"]}, "capped(DS;bound=3;max_shares=2)"),
+        ({"criteria": ["DS"], "defence": {"rule": "median", "mix": True}}, "median(DS;mix)"),
+        ({"criteria": ["DS"], "defence": {"rule": "clip", "quantile": 0.25}}, "clip(DS;quantile=0.25)"),
     ],
 )
 def test_a_rule_is_named_by_what_it_does(given: dict[str, Any], name: str) -> None:
@@ -44,59 +57,55 @@ def test_a_rule_is_named_by_what_it_does(given: dict[str, Any], name: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("given", "line"),
+    ("given", "parts"),
     [
-        ({"criteria": ["DS", "DS"]}, "criteria: got DS, DS; allowed: each criterion once"),
-        ({"score": "mean", "priority": "DS>LD"}, "priority: given with score = 'mean'; allowed only with prioritized"),
-        (
-            {"score": "product", "weights": [1, 2]},
-            "weights: given with score = 'product'; allowed only with weighted-mean, owa",
-        ),
-        (
-            {"score": "mean", "adjust": {}},
-            "adjust: given with score = 'mean' and 2 criteria; allowed only with prioritized and two criteria or more, "
-            "since it changes their order",
-        ),
-        (
-            {"priority": "DS>LX"},
-            "priority: 'DS>LX' names 'LX', which is not among the criteria; allowed: an order of DS, LD",
-        ),
-        ({"priority": "DS"}, "priority: got 'DS'; allowed: an order that names each of DS, LD once"),
-        ({"score": "owa"}, "weights, quantifier: score = 'owa' needs exactly one of the two"),
-        (
-            {"score": "owa", "weights": [1, 0], "quantifier": "most"},
-            "weights, quantifier: score = 'owa' needs exactly one of the two",
-        ),
-        ({"score": "owa", "weights": [1.0]}, "weights: got 1 numbers; allowed: 2 numbers, a weight per rank"),
-        ({"score": "weighted-mean"}, "weights: got nothing; allowed: 2 numbers, a weight per criterion"),
-        ({"score": "weighted-mean", "weights": [1, -1]}, "weights: got 1.0, -1.0; allowed: numbers >= 0, not all 0"),
-        ({"score": "weighted-mean", "weights": [0, 0]}, "weights: got 0.0, 0.0; allowed: numbers >= 0, not all 0"),
-        (
-            {"score": "choquet"},
-            "capacity: missing; score = 'choquet' needs a worth for every subset of criteria",
-        ),
-        ({"score": "owa", "quantifier": "0.5,0.5"}, "quantifier: got '0.5,0.5'; allowed: 'a,b' with 0 <= a < b <= 1"),
-        ({"score": "owa", "quantifier": "0.5,1.5"}, "quantifier: got '0.5,1.5'; allowed: 'a,b' with 0 <= a < b <= 1"),
-        (
-            {"score": "owa", "quantifier": "mosst"},
-            "quantifier: got 'mosst' (did you mean 'most'?); allowed: all, most, at-least-half, as-many-as-possible, "
-            "or 'a,b'",
-        ),
+        ({"criteria": ["DS", "DS"]}, ("criteria", "DS, DS")),
+        ({"score": "mean", "priority": "DS>LD"}, ("priority", "'mean'")),
+        ({"score": "product", "weights": [1, 2]}, ("weights", "'product'")),
+        ({"score": "mean", "adjust": {}}, ("adjust", "'mean'")),
+        ({"criteria": ["DS"], "adjust": {}}, ("adjust", "1 criteria")),
+        ({"priority": "DS>LX"}, ("priority", "'LX'")),
+        ({"priority": "DS"}, ("priority", "'DS'")),
+        ({"priority": "DS>LD>DS"}, ("priority", "'DS>LD>DS'")),
+        ({"score": "owa"}, ("weights, quantifier",)),
+        ({"score": "owa", "weights": [1, 0], "quantifier": "most"}, ("weights, quantifier",)),
+        ({"score": "owa", "weights": [1.0]}, ("weights", "1 numbers", "2 numbers")),
+        ({"score": "weighted-mean"}, ("weights", "nothing", "2 numbers")),
+        ({"score": "weighted-mean", "weights": [1, -1]}, ("weights", "1.0, -1.0")),
+        ({"score": "weighted-mean", "weights": [0, 0]}, ("weights", "0.0, 0.0")),
+        ({"score": "choquet"}, ("capacity", "missing")),
+        ({"score": "choquet", "capacity": {"DS": 0.3}}, ("capacity", "{LD}")),
+        ({"score": "owa", "quantifier": "0.5,0.5"}, ("quantifier", "'0.5,0.5'")),
+        ({"score": "owa", "quantifier": "0.5,1.5"}, ("quantifier", "'0.5,1.5'")),
+        ({"score": "owa", "quantifier": "mosst"}, ("quantifier", "'mosst'", "did you mean 'most'")),
+        ({"score": "power", "power": 0}, ("power", 0)),
+        ({"attested": ["MD"]}, ("attested", "MD")),
+        ({"bound": 0.5}, ("bound", 0.5)),
+        ({"max_weight": 0.0}, ("max_weight", 0)),
+        ({"max_weight": 1.5}, ("max_weight", 1.5)),
+        ({"max_shares": 0.9}, ("max_shares", 0.9)),
+        ({"min_shares": 2}, ("min_shares", 2)),
+        ({"trained_by": "server", "defence": {}}, ("trained_by",)),
+        ({"min_weight": 0.5, "max_weight": 0.3}, ("min_weight", 0.5, "max_weight = 0.3")),
+        ({"min_shares": 1.0, "max_shares": 0.9}, ("max_shares", 0.9)),
+        ({"floors": {"a": 0.6, "b": 0.6}}, ("floors", 1.2)),
+        ({"floors": {"a": 0.6}, "max_weight": 0.3}, ("floors.a", 0.6, "max_weight = 0.3")),
     ],
 )
-def test_a_wrong_parameter_is_one_line(given: dict[str, Any], line: str) -> None:
-    with pytest.raises(UserError) as found:
-        settings(**given)
-    assert str(found.value) == f"WeighingSettings: {line}"
+def test_a_wrong_parameter_is_one_line(given: dict[str, Any], parts: tuple[Any, ...]) -> None:
+    assert_refused(lambda: settings(**given), "WeighingSettings", *parts)
 
 
-def test_some_weights_may_be_zero() -> None:
-    assert Rule(settings(score="weighted-mean", weights=[0, 2])).score(np.array([0.25, 0.5])) == 0.5
-
-
-def test_orders_are_written_and_read() -> None:
+def test_orders_are_written_and_read_and_looked_at_by_prioritized_rules_alone() -> None:
     assert parse_priority(" LD > DS ", ("DS", "LD")) == (1, 0)
     assert show_priority((1, 0), ("DS", "LD")) == "LD>DS"
+    values = np.array([[0.5, 0.1], [0.2, 0.9]])
+    ordered, plain = Rule(settings(priority="LD>DS")), Rule(settings(score="mean"))
+    assert (ordered.ordered, plain.ordered) == (True, False)
+    assert ordered.score(values) == pytest.approx([0.1 + 0.05, 0.9 + 0.18])
+    assert ordered.score(values, (0, 1)) == pytest.approx([0.5 + 0.05, 0.2 + 0.18])
+    assert plain.score(values, (1, 0)).tolist() == plain.score(values).tolist()
+    assert Rule(settings(score="weighted-mean", weights=[0, 2])).score(np.array([0.25, 0.5])) == 0.5
 
 
 def test_the_criteria_of_several_rules_come_once_each_in_order_of_naming(tmp_path: Path) -> None:
@@ -104,20 +113,10 @@ def test_the_criteria_of_several_rules_come_once_each_in_order_of_naming(tmp_pat
     script.write_text(
         "from steelyard import client_criterion\n@client_criterion('OWNED')\ndef owned(local): return 2.0\n"
     )
-    with pytest.raises(UserError, match="'OWNED' is not known"):
-        criteria_of([settings(criteria=["OWNED"])])
+    assert_refused(lambda: criteria_of([settings(criteria=["OWNED"])]), "'OWNED'")
     rules = [settings(), settings(criteria=["MD", "LD"]), settings(criteria=["OWNED"], plugins=[str(script)])]
     assert [criterion.name for criterion in criteria_of(rule for rule in rules)] == ["DS", "LD", "MD", "OWNED"]
     assert [criterion.name for criterion in Rule(rules[1]).criteria] == ["MD", "LD"]
-
-
-def test_only_prioritized_rules_look_at_an_order() -> None:
-    values = np.array([[0.5, 0.1], [0.2, 0.9]])
-    ordered, plain = Rule(settings(priority="LD>DS")), Rule(settings(score="mean"))
-    assert (ordered.ordered, plain.ordered) == (True, False)
-    assert ordered.score(values) == pytest.approx([0.1 + 0.05, 0.9 + 0.18])
-    assert ordered.score(values, (0, 1)) == pytest.approx([0.5 + 0.05, 0.2 + 0.18])
-    assert plain.score(values, (1, 0)).tolist() == plain.score(values).tolist()
 
 
 def test_a_weighing_keeps_everything_that_was_computed() -> None:
@@ -148,5 +147,185 @@ def test_two_experiments_of_one_process_may_share_a_name(tmp_path: Path) -> None
         assert found.on_client(local) == turn
         (found,) = criteria_of([settings(criteria=["SAME"])])  # a rule beside it
         assert found.on_client(local) == turn
-    with pytest.raises(UserError, match=r"SAME: registered twice, by (first and second|second and first)"):
-        criteria_of([settings(criteria=["SAME"], plugins=sources)])
+    both = settings(criteria=["SAME"], plugins=sources)
+    assert_refused(lambda: criteria_of([both]), "SAME", "twice", "first", "second")
+
+
+@pytest.mark.parametrize(
+    ("word", "settings"),
+    [
+        ("DS", {"criteria": ["DS"]}),
+        ("LD > DS", {"criteria": ["LD", "DS"]}),
+        # An order of the recipe's own criteria keeps the order in which they are listed, and is their priority.
+        ("LD>MD>DS", {"criteria": ["DS", "LD", "MD"], "priority": "LD>MD>DS"}),
+        ("fedavg", {"criteria": ["DS"], "name": "fedavg"}),
+        ("server-only", {"trained_by": "server"}),
+        (
+            "adafed",
+            {"criteria": ["VP"], "when_zero": "keep", "name": "adafed", "loss": {"adapt": "class-f1"}},
+        ),
+        ("adafed-weights", {"criteria": ["VP"], "when_zero": "keep", "name": "adafed-weights"}),
+        ("budget(20)", OWN | {"adjust": {"strategy": "online", "budget": 20}, "name": "budget(20)"}),
+        ("greedy@7", OWN | {"adjust": {"strategy": "greedy", "budget": 7}}),
+        ("bandit(VP>LD)@12", {"criteria": ["VP", "LD"], "adjust": {"strategy": "bandit", "budget": 12}}),
+        ("online-apart", OWN | {"adjust": {"strategy": "online", "report": "apart"}}),
+        ("online()", OWN | {"adjust": {"strategy": "online"}}),
+        ("mean", {"criteria": ["DS", "LD", "MD"], "score": "mean"}),
+        ("product(DS, VP)", {"criteria": ["DS", "VP"], "score": "product"}),
+        ("power(VP)^0.5", {"criteria": ["VP"], "score": "power", "power": 0.5}),
+        (
+            "weighted-mean(DS=2, LD)",
+            {
+                "criteria": ["DS", "LD"],
+                "score": "weighted-mean",
+                "name": "weighted-mean(DS=2, LD)",
+                "weights": [2.0, 1.0],
+            },
+        ),
+        (
+            "owa(DS,LD;most)",
+            {"criteria": ["DS", "LD"], "score": "owa", "name": "owa(DS,LD;most)", "quantifier": "most"},
+        ),
+        (
+            "owa(DS,LD;0.7, 0.3)",
+            {"criteria": ["DS", "LD"], "score": "owa", "name": "owa(DS,LD;0.7, 0.3)", "weights": [0.7, 0.3]},
+        ),
+        # As many weights as criteria, or it is a quantifier, which the rule then refuses by its name.
+        (
+            "owa(DS,LD;0.7,0.2,0.1)",
+            {"criteria": ["DS", "LD"], "score": "owa", "name": "owa(DS,LD;0.7,0.2,0.1)", "quantifier": "0.7,0.2,0.1"},
+        ),
+        ("fedavg/rank", {"criteria": ["DS"], "normalise": "rank"}),
+        ("mean(DS,LD)/share", {"criteria": ["DS", "LD"], "score": "mean", "normalise": "share"}),
+        (
+            "fitted( LD>DS/max ; steps = 20 ; rate=1.5)",
+            {
+                "criteria": ["LD", "DS"],
+                "normalise": "max",
+                "fit": {"steps": 20, "rate": 1.5},
+                "name": "fitted(LD>DS/max;steps = 20;rate=1.5)",
+            },
+        ),
+        ("median(fedavg)", {"criteria": ["DS"], "defence": {"rule": "median"}, "name": "median(fedavg)"}),
+        (
+            "clip( DS ; quantile = 0.3 ; mix)",
+            {
+                "criteria": ["DS"],
+                "defence": {"rule": "clip", "quantile": 0.3, "mix": True},
+                "name": "clip(DS ; quantile = 0.3 ; mix)",
+            },
+        ),
+        (
+            "capped(VP;bound=3;max_shares=2)",
+            {"criteria": ["VP"], "bound": 3, "max_shares": 2, "name": "capped(VP;bound=3;max_shares=2)"},
+        ),
+        (
+            "capped(median(DS);max_weight=0.5)",
+            {
+                "criteria": ["DS"],
+                "defence": {"rule": "median"},
+                "max_weight": 0.5,
+                "name": "capped(median(DS);max_weight=0.5)",
+            },
+        ),
+        (
+            "guarded",
+            {"criteria": ["TR"], "max_shares": 1.5, "defence": {"rule": "spectral"}, "name": "guarded"},
+        ),
+    ],
+)
+def test_a_word_stands_for_these_settings(word: str, settings: dict[str, Any]) -> None:
+    assert read_rule(word, FRAME) == settings
+
+
+def test_the_settings_of_a_regression_and_of_a_server_with_rows() -> None:
+    held = {"max_shares": 1.5, "defence": {"rule": "spectral"}, "name": "guarded"}
+    worth = {"score": "power", "power": 3.0} | held
+    rows = Frame(known=KNOWN, base=BASE, server_rows=True)
+    assert read_rule("guarded", rows) == {"criteria": ["VP"]} | worth
+    errors = Frame(known=KNOWN, base=BASE, server_rows=True, worth="VE")
+    assert read_rule("guarded", errors) == {"criteria": ["VE"]} | worth
+    # A server that can train on its rows goes by the direction of what it learns.
+    trains = replace(rows, trains=True)
+    assert read_rule("guarded", trains) == {"criteria": ["RD"]} | held
+    found = read_rule("adafed", errors)
+    assert (found["criteria"], found["loss"]) == (["VE"], {"adapt": "barron"})
+
+
+def test_the_capacity_of_a_choquet_integral_is_read_from_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "capacity.toml"
+    path.write_text('DS = 0.4\nLD = 0.5\n"DS,LD" = 1\n')
+    word = f"choquet(DS,LD;{path})"
+    found = read_rule(word, FRAME)
+    assert found == {
+        "criteria": ["DS", "LD"],
+        "score": "choquet",
+        "name": word,
+        "capacity": {"DS": 0.4, "LD": 0.5, "DS,LD": 1},
+    }
+
+
+def test_a_rule_with_a_name_is_a_part_of_others_without_it() -> None:
+    mine = {"criteria": ["LD"], "name": "mine", "plugins": ["a.py"], "algorithm": {"name": "fedprox"}, "bound": 2.0}
+    frame = Frame(known=KNOWN, base=BASE, named={"mine": mine})
+    assert read_rule("median(mine)", frame) == {
+        "criteria": ["LD"],
+        "bound": 2.0,
+        "defence": {"rule": "median"},
+        "name": "median(mine)",
+    }
+    assert read_rule("mine/max", frame) == {"criteria": ["LD"], "bound": 2.0, "normalise": "max"}
+    assert mine["name"] == "mine"
+
+
+def test_where_any_criterion_may_be_named_and_a_base_has_no_priority() -> None:
+    assert read_rule("mine", ANY) == {"criteria": ["mine"]}
+    assert read_rule("mine>DS", ANY) == {"criteria": ["mine", "DS"]}
+    assert read_rule("mean(mine,DS)", ANY) == {"criteria": ["mine", "DS"], "score": "mean"}
+    for word in ("mine(DS)", "mine^2", "mine@3"):
+        assert_refused(lambda w=word: read_rule(w, ANY), f"'{word}'")
+    frame = Frame(known=KNOWN, base=WeighingSettings(criteria=["LD", "DS"]))
+    assert read_rule("greedy", frame) == {"criteria": ["LD", "DS"], "adjust": {"strategy": "greedy"}}
+    # One criterion has no order.
+    assert read_rule("LD", replace(frame, base=WeighingSettings(criteria=["LD"]))) == {"criteria": ["LD"]}
+
+
+@pytest.mark.parametrize(
+    ("word", "parts"),
+    [
+        ("DS>DS", ("each criterion once",)),
+        ("DS/max/rank", ("/share, /max, /rank",)),
+        ("DS/share/max", ("/share, /max, /rank",)),
+        ("server-only/max", ("server-only alone",)),
+        ("fitted()", ("not fitted",)),
+        ("fitted(fitted(EQ))", ("not fitted",)),
+        ("fitted(EQ;steps)", ("steps=10;rate=3;shrink=0",)),
+        ("clip()", ("clip(EQ)",)),
+        ("clip(median(EQ))", ("clip(EQ)",)),
+        ("capped()", ("capped(EQ)",)),
+        ("capped(EQ;steps=2)", ("bound, max_weight, max_shares",)),
+        ("weighted-mean(DS;LD)", ("weighted-mean(DS=2,LD=1)",)),
+        ("owa(DS,LD)", ("owa(DS,LD;most)",)),
+        ("choquet(DS,LD)", ("choquet(DS,LD;capacity.toml)",)),
+        ("weighted-mean(DS=two)", ("a number",)),
+        ("power(VP)^1.2.3", ("a number",)),
+        ("mean(DS,LDD)", ("'LDD'", "did you mean 'LD'", ", ".join(KNOWN))),
+        ("DS>LDD", ("'LDD'", "did you mean 'LD'", ", ".join((*WORDS, "more")))),
+        ("weighted-mean(LDD=1)", ("'LDD'", "did you mean 'LD'")),
+        ("online", ("did you mean 'online'",)),
+        ("prioritized", (", ".join((*WORDS, "more")),)),
+        ("budget", (", ".join((*WORDS, "more")),)),
+    ],
+)
+def test_what_is_wrong_with_a_word_is_said_in_one_line(word: str, parts: tuple[str, ...]) -> None:
+    word = "onlin" if word == "online" else word
+    for option in ("--rules", "rule"):
+        frame = Frame(known=KNOWN, base=BASE, option=option, further=("more",))
+        assert_refused(lambda f=frame: read_rule(word, f), f"{option}: ", f"'{word}'", *parts)
+
+
+def test_marks_inside_parentheses_do_not_split() -> None:
+    assert split("DS, owa(DS,LD;most) ,, mean") == ["DS", "owa(DS,LD;most)", "mean"]
+    assert split("a(b(c;d);e);f", ";") == ["a(b(c;d);e)", "f"]
+    assert split("a),b") == ["a)", "b"]
+    assert split(" ") == []

@@ -1,3 +1,7 @@
+"""From raw measures to weights: normalised, divided, of a client alone, and fitted."""
+
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np
@@ -5,26 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from tests.kit import assert_refused
 
+from steelyard.weighing.fitted import FitSettings, fit_weights, one_step
+from steelyard.weighing.own import own_cap, weigh_alone
 from steelyard.weighing.rule import Rule, WeighingSettings
 from steelyard.weighing.weights import normalise, to_weights
 
 sizes = arrays(np.float64, st.integers(1, 40), elements=st.integers(0, 5000).map(float))
-
-
-def test_each_criterion_sums_to_one() -> None:
-    normalised, zero = normalise(np.array([[1.0, 2.0], [3.0, 2.0]]))
-    assert normalised == pytest.approx(np.array([[0.25, 0.5], [0.75, 0.5]]))
-    assert not zero.any()
-
-
-def test_an_all_zero_criterion_says_nothing_and_is_flagged() -> None:
-    rule = Rule(WeighingSettings(criteria=("DS", "LD")))
-    weighing = rule.weigh(np.array([[1.0, 0.0], [3.0, 0.0]]))
-    assert weighing.all_zero == ("LD",)
-    assert weighing.normalised[:, 1] == pytest.approx([0.5, 0.5])
-    assert weighing.weights == pytest.approx([0.25, 0.75])
-    assert not weighing.uniform
 
 
 def test_all_zero_scores_give_uniform_weights_and_are_flagged() -> None:
@@ -43,13 +35,6 @@ def test_ds_alone_is_fedavg_to_the_last_bit(counts: np.ndarray) -> None:
         assert np.array_equal(weighing.weights, counts / counts.sum())
 
 
-@given(arrays(np.float64, (7, 3), elements=st.floats(0, 1e6)))
-def test_weights_are_shares(raw: np.ndarray) -> None:
-    weighing = Rule(WeighingSettings(criteria=("DS", "LD", "MD"))).weigh(raw)
-    assert weighing.weights.min() >= 0
-    assert weighing.weights.sum() == pytest.approx(1)
-
-
 @given(arrays(np.float64, (5, 3), elements=st.floats(0.01, 10)), st.permutations(range(3)))
 def test_candidates_equal_weighing_with_each_order(raw: np.ndarray, order: list[int]) -> None:
     rule = Rule(WeighingSettings(criteria=("DS", "LD", "MD")))
@@ -57,12 +42,6 @@ def test_candidates_equal_weighing_with_each_order(raw: np.ndarray, order: list[
     found = rule.candidates(normalised, [order, (0, 1, 2)])
     assert np.array_equal(found[0], rule.weigh(raw, order).weights)
     assert np.array_equal(found[1], rule.weigh(raw).weights)
-
-
-def test_zero_rows_stay_without_weight() -> None:
-    weights, uniform = to_weights(np.array([0.0, 2.0, 2.0]))
-    assert weights == pytest.approx([0, 0.5, 0.5])
-    assert not uniform
 
 
 @given(arrays(np.float64, st.tuples(st.integers(1, 6), st.integers(1, 4)), elements=st.floats(0, 1e6)))
@@ -76,12 +55,6 @@ def test_every_criterion_becomes_shares_in_the_same_proportion(raw: np.ndarray) 
         assert np.array_equal(shares, expected)
 
 
-@given(arrays(np.float64, (5, 2), elements=st.integers(1, 1000).map(float)), st.sampled_from([0.5, 2.0, 1024.0]))
-def test_the_unit_of_a_criterion_does_not_matter(raw: np.ndarray, factor: float) -> None:
-    # Powers of two change no digit, so the shares are the same to the last bit.
-    assert np.array_equal(normalise(raw)[0], normalise(raw * np.array([factor, 1.0]))[0])
-
-
 @given(arrays(np.float64, st.tuples(st.integers(1, 3), st.integers(1, 6)), elements=st.floats(0, 100)))
 def test_weights_of_several_orders_are_those_of_each(scores: np.ndarray) -> None:
     together, uniform = to_weights(scores)
@@ -89,6 +62,7 @@ def test_weights_of_several_orders_are_those_of_each(scores: np.ndarray) -> None
     assert np.array_equal(together, np.stack([weights for weights, _ in alone]))
     assert uniform == any(flag for _, flag in alone)
     # 1e-9: as above.
+    assert together.min() >= 0
     assert together.sum(axis=1) == pytest.approx(np.ones(len(scores)), rel=1e-9)
 
 
@@ -107,14 +81,9 @@ def test_scores_that_sum_to_one_stay_to_the_last_bit_and_others_do_not() -> None
     assert np.array_equal(to_weights(near)[0], near)
     far = np.array([0.1, 0.2, 0.7 + 5e-12])
     assert not np.array_equal(to_weights(far)[0], far)
-
-
-def test_a_cohort_of_nobody_has_no_weights() -> None:
-    normalised, zero = normalise(np.zeros((0, 2)))
-    assert normalised.shape == (0, 2)
-    assert zero.tolist() == [True, True]
     weights, uniform = to_weights(np.zeros(0))
     assert (weights.shape, uniform) == ((0,), True)
+    assert to_weights(np.array([0.0]))[0].tolist() == [1.0]
 
 
 def test_normalising_by_the_best_and_by_rank_by_hand() -> None:
@@ -142,7 +111,6 @@ def test_normalising_one_client_nobody_and_values_below_1(how: Any, alone: float
         },
     )
     assert normalise(small, how)[0].tolist() == expected[how]
-    assert to_weights(np.array([0.0]))[0].tolist() == [1.0]
 
 
 @pytest.mark.parametrize("how", ["max", "rank"])
@@ -157,3 +125,112 @@ def test_only_the_share_fades_as_the_cohort_grows(how: str) -> None:
         ratios[each] = scores[0] / scores[1]
     assert ratios["share"] > 0.999
     assert ratios[how] < 0.7  # max: (1 + .1)/(1 + 1); rank: ties stand in the middle, (1 + .001)/(1 + .5)
+
+
+def alone(**fields: object) -> Rule:
+    return Rule(WeighingSettings.model_validate({"max_shares": 2.0, **fields}))
+
+
+def test_a_typical_client_gets_its_share_and_nobody_more_than_the_cap() -> None:
+    # m = 10, ĉ = 100: 100 samples are 1/10, 50 are 1/20, 1,000 would be 1 and are cut at 2/10.
+    found = weigh_alone(alone(), np.array([[100.0], [50.0], [1000.0], [0.0]]), np.array([100.0]), 10.0)
+    assert found.weights == pytest.approx([0.1, 0.05, 0.2, 0.0])
+    # Divided by the best a value counts up to the reference.
+    found = weigh_alone(alone(normalise="max"), np.array([[50.0], [400.0]]), np.array([100.0]), 10.0)
+    assert found.weights == pytest.approx([0.05, 0.1])
+    # A typical client that scores nothing is refused.
+    flat = Rule(WeighingSettings(criteria=("DS",), max_shares=2.0, score="power", power=400.0))
+    assert_refused(lambda: weigh_alone(flat, np.ones((1, 1)), np.ones(1), 1e6), "weighing.score", 0)
+
+
+def test_a_prioritized_rule_by_hand_in_both_orders() -> None:
+    # c = (2, 1/2)·1/2: f = c1 + c1·c2 = 1 + 0.25; a typical client has f(1/2, 1/2) = 0.75, so w = 1.25/(2·0.75), m = 2.
+    made = alone(criteria=("DS", "LD"), max_shares=None, max_weight=1.0)
+    raw, references = np.array([[200.0, 5.0]]), np.array([100.0, 10.0])
+    assert weigh_alone(made, raw, references, 2.0).weights == pytest.approx([1.25 / 1.5])
+    # With LD first: c = (1/4, 1): f = 0.25 + 0.25 = 0.5 against 0.75.
+    found = weigh_alone(made, raw, references, 2.0, (1, 0))
+    assert found.weights == pytest.approx([0.5 / 1.5])
+    assert found.scores == pytest.approx([0.5])
+    assert found.raw.tolist() == raw.tolist()
+    assert found.normalised == pytest.approx(np.array([[1.0, 0.25]]))
+    assert (found.criteria, found.all_zero, found.uniform) == (("DS", "LD"), (), False)
+
+
+@given(
+    raw=arrays(np.float64, (4, 2), elements=st.floats(0, 1e4)),
+    other=arrays(np.float64, (3, 2), elements=st.floats(0, 1e4)),
+    normalise=st.sampled_from(["share", "max"]),
+    score=st.sampled_from(["prioritized", "mean", "product"]),
+)
+def test_no_other_client_moves_a_weight(raw: np.ndarray, other: np.ndarray, normalise: str, score: str) -> None:
+    made = alone(criteria=("DS", "LD"), normalise=normalise, score=score)
+    references = np.array([120.0, 4.0])
+    single = weigh_alone(made, raw[:1], references, 8.0).weights[0]
+    among = weigh_alone(made, np.concatenate([raw[:1], other]), references, 8.0).weights[0]
+    assert single == among
+    assert 0 <= single <= own_cap(made, 8.0)
+
+
+def test_the_cap_is_the_smaller_of_the_two() -> None:
+    assert own_cap(alone(), 10.0) == pytest.approx(0.2)
+    assert own_cap(alone(max_weight=0.15), 10.0) == pytest.approx(0.15)
+    assert own_cap(alone(max_shares=None, max_weight=0.3), 10.0) == pytest.approx(0.3)
+    assert_refused(lambda: own_cap(alone(max_shares=None), 10.0), "max_weight", "missing")
+
+
+def test_one_step_by_hand() -> None:
+    """Two clients, slopes 0 and ln 2 / rate: the second one's weight is halved before the division."""
+    settings = FitSettings(rate=2.0)
+    found = one_step(np.array([0.5, 0.5]), np.array([0.5, 0.5]), np.array([0.0, np.log(2) / 2]), settings)
+    np.testing.assert_allclose(found, [2 / 3, 1 / 3], rtol=1e-15)
+    start = np.array([0.4, 0.6])
+    for bad in (np.nan, np.inf):  # a slope without sense moves nothing
+        np.testing.assert_array_equal(one_step(start, start, np.array([0.0, bad]), FitSettings()), start)
+
+
+def test_shrinking_goes_back_to_the_start() -> None:
+    start = np.array([0.9, 0.1])
+    whole = one_step(np.array([0.2, 0.8]), start, np.array([5.0, 1.0]), FitSettings(shrink=1.0))
+    np.testing.assert_array_equal(whole, start)
+    plain = one_step(np.array([0.2, 0.8]), start, np.array([0.0, 0.0]), FitSettings(shrink=0.25))
+    np.testing.assert_allclose(plain, 0.75 * np.array([0.2, 0.8]) + 0.25 * start, rtol=1e-15)
+
+
+def quadratic(models: np.ndarray, wanted: np.ndarray):
+    """L(Θ) = ½‖Θ − Θ*‖²: its slope in the weights is ⟨Θ(w) − Θ*, Θ_i⟩."""
+    return lambda weights: [models @ (mine @ models - wanted) for mine in weights]
+
+
+def test_it_finds_the_weights_that_made_the_model() -> None:
+    chance = np.random.default_rng(0)
+    models, hidden = chance.normal(size=(4, 30)), np.array([0.7, 0.3, 0.0, 0.0])
+    start = np.full(4, 0.25)
+    (found,) = fit_weights([start], quadratic(models, hidden @ models), [FitSettings(steps=400, rate=0.02)])
+    assert np.abs(found - hidden).max() < 0.02  # exponentiated gradient only nears the border of the simplex
+
+
+def test_cohorts_side_by_side_are_as_alone() -> None:
+    """Each cohort has its own number of steps; the others must not move it."""
+    chance = np.random.default_rng(1)
+    models, wanted = chance.normal(size=(3, 8)), chance.normal(size=8)
+    starts = [np.array([0.2, 0.3, 0.5]), np.array([0.6, 0.2, 0.2])]
+    settings = [FitSettings(steps=2, rate=0.1), FitSettings(steps=5, rate=0.3, shrink=0.1)]
+    together = fit_weights(starts, quadratic(models, wanted), settings)
+    for start, each, found in zip(starts, settings, together, strict=True):
+        (alone,) = fit_weights([start], quadratic(models, wanted), [each])
+        np.testing.assert_array_equal(found, alone)
+    assert not np.allclose(together[0], starts[0])
+
+
+@given(
+    st.lists(st.floats(0.01, 1.0), min_size=2, max_size=6),
+    st.lists(st.floats(-1e3, 1e3), min_size=6, max_size=6),
+    st.floats(0.01, 100.0),
+    st.floats(0.0, 1.0),
+)
+def test_weights_stay_on_the_simplex(raw: list[float], slopes: list[float], rate: float, shrink: float) -> None:
+    start = np.array(raw) / sum(raw)
+    found = one_step(start, start, np.array(slopes[: len(raw)]), FitSettings(rate=rate, shrink=shrink))
+    assert found.sum() == pytest.approx(1.0, abs=1e-12)
+    assert (found >= 0).all()

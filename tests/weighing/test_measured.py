@@ -1,0 +1,172 @@
+"""What the server measures on updates and on its own rows: AG, GA, MK, RD and TR on views made by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.kit import assert_refused
+from torch import nn
+
+from steelyard.learning.parameters import Layout
+from steelyard.update_payloads import DenseModels, Floats, ServerTest
+from steelyard.weighing import criteria as registry
+from steelyard.weighing.built_in import model_divergence
+from steelyard.weighing.contribution import agreement, gain
+from steelyard.weighing.kernel_divergence import kernel_divergence
+from steelyard.weighing.root_direction import root_direction
+from steelyard.weighing.track_record import LIMIT, MEMORY, SLACK, after, cosines_with_others, track_record
+from steelyard.weighing.view import CohortView
+
+NONE = ServerTest(np.zeros(0), np.zeros((0, 0)))
+
+
+def seen(updates: Any, **more: Any) -> CohortView:
+    """A view of a cohort with these updates."""
+    return CohortView(
+        samples=more.pop("samples", np.ones(len(updates), np.int64)),
+        divergence_of=more.pop("divergence_of", lambda: np.linalg.norm(updates, axis=1)),
+        validation_of=lambda: NONE,
+        gram_of=lambda: updates @ updates.T,
+        **more,
+    )
+
+
+def test_agreement_is_the_mean_cosine_with_the_others() -> None:
+    """Two along x (one three times as long), one along y, one against x."""
+    updates = np.array([[1.0, 0.0], [3.0, 0.0], [0.0, 2.0], [-1.0, 0.0]])
+    np.testing.assert_allclose(agreement(seen(updates)), [0.0, 0.0, 0.0, 0.0], atol=1e-15)
+    np.testing.assert_allclose(agreement(seen(updates[:3])), [0.5, 0.5, 0.0], atol=1e-15)
+    # An update of no length agrees with nobody, and one alone counts full.
+    assert agreement(seen(np.array([[0.0, 0.0], [1.0, 0.0]]))).tolist() == [0.0, 0.0]
+    assert agreement(seen(np.array([[2.0, 0.0]]))).tolist() == [1.0]
+
+
+def test_gain_is_what_the_loss_grows_without_the_client() -> None:
+    worth = np.array([0.5, -0.2, 0.1])
+
+    def test(weights: Floats) -> ServerTest:
+        # The loss of a combination is that of the clients left out of it: which are told by their zero weights.
+        found = (np.atleast_2d(weights) == 0) @ worth
+        return ServerTest(np.zeros(len(found)), np.zeros((len(found), 0)), losses=found)
+
+    found = gain(seen(np.eye(3), samples=np.array([10, 10, 20]), test_of=test))
+    np.testing.assert_allclose(found, [0.5, 0.0, 0.1], atol=1e-15)
+
+
+def test_what_is_measured_by_the_server_says_what_it_needs() -> None:
+    needs = {name: registry.get(name).needs for name in ("AG", "GA", "MK", "RD")}
+    assert all(registry.get(name).measured_by == "server" for name in needs)
+    assert [(each.models, each.test_set, each.layers, each.slopes) for each in needs.values()] == [
+        (True, False, False, False),
+        (True, True, False, False),
+        (True, False, True, False),
+        (True, True, False, True),
+    ]
+
+
+def layered(changes: torch.Tensor, module: nn.Module) -> CohortView:
+    layout = Layout.of(module)
+    origin = layout.read(module)
+    payload = DenseModels(origin + changes)
+    return seen(
+        changes,
+        divergence_of=lambda: payload.divergence(origin),
+        kernel_norms_of=lambda: payload.kernel_norms(origin, layout.kernels),
+    )
+
+
+def test_it_is_the_mean_over_kernels_and_leaves_biases_out() -> None:
+    # Two layers of weights [2, 2] and [1, 2], each followed by its bias: positions 0-3, 4-5, 6-7, 8.
+    network = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    changes = torch.zeros(3, 9)
+    changes[0, :4] = 3.0  # a norm of 6 in the first kernel
+    changes[1, 0], changes[1, 6] = 4.0, 10.0
+    changes[2, [4, 5, 8]] = 7.0  # biases alone
+    found = layered(changes, network)
+    assert kernel_divergence(found) == pytest.approx([1 / 2, 1 / 8**0.5, 1.0], abs=1e-6)
+    # One norm over all is the larger, so MD lies below.
+    assert (model_divergence(found) < kernel_divergence(found)).all()
+
+
+def test_kernels_across_blocks_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("steelyard.update_payloads.AT_ONCE", {"cpu": 6})
+    network = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    changes = torch.randn(2, 23, generator=torch.Generator().manual_seed(1))
+    norms = layered(changes, network).kernel_norms
+    assert norms[:, 0] == pytest.approx(changes[:, :12].norm(dim=1).numpy(), abs=1e-5)
+    assert norms[:, 1] == pytest.approx(changes[:, 15:21].norm(dim=1).numpy(), abs=1e-5)
+
+
+def test_layers_that_are_not_there_are_named() -> None:
+    scale = nn.ParameterList([nn.Parameter(torch.ones(2))])
+    assert_refused(lambda: kernel_divergence(layered(torch.zeros(1, 2), scale)), "criterion MK", "no kernels")
+    assert_refused(lambda: kernel_divergence(seen(np.ones((1, 1)))), "knows no layers")
+
+
+def rooted(root: torch.Tensor | None) -> CohortView:
+    origin = torch.tensor([7.0, -2.0])
+    payload = DenseModels(origin + torch.tensor([[3.0, 0.0], [0.0, 5.0], [-1.0, 0.0], [4.0, 4.0], [0.0, 0.0]]))
+    along: Callable[[], Any] | None = None if root is None else lambda: payload.along_root(origin, origin + root)
+    return seen(np.zeros((5, 2)), divergence_of=lambda: payload.divergence(origin), root_of=along)
+
+
+def test_the_cosine_with_what_the_server_learned_counts_from_0_on() -> None:
+    # Cosines with (2, 0): 1, 0, −1, √½; an update of length 0 has none.
+    assert root_direction(rooted(torch.tensor([2.0, 0.0]))) == pytest.approx([1.0, 0.0, 0.0, 0.5**0.5, 0.0], abs=1e-6)
+    # Where the server has nothing to learn nobody is trusted.
+    assert root_direction(rooted(torch.zeros(2))).tolist() == [0.0] * 5
+    assert_refused(lambda: root_direction(rooted(None)), "no rows to train on")
+
+
+UPDATES = np.array([[1.0, 0.0], [1.0, 0.1], [1.0, -0.1], [1.0, 0.2], [-1.0, 0.0]])
+
+
+def test_a_round_adds_the_deviations_below_the_middle_less_the_slack() -> None:
+    # Middle 0.4; below it by −0.1, 0, −0.2, 0.1, 0.8; the median of their sizes is 0.1, so z = below / 0.14826.
+    sums = after(np.array([0.0, 3.0, 0.0, 0.0, 1.0]), np.array([0.5, 0.4, 0.6, 0.3, -0.4]))
+    odd = np.array([-0.1, 0.0, -0.2, 0.1, 0.8]) / 0.14826
+    expected = np.clip(np.array([0.0, 3.0, 0.0, 0.0, 1.0]) + odd - SLACK, 0.0, 2 * LIMIT)
+    assert sums == pytest.approx(expected)
+    assert sums[4] == pytest.approx(1.0 + 0.8 / 0.14826 - SLACK)
+
+
+def test_who_agrees_like_all_others_is_not_odd() -> None:
+    assert after(np.array([1.0, 4.0, 0.0]), np.full(3, 0.7)).tolist() == [0.0, 4.0 - SLACK, 0.0]
+    assert after(np.zeros(0), np.zeros(0)).tolist() == []
+
+
+def test_the_cosine_with_the_others_clips_those_who_shout() -> None:
+    updates = np.array([[1.0, 0.0], [0.0, 1.0], [0.0, -1000.0]])
+    # Of the first two, each sees the other and a third of length 1; the third sees (1, 1).
+    found = cosines_with_others(updates @ updates.T)
+    assert found == pytest.approx([0.0, -(0.5**0.5), -(0.5**0.5)])
+
+
+def test_alarms_come_over_rounds_are_remembered_by_client_and_end() -> None:
+    memory: dict[str, Any] = {}
+
+    def flagged(updates: np.ndarray, clients: str) -> list[float]:
+        now = seen(updates, clients=tuple(clients), memory=dict(memory))
+        found = track_record(now).tolist()
+        memory.update(now.remembered)
+        return found
+
+    assert [flagged(UPDATES, "abcde") for _ in range(2)][-1] == [1.0, 1.0, 1.0, 1.0, 0.0]
+    assert memory[MEMORY]["e"] == 2 * LIMIT
+    # Of another cohort, only who is in it changes; e behaves and comes back in the third round.
+    honest = np.array([[1.0, 0.0], [1.0, 0.1], [1.0, 0.0]])
+    assert [flagged(honest, "abe")[2] for _ in range(3)] == [0.0, 0.0, 1.0]
+    assert set(memory[MEMORY]) == set("abcde")
+
+
+def test_honest_clients_whose_rounds_are_normal_are_hardly_ever_hit() -> None:
+    chance = np.random.default_rng(4)
+    sums, hits = np.zeros(20), 0
+    for _ in range(2000):
+        sums = after(sums, chance.normal(0.3, 0.1, 20))
+        hits += int((sums > LIMIT).sum())
+    assert hits <= 10  # of 40,000 rounds
