@@ -1,213 +1,179 @@
-"""Going on with a run: what it began with is checked, each change is named in one line, and accepting goes on."""
+"""Going on with a run: its fields, data, rows, ledger and engine are those with which it began, or changes are named.
+
+What is said of one is shown by the real commands on runs that were killed, which all tests copy.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
+import shutil
 import signal
-import sqlite3
 import time
+import tomllib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import tomli_w
 import torch
-from tests.runs.commands import steelyard
-from tests.runs.contents import assert_same_bits, query
+from tests.conftest import CommandLine
+from tests.kit import SMALL, changed, made_once, small
+from tests.runs.commands import steelyard as killable
+from tests.runs.contents import change, query
+from tests.stopping import assert_a_stop_changes_nothing, stop_in_round
 from tests.warm import WarmProcess
 
-import steelyard as package
-from steelyard.errors import UserError
-from steelyard.experiment.running import run
-from steelyard.rounds import loop
+import steelyard
+from steelyard.cli.summaries import show_summary
+from steelyard.clients.local import Simulation
+from steelyard.clients.local.engines import choice_file
+from steelyard.errors import Stopped, UserError
+from steelyard.experiment.loading import build
+from steelyard.experiment.running import resume, run
+from steelyard.privacy.ledger_marks import FILE
+from steelyard.report.html import html
+from steelyard.report.summary import summarise
+from steelyard.report.view import RunView
+from steelyard.runs.reader import History
 from steelyard.runs.store import exists
 
-TEXT = """
-name = "small"
-seed = 3
-[data]
-source = "npz"
-path = "{path}"
-[partition]
-scheme = "iid"
-clients = 4
-[model]
-name = "logistic"
-[training]
-learning_rate = 0.2
-epochs = 1
-batch_size = 10
-[rounds]
-count = {rounds}
-fraction = 1.0
-[compute]
-engine = "loop"
-device = "cpu"
-threads = 1
-[weighing]
-criteria = ["DS", "LD"]
-"""
-
-
-def write_data(folder: Path) -> Path:
-    random = np.random.default_rng(0)
-    path = folder / "data.npz"
-    labels = np.arange(120) % 3
-    np.savez(path, x=random.normal(size=(120, 5)).astype(np.float32) + labels[:, None], y=labels)
-    return path
-
-
-def experiment(folder: Path, rounds: int = 4) -> Path:
-    path = folder / "small.toml"
-    path.write_text(TEXT.format(path=write_data(folder), rounds=rounds))
-    return path
+PLAIN = changed(SMALL, rounds={"count": 4}, weighing={"criteria": ["DS", "LD"]}, compute={"threads": 1})
+PRIVATE = changed(
+    PLAIN,
+    rounds={"count": 3, "fraction": 0.5, "sampling": "poisson"},
+    weighing={"criteria": ["DS"], "max_shares": 2.0},
+    privacy={"central": {"clip": 1.0, "noise": 2.0, "references": {"DS": 140}}},
+)
+SEEN = "SELECT MAX(round) FROM rounds"
 
 
 @pytest.fixture
-def part(tmp_path: Path) -> Path:
-    """A run that was killed after round 2."""
-    code = steelyard("run", experiment(tmp_path), "--out", tmp_path / "part", folder=tmp_path, killed_after=2)
-    assert code == -signal.SIGKILL, (tmp_path / "output").read_text()
-    return tmp_path / "part"
+def killed(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Return a copy of a run of an experiment that was killed after its second round."""
+
+    def make(document: dict[str, Any], folder: Path) -> None:
+        folder.mkdir()
+        (folder / "mine.toml").write_text(tomli_w.dumps(document))
+        code = killable("run", "mine.toml", "--out", "run", folder=folder, killed_after=2)
+        assert code == -signal.SIGKILL, (folder / "output").read_text()
+
+    def copied(name: str, document: dict[str, Any]) -> Path:
+        made = made_once(tmp_path_factory, f"killed-{name}", functools.partial(make, document))
+        return shutil.copytree(made / "run", tmp_path / name)
+
+    return copied
 
 
-def said(folder: Path) -> str:
-    """The one line that a command printed."""
-    lines = (folder / "output").read_text().strip().splitlines()
-    assert len(lines) == 1, lines
-    return lines[0]
+@pytest.fixture
+def part(killed: Callable[..., Path]) -> Path:
+    return killed("plain", PLAIN)
 
 
-def goes_on(part: Path, *options: str) -> None:
-    code = steelyard("resume", part, *options, folder=part.parent)
-    assert code == 0, (part.parent / "output").read_text()
-    assert query(part, "SELECT MAX(round) FROM rounds") == [(4,)]
+def goes_on(command: CommandLine, run: Path, *options: str) -> str:
+    """Resume a run to its end; returns what was said on the way."""
+    done = command("resume", run, *options)
+    assert done.returncode == 0, done.stderr
+    assert History(run).info["status"] == "finished"
+    return done.stderr
 
 
-def test_an_edited_field_is_named_with_both_values(part: Path) -> None:
+def test_an_edited_field_is_named_with_both_values_and_can_be_accepted(
+    part: Path, refused: Callable[..., str], command: CommandLine
+) -> None:
     file = part / "experiment.toml"
-    before = file.read_text()
-    file.write_text(before.replace("learning_rate = 0.2", "learning_rate = 0.3"))
-    assert steelyard("resume", part, folder=part.parent) == 2
-    line = said(part.parent)
-    assert "experiment.toml: training.learning_rate: 0.2 when the run began, 0.3 now; allowed: as it was, or" in line
+    file.write_text(file.read_text().replace("learning_rate = 0.1", "learning_rate = 0.3"))
+    line = refused("resume", part)
+    assert "experiment.toml: training.learning_rate: 0.1 when the run began, 0.3 now" in line
     assert f"`steelyard resume {part} --accept-changes`" in line
-    assert query(part, "SELECT MAX(round) FROM rounds") == [(2,)]
-    # What is only written otherwise is no change.
-    file.write_text("# a remark\n" + before)
-    goes_on(part)
-
-
-def test_an_edited_field_can_be_accepted_and_is_recorded(part: Path) -> None:
-    file = part / "experiment.toml"
-    file.write_text(file.read_text().replace("learning_rate = 0.2", "learning_rate = 0.3"))
-    goes_on(part, "--accept-changes")
+    assert query(part, SEEN) == [(2,)]
+    goes_on(command, part, "--accept-changes")
     ((accepted,),) = query(part, "SELECT value FROM info WHERE key = 'accepted'")
-    assert json.loads(accepted) == ["training.learning_rate: 0.2 when the run began, 0.3 now"]
+    assert json.loads(accepted) == ["training.learning_rate: 0.1 when the run began, 0.3 now"]
     ((text,),) = query(part, "SELECT value FROM info WHERE key = 'experiment_text'")
     assert text == file.read_text()
 
 
-@pytest.mark.parametrize("kept", [0, 1, 200])
-def test_an_experiment_file_cut_off_is_never_another_experiment(part: Path, kept: int) -> None:
+def test_a_remark_is_no_change_and_other_versions_are_said(part: Path, command: CommandLine) -> None:
     file = part / "experiment.toml"
-    file.write_text("\n".join(file.read_text()[:kept].splitlines()[:-1]))
-    assert steelyard("resume", part, folder=part.parent) == 2
-    assert "experiment.toml" in said(part.parent)
-    if not kept:
-        assert steelyard("table", part, folder=part.parent) == 2
-        assert "experiment.toml: is empty or cut off; allowed: the file as the run wrote it" in said(part.parent)
+    file.write_text(f"# a remark\n{file.read_text()}")
+    change(part, "UPDATE info SET value = '1.0.0' WHERE key IN ('version_torch', 'version_steelyard')")
+    told = goes_on(command, part)
+    assert f"torch was 1.0.0 when the run began, and is {torch.__version__} now" in told
+    assert "steelyard was 1.0.0 when the run began, and is " in told
 
 
-@pytest.mark.parametrize("change", ["x", "y"])
-def test_one_changed_number_of_the_data_is_noticed(part: Path, change: str) -> None:
-    path = part.parent / "data.npz"
-    arrays = dict(np.load(path))
-    arrays[change].flat[7] += 1
-    np.savez(path, **arrays)
-    assert steelyard("resume", part, folder=part.parent) == 2
-    line = said(part.parent)
-    part_of = "labels" if change == "y" else "features"
-    assert f"the data are not those that the run began with (data.path = {path}): {part_of} (seed 3)" in line
-    goes_on(part, "--accept-changes")
-
-
-def test_a_flipped_bit_of_the_newest_checkpoint_is_told_and_ends_in_the_same_bits(part: Path) -> None:
-    assert steelyard("run", part.parent / "small.toml", "--out", part.parent / "whole", folder=part.parent) == 0
-    path = part / "checkpoints" / "round-000002.safetensors"
-    content = bytearray(path.read_bytes())
-    content[-3] ^= 4
-    path.write_bytes(bytes(content))
-    goes_on(part)
-    told = (part.parent / "output").read_text()
-    assert "round-000002.safetensors: not the checkpoint that was written: its checksum differs; going on from" in told
-    assert_same_bits(part, part.parent / "whole")
-
-
-def test_other_rules_or_another_model_are_another_run(part: Path) -> None:
+def test_another_experiment_is_another_run_whatever_is_accepted(part: Path, refused: Callable[..., str]) -> None:
     file = part / "experiment.toml"
     before = file.read_text()
-    file.write_text(before.replace('"LD",', '"MD",'))
-    assert steelyard("resume", part, "--accept-changes", folder=part.parent) == 2
-    assert "began with the rules and seeds DS>LD, now DS>MD; allowed: the same, or a new run" in said(part.parent)
-    file.write_text(before.replace('name = "logistic"', 'name = "mlp"'))
-    assert steelyard("resume", part, "--accept-changes", folder=part.parent) == 2
-    assert "the checkpoint holds a model of 18 numbers, the experiment describes one of" in said(part.parent)
+    for kept in (0, 1, 200):  # cut off: what is left is never taken for an experiment
+        file.write_text("\n".join(before[:kept].splitlines()[:-1]))
+        assert "experiment.toml" in refused("resume", part)
+        assert kept or "experiment.toml: is empty or cut off" in refused("table", part)
+    for old, new, said in (
+        ('"LD",', '"MD",', "began with the rules and seeds DS>LD, now DS>MD"),
+        ('name = "logistic"', 'name = "mlp"', "the checkpoint holds a model of 650 numbers"),
+    ):
+        assert old in before
+        file.write_text(before.replace(old, new))
+        assert said in refused("resume", part, "--accept-changes")
+    file.write_text(before)
+    # What was measured stands in the order of the criteria; the names would be put on other numbers.
+    change(part, 'UPDATE federations SET settings = replace(settings, \'"DS","LD"\', \'"LD","DS"\')')
+    assert "began with the criteria LD, DS, now DS, LD" in refused("resume", part, "--accept-changes")
 
 
-def test_other_criteria_of_a_rule_are_another_run(part: Path) -> None:
-    """What was measured stands in the order of the criteria; the names would be put on other numbers."""
-    connection = sqlite3.connect(part / "run.sqlite")
-    with connection:
-        changed = 'UPDATE federations SET settings = replace(settings, \'"DS","LD"\', \'"LD","DS"\')'
-        assert connection.execute(changed).rowcount == 1
-    connection.close()
-    assert steelyard("resume", part, "--accept-changes", folder=part.parent) == 2
-    assert said(part.parent).endswith(
-        "DS>LD began with the criteria LD, DS, now DS, LD; allowed: the same, or a new run"
-    )
+def test_one_changed_number_of_the_data_is_noticed(tmp_path: Path, command: CommandLine) -> None:
+    path, labels = tmp_path / "data.npz", np.arange(120) % 3
+    arrays = {"x": np.random.default_rng(0).normal(size=(120, 5)).astype(np.float32), "y": labels}
+    np.savez(path, **arrays)
+
+    def stop(round: int, _: object) -> None:
+        if round == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(Stopped):
+        run(small(data={"source": "npz", "path": str(path)}, rounds={"count": 4}), out=tmp_path / "run", progress=stop)
+    for key, named in {"x": "features", "y": "labels"}.items():
+        other = arrays[key].copy()
+        other.flat[7] += 1
+        np.savez(path, **{**arrays, key: other})
+        with pytest.raises(UserError, match=rf"\(data.path = {path}\): {named} \(seed 5\)"):
+            resume(tmp_path / "run")
+    goes_on(command, tmp_path / "run", "--accept-changes")
 
 
-def test_versions_that_differ_are_said(part: Path) -> None:
-    connection = sqlite3.connect(part / "run.sqlite")
-    with connection:
-        connection.execute("UPDATE info SET value = '1.0.0' WHERE key IN ('version_torch', 'version_steelyard')")
-    connection.close()
-    goes_on(part)
-    told = (part.parent / "output").read_text()
-    assert f"steelyard: torch was 1.0.0 when the run began, and is {torch.__version__} now: the rounds" in told
-    assert "steelyard: steelyard was 1.0.0 when the run began, and is " in told
-
-
-def test_a_run_that_fails_before_its_first_round_leaves_its_folder_free(tmp_path: Path) -> None:
-    described = package.Experiment.load(experiment(tmp_path))
-
-    def fail(round: int, accuracies: object) -> None:
-        raise UserError("the first report failed")
-
-    def refuse(*_: object) -> None:
+def test_a_run_that_fails_before_its_first_round_leaves_its_folder_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
         raise UserError("nothing to test")
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "_begin", refuse)
+    with monkeypatch.context() as patch:
+        patch.setattr(Simulation, "evaluate", fail)
         with pytest.raises(UserError, match="nothing to test"):
-            run(described, out=tmp_path / "run")
+            run(small(), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
     # One that failed later is a run, and goes on.
-    with pytest.raises(UserError, match="the first report failed"):
-        run(described, out=tmp_path / "run", progress=fail)
+    with pytest.raises(UserError, match="nothing to test"):
+        run(small(), out=tmp_path / "run", progress=fail)
     assert exists(tmp_path / "run")
-    assert query(tmp_path / "run", "SELECT value FROM info WHERE key = 'status'") == [("stopped",)]
-    package.resume(tmp_path / "run")
+    assert History(tmp_path / "run").info["status"] == "stopped"
+    steelyard.resume(tmp_path / "run")
 
 
 def test_sigterm_stops_as_an_interrupt_does(tmp_path: Path) -> None:
-    document, part = experiment(tmp_path, rounds=100_000), tmp_path / "part"
+    document, part = tmp_path / "mine.toml", tmp_path / "part"
+    document.write_text(tomli_w.dumps(changed(PLAIN, rounds={"count": 100_000})))
     process = WarmProcess("run", document, "--out", part, folder=tmp_path, printed=tmp_path / "printed")
     try:
         until = time.monotonic() + 120
-        while process.poll() is None and time.monotonic() < until and not (part / "run.sqlite-wal").exists():
+        while process.poll() is None and time.monotonic() < until:
+            if (part / "run.sqlite-wal").exists() and query(part, "SELECT 1 FROM rounds WHERE round = 1"):
+                break
             time.sleep(0.05)
-        time.sleep(0.5)
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 130
     finally:
@@ -215,5 +181,189 @@ def test_sigterm_stops_as_an_interrupt_does(tmp_path: Path) -> None:
     told = (tmp_path / "printed").read_text(encoding="utf-8")
     assert "Traceback" not in told
     assert f"steelyard resume {part}" in told
-    assert query(part, "SELECT value FROM info WHERE key = 'status'") == [("stopped",)]
+    assert History(part).info["status"] == "stopped"
     assert [path.name for path in part.glob("run.sqlite*")] == ["run.sqlite"]
+
+
+# rows, chain and ledger ----------------------------------------------------------------------------------------------
+
+
+def shortened(content: bytes) -> bytes:
+    return content[: content.index(b"\n") + 1]
+
+
+LEDGERS: dict[str, Callable[[bytes], bytes]] = {
+    "has 0 bytes, and had ": lambda content: b"",
+    "when round 2 was written": shortened,
+    "no longer holds the charges that it held": lambda content: content.replace(b'"noise": 2.0', b'"noise": 200.0', 1),
+}
+
+
+def test_nothing_excuses_a_changed_private_run(
+    killed: Callable[..., Path], refused: Callable[..., str], command: CommandLine
+) -> None:
+    run = killed("private", PRIVATE)
+    ledger, file = (run / FILE).read_bytes(), run / "experiment.toml"
+    rows = query(run, "SELECT round, epsilon FROM rounds")
+    for problem, made in LEDGERS.items():
+        (run / FILE).write_bytes(made(ledger))
+        for options in ((), ("--accept-changes",)):
+            line = refused("resume", run, *options)
+            assert line.startswith(f"steelyard: {run}: privacy.jsonl: the ledger of this run ")
+            assert problem in line
+    (run / FILE).write_bytes(ledger)
+    written = file.read_text()
+    file.write_text(tomli_w.dumps({key: value for key, value in tomllib.loads(written).items() if key != "privacy"}))
+    assert f"{file}: privacy: missing" in refused("resume", run, "--accept-changes")
+    file.write_text(written)
+    assert query(run, "SELECT round, epsilon FROM rounds") == rows  # nothing was touched
+    again = shutil.copytree(run, run.parent / "again")
+    (again / FILE).unlink()
+    change(again, "UPDATE chain SET ledger = NULL, ledger_bytes = NULL")
+    assert "round 0 is not as it was written" in refused("resume", again, "--accept-changes")
+    goes_on(command, run)
+
+
+def test_an_honest_kill_is_never_called_tampering(
+    killed: Callable[..., Path], refused: Callable[..., str], command: CommandLine
+) -> None:
+    """The ledger is ahead of the checkpoint by whole rounds, by a charge without a round, and by a torn line."""
+    run = killed("seldom", changed(PRIVATE, store={"checkpoint_every": 5}))
+    assert query(run, "SELECT MAX(round) FROM checkpoints") == [(0,)]
+    content = (run / FILE).read_bytes()
+    (run / FILE).write_bytes(shortened(content))  # rounds without a checkpoint hold their charges too
+    assert "when round 2 was written" in refused("resume", run)
+    line = content.splitlines(keepends=True)[-1]
+    (run / FILE).write_bytes(content + line.replace(b'"round": 2', b'"round": 3') + line[:-9])
+    assert "CHANGED" not in command("table", run).stdout
+    goes_on(command, run)
+    assert (History(run).chain.problem, History(run).chain.round) == ("", 3)
+
+
+def test_an_edited_accuracy_is_refused_said_and_can_be_accepted(
+    part: Path, refused: Callable[..., str], command: CommandLine
+) -> None:
+    assert f"chain head after round 2: {History(part).chain.head}" in command("table", part).stdout
+    change(part, "UPDATE rounds SET accuracy = 0.999 WHERE round = 1")
+    problem = "round 1 is not as it was written"
+    assert f"{part}: {problem}; allowed: " in refused("resume", part)
+    said = f"CHANGED since it was written: {problem}"
+    for options in ((), ("--format", "csv"), ("--groups",)):
+        done = command("table", part, *options)
+        assert said in done.stdout + done.stderr
+    assert json.loads(command("table", part, "--format", "json").stdout)["chain"]["problem"] == problem
+    assert command("report", part).returncode == 0
+    assert said in (part / "report.html").read_text()
+    # Accepted, it goes on, and the difference stays for everybody to see, at its end too.
+    assert f"{problem}; going on from round 2" in goes_on(command, part, "--accept-changes")
+    assert said in command("table", part).stdout
+    assert problem in refused("resume", part)
+
+
+def test_a_chain_that_was_emptied_and_accepted_stays_seen(part: Path, command: CommandLine) -> None:
+    change(part, "DELETE FROM chain")
+    goes_on(command, part, "--accept-changes")
+    assert "CHANGED since it was written: round 0 is missing from its chain" in command("table", part).stdout
+
+
+def test_a_checkpoint_of_another_model_is_refused_also_with_its_checksum(
+    part: Path, tmp_path: Path, refused: Callable[..., str]
+) -> None:
+    """A model from another run, put in place of ours with everything that a checkpoint's row says of it."""
+    other = run(build(changed(PLAIN, seed=4, rounds={"count": 2})), out=tmp_path / "other")
+    asked = "SELECT states, checksum, file FROM checkpoints WHERE round = 2"
+    (theirs,), (ours,) = query(other, asked), query(part, asked)
+    assert theirs[1] != ours[1]
+    (part / "checkpoints" / ours[2]).write_bytes((other / "checkpoints" / theirs[2]).read_bytes())
+    change(part, "UPDATE checkpoints SET states = ?, checksum = ? WHERE file = ?", *theirs)
+    assert "the checkpoint's model of DS>LD is not the one that round 2 ended with" in refused("resume", part)
+
+
+def test_the_head_is_printed_at_the_end_in_text_and_json(tmp_path: Path, command: CommandLine) -> None:
+    (tmp_path / "mine.toml").write_text(tomli_w.dumps(SMALL))
+    told = command("run", "mine.toml", "--out", "a").stdout.splitlines()
+    head = History(tmp_path / "a").chain.head
+    assert f"chain head after round 2: {head}" in told
+    assert query(tmp_path / "a", "SELECT head FROM checkpoints") == [(head,)]
+    shown = command("run", "mine.toml", "--out", "b", "--format", "json", "--quiet").stdout
+    assert json.loads(shown)["chain"] == {"head": head, "round": 2, "problem": ""}
+
+
+def test_heads_of_two_private_runs_have_nothing_in_common(tmp_path: Path) -> None:
+    """The first record of a run that promises something begins with a secret: a head alone gives nothing away."""
+    runs = [run(build(changed(PRIVATE, rounds={"count": 1})), out=tmp_path / name) for name in "ab"]
+    (a,), (b,) = (query(run, "SELECT value FROM info WHERE key = 'salt'") for run in runs)
+    assert len(a[0]) == 64
+    assert a != b
+    first = [query(run, "SELECT head FROM chain WHERE round = 0") for run in runs]
+    assert first[0] != first[1]
+
+
+# the engine ----------------------------------------------------------------------------------------------------------
+
+DRAWING = changed(
+    PLAIN,
+    data={"augment": {"pad": 1, "flip": True}},
+    model={"name": "mlp", "hidden": [8]},
+    compute={"engine": "auto"},
+)
+COST = ["seconds", "cpu", "gpu"]
+
+
+def test_the_recorded_engine_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice_file, "read", lambda key: choice_file.Choice("stacked:2"))
+    whole = History(run(build(DRAWING), out=tmp_path / "whole"))
+    with monkeypatch.context() as stopping:
+        stop_in_round(3, stopping)
+        with pytest.raises(KeyboardInterrupt):
+            run(build(DRAWING), out=tmp_path / "stopped")
+    assert History(tmp_path / "stopped").info["engine_choice"] == "stacked:2"
+    # A trial on another day might say so.
+    monkeypatch.setattr(choice_file, "read", lambda key: choice_file.Choice("threads"))
+    resumed = History(resume(tmp_path / "stopped"))
+    assert (resumed.info["engine_choice"], resumed.info["engine_reason"]) == ("stacked:2", "asked for")
+    assert resumed.rounds.drop(columns=COST).equals(whole.rounds.drop(columns=COST))
+
+
+NOTE = "the model draws at random while it trains; clients are trained one after another"
+NETWORKS = """
+import torch
+from torch import nn
+
+class Noisy(nn.Linear):
+    def __init__(self):
+        super().__init__(64, 10)
+    def forward(self, x):
+        x = x.flatten(1)
+        return super().forward(x + 0.1 * torch.rand(x.shape) if self.training else x)
+
+class Encoded(nn.Sequential):
+    def __init__(self):
+        first = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        super().__init__(nn.Flatten(), nn.Unflatten(1, (8, 8)), first, nn.Flatten(), nn.Linear(64, 10))
+"""
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_chance_outside_the_names_is_told_and_repeats_on_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "nets.py").write_text(NETWORKS)
+    noisy = build({**DRAWING, "model": {"name": f"{tmp_path}/nets.py:Noisy"}})
+    assert_a_stop_changes_nothing(noisy, tmp_path, monkeypatch)
+    for folder in (tmp_path / "whole", tmp_path / "stopped"):
+        assert History(folder).notes.startswith(f"{NOTE}; ")
+        show_summary(summarise(folder, noisy.rounds))
+        assert NOTE in " ".join(capsys.readouterr().out.split())
+        assert NOTE in html(RunView([History(folder)]))
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_dropout_inside_torchs_layers_is_no_chance_outside_the_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nets.py").write_text(NETWORKS)
+    model = {"name": f"{tmp_path}/nets.py:Encoded"}
+    encoded = build({**DRAWING, "model": model, "compute": {"engine": "vmap:3", "device": "cpu"}})
+    assert_a_stop_changes_nothing(encoded, tmp_path, monkeypatch)
+    assert "at random" not in History(tmp_path / "stopped").notes
