@@ -1,14 +1,23 @@
-"""The words of --rules, the default rules, and what a comparison writes down."""
+"""The words of --rules, the default rules, every policy, and what a comparison writes down."""
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
-from steelyard import Experiment, UserError
+import pytest
+import torch
+from tests.federate.small_experiment import weights
+from tests.federate.test_federate_apps import described, grid_of
+from tests.kit import assert_refused
+
+from steelyard import Experiment
 from steelyard.experiment.comparing import default_rules, load_comparison, with_rules
-from steelyard.experiment.loading import load, recipes, to_toml
+from steelyard.experiment.loading import build, load, to_toml
 from steelyard.experiment.rule_words import parse_rules
-from steelyard.weighing.adafed import BarronLoss, ClassLoss, loss_rule
+from steelyard.experiment.running import run
+from steelyard.federate.server_app import federate
+from steelyard.runs.reader import History
+from steelyard.weighing.policies.catalogue import known
 
 BASE = Experiment.model_validate({"weighing": {"criteria": ["DS", "LD", "MD"], "priority": "LD>DS>MD"}})
 
@@ -58,27 +67,32 @@ def test_what_the_words_of_scores_and_fits_stand_for(tmp_path):
     assert choquet.capacity == {"DS": 0.4, "LD": 0.3, "DS,LD": 1.0}
     (fitted,) = parse_rules(["fitted(LD>DS/max;steps=4;shrink=0.5)"], BASE).values()
     assert (fitted.criteria, fitted.normalise) == (("LD", "DS"), "max")
-    assert fitted.fit is not None
     assert (fitted.fit.steps, fitted.fit.rate, fitted.fit.shrink) == (4, 3.0, 0.5)
     served = Experiment.load("quickstart", ["partition.server=fraction"])
     assert parse_rules(["server-only"], served)["server-only"].trained_by == "server"
 
 
 @pytest.mark.parametrize(
-    ("word", "line"),
+    ("word", "told"),
     [
-        ("fitted(DS;steps)", "allowed: fitted(RULE;steps=10;rate=3;shrink=0)"),
+        ("fitted(DS;steps)", "steps=10"),
         ("fitted(DS;step=3)", "unknown field"),
+        ("fitted(fitted(DS))", "not fitted"),
+        ("server-only/max", "weighs no clients"),
         ("owa(DS,LD;sometimes)", "sometimes"),
-        ("weighted-mean(DS=x,LD=1)", "allowed: a number"),
-        ("choquet(DS,LD;nowhere.toml)", "nowhere.toml cannot be read"),
-        ("DS>XX/max", "names no rule or criterion 'XX'"),
+        ("owa(DS,LD)", "quantifier"),
+        ("weighted-mean(DS=x,LD=1)", "a number"),
+        ("weighted-mean(DS;LD)", "weighted-mean(DS=2,LD=1)"),
+        ("choquet(DS,LD;nowhere.toml)", "nowhere.toml"),
+        ("DS>XX/max", "'XX'"),
+        ("onlin", "did you mean 'online'"),
+        ("DS>DS", "each criterion once"),
+        ("online(DS)", "two criteria or more"),
+        (" , ", "got nothing"),
     ],
 )
-def test_slips_in_the_new_words_are_named(word, line):
-    with pytest.raises(UserError) as caught:
-        parse_rules([word], BASE)
-    assert line in str(caught.value)
+def test_a_word_that_is_no_rule_is_named(word, told):
+    assert_refused(lambda: parse_rules([word], BASE), "--rules", told)
 
 
 def test_what_the_words_stand_for():
@@ -87,7 +101,6 @@ def test_what_the_words_stand_for():
     # The criteria stay as the recipe lists them: that is the order in which others are tried.
     assert online.criteria == ("DS", "LD", "MD")
     assert online.order() == (2, 0, 1)
-    assert online.adjust is not None
     assert (online.adjust.strategy, online.adjust.budget) == ("online", 7)
     assert found["budget(20)"].adjust is not None
     assert found["budget(20)"].adjust.budget == 20
@@ -95,23 +108,6 @@ def test_what_the_words_stand_for():
     assert found["adafed"].when_zero == "keep"
     assert found["adafed"].loss is not None
     assert found["power(VP)^2"].power == 2
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("onlin", "did you mean 'online'"),
-        ("DS>XX", "'XX'"),
-        ("DS>DS", "each criterion once"),
-        ("online(DS)", "two criteria or more"),
-        (" , ", "got nothing"),
-        ("mean(QQ)", "'QQ'"),
-    ],
-)
-def test_a_word_that_is_no_rule_is_named(text, message):
-    with pytest.raises(UserError, match=r"--rules") as caught:
-        parse_rules([text], BASE)
-    assert message in str(caught.value)
 
 
 def test_rules_are_written_into_the_experiment_and_read_back(tmp_path):
@@ -131,78 +127,93 @@ def test_a_comparison_records_samples_and_writes_few_checkpoints():
     assert (own.store.checkpoint_every, own.rounds.samples, own.seed) == (1, False, 9)
 
 
-def test_every_recipe_is_valid_and_described():
-    assert {"mnist-iid", "mnist-noniid", "femnist", "unipen62", "celeba", "mnist-writers"} <= set(recipes())
-    assert {"adafed-1", "adafed-2", "adafed-3", "adafed-regression"} <= set(recipes())
-    for name in recipes():
-        if name.startswith(("adafed", "mnist", "femnist", "unipen", "celeba")):
-            described = load(name)
-            assert described.name == name
-            assert described.description
-
-
-def test_the_papers_settings():
-    for name, rate in (("mnist-iid", 0.215), ("mnist-noniid", 0.1)):
-        found = load(name).model_dump()
-        assert (found["training"]["learning_rate"], found["training"]["epochs"]) == (rate, 5)
-        assert found["training"]["batch_size"] == "full"
-        assert (found["rounds"]["count"], found["rounds"]["fraction"]) == (1000, 0.1)
-        assert found["rounds"]["targets"] == (0.7, 0.8, 0.9, 0.95)
-        assert found["weighing"]["criteria"] == ("DS", "LD", "MD")
-        slices = {key: found["partition"][key] for key in ("test", "test_samples", "test_labels", "test_order")}
-        assert slices == {"test": "held-out", "test_samples": 100, "test_labels": "all", "test_order": "stored"}
-    femnist = load("femnist").model_dump()
-    assert (femnist["training"]["batch_size"], femnist["training"]["learning_rate"]) == (10, 0.01)
-    assert load("celeba").model_dump()["rounds"]["count"] == 100
-
-
-def test_the_tables_of_adafed():
-    first = load("adafed-1").model_dump()["partition"]["table"]
-    assert [sum(line) for line in first] == [5600, 11000, 5700, 11000, 11000, 5000]
-    for name in ("adafed-2", "adafed-3"):
-        partition = load(name).model_dump()["partition"]
-        assert [sum(line) for line in partition["table"]] == [190, 1710, 1780, 1230, 2040, 3160]
-    flaws = load("adafed-3").model_dump()["flaws"]
-    assert [flaw["of"] for flaw in flaws if flaw["kind"] == "copy"] == ["client-002", "client-003"]
-    assert [flaw["amount"] for flaw in flaws if flaw["kind"] == "labels-flipped"] == [0.5, 1.0]
-    assert flaws[-1]["kind"] == "own-model"
-    assert flaws[-1]["clients"] == ("client-006", "client-007")
-
-
-def test_losses_are_wired_from_the_rule():
-    rule = load("adafed-2").weighing
-    assert loss_rule(rule.loss, load("adafed-2").local_loss) == ClassLoss("auto", 0.1)
-    regression = load("adafed-regression")
-    adaptive = loss_rule(regression.weighing.loss)
-    assert isinstance(adaptive, BarronLoss)
-    assert adaptive.adapts
-    fixed = loss_rule(regression.beside["fedavg"].loss)
-    assert not fixed.adapts
-    assert fixed.first().scale == 80.0
-
-
-MNIST = {"data": {"source": "mnist"}, "model": {"name": "cnn-adafed"}}
-HELD = {"scheme": "iid", "clients": 4, "server": "held-out", "test": "held-out"}
+HELD_OUT = {"scheme": "iid", "clients": 4, "server": "held-out", "test": "held-out"}
+SAME_ROWS = {"data": {"source": "mnist"}, "model": {"name": "cnn-adafed"}, "partition": HELD_OUT}
+MEANT = {**SAME_ROWS, "partition": {**HELD_OUT, "server_report": "same"}}
 
 
 @pytest.mark.parametrize(
     ("document", "message"),
     [
         ({"weighing": {"criteria": ["VP"]}}, "leaves it without one"),
-        ({**MNIST, "partition": HELD, "weighing": {"criteria": ["VP"]}}, "the same rows would weigh and report"),
-        ({**MNIST, "partition": HELD, "weighing": {"loss": {}}}, "the same rows would weigh and report"),
-        ({**MNIST, "partition": {**HELD, "server_report": "same"}, "weighing": {"criteria": ["VE"]}}, "VP, VS, VF"),
-        (
-            {**MNIST, "partition": {**HELD, "server_report": "same"}, "weighing": {"loss": {"adapt": "barron"}}},
-            "allowed: class-f1",
-        ),
-        (
-            {"weighing": {"criteria": ["DS", "LD"], "adjust": {}}, "rounds": {"evaluate_every": 2}},
-            "rounds.evaluate_every: got 2",
-        ),
+        ({**SAME_ROWS, "weighing": {"criteria": ["VP"]}}, "the same rows would weigh and report"),
+        ({**SAME_ROWS, "weighing": {"loss": {}}}, "the same rows would weigh and report"),
+        ({**MEANT, "weighing": {"criteria": ["VE"]}}, "VP, VS, VF"),
+        ({**MEANT, "weighing": {"loss": {"adapt": "barron"}}}, "allowed: class-f1"),
+        ({"weighing": {"criteria": ["DS", "LD"], "adjust": {}}, "rounds": {"evaluate_every": 2}}, "evaluate_every"),
         ({"partition": {"scheme": "iid", "clients": 2, "server_report": "apart"}}, "server_report: got 'apart'"),
     ],
 )
 def test_what_cannot_be_weighed_honestly_is_refused_before_any_data_is_read(document, message):
-    with pytest.raises(ValueError, match=message):
-        Experiment.model_validate(document)
+    assert_refused(lambda: build(document), message)
+
+
+def test_a_fitted_rule_may_hold_a_semicolon_of_its_own() -> None:
+    ((name, settings),) = parse_rules(["fitted(owa(VP,LD;most);steps=2)"], load("quickstart")).items()
+    assert name == "fitted(owa(VP,LD;most);steps=2)"
+    assert (settings.score, settings.quantifier) == ("owa", "most")
+    assert settings.fit.steps == 2
+
+
+PERSONAL = {"apfl", "ditto", "fedala", "fedbn", "fedfomo", "fedrep", "fine-tuned", "local-only"}
+
+
+EVERY = {"fedavg", "SV", *known(), *PERSONAL}
+
+
+def test_all_is_every_rule_once_and_the_rest_with_its_reason(messages: list[str]) -> None:
+    found = load_comparison("quickstart", rules=["all"])
+    left_out = {"afl", "cgsv", "feddg-ga", "fedbn"}
+    assert set(found.rules()) == EVERY - left_out
+    assert set(found.left_out) == left_out
+    assert found.left_out["afl"].startswith("weighing.policy: afl needs full participation")
+    assert found.left_out["fedbn"].startswith("algorithm.name: got 'fedbn' with a model without batch norm")
+    lines = [f"--rules all: without {name}: {why}" for name, why in found.left_out.items()]
+    assert messages == lines
+    whole = load_comparison("quickstart", ["rounds.fraction=1"], ["all"])
+    assert EVERY - set(whole.rules()) == {"fedbn"} == set(whole.left_out)
+    assert load_comparison("quickstart", rules=["fedavg"]).left_out == {}
+
+
+def test_all_beside_another_rule_without_rows_at_the_server() -> None:
+    found = load_comparison("mnist-noniid", ["rounds.fraction=1"], ["all", "DS>LD"])
+    assert "DS>LD" in found.rules()
+    assert EVERY - set(found.rules()) == {"fedlaw", "SV", "fedbn"} == set(found.left_out)
+    assert "fedlaw is measured on the server's test set" in found.left_out["fedlaw"]
+
+
+RULES = ("feddisco", "q-fedavg", "fedce", "shapfed", "fedawa", "nvflare-adaptive(warmup=0,patience=1)")
+
+
+def test_across_machines_policies_give_the_models_of_the_simulation(tmp_path: Path) -> None:
+    """Label counts, losses before training, tests of models without a client, and the last layer, from nodes."""
+    document = described(weighing={"criteria": ["DS"], "priority": "DS"}, rounds={"count": 3, "fraction": 1.0})
+    document.pop("beside", None)
+    document["beside"] = {name: {"policy": {"name": name}} for name in RULES[:-1]}
+    document["beside"]["adaptive"] = {"policy": {"name": "nvflare-adaptive", "warmup": 0, "patience": 1}}
+    run(build(document), out=tmp_path / "simulated")
+    grid, config = grid_of(document, 3, out=str(tmp_path / "federated"))
+    federate(grid, config, "1")  # type: ignore[arg-type]
+    ours, theirs = weights(tmp_path / "simulated"), weights(tmp_path / "federated")
+    assert set(ours) == set(theirs)
+    for name in ours:
+        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-4, atol=1e-5)
+    assert len({model.numpy().tobytes() for model in theirs.values()}) >= len(RULES)
+
+
+def test_weights_that_do_not_sum_to_1_step_from_the_received_model(tmp_path: Path) -> None:
+    """q-FedAvg's stored weights give the model back: Θ + Σ w(θ − Θ); with q = 0 it is the plain mean."""
+    document = {
+        "rounds": {"count": 1, "fraction": 1.0},
+        "partition": {"clients": 4},
+        "model": {"name": "logistic"},
+        "weighing": {"policy": {"name": "q-fedavg", "q": 0}},
+        "beside": {"equal": {"criteria": ["EQ"]}, "fair": {"policy": {"name": "q-fedavg", "q": 2.0}}},
+    }
+    folder = run(Experiment.model_validate(document), out=tmp_path / "run")
+    states = History(folder).last_checkpoint()[0]
+    torch.testing.assert_close(states["q-fedavg(q=0)"].parameters, states["equal"].parameters)
+    clients = History(folder).clients
+    sums = clients[clients["weight"].notna()].groupby("rule")["weight"].sum()
+    assert sums["q-fedavg(q=0)"] == pytest.approx(1.0)
+    assert 0 < sums["fair"] < 0.9

@@ -1,72 +1,56 @@
-"""Reading experiments: every mistake is named with its field, its value and what is allowed."""
+"""Reading experiments: mistakes are named with field and value, files are found beside it, and runs get new folders."""
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.conftest import CommandLine
+from tests.kit import assert_refused
 
-from steelyard import Experiment, UserError
+from steelyard import Experiment
+from steelyard.errors import UserError
+from steelyard.experiment import folders
+from steelyard.experiment.folders import new_folder, unnamed_folder
 from steelyard.experiment.loading import build, load, recipes, to_toml
+from steelyard.experiment.paths import resolve_paths
+from steelyard.runs.store import Store
 from steelyard.settings import change, parse, read_value
 
 
 @pytest.mark.parametrize(
-    ("assignment", "words"),
+    ("assignments", "words"),
     [
-        ("rounds.cuont=5", ["rounds.cuont", "did you mean 'count'"]),
-        ("ronds.count=5", ["ronds", "did you mean 'rounds'"]),
-        ("rounds.fraction=1.5", ["rounds.fraction", "1.5", "less than or equal to 1"]),
-        ("rounds.fraction=0", ["rounds.fraction", "greater than 0"]),
-        ("rounds.count=many", ["rounds.count", "'many'", "a whole number"]),
-        ("weighing.priority=DS>LD", ["weighing.priority", "DS>LD", "VP, LD, DS"]),
-        ("weighing.score=prioritised", ["weighing.score", "did you mean 'prioritized'"]),
-        ('weighing.criteria=["DS","XX"]', ["XX", "known: "]),
-        ('weighing.criteria=["DS","IS"]', ["IS", "sharp"]),
-        ("data.source=minst", ["data.source", "did you mean 'mnist'"]),
-        ("partition.scheme=natural", ["partition.scheme", "natural"]),
-        ("training.learning_rate=-1", ["training.learning_rate", "-1"]),
-        ("training.batch_size=0", ["training.batch_size"]),
-        ("model=3", ["model"]),
-        ("seed=-4", ["seed"]),
-        ("name=a/b", ["name"]),
-        ("kind=learn", ["kind", "learning"]),
-        ("beside.fedavg.criterai=1", ["beside.fedavg.criterai", "did you mean 'criteria'"]),
-        ("seed.x=4", ["seed"]),
-        ("rounds", ["--set"]),
-        ("=4", ["--set"]),
+        (["rounds.cuont=5"], ["rounds.cuont", "did you mean 'count'"]),
+        (["ronds.count=5"], ["ronds", "did you mean 'rounds'"]),
+        (["rounds.fraction=1.5"], ["rounds.fraction", "1.5", "less than or equal to 1"]),
+        (["rounds.count=many"], ["rounds.count", "'many'", "a whole number"]),
+        (["weighing.priority=DS>LD"], ["weighing.priority", "DS>LD", "VP, LD, DS"]),
+        (["weighing.score=prioritised"], ["weighing.score", "did you mean 'prioritized'"]),
+        (['weighing.criteria=["DS","XX"]', "weighing.priority=DS>XX"], ["XX", "known: "]),
+        (['weighing.criteria=["DS","IS"]', "weighing.priority=DS>IS"], ["IS", "sharp"]),
+        (['weighing.criteria=["CR"]', "weighing.priority=CR"], ["CR", "'digits'"]),
+        (["partition.scheme=natural"], ["partition.scheme", "natural"]),
+        (["partition.scheme=table", "partition.table=[[5, 5, 5]]", "partition.clients=1"], ["partition.table"]),
+        (["training.batch_size=0"], ["training.batch_size"]),
+        (["model=3"], ["model"]),
+        (["name=a/b"], ["name"]),
+        (["kind=learn"], ["kind", "learning"]),
+        (["seed.x=4"], ["seed"]),
+        (["rounds"], ["--set"]),
+        (["=4"], ["--set"]),
     ],
 )
-def test_mistakes_are_named_before_any_work(assignment: str, words: list[str]) -> None:
-    changes = [assignment]
-    if assignment.startswith("weighing.criteria"):
-        changes.append('weighing.priority="DS>XX"' if "XX" in assignment else f"weighing.priority={_order(assignment)}")
-    with pytest.raises(UserError) as caught:
-        load("quickstart", changes)
-    line = str(caught.value)
-    assert "\n" not in line
-    for word in words:
-        assert word in line
-
-
-def test_a_criterion_that_needs_the_servers_rows_is_refused_without_them() -> None:
-    with pytest.raises(UserError, match=r"VP is measured on the server's test set.*partition.server"):
-        load("mnist-iid", ['weighing.criteria=["DS","VP"]', "weighing.priority=DS>VP"])
-
-
-def _order(assignment: str) -> str:
-    return ">".join(read_value(assignment.partition("=")[2]))
-
-
-def test_a_table_for_the_wrong_number_of_classes_is_refused_before_data_is_read() -> None:
-    with pytest.raises(UserError, match=r"partition\.table"):
-        build({"data": {"source": "digits"}, "partition": {"scheme": "table", "table": [[5, 5, 5]]}})
+def test_mistakes_are_named_before_any_work(assignments: list[str], words: list[str]) -> None:
+    assert_refused(lambda: load("quickstart", assignments), *words)
 
 
 def test_every_recipe_loads_and_survives_writing_and_reading() -> None:
@@ -81,13 +65,10 @@ def test_every_recipe_loads_and_survives_writing_and_reading() -> None:
 def test_a_file_that_is_no_toml_is_named_with_its_line(tmp_path: Path) -> None:
     file = tmp_path / "broken.toml"
     file.write_text("name = 'x'\nrounds = = 3\n")
-    with pytest.raises(UserError, match=r"broken\.toml.*line 2"):
-        load(file)
-    with pytest.raises(UserError, match=r"no such recipe or file.*quickstart"):
-        load("quikstart")
+    assert_refused(lambda: load(file), "broken.toml", "line 2")
+    assert_refused(lambda: load("quikstart"), "no such recipe or file", "quickstart")
     file.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(UserError, match="is not UTF-8 text"):
-        load(file)
+    assert_refused(lambda: load(file), "is not UTF-8 text")
 
 
 @given(st.one_of(st.integers(-(2**40), 2**40), st.booleans(), st.floats(-1e9, 1e9), st.lists(st.integers(0, 9))))
@@ -115,13 +96,8 @@ def test_changed_returns_a_checked_copy() -> None:
         described.changed({"rounds.count": 0})
 
 
-def test_show_prints_schema_with_documentation_of_fields(steelyard: Callable[..., object]) -> None:
-    import json
-
-    done = steelyard("show", "--schema")
-    schema = json.loads(done.stdout)  # type: ignore[attr-defined]
-    assert schema["$defs"]["RoundSettings"]["properties"]["fraction"]["description"]
-    for name, section in schema["$defs"].items():
+def test_show_prints_schema_with_documentation_of_fields(command: CommandLine) -> None:
+    for name, section in json.loads(command("show", "--schema").stdout)["$defs"].items():
         for field, entry in section.get("properties", {}).items():
             assert entry.get("description") or "$ref" in entry, f"{name}.{field} has no documentation"
 
@@ -141,5 +117,118 @@ def test_a_change_reaches_one_of_several_sections() -> None:
     change(document, "flaws.1.amount=3")
     assert document == {"flaws": [{"kind": "noisy"}, {"kind": "stale", "amount": 3}]}
     for wrong in ("flaws.2.amount=3", "flaws.first.amount=3", "flaws.1.kind.more=3"):
-        with pytest.raises(UserError, match=wrong.replace(".", r"\.")):
-            change(document, wrong)
+        assert_refused(partial(change, document, wrong), wrong.partition("=")[0])
+
+
+TABLE = "x,y\n" + "\n".join(f"{row},{row % 2}" for row in range(40)) + "\n"
+
+
+EXPERIMENT = """
+[data]
+source = "csv"
+path = "rows.csv"
+labels = "y"
+[partition]
+clients = 2
+[model]
+name = "logistic"
+[rounds]
+count = 1
+"""
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    inner = tmp_path / "study"
+    inner.mkdir()
+    (inner / "rows.csv").write_text(TABLE)
+    (inner / "mine.toml").write_text(EXPERIMENT)
+    return inner
+
+
+def test_a_file_beside_the_experiment_is_found_from_elsewhere(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(study.parent)
+    (study.parent / "rows.csv").write_text("other")
+    assert load("study/mine.toml").model_dump()["data"]["path"] == study / "rows.csv"
+
+
+def test_other_paths_stay(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(study.parent)
+    paths = ("nowhere.csv", "included/heart_disease.csv", "/x/rows.csv", "x" * 5000, "nul\0", 3)
+    for path in paths:
+        document = {"data": {"path": path}, "store": {"study": "rows.csv"}, "items": "no section"}
+        resolve_paths(document, study)
+        assert document == {"data": {"path": path}, "store": {"study": "rows.csv"}, "items": "no section"}
+    # what is set on the command line is relative to the working study, and the flag keeps a file's own words
+    assert load(study / "mine.toml", ["data.path=rows.csv"]).model_dump()["data"]["path"] == Path("rows.csv")
+    assert load(study / "mine.toml", whole_paths=False).model_dump()["data"]["path"] == Path("rows.csv")
+
+
+def test_patterns_lists_and_each_source_of_knowledge_too(tmp_path: Path) -> None:
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / name).write_text("x")
+    whole = str(tmp_path / "a.csv")
+    for before, after in (
+        ({"data": {"path": "*.csv"}}, {"data": {"path": str(tmp_path / "*.csv")}}),
+        ({"data": {"path": "*.txt"}}, {"data": {"path": "*.txt"}}),
+        ({"data": {"files": ["a.csv", "none.csv", 3]}}, {"data": {"files": [whole, "none.csv", 3]}}),
+        (
+            {"interactions": {"path": "a.csv", "catalogue": "all.csv"}, "items": {"path": "a.csv"}},
+            {"interactions": {"path": whole, "catalogue": "all.csv"}, "items": {"path": whole}},
+        ),
+        (
+            {"knowledge": {"sources": [{"path": "a.csv", "links": "no.tsv"}, {"predicates": "a.csv"}, "no table"]}},
+            {"knowledge": {"sources": [{"path": whole, "links": "no.tsv"}, {"predicates": whole}, "no table"]}},
+        ),
+    ):
+        resolve_paths(before, tmp_path)
+        assert before == after
+
+
+def test_a_trace_of_who_is_there_is_looked_for_beside_the_experiment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "trace.csv").write_text("client,from,to\nclient-000,1,2\n")
+    (tmp_path / "own.toml").write_text('[rounds.select]\npath = "trace.csv"\n')
+    monkeypatch.chdir("/")
+    select = load(tmp_path / "own.toml").rounds.select
+    assert select.available == {"client-000": ((1.0, 2.0),)}
+    assert select.path is None
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Any:
+    return build({"name": "mine", "data": {"source": "digits"}, "store": {"folder": str(tmp_path)}})
+
+
+def test_a_folder_that_nobody_names_has_the_name_and_the_time(mine: Any, tmp_path: Path) -> None:
+    found = new_folder(mine, None)
+    assert found.parent == tmp_path
+    assert re.fullmatch(r"mine-\d{8}-\d{6}", found.name)
+
+
+def test_two_of_the_same_second_are_counted(mine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Noon(folders.datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Noon:
+            return cls(2026, 1, 2, 12, 0, 0, tzinfo=tz)
+
+    monkeypatch.setattr(folders, "datetime", Noon)
+    for expected in ("x-20260102-120000", "x-20260102-120000-2", "x-20260102-120000-3"):
+        found = unnamed_folder(mine, "x")
+        assert found == tmp_path / expected
+        found.mkdir()
+
+
+def test_a_folder_that_holds_a_run_is_refused(mine: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert new_folder(mine, folder) == folder
+    Store(folder).close()
+    with pytest.raises(UserError, match=r"^--out: .*run holds a run already; allowed: a new folder, or `steelyard res"):
+        new_folder(mine, folder)
+
+
+@pytest.mark.parametrize("out", ["", "."])
+def test_the_folder_that_the_user_is_in_is_refused(mine: Any, out: str) -> None:
+    with pytest.raises(UserError, match=r"^--out: got nothing or the working folder; allowed: a folder of its"):
+        new_folder(mine, out)

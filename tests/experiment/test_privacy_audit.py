@@ -1,25 +1,29 @@
-"""The curious server on digits: it reads a lone sample, and not through noise."""
+"""Curious servers and canaries: what is read of a lone sample, what noise hides, and which faults are found out."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from tests.conftest import CommandLine
 from tests.privacy.seeded_source import SeededSource
-from tests.warm import command_environment, warm_command
-from typer.testing import CliRunner
 
-from steelyard.cli.main import app
-from steelyard.errors import UserError
+from steelyard.experiment.canary_runs import audit_runs
 from steelyard.experiment.extraction_audit import audit_extraction
 from steelyard.experiment.membership_audit import audit_membership
 from steelyard.experiment.privacy_audit import audit_inversion
-from steelyard.experiment.privacy_sweeps import show_inversion, sweep_canaries, sweep_inversion
+from steelyard.experiment.privacy_sweeps import show_inversion, sweep_inversion
+from steelyard.privacy import central
+from steelyard.privacy.accounting import Release, spent
 from steelyard.report.figures.audited import reconstruction
 from steelyard.report.figures.writing import svg
+from steelyard.rounds import private
+from steelyard.rounds.private import PrivateRounds
+from steelyard.weighing import own
 
 
 def test_a_lone_sample_is_read_and_noise_hides_it() -> None:
@@ -55,51 +59,37 @@ def test_a_linear_model_is_solved_for_and_a_class_alone_hides_it() -> None:
     assert 0.6 < found["MLP", "digits of others", "probabilities"][0] < 1.0
 
 
-def test_a_delta_too_large_for_the_canaries_is_refused() -> None:
-    done = CliRunner().invoke(app, ["privacy", "audit", "--delta", "0.01", "--canaries", "200"])
-    assert isinstance(done.exception, UserError)
-    assert str(done.exception).startswith("--delta: got 0.01 with 200 clients")
+@pytest.mark.parametrize(
+    ("option", "value", "more"),
+    [
+        ("--delta", "0.01", ("--canaries", "200")),
+        ("--recommender", "quickstart", ()),
+        ("--figures", "file", ()),
+    ],
+)
+def test_what_cannot_be_audited_is_refused_before_the_audit(
+    option: str, value: str, more: tuple[str, ...], tmp_path: Path, refused: Callable[..., str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    line = refused("privacy", "audit", option, value, *more)
+    assert line.startswith(f"steelyard: {option}: ")
+    assert value in line
 
 
 @pytest.mark.slow  # that it starts and what it prints first is in tests/cli/test_cli.py
-def test_the_audit_on_the_command_line(steelyard: CommandLine, tmp_path: Path) -> None:
+def test_the_audit_on_the_command_line(tmp_path: Path, command: CommandLine) -> None:
     few = ("--tries", "1", "--steps", "0", "--canaries", "10")
-    done = steelyard("privacy", "audit", *few, "--questions", "0", "--format", "json", "--figures", "figures")
-    assert done.returncode == 0, done.stderr
+    done = command("privacy", "audit", *few, "--questions", "0", "--format", "json", "--figures", "figures")
     found = json.loads(done.stdout)
     assert found["canary"]["lower"] <= found["canary"]["accounted"]
     assert {entry["protection"] for entry in found["inversion"]} >= {"none", "nothing is sent"}
-    assert len(found["membership"]) == 24
-    assert found["extraction"] == []
+    assert (len(found["membership"]), found["extraction"]) == (24, [])
     made = {path.name: path.read_text(encoding="utf-8") for path in (tmp_path / "figures").iterdir()}
     assert set(made) == {"inverted-images.svg", "inversion.svg", "canaries.svg"}
-    assert "mean image of the class" in made["inversion.svg"]
     assert "ledger: at most" in made["canaries.svg"]
-    assert "sum of 100" in made["inverted-images.svg"]
-    command = ("privacy", "audit", *few, "--questions", "70", "--sampled", "fixed", "--sampling", "0.5")
-    text = warm_command(*command, folder=tmp_path, environment=command_environment(COLUMNS="60")).stdout
-    assert "canaries: 10 in 1 run, each stopped and resumed once;" in text
-    assert "epsilon is at least" in text
-    assert "by the ledger" in text
-    assert "membership on digits" in text
-    assert "copies of a model of digits" in text
-    assert "refute" not in text
-    assert "local noise, ε = 10" in text
-    assert max(map(len, text.splitlines())) <= 60
-
-
-def test_a_recommender_that_is_none_is_named() -> None:
-    done = CliRunner().invoke(app, ["privacy", "audit", "--recommender", "quickstart"])
-    assert isinstance(done.exception, UserError)
-    assert "--recommender: 'quickstart' is not of kind 'recommend'" in str(done.exception)
-
-
-def test_figures_that_cannot_be_written_are_refused_before_the_audit(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    done = CliRunner().invoke(app, ["privacy", "audit", "--figures", str(tmp_path / "file")])
-    assert isinstance(done.exception, UserError)
-    assert str(done.exception).startswith("--figures: ")
-    assert "allowed: " in str(done.exception)
+    done = command("privacy", "audit", *few, "--questions", "70", "--sampled", "fixed", "--sampling", "0.5")
+    for told in ("epsilon is at least", "membership on digits", "copies of a model of digits", "local noise, ε = 10"):
+        assert told in done.stdout
 
 
 def test_more_noise_and_larger_sums_hide_more() -> None:
@@ -123,13 +113,6 @@ def test_the_images_show_the_sample_and_what_the_update_tells_of_it() -> None:
     assert shown[1]["likeness"] == pytest.approx(1.0, abs=1e-4)
 
 
-def test_canaries_never_pass_the_accountant() -> None:
-    first, second = sweep_canaries(noises=(0.5, 5.0), canaries=200, seed=2)
-    assert first.lower > second.lower
-    assert first.lower <= first.accounted
-    assert second.lower <= second.accounted
-
-
 def test_the_figure_of_a_recommender_names_each_protection() -> None:
     entries = [
         {"protection": name, "rounds": [{"round": round, "sum": {"precision": share}} for round in (1, 5)]}
@@ -139,3 +122,51 @@ def test_the_figure_of_a_recommender_names_each_protection() -> None:
     assert "everything sent" in text
     assert "claimed at random" in text
     assert "π = 0" not in text  # where nothing can be claimed there is no line
+
+
+@pytest.mark.parametrize("sampled", ["poisson", "fixed"])
+def test_an_honest_run_is_not_refuted_and_the_round_that_was_run_twice_is_counted(sampled: Any) -> None:
+    found = audit_runs(0.5, 0.5, 2, sampled=sampled, seed=1)
+    assert found.accounted == pytest.approx(spent({Release(0.5, sampled, 0.5): 3}, 1e-5), abs=1e-6)
+    assert 0.5 < found.lower < found.accounted
+    assert found.canaries == 300
+
+
+def smaller_largest_weight(patch: pytest.MonkeyPatch) -> None:
+    honest = PrivateRounds.largest_weight
+    patch.setattr(PrivateRounds, "largest_weight", lambda self, of, answered: honest(self, of, answered) / 10)
+
+
+def weights_beyond_the_cap(patch: pytest.MonkeyPatch) -> None:
+    honest = own.own_cap
+    patch.setattr(own, "own_cap", lambda rule, expected: 10 * honest(rule, expected))
+
+
+def no_clipping(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(central, "clip_factors", lambda lengths, clip: np.ones_like(lengths))
+
+
+def cohorts_of_everybody(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(private, "each_with", lambda source, names, rate: list(names))
+
+
+def charges_for_another_rate(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(PrivateRounds, "_release", lambda self, of, noise: Release(noise, "poisson", 0.001))
+
+
+@pytest.mark.parametrize(
+    ("fault", "noise", "rate"),
+    [
+        (smaller_largest_weight, 3.0, 0.5),
+        (weights_beyond_the_cap, 3.0, 0.5),
+        (no_clipping, 3.0, 0.5),
+        (cohorts_of_everybody, 1.0, 0.02),
+        (charges_for_another_rate, 1.0, 0.5),
+    ],
+)
+def test_a_fault_anywhere_on_the_way_is_found_out(
+    fault: Any, noise: float, rate: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault(monkeypatch)
+    found = audit_runs(noise, rate, 2, seed=2)
+    assert found.lower > found.accounted

@@ -1,0 +1,101 @@
+"""Data handed over from Python: scaled as data from files are, and of each seed where they are a function."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_breast_cancer
+from tests.kit import SMALL
+
+import steelyard
+from steelyard import Experiment, in_memory
+from steelyard.data.dataset import Dataset
+from steelyard.errors import UserError
+
+FEATURES = np.array([[0.0, 10.0], [2.0, 10.0], [4.0, 10.0], [100.0, 40.0]])
+
+
+def scaled(normalise: str, **more: object) -> Experiment:
+    alone = {"partition": {"scheme": "iid", "clients": 1, "test": "none"}}
+    return Experiment(**{**SMALL, **alone, "data": {"source": "memory", "normalise": normalise}, **more})
+
+
+@pytest.mark.parametrize("by_seed", [False, True])
+def test_standard_scales_by_the_training_part(by_seed: bool) -> None:
+    """Mean 2 and deviation sqrt(8/3) of the first column's training rows; the second column is constant there."""
+    data = in_memory(FEATURES, [0, 1, 0, 1], held_out=[0, 0, 0, 1])
+    described = scaled("standard")
+
+    def seeded(seed: int) -> Dataset:
+        return data
+
+    clients, _ = described.assemble(seeded if by_seed else data)
+    found = clients.context.population(0).source.dataset.features  # type: ignore[attr-defined]
+    deviation = np.sqrt(8 / 3)
+    expected = [[-2 / deviation, 0], [0, 0], [2 / deviation, 0], [98 / deviation, 30]]
+    assert found.numpy() == pytest.approx(np.array(expected), abs=1e-5)
+
+
+def test_unit_leaves_numbers_as_they_are() -> None:
+    clients, _ = scaled("unit").assemble(in_memory(FEATURES, [0, 1, 0, 1]))
+    found = clients.context.population(0).source.dataset.features  # type: ignore[attr-defined]
+    assert torch.equal(found, torch.from_numpy(FEATURES).float())
+
+
+def test_breast_cancer_is_learnt_once_it_is_scaled(tmp_path: Path) -> None:
+    cancer = load_breast_cancer()
+    described = scaled(
+        "standard",
+        seed=1,
+        partition={"scheme": "iid", "clients": 4, "test": "local"},
+        rounds={"count": 10},
+        training={"learning_rate": 0.1, "batch_size": 16},
+    )
+    result = described.run(tmp_path / "run", dataset=in_memory(cancer.data, cancer.target))
+    assert result.summary["rules"][0]["accuracy"] > 0.93
+
+
+DESCRIPTION = {
+    "data": {"source": "memory"},
+    "partition": {"scheme": "iid", "clients": 2},
+    "model": {"name": "logistic"},
+    "training": {"learning_rate": 0.1, "batch_size": 5},
+    "rounds": {"count": 2, "fraction": 1.0},
+    "compute": {"engine": "loop"},
+    "weighing": {"criteria": ["DS"]},
+    "seed": 4,
+}
+
+
+def draw(seed: int, columns: int = 3) -> Dataset:
+    """Rows of their own for each seed: 20 for seed 4, 21 for seed 5, ..."""
+    chance = np.random.default_rng(seed)
+    features = chance.normal(size=(16 + seed, columns))
+    return steelyard.in_memory(features, (features[:, 0] > 0).astype(np.int64), classes=2)
+
+
+def test_each_seed_has_its_own_data(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def data(seed: int) -> Dataset:
+        asked.append(seed)
+        return draw(seed)
+
+    result = steelyard.Experiment(**DESCRIPTION).compare(["DS", "EQ"], 3, tmp_path / "run", dataset=data)
+    assert sorted(set(asked)) == [4, 5, 6]
+    found = [
+        frame.query("round == 1 and rule == 'DS'").groupby("seed")["samples"].sum()
+        for frame in (result.history.clients, result.history.evaluations)
+    ]
+    assert (found[0] + found[1]).to_dict() == {4: 20, 5: 21, 6: 22}
+
+
+def test_what_the_function_returns_is_checked(tmp_path: Path) -> None:
+    experiment = steelyard.Experiment(**DESCRIPTION)
+    with pytest.raises(UserError, match="the function returned int for seed 4; allowed: a data set"):
+        experiment.run(tmp_path / "a", dataset=lambda seed: 3)  # type: ignore[arg-type,return-value]
+    with pytest.raises(UserError, match=r"shape \(4,\) in 2 classes for seed 5; allowed: shape \(3,\)"):
+        experiment.compare(["DS"], 2, tmp_path / "b", dataset=lambda seed: draw(seed, seed - 1))
