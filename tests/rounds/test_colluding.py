@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.experiment.hostile_clients import SMALL as DEFENDED
+from tests.experiment.test_hostile_runs import SMALL as DEFENDED
 from tests.stopping import assert_a_stop_changes_nothing
 
 from steelyard import randomness

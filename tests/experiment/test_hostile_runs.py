@@ -1,23 +1,46 @@
-"""Hostile clients and defences through whole runs: resumed to the same bits, recorded, capped, refused."""
+"""Hostile and flawed clients and defences through whole runs: recorded, resumed to the same bits, capped, refused."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.experiment.hostile_clients import SMALL
+from tests.kit import SMALL as KIT
+from tests.kit import assert_refused
 from tests.runs.contents import checkpoint
 from tests.stopping import assert_a_stop_changes_nothing
 
-from steelyard.errors import UserError
+from steelyard.data import FlawSettings, PartitionSettings, share_out
+from steelyard.data import load as load_data
+from steelyard.data.partition import Population
+from steelyard.data.settings import DataSettings
 from steelyard.experiment.comparing import with_rules
-from steelyard.experiment.loading import build, load
-from steelyard.experiment.running import run
+from steelyard.experiment.loading import build, load, read_experiment, to_toml
+from steelyard.experiment.running import resume, run
 from steelyard.report.hostile import outcome
 from steelyard.runs.reader import History
+from steelyard.runs.store import Store
 from steelyard.sweeps.attacking import attack_names, under_attack
+
+SMALL: dict[str, Any] = {
+    "data": {"source": "digits"},
+    "partition": {
+        "scheme": "dirichlet",
+        "alpha": 0.5,
+        "clients": 10,
+        "minimum": 8,
+        "server": "fraction",
+        "server_report": "apart",
+    },
+    "model": {"name": "logistic"},
+    "training": {"learning_rate": 0.5, "epochs": 2, "batch_size": 60},
+    "rounds": {"count": 4, "fraction": 0.6},
+    "compute": {"engine": "loop", "device": "cpu", "threads": 1},
+    "store": {"checkpoint_every": 1},
+}
 
 
 def defended(**defence: Any) -> dict[str, Any]:
@@ -94,54 +117,50 @@ def test_a_liar_is_never_over_the_cap_in_a_whole_run(tmp_path: Path) -> None:
     assert not len(History(tmp_path / "run").failures_after())  # every claim could be true, so nobody was refused
 
 
+RECOMMENDER = {"kind": "recommend", "interactions": {"path": "x.tsv"}, "weighing": {"defence": {}}}
+SOME = {"pick": "random", "count": 1}
+
+
 @pytest.mark.parametrize(
-    ("document", "message"),
+    ("field", "value", "document"),
     [
         (
+            *("weighing.defence.rule", "fltrust"),
             {**defended(rule="fltrust"), "partition": {"scheme": "iid", "clients": 10}},
-            r"weighing\.defence\.rule: fltrust trains on the server's test set, and partition\.server = 'none'",
         ),
-        (
-            {"kind": "recommend", "interactions": {"path": "x.tsv"}, "weighing": {"defence": {}}},
-            "weighing.defence: given, but clients of this kind do not send whole models",
-        ),
+        ("weighing.defence", "clients of this kind", RECOMMENDER),
+        ("flaws.0.clients", "'client-6'", {**SMALL, "flaws": [{"kind": "noisy", "clients": ["client-6"]}]}),
+        ("flaws.0.kind", "did you mean 'noisy'?", {**SMALL, "flaws": [{"kind": "noizy", **SOME}]}),
+        ("flaws.0.amount", "got 0 with kind 'stale'", {**SMALL, "flaws": [{"kind": "stale", "amount": 0, **SOME}]}),
     ],
 )
-def test_what_a_server_cannot_follow_is_refused_before_the_run(document: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        build(document)
+def test_what_cannot_be_is_refused_before_the_run(field: str, value: str, document: dict[str, Any]) -> None:
+    assert_refused(lambda: build(document), field, value)
 
 
-def test_what_cannot_be_attacked() -> None:
+def test_names_of_attacks() -> None:
     assert attack_names(["all"])[-3:] == ["semantic-boosted+inflation", "late-inflation", "inflation"]
     assert not any(name.startswith("adaptive") for name in attack_names(["all"]))
     assert attack_names([], adaptive=True)[0] == "adaptive+inflation"
-    with pytest.raises(UserError, match=r"--attack: got 'inflation\+late-inflation'"):
-        attack_names(["inflation+late-inflation"])
     assert attack_names(["alie, sign-flip+inflation", "alie"]) == ["alie", "sign-flip+inflation"]
-    with pytest.raises(UserError, match="of kind 'recommend' have no hostile clients"):
-        under_attack(load("fpl-ml1m"), "sign-flip", 0.2)
+    assert_refused(lambda: attack_names(["inflation+late-inflation"]), "--attack", "'inflation+late-inflation'")
+    assert_refused(lambda: under_attack(load("fpl-ml1m"), "sign-flip", 0.2), "'recommend'")
     assert under_attack(build(SMALL), "clean", 0.0) == build(SMALL)
 
 
-def test_lies_that_begin_late(tmp_path: Path) -> None:
-    described = with_rules(build({**SMALL, "rounds": {"count": 4, "fraction": 1.0}}), ["fedavg"])
-    attacked = under_attack(described, "late-inflation", 0.2)
-    (flaw,) = attacked.model_dump(mode="json")["flaws"]
-    assert (flaw["kind"], flaw["from_round"]) == ("claims-criteria", 3)
-    run(attacked, out=tmp_path / "run")
-    clients = History(tmp_path / "run").clients
-    largest = clients.groupby("round")["weight"].max()
-    assert (largest[[1, 2]] < 0.5).all()
-    assert (largest[[3, 4]] > 0.49).all()  # two liars, a thousand times as large as they are
-    alone = under_attack(described, "free-riders+late-inflation", 0.2).model_dump(mode="json")["flaws"]
-    assert [(each["kind"], each["pick"]) for each in alone] == [("free-rider", "random"), ("claims-criteria", "same")]
-
-
-@pytest.mark.parametrize("attack", ["free-riders+late-inflation", "semantic-boosted+late-inflation", "bias-push"])
+@pytest.mark.parametrize("attack", ["free-riders+late-inflation", "bias-push"])
 def test_attacks_survive_a_stop(attack: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     described = under_attack(with_rules(build(SMALL), ["fedavg", "clip(EQ)"]), attack, 0.3)
     assert_a_stop_changes_nothing(described, tmp_path, monkeypatch)
+    if attack == "bias-push":
+        return
+    # Lies begin late: two liars are then a thousand times as large as they are.
+    flaws = described.model_dump(mode="json")["flaws"]
+    assert [(each["kind"], each["pick"]) for each in flaws] == [("free-rider", "random"), ("claims-criteria", "same")]
+    assert flaws[1]["from_round"] == 3
+    largest = History(tmp_path / "whole").clients.query("rule == 'fedavg'").groupby("round")["weight"].max()
+    assert (largest[[1, 2]] < 0.5).all()
+    assert (largest[[3, 4]] > 0.3).all()
 
 
 # One class flipped by four of ten with an equal say is outvoted by the rows of the others: they must lie to reach it.
@@ -162,3 +181,40 @@ def test_how_often_an_aim_is_reached(attack: str, rule: str, tmp_path: Path) -> 
         rates.append(rate)
     assert rates[1] > rates[0] + 0.3
     assert rates[0] < 0.35
+
+
+FLAWS = [
+    {"kind": "labels-flipped", "pick": "biggest", "count": 2, "how": "pairs"},
+    {"kind": "noisy", "pick": "random", "count": 1, "amount": 0.5},
+    {"kind": "claims-size", "pick": "biggest", "count": 2, "among": "all"},
+]
+
+
+PARTITION = {"scheme": "iid", "clients": 6, "size_spread": 0.5}
+FLAWED = {**KIT, "seed": 3, "partition": PARTITION, "flaws": FLAWS}
+
+
+def shared(seed: int, flaws: Sequence[FlawSettings] = ()) -> Population:
+    return share_out(load_data(DataSettings()), PartitionSettings(**PARTITION), seed, flaws)
+
+
+def expected(seed: int) -> set[tuple[int, str, str]]:
+    flaws = shared(seed, [FlawSettings(**flaw) for flaw in FLAWS]).flaws
+    return {(seed, client, words) for client, every in flaws.items() for words in every}
+
+
+def test_who_was_flawed_is_stored_for_every_seed(tmp_path: Path) -> None:
+    folder = run(build(FLAWED), out=tmp_path / "run", seeds=[3, 4])
+    found = History(folder).flaws
+    assert set(found[["seed", "client", "flaw"]].itertuples(index=False, name=None)) == expected(3) | expected(4)
+    assert len(found) == 10
+    liars = {client for _, client, words in expected(3) if words.startswith("claims")}
+    told = History(folder).clients.query("seed == 3 and round == 1").set_index("client")["samples"]
+    for client in shared(3).clients:
+        assert told[client.client] == len(client.train) * (10 if client.client in liars else 1)
+    assert to_toml(read_experiment(folder)) == to_toml(build(FLAWED))
+    store = Store(folder, 1, 1)
+    store.note(status="stopped", flaws="{}")
+    store.close()
+    resume(folder)
+    assert set(History(folder).flaws["seed"]) == {3, 4}
