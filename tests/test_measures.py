@@ -1,4 +1,4 @@
-"""The one place that knows what scores are: direction, range, intervals."""
+"""The one place that knows what scores are; intervals of figures, and how they are written, by hand."""
 
 from __future__ import annotations
 
@@ -7,32 +7,13 @@ import math
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from steelyard.intervals import wilson
+from steelyard.intervals import estimate, show_estimate, wilson
 from steelyard.learning import evaluation
 from steelyard.measures import MEASURES, TASKS, measure_of
 from steelyard.weighing import criteria as registry
-
-
-def test_every_task_has_a_score_a_figure_and_a_criterion_that_exist() -> None:
-    for task in TASKS.values():
-        assert not measure_of(task.score).less_is_better  # scores are compared and adapted to: more is better
-        assert task.score in {measure.name for measure in MEASURES.values()}
-        assert task.figure in MEASURES
-        assert registry.get(task.criterion).needs.test_set
-
-
-def test_what_a_measure_says_of_itself() -> None:
-    assert [measure_of(name).direction for name in ("RMSE", "c_index")] == ["less is better", "more is better"]
-    assert (measure_of("mape").heading, measure_of("mape").show(0.125)) == ("MAPE (%)", "12.50%")
-    assert (measure_of("C-index").show(0.71234), measure_of("accuracy").show(None)) == ("0.7123", "-")
-    assert measure_of("accuracy").show_interval(0.2077, 0.9385) == "[21–94]"
-    assert measure_of("macro F1").show_interval(0.2077, math.nan) == "[?]"
-    assert measure_of("macro F1").show_interval(0.2077, 1) == "[0.21–1]"
-    assert measure_of("RMSE").show_interval(99.4, 1234.5) == "[99–1,234]"
-    assert measure_of("minus RMSE").show_interval(-121.6, -8.25) == "[−122 to −8.2]"
-    other = measure_of("ndcg@10")
-    assert (other.name, other.bounded, other.interval(0.4, 100)) == ("ndcg@10", False, None)
 
 
 def test_a_score_with_a_standard_error_has_students_interval_within_its_range() -> None:
@@ -80,3 +61,71 @@ def test_standard_errors_are_those_of_scores_without_each_row() -> None:
     assert math.isnan(evaluation.concordance_error(guess, -times.abs()))
     # Without its only event nothing is left to compare.
     assert math.isnan(evaluation.concordance_error(guess[:3], torch.tensor([1.0, -2.0, -3.0])))
+
+
+@pytest.mark.parametrize(
+    ("name", "low", "high", "shown"),
+    [
+        ("accuracy", 0.2077, 0.9385, "[21–94]"),
+        ("macro F1", 0.2077, math.nan, "[?]"),
+        ("macro F1", 0.2077, 1, "[0.21–1]"),
+        ("RMSE", 99.4, 1234.5, "[99–1,234]"),
+        ("minus RMSE", -121.6, -8.25, "[−122 to −8.2]"),
+    ],
+)
+def test_an_interval_is_as_exact_as_it_is_narrow(name: str, low: float, high: float, shown: str) -> None:
+    assert measure_of(name).show_interval(low, high) == shown
+
+
+def test_every_task_has_a_score_of_which_more_is_better_and_a_criterion() -> None:
+    for task in TASKS.values():
+        assert not measure_of(task.score).less_is_better  # scores are compared and adapted to
+        assert task.figure in MEASURES
+        assert registry.get(task.criterion).needs.test_set
+    assert [measure_of(name).direction for name in ("RMSE", "c_index")] == ["less is better", "more is better"]
+    assert (measure_of("mape").show(0.125), measure_of("C-index").show(0.71234)) == ("12.50%", "0.7123")
+    other = measure_of("ndcg@10")
+    assert (other.bounded, other.interval(0.4, 100)) == (False, None)
+
+
+def test_mean_and_interval_of_three_seeds():
+    found = estimate([1.0, 2.0, 3.0])
+    # s = 1, half = t/√3; with two degrees of freedom t has a closed form, p√2/√(1 − p²) = 4.302653 at p = .95.
+    assert found.mean == 2.0
+    assert found.half == pytest.approx(0.95 * math.sqrt(2 / (1 - 0.95**2)) / math.sqrt(3), rel=1e-12)
+    assert (found.low, found.high) == pytest.approx((2.0 - found.half, 2.0 + found.half))
+
+
+def test_one_seed_has_no_interval_and_none_has_nothing():
+    one, none = estimate([4.0]), estimate([])
+    assert (one.mean, one.values) == (4.0, (4.0,))
+    assert math.isnan(one.low)
+    assert math.isnan(one.high)
+    assert none.values == ()
+    assert all(map(math.isnan, (none.mean, none.low, none.high)))
+
+
+@given(st.floats(0, 1), st.integers(1, 2_000))
+def test_wilsons_interval_holds_the_share_and_narrows_with_rows(share: float, rows: int) -> None:
+    low, high = wilson(share, rows)
+    assert 0 <= low <= share + 1e-12
+    assert share - 1e-12 <= high <= 1
+    wider = wilson(share, rows / 4)
+    assert high - low <= wider[1] - wider[0] + 1e-12
+
+
+def test_wilsons_interval_by_hand() -> None:
+    # 0 of 10: z² / (n + z²) = 3.8415 / 13.8415; 15 of 20: (.75 + .09604) / 1.19207 ± 1.96 √(.009375 + .0024) / 1.19207.
+    assert wilson(0.0, 10) == pytest.approx((0.0, 0.2775), abs=5e-5)
+    assert wilson(0.75, 20) == pytest.approx((0.5313, 0.8881), abs=5e-5)
+    assert wilson(1.0, 0) == (0.0, 1.0)
+
+
+def test_an_estimate_is_written_with_half_its_interval() -> None:
+    found = estimate([0.91, 0.93]).as_json()  # t(1) = 12.706, s/√2 = .01
+    assert show_estimate(found, 1, 100.0) == "92.0 ± 12.7"
+    assert show_estimate(found, 1, 100.0, unit=" %", between="±") == "92.0 %±12.7"
+    assert show_estimate(estimate([-0.02]).as_json(), 1, 100.0, signed=True) == "−2.0"
+    assert show_estimate(estimate([0.02]).as_json(), 1, 100.0, signed=True) == "+2.0"
+    assert show_estimate(estimate([-0.0001]).as_json()) == "0.0"
+    assert [show_estimate(value) for value in (None, estimate([]).as_json())] == ["–", "–"]

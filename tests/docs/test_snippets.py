@@ -9,18 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.docs.snippets import commands, snippets
+from tests.docs.pages import written_pages
+from tests.docs.snippets import snippets
 from tests.warm import ROOT, command_environment, warm_module
-
-PAGES = sorted(
-    path.relative_to(ROOT).as_posix()
-    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md"))
-)
-WITH_SNIPPETS = [
-    page
-    for page in PAGES
-    if any("not run" not in snippet.notes for snippet in snippets((ROOT / page).read_text(encoding="utf-8")))
-]
 
 
 def data_folder() -> Path | None:
@@ -29,20 +20,16 @@ def data_folder() -> Path | None:
     return beside.resolve() if beside.is_dir() else None
 
 
-# Half a minute each, over data that are in no checkout; their commands are tested on small tables.
-LONG = ("docs/algorithms/kgflex.md", "docs/guide/arena.md", "docs/reference/recommenders.md")
+# Each of these shows a kind of snippet: commands, Python, files, and a refusal; all others take minutes together.
+QUICK = ("README.md", "docs/guide/own-criterion.md", "docs/guide/own-data.md", "docs/guide/troubleshooting.md")
+PAGES = [page for page, text in written_pages().items() if any("not run" not in each.notes for each in snippets(text))]
 
 
-@pytest.mark.parametrize(
-    "page", [pytest.param(page, marks=pytest.mark.slow if page in LONG else ()) for page in WITH_SNIPPETS]
-)
-def test_every_snippet_of_the_page_runs(page: str, tmp_path: Path):
-    data = data_folder()
-    environment = command_environment(
-        FLWR_TELEMETRY_ENABLED="0", COLUMNS="100", STEELYARD_STATE=str(tmp_path / "state")
-    )
-    environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    if data is not None:
+@pytest.mark.parametrize("page", [pytest.param(page, marks=[pytest.mark.slow] * (page not in QUICK)) for page in PAGES])
+def test_every_snippet_of_the_page_runs(page: str, tmp_path: Path) -> None:
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = command_environment(COLUMNS="100", STEELYARD_STATE=str(tmp_path / "state")) | {"PATH": path}
+    if (data := data_folder()) is not None:
         environment["STEELYARD_DATA"] = str(data)
     done = warm_module("tests.docs.snippets", str(ROOT / page), folder=tmp_path, timeout=280, environment=environment)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -50,26 +37,9 @@ def test_every_snippet_of_the_page_runs(page: str, tmp_path: Path):
     assert not problems, f"{page}\n" + "\n\n".join(problems)
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_commands_stand_in_fences(page: str):
+def test_commands_stand_in_fences() -> None:
     """An indented block is not highlighted, has no button to copy, and would not be run by the test above."""
-    text = re.sub(r"```.*?```", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL)
-    loose = [
-        line
-        for line in text.splitlines()
-        if re.match(r"    (\$ )?(steelyard|pip|python|export|flwr|flower-\w+) ", line)
-    ]
-    assert not loose
-
-
-def test_the_parser():
-    page = (
-        "Text\n\n<!-- needs: mnist -->\n<!-- shortened: --seeds 1 -->\n"
-        "```sh\nsteelyard run a \\\n    --seed 1  # recipes: a, b\n# no\nls\n```\n"
-        '\n```toml title="x/my.toml"\nseed = 1\n```\n'
-    )
-    first, second = snippets(page)
-    assert (first.language, first.line, first.title) == ("sh", 5, None)
-    assert first.notes == {"needs": "mnist", "shortened": "--seeds 1"}
-    assert commands(first.text) == ["steelyard run a --seed 1", "ls"]
-    assert (second.title, second.text, second.notes) == ("x/my.toml", "seed = 1\n", {})
+    loose = re.compile(r"^    (?:\$ )?(?:steelyard|pip|python|export|flwr|flower-\w+) .*", re.MULTILINE)
+    fences = re.compile(r"```.*?```", re.DOTALL)
+    found = {page: loose.findall(fences.sub("", text)) for page, text in written_pages().items()}
+    assert {page: lines for page, lines in found.items() if lines} == {}

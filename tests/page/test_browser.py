@@ -10,8 +10,14 @@ from typing import Any
 
 import pytest
 from tests.page.page_server import Page, Written, finished, serving, until
+from tests.page.test_jobs import EVIL, REFUSAL, server_with_three_runs
 
+from steelyard.federate.outcomes import note_outcome
+from steelyard.federate.server_runs import runs_of
 from steelyard.runs.glance import glance
+
+pytestmark = pytest.mark.slow
+LOOKS = [(390, "dark"), (1280, "light")]
 
 
 class Tab:
@@ -67,62 +73,6 @@ def test_a_new_round_appears_without_a_reload(tmp_path: Path, browser: Any) -> N
         assert tab.evaluate("window.untouched") is True
 
 
-def test_two_runs_are_compared_by_ticking_with_the_keyboard(tmp_path: Path, browser: Any) -> None:
-    finished(tmp_path / "one")
-    finished(tmp_path / "two", rounds=3)
-    with serving(tmp_path) as page, Tab(browser, page) as tab:
-        for name in ("one", "two"):
-            tab.get_by_label(f"compare {name}").focus()
-            tab.keyboard.press("Space")
-        tab.get_by_role("link", name="Compare 2 runs").focus()
-        tab.keyboard.press("Enter")
-        tab.wait_for_selector("h1 >> text=2 runs compared")
-        drawn(tab, "accuracy")
-        rules = tab.locator("tbody th").all_inner_texts()
-        assert sorted(rules) == ["one · DS>LD", "two · DS>LD"]
-
-
-def test_weighing_again(tmp_path: Path, browser: Any) -> None:
-    """DS alone gives 3/4 and 1/4 as recorded; LD alone, where both clients are alike, gives a half each."""
-    finished(tmp_path / "one")
-    with serving(tmp_path) as page, Tab(browser, page, "/#/run/one") as tab:
-        tab.wait_for_selector("#reweigh .line", timeout=30000)
-        assert tab.locator("#reweigh .much").all_inner_texts() == ["75.0 %", "25.0 %"]
-        # The keyboard, not the mouse: figures above are drawn as they come into view, and a box may move under a click.
-        tab.get_by_label("DS", exact=True).press("Space")
-        half = "() => [...document.querySelectorAll('#reweigh .much')].every(one => one.innerText === '50.0 %')"
-        tab.wait_for_function(half, timeout=10000)
-        assert "not a result" in tab.locator("#reweigh").inner_text()
-
-
-@pytest.mark.parametrize(
-    ("width", "look"),
-    [(390, "dark"), (1280, "light")],
-)
-def test_every_view_fits(tmp_path: Path, browser: Any, width: int, look: str) -> None:
-    finished(
-        tmp_path / "a-run-with-quite-a-long-name-that-does-not-fit-into-one-line-of-a-phone", clients=("x" * 60, "b")
-    )
-    (name,) = (path.name for path in tmp_path.iterdir())
-    with serving(tmp_path) as page:
-        for view, where in {"list": "", "run": f"/#/run/{name}", "new": "/#/new"}.items():
-            with Tab(browser, page, where, width, look) as tab:
-                tab.wait_for_selector({"list": "#list li", "run": ".figure[data-drawn]", "new": "form .field"}[view])
-                tab.wait_for_timeout(200)
-                assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth"), view
-                if view == "run":
-                    table = "document.querySelector('main .scroll')"
-                    assert tab.evaluate(f"{table}.scrollWidth <= {table}.clientWidth"), "the table of rules"
-
-
-def test_an_empty_folder_says_what_to_do(tmp_path: Path, browser: Any) -> None:
-    with serving(tmp_path) as page, Tab(browser, page) as tab:
-        tab.wait_for_selector("#none >> text=steelyard run quickstart")
-    with serving(tmp_path, read_only=True) as page, Tab(browser, page) as tab:
-        tab.wait_for_selector("#none >> text=in a terminal")
-        assert not tab.locator("#new").is_visible()
-
-
 def test_names_from_runs_are_never_markup(tmp_path: Path, browser: Any) -> None:
     evil = "<img src=x onerror=window.hacked=1>"
     name = "<svg onload=window.hacked=1>"
@@ -137,7 +87,6 @@ def test_names_from_runs_are_never_markup(tmp_path: Path, browser: Any) -> None:
         assert tab.locator("main img, nav img").count() == 0
 
 
-@pytest.mark.slow
 def test_start_stop_and_resume_in_the_browser(tmp_path: Path, browser: Any) -> None:
     with serving(tmp_path) as page, Tab(browser, page) as tab:
         tab.get_by_role("link", name="Start a run").click()
@@ -155,25 +104,6 @@ def test_start_stop_and_resume_in_the_browser(tmp_path: Path, browser: Any) -> N
         until(lambda: glance(tmp_path, "mine").round > reached, 90)
         tab.get_by_role("button", name="Stop").click()
         tab.wait_for_selector(".head .state.stopped", timeout=60000)
-
-
-def test_the_token_leaves_the_bar_and_no_other_browser_gets_in(tmp_path: Path, browser: Any) -> None:
-    finished(tmp_path / "one")
-    with serving(tmp_path) as page:
-        with Tab(browser, page, "/#/run/one") as tab:
-            drawn(tab, "accuracy")
-            assert tab.url == f"{page.url}/#/run/one"
-            assert tab.evaluate("document.cookie") == ""
-            tab.goto(page.opened())  # once more, from the same line of the terminal
-            tab.wait_for_selector("#list li")
-            assert tab.url == f"{page.url}/"
-        stranger = browser.new_context()
-        other = stranger.new_page()
-        for path in ("/", "/assets/main.js", "/api/runs", "/api/events"):
-            answer = other.goto(page.url + path)
-            assert answer.status == 401
-            assert answer.text() == "this page needs its token: open the address that `steelyard watch` printed\n"
-        stranger.close()
 
 
 def test_a_link_from_another_site_opens_the_page_with_the_token_alone(tmp_path: Path, browser: Any) -> None:
@@ -200,3 +130,85 @@ def test_a_link_from_another_site_opens_the_page_with_the_token_alone(tmp_path: 
         assert tab.url == f"{page.url}/"
         assert not any(page.keys.token in headers.get("referer", "") for headers in sent)
         context.close()
+
+
+def test_runs_are_compared_and_weighed_again_by_keyboard(tmp_path: Path, browser: Any) -> None:
+    """DS alone gives 3/4 and 1/4 as recorded; LD alone, where both clients are alike, gives a half each."""
+    finished(tmp_path / "one")
+    finished(tmp_path / "two", rounds=3)
+    with serving(tmp_path) as page:
+        with Tab(browser, page) as tab:
+            for name in ("one", "two"):
+                tab.get_by_label(f"compare {name}").focus()
+                tab.keyboard.press("Space")
+            tab.get_by_role("link", name="Compare 2 runs").focus()
+            tab.keyboard.press("Enter")
+            tab.wait_for_selector("h1 >> text=2 runs compared")
+            drawn(tab, "accuracy")
+            assert sorted(tab.locator("tbody th").all_inner_texts()) == ["one · DS>LD", "two · DS>LD"]
+        with Tab(browser, page, "/#/run/one") as tab:
+            tab.wait_for_selector("#reweigh .line", timeout=30000)
+            assert tab.locator("#reweigh .much").all_inner_texts() == ["75.0 %", "25.0 %"]
+            # Not the mouse: figures above are drawn as they come into view, and a box may move under a click.
+            tab.get_by_label("DS", exact=True).press("Space")
+            half = "() => [...document.querySelectorAll('#reweigh .much')].every(one => one.innerText === '50.0 %')"
+            tab.wait_for_function(half, timeout=10000)
+            assert "not a result" in tab.locator("#reweigh").inner_text()
+
+
+@pytest.mark.parametrize(("width", "look"), LOOKS)
+def test_every_view_fits(tmp_path: Path, browser: Any, width: int, look: str) -> None:
+    name = "a-run-with-quite-a-long-name-that-does-not-fit-into-one-line-of-a-phone"
+    finished(tmp_path / name, clients=("x" * 60, "b"))
+    views = {"": "#list li", f"/#/run/{name}": ".figure[data-drawn]", "/#/new": "form .field"}
+    with serving(tmp_path) as page:
+        for where, shown in views.items():
+            with Tab(browser, page, where, width, look) as tab:
+                tab.wait_for_selector(shown)
+                tab.wait_for_timeout(200)
+                assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth"), where
+                if "run" in where:
+                    table = "document.querySelector('main .scroll')"
+                    assert tab.evaluate(f"{table}.scrollWidth <= {table}.clientWidth"), "the table of rules"
+
+
+def test_the_token_leaves_the_bar_and_no_other_browser_gets_in(tmp_path: Path, browser: Any) -> None:
+    with serving(tmp_path) as page:
+        with Tab(browser, page) as tab:
+            tab.wait_for_selector("#none >> text=steelyard run quickstart")
+            assert tab.url == f"{page.url}/"
+            assert tab.evaluate("document.cookie") == ""
+        stranger = browser.new_context()
+        assert stranger.new_page().goto(f"{page.url}/api/runs").status == 401
+        stranger.close()
+
+
+@pytest.mark.parametrize(("width", "look"), LOOKS)
+def test_the_operators_view_in_a_browser(tmp_path: Path, browser: Any, width: int, look: str) -> None:
+    home = server_with_three_runs(tmp_path)
+    with home.held(), serving(tmp_path / "runs", server=home) as page, Tab(browser, page, "", width, look) as tab:
+        tab.get_by_role("link", name="Server").click()
+        tab.wait_for_selector("text=1 of 3 nodes connected")
+        text = tab.locator("main").inner_text()
+        for words in (
+            "the ServerApp was killed",
+            REFUSAL,
+            "-6 s",
+            "3 h ago",
+            "0.2.0, flwr 1.41.0",
+            EVIL,
+            "1 run waits",
+        ):
+            assert words in text, words
+        assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        tab.get_by_role("button", name="Stop run 2").press("Enter")
+        tab.wait_for_selector("main .state >> text=stopping")
+        assert runs_of(home)[1].is_to_stop
+        # What others do is seen without a reload, and names are never markup.
+        note_outcome(runs_of(home)[1].folder, "stopped", "stopped by the operator")
+        tab.wait_for_selector("text=stopped by the operator", timeout=15000)
+        assert tab.evaluate("window.hacked") is None
+        assert tab.locator("main img").count() == 0
+        tab.get_by_role("link", name="first", exact=True).click()
+        tab.wait_for_selector("h1 >> text=first")
+        until(lambda: tab.locator(".nodes").count() == 0)

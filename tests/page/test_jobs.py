@@ -1,21 +1,28 @@
-"""Starting, stopping and resuming from the page, with real processes; what is refused; the form from the schema."""
+"""Starting, stopping and resuming from the page, with real processes; the server of a federation; what is refused."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Generator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from tests.kit import assert_refused
 from tests.page.page_server import Page, Written, finished, serving, until, warm_job
 from tests.warm import await_warmth, command_environment
 
+from steelyard.federate.outcomes import note_outcome
+from steelyard.federate.server_folder import ServerFolder, server_folder
+from steelyard.federate.server_runs import new_run, runs_of
 from steelyard.page.form import FIELDS, form
 from steelyard.page.jobs import own_code
 from steelyard.runs.glance import glance
@@ -74,70 +81,6 @@ def test_a_run_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert entry["state"] == "failed"
 
 
-@pytest.mark.parametrize(
-    ("body", "problem"),
-    [
-        ({"recipe": "nonsense", "name": "a", "fields": {}}, "recipe: got 'nonsense'"),
-        ({"recipe": "../../etc", "name": "a", "fields": {}}, "recipe: got"),
-        ({"recipe": "quickstart", "name": "a/b", "fields": {}}, "name: got 'a/b'"),
-        ({"recipe": "quickstart", "name": "", "fields": {}}, "name: got ''"),
-        ({"recipe": "quickstart", "name": ".hidden", "fields": {}}, "name: got"),
-        ({"recipe": "quickstart", "name": "--out", "fields": {}}, "name: got"),
-        ({"recipe": "quickstart", "name": "taken", "fields": {}}, "is taken already"),
-        ({"recipe": "quickstart", "name": "a", "fields": {"model.name": "evil.py:build"}}, "not a field of this form"),
-        (
-            {"recipe": "quickstart", "name": "a", "fields": {"weighing.plugins": ["evil.py"]}},
-            "not a field of this form",
-        ),
-        ({"recipe": "quickstart", "name": "a", "fields": {"store.folder": "/tmp"}}, "not a field of this form"),
-        ({"recipe": "quickstart", "name": "a", "fields": {"rounds.count": "1\n[model]"}}, "rounds.count: got"),
-        ({"recipe": "quickstart", "name": "a", "fields": {"rounds.count": 0}}, "rounds.count"),
-        ({"recipe": "quickstart", "name": "a", "fields": {"rounds.count": 1.5}}, "allowed: a whole number"),
-        ({"recipe": "quickstart", "name": "a", "fields": {"rounds.fraction": 1e999}}, ""),
-        ({"recipe": "quickstart", "name": "a", "fields": {"weighing.priority": "XX>DS"}}, "priority"),
-        (
-            {"recipe": "quickstart", "name": "a", "fields": {"weighing.priority": 'x"\nplugins=["e.py"]'}},
-            "a short text",
-        ),
-        ({"recipe": "quickstart", "name": "a"}, "fields"),
-        ([], ""),
-    ],
-)
-def test_what_cannot_be_started(tmp_path: Path, body: Any, problem: str) -> None:
-    (tmp_path / "taken").mkdir()
-    with serving(tmp_path) as page:
-        if problem or body == []:
-            answer = page.post("/api/start", body)
-            assert answer.status_code == 400
-            assert problem in answer.json()["problem"]
-        assert page.jobs.going() == []
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["taken"]
-
-
-def test_a_page_that_only_shows(tmp_path: Path) -> None:
-    with serving(tmp_path, read_only=True) as page:
-        for path, body in (
-            ("start", {"recipe": "quickstart", "name": "a", "fields": {}}),
-            ("stop", {"run": "a"}),
-            ("resume", {"run": "a"}),
-        ):
-            assert "only shows runs" in page.post(f"/api/{path}", body).json()["problem"]
-
-
-@pytest.mark.parametrize(
-    ("toml", "code"),
-    [
-        ('[model]\nname = "mine.py:build"', ["model.name = mine.py:build"]),
-        ('[model]\nname = "package.module:Net"', ["model.name = package.module:Net"]),
-        ('[beside.x]\ncriteria = ["DS"]\nplugins = ["criteria"]', ["beside.x.plugins = criteria"]),
-        ('description = "see mine.py"\n[weighing]\npriority = "DS>LD"\n[data]\npath = "a/b.csv"', []),
-    ],
-)
-def test_code_is_found_in_the_text(tmp_path: Path, toml: str, code: list[str]) -> None:
-    (tmp_path / "experiment.toml").write_text(toml)
-    assert own_code(tmp_path) == code
-
-
 def test_own_code_is_not_resumed_without_trust(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     await_warmth()  # a request is answered when its process has started
     monkeypatch.setattr(subprocess, "Popen", warm_job)
@@ -147,35 +90,11 @@ def test_own_code_is_not_resumed_without_trust(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "a" / "experiment.toml").write_text('[model]\nname = "mine.py:build"\n')
     with serving(tmp_path) as page:
         problem = page.post("/api/resume", {"run": "a"}).json()["problem"]
-        assert "model.name = mine.py:build" in problem
-        assert "--trust" in problem
+        assert ("model.name = mine.py:build" in problem, "--trust" in problem) == (True, True)
         assert page.jobs.going() == []
     with serving(tmp_path, trust=True) as page:
         assert page.post("/api/resume", {"run": "a"}).status_code == 200
         until(lambda: page.jobs.going() == [], 60)
-
-
-def test_a_linked_experiment_is_not_read(tmp_path: Path) -> None:
-    finished(tmp_path / "root" / "a")
-    (tmp_path / "secret").write_text("name = 'secret'")
-    (tmp_path / "root" / "a" / "experiment.toml").unlink()
-    (tmp_path / "root" / "a" / "experiment.toml").symlink_to(tmp_path / "secret")
-    with serving(tmp_path / "root") as page:
-        answer = page.get("/api/experiment?run=a")
-        assert answer.status_code == 400
-        assert "'secret'" not in answer.text
-
-
-def test_a_run_with_a_link_in_it_is_not_resumed(tmp_path: Path) -> None:
-    run = Written(tmp_path / "root" / "a")
-    run.round()
-    run.end("stopped")
-    theirs = (tmp_path / "root" / "a" / "checkpoints").rename(tmp_path / "theirs")
-    (tmp_path / "root" / "a" / "checkpoints").symlink_to(theirs)
-    with serving(tmp_path / "root") as page:
-        answer = page.post("/api/resume", {"run": "a"})
-        assert (answer.status_code, page.jobs.going()) == (400, [])
-        assert "checkpoints: is a link" in answer.json()["problem"]
 
 
 def test_a_run_that_cannot_be_read_is_listed_beside_the_others(tmp_path: Path) -> None:
@@ -188,7 +107,7 @@ def test_a_run_that_cannot_be_read_is_listed_beside_the_others(tmp_path: Path) -
         found = {run["name"]: run for run in page.get("/api/runs").json()}
         shown = page.get("/api/view?run=bad")
     assert found["bad"]["state"] == "unreadable"
-    assert found["bad"]["problem"] == "bad: cannot be read: rounds, accuracy: 'abc' is no number"
+    assert "'abc' is no number" in found["bad"]["problem"]
     assert found["good"]["state"] == "finished"
     assert (shown.status_code, "is no number" in shown.json()["problem"]) == (400, True)
 
@@ -255,3 +174,137 @@ def test_watch_serves_and_ends(tmp_path: Path) -> None:
     finally:
         process.kill()
         process.communicate()
+
+
+@pytest.fixture(scope="module")
+def taken(tmp_path_factory: pytest.TempPathFactory) -> Generator[Page]:
+    root = tmp_path_factory.mktemp("taken")
+    (root / "taken").mkdir()
+    with serving(root) as page:
+        yield page
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"recipe": "nonsense"}, "recipe: got 'nonsense'"),
+        ({"recipe": "../../etc"}, "recipe: got"),
+        *(({"name": name}, f"name: got '{name}'") for name in ("a/b", "", ".hidden", "--out")),
+        ({"name": "taken"}, "is taken already"),
+        ({"fields": {"model.name": "evil.py:build"}}, "not a field of this form"),
+        ({"fields": {"store.folder": "/tmp"}}, "not a field of this form"),
+        ({"fields": {"rounds.count": "1\n[model]"}}, "rounds.count: got"),
+        ({"fields": {"rounds.count": 0}}, "rounds.count"),
+        ({"fields": {"rounds.count": 1.5}}, "a whole number"),
+        ({"fields": {"weighing.priority": "XX>DS"}}, "priority"),
+        ({"fields": {"weighing.priority": 'x"\nplugins=["e.py"]'}}, "a short text"),
+        ({"fields": None}, "fields"),
+        (None, ""),
+    ],
+)
+def test_what_cannot_be_started(taken: Page, changes: Any, problem: str) -> None:
+    body = [] if changes is None else {"recipe": "quickstart", "name": "a", "fields": {}, **changes}
+    answer = taken.post("/api/start", body)
+    assert answer.status_code == 400
+    assert problem in answer.json()["problem"]
+    assert taken.jobs.going() == []
+    assert [path.name for path in taken.root.iterdir()] == ["taken"]
+
+
+@pytest.mark.parametrize(
+    ("toml", "code"),
+    [
+        ('[model]\nname = "package.module:Net"', ["model.name = package.module:Net"]),
+        ('[beside.x]\ncriteria = ["DS"]\nplugins = ["criteria"]', ["beside.x.plugins = criteria"]),
+        ('description = "see mine.py"\n[weighing]\npriority = "DS>LD"\n[data]\npath = "a/b.csv"', []),
+    ],
+)
+def test_code_is_found_in_the_text(tmp_path: Path, toml: str, code: list[str]) -> None:
+    (tmp_path / "experiment.toml").write_text(toml)
+    assert own_code(tmp_path) == code
+
+
+def test_what_is_linked_into_a_run_is_neither_read_nor_resumed(tmp_path: Path) -> None:
+    run = Written(tmp_path / "root" / "a")
+    run.round()
+    run.end("stopped")
+    for name in ("experiment.toml", "checkpoints"):
+        theirs = (run.store.folder / name).rename(tmp_path / name)
+        (run.store.folder / name).symlink_to(theirs)
+    with serving(tmp_path / "root") as page:
+        read = page.get("/api/experiment?run=a")
+        resumed = page.post("/api/resume", {"run": "a"})
+        assert (read.status_code, resumed.status_code, page.jobs.going()) == (400, 400, [])
+    assert "made" not in read.text
+    assert "is a link" in resumed.json()["problem"]
+
+
+EVIL = "<img src=x onerror=window.hacked=1>"
+
+REFUSAL = "raised an error: NotAllowed: data.labels: got 'target', but this node's own configuration decides"
+
+
+def server_with_three_runs(root: Path) -> ServerFolder:
+    """Return a server's folder with three nodes and three runs: one ended, one goes on, one waits."""
+    home = ServerFolder(root / "server")
+    home.make()
+    names = ("hospital-a", "hospital-b", EVIL)
+    entries = [{"name": name, "key": f"key {name}", "clients": [f"{name}-{i}" for i in (1, 2)]} for name in names]
+    home.register.write_text(json.dumps({"nodes": [{**entry, "most": 1} for entry in entries]}))
+    now = datetime.now(UTC)
+    lasts = {"key hospital-a": (now + timedelta(days=1), 0.0), "key hospital-b": (now - timedelta(hours=3), -6.0)}
+    contacts = {
+        key: {"last": last.isoformat(), "clock": clock, "steelyard": "0.2.0", "flower": "1.41.0"}
+        for key, (last, clock) in lasts.items()
+    }
+    home.contacts.write_text(json.dumps(contacts))
+    for number, name in enumerate(("first", EVIL, "third"), 1):
+        out = finished(root / "runs" / "first") if name == "first" else root / "elsewhere" / str(number)
+        new_run(home).note_submitted(name, out, 40)
+    first, second, _ = runs_of(home)
+    first.note_started("mark", 1, 1)
+    note_outcome(first.folder, "stopped", "the ServerApp was killed; 3 rounds are whole, `steelyard federate submit`")
+    second.note_started("mark", 1, 2)
+    note_outcome(second.folder, "running", pid=1)
+    second.log.write_text(f"steelyard: waiting for 3 nodes\nsteelyard: node hospital-b was not admitted: {REFUSAL}\n")
+    return home
+
+
+def test_what_is_shown_and_who_may_stop(tmp_path: Path) -> None:
+    home = server_with_three_runs(tmp_path)
+    with home.held(), serving(tmp_path / "runs", server=home) as page:
+        found = page.get("/api/server").json()
+        assert found["served"]
+        shown = [(run["run"], run["status"], run["open"], run["shown"]) for run in found["runs"]]
+        assert shown == [
+            (3, "queued", True, None),
+            (2, "running", True, None),
+            (1, "stopped", False, "first"),
+        ]
+        assert [(node["status"], node["refused"]) for node in found["nodes"]] == [
+            ("connected", None),
+            ("away", f"node hospital-b was not admitted: {REFUSAL}"),
+            ("away", None),
+        ]
+        assert page.get("/api/server", {"authorization": "Bearer wrong"}).status_code == 401
+        assert page.post("/api/server/stop", {"run": 2}, {"x-steelyard-page": "wrong"}).status_code == 403
+        for run, why in {1: "run 1 has ended (stopped); allowed:", 7: "RUN: got 7; allowed: a run of"}.items():
+            answer = page.post("/api/server/stop", {"run": run})
+            assert (answer.status_code, why in answer.json()["problem"]) == (400, True), answer.text
+        assert not any(run.is_to_stop for run in runs_of(home))
+        assert page.post("/api/server/stop", {"run": 2}).status_code == 200
+        assert [run.status() for run in runs_of(home)] == ["stopped", "stopping", "queued"]
+
+
+def test_a_page_that_only_shows_changes_nothing_and_one_without_a_server_shows_none(tmp_path: Path) -> None:
+    home = server_with_three_runs(tmp_path)
+    start = {"recipe": "quickstart", "name": "a", "fields": {}}
+    with serving(tmp_path / "runs", server=home, read_only=True) as page:
+        asked = {"start": start, "stop": {"run": "a"}, "resume": {"run": "a"}, "server/stop": {"run": 2}}
+        for path, body in asked.items():
+            assert "only shows runs" in page.post(f"/api/{path}", body).json()["problem"]
+        assert not page.get("/api/server").json()["served"]
+    with serving(tmp_path / "runs") as page:
+        assert page.get("/api/server").status_code == 404
+        assert 'name="server"' not in page.get("/").text
+    assert_refused(lambda: server_folder(tmp_path / "runs"), "runs", "no server's folder")

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 from tests.page.page_server import Written, finished, serving
-from tests.runs.records import federation, record, state
+from tests.runs.records import evaluations, federation, record, state, updates
 
+from steelyard.page import live
 from steelyard.page.figures import Figures
 from steelyard.page.live import KEPT, Followed, LiveHistory
+from steelyard.report.figures import shared, weights
+from steelyard.runs.process import this_process
 from steelyard.runs.reader import History
 from steelyard.runs.store import Store
+from steelyard.runs.typed import Reader
+from steelyard.weighing.rule import Rule, WeighingSettings
 
 
 def same(live: LiveHistory, folder: Path) -> None:
@@ -106,13 +115,6 @@ def test_rounds_that_a_resume_took_back_are_forgotten(tmp_path: Path) -> None:
     run.end()
 
 
-def test_few_runs_are_held(tmp_path: Path) -> None:
-    followed = Followed(tmp_path)
-    histories = [followed.history(finished(tmp_path / f"run-{n}", rounds=1).name) for n in range(KEPT + 1)]
-    assert followed.history(f"run-{KEPT}") is histories[-1]
-    assert followed.history("run-0") is not histories[0]
-
-
 def test_what_is_drawn_fits_together_while_rounds_are_written(tmp_path: Path) -> None:
     """A round that is committed between two tables of one view belongs to the next view."""
     run = Written(tmp_path / "a")
@@ -130,53 +132,6 @@ def test_what_is_drawn_fits_together_while_rounds_are_written(tmp_path: Path) ->
     assert figures.view(["a"]).histories[0].tested("DS>LD", 0).round.max() == 2
     assert figures.figure(["a"], "targets", None, None, None)["kind"] == "targets"
     run.end()
-
-
-def test_a_view_is_kept_until_its_run_moves(tmp_path: Path) -> None:
-    run = Written(tmp_path / "a")
-    run.round(0.25)
-    run.round(0.5)
-    figures = Figures(tmp_path)
-    before = figures.view(["a"])
-    assert figures.view(["a"]) is before
-    run.round(0.75)
-    assert figures.view(["a"]) is not before
-    (row,) = figures.overview(["a"])["rows"]
-    assert (row["round"], row["accuracy"], row["seeds"]) == (2, 0.75, 1)
-    run.end()
-
-
-def test_the_figures_of_a_run_and_of_two(tmp_path: Path) -> None:
-    """The same specifications as in the report; a figure without anything to show says so by being empty."""
-    finished(tmp_path / "a")
-    finished(tmp_path / "b")
-    figures = Figures(tmp_path)
-    drawn = figures.figure(["a"], "accuracy", None, None, None)
-    assert drawn["spec"]["$schema"].startswith("https://vega.github.io/schema/vega-lite")
-    assert "config" not in drawn["spec"]
-    assert figures.figure(["a"], "orders", None, None, None)["spec"] is None
-    assert figures.figure(["a"], "client", "DS>LD", 0, "a")["spec"] is not None
-    both = figures.overview(["a", "b", "a"])
-    assert both["labels"] == ["a · DS>LD", "b · DS>LD"]
-    assert [row["accuracy"] for row in both["rows"]] == [0.5, 0.5]
-    text = json.dumps(figures.figure(["a", "b"], "accuracy", None, None, None))
-    assert "b · DS>LD" in json.loads(text)["description"]
-
-
-def test_looking_never_runs_code_of_an_experiment(tmp_path: Path) -> None:
-    finished(tmp_path / "a")
-    proof = tmp_path / "ran"
-    (tmp_path / "mine.py").write_text(f"open({str(proof)!r}, 'w').close()\n")
-    toml = f'name = "made"\n[weighing]\ncriteria = ["DS"]\nplugins = ["{tmp_path}/mine.py"]\n'
-    (tmp_path / "a" / "experiment.toml").write_text(toml)
-    with serving(tmp_path) as page:
-        assert page.get("/api/view?run=a").status_code == 200
-        kinds = [figure["name"] for figure in page.get("/api/view?run=a").json()["figures"]]
-        for kind in kinds:
-            answer = page.get(f"/api/figure?run=a&kind={kind}&client=a")
-            assert answer.status_code == 200, answer.text
-        assert "mine.py" in page.get("/api/experiment?run=a").text
-    assert not proof.exists()
 
 
 def test_the_stream_tells_of_new_rounds(tmp_path: Path) -> None:
@@ -199,3 +154,130 @@ def test_the_stream_tells_of_new_rounds(tmp_path: Path) -> None:
         assert next_event("moved") == {"run": "a", "round": 1, "state": "running"}
         run.end()
         assert next_event("moved") == {"run": "a", "round": 1, "state": "finished"}
+
+
+def test_a_view_is_kept_until_its_run_moves_and_few_runs_are_held(tmp_path: Path) -> None:
+    run = Written(tmp_path / "a")
+    run.round(0.5)
+    figures = Figures(tmp_path)
+    before = figures.view(["a"])
+    assert figures.view(["a"]) is before
+    run.round(0.75)
+    assert figures.view(["a"]) is not before
+    (row,) = figures.overview(["a"])["rows"]
+    assert (row["round"], row["accuracy"], row["seeds"]) == (1, 0.75, 1)
+    run.end()
+    followed = Followed(tmp_path)
+    histories = [followed.history(finished(tmp_path / f"run-{n}", rounds=1).name) for n in range(KEPT + 1)]
+    assert followed.history(f"run-{KEPT}") is histories[-1]
+    assert followed.history("run-0") is not histories[0]
+
+
+def test_the_figures_of_a_run_and_of_two(tmp_path: Path) -> None:
+    """The same specifications as in the report; a figure without anything to show says so by being empty."""
+    finished(tmp_path / "a")
+    finished(tmp_path / "b")
+    figures = Figures(tmp_path)
+    drawn = figures.figure(["a", "b"], "accuracy", None, None, None)["spec"]
+    assert drawn["$schema"].startswith("https://vega.github.io/schema/vega-lite")
+    assert "config" not in drawn
+    assert "b · DS>LD" in drawn["description"]
+    assert figures.figure(["a"], "orders", None, None, None)["spec"] is None
+    assert figures.figure(["a"], "client", "DS>LD", 0, "a")["spec"] is not None
+    both = figures.overview(["a", "b", "a"])
+    assert both["labels"] == ["a · DS>LD", "b · DS>LD"]
+    assert [row["accuracy"] for row in both["rows"]] == [0.5, 0.5]
+
+
+def test_looking_never_runs_code_of_an_experiment(tmp_path: Path) -> None:
+    finished(tmp_path / "a")
+    proof = tmp_path / "ran"
+    (tmp_path / "mine.py").write_text(f"open({str(proof)!r}, 'w').close()\n")
+    toml = f'name = "made"\n[weighing]\ncriteria = ["DS"]\nplugins = ["{tmp_path}/mine.py"]\n'
+    (tmp_path / "a" / "experiment.toml").write_text(toml)
+    with serving(tmp_path) as page:
+        for figure in page.get("/api/view?run=a").json()["figures"]:
+            answer = page.get(f"/api/figure?run=a&kind={figure['name']}&client=a")
+            assert answer.status_code == 200, answer.text
+        assert "mine.py" in page.get("/api/experiment?run=a").text
+    assert not proof.exists()
+
+
+ROUNDS, CLIENTS = 300, tuple(f"client-{number:03d}" for number in range(80))
+
+LOOKED_AT = 10_000
+"""Entries that are looked at here, of the 24,000 that the run has."""
+
+THIRDS = ROUNDS // 3
+"""Every third round: of these and of the last, what single clients sent is read; the heat map has as many columns."""
+
+
+def write_round(store: Store, round: int, chance: np.random.Generator) -> None:
+    raw = chance.random((len(CLIENTS), 2)) + 0.1
+    sent = updates(
+        round=round,
+        clients=CLIENTS,
+        samples=chance.integers(1, 99, len(CLIENTS)),
+        criteria={"DS": raw[:, 0], "LD": raw[:, 1]},
+        losses=chance.random(len(CLIENTS)),
+        failures=(),
+    )
+    scores = np.clip(chance.normal(round / ROUNDS, 0.1, (1, len(CLIENTS))), 0, 1)
+    tested = evaluations(
+        round=round, clients=CLIENTS, samples=np.full(len(CLIENTS), 10), scores=scores, losses=1 - scores
+    )
+    weighing = Rule(WeighingSettings(criteria=("DS", "LD"))).weigh(raw)
+    made = record(round=round, updates=sent, weighing=weighing, evaluations=tested, accuracy=round / ROUNDS)
+    store.commit(round, [made], {"DS>LD": state(round)}, dict, last=False)
+
+
+@contextmanager
+def counted(monkeypatch: pytest.MonkeyPatch) -> Generator[Counter[str]]:
+    """Count the rows that are read of each table that grows with every round."""
+    found: Counter[str] = Counter()
+    read = Reader.rows
+
+    def rows(self: Reader, table: str, columns: Any, *where: Any) -> list[tuple[Any, ...]]:
+        answer = read(self, table, columns, *where)
+        if table in ("rounds", "updates", "evaluations", "failures"):
+            found[table] += len(answer)
+        return answer
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Reader, "rows", rows)
+        yield found
+
+
+def drawn(figures: Figures) -> dict[str, tuple[int, int]]:
+    """Ask for what the page shows first; returns for each figure how many rows it sends, and of how many rounds."""
+    figures.overview(["long"])
+    specs = {kind: figures.figure(["long"], kind, None, None, None)["spec"] for kind in ("accuracy", "weights")}
+    found = {kind: next(iter(spec["datasets"].values())) for kind, spec in specs.items()}
+    return {kind: (len(rows), max(len(row["round"]) for row in rows)) for kind, rows in found.items()}
+
+
+def test_a_long_run_is_read_once_and_sent_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "LOOKED_AT", LOOKED_AT)
+    chance = np.random.default_rng(0)
+    store = Store(tmp_path / "long", checkpoint_every=10**9)
+    store.register([federation()])
+    store.note(status="running", rounds=ROUNDS, measure="accuracy", writer=this_process().text())
+    (tmp_path / "long" / "experiment.toml").write_text('name = "long"\n', encoding="utf-8")
+    for round in range(ROUNDS):
+        write_round(store, round, chance)
+    figures, newest = Figures(tmp_path), 2  # of the newest round the list of runs asks for its number and its accuracy
+    with counted(monkeypatch) as first:
+        sent = drawn(figures)
+    assert sent == {"accuracy": (1, shared.POINTS), "weights": (weights.CLIENTS, THIRDS)}
+    assert THIRDS <= weights.COLUMNS
+    # Once for how many clients answered, once for all columns, once for the last round; of what clients sent a part.
+    assert first == {"rounds": 2 * ROUNDS + 1 + newest, "updates": 3 + THIRDS + 1}
+    with counted(monkeypatch) as again:
+        assert drawn(figures) == sent
+    assert again == {"rounds": newest}
+    for later in (ROUNDS, ROUNDS + 1):
+        write_round(store, later, chance)
+        with counted(monkeypatch) as added:
+            drawn(figures)
+        assert added == {"rounds": 1 + 1 + newest, "updates": 1}
+    store.close()

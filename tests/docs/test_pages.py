@@ -1,0 +1,265 @@
+"""Pages are true: what they say of files, fields, faults, names and ways to add things is so; links lead somewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import inspect
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import numpy
+import pytest
+import torch
+from tests.docs.pages import beside, long_sentences, made_pages, written_pages
+from tests.kit import assert_refused
+from tests.warm import ROOT, command_environment, warm_script
+
+import steelyard
+from steelyard import files, manual
+from steelyard.adapters import recorder, rounds, server_rows
+from steelyard.arena import archive, plan
+from steelyard.clients.local import ComputeSettings, Simulation, SimulationServer
+from steelyard.data import PartitionSettings, share_out
+from steelyard.experiment.loading import kind_of
+from steelyard.federate import node_ledger, receipts
+from steelyard.learning.models import ModelSettings
+from steelyard.learning.training import TrainingSettings
+from steelyard.privacy import sharing
+from steelyard.runs import checkpoint, schema, tensor_files
+from steelyard.runs.typed import declared
+from steelyard.sweeps import result
+
+
+def test_no_sentence_is_too_long() -> None:
+    assert len(long_sentences("word " * 41 + "end.")) == 1
+    assert not long_sentences("word " * 38 + "end. " + "word " * 38 + "end.\n| " + "word " * 30 + "| word |")
+    every = {**written_pages(), **made_pages()}
+    assert {path: found for path, text in every.items() if (found := long_sentences(text))} == {}
+
+
+def test_diagrams_are_as_drawn_and_no_picture_is_kept_for_nothing() -> None:
+    images = ROOT / "docs" / "images"
+    for name, draw in beside("diagrams").DIAGRAMS.items():
+        kept = (images / f"{name}.svg").read_text(encoding="utf-8")
+        assert kept == draw().svg(), f"{name}: python docs/diagrams.py draws another one"
+    links = [
+        (path, link) for path, text in written_pages().items() for link in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", text)
+    ]
+    shown = {((ROOT / path).parent / link).resolve() for path, link in links}
+    assert {path.resolve() for path in images.rglob("*.*")} - shown == set()
+
+
+def test_every_fault_of_the_server_has_a_test_that_is_there() -> None:
+    text = written_pages()["docs/reference/server.md"].split("## Faults", 1)[1].split("\n## ", 1)[0]
+    rows = [line.strip("|").split(" | ") for line in text.splitlines() if line.startswith("| ")][1:]
+    tests = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "tests").rglob("test_*.py"))
+    assert len(rows) >= 15
+    for fault, _, tested in rows:
+        named = re.match(r"`(?:python -m benchmarks\.(\w+)|(test_\w+))`", tested.strip())
+        assert named is not None, fault
+        measured, test = named.groups()
+        assert f"def {test}(" in tests if test else (ROOT / "benchmarks" / f"{measured}.py").is_file(), fault
+
+
+def test_every_file_key_tensor_and_table_that_is_written_is_named() -> None:
+    page = written_pages()["docs/reference/files.md"]
+    written = [files.DATABASE, files.RUN_FILE, files.LEDGER, files.LOCK, files.REPORT, files.SWEEP_FILE]
+    written += [files.ARENA_FILE, archive.ARCHIVE, archive.PICTURE, f"{plan.SCENES}/"]
+    written += [files.ATTACK_FILE, files.DRAFT, node_ledger.FILE, node_ledger.MARK, receipts.FILE, receipts.PROOFS]
+    written += [result.RESULTS, result.BEST, result.PICTURE]
+    folders = (files.CHECKPOINTS, files.CODE, files.EXPORT, files.FIGURES, files.FLOWER, files.UPDATES)
+    written += [f"{folder}/" for folder in folders]
+    assert [name for name in written if f"`{name}" not in page] == []
+    entries = {
+        "## The ledger of a node": node_ledger.Entry,
+        "## Receipts of a node": receipts.Receipt,
+        "| key of a proof |": receipts.Proof,
+    }
+    for heading, entry in entries.items():
+        table = page[page.index(heading) :].split("|---|---|\n")[1].split("\n\n")[0]
+        keys = {key for row in table.splitlines() for key in re.findall(r"`(\w+)`", row.split("|")[1])}
+        assert keys == set(entry.model_fields), heading
+    for prefix in (checkpoint.MODELS, checkpoint.SERVER, tensor_files.CLIENTS):
+        assert f"| `{prefix}" in page
+    tables = dict(
+        re.findall(r"^## `(\w+)`$(.*?)(?=^## |\Z)", made_pages()["reference/database.md"], re.MULTILINE | re.DOTALL)
+    )
+    assert list(tables) == list(declared(schema.SCHEMA))
+    for table, columns in declared(schema.SCHEMA).items():
+        assert [column for column in columns if not re.search(rf"\b{column}\b", tables[table])] == []
+
+
+@pytest.mark.slow  # `.ci/run` builds it each time, as strictly
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("zensical", reason="the site is built with Zensical (extra docs)")
+    command = [sys.executable, str(ROOT / "docs" / "build.py"), str(tmp_path / "site")]
+    done = subprocess.run(command, env=command_environment(), capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "site" / "reference" / "fields" / "index.html").is_file()
+    view = (tmp_path / "site" / "reference" / "view" / "index.html").read_text(encoding="utf-8")
+    assert ".label_counts" in view
+
+
+@pytest.mark.parametrize("kind", ["learning", "recommend"])
+def test_every_field_is_on_its_page_with_its_meaning_and_an_example_that_it_accepts(kind: str) -> None:
+    fields, page = beside("fields"), made_pages()["reference/fields.md"]
+    entry = re.compile(r"^#### `([\w.]+)` \{: #[\w-]+ \}\n\n(.*?)(?=\n\n+#|\n*\Z)", re.DOTALL | re.MULTILINE)
+    entries = dict(entry.findall(page))
+    documented = {path.split(".")[-1] for path in entries}
+    assert not [name for name, text in entries.items() if len(text.split("\n\n")) < 2]
+    for section in kind_of(kind).model_json_schema()["$defs"].values():
+        own = {name for name, field in section.get("properties", {}).items() if "$ref" not in str(field)}
+        assert own <= documented
+    for place in fields.sections(kind_of(kind)):
+        for name, field in place.fields().items():
+            value = tomllib.loads(fields.example_line(place, name, field))
+            for part in [*(place.path.split(".") if place.path and not place.several else []), name]:
+                value = value[part]
+            assert fields.accepts(field, value), f"{place.path}.{name} = {value}"
+    assert not fields.accepts(kind_of(kind).model_fields["kind"], "another")
+
+
+def test_every_command_option_and_argument_has_its_help() -> None:
+    page = beside("generated").commands_page()
+    for command in ("run", "weigh", "recommend top", "federate local"):
+        assert f"## `steelyard {command}`" in page
+    assert not [line for line in page.splitlines() if line.startswith("| `") and line.endswith("|  |")]
+
+
+BLOCKS = {
+    block.rsplit(".", 1)[1]: block
+    for block in re.findall(r"^::: ([\w.]+)$", written_pages()["docs/reference/api.md"], re.MULTILINE)
+}
+
+
+def object_of(block: str) -> Any:
+    module, name = block.rsplit(".", 1)
+    for part, package in {"steelyard.nvflare": "nvflare", "steelyard.flower": "flwr"}.items():
+        if module == part:
+            pytest.importorskip(package)
+    return getattr(import_module(module), name, None) or import_module(block)
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_name_says_what_it_raises(name: str) -> None:
+    """Those that check something; plain records and results take what they are given."""
+    found = object_of(BLOCKS[name])
+    said = re.search(r"^Raises:\n    (\w+): .", inspect.getdoc(found) or "", re.MULTILINE)
+    records = {"UserError", "Algorithm", "LocalSteps", "LocalTraining", "ServerStep", "Dataset", "Population", "Reply"}
+    records |= {"Collected", "Combined", "ClientTest", "SimulationServer", "Experiment", "RecommendExperiment"}
+    assert name in records or (said is not None and said[1] in ("UserError", "ValueError"))
+
+
+@pytest.mark.parametrize("name", sorted(set(BLOCKS) - set(steelyard.__all__) | {"Weighed"}))
+def test_a_name_beyond_the_first_ones_has_an_example_that_runs(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that `steelyard` itself exports are tried by tests/test_gate.py."""
+    monkeypatch.chdir(tmp_path)
+    found = object_of(BLOCKS[name])
+    examples = doctest.DocTestParser().get_examples(found.__doc__ or "")
+    assert examples, f"{name} has no example"
+    data = steelyard.in_memory(numpy.zeros((20, 3)), [0, 1] * 10)
+    kept = (
+        PartitionSettings,
+        share_out,
+        Simulation,
+        SimulationServer,
+        ComputeSettings,
+        ModelSettings,
+        TrainingSettings,
+    )
+    kept += (recorder.Recorder, recorder.ClientTest, server_rows.ServerRows, rounds.Reply, rounds.WeighedRounds)
+    known: dict[str, Any] = {each.__name__: each for each in (*kept, rounds.Collected)}
+    known |= {"steelyard": steelyard, "numpy": numpy, "torch": torch, "rows": data, "sharing": sharing}
+    ones = numpy.ones(2)
+    known["replies"] = [rounds.Reply("ann", {"layer": ones}, 30), rounds.Reply("bob", {"layer": -ones}, 10)]
+    if name == "SimulationServer":
+        populations = {1: share_out(data, PartitionSettings(clients=2), seed=1)}
+        known["clients"] = Simulation(populations, ModelSettings(name="logistic"), TrainingSettings(epochs=5))
+    if name == "Weighed":
+        known |= {"FedAvg": import_module("flwr.serverapp.strategy").FedAvg}
+    known[name] = found
+    for example in examples:
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            exec(compile(example.source, name, "single"), known)
+        if example.want:
+            assert printed.getvalue() == example.want
+
+
+USED = """
+import json
+import numpy as np
+import steelyard
+from steelyard import Experiment
+from steelyard.recommend.interactions import build
+from steelyard.recommend.metrics import measure
+from steelyard.recommend.ranking import GroundTruth
+
+experiment = Experiment(
+    data={"source": "stripes"},
+    partition={"scheme": "iid", "clients": 4},
+    model={"name": "logistic"},
+    rounds={"count": 1},
+    compute={"engine": "loop", "device": "cpu"},
+)
+result = experiment.compare(["FEW", "least(FEW,DS)", "fedhalf", "shortest"], out="run", progress=False)
+rules = list(result.table["rules"])
+rows = build(["a", "a", "b"], ["x", "y", "x"])
+shown = measure(GroundTruth.between(rows, rows).view(np.array([[0, 1], [0, -1]]), 2))["items_shown"]
+print(json.dumps({"rules": rules, "data": result.experiment.data.source, "shown": shown, "file": steelyard.__file__}))
+"""
+
+
+def test_the_examples_of_contributing_are_found_and_used(tmp_path: Path) -> None:
+    """In a copy of the package with every example of CONTRIBUTING put where it says."""
+    shutil.copytree(ROOT / "src", tmp_path / "src")  # with bytecode, which Python takes for files that did not change
+    block = re.compile(r"```python\n# (at the end of|the file) (src/\S+)\n(.*?)```", re.DOTALL)
+    for where, path, code in block.findall(written_pages()["CONTRIBUTING.md"]):
+        file = tmp_path / path
+        assert file.exists() == (where == "at the end of"), path
+        before = file.read_text() + "\n\n" if file.exists() else ""
+        file.write_text(before + code)
+    (tmp_path / "used.py").write_text(USED, encoding="utf-8")
+    ran = warm_script(tmp_path / "used.py", folder=tmp_path / "src", fresh=True)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    found = json.loads(ran.stdout.splitlines()[-1])
+    assert Path(found["file"]).is_relative_to(tmp_path)
+    assert set(found["rules"]) >= {"FEW", "least(FEW,DS)", "fedhalf", "shortest"}
+    assert (found["data"], found["shown"]) == ("stripes", 2)
+
+
+def test_the_pages_in_the_package_fetch_nothing_and_their_links_lead_somewhere(tmp_path: Path) -> None:
+    """Also links to a heading, which the pages' sources only name."""
+    written = manual.write_pages(tmp_path)
+    pages = {path: path.read_text(encoding="utf-8") for path in written.rglob("*.html")}
+    assert {path.relative_to(written).with_suffix("").as_posix() for path in pages} == set(manual.pages())
+    anchors = {path: set(re.findall(r' id="([^"]+)"', text)) for path, text in pages.items()}
+    lost: list[str] = []
+    for path, text in pages.items():
+        assert "<script" not in text
+        assert not re.search(r'<(?:img|link|iframe)[^>]*"https?:', text)
+        for link in re.findall(r'(?:href|src)="(?!https://)([^"]+)"', text):
+            to, _, place = unquote(link).partition("#")
+            target = (path.parent / to).resolve() if to else path
+            if not target.is_file() or (place and place not in anchors[target]):
+                lost.append(f"{path.relative_to(written)}: {link}")
+    assert lost == []
+    assert "<table>" in pages[written / "guide" / "which-rule.html"]
+
+
+def test_the_page_whose_headings_have_the_words_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert manual.search("hostile clients")[0][1] == "guide/hostile-clients"
+    assert manual.search("nowhereatall") == []
+    monkeypatch.setattr(manual, "PLACES", (tmp_path,))
+    assert_refused(manual.sources, "docs", "no pages")
