@@ -1,15 +1,21 @@
-"""Writing a run, record by record: what stands in the tables, what a resume forgets, who may write."""
+"""Setting up, opening and writing a run: what stands in the tables, what a resume forgets, who may write."""
 
 from __future__ import annotations
 
 import json
+import os
+import sqlite3
+import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from tests.kit import assert_refused, named
+from tests.report.made_run import make_run
 from tests.runs import contents
 from tests.runs.contents import query
 from tests.runs.records import evaluations, federation, record, state, updates
@@ -18,9 +24,81 @@ from steelyard.errors import UserError
 from steelyard.messages import Failure, LossState
 from steelyard.rounds.state import RoundRecord
 from steelyard.runs.opening import connect
-from steelyard.runs.store import Store, exists, tidy
+from steelyard.runs.reader import History
+from steelyard.runs.settings import StoreSettings
+from steelyard.runs.setup import discard, set_up
+from steelyard.runs.store import Store, exists
+from steelyard.settings import validated
 from steelyard.weighing.priorities import OrderState
 from steelyard.weighing.rule import Rule, WeighingSettings
+
+FILES = {"experiment.toml": "name = 'x'\n"}
+
+
+def made(folder: Path) -> None:
+    set_up(folder, FILES, {"seeds": [1, 2], "status": "running"}, [federation("a#1", 1), federation("a#2", 2)])
+
+
+@pytest.mark.parametrize("step", ["os.fsync", "os.replace"])
+def test_a_set_up_that_fails_at_any_step_leaves_no_run_and_the_folder_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "mine.txt").write_text("of the user")
+    real = {"os.fsync": os.fsync, "os.replace": os.replace}[step]
+    failed = 0
+    for broken in range(1, 20):
+        count = 0
+
+        def fail(*arguments: object, at: int = broken, **options: object) -> object:
+            nonlocal count
+            count += 1
+            if count == at:
+                raise OSError(28, "No space left on device")
+            return real(*arguments, **options)  # type: ignore[operator]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(step, fail)
+            said = ""
+            try:
+                made(tmp_path / "run")
+            except UserError as error:
+                said = str(error)
+        if count < broken:
+            break
+        assert "cannot be written: No space left on device" in said
+        failed += 1
+        if exists(tmp_path / "run"):
+            # The last flush failed after the rename: the run is whole.
+            assert History(tmp_path / "run").info["seeds"] == "[1, 2]"
+            discard(tmp_path / "run", FILES)
+        assert [path.name for path in (tmp_path / "run").iterdir()] == ["mine.txt"]
+    assert failed >= 2
+    assert exists(tmp_path / "run")
+
+
+def test_what_a_killed_set_up_left_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / ".setup" / "checkpoints").mkdir(parents=True)
+    (tmp_path / ".setup" / "run.sqlite").write_text("half a database")
+    (tmp_path / "experiment.toml").write_text("")
+    (tmp_path / "run.sqlite-wal").write_text("of another database")
+    assert not exists(tmp_path)
+    assert_refused(lambda: History(tmp_path), "no run here")
+    made(tmp_path)
+    assert exists(tmp_path)
+    assert History(tmp_path).info["seeds"] == "[1, 2]"
+    assert not (tmp_path / ".setup").exists()
+    assert not (tmp_path / "run.sqlite-wal").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "file" / "run"
+    folder.parent.write_text("")
+    for make in (made, Store):
+        assert_refused(
+            lambda make=make: make(folder), folder, "cannot be written: Not a directory", "a writable folder"
+        )
+
 
 TABLES = ("rounds", "updates", "failures", "evaluations", "samples")
 
@@ -201,16 +279,6 @@ def test_single_clients_are_written_each_k_rounds_and_in_the_last(tmp_path: Path
     assert query(tmp_path, "SELECT COUNT(*) FROM evaluations") == [(5,)]
 
 
-def test_without_saying_more_every_round_is_written_whole(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    store.register([federation()])
-    for round in range(3):
-        commit(store, record(round=round))
-        assert query(tmp_path, "SELECT MAX(round) FROM checkpoints") == [(round,)]
-    store.close()
-    assert query(tmp_path, "SELECT DISTINCT round FROM updates ORDER BY round") == [(0,), (1,), (2,)]
-
-
 def test_checkpoints_come_each_k_rounds_and_in_the_last_and_two_are_kept(store: Store) -> None:
     expected = {0: [0], 1: [0], 2: [0], 3: [0, 3], 4: [0, 3], 5: [3, 5]}
     (store.folder / "checkpoints" / "round-000009.safetensors.part").write_bytes(b"cut off")
@@ -300,78 +368,133 @@ def test_notes_are_text_or_json_and_the_newest_holds(store: Store) -> None:
     assert found == {"schema": "9", "status": "finished", "seeds": "[1, 2]", "in_memory": "false"}
 
 
-def test_one_writer_at_a_time(tmp_path: Path) -> None:
-    first = Store(tmp_path)
-    with pytest.raises(UserError, match="another process is writing this run; wait for it or stop it first"):
-        Store(tmp_path)
-    first.close()
-    Store(tmp_path).close()
-
-
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(UserError, match=r"file.run: cannot be written: Not a directory; allowed: a writable folder"):
-        Store(tmp_path / "file" / "run")
-
-
-def test_whether_a_folder_holds_a_run(tmp_path: Path) -> None:
-    assert not exists(tmp_path / "run")
-    (tmp_path / "run").mkdir()
-    assert not exists(tmp_path / "run")
-    Store(tmp_path / "run").close()
-    assert exists(tmp_path / "run")
-
-
-def test_an_end_that_cannot_be_written_is_one_line(store: Store) -> None:
-    commit(store, record(round=0))
-    store._db.execute("DROP TABLE info")
-    with pytest.raises(UserError) as found:
-        store.finish()
-    assert str(found.value) == (
-        f"{store.folder}: its end cannot be written: no such table: info; rounds written before are kept, "
-        f"`steelyard resume {store.folder}` goes on once that is mended"
-    )
-
-
-def test_a_finished_run_that_was_killed_is_tidied(store: Store) -> None:
-    for round in (0, 3):
-        commit(store, record(round=round))
-    store.finish()
-    store.close()
-    more = store.folder / "checkpoints" / "round-000001.safetensors"
-    more.write_bytes(b"left behind")
-    tidy(store.folder)
-    assert [path.name for path in (store.folder / "checkpoints").iterdir()] == ["round-000003.safetensors"]
-
-
-def test_rounds_that_are_all_gone_are_counted_as_none(store: Store) -> None:
-    commit(store, record(round=0))
-    with store._db:
-        store._db.execute("DELETE FROM rounds")
-    with pytest.raises(UserError) as found:
-        store.resume()
-    assert str(found.value) == (
-        f"{store.folder / 'run.sqlite'}: damaged: 0 rounds of DS>LD, where its checkpoint follows 1; allowed: the file "
-        "as it was"
-    )
-
-
-def test_a_resume_that_cannot_be_written_says_where(store: Store) -> None:
-    commit(store, record(round=0))
-    store._db.execute("DROP TABLE untested")
-    store._db.execute("CREATE VIEW untested AS SELECT * FROM failures WHERE 0")
-    with pytest.raises(UserError) as found:
-        store.resume()
-    assert str(found.value) == (
-        f"{store.folder}: where it goes on from cannot be written: cannot modify untested because it is a view; rounds "
-        f"written before are kept, `steelyard resume {store.folder}` goes on once that is mended"
-    )
-
-
 def test_rules_that_cannot_be_written_are_one_line(tmp_path: Path) -> None:
-    made = Store(tmp_path / "new")
-    made._db.execute("DROP TABLE federations")
-    with pytest.raises(UserError) as found:
-        made.register([federation()])
-    assert str(found.value) == f"{made.folder}: its rules cannot be written: no such table: federations"
-    made.close()
+    opened = Store(tmp_path / "new")
+    with closing(sqlite3.connect(tmp_path / "new" / "run.sqlite")) as other:
+        other.execute("DROP TABLE federations")
+    words = "its rules cannot be written: no such table: federations"
+    assert_refused(lambda: opened.register([federation()]), opened.folder, words)
+    opened.close()
+
+
+def test_a_reader_that_stays_does_not_hold_up_the_end_of_a_run(tmp_path: Path) -> None:
+    """Each attempt to put the database to rest waited half a minute for a page that was left open."""
+    folder = make_run(tmp_path / "run", rounds=2, clients=5, seeds=(0,), rules=("fedavg",))
+    store = Store(folder)
+    reader = sqlite3.connect(folder / "run.sqlite")
+    reader.execute("BEGIN")
+    reader.execute("SELECT * FROM rounds").fetchone()
+    store.note(status="stopped")
+    begun = time.monotonic()
+    store.close()
+    assert time.monotonic() - begun < 25
+    reader.close()
+    assert History(folder).info["status"] == "stopped"
+
+
+@pytest.mark.parametrize("field", ["checkpoint_every", "clients_every"])
+def test_rounds_are_counted_from_one(field: str) -> None:
+    assert getattr(StoreSettings(**{field: 2}), field) == 2
+    assert_refused(lambda: validated(StoreSettings, {field: 0}, "store"), f"store: {field}", "got 0", "equal to 1")
+
+
+def test_a_set_up_run_has_its_files_facts_and_rules_one_writer_and_is_left_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "deep" / "run"
+    made(folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["checkpoints", "experiment.toml", "lock", "run.sqlite"]
+    assert (folder / "experiment.toml").read_text() == "name = 'x'\n"
+    assert History(folder).info == {"schema": "9", "seeds": "[1, 2]", "status": "running"}
+    assert query(folder, "SELECT name FROM federations") == [("a#1",), ("a#2",)]
+    before = (folder / "run.sqlite").read_bytes()
+    assert_refused(lambda: made(folder), folder, "holds a run already", "a new folder, or `steelyard resume")
+    assert (folder / "run.sqlite").read_bytes() == before
+    first = Store(folder)
+    for call in (lambda: made(folder), lambda: Store(folder)):
+        assert_refused(call, "another process is writing this run", "wait for it or stop it first")
+    first.close()
+    Store(folder).close()
+
+
+VIEW = "DROP TABLE untested; CREATE VIEW untested AS SELECT * FROM failures WHERE 0"
+UNWRITABLE = named(
+    [
+        ("its end", "DROP TABLE info", Store.finish, "its end cannot be written: no such table: info"),
+        ("its start", VIEW, Store.resume, "where it goes on from cannot be written: cannot modify untested"),
+        (
+            "a round",
+            "DROP TABLE rounds",
+            lambda store: commit(store, record(round=1)),
+            "cannot be written: no such table",
+        ),
+    ]
+)
+
+
+@pytest.mark.parametrize(("harm", "call", "words"), UNWRITABLE)
+def test_what_cannot_be_written_is_one_line_that_says_how_to_go_on(
+    store: Store, harm: str, call: Callable[[Store], object], words: str
+) -> None:
+    commit(store, record(round=0))
+    with closing(sqlite3.connect(store.folder / "run.sqlite")) as other:
+        other.executescript(harm)
+    kept = f"rounds written before are kept, `steelyard resume {store.folder}` goes on once that is mended"
+    assert_refused(lambda: call(store), store.folder, words, kept)
+
+
+def test_a_store_is_made_once_and_readers_neither_block_it_nor_change_it(tmp_path: Path) -> None:
+    assert_refused(
+        lambda: connect(tmp_path, write=False), tmp_path, "no run here (no run.sqlite)", "`steelyard run` made"
+    )
+    assert list(tmp_path.iterdir()) == []
+    writer = connect(tmp_path, write=True)
+    assert writer.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    assert writer.execute("PRAGMA synchronous").fetchone() == (1,)  # NORMAL
+    reader = connect(tmp_path, write=False)
+    reader.execute("BEGIN")
+    assert reader.execute("SELECT * FROM info").fetchall() == [("schema", "9")]
+    with writer:
+        writer.execute("INSERT INTO info VALUES ('status', 'running')")
+    assert reader.execute("SELECT COUNT(*) FROM info").fetchone() == (1,)  # whole transactions only
+    with pytest.raises(sqlite3.OperationalError, match="readonly"):
+        reader.execute("INSERT INTO info VALUES ('status', 'lies')")
+    reader.close()
+    writer.close()
+    again = connect(tmp_path, write=True)
+    assert again.execute("SELECT value FROM info WHERE key = 'status'").fetchall() == [("running",)]
+    # A row has one meaning: a second one of the same round or name is refused by the database itself.
+    again.execute("INSERT INTO federations VALUES (1, 'a', 'a', 0, '{}', 'fedavg')")
+    again.execute("INSERT INTO samples VALUES (1, 1, x'00', 8)")
+    again.execute("INSERT INTO evaluations VALUES (1, 1, x'', x'', x'', x'', '[]', NULL)")
+    for text in (
+        "INSERT INTO federations VALUES (2, 'a', 'b', 0, '{}', 'fedavg')",
+        "INSERT INTO samples VALUES (1, 1, x'ff', 8)",
+        "INSERT INTO evaluations VALUES (1, 1, x'00', x'', x'', x'', '[]', NULL)",
+    ):
+        with pytest.raises(sqlite3.IntegrityError):
+            again.execute(text)
+    again.close()
+
+
+def test_folders_that_hold_several_runs_say_so_and_name_one(tmp_path: Path) -> None:
+    for name, words in (("sweep.toml", "holds a sweep"), ("attack.toml", "attacks"), ("arena.toml", "an arena")):
+        (tmp_path / name).touch()
+        call = partial(connect, tmp_path, write=False)
+        assert_refused(call, tmp_path, f"{words}, which is several runs; allowed: a run in it, {tmp_path}/")
+        (tmp_path / name).unlink()
+    (tmp_path / "runs" / "first").mkdir(parents=True)
+    connect(tmp_path / "runs" / "first", write=True).close()
+    words = f"allowed: one of the runs in it, such as {tmp_path}/runs/first"
+    assert_refused(lambda: connect(tmp_path / "runs", write=False), words)
+
+
+@pytest.mark.parametrize("write", [True, False])
+def test_what_is_no_database_of_this_version_is_named(tmp_path: Path, write: bool) -> None:
+    path, call = tmp_path / "run.sqlite", partial(connect, tmp_path, write=write)
+    path.write_text("this is not a database, it is only some text that is long enough to be read")
+    assert_refused(call, path, "not a readable run database", "not a database")
+    path.unlink()
+    connect(tmp_path, write=True).close()
+    for statement, found in (("UPDATE info SET value = '1' WHERE key = 'schema'", "1"), ("DELETE FROM info", "None")):
+        with closing(sqlite3.connect(path)) as writer, writer:
+            writer.execute(statement)
+        assert_refused(call, path, f"schema {found}; this version reads schema 9")
