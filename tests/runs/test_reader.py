@@ -1,25 +1,30 @@
-"""Reading a run back: data frames with the numbers that were written, per rule, seed, client and round."""
+"""Reading a run back: columns, frames, values and states with the numbers that were written, by rule and round."""
 
 from __future__ import annotations
 
 import json
 import math
 import sqlite3
-from collections.abc import Sequence
+import struct
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.runs.records import RAW, evaluations, federation, record, state, updates
+from tests.kit import assert_refused
+from tests.runs.records import RAW, evaluations, federation, record, state, updates, values
 
-from steelyard.errors import UserError
+from steelyard.messages import Failure
+from steelyard.rounds.contributions import RoundValues
 from steelyard.rounds.state import RoundRecord
 from steelyard.runs import opening
+from steelyard.runs.columns import KEYS, WHOLE, Cohorts, pack, ranked, unpack
+from steelyard.runs.frames import listening_frame
 from steelyard.runs.reader import History, at_once
 from steelyard.runs.store import Store
+from steelyard.runs.valued import add_values, read_values
 from steelyard.weighing.rule import Rule, WeighingSettings
 
 METRICS = {"recall": np.array([0.5, 0.25])}
@@ -62,27 +67,6 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> History:
     return written(tmp_path_factory.mktemp("read"))
 
 
-def test_rounds_are_listed_by_federation_and_round(history: History) -> None:
-    found = history.rounds
-    assert list(zip(found["rule"], found["seed"], found["round"], strict=True)) == [
-        (rule, seed, round) for seed in (1, 2) for rule in ("both", "size") for round in (0, 1, 2)
-    ]
-    assert list(found.columns[3:]) == [
-        *("accuracy", "priority", "tried", "tests", "cohort", "answered", "kept_old", "zero_criteria", "zero_scores"),
-        *("loss", "server_accuracy", "server_macro_f1", "server_metrics", "seconds", "simulated", "epsilon"),
-        *("cpu", "gpu", "up", "down"),
-    ]
-    assert found["priority"].fillna("").tolist()[:6] == ["", "DS>LD", "DS>LD", "", "DS", "DS"]
-
-
-def test_federations_and_facts(history: History) -> None:
-    assert history.federations["federation"].tolist() == ["both#1", "size#1", "both#2", "size#2"]
-    assert history.federations["rule"].tolist() == ["both", "size"] * 2
-    assert history.federations["seed"].tolist() == [1, 1, 2, 2]
-    assert json.loads(history.federations["settings"][1])["criteria"] == ["DS"]
-    assert history.info == {"schema": "9", "status": "finished"}
-
-
 def test_criteria_stand_in_columns_of_their_own(history: History) -> None:
     found = history.clients
     assert list(found.columns) == [
@@ -113,22 +97,6 @@ def test_further_metrics_stand_in_columns_where_there_are_some(history: History)
     assert len(found) == 4 * 3 * 2
 
 
-def test_without_further_metrics_there_is_no_such_column(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    store.register([federation()])
-    store.commit(1, [record()], {"DS>LD": state()}, dict, last=True)
-    store.close()
-    assert list(History(tmp_path).evaluations.columns) == [
-        "rule",
-        "seed",
-        "round",
-        "client",
-        "samples",
-        "score",
-        "loss",
-    ]
-
-
 def test_scores_are_those_of_one_federation_without_round_0(history: History) -> None:
     rounds, scores = history.scores("both", 2)
     assert rounds.tolist() == [1, 2]
@@ -143,11 +111,11 @@ def test_right_or_wrong_is_that_of_the_last_detailed_round(history: History) -> 
         assert size is not None
         assert (both.tolist(), size.tolist()) == ([True, True], [True, False])
         assert both.dtype == np.bool_
-    with pytest.raises(UserError, match="no rule 'both' with seed 3 in this run"):
-        history.hits("both", 3)
+    for read in (history.hits, history.weights):
+        assert_refused(partial(read, "both", 3), history.folder, "no rule 'both' with seed 3 in this run")
 
 
-@settings(max_examples=25)  # each makes a database
+@settings(max_examples=8)  # each makes a database
 @given(bits=st.lists(st.lists(st.booleans(), max_size=20), min_size=1, max_size=3))
 def test_any_number_of_samples_comes_back(tmp_path_factory: pytest.TempPathFactory, bits: list[list[bool]]) -> None:
     folder = tmp_path_factory.mktemp("bits")
@@ -160,20 +128,6 @@ def test_any_number_of_samples_comes_back(tmp_path_factory: pytest.TempPathFacto
     found = History(folder).hits("DS>LD", 0)
     assert found is not None
     assert found.tolist() == bits[-1]
-
-
-def test_the_last_checkpoint(history: History, tmp_path: Path) -> None:
-    states, kept = history.last_checkpoint()
-    assert list(states) == ["both#1", "size#1", "both#2", "size#2"]
-    assert {one.round for one in states.values()} == {2}
-    assert kept == {}
-    store = Store(tmp_path)
-    assert History(tmp_path).last_checkpoint() == ({}, {})
-    store.register([federation()])
-    store.commit(0, [], {"DS>LD": state(0)}, lambda: {"own": torch.tensor([1.5])}, last=False)
-    # Read while the writer still holds the run.
-    assert History(tmp_path).last_checkpoint()[1]["own"].tolist() == [1.5]
-    store.close()
 
 
 def test_a_run_is_read_while_it_is_written_and_a_frame_is_read_once(tmp_path: Path) -> None:
@@ -221,40 +175,6 @@ def test_a_function_that_asks_much_opens_the_run_once_and_sees_each_new_round(
     store.close()
 
 
-def test_a_reader_never_opens_a_run_for_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written(tmp_path)
-    opened: list[bool] = []
-    connect = opening.connect
-
-    def spied(folder: Path, *, write: bool) -> sqlite3.Connection:
-        opened.append(write)
-        return connect(folder, write=write)
-
-    monkeypatch.setattr(opening, "connect", spied)
-    history = History(tmp_path)
-    assert history.info
-    assert history.hits("both", 1) is not None
-    assert history.last_checkpoint()[0]
-    assert len(opened) >= 4
-    assert not any(opened)
-
-
-def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no run here \(no run.sqlite\); allowed: a folder that `steelyard run` made"):
-        History(tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_database_that_broke_is_named(tmp_path: Path) -> None:
-    Store(tmp_path).close()
-    opened = History(str(tmp_path))
-    with sqlite3.connect(tmp_path / "run.sqlite") as connection:
-        connection.execute("DROP TABLE rounds")
-    connection.close()
-    with pytest.raises(UserError, match=r"not a readable run database: the table 'rounds' is missing$"):
-        opened.rounds  # noqa: B018
-
-
 def test_labels_and_flaws_are_those_that_were_noted(tmp_path: Path, history: History) -> None:
     store = Store(tmp_path)
     store.register([federation()])
@@ -283,55 +203,20 @@ def test_whoever_was_left_out_is_listed_in_order(tmp_path: Path, history: Histor
     assert History(written(tmp_path).folder).untested.empty
 
 
-def test_an_empty_run_has_frames_with_their_columns(tmp_path: Path) -> None:
-    Store(tmp_path).close()
-    nothing = History(tmp_path)
-    assert nothing.last_round == -1
-    for frame in (nothing.clients, nothing.evaluations, nothing.rounds):
-        assert len(frame) == 0
-        assert (frame["seed"].dtype, frame["round"].dtype) == (np.int64, np.int64)
-
-
-def test_a_rule_without_rounds_has_empty_arrays_of_their_types(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    store.register([federation()])
+def eleven_rounds(folder: Path, clients_every: int = 1) -> History:
+    store = Store(folder, checkpoint_every=5, clients_every=clients_every)
+    store.register([federation("both", 1, "both")])
+    for round in range(11):
+        store.commit(round, [record("both", round)], {"both": state(round)}, dict, last=round == 10)
     store.close()
-    found = History(tmp_path).cohorts("DS>LD", 0)
-    assert (found.round.dtype, found.client.dtype, len(found.weight)) == (np.int64, np.int64, 0)
-    assert History(tmp_path).tested("DS>LD", 0).round.dtype == np.int64
-
-
-def test_rounds_that_come_twice_are_one_line(tmp_path: Path) -> None:
-    written(tmp_path)
-    history = History(tmp_path)
-    columns = history._columns
-
-    def doubled(*given: object) -> list[tuple[object, ...]]:
-        return [column * 2 for column in columns(*given)]  # type: ignore[arg-type]
-
-    history._columns = doubled  # type: ignore[assignment, method-assign]
-    for read, table in ((history.cohorts, "updates"), (history.tested, "evaluations")):
-        with pytest.raises(UserError) as found:
-            read("both", 1)
-        assert f"{table} of both, seed 1: rounds come twice, or out of order" in str(found.value)
-
-
-def test_a_rule_that_is_not_there_is_named(history: History) -> None:
-    with pytest.raises(UserError) as found:
-        history.hits("both", 9)
-    assert str(found.value) == f"{history.folder}: no rule 'both' with seed 9 in this run"
+    return History(folder)
 
 
 @pytest.mark.parametrize(("clients_every", "most", "read"), [(1, 8, [3, 6, 9, 10]), (2, 8, [4, 8, 10]), (1, 22, None)])
 def test_of_a_long_run_some_rounds_are_looked_at(
     tmp_path: Path, clients_every: int, most: int, read: list[int] | None
 ) -> None:
-    store = Store(tmp_path, checkpoint_every=5, clients_every=clients_every)
-    store.register([federation("both", 1, "both")])
-    for round in range(11):
-        store.commit(round, [record("both", round)], {"both": state(round)}, dict, last=round == 10)
-    store.close()
-    history = History(tmp_path)
+    history = eleven_rounds(tmp_path, clients_every)
     spaced = history.spaced(most)
     whole = list(range(0, 11, clients_every))
     assert history.cohorts("both", 1).rounds.tolist() == whole
@@ -341,16 +226,186 @@ def test_of_a_long_run_some_rounds_are_looked_at(
     assert spaced.spaced(most) is spaced
 
 
-@pytest.mark.parametrize(("most", "read"), [(20, range(1, 11)), (19, [1, 2, 3, 4, 5, 7, 8, 9, 10]), (6, [1, 5, 10])])
-def test_of_many_tests_some_rounds_are_looked_at(tmp_path: Path, most: int, read: Sequence[int]) -> None:
-    store = Store(tmp_path, checkpoint_every=5)
-    store.register([federation("both", 1, "both")])
-    for round in range(11):
-        store.commit(round, [record("both", round)], {"both": state(round)}, dict, last=round == 10)
-    store.close()
+def test_of_many_tests_some_rounds_are_looked_at(tmp_path: Path) -> None:
+    history = eleven_rounds(tmp_path)
+    whole = history.tested("both", 1)
+    for most, read in ((20, list(range(1, 11))), (19, [1, 2, 3, 4, 5, 7, 8, 9, 10]), (6, [1, 5, 10])):
+        some = history.tested_at("both", 1, most)
+        assert sorted(set(some.round.tolist())) == read
+        assert some.score.tolist() == whole.score[np.isin(whole.round, some.round)].tolist()
+        assert some.clients == whole.clients
+
+
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+
+
+def test_bytes_are_little_endian_and_what_is_not_finite_is_unknown() -> None:
+    assert pack([1.5, -2.0]) == struct.pack("<2d", 1.5, -2.0)
+    assert pack([1, 513], KEYS) == b"\x01\x00\x00\x00\x01\x02\x00\x00"
+    found = unpack([pack([np.inf, 1.0, -np.inf, np.nan])], [4])
+    assert np.isnan(found).tolist() == [True, False, True, True]
+
+
+@given(st.lists(st.lists(FINITE, max_size=5), max_size=4), st.lists(st.integers(0, 2**63 - 1), max_size=5))
+def test_columns_of_many_rounds_come_back_to_the_last_bit(rounds: list[list[float]], whole: list[int]) -> None:
+    found = unpack([pack(column) for column in rounds], [len(column) for column in rounds])
+    assert found.tobytes() == np.array([value for column in rounds for value in column], "<f8").tobytes()
+    assert unpack([pack(whole, WHOLE)], [len(whole)], WHOLE).tolist() == whole
+
+
+def test_tables_keep_their_width_and_a_missing_column_is_unknown() -> None:
+    found = unpack([pack(RAW), None], [2, 1], width=2)
+    assert found[:2].tolist() == RAW.tolist()
+    assert np.isnan(found[2]).all()
+    assert unpack([], [], width=3).shape == (0, 3)
+
+
+@pytest.mark.parametrize("blob", [b"", b"\0" * 7, b"\0" * 24, "0.5000000000000000"])
+def test_a_blob_of_another_length_is_refused(blob: bytes) -> None:
+    with pytest.raises(ValueError, match="another length than its round has clients"):
+        unpack([blob], [2])
+
+
+def test_clients_are_counted_in_ascending_order_of_their_names() -> None:
+    names, index = ranked(np.array([7, 2, 7, 9]), {2: "b", 7: "c", 9: "a", 11: "never"})
+    assert names == ("a", "b", "c")
+    assert index.tolist() == [2, 1, 2, 0]
+    with pytest.raises(ValueError, match="client number 8 has no name"):
+        ranked(np.array([8]), {2: "b"})
+
+
+def three_rounds(folder: Path) -> Store:
+    """Rounds 1 to 3 of clients whose numbers are not in the order of their names; b is absent in round 2."""
+    store = Store(folder)
+    store.register([federation()])
+    rule = Rule(WeighingSettings(criteria=("DS", "LD")))
+    for round, names in ((1, ("z", "b")), (2, ("a", "z")), (3, ("z", "b"))):
+        failures = (Failure("b", "gone"),) if round == 2 else ()
+        sent = updates(round=round, clients=names, failures=failures, bytes_sent=np.array([round, 10]))
+        store.commit(
+            round,
+            [record(round=round, updates=sent, weighing=rule.weigh(RAW))],
+            {"DS>LD": state(round)},
+            dict,
+            last=False,
+        )
+    return store
+
+
+def test_arrays_are_ordered_by_round_and_client_and_tables_have_holes(tmp_path: Path) -> None:
+    three_rounds(tmp_path).close()
     history = History(tmp_path)
-    whole, some = history.tested("both", 1), history.tested_at("both", 1, most)
-    assert sorted(set(some.round.tolist())) == list(read)
-    kept = np.isin(whole.round, some.round)
-    assert some.score.tolist() == whole.score[kept].tolist()
-    assert some.clients == whole.clients
+    found = history.cohorts("DS>LD", 0)
+    assert (found.clients, found.criteria) == (("a", "b", "z"), ("DS", "LD"))
+    assert found.round.tolist() == [1, 1, 2, 2, 3, 3]
+    assert found.client.tolist() == [1, 2, 0, 2, 1, 2]
+    assert found.weight.tolist() == [0.25, 0.75, 0.75, 0.25, 0.25, 0.75]
+    assert found.bytes.tolist() == [10, 1, 2, 10, 10, 3]
+    assert found.raw.tolist() == [[1, 4], [3, 4], [3, 4], [1, 4], [1, 4], [3, 4]]
+    clients, rounds, weights = history.weights("DS>LD", 0)
+    assert (clients, rounds.tolist()) == (("a", "b", "z"), [1, 2, 3])
+    assert np.nan_to_num(weights, nan=-1).tolist() == [[-1, 0.25, 0.75], [0.75, -1, 0.25], [-1, 0.25, 0.75]]
+    assert found.table(found.normalised).shape == (3, 3, 2)
+    assert np.nan_to_num(found.table(found.normalised), nan=-1)[1].tolist() == [[0.75, 0.5], [-1, -1], [0.25, 0.5]]
+    # The frame has the client that was left out among the others, in its place by name.
+    frame = history.clients
+    assert frame["client"].tolist() == ["b", "z", "a", "b", "z", "b", "z"]
+    assert frame["failure"].fillna("").tolist() == ["", "", "", "gone", "", "", ""]
+
+
+def test_a_follower_reads_only_what_is_new(tmp_path: Path) -> None:
+    store = three_rounds(tmp_path)
+    history = History(tmp_path)
+    assert history.last_round == 3
+    assert history.rounds_after(2)["round"].tolist() == [3]
+    assert history.clients_after(2)["client"].tolist() == ["b", "z"]
+    assert history.evaluations_after(1)["round"].tolist() == [2, 2, 3, 3]
+    assert history.failures_after(2).empty
+    assert history.scores("DS>LD", 0, after=2)[0].tolist() == [3]
+    new: Cohorts = history.cohorts("DS>LD", 0, after=3)
+    assert (new.clients, len(new.round), new.raw.shape) == ((), 0, (0, 2))
+    store.commit(4, [record(round=4)], {"DS>LD": state(4)}, dict, last=False)
+    assert history.last_round == 4
+    assert history.weights("DS>LD", 0, after=3)[1].tolist() == [4]
+    store.close()
+
+
+def test_a_matrix_is_a_row_for_each_pair_of_its_clients() -> None:
+    parts = [
+        ("fedala", 3, 1, ["a", "b"], np.array([[0.75, 0.25], [0.5, 0.5]])),
+        ("fedfomo", 4, 2, ["c"], np.array([[1.0]])),
+    ]
+    frame = listening_frame(parts)
+    assert (
+        list(frame.columns)
+        == list(listening_frame([]).columns)
+        == ["rule", "seed", "round", "client", "hears", "weight"]
+    )
+    assert list(frame.index) == [0, 1, 2, 3, 4]
+    assert frame.to_numpy().tolist() == [
+        ["fedala", 3, 1, "a", "a", 0.75],
+        ["fedala", 3, 1, "a", "b", 0.25],
+        ["fedala", 3, 1, "b", "a", 0.5],
+        ["fedala", 3, 1, "b", "b", 0.5],
+        ["fedfomo", 4, 2, "c", "c", 1.0],
+    ]
+
+
+def test_values_come_back_by_round_with_their_rule_seed_and_source(tmp_path: Path):
+    run = eleven_rounds(tmp_path).folder
+    assert read_values(run) == []
+    figures = (np.array([[0.5, -0.5]]), np.array([0.25]), np.array([7]), 0.5, 0.75)
+    one, other = values(1), RoundValues("accuracy", "leave-one-out", ("b",), *figures)
+    writer = Store(run)
+    why = add_values(run, {("both", 2): [other]}, "replay")
+    writer.close()
+    assert why.startswith(f"{run}: ")
+    assert "writing this run" in why
+    assert read_values(run) == []
+    assert add_values(run, {("both", 2): [other], ("both", 1): [one]}, "replay") == ""
+    found = read_values(run)
+    assert [(each.rule, each.seed, each.round, each.source) for each in found] == [
+        ("both", 1, 1, "replay"),
+        ("both", 1, 2, "replay"),
+    ]
+    for stored, sent in zip(found, (one, other), strict=True):
+        back = stored.found
+        assert (back.measure, back.method, back.clients) == (sent.measure, sent.method, sent.clients)
+        assert (back.before, back.after) == (sent.before, sent.after)
+        for name in ("values", "error", "sizes"):
+            np.testing.assert_array_equal(getattr(back, name), getattr(sent, name))
+
+
+def test_federations_facts_and_rounds_are_listed_in_order(history: History) -> None:
+    assert history.federations["federation"].tolist() == ["both#1", "size#1", "both#2", "size#2"]
+    assert history.federations["rule"].tolist() == ["both", "size"] * 2
+    assert history.federations["seed"].tolist() == [1, 1, 2, 2]
+    assert json.loads(history.federations["settings"][1])["criteria"] == ["DS"]
+    assert history.info == {"schema": "9", "status": "finished"}
+    found = history.rounds
+    assert list(zip(found["rule"], found["seed"], found["round"], strict=True)) == [
+        (rule, seed, round) for seed in (1, 2) for rule in ("both", "size") for round in (0, 1, 2)
+    ]
+    assert list(found.columns[3:]) == [
+        *("accuracy", "priority", "tried", "tests", "cohort", "answered", "kept_old", "zero_criteria", "zero_scores"),
+        *("loss", "server_accuracy", "server_macro_f1", "server_metrics", "seconds", "simulated", "epsilon"),
+        *("cpu", "gpu", "up", "down"),
+    ]
+    assert found["priority"].fillna("").tolist()[:6] == ["", "DS>LD", "DS>LD", "", "DS", "DS"]
+
+
+def test_an_empty_run_and_a_rule_without_rounds_have_columns_of_their_types(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    nothing = History(tmp_path)
+    assert (nothing.last_round, nothing.last_checkpoint()) == (-1, ({}, {}))
+    for frame in (nothing.clients, nothing.evaluations, nothing.rounds):
+        assert len(frame) == 0
+        assert (frame["seed"].dtype, frame["round"].dtype) == (np.int64, np.int64)
+    assert list(nothing.clients.columns)[:4] == ["rule", "seed", "round", "client"]
+    assert list(nothing.evaluations.columns)[3:] == ["client", "samples", "score", "loss"]
+    store.register([federation()])
+    # Read while the writer still holds the run.
+    found = History(tmp_path).cohorts("DS>LD", 0)
+    assert (found.round.dtype, found.client.dtype, len(found.weight)) == (np.int64, np.int64, 0)
+    assert History(tmp_path).tested("DS>LD", 0).round.dtype == np.int64
+    store.close()
