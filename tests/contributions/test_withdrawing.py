@@ -13,7 +13,7 @@ from tests.contributions.test_replaying import experiment
 from tests.runs.contents import query
 
 from steelyard.contributions.finding import without
-from steelyard.contributions.withdrawing import _checkpoint_before, withdraw  # type: ignore[attr-defined]
+from steelyard.contributions.withdrawing import withdraw
 from steelyard.errors import Stopped
 from steelyard.experiment.running import resume, run
 from steelyard.report.verification import verify
@@ -25,8 +25,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run(experiment(), out=tmp_path_factory.mktemp("withdrawn") / "run")
 
 
-def test_a_run_without_a_client(folder: Path, tmp_path: Path, steelyard: CommandLine) -> None:
-    done = steelyard("withdraw", folder, "client-002", "--out", tmp_path / "fewer")
+def test_a_run_without_a_client(folder: Path, tmp_path: Path, command: CommandLine) -> None:
+    done = command("withdraw", folder, "client-002", "--out", tmp_path / "fewer")
     assert done.returncode == 0, done.stderr
     before, after = History(folder), History(tmp_path / "fewer")
     assert "client-002" in set(before.clients["client"])
@@ -70,11 +70,10 @@ def last_of(folder: Path) -> tuple[str, int]:
 
 
 def test_who_took_part_late_is_left_out_from_the_checkpoint_before(tmp_path: Path) -> None:
-    folder = run(one_a_round(store={"checkpoint_every": 1, "keep": "updates"}), out=tmp_path / "run")
-    client, first = last_of(folder)
-    assert first == 4, "the cohorts of this seed"
     # As a run that was stopped before its end leaves it: two checkpoints.
-    stopped = stopped_after(first, tmp_path, store={"checkpoint_every": 1, "keep": "updates"})
+    stopped = stopped_after(4, tmp_path, store={"checkpoint_every": 1, "keep": "updates"})
+    client, first = last_of(stopped)
+    assert first == 4, "the cohorts of this seed"
     fewer = withdraw(stopped, client, out=tmp_path / "fewer")
     before, after = History(stopped), History(fewer)
     lineage = json.loads(after.info["withdrawn_from"])
@@ -95,15 +94,15 @@ def stopped_after(round: int, folder: Path, **sections: Any) -> Path:
             raise KeyboardInterrupt
 
     with pytest.raises(Stopped):
-        run(one_a_round(rounds={"count": 5}, **sections), out=folder / "stopped", progress=stop)
+        run(one_a_round(**{"rounds": {"count": 5}, **sections}), out=folder / "stopped", progress=stop)
     return folder / "stopped"
 
 
 def test_who_took_part_from_the_begin_or_decided_by_tests_is_left_out_from_the_first_model(tmp_path: Path) -> None:
-    stopped = stopped_after(4, tmp_path, store={"checkpoint_every": 1})
-    early = str(History(stopped).clients.query("round == 1")["client"].iloc[0])
-    lineage = json.loads(History(withdraw(stopped, early, out=tmp_path / "early")).info["withdrawn_from"])
-    assert (lineage["round"], lineage["from"]) == (0, "the first model")
-    assert _checkpoint_before(History(stopped), one_a_round(), last_of(stopped)[0]) == 3
-    deciding = one_a_round(rounds={"stop_at_target": True, "target": 0.99})
-    assert _checkpoint_before(History(stopped), deciding, last_of(stopped)[0]) is None
+    deciding = {"rounds": {"count": 5, "stop_at_target": True, "target": 0.99}}
+    for name, client, sections in (("early", "first", {}), ("deciding", "last", deciding)):
+        stopped = stopped_after(4, tmp_path / name, store={"checkpoint_every": 1}, **sections)
+        firsts = History(stopped).clients.groupby("client")["round"].min()
+        gone = str(firsts.idxmin() if client == "first" else firsts.idxmax())
+        lineage = json.loads(History(withdraw(stopped, gone, out=tmp_path / name / "fewer")).info["withdrawn_from"])
+        assert (lineage["round"], lineage["from"]) == (0, "the first model")
