@@ -73,7 +73,7 @@ PERCENT, ORDER, FAR = "percent", "Order only", "the values are over 10 times the
     ("rounds", "shares", "notes"),
     [
         ([(0.9, -0.3)], [1.5, -0.5], []),
-        ([((0.3, 0.9, -1.5), 0.1)], [None, None], [PERCENT]),
+        ([((0.3, 0.9, -1.5), 0.1)], [None, None], [PERCENT, ORDER]),
         ([(0.3, 0.1)], [None, None], [ORDER]),
         # One client spoils in each round what the other mends: a gain of .1 in all, values of 2.05 and 1.95.
         ([(1.05, -1.0), (1.0, -0.95)], [None, None], [ORDER, FAR]),

@@ -1,5 +1,7 @@
 """A small world for the recommenders: two tastes, each with its own items."""
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,19 @@ def two_tastes(users: int = 24, items: int = 40, taken: int = 10, seed: int = 0)
         for place, item in enumerate(random.choice(half, size=taken, replace=False)):
             rows.append((f"u{user:02d}", f"i{item:02d}", 5, 1000 + place))
     return rows
+
+
+@pytest.fixture
+def shared() -> Callable[[str], Path]:
+    """Find a real data set, or leave the test out."""
+
+    def find(name: str) -> Path:
+        for folder in (os.environ.get("STEELYARD_DATA", ""), "../shared/data"):
+            if folder and (Path(folder) / name).exists():
+                return Path(folder) / name
+        pytest.skip(f"needs {name} in STEELYARD_DATA or ../shared/data")
+
+    return find
 
 
 @pytest.fixture

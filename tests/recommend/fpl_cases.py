@@ -1,10 +1,18 @@
-"""A few users with a few items, on which FPL's fast forms are held to the slow one."""
+"""FPL one user and one triple at a time, in plain Python: slow, readable, and what the fast forms are held to.
+
+Beside it a few users with a few items, on which they are.
+"""
+
+import math
+from collections import defaultdict
 
 import numpy as np
 
-from steelyard.recommend.fpl import initial_table, initial_vector, sent_positives
+from steelyard.recommend.fpl import Learning, initial_table, initial_vector, sent_positives
 from steelyard.recommend.interactions import build
+from steelyard.recommend.ranking import GroundTruth
 from steelyard.recommend.sampling import Histories, Triples, draw_triples, round_keys, user_keys
+from steelyard.recommend.users import Users
 
 USERS, ITEMS, FACTORS = 9, 14, 4
 
@@ -18,16 +26,22 @@ def few_histories() -> Histories:
     )
 
 
+def few_users(share: float) -> Users:
+    """The same with something to test: each is tested on one item that she does not have."""
+    histories = few_histories()
+    unseen = [next(i for i in range(ITEMS) if i not in histories.own(u)) for u in range(USERS)]
+    users = [f"u{user}" for user in range(USERS)]
+    names = {"all_users": users, "all_items": [str(i) for i in range(ITEMS)]}
+    train = build(np.repeat(users, histories.sizes).tolist(), [str(i) for i in histories.items], **names)
+    truth = GroundTruth.between(train, build(users, [str(i) for i in unseen], **names))
+    return Users(histories, truth, np.full(USERS, share), histories.items.astype(np.int64))
+
+
 def start(histories: Histories, seed: int = 1, factors: int = FACTORS) -> tuple[np.ndarray, np.ndarray]:
     """A table with biases that are not 0, and the users' first vectors."""
     table = initial_table(seed, histories.catalogue, factors)
     table[:, -1] = np.random.default_rng(seed).normal(size=histories.catalogue)
     return table, np.stack([initial_vector(seed, name, factors) for name in histories.names])
-
-
-def as_lists(table: np.ndarray) -> tuple[list[list[float]], list[float]]:
-    """The table as the slow reference has it: factors by item, biases by item."""
-    return table[:, :-1].astype(float).tolist(), table[:, -1].astype(float).tolist()
 
 
 def draw(
@@ -37,3 +51,49 @@ def draw(
     triples = draw_triples(histories, users, round_keys(user_keys(seed, histories.names, "t")[users], round), count)
     sent = sent_positives(user_keys(seed, histories.names, "m")[users], np.full(len(users), share), triples.positives)
     return triples, sent
+
+
+def slow_round(table, vectors, users, triples, sent, learning: Learning, *, in_turn: bool = False):
+    """Users one after the other on one table, or in turn each on what the one before left.
+
+    Returns the new table, all vectors, and what each user changed, by item.
+    """
+    first, own, told = (table[:, :-1].astype(float).tolist(), table[:, -1].astype(float).tolist()), vectors.tolist(), []
+    q, b = ([list(row) for row in first[0]], list(first[1]))
+    for row, user in enumerate(users):
+        passed = dict(zip(triples.positives[row].tolist(), sent[row].tolist(), strict=True))
+        pairs = list(zip(triples.positives[row].tolist(), triples.negatives[row].tolist(), strict=True))
+        seen = (q, b) if in_turn else first
+        own[user], changes = local_update(*seen, own[user], pairs, learning, passed.__getitem__)
+        for item, change in changes.items():  # the server's step, Eq. 4.10: Θ += α Σ_u Δ_u
+            q[item] = [old + learning.rate * new for old, new in zip(q[item], change[:-1], strict=True)]
+            b[item] += learning.rate * change[-1]
+        told.append(changes)
+    return np.column_stack([q, b]), np.array(own), told
+
+
+def local_update(q, b, p, triples, learning, sent):
+    """One user's pass (Eq. 4.3 to 4.9): returns her new vector and the changes she sends, by item.
+
+    `q` and `b` are lists by item and stay as they are; `sent(item)` says whether a positive's change is sent.
+    """
+    p = list(p)
+    changes = defaultdict(lambda: [0.0] * (len(p) + 1))
+    alpha = learning.rate
+    user_decay, positive_decay, negative_decay = alpha / 20, alpha / 20, alpha / 200
+    for liked, other in triples:
+        margin = (b[liked] + dot(q[liked], p)) - (b[other] + dot(q[other], p))
+        weight = 1 / (1 + math.exp(margin))
+        for h in range(len(p)):
+            if sent(liked):
+                changes[liked][h] += weight * p[h] - positive_decay * q[liked][h]
+            changes[other][h] += -weight * p[h] - negative_decay * q[other][h]
+        if sent(liked):
+            changes[liked][-1] += weight
+        changes[other][-1] += -weight
+        p = [p[h] + alpha * (weight * (q[liked][h] - q[other][h]) - user_decay * p[h]) for h in range(len(p))]
+    return p, dict(changes)
+
+
+def dot(a, b):
+    return sum(x * y for x, y in zip(a, b, strict=True))

@@ -1,4 +1,4 @@
-"""The users of FPL as clients of the loop: what each of them sends, and what is counted of it."""
+"""The users of FPL as clients of the loop: what each sends, what is counted of it, what a node keeps of some."""
 
 from collections import Counter
 
@@ -6,16 +6,18 @@ import numpy as np
 import pytest
 import torch
 from tests.clients.contract import ClientsContract, Make
-from tests.recommend.fpl_cases import FACTORS, ITEMS, USERS, few_histories
+from tests.recommend.fpl_cases import FACTORS, ITEMS, USERS, few_users
 
 from steelyard.messages import Task
 from steelyard.randomness import generator
 from steelyard.recommend.clients import LocalRound, RecommendClients
-from steelyard.recommend.communication import Traffic
+from steelyard.recommend.communication import Traffic, row_bytes
 from steelyard.recommend.fpl import Learning
-from steelyard.recommend.interactions import build
+from steelyard.recommend.interactions import Interactions, build
+from steelyard.recommend.metrics import bias_disparity
 from steelyard.recommend.parallel import PairRows
 from steelyard.recommend.ranking import GroundTruth
+from steelyard.recommend.sampling import Histories
 from steelyard.recommend.server import RecommendServer
 from steelyard.recommend.users import Users
 
@@ -26,15 +28,7 @@ SEED = 5
 
 
 def clients(local_round: LocalRound, share: float = 0.5) -> RecommendClients:
-    histories = few_histories()
-    # Each user is tested on one item that she does not have.
-    unseen = [next(i for i in range(ITEMS) if i not in histories.own(u)) for u in range(USERS)]
-    names = {"all_users": NAMES, "all_items": [str(i) for i in range(ITEMS)]}
-    owners = np.repeat(np.arange(USERS), histories.sizes)
-    train = build([f"u{u}" for u in owners], [str(i) for i in histories.items], **names)
-    test = build(list(NAMES), [str(i) for i in unseen], **names)
-    users = Users(histories, GroundTruth.between(train, test), np.full(USERS, share), histories.items.astype(np.int64))
-    return RecommendClients(users, Learning(0.1, FACTORS), local_round)
+    return RecommendClients(few_users(share), Learning(0.1, FACTORS), local_round)
 
 
 def task(round: int = 1, names: tuple[str, ...] = NAMES, federation: str = "EQ") -> Task:
@@ -69,28 +63,21 @@ def test_in_sequence_each_user_pays_for_the_rounds_in_which_she_was_drawn(share:
     """With one triple a round, a user sends the negative's row, and the positive's where π is 1."""
     made = clients(LocalRound(triples=1, sequential=20), share)
     cohort = NAMES[:5]
-    before = {name: made._own("EQ", SEED)[made.index_of[name]].copy() for name in NAMES}
+    made.train([task(round=1, names=cohort[:1])])  # twenty rounds of hers
+    before = made.snapshot()["vectors/EQ"].clone()
     updates = made.train([task(round=3, names=cohort)])[0]
     drawn = Counter(generator(SEED, 3, "", "fpl turns").integers(len(cohort), size=20).tolist())
     assert len(set(drawn.values())) > 1
+    # All scores start near 0 and biases move by 0.1 at most a round: a triple costs ln 2, give or take 0.2; a user's
+    # loss is the mean over the rounds in which she was drawn, not their sum.
+    assert updates.losses == pytest.approx([np.log(2) if drawn[user] else 0.0 for user in range(5)], abs=0.2)
     assert updates.clients == cohort
     assert updates.bytes_sent is not None
     assert updates.bytes_sent.tolist() == [rows * UP * drawn[user] for user in range(len(cohort))]
-    assert made.traffic("EQ") == Traffic(20 * ITEMS, 20 * rows, 20 * ITEMS * DOWN, 20 * rows * UP)
-    moved = [name for name in NAMES if not np.array_equal(before[name], made._own("EQ", SEED)[made.index_of[name]])]
-    assert moved == [cohort[user] for user in sorted(drawn)]
-
-
-def test_in_sequence_losses_are_means_over_a_users_own_rounds():
-    """A user who was drawn twice has one mean loss, not a sum; one who was not drawn has 0."""
-    made = clients(LocalRound(triples=1, sequential=9), share=1.0)
-    updates = made.train([task()])[0]
-    drawn = Counter(generator(SEED, 1, "", "fpl turns").integers(USERS, size=9).tolist())
-    assert max(drawn.values()) > 1
-    assert len(drawn) < USERS
-    for user in range(USERS):
-        # All scores start near 0 and biases move by 0.1 at most a round: a triple costs ln 2, give or take 0.2.
-        assert updates.losses[user] == pytest.approx(np.log(2) if drawn[user] else 0.0, abs=0.2)
+    first = Traffic(20 * ITEMS, 20 * rows, 20 * ITEMS * DOWN, 20 * rows * UP)
+    assert made.traffic("EQ").numbers() == pytest.approx([2 * each for each in first.numbers()])
+    moved = (made.snapshot()["vectors/EQ"] != before).any(dim=1)
+    assert np.flatnonzero(moved.numpy()).tolist() == sorted(drawn)
 
 
 def test_what_is_kept_goes_into_a_snapshot_and_comes_back():
@@ -140,3 +127,81 @@ class TestSequentialUsers(TestParallelUsers):
         (together,) = make().train([self.task(make(), start)])
         (alone,) = make().train([Task("f", self.seed, 1, together.clients[-1:], start)])
         assert not torch.equal(together.payload.combine(start, np.ones(1)), alone.payload.combine(start, np.ones(1)))
+
+
+# ---------------------------------------------------------------- what travels, by hand
+
+
+def test_rows_go_down_without_numbers_and_up_with_them():
+    """20 factors: 84 bytes a row down (the table is whole and in order), 88 bytes up (the item's number beside it)."""
+    assert (row_bytes(20), row_bytes(1)) == (4 + 4 * 20 + 4, 12)
+    first = Traffic().plus(down=3 * 100, up=7, width=row_bytes(20))
+    assert first.numbers() == (300, 7, 300 * 84, 7 * 88)
+    second = first.plus(down=100, up=2, width=row_bytes(20))
+    assert second.numbers() == (400, 9, 33_600, 792)
+    assert Traffic(*second.numbers()) == second
+    assert second.vectors == 409
+    assert str(second) == "409 vectors (400 down, 9 up), 34,392 bytes"
+
+
+# ---------------------------------------------------------------- what a node keeps of some of the users
+
+# Ratings of 4 and 5 are likes. Users and items ascend by name; ben has no test row, cleo has two.
+TRAIN = [("ada", "w", 5), ("ada", "x", 2), ("ben", "x", 4), ("ben", "y", 1), ("ben", "z", 5), ("cleo", "w", 1)]
+TEST = [("ada", "y", 4), ("cleo", "x", 5), ("cleo", "z", 4)]
+
+
+def table(rows: list[tuple[str, str, int]]) -> Interactions:
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    return build(columns[0], columns[1], columns[2], all_users=["ada", "ben", "cleo"], all_items=list("wxyz"))
+
+
+@pytest.fixture
+def users() -> Users:
+    train = table(TRAIN)
+    truth = GroundTruth.between(train, table(TEST), threshold=4)
+    histories = Histories.of(train)
+    facts = {name: {"age": float(age)} for name, age in (("ada", 30), ("ben", 40), ("cleo", 50))}
+    return Users(histories, truth, np.array([0.1, 0.2, 0.3]), histories.items.astype(np.int64) * 10, facts)
+
+
+def test_likes_stay_with_the_rows_they_belong_to(users: Users):
+    for names, rows, items, liked in (
+        (["ada", "ben", "cleo"], [0, 0, 1, 1, 1, 2], [0, 1, 1, 2, 3, 0], [1, 0, 1, 0, 1, 0]),
+        (["ben"], [0, 0, 0], [1, 2, 3], [1, 0, 1]),
+        (["ada", "cleo"], [0, 0, 1], [0, 1, 0], [1, 0, 0]),
+    ):
+        truth = users.keep(names).truth
+        assert (truth.train_user.tolist(), truth.train_item.tolist()) == (rows, items)
+        assert truth.liked is not None
+        assert truth.liked.tolist() == liked
+    # ben likes x and z; with categories {w, x} and {y, z}, each holds half of his likes and half of the items.
+    pairs = [("w", "first"), ("x", "first"), ("y", "second"), ("z", "second")]
+    ben = users.keep(["ben"]).truth.with_categories(list("wxyz"), pairs)
+    assert bias_disparity(ben.view(np.array([[0]]), 1)).source == pytest.approx([1, 1])
+    # All training rows are likes where no threshold is set.
+    plain = Users(users.histories, GroundTruth.between(table(TRAIN), table(TEST)), users.shares, users.kinds)
+    assert plain.keep(["ada"]).truth.liked is None
+
+
+def test_everything_else_of_the_others_is_gone_and_items_keep_their_numbers(users: Users):
+    kept = users.keep(["cleo", "ben"])
+    histories = kept.histories
+    assert histories.names == ("ben", "cleo")
+    assert (histories.catalogue, histories.starts.tolist()) == (4, [0, 3, 4])
+    assert histories.items.tolist() == [1, 2, 3, 0]
+    assert histories.fakes.tolist() == [0, 0]
+    assert (kept.truth.users, kept.truth.items) == (2, 4)
+    assert (kept.truth.test_user.tolist(), kept.truth.test_item.tolist()) == ([1, 1], [1, 3])
+    assert kept.shares.tolist() == [0.2, 0.3]
+    assert kept.kinds.tolist() == [10, 20, 30, 0]
+    assert set(kept.facts) == {"ben", "cleo"}
+
+
+def test_decoys_go_with_their_user(users: Users):
+    claimed = Users(users.histories.with_decoys(1.0, seed=1), users.truth, users.shares, np.arange(8))
+    kept = claimed.keep(["cleo"]).histories
+    whole = claimed.histories
+    assert kept.fakes.tolist() == [1]
+    assert kept.items.tolist() == whole.items[whole.starts[2] : whole.starts[3]].tolist()
+    assert kept.own(0).tolist() == [0]

@@ -1,75 +1,66 @@
-"""Scoring lists from files."""
+"""Scoring lists from files, and test items among sampled negatives, held to a version written out user by user."""
 
 import json
+import math
 from pathlib import Path
 
+import numpy as np
 import pytest
-import typer
-from typer.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.kit import assert_refused, changed
 
-from steelyard.cli.recommend import app
-from steelyard.errors import UserError
+from steelyard.experiment import running
+from steelyard.experiment.loading import build as described
+from steelyard.randomness import stream_keys, words
 from steelyard.recommend.evaluate import figures, load
+from steelyard.recommend.interactions import build
+from steelyard.recommend.judging import Judge
+from steelyard.recommend.ranking import GroundTruth
+from steelyard.recommend.sampled import Sampled, draw_negatives, per_user, ranks
+from steelyard.recommend.sampling import Histories
+from steelyard.recommend.users import Users
+from steelyard.report.recommender import open_run
+from steelyard.result import Result
 
 FILES = {
-    "train.tsv": "user\titem\trating\na\t1\t5\nb\t1\t4\nb\t2\t4\n",
-    "test.tsv": "a\t2\t4\na\t3\t2\nb\t3\t5\nc\t1\t1\n",
-    "recs.tsv": "user\titem\tscore\na\t3\t0.1\na\t2\t0.9\nb\t4\t2\nb\t3\t1\n",
+    "train": "user\titem\trating\na\t1\t5\nb\t1\t4\nb\t2\t4\n",
+    "test": "a\t2\t4\na\t3\t2\nb\t3\t5\nc\t1\t1\n",
+    "recommendations": "user\titem\tscore\na\t3\t0.1\na\t2\t0.9\nb\t4\t2\nb\t3\t1\n",
 }
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    for name, text in FILES.items():
-        (tmp_path / name).write_text(text)
-    return tmp_path
+def judged(tmp_path: Path, command):
+    """Run `steelyard recommend evaluate` on the files above, some of them written anew; returns its answer."""
+
+    def call(*more: str, json_too: bool = True, **files: str):
+        for name, text in {**FILES, **files}.items():
+            (tmp_path / f"{name}.tsv").write_text(text)
+        named = [word for name in {**FILES, **files} for word in (f"--{name}", f"{name}.tsv")]
+        done = command("recommend", "evaluate", *named, *more, *(["--format", "json"] if json_too else []))
+        return json.loads(done.stdout) if json_too and done.returncode == 0 else done
+
+    return call
 
 
-def run(folder: Path, *more: str) -> dict:
-    arguments = [
-        "evaluate",
-        *(part for name in ("train", "test") for part in (f"--{name}", str(folder / f"{name}.tsv"))),
-    ]
-    result = CliRunner().invoke(app, [*arguments, "--recommendations", str(folder / "recs.tsv"), *more])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return json.loads(result.stdout) if "json" in more else {"text": result.stdout, "notes": result.stderr}
-
-
-def test_json_is_keyed_by_cutoff_then_metric(folder: Path):
-    document = run(folder, "--cutoff", "2,1", "--format", "json")
+def test_json_is_keyed_by_cutoff_then_metric(judged):
+    document = judged("--cutoff", "2,1")
     assert list(document) == ["2", "1"]
     # a: 2 (relevant), 3 (relevant); b: 4, 3 (relevant); c has no list and counts as 0.
     assert document["2"]["precision"] == pytest.approx((1 + 0.5 + 0) / 3)
     assert document["1"]["precision"] == pytest.approx(1 / 3)
-    assert document["2"]["users"] == 3
-    assert document["2"]["catalogue"] == 4
-    assert document["2"]["item_coverage"] == 3
+    assert [document["2"][name] for name in ("users", "catalogue", "item_coverage")] == [3, 4, 3]
+    # Relevant from 3 on: a2, b3; c has none and leaves the mean.
+    poor = judged("--cutoff", "2", "--threshold", "3")["2"]
+    assert (poor["users"], poor["precision"]) == pytest.approx((2, 0.5))
+    wide = judged(catalogue="item\n" + "\n".join("123456") + "\n")
+    assert wide["10"]["item_coverage_share"] == pytest.approx(3 / 6)
 
 
-def test_threshold_takes_out_poor_ratings(folder: Path):
-    document = run(folder, "--cutoff", "2", "--threshold", "3", "--format", "json")
-    # Relevant: a2, b3; c has none and leaves the mean.
-    assert document["2"]["users"] == 2
-    assert document["2"]["precision"] == pytest.approx(0.5)
-
-
-def test_catalogue_widens_coverage_and_must_hold_every_item(folder: Path):
-    (folder / "all.tsv").write_text("item\n" + "\n".join("123456") + "\n")
-    document = run(folder, "--catalogue", str(folder / "all.tsv"), "--format", "json")
-    assert document["10"]["item_coverage_share"] == pytest.approx(3 / 6)
-    (folder / "few.tsv").write_text("1\n2\n3\n")
-    with pytest.raises(UserError, match="1 recommended items are not in the catalogue, for one '4'"):
-        run(folder, "--catalogue", str(folder / "few.tsv"))
-
-
-def test_categories_and_a_second_system(folder: Path):
-    (folder / "kinds.tsv").write_text("item\tcategory\n1\tx\n2\tx|y\n3\ty\n4\ty\n")
-    (folder / "other.tsv").write_text("a\t4\t1\nb\t3\t1\n")
-    block = run(
-        *(folder, "--categories", str(folder / "kinds.tsv"), "--against", str(folder / "other.tsv")),
-        *("--cutoff", "1", "--format", "json"),
-    )["1"]
+def test_categories_and_a_second_system(judged):
+    kinds = "item\tcategory\n1\tx\n2\tx|y\n3\ty\n4\ty\n"
+    block = judged("--cutoff", "1", categories=kinds, against="a\t4\t1\nb\t3\t1\n")["1"]
     # Lists: 2 and 4, so x holds 1 of 2 places and y both; training: x 3 of 3, y 1 of 3; sizes 2/4 and 3/4.
     assert block["bias_source"] == pytest.approx({"x": 2.0, "y": (1 / 3) / 0.75})
     assert block["bias_recommended"] == pytest.approx({"x": 1.0, "y": 1 / 0.75})
@@ -78,68 +69,144 @@ def test_categories_and_a_second_system(folder: Path):
     assert 0 < block["against"]["precision"]["t_test_p"] <= 1
 
 
-def test_undefined_is_null_and_text_is_a_table(folder: Path):
-    (folder / "recs.tsv").write_text("zoe\t1\t1\n")
-    document = run(folder, "--format", "json")
-    assert document["10"]["pop_reo"] is None
-    shown = run(folder, "--cutoff", "10,1")
-    assert shown["text"].splitlines()[1].split() == ["metric", "@10", "@1"]
-    assert "3 users with relevant test items have no list" in shown["notes"]
+def test_undefined_is_null_and_text_is_a_table(judged):
+    stranger = {"recommendations": "zoe\t1\t1\n"}
+    assert judged(**stranger)["10"]["pop_reo"] is None
+    shown = judged("--cutoff", "10,1", json_too=False, **stranger)
+    assert shown.stdout.splitlines()[1].split() == ["metric", "@10", "@1"]
+    assert "3 users with relevant test items have no list" in shown.stderr
 
 
-def test_repeated_and_known_items_are_noted(folder: Path):
-    (folder / "recs.tsv").write_text("a\t2\t1\na\t2\t3\na\t1\t2\nb\t3\t1\nc\t1\t1\n")
-    case = load(folder / "train.tsv", folder / "test.tsv", folder / "recs.tsv", cutoff=10)
+def test_order_is_by_score_ties_keep_the_file_and_repeated_or_known_items_are_noted(judged, tmp_path: Path):
+    judged(recommendations="a\t3\t1\na\t2\t1\na\t4\t7\n")
+    files = [tmp_path / f"{name}.tsv" for name in FILES]
+    assert load(*files, cutoff=3).lists[0].tolist() == [3, 2, 1]
+    judged(recommendations="a\t2\t1\na\t2\t3\na\t1\t2\nb\t3\t1\nc\t1\t1\n")
+    case = load(*files, cutoff=10)
     assert case.lists[0, :3].tolist() == [1, 0, -1]
     assert any("1 repeated items" in note for note in case.notes)
     assert any("own training set" in note for note in case.notes)
     assert figures(case, [10])["10"]["hit_rate"] == 1.0
 
 
-def test_order_is_by_score_and_ties_keep_the_file(folder: Path):
-    (folder / "recs.tsv").write_text("a\t3\t1\na\t2\t1\na\t4\t7\n")
-    case = load(folder / "train.tsv", folder / "test.tsv", folder / "recs.tsv", cutoff=3)
-    assert case.lists[0].tolist() == [3, 2, 1]
+@pytest.mark.parametrize(
+    ("words", "files", "told"),
+    [
+        (["--cutoff", "0"], {}, "--cutoff: got '0'"),
+        (["--cutoff", "ten"], {}, "--cutoff: got 'ten'"),
+        (["--cutoff", ""], {}, "--cutoff: got ''"),
+        (["--cutoff", "5,-1"], {}, "--cutoff: got '5,-1'"),
+        (["--threshold", "9"], {}, "rated 9 or more"),
+        ([], {"catalogue": "1\n2\n3\n"}, "1 recommended items are not in the catalogue, for one '4'"),
+    ],
+)
+def test_what_cannot_be_judged_is_named(judged, words, files, told):
+    done = judged(*words, **files)
+    assert done.returncode == 2
+    assert told in done.stderr
 
 
-@pytest.mark.parametrize("text", ["0", "ten", "", "5,-1"])
-def test_bad_cutoffs_are_named(folder: Path, text: str):
-    with pytest.raises(UserError, match="--cutoff: got"):
-        run(folder, "--cutoff", text)
-
-
-def test_no_relevant_item_is_an_error(folder: Path):
-    with pytest.raises(UserError, match="rated 9 or more"):
-        run(folder, "--threshold", "9")
-
-
-def test_split_then_evaluate_from_the_command_line(tmp_path: Path):
+def test_split_then_evaluate_from_the_command_line(tmp_path: Path, command):
     rows = [f"{u}\t{i}\t{3 + (u + i) % 3}\t{u * 7 + i}" for u in range(6) for i in range(8) if (u + i) % 3]
     (tmp_path / "all.tsv").write_text("\n".join([*rows, "9\t99\t5\t1"]) + "\n")
-    runner = CliRunner()
-    out = tmp_path / "out"
-    result = runner.invoke(app, ["split", str(tmp_path / "all.tsv"), "--out", str(out), "--core", "3"])
-    assert result.exit_code == 0, result.output
-    assert "core: users with fewer than 3" in result.stdout
-    assert {path.name for path in out.iterdir()} == {"train.tsv", "test.tsv", "catalogue.tsv"}
-    files = [
-        "--train",
-        str(out / "train.tsv"),
-        "--catalogue",
-        str(out / "catalogue.tsv"),
-        "--out",
-        str(out / "recs.tsv"),
-    ]
-    result = runner.invoke(app, ["baseline", "popular", *files, "--cutoff", "3"])
-    assert result.exit_code == 0, result.output
-    document = run(out, "--catalogue", str(out / "catalogue.tsv"), "--format", "json")
-    assert 0 <= document["10"]["ndcg"] <= 1
-    assert isinstance(app, typer.Typer)
-
-
-def test_communication_cost_from_the_command_line():
+    done = command("recommend", "split", "all.tsv", "--out", "out", "--core", "3")
+    assert done.returncode == 0, done.stderr
+    assert "core: users with fewer than 3" in done.stdout
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"train.tsv", "test.tsv", "catalogue.tsv"}
+    files = ["--train", "out/train.tsv", "--catalogue", "out/catalogue.tsv"]
+    done = command("recommend", "baseline", "popular", *files, "--out", "recs.tsv", "--cutoff", "3")
+    assert done.returncode == 0, done.stderr
+    files += ["--test", "out/test.tsv", "--recommendations", "recs.tsv"]
+    assert 0 <= json.loads(command("recommend", "evaluate", *files, "--format", "json").stdout)["10"]["ndcg"] <= 1
     brazil = ["--users", "17473", "--items", "47270", "--interactions", "599958", "--mode", "pFPL", "--pi", "0.1"]
-    result = CliRunner().invoke(app, ["cost", *brazil, "--epochs", "45", "--format", "json"])
-    assert result.exit_code == 0, result.output
+    cost = json.loads(command("recommend", "cost", *brazil, "--epochs", "45", "--format", "json").stdout)
     # Thesis table 4.4 prints five decimals.
-    assert json.loads(result.stdout)["tcc_vectors"] * 1e-12 == pytest.approx(1.27623, abs=5e-6)
+    assert cost["tcc_vectors"] * 1e-12 == pytest.approx(1.27623, abs=5e-6)
+
+
+# ---------------------------------------------------------------- sampled negatives
+
+
+def ground_of(train: list[tuple[str, int]], test: list[tuple[str, int]], users: list[str], items: int) -> GroundTruth:
+    names = {"all_users": users, "all_items": [str(i) for i in range(items)]}
+    return GroundTruth.between(*(build([u for u, _ in s], [str(i) for _, i in s], **names) for s in (train, test)))
+
+
+def by_hand(truth: GroundTruth, names: list[str], sampled: Sampled, scores: np.ndarray, cutoff: int) -> dict[str, list]:
+    """The protocol in plain Python: one user, one test item, one negative at a time."""
+    found = {"hit_rate": [], "ndcg": []}
+    for user, name in enumerate(names):
+        tests = truth.test_item[truth.test_user == user].tolist()
+        taken = set(truth.train_item[truth.train_user == user].tolist()) | set(tests)
+        drawn = words(stream_keys(sampled.seed, 0, [name], "sampled negatives")[0], truth.items).tolist()
+        negatives = sorted((i for i in range(truth.items) if i not in taken), key=lambda i: drawn[i])[: sampled.count]
+        hits, gains = [], []
+        for item in tests:
+            rank = sorted([item, *negatives], key=lambda i: (-scores[user, i], i)).index(item)
+            hits.append(float(rank < cutoff))
+            gains.append(1 / math.log2(rank + 2) if rank < cutoff else 0.0)
+        found["hit_rate"].append(sum(hits) / len(hits) if hits else 0.0)
+        found["ndcg"].append(sum(gains) / len(gains) if gains else 0.0)
+    return found
+
+
+@given(st.integers(0, 10**6), st.integers(1, 12), st.integers(1, 4))
+def test_it_is_the_protocol_done_by_hand(seed: int, count: int, cutoff: int):
+    random = np.random.default_rng(seed)
+    items, names = int(random.integers(2, 15)), [f"u{i}" for i in range(5)]
+    train, test = [], []
+    for name in names:
+        mine = random.permutation(items)[: random.integers(1, items + 1)].tolist()
+        held = int(random.integers(0, min(2, len(mine)) + 1))
+        test += [(name, i) for i in mine[:held]]
+        train += [(name, i) for i in mine[held:]]
+    truth = ground_of(train, test, names, items)
+    scores = random.integers(0, 4, (5, items)).astype(np.float64)  # few values: ties are common
+    sampled = Sampled(count, seed)
+    negatives = draw_negatives(truth, names, sampled)
+    found = per_user(truth, ranks(truth, negatives, lambda users: scores[users]), cutoff)
+    for name, values in by_hand(truth, names, sampled, scores, cutoff).items():
+        np.testing.assert_allclose(found[name], values)
+
+
+def test_a_users_negatives_do_not_depend_on_who_else_there_is():
+    train, test = [("anna", 0), ("bob", 1)], [("anna", 2), ("bob", 3)]
+    both = draw_negatives(ground_of(train, test, [], 50), ["anna", "bob"], Sampled(10, 1))
+    alone = draw_negatives(ground_of(train[1:], test[1:], [], 50), ["bob"], Sampled(10, 1))
+    assert both[1].tolist() == alone[0].tolist()
+    assert both[0].tolist() != both[1].tolist()
+
+
+def test_a_test_item_without_a_number_for_a_score_comes_last():
+    truth = ground_of([("anna", 0)], [("anna", 1)], [], 4)
+    negatives = draw_negatives(truth, ["anna"], Sampled(99, 1))
+    assert sorted(negatives[0].tolist()) == [-1] * 97 + [2, 3]
+    assert ranks(truth, negatives, lambda users: np.array([[0.0, np.nan, 1.0, 2.0]])).tolist() == [2]
+
+
+def test_the_loop_names_it_as_what_it_is(description, tmp_path: Path):
+    ranking = {"protocol": "sampled", "negatives": 12, "cutoff": 3}
+    experiment = described(changed(description, interactions={"split": "newest"}, ranking=ranking))
+    assert experiment.score_name == "ndcg@3 among 12 sampled negatives"
+    result = Result(running.run(experiment, out=tmp_path / "run"))
+    finished = open_run(tmp_path / "run")
+    report = finished.report([3])
+    assert report["sampled"]["ndcg@3"] == pytest.approx(result.history.rounds["accuracy"].dropna().iloc[-1])
+    assert report["sampled"]["ndcg@3"] > report["metrics"]["3"]["ndcg"] > 0
+
+
+def test_every_item_beside_the_test_item_gives_the_full_ranking():
+    random = np.random.default_rng(4)
+    train = [(f"u{u}", int(i)) for u in range(6) for i in random.permutation(20)[:5]]
+    test = [(f"u{u}", next(i for i in range(20) if (f"u{u}", i) not in train)) for u in range(6)]
+    data = build([u for u, _ in train], [str(i) for _, i in train], all_items=[str(i) for i in range(20)])
+    users = Users(Histories.of(data), ground_of(train, test, [], 20), np.ones(6), np.zeros(30, dtype=np.int64))
+    scores = random.normal(size=(6, 20))
+    full, among = (Judge(users, 5, **more).measure(lambda u: scores[u]) for more in ({}, {"sampled": Sampled(20)}))
+    for name in ("ndcg", "hit_rate"):
+        assert among[name].tolist() == pytest.approx(full[name].tolist())
+
+
+def test_scores_that_the_protocol_does_not_have_are_refused(description):
+    document = changed(description, ranking={"protocol": "sampled", "score": "recall"})
+    assert_refused(lambda: described(document), "ranking.score", "'recall'", "ndcg, hit_rate")

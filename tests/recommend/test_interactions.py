@@ -1,15 +1,18 @@
-"""Reading, filtering and splitting interactions."""
+"""Reading, filtering and splitting interactions, also into rows on which settings are chosen."""
 
 import gzip
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.kit import assert_refused, changed
 
-from steelyard.errors import UserError
+from steelyard.experiment import running
+from steelyard.experiment.loading import build as described
 from steelyard.recommend import filters, splits
 from steelyard.recommend.interactions import ascending, build
 from steelyard.recommend.reading import read
+from steelyard.result import Result
 
 FORMS = {
     "ratings.dat": "1::10::5::100\n2::9::3::50\n",
@@ -51,49 +54,36 @@ def test_foursquare_form_has_times_and_categories(tmp_path: Path):
     assert data.rating.tolist() == [1, 1]
 
 
-def test_headerless_pairs_and_own_column_names(tmp_path: Path):
-    pairs = tmp_path / "pairs.tsv"
-    pairs.write_text("anna\tx\nbob\ty\n")
-    assert read(pairs).rating.tolist() == [1, 1]
-    own = tmp_path / "own.csv"
-    own.write_text("reader,book,stars\nanna,x,4\n")
-    data = read(own, {"user": "reader", "item": "book"})
-    assert (data.users.tolist(), data.items.tolist(), data.rating.tolist()) == (["anna"], ["x"], [4])
+def test_headerless_pairs_own_column_names_and_ids_with_leading_zeros(tmp_path: Path):
+    def table(text: str, *columns: dict[str, str]):
+        (tmp_path / "t.csv").write_text(text)
+        data = read(tmp_path / "t.csv", *columns)
+        return data.users.tolist(), data.items.tolist(), data.rating.tolist()
 
-
-def test_ids_keep_their_leading_zeros(tmp_path: Path):
-    path = tmp_path / "zeros.tsv"
-    path.write_text("user\titem\n007\t1\n7\t1\n")
-    assert read(path).users.tolist() == ["007", "7"]
+    assert table("anna,x\nbob,y\n") == (["anna", "bob"], ["x", "y"], [1, 1])
+    own = table("reader,book,stars\nanna,x,4\n", {"user": "reader", "item": "book"})
+    assert own == (["anna"], ["x"], [4])
+    assert table("user,item\n007,1\n7,1\n")[0] == ["007", "7"]
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("name", "text", "parts"),
     [
-        ("1\t2\tx\t5\n", "line 1: rating is 'x'; allowed: a number"),
-        ("user\titem\trating\n1\t2\t3\n1\t3\tnan\n", "line 3: rating is 'nan'"),
-        ("user\titem\ttime\n1\t2\t2012-04-03\n1\t2\tsoon\n", "line 3: time is 'soon'"),
-        ("user\titem\n1\t\n", "line 2: item is ''"),
-        ("", "empty"),
-        ("1\t2\n1\t2\t3\t4\n", "same number of fields"),
-        ("abc\n", "allowed separators"),
+        ("bad.tsv", "1\t2\tx\t5\n", ["line 1", "rating", "'x'", "a number"]),
+        ("bad.tsv", "user\titem\trating\n1\t2\t3\n1\t3\tnan\n", ["line 3", "rating", "'nan'"]),
+        ("bad.tsv", "user\titem\ttime\n1\t2\t2012-04-03\n1\t2\tsoon\n", ["line 3", "time", "'soon'"]),
+        ("bad.tsv", "user\titem\n1\t\n", ["line 2", "item", "''"]),
+        ("bad.tsv", "", ["empty"]),
+        ("bad.tsv", "1\t2\n1\t2\t3\t4\n", ["same number of fields"]),
+        ("bad.tsv", "abc\n", ["allowed separators"]),
+        ("bad.tsv", None, ["no such file"]),
+        ("bad.tsv.gz", "not gzip", ["cannot be read"]),
     ],
 )
-def test_bad_files_name_the_line(tmp_path: Path, text: str, message: str):
-    path = tmp_path / "bad.tsv"
-    path.write_text(text)
-    with pytest.raises(UserError, match=r"bad\.tsv") as error:
-        read(path)
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
-
-
-def test_missing_file_and_broken_gzip(tmp_path: Path):
-    with pytest.raises(UserError, match="no such file"):
-        read(tmp_path / "none.tsv")
-    (tmp_path / "broken.tsv.gz").write_bytes(b"not gzip")
-    with pytest.raises(UserError, match="cannot be read"):
-        read(tmp_path / "broken.tsv.gz")
+def test_bad_files_name_the_line(tmp_path: Path, name: str, text: str | None, parts: list[str]):
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    assert_refused(lambda: read(tmp_path / name), name, *parts)
 
 
 def test_ascending_mixes_of_numbers_and_text():
@@ -168,7 +158,85 @@ def test_shuffled_split_is_the_published_one():
 
 def test_impossible_splits_are_refused():
     data = build(["a"], ["x"])
-    with pytest.raises(UserError, match="no time column"):
-        splits.temporal(data)
-    with pytest.raises(UserError, match="split share: got 1"):
-        splits.random(data, 1)
+    assert_refused(lambda: splits.temporal(data), "no time column")
+    assert_refused(lambda: splits.random(data, 1), "split share", "1")
+
+
+# ---------------------------------------------------------------- a part of the training rows to choose settings on
+
+
+def validating(description: dict, **interactions):
+    return described(changed(description, interactions={"validation": 0.25, **interactions}))
+
+
+def test_validation_is_the_newest_of_each_users_training_part():
+    # Anna has 10 rows at times 0 to 9, Bob 5: of the training part (8 and 4) a quarter is 2 and 1.
+    users, items = ["anna"] * 10 + ["bob"] * 5, [f"i{k}" for k in [*range(10), *range(5)]]
+    data = build(users, items, time=[*range(10), *range(5)])
+    whole = splits.temporal(data, 0.2)
+    parts = splits.validation(whole.train, 0.25)
+    named = {name: data.items[side.item[side.user == 0]].tolist() for name, side in vars(parts).items()}
+    assert named == {"train": [f"i{k}" for k in range(6)], "test": ["i6", "i7"]}
+    assert data.items[parts.test.item[parts.test.user == 1]].tolist() == ["i3"]
+    assert whole.test.item.tolist() == [8, 9, 4]
+    assert parts.train.items.tolist() == data.items.tolist()  # one numbering for all three
+
+
+def test_validation_without_times_is_drawn_and_differs_from_the_test_draw():
+    data = build(["anna"] * 40, [f"i{k:02d}" for k in range(40)])
+    first = splits.validation(data, 0.5)
+    assert len(first.train) == len(first.test) == 20
+    assert first.test.item.tolist() == splits.validation(data, 0.5).test.item.tolist()
+    assert first.test.item.tolist() != splits.random(data, 0.5, 42).test.item.tolist()
+
+
+def test_where_test_rows_are_drawn_validation_rows_are_drawn_too(description):
+    """A user's latest rows are another task than rows from anywhere; settings are chosen on the task of the test."""
+    newest = validating(description, split="temporal").run_data().split
+    drawn = validating(description, split="shuffled").run_data().split
+    assert (newest.test.time.min(), newest.train.time.max()) == (1006, 1005)
+    assert drawn.test.time.min() < drawn.train.time.max()
+    again = validating(description, split="shuffled").run_data().split
+    assert drawn.test.item.tolist() == again.test.item.tolist()
+
+
+def test_a_validation_run_neither_trains_on_nor_sees_the_test_set(description, tastes, tmp_path):
+    description["ranking"] = {"threshold": 3}
+    usual = described(description).run_data().split
+    experiment = validating(description)
+    split = experiment.run_data().split
+    pairs = {name: set(zip(side.user.tolist(), side.item.tolist(), strict=True)) for name, side in vars(split).items()}
+    tested = set(zip(usual.test.user.tolist(), usual.test.item.tolist(), strict=True))
+    assert len(pairs["test"]) == 24 * 2  # of 8 training rows each
+    assert len(pairs["train"]) == 24 * 6
+    assert not (pairs["test"] | pairs["train"]) & tested
+
+    def scores(experiment, name: str) -> list[float]:
+        return Result(running.run(experiment, out=tmp_path / name)).history.rounds["accuracy"].dropna().tolist()
+
+    # Whatever the test rows hold, the run is the same: here the two last of each user are no longer liked.
+    first = scores(experiment, "first")
+    rows = [line.split("\t") for line in tastes.read_text().splitlines()]
+    for row in rows[1:]:
+        row[2] = "1" if row[3] in ("1008", "1009") else row[2]
+    changed_file = tmp_path / "changed.tsv"
+    changed_file.write_text("\n".join("\t".join(row) for row in rows) + "\n")
+    again = validating(description, path=str(changed_file))
+    assert len(first) == 5  # the first model and four epochs
+    assert scores(again, "second") == first
+
+
+def test_validation_that_leaves_nobody_to_test_is_refused(description):
+    experiment = validating(description, validation=0.05)
+    assert_refused(experiment.run_data, "no user has a relevant validation item")
+
+
+def test_the_split_command_writes_the_validation_rows_apart(tastes, tmp_path, command, refused):
+    words = ["recommend", "split", tastes]
+    done = command(*words, "--out", "cut", "--validation", "0.25")
+    assert done.returncode == 0, done.stderr
+    assert "train: 144, validation: 48, test: 48 interactions" in done.stdout
+    rows = {name: (tmp_path / "cut" / f"{name}.tsv").read_text().splitlines() for name in ("train", "validation")}
+    times = {name: {line.split("\t")[3] for line in lines[1:]} for name, lines in rows.items()}
+    assert times == {"train": {f"100{k}" for k in range(6)}, "validation": {"1006", "1007"}}
+    assert "1.5" in refused(*words, "--out", "other", "--validation", "1.5")

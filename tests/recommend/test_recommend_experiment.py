@@ -1,36 +1,44 @@
-"""FPL through the one loop: modes, weights on users, resume, commands."""
+"""FPL through the one loop: modes, weights on users, resume, noise on devices, refusals, commands."""
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tests.warm import warm_command
+from hypothesis import given
+from hypothesis import strategies as st
+from tests import kit
+from tests.kit import assert_refused, named
+from tests.privacy.seeded_source import SeededSource
 
 from steelyard.api import resume
-from steelyard.errors import UserError
 from steelyard.experiment import running
 from steelyard.experiment.loading import build, load, to_toml
 from steelyard.experiment.parts import federations_of, plan_of
 from steelyard.experiment.recommend import RecommendDescription
 from steelyard.messages import Question, Task
+from steelyard.privacy.accounting import Release, spent
+from steelyard.recommend import clients as clients_module
+from steelyard.recommend import sparse
+from steelyard.recommend.capabilities import USER_CAPABILITIES
+from steelyard.recommend.clients import RecommendClients
 from steelyard.recommend.fpl import Schedule
 from steelyard.recommend.parallel import PairRows
+from steelyard.recommend.sampling import Histories
+from steelyard.recommend.sparse import SparseRows
 from steelyard.report.recommender import open_run
 from steelyard.result import Result
-from steelyard.runs.reader import History
+from steelyard.settings import parse
+from steelyard.weighing.criteria import LocalData, client_criterion, get
+from steelyard.weighing.needs import unmet
 
 USERS, TRAIN = 24, 24 * 8
 
 
-def changed(description: dict, **sections) -> RecommendDescription:
-    document = {key: dict(value) if isinstance(value, dict) else value for key, value in description.items()}
-    for name, value in sections.items():
-        document[name] = {**document.get(name, {}), **value}
-    return build(document)
+def changed(description: dict, **sections: Any) -> RecommendDescription:
+    return build(kit.changed(description, **sections))
 
 
 def run(*arguments: Any, **options: Any) -> Result:
@@ -38,25 +46,33 @@ def run(*arguments: Any, **options: Any) -> Result:
 
 
 @pytest.mark.parametrize(
-    ("mode", "cohort", "triples", "per_epoch", "rounds"),
-    [("pFPL+", USERS, 8, 1, 4), ("pFPL", USERS, 1, 8, 32), ("sFPL+", 1, 8, USERS, 4), ("sFPL", 1, 1, TRAIN, 4)],
+    ("mode", "epoch", "cohort", "triples", "per_epoch"),
+    [
+        ("pFPL+", "formula", USERS, 8, 1),
+        ("pFPL", "formula", USERS, 1, 8),
+        ("sFPL+", "formula", 1, 8, USERS),
+        ("sFPL", "formula", 1, 1, TRAIN),
+        ("pFPL+", "tables", USERS, 8, 8),
+        ("sFPL+", "tables", 1, 8, TRAIN),
+    ],
 )
-def test_all_modes_run_through_the_loop_and_learn(description, tmp_path, mode, cohort, triples, per_epoch, rounds):
-    experiment = changed(description, fpl={"mode": mode}, rounds={"epochs": 30})
+def test_all_modes_run_through_the_loop_and_learn(description, tmp_path, mode, epoch, cohort, triples, per_epoch):
+    epochs = 30 if epoch == "formula" else 4
+    experiment = changed(description, fpl={"mode": mode, "epoch": epoch}, rounds={"epochs": epochs})
     assert experiment.schedule() == Schedule(cohort, triples, per_epoch)
-    assert cohort * triples * per_epoch == TRAIN
     result = run(experiment, out=tmp_path / "run")
     history = result.history.rounds
-    assert history["round"].max() == rounds / 4 * 30
+    # A round of one user counts as part of a round, all of an epoch's.
+    assert history["round"].max() == epochs * (1 if cohort == 1 else per_epoch)
     measured = history[history["accuracy"].notna()]
-    assert len(measured) == 31  # the first model and each epoch
+    assert len(measured) == epochs + 1  # the first model and each epoch
     # With two tastes told apart, 12 of 40 items are left to guess from; by chance the score is about 0.06.
     assert measured["accuracy"].iloc[-1] > 0.15
-    finished = open_run(tmp_path / "run")
-    sent = finished.communication()
-    assert sent["sent_vectors_down"] == 30 * per_epoch * cohort * 40
-    assert 0 < sent["sent_vectors_up"] <= 30 * per_epoch * cohort * triples * 2
-    assert sent["tcc_vectors"] == pytest.approx(30 * per_epoch * cohort * (40 + triples * 2))
+    sent = open_run(tmp_path / "run").communication()
+    assert sent["sent_vectors_down"] == epochs * per_epoch * cohort * 40
+    assert 0 < sent["sent_vectors_up"] <= epochs * per_epoch * cohort * triples * 2
+    if epoch == "formula":
+        assert sent["tcc_vectors"] == pytest.approx(30 * per_epoch * cohort * (40 + triples * 2))
 
 
 @pytest.mark.parametrize("mode", ["pFPL+", "sFPL"])
@@ -79,26 +95,37 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(description, tmp_path, 
     assert whole.history.rounds["accuracy"].tolist() == again.history.rounds["accuracy"].tolist()
 
 
-def test_users_are_weighed_by_criteria_beside_the_plain_sum(description, tmp_path):
-    experiment = build(
-        {
-            **description,
-            "weighing": {"criteria": ["DS", "LD", "MD"], "priority": "LD>DS>MD"},
-            "beside": {"sum": {"criteria": ["EQ"]}},
-        }
+def test_rounds_in_sequence_do_not_depend_on_how_many_are_drawn_together(description, tmp_path, monkeypatch):
+    experiment = changed(description, fpl={"mode": "sFPL+", "epoch": "tables", "pi": 0.5}, rounds={"epochs": 2})
+    run(experiment, out=tmp_path / "whole")
+    monkeypatch.setattr(clients_module, "_TRIPLES_AT_ONCE", 50)
+    run(experiment, out=tmp_path / "parts")
+    whole, parts = open_run(tmp_path / "whole"), open_run(tmp_path / "parts")
+    # Groups of other sizes sum inner products in another order.
+    np.testing.assert_allclose(whole.model.numpy(), parts.model.numpy(), rtol=1e-4, atol=1e-6)
+    assert whole.communication() == parts.communication()
+
+
+def test_users_are_weighed_by_criteria_beside_the_plain_sum_and_over_seeds(description, tmp_path):
+    experiment = changed(
+        description,
+        weighing={"criteria": ["DS", "LD", "MD"], "priority": "LD>DS>MD"},
+        beside={"sum": {"criteria": ["EQ"]}},
+        rounds={"epochs": 2},
     )
-    result = run(experiment, out=tmp_path / "run")
-    clients = result.history.clients
-    weighed = clients[(clients["rule"] == "LD>DS>MD") & (clients["round"] == 1)]
-    plain = clients[(clients["rule"] == "sum") & (clients["round"] == 1)]
+    result = run(experiment, out=tmp_path / "run", seeds=[3, 4])
+    clients = result.history.clients.query("round == 1 and seed == 3")
+    weighed, plain = clients[clients["rule"] == "LD>DS>MD"], clients[clients["rule"] == "sum"]
     assert weighed["raw_DS"].tolist() == [8.0] * USERS
     assert weighed["raw_LD"].tolist() == [1.0] * USERS  # each taste is one category
     assert weighed["raw_MD"].between(0, 1, inclusive="neither").all()
     assert weighed["weight"].nunique() > 1
     assert plain["weight"].to_numpy() == pytest.approx(1 / USERS)
     assert plain["bytes"].min() > 0
-    # The two rules start from one model and see the same cohorts, but end with different ones.
-    assert not torch.equal(open_run(result.folder).model, open_run(result.folder, "sum").model)
+    # The two rules start from one model and see the same cohorts, but end with different ones; so do seeds.
+    first, *others = (open_run(result.folder, *which) for which in (("LD>DS>MD", 3), ("sum", 3), ("LD>DS>MD", 4)))
+    assert not any(torch.equal(first.model, other.model) for other in others)
+    assert len(first.clients.snapshot()) == 8  # vectors and traffic of two rules with two seeds
 
 
 def one_task(experiment: RecommendDescription, names: list[str], round: int = 1) -> tuple:
@@ -116,69 +143,37 @@ def test_own_share_of_each_user_from_a_column(description):
     assert updates.payload.sent[1:].any()
 
 
-def test_a_users_update_does_not_depend_on_who_else_is_asked(description):
-    experiment = changed(description, fpl={"pi": 0.5})
-    _, alone = one_task(experiment, ["u07"])
-    _, together = one_task(experiment, ["u03", "u07", "u11"])
-    np.testing.assert_array_equal(alone.payload.gradients[0], together.payload.gradients[1])
-    np.testing.assert_array_equal(alone.payload.sent[0], together.payload.sent[1])
-    assert alone.bytes_sent[0] == together.bytes_sent[1]
-
-
-def test_strangers_and_users_without_items_fail_with_a_reason(description, tmp_path):
-    path = tmp_path / "odd.tsv"
-    everything = [f"all\ti{i}\t{i}" for i in range(5)]
-    path.write_text("user\titem\ttime\n" + "\n".join([*everything, "few\ti0\t1", "few\ti1\t2"]) + "\n")
-    experiment = changed(
-        {**description, "interactions": {"path": str(path), "split": "newest"}}, fpl={"learning_rate": 0.1}
-    )
-    _, updates = one_task(experiment, ["all", "few", "nobody"])
-    assert updates.clients == ("all", "few")
-    assert [(f.client, f.reason) for f in updates.failures] == [("nobody", "not registered")]
-    histories = experiment.run_data().histories
-    assert histories.sizes.tolist() == [4, 1]
+@pytest.mark.parametrize("spread", [0.0, 0.1])
+def test_first_biases_are_zero_or_drawn(description, spread):
+    _, server = changed(description, fpl={"bias_spread": spread}).assemble()
+    # 40 biases: a standard error of 11 %, and four of them.
+    assert server.initial(3).reshape(40, 7)[:, -1].std() == pytest.approx(spread, rel=0.45)
 
 
 def test_a_user_with_nothing_to_learn_from_fails_with_a_reason(description):
-    """One user has no training item, one has every item of the catalogue and so no negative."""
+    """One user has no training item, one has every item of the catalogue and so no negative, one is a stranger."""
     from dataclasses import replace
 
-    from steelyard.recommend.clients import RecommendClients
-    from steelyard.recommend.sampling import Histories
-
     experiment = changed(description)
-    users = experiment.run_data().users
-    count = users.histories.catalogue
-    starts = np.array([0, 0, count, count + 2])
+    data = experiment.run_data()
+    count = data.histories.catalogue
     items = np.concatenate([np.arange(count), [3, 5]]).astype(np.int32)
-    odd = Histories(("empty", "full", "usual"), count, starts, items, np.zeros(3, dtype=np.int64))
-    truth = replace(users.truth, users=3)
-    clients = RecommendClients(
-        *(replace(users, histories=odd, truth=truth, shares=np.ones(3)), experiment.run_data().learning),
-        experiment.local_round(),
+    starts, none = np.array([0, 0, count, count + 2]), np.zeros(3, dtype=np.int64)
+    users = replace(
+        data.users,
+        histories=Histories(("empty", "full", "usual"), count, starts, items, none),
+        truth=replace(data.users.truth, users=3),
+        shares=np.ones(3),
     )
-    task = Task("EQ", 3, 1, ("empty", "full", "usual"), experiment.assemble()[1].initial(3))
-    updates = clients.train([task])[0]
+    clients = RecommendClients(users, data.learning, experiment.local_round())
+    names = ("empty", "full", "nobody", "usual")
+    updates = clients.train([Task("EQ", 3, 1, names, experiment.assemble()[1].initial(3))])[0]
     assert updates.clients == ("usual",)
     assert {f.client: f.reason for f in updates.failures} == {
         "empty": "no training items",
         "full": "has every item: none is left as a negative",
+        "nobody": "not registered",
     }
-
-
-def test_rules_are_compared_over_seeds_on_users_too(description, tmp_path):
-    experiment = changed(description, rounds={"epochs": 2})
-    result = run(
-        build({**to_document(experiment), "beside": {"DS": {"criteria": ["DS"]}}}), out=tmp_path / "run", seeds=[1, 2]
-    )
-    first, second = open_run(result.folder, "EQ", 1), open_run(result.folder, "EQ", 2)
-    assert not torch.equal(first.model, second.model)
-    assert first.clients.snapshot().keys() == second.clients.snapshot().keys()
-    assert len(first.clients.snapshot()) == 8  # vectors and traffic of two rules with two seeds
-
-
-def to_document(experiment: RecommendDescription) -> dict:
-    return experiment.model_dump(mode="json", exclude_none=True)
 
 
 def test_a_learning_rate_that_runs_away_is_refused_not_crashed(description, tmp_path):
@@ -189,8 +184,7 @@ def test_a_learning_rate_that_runs_away_is_refused_not_crashed(description, tmp_
 
 
 def test_candidates_are_scored_each_and_users_count_once(description):
-    experiment = changed(description)
-    clients, server = experiment.assemble()
+    clients, server = changed(description).assemble()
     first = server.initial(3)
     answer = clients.evaluate([Question("EQ", 3, 0, torch.stack([first, -first]))])[0]
     assert answer.scores.shape == (2, USERS)
@@ -199,92 +193,157 @@ def test_candidates_are_scored_each_and_users_count_once(description):
     assert set(answer.metrics) == {"ndcg@10", "precision@10", "recall@10", "hit_rate@10", "f1_per_user@10"}
 
 
-@pytest.mark.parametrize(
-    ("sections", "message"),
-    [
-        ({"fpl": {"mode": "custom"}}, "fpl.triples: got None"),
-        ({"fpl": {"triples": 3}}, "fpl.triples: got 3 with mode = 'pFPL+'"),
-        ({"fpl": {"pi": 1.5}}, "fpl.pi"),
-        ({"fpl": {"mode": "sFPL"}, "weighing": {"criteria": ["DS"]}}, "nothing is weighed"),
-        ({"weighing": {"criteria": ["CB"]}}, "CB has no meaning for users"),
-        ({"fpl": {"mod": "pFPL"}}, "did you mean 'mode'"),
-    ],
-)
-def test_bad_descriptions_are_named(description, sections, message):
-    with pytest.raises(UserError) as error:
-        changed(description, **sections)
-    assert message in str(error.value)
+NOISY = {"local": {"clip": 1.0, "noise": 20.0}}
+CENTRAL = {"central": {"clip": 1.0, "noise": 1.0}}
+ONLINE = {"criteria": ["DS", "LD"], "adjust": {"strategy": "online"}}
 
 
 @pytest.mark.parametrize(
-    ("sections", "message"),
+    ("sections", "parts"),
+    named(
+        [
+            ("no triples", {"fpl": {"mode": "custom"}}, ["fpl.triples", "None"]),
+            ("triples of a mode", {"fpl": {"triples": 3}}, ["fpl.triples", "3", "pFPL+"]),
+            ("a share", {"fpl": {"pi": 1.5}}, ["fpl.pi", "1.5"]),
+            ("a slip", {"fpl": {"mod": "pFPL"}}, ["mod", "'mode'"]),
+            ("one user", {"fpl": {"mode": "sFPL"}, "weighing": {"criteria": ["DS"]}}, ["nothing is weighed"]),
+            ("a criterion", {"weighing": {"criteria": ["CB"]}}, ["CB has no meaning for users", "EQ, DS, LD"]),
+            ("no table", {"fpl": {"mode": "custom", "triples": 3, "epoch": "tables"}}, ["fpl.epoch", "'tables'"]),
+            ("untested", {"fpl": {"epoch": "tables"}, "weighing": ONLINE}, ["weighing.adjust"]),
+            ("noise of one", {"fpl": {"mode": "sFPL"}, "privacy": NOISY}, ["privacy.local", "one user"]),
+            ("noise at the server", {"privacy": CENTRAL}, ["privacy.central"]),
+        ]
+    ),
+)
+def test_bad_descriptions_are_named(description, sections, parts):
+    assert_refused(lambda: changed(description, **sections), *parts)
+
+
+@pytest.mark.parametrize(
+    ("sections", "parts"),
     [
-        ({"interactions": {"path": "nowhere.tsv"}}, "nowhere.tsv"),
-        ({"interactions": {"category_column": "colour"}}, "category_column: got 'colour'; allowed"),
-        ({"interactions": {"pi_column": "kind"}}, "pi_column: 'kind' is"),
-        ({"interactions": {"core": 99}}, "nothing is left"),
-        ({"ranking": {"threshold": 9.0}}, "no user has a relevant test item"),
+        ({"interactions": {"path": "nowhere.tsv"}}, ["nowhere.tsv"]),
+        ({"interactions": {"category_column": "colour"}}, ["category_column", "'colour'"]),
+        ({"interactions": {"pi_column": "kind"}}, ["pi_column", "'kind'"]),
+        ({"interactions": {"core": 99}}, ["nothing is left"]),
+        ({"ranking": {"threshold": 9.0}}, ["no user has a relevant test item"]),
     ],
 )
-def test_data_that_does_not_fit_is_named(description, sections, message):
-    with pytest.raises(UserError) as error:
-        changed(description, **sections).assemble()
-    assert message in str(error.value)
+def test_data_that_does_not_fit_is_named(description, sections, parts):
+    assert_refused(changed(description, **sections).assemble, *parts)
 
 
-def test_custom_cohorts_and_triples(description, tmp_path):
-    experiment = changed(description, fpl={"mode": "custom", "triples": 2}, rounds={"epochs": 2, "fraction": 0.25})
+def test_custom_cohorts_and_rounds_in_place_of_epochs(description, tmp_path):
+    fpl = {"mode": "custom", "triples": 2}
+    experiment = changed(description, fpl=fpl, rounds={"epochs": 2, "fraction": 0.25})
     assert experiment.schedule() == Schedule(users=6, triples=2, rounds_per_epoch=16)
     assert plan_of(experiment).rounds == 32
     history = run(experiment, out=tmp_path / "run").history
     assert set(history.rounds["cohort"][1:]) == {6}
     # Single clients are recorded once an epoch, so that many short rounds do not fill the disk.
     assert sorted(set(history.clients["round"])) == [16, 32]
+    counted = changed({**description, "rounds": {"count": 3}}, fpl={"mode": "pFPL"})
+    rounds = run(counted, out=tmp_path / "counted").history.rounds
+    assert rounds["round"].tolist() == [0, 1, 2, 3]
+    assert rounds["accuracy"].notna().all()
 
 
-def test_rounds_in_place_of_epochs(description, tmp_path):
-    experiment = changed(description, fpl={"mode": "pFPL"}, rounds={"count": 3})
-    history = run(experiment, out=tmp_path / "run").history
-    assert history.rounds["round"].tolist() == [0, 1, 2, 3]
-    assert history.rounds["accuracy"].notna().all()
+@pytest.mark.parametrize("name", ["fpl-ml1m", "fpl-amazon", "fpl-foursquare"])
+def test_recipes_load_and_come_back_from_toml(name):
+    experiment = load(name)
+    assert isinstance(experiment, RecommendDescription)
+    assert build(parse(to_toml(experiment), name)) == experiment
+    assert federations_of(experiment)[0].rule_name == "EQ"
 
 
-def test_recipes_load_and_come_back_from_toml():
-    from steelyard.settings import parse
-
-    for name in ("fpl-ml1m", "fpl-amazon", "fpl-foursquare"):
-        experiment = load(name)
-        assert isinstance(experiment, RecommendDescription)
-        assert build(parse(to_toml(experiment), name)) == experiment
-        assert federations_of(experiment)[0].rule_name == "EQ"
-
-
-def steelyard(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return warm_command(*arguments, folder=folder, timeout=120)
-
-
-def test_from_the_command_line(description, tmp_path):
+def test_from_the_command_line(description, tmp_path, command, refused):
     (tmp_path / "tastes.toml").write_text(to_toml(changed(description)))
-    ran = steelyard("run", "tastes.toml", "--set", "fpl.pi=0.5", "--out", "here", "--format", "json", folder=tmp_path)
-    assert ran.returncode == 0, ran.stderr
-    assert json.loads(ran.stdout)["status"] == "finished"
-    shown = steelyard("recommend", "top", "here", "--user", "u01", "--format", "json", folder=tmp_path)
-    assert shown.returncode == 0, shown.stderr
-    assert [row["rank"] for row in json.loads(shown.stdout)["list"]] == list(range(1, 11))
-    report = steelyard("recommend", "report", "here", "--cutoff", "10,1", "--format", "json", folder=tmp_path)
-    document = json.loads(report.stdout)
-    assert list(document["metrics"]) == ["10", "1"]
-    assert set(document["metrics"]["10"]["bias_disparity"]) == {"first", "second"}
-    wrote = steelyard("recommend", "lists", "here", "--out", "lists.tsv", folder=tmp_path)
-    assert wrote.returncode == 0, wrote.stderr
-    steelyard("recommend", "split", "tastes.tsv", "--out", "split", folder=tmp_path)
+
+    def answer(*words: str) -> dict:
+        done = command(*words, "--format", "json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    assert answer("run", "tastes.toml", "--set", "fpl.pi=0.5", "--out", "here")["status"] == "finished"
+    shown = answer("recommend", "top", "here", "--user", "u01")
+    assert [row["rank"] for row in shown["list"]] == list(range(1, 11))
+    metrics = answer("recommend", "report", "here", "--cutoff", "10,1")["metrics"]
+    assert list(metrics) == ["10", "1"]
+    assert set(metrics["10"]["bias_disparity"]) == {"first", "second"}
+    assert command("recommend", "lists", "here", "--out", "lists.tsv").returncode == 0
+    command("recommend", "split", "tastes.tsv", "--out", "split")
     files = ["--train", "split/train.tsv", "--test", "split/test.tsv", "--catalogue", "split/catalogue.tsv"]
-    judged = steelyard(
-        *("recommend", "evaluate", *files, "--recommendations", "lists.tsv", "--format", "json"), folder=tmp_path
-    )
-    assert json.loads(judged.stdout)["10"]["ndcg"] == pytest.approx(document["metrics"]["10"]["ndcg"], abs=1e-9)
-    wrong = steelyard("recommend", "top", "here", "--user", "zoe", folder=tmp_path)
-    assert wrong.returncode == 2
-    assert wrong.stderr.count("\n") == 1
-    assert "--user: got 'zoe'" in wrong.stderr
-    assert History(tmp_path / "here").info["status"] == "finished"
+    judged = answer("recommend", "evaluate", *files, "--recommendations", "lists.tsv")
+    assert judged["10"]["ndcg"] == pytest.approx(metrics["10"]["ndcg"], abs=1e-9)
+    assert "--user: got 'zoe'" in refused("recommend", "top", "here", "--user", "zoe")
+
+
+# ---------------------------------------------------------------- noise on the devices
+
+
+def rows_of() -> SparseRows:
+    owners, rows = np.array([0, 0, 1], dtype=np.int32), np.array([1, 3, 0], dtype=np.int32)
+    return SparseRows(2, owners, rows, np.array([[3.0, 0.0], [0.0, 4.0], [0.3, 0.4]], dtype=np.float32), 0.1)
+
+
+def test_a_users_change_is_clipped_and_lies_under_noise_on_every_row():
+    told = rows_of().noised(5, 1.0, 1e-6, SeededSource(1))
+    # User 0: (3, 4) over two rows, length 5, clipped to 1; user 1: length 0.5, as it is.
+    expected = np.zeros((2, 5, 2))
+    expected[0, 1, 0], expected[0, 3, 1], expected[1, 0] = 0.6, 0.8, (0.3, 0.4)
+    assert told.values.reshape(2, 5, 2) == pytest.approx(expected, abs=1e-5)
+    assert told.rows.tolist() == [0, 1, 2, 3, 4] * 2
+    wide = rows_of().noised(5000, 1.0, 0.5, SeededSource(2))
+    # 20,000 draws: a standard error of half a percent, and four of them.
+    assert wide.values.std() == pytest.approx(0.5, rel=0.02)
+    assert (wide.values != 0).all()
+    broken = rows_of()
+    broken.values[0, 1] = np.nan  # Then nothing clips the rest of user 0's change: it is not told.
+    assert np.abs(broken.noised(5, 1.0, 1e-6, SeededSource(1)).values.reshape(2, 5, 2)[0]).max() < 1e-4
+
+
+def test_a_run_with_noise_shows_what_it_spends(description: dict, tmp_path: Path):
+    noisy = changed({**description, "rounds": {"count": 3}}, fpl={"mode": "pFPL"}, privacy=NOISY)
+    history = run(noisy, out=tmp_path / "run").history
+    assert history.rounds["epsilon"].iloc[-1] == pytest.approx(spent({Release(20.0): 3}, 1e-5))
+
+
+# ---------------------------------------------------------------- what users offer to criteria
+
+
+def test_criteria_are_told_apart_by_what_they_need_and_ones_own_may_have_any_name(description):
+    names = ("DS", "LD", "CB", "IS", "EQ", "MD", "VP", "VS", "VF", "VE", "EX")
+    fits = {name for name in names if unmet(get(name).needs, USER_CAPABILITIES, {}) is None}
+    assert fits == {"DS", "LD", "EQ", "MD"}
+    for name in ("VISITED", "IS3", "CBX"):
+
+        @client_criterion(name, about="user")
+        def measured(local: LocalData) -> float:
+            return local.user.get("visits", 0.0)
+
+        assert changed(description, weighing={"criteria": [name]}).criteria() == [get(name)]
+
+
+@given(st.integers(0, 4), st.integers(0, 12), st.integers(0, 2**31))
+def test_the_gram_matrix_equals_the_products_of_whole_tables(users: int, count: int, seed: int):
+    chance = np.random.default_rng(seed)
+    count = count if users else 0
+    owners = np.sort(chance.integers(0, max(users, 1), count)).astype(np.int32)
+    rows = chance.integers(0, 5, count).astype(np.int32)
+    payload = SparseRows(users, owners, rows, chance.normal(size=(count, 3)).astype(np.float32), 0.5)
+    tables = np.zeros((users, 5, 3))
+    np.add.at(tables, (owners, rows), payload.values)
+    moved = 0.5 * tables.reshape(users, 15)
+    found = payload.gram(torch.zeros(15))
+    assert np.array_equal(found, found.T)
+    # What a user sends for one item is summed in float32.
+    assert found == pytest.approx(moved @ moved.T, rel=1e-5, abs=1e-5)
+    assert np.sqrt(np.diag(found)) == pytest.approx(payload.divergence(torch.zeros(15)))
+
+
+def test_a_gram_matrix_of_several_blocks(monkeypatch: pytest.MonkeyPatch):
+    numbers, rows = np.arange(3, dtype=np.int32), np.array([0, 0, 1], np.int32)
+    payload = SparseRows(3, numbers, rows, np.ones((3, 2), np.float32), 2.0)
+    for block in (sparse.GRAM_BLOCK, 2):
+        monkeypatch.setattr(sparse, "GRAM_BLOCK", block)
+        assert payload.gram(torch.zeros(4)) == pytest.approx(np.array([[8.0, 8, 0], [8, 8, 0], [0, 0, 8]]))
