@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 from tests.conftest import CommandLine
+from tests.kit import SMALL, changed
 from tests.runs.commands import steelyard as run
 from tests.runs.contents import assert_same_bits, query
 from tests.warm import command_environment, warm_command
@@ -16,41 +19,20 @@ from tests.warm import command_environment, warm_command
 from steelyard.report.hostile import attack_text
 
 # A fifth of the clients has flaws of the experiment's own, which must not count as hostile.
-SMALL = """
-name = "small"
-seed = 3
-[data]
-source = "digits"
-[partition]
-scheme = "iid"
-clients = 10
-minimum = 12
-test = "local"
-server = "fraction"
-server_report = "apart"
-[[flaws]]
-kind = "noisy"
-pick = "biggest"
-count = 2
-[model]
-name = "logistic"
-[training]
-learning_rate = 0.2
-epochs = 1
-batch_size = 60
-[rounds]
-count = 3
-fraction = 1.0
-[compute]
-engine = "stacked"
-device = "cpu"
-"""
+HOSTED = changed(
+    SMALL,
+    partition={"scheme": "iid", "clients": 10, "minimum": 12, "server": "fraction", "server_report": "apart"},
+    flaws=[{"kind": "noisy", "pick": "biggest", "count": 2}],
+    training={"learning_rate": 0.2, "batch_size": 60},
+    rounds={"count": 3},
+    compute={"engine": "stacked"},
+)
 
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("attack") / "small.toml"
-    path.write_text(SMALL)
+    path.write_text(tomli_w.dumps(HOSTED))
     return path
 
 
@@ -59,10 +41,10 @@ def by_rule(document: dict[str, Any], attack: str) -> dict[str, dict[str, Any]]:
     return {row["rule"]: row for row in block["rules"]}
 
 
-def test_several_attacks_in_one_call(steelyard: CommandLine, small: Path, tmp_path: Path) -> None:
+def test_several_attacks_in_one_call(command: CommandLine, refused: Callable[..., str], small: Path) -> None:
     attacks = ("--attack", "scaled-reversal,inflation", "--attack", "backdoor+inflation")
     rules = ("--rules", "fedavg,EQ,clip(EQ),guarded")
-    done = steelyard("attack", small, *attacks, *rules, "--seeds", "2", "--out", "runs", "--format", "json")
+    done = command("attack", small, *attacks, *rules, "--seeds", "2", "--out", "runs", "--format", "json")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert [block["attack"] for block in document["attacks"]] == [
@@ -93,27 +75,22 @@ def test_several_attacks_in_one_call(steelyard: CommandLine, small: Path, tmp_pa
         assert found["guarded"]["largest"] <= 2 / 10 + 1e-12
     assert all(0 <= row["backdoor"]["mean"] <= 1 for row in door.values())
     assert all(row["backdoor"] is None for row in reversal.values())
-    again = steelyard("attack", small, *attacks, "--out", "runs", "--quiet")
-    assert (again.returncode, again.stdout) == (2, "")
-    assert again.stderr.count("\n") == 1
-    assert "holds other attacks, which differ in " in again.stderr
+    assert "holds other attacks, which differ in " in refused("attack", small, *attacks, "--out", "runs", "-q")
     # The same once more trains nothing and shows the same.
-    same = steelyard("attack", small, *attacks, *rules, "--seeds", "2", "--out", "runs", "--format", "json", "-q")
+    same = command("attack", small, *attacks, *rules, "--seeds", "2", "--out", "runs", "--format", "json", "-q")
     assert (same.stdout, same.stderr) == (done.stdout, "")
 
 
-def test_a_folder_with_something_else_in_it_is_refused(steelyard: CommandLine, small: Path, tmp_path: Path) -> None:
+def test_a_folder_with_something_else_in_it_is_refused(
+    refused: Callable[..., str], small: Path, tmp_path: Path
+) -> None:
+    words = ("attack", small, "--attack", "alie", "--out", "runs", "-q")
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "letter.txt").write_text("mine")
-    done = steelyard("attack", small, "--attack", "alie", "--out", "runs", "--quiet")
-    assert done.returncode == 2
-    assert "is not empty; allowed: a new folder" in done.stderr
+    assert "is not empty; allowed: a new folder" in refused(*words)
     (tmp_path / "runs" / "attack.toml").write_text("attacks = 3\n")
-    for command in (("attack", small, "--attack", "alie", "--out", "runs", "-q"), ("resume", "runs", "-q")):
-        done = steelyard(*command)
-        assert done.returncode == 2
-        assert "attack.toml: is cut off or changed" in done.stderr
-        assert done.stderr.count("\n") == 1
+    for command in (words, ("resume", "runs", "-q")):
+        assert "attack.toml: is cut off or changed" in refused(*command)
 
 
 LONGER = ("--rules", "EQ,median(EQ)", "--seeds", "2", "--set", "rounds.count=5", "--set", "training.batch_size=100")
@@ -127,10 +104,7 @@ def whole(small: Path) -> Path:
     return small.parent / "whole"
 
 
-@pytest.mark.parametrize("way", ["same command", "resume"])
-def test_killed_twice_and_continued_it_ends_with_the_same_bits(
-    small: Path, whole: Path, tmp_path: Path, way: str
-) -> None:
+def test_killed_thrice_and_resumed_it_ends_with_the_same_bits(small: Path, whole: Path, tmp_path: Path) -> None:
     command = ("attack", small, "--attack", "sign-flip,alie", *LONGER, "--format", "json", "--quiet")
     expected = json.loads((whole.parent / "output").read_text())
     # In the midst of the first run, then in that of a later one: the runs before it have no round left to commit.
@@ -139,8 +113,7 @@ def test_killed_twice_and_continued_it_ends_with_the_same_bits(
         assert sorted(path.name for path in (tmp_path / "part").iterdir() if path.is_dir()) == begun
     assert run(*command, "--out", "part", folder=tmp_path, killed_after=1) == -signal.SIGKILL
     assert query(tmp_path / "part" / "sign-flip", "SELECT MAX(round) FROM rounds") == [(1,)]
-    last = command if way == "same command" else ("resume", "part", "--format", "json", "--quiet")
-    assert run(*last, *(("--out", "part") if way == "same command" else ()), folder=tmp_path) == 0
+    assert run("resume", "part", "--format", "json", "--quiet", folder=tmp_path) == 0
     found = json.loads((tmp_path / "output").read_text())
     assert found == {**expected, "folder": found["folder"]}
     assert Path(found["folder"]).name == "part"
@@ -152,13 +125,10 @@ def test_the_table_fits_a_narrow_terminal(small: Path, tmp_path: Path) -> None:
     arguments = ["attack", str(small), "--attack", "backdoor", "--set", "rounds.count=1", "--out", "narrow", "-q"]
     done = warm_command(*arguments, folder=tmp_path, environment=command_environment(COLUMNS="60"))
     assert (done.returncode, done.stderr) == (0, "")
-    *lines, stored = done.stdout.splitlines()
-    assert stored.startswith("runs stored in ")
+    lines = done.stdout.splitlines()[:-1]
     assert max(map(len, lines)) <= 60
-    assert "backdoor: 20% of the clients hostile" in lines
     # The experiment has two noisy clients of its own: its run without attack is not free of flaws, and says so.
     assert "no attack: no hostile clients, but 2 that the experiment" in lines
-    assert "under backdoor, but one seed cannot tell" in " ".join(lines)
     head = lines[lines.index("backdoor: 20% of the clients hostile") + 2]
     assert head.split() == ["rule", "accuracy", "lost", "weight", "backdoor"]
     # Every default rule on a line of its own, FLTrust too, since the server has rows.
