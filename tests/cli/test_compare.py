@@ -107,7 +107,17 @@ def test_all_rules_run_and_those_that_cannot_are_named(command: CommandLine, sma
 
 
 def test_a_sweep_on_digits(command: CommandLine, tmp_path: Path) -> None:
-    words = ("sweep", "quickstart", *QUICK, "--set", "rounds.count=2", "--over", "training.learning_rate=0.01,0.3", "--rules", "DS")
+    words = (
+        "sweep",
+        "quickstart",
+        *QUICK,
+        "--set",
+        "rounds.count=2",
+        "--over",
+        "training.learning_rate=0.01,0.3",
+        "--rules",
+        "DS",
+    )
     done = command(*words, "--out", "one", "--test")
     assert done.returncode == 0, done.stderr
     for told in ("on a validation split (10% of the training data)", "2 *", "the best on the test set: accuracy"):

@@ -1,4 +1,4 @@
-"""Lists of runs in the terminal: `ls`, one frame of `top`, small curves; narrow terminals, hostile names, no runs."""
+"""What the terminal shows of runs: `ls`, one frame of `top`, summaries; narrow terminals, hostile names, no runs."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -18,6 +18,7 @@ from tests.runs.records import federation, record, state
 from tests.warm import command_environment, warm_command
 
 from steelyard.cli.lists import age, plain, score_of, sparkline
+from steelyard.cli.summaries import show_summary
 from steelyard.cli.top import Board
 from steelyard.files import in_bytes
 from steelyard.runs.glance import glance
@@ -50,8 +51,8 @@ def test_lists_fit_sixty_columns(tmp_path: Path) -> None:
         "[bold]x" * 9,
         ("\x1b[2Jc", "d"),
     )
-    for command in (("ls",), ("top", "--once")):
-        shown = narrow(*command, cwd=tmp_path)
+    for words in (("ls",), ("top", "--once")):
+        shown = narrow(*words, cwd=tmp_path)
         assert max(map(len, shown.splitlines())) <= 60, shown
         assert "\x1b" not in shown
         assert "finished" in shown
@@ -62,25 +63,23 @@ def test_lists_fit_sixty_columns(tmp_path: Path) -> None:
     assert "█" in shown
 
 
+def test_lists_of_words_fit_sixty_columns(tmp_path: Path) -> None:
+    for word in ("criteria", "recipes", "models"):
+        assert max(map(len, narrow(word, cwd=tmp_path).splitlines())) <= 60
+
+
 @pytest.mark.parametrize("measure", ["mean Dice", "C-index", "macro F1"])
 def test_only_accuracies_are_in_per_cent(measure: str, tmp_path: Path) -> None:
-    make_run(tmp_path / "runs" / "run")
-    store = Store(tmp_path / "runs" / "run")
+    make_run(tmp_path / "mine")
+    store = Store(tmp_path / "mine")
     store.note(measure=measure)
     store.close()
-    assert f"0.75 {measure}" in score_of(glance(tmp_path / "runs", "run"))
-    console = Console(width=60, file=StringIO())
-    console.print(Board(tmp_path / "runs").frame(60))
-    assert isinstance(console.file, StringIO)
-    assert " 0.75 " in console.file.getvalue()
-
-
-def test_a_folder_that_is_the_run_itself_is_shown_by_its_name(tmp_path: Path) -> None:
-    make_run(tmp_path / "mine")
-    console = Console(width=60, file=StringIO())
-    console.print(Board(tmp_path / "mine").frame(60))
-    assert isinstance(console.file, StringIO)
-    assert " mine finished" in console.file.getvalue().replace("  ", " ")
+    assert f"0.75 {measure}" in score_of(glance(tmp_path, "mine"))
+    shown = StringIO()
+    Console(width=60, file=shown).print(Board(tmp_path / "mine").frame(60))
+    assert " 0.75 " in shown.getvalue()
+    # A folder that is the run itself is shown by its name.
+    assert " mine finished" in shown.getvalue().replace("  ", " ")
 
 
 def test_no_fact_about_a_run_steers_the_terminal(tmp_path: Path) -> None:
@@ -88,23 +87,22 @@ def test_no_fact_about_a_run_steers_the_terminal(tmp_path: Path) -> None:
     store = Store(tmp_path / "runs" / "run")
     store.note(status="\x1b[2Js", measure="\x1b[2Jm\u202e")
     store.close()
-    for command in (("ls",), ("ls", "--format", "json"), ("top", "--once")):
-        shown = narrow(*command, cwd=tmp_path, columns=200)
+    for words in (("ls",), ("ls", "--format", "json"), ("top", "--once")):
+        shown = narrow(*words, cwd=tmp_path, columns=200)
         assert shown.replace("\n", "").isprintable(), shown
 
 
-def test_ls_for_programs(tmp_path: Path, steelyard: CommandLine) -> None:
+def test_ls_for_programs(tmp_path: Path, command: CommandLine) -> None:
     make_run(tmp_path / "mine" / "one")
-    (found,) = json.loads(steelyard("ls", "mine", "--format", "json").stdout)
+    (found,) = json.loads(command("ls", "mine", "--format", "json").stdout)
     assert (found["name"], found["state"], found["round"], found["rounds"]) == ("one", "finished", 2, 3)
     assert found["accuracy"] == 0.75
 
 
-def test_an_empty_folder_says_what_to_do(tmp_path: Path, steelyard: CommandLine, refused: Callable[..., str]) -> None:
+def test_an_empty_folder_says_what_to_do(tmp_path: Path, command: CommandLine) -> None:
     (tmp_path / "none").mkdir()
-    for command in (("ls", "none"), ("top", "none", "--once")):
-        assert "steelyard run quickstart --out none/first" in steelyard(*command).stdout
-    assert "missing: no such folder" in refused("ls", "missing")
+    for words in (("ls", "none"), ("top", "none", "--once")):
+        assert "steelyard run quickstart --out none/first" in command(*words).stdout
 
 
 @pytest.mark.parametrize(
@@ -162,3 +160,93 @@ def test_top_leaves_on_q(tmp_path: Path) -> None:
         process.kill()
         os.close(ours)
     assert b"\x1b[?1049l" in seen, "the alternate screen was left"
+
+
+# summaries -----------------------------------------------------------------------------------------------------------
+
+
+def rule(name: str, accuracy: float) -> dict[str, Any]:
+    return {
+        "rule": name,
+        "seed": 1,
+        "server": {"accuracy": accuracy},
+        "flawed": {"weight": 0.25, "samples": 0.5},
+        "flawed_weight": 0.25,
+        "accuracy": accuracy,
+        "accuracy_on": None,
+        "worst_tenth": 0.125,
+        "worst_tenth_on": {"rows": 24, "low": 0.043, "high": 0.31, "too_few": False},
+        "rounds_to_target": None,
+        "testing_rounds": 0,
+        "orders": {"tried": {}, "kept": {}, "last": None},
+        "heaviest_clients": [{"client": f"client-{i:03d}", "share": 0.1, "samples": 50} for i in range(5)],
+        "criteria": [{"name": "DS", "measured_by": "client"}],
+        "asks_clients": True,
+        "adapts_loss": False,
+        "lost": None,
+        "fedavg": name == "fedavg",
+    }
+
+
+SUMMARY: dict[str, Any] = {
+    "run": "run",
+    "notes": "",
+    "weighed_one": [],
+    "chain": {"problem": "", "head": "", "round": 0},
+    "privacy": None,
+    "measure": "accuracy",
+    "target": 0.9,
+    "share": 0.5,
+    "server_rows": "the server's 46 rows",
+    "sentence": "One plain sentence.",
+    "flaws": {"1": {"client-002": ["labels flipped (100%)"]}},
+    "rules": [rule("VP>LD>DS/max", 0.75), rule("fedavg", 0.5)],
+}
+
+
+@pytest.mark.parametrize("width", [50, 80, 120])
+def test_tables_fit_the_terminal(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    show_summary(SUMMARY)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= width
+    shown = " ".join(lines)
+    for cell in ("75.00%", "50.00%", "25.0%", "12.50% [4–31] (24)", "46", "not reached"):
+        assert cell in shown
+    # Every column is there: what does not fit beside the others stands in a block below.
+    assert sum(line.startswith("VP>LD>DS/max") for line in lines) == {50: 3, 80: 2, 120: 2}[width]
+    assert any(line.startswith("fedavg") and "client-000 10.0% (50)" in line for line in lines)
+
+
+def test_a_recommender_speaks_its_own_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    plain = rule("DS", 0.1842) | {"server": {}, "flawed": None, "flawed_weight": None, "worst_tenth": 0.0}
+    show_summary(SUMMARY | {"measure": "ndcg@10", "rules": [plain | {"worst_tenth_on": None}], "flaws": {}})
+    shown = capsys.readouterr().out
+    assert "ndcg@10, mean over the users" in shown
+    assert "0.1842" in shown
+    assert "18.42%" not in shown
+    assert "clients reach" not in shown
+    assert shown.rstrip().endswith("next: steelyard recommend report run")
+
+
+def test_names_samples_and_losses_of_rules_are_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    show_summary(SUMMARY | {"rules": [rule("evil\x1b[2J[/b]", 0.5)], "sentence": "a\x1b]0;b"})
+    text = capsys.readouterr().out
+    assert "\x1b" not in text
+    assert "[/b]" in text
+    asked = {"clients": 10_000, "of": 1_000_000, "low": 0.805, "high": 0.815}
+    show_summary(SUMMARY | {"rules": [rule("DS", 0.81) | {"accuracy_on": asked}]})
+    line = "tested on 10,000 of 1,000,000 clients; 95% interval for all: DS 80.50% to 81.50%"
+    assert line in capsys.readouterr().out
+    show_summary(SUMMARY | {"rules": [rule("flexlora", 0.5) | {"lost": {"product": 0.125, "factors": 0.5}}]})
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "lost 12.5% of it" in shown
+    assert "would have lost 50.0%" in shown
