@@ -1,0 +1,729 @@
+"""Damaged and hostile runs: what is broken is named in one line, the checkpoint before is used, nothing is lost."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.conftest import CommandLine
+from tests.kit import assert_refused, refusal
+from tests.report.made_run import make_run
+from tests.runs.contents import query
+from tests.runs.damaged_folders import run_cases
+from tests.runs.records import federation, record, state, values
+
+from steelyard import files
+from steelyard.errors import UserError
+from steelyard.report.summary import summarise
+from steelyard.rounds.settings import RoundSettings
+from steelyard.runs.checkpoint import checksum, pack
+from steelyard.runs.checks import Damaged, bound, check_files, size_of_database, unbound
+from steelyard.runs.export import export_run
+from steelyard.runs.glance import glances
+from steelyard.runs.opening import reading
+from steelyard.runs.reader import History
+from steelyard.runs.schema import SCHEMA
+from steelyard.runs.store import Store, tidy
+from steelyard.runs.tensor_files import write_tensors
+from steelyard.runs.typed import Reader, known
+from steelyard.runs.valued import add_values, read_values
+
+
+def five_rounds(folder: Path) -> None:
+    """A run that stopped after round 4: its checkpoints are those of rounds 3 and 4."""
+    store = Store(folder)
+    store.register([federation()])
+    for round in range(5):
+        own = {"own": torch.tensor([round])}
+        store.commit(
+            round, [record(round=round)], {"DS>LD": state(round, float(round))}, lambda own=own: own, last=False
+        )
+    store.close()
+
+
+def file(folder: Path, round: int) -> Path:
+    return folder / "checkpoints" / f"round-{round:06d}.safetensors"
+
+
+def flip(path: Path, position: int = -1) -> None:
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1
+    path.write_bytes(bytes(content))
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sound") / "run"
+    five_rounds(folder)
+    add_values(folder, {("DS>LD", 2): [values(2)]}, "replay")
+    return folder
+
+
+@pytest.fixture
+def run(sound: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(sound, tmp_path / "run"))
+
+
+def beside(statement: str) -> Callable[[Path], None]:
+    return lambda run: change(run, f"UPDATE checkpoints SET {statement} WHERE round = 4")
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a flipped bit": (
+        lambda run: flip(file(run, 4)), "round-000004.safetensors: not the checkpoint that was written: its checksum"
+    ),
+    "a file cut off": (lambda run: os.truncate(file(run, 4), 50), "its checksum differs"),
+    "a missing file": (lambda run: file(run, 4).unlink(), "not a readable checkpoint: No such file or directory"),
+    "no states": (beside("states = '{'"), "its checksum differs"),
+    "another checksum": (beside("checksum = 'x'"), "its checksum differs"),
+    "a file elsewhere": (beside("file = '../x'"), "'../x'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(run: Path, damage: str) -> None:
+    harm, said = DAMAGE[damage]
+    harm(run)
+    found = resumed(run)
+    assert (found.round, found.states["DS>LD"].parameters.tolist(), found.kept["own"].tolist()) == (3, [3.0], [3])
+    (problem,) = found.problems
+    assert said in problem
+    for table in ("rounds", "checkpoints"):
+        assert query(run, f"SELECT MAX(round) FROM {table}") == [(3,)]
+
+
+def _states(**changes: object) -> str:
+    _, text = pack({"DS>LD": state(4, 4.0)}, {})
+    return json.dumps({"DS>LD": {**json.loads(text)["DS>LD"], **changes}})
+
+
+STATES = {
+    "no JSON": ("{", "Expecting property name"),
+    "too deep": ("[" * 100_000, "nested too deeply"),
+    "a list": ("[]", "valid dictionary"),
+    "nothing of a state": ('{"DS>LD": {}}', "DS>LD.round: Field required"),
+    "a round that is a word": (_states(round="x"), "DS>LD.round"),
+    "a round before the first": (_states(round=-3), "DS>LD.round"),
+    "a field too many": (_states(more=1), "DS>LD.more"),
+    "an order of words": (_states(orders={"order": ["DS"], "reference": 0.5}), "DS>LD.orders.order.0"),
+    "a loss without a name": (_states(loss={"name": None}), "DS>LD.loss.name"),
+    "another model": (_states().replace("DS>LD", "LD"), "no model of 'LD'"),
+}
+
+
+@pytest.mark.parametrize("kind", STATES)
+def test_states_of_another_make_are_named_even_where_changes_are_accepted(run: Path, kind: str) -> None:
+    text, words = STATES[kind]
+    with closing(sqlite3.connect(run / "run.sqlite")) as writer, writer:
+        writer.execute("UPDATE checkpoints SET states = ? WHERE round = 4", (text,))
+        writer.execute("DELETE FROM checkpoints WHERE round = 3")
+    found = resumed(run, accept=True)
+    assert (found.round, found.states) == (-1, {})
+    assert words in found.problems[-1]
+    assert "\n" not in found.problems[-1]
+
+
+def test_without_a_sound_checkpoint_nothing_is_forgotten_unless_accepted(run: Path) -> None:
+    for round in (3, 4):
+        flip(file(run, round))
+    assert_refused(lambda: History(run).last_checkpoint(), "round-000004")
+    words = ("round-000004", "checksum differs; no other checkpoint is sound; allowed: the file")
+    assert_refused(partial(resumed, run), *words)
+    assert query(run, "SELECT MAX(round) FROM rounds") == [(4,)]
+    # Accepted: what can be read is used, wrong checksum or not.
+    assert resumed(run, accept=True).round == 4
+    for round in (3, 4):
+        file(run, round).write_text("nothing like tensors")
+    begins = resumed(run, accept=True)
+    assert (begins.round, begins.states) == (-1, {})
+    assert query(run, "SELECT COUNT(*) FROM rounds") == [(0,)]
+
+
+@pytest.fixture
+def killed(tmp_path: Path) -> Iterator[Path]:
+    """A run whose writer died: the folder as it is while the writer still holds it."""
+    store = Store(tmp_path / "alive")
+    store.register([federation()])
+    for round in range(4):
+        store.commit(round, [record(round=round)], {"DS>LD": state(round, float(round))}, dict, last=False)
+        store.note(status=f"after {round}")
+    shutil.copytree(tmp_path / "alive", tmp_path / "killed")
+    yield tmp_path / "killed"
+    store.close()
+
+
+@pytest.mark.parametrize("left", [0.0, 0.3, 0.5, 0.9, None])
+def test_a_log_that_lost_its_tail_leaves_a_run_that_goes_on(killed: Path, left: float | None) -> None:
+    """A power cut may take any part of what was not flushed; the database must never name files that are gone."""
+    log = killed / "run.sqlite-wal"
+    assert log.stat().st_size > 0
+    if left is None:
+        log.unlink()
+        (killed / "run.sqlite-shm").unlink()
+    else:
+        os.truncate(log, int(left * log.stat().st_size))
+    store = Store(killed)
+    found = store.resume()
+    assert found.problems == ()
+    assert found.round >= 2
+    assert query(killed, "SELECT MAX(round) FROM rounds") == [(found.round,)]
+    store.close()
+
+
+def test_a_log_shortened_below_what_was_flushed_is_never_continued_from(tmp_path: Path) -> None:
+    """No power cut does it, but a bad copy may: old pages in the log then hide newer ones of the database."""
+    store = Store(tmp_path / "alive", checkpoint_every=3)
+    store.register([federation()])
+    for round in range(4):
+        store.commit(round, [record(round=round)], {"DS>LD": state(round, float(round))}, dict, last=False)
+    size = (tmp_path / "alive" / "run.sqlite-wal").stat().st_size
+    refused = 0
+    for length in range(32, size, 4096 + 24):
+        run = tmp_path / f"run-{length}"
+        shutil.copytree(tmp_path / "alive", run)
+        (run / "run.sqlite-shm").unlink()
+        os.truncate(run / "run.sqlite-wal", length)
+        copy = Store(run)
+        try:
+            found = copy.resume().round
+        except UserError:
+            refused += 1
+        else:
+            assert query(run, "SELECT round FROM rounds ORDER BY round") == [(round,) for round in range(found + 1)]
+        copy.close()
+    store.close()
+    assert refused
+
+
+def test_a_checkpoint_with_another_model_than_its_rounds_is_not_gone_on_from_unless_accepted(run: Path) -> None:
+    """Its file and checksum fit together; the digest that the chain holds shows that the model is not the round's."""
+    tensors, text = pack({"DS>LD": state(4, 7.0)}, {"own": torch.tensor([4])})
+    wanted = checksum(write_tensors(file(run, 4), tensors), text)
+    with closing(sqlite3.connect(run / "run.sqlite")) as writer, writer:
+        writer.execute("UPDATE checkpoints SET states = ?, checksum = ? WHERE round = 4", (text, wanted))
+    said = "the checkpoint's model of DS>LD is not the one that round 4 ended with"
+    allowed = f"allowed: the folder as it was written, or `steelyard resume {run} --accept-changes`"
+    assert refusal(resumed, run) == f"{run}: {said}; {allowed}"
+    accepted = resumed(run, accept=True)
+    assert (accepted.round, accepted.problems) == (4, (said,))
+    assert accepted.states["DS>LD"].parameters.tolist() == [7.0]
+
+
+def test_a_store_that_keeps_no_models_asks_for_none(tmp_path: Path) -> None:
+    store = Store(tmp_path, keep_models=False)
+    store.register([federation()])
+    store.commit(0, [record(round=0)], {"DS>LD": state(0, 5.0)}, dict, last=False)
+    found = store.resume()
+    store.close()
+    assert (found.round, found.problems, found.states["DS>LD"].parameters.tolist()) == (0, (), [])
+
+
+def info(key: str, text: str) -> str:
+    return f"INSERT OR REPLACE INTO info VALUES ('{key}', '{text}')"
+
+
+def settings_of(text: str) -> str:
+    return f"UPDATE federations SET settings = '{text}'"
+
+
+def metrics(text: str) -> str:
+    return f"UPDATE rounds SET server_metrics = '{text}'"
+
+
+DEEP = "[" * 100_000
+
+
+def test_the_rows_of_a_checkpoint_are_in_the_database_file_before_an_older_file_goes(killed: Path) -> None:
+    for ending in ("-wal", "-shm"):
+        (killed / f"run.sqlite{ending}").unlink()
+    named = {name for (name,) in query(killed, "SELECT file FROM checkpoints")}
+    assert named <= {path.name for path in (killed / "checkpoints").iterdir()}
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+def test_a_disk_that_fails_is_one_line_and_the_rounds_before_stay(
+    run: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    store = Store(run)
+    store.register([federation()])
+
+    def fail(_: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    def fifth() -> None:
+        store.commit(5, [record(round=5)], {"DS>LD": state(5)}, dict, last=False)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", fail)
+        assert_refused(fifth, f"round 5 cannot be written: {os.strerror(code)}; rounds written before are")
+    assert store.resume().round == 4
+    fifth()
+    store.close()
+    assert History(run).last_round == 5
+
+
+def test_a_database_that_is_full_is_one_line(run: Path) -> None:
+    store = Store(run)
+    store.register([federation()])
+    ((pages,),) = store._db.execute("PRAGMA page_count").fetchall()
+    store._db.execute(f"PRAGMA max_page_count={pages}")
+    written: list[int] = []
+
+    def fill() -> None:
+        for round in range(5, 500):
+            store.commit(round, [record(round=round)], {"DS>LD": state(round)}, dict, last=False)
+            written.append(round)
+
+    with pytest.raises(UserError, match=r"cannot be written: database or disk is full; .*goes on once that is mended"):
+        fill()
+    assert store.resume().round == max(written, default=4)
+    store.close()
+
+
+@pytest.mark.parametrize("page", range(2, 14))
+def test_a_page_of_garbage_is_named_and_never_continued_from(run: Path, page: int) -> None:
+    content = bytearray((run / "run.sqlite").read_bytes())
+    if len(content) < page * 4096:
+        pytest.skip("the database has fewer pages")
+    content[(page - 1) * 4096 : page * 4096] = b"\xa5" * 4096
+    (run / "run.sqlite").write_bytes(bytes(content))
+    with pytest.raises(UserError, match=r"run\.sqlite: (damaged|not a readable run database): \S"):
+        resumed(run)
+    said = ""
+    try:
+        export_run(run, "csv", run / "out")
+    except UserError as error:
+        said = str(error)
+    assert not said or "cannot be read" in said or "not a readable run database" in said
+
+
+def read_only(folder: Path) -> Iterator[Path]:
+    """The folder as on a read-only medium: mounted over itself, which only root may do."""
+    for command in (["mount", "--bind", folder, folder], ["mount", "-o", "remount,ro,bind", folder]):
+        if subprocess.run(command, capture_output=True, check=False).returncode:
+            subprocess.run(["umount", folder], capture_output=True, check=False)
+            pytest.skip("mounting is not allowed here")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+@pytest.mark.parametrize("how", ["at rest", "killed", "killed without a log"])
+def test_a_run_on_a_read_only_medium_is_read(killed: Path, run: Path, how: str) -> None:
+    if how == "at rest":
+        killed = run
+    for ending in {"killed": ("-shm",), "killed without a log": ("-wal", "-shm")}.get(how, ()):
+        (killed / f"run.sqlite{ending}").unlink()
+    before = sorted(path.name for path in killed.iterdir())
+    for folder in read_only(killed):
+        history = History(folder)
+        assert history.last_round == (4 if how == "at rest" else 3)
+        assert len(history.clients) > 0
+        assert_refused(partial(Store, folder), "cannot be written: Read-only file system; allowed: a writable folder")
+        assert_refused(lambda folder=folder: export_run(folder, "csv"), "Read-only file system")
+    assert sorted(path.name for path in killed.iterdir()) == before
+
+
+def test_a_run_killed_at_its_very_end_is_tidied(run: Path) -> None:
+    """The end is noted and the older checkpoint is not named any more, but its file and the log are still there."""
+    left = file(run, 3).read_bytes()
+    store = Store(run)
+    store.finish()
+    shutil.copytree(run, run.parent / "killed")
+    store.close()
+    killed = run.parent / "killed"
+    file(killed, 3).write_bytes(left)
+    assert (killed / "run.sqlite-wal").exists()
+    tidy(killed)
+    assert sorted(path.name for path in killed.iterdir()) == ["checkpoints", "lock", "run.sqlite"]
+    assert [path.name for path in (killed / "checkpoints").iterdir()] == ["round-000004.safetensors"]
+    assert History(killed).info["status"] == "finished"
+
+
+SAMPLE, ALL, PART = 8, 10_000, 500
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("made") / "run", rounds=3, clients=4, seeds=(0,), rules=("fedavg",))
+
+
+@pytest.fixture
+def runs(made: Path, tmp_path: Path) -> Path:
+    """A folder with two runs, of which `bad` is going to be changed."""
+    for name in ("good", "bad"):
+        shutil.copytree(made, tmp_path / "runs" / name)
+    return tmp_path / "runs"
+
+
+def change(folder: Path, *statements: str) -> None:
+    with sqlite3.connect(folder / "run.sqlite") as writer:
+        for statement in statements:
+            writer.execute(statement)
+    writer.close()
+
+
+ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i AS round, 1 AS federation FROM n"
+
+
+def test_a_table_without_end_is_ended(runs: Path) -> None:
+    """Four levels of pages, of which every entry points at the same page below: rows by the billion."""
+    path = runs / "bad" / "run.sqlite"
+    change(runs / "bad", *(f"INSERT INTO clients (name) VALUES ('{number:0900d}')" for number in range(300)))
+    reader = sqlite3.connect(path)
+    ((root,),) = reader.execute("SELECT rootpage FROM sqlite_master WHERE name = 'clients'").fetchall()
+    reader.close()
+    content = bytearray(path.read_bytes())
+    begin, pages = (root - 1) * 4096, len(content) // 4096
+    assert content[begin] == 5  # a page of a table that points at others
+    above = content[begin : begin + 4096]
+    places = [int.from_bytes(above[at : at + 2], "big") for at in range(12, 12 + 2 * above[4] + 512 * above[3], 2)]
+    leaf = bytes(above[places[0] : places[0] + 4])
+
+    def pointing(target: bytes) -> bytes:
+        page = bytearray(above)
+        for place in (8, *places):
+            page[place : place + 4] = target
+        return bytes(page)
+
+    for level in range(3):
+        content += pointing(leaf if level == 0 else (pages + level).to_bytes(4, "big"))
+    content[begin : begin + 4096] = pointing((pages + 3).to_bytes(4, "big"))
+    content[28:32] = (pages + 3).to_bytes(4, "big")
+    path.write_bytes(bytes(content))
+    history = History(runs / "bad")
+    with pytest.raises(UserError, match="clients holds more than its file does"):
+        history._rows("clients", ("id", "name"))
+    with pytest.raises(UserError, match="a query of it does not end"), reading(runs / "bad") as connection:
+        connection.execute("SELECT COUNT(*) FROM clients NOT INDEXED WHERE name > 'x'").fetchall()
+    with pytest.raises(UserError, match=r"bad/run.sqlite: not a readable run database: damaged: .* page"):
+        Store(runs / "bad")
+
+
+def test_what_sqlite_quotes_of_a_damaged_schema_is_one_line(runs: Path) -> None:
+    for name in ("'a' || char(10) || 'b'", "CAST(x'619d' AS TEXT)"):
+        again = Path(shutil.copytree(runs / "good", runs / "again", dirs_exist_ok=True))
+        text = f"UPDATE sqlite_master SET name = {name}, sql = 'CREATE TABLE (' WHERE name = 'rounds'"
+        change(again, "PRAGMA writable_schema=1", text)
+        (seen,) = (seen for seen in glances(runs) if seen.name == "again")
+        assert (seen.state, seen.problem.isprintable()) == ("unreadable", True)
+        assert_refused(partial(Store, again), "not a readable run database")
+
+
+def test_damaged_folders_give_one_line_and_touch_nothing() -> None:
+    assert run_cases(SAMPLE, every=80) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, ALL, PART))
+def test_many_damaged_folders(first: int) -> None:
+    """In parts of some minutes each, so that one can be run alone: `-k 2500`."""
+    assert run_cases(PART, first, every=10) == []
+
+
+def test_a_number_without_a_name_is_damage() -> None:
+    assert known({3: "a"}, 3, "client") == "a"
+    with pytest.raises(Damaged, match="client number 4 is not in its table"):
+        known({3: "a"}, 4, "client")
+
+
+def reader(*statements: str, size: int = 1 << 20) -> Reader:
+    import sqlite3
+
+    made = sqlite3.connect(":memory:", factory=Reader)
+    made.executescript(SCHEMA)
+    for statement in statements:
+        made.execute(statement)
+    made.schema, made.size = SCHEMA, size
+    return made
+
+
+def test_federations_are_given_by_number_in_order() -> None:
+    insert = "INSERT INTO federations (id, name, rule, seed, settings, algorithm) VALUES"
+    made = reader(
+        f"""{insert} (9, 'x', 'DS', 4, '{{"criteria": ["DS"]}}', 'fedavg')""",
+        f"""{insert} (2, 'y', 'LD', 4, '{{"criteria": ["LD"]}}', 'fedavg')""",
+    )
+    assert list(made.federations().items()) == [(2, ("LD", 4)), (9, ("DS", 4))]
+    made.execute("UPDATE federations SET rule = 'DS'")
+    with pytest.raises(Damaged, match=r"^federations: a rule and a seed come twice$"):
+        made.federations()
+
+
+def test_a_table_cannot_hold_more_than_its_file() -> None:
+    many = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 100) "
+    made = reader(many + "INSERT INTO clients SELECT i, 'c' || i FROM n", size=400)
+    assert len(made.rows("clients", ("id", "name"))) == 100
+    made.size = 399
+    with pytest.raises(Damaged, match=r"^clients holds more than its file does$"):
+        made.rows("clients", ("id",))
+    made.size = 400
+    made.execute("UPDATE clients SET name = name || ' is long'")
+    with pytest.raises(Damaged, match=r"^clients holds more than its file does$"):
+        made.rows("clients", ("id", "name"))
+    assert made.rows("clients", ("id",), "WHERE id > ? ORDER BY id DESC", 98) == [(100,), (99,)]
+
+
+class Noted(sqlite3.Connection):
+    """A connection that keeps what is called back."""
+
+    begin: Callable[[str], None] | None
+    step: Callable[[], int] | None
+    every: int
+
+    def set_trace_callback(self, called: Any) -> None:
+        self.begin = called
+        super().set_trace_callback(called)
+
+    def set_progress_handler(self, called: Any, every: int) -> None:
+        self.step, self.every = called, every
+        super().set_progress_handler(called, every)
+
+
+def test_a_question_has_fifty_steps_for_each_byte_of_the_database_and_the_next_one_as_many() -> None:
+    connection = sqlite3.connect(":memory:", factory=Noted)
+    bound(connection, 1 << 20)
+    assert connection.every == 10_000
+    assert connection.step is not None
+    assert connection.begin is not None
+    connection.begin("SELECT 1")
+    # 50 · 2^20 steps are 5,242 times 10,000 and some.
+    assert [connection.step() for _ in range(5244)] == [0] * 5242 + [1, 1]
+    connection.execute("SELECT 1").fetchall()
+    assert connection.step() == 0
+    assert connection.getlimit(sqlite3.SQLITE_LIMIT_LENGTH) == 1 << 20
+    assert connection.execute("PRAGMA trusted_schema").fetchone() == (0,)
+    assert connection.execute("PRAGMA cell_size_check").fetchone() == (1,)
+    bound(connection, 1 << 40)
+    assert connection.getlimit(sqlite3.SQLITE_LIMIT_LENGTH) == 1_000_000_000
+    unbound(connection)
+    assert (connection.begin, connection.step) == (None, None)
+    connection.close()
+
+
+def test_a_question_is_bounded_before_the_first_is_asked() -> None:
+    connection = sqlite3.connect(":memory:", factory=Noted)
+    connection.execute("CREATE TABLE t (x)")
+    bound(connection, 400)  # two times 10,000 steps
+    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT COUNT(*) FROM n"
+    with pytest.raises(sqlite3.OperationalError, match="interrupted"):
+        connection.execute(endless).fetchall()
+    with pytest.raises(sqlite3.DataError, match="too big"):
+        connection.execute("INSERT INTO t VALUES (zeroblob(401))")
+    unbound(connection)
+    connection.execute("INSERT INTO t VALUES (zeroblob(401))")
+    connection.close()
+
+
+def test_a_database_has_the_bytes_of_its_files_and_small_ones_have_a_megabyte(tmp_path: Path) -> None:
+    path = tmp_path / "run.sqlite"
+    assert size_of_database(path) == 1 << 20
+    path.write_bytes(bytes(1_000_000))
+    assert size_of_database(path) == 1 << 20
+    (tmp_path / "run.sqlite-wal").write_bytes(bytes(50_000))
+    (tmp_path / "run.sqlite-journal").write_bytes(bytes(3))
+    assert size_of_database(path) == 1_050_003
+
+
+TWICE = "criteria and priority do not fit"
+HARM: tuple[tuple[str, str, str], ...] = (
+    ("UPDATE rounds SET accuracy = 'abc'", "rounds", "rounds, accuracy: 'abc' is no number"),
+    ("UPDATE rounds SET accuracy = 2e200", "rounds", "rounds, accuracy: holds a number beyond 1e+200"),
+    ("UPDATE rounds SET accuracy = -2e200", "rounds", "rounds, accuracy: holds a number beyond 1e+200"),
+    ("UPDATE rounds SET round = 1000000000001 WHERE round = 4", "rounds", "rounds, round: 1000000000001 is no whole"),
+    ("UPDATE rounds SET tests = -1", "rounds", "rounds, tests: -1 is no whole number from 0 on"),
+    ("UPDATE rounds SET round = 1.5 WHERE round = 4", "rounds", "rounds, round: 1.5 is no whole number from 0 on"),
+    ("UPDATE federations SET seed = 'x'", "rounds", "federations, seed: 'x' is no whole number from 0 on"),
+    ("UPDATE federations SET rule = x'00'", "rounds", "federations, rule: b'\\x00' is no text"),
+    ("UPDATE clients SET name = x'07' WHERE name = 'a'", "clients", "clients, name: b'\\x07' is no text"),
+    ("DELETE FROM clients WHERE name = 'a'", "clients", "client number 1 has no name"),
+    (metrics('{"f1": 0.5}'), "rounds", "rounds, server_metrics: Value error, f1 is of another kind"),
+    (metrics('{"mae": [0.5]}'), "rounds", "mae is of another kind"),
+    (metrics('{"rmse": 1e308}'), "rounds", "rmse is beyond 1e+200"),
+    (metrics('{"f1": [0.5, -1e201]}'), "rounds", "f1 is beyond 1e+200"),
+    (info("flaws", "{"), "flaws", "info, flaws holds no JSON"),
+    (info("flaws", DEEP), "flaws", "info, flaws holds no JSON"),
+    (info("flaws", '{"x": {"a": [1]}}'), "flaws", "info, flaws: "),
+    (info("labels", '{"1": {"a": ["x"]}}'), "labels", "info, labels: 1.a.0: Input should be a valid integer"),
+    (info("personal", "7"), "personal", "info, personal: "),
+    (settings_of("{"), "clients", "federations, settings holds no JSON"),
+    (settings_of("{}"), "clients", "federations, settings: criteria: Field"),
+    (settings_of("3"), "clients", "federations, settings: Input should be"),
+    (settings_of('{"criteria": ["DS", "DS"]}'), "clients", TWICE),
+    (settings_of('{"criteria": ["DS"], "priority": "DS>LD"}'), "clients", TWICE),
+    ("UPDATE evaluations SET metrics = '3'", "evaluations", "evaluations, metrics: Input should be "),
+    ("UPDATE updates SET listening = x'0011' WHERE round = 1", "listening", "listening of "),
+    ("UPDATE updates SET weight = x'00'", "clients", "updates of DS>LD, seed 0: a stored column has another length"),
+    ("UPDATE updates SET clients = x'6300000064000000' WHERE round = 1", "clients", "client number 99"),
+    ("UPDATE updates SET samples = 'abc'", "clients", "updates, samples: 'abc' is no column of numbers"),
+    ("UPDATE updates SET samples = x'00000000000000ff00000000000000ff'", "clients", "a number below zero"),
+    ("UPDATE updates SET weight = x'000000000000f07f000000000000f07f'", "clients", "one that is not finite"),
+    ("INSERT INTO samples VALUES (1, 4, 'text', 3)", "hits", "samples, hits"),
+    ("INSERT INTO samples VALUES (1, 4, x'00', 9)", "hits", "samples of DS>LD, seed 0: not the bits of their count"),
+    ("INSERT INTO samples VALUES (1, 4, x'00', -1)", "hits", "samples, count"),
+    ("UPDATE contributions SET sizes = zeroblob(length(sizes))", "values", "contributions of round 2: no test rows"),
+    ("UPDATE contributions SET error = x'00'", "values", "contributions of round 2: "),
+    ("UPDATE contributions SET added = x'00'", "values", "contributions of round 2: "),
+    ("UPDATE contributions SET clients = x'ff000000fe000000'", "values", "client"),
+    ("UPDATE contributions SET federation = 77", "values", "federation"),
+    ("DROP TABLE untested", "opened", "the table 'untested' is missing"),
+    ("ALTER TABLE clients ADD COLUMN more TEXT", "opened", "the table 'clients' is not one of a run's"),
+    ("DROP TABLE rounds; CREATE VIEW rounds AS SELECT 1", "opened", "the view 'rounds' is not one of a run's"),
+    ("UPDATE chain SET ledger = x'00'", "store", "cannot be read: chain, ledger: b'\\x00' is no text"),
+    ("UPDATE chain SET ledger_bytes = 'many'", "store", "chain, ledger_bytes: 'many' is no whole number"),
+    ("UPDATE chain SET head = x'00'", "store", "chain, head: b'\\x00' is no text"),
+    (
+        "CREATE TRIGGER t AFTER INSERT ON info BEGIN DELETE FROM rounds; END",
+        "store",
+        "the trigger 't' is not one of a run's database",
+    ),
+    ("DELETE FROM rounds WHERE round = 2", "resume", "damaged: 4 rounds of DS>LD, where its checkpoint follows 5"),
+    ("DELETE FROM rounds", "resume", "damaged: 0 rounds of DS>LD, where its checkpoint follows 5"),
+)
+"""What was done to a run's database, what is asked of it then, and what is said."""
+
+
+def resumed(folder: Path, *, accept: bool = False) -> Any:
+    store = Store(folder)
+    try:
+        return store.resume(accept=accept)
+    finally:
+        store.close()
+
+
+ASKED: dict[str, Callable[[Path], object]] = {
+    **{
+        name: lambda run, name=name: getattr(History(run), name)
+        for name in ("rounds", "clients", "evaluations", "flaws")
+    },
+    **{name: lambda run, name=name: getattr(History(run), name) for name in ("personal", "listening")},
+    "hits": lambda run: History(run).hits("DS>LD", 0),
+    "labels": lambda run: History(run).labels(1),
+    "values": read_values,
+    "opened": History,
+    "store": Store,
+    "resume": resumed,
+}
+
+
+@pytest.mark.parametrize(("statement", "asked", "words"), HARM, ids=lambda each: each[:50])
+def test_what_does_not_belong_in_a_database_is_one_line_that_names_it(
+    run: Path, statement: str, asked: str, words: str
+) -> None:
+    with closing(sqlite3.connect(run / "run.sqlite")) as writer:
+        writer.executescript(statement)
+        rows = writer.execute("SELECT COUNT(*) FROM rounds").fetchone()
+    assert_refused(partial(ASKED[asked], run), run, words)
+    with closing(sqlite3.connect(run / "run.sqlite")) as reader:  # nothing was forgotten, and no trigger ran
+        assert reader.execute("SELECT COUNT(*) FROM rounds").fetchone() == rows
+
+
+def test_a_figure_that_is_not_finite_is_unknown_and_the_largest_ones_stay(run: Path) -> None:
+    for round, value in ((0, "9e999"), (1, "-9e999"), (2, "1e200"), (3, "-1e200")):
+        change(run, f"UPDATE rounds SET accuracy = {value} WHERE round = {round}")
+    change(run, "UPDATE rounds SET round = 1000000000000 WHERE round = 4")
+    change(run, "UPDATE federations SET seed = 9223372036854775807")
+    change(run, settings_of('{"criteria": ["DS", "LD"], "priority": "LD > DS", "more": 1}'))
+    change(run, info("anything", "nothing"))
+    found = History(run).rounds
+    assert found["accuracy"].fillna(0).tolist() == [0, 0, 1e200, -1e200, 0.625]
+    assert found["round"].tolist() == [0, 1, 2, 3, 10**12]
+    assert set(found["seed"]) == {2**63 - 1}
+
+
+LISTED = {
+    "an absurd accuracy": ("UPDATE rounds SET accuracy = 1e308", "rounds, accuracy: holds a number beyond 1e+200"),
+    "a view": (f"DROP TABLE rounds; CREATE VIEW rounds AS {ENDLESS}", "the view 'rounds' is not one of a run's"),
+}
+
+
+@pytest.mark.parametrize("kind", LISTED)
+def test_a_bad_run_is_one_line_in_every_list_and_for_every_command(
+    runs: Path, command: CommandLine, refused: Callable[..., str], kind: str
+) -> None:
+    statements, why = LISTED[kind]
+    change(runs / "bad", *statements.split("; "))
+    for words in (("ls", runs), ("top", runs, "--once")):
+        done = command(*words)
+        assert (done.returncode, done.stderr) == (0, "")
+        (line,) = [line for line in done.stdout.splitlines() if "cannot be read" in line]
+        assert f"bad: cannot be read: {why}" in line
+        assert "finished" in done.stdout
+    for word in ("table", "report", "export"):
+        assert why in refused(word, runs / "bad")
+
+
+def test_what_a_run_names_neither_reaches_the_terminal_nor_is_a_formula(runs: Path, command: CommandLine) -> None:
+    """Neither the old control characters nor the newer ones, which terminals take for the same."""
+    odd = "=red\x1b[31m\x9b2J\x07"
+    change(
+        runs / "bad",
+        f"UPDATE federations SET rule = '{odd}', name = '{odd}'",
+        f"UPDATE clients SET name = name || '{odd}'",
+    )
+    for more in ((), ("--format", "csv"), ("--format", "json"), ("--groups",), ("--curves", "c.csv")):
+        done = command("table", runs / "bad", *more)
+        assert done.returncode == 0, done.stderr
+        assert "red" in done.stdout
+        assert done.stdout.replace("\n", "").isprintable()
+        assert (",'=red" in done.stdout) == ("csv" in more)
+    for words in (("ls", runs), ("top", runs, "--once")):
+        assert command(*words).stdout.replace("\n", "").isprintable()
+    assert "\n'=red" in (runs.parent / "c.csv").read_text(encoding="utf-8")
+    change(runs / "bad", "UPDATE federations SET rule = char(9) || '=1+1'")
+    assert "\n'\\t=1+1," in export_run(runs / "bad", "csv")[1].read_text(encoding="utf-8")
+
+
+def test_rounds_that_do_not_fit_together_are_one_line(runs: Path, refused: Callable[..., str]) -> None:
+    bad, settings = runs / "bad", RoundSettings(count=3)
+    change(bad, "DELETE FROM evaluations WHERE round = 2")
+    assert "fedavg, seed 0: 3 rounds with an accuracy and 2 with evaluations" in refused("table", bad)
+    change(bad, *(f"DELETE FROM {table}" for table in ("rounds", "evaluations", "updates", "samples")))
+    (rule,) = summarise(bad, settings)["rules"]
+    assert (rule["rounds"], rule["accuracy"]) == (0, None)
+    change(bad, *(f"DELETE FROM {table}" for table in ("federations", "chain", "digests", "checkpoints")))
+    assert_refused(lambda: summarise(bad, settings), "it names no rule")
+
+
+def test_a_run_at_rest_is_one_database_file_whatever_the_folders_name(tmp_path: Path) -> None:
+    run = tmp_path / "what? 100% #1"
+    five_rounds(run)
+    assert len(History(run).clients) == 15
+    assert [path.name for path in run.glob("run.sqlite*")] == ["run.sqlite"]
+
+
+def test_a_journal_names_no_other_file_and_may_vanish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, journal = tmp_path / "run.sqlite", tmp_path / "run.sqlite-journal"
+    assert not check_files(path, write=True)
+    path.touch()
+    journal.write_bytes(b"\0" * 20)
+    assert check_files(path, write=True)
+    journal.write_bytes(b"\0" * 20 + bytes.fromhex("d9d505f920a163d7"))
+    assert_refused(lambda: check_files(path, write=False), f"{journal}: names another file", "as the run wrote it")
+    journal.write_bytes(b"\0" * 20)
+    read = files.read_bytes
+
+    def vanish(path: Path) -> bytes:
+        path.unlink()
+        return read(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "read_bytes", vanish)
+        assert check_files(path, write=False)
+    assert not journal.exists()
+    # What is written has one name, and what is read may have two.
+    (tmp_path / "second").hardlink_to(path)
+    assert check_files(path, write=False)
+    assert_refused(lambda: check_files(path, write=True), "has 2 names")
