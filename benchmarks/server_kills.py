@@ -19,8 +19,7 @@ from collections import Counter
 from pathlib import Path
 
 import torch
-from tests.federate.test_node_process import Federation, hospitals
-from tests.federate.test_operator import server_apps
+from tests.federate.real_federation import Federation, hospitals, server_apps
 from tests.runs.contents import checkpoint, rows
 
 from steelyard.federate.processes import is_running

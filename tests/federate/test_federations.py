@@ -1,0 +1,412 @@
+"""Real federations on loopback, as processes: TLS, a kill and what follows it, hidden sums; slow ones that go wrong."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sqlite3
+import ssl
+import subprocess
+import sys
+import sysconfig
+import threading
+from collections.abc import Generator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("flwr")
+
+from flwr.proto.control_pb2 import ListRunsRequest, StartRunRequest
+from tests.clients.flower.test_adapter import SOURCES, VERSIONS
+from tests.federate.accounts import as_nobody, post
+from tests.federate.real_federation import experiment, failures, fill, last_round, left_running, wait_until, written
+from tests.federate.small_experiment import assert_same_weights, weights
+from tests.ports import free_ports
+
+from steelyard.errors import UserError
+from steelyard.experiment.running import run
+from steelyard.federate import node_link, receipts
+from steelyard.federate.certificates import make_key
+from steelyard.federate.local import follow, resume_local
+from steelyard.federate.local_federation import LocalFederation, started
+from steelyard.federate.local_launch import Launch
+from steelyard.federate.outcomes import read_outcome
+from steelyard.federate.processes import Process, end_all, environment
+from steelyard.federate.receipt_answers import listed
+from steelyard.report.verification import verify
+from steelyard.runs.reader import History
+from steelyard.runs.verifying import Keys
+
+ENV = {**os.environ, "PYTHONPATH": str(SOURCES.parent), "FLWR_TELEMETRY_ENABLED": "0"}
+HIDDEN = {"weighing": {"criteria": ["DS", "LD"], "priority": "LD>DS"}, "privacy": {"aggregation": {"kind": "secure"}}}
+
+
+def public_keys(folder: Path, copies: Path) -> Path:
+    """Copy the public keys of a federation on this machine, as its operator hands them out."""
+    copies.mkdir()
+    for file in (folder / "flower" / "tls").glob("*.pub"):
+        shutil.copy(file, copies / ("server.pub" if file.stem == "server-head" else file.name))
+    return copies
+
+
+def states_of(folder: Path) -> list[Path]:
+    return sorted((folder / "flower" / "private").iterdir())
+
+
+def assert_closed_to_others(federation: LocalFederation) -> None:
+    """Hold that another account of this machine reaches nothing; only root can try."""
+    if os.geteuid() != 0:
+        return
+    authority, port = ssl.create_default_context(cafile=federation.authority), federation.port
+    asked = ListRunsRequest().SerializeToString()
+    assert " 200" in post(port, "/v1/control/list-runs", asked, authority)  # We ourselves are let in.
+    for path, body in (
+        ("/v1/control/list-runs", asked),
+        ("/v1/control/start-run", StartRunRequest().SerializeToString()),
+        ("/v1/fleet/register-node", b""),
+    ):
+        assert as_nobody(lambda path=path, body=body: post(port, path, body, authority)) == ""
+    assert federation.home.stat().st_mode & 0o077 == 0
+
+
+def test_two_nodes_with_tls_equal_the_simulation_and_sign_and_nobody_else_comes_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # It could be a node that was killed a moment ago, so it tries for a while; here once.
+    monkeypatch.setattr(node_link, "_FORGOTTEN_SECONDS", 0.0)
+    # One of four clients a round: in each round one of the nodes is absent, and only the last is evaluated.
+    described = experiment(2, partition={"clients": 4}, rounds={"count": 3, "fraction": 0.01, "evaluate_every": 3})
+    run(described, out=tmp_path / "simulated")
+    folder = tmp_path / "federated"
+    with started(folder, described, Launch(2, tls=True)) as federation:
+        stranger = node_link.Server(federation.address, federation.authority, make_key(tmp_path / "stranger")[0])
+        with pytest.raises(UserError, match="the server refuses this node"):
+            node_link.NodeLink(stranger, None, 0, threading.Event()).run()  # type: ignore[arg-type]
+        assert_closed_to_others(federation)
+        federation.submit()
+        follow(federation, 3)
+    assert left_running(folder) == []
+    assert_same_weights(tmp_path / "simulated", folder)
+    here, there = History(tmp_path / "simulated"), History(folder)
+    assert here.clients["client"].tolist() == there.clients["client"].tolist()
+    assert there.clients["failure"].isna().all()
+    np.testing.assert_allclose(here.clients["weight"], there.clients["weight"], rtol=1e-5)
+    np.testing.assert_allclose(here.evaluations["score"], there.evaluations["score"], atol=1e-9)
+    assert (there.info["status"], there.info["nodes"]) == ("finished", "2")  # The stranger is not among them.
+    # What nodes sign holds by their keys alone, and their own files show what they did, without the server.
+    keys = public_keys(folder, tmp_path / "keys")
+    assert verify(folder, keys).code == 0
+    states = [shutil.copytree(state, tmp_path / state.name) for state in states_of(folder)]
+    db = sqlite3.connect(folder / "run.sqlite")
+    with db:
+        ((digests,),) = db.execute("SELECT updates FROM digests WHERE round = 2").fetchall()
+        db.execute("UPDATE digests SET updates = ? WHERE round = 2", (bytes([digests[0] ^ 1]) + digests[1:],))
+    db.close()
+    (changed,) = {(finding.round, finding.client) for finding in verify(folder, keys).found.changed}
+    shutil.rmtree(folder)
+    shown = [answer for state in states for answer in listed(state, Keys.read(keys))]
+    took = {(answer.place[2], *answer.clients) for answer in shown if answer.outcome == "took part"}
+    assert took == set(there.clients[["round", "client"]].itertuples(index=False, name=None))
+    assert changed in took
+    assert [answer.outcome for answer in shown].count("absent") == 3
+
+
+def test_scaffold_and_feddyn_with_a_superlink_that_is_killed_and_resumed_equal_the_simulation(tmp_path: Path) -> None:
+    described = experiment(
+        2,
+        weighing={"criteria": ["DS"], "priority": "DS"},
+        algorithm={"name": "scaffold"},
+        beside={"feddyn": {"criteria": ["DS"], "algorithm": {"name": "feddyn"}}},
+        training={"momentum": 0.5, "schedule": {"kind": "cosine"}},
+        rounds={"count": 4, "fraction": 0.6, "evaluate_every": 4},
+        store={"checkpoint_every": 2},
+    )
+    run(described, out=tmp_path / "simulated")
+    folder = tmp_path / "run"
+    with started(folder, described, Launch(2, tls=True)) as federation:
+        federation.submit()
+        wait_until(lambda: last_round(folder) >= 3, 120, "no round")  # One more than the last checkpoint has.
+        assert federation.superlink is not None
+        os.kill(federation.superlink.pid, signal.SIGKILL)
+        with pytest.raises(UserError, match=r"the superlink ended \(code -9.*; 3 rounds are whole, `steelyard resume"):
+            follow(federation, 4)
+    assert left_running(folder) == []
+    resume_local(folder)
+    assert left_running(folder) == []
+    assert_same_weights(tmp_path / "simulated", folder)
+    history = History(folder)
+    assert history.clients["failure"].isna().all()
+    assert history.info["federation_notes"] == ""  # Nodes that were started anew have what their clients kept.
+    found = verify(folder, public_keys(folder, tmp_path / "keys"))
+    assert (found.code, found.round) == (0, 4), found.lines()
+    for state in states_of(folder):
+        said = receipts.read(state)
+        assert (state / receipts.FILE).read_bytes().count(b"\n") > len(said)  # A round is repeated, with one statement.
+        for name in {one.federation for one in said}:
+            mine = sorted((one for one in said if one.federation == name), key=lambda one: one.round)
+            assert [one.before for one in mine[1:]] == [one.statement.digest() for one in mine[:-1]]
+
+
+def test_hidden_updates_of_two_nodes_give_the_model_of_a_simulation_in_the_open(tmp_path: Path) -> None:
+    rounds = {"count": 2, "fraction": 1.0, "evaluate_every": 2}
+    run(experiment(2, rounds=rounds, weighing=HIDDEN["weighing"]), out=tmp_path / "open")
+    folder = tmp_path / "hidden"
+    with started(folder, experiment(2, rounds=rounds, **HIDDEN), Launch(2)) as federation:
+        federation.submit()
+        follow(federation, 2)
+    assert_same_weights(tmp_path / "open", folder)
+    history = History(folder)
+    assert history.clients["failure"].isna().all()
+    # Of a node's four clients: a hidden sum of 650 words, and 8 key shares of 82 and 33 bytes.
+    assert (history.clients["bytes"] < 650 * 4 + 8 * (82 + 33) + 4000).all()
+    assert left_running(folder) == []
+
+
+SPOILING = """
+import sys
+
+sys.path[:0] = {paths!r}
+from steelyard.privacy.secure_client import SecureClient
+
+honest = SecureClient.share
+
+
+def share(self, cohort):
+    found = honest(self, cohort)
+    return {{name: bytes(len(text)) for name, text in found.items()}} if self.name == "client-005" else found
+
+
+SecureClient.share = share
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["killed", "spoiling"])
+def test_a_hidden_node_that_goes_wrong_costs_its_own_clients_only(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of eight clients six must stay, and a node has two: one is killed, or sends key shares that nobody can read."""
+    if how == "spoiling":
+        paths = [path for path in sys.path if path]
+        (tmp_path / "changed").mkdir()
+        (tmp_path / "changed" / "sitecustomize.py").write_text(SPOILING.format(paths=paths), encoding="utf-8")
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "changed"), *paths]))
+    rounds, folder = {"count": 3, "fraction": 1.0, "evaluate_every": 3}, tmp_path / "run"
+    described = experiment(4, 15.0 if how == "killed" else 60.0, rounds=rounds, **HIDDEN)
+    with started(folder, described, Launch(4), apart=True) as federation:
+        federation.submit()
+        if how == "killed":
+            wait_until(lambda: last_round(folder) >= 1, 120, "no round")
+            os.kill(federation.nodes[1].pid, signal.SIGKILL)
+        follow(federation, 3)
+    there = History(folder).clients
+    failed, last = there[there["failure"].notna()], there[(there["round"] == 3) & there["failure"].isna()]
+    assert set(failed["client"]) == ({"client-001", "client-005"} if how == "killed" else {"client-005"})
+    assert (len(last), last["weight"].sum()) == (8 - failed["client"].nunique(), pytest.approx(1.0))
+    assert left_running(folder) == []
+
+
+@pytest.mark.slow
+def test_twenty_nodes_and_three_rounds_lose_nothing(tmp_path: Path) -> None:
+    described = experiment(20, timeout=300.0, partition={"clients": 40}, rounds={"count": 3, "fraction": 1.0})
+    run(described, out=tmp_path / "simulated")
+    with started(tmp_path / "run", described, Launch(20)) as federation:
+        federation.submit()
+        follow(federation, 3)
+    history = History(tmp_path / "run")
+    assert (len(history.clients), len(history.evaluations)) == (3 * 40, 4 * 40)
+    assert history.clients["failure"].isna().all()
+    assert_same_weights(tmp_path / "simulated", tmp_path / "run")
+
+
+def steelyard(
+    *arguments: str, python: str = sys.executable, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    command = [python, "-m", "steelyard", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=ENV, cwd=cwd, timeout=600)
+
+
+def begun(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "steelyard", "federate", "local", *arguments, "--nodes", "2"]
+    return subprocess.Popen(command, env=ENV, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.slow
+def test_the_command_line_from_start_to_resume(tmp_path: Path) -> None:
+    folder, file = tmp_path / "run", written(tmp_path, rounds={"count": 3})
+    process = begun(file, "--out", str(folder))
+    wait_until(lambda: last_round(folder) >= 1, 120, "no round")
+    os.kill(read_outcome(folder / "flower")["pid"], signal.SIGKILL)  # The ServerApp.
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, "Traceback" in errors) == (2, False)
+    assert errors.strip().splitlines()[-1].startswith("steelyard: the ServerApp was killed; ")
+    assert left_running(folder) == []
+    resumed = steelyard("resume", str(folder), "--format", "json")
+    assert resumed.returncode == 0, resumed.stderr
+    assert History(folder).rounds["round"].max() == 3
+    again = steelyard("federate", "local", file, "--out", str(folder))
+    assert (again.returncode, "holds a run already" in again.stderr) == (2, True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_whoever_stops_it_nothing_is_left_running(tmp_path: Path, number: signal.Signals) -> None:
+    folder = tmp_path / "run"
+    process = begun(written(tmp_path), "--out", str(folder))
+    wait_until(lambda: last_round(folder) >= 0, 120, "no round")
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    wait_until(lambda: not left_running(folder), 20, "something is left running")
+    assert process.returncode == (-9 if number == signal.SIGKILL else 130)
+
+
+@pytest.mark.slow
+def test_an_app_folder_runs_with_flower_alone(tmp_path: Path) -> None:
+    """`federate init`, then only Flower's own commands: its SuperExec starts every app."""
+    file = written(tmp_path, rounds={"count": 1})
+    made = steelyard("federate", "init", str(tmp_path / "app"), file, "--set", "federate.nodes=2")
+    assert made.returncode == 0, made.stderr
+    port, *ports = free_ports(3)
+    home = tmp_path / "app" / ".flwr"
+    config = (home / "config.toml").read_text().replace("127.0.0.1:8000", f"127.0.0.1:{port}")
+    (home / "config.toml").write_text(config)
+    processes = list[Process]()
+
+    def start(name: str, command: list[str], folder: Path) -> None:
+        processes.append(Process(name, command, environment(folder), tmp_path / f"{name}.log", tmp_path))
+
+    try:
+        server = ["flower-superlink", "--insecure", "--port", str(port), "--disable-runtime-dependency-installation"]
+        start("superlink", server, home)
+        processes[0].wait_for_port(port, 60)
+        for number, own in enumerate(ports):
+            node = ["flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{port}", "--port", str(own)]
+            part = ["--node-config", f"partition-id={number} num-partitions=2"]
+            start(f"node-{number}", [*node, *part], tmp_path / f"home-{number}")
+        command = ["flwr", "run", str(tmp_path / "app"), "federation", "--stream"]
+        command += ["--run-config", f'out="{tmp_path / "run"}"']
+        done = subprocess.run(command, env=environment(home), capture_output=True, text=True, timeout=200)
+        assert "steelyard: finished" in done.stdout, done.stdout + done.stderr
+    finally:
+        end_all(processes[::-1])
+    assert History(tmp_path / "run").rounds["round"].tolist() == [0, 1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("flower", [VERSIONS[0], VERSIONS[-1]])
+def test_a_federation_on_the_oldest_and_the_newest_flower(flower: str, tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True, timeout=200)
+    python = str(tmp_path / "venv" / "bin" / "python")
+    wanted = [sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "-q", f"flwr=={flower}"]
+    if subprocess.run(wanted, capture_output=True, timeout=400).returncode:
+        pytest.skip(f"flwr {flower} cannot be installed here")
+    (own,) = (tmp_path / "venv").glob("lib/python*/site-packages")
+    (own / "here.pth").write_text(sysconfig.get_paths()["purelib"])  # After its own packages come those of this Python.
+    names = "from importlib.metadata import version; print(version('flwr'))"
+    found = subprocess.run([python, "-c", names], env=ENV, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert found.stdout.split() == [flower], found.stderr
+    file, folder = written(tmp_path, rounds={"count": 2, "fraction": 1.0}), tmp_path / "run"
+    done = steelyard(
+        "federate", "local", file, "--nodes", "2", "--tls", "--out", str(folder), python=python, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    history = History(folder)
+    assert history.info["status"] == "finished"
+    assert history.clients["failure"].isna().all()
+    assert history.untested.empty
+
+
+FOR_LONG = {"count": 2000, "fraction": 1.0, "evaluate_every": 2000}
+
+
+@pytest.mark.slow
+def test_a_stopped_node_costs_one_timeout_and_takes_part_again(tmp_path: Path) -> None:
+    """SIGSTOP: the node is connected and silent, as a laptop that was closed."""
+    described, folder = experiment(3, timeout=8.0, partition={"clients": 3}, rounds=FOR_LONG), tmp_path / "run"
+    with started(folder, described, Launch(3), apart=True) as federation:
+        federation.submit()
+        wait_until(lambda: last_round(folder) >= 2, 120, "no round")
+        victim, at = federation.nodes[1].pid, last_round(folder)
+        os.killpg(victim, signal.SIGSTOP)
+        try:
+            # Long enough for the others to work, and for the node to be asked again several times.
+            wait_until(lambda: last_round(folder) >= at + 12, 60, "the others starve")
+        finally:
+            os.killpg(victim, signal.SIGCONT)
+        at = last_round(folder)
+        wait_until(lambda: came_back(folder, "client-001", at), 60, "it never came back")
+        assert federation.nodes[1].code is None
+    for other in ("client-000", "client-002"):
+        assert set(failures(folder, other).values()) == {None}
+    missed = [why for why in failures(folder, "client-001").values() if why is not None]
+    assert missed.count("no answer within 8 s") == 1, missed
+
+
+def came_back(folder: Path, client: str, after: int) -> bool:
+    return any(why is None for round, why in failures(folder, client).items() if round > after)
+
+
+def children(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_costs_its_message_alone(tmp_path: Path) -> None:
+    """What does a node's work, and what starts it, are killed from outside, as by a machine that is out of memory."""
+    described, folder = experiment(2, timeout=60.0, partition={"clients": 2}, rounds=FOR_LONG), tmp_path / "run"
+    with started(folder, described, Launch(2), apart=True) as federation:
+        federation.submit()
+        for whole in (False, True, False, True):
+            at = last_round(folder) + 2
+            wait_until(lambda at=at: last_round(folder) >= at, 120, "no round")
+            (starter,) = children(federation.nodes[1].pid)
+            for victim in [starter] if whole else children(starter):
+                os.kill(victim, signal.SIGKILL)
+            at = last_round(folder) + 1
+            wait_until(lambda at=at: came_back(folder, "client-001", at), 120, "it never came back")
+    assert set(failures(folder, "client-000").values()) == {None}
+    missed = [why for why in failures(folder, "client-001").values() if why is not None]
+    assert len(missed) <= 4  # One message each, or none where it was killed between two.
+    assert set(missed) <= {"its ClientApp died"}
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Generator[Path]:
+    """A disk of 24 MB of its own; needs the right to mount one."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(disk)], capture_output=True).returncode:
+        pytest.skip("no small disk can be mounted here")
+    yield disk
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_named_and_the_run_goes_on_to_the_same_bits(tmp_path: Path, small_disk: Path) -> None:
+    file, folder = written(tmp_path, rounds={"count": 12, "fraction": 1.0}), small_disk / "run"
+    whole = steelyard("federate", "local", file, "--nodes", "2", "--out", str(tmp_path / "whole"))
+    assert whole.returncode == 0, whole.stderr
+    process = begun(file, "--out", str(folder))
+    try:
+        wait_until(lambda: last_round(folder) >= 3, 240, "no round")
+        filler = fill(small_disk)
+        _, errors = process.communicate(timeout=120)
+    finally:
+        process.terminate()  # On a machine too slow for the limits, nothing is left running.
+    line = errors.strip().splitlines()[-1]
+    assert (process.returncode, "Traceback" in errors) == (2, False), errors
+    assert "No space left on device" in line
+    assert line.count(f"`steelyard resume {folder}`") == 1
+    assert 3 <= last_round(folder) < 12
+    filler.unlink()
+    resumed = steelyard("resume", str(folder))
+    assert resumed.returncode == 0, resumed.stderr
+    one, other = weights(tmp_path / "whole"), weights(folder)
+    assert set(one) == set(other)
+    assert all(torch.equal(one[name], other[name]) for name in one)
