@@ -1,21 +1,30 @@
-"""Certificates that cannot serve are named before any process starts."""
+"""Certificates, keys, app folders and node configurations, and the commands that make them."""
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
 import threading
+import tomllib
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from cryptography import x509
-from tests.ports import free_ports
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+from cryptography.x509.verification import PolicyBuilder
+from cryptography.x509.verification import Store as Trusted
+from tests.kit import assert_refused
 
+from steelyard.clients.node import NodeConfig
+from steelyard.data import load as load_data
+from steelyard.data import share_out
 from steelyard.errors import UserError
+from steelyard.experiment.loading import build, load
 from steelyard.federate import certificates
+from steelyard.federate.app_folder import write_app
 from steelyard.federate.certificates import (
     check_certificates,
     days_left,
@@ -24,44 +33,7 @@ from steelyard.federate.certificates import (
     renew_certificate,
 )
 from steelyard.federate.node_link import Server
-from steelyard.federate.processes import environment
-
-
-def _rubbish(name: str) -> Callable[[Path, Path], object]:
-    return lambda folder, _: (folder / name).write_text("rubbish\n")
-
-
-def _of_another(name: str) -> Callable[[Path, Path], object]:
-    return lambda folder, other: shutil.copy(other / name, folder / name)
-
-
-def _empty_certificate(folder: Path, _: Path) -> None:
-    (folder / "server.pem").write_text("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
-
-
-@pytest.mark.parametrize(
-    ("spoil", "line"),
-    [
-        (_rubbish("server.pem"), "server.pem or server.key cannot be read"),
-        (_empty_certificate, "server.pem or server.key cannot be read"),
-        (_rubbish("server.key"), "server.pem or server.key cannot be read"),
-        (_of_another("server.key"), "server.key is not the key of server.pem"),
-        (_rubbish("ca.pem"), "ca.pem is not a certificate"),
-        (_of_another("ca.pem"), "server.pem does not hold by ca.pem: "),
-    ],
-)
-def test_a_certificate_that_cannot_serve_is_named(
-    tmp_path: Path, spoil: Callable[[Path, Path], object], line: str
-) -> None:
-    tls, other = tmp_path / "tls", tmp_path / "other"
-    make_certificates(tls, ["127.0.0.1"])
-    make_certificates(other, ["127.0.0.1"])
-    check_certificates(tls)
-    spoil(tls, other)
-    with pytest.raises(UserError) as refused:
-        check_certificates(tls)
-    assert str(refused.value).startswith(f"--tls: {tls}: {line}")
-    assert "; allowed: a folder of `steelyard federate certificates`" in str(refused.value)
+from steelyard.federate.run_config import experiment_of
 
 
 def test_a_certificate_that_has_run_out_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,21 +46,6 @@ def test_a_certificate_that_has_run_out_is_named(tmp_path: Path, monkeypatch: py
     make_certificates(tmp_path / "tls", ["127.0.0.1"])
     with pytest.raises(UserError, match=r"server\.pem does not hold by ca\.pem: certificate has expired"):
         check_certificates(tmp_path / "tls")
-
-
-def test_the_command_shows_no_frame_of_the_server(tmp_path: Path) -> None:
-    make_certificates(tmp_path / "tls", ["127.0.0.1"])
-    (tmp_path / "tls" / "server.pem").write_text("rubbish\n")
-    command = [sys.executable, "-m", "steelyard", "federate", "serve", str(tmp_path / "server")]
-    done = subprocess.run(
-        [*command, "--tls", str(tmp_path / "tls"), "--listen", f"127.0.0.1:{free_ports(1)[0]}"],
-        env=environment(tmp_path / "home"), capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert done.stderr.startswith("steelyard: --tls: ")
-    assert "File " not in done.stderr
-    assert "ssl.SSLError" not in done.stderr
-    assert not (tmp_path / "server" / "superlink.log").exists()
 
 
 @pytest.mark.parametrize("content", [b"rubbish\n", b"", b"\xff\xfe\x00"])
@@ -128,7 +85,99 @@ def test_a_renewed_certificate_is_the_servers_by_the_file_that_nodes_have(tmp_pa
         renew_certificate(tls, authority_key=away)
 
 
-def test_an_authority_outlives_the_certificates_that_it_signs(tmp_path: Path) -> None:
-    made = make_certificates(tmp_path / "tls", ["127.0.0.1"])
+def test_an_app_folder_is_a_flower_app_with_the_experiment_in_it(tmp_path: Path):
+    from flwr.cli.build import build_fab_from_disk
+    from flwr.cli.config_utils import load_and_validate
+
+    experiment = load("quickstart", ["rounds.count=3", 'description="say \\"hello\\"\\nthere"'])
+    files = write_app(tmp_path / "app", experiment, address="server:8000")
+    assert all(file.is_file() for file in files)
+    config, warnings = load_and_validate(tmp_path / "app" / "pyproject.toml")
+    assert warnings == []
+    assert config["tool"]["flwr"]["app"]["components"]["serverapp"] == "steelyard_app.server_app:app"
+    run_config = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    assert experiment_of(run_config) == experiment
+    assert build_fab_from_disk(tmp_path / "app").startswith(b"PK")
+    connection = tomllib.loads((tmp_path / "app" / ".flwr" / "config.toml").read_text())["superlink"]
+    assert connection == {"default": "federation", "federation": {"address": "server:8000", "insecure": True}}
+    assert load(tmp_path / "app" / "experiment.toml") == experiment
+
+
+def test_certificates_are_trusted_for_their_hosts_only(tmp_path: Path):
+    made = make_certificates(tmp_path, ["server.example", "10.0.0.5"])
     authority = x509.load_pem_x509_certificate(made.authority.read_bytes())
-    assert authority.not_valid_after_utc - datetime.now(UTC) > timedelta(days=3000)
+    server = x509.load_pem_x509_certificate(made.certificate.read_bytes())
+    builder = PolicyBuilder().store(Trusted([authority]))
+    for host in ("server.example", "localhost"):
+        assert builder.build_server_verifier(x509.DNSName(host)).verify(server, [])
+    names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert [str(address) for address in names.get_values_for_type(x509.IPAddress)] == ["10.0.0.5", "127.0.0.1"]
+    with pytest.raises(x509.verification.VerificationError):
+        builder.build_server_verifier(x509.DNSName("other.example")).verify(server, [])
+    assert made.key.stat().st_mode & 0o077 == 0
+    with pytest.raises(UserError, match="exists already"):
+        make_certificates(tmp_path, ["server.example"])
+
+
+def test_a_key_pair_is_what_flower_reads(tmp_path: Path):
+    private, public = make_key(tmp_path / "node")
+    key = load_ssh_private_key(private.read_bytes(), None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    assert key.public_key() == load_ssh_public_key(public.read_bytes())
+    assert private.stat().st_mode & 0o077 == 0
+    with pytest.raises(UserError, match="exists already"):
+        make_key(tmp_path / "node")
+
+
+def test_a_node_keeps_its_own_rows_only():
+    experiment: Any = build({"data": {"source": "digits"}, "partition": {"scheme": "iid", "clients": 10}})
+    config = NodeConfig.read({"partition-id": 3, "num-partitions": 5, "device-battery": 0.25})
+    node = experiment.on_node(config)
+    assert node.names == ("client-003", "client-008")
+    assert node.about == {"features": [1, 8, 8], "classes": 10}
+    kept_rows = node.clients.context.population(experiment.seed).source
+    whole = share_out(load_data(experiment.data), experiment.partition, experiment.seed)
+    mine = [whole.by_name[name] for name in node.names]
+    assert len(kept_rows.dataset) == sum(len(rows.train) + len(rows.test) for rows in mine)
+    kept = kept_rows.by_name["client-008"]
+    np.testing.assert_array_equal(
+        kept_rows.dataset.features[kept.train].numpy(), whole.dataset.features[mine[1].train].numpy()
+    )
+    assert config.facts(["client-003"]) == {"client-003": {"device": {"battery": 0.25}, "user": {}}}
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        ("server.pem", b"rubbish", "server.pem or server.key cannot be read"),
+        ("server.key", b"rubbish", "server.pem or server.key cannot be read"),
+        ("server.key", None, "server.key is not the key of server.pem"),
+        ("ca.pem", b"rubbish", "ca.pem is not a certificate"),
+        ("ca.pem", None, "server.pem does not hold by ca.pem"),
+    ],
+)
+def test_a_certificate_that_cannot_serve_is_named(tmp_path: Path, file: str, content: bytes | None, words: str) -> None:
+    """Rubbish, or the file of another server."""
+    make_certificates(tmp_path / "tls", ["127.0.0.1"])
+    make_certificates(tmp_path / "other", ["127.0.0.1"])
+    check_certificates(tmp_path / "tls")
+    (tmp_path / "tls" / file).write_bytes(content or (tmp_path / "other" / file).read_bytes())
+    assert_refused(lambda: check_certificates(tmp_path / "tls"), f"--tls: {tmp_path / 'tls'}", words)
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        ("local quickstart --nodes 0", ("--nodes", "0", "1 to 256")),
+        ("local quickstart --nodes 21", ("num-partitions", "21", "20 clients")),
+        ("init app quickstart --set federate.timeout=0", ("federate.timeout",)),
+        ("init app quickstart --set federate.node=2", ("federate.node", "unknown field")),
+        ("init .", ("exists and is not empty",)),
+        ("certificates tls --host no+spaces", ("--host", "'no+spaces'")),
+    ],
+)
+def test_a_mistake_is_one_line(refused: Callable[..., str], tmp_path: Path, words: str, parts: tuple[str, ...]) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    line = refused("federate", *words.split())
+    assert [part for part in parts if part not in line] == []
+    assert [file.name for file in tmp_path.iterdir()] == ["mine.txt"]

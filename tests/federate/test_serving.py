@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -12,7 +13,7 @@ import sys
 import threading
 import time
 from base64 import b64encode
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from http.client import HTTPSConnection
@@ -21,9 +22,7 @@ from typing import Any
 
 import httpx
 import pytest
-
-pytest.importorskip("flwr")
-
+import uvicorn
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, StartRunRequest
@@ -40,15 +39,17 @@ from flwr.proto.message_pb2 import ObjectTree
 from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
 from flwr.supercore.control import ControlHttpClient
-from tests.federate.test_accounts import as_nobody, post
+from tests.federate.accounts import NOBODY, as_nobody, post
 from tests.ports import free_ports
-from tests.warm import warm_command
 
 from steelyard.clients.flower.register import Entry, enter, read_register, remove
 from steelyard.errors import UserError
+from steelyard.federate import bounded
+from steelyard.federate.bounded import BoundedLoop, BoundedProtocol
 from steelyard.federate.certificates import make_certificates, make_key
-from steelyard.federate.processes import environment
-from steelyard.federate.proxy import ALLOWED, Refusal, RegisteredKeys
+from steelyard.federate.own_superlink import is_own, owner_of
+from steelyard.federate.processes import environment, reserved_port
+from steelyard.federate.proxy import Refusal, RegisteredKeys
 from steelyard.signing import read_public_key
 
 
@@ -126,14 +127,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Generator[Served]:
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0, lines
         reader.join(5)
-
-
-def test_a_registered_node_comes_in(served: Served):
-    answer = served.post(
-        "/v1/fleet/activate-node", ActivateNodeRequest(public_key=pem(served.node), heartbeat_interval=30)
-    )
-    assert answer.status_code == 200
-    assert ActivateNodeResponse.FromString(answer.content).node_id
 
 
 def test_with_everything_that_a_node_has_nobody_registers_a_key_starts_a_run_or_takes_tasks(served: Served):
@@ -281,16 +274,6 @@ def test_a_body_in_chunks_has_the_same_bound_and_huge_headers_are_refused(served
     assert len(statuses) <= 2
 
 
-@pytest.mark.slow
-def test_who_holds_a_connection_open_without_a_call_is_cut_off(served: Served):
-    begun = time.monotonic()
-    assert _raw(served, b"POST /v1/fleet/pull-messages HTTP/1.1\r\nhost: x\r\n") == b""
-    assert time.monotonic() - begun < 35
-    with socket.create_connection(("127.0.0.1", served.port), timeout=40) as silent:  # Not even a handshake.
-        assert silent.recv(10) == b""
-    assert time.monotonic() - begun < 75
-
-
 def test_a_node_speaks_for_itself_alone(served: Served, tmp_path: Path):
     key, public = make_key(tmp_path / "other")
     other = private(key)
@@ -314,27 +297,14 @@ def test_a_node_speaks_for_itself_alone(served: Served, tmp_path: Path):
         assert 400 <= status < 500, (path, status)
 
 
-def test_a_port_in_use_is_told_in_one_line(tmp_path: Path):
-    make_certificates(tmp_path / "tls", ["127.0.0.1"])
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        command = ("federate", "serve", "server", "--tls", "tls", "--listen", f"127.0.0.1:{port}")
-        done = warm_command(*command, folder=tmp_path, environment=environment(tmp_path / "home"))
-    assert done.returncode == 2
-    assert f"--listen: 127.0.0.1:{port} cannot be used: Address already in use" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_a_second_server_on_the_same_folder_is_refused_in_one_line(served: Served):
-    (other,) = free_ports(1)
-    command = ("federate", "serve", served.folder, "--tls", served.authority.parent, "--listen", f"127.0.0.1:{other}")
+def test_a_second_server_on_the_same_port_or_folder_is_refused(served: Served, refused: Callable[..., str]) -> None:
+    (free,), tls = free_ports(1), served.authority.parent
     before = (served.folder / ".flwr" / "config.toml").read_text()
-    home = served.folder.parent
-    done = warm_command(*command, folder=home, environment=environment(home / "home"))
-    assert (done.returncode, done.stderr.strip().splitlines()) == (
-        2,
-        [f"steelyard: {served.folder}: another process serves this folder; allowed: a folder of its own"],
-    )
+    for folder, port, words in (
+        ("server", served.port, f"--listen: 127.0.0.1:{served.port} cannot be used: Address already in use"),
+        (served.folder, free, f"{served.folder}: another process serves this folder"),
+    ):
+        assert words in refused("federate", "serve", folder, "--tls", tls, "--listen", f"127.0.0.1:{port}")
     assert (served.folder / ".flwr" / "config.toml").read_text() == before
 
 
@@ -384,5 +354,133 @@ class TestRegister:
             remove(file, "a")
 
 
-def test_the_door_names_no_call_that_changes_who_may_come_in():
-    assert not any("register" in path or not path.startswith("/v1/fleet/") for path in ALLOWED)
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another account")
+
+
+def own_connection() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as mine:
+        accepted, peer = server.accept()
+        with accepted:
+            assert is_own(peer, server.getsockname())
+            mine.close()
+            # A closed one would count as root's: the system forgets its owner.
+            assert owner_of(peer, server.getsockname()) is None
+            assert not is_own(peer, server.getsockname())
+    return "own"
+
+
+def test_a_connection_of_ones_own_is_known_until_it_is_closed():
+    assert own_connection() == "own"
+
+
+@needs_root
+def test_the_system_says_whose_a_connection_is():
+    assert as_nobody(own_connection) == "own"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        here = server.getsockname()
+
+        pid = os.fork()
+        if not pid:
+            os.setuid(NOBODY)
+            with socket.create_connection(here) as theirs:
+                theirs.recv(1)
+            os._exit(0)
+        accepted, peer = server.accept()
+        assert owner_of(peer, here) == NOBODY
+        assert not is_own(peer, here)
+        accepted.close()
+        os.waitpid(pid, 0)
+
+
+@needs_root
+def test_nobody_else_takes_the_port_before_the_superlink_listens():
+    with reserved_port() as reserved:
+        address = reserved.getsockname()
+
+        def take() -> str:
+            with socket.socket() as other:
+                other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                other.bind(address)
+                other.listen()
+            return "took it"
+
+        assert as_nobody(take).startswith("OSError")
+
+
+CALL = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+async def application(scope: Any, receive: Any, send: Any) -> None:
+    await asyncio.sleep(0.6 if scope["path"] == "/slow" else 0.0)
+    await send({"type": "http.response.start", "status": 204, "headers": []})
+    await send({"type": "http.response.body", "body": b""})
+
+
+def against_server(play: Any) -> None:
+    """Run a play against a server of this process; its argument opens a connection."""
+
+    async def main() -> None:
+        config = uvicorn.Config(application, http=BoundedProtocol, ws="none", log_level="critical", lifespan="off")
+        config.load()
+        state = uvicorn.Server(config).server_state
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(lambda: BoundedProtocol(config, state, {}), "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        async with asyncio.timeout(20):
+            await play(lambda: asyncio.open_connection("127.0.0.1", port))
+        server.close()
+
+    with asyncio.Runner(loop_factory=BoundedLoop) as runner:
+        runner.run(main())
+
+
+async def ended(reader: asyncio.StreamReader) -> bool:
+    """Whether the server ends a connection within five seconds without a word."""
+    try:
+        return await asyncio.wait_for(reader.read(), 5) == b""
+    except ConnectionResetError:
+        return True
+    except TimeoutError:
+        return False
+
+
+@pytest.mark.parametrize("begun", [b"", b"GET / HTTP/1.1\r\nhost:"])
+def test_a_connection_without_a_whole_head_is_ended(monkeypatch: pytest.MonkeyPatch, begun: bytes):
+    monkeypatch.setattr(bounded, "HEAD_SECONDS", 0.2)
+
+    async def play(connect: Any) -> None:
+        reader, writer = await connect()
+        writer.write(begun)
+        assert await ended(reader)
+
+    against_server(play)
+
+
+def test_after_a_call_too_and_a_call_that_is_being_answered_is_not_cut_off(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(bounded, "HEAD_SECONDS", 0.2)
+
+    async def play(connect: Any) -> None:
+        reader, writer = await connect()
+        writer.write(CALL.replace(b"/ ", b"/slow "))
+        assert b" 204 " in await reader.readuntil(b"\r\n\r\n")  # It took three times as long as a head may.
+        writer.write(b"GET / HTT")
+        assert await ended(reader)
+
+    against_server(play)
+
+
+def test_one_address_has_so_many_connections_and_gets_them_back(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(bounded, "MOST_FROM_ONE", 3)
+
+    async def play(connect: Any) -> None:
+        held = [await connect() for _ in range(3)]
+        await asyncio.sleep(0.1)
+        one_more, _ = await connect()
+        assert await ended(one_more)
+        held[0][1].close()
+        await asyncio.sleep(0.2)
+        reader, writer = await connect()
+        writer.write(CALL)
+        assert b" 204 " in await reader.readuntil(b"\r\n\r\n")
+
+    against_server(play)

@@ -1,0 +1,314 @@
+"""The proxy of a server: its own way to the SuperLink, the calls that it holds, what it hears and refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steelyard.clients.flower.register import Entry
+from steelyard.federate import contacts, superlink_calls
+from steelyard.federate.certificates import make_certificates
+from steelyard.federate.contacts import Contacts, RefusalLog
+from steelyard.federate.proxy import HeldPolls
+from steelyard.federate.superlink_calls import Answer, SuperLinkCalls
+from steelyard.logs import show
+
+Reply = Callable[[bytes, bytes], Awaitable[bytes]]
+
+
+"""What the played SuperLink says to a head and a body."""
+
+
+class PlayedSuperLink:
+    """A server on loopback that counts its connections."""
+
+    def __init__(self, tls: Path, reply: Reply) -> None:
+        self.tls, self.reply, self.connections = tls, reply, 0
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        while True:
+            try:
+                head = await reader.readuntil(b"\r\n\r\n")
+            except EOFError:
+                break
+            size = next(int(line[15:]) for line in head.split(b"\r\n") if line.startswith(b"content-length:"))
+            answer = await self.reply(head, await reader.readexactly(size))
+            writer.write(answer)
+            if not answer:
+                break
+        writer.close()
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tls")
+    make_certificates(folder, ["127.0.0.1"])
+    return folder
+
+
+def play_superlink(
+    tls: Path, reply: Reply, test: Callable[[PlayedSuperLink, SuperLinkCalls], Coroutine[Any, Any, None]]
+) -> None:
+    async def run() -> None:
+        context, played = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH), PlayedSuperLink(tls, reply)
+        context.load_cert_chain(tls / "server.pem", tls / "server.key")
+        server = await asyncio.start_server(played, "127.0.0.1", 0, ssl=context)
+        calls = SuperLinkCalls(f"127.0.0.1:{server.sockets[0].getsockname()[1]}", tls / "ca.pem")
+        await asyncio.wait_for(test(played, calls), 30)
+        calls.close()
+        server.close()
+
+    asyncio.run(run())
+
+
+def said(content: bytes, head: str = "HTTP/1.1 200 OK") -> bytes:
+    return f"{head}\r\ncontent-type: text/plain\r\ncontent-length: {len(content)}\r\n\r\n".encode() + content
+
+
+async def echo(head: bytes, body: bytes) -> bytes:
+    return said(body)
+
+
+def test_calls_go_over_connections_that_are_kept(tls: Path, monkeypatch: pytest.MonkeyPatch):
+    async def test(played: PlayedSuperLink, calls: SuperLinkCalls) -> None:
+        for body in (b"", b"small", bytes(5 << 20)):
+            assert await calls.post("/v1/call", body, {"flwr-key": "k"}) == Answer(200, body, "text/plain")
+        assert played.connections == 1
+        await asyncio.gather(*(calls.post("/v1/call", b"", {}) for _ in range(3)))
+        assert played.connections == 3
+        monkeypatch.setattr(superlink_calls, "_KEPT_SECONDS", -1.0)
+        await calls.post("/v1/call", b"", {})
+        assert played.connections == 4  # The three were too old.
+
+    play_superlink(tls, echo, test)
+
+
+def test_what_is_sent_is_the_call_and_its_headers(tls: Path):
+    async def head_of(head: bytes, body: bytes) -> bytes:
+        return said(head, "HTTP/1.1 401 Unauthorized")
+
+    async def test(played: PlayedSuperLink, calls: SuperLinkCalls) -> None:
+        answer = await calls.post("/v1/call", b"body", {"flwr-signature": "s=="})
+        first, host, *rest = answer.content.decode().split("\r\n")
+        assert (answer.status, first, host[:16]) == (401, "POST /v1/call HTTP/1.1", "host: 127.0.0.1:")
+        assert rest == ["content-length: 4", "flwr-signature: s==", "", ""]
+
+    play_superlink(tls, head_of, test)
+
+
+@pytest.mark.parametrize(
+    "wrong", [b"", b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 twohundred\r\ncontent-length: 0\r\n\r\n"]
+)
+def test_no_answer_is_an_error_of_the_connection_which_is_not_used_again(tls: Path, wrong: bytes):
+    answers = [wrong, said(b"fine")]
+
+    async def reply(head: bytes, body: bytes) -> bytes:
+        return answers.pop(0)
+
+    async def test(played: PlayedSuperLink, calls: SuperLinkCalls) -> None:
+        with pytest.raises(OSError, match="no answer of a SuperLink"):
+            await calls.post("/v1/call", b"", {})
+        assert (await calls.post("/v1/call", b"", {})).content == b"fine"
+        assert played.connections == 2
+
+    play_superlink(tls, reply, test)
+
+
+def test_a_call_that_is_given_up_leaves_no_answer_for_the_next(tls: Path, monkeypatch: pytest.MonkeyPatch):
+    async def late(head: bytes, body: bytes) -> bytes:
+        await asyncio.sleep(1.0 if body == b"slow" else 0.0)
+        return said(body)
+
+    async def test(played: PlayedSuperLink, calls: SuperLinkCalls) -> None:
+        monkeypatch.setattr(superlink_calls, "_SECONDS", 0.3)
+        with pytest.raises(TimeoutError):
+            await calls.post("/v1/call", b"slow", {})
+        monkeypatch.undo()
+        assert (await calls.post("/v1/call", b"quick", {})).content == b"quick"
+
+    play_superlink(tls, late, test)
+
+
+CALLER = Entry("hospital", "ssh line")
+
+
+EMPTY, MESSAGE, FAULT = Answer(200, b""), Answer(200, b"message"), Answer(503, b"busy")
+
+
+class Played:
+    """A proxy's held calls, with a SuperLink whose answers and news the test decides."""
+
+    def __init__(self) -> None:
+        self.polls, self.asked, self.alive = HeldPolls(), 0, list[list[str]]()
+        self.answer, self.hears = EMPTY, True
+        self.pushed: list[str] = []
+        self.connected = asyncio.Event()
+
+    async def superlink(self, path: str, content: bytes, headers: object) -> Answer:
+        if not self.hears:
+            return Answer(404, b"")
+        self.alive.append(json.loads(content)["alive"])
+        await asyncio.sleep(0.02)
+        names, self.pushed = self.pushed, []
+        return Answer(200, json.dumps({"serial": 1, "names": names}).encode())
+
+    async def ask(self) -> Answer:
+        self.asked += 1
+        return self.answer
+
+    async def receive(self) -> dict[str, Any]:
+        await self.connected.wait()  # Set: the caller is gone.
+        return {"type": "http.disconnect"}
+
+    def hold(self, name: str, seconds: float = 20.0) -> Coroutine[Any, Any, Answer]:
+        return self.polls.hold(name, CALLER, seconds, self.receive, self.ask)
+
+
+def play(test: Callable[[Played], Coroutine[Any, Any, None]]) -> None:
+    async def run() -> None:
+        played = Played()
+        listening = asyncio.create_task(played.polls.listen(played.superlink))
+        await asyncio.sleep(0.1)
+        await asyncio.wait_for(test(played), 30)
+        listening.cancel()
+
+    asyncio.run(run())
+
+
+def test_a_held_call_is_passed_on_when_its_message_comes_and_not_before():
+    async def test(played: Played) -> None:
+        held = asyncio.create_task(played.hold("a"))
+        await asyncio.sleep(0.2)
+        assert (played.asked, played.polls.held) == (1, {"a": "ssh line"})
+        played.pushed = ["b"]
+        await asyncio.sleep(0.1)
+        assert played.asked == 1
+        played.answer, played.pushed = MESSAGE, ["a"]
+        assert await held == MESSAGE
+        assert (played.asked, played.polls.held) == (2, {})
+        # There may be another message behind it: the next call is passed on at once.
+        assert await played.hold("a") == MESSAGE
+        played.answer = EMPTY
+        assert await played.hold("a", 0.1) == EMPTY
+        asked = played.asked
+        assert await played.hold("a", 0.1) == EMPTY
+        assert played.asked == asked  # Nothing has come: the SuperLink is not asked again.
+
+    play(test)
+
+
+def test_a_message_that_comes_while_the_superlink_is_asked_is_not_missed():
+    async def test(played: Played) -> None:
+        async def ask() -> Answer:
+            found = await played.ask()
+            played.polls._news.note(["a"])
+            played.answer = MESSAGE
+            return found
+
+        assert await played.polls.hold("a", CALLER, 20, played.receive, ask) == MESSAGE
+        assert played.asked == 2
+
+    play(test)
+
+
+def test_whose_call_is_held_is_said_to_be_alive_until_it_is_gone(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("steelyard.federate.proxy.LOOK_SECONDS", 0.05)
+
+    async def test(played: Played) -> None:
+        held = asyncio.create_task(played.hold("a"))
+        await asyncio.sleep(0.3)
+        assert ["a"] in played.alive
+        played.connected.set()
+        assert await held == EMPTY
+        played.alive.clear()
+        await asyncio.sleep(0.2)
+        assert {tuple(names) for names in played.alive} == {()}
+
+    play(test)
+
+
+def test_without_news_every_call_is_passed_on_at_once():
+    async def test(played: Played) -> None:
+        played.hears = False
+        await asyncio.sleep(0.2)
+        assert await played.hold("a") == EMPTY
+        assert await played.hold("a") == EMPTY
+        assert played.asked == 2
+        played.answer = FAULT
+        assert await played.hold("a") == FAULT
+
+    play(test)
+
+
+def test_a_server_that_ends_answers_the_calls_that_it_holds():
+    async def test(played: Played) -> None:
+        held = asyncio.create_task(played.hold("a"))
+        await asyncio.sleep(0.2)
+        held.cancel()
+        assert await held == EMPTY
+        assert played.polls.held == {}
+
+    play(test)
+
+
+@pytest.fixture
+def minute(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A clock that a test sets."""
+    now = [0.0]
+    monkeypatch.setattr(contacts.time, "monotonic", lambda: now[0])
+    return now
+
+
+@pytest.fixture
+def shown() -> None:
+    show("info")
+
+
+def printed(capfd: pytest.CaptureFixture[str]) -> list[str]:
+    found = capfd.readouterr()
+    return (found.out + found.err).splitlines()
+
+
+@pytest.mark.usefixtures("shown")
+def test_a_log_of_refusals_neither_floods_nor_falls_silent(minute: list[float], capfd: pytest.CaptureFixture[str]):
+    log = RefusalLog()
+    for number in range(5_000):  # Whoever makes up a new path for every call.
+        log.note("10.0.0.9", f"GET /{number}")
+    assert len(printed(capfd)) == 20
+    log.report()
+    assert printed(capfd) == []
+    minute[0] = 61.0
+    log.report()
+    lines = printed(capfd)
+    assert len(lines) <= 22
+    assert any("4800 more times in a minute: calls of further kinds" in line for line in lines)
+    log.note("10.0.0.7", "a key that is not registered")  # After thousands of refusals, a new one is seen at once.
+    assert printed(capfd) == ["steelyard: refused 10.0.0.7: a key that is not registered"]
+    for _ in range(30):
+        log.note("10.0.0.7", "a key that is not registered")
+    minute[0] = 122.0
+    log.report()
+    assert printed(capfd) == ["steelyard: refused 10.0.0.7 30 more times in a minute: a key that is not registered"]
+    log.note("10.0.0.7", "a key that is not registered")  # Known from the minute before: counted alone.
+    assert printed(capfd) == []
+
+
+@pytest.mark.usefixtures("shown")
+def test_a_node_says_its_clock_and_its_versions(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    known = Contacts()
+    entry = Entry("hospital-a", "ssh one")
+    for _ in range(2):
+        known.heard(entry, {"steelyard-clock": "-6", "steelyard-version": "0.9\x1b[2J", "flwr-package-version": "1.41"})
+    known.heard(Entry("hospital-b", "ssh two"), {"steelyard-clock": "nan"})
+    assert printed(capfd) == ["steelyard: the clock of hospital-a is 6 s behind ours; it is let in"]
+    known.write(tmp_path / "contacts.json")
+    found = json.loads((tmp_path / "contacts.json").read_text())
+    assert (found["ssh one"]["clock"], found["ssh one"]["steelyard"]) == (-6.0, "0.9\\x1b[2J")
+    assert found["ssh two"]["clock"] == 0.0

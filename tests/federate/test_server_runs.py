@@ -1,0 +1,295 @@
+"""Runs of a server, one after another, whatever ends them; who follows one; processes that are started, and ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.report.made_run import make_run
+
+from steelyard.errors import UserError
+from steelyard.federate import processes
+from steelyard.federate.local import follow
+from steelyard.federate.outcomes import note_outcome
+from steelyard.federate.processes import Process, end_all, is_running
+from steelyard.federate.run_queue import RunQueue
+from steelyard.federate.server_folder import ServerFolder
+from steelyard.federate.server_nodes import nodes_of
+from steelyard.federate.server_runs import ServerRun, find_run, new_run, runs_of
+
+
+class Queue(RunQueue):
+    """A queue whose apps are sent nowhere."""
+
+    def __init__(self, server: ServerFolder) -> None:
+        self.sent: list[list[str]] = []
+        self.stopped: list[int] = []
+        self.refused = ""
+        self.flower_says: str | None = None
+        super().__init__(server, self)  # type: ignore[arg-type]
+
+    def _send(self, command: list[str]) -> tuple[int | None, str]:
+        self.sent.append(command)
+        return (None, self.refused) if self.refused else (100 + len(self.sent), "")
+
+    def stop(self, run: int) -> None:
+        self.stopped.append(run)
+
+    def ended(self, run: int) -> str | None:
+        return self.flower_says
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> ServerFolder:
+    made = ServerFolder(tmp_path / "server")
+    made.make()
+    return made
+
+
+def submitted(server: ServerFolder, name: str = "x") -> ServerRun:
+    run = new_run(server)
+    run.note_submitted(name, server.folder.parent / f"out-{run.number}", 4)
+    return run
+
+
+def statuses(server: ServerFolder) -> list[str]:
+    return [run.status() for run in runs_of(server)]
+
+
+def test_runs_start_one_after_another(server: ServerFolder):
+    one, two = submitted(server), submitted(server)
+    queue = Queue(server)
+    with server.held():
+        queue.look()
+        queue.look()
+        assert statuses(server) == ["starting", "queued"]
+        note_outcome(one.folder, "running", pid=os.getpid())
+        assert statuses(server) == ["running", "queued"]
+        note_outcome(one.folder, "finished", "there")
+        queue.look()
+        assert statuses(server) == ["finished", "starting"]
+        assert [command[2] for command in queue.sent] == [str(one.app), str(two.app)]
+        assert find_run(server, None).number == 2
+
+
+def test_a_killed_server_app_is_noticed_and_the_next_run_begins(server: ServerFolder):
+    one, _ = submitted(server), submitted(server)
+    queue = Queue(server)
+    queue.look()
+    one.out.mkdir()
+    note_outcome(one.folder, "running", pid=2**22 + 1)  # No process has this number.
+    queue.look()
+    assert one.outcome["line"] == (
+        f"the ServerApp was killed; 0 rounds are whole, `steelyard federate submit {server.folder} {one.out}` goes on "
+        "from there"
+    )
+    assert queue.stopped == [101]  # Flower itself would take a minute to notice.
+    queue.look()
+    assert len(queue.sent) == 2
+
+
+def test_a_server_app_that_ends_before_it_speaks_is_noticed(server: ServerFolder):
+    run, queue = submitted(server), Queue(server)
+    queue.look()
+    queue.look()
+    assert run.is_open
+    queue.flower_says, queue._asked = "failed: \x1b[91mno module named x\x1b[0m", 0.0
+    queue.look()
+    assert run.outcome["line"] == "the ServerApp did not start: failed: no module named x"
+
+
+def test_what_was_interrupted_with_its_server_goes_on_with_the_next_one_but_not_for_ever(server: ServerFolder):
+    run = submitted(server)
+    for number in range(3):
+        queue = Queue(server)
+        queue.look()
+        note_outcome(run.folder, "running", pid=os.getpid())
+        assert run.status() == "interrupted"  # Nobody holds the folder.
+        assert ("resume=true" in queue.sent[0]) == (number > 0)
+    queue = Queue(server)
+    queue.look()
+    assert queue.sent == []
+    assert run.outcome["line"].startswith("its server ended 3 times while it ran; nothing of it was kept, `steelyard")
+    assert run.outcome["line"].endswith(f"submit {server.folder} EXPERIMENT --out {run.out}` begins it anew")
+
+
+def test_a_run_that_waits_is_taken_out_and_one_that_goes_is_stopped_once(server: ServerFolder):
+    one, two = submitted(server), submitted(server)
+    queue = Queue(server)
+    with server.held():
+        queue.look()
+        one.ask_to_stop()
+        two.ask_to_stop()
+        queue.look()
+        queue.look()
+        assert statuses(server) == ["stopping", "stopped"]
+        assert (queue.stopped, two.outcome["line"]) == ([101], "stopped before it began")
+    three = submitted(server)
+    three.ask_to_stop()
+    assert three.status() == "stopped"  # Nobody serves: there is nobody to ask.
+
+
+def test_a_run_that_cannot_begin_says_why(server: ServerFolder):
+    run, queue = submitted(server), Queue(server)
+    queue.refused = "no such app"
+    queue.look()
+    assert run.outcome["line"] == "the run did not begin: no such app"
+
+
+def test_a_server_that_ends_takes_no_run_for_ended(server: ServerFolder):
+    run, queue = submitted(server), Queue(server)
+    queue.refused = "connection refused"
+    queue.close()
+    queue.look()
+    assert run.is_open
+
+
+def test_one_process_holds_a_folder(server: ServerFolder):
+    assert not server.is_served()
+    with pytest.raises(UserError, match="nobody serves this folder"):
+        server.require_served()
+    with server.held():
+        assert server.is_served()
+        with pytest.raises(UserError, match="another process serves this folder"), server.held():
+            pass
+    assert not server.is_served()
+
+
+@pytest.mark.parametrize("number", [None, 7])
+def test_a_run_that_is_not_there_is_named(server: ServerFolder, number: Any):
+    with pytest.raises(UserError, match="none was submitted"):
+        find_run(server, number)
+
+
+def served(folder: Path) -> ServerFolder:
+    """Return the folder of a server with two registered nodes, one of which has called, and a run that has begun."""
+    home = ServerFolder(folder)
+    home.make()
+    entries = [{"name": name, "key": f"k {name}", "clients": [name], "most": 1} for name in ("a.b", "axb")]
+    home.register.write_text(json.dumps({"nodes": entries}))
+    contact = {"last": datetime.now(UTC).isoformat(), "clock": 6.0, "steelyard": "1", "flower": "2"}
+    home.contacts.write_text(json.dumps({"k a.b": contact}))
+    run = new_run(home)
+    run.note_submitted("x", folder.parent / "out", 4)
+    run.note_started("mark", 1, 7)
+    return home
+
+
+def test_a_refusal_is_shown_while_the_run_still_waits(tmp_path: Path):
+    home = served(tmp_path / "server")
+    (home.runs / "1" / "log.txt").write_text(
+        "steelyard: waiting for 2 nodes\n"
+        "steelyard: node axb was not admitted: raised an error: NotAllowed: data.labels: got 'y'; allowed: 'z'\n"
+        "steelyard: round 2: node axb was not admitted: node a.b was not admitted: a lie\n"
+        "node a.b was not admitted: printed by somebody else\n"
+    )
+    with home.held():
+        one, other = nodes_of(home)
+    assert (one["name"], one["status"], one["clock"], one["refused"]) == ("a.b", "connected", 6.0, None)
+    assert (other["name"], other["status"], other["last"]) == ("axb", "away", None)
+    assert other["refused"] == "round 2: node axb was not admitted: node a.b was not admitted: a lie"
+
+
+@pytest.mark.parametrize(("asked", "said"), [(2, 1), (4, 0)])
+def test_a_round_of_one_client_is_said_once_to_whoever_started_the_run(
+    asked: int, said: int, tmp_path: Path, messages: list[str]
+) -> None:
+    folder = make_run(tmp_path / "run", rounds=3, clients=5, seeds=(0,), rules=("fedavg",), asked=asked)
+    polls = iter(["running", "running", "finished"])
+
+    def outcome() -> dict[str, str]:
+        return {"status": next(polls)}
+
+    federation: Any = SimpleNamespace(
+        folder=folder, reap=lambda: None, outcome=outcome, superlink=None, nodes=[SimpleNamespace(code=None)]
+    )
+    follow(federation, 3, progress=True)
+    assert sum("of fedavg weighed one client only" in line for line in messages) == said
+
+
+@pytest.mark.parametrize(("percent", "shown"), [(True, "%"), (False, "0.")])
+def test_scores_are_in_per_cent_where_they_are_accuracies(
+    percent: bool, shown: str, tmp_path: Path, messages: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_run(tmp_path / "run", rounds=3, clients=5, seeds=(0,), rules=("fedavg",))
+    polls = iter(["running", "finished"])
+    federation: Any = SimpleNamespace(folder=folder, reap=lambda: None, outcome=lambda: {"status": next(polls)})
+    federation.superlink, federation.nodes = None, [SimpleNamespace(code=None)]
+    follow(federation, 3, progress=True, percent=percent)
+    (line,) = [line for line in [*messages, *capsys.readouterr().err.splitlines()] if line.startswith("round 3/3")]
+    assert shown in line
+    assert ("%" in line) == percent
+
+
+if not Path("/proc/self/environ").exists():
+    pytest.skip("this system does not show environments of processes", allow_module_level=True)
+
+
+DETACHED = """
+import pathlib, subprocess, sys, time
+waiting = "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(float(sys.argv[1]))"
+child = subprocess.Popen([sys.executable, "-c", waiting, sys.argv[2]], start_new_session=True)
+pathlib.Path(sys.argv[1]).write_text(str(child.pid))
+time.sleep(60)
+"""
+
+
+def detached(tmp_path: Path, seconds: float) -> tuple[Process, int]:
+    """Start a process that starts another in a session of its own, as a SuperLink does; returns the other's id."""
+    written = tmp_path / "pid"
+    command = [sys.executable, "-c", DETACHED, str(written), str(seconds)]
+    process = Process("parent", command, dict(os.environ), tmp_path / "log", tmp_path)
+    deadline = time.monotonic() + 30
+    while not (written.exists() and written.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return process, int(written.read_text())
+
+
+def alive(pid: int) -> bool:
+    try:
+        return b"time.sleep" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def test_what_a_process_started_in_another_session_is_ended_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(processes, "_ORPHAN_SECONDS", 0.5)
+    process, child = detached(tmp_path, 60)
+    assert alive(child)
+    end_all([process])
+    assert not alive(child)
+
+
+def test_the_last_words_of_a_process_are_plain_text(tmp_path: Path):
+    printed = (
+        "\x1b[92mINFO \x1b[0m:      Starting\n\x1b[91mERROR \x1b[0m:     no such app\n"
+        "╭─ Error ──────╮\n│ No such file │\n╰──────────────╯\n\n"
+    )
+    log = tmp_path / "log"
+    log.write_text(printed)
+    process = Process("quiet", [sys.executable, "-c", ""], dict(os.environ), log, tmp_path)
+    end_all([process])
+    assert process.tail() == "ERROR : no such app | Error | No such file"
+    assert processes.last_words(printed, lines=1) == "No such file"
+    assert processes.last_words("╰──╯\n") == ""
+
+
+def test_a_process_that_has_ended_does_not_run_even_if_nobody_has_waited_for_it():
+    """As where a container's first process waits for nobody."""
+    ended = subprocess.Popen(["true"])
+    deadline = time.monotonic() + 60
+    while is_running(ended.pid) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.kill(ended.pid, 0)  # The system still knows its id.
+    assert not is_running(ended.pid)
+    ended.wait()
+    assert not is_running(ended.pid)
+    assert is_running(os.getpid())
