@@ -1,8 +1,9 @@
-"""Clients that do not keep the protocol: what they send, and that a resume does not change it."""
+"""Clients that do not keep the protocol, and hostile ones: what they send, by hand, also after a resume."""
 
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,9 @@ import torch
 from tests.clients.local.test_simulation import SIZES, make, population, task
 
 from steelyard.clients.local import Simulation
+from steelyard.clients.local.hostile import attack
 from steelyard.data.dataset import Behaviour
+from steelyard.learning.parameters import Layout
 from steelyard.messages import Task
 from steelyard.weighing.criteria import get
 
@@ -69,12 +72,6 @@ def test_lies_begin_in_their_round() -> None:
         assert updates.criteria["DS"].tolist() == updates.samples.tolist()
 
 
-def test_free_riders_alone_need_no_engine() -> None:
-    clients = behaving(free_rider=True)
-    work = task(clients, names=("c2",))
-    assert torch.equal(clients.train([work])[0].payload.models, work.parameters[None])
-
-
 def test_a_client_of_few_steps_trains_on_a_part_and_reports_all() -> None:
     clients, honest = behaving(work=0.25), make()
     work = task(clients)
@@ -86,19 +83,12 @@ def test_a_client_of_few_steps_trains_on_a_part_and_reports_all() -> None:
     assert updates.criteria["LD"][2] == len(torch.unique(population().dataset.labels[8:16]))
     others = [0, 1, 3]
     assert torch.equal(updates.payload.models[others], plain.payload.models[others])
-    # What it trained on, by hand: full batches of two samples of c2, whichever two; a new pair in another round.
-    parts = set()
-    for round in (1, 2, 3, 4):
-        view = clients.context.population(0).at_work(0, round)
-        begin, size = int(view.begins[2]), int(view.sizes[2])
-        assert size == 2
-        rows = view.rows[begin : begin + size]
-        assert bool(((rows >= 8) & (rows < 16)).all())
-        assert torch.equal(view.labels[begin : begin + size], population().dataset.labels[rows])
-        parts.add(tuple(rows.tolist()))
-    assert len(parts) > 1
+    # By hand: full batches of two samples of c2, whichever two; a new pair in another round.
     data = population().dataset
-    rows = clients.context.population(0).at_work(0, 1).rows[8:10]
+    parts = [clients.context.population(0).at_work(0, round).rows[8:10] for round in (1, 2, 3, 4)]
+    assert all(8 <= int(row) < 16 for rows in parts for row in rows)
+    assert len({tuple(rows.tolist()) for rows in parts}) > 1
+    rows = parts[0]
     model = work.parameters.clone().requires_grad_()
     for _ in range(2):
         outputs = data.features[rows] @ model[:12].view(3, 4).T + model[12:]
@@ -160,12 +150,6 @@ def test_federations_do_not_mix_their_past() -> None:
         assert torch.equal(updates.payload.models, expected)
 
 
-def test_honest_clients_keep_nothing() -> None:
-    clients = behaving(claims=2.0)
-    clients.train([task(clients)])
-    assert clients.snapshot() == {}
-
-
 def test_what_is_wrong_with_whom_is_described() -> None:
     people = population(flaws={"c2": ("free rider", "claims 2 times its size")})
     clients = make(people)
@@ -176,32 +160,85 @@ def test_what_is_wrong_with_whom_is_described() -> None:
     assert "flaws" not in plain.describe()
 
 
-def test_how_many_samples_of_each_class_is_described_as_the_client_labels_them() -> None:
-    people = population()
-    clients = make(people)
-    clients.train([task(clients)])
-    found = json.loads(clients.describe()["labels"])["0"]
-    assert list(found) == people.names
-    for rows in people.clients:
-        told = people.train_labels(rows).tolist()
-        assert found[rows.client] == [told.count(label) for label in range(people.dataset.classes)]
-
-
 def test_a_stack_does_what_the_loop_does() -> None:
-    from steelyard.clients.local import ComputeSettings
-    from steelyard.learning.models import ModelSettings
-
-    people = population(
-        behaviours={"c0": Behaviour(work=0.5), "c2": Behaviour(stale=1), "c1": Behaviour(free_rider=True)}
-    )
-    loop = make(people)
-    stack = Simulation(
-        {0: people}, ModelSettings(name="logistic"), loop.context.training,
-        ComputeSettings(engine="stacked:3", device="cpu"),
-    )  # fmt: skip
+    behaviours = {"c0": Behaviour(work=0.5), "c2": Behaviour(stale=1), "c1": Behaviour(free_rider=True)}
+    loop, stack = (make(population(behaviours=behaviours), engine=engine) for engine in ("loop", "stacked:3"))
     start = task(loop).parameters
     for round in (1, 2, 3):
         # Float32 sums in another order.
         found, expected = (sent(clients, round, start + round) for clients in (stack, loop))
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
-    assert np.isfinite(loop.train([task(loop, round=4)])[0].losses).all()
+
+
+NAMES = ("a", "b", "c", "d", "e")
+
+
+@pytest.mark.parametrize(("outputs", "target", "place", "sign"), [(3, 1, 13, 1), (1, 0, 4, -1), (1, 1, 4, 1)])
+def test_a_push_on_one_bias(outputs: int, target: int, place: int, sign: int) -> None:
+    layout = Layout.of(torch.nn.Linear(4, outputs))  # weights first, then the biases
+    origin = torch.zeros(layout.size)
+    models = torch.full((2, layout.size), 0.5)
+    how = Behaviour(attack="bias", strength=2.0, target=target)
+    attack(Task("f", 7, 3, ("a", "b"), origin), ("a", "b"), models, {"a": how}, layout)
+    expected = np.full(layout.size, 0.5)
+    expected[place] += sign * 2 * 0.5 * np.sqrt(layout.size)
+    np.testing.assert_allclose(models[0], expected, rtol=1e-6)
+    np.testing.assert_allclose(models[1], 0.5)
+
+
+def attacked(kind: str, strength: float = 1.0, by: tuple[str, ...] = ("a",), seed: int = 0) -> tuple[Any, Any]:
+    """The updates before and after an attack, as [clients, parameters]."""
+    chance = torch.Generator().manual_seed(seed)
+    origin = torch.randn(400, generator=chance)
+    models = origin + torch.randn(5, 400, generator=chance)
+    before = (models - origin).double().numpy()
+    how = Behaviour(attack=kind, strength=strength)  # type: ignore[arg-type]
+    attack(Task("f", 7, 3, NAMES, origin), NAMES, models, dict.fromkeys(by, how))
+    return before, (models - origin).double().numpy()
+
+
+@pytest.mark.parametrize("at_once", [None, 37])
+@pytest.mark.parametrize(
+    ("kind", "strength", "by", "expected"),
+    [
+        ("reversed", 10.0, "a", lambda before: -10 * before[0]),
+        ("boosted", 5.0, "a", lambda before: 5 * before[0]),
+        ("alie", 1.5, "ac", lambda before: before[[1, 3, 4]].mean(axis=0) - 1.5 * before[[1, 3, 4]].std(axis=0)),
+        ("ipm", 2.0, "ac", lambda before: -2 * before[[1, 3, 4]].mean(axis=0)),
+        ("ipm", 2.0, "abcde", lambda before: -2 * before.mean(axis=0)),
+    ],
+)
+def test_attacks_by_definition(
+    kind: str, strength: float, by: str, expected: Any, at_once: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if at_once:  # blocks give the same as all at once
+        monkeypatch.setattr("steelyard.update_payloads.AT_ONCE", {"cpu": at_once, "cuda": at_once})
+    before, after = attacked(kind, strength, tuple(by))
+    hostile = [NAMES.index(name) for name in by]
+    # Float32 numbers of up to ten times 4.
+    np.testing.assert_allclose(after[hostile], [expected(before)] * len(by), atol=1e-4 if strength == 10 else 1e-5)
+    honest = [row for row in range(5) if row not in hostile]
+    np.testing.assert_array_equal(after[honest], before[honest])
+
+
+def test_noise_is_as_large_as_said_and_the_same_each_time() -> None:
+    before, after = attacked("gaussian", 10.0, ("a", "b"))
+    for row in (0, 1):
+        size = np.sqrt(np.square(before[row]).mean())
+        assert np.sqrt(np.square(after[row]).mean()) == pytest.approx(10 * size, rel=0.15)
+    assert abs(np.corrcoef(after[0], after[1])[0, 1]) < 0.2
+    assert (attacked("gaussian", 10.0, ("a", "b"))[1] == after).all()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_min_max_goes_exactly_as_far_as_honest_updates_lie_apart(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, after = attacked("min-max", seed=seed)
+    honest = before[1:]
+    widest = max(float(np.linalg.norm(x - y)) for x in honest for y in honest)
+    furthest = max(float(np.linalg.norm(after[0] - x)) for x in honest)
+    assert furthest == pytest.approx(widest, rel=1e-4)
+    direction = (after[0] - honest.mean(axis=0)) / honest.std(axis=0)
+    assert direction.max() < 0
+    np.testing.assert_allclose(direction, direction[0], rtol=1e-2)
+    monkeypatch.setattr("steelyard.update_payloads.AT_ONCE", {"cpu": 37, "cuda": 37})
+    np.testing.assert_allclose(attacked("min-max", seed=seed)[1], after, atol=1e-5)

@@ -1,79 +1,139 @@
-"""Criteria that clients measure on themselves: kept per population, so that seeds do not share them."""
+"""What simulated clients measure on themselves and tell beside their update: true, per seed, and theirs alone."""
 
 from __future__ import annotations
 
 import gc
 import weakref
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tests.clients.local import engine_cases as cases
+from torch import nn
 
 from steelyard.clients.local import ComputeSettings, Simulation, SimulationServer
 from steelyard.data.dataset import ClientRows, Dataset, Population
 from steelyard.learning.models import ModelSettings
-from steelyard.messages import Floats, Task, Updates
+from steelyard.learning.training import TrainingSettings
+from steelyard.messages import Floats, LossState, Task, Updates
 from steelyard.weighing.criteria import Criterion, Labelled, LocalData, get
+from steelyard.weighing.needs import Needs
+
+LABELS = torch.tensor([0, 0, 1, 2, 1, 1, 2, 0])
+FEATURES = torch.linspace(-1, 1, 16).view(8, 2)
+NOTHING = np.zeros(0, dtype=np.int64)
 
 
 def two_seeds() -> dict[int, Population]:
-    """The same data set shared out twice: c0 holds rows 0–3 (labels 0, 0, 1, 2) and then rows 4–5 (labels 1, 1)."""
-    labels = torch.tensor([0, 0, 1, 2, 1, 1, 2])
-    dataset = Dataset("toy", torch.arange(14.0).view(7, 2), labels, 3)
-    nothing = np.zeros(0, dtype=np.int64)
+    """The same rows shared out twice. With seed 0, c1 has labels of its own; c2 has no samples and never answers."""
+    dataset = Dataset("toy", FEATURES.clone(), LABELS.clone(), 3)
 
-    def shared_out(first: list[int], second: list[int]) -> Population:
-        return Population(
-            dataset,
-            (ClientRows("c0", np.array(first), nothing), ClientRows("c1", np.array(second), nothing)),
-            nothing,
+    def shared_out(*rows: list[int], own: list[int] | None = None) -> Population:
+        labels = {1: torch.tensor(own)} if own else {}
+        clients = (
+            ClientRows(f"c{number}", np.array(mine, dtype=np.int64), NOTHING, labels.get(number))
+            for number, mine in enumerate(rows)
         )
+        return Population(dataset, tuple(clients), NOTHING)
 
-    return {0: shared_out([0, 1, 2, 3], [4]), 1: shared_out([4, 5], [0, 2, 6])}
+    return {
+        0: shared_out([0, 1, 2, 3, 4], [5, 6], [], [7], own=[2, 2]),
+        1: shared_out([4, 5], [0, 2, 6], [1], [7]),
+    }
 
 
-def train(clients: Simulation, seeds: tuple[int, ...], round: int = 1) -> list[Updates]:
-    start = SimulationServer(clients).initial(0)
-    return clients.train([Task(f"f{seed}", seed, round, ("c0", "c1"), start) for seed in seeds])
-
-
-def simulation() -> Simulation:
-    first_feature = Criterion("F", "client", "data", "", lambda local: float(local.features()[0, 0]))  # type: ignore[misc]
+def simulation(*criteria: Criterion, batch_size: Any = 2) -> Simulation:
+    training = TrainingSettings(learning_rate=0.5, batch_size=batch_size, epochs=3)
     compute = ComputeSettings(engine="loop", device="cpu")
-    criteria = [get("DS"), get("LD"), first_feature]
-    return Simulation(two_seeds(), ModelSettings(name="logistic"), cases.TRAINING["mini"], compute, criteria)
+    return Simulation(two_seeds(), ModelSettings(name="logistic"), training, compute, criteria)
 
 
-def test_seeds_do_not_share_what_was_measured() -> None:
-    clients = simulation()
+def train(clients: Simulation, *seeds: int, round: int = 1, loss: LossState | None = None) -> list[Updates]:
+    start, names = SimulationServer(clients).initial(0), ("c0", "c1", "c2", "c3")
+    return clients.train([Task(f"f{seed}", seed, round, names, start, loss or LossState()) for seed in seeds])
+
+
+def needing(**needs: bool) -> Criterion:
+    return Criterion("X", "server", "data", "", lambda view: np.ones(3), needs=Needs(**needs))
+
+
+@pytest.mark.parametrize(("batch_size", "steps"), [(2, [9, 3, 3]), ("full", [3, 3, 3])])
+def test_steps_are_counted_and_the_rest_is_told_where_a_criterion_needs_it(batch_size: Any, steps: list[int]) -> None:
+    (answer,) = train(simulation(batch_size=batch_size), 0)
+    assert answer.clients == ("c0", "c1", "c3")
+    assert answer.steps is not None
+    assert answer.steps.tolist() == steps
+    assert (answer.first_losses, answer.label_counts) == (None, None)
+
+
+def test_label_counts_are_those_that_clients_train_on() -> None:
+    clients = simulation(needing(label_counts=True))
+    for _ in range(2):
+        (answer,) = train(clients, 0)
+        assert answer.label_counts is not None
+        assert answer.label_counts.tolist() == [[2, 2, 1], [0, 0, 2], [1, 0, 0]]
+    assert answer.first_losses is None
+
+
+@pytest.mark.parametrize("weights", [None, (1.0, 4.0, 0.5)])
+def test_first_losses_are_those_of_the_received_model(weights: tuple[float, ...] | None) -> None:
+    clients = simulation(needing(first_losses=True))
+    (answer,) = train(clients, 0, loss=LossState("auto", weights))
+    start = SimulationServer(clients).initial(0)
+    kappa = torch.tensor(weights or (1.0, 1.0, 1.0))
+    expected = []
+    for rows, labels in (([0, 1, 2, 3, 4], LABELS[:5]), ([5, 6], torch.tensor([2, 2])), ([7], LABELS[7:])):
+        outputs = FEATURES[rows] @ start[:6].view(3, 2).T + start[6:]
+        expected.append((nn.functional.cross_entropy(outputs, labels, reduction="none") * kappa[labels]).mean().item())
+    assert answer.first_losses is not None
+    assert answer.first_losses == pytest.approx(expected, rel=1e-5)  # float32 sums in another order
+    assert answer.label_counts is None
+    # Training went on from there: one step of a client with one batch starts at that very loss.
+    assert answer.losses[1] < answer.first_losses[1]
+
+
+def test_criteria_about_data_are_taken_once_for_each_seed_and_those_about_models_each_time() -> None:
+    calls: list[str] = []
+
+    def first_feature(local: LocalData) -> float:
+        calls.append(local.client)
+        assert local.features is not None
+        return float(local.features()[0, 0]) + 2
+
+    def of_model(local: LocalData) -> float:
+        assert local.model is not None
+        calls.append("model")
+        return float(local.model.abs().sum())
+
+    clients = simulation(
+        get("DS"), get("LD"), get("MD"),
+        Criterion("F", "client", "data", "", first_feature), Criterion("M", "client", "model", "", of_model),
+    )  # fmt: skip
+    rows = {0: [0, 5, 7], 1: [4, 0, 1, 7]}
     expected = {
-        0: {"DS": [4, 1], "LD": [3, 1], "F": [0, 8]},
-        1: {"DS": [2, 3], "LD": [1, 3], "F": [8, 0]},
+        seed: {"DS": sizes, "LD": kinds, "F": pytest.approx([float(FEATURES[row, 0]) + 2 for row in rows[seed]])}
+        for seed, sizes, kinds in ((0, [5, 2, 1], [3, 1, 1]), (1, [2, 3, 1, 1], [1, 3, 1, 1]))
     }
     for round, seeds in enumerate([(0,), (1,), (1, 0), (0, 1)]):
-        for seed, updates in zip(seeds, train(clients, seeds, round), strict=True):
-            assert {name: values.tolist() for name, values in updates.criteria.items()} == expected[seed], (round, seed)
+        for seed, updates in zip(seeds, train(clients, *seeds, round=round), strict=True):
+            found = {name: values.tolist() for name, values in updates.criteria.items()}
+            models = updates.payload.models  # type: ignore[attr-defined]
+            assert found.pop("M") == pytest.approx(models.abs().sum(dim=1).tolist())
+            assert found == expected[seed], (round, seed)
+    assert calls.count("c0") == 2
+    assert calls.count("model") == 3 * (3 + 4)
 
 
 def test_after_closing_they_are_measured_afresh() -> None:
-    clients = simulation()
-    (before,) = train(clients, (0,))
+    clients = simulation(get("DS"))
+    (before,) = train(clients, 0)
     population = weakref.ref(clients.context.population(0))
     clients.close()
     gc.collect()
     assert population() is None  # nothing holds on to the data
-    (other,) = train(clients, (1,))
-    (again,) = train(clients, (0,))
-    assert other.criteria["DS"].tolist() == [2, 3]
-    assert again.criteria["DS"].tolist() == before.criteria["DS"].tolist() == [4, 1]
-
-
-def measured(*criteria: Criterion) -> tuple[Simulation, Updates]:
-    compute = ComputeSettings(engine="loop", device="cpu")
-    clients = Simulation(two_seeds(), ModelSettings(name="logistic"), cases.TRAINING["mini"], compute, criteria)
-    (updates,) = train(clients, (0,))
-    return clients, updates
+    (other,), (again,) = train(clients, 1), train(clients, 0)
+    assert other.criteria["DS"].tolist() == [2, 3, 1, 1]
+    assert again.criteria["DS"].tolist() == before.criteria["DS"].tolist() == [5, 2, 1]
 
 
 def writes(local: LocalData) -> float:
@@ -87,51 +147,45 @@ def writes(local: LocalData) -> float:
 
 
 @pytest.mark.parametrize("about", ["data", "model", "device"])
-def test_a_criterion_that_writes_changes_nothing_for_anybody(about: str) -> None:
-    rude = Criterion("RUDE", "client", about, "", writes)  # type: ignore[arg-type]
+def test_a_criterion_that_writes_changes_nothing_for_anybody(about: Any) -> None:
+    rude = Criterion("RUDE", "client", about, "", writes)
     distinct = Criterion("D", "client", "device", "", lambda local: len(set(local.labels.tolist())))
-    clients, found = measured(rude, distinct, get("LD"))
-    _, expected = measured(distinct)
-    assert found.criteria["D"].tolist() == expected.criteria["D"].tolist() == [3, 1]
-    assert found.criteria["LD"].tolist() == [3, 1]
-    assert torch.equal(found.payload.models, expected.payload.models)  # type: ignore[attr-defined]
+    clients, honest = simulation(rude, distinct, get("LD")), simulation(distinct)
+    for round in (1, 2):
+        (found,), (expected,) = train(clients, 0, round=round), train(honest, 0, round=round)
+        assert found.criteria["D"].tolist() == expected.criteria["D"].tolist() == [3, 1, 1]
+        assert found.criteria["LD"].tolist() == [3, 1, 1]
+        assert torch.equal(found.payload.models, expected.payload.models)  # type: ignore[attr-defined]
     source = clients.context.population(0).source.dataset
-    assert source.labels.tolist() == [0, 0, 1, 2, 1, 1, 2]
-    assert torch.equal(source.features, torch.arange(14.0).view(7, 2))
-    (again,) = train(clients, (0,), round=2)
-    (other,) = train(measured(distinct)[0], (0,), round=2)
-    assert torch.equal(again.payload.models, other.payload.models)  # type: ignore[attr-defined]
+    assert torch.equal(source.labels, LABELS)
+    assert torch.equal(source.features, FEATURES)
 
 
 def test_measures_of_all_clients_at_once_cannot_write_either() -> None:
     def all_at_once(many: Labelled) -> Floats:
         many.labels[:] = 2
-        return np.ones(2)
+        return np.ones(3)
 
-    rude = Criterion("RUDE", "client", "data", "", lambda local: 5.0, of_labels=all_at_once)
-    clients, found = measured(rude)
-    assert found.criteria["RUDE"].tolist() == [5, 5]  # measured one by one instead
-    assert clients.context.population(0).own_labels.tolist() == [0, 0, 1, 2, 1]
+    clients = simulation(Criterion("RUDE", "client", "data", "", lambda local: 5.0, of_labels=all_at_once))
+    (found,) = train(clients, 0)
+    assert found.criteria["RUDE"].tolist() == [5, 5, 5]  # measured one by one instead
+    assert clients.context.population(0).own_labels.tolist() == [0, 0, 1, 2, 1, 2, 2, 0]
 
 
 @pytest.mark.parametrize(
-    ("value", "reason"),
-    [
-        (float("nan"), "criterion BAD = nan; allowed: 0 to any finite number"),
-        (-1.0, "criterion BAD = -1.0; allowed: 0 to any finite number"),
-        (None, "criterion BAD failed: TypeError"),
-    ],
+    ("value", "reason"), [(float("nan"), "BAD = nan"), (-1.0, "BAD = -1.0"), (None, "BAD failed: TypeError")]
 )
 @pytest.mark.parametrize("at_once", [False, True])
-def test_one_client_s_impossible_measure_leaves_that_client_out(value: float, reason: str, at_once: bool) -> None:
+def test_one_client_s_impossible_measure_leaves_that_client_out(value: Any, reason: str, at_once: bool) -> None:
     bad = Criterion(
         "BAD", "client", "data", "",
         lambda local: value if local.client == "c1" else 1.0,
-        of_labels=(lambda many: np.array([1.0, value], dtype=np.float64)) if at_once else None,
+        of_labels=(lambda many: np.array([1.0, value, 1.0, 1.0], dtype=np.float64)) if at_once else None,
     )  # fmt: skip
-    _, updates = measured(bad)
-    assert updates.clients == ("c0",)
-    assert updates.criteria["BAD"].tolist() == [1.0]
-    ((client, why),) = [(failure.client, failure.reason) for failure in updates.failures]
-    assert client == "c1"
-    assert why.startswith(reason)
+    (updates,) = train(simulation(bad), 0)
+    assert updates.clients == ("c0", "c3")
+    assert updates.criteria["BAD"].tolist() == [1.0, 1.0]
+    assert updates.payload.models.shape[0] == 2  # type: ignore[attr-defined]
+    why = {failure.client: failure.reason for failure in updates.failures}
+    assert set(why) == {"c1", "c2"}
+    assert reason in why["c1"]

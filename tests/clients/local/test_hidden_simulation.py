@@ -8,34 +8,34 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.kit import SMALL, assert_refused, changed
+from tests.stopping import stopped_and_resumed
 
 from steelyard.clients.local.hidden_simulation import HiddenSimulation, WeightedSteps
 from steelyard.errors import UserError
 from steelyard.experiment.loading import build
-from steelyard.experiment.running import resume, run
+from steelyard.experiment.running import run
 from steelyard.messages import Task
+from steelyard.privacy import requirements
 from steelyard.privacy.fixed_point import FixedPoint, Grid
 from steelyard.privacy.hidden import BeyondBound, HiddenUpdates, beyond
 from steelyard.privacy.secure_client import SecureClient
-from steelyard.privacy.secure_server import Unopened
 from steelyard.privacy.settings import AggregationSettings
 from steelyard.rounds.soundness import Exploded
 from steelyard.runs.reader import History
 from steelyard.runs.store import Store
 from steelyard.update_payloads import DenseModels
 
-SMALL: dict[str, Any] = {
-    "name": "hidden",
-    "seed": 3,
-    "data": {"source": "digits"},
-    "partition": {"scheme": "dirichlet", "clients": 8, "alpha": 0.5, "minimum": 10},
-    "model": {"name": "logistic"},
-    "training": {"learning_rate": 0.1, "epochs": 1, "batch_size": 40},
-    "rounds": {"count": 2, "fraction": 1.0},
-    "weighing": {"criteria": ["DS", "LD"], "normalise": "max"},
-    "compute": {"engine": "loop", "device": "cpu"},
-}
 SECURE: dict[str, Any] = {"aggregation": {"kind": "secure"}}
+OPEN = changed(
+    SMALL,
+    seed=3,
+    partition={"clients": 8},
+    training={"batch_size": 40},
+    weighing={"criteria": ["DS", "LD"], "normalise": "max"},
+)
+HIDDEN = changed(OPEN, privacy=SECURE)
+SPARED = {**OPEN["partition"], "server": "fraction"}
 
 
 def models(folder: Path) -> torch.Tensor:
@@ -47,9 +47,9 @@ def models(folder: Path) -> torch.Tensor:
 
 
 def test_a_run_with_hidden_updates_gives_the_model_of_one_without(tmp_path: Path):
-    run(build(SMALL), out=tmp_path / "open")
-    run(build({**SMALL, "privacy": SECURE}), out=tmp_path / "hidden")
-    run(build({**SMALL, "privacy": {"aggregation": {"bits": 64}}}), out=tmp_path / "wide")
+    run(build(OPEN), out=tmp_path / "open")
+    run(build(HIDDEN), out=tmp_path / "hidden")
+    run(build({**OPEN, "privacy": {"aggregation": {"bits": 64}}}), out=tmp_path / "wide")
     plain = models(tmp_path / "open")
     # Eight roundings to 2^-23 in each of two rounds, and the second round trains from the first one's model.
     torch.testing.assert_close(models(tmp_path / "hidden"), plain, rtol=0, atol=1e-5)
@@ -61,29 +61,12 @@ def test_a_run_with_hidden_updates_gives_the_model_of_one_without(tmp_path: Path
     assert set(there.clients["bytes"]) == {650 * 4 + 96 + 7 * 82 + 8 * 33}
 
 
-def test_fresh_keys_change_no_bit_of_the_model_also_on_resume(tmp_path: Path):
-    experiment = build({**SMALL, "privacy": SECURE, "store": {"checkpoint_every": 1}})
-    run(experiment, out=tmp_path / "one")
-
-    class Stop(Exception):
-        pass
-
-    def stop(round: int, _: Any) -> None:
-        if round == 1:
-            raise Stop
-
-    with pytest.raises(Stop):
-        run(experiment, out=tmp_path / "two", progress=stop)
-    resume(tmp_path / "two")
-    assert torch.equal(models(tmp_path / "one"), models(tmp_path / "two"))
-
-
 def absent(**stages: str):
     return lambda stage, round: frozenset(f"client-{number.zfill(3)}" for number in stages.get(stage, "").split())
 
 
 def hidden(settings: AggregationSettings | None = None, **stages: str) -> tuple[HiddenSimulation, Task]:
-    clients, server = build({**SMALL, "privacy": SECURE}).assemble()
+    clients, server = build(HIDDEN).assemble()
     assert isinstance(clients, HiddenSimulation)
     fresh = HiddenSimulation(clients.clients, settings or AggregationSettings(), absent(**stages))
     return fresh, Task("f", 3, 1, tuple(fresh.names(3)), server.initial(3))
@@ -113,44 +96,6 @@ def test_the_weighted_mean_of_those_who_stayed_whoever_drops_out(stages: dict[st
     assert sorted(told) == sorted(gone("share", 1) | gone("mask", 1))
 
 
-@pytest.mark.parametrize(
-    "stages", [{"share": "0 1 2"}, {"mask": "0 1 2"}, {"open": "0 1 2"}, {"share": "0", "mask": "3 4"}]
-)
-def test_with_more_than_n_minus_t_gone_the_round_is_given_up(stages: dict[str, str]):
-    """Of eight clients six must stay."""
-    clients, task = hidden(**stages)
-    (answer,) = clients.train([task])
-    with pytest.raises(Unopened, match=r"round 1 of f: 5 of 8 clients .* it takes 6 to open a sum"):
-        answer.payload.aggregate(task.parameters, np.full(len(answer.clients), 1 / 8))  # type: ignore[attr-defined]
-
-
-def test_the_record_names_who_dropped_out_and_the_weights_of_the_rest(tmp_path: Path):
-    experiment = build({**SMALL, "privacy": SECURE})
-    clients, server = experiment.assemble()
-    assert isinstance(clients, HiddenSimulation)
-    dropping = HiddenSimulation(clients.clients, clients.settings, absent(mask="2", share="5"))
-    run(experiment, out=tmp_path / "run", assemble=lambda: (dropping, server))
-    history = History(tmp_path / "run")
-    first = history.clients[history.clients["round"] == 1]
-    weighed, left = first[first["failure"].isna()], first[~first["failure"].isna()]
-    assert sorted(weighed["client"]) == [f"client-{n:03d}" for n in (0, 1, 3, 4, 6, 7)]
-    assert weighed["weight"].sum() == pytest.approx(1.0)
-    reasons = dict(zip(left["client"], left["failure"], strict=True))
-    assert reasons == {
-        "client-002": "dropped out before its update arrived",
-        "client-005": "dropped out",
-    }
-
-
-def test_too_few_for_rounds_min_clients_stops_the_run(tmp_path: Path):
-    experiment = build({**SMALL, "privacy": SECURE, "rounds": {"count": 2, "fraction": 1.0, "min_clients": 8}})
-    clients, server = experiment.assemble()
-    assert isinstance(clients, HiddenSimulation)
-    dropping = HiddenSimulation(clients.clients, clients.settings, absent(mask="2"))
-    with pytest.raises(UserError, match=r"7 of 8 clients gave a usable update, fewer than rounds.min_clients = 8"):
-        run(experiment, out=tmp_path / "run", assemble=lambda: (dropping, server))
-
-
 def test_a_client_that_cannot_write_its_update_down_says_so_and_stays_away():
     settings = AggregationSettings(bound=0.05)
     clients, task = hidden(settings)
@@ -171,29 +116,6 @@ def test_what_cannot_be_written_down():
     assert faults[0] is None
     assert "by 1.01; allowed: at most 1" in str(faults[1])
     assert faults[2:] == ["model holds NaN or infinity"] * 2
-
-
-def test_one_sum_a_round_and_nothing_else():
-    clients, task = hidden()
-    (answer,) = clients.train([task])
-    payload = answer.payload
-    assert isinstance(payload, HiddenUpdates)
-    even = np.full(8, 1 / 8)
-    for ask in (
-        lambda: payload.combine(task.parameters, even),
-        lambda: payload.divergence(task.parameters),
-        lambda: payload.gram(task.parameters),
-    ):
-        with pytest.raises(UserError, match="sees no single updates"):
-            ask()
-    with pytest.raises(UserError, match="second weighted sum"):
-        payload.aggregate(task.parameters, np.stack([even, even]))
-    payload.aggregate(task.parameters, even)
-    with pytest.raises(UserError, match="second weighted sum"):
-        payload.aggregate(task.parameters, np.arange(8) / 28)
-    with pytest.raises(UserError, match="second weighted sum"):
-        payload.select([0, 1, 2, 3, 4, 5]).aggregate(task.parameters, np.full(6, 1 / 6))
-    assert payload.finite().all()
 
 
 KINDS = [{"kind": "secure"}, {"kind": "paillier", "key_bits": 2048}, {"kind": "ckks"}]
@@ -231,8 +153,8 @@ def test_a_client_of_small_weight_cannot_move_the_model_beyond_the_bound(
 
 
 def test_a_run_ends_before_such_a_round_and_keeps_the_model_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    experiment = build({**SMALL, "privacy": SECURE, "store": {"checkpoint_every": 1}})
-    run(build({**SMALL, "privacy": SECURE, "rounds": {"count": 1, "fraction": 1.0}}), out=tmp_path / "one")
+    experiment = build({**OPEN, "privacy": SECURE, "store": {"checkpoint_every": 1}})
+    run(build({**OPEN, "privacy": SECURE, "rounds": {"count": 1, "fraction": 1.0}}), out=tmp_path / "one")
 
     def turn(round: int, _: Any) -> None:
         if round == 1:
@@ -253,13 +175,10 @@ def test_a_client_whose_key_shares_cannot_be_read_is_left_out_and_the_others_are
         return {name: bytes(len(text)) for name, text in shares.items()} if self.name == "client-002" else shares
 
     monkeypatch.setattr(SecureClient, "share", share)
-    experiment = build({**SMALL, "privacy": SECURE})
+    experiment = build(HIDDEN)
     run(experiment, out=tmp_path / "spoiled")
     monkeypatch.undo()
-    clients, server = experiment.assemble()
-    assert isinstance(clients, HiddenSimulation)
-    dropping = HiddenSimulation(clients.clients, clients.settings, absent(mask="2"))
-    run(experiment, out=tmp_path / "dropped", assemble=lambda: (dropping, server))
+    run_with(experiment, tmp_path / "dropped", mask="2")
     # With the weights that were given: the same sum as if it had dropped out after they were, up to rounding.
     torch.testing.assert_close(models(tmp_path / "spoiled"), models(tmp_path / "dropped"), rtol=0, atol=1e-5)
     there = History(tmp_path / "spoiled").clients
@@ -272,95 +191,11 @@ def test_a_client_whose_key_shares_cannot_be_read_is_left_out_and_the_others_are
     assert set(there[there["failure"].isna()]["bytes"]) == {once + 96 + 7 * 82}
 
 
-def test_a_sum_that_is_nearly_one_update_is_not_taken():
-    clients, task = hidden()
-    (answer,) = clients.train([task])
-    heavy = np.array([0.6, *[0.4 / 7] * 7])
-    with pytest.raises(UserError, match=r"largest_weight: client-000 would have 0.6 .*weighing.max_weight"):
-        answer.payload.aggregate(task.parameters, heavy)  # type: ignore[attr-defined]
-    (again,) = HiddenSimulation(clients.clients, AggregationSettings(largest_weight=0.6)).train([task])
-    again.payload.aggregate(task.parameters, heavy)  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize(
-    ("weights", "why"),
-    [
-        (
-            [0.4, 0.4, 0.05, 0.05, 0.05, 0.05, 0, 0],
-            "largest_weight: client-001 would have 0.667 .*sum stays hidden",
-        ),
-        ([0.4, 0.3, 0.3, 0, 0, 0, 0, 0], "2 of 7 clients have a weight, .*the sum stays hidden"),
-    ],
-)
-def test_what_dropouts_leave_must_hide_single_updates_too(weights: list[float], why: str):
-    """The first client drops out with its weight after all agreed to the weights."""
-    clients, task = hidden(mask="0")
-    (answer,) = clients.train([task])
-    with pytest.raises(UserError, match=why):
-        answer.payload.aggregate(task.parameters, np.array(weights))  # type: ignore[attr-defined]
-
-
-def test_clients_without_weight_hide_nobody():
-    clients, task = hidden()
-    (answer,) = clients.train([task])
-    with pytest.raises(UserError, match="2 of 8 clients have a weight"):
-        answer.payload.aggregate(task.parameters, np.array([0.5, 0.5, 0, 0, 0, 0, 0, 0]))  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize(
-    ("changes", "why"),
-    [
-        ({"weighing": {"criteria": ["DS", "MD"]}}, "uses MD, which the server measures on single models"),
-        (
-            {"weighing": {"criteria": ["VP"]}, "partition": {**SMALL["partition"], "server": "fraction"}},
-            "uses VP, which the server measures on single models, and privacy.aggregation hides them",
-        ),
-        (
-            {"weighing": {"fit": {"steps": 2}}, "partition": {**SMALL["partition"], "server": "fraction"}},
-            "weighing.fit: rule 'fitted.DS.' fits weights to single models",
-        ),
-        ({"weighing": {"defence": {"rule": "median"}}}, "combines by 'median', which looks at single updates"),
-        ({"weighing": {"criteria": ["DS", "LD"], "adjust": {}}}, "one more equation"),
-        ({"rounds": {"fraction": 0.25}}, "a cohort has 2 clients"),
-        ({"privacy": {"aggregation": {"bits": 16}}}, "privacy.aggregation.bound: got 16 with bits = 16 and 8 clients"),
-        (
-            {"privacy": {**SECURE, "central": {"clip": 1.0, "noise": 1.0}}},
-            "the server would have to clip single updates, which aggregation hides",
-        ),
-    ],
-)
-def test_what_cannot_be_combined_is_refused_before_any_data_is_read(changes: dict[str, Any], why: str):
-    with pytest.raises(UserError, match=why):
-        build({**SMALL, "privacy": SECURE, **changes})
-
-
-def test_the_control_without_clients_is_no_contradiction():
-    rule = {"trained_by": "server"}
-    build(
-        {
-            **SMALL,
-            "privacy": SECURE,
-            "beside": {"alone": rule},
-            "partition": {**SMALL["partition"], "server": "fraction"},
-        }
-    )
-
-
-def test_a_missing_library_is_one_line(monkeypatch: pytest.MonkeyPatch):
-    from steelyard.privacy import requirements
-
-    monkeypatch.setattr(requirements, "find_spec", lambda name: None)
-    with pytest.raises(
-        UserError, match=r"needs cryptography, which is not installed; pip install 'steelyard\[privacy\]'"
-    ):
-        build({**SMALL, "privacy": SECURE}).assemble()
-
-
 def test_noise_of_the_devices_comes_first_and_then_the_masks(tmp_path: Path):
     noise = {"local": {"clip": 1.0, "noise": 0.01}, "criteria": "public"}
     # Without seeds noise is never the same twice; what can be compared is how far it moves the model.
-    run(build({**SMALL, "privacy": {**SECURE, **noise}}), out=tmp_path / "both")
-    run(build(SMALL), out=tmp_path / "open")
+    run(build({**OPEN, "privacy": {**SECURE, **noise}}), out=tmp_path / "both")
+    run(build(OPEN), out=tmp_path / "open")
     distance = (models(tmp_path / "both") - models(tmp_path / "open")).abs().mean()
     assert 1e-4 < distance < 1.0
     history = History(tmp_path / "both")
@@ -388,3 +223,97 @@ def test_encrypted_updates_give_the_model_of_open_ones_and_whoever_drops_out_is_
     (left,) = few.train([again])
     with pytest.raises(UserError, match=r"2 of 2 clients have a weight, .*allowed: at least 3"):
         left.payload.aggregate(again.parameters, np.full(8, 1 / 8))  # type: ignore[attr-defined]
+
+
+EVEN = [1 / 8] * 8
+
+
+@pytest.mark.parametrize(
+    ("stages", "weights", "said"),
+    [
+        # Of eight clients six must stay.
+        *((stages, EVEN, ("round 1 of f", "5 of 8", "it takes 6"))
+          for stages in ({"share": "0 1 2"}, {"mask": "0 1 2"}, {"open": "0 1 2"}, {"share": "0", "mask": "3 4"})),
+        ({}, [0.6, *[0.4 / 7] * 7], ("largest_weight", "client-000", 0.6, "weighing.max_weight")),
+        ({}, [0.5, 0.5, 0, 0, 0, 0, 0, 0], ("2 of 8 clients have a weight",)),
+        # The first client drops out with its weight after all agreed to the weights.
+        ({"mask": "0"}, [0.4, 0.4, 0.05, 0.05, 0.05, 0.05, 0, 0], ("largest_weight", "client-001", 0.667)),
+        ({"mask": "0"}, [0.4, 0.3, 0.3, 0, 0, 0, 0, 0], ("2 of 7 clients have a weight", "stays hidden")),
+    ],
+)  # fmt: skip
+def test_a_sum_that_too_few_stand_behind_is_not_opened(
+    stages: dict[str, str], weights: list[float], said: tuple[object, ...]
+):
+    clients, task = hidden(**stages)
+    (answer,) = clients.train([task])
+    given = np.array(weights)[: len(answer.clients)]
+    assert_refused(lambda: answer.payload.aggregate(task.parameters, given), *said)  # type: ignore[attr-defined]
+
+
+def test_one_sum_a_round_and_nothing_else():
+    clients, task = hidden(AggregationSettings(largest_weight=0.6))
+    (answer,) = clients.train([task])
+    payload, even = answer.payload, np.array(EVEN)
+    assert isinstance(payload, HiddenUpdates)
+    for ask in (
+        lambda: payload.combine(task.parameters, even),
+        lambda: payload.divergence(task.parameters),
+        lambda: payload.gram(task.parameters),
+    ):
+        assert_refused(ask, "sees no single updates")
+    assert_refused(lambda: payload.aggregate(task.parameters, np.stack([even, even])), "second weighted sum")
+    payload.aggregate(task.parameters, np.array([0.6, *[0.4 / 7] * 7]))
+    assert_refused(lambda: payload.aggregate(task.parameters, np.arange(8) / 28), "second weighted sum")
+    six = payload.select([0, 1, 2, 3, 4, 5])
+    assert_refused(lambda: six.aggregate(task.parameters, np.full(6, 1 / 6)), "second weighted sum")
+    assert payload.finite().all()
+
+
+def run_with(experiment: Any, out: Path, **stages: str) -> History:
+    clients, server = experiment.assemble()
+    assert isinstance(clients, HiddenSimulation)
+    dropping = HiddenSimulation(clients.clients, clients.settings, absent(**stages))
+    run(experiment, out=out, assemble=lambda: (dropping, server))
+    return History(out)
+
+
+def test_the_record_names_who_dropped_out_and_the_weights_of_the_rest(tmp_path: Path):
+    clients = run_with(build(HIDDEN), tmp_path / "run", mask="2", share="5").clients
+    first = clients[clients["round"] == 1]
+    weighed, left = first[first["failure"].isna()], first[~first["failure"].isna()]
+    assert sorted(weighed["client"]) == [f"client-{n:03d}" for n in (0, 1, 3, 4, 6, 7)]
+    assert weighed["weight"].sum() == pytest.approx(1.0)
+    reasons = dict(zip(left["client"], left["failure"], strict=True))
+    assert reasons == {"client-002": "dropped out before its update arrived", "client-005": "dropped out"}
+    all_needed = build(changed(HIDDEN, rounds={"min_clients": 8}))
+    assert_refused(lambda: run_with(all_needed, tmp_path / "few", mask="2"), "rounds.min_clients = 8", "7 of 8")
+
+
+def test_fresh_keys_change_no_bit_of_the_model_also_on_resume(tmp_path: Path):
+    experiment = build(changed(HIDDEN, store={"checkpoint_every": 1}))
+    run(experiment, out=tmp_path / "one")
+    stopped_and_resumed(experiment, tmp_path / "two", after=1)
+    assert torch.equal(models(tmp_path / "one"), models(tmp_path / "two"))
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({"weighing": {"criteria": ["DS", "MD"]}}, ("MD", "single models")),
+        ({"weighing": {"criteria": ["VP"]}, "partition": SPARED}, ("VP", "single models", "privacy.aggregation")),
+        ({"weighing": {"fit": {"steps": 2}}, "partition": SPARED}, ("weighing.fit", "single models")),
+        ({"weighing": {"defence": {"rule": "median"}}}, ("median", "single updates")),
+        ({"weighing": {"criteria": ["DS", "LD"], "adjust": {}}}, ("one more equation",)),
+        ({"rounds": {"fraction": 0.25}}, ("a cohort has 2 clients",)),
+        ({"privacy": {"aggregation": {"bits": 16}}}, ("privacy.aggregation.bound", 16, "8 clients")),
+        ({"privacy": {**SECURE, "central": {"clip": 1.0, "noise": 1.0}}}, ("clip single updates",)),
+    ],
+)
+def test_what_cannot_be_combined_is_refused_before_any_data_is_read(sections: dict[str, Any], said: tuple[object, ...]):
+    assert_refused(lambda: build({**HIDDEN, **sections}), *said)
+    build({**HIDDEN, "beside": {"alone": {"trained_by": "server"}}, "partition": SPARED})  # a control without clients
+
+
+def test_a_missing_library_is_one_line(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(requirements, "find_spec", lambda name: None)
+    assert_refused(build(HIDDEN).assemble, "cryptography", "pip install 'steelyard[privacy]'")

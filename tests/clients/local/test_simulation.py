@@ -1,15 +1,30 @@
+"""The simulator: training and tests by hand, its server, its memory, and the one door to it."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from tests.clients.local import engine_cases as cases
+from tests.kit import assert_refused
 from torch import nn
+from torch.nn import functional
 
 from steelyard.clients.local import ComputeSettings, Simulation, SimulationServer
+from steelyard.clients.local.device_data.memory import MatrixPool
+from steelyard.clients.local.evaluator import MANY
 from steelyard.data.dataset import Behaviour, ClientRows, Dataset, Population
-from steelyard.errors import UserError
+from steelyard.learning.evaluation import dice
 from steelyard.learning.models import ModelSettings
 from steelyard.learning.training import TrainingSettings, orders
 from steelyard.messages import LossState, Question, Task
-from steelyard.weighing.criteria import Criterion, LocalData, get
+from steelyard.weighing.criteria import Criterion
 
 SIZES = (5, 3, 8, 1)
 
@@ -36,12 +51,17 @@ def population(data: Dataset | None = None, **extra: object) -> Population:
     return Population(data, tuple(clients), np.arange(50, 60), **extra)  # type: ignore[arg-type]
 
 
-def make(people: Population | None = None, criteria: tuple[Criterion, ...] = (), **training: object) -> Simulation:
-    settings = TrainingSettings(**{"learning_rate": 0.1, "batch_size": 2, "epochs": 2, **training})  # type: ignore[arg-type]
-    return Simulation(
-        {0: people or population()}, ModelSettings(name="logistic"), settings,
-        ComputeSettings(engine="loop", device="cpu"), criteria,
-    )  # fmt: skip
+def make(
+    people: Population | None = None,
+    criteria: tuple[Criterion, ...] = (),
+    model: Any = "logistic",
+    engine: str = "loop",
+    memory_gb: float | None = None,
+    **training: Any,
+) -> Simulation:
+    settings = TrainingSettings(**{"learning_rate": 0.1, "batch_size": 2, "epochs": 2, **training})
+    compute = ComputeSettings(engine=engine, device="cpu", memory_gb=memory_gb)
+    return Simulation({0: people or population()}, ModelSettings(name=model), settings, compute, criteria)
 
 
 def task(clients: Simulation, round: int = 1, names: tuple[str, ...] = ("c0", "c1", "c2", "c3"), **extra) -> Task:
@@ -73,58 +93,6 @@ def test_training_equals_plain_sgd_written_out() -> None:
     assert updates.clients == ("c0", "c1", "c2", "c3")
 
 
-def test_several_tasks_in_one_call_equal_one_by_one() -> None:
-    clients = make()
-    first = task(clients)
-    second = Task("g", 0, 1, ("c1", "c3"), first.parameters + 0.1, LossState("auto", (1.0, 2.0, 3.0)))
-    both = clients.train([first, second])
-    assert torch.equal(both[1].payload.models, clients.train([second])[0].payload.models)
-    assert torch.equal(both[0].payload.models, clients.train([first])[0].payload.models)
-    plain = clients.train([Task("g", 0, 1, ("c1", "c3"), second.parameters)])[0]
-    assert not torch.equal(both[1].payload.models, plain.payload.models)
-
-
-def test_criteria_about_data_are_taken_once() -> None:
-    calls: list[str] = []
-
-    def counted(local: LocalData) -> float:
-        calls.append(local.client)
-        assert local.features is not None
-        return float(local.features().shape[1])
-
-    def of_model(local: LocalData) -> float:
-        assert local.model is not None
-        calls.append("model")
-        return float(local.model.abs().sum())
-
-    criteria = (
-        get("DS"), get("LD"), get("MD"),
-        Criterion("N", "client", "data", "", counted), Criterion("M", "client", "model", "", of_model),
-    )  # fmt: skip
-    clients = make(criteria=criteria)
-    updates = clients.train([task(clients)])[0]
-    clients.train([task(clients, round=2)])
-    assert set(updates.criteria) == {"DS", "LD", "N", "M"}
-    assert updates.criteria["DS"].tolist() == list(SIZES)
-    assert updates.criteria["LD"][3] == 1
-    assert updates.criteria["N"].tolist() == [4.0] * 4
-    assert updates.criteria["M"][0] == pytest.approx(float(updates.payload.models[0].abs().sum()))
-    assert calls.count("c0") == 1
-    assert calls.count("model") == 8
-
-
-def test_a_measure_that_fails_excludes_its_client_only() -> None:
-    def fragile(local: LocalData) -> float:
-        return 1 / (len(local.labels) - 3)
-
-    clients = make(criteria=(Criterion("F", "client", "data", "", lambda local: abs(fragile(local))),))
-    updates = clients.train([task(clients)])[0]
-    assert updates.clients == ("c0", "c2", "c3")
-    assert updates.payload.models.shape[0] == 3
-    assert updates.failures[0].client == "c1"
-    assert "ZeroDivisionError" in updates.failures[0].reason
-
-
 def test_unknown_and_empty_clients_are_failures() -> None:
     people = population()
     empty = ClientRows("c9", np.zeros(0, np.int64), np.zeros(0, np.int64))
@@ -132,17 +100,6 @@ def test_unknown_and_empty_clients_are_failures() -> None:
     updates = clients.train([task(clients, names=("c1", "c8", "c9"))])[0]
     assert updates.clients == ("c1",)
     assert [(f.client, f.reason) for f in updates.failures] == [("c8", "not registered"), ("c9", "no training samples")]
-
-
-def test_wrong_labels_are_trained_on() -> None:
-    people = population()
-    wrong = (people.dataset.labels[:5] + 1) % 3
-    first = ClientRows("c0", people.clients[0].train, people.clients[0].test, wrong)
-    lying = make(Population(people.dataset, (first, *people.clients[1:]), people.server))
-    models = lying.train([task(lying)])[0].payload.models
-    honest = make().train([task(lying)])[0].payload.models
-    assert not torch.allclose(models[0], honest[0])
-    assert torch.equal(models[1:], honest[1:])
 
 
 def test_evaluation_by_hand() -> None:
@@ -178,10 +135,7 @@ def test_server_test_and_initial() -> None:
 
 def test_regression() -> None:
     people = population(dataset(classes=0))
-    clients = Simulation(
-        {0: people}, ModelSettings(name="linear"), TrainingSettings(batch_size="full", epochs=30),
-        ComputeSettings(engine="loop", device="cpu"),
-    )  # fmt: skip
+    clients = make(people, model="linear", batch_size="full", epochs=30)
     server = SimulationServer(clients)
     work = Task("f", 0, 1, ("c2",), server.initial(0), LossState("barron", None, 1.0, 1.0))
     updates = clients.train([work])[0]
@@ -210,28 +164,175 @@ def test_a_client_that_ignores_the_model_trains_on_from_its_own() -> None:
 
 def test_memory_beyond_the_limit_goes_to_a_file() -> None:
     clients = make()
-    small = Simulation(
-        {0: population()}, ModelSettings(name="logistic"), clients.context.training,
-        ComputeSettings(engine="loop", device="cpu", memory_gb=1e-7),
-    )  # fmt: skip
+    small = make(memory_gb=1e-7)
     assert torch.equal(small.train([task(clients)])[0].payload.models, clients.train([task(clients)])[0].payload.models)
 
 
-def test_mistakes_are_named() -> None:
-    with pytest.raises(UserError, match=r"compute\.device: got 'tpu'"):
-        Simulation({0: population()}, ModelSettings(), TrainingSettings(), ComputeSettings(device="tpu"))
-    with pytest.raises(UserError, match="no population for it, only for"):
-        make().names(7)
-    wrong = Simulation({0: population()}, lambda: nn.Linear(9, 3), TrainingSettings())
-    with pytest.raises(UserError, match="does not take features of shape"):
-        wrong.train([Task("f", 0, 1, ("c0",), torch.zeros(30))])
+def test_what_cannot_work_is_refused() -> None:
+    wrong = make(model=lambda: nn.Linear(9, 3))
+    people, settings = {0: population()}, (ModelSettings(), TrainingSettings())
+    for call, *said in (
+        (lambda: Simulation(people, *settings, ComputeSettings(device="tpu")), "compute.device", "tpu"),
+        (lambda: make().names(7), "no population for it"),
+        (lambda: wrong.train([Task("f", 0, 1, ("c0",), torch.zeros(30))]), "does not take features of shape"),
+    ):
+        assert_refused(call, *said)
 
 
-def test_describe_says_how() -> None:
-    clients = make()
-    clients.train([task(clients)])
-    facts = clients.describe()
-    assert facts["engine_choice"] == "loop"
-    assert facts["device"] == "cpu"
-    assert facts["parameters"] == "15"
-    assert float(facts["memory_peak_gb"]) > 0
+def test_a_block_of_memory_is_used_again_only_when_nobody_looks() -> None:
+    pool = MatrixPool(1 << 20)
+    first = pool.matrix(10, 100)
+    first.fill_(1.0)
+    address, row = first.data_ptr(), first[3]
+    del first
+    second = pool.matrix(10, 100)  # a row of the first is still held
+    second.fill_(2.0)
+    assert second.data_ptr() != address
+    assert row.tolist() == [1.0] * 100
+    del row
+    assert pool.matrix(10, 100).data_ptr() == address
+    assert pool.held() <= 2 * 4096
+
+
+def test_scores_on_masks_are_means_of_dice() -> None:
+    people = cases.masked()
+    clients = cases.simulated(cases.case("unet, full, dice"))
+    server = SimulationServer(clients)
+    start = server.initial(0)
+    models = torch.stack([start, start.flip(0)])
+    answer = clients.evaluate([Question("f", 0, 0, models)])[0]
+    outputs = clients.evaluator.outputs(models, clients.context.population(0).dataset, torch.from_numpy(people.server))
+    rows = {row: place for place, row in enumerate(people.server.tolist())}
+    each = dice(outputs, people.dataset.labels[torch.from_numpy(people.server)])
+    expected = [[float(each[model, rows[int(one.test[0])]]) for one in people.clients] for model in range(2)]
+    assert answer.scores == pytest.approx(np.array(expected))
+    assert np.isnan(answer.metrics["score_error"]).all()  # one row each
+    assert server.test(0, models).errors["dice"] == pytest.approx(each.mean(dim=1).numpy())
+
+
+class Shifted(nn.Module):
+    """Adds one to its input: in place, or to a copy."""
+
+    def __init__(self, in_place: bool) -> None:
+        super().__init__()
+        self.in_place, self.dense = in_place, nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.dense(x.add_(1) if self.in_place else x + 1)
+
+
+def test_losses_of_small_models_are_taken_in_one_thread() -> None:
+    """Two threads that wait for each other at every small operator made a loaded machine many times slower."""
+    threads: list[int] = []
+
+    def counting(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        threads.append(torch.get_num_threads())
+        return nn.functional.cross_entropy(outputs, labels, reduction="none")
+
+    clients = make(loss=counting)
+    model = SimulationServer(clients).initial(0)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        clients.evaluate([Question("a", 0, 0, model[None])])  # looks at the loss once before it takes it
+        threads.clear()
+        clients.evaluate([Question("a", 0, 0, model[None])])
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert set(threads) == {1}
+
+
+def test_a_module_that_writes_into_its_input_does_not_change_what_the_next_model_sees() -> None:
+    found: list[list[float]] = []
+    for in_place in (True, False):
+        server = SimulationServer(make(model=lambda: Shifted(in_place)))  # noqa: B023
+        found.append(server.test(0, server.initial(0).repeat(3, 1)).losses.tolist())
+    # The same module on the same rows, one model after another.
+    assert found[0] == found[1]
+    assert len(set(found[0])) == 1
+
+
+@pytest.mark.parametrize("hidden", [(), (5, 3)])
+def test_many_models_in_one_stack_give_what_each_gives_alone(hidden: tuple[int, ...]) -> None:
+    """Coalitions of clients are tested together; the stack is cut by models and by rows."""
+    chance = torch.Generator().manual_seed(0)
+    # So little memory that no two models fit at once.
+    settings = ModelSettings(name="mlp", hidden=hidden) if hidden else ModelSettings(name="logistic")
+    compute = ComputeSettings(engine="loop", device="cpu", memory_gb=0.00002)
+    server = SimulationServer(Simulation({0: population()}, settings, TrainingSettings(), compute))
+    models = server.initial(0) + 0.3 * torch.randn(MANY + 6, len(server.initial(0)), generator=chance)
+    together = server.test(0, models)
+    alone = [server.test(0, one[None]) for one in models]
+    # Float32 sums of a few numbers of about 1 in another order.
+    assert together.losses == pytest.approx(np.concatenate([test.losses for test in alone]), abs=1e-6)
+    assert together.f1 == pytest.approx(np.concatenate([test.f1 for test in alone]))
+    assert len(np.unique(together.losses)) == len(models)
+
+
+ROWS = slice(50, 60)
+
+
+def loss_of(flat: torch.Tensor) -> torch.Tensor:
+    """The mean cross entropy of logistic regression on the server's rows, written out in float64."""
+    data = dataset()
+    scores = data.features[ROWS].double() @ flat[:12].view(3, 4).T + flat[12:]
+    return functional.cross_entropy(scores, data.labels[ROWS])
+
+
+def test_slopes_are_those_of_finite_differences() -> None:
+    server = SimulationServer(make())
+    start = server.initial(0)
+    models = torch.stack([start, -2 * start])
+    found = server.gradients([0, 0], models)
+    for model, gradient in zip(models.double(), found, strict=True):
+        steps = 1e-6 * torch.eye(len(model), dtype=torch.float64)
+        expected = torch.stack([(loss_of(model + step) - loss_of(model - step)) / 2e-6 for step in steps])
+        # Float32 slopes against differences in float64 that are exact to about 1e-9.
+        assert torch.allclose(gradient.double(), expected, atol=1e-5)
+
+
+def test_the_server_alone_takes_plain_steps_on_its_own_rows() -> None:
+    server = SimulationServer(make())
+    start = server.initial(0)
+    data, flat = dataset(), start.clone()
+    order = torch.as_tensor(orders(0, 3, ["server"], 10, TrainingSettings(batch_size=2, epochs=2))[0])
+    for batch in order.flatten().split(2):
+        flat.requires_grad_()
+        scores = data.features[ROWS][batch] @ flat[:12].view(3, 4).T + flat[12:]
+        (slope,) = torch.autograd.grad(functional.cross_entropy(scores, data.labels[ROWS][batch]), flat)
+        flat = (flat - 0.1 * slope).detach()
+    found = server.train(0, 3, start)
+    # Float32 sums in another order.
+    assert torch.allclose(found, flat, atol=1e-5)
+    assert torch.equal(found, server.train(0, 3, start))
+    assert not torch.equal(found, server.train(0, 4, start))
+
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_the_door_needs_no_torch() -> None:
+    code = (
+        "import sys; from steelyard.clients.local import ComputeSettings; ComputeSettings(engine='loop');"
+        "assert 'torch' not in sys.modules; from steelyard.clients.local import Simulation;"
+        "assert 'torch' in sys.modules"
+    )
+    environment = {"PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+
+
+def test_everyone_outside_goes_through_the_door() -> None:
+    clients = ROOT / "src" / "steelyard" / "clients"
+    inside = {clients / "local", clients / "ranks"}  # the simulator, and the same in several processes
+    for folder in ("src", "benchmarks", "examples"):
+        for path in (ROOT / folder).rglob("*.py"):
+            if inside & {*path.parents}:
+                continue
+            text = path.read_text(encoding="utf-8")
+            if "clients.local." not in text:
+                continue
+            for node in ast.walk(ast.parse(text)):
+                if isinstance(node, ast.ImportFrom):
+                    assert not (node.module or "").startswith("steelyard.clients.local."), path

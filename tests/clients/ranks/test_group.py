@@ -1,14 +1,27 @@
-"""What a launcher says of a process is read, and refused where it is nonsense; ranks share out their machine."""
+"""Ranks: the place that a launcher gives each, how clients are shared out, what is sent, and who is still alive."""
 
 from __future__ import annotations
 
+import math
+import threading
+from collections import Counter
+from typing import Any
+
+import numpy as np
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from tests.clients.ranks.one_process import travelled
+from tests.kit import assert_refused
 
 from steelyard.clients.local import ComputeSettings
 from steelyard.clients.local.hardware import threads_of
+from steelyard.clients.ranks.balancing import SLACK, share_out
 from steelyard.clients.ranks.group import Place, current, join, rank_count
+from steelyard.clients.ranks.heartbeat import Heartbeat, silence
 from steelyard.clients.ranks.placing import on_rank
-from steelyard.errors import UserError
 
 MET = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 
@@ -29,23 +42,6 @@ def test_the_place_is_that_of_the_launcher() -> None:
     assert Place.given({"RANK": "1", "WORLD_SIZE": "2", **MET}) == Place(1, 2, 1, 2)
 
 
-@pytest.mark.parametrize(
-    ("given", "line"),
-    [
-        ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR: missing"),
-        ({"RANK": "2", "WORLD_SIZE": "2", **MET}, "RANK: got '2' in the environment; allowed: a whole number from 0"),
-        ({"RANK": "-1", "WORLD_SIZE": "2", **MET}, "RANK: got '-1'"),
-        ({"RANK": "0", "WORLD_SIZE": "0", **MET}, "WORLD_SIZE: got '0'"),
-        ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "3", **MET}, "LOCAL_WORLD_SIZE: got '3'"),
-        ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "x", **MET}, "LOCAL_RANK: got 'x'"),
-    ],
-)
-def test_nonsense_is_named(given: dict[str, str], line: str) -> None:
-    with pytest.raises(UserError) as refused:
-        Place.given(given)
-    assert str(refused.value).startswith(line)
-
-
 def test_threads_and_memory_are_shared_out_and_what_is_given_stays() -> None:
     cpu = ComputeSettings(device="cpu")
     halved = on_rank(cpu, Place(1, 4, 1, 2))
@@ -54,3 +50,156 @@ def test_threads_and_memory_are_shared_out_and_what_is_given_stays() -> None:
     assert halved.device == "cpu"
     given = ComputeSettings(device="cpu", threads=3, memory_gb=2.0, engine="loop")
     assert on_rank(given, Place(1, 4, 1, 2)) == given
+
+
+@pytest.mark.parametrize(
+    ("read", "given", "field", "value"),
+    [
+        (Place.given, {"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR", "missing"),
+        (Place.given, {"RANK": "2", "WORLD_SIZE": "2", **MET}, "RANK", "'2'"),
+        (Place.given, {"RANK": "-1", "WORLD_SIZE": "2", **MET}, "RANK", "'-1'"),
+        (Place.given, {"RANK": "0", "WORLD_SIZE": "0", **MET}, "WORLD_SIZE", "'0'"),
+        (Place.given, {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "3", **MET}, "LOCAL_WORLD_SIZE", "'3'"),
+        (Place.given, {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "x", **MET}, "LOCAL_RANK", "'x'"),
+        *(
+            (silence, {"STEELYARD_RANK_SILENCE": text}, "STEELYARD_RANK_SILENCE", text)
+            for text in ("x", "1", "nan", "1e9")
+        ),
+    ],
+)
+def test_nonsense_in_the_environment_is_named(read: Any, given: dict[str, str], field: str, value: str) -> None:
+    assert_refused(lambda: read(given), f"{field}: ", value)
+
+
+TASKS = st.lists(
+    st.dictionaries(st.integers(0, 40).map(lambda number: f"c{number:02}"), st.integers(0, 50), min_size=1),
+    min_size=1,
+    max_size=4,
+)
+
+
+def loads(shares: list[list[list[str]]], steps: list[dict[str, int]]) -> list[int]:
+    return [sum(steps[task][name] for task, names in enumerate(mine) for name in names) for mine in shares]
+
+
+@given(TASKS, st.integers(1, 5), st.data())
+def test_every_client_is_trained_once_and_whole_tasks_on_one_rank(
+    steps: list[dict[str, int]], ranks: int, data: st.DataObject
+) -> None:
+    whole = data.draw(st.lists(st.booleans(), min_size=len(steps), max_size=len(steps)))
+    shares = share_out(steps, whole, ranks)
+    assert len(shares) == ranks
+    for task, clients in enumerate(steps):
+        given_out = [name for mine in shares for name in mine[task]]
+        assert sorted(given_out) == sorted(clients)
+        assert all(mine[task] == sorted(mine[task]) for mine in shares)
+        if whole[task]:
+            assert sum(bool(mine[task]) for mine in shares) == 1
+
+
+@given(TASKS, st.integers(1, 5))
+def test_no_rank_has_much_more_than_its_part(steps: list[dict[str, int]], ranks: int) -> None:
+    shares = share_out(steps, [False] * len(steps), ranks)
+    every = [count for clients in steps for count in clients.values()]
+    # Longest first is at most a longest unit above an even share; whole federations are taken only within SLACK of it.
+    assert max(loads(shares, steps)) <= SLACK * (sum(every) / ranks + max(every))
+
+
+def test_the_longest_go_first() -> None:
+    shares = share_out([{"a": 3, "b": 3, "c": 2, "d": 2, "e": 2}], [False], 2)
+    assert sorted(loads(shares, [{"a": 3, "b": 3, "c": 2, "d": 2, "e": 2}])) == [5, 7]
+    assert {"a", "b"} & set(shares[0][0]) != {"a", "b"}
+
+
+NUMBERS = arrays.arrays(
+    dtype=st.sampled_from(["<f4", "<f8", "<i8", "|b1", "|u1"]),
+    shape=arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4),
+)
+WORDS = st.none() | st.booleans() | st.integers(-(2**62), 2**62) | st.floats() | st.text(max_size=8)
+CONTENTS = st.recursive(
+    WORDS | NUMBERS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("abc", max_size=3), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def same(left: Any, right: Any) -> bool:
+    if isinstance(left, np.ndarray):
+        return left.dtype == right.dtype and left.shape == right.shape and left.tobytes() == right.tobytes()
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same(part, right[name]) for name, part in left.items())
+    if isinstance(left, list):
+        return len(left) == len(right) and all(map(same, left, right))
+    if isinstance(left, float) and math.isnan(left):
+        return isinstance(right, float) and math.isnan(right)
+    return type(left) is type(right) and left == right
+
+
+@given(CONTENTS)
+def test_what_is_sent_arrives(content: Any) -> None:
+    assert same(content, travelled(content))
+
+
+def test_tensors_and_large_arrays_arrive_too() -> None:
+    large = torch.arange(600_000, dtype=torch.float32).reshape(2, -1)
+    found = travelled({"large": large, "small": large[:, :3], "strided": large.T[:5], "none": large[:0]})
+    assert torch.equal(found["large"], large)
+    assert torch.equal(found["small"], large[:, :3])
+    assert torch.equal(found["strided"], large.T[:5])
+    assert found["none"].shape == (0, 300_000)
+
+
+class Counters(Counter[str]):
+    """A store in this process."""
+
+    def add(self, key: str, amount: int, /) -> int:
+        self[key] += amount
+        return self[key]
+
+
+class Gone:
+    """A store whose process has ended."""
+
+    def add(self, key: str, amount: int, /) -> int:
+        raise RuntimeError("connection closed")
+
+
+def watched(heartbeat: Heartbeat, ranks: list[int], seconds: float) -> list[int]:
+    """Return the ranks that are named within so many seconds."""
+    lost: list[int] = []
+    over = threading.Event()
+    timer = threading.Timer(seconds, over.set)
+    timer.start()
+    heartbeat.watch(lambda: ranks, lost.append, over)
+    timer.cancel()
+    return lost
+
+
+def test_the_rank_that_gives_no_sign_is_named() -> None:
+    heartbeat = Heartbeat(Counters(), 0.4)
+    heartbeat.start(1)
+    assert watched(heartbeat, [1, 2], 60) == [2]
+
+
+def test_ranks_that_count_on_are_not_lost() -> None:
+    counters = Counters()
+    heartbeat = Heartbeat(counters, 10.0)
+    heartbeat.every = 0.01
+    heartbeat.start(1)
+    assert watched(heartbeat, [1], 0.1) == []
+    assert counters["steelyard/heartbeat/1"] > 0
+
+
+def test_a_store_that_is_gone_ends_both_sides() -> None:
+    before = set(threading.enumerate())
+    heartbeat = Heartbeat(Gone(), 0.1)
+    heartbeat.start(1)
+    assert watched(heartbeat, [1], 60) == []
+    for thread in set(threading.enumerate()) - before:
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def test_a_minute_is_usual() -> None:
+    assert silence({}) == silence({"STEELYARD_RANK_SILENCE": ""}) == 60
+    assert silence({"STEELYARD_RANK_SILENCE": "7.5"}) == 7.5

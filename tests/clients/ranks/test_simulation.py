@@ -13,6 +13,7 @@ from tests.clients.contract import ClientsContract, Make, assert_same_state, ass
 from tests.clients.local import engine_cases as cases
 from tests.clients.local.test_contract import simulation
 from tests.clients.ranks.one_process import OneProcess, ranked
+from tests.kit import assert_refused
 
 from steelyard.algorithms.algorithm import Algorithm
 from steelyard.algorithms.settings import AlgorithmSettings
@@ -24,7 +25,6 @@ from steelyard.clients.ranks.share import read_task, task_content
 from steelyard.data.dataset import Behaviour
 from steelyard.defence.robust import RobustRule
 from steelyard.defence.settings import DefenceSettings
-from steelyard.errors import UserError
 from steelyard.messages import Question, Task, Updates
 from steelyard.update_payloads import DenseModels
 from steelyard.weighing.criteria import get
@@ -137,8 +137,8 @@ def test_models_that_lie_on_ranks_are_summed_measured_and_tested_as_in_one_matri
     weights = np.random.default_rng(1).dirichlet(np.ones(len(keep)), size=4)
     for given in (weights, weights[0]):
         torch.testing.assert_close(several.combine(start, given), alone.combine(start, given), rtol=1e-5, atol=1e-6)
-    np.testing.assert_array_equal(several.divergence(start), alone.divergence(start))
-    np.testing.assert_allclose(several.divergence(start * 0.5), alone.divergence(start * 0.5))
+    for model in (start, start * 0.5):  # two rows at once or six: float32 sums of some hundred squares
+        np.testing.assert_allclose(several.divergence(model), alone.divergence(model), rtol=1e-5)
     np.testing.assert_allclose(several.gram(start), alone.gram(start), rtol=1e-6)
     assert several.finite().tolist() == alone.finite().tolist()
     server = SimulationServer(made())
@@ -148,9 +148,11 @@ def test_models_that_lie_on_ranks_are_summed_measured_and_tested_as_in_one_matri
     assert several.nbytes == alone.nbytes
     assert not several.at_hand
     assert torch.equal(several.models, alone.models)
+    first = several.combine(start, weights[0])
+    assert torch.equal(first, several.combine(start, weights[0]))  # in the order of the ranks, the same bits twice
 
 
-@pytest.mark.parametrize("rule", ["median", "trimmed-mean", "multi-krum", "centred-clip", "geometric-median"])
+@pytest.mark.parametrize("rule", ["median", "multi-krum", "geometric-median"])
 def test_robust_rules_go_over_models_on_ranks(rule: str) -> None:
     several, alone, start = both()
     settings, weights = DefenceSettings.model_validate({"rule": rule}), np.full(6, 1 / 6)
@@ -159,18 +161,6 @@ def test_robust_rules_go_over_models_on_ranks(rule: str) -> None:
         for payload in (several, alone)
     ]
     torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-6)
-
-
-def test_sums_are_added_up_in_the_order_of_the_ranks() -> None:
-    several, _, start = both(3)
-    first = several.combine(start, np.full(6, 1 / 6))
-    assert torch.equal(first, several.combine(start, np.full(6, 1 / 6)))
-    by_rank = [
-        rows
-        for _, rows in several._asked("sum", {rank: np.full(len(c), 1 / 6) for rank, c in several._clients().items()})
-    ]
-    assert len(by_rank) == 3
-    assert torch.equal(first, (torch.zeros_like(first) + by_rank[0] + by_rank[1]) + by_rank[2])
 
 
 def test_tests_are_shared_out_and_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,21 +175,13 @@ def test_tests_are_shared_out_and_give_the_same(monkeypatch: pytest.MonkeyPatch)
     np.testing.assert_array_equal(found.right, expected.right)
 
 
-def test_whole_federations_go_to_one_rank_each() -> None:
-    several = ranked(made, 2)
-    several.train(tasks(start_of(), Algorithm(), 1, ("f", "g")))
-    assert isinstance(several.ranks, OneProcess)
-    assert sorted(several.ranks.shares[0]._held) == [1]
-
-
 def test_a_task_that_is_not_that_of_rank_0_is_refused() -> None:
     (task,) = tasks(start_of(), Algorithm(), 3, ("f",))
     table = task_content(task)
     assert read_task(table, ("c1",)).clients == ("c1",)
     changed = task.parameters.clone()
     changed[5] += 1e-6
-    with pytest.raises(UserError, match="round 3 of f: the model, the loss or the algorithm here is not the one"):
-        read_task({**table, "parameters": changed}, ("c1",))
+    assert_refused(lambda: read_task({**table, "parameters": changed}, ("c1",)), "round 3 of f", "the model")
 
 
 def test_other_data_on_a_rank_are_refused_before_it_trains() -> None:
@@ -207,8 +189,8 @@ def test_other_data_on_a_rank_are_refused_before_it_trains() -> None:
     assert isinstance(several.ranks, OneProcess)
     data = several.ranks.shares[1].simulation.context.population(0).source.dataset
     data.labels[3] = (data.labels[3] + 1) % 10
-    with pytest.raises(UserError, match=r"rank 2: its data differ from those of rank 0 in .*seed 0"):
-        several.train(tasks(start_of(), Algorithm(), 1, ("f",)))
+    asked = tasks(start_of(), Algorithm(), 1, ("f",))
+    assert_refused(lambda: several.train(asked), "rank 2: its data differ from those of rank 0", "seed 0")
 
 
 def test_all_ranks_train_with_the_engine_that_rank_0_chose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,112 +1,311 @@
-"""Which engine a run uses: the one asked for, else the one that an earlier trial found, else the fastest in a trial."""
+"""Which engine a run uses: the one asked for, else the one of an earlier trial, else the fastest that is right."""
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from tests.clients.local import engine_cases as cases
+from tests.clients.local.engine_cases import Case
+from tests.kit import assert_refused
+from torch.fx.experimental.proxy_tensor import make_fx
 
-from steelyard.clients.local.engines import choice_file
+from steelyard.clients.local.device_data.cohort import Cohort
+from steelyard.clients.local.device_data.schedule import CurrentStep
+from steelyard.clients.local.engines import choice_file, compiled, engine_trial, table
 from steelyard.clients.local.engines.choice import notes_of
-from steelyard.clients.local.engines.engine_trial import Trial
-from steelyard.learning.models import ModelSettings
+from steelyard.clients.local.engines.compiled import CompiledStep
+from steelyard.clients.local.engines.engine import TrainingSetup
+from steelyard.clients.local.engines.engine_trial import Trial, run_trial
+from steelyard.clients.local.engines.graph import GraphEngine
+from steelyard.clients.local.engines.sequential import SequentialEngine
+from steelyard.clients.local.engines.table import ENGINES, DoesNotFit, can_fork, candidates, make, parse
+from steelyard.learning.descent import Descent
+from steelyard.learning.models import ConvNet, DenseNet, ModelSettings
+from steelyard.messages import Floats, LossState
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+MLP = cases.case("mlp, mini")
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STEELYARD_CACHE", str(tmp_path / "cache"))
+def test_engine_names() -> None:
+    assert parse("vmap:50") == ("vmap", 50)
+    for wrong in ("stackd", "vmap:0", "vmap:x"):
+        assert_refused(lambda wrong=wrong: parse(wrong), "compute.engine", wrong)
 
 
-def test_a_choice_is_kept_and_taken_back(tmp_path: Path) -> None:
-    model, shape, classes = cases.MODELS["mlp"]
-    people = cases.population(shape, classes)
-    _, _, first = cases.trained("auto", people, model, cases.TRAINING["mini"])
-    _, _, second = cases.trained("auto", people, model, cases.TRAINING["mini"])
-    chosen = first.describe()["engine_choice"]
-    assert "trial" in first.describe()["engine_reason"]
-    assert second.describe()["engine_reason"] == "found by an earlier trial on this machine"
-    assert second.describe()["engine_choice"] == chosen
-    _, _, third = cases.trained(chosen, people, model, cases.TRAINING["mini"])
-    assert third.describe()["engine_choice"] == chosen
-    assert (tmp_path / "cache" / "engines.json").is_file()
+class Doubled(ConvNet):
+    """A network of the user's that is made like the built-in one and computes something else."""
+
+    def __init__(self) -> None:
+        super().__init__((1, 8, 8), (4, 6), 3, 8, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(x)
+
+
+class Wider(DenseNet):
+    """A network of the user's that runs like the built-in one and has another layer inside."""
+
+    def __init__(self) -> None:
+        super().__init__(64, [8], 10)
+        self.layers[0] = torch.nn.Sequential(torch.nn.Linear(64, 8), torch.nn.Tanh())
+
+
+OWN = "threads vmap:50 vmap:10 loop"
+
+
+@pytest.mark.parametrize(
+    ("model", "precision", "beside", "tried"),
+    [
+        (cases.MODELS["cnn-digits"][0], "float32", {"fused", "winograd", "stacked"}, "winograd fused threads"),
+        (cases.MODELS["cnn-digits"][0], "bfloat16", {"fused", "stacked"}, "fused threads"),
+        (cases.MODELS["mlp"][0], "float32", {"stacked"}, "stacked threads"),
+        *((cases.of(own), "float32", set(), OWN) for own in (cases.Own, Doubled, Wider)),
+    ],
+)
+def test_what_fits_on_the_cpu(model: ModelSettings, precision: str, beside: set[str], tried: str) -> None:
+    setup = cases.simulated(Case(model, cases.people_of("mlp")), precision=precision).context.setup
+    fitting = {"loop", "threads", "processes", "vmap", *beside}
+    assert {name for name, kind in ENGINES.items() if kind.misfit(setup) is None} == fitting
+    assert candidates(setup, 100) == tried.split()
+    for name in ENGINES:
+        if name in fitting:
+            assert make(setup, name).name == (name if name != "processes" or can_fork() else "threads")
+        else:
+            with pytest.raises(DoesNotFit):
+                make(setup, name)
+
+
+def test_a_choice_is_kept_and_taken_back(own_cache: Path) -> None:
+    told = [cases.trained(MLP, "auto")[2].describe() for _ in range(2)]
+    assert "trial" in told[0]["engine_reason"]
+    assert told[1]["engine_reason"] == "found by an earlier trial on this machine"
+    assert told[0]["engine_choice"] == told[1]["engine_choice"]
+    assert (own_cache / "engines.json").is_file()
+    # A choice for the whole net is not taken for one of the same shapes of which a part is frozen.
+    part = Case(cases.of(lambda: cases.frozen(DenseNet(64, (16, 8), 10), "layers.0.weight")), MLP.people)
+    assert cases.trained(part, "auto")[2].describe()["engine_reason"] != told[1]["engine_reason"]
 
 
 def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("STEELYARD_CACHE", str(tmp_path / "file"))
-    model, shape, classes = cases.MODELS["logistic"]
-    _, _, clients = cases.trained("auto", cases.population(shape, classes), model, cases.TRAINING["mini"])
-    assert "trial" in clients.describe()["engine_reason"]
+    assert "trial" in cases.trained(MLP, "auto")[2].describe()["engine_reason"]
 
 
-@pytest.mark.parametrize("recorded", ["loop", "threads", "vmap:2", "stacked:3"])
-def test_a_recorded_choice_holds_against_what_this_machine_would_choose(
+@pytest.mark.parametrize("recorded", ["loop", "threads", "stacked:3"])
+def test_what_is_asked_for_or_kept_holds_against_what_this_machine_would_choose(
     recorded: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def asked(key: str) -> str:
-        raise AssertionError("an engine that is named needs no choice")
-
-    monkeypatch.setattr(choice_file, "read", asked)
-    model, shape, classes = cases.MODELS["mlp"]
-    _, _, clients = cases.trained(recorded, cases.population(shape, classes), model, cases.TRAINING["mini"])
-    assert clients.describe()["engine_choice"] == recorded
-    assert clients.describe()["engine_reason"] == "asked for"
-    engine = clients._engine.engine  # type: ignore[union-attr]
-    assert (engine.name, engine.chunk) == (recorded.partition(":")[0], int(recorded.partition(":")[2] or 0) or None)  # type: ignore[union-attr]
-
-
-def test_a_kept_choice_decides_for_auto() -> None:
-    model, shape, classes = cases.MODELS["mlp"]
-    people = cases.population(shape, classes)
-    for kept in ("threads", "stacked:2"):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(choice_file, "read", lambda key, kept=kept: choice_file.Choice(kept))
-            _, _, clients = cases.trained("auto", people, model, cases.TRAINING["mini"])
-        assert clients.describe()["engine_choice"] == kept
-        assert clients._engine.engine.name == kept.partition(":")[0]  # type: ignore[union-attr]
+    monkeypatch.setattr(choice_file, "read", lambda key: choice_file.Choice("threads"))
+    told = cases.trained(MLP, recorded)[2].describe()
+    assert (told["engine_choice"], told["engine_reason"]) == (recorded, "asked for")
+    monkeypatch.setattr(choice_file, "read", lambda key: choice_file.Choice(recorded))
+    assert cases.trained(MLP, "auto")[2].describe()["engine_choice"] == recorded
 
 
 def test_what_is_to_tell_of_a_choice_is_told_by_every_run() -> None:
     """The second run finds the choice in the file; it draws at random as well."""
-    people, model = cases.population((8, 8), 10), ModelSettings(name=cases.Drawing)  # type: ignore[arg-type]
+    what = Case(cases.of(cases.Drawing), MLP.people)
     for reason in ("trial", "earlier trial"):
-        _, _, clients = cases.trained("auto", people, model, cases.TRAINING["mini"])
-        told = clients.describe()
+        told = cases.trained(what, "auto")[2].describe()
         assert reason in told["engine_reason"]
-        assert told["engine_notes"] == (
-            "the model draws at random while it trains; clients are trained one after another"
-        )
+        assert told["engine_notes"].startswith("the model draws at random while it trains")
 
 
 @pytest.mark.parametrize(
     ("found", "best", "words"),
     [
         (Trial({"loop": 1.0, "threads": 0.5}, {"vmap:50": "RuntimeError: no rule. Sorry"}), "threads",
-         "no engine stacks this model (RuntimeError: no rule); clients are trained singly, in threads"),
+         ["no engine stacks this model (RuntimeError: no rule)", "in threads"]),
         (Trial({"loop": 1.0}, {"compiled": "DoesNotFit: no Triton", "graph": "it differs", "vmap": "it differs"}),
-         "loop", "no engine stacks this model (it differs); clients are trained one after another"),
+         "loop", ["no engine stacks this model (it differs)", "one after another"]),
         (Trial({"graph": 1.0, "loop": 9.0}, {"compiled": "DoesNotFit: no Triton"}), "graph:64",
-         "engine compiled is left out (no Triton); graph is used"),
-        (Trial({"compiled": 1.0, "loop": 9.0}, {"graph": "it differs"}), "compiled:10", ""),
-        (Trial({"threads": 1.0, "stacked": 9.0}), "threads", ""),
+         ["compiled is left out (no Triton)", "graph is used"]),
+        (Trial({"compiled": 1.0, "loop": 9.0}, {"graph": "it differs"}), "compiled:10", []),
+        (Trial({"threads": 1.0, "stacked": 9.0}), "threads", []),
     ],
 )  # fmt: skip
-def test_what_a_run_tells_of_a_trial(found: Trial, best: str, words: str) -> None:
-    assert "".join(notes_of(found, best)) == words
+def test_what_a_run_tells_of_a_trial(found: Trial, best: str, words: list[str]) -> None:
+    told = "".join(notes_of(found, best))
+    assert all(word in told for word in words)
+    assert bool(told) is bool(words)
 
 
-def test_an_older_or_damaged_file_without_notes_is_tried_again(tmp_path: Path) -> None:
-    (tmp_path / "cache").mkdir()
+def test_of_two_trials_the_first_to_write_decides_and_a_damaged_file_is_tried_again(own_cache: Path) -> None:
+    own_cache.mkdir()
     for notes in ("", ', "notes": null'):
-        (tmp_path / "cache" / "engines.json").write_text(f'{{"key": {{"engine": "loop", "why": "long ago"{notes}}}}}')
+        (own_cache / "engines.json").write_text(f'{{"key": {{"engine": "loop", "why": "long ago"{notes}}}}}')
         assert choice_file.read("key") is None
-    assert choice_file.write("key", choice_file.Choice("threads", ("told",)), "why").engine == "threads"
-    assert choice_file.read("key") == choice_file.Choice("threads", ("told",))
-
-
-def test_of_two_trials_the_first_to_write_decides() -> None:
-    assert choice_file.write("key", choice_file.Choice("stacked:2"), "why").engine == "stacked:2"
-    assert choice_file.write("key", choice_file.Choice("threads"), "why").engine == "stacked:2"
-    assert choice_file.read("key") == choice_file.Choice("stacked:2")
+    first = choice_file.Choice("stacked:2", ("told",))
+    for later in (first, choice_file.Choice("threads")):
+        assert choice_file.write("key", later, "why") == first
+    assert choice_file.read("key") == first
     assert choice_file.read("other") is None
+
+
+class Scaled(SequentialEngine):
+    """The right updates, times a factor: wrong by as much as the factor is away from 1."""
+
+    def __init__(self, setup: TrainingSetup, factor: float) -> None:
+        super().__init__(setup)
+        self.factor = factor
+
+    def train(self, cohort: Cohort, out: torch.Tensor) -> Floats:
+        losses = super().train(cohort, out)
+        start = cohort.start(out.device)
+        out.copy_(start + self.factor * (out - start))
+        return losses
+
+
+class OneWrong(SequentialEngine):
+    """All updates right but the last one, which is another client's."""
+
+    def train(self, cohort: Cohort, out: torch.Tensor) -> Floats:
+        losses = super().train(cohort, out)
+        out[-1] = out[0]
+        return losses
+
+
+class Noisy(SequentialEngine):
+    """The loop's updates and noise of this share of their size, another one for each start."""
+
+    def __init__(self, setup: TrainingSetup, share: float) -> None:
+        super().__init__(setup)
+        self.share = share
+
+    def train(self, cohort: Cohort, out: torch.Tensor) -> Floats:
+        losses = super().train(cohort, out)
+        start = cohort.start(out.device)
+        draw = torch.Generator().manual_seed(zlib.crc32(start.numpy().tobytes()) + int(100 * self.share))
+        noise = torch.randn(start.shape, generator=draw)
+        out += self.share * noise * ((out - start).norm(dim=1) / noise.norm(dim=1))[:, None]
+        return losses
+
+
+class WrongRate(CompiledStep):
+    """Steps that are a tenth too long."""
+
+    def __init__(self, setup: TrainingSetup, descent: Descent) -> None:
+        super().__init__(setup, replace(descent, rate=1.1 * descent.rate))
+
+
+class CountsPadding(CompiledStep):
+    """Steps in which the padding of a short batch counts like a sample."""
+
+    def gradients(self, models: torch.Tensor, into: torch.Tensor | None, current: CurrentStep, loss: LossState) -> None:
+        same = torch.full_like(current.tables.weights, 1 / current.samples)
+        super().gradients(models, into, replace(current, tables=replace(current.tables, weights=same)), loss)
+
+
+def work(what: Case = MLP) -> tuple[TrainingSetup, Cohort]:
+    clients = cases.simulated(what)
+    return clients.context.setup, clients.cohort_builder.gather([cases.task_of(clients)])[0]
+
+
+def equal_clients(count: int, model: ModelSettings = MLP.model) -> tuple[TrainingSetup, Cohort]:
+    """Clients that stay in a stack to its end, so that there is one size of it to trace."""
+    return work(Case(model, cases.population((8, 8), 10, (24,) * count)))
+
+
+@pytest.mark.parametrize(
+    ("precision", "right", "wrong", "timed"),
+    [
+        ("float32", 1.015, 1.03, True),
+        ("float32", 0.985, 0.97, False),
+        ("tf32", 1.04, 1.07, False),
+        ("bfloat16", 1.2, 1.4, False),
+    ],
+)
+def test_an_engine_that_disagrees_is_refused(precision: str, right: float, wrong: float, timed: bool) -> None:
+    # 2, 5 and 30 % of the update's size are allowed in float32, TF32 and bfloat16; on the CPU TF32 is float32.
+    setup, cohort = work()
+    given = replace(setup, precision=precision)  # type: ignore[arg-type]
+    engines = {
+        name: lambda each, factor=factor: Scaled(each, factor) for name, factor in (("right", right), ("wrong", wrong))
+    }
+    found = run_trial(given, cohort, engines, timed=timed)
+    assert list(found.refused) == ["wrong"]
+    assert f"differs from the loop's by {abs(wrong - 1):.1g}" in found.refused["wrong"]
+    assert set(found.seconds) == ({"right"} if timed else set())
+    assert found.best == ("right" if timed else "loop")
+
+
+@pytest.mark.parametrize(("rounding", "refused"), [(0.0, {0.1, 0.2, 0.4}), (0.03, {0.2, 0.4}), (0.2, {0.4})])
+def test_an_engine_may_be_as_far_as_rounding_takes_the_loop(
+    rounding: float, refused: set[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Two updates with independent noise of .03 are .042 apart, and three times that is allowed; never more than .3.
+    monkeypatch.setattr(engine_trial, "SequentialEngine", lambda given: Noisy(given, rounding))
+    engines = {str(share): lambda given, share=share: Noisy(given, share) for share in (0.01, 0.1, 0.2, 0.4)}
+    assert set(run_trial(*work(), engines, timed=False).refused) == {str(share) for share in refused}
+
+
+def test_an_engine_that_breaks_or_has_one_wrong_client_is_refused_with_the_reason() -> None:
+    def broken(setup: TrainingSetup) -> SequentialEngine:
+        raise ValueError("no such operator\nand more")
+
+    found = run_trial(*work(), {"one wrong": OneWrong, "right": SequentialEngine, "broken": broken})
+    assert set(found.refused) == {"one wrong", "broken"}
+    assert found.refused["broken"] == "ValueError: no such operator"
+    assert run_trial(*work(), {"broken": broken}).best == "loop"
+
+
+def test_a_later_engine_must_win_by_a_tenth() -> None:
+    assert Trial({"a": 1.0, "b": 0.95}).best == "a"
+    assert Trial({"a": 1.0, "b": 0.85}).best == "b"
+    assert Trial({"a": 1.0, "b": 0.85, "c": 0.8}).best == "b"
+
+
+def stack(setup: TrainingSetup, step: type[CompiledStep] = CompiledStep) -> GraphEngine:
+    return GraphEngine(setup, lambda descent: step(setup, descent), "compiled", 2)
+
+
+def test_a_program_is_compiled_once_for_the_trial_and_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[object] = []
+
+    def noted(step: Callable[..., object], **options: object) -> object:
+        made.append(step)
+        return make_fx(step, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(torch, "compile", lambda traced, **options: traced)  # what is traced runs as it is
+    monkeypatch.setattr(compiled, "make_fx", noted)
+    setup, whole = equal_clients(4)
+    kinds = {"right": CompiledStep, "long": WrongRate, "padded": CountsPadding}
+    found = run_trial(setup, whole, {name: lambda given, kind=kind: stack(given, kind) for name, kind in kinds.items()})
+    assert set(found.refused) == {"long", "padded"}
+    assert "differs from the loop's by 0.09" in found.refused["long"]
+    stack(setup).train(whole, torch.empty((len(whole), setup.layout.size)))
+    assert len(made) == 2  # one for each rate, and none for the run
+
+
+def test_frozen_numbers_that_were_changed_are_seen_by_a_program_made_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda traced, **options: traced)
+    setup, whole = equal_clients(2, cases.of(lambda: cases.frozen(DenseNet(64, (12,), 10), "layers.0.weight")))
+    out, expected = (torch.empty((len(whole), setup.layout.size)) for _ in range(2))
+    for _ in range(2):
+        stack(setup).train(whole, out)
+        SequentialEngine(setup).train(whole, expected)
+        # Four float32 steps on sums of 64 numbers of about 1.
+        assert torch.allclose(out, expected, atol=1e-5)
+        with torch.no_grad():
+            next(setup.module.parameters()).mul_(2)
+
+
+@pytest.mark.parametrize("asked", ["vmap", "auto"])
+def test_a_simulation_does_not_use_an_engine_that_disagrees(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("vmap", "threads"):
+        wrong = replace(table.ENGINES[name], make=lambda setup, chunk: Scaled(setup, 1.1))
+        monkeypatch.setitem(table.ENGINES, name, replace(wrong, compared=table.ENGINES["vmap"].compared))
+    what = Case(cases.of(cases.Own), MLP.people)
+    with pytest.warns() if asked == "vmap" else pytest.MonkeyPatch.context() as told:
+        found, _, clients = cases.trained(what, asked)
+    assert clients.describe()["engine_choice"] == "loop"
+    assert torch.equal(found[0].payload.models, cases.trained(what)[0][0].payload.models)
+    words = str(told[0].message) if asked == "vmap" else clients.describe()["engine_reason"]  # type: ignore[index]
+    assert ("differs from the loop's by 0.1 of its size" if asked == "vmap" else "threads refused") in words

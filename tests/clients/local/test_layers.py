@@ -1,11 +1,16 @@
-"""The hand-made convolutions of the CPU engines against autograd in double precision."""
+"""Convolutions by hand, and layers for stacks of clients, against what torch computes and takes the slope of."""
+
+from __future__ import annotations
 
 import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from tests.clients.local import engine_cases as cases
+from torch import nn
 from torch.nn import functional
 
+from steelyard.clients.local.convolution import windows
 from steelyard.clients.local.convolution.first import FirstConvolution
 from steelyard.clients.local.convolution.pooled import (
     LibraryConvolution,
@@ -14,7 +19,10 @@ from steelyard.clients.local.convolution.pooled import (
     largest,
     send_back,
 )
-from steelyard.clients.local.convolution.winograd import TILE, WinogradConvolution, transforms
+from steelyard.clients.local.convolution.winograd import WinogradConvolution
+from steelyard.clients.local.layers.convolution import StackedConvolution, StackedLinear, beside
+from steelyard.clients.local.layers.recurrent import StackedRecurrent
+from steelyard.clients.local.layers.replacing import stackable, unmasked_norms
 
 
 def reference(
@@ -68,32 +76,6 @@ def test_pooled_convolutions_give_what_autograd_gives(
         assert apart(back[1], at_kernels) < 5e-5
 
 
-def test_the_way_with_fewer_products_keeps_float32_errors() -> None:
-    draw = torch.Generator().manual_seed(3)
-    seen = torch.randn(10, 14, 14, 32, generator=draw).relu()
-    kernels = 0.03 * torch.randn(64, 800, generator=draw)
-    slope = torch.randn(10, 7, 7, 64, generator=draw)
-    expected = reference(seen, kernels, 5, slope)
-    convolution = WinogradConvolution(5)
-    found = (convolution.forward(seen, kernels), *convolution.backward(slope))
-    for mine, theirs in zip(found, expected, strict=True):
-        assert apart(mine, theirs) < 1e-5
-
-
-@pytest.mark.parametrize("kernel", [3, 5])
-def test_minimal_filtering_is_a_correlation(kernel: int) -> None:
-    moves = transforms(kernel)
-    side = kernel + TILE - 1
-    draw = torch.Generator().manual_seed(kernel)
-    tile = torch.randint(-4, 5, (side, side), generator=draw).double()
-    taps = torch.randint(-4, 5, (kernel, kernel), generator=draw).double()
-    products = (moves.filters.double() @ taps.flatten()) * (moves.inputs.double() @ tile.flatten())
-    found = (moves.outputs.double() @ products).view(TILE, TILE)
-    expected = functional.conv2d(tile[None, None], taps[None, None])[0, 0]
-    # The transforms are stored in float32.
-    assert found.allclose(expected, atol=1e-4)
-
-
 @settings(max_examples=25, deadline=None)
 @given(
     count=st.integers(1, 4),
@@ -130,3 +112,89 @@ def test_of_equals_the_first_corner_gets_the_slope() -> None:
         corner.eq_(top)
     send_back(torch.tensor([3.0, 4.0]).view(1, 1, 2, 1), corners)
     assert image.view(2, 5).tolist() == [[0, 3, 4, 0, 9], [0, 0, 0, 0, 9]]
+
+
+def test_pool_and_its_way_back_are_torchs() -> None:
+    raw = torch.randint(-3, 4, (6, 9, 7, 5)).float()  # many ties: the first of the largest wins, as in torch
+    bias = torch.tensor([[0.0, 1, -1, 0, 2], [1.0, 0, 0, -2, 0]])
+    leaf = raw.clone().requires_grad_()
+    images = leaf.permute(0, 3, 1, 2) + bias.repeat_interleave(3, 0)[:, :, None, None]
+    expected = torch.relu(torch.max_pool2d(images, 2)).permute(0, 2, 3, 1)
+    pooled, codes = windows.pool(raw, bias)
+    assert torch.equal(pooled, expected)
+    slope = torch.randn_like(pooled)
+    expected.backward(slope)
+    assert torch.equal(windows.unpool(slope, codes, 9, 7), leaf.grad)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv2d(3, 5, 3, padding=1),
+        nn.Conv2d(3, 4, (3, 2), stride=(2, 1), padding=(0, 2), bias=False),
+        nn.Conv2d(3, 4, 3, dilation=2, padding="same"),
+        nn.Conv2d(3, 4, 4, padding="same"),
+        nn.Conv2d(3, 4, 5, padding="valid", stride=2),
+        nn.Conv2d(3, 6, 1, stride=2),
+        nn.Linear(7, 4),
+        nn.Linear(7, 4, bias=False),
+    ],
+    ids=str,
+)
+# What torch says of even kernels concerns its own copy of the rows, not what it computes.
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths:UserWarning")
+def test_products_are_what_torch_computes(layer: nn.Module) -> None:
+    stacked = StackedConvolution(layer) if isinstance(layer, nn.Conv2d) else StackedLinear(layer)  # type: ignore[arg-type]
+    torch.manual_seed(1)
+    x = torch.randn((2, 3, 9, 8) if isinstance(layer, nn.Conv2d) else (2, 5, 7), requires_grad=True)
+    expected = layer(x)
+    slope = torch.randn_like(expected)
+    wanted = torch.autograd.grad(expected, [x, *layer.parameters()], slope)
+    found = stacked(x)
+    assert torch.allclose(found, expected, atol=1e-5)
+    for mine, theirs in zip(torch.autograd.grad(found, [x, *stacked.parameters()], slope), wanted, strict=True):
+        if theirs.shape == getattr(layer, "weight").shape and theirs.dim() == 4:  # noqa: B009
+            theirs = theirs.permute(StackedConvolution.AXES)
+        assert torch.allclose(mine, theirs, atol=1e-4)
+
+
+def test_as_many_neighbours_as_fill_a_product() -> None:
+    assert beside(6, 28) == 10  # three times ten for 28 columns
+    assert beside(16, 32) == 4
+    assert beside(16, 3) == 3  # no more than there are
+    assert beside(64, 8) == beside(500, 8) == 1
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("both", [False, True])
+@pytest.mark.parametrize("first", [False, True])
+def test_cells_are_what_torch_computes(kind: type[nn.Module], depth: int, both: bool, first: bool) -> None:
+    torch.manual_seed(1)
+    layer = kind(3, 4, depth, batch_first=first, bidirectional=both, bias=not both)
+    stacked = StackedRecurrent(layer)  # type: ignore[arg-type]
+    x = torch.randn(2, 5, 3)
+    samples = 2 if first else 5
+    state = torch.randn(depth * (1 + both), samples, 4)
+    for begin in (None, (state, -state) if kind is nn.LSTM else state):
+        (expected, ends), (found, mine) = layer(x, hx=begin), stacked(x, hx=begin)
+        assert torch.allclose(found, expected, atol=1e-6)
+        mine, ends = (mine, ends) if kind is nn.LSTM else ((mine,), (ends,))
+        assert all(torch.allclose(own, end, atol=1e-6) for own, end in zip(mine, ends, strict=True))
+
+
+def test_layers_of_a_users_own_stay_as_they_are() -> None:
+    class Own(nn.Linear):
+        pass
+
+    hooked = nn.Linear(2, 2)
+    hooked.register_forward_hook(lambda *_: None)
+    unusual = nn.BatchNorm1d(2, momentum=None)
+    module = nn.Sequential(Own(2, 2), hooked, unusual, nn.Linear(2, 2), nn.Conv2d(2, 2, 1, groups=2))
+    kinds = [type(layer) for layer in stackable(module, products=True)]
+    assert kinds == [Own, nn.Linear, nn.BatchNorm1d, StackedLinear, nn.Conv2d]
+    assert [type(layer) for layer in module][3] is nn.Linear
+    assert unmasked_norms(module)
+    assert not unmasked_norms(cases.normed())
+    assert type(stackable(nn.Linear(2, 2), products=True)) is StackedLinear
+    assert type(stackable(nn.Linear(2, 2), products=False)) is nn.Linear
