@@ -1,150 +1,153 @@
-"""At a prompt and in a notebook: names, a result that prints itself, progress where somebody watches."""
+"""At a prompt and in a notebook: names, texts of fields, a result that prints itself, mistakes in one line."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-from tests.conftest import CommandLine
+from tests.kit import assert_refused, named, small
 from tests.warm import command_environment
 
 import steelyard
-from steelyard import Experiment, Result, UserError, in_memory
+from steelyard import Experiment, Result, WeighingSettings, in_memory
+from steelyard.cache import cache_folder
+from steelyard.experiment.loading import kind_of
+from steelyard.field_texts import field_texts, schema_with_texts
 from steelyard.report.summary import short_account
-
-
-@pytest.fixture(scope="module")
-def result(tmp_path_factory: pytest.TempPathFactory) -> Result:
-    return Experiment.load("quickstart", ["rounds.count=2"]).run(tmp_path_factory.mktemp("run") / "run")
-
-
-def test_all_names_are_shown_before_they_are_loaded() -> None:
-    assert set(steelyard.__all__) <= set(dir(steelyard))
-    code = "import sys, steelyard; assert 'in_memory' in dir(steelyard); assert 'torch' not in sys.modules"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=command_environment(), check=False)
-    assert done.returncode == 0, done.stderr
-    assert not {"Any", "TYPE_CHECKING", "import_module", "annotations"} & set(dir(steelyard))
-    for name in steelyard.__all__:
-        assert getattr(steelyard, name) is not None
-
-
-def test_a_result_prints_as_a_table(result: Result) -> None:
-    lines = repr(result).splitlines()
-    _, head, _, *rows = lines
-    assert head.split("  ")[0].strip() == "rule"
-    assert "accuracy on the clients" in head
-    assert [line.split()[0] for line in rows[:4]] == ["VP>LD>DS/max", "fedavg", "equal", "DS>LD>MD"]
-    first = result.summary["rules"][0]
-    assert f"{first['accuracy']:.2%}" in rows[0]
-    assert lines[-1] == f"run stored in {result.folder}"
-    assert len({len(line) for line in lines[:8]}) == 1  # three lines of dashes, the head, four rules
-
-
-def test_a_result_whose_folder_is_gone_still_prints(tmp_path: Path) -> None:
-    shown = repr(Result(tmp_path / "nowhere"))
-    assert shown.startswith(f"Result('{tmp_path / 'nowhere'}')")
-    assert "\n" not in shown
-
-
-def test_columns_that_no_rule_has_are_left_out() -> None:
-    rule = {
-        "algorithm": "fedavg",
-        "rule": "r" * 60,
-        "accuracy": -3.5,
-        "accuracy_on": None,
-        "worst_tenth": None,
-        "server": {},
-        "rounds_to_target": None,
-    }
-    summary = {
-        "measure": "minus RMSE",
-        "run": "runs/x",
-        "weighed_one": [],
-        "server_rows": "the server's 46 rows",
-        "rules": [{**rule, "seed": seed} for seed in range(20)],
-    }
-    lines = short_account(summary).splitlines()
-    _, head, _, first, *_ = lines
-    assert head.split("  ")[0].strip() == "rule"
-    assert head.endswith("minus RMSE on the clients")
-    assert first.startswith(f"{'r' * 37}..., seed 0  ")
-    assert first.endswith("-3.5")
-    assert lines[-2:] == ["and 8 more rules", "run stored in runs/x"]
-
-
-def test_progress_is_off_where_nobody_watches_and_can_be_turned_on(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    experiment = Experiment.load("quickstart", ["rounds.count=1"])
-    experiment.run(tmp_path / "silent")
-    assert capfd.readouterr().err == ""
-    experiment.run(tmp_path / "told", progress=True)
-    assert "round 1/1: " in capfd.readouterr().err
-
-
-def test_quiet_is_quiet(steelyard: CommandLine) -> None:
-    done = steelyard("run", "quickstart", "--set", "rounds.count=1", "--quiet")
-    assert done.returncode == 0
-    assert done.stderr == ""
-    assert "run stored in" in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("fields", "line"),
-    [
-        ({"rounds": 3}, "rounds: got 3; allowed: a section of fields"),
-        ({"rounds": {"count": -1}}, "rounds.count: got -1; allowed: greater than or equal to 1"),
-        ({"weighing": {"criteria": ["XX"]}}, "weighing.criteria: criterion 'XX' is not known"),
-        ({"partition": {"scheme": "natural"}}, "partition.scheme: got 'natural' with data.source 'digits'"),
-        ({"name": 1e300}, "name: got 1e+300; allowed: text"),
-        ({"description": 10**40}, "description: got 1000"),
-        ({"rounds": {"count": 1e300}}, "rounds.count: got 1e+300; allowed: a whole number"),
-        ({"runds": {}}, "runds: unknown field (did you mean 'rounds'?)"),
-        ({"data": in_memory([[0.0], [1.0]], [0, 1])}, "data: got Dataset; allowed: the fields of a [data] section"),
-    ],
-)
-def test_a_mistake_in_python_is_one_line(fields: dict[str, Any], line: str) -> None:
-    with pytest.raises(UserError) as caught:
-        Experiment(**fields)
-    assert str(caught.value).startswith(line)
-    assert not {"pydantic", "validation", "Settings", "\n"} & set(str(caught.value).replace("\n", " \n ").split())
-
-
-@pytest.mark.parametrize("changes", ["rounds.count=2", {"rounds.count": 2}])
-def test_changes_that_are_no_list_are_named(changes: Any) -> None:
-    with pytest.raises(UserError, match=r"changes: got .*rounds.count.*; allowed: a list of text"):
-        Experiment.load("quickstart", changes)
-
-
-def test_data_that_were_not_built_with_in_memory_are_named(tmp_path: Path) -> None:
-    frame: Any = pd.DataFrame({"a": [1, 2]})
-    with pytest.raises(UserError, match="dataset: got DataFrame; allowed: a data set built"):
-        Experiment(data={"source": "memory"}).run(tmp_path / "out", dataset=frame)
-    assert not (tmp_path / "out").exists()
-
-
-def test_data_handed_over_are_not_said_to_be_others(tmp_path: Path) -> None:
-    data = steelyard.in_memory([[0.0], [1.0]] * 20, [0, 1] * 20)
-    with pytest.raises(UserError, match=r"data\.source: got 'digits' together with dataset=\.\.\.; allowed: 'memory'"):
-        Experiment().run(tmp_path / "out", dataset=data)
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_section_built_in_python_names_its_mistake_in_one_line() -> None:
-    with pytest.raises(UserError) as found:
-        steelyard.WeighingSettings(scores="mean")  # type: ignore[call-arg]
-    assert str(found.value).startswith(
-        "WeighingSettings: scores: unknown field (did you mean 'score'?); allowed here: "
-    )
-    assert "\n" not in str(found.value)
+from steelyard.settings import Section
 
 
 def test_a_data_set_prints_as_one_line() -> None:
     images = in_memory(np.zeros((1200, 1, 8, 8)), np.arange(1200) % 3, ["ann", "bob"] * 600, name="mine")
     assert repr(images) == "Dataset('mine': 1,200 samples of 1×8×8, 3 classes, 2 owners)"
     assert repr(in_memory([[0.0], [1.0]], [0.5, 1.5])) == "Dataset('memory': 2 samples of 1, numbers to predict)"
+
+
+def test_all_names_are_shown_before_they_are_loaded() -> None:
+    code = "import sys, steelyard; assert 'in_memory' in dir(steelyard); assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=command_environment(), check=False)
+    assert done.returncode == 0, done.stderr
+    assert not {"Any", "TYPE_CHECKING", "import_module", "annotations"} & set(dir(steelyard))
+    assert [name for name in steelyard.__all__ if getattr(steelyard, name) is None] == []
+
+
+def test_a_result_prints_as_a_table_and_progress_where_it_is_asked_for(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    experiment = small(rounds={"count": 1}, beside={"EQ": {"criteria": ["EQ"]}})
+    result = experiment.run(tmp_path / "silent")
+    assert capfd.readouterr().err == ""
+    experiment.run(tmp_path / "told", progress=True)
+    assert "round 1/1: " in capfd.readouterr().err
+    lines = repr(result).splitlines()
+    assert "accuracy on the clients" in lines[1]
+    for row, rule in zip(lines[3:], result.summary["rules"], strict=False):
+        assert row.split()[0] == rule["rule"]
+        assert f"{rule['accuracy']:.2%}" in row
+    assert lines[-1] == f"run stored in {result.folder}"
+    assert len({len(line) for line in lines[:6]}) == 1  # three lines of dashes, the head, two rules
+    gone = Result(tmp_path / "nowhere")
+    assert repr(gone).startswith(f"Result('{tmp_path / 'nowhere'}')")
+    assert "\n" not in repr(gone)
+
+
+def test_columns_that_no_rule_has_are_left_out() -> None:
+    rule: dict[str, Any] = {"algorithm": "fedavg", "rule": "r" * 60, "accuracy": -3.5, "server": {}}
+    rule |= {"accuracy_on": None, "worst_tenth": None, "rounds_to_target": None}
+    about: dict[str, Any] = {"measure": "minus RMSE", "run": "runs/x", "weighed_one": [], "server_rows": ""}
+    _, head, _, first, *rest = short_account(
+        {**about, "rules": [{**rule, "seed": seed} for seed in range(20)]}
+    ).splitlines()
+    assert head.split("  ")[0].strip() == "rule"
+    assert head.endswith("minus RMSE on the clients")
+    assert first.startswith(f"{'r' * 37}..., seed 0  ")
+    assert first.endswith("-3.5")
+    assert "and 8 more rules" in rest
+
+
+ROWS = in_memory([[0.0], [1.0]] * 20, [0, 1] * 20)
+
+
+@pytest.mark.parametrize(
+    ("call", "parts"),
+    named(
+        [
+            ("no section", lambda out: Experiment(rounds=3), ["rounds", 3, "a section"]),
+            ("a bound", lambda out: Experiment(rounds={"count": -1}), ["rounds.count", -1, 1]),
+            ("no integer", lambda out: Experiment(rounds={"count": 1e300}), ["rounds.count", 1e300, "a whole number"]),
+            ("no text", lambda out: Experiment(description=10**40), ["description", 1000, "text"]),
+            ("a criterion", lambda out: Experiment(weighing={"criteria": ["XX"]}), ["weighing.criteria", "'XX'"]),
+            ("a slip", lambda out: Experiment(runds={}), ["runds", "'rounds'"]),
+            ("data as a section", lambda out: Experiment(data=ROWS), ["data", "Dataset", "[data]"]),
+            (
+                "a section by itself",
+                lambda out: WeighingSettings(scores="mean"),
+                ["WeighingSettings", "scores", "'score'"],
+            ),
+            ("changes as text", lambda out: Experiment.load("quickstart", "rounds.count=2"), ["changes", "a list"]),
+            (
+                "a frame",
+                lambda out: Experiment(data={"source": "memory"}).run(out, dataset=pd.DataFrame({"a": [1]})),
+                ["dataset", "DataFrame"],
+            ),
+            ("two data sets", lambda out: Experiment().run(out, dataset=ROWS), ["data.source", "'digits'", "'memory'"]),
+        ]
+    ),
+)
+def test_a_mistake_in_python_is_one_line(call: Callable[[Path], object], parts: list[object], tmp_path: Path) -> None:
+    assert_refused(lambda: call(tmp_path / "out"), *parts)
+    assert not (tmp_path / "out").exists()
+
+
+class Inner(Section):
+    """A section inside another."""
+
+    depth: int = 1
+    """How deep
+    it lies."""
+    bare: int = 2
+
+
+class Outer(Inner):
+    """A section that derives from another and holds one."""
+
+    inner: Inner = Inner()
+    """What it holds."""
+    depth: int = 3
+    """How deep this one lies."""
+
+
+def test_the_text_of_a_field_is_the_string_right_under_it_and_the_nearest_class_decides() -> None:
+    assert field_texts(Inner) == {"depth": "How deep\nit lies."}
+    schema = schema_with_texts(Outer)
+    assert schema["properties"]["inner"]["description"] == "What it holds."
+    assert schema["properties"]["depth"]["description"] == "How deep this one lies."
+    assert schema["$defs"]["Inner"]["properties"]["depth"]["description"] == "How deep\nit lies."
+    assert "description" not in schema["$defs"]["Inner"]["properties"]["bare"]
+    made: dict[str, type[Section]] = {}
+    exec("from steelyard.settings import Section\nclass Typed(Section):\n    a: int = 1\n    'text'", made)
+    assert field_texts(made["Typed"]) == {}  # a class without a file has none
+
+
+@pytest.mark.parametrize("kind", ["learning", "recommend"])
+def test_every_field_of_an_experiment_has_a_text(kind: str) -> None:
+    parts = schema_with_texts(kind_of(kind))["$defs"]
+    fields = [(name, *field) for name, part in parts.items() for field in part.get("properties", {}).items()]
+    assert [(name, field) for name, field, entry in fields if "description" not in entry] == []
+
+
+def test_the_first_that_is_set_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/someone")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
+    monkeypatch.setenv("STEELYARD_CACHE", "/ours")
+    assert cache_folder() == Path("/ours")
+    monkeypatch.setenv("STEELYARD_CACHE", "")
+    assert cache_folder() == Path("/xdg/steelyard")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_folder() == Path("/home/someone/.cache/steelyard")

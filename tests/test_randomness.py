@@ -1,3 +1,7 @@
+"""Streams that depend on their names alone, and what is drawn from them."""
+
+from __future__ import annotations
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,13 +13,12 @@ from steelyard import randomness
 def test_a_stream_is_a_function_of_its_four_words() -> None:
     first = randomness.generator(1, 2, "a", "x").random(5)
     assert np.array_equal(first, randomness.generator(1, 2, "a", "x").random(5))
-    for other in [(2, 2, "a", "x"), (1, 3, "a", "x"), (1, 2, "b", "x"), (1, 2, "a", "y")]:
-        assert not np.array_equal(first, randomness.generator(*other).random(5))
-
-
-def test_words_do_not_run_into_each_other() -> None:
     # "1" + "23" and "12" + "3" would be the same text without a separator.
     assert randomness.stream_key(1, 23) != randomness.stream_key(12, 3)
+    keys = randomness.stream_keys(0, 0, ["a"], "x")
+    assert np.array_equal(randomness.words(keys, 10)[:, 4:], randomness.words(keys, 6, start=4))
+    for other in [(2, 2, "a", "x"), (1, 3, "a", "x"), (1, 2, "b", "x"), (1, 2, "a", "y")]:
+        assert not np.array_equal(first, randomness.generator(*other).random(5))
 
 
 @given(st.integers(1, 40), st.integers(1, 4), st.integers(0, 2**32))
@@ -37,11 +40,6 @@ def test_permutations_are_the_stable_order_of_the_words(monkeypatch: pytest.Monk
     near = np.array([[5, 4, 5, 1 << 60, 4, 7]], dtype=np.uint64)
     monkeypatch.setattr(randomness, "words", lambda keys, count: near)
     assert randomness.permutations(keys[:1], 6, 1).tolist() == [[[1, 4, 0, 2, 5, 3]]]
-
-
-def test_word_i_is_the_same_however_many_are_drawn() -> None:
-    keys = randomness.stream_keys(0, 0, ["a"], "x")
-    assert np.array_equal(randomness.words(keys, 10)[:, 4:], randomness.words(keys, 6, start=4))
 
 
 def test_uniforms_are_uniform() -> None:
