@@ -1,9 +1,8 @@
-"""The Flower app among the examples: FedAvg fails on it, weighing does not, in each way in which Flower runs apps."""
+"""The Flower app among the examples: FedAvg fails on it, weighing does not; on a SuperLink too."""
 
 from __future__ import annotations
 
 import importlib
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -75,17 +74,6 @@ def test_fedavg_fails_and_weighing_does_not(
     assert weights.weight[:2].max() < 0.05 < weights.weight[2:].min()
 
 
-def check_folder(folder: Path, rounds: int) -> None:
-    history = History(folder)
-    assert history.last_round == rounds
-    assert (history.chain.round, history.chain.problem) == (rounds, "")
-    found = history.cohorts(RULE, 0, after=rounds - 1)
-    assert sorted(found.samples.tolist()) == [100] * 4 + [450] * 2
-    assert found.weight[found.samples == 450].max() < 0.05
-    assert history.rounds["server_accuracy"].iloc[-1] > 0.7
-    assert len(history.tested(RULE, 0, rounds - 1).score) == 6
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_on_a_superlink_with_six_supernodes(tmp_path: Path) -> None:
@@ -117,46 +105,9 @@ def test_on_a_superlink_with_six_supernodes(tmp_path: Path) -> None:
         assert "after round 2" in done.stdout, done.stdout[-3000:] + done.stderr[-1000:]
     finally:
         end_all(processes)
-    check_folder(tmp_path / "run", 2)
-
-
-_SIMULATION = """
-from digits_app import client_app, server_app
-from flwr.app import Context
-from flwr.clientapp import ClientApp
-from flwr.serverapp import ServerApp
-from flwr.simulation import run_simulation
-
-server, client = ServerApp(), ClientApp()
-
-def configured(work):
-    # `flwr run` reads it from pyproject.toml; a context that is there must not change.
-    def run(first, given):
-        return work(first, Context(given.run_id, given.node_id, given.node_config, given.state, CONFIG))
-    return run
-
-server.main()(configured(server_app.main))
-client.train()(configured(client_app.train_model))
-client.evaluate()(configured(client_app.evaluate_model))
-run_simulation(server, client, num_supernodes=6, backend_config={"client_resources": {"num_cpus": 1}})
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_in_flowers_simulation(tmp_path: Path) -> None:
-    pytest.importorskip("ray", reason="Flower's simulation is made with ray: pip install 'flwr[simulation]'")
-    config = {**CONFIG, "rule": RULE, "folder": str(tmp_path / "run"), "num-server-rounds": 2}
-    script = _SIMULATION.replace("CONFIG", repr(config))
-    env = environment(tmp_path / "flwr", OMP_NUM_THREADS="1")
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**env, "PYTHONPATH": os.pathsep.join([str(APP), env["PYTHONPATH"]])},
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-        cwd=tmp_path,
-    )
-    assert "after round 2" in done.stdout, done.stderr[-3000:]
-    check_folder(tmp_path / "run", 2)
+    history = History(tmp_path / "run")
+    assert (history.chain.round, history.chain.problem) == (2, "")
+    found = history.cohorts(RULE, 0, after=1)
+    assert sorted(found.samples.tolist()) == [100] * 4 + [450] * 2
+    assert found.weight[found.samples == 450].max() < 0.05
+    assert history.rounds["server_accuracy"].iloc[-1] > 0.7

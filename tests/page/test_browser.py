@@ -106,32 +106,6 @@ def test_start_stop_and_resume_in_the_browser(tmp_path: Path, browser: Any) -> N
         tab.wait_for_selector(".head .state.stopped", timeout=60000)
 
 
-def test_a_link_from_another_site_opens_the_page_with_the_token_alone(tmp_path: Path, browser: Any) -> None:
-    """As in the terminal of a notebook server: browsers keep strict cookies back while such a link is redirected."""
-    finished(tmp_path / "one")
-    sent: list[dict[str, str]] = []
-    with serving(tmp_path) as page:
-        context = browser.new_context()
-        tab = context.new_page()
-        tab.on("request", lambda request: sent.append(request.all_headers()))
-        tab.route(
-            "http://notebook.example/**",
-            lambda route: route.fulfill(
-                content_type="text/html",
-                body=f'<a id="with" href="{page.opened()}">x</a><a id="bare" href="{page.url}">y</a>',
-            ),
-        )
-        tab.goto("http://notebook.example/")
-        tab.click("#bare")
-        tab.wait_for_selector("text=this page needs its token")
-        tab.goto("http://notebook.example/")
-        tab.click("#with")
-        tab.wait_for_selector("#list li")
-        assert tab.url == f"{page.url}/"
-        assert not any(page.keys.token in headers.get("referer", "") for headers in sent)
-        context.close()
-
-
 def test_runs_are_compared_and_weighed_again_by_keyboard(tmp_path: Path, browser: Any) -> None:
     """DS alone gives 3/4 and 1/4 as recorded; LD alone, where both clients are alike, gives a half each."""
     finished(tmp_path / "one")
@@ -154,33 +128,6 @@ def test_runs_are_compared_and_weighed_again_by_keyboard(tmp_path: Path, browser
             half = "() => [...document.querySelectorAll('#reweigh .much')].every(one => one.innerText === '50.0 %')"
             tab.wait_for_function(half, timeout=10000)
             assert "not a result" in tab.locator("#reweigh").inner_text()
-
-
-@pytest.mark.parametrize(("width", "look"), LOOKS)
-def test_every_view_fits(tmp_path: Path, browser: Any, width: int, look: str) -> None:
-    name = "a-run-with-quite-a-long-name-that-does-not-fit-into-one-line-of-a-phone"
-    finished(tmp_path / name, clients=("x" * 60, "b"))
-    views = {"": "#list li", f"/#/run/{name}": ".figure[data-drawn]", "/#/new": "form .field"}
-    with serving(tmp_path) as page:
-        for where, shown in views.items():
-            with Tab(browser, page, where, width, look) as tab:
-                tab.wait_for_selector(shown)
-                tab.wait_for_timeout(200)
-                assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth"), where
-                if "run" in where:
-                    table = "document.querySelector('main .scroll')"
-                    assert tab.evaluate(f"{table}.scrollWidth <= {table}.clientWidth"), "the table of rules"
-
-
-def test_the_token_leaves_the_bar_and_no_other_browser_gets_in(tmp_path: Path, browser: Any) -> None:
-    with serving(tmp_path) as page:
-        with Tab(browser, page) as tab:
-            tab.wait_for_selector("#none >> text=steelyard run quickstart")
-            assert tab.url == f"{page.url}/"
-            assert tab.evaluate("document.cookie") == ""
-        stranger = browser.new_context()
-        assert stranger.new_page().goto(f"{page.url}/api/runs").status == 401
-        stranger.close()
 
 
 @pytest.mark.parametrize(("width", "look"), LOOKS)
@@ -212,3 +159,21 @@ def test_the_operators_view_in_a_browser(tmp_path: Path, browser: Any, width: in
         tab.get_by_role("link", name="first", exact=True).click()
         tab.wait_for_selector("h1 >> text=first")
         until(lambda: tab.locator(".nodes").count() == 0)
+
+
+def test_a_link_from_another_site_opens_the_page_with_the_token_alone(tmp_path: Path, browser: Any) -> None:
+    """As in the terminal of a notebook server: browsers keep strict cookies back while such a link is redirected."""
+    sent: list[dict[str, str]] = []
+    with serving(tmp_path) as page:
+        tab = browser.new_context().new_page()
+        tab.on("request", lambda request: sent.append(request.all_headers()))
+        links = f'<a id="with" href="{page.opened()}">x</a><a id="bare" href="{page.url}">y</a>'
+        tab.route("http://notebook.example/**", lambda route: route.fulfill(content_type="text/html", body=links))
+        for link, shown in (("#bare", "text=this page needs its token"), ("#with", "#none")):
+            tab.goto("http://notebook.example/")
+            tab.click(link)
+            tab.wait_for_selector(shown)
+        assert tab.url == f"{page.url}/"
+        assert tab.evaluate("document.cookie") == ""
+        assert not any(page.keys.token in headers.get("referer", "") for headers in sent)
+        tab.context.close()

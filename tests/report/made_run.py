@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import torch
 from tests.kit import made_once
+from tests.runs.records import evaluations, record, state, updates
 
 from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.loading import RUN_FILE, to_toml
 from steelyard.experiment.parts import federations_of
 from steelyard.experiment.run_notes import versions
-from steelyard.messages import Evaluations, Failure, LossState, Updates
-from steelyard.rounds.state import Federation, RoundRecord, RoundState
+from steelyard.messages import Failure, LossState
+from steelyard.rounds.state import Federation, RoundRecord
 from steelyard.runs.store import Store
 from steelyard.settings import validated
 from steelyard.update_payloads import DenseModels
@@ -71,9 +72,7 @@ def make_run(
         # A chain begins with round 0; here it holds no figures.
         count = asked or max(3, clients - 2)
         records = [_record(each, number, rounds, names, count, chance) for each in federations if number]
-        states = {
-            each.name: RoundState(number, torch.zeros(1), LossState(), OrderState((0,), 0.0)) for each in federations
-        }
+        states = {each.name: state(number, 0.0, orders=OrderState((0,), 0.0)) for each in federations}
         store.commit(number, records, states, dict, last=number == rounds)
     store.note(status=status)
     store.close()
@@ -86,52 +85,41 @@ def _record(
     """One round: so many clients are asked, one of them fails, scores rise with the rounds."""
     drawn = chance.choice(len(names), size=count, replace=False).tolist()
     asked, failing = sorted(drawn[:-1]), drawn[-1]
-    clients = tuple(names[index] for index in asked)
     rule = federation.rule
     measured = {
         "DS": np.array([10.0 + 5 * index for index in asked]),
         "LD": np.array([1.0 + index % 4 for index in asked]),
         "VP": np.array([0.1 if index < 2 else 0.8 for index in asked]),
     }
-    weighing = rule.weigh(np.stack([measured[name] for name in rule.names], axis=1))
-    updates = Updates(
-        federation=federation.name,
-        round=round,
-        clients=clients,
+    sent = updates(
+        federation.name,
+        round,
+        clients=tuple(names[index] for index in asked),
         samples=measured["DS"].astype(np.int64),
         criteria={},
-        losses=np.ones(len(clients)),
-        payload=DenseModels(torch.zeros(len(clients), 1)),
+        losses=np.ones(len(asked)),
+        payload=DenseModels(torch.zeros(len(asked), 1)),
         failures=(Failure(names[failing], "no answer within <i>30 s</i>"),),
     )
     level = {"VP>DS": 0.9, "fedavg": 0.5, "online(DS>LD)": 0.6}[federation.rule_name]
     scores = np.clip(level * round / rounds + chance.normal(0, 0.05, len(names)), 0, 1)
-    answer = Evaluations(
-        federation=federation.name,
-        round=round,
-        clients=tuple(names),
-        samples=np.full(len(names), 10),
-        scores=scores[None],
-        losses=np.ones((1, len(names))),
-    )
-    adjusting = rule.settings.adjust is not None
-    tried = (
-        (((0, 1), 0.4), ((1, 0), 0.5)) if adjusting and round % 2 == 0 else ((rule.start_order, float(scores.mean())),)
-    )
-    return RoundRecord(
-        federation=federation.name,
-        round=round,
-        seconds=0.1,
+    tested = {"samples": np.full(len(names), 10), "scores": scores[None], "losses": np.ones((1, len(names)))}
+    mean = float(scores.mean())
+    adjusted = rule.settings.adjust is not None and round % 2 == 0
+    tried = (((0, 1), 0.4), ((1, 0), 0.5)) if adjusted else ((rule.start_order, mean),)
+    return record(
+        federation.name,
+        round,
         bytes_each=8,
-        updates=updates,
-        weighing=weighing,
+        updates=sent,
+        weighing=rule.weigh(np.stack([measured[name] for name in rule.names], axis=1)),
         order=tried[-1][0],
         tried=tried,
         tests=len(tried) - 1,
-        evaluations=answer,
-        accuracy=float(scores.mean()),
+        evaluations=evaluations(federation.name, round, clients=tuple(names), **tested),
+        accuracy=mean,
         loss=LossState(class_weights=(1.0, 2.0 / round)) if rule.settings.loss else LossState(),
-        server_accuracy=float(scores.mean()),
+        server_accuracy=mean,
         server_macro_f1=float(scores[:2].mean()),
-        server_metrics={"f1": [float(scores[0]), float(scores[1])]},
+        server_metrics={"f1": scores[:2].tolist()},
     )

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import json
-import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -26,18 +24,6 @@ from steelyard.result import Result
 from steelyard.rounds.settings import RoundSettings
 from steelyard.runs.store import Store
 from steelyard.weighing.rule import Rule, WeighingSettings
-
-SOURCE = Path(__file__).resolve().parents[2] / "src" / "steelyard"
-
-ROOMS = ("report", "cli", "page", "result.py", "api.py", "sweeps/result.py", "sweeps/table.py", "sweeps/figure.py")
-
-ALLOWED = {
-    # Rows of one figure, on their way into a data frame.
-    "report/figures/shared.py lists",
-    # What a browser sent: checked field by field against the form.
-    "page/form.py assignments",
-    "page/jobs.py Jobs.start",
-}
 
 SETTINGS = RoundSettings(target=0.5, share=0.5, targets=(0.25, 0.5), shares=(0.5, 1.0))
 
@@ -141,31 +127,6 @@ def test_targets_and_facts_of_the_run(found: dict) -> None:
     ]
     assert table[4:] == [("other", target, share, 1) for target in (0.25, 0.5) for share in (0.5, 1.0)]
     assert (found["status"], found["notes"]) == ("finished", "two clients only")
-
-
-def untyped(path: Path) -> Iterator[str]:
-    """Yield the functions of a file that others can call and that take or return a dictionary of anything."""
-    marks = re.compile(r"\b(?:dict|Mapping)\[str, (?:Any|object)\]")
-
-    def look(body: list[ast.stmt], before: str) -> Iterator[str]:
-        for node in body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                yield from look(node.body, f"{node.name}.")
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("_"):
-                every = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-                found = [each.annotation for each in every] + [node.returns]
-                if any(marks.search(ast.unparse(each)) for each in found if each is not None):
-                    yield f"{before}{node.name}"
-            if isinstance(node, ast.AnnAssign) and marks.search(ast.unparse(node.annotation)):
-                yield f"{before}{ast.unparse(node.target)}"
-
-    name = path.relative_to(SOURCE).as_posix()
-    yield from (f"{name} {each}" for each in look(ast.parse(path.read_text(encoding="utf-8")).body, ""))
-
-
-def test_no_untyped_document_crosses_between_rooms() -> None:
-    files = [path for room in ROOMS for path in sorted([SOURCE / room, *(SOURCE / room).rglob("*.py")])]
-    assert {name for path in files if path.suffix == ".py" for name in untyped(path)} == ALLOWED
 
 
 def check(document: object, declared: object) -> None:
