@@ -45,7 +45,6 @@ def test_a_frame_is_read_as_a_csv_file_is() -> None:
     data = in_memory(frame, label="ill", owner="hospital", normalise="unit")
     assert data.features.tolist() == [[40, 120, 0, 1], [60, 140, 1, 0], [50, 140, 1, 0], [70, 160, 0, 0]]
     assert data.labels.tolist() == [1, 0, 1, 0]
-    assert data.owners is not None
     assert data.owners.tolist() == ["north", "north", "south", "south"]
     assert data.marks["complete"].tolist() == pytest.approx([1, 2 / 3, 1, 2 / 3])
     assert "memory: classes of 'ill': 0 = no, 1 = yes" in data.notes
@@ -67,8 +66,6 @@ def test_labels_owners_and_test_part_may_stand_beside_a_frame() -> None:
     data = in_memory(frame, [3, 1, 3, 1], ["b", "a", "b", "a"], held_out=[True, False, False, True], ignore=["sex"])
     assert data.labels.tolist() == [1, 0, 1, 0]
     assert data.shape == (2,)
-    assert data.owners is not None
-    assert data.held_out is not None
     assert data.owners.tolist() == ["b", "a", "b", "a"]
     assert data.held_out.tolist() == [True, False, False, True]
 
@@ -115,7 +112,6 @@ def test_a_tensor_dataset() -> None:
     assert torch.equal(data.features, features)
     assert (data.labels.tolist(), data.classes) == ([0, 1, 2, 0, 1, 2], 3)
     owned = in_memory(TensorDataset(features, labels, torch.tensor([5, 5, 5, 8, 8, 8])))
-    assert owned.owners is not None
     assert owned.owners.tolist() == ["user-005"] * 3 + ["user-008"] * 3
 
 
@@ -124,7 +120,6 @@ def test_a_subset_is_gone_through_item_by_item() -> None:
     data = in_memory(Subset(whole, [4, 1]), owners=["a", "b"])
     assert data.features.tolist() == [[8, 9], [2, 3]]
     assert (data.labels.tolist(), data.classes) == ([1.5, 1.5], 0)
-    assert data.owners is not None
     assert data.owners.tolist() == ["a", "b"]
 
 
@@ -145,7 +140,6 @@ def test_items_of_sample_label_and_owner() -> None:
     data = in_memory(Items([(np.ones(3) * row, row % 2, f"p{row}") for row in range(4)]))
     assert data.features.tolist() == [[row] * 3 for row in range(4)]
     assert data.labels.tolist() == [0, 1, 0, 1]
-    assert data.owners is not None
     assert data.owners.tolist() == ["p0", "p1", "p2", "p3"]
 
 
@@ -155,7 +149,6 @@ def test_items_that_are_mappings_and_labels_that_are_words() -> None:
     assert data.features.tolist() == [[0, 1], [1, 1]]
     assert data.labels.tolist() == [1, 0]
     assert data.notes == ("memory: classes: 0 = no, 1 = yes",)
-    assert data.owners is not None
     assert data.owners.tolist() == ["a", "b"]
 
 
@@ -278,7 +271,6 @@ def test_images_of_a_hugging_face_data_set() -> None:
         Hugging({"image": [grey] * 4, "label": [0, 1, 2, 1], "writer": ["a", "b", "a", "b"]}), owner="writer"
     )
     assert (data.shape, data.classes) == ((1, 4, 4), 3)
-    assert data.owners is not None
     assert data.owners.tolist() == ["a", "b", "a", "b"]
 
 
@@ -286,7 +278,6 @@ def test_a_table_of_a_hugging_face_data_set() -> None:
     columns = {name: patients()[name].tolist() for name in ("age", "sex", "bp", "hospital", "ill")}
     data = in_memory(Hugging(columns), label="ill", owner="hospital", normalise="unit")
     assert data.features[1].tolist() == [60, 140, 1, 0]
-    assert data.owners is not None
     assert data.owners.tolist() == ["north", "north", "south", "south"]
 
 

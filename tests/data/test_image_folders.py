@@ -65,7 +65,6 @@ def test_numbers_as_folders_are_ordered_as_numbers(tmp_path: Path) -> None:
 def test_folders_of_owners_around_those_of_classes(tmp_path: Path) -> None:
     draw(tmp_path, {"ann/cat/1.png": 1, "ann/dog/1.png": 2, "bob/cat/1.png": 3, "bob/dog/2.png": 4})
     data = read(tmp_path, labels="folder", owner="folder")
-    assert data.owners is not None
     assert data.owners.tolist() == ["ann", "ann", "bob", "bob"]
     assert data.labels.tolist() == [0, 1, 0, 1]
     assert share_out(data, PartitionSettings(scheme="natural"), 0).names == ["ann", "bob"]
@@ -76,7 +75,6 @@ def test_train_and_test_folders(tmp_path: Path) -> None:
     settings = DataSettings(source="images", path=tmp_path, labels="folder", held_out="folder", size=4)
     check_together(settings, PartitionSettings(clients=1, test="held-out"))
     data = load(settings)
-    assert data.held_out is not None
     # sorted by path: test before train
     assert data.held_out.tolist() == [True, True, False, False]
     assert data.labels.tolist() == [0, 1, 0, 1]
@@ -95,7 +93,6 @@ def test_owners_from_a_table_beside_classes_from_folders(tmp_path: Path) -> None
     table = tmp_path / "who.csv"
     table.write_text("image,clinic\ncat/001.png,north\ndog/001.png,south\ncat/002.png,south\n")
     data = read(tmp_path / "pets", labels="folder", owner="clinic", attributes=table)
-    assert data.owners is not None
     assert dict(zip(data.features[:, 0, 0, 0].tolist(), data.owners.tolist(), strict=True)) == {
         10: "north",
         30: "south",
@@ -116,7 +113,6 @@ def test_a_share_keeps_labels_owners_and_test_part_together(tmp_path: Path) -> N
     shades = {f"{who}/{kind}/{n}.png": 40 * w + n for w, who in enumerate("abcd") for kind in "xy" for n in range(2)}
     draw(tmp_path, shades)
     data = read(tmp_path, labels="folder", owner="folder", share=0.5)
-    assert data.owners is not None
     assert len(data) == 8
     assert ["abcd"[shade // 40] for shade in data.features[:, 0, 0, 0].tolist()] == data.owners.tolist()
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.kit import assert_refused
 
 from steelyard.data import Dataset, FlawSettings, PartitionSettings, Population, in_memory, share_out
-from steelyard.errors import UserError
 
 
 def made(rows: int, classes: int = 5, owners: int = 0, test: int = 0, seed: int = 0) -> Dataset:
@@ -82,14 +84,6 @@ def test_a_table_is_met_exactly(lines, seed):
     assert len(rows) == len(set(rows)) == sum(map(sum, lines))
 
 
-def test_iid_sizes_by_hand():
-    population = share_out(made(23), PartitionSettings(scheme="iid", clients=5, test="none"), 1)
-    assert [len(client.train) for client in population.clients] == [5, 5, 5, 4, 4]
-    population = share_out(made(23), PartitionSettings(scheme="iid", clients=5, samples=4, test="none"), 1)
-    assert [len(client.train) for client in population.clients] == [4] * 5
-    assert population.notes == ("3 of 23 rows go to no client",)
-
-
 def test_two_shards_of_one_label_each_bound_the_labels():
     labels = np.repeat(np.arange(10), 60)
     dataset = in_memory(np.zeros((600, 1), dtype=np.float32), labels)
@@ -110,14 +104,6 @@ def test_shards_of_a_regression_follow_the_target():
     population = share_out(dataset, chosen, 0)
     spans = sorted((client.train.min(), client.train.max()) for client in population.clients)
     assert spans == [(10 * i, 10 * i + 9) for i in range(10)]
-
-
-def test_a_size_spread_makes_clients_unequal_and_zero_makes_them_equal():
-    even = share_out(made(1000), PartitionSettings(scheme="iid", clients=20, test="none"), 0)
-    uneven = share_out(made(1000), PartitionSettings(scheme="iid", clients=20, size_spread=1.0, test="none"), 0)
-    assert {len(client.train) for client in even.clients} == {50}
-    sizes = [len(client.train) for client in uneven.clients]
-    assert max(sizes) > 4 * min(sizes)
 
 
 def test_a_small_alpha_gives_fewer_labels_than_a_large_one():
@@ -147,15 +133,6 @@ def test_natural_keeps_people_apart_and_drops_small_ones():
     assert sorted([*population.clients[0].train, *population.clients[0].test]) == [3, 4, 5, 6, 7]
     assert (len(population.clients[0].test), len(population.clients[1].test)) == (1, 1)
     assert population.notes == ("people with fewer than 3 rows, left out: 1 of 3",)
-
-
-def test_natural_with_a_number_of_clients_draws_people_and_caps_samples():
-    dataset = made(600, owners=30)
-    chosen = PartitionSettings(scheme="natural", clients=12, samples=10, test="none")
-    population = share_out(dataset, chosen, 5)
-    assert len(population.clients) == 12
-    assert max(len(client.train) for client in population.clients) <= 10
-    assert population.names != share_out(dataset, chosen, 6).names
 
 
 def test_given_keeps_the_users_own_split():
@@ -194,19 +171,6 @@ def test_slices_of_the_test_part_are_disjoint_and_complete(clients, count, schem
     assert population.notes == ()
     for number, client in enumerate(population.clients):
         assert client.test.tolist() == list(range(60 + number * count, 60 + (number + 1) * count))
-
-
-def test_slices_need_enough_rows_and_no_look_at_labels():
-    few = PartitionSettings(scheme="iid", clients=4, test="held-out", test_samples=3, test_order="stored")
-    with pytest.raises(UserError, match=r"test_samples: got 3 for 4 clients .* at most 2"):
-        share_out(made(60, test=10), few, 0)
-    for fields in (
-        {"scheme": "shard", "clients": 4, "test": "held-out"},
-        {"scheme": "iid", "clients": 4},
-        {"scheme": "given", "test": "held-out", "test_labels": "all"},
-    ):
-        with pytest.raises(ValueError, match="test_order: got 'stored'"):
-            PartitionSettings(test_order="stored", **fields)
 
 
 def test_held_out_rows_are_shared_only_when_they_run_out():
@@ -255,90 +219,17 @@ def test_rows_that_weigh_are_kept_apart_from_rows_that_report_unless_asked_other
     assert not set(population.report) & {*population.server, *all_rows(population)}
 
 
-def test_all_rows_join_the_test_part():
-    population = share_out(made(100, test=20), PartitionSettings(scheme="iid", clients=4, rows="all"), 0)
-    assert all_rows(population) == list(range(100))
-
-
 def test_overlap_is_refused_unless_asked_for_and_then_noted():
     dataset = in_memory(np.zeros((15, 1)), [0] * 10 + [1] * 5)
     lines = [[8, 2], [8, 3]]
-    with pytest.raises(UserError, match=r"partition.table: asks for 16 rows of class 0; allowed: at most 10"):
-        share_out(dataset, PartitionSettings(scheme="table", table=lines, test="none"), 0)
+    refused = PartitionSettings(scheme="table", table=lines, test="none")
+    assert_refused(lambda: share_out(dataset, refused, 0), "partition.table: asks for 16 rows of class 0")
     population = share_out(dataset, PartitionSettings(scheme="table", table=lines, test="none", overlap=True), 0)
     assert population.notes == ("class 0: 16 rows asked for, 10 there: 6 drawn with overlap",)
     first, second = (set(client.train.tolist()) for client in population.clients)
     assert (len(first), len(second), len(first & second)) == (10, 11, 6)
-    with pytest.raises(UserError, match=r"line 1 asks for 11 rows of class 0; allowed: at most 10"):
-        share_out(dataset, PartitionSettings(scheme="table", table=[[1, 1], [11, 0]], test="none", overlap=True), 0)
-
-
-@pytest.mark.parametrize(("share", "wrong"), [(0.5, 20), (1.0, 40), (0.0, 0)])
-def test_a_copy_has_the_rows_of_another_with_wrong_labels(share, wrong):
-    dataset = made(200, classes=4)
-    chosen = PartitionSettings(
-        scheme="iid",
-        clients=4,
-        test_fraction=0.2,
-    )
-    flaws = [
-        FlawSettings(kind="copy", of="client-002"),
-        *([FlawSettings(kind="labels-flipped", clients=["client-004"], amount=share)] if share else []),
-        FlawSettings(kind="own-model", clients=["client-000", "client-004"]),
-    ]
-    population = share_out(dataset, chosen, 0, flaws)
-    assert population.names == [f"client-{n:03d}" for n in range(5)]
-    original, copy = population.clients[2], population.clients[4]
-    assert np.array_equal(original.train, copy.train)
-    assert np.array_equal(original.test, copy.test)
-    differ = population.train_labels(copy) != population.train_labels(original)
-    assert int(differ.sum()) == wrong
-    learnt = population.train_labels(copy)
-    assert bool(((learnt >= 0) & (learnt < 4)).all())
-    assert {name for name, how in population.behaviours.items() if how.own_model} == {"client-000", "client-004"}
-    assert torch.equal(dataset.labels, made(200, classes=4).labels)
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"scheme": "iid", "clients": 60}, "partition.clients: got 60 with at least 2 rows each; allowed: at most 50"),
-        ({"scheme": "iid", "clients": 10, "samples": 11}, "partition.samples: got 11 for each of 10 clients"),
-        ({"scheme": "shard", "clients": 10, "shard_size": 6}, "partition.shard_size: got 6 for each of 20 shards"),
-        ({"scheme": "shard", "clients": 2, "shard_size": 2, "minimum": 5}, "partition.shard_size: got 2; allowed"),
-        ({"scheme": "dirichlet", "clients": 60}, "partition.clients: got 60"),
-        ({"scheme": "dirichlet", "clients": 20, "alpha": 0.01, "minimum": 5}, "partition.minimum: got 5, not met"),
-        ({"scheme": "natural"}, "partition.scheme: got 'natural', but memory does not say whose"),
-        ({"scheme": "given", "test": "none"}, "partition.scheme: got 'given'"),
-        ({"scheme": "iid", "clients": 2, "test": "held-out"}, "partition.test: got 'held-out', but memory has no"),
-        ({"scheme": "iid", "clients": 2, "server": "held-out"}, "partition.server: got 'held-out'"),
-        ({"scheme": "table", "table": [[2, 2]]}, "partition.table: got lines of 2 counts; allowed: 5"),
-    ],
-)
-def test_what_the_data_cannot_give_is_refused_in_one_line(fields, message):
-    with pytest.raises(UserError) as caught:
-        share_out(made(100), PartitionSettings(**fields), 0)
-    assert str(caught.value).startswith(message)
-    assert "\n" not in str(caught.value)
-
-
-def test_people_that_are_not_there_are_refused():
-    dataset = made(100, owners=5)
-    with pytest.raises(UserError, match=r"partition.clients: got 6; allowed: at most 5"):
-        share_out(dataset, PartitionSettings(scheme="natural", clients=6), 0)
-    with pytest.raises(UserError, match=r"partition.minimum: got 99; allowed: at most"):
-        share_out(dataset, PartitionSettings(scheme="natural", minimum=99), 0)
-    with pytest.raises(UserError, match=r"flaws.0.of: no client 'user-9' \(did you mean 'user-0"):
-        share_out(dataset, PartitionSettings(scheme="natural"), 0, [FlawSettings(kind="copy", of="user-9")])
-    with pytest.raises(UserError, match=r"flaws.0.clients: no client 'nobody'"):
-        share_out(dataset, PartitionSettings(scheme="natural"), 0, [FlawSettings(kind="stale", clients=["nobody"])])
-
-
-def test_a_regression_has_no_classes_to_share_out():
-    dataset = in_memory(np.zeros((50, 1)), np.linspace(0, 1, 50))
-    for fields in ({"scheme": "dirichlet", "clients": 2}, {"scheme": "table", "table": [[5], [5]]}):
-        with pytest.raises(UserError, match=r"partition.scheme: needs classes, but memory has none"):
-            share_out(dataset, PartitionSettings(**fields), 0)
+    refused = PartitionSettings(scheme="table", table=[[1, 1], [11, 0]], test="none", overlap=True)
+    assert_refused(lambda: share_out(dataset, refused, 0), "line 1 asks for 11 rows of class 0; allowed: at most 10")
 
 
 def test_some_clients_test_for_all(monkeypatch: pytest.MonkeyPatch):
@@ -379,14 +270,6 @@ def test_labels_gives_each_client_so_many_and_shares_a_label_equally(each):
         counts = [int((labels[np.concatenate([c.train, c.test])] == label).sum()) for c in population.clients]
         held = [count for count in counts if count]
         assert max(held) - min(held) <= 1
-
-
-def test_labels_of_one_client_are_drawn_by_the_seed():
-    draws = {
-        tuple(map(frozenset, labels_of(share_out(made(600), PartitionSettings(scheme="#C=2", clients=5), seed))))
-        for seed in range(4)
-    }
-    assert len(draws) > 1
 
 
 def test_self_balancing_ends_no_client_far_above_its_part():
@@ -432,14 +315,189 @@ def test_splits_go_by_the_names_that_others_use(given, own):
     assert PartitionSettings(**given) == PartitionSettings(**own)
 
 
+TARGETS = in_memory(np.zeros((50, 1)), np.linspace(0, 1, 50))
+PEOPLE = made(100, owners=5)
+SLICES = {"scheme": "iid", "clients": 4, "test": "held-out", "test_samples": 3, "test_order": "stored"}
+
+
 @pytest.mark.parametrize(
-    ("fields", "line"),
+    ("dataset", "fields", "told"),
     [
-        ({"scheme": "labels", "clients": 4, "labels_per_client": 6}, "partition.labels_per_client: got 6; allowed: at"),
-        ({"scheme": "labels", "clients": 300, "labels_per_client": 1}, "partition.minimum: got 2, and a client"),
-        ({"scheme": "quantity", "clients": 90}, "partition.clients: got 90 with at least 2 rows each"),
+        (made(100), {"scheme": "iid", "clients": 60}, "partition.clients: got 60 with at least 2 rows each"),
+        (made(100), {"scheme": "iid", "clients": 10, "samples": 11}, "partition.samples: got 11 for each of 10"),
+        (made(100), {"scheme": "shard", "clients": 10, "shard_size": 6}, "partition.shard_size: got 6 for each of 20"),
+        (made(100), {"scheme": "shard", "clients": 2, "shard_size": 2, "minimum": 5}, "partition.shard_size: got 2"),
+        (made(100), {"scheme": "dirichlet", "clients": 60}, "partition.clients: got 60"),
+        (made(100), {"scheme": "dirichlet", "clients": 20, "alpha": 0.01, "minimum": 5}, "partition.minimum: got 5"),
+        (made(100), {"scheme": "quantity", "clients": 90}, "partition.clients: got 90 with at least 2 rows each"),
+        (made(100), {"scheme": "labels", "clients": 4, "labels_per_client": 6}, "labels_per_client: got 6"),
+        (made(100), {"scheme": "labels", "clients": 300, "labels_per_client": 1}, "partition.minimum: got 2, and a"),
+        (made(100), {"scheme": "natural"}, "partition.scheme: got 'natural', but memory does not say whose"),
+        (made(100), {"scheme": "given", "test": "none"}, "partition.scheme: got 'given'"),
+        (made(100), {"scheme": "iid", "clients": 2, "test": "held-out"}, "partition.test: got 'held-out'"),
+        (made(100), {"scheme": "iid", "clients": 2, "server": "held-out"}, "partition.server: got 'held-out'"),
+        (made(100), {"scheme": "table", "table": [[2, 2]]}, "partition.table: got lines of 2 counts; allowed: 5"),
+        (made(60, test=10), SLICES, "test_samples: got 3 for 4 clients"),
+        (PEOPLE, {"scheme": "natural", "clients": 6}, "partition.clients: got 6; allowed: at most 5"),
+        (PEOPLE, {"scheme": "natural", "minimum": 99}, "partition.minimum: got 99; allowed: at most"),
+        (TARGETS, {"scheme": "dirichlet", "clients": 2}, "partition.scheme: needs classes, but memory has none"),
+        (TARGETS, {"scheme": "table", "table": [[5], [5]]}, "partition.scheme: needs classes, but memory has none"),
     ],
 )
-def test_what_rows_do_not_allow_is_refused(fields, line):
-    with pytest.raises(UserError, match=line):
-        share_out(made(120), PartitionSettings(**fields), 0)
+def test_what_the_data_cannot_give_is_refused_in_one_line(dataset: Dataset, fields: dict[str, object], told: str):
+    assert_refused(lambda: share_out(dataset, PartitionSettings(**fields), 0), told)
+
+
+@pytest.mark.parametrize(
+    ("flaw", "told"),
+    [
+        ({"kind": "copy", "of": "user-9"}, "flaws.0.of: no client 'user-9' (did you mean 'user-0"),
+        ({"kind": "stale", "clients": ["nobody"]}, "flaws.0.clients: no client 'nobody'"),
+    ],
+)
+def test_flaws_of_people_that_are_not_there_are_refused(flaw: dict[str, object], told: str):
+    natural = PartitionSettings(scheme="natural")
+    assert_refused(lambda: share_out(PEOPLE, natural, 0, [FlawSettings(**flaw)]), told)
+
+
+@pytest.mark.parametrize(
+    ("rows", "fields", "sizes"),
+    [
+        (23, {"scheme": "iid", "clients": 5}, [5, 5, 5, 4, 4]),
+        (23, {"scheme": "iid", "clients": 5, "samples": 4}, [4] * 5),
+        (100, {"scheme": "natural", "clients": 3, "samples": 10}, [10] * 3),
+        (100, {"scheme": "iid", "clients": 4, "rows": "all"}, [25] * 4),
+    ],
+)
+def test_sizes_by_hand(rows: int, fields: dict[str, object], sizes: list[int]):
+    dataset = made(rows, owners=5, test=20 if "rows" in fields else 0)
+    population = share_out(dataset, PartitionSettings(test="none", **fields), 1)
+    assert [len(client.train) for client in population.clients] == sizes
+    assert population.notes == (("3 of 23 rows go to no client",) if sum(sizes) == 20 else ())
+
+
+# the validation split -------------------------------------------------------------------------------------------------
+
+OVERLAPPING = {
+    "scheme": "table",
+    "table": [[20, 20, 20]] * 3,
+    "clients": None,
+    "overlap": True,
+    "test": "held-out",
+    "test_labels": "all",
+}
+LAYOUTS = {
+    "local tests": {},
+    "held-out tests": {"test": "held-out"},
+    "a server with rows of its own": {"server": "fraction", "server_report": "apart"},
+    "a server on the test part": {"server": "held-out"},
+    "a server on half of the test part": {"test": "held-out", "server": "held-out", "server_report": "apart"},
+    "a server that reports on what it weighs": {"server": "held-out", "server_report": "same", "test": "none"},
+    "shards": {"scheme": "shard", "test": "held-out"},
+    "clients that share rows": OVERLAPPING,
+}
+
+
+def striped(rows: int = 120, held_out: int = 30, classes: int = 3) -> Dataset:
+    labels = np.arange(rows) % classes
+    return in_memory(
+        np.arange(rows, dtype=np.float32)[:, None], labels, held_out=np.arange(rows) >= rows - held_out, classes=classes
+    )
+
+
+def partition(**fields: object) -> PartitionSettings:
+    return PartitionSettings.model_validate({"scheme": "iid", "clients": 3, **fields})
+
+
+def rows_of(population: Population) -> dict[str, set[int]]:
+    parts = {
+        "train": [client.train for client in population.clients],
+        "test": [client.test for client in population.clients],
+        "weighs": [population.server],
+        "reports": [population.report],
+    }
+    return {name: set(np.concatenate(rows).tolist()) for name, rows in parts.items()}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_nothing_of_the_test_set_is_in_any_part(layout):
+    fields = LAYOUTS[layout]
+    whole = rows_of(share_out(striped(), partition(**fields), 3))
+    split = rows_of(share_out(striped(), partition(**fields, validation=0.2), 3))
+    tested = whole["test"] | whole["reports"] | (whole["weighs"] if fields.get("server") == "held-out" else set())
+    assert tested, "the layout has no test set to keep away from"
+    used = split["train"] | split["test"] | split["weighs"] | split["reports"]
+    assert not used & tested
+    held = (split["test"] | split["weighs"] | split["reports"]) - whole["weighs"]
+    assert held, "nothing is held back"
+    assert held <= whole["train"]
+    assert not held & split["train"]
+    assert split["train"] < whole["train"]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rows_that_weigh_do_not_report_unless_they_are_meant_to(layout):
+    split = rows_of(share_out(striped(), partition(**LAYOUTS[layout], validation=0.3), 1))
+    if LAYOUTS[layout].get("server_report") == "same":
+        assert split["weighs"] == split["reports"]
+    else:
+        assert not split["weighs"] & (split["reports"] | split["test"])
+    assert bool(split["reports"]) == (LAYOUTS[layout].get("server_report", "none") != "none")
+    assert bool(split["weighs"]) == (LAYOUTS[layout].get("server", "none") != "none")
+
+
+def test_each_class_gives_its_share_by_hand():
+    # One client: 8 rows of class 0, 8 of class 1, 4 of class 2; a quarter of 20 is 5: 2, 2 and 1.
+    labels = np.array([0] * 8 + [1] * 8 + [2] * 4)
+    dataset = in_memory(np.zeros((20, 1), dtype=np.float32), labels, held_out=None)
+    population = share_out(dataset, partition(clients=1, test="none", validation=0.25, server="none"), 0)
+    (client,) = population.clients
+    assert np.bincount(labels[client.train]).tolist() == [6, 6, 3]
+    # test = none: clients have no test rows, also none for validation.
+    assert client.test.tolist() == []
+    apart = partition(clients=1, test="local", test_fraction=0.01, validation=0.25)
+    (client,) = share_out(dataset, apart, 0).clients
+    assert len(client.test) == 5  # 0.25 · 19 = 4.75
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 8), st.floats(0.01, 0.99), st.integers(0, 3), st.sampled_from(["iid", "shard", "dirichlet"]))
+def test_train_and_validation_are_what_was_trained_on(clients, share, seed, scheme):
+    dataset = striped(300, 60)
+    fields = {"scheme": scheme, "clients": clients, "alpha": 5.0, "minimum": 6}
+    whole = share_out(dataset, partition(**fields), seed)
+    split = share_out(dataset, partition(**fields, validation=share), seed)
+    for before, after in zip(whole.clients, split.clients, strict=True):
+        assert sorted([*after.train.tolist(), *after.test.tolist()]) == before.train.tolist()
+        count = len(before.train)
+        assert len(after.test) == min(max(1, int(share * count + 0.5)), count - 1)
+    again = share_out(dataset, partition(**fields, validation=share), seed)
+    assert [c.test.tolist() for c in again.clients] == [c.test.tolist() for c in split.clients]
+
+
+def test_a_table_is_scaled_by_what_is_left_to_train_on():
+    dataset = striped()
+    split = share_out(dataset, partition(validation=0.5, test="held-out"), 0)
+    spoilt = dataset.features.clone()
+    spoilt[torch.from_numpy(np.flatnonzero(dataset.held_out))] = float("nan")
+    same = share_out(replace(dataset, features=spoilt), partition(validation=0.5, test="held-out"), 0)
+    for one, other in zip(split.clients, same.clients, strict=True):
+        assert np.array_equal(one.train, other.train)
+        assert np.array_equal(one.test, other.test)
+        assert torch.equal(split.dataset.inputs(one.train), same.dataset.inputs(other.train))
+        assert torch.equal(split.dataset.inputs(one.test), same.dataset.inputs(other.test))
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        # 30 rows of class 0 to train on: the first client holds all of them, and keeps one
+        (
+            {**OVERLAPPING, "table": [[30, 0, 0], [2, 0, 0]], "test_samples": 3, "validation": 0.97},
+            "partition.validation: got 0.97, which leaves client-001 nothing to train",
+        ),
+        ({"server": "held-out", "validation": 0.01}, "allowed: a larger share"),
+    ],
+)
+def test_a_split_that_leaves_nothing_is_refused(fields: dict[str, object], told: str):
+    assert_refused(lambda: share_out(striped(), partition(**fields), 0), told)

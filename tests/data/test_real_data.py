@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from steelyard.data import Dataset, DataSettings, FlawSettings, PartitionSettings, load, share_out
+from steelyard.data import Dataset, DataSettings, PartitionSettings, load, share_out
+from steelyard.experiment.loading import load as recipe
 
 
 def needed(name: str) -> str:
@@ -70,37 +72,17 @@ def test_adafed_simulation_1_draws_with_overlap_and_says_so(mnist):
     assert len(population.server) == 10000
 
 
-def test_adafed_simulation_3_has_two_liars(mnist):
-    table = [
-        [10, 0, 30, 10, 30, 50, 20, 20, 10, 10],
-        [10, 0, 0, 500, 100, 0, 0, 500, 100, 500],
-        [0, 0, 30, 500, 100, 150, 500, 0, 0, 500],
-        [0, 0, 30, 0, 100, 0, 500, 500, 100, 0],
-        [0, 10, 30, 500, 0, 0, 500, 500, 0, 500],
-        [0, 10, 10, 10, 10, 100, 10, 0, 10, 3000],
-    ]
-    liars = ["client-006", "client-007"]
-    flaws = [
-        FlawSettings(kind="copy", of="client-002"),
-        FlawSettings(kind="labels-flipped", clients=liars[:1], amount=0.5),
-        FlawSettings(kind="copy", of="client-003"),
-        FlawSettings(kind="labels-flipped", clients=liars[1:]),
-        FlawSettings(kind="own-model", clients=liars),
-    ]
-    settings = PartitionSettings(scheme="table", table=table, test="none", server="held-out")
-    population = share_out(mnist, settings, 1, flaws)
-    sizes = [len(client.train) for client in population.clients]
-    assert sizes == [190, 1710, 1780, 1230, 2040, 3160, 1780, 1230]
-    wrong = [
-        int((population.train_labels(client) != mnist.labels[client.train]).sum()) for client in population.clients
-    ]
-    assert wrong == [0] * 6 + [890, 1230]
-    assert {name for name, how in population.behaviours.items() if how.own_model} == set(liars)
-    assert list(population.flaws["client-006"]) == [
-        "copy of client-002",
-        "labels flipped (50%)",
-        "trains its own model",
-    ]
+def test_the_hostile_clients_of_adafed_3_are_what_they_were(mnist):
+    described = recipe("adafed-3")
+    population = share_out(mnist, described.partition, 1, described.flaws)
+    digest = hashlib.sha256()
+    for client in population.clients:
+        digest.update(client.client.encode())
+        for part in (client.train, client.test, population.train_labels(client).numpy()):
+            digest.update(part.tobytes())
+    digest.update(population.server.tobytes() + population.report.tobytes())
+    # Measured when copies with wrong labels were a part of the partition.
+    assert digest.hexdigest() == "ca0f650ee0cc5331b28ebc391a9e089ea5f5fd8355dc22d0555259e91bee511b"
 
 
 def test_mnist_by_writer(mnist):

@@ -56,7 +56,6 @@ def test_numbers_come_first_then_levels(tmp_path: Path):
     assert data.features.dtype == torch.float32
     assert data.labels.tolist() == [1, 0, 1, 0]
     assert data.classes == 2
-    assert data.owners is not None
     assert data.owners.tolist() == ["north", "north", "south", "south"]
     assert data.name == "t.csv"
     assert data.notes == (
@@ -125,13 +124,11 @@ def test_labels_are_words_numbers_thresholds_or_a_target(tmp_path: Path, cells, 
 
 def test_numbered_owners_are_named_after_their_column(tmp_path: Path):
     data = read(tmp_path, "ward,x,ill\n7,1,0\n12,2,1\n", owner="ward")
-    assert data.owners is not None
     assert data.owners.tolist() == ["ward-007", "ward-012"]
 
 
 def test_an_owner_may_be_called_na(tmp_path: Path):
     data = read(tmp_path, "hospital,x,ill\nNA,1,0\nnull,NA,1\n")
-    assert data.owners is not None
     assert data.owners.tolist() == ["NA", "null"]
     assert data.marks["complete"].tolist() == [1, 0]
 
@@ -139,7 +136,6 @@ def test_an_owner_may_be_called_na(tmp_path: Path):
 def test_a_test_part_is_a_column(tmp_path: Path):
     text = "hospital,x,part,ill\na,1,train,0\na,2,test,1\nb,3,train,1\nb,4,test,0\n"
     data = read(tmp_path, text, held_out="part")
-    assert data.held_out is not None
     assert data.held_out.tolist() == [False, True, False, True]
     assert data.shape == (1,)
     settings = PartitionSettings(scheme="given", test="held-out", minimum=1)
@@ -177,7 +173,6 @@ def test_delimiters_and_decimal_signs_are_found_out(tmp_path: Path, text: str):
     data = read(tmp_path, text)
     assert data.features.tolist() == [[1.5], [-2.0]]
     assert data.labels.tolist() == [0, 1]
-    assert data.owners is not None
     assert data.owners.tolist() == ["a", "b"]
 
 
@@ -229,8 +224,6 @@ def test_parquet_gives_what_csv_gives(tmp_path: Path):
     same = read(tmp_path, PATIENTS)
     assert torch.equal(data.features, same.features)
     assert torch.equal(data.labels, same.labels)
-    assert data.owners is not None
-    assert same.owners is not None
     assert data.owners.tolist() == same.owners.tolist()
     assert data.marks["complete"].tolist() == same.marks["complete"].tolist()
 
@@ -329,7 +322,6 @@ def test_a_column_of_names_is_no_category(tmp_path: Path):
 
 def test_other_bytes_and_other_paths_are_refused(tmp_path: Path):
     settings = table(tmp_path, PATIENTS)
-    assert settings.path is not None
     settings.path.write_bytes("hospital,x,ill\nZürich,1,0\n".encode("latin-1"))
     with pytest.raises(UserError, match="is not UTF-8 text"):
         load(settings)
@@ -406,7 +398,6 @@ def test_the_servers_rows_go_by_the_hospital_they_came_from(tmp_path: Path):
         scheme="natural", server="fraction", server_fraction=0.4, server_balance="owners", server_report="apart"
     )
     population = share_out(data, settings, 0)
-    assert data.owners is not None
     for rows in (population.server, population.report):
         assert sorted(data.owners[rows].tolist()) == ["a", "b"]
     values = np.array([1, 3, 5, 7, 9, 100, np.nan, 300, 500, 700])
@@ -436,7 +427,6 @@ def test_clients_that_share_rows_cannot_have_scales_of_their_own(tmp_path: Path)
 def test_a_share_of_the_table_keeps_its_columns_together(tmp_path: Path):
     data = read(tmp_path, TWO, normalise="client", share=0.5)
     assert len(data) == 5
-    assert data.raw is not None
     population = share_out(data, PartitionSettings(scheme="natural"), 0)
     assert float(population.dataset.features[population.clients[0].train].mean()) == pytest.approx(0, abs=1e-6)
 
@@ -488,7 +478,6 @@ def test_the_hospitals_are_included():
     )  # fmt: skip
     data = load(settings)
     assert (len(data), data.shape, data.classes) == (920, (13,), 2)
-    assert data.owners is not None
     names, counts = np.unique(data.owners, return_counts=True)
     assert dict(zip(names.tolist(), counts.tolist(), strict=True)) == {
         "cleveland": 303, "hungarian": 294, "switzerland": 123, "va": 200,
@@ -498,7 +487,6 @@ def test_the_hospitals_are_included():
     assert int((data.labels.numpy()[cleveland] == 0).sum()) == 164
     assert data.marks["complete"][cleveland].mean() == pytest.approx(1 - 6 / (303 * 13))
     # Switzerland has no cholesterol at all
-    assert data.raw is not None
     assert np.isnan(data.raw.numbers[data.owners == "switzerland", 4]).all()
 
 
