@@ -1,14 +1,33 @@
-"""The suites that come with the package: frozen, whole, and each scene runnable."""
+"""Suites that come with the package, frozen; what can be put to the test in them; settings that are tried."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
-from tests.arena.made import SUITE
+from tests.arena.made import QUICK, SUITE, trusting
+from tests.kit import assert_refused
+from tests.warm import warm_processes
 
 from steelyard import UserError
+from steelyard.arena.candidate import Candidate, read_candidates
+from steelyard.arena.figures import SceneFigures
+from steelyard.arena.plan import plan
+from steelyard.arena.replay import Replayed, distance
 from steelyard.arena.suite import load_suite, suites
+from steelyard.arena.table import tuning_text
+from steelyard.arena.tuning import TUNING, Tried, tune, tune_rivals
+from steelyard.experiment.job_array import Part
 from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.rule_words import parse_rules
+from steelyard.report.recorded_curves import read_curves
+from steelyard.runs.reader import History
+from steelyard.sweeps import jobs
+from steelyard.sweeps.running import How
 
 FROZEN = {
     ("small", 2): "771a6df38607fbf917346ac39895f2b28f06cf16a7d10762d34a500743ce5f60",
@@ -22,6 +41,17 @@ def test_published_suites_are_as_they_were() -> None:
     assert {(suite.name, suite.version): suite.sha256 for suite in map(load_suite, suites())} == FROZEN
 
 
+@pytest.mark.parametrize("name", suites())
+def test_every_suite_is_whole(name: str) -> None:
+    """Seeds that choose never report, and every rival with settings has one of them and no more than the budget."""
+    suite = load_suite(name)
+    assert not set(suite.choose) & {*suite.report, *suite.held_out}
+    assert suite.baseline in suite.rivals
+    for words in suite.tuning.settings.values():
+        assert len(words) <= suite.tuning.budget
+        assert sum(word in suite.rivals for word in words) == 1
+
+
 @pytest.mark.parametrize("name", SUITE.scenes)
 def test_rows_that_report_choose_nothing_in_any_scene(name: str) -> None:
     experiment = SUITE.experiment(name)
@@ -29,10 +59,6 @@ def test_rows_that_report_choose_nothing_in_any_scene(name: str) -> None:
     assert experiment.partition.server_report == "apart"
     assert experiment.data.source == "digits" or str(experiment.data.path).startswith("included/")
     assert next(iter(parse_rules(SUITE.rivals, experiment))) == SUITE.baseline
-
-
-def test_seeds_that_choose_never_report() -> None:
-    assert not set(SUITE.choose) & set(SUITE.report)
 
 
 def test_a_scene_differs_from_its_base_in_what_it_says() -> None:
@@ -44,9 +70,197 @@ def test_a_scene_differs_from_its_base_in_what_it_says() -> None:
     assert (clean.rounds.count, sizes.rounds.count) == (12, 2)
 
 
-def test_unknown_names_are_one_line() -> None:
-    with pytest.raises(UserError, match=r"--suite: got 'smal' \(did you mean 'small'\?\)"):
-        load_suite("smal")
-    with pytest.raises(UserError, match=r"--scenes: got 'hospital' \(did you mean 'hospitals'\?\)"):
-        SUITE.chosen(["hospital"])
-    assert SUITE.chosen(["sizes", "clean"]) == ("clean", "sizes")
+def test_an_arena_of_a_suite_is_what_was_asked_for() -> None:
+    (candidate,) = read_candidates("LD", None, SUITE, trusting)
+    whole = plan(SUITE, candidate)
+    assert (whole.whole, whole.draft, whole.seeds, whole.scenes) == (True, False, SUITE.report, tuple(SUITE.scenes))
+    assert (whole.batches, whole.own, whole.opened) == ([SUITE.report], list(SUITE.scenes), 0)
+    draft = plan(SUITE, candidate, draft=True)
+    assert (draft.draft, draft.whole, draft.seeds) == (True, False, SUITE.choose)
+    few = plan(SUITE, candidate, scenes=["sizes", "clean"], seeds=3, changes=QUICK, part=Part(2, 2))
+    assert (few.scenes, few.seeds, few.own, few.whole) == (("clean", "sizes"), SUITE.report[:3], ["sizes"], False)
+    assert not plan(SUITE, candidate, seeds=3).whole
+    assert not plan(SUITE, candidate, changes=QUICK).whole
+    opened = replace(whole, seeds=SUITE.held_out[:7], opened=1)
+    assert opened.batches == [SUITE.held_out[:5], SUITE.held_out[5:7]]
+    assert replace(whole, seeds=SUITE.held_out, opened=1).whole
+    assert list(opened.scene("clean").rules()) == [SUITE.baseline, "LD"]
+    assert list(whole.scene("clean").rules()) == [*SUITE.rivals, "LD"]
+    assert list(whole.rivals_of("clean").rules()) == list(SUITE.rivals)
+    assert list(whole.scene("clean", rivals=["MD"], candidate=False).rules()) == ["MD"]
+    assert whole.scene("clean").seed == SUITE.report[0]
+    for options, parts in (
+        ({"seeds": 99}, ("--seeds", 99, "1 to 10")),
+        ({"seeds": 0}, ("--seeds", 0)),
+        ({"changes": ["rounds.cuont=1"]}, ("cuont",)),
+        ({"draft": True, "until_decided": True}, ("--until-decided", "--draft")),
+        ({"until_decided": True, "part": Part(1, 2)}, ("--until-decided", "--part")),
+        ({"scenes": ["clean"], "part": Part(2, 2)}, ("--part", "2/2")),
+        ({"scenes": ["hospital"]}, ("--scenes", "'hospital'", "did you mean 'hospitals'")),
+    ):
+        assert_refused(lambda given=options: plan(SUITE, candidate, **given), *parts)
+    assert_refused(lambda: load_suite("smal"), "--suite", "'smal'", "did you mean 'small'")
+
+
+def test_a_replayed_accuracy_is_held_against_its_own_seed() -> None:
+    arena = replace(plan(SUITE, Candidate("X", SUITE.experiment("clean").rules().popitem()[1])), seeds=(7, 3, 5))
+    made = {"clean": SceneFigures(values={"fedavg": (0.25, 0.5, 0.75)})}
+    for seed, apart in ((3, 0.5), (5, 0.25), (7, 0.0)):
+        assert distance(arena, made, Replayed(scene="clean", seed=seed, model="", value=0.75)) == apart
+
+
+CRITERION = """
+from steelyard import server_criterion
+@server_criterion("{name}", description="every client alike")
+def alike(view):
+    return [1.0] * len(view.clients)
+"""
+
+
+ALGORITHM = """
+from steelyard import Algorithm, algorithm
+@algorithm("arena-half")
+class Half(Algorithm):
+    '''Goes half of the way.'''
+    def step(self, server):
+        return server.parameters + 0.5 * server.change, {}
+"""
+
+
+def test_a_rule_by_name_is_read_as_compare_reads_it() -> None:
+    (found,) = read_candidates("feddisco(a=0.5)", None, SUITE, trusting)
+    assert found.settings.policy is not None
+    assert found.settings.policy.parameters == {"a": 0.5}
+
+
+def test_a_file_with_one_criterion_is_that_criterion(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(CRITERION.format(name="ALIKE"))
+    (found,) = read_candidates(str(tmp_path / "mine.py"), None, SUITE, trusting)
+    assert (found.label, found.settings.criteria) == ("ALIKE", ("ALIKE",))
+    assert found.settings.plugins == (str((tmp_path / "mine.py").resolve()),)
+    (joined,) = read_candidates(str(tmp_path / "mine.py"), "VP>ALIKE/max", SUITE, trusting)
+    assert joined.settings.criteria == ("VP", "ALIKE")
+
+
+def test_a_file_with_an_algorithm_is_that_algorithm(tmp_path: Path) -> None:
+    (tmp_path / "half.py").write_text(ALGORITHM)
+    (found,) = read_candidates(str(tmp_path / "half.py"), None, SUITE, trusting)
+    assert found.label == "arena-half"
+    assert found.settings.algorithm is not None
+    assert found.settings.algorithm.plugins == (str((tmp_path / "half.py").resolve()),)
+
+
+def test_a_file_with_two_needs_to_say_which(tmp_path: Path) -> None:
+    (tmp_path / "two.py").write_text(CRITERION.format(name="FIRST_IDEA") + CRITERION.format(name="SECOND_IDEA"))
+    both = str(tmp_path / "two.py")
+    assert_refused(lambda: read_candidates(both, None, SUITE, trusting), both, "FIRST_IDEA, SECOND_IDEA", "--rule")
+    (found,) = read_candidates(str(tmp_path / "two.py"), "SECOND_IDEA", SUITE, trusting)
+    assert found.label == "SECOND_IDEA"
+
+
+def test_an_experiment_gives_its_main_rule_and_algorithm(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(
+        '[partition]\nclients = 5\n[weighing]\ncriteria = ["LD", "DS"]\nnormalise = "max"\n'
+        '[algorithm]\nname = "fedprox"\nmu = 0.5\n[beside.fedavg]\ncriteria = ["DS"]\n'
+    )
+    (found,) = read_candidates(str(tmp_path / "mine.toml"), None, SUITE, trusting)
+    assert found.settings.criteria == ("LD", "DS")
+    assert found.settings.algorithm is not None
+    assert found.settings.algorithm.parameters == {"mu": 0.5}
+
+
+def test_code_is_asked_for_before_it_runs(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+
+    def refusing(where: str, code: Mapping[str, str]) -> None:
+        raise UserError(f"{where}: not trusted")
+
+    with pytest.raises(UserError, match="not trusted"):
+        read_candidates(str(tmp_path / "mine.py"), None, SUITE, refusing)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("candidate", "rule", "parts"),
+    [
+        ("NOPE", None, ("arena", "'NOPE'")),
+        ("fedavg", None, ("'fedavg'", "held against")),
+        ("DS,LD,MD,EQ,VP", None, ("5 rules", SUITE.tuning.budget)),
+        ("EQ", "LD", ("--rule", "'LD'", "'EQ'")),
+        ("missing.py", None, ("arena", "'missing.py'")),
+        ("missing.toml", None, ("missing.toml",)),
+        ("nothing.py", None, ("nothing.py", "no criterion and no algorithm")),
+        ("taken.toml", None, ("arena", "another rule", "'EQ'")),
+        ("items.toml", None, ("items.toml", "kind 'learning'")),
+    ],
+)
+def test_what_cannot_be_tested_is_one_line(
+    candidate: str, rule: str | None, parts: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("nothing.py").write_text("x = 1\n")
+    Path("taken.toml").write_text('[partition]\nclients = 5\n[weighing]\ncriteria = ["LD"]\nname = "EQ"\n')
+    Path("items.toml").write_text('kind = "recommend"\n[interactions]\npath = "x.tsv"\n')
+    assert_refused(lambda: read_candidates(candidate, rule, SUITE, trusting), *parts)
+
+
+def test_settings_are_judged_by_the_clients_own_rows_on_seeds_that_never_report(tmp_path: Path) -> None:
+    rules = parse_rules(["fedadam(server_rate=0.03)", "fedadam"], SUITE.experiment("hospitals"))
+    told: list[str] = []
+    found = tune(SUITE, rules, tmp_path, ["hospitals"], QUICK, How(announce=told.append))
+    assert told == ["choosing among 2 settings, scene 1 of 1: hospitals"]
+    history = History(tmp_path / TUNING / "hospitals")
+    seeds = set(history.federations["seed"])
+    assert seeds == set(SUITE.choose[: SUITE.tuning.seeds])
+    assert not seeds & {*SUITE.report, *SUITE.held_out}
+    curves = [curve for curve in read_curves(history) if curve.rule == "fedadam"]
+    assert found["fedadam"] == pytest.approx(sum(float(curve.overall[-1]) for curve in curves) / len(curves))
+    told.clear()
+    assert tune(SUITE, rules, tmp_path, ["hospitals"], QUICK, How(announce=told.append)) == found
+    assert told == []
+    others = parse_rules(["EQ", "LD"], SUITE.experiment("hospitals"))
+    assert_refused(lambda: tune(SUITE, others, tmp_path, ["hospitals"], QUICK), "other settings")
+    few = SUITE.model_copy(update={"tuning": SUITE.tuning.model_copy(update={"settings": {"adam": tuple(rules)}})})
+    (tried,) = tune_rivals(few, tmp_path, ["hospitals"], QUICK)
+    frozen = next((word for word in rules if word in SUITE.rivals), "")
+    assert (tried.rule, tried.values, tried.frozen) == ("adam", found, frozen)
+
+
+def test_scenes_in_processes_of_their_own_give_the_same_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "multiprocessing", SimpleNamespace(get_context=lambda kind: warm_processes()))
+    rules = parse_rules(["fedadam(server_rate=0.03)", "fedadam"], SUITE.experiment("hospitals"))
+    scenes = ["clean", "hospitals"]
+    told: list[str] = []
+    both = tune(SUITE, rules, tmp_path / "both", scenes, QUICK, How(announce=told.append, jobs=2))
+    assert told == [f"choosing among 2 settings, scene {n} of 2: {name}" for n, name in enumerate(scenes, 1)]
+    assert both == tune(SUITE, rules, tmp_path / "one", scenes, QUICK)
+
+
+def test_the_best_is_the_first_of_the_best_and_none_that_exploded() -> None:
+    values = {"a1": 0.5, "a2": 0.7, "a3": 0.7, "a4": math.nan}
+    assert Tried("a", values).best == "a2"
+    assert [Tried("a", values, frozen).best for frozen in ("a1", "a3")] == ["a2", "a3"]
+    assert_refused(lambda: Tried("a", {"a1": math.nan}).best, "arena", "every setting of a", "a1")
+
+
+TRIED = """
+Other settings than the frozen ones are best for a.
+
+Settings of the rivals: suite small, version 2, not the whole suite
+-----------------------------------
+setting  accuracy (%)  best  frozen
+-----------------------------------
+a(1)            50.00   yes
+a(2)                –
+EQ              25.00           yes
+-----------------------------------
+On the clients' own test rows, mean over the scenes and the seeds 11, 12, 13.
+"""
+
+
+def test_what_is_frozen_is_said_beside_what_is_best() -> None:
+    tried = Tried("a", {"a(1)": 0.5, "a(2)": math.nan, "EQ": 0.25})
+    assert tuning_text(SUITE, [tried], 80, whole=False).strip() == TRIED.strip()
+    text = tuning_text(SUITE, [Tried("a", {"a(1)": 0.25, "EQ": 0.5})])
+    assert text.startswith("As frozen.")
+    assert "not the whole suite" not in text

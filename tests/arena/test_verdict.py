@@ -1,24 +1,39 @@
-"""The answer from figures made by hand: the tests, the correction over the scenes, and the sentence."""
+"""The answer from figures made by hand: tests, the correction over scenes, ranks, the sentence, the page."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 from tests.arena.made import SUITE, figures, on_paper
 
+from steelyard.arena.critical_difference import critical_difference, mean_ranks
 from steelyard.arena.figures import SceneFigures
+from steelyard.arena.page import arena_html, gain_chart, rank_chart
+from steelyard.arena.plan import Arena
 from steelyard.arena.table import arena_text
-from steelyard.arena.verdict import judge
-from steelyard.report.statistics import holm, paired_p
+from steelyard.arena.verdict import claims, judge, sentence
+from steelyard.report.documents.arena import ArenaDocument
+from steelyard.report.statistics import ALPHA, holm, paired_p
 
 BASE = [0.90, 0.91, 0.92, 0.90, 0.93, 0.91, 0.90, 0.92, 0.91, 0.90]
+
+
 NOISE = [0.004, -0.003, 0.002, -0.004, 0.003, 0.001, -0.002, 0.004, -0.003, -0.002]
 
 
 def shifted(by: float, times: float = 1.0) -> list[float]:
     return [value + by + times * noise for value, noise in zip(BASE, NOISE, strict=True)]
+
+
+def judged(*gains: float, seeds: int = 10) -> ArenaDocument:
+    """The answer where the candidate gains so much in each of the first scenes."""
+    names = list(SUITE.scenes)[: len(gains)]
+    made = {name: figures(BASE[:seeds], shifted(by)[:seeds]) for name, by in zip(names, gains, strict=True)}
+    return judge(on_paper(names, seeds), made)
 
 
 def test_better_worse_equal_and_unknown_are_told_apart() -> None:
@@ -27,10 +42,144 @@ def test_better_worse_equal_and_unknown_are_told_apart() -> None:
     document = judge(on_paper(names), {name: figures(BASE, mine) for name, mine in zip(names, made, strict=True)})
     assert [scene["verdict"] for scene in document["scenes"]] == ["better", "worse", "equal", "not distinguishable"]
     assert (document["better"], document["worse"], document["equal"], document["failed"]) == (1, 1, 1, 0)
-    assert document["sentence"] == (
-        "X is not better than fedavg: better in 1 of 4 scenes, worse in 1, equal within 1 point in 1, 0.1 points ahead "
-        "on average."
+    assert [scene["seeds"] for scene in document["scenes"]] == [10] * 4
+    assert document["mean_gain"] == pytest.approx(0.001)
+
+
+WHY = "round 1 of X: criterion Z: RuntimeError: there is nothing at all to go by; allowed: numbers"
+FAILED = figures(BASE, shifted(0.0), BASE).model_copy(
+    update={"values": {"fedavg": tuple(BASE), "EQ": tuple(BASE)}, "failed": WHY}
+)
+NAMES = ["clean", "sizes", "hospitals", "two-labels", "free-riders"]
+MADE = {
+    "clean": figures(BASE, shifted(0.02), shifted(0.01)),
+    "sizes": FAILED,
+    "hospitals": figures(BASE, shifted(0.004), shifted(0.003)),
+    "two-labels": figures(BASE, shifted(-0.01, 0.1), shifted(0.0)),
+}
+ANSWER = """
+X is better than fedavg in 2 of 3 scenes, worse in 1, by 0.5 points on average; it failed in 1 scene; 1 scene
+not done.
+
+X against fedavg: suite small, version 2, not the whole suite
+------------------------------------------------------------------------------------------
+scene        fedavg (%)                             X (%)        gain        p       worst
+                                                             (points)   (Holm)     client,
+                                                                                      gain
+------------------------------------------------------------------------------------------
+clean        91.0 ± 0.8                        93.0 ± 0.9  +2.0 ± 0.2  1.6e-08  +2.0 ± 0.2
+sizes        91.0 ± 0.8  failed: there is nothing at all…           –        –           –
+hospitals    91.0 ± 0.8                        91.4 ± 0.9  +0.4 ± 0.2   0.0029  +0.4 ± 0.2
+two-labels   91.0 ± 0.8                        90.0 ± 0.8  −1.0 ± 0.0  1.4e-14  −1.0 ± 0.0
+free-riders           –                                 –           –        –           –
+------------------------------------------------------------------------------------------
+--------------------------------------
+scene                          verdict
+--------------------------------------
+clean                           better
+sizes                           failed
+hospitals    better, within the margin
+two-labels                       worse
+free-riders                   not done
+--------------------------------------
+Mean of 10 seeds ± half the 95 % interval, on rows that chose nothing. Mean gain +0.5 ± 0.2 points. Paired
+t-tests, Holm's correction over the scenes. Equal: within 1 point by two one-sided tests.
+
+Every rule over the scenes
+-------------------------------------------------
+rule    mean rank  accuracy (%)  worst client (%)
+-------------------------------------------------
+X            1.67    91.5 ± 0.8        81.5 ± 0.8
+EQ           1.83    91.4 ± 0.9        81.4 ± 0.9
+fedavg       2.50    91.0 ± 0.8        81.0 ± 0.8
+-------------------------------------------------
+Rank 1 is the best. Accuracies: mean over the scenes ± half the 95 % interval over the seeds. Over the 3 of 5
+scenes in which all of them have figures. Mean ranks less than 1.91 apart cannot be told apart (Nemenyi, 5 %).
+
+- sizes: failed: round 1 of X: criterion Z: RuntimeError: there is nothing at all to go by; allowed: numbers
+"""
+
+
+def test_the_answer_reads_well_in_110_columns() -> None:
+    """A scene of each kind: better, failed, better but within the margin, worse, not done."""
+    document = judge(on_paper(NAMES), MADE)
+    assert arena_text(document, 110).strip() == ANSWER.strip()
+    assert document["scenes"][1]["failed"] == WHY
+    assert [row["rank"] for row in document["ranks"]] == pytest.approx([5 / 3, 11 / 6, 2.5])
+    first, other = document["scenes"][0], document["scenes"][3]
+    assert [rule["rule"] for rule in first["rules"]] == ["fedavg", "X", "EQ"]
+    assert [rule["gain"] and round(rule["gain"]["mean"], 6) for rule in first["rules"]] == [None, 0.02, 0.01]
+    assert first["worst_gain"] is not None
+    assert first["worst_gain"]["mean"] == pytest.approx(0.02)
+    # Holm over three scenes: the smallest p three times, the largest once.
+    assert other["p"] is not None
+    assert other["p_holm"] == pytest.approx(3 * other["p"])
+    assert document["scenes"][2]["p_holm"] == document["scenes"][2]["p"]
+
+
+def test_the_page_holds_the_answer_escaped_and_its_pictures() -> None:
+    document = judge(on_paper(NAMES), MADE)
+    page = arena_html({**document, "tried": {"<b>": 0.5, "c": 0.25}, "candidate": "X<i>"})
+    for part in (
+        "<h1>X&lt;i&gt; in the arena</h1>",
+        f"<p>{document['sentence']}</p>",
+        "<h3>Gain in each scene</h3>",
+        "<h3>Every rule by its mean rank, and what cannot be told apart</h3>",
+        f"<li>sizes: failed: {WHY}</li>",
+        "<dt>suite</dt><dd>small, version 2, not the whole</dd>",
+        "<dt>seeds</dt><dd>101, 102, 103,",
+        f"<dd>{SUITE.sha256}</dd>",
+        "<dt>level of the tests</dt><dd>5 %</dd>",
+        "<dt>settings tried</dt><dd>&lt;b&gt;: 50.0 %, c: 25.0 %</dd>",
+        "default-src &#x27;none&#x27;",
+    ):
+        assert part in page
+    assert page.count("<svg") == 2
+    assert "<script" not in page
+    bare = arena_html(judge(on_paper(["clean"], 3), {}))
+    assert "<svg" not in bare
+    assert "settings tried" not in bare
+    assert "What failed" not in bare
+    assert "small, version 2, not the whole" in bare
+
+
+def test_charts_show_every_rule_by_rank_and_every_gain_with_its_interval() -> None:
+    document = judge(on_paper(NAMES), MADE)
+    chart, gains = rank_chart(document), gain_chart(document)
+    assert chart is not None
+    assert gains is not None
+    drawn: dict[str, Any] = chart.to_dict()
+    (rows,) = drawn["datasets"].values()
+    assert [(row["rule"], row["role"]) for row in rows] == [("X", "candidate"), ("EQ", "rival"), ("fedavg", "rival")]
+    critical = document["critical_difference"]
+    assert critical is not None
+    assert [(row["low"], row["high"]) for row in rows] == [(1.0, 3.0)] * 3
+    assert [layer["mark"]["type"] for layer in drawn["layer"]] == ["rule", "point"]
+    assert (drawn["height"], drawn["usermeta"]["note"].split(",")[0]) == (
+        78,
+        f"Line: ranks less than {critical:.2f} apart",
     )
+    close = rank_chart({**document, "critical_difference": 0.5})
+    assert close is not None
+    (rows,) = close.to_dict()["datasets"].values()
+    assert [(row["low"], row["high"]) for row in rows] == [
+        (pytest.approx(max(1.0, rank - 0.5)), pytest.approx(min(3.0, rank + 0.5))) for rank in (5 / 3, 11 / 6, 2.5)
+    ]
+    without = rank_chart({**document, "critical_difference": None})
+    assert without is not None
+    assert len(without.to_dict()["layer"]) == 1
+    drawn = gains.to_dict()
+    rows = next(rows for rows in drawn["datasets"].values() if "scene" in rows[0])
+    assert [(row["scene"], round(row["mean"], 6), row["verdict"]) for row in rows] == [
+        *(("clean", 2.0, "better"), ("hospitals", 0.4, "better"), ("two-labels", -1.0, "worse"))
+    ]
+    assert all(row["low"] < row["mean"] < row["high"] for row in rows)
+    assert [layer["mark"]["type"] for layer in drawn["layer"]] == ["rule", "rule", "point"]
+    one = gain_chart(judged(0.1, seeds=1))
+    assert one is not None
+    assert len(one.to_dict()["layer"]) == 2, "one seed has no interval"
+    assert rank_chart(judged(0.1)) is None, "two rules have no ranks to draw"
+    assert rank_chart(judge(on_paper(["clean"]), {})) is gain_chart(judge(on_paper(["clean"]), {})) is None
 
 
 def test_the_same_models_are_equal_though_four_zeros_are_too_few_for_a_test() -> None:
@@ -71,65 +220,73 @@ def test_the_correction_is_over_all_scenes() -> None:
     assert document["better"] == 0
 
 
-def test_a_better_one_says_by_how_much() -> None:
-    made = {"clean": figures(BASE, shifted(0.02)), "sizes": figures(BASE, shifted(0.004))}
-    assert judge(on_paper(["clean", "sizes"]), made)["sentence"] == (
-        "X is better than fedavg in 2 of 2 scenes, worse in none, by 1.2 points on average."
-    )
-
-
-def test_better_in_more_scenes_but_behind_on_average_is_said() -> None:
-    names = ["clean", "sizes", "free-riders"]
-    made = [shifted(0.02), shifted(0.02), shifted(-0.2)]
-    said = judge(on_paper(names), {name: figures(BASE, mine) for name, mine in zip(names, made, strict=True)})
-    assert said["sentence"].endswith("in 2 of 3 scenes, worse in 1, 5.3 points behind on average.")
-
-
-@pytest.mark.parametrize(("seeds", "words"), [(1, "one seed"), (2, "two seeds")])
-def test_two_seeds_decide_nothing(seeds: int, words: str) -> None:
-    document = judge(on_paper(["clean"], seeds), {"clean": figures(BASE[:seeds], shifted(0.3)[:seeds])})
-    assert document["scenes"][0]["verdict"] == "untested"
-    assert document["scenes"][0]["equal_p_holm"] is None
-    assert f"cannot be told from fedavg by {words}: over 1 scene it is 30" in document["sentence"]
-
-
-def test_failed_and_missing_scenes_are_said_and_take_no_part() -> None:
-    why = "round 1 of X: criterion Z: RuntimeError: there is nothing at all to go by; allowed: numbers"
-    alone = figures(BASE, shifted(0.0)).model_copy(update={"values": {"fedavg": tuple(BASE)}, "failed": why})
-    made = {"clean": figures(BASE, shifted(0.02), shifted(0.01)), "sizes": alone}
-    document = judge(on_paper(["clean", "sizes", "hospitals"]), made)
-    shown = arena_text(document)
-    assert "sizes      91.0 ± 0.8  failed: there is nothing at all…" in shown, shown
-    assert "Over the 1 of 3 scenes in which all of them have figures." in shown
-    assert [scene["verdict"] for scene in document["scenes"]] == ["better", "failed", "not done"]
-    assert document["scenes"][0]["p"] == document["scenes"][0]["p_holm"]
-    assert document["sentence"].endswith("by 2.0 points on average; it failed in 1 scene; 1 scene not done.")
-    assert f"- sizes: failed: {why}" in shown
+@pytest.mark.parametrize(
+    ("document", "changes", "words"),
+    [
+        (judged(0.02, 0.004), {}, "X is better than fedavg in 2 of 2 scenes, worse in none, by 1.2 points on average."),
+        (judged(0.02, 0.02, -0.2), {}, "in 2 of 3 scenes, worse in 1, 5.3 points behind on average."),
+        (
+            judged(0.02, -0.02),
+            {},
+            "X is not better than fedavg: better in 1 of 2 scenes, worse in 1, equal within 1 point in none, "
+            "0.0 points ahead on average.",
+        ),
+        (judged(0.01, seeds=1), {}, "X cannot be told from fedavg by one seed: over 1 scene it is 1.4 points ahead on"),
+        (judged(-0.01, seeds=2), {}, "cannot be told from fedavg by two seeds: over 1 scene it is 1 point behind on"),
+        (judged(0.02), {"failed": 1}, "2.0 points on average; it failed in 1 scene."),
+        (judged(0.02), {"failed": 2, "draft": True}, "; it failed in 2 scenes; on the seeds for choosing."),
+        (judged(0.02), {"opened": 1}, "; all decided by 10 seeds or fewer."),
+        (judged(0.0001), {"opened": 1}, "; all decided by 10 seeds or fewer."),
+        (judged(0.02), {"opened": 2, "level": 1 / 120}, "; held to 0.83 % as the 2nd candidate here."),
+        *(
+            (judged(0.02), {"opened": number}, f"as the {word} candidate here.")
+            for number, word in ((3, "3rd"), (4, "4th"), (11, "11th"), (12, "12th"), (13, "13th"), (21, "21st"))
+        ),
+        (judge(on_paper(["clean", "sizes"]), {}), {}, "Nothing can be said of X yet: no scene is done."),
+    ],
+)
+def test_the_sentence(document: Any, changes: dict[str, Any], words: str) -> None:
+    assert words in sentence({**document, **changes})
 
 
 def test_an_idea_that_fails_everywhere_is_one_sentence() -> None:
     failed = SceneFigures(failed="criterion Z: fails.")
-    document = judge(on_paper(["clean", "sizes"]), {"clean": failed, "sizes": failed})
-    assert document["sentence"] == "X failed in both scenes: criterion Z: fails."
-    shown = arena_text(document, width=40)
-    assert max(map(len, shown.splitlines())) <= 40
-    assert "points" not in shown
-    assert judge(on_paper(["clean"]), {})["sentence"] == "Nothing can be said of X yet: no scene is done."
+    for names, words in ((["clean"], "1 of 1 scene"), (["clean", "sizes"], "both scenes"), (NAMES[:3], "all 3 scenes")):
+        document = judge(on_paper(names), dict.fromkeys(names, failed))
+        assert document["sentence"] == f"X failed in {words}: criterion Z: fails."
+        shown = arena_text(document, width=40)
+        assert max(map(len, shown.splitlines())) <= 40
+        assert "points" not in shown
+    document = judge(on_paper(NAMES[:2]), {"clean": failed})
+    assert document["sentence"].startswith("X failed in 1 of 2 scenes: ")
+    # Where the baseline has no figures there is nothing to compare with.
+    alone = SceneFigures(values={"X": tuple(BASE)})
+    assert judge(on_paper(["clean"]), {"clean": alone})["scenes"][0]["failed"] == "fedavg has no figures"
 
 
-def test_the_first_line_is_the_sentence_and_the_worst_client_is_a_column() -> None:
-    document = judge(on_paper(["clean"]), {"clean": figures(BASE, shifted(0.02), shifted(0.01))})
-    text = arena_text(document, width=100)
-    assert text.splitlines()[0] == document["sentence"]
-    assert "worst client" in text
-    assert [row["rule"] for row in document["ranks"]] == ["X", "EQ", "fedavg"]
-    first = document["ranks"][0]
-    assert first["worst"]["mean"] == pytest.approx(first["value"]["mean"] - 0.1)
-    assert first["value"]["high"] - first["value"]["low"] > 0
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("X is better than fedavg in both scenes by 1.5 points", ("is better than", False, (2.0, 1.5))),
+        ("X is not better than fedavg: none, 3 points behind", ("is not better than", True, (0.0, 3.0))),
+        ("X2 cannot be told from fedavg by one seed", ("cannot be told from", False, (2.0, 1.0))),
+        ("Nothing can be said of X yet", ("Nothing can be said", False, ())),
+        ("X failed in two scenes: bone", ("failed in", False, (2.0,))),
+        ("X is", ("", False, ())),
+    ],
+)
+def test_what_a_sentence_claims(text: str, found: Any) -> None:
+    assert claims(text, judged(0.1)) == found
+
+
+def test_two_seeds_decide_nothing() -> None:
+    scene = judged(0.3, seeds=2)["scenes"][0]
+    assert (scene["verdict"], scene["p"], scene["equal_p_holm"]) == ("untested", None, None)
+    assert judged(0.3, seeds=3)["scenes"][0]["verdict"] != "untested"
 
 
 def test_one_of_twenty_null_suites_at_most_calls_something_better_or_worse() -> None:
-    """200 suites in which the candidate is FedAvg with other noise: a false answer in 5 % of them, give or take."""
+    """100 suites in which the candidate is FedAvg with other noise: a false answer in 5 % of them, give or take."""
     draws = np.random.default_rng(7)
     names = list(SUITE.scenes)
 
@@ -138,7 +295,59 @@ def test_one_of_twenty_null_suites_at_most_calls_something_better_or_worse() -> 
         return figures(*rows)
 
     wrong = 0
-    for _ in range(200):
+    for _ in range(100):
         document = judge(on_paper(names), {name: scene() for name in names})
         wrong += document["better"] + document["worse"] > 0
-    assert wrong / 200 <= 0.05 + 2 * (0.05 * 0.95 / 200) ** 0.5
+    assert wrong / 100 <= 0.05 + 2 * (0.05 * 0.95 / 100) ** 0.5
+
+
+def test_a_verdict_stays_and_scenes_that_wait_count_in_the_correction() -> None:
+    names = ["clean", "sizes", "hospitals"]
+    arena = Arena(SUITE, on_paper(names).candidate, tuple(names), SUITE.held_out, opened=1)
+    draws = np.random.default_rng(1)
+    gains = draws.normal(0.05, 0.01, 40)
+    base = draws.normal(0.8, 0.02, 40)
+    words: list[str] = []
+    for count in range(5, 41, 5):
+        made = figures(base[:count].tolist(), (base + gains)[:count].tolist())
+        scene = judge(arena, {"clean": made})["scenes"][0]
+        assert scene["p"] is not None
+        assert scene["p_holm"] == pytest.approx(min(1.0, 3 * scene["p"]))
+        words.append(scene["verdict"])
+    assert words == sorted(words, key=lambda word: word == "better")
+    assert words[-1] == "better"
+    assert judge(arena, {"clean": figures(base.tolist(), (base + gains).tolist())})["sentence"].endswith(
+        "2 scenes not done; 2 not decided by 40 seeds."
+    )
+
+
+def test_of_a_hundred_suites_without_a_difference_few_decide_for_one() -> None:
+    """Every look of a whole suite, ten scenes with 40 seeds: one in twenty suites at most is wrong anywhere."""
+    draws = np.random.default_rng(9)
+    names = list(SUITE.scenes)
+    arena = Arena(SUITE, on_paper(names).candidate, tuple(names), SUITE.held_out, opened=1)
+    wrong = 0
+    for _ in range(100):
+        made = {name: figures(*draws.normal(0.9, 0.02, (2, 40)).tolist()) for name in names}
+        document = judge(arena, made)
+        wrong += document["better"] + document["worse"] > 0
+    assert wrong / 100 <= ALPHA
+
+
+DEMSAR = {2: 1.960, 3: 2.343, 4: 2.569, 5: 2.728, 6: 2.850, 7: 2.949, 8: 3.031, 9: 3.102, 10: 3.164}
+
+
+def test_the_highest_is_first_and_equal_ones_share_a_rank() -> None:
+    assert mean_ranks([[0.9, 0.8, 0.7], [0.5, 0.6, 0.6]]) == [2.0, 1.75, 2.25]
+
+
+@pytest.mark.parametrize("rules", [2, 9])
+def test_the_critical_difference_is_the_published_one(rules: int) -> None:
+    expected = DEMSAR[rules] * math.sqrt(rules * (rules + 1) / (6 * 14))
+    assert critical_difference(rules, 14) == pytest.approx(expected, abs=2e-3)
+
+
+def test_too_little_has_none() -> None:
+    assert critical_difference(9, 2) is None
+    assert critical_difference(1, 10) is None
+    assert critical_difference(2, 3) == pytest.approx(1.96 * math.sqrt(6 / 18), abs=1e-3)
