@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.kit import SMALL, assert_refused, changed
-from tests.rounds.test_ended import broken_from
+from tests.rounds.test_soundness import broken_from
 from tests.runs.contents import assert_same_bits, change, query
 
 from steelyard import History, UserError

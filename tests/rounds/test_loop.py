@@ -1,40 +1,48 @@
-"""The loop against a slow reference written straight from the papers' equations, on real data."""
+"""The loop against a slow reference written straight from the papers, what starts it, and what it remembers."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.kit import small
+from tests.rounds.scripted import Server, federation
+from tests.stopping import assert_a_stop_changes_nothing
 
 from steelyard import Experiment, randomness
+from steelyard.algorithms.fedavg import FedAvg
+from steelyard.clients.local import Simulation
 from steelyard.data import load, share_out
+from steelyard.errors import UserError
+from steelyard.experiment.running import run
 from steelyard.learning.models import build
 from steelyard.learning.parameters import Layout
 from steelyard.learning.training import orders as batch_orders
 from steelyard.learning.training import train_client
-from steelyard.messages import LossState
+from steelyard.messages import LossState, Question, Task
+from steelyard.rounds.own_code import told_in_one_line, training_fault
+from steelyard.runs.reader import History
 from steelyard.runs.tensor_files import read_tensors
-
-SMALL: dict[str, Any] = {
-    "name": "small",
-    "seed": 5,
-    "partition": {"scheme": "dirichlet", "clients": 8, "alpha": 0.5, "size_spread": 0.5, "minimum": 8},
-    "model": {"name": "mlp", "hidden": [16]},
-    "training": {"learning_rate": 0.5, "epochs": 2, "batch_size": 60},
-    "rounds": {"count": 4, "fraction": 0.5, "target": 0.3},
-    "weighing": {"criteria": ["DS", "LD", "MD"], "priority": "LD>MD>DS"},
-    "compute": {"engine": "loop", "device": "cpu"},
-}
+from steelyard.weighing.priorities import OrderState
 
 
 def experiment(**changes: Any) -> Experiment:
-    document = {**SMALL, **changes}
-    return Experiment.model_validate(document)
+    return small(
+        **{
+            "partition": {"clients": 8, "size_spread": 0.5, "minimum": 8},
+            "model": {"name": "mlp", "hidden": [16]},
+            "training": {"learning_rate": 0.5, "epochs": 2, "batch_size": 60},
+            "rounds": {"count": 4, "fraction": 0.5},
+            "weighing": {"criteria": ["DS", "LD", "MD"], "priority": "LD>MD>DS"},
+            **changes,
+        }
+    )
 
 
 def final_models(folder: Path) -> dict[str, torch.Tensor]:
@@ -85,20 +93,19 @@ def reference(described: Experiment, priority: list[str], rounds: int) -> tuple[
     return model, weights_seen
 
 
-@pytest.mark.parametrize(("criteria", "priority"), [(["DS", "LD", "MD"], "LD>MD>DS"), (["DS"], "DS")])
-def test_the_loop_equals_the_papers_equations(tmp_path: Path, criteria: list[str], priority: str) -> None:
-    described = experiment(weighing={"criteria": criteria, "priority": priority})
+def test_the_loop_equals_the_papers_equations(tmp_path: Path) -> None:
+    described = experiment()
     result = described.run(tmp_path / "run")
-    expected, weights = reference(described, priority.split(">"), described.rounds.count)
-    found = final_models(result.folder)[f"models/{priority}"]
-    # The loop combines in float32, the reference in float64: some roundings of 6e-8 in each of four rounds, and numbers
-    # up to 1; 3e-7 was measured.
+    expected, weights = reference(described, ["LD", "MD", "DS"], described.rounds.count)
+    found = final_models(result.folder)["models/LD>MD>DS"]
+    # The loop combines in float32, the reference in float64: in each of four rounds some dozen roundings of 6e-8 of
+    # numbers up to 1, which training passes on.
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
     frame = result.history.clients
     for round, wanted in enumerate(weights, start=1):
         stored = frame[frame["round"] == round].set_index("client")["weight"]
-        # Divergence is measured on float32 models that differ by the roundings above; 1.5e-9 was measured.
-        assert dict(stored) == pytest.approx(wanted, rel=1e-7)
+        # Divergence is measured on float32 models that differ by the roundings above, and enters by its root.
+        assert dict(stored) == pytest.approx(wanted, rel=1e-6)
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_does_not(tmp_path: Path) -> None:
@@ -123,38 +130,98 @@ def test_rules_beside_share_cohorts_and_the_first_model(tmp_path: Path) -> None:
 
 def test_everything_is_recorded_per_client_and_round(tmp_path: Path) -> None:
     history = experiment().run(tmp_path / "run").history
-    clients = history.clients
-    assert set(clients["round"]) == {1, 2, 3, 4}
-    for name in ("DS", "LD", "MD"):
-        sums = clients.groupby("round")[f"normalised_{name}"].sum()
-        assert np.allclose(sums, 1, rtol=0, atol=1e-12)
-        assert (clients[f"raw_{name}"] > 0).all()
-    assert np.allclose(clients.groupby("round")["weight"].sum(), 1, rtol=0, atol=1e-12)
-    evaluations = history.evaluations
-    assert set(evaluations["round"]) == {0, 1, 2, 3, 4}
-    overall = evaluations.groupby("round").apply(lambda g: np.average(g["score"], weights=g["samples"]))
+    sums = history.clients.groupby("round")[["normalised_DS", "normalised_LD", "normalised_MD", "weight"]].sum()
+    assert sums.index.tolist() == [1, 2, 3, 4]
+    assert np.allclose(sums, 1, rtol=0, atol=1e-12)
+    overall = history.evaluations.groupby("round").apply(lambda g: np.average(g["score"], weights=g["samples"]))
+    assert overall.index.tolist() == [0, 1, 2, 3, 4]
     assert np.allclose(overall, history.rounds["accuracy"], rtol=0, atol=1e-12)
 
 
-def test_evaluation_every_k_rounds_and_always_last(tmp_path: Path) -> None:
-    rounds = {**SMALL["rounds"], "count": 5, "evaluate_every": 2}
-    history = experiment(rounds=rounds).run(tmp_path / "run").history
-    assert list(history.rounds[history.rounds["accuracy"].notna()]["round"]) == [0, 2, 4, 5]
+def test_the_first_model_is_tested_once_for_each_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    asked: list[tuple[int, int]] = []
+    evaluate = Simulation.evaluate
+
+    def counting(self: Simulation, questions: list[Question]) -> Any:
+        asked.extend((question.round, question.seed) for question in questions)
+        return evaluate(self, questions)
+
+    monkeypatch.setattr(Simulation, "evaluate", counting)
+    described = small(rounds={"count": 1}, beside={"equal": {"criteria": ["EQ"]}})
+    history = History(run(described, out=tmp_path / "run", seeds=[0, 1]))
+    assert sorted(asked) == [(0, 0), (0, 1), (1, 0), (1, 0), (1, 1), (1, 1)]
+    first = history.evaluations[history.evaluations["round"] == 0]
+    one, other = (first[first["rule"] == rule]["score"].tolist() for rule in ("DS", "equal"))
+    assert len(one) == 2 * 6
+    assert one == other
 
 
-def test_early_stop_at_the_target(tmp_path: Path) -> None:
-    rounds = {**SMALL["rounds"], "count": 30, "target": 0.3, "share": 0.5, "stop_at_target": True}
-    result = experiment(rounds=rounds).run(tmp_path / "run")
-    last = int(result.history.rounds["round"].max())
-    assert last < 30
-    assert result.summary["rules"][0]["rounds_to_target"] == last
-    assert result.summary["status"] == "finished"
+# Remembers how often each client was in a cohort, and an average of its losses; weighs by both.
+PLUGIN = """
+import numpy as np
+from steelyard import server_criterion
+
+@server_criterion("SEEN", needs_models=False, needs_first_losses=True, needs_label_counts=True)
+def seen(view):
+    times = dict(view.memory.get("SEEN", {}))
+    for client, loss in zip(view.clients, view.first_losses, strict=True):
+        times[client] = 0.5 * times.get(client, 0.0) + loss
+    view.remember("SEEN", times)
+    return np.array([times[client] for client in view.clients]) + view.label_counts.max(axis=1) / 1e3 + view.steps / 1e6
+"""
 
 
-def test_a_client_that_diverges_is_left_out_with_its_reason(tmp_path: Path) -> None:
-    wild = {"learning_rate": 1e30, "epochs": 2, "batch_size": 60}
-    result = experiment(training=wild, rounds={**SMALL["rounds"], "min_clients": 0}).run(tmp_path / "run")
-    clients = result.history.clients
-    assert clients["failure"].str.contains("NaN").all()
-    assert result.history.rounds["kept_old"].iloc[-1] == 1
-    assert result.history.rounds["accuracy"].nunique() == 1
+def test_memory_reaches_the_next_rounds_and_survives_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plugin = tmp_path / "seen.py"
+    plugin.write_text(PLUGIN)
+    weighing = {"criteria": ["SEEN", "DS"], "plugins": [str(plugin)]}
+    described = small(rounds={"count": 5, "fraction": 0.5}, weighing=weighing)
+    assert_a_stop_changes_nothing(described, tmp_path, monkeypatch)
+    history = History(tmp_path / "stopped")
+    remembered = history.last_checkpoint()[0]["SEEN>DS"].memory["SEEN"]
+    # Everyone who was ever asked is still there, also those of the first round who were not asked again.
+    assert set(remembered) == set(history.clients["client"])
+    for _, row in history.clients.query("round == 5").iterrows():
+        # A class has fewer than 190 rows: counts of labels and steps add less than .2 to what is remembered.
+        assert remembered[row["client"]] == pytest.approx(row["raw_SEEN"], abs=0.2)
+
+
+OWN = """from steelyard import Algorithm, algorithm
+
+@algorithm("own-train-falls")
+class Falls(Algorithm):
+    '''Falls in the first batch.'''
+    by_hand = True
+
+    def train(self, local):
+        return helper(local), {}
+
+def helper(local):
+    return local.received / {}["nothing"]
+"""
+
+
+def test_a_train_that_raises_is_one_line_with_its_place(tmp_path: Path, refused: Callable[..., str]) -> None:
+    (tmp_path / "mine.py").write_text(OWN)
+    words = ["--set", 'algorithm.plugins=["mine.py"]', "--set", "algorithm.name=own-train-falls", "--trust"]
+    line = refused("run", "quickstart", *words, "--quiet", "--out", "out")
+    assert line.endswith("round 1: algorithm own-train-falls: helper (mine.py, line 12) fails: KeyError: 'nothing'")
+
+
+def test_a_fault_of_ours_is_not_blamed_on_an_algorithm() -> None:
+    task = Task("f", 0, 1, ("a",), torch.zeros(2), algorithm=FedAvg())
+    with pytest.raises(KeyError), told_in_one_line(partial(training_fault, [task])):
+        raise KeyError("ours")
+
+
+def test_what_is_told_already_stays() -> None:
+    with pytest.raises(UserError, match=r"^field: wrong$"), told_in_one_line(partial(training_fault, [])):
+        raise UserError("field: wrong")
+
+
+def test_a_federation_starts_with_the_servers_model_and_its_own_order() -> None:
+    begun = federation(seed=4, criteria=("DS", "LD"), priority="LD>DS").start(Server())
+    assert begun.parameters.tolist() == [4.0] * 10
+    assert begun.orders == OrderState((1, 0), 0.0, 0, {})
+    assert begun.loss == LossState()
+    assert (begun.round, begun.finished, begun.memory) == (0, False, {})

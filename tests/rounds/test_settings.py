@@ -1,36 +1,20 @@
-"""[rounds]: defaults and limits."""
+"""[rounds]: defaults, limits, and when a target counts as reached, against a count with exact fractions."""
 
 from __future__ import annotations
 
+from fractions import Fraction
+from math import ceil
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from tests.kit import assert_refused
 
-from steelyard.errors import UserError
-from steelyard.rounds.settings import RoundSettings
+from steelyard.rounds.settings import RoundSettings, devices_needed, reached
 from steelyard.settings import validated
-
-
-def test_defaults() -> None:
-    assert RoundSettings().model_dump() == {
-        "count": 50,
-        "fraction": None,
-        "sampling": "fixed",
-        "withdrawn": (),
-        "min_clients": 1,
-        "evaluate_every": 1,
-        "target": 0.9,
-        "share": 0.5,
-        "targets": (),
-        "shares": (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
-        "stop_at_target": False,
-        "reach": "at-least",
-        "last": 5,
-        "samples": False,
-        "select": {"by": "uniform", "candidates": None, "explore": 0.1, "path": None, "available": {}},
-    }
 
 
 @given(st.integers(1, 50))
@@ -61,7 +45,6 @@ def test_the_tables_targets_are_the_one_target_unless_given() -> None:
         ("min_clients", -1, 0),
         ("evaluate_every", 0, 1),
         ("target", 0.0, 1.0),
-        ("target", 1.5, 0.5),
         ("share", 0, 1),
         ("shares", (0.5, 0.0), (0.5, 1.0)),
         ("targets", (1.1,), (1.0,)),
@@ -69,5 +52,42 @@ def test_the_tables_targets_are_the_one_target_unless_given() -> None:
 )
 def test_limits(field: str, wrong: Any, right: Any) -> None:
     assert getattr(validated(RoundSettings, {field: right}, "rounds"), field) == right
-    with pytest.raises(UserError, match=f"rounds: {field}"):
-        validated(RoundSettings, {field: wrong}, "rounds")
+    assert_refused(lambda: validated(RoundSettings, {field: wrong}, "rounds"), f"rounds: {field}")
+
+
+HUNDREDTHS = st.integers(1, 100)
+
+
+@pytest.mark.parametrize(
+    ("share", "devices", "expected"),
+    # 0.07 · 100 and 0.55 · 100 are a little more than whole in binary.
+    [(0.3, 10, 3), (0.31, 10, 4), (0.07, 100, 7), (0.55, 100, 55), (0.1, 3, 1), (1.0, 7, 7), (0.5, 1, 1), (0.5, 0, 0)],
+)
+def test_devices_needed_by_hand(share: float, devices: int, expected: int) -> None:
+    assert devices_needed(share, devices) == expected
+
+
+@given(HUNDREDTHS, st.integers(1, 100_000))
+def test_shares_mean_the_decimals_that_were_written(hundredths: int, devices: int) -> None:
+    assert devices_needed(hundredths / 100, devices) == ceil(Fraction(hundredths, 100) * devices)
+
+
+SCORES = st.tuples(st.integers(0, 4), st.integers(0, 12)).flatmap(
+    lambda shape: arrays(np.float64, shape, elements=st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0]))
+)
+
+
+@given(SCORES, st.sampled_from([0.25, 0.5, 0.6, 1.0]), HUNDREDTHS)
+def test_reached_against_a_count_by_hand(scores: np.ndarray, target: float, hundredths: int) -> None:
+    found = reached(scores, target, hundredths / 100)
+    assert found.dtype == np.bool_
+    assert found.shape == scores.shape[:1]
+    for row, yes in zip(scores.tolist(), found.tolist(), strict=True):
+        enough = sum(score >= target for score in row) >= Fraction(hundredths, 100) * len(row)
+        assert yes == (bool(row) and enough)
+
+
+def test_above_asks_for_more_than_the_target() -> None:
+    scores = np.array([[0.5, 0.6], [0.6, 0.7]])
+    assert reached(scores, 0.5, 1.0).tolist() == [True, True]
+    assert reached(scores, 0.5, 1.0, above=True).tolist() == [False, True]

@@ -1,7 +1,10 @@
-"""A global model that is not finite is never kept: the culprit is left out, or the run stops with what it had."""
+"""A global model that is not finite is never kept: the culprit is left out, or its rule ends and the others go on."""
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,75 +12,95 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.conftest import CommandLine
+from tests.kit import SMALL, changed
+from tests.runs.contents import assert_same_bits
+from tests.stopping import stopped_and_resumed
 
 from steelyard.clients.local import Simulation
 from steelyard.experiment.loading import build
-from steelyard.experiment.running import run
+from steelyard.experiment.running import resume, run
 from steelyard.messages import Failure, Task, Updates
+from steelyard.privacy.accounting import Release, spent
+from steelyard.report.comparison import compare_run
+from steelyard.report.headline import headline
+from steelyard.report.summary import summarise
+from steelyard.report.view import RunView
+from steelyard.rounds.drafting import TooFewClients
 from steelyard.rounds.soundness import Exploded, is_sound, without_culprit
 from steelyard.runs.reader import History
-from steelyard.runs.store import Store
 from steelyard.update_payloads import DenseModels
 
-SMALL: dict[str, Any] = {
-    "name": "small",
-    "data": {"source": "digits"},
-    "partition": {"scheme": "iid", "clients": 4, "test": "local"},
-    "model": {"name": "logistic"},
-    "rounds": {"count": 2, "fraction": 1.0},
-    "compute": {"engine": "loop", "device": "cpu"},
-}
+ROUNDS = 4
+DOCUMENT = changed(
+    SMALL,
+    seed=1,
+    partition={"clients": 4, "test": "local"},
+    rounds={"count": ROUNDS, "samples": True},
+    store={"checkpoint_every": 2},
+    weighing={"criteria": ["LD"]},
+    beside={"fedavg": {"criteria": ["DS"]}},
+)
+MAIN = "LD"
+WHY = "no client's model is finite after local training (4 asked)"
 
 
-def poisoned(monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], value: float) -> None:
-    """From round 2 on, these clients send numbers that are finite one by one, but not their sum."""
+def trains_otherwise(
+    monkeypatch: pytest.MonkeyPatch, differs: Callable[[Updates], bool], spoil: Callable[[Updates, torch.Tensor], None]
+) -> None:
+    """Let simulated clients train as ever, and spoil the models of some updates."""
     honest = Simulation.train
 
     def train(self: Simulation, tasks: list[Task]) -> list[Updates]:
         found = honest(self, tasks)
         for number, updates in enumerate(found):
-            if updates.round >= 2:
-                assert isinstance(updates.payload, DenseModels)
+            if differs(updates):
                 models = updates.payload.models.clone()
-                models[[updates.clients.index(name) for name in names]] = value
+                spoil(updates, models)
                 found[number] = replace(updates, payload=DenseModels(models))
         return found
 
     monkeypatch.setattr(Simulation, "train", train)
-    monkeypatch.setattr(DenseModels, "finite", lambda self: np.ones(len(self.models), dtype=np.bool_))
+
+
+def broken_from(monkeypatch: pytest.MonkeyPatch, federation: str, first: int, most: int | None = None) -> None:
+    """From a round on, what (so many) clients of one federation train holds NaN, as after a learning rate too large."""
+
+    def spoil(updates: Updates, models: torch.Tensor) -> None:
+        models[:most, 0] = float("nan")
+
+    trains_otherwise(monkeypatch, lambda found: found.federation == federation and found.round >= first, spoil)
 
 
 def test_the_round_is_weighed_again_without_the_culprit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    poisoned(monkeypatch, ("client-002",), 3e38)
-    history = History(run(build(SMALL), out=tmp_path / "run"))
-    last = history.clients[history.clients["round"] == 2].set_index("client")
+    """One client sends numbers that are finite one by one, but not their sum."""
+
+    def spoil(updates: Updates, models: torch.Tensor) -> None:
+        models[updates.clients.index("client-002")] = 3e38
+
+    trains_otherwise(monkeypatch, lambda found: found.round >= 2, spoil)
+    monkeypatch.setattr(DenseModels, "finite", lambda self: np.ones(len(self.models), dtype=np.bool_))
+    history = History(run(build(DOCUMENT), out=tmp_path / "run"))
+    last = history.clients.query("round == 2 and rule == 'fedavg'").set_index("client")
     assert last["failure"]["client-002"].startswith("left out: with its update (")
     assert last["weight"].drop("client-002").sum() == pytest.approx(1.0)
     assert history.rounds["accuracy"].iloc[-1] > 0.5
 
 
-def test_where_nothing_helps_the_run_stops_and_the_last_good_model_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    poisoned(monkeypatch, ("client-000", "client-001", "client-002", "client-003"), 3e38)
-    with pytest.raises(Exploded, match=r"round 2 of .*: the global model is no longer finite"):
-        run(build(SMALL), out=tmp_path / "run")
-    assert History(tmp_path / "run").rounds["round"].tolist() == [0, 1]
-    store = Store(tmp_path / "run")
-    (state,) = store.resume().states.values()
-    store.close()
-    assert state.round == 1
-    assert state.parameters.isfinite().all()
-
-
-def test_sound_is_finite_and_not_absurd():
-    assert is_sound(torch.tensor([1e14, -3.0]))
-    assert not is_sound(torch.tensor([1.0, float("nan")]))
-    assert not is_sound(torch.tensor([1.0, float("-inf")]))
-    assert not is_sound(torch.tensor([2e15]))
-    assert not is_sound(torch.tensor([-2e15, 0.0]))
-    assert is_sound(torch.tensor([1e15, -1e15], dtype=torch.float64))
-    assert is_sound(torch.zeros(0))
+@pytest.mark.parametrize(
+    ("model", "sound"),
+    [
+        ([1e14, -3.0], True),
+        ([1e15, -1e15], True),
+        ([], True),
+        ([1.0, float("nan")], False),
+        ([1.0, float("-inf")], False),
+        ([2e15], False),
+        ([-2e15, 0.0], False),
+    ],
+)
+def test_sound_is_finite_and_not_absurd(model: list[float], sound: bool):
+    assert is_sound(torch.tensor(model, dtype=torch.float64)) == sound
 
 
 def test_the_culprit_is_the_one_farthest_away():
@@ -116,3 +139,101 @@ def test_what_is_no_number_is_farther_away_than_everything_else(number: float, c
     left = without_culprit(task, updates, 1)
     assert [failure.client for failure in left.failures] == [task.clients[culprit]]
     assert left.clients == tuple(name for name in task.clients if name != task.clients[culprit])
+
+
+def without_seconds(history: History) -> list[dict[str, Any]]:
+    frame = history.rounds.drop(columns=["seconds", "cpu", "gpu"])
+    return frame.astype(object).where(frame.notna(), None).to_dict("records")  # NaN would equal nothing, not itself
+
+
+def test_the_others_go_on_and_everyone_who_looks_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, messages: list[str], command: CommandLine
+) -> None:
+    whole = History(run(build(DOCUMENT), out=tmp_path / "whole"))
+    broken_from(monkeypatch, "fedavg", 3)
+    folder = run(build(DOCUMENT), out=tmp_path / "run")
+    history = History(folder)
+    assert history.info["status"] == "finished"
+    assert messages[-1] == f"fedavg: ended in round 3: {WHY}"
+    assert history.ended == {("fedavg", 1): (3, WHY)}
+    expected = [row for row in without_seconds(whole) if row["rule"] != "fedavg" or row["round"] < 3]
+    assert without_seconds(history) == expected
+    states, _ = history.last_checkpoint()
+    assert {name: (state.round, state.ended) for name, state in states.items()} == {MAIN: (4, ""), "fedavg": (2, WHY)}
+    assert states["fedavg"].parameters.isfinite().all()
+
+    document = compare_run(folder, build(DOCUMENT))
+    assert document["recommendation"]["rule"] is None
+    assert document["ended"] == [{"rule": "fedavg", "seed": 1, "round": 3, "reason": WHY}]
+    best = whole.rounds[whole.rounds["rule"] == "fedavg"].accuracy.iloc[2]
+    assert document["devices"][0]["final"]["values"] == [best]
+    ends = {rule["rule"]: rule["ended"] for rule in summarise(folder, build(DOCUMENT).rounds)["rules"]}
+    assert ends == {MAIN: None, "fedavg": {"round": 3, "reason": WHY}}
+    assert any(line.startswith(f"fedavg, seed 1, ended in round 3: {WHY}.") for line in headline(RunView([folder])))
+    assert f"ended in round 3: {WHY}" in command("ls", tmp_path).stdout
+    assert "Ended early, without a sound model" in command("table", folder).stdout
+
+
+@pytest.mark.parametrize(("stopped", "every"), [(3, 2), (4, 1)])
+def test_a_run_that_is_resumed_after_or_before_the_end_of_a_rule_has_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped: int, every: int
+) -> None:
+    """The checkpoint of round 3 holds the rule that has ended, where there is one."""
+    broken_from(monkeypatch, "fedavg", 3)
+    described = build(changed(DOCUMENT, store={"checkpoint_every": every}))
+    whole = run(described, out=tmp_path / "whole")
+    again = stopped_and_resumed(described, tmp_path / "cut", after=stopped)
+    assert_same_bits(again, whole)
+    assert History(again).ended == History(whole).ended
+
+
+def test_where_every_rule_explodes_the_run_stops_and_can_be_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken_from(monkeypatch, "fedavg", 2)
+    broken_from(monkeypatch, MAIN, 3)
+    with pytest.raises(Exploded, match=rf"^round 3 of {MAIN}: {re.escape(WHY)}; "):
+        run(build(DOCUMENT), out=tmp_path / "run")
+    history = History(tmp_path / "run")
+    assert history.info["status"] == "stopped"
+    assert history.ended == {("fedavg", 1): (2, WHY)}
+    with pytest.raises(Exploded, match=r"^round 3 of "):
+        resume(tmp_path / "run")
+
+
+def test_one_broken_model_of_too_few_clients_stops_the_run_and_ends_no_rule(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three of four clients are well: no model exploded, there are only fewer than the experiment asks for."""
+    broken_from(monkeypatch, "fedavg", 2, most=1)
+    with pytest.raises(TooFewClients, match=r"^round 2 of fedavg: 3 of 4 clients gave .*min_clients"):
+        run(build(changed(DOCUMENT, rounds={"min_clients": 4})), out=tmp_path / "run")
+    assert History(tmp_path / "run").ended == {}
+
+
+@pytest.mark.parametrize("where", ["server", "devices"])
+def test_a_budget_is_not_blamed_for_a_model_that_exploded(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, messages: list[str]
+) -> None:
+    broken_from(monkeypatch, "fedavg", 2)
+    budget = {"epsilon": spent({Release(2.0): 2}, 1e-5) + 0.01}
+    central = {"clip": 1.0, "noise": 2.0, "weights": "cohort", "cohorts": "public"}
+    noise = {"central": central} if where == "server" else {"local": {"clip": 1.0, "noise": 2.0}}
+    capped = changed(
+        DOCUMENT,
+        weighing={"max_weight": 0.5},
+        beside={"fedavg": {"criteria": ["DS"], "max_weight": 0.5}},
+        privacy={**noise, "criteria": "public", "budget": budget},
+    )
+    history = History(run(build(capped), out=tmp_path / "run"))
+    promise = json.loads(history.info["privacy"])
+    lines = [line for line in messages if "fedavg" in line]
+    if where == "devices":  # what they sent was noise alone: nobody is told that their models broke
+        assert history.ended == {}
+        assert promise["ended"] == dict.fromkeys(promise["epsilon"], 2)
+        return
+    assert list(promise["ended"].values()) == [2]
+    assert "fedavg" not in promise["ended"]
+    # The server told nobody of the round in which no model was sound: one round was told.
+    assert promise["epsilon"]["fedavg"] == pytest.approx(spent({Release(2.0): 1}, 1e-5))
+    assert lines == [f"fedavg: ended in round 2: {WHY}"]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tomli_w
 from tests.recommend.conftest import description, tastes  # noqa: F401
-from tests.rounds.test_ended import broken_from
+from tests.rounds.test_soundness import broken_from
 from tests.runs.commands import steelyard
 from tests.runs.contents import assert_same_bits, query
 
