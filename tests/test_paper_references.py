@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.kit import small
 
 from steelyard import Experiment, randomness
 from steelyard.data import load, share_out
@@ -21,14 +22,10 @@ from steelyard.learning.training import train_client
 from steelyard.messages import LossState
 from steelyard.runs.tensor_files import read_tensors
 
-SMALL: dict[str, Any] = {
-    "name": "small",
-    "seed": 5,
-    "partition": {"scheme": "dirichlet", "clients": 8, "alpha": 0.4, "size_spread": 0.6, "minimum": 10},
-    "model": {"name": "logistic"},
+CHANGES: dict[str, Any] = {
+    "partition": {"clients": 8, "alpha": 0.4, "size_spread": 0.6},
     "training": {"learning_rate": 0.5, "epochs": 2, "batch_size": 16},
     "rounds": {"count": 7, "fraction": 0.4},
-    "compute": {"engine": "loop", "device": "cpu"},
 }
 
 
@@ -48,20 +45,16 @@ class Bench:
         return randomness.choose(self.described.seed, round, self.population.names, count)
 
     def train(self, name: str, model: torch.Tensor, round: int, kappa: tuple[float, ...] | None = None) -> torch.Tensor:
-        rows = self.population.by_name[name]
-        features = self.data.features[torch.from_numpy(rows.train)]
-        labels = self.population.train_labels(rows)
-        order = batch_orders(self.described.seed, round, [name], len(labels), self.described.training)[0]
+        rows, how = self.population.by_name[name], self.described.training
+        features, labels = self.data.features[torch.from_numpy(rows.train)], self.population.train_labels(rows)
+        order = batch_orders(self.described.seed, round, [name], len(labels), how)[0]
         loss = LossState("cross-entropy", kappa)
-        return train_client(self.module, self.layout, model, features, labels, order, self.described.training, loss)[
-            0
-        ].clone()
+        return train_client(self.module, self.layout, model, features, labels, order, how, loss)[0].clone()
 
     def said(self, model: torch.Tensor, rows: np.ndarray) -> list[int]:
         self.layout.write(self.module, model)
-        self.module.eval()
         with torch.no_grad():
-            return self.module(self.data.features[torch.from_numpy(rows)]).argmax(dim=1).tolist()
+            return self.module.eval()(self.data.features[torch.from_numpy(rows)]).argmax(dim=1).tolist()
 
     def accuracy(self, model: torch.Tensor, rows: np.ndarray) -> float:
         true = self.data.labels[torch.from_numpy(rows)].tolist()
@@ -78,69 +71,55 @@ def final_model(folder: Path, name: str) -> torch.Tensor:
     return read_tensors(file)[f"models/{name}"]
 
 
+def weighted(models: list[torch.Tensor], weights: list[float]) -> torch.Tensor:
+    return sum(weight / sum(weights) * model.double() for weight, model in zip(weights, models, strict=True)).float()  # type: ignore
+
+
+def in_order(order: tuple[str, ...], raw: list[dict[str, float]]) -> list[float]:
+    """Each criterion's share counts as far as those before it are met."""
+    scores: list[float] = []
+    for mine in raw:
+        gates = np.cumprod([mine[name] / sum(other[name] for other in raw) for name in order])
+        scores.append(float(gates.sum()))
+    return scores
+
+
 def test_online_adjustment_is_algorithm_1(tmp_path: Path) -> None:
-    described = Experiment.model_validate(
-        {**SMALL, "weighing": {"criteria": ["DS", "LD", "MD"], "priority": "MD>DS>LD", "adjust": {}}}
-    )
+    described = small(**CHANGES, weighing={"criteria": ["DS", "LD", "MD"], "priority": "MD>DS>LD", "adjust": {}})
     bench = Bench(described)
     everything = list(permutations(["DS", "LD", "MD"]))
     order, model, reference = ("MD", "DS", "LD"), bench.start, bench.everywhere(bench.start)
     expected: list[tuple[str, float, int]] = []
     for round in range(1, 8):
-        cohort = bench.cohort(round)
-        locals_ = {name: bench.train(name, model, round) for name in cohort}
-        raw: dict[str, dict[str, float]] = {}
-        for name in cohort:
+        names = bench.cohort(round)
+        trained = [bench.train(name, model, round) for name in names]
+        raw: list[dict[str, float]] = []
+        for name, local in zip(names, trained, strict=True):
             labels = bench.population.train_labels(bench.population.by_name[name]).tolist()
-            distance = float((locals_[name] - model).double().square().sum()) ** 0.5
-            raw[name] = {"DS": len(labels), "LD": len(set(labels)), "MD": (distance + 1) ** -0.5}
-
-        def combined(
-            priority: tuple[str, ...],
-            cohort: list[str] = cohort,
-            raw: dict[str, dict[str, float]] = raw,
-            locals_: dict[str, torch.Tensor] = locals_,
-        ) -> torch.Tensor:
-            scores: dict[str, float] = {}
-            for name in cohort:
-                gate, scores[name] = 1.0, 0.0
-                for criterion in priority:
-                    gate *= raw[name][criterion] / sum(raw[other][criterion] for other in cohort)
-                    scores[name] += gate
-            total = sum(scores.values())
-            return sum(scores[name] / total * locals_[name].double() for name in cohort).float()  # type: ignore
-
+            distance = float((local - model).double().square().sum()) ** 0.5
+            raw.append({"DS": len(labels), "LD": len(set(labels)), "MD": (distance + 1) ** -0.5})
         place = everything.index(order)
-        waiting = everything[place + 1 :] + everything[:place]
-        candidate = combined(order)
-        accuracy, tests = bench.everywhere(candidate), 0
-        best = (accuracy, order, candidate)
-        while accuracy < reference:
-            if not waiting:
-                accuracy, order, candidate = best
-                break
-            order = waiting.pop(0)
-            candidate = combined(order)
-            accuracy, tests = bench.everywhere(candidate), tests + 1
-            if accuracy > best[0]:
-                best = (accuracy, order, candidate)
-        model, reference = candidate, accuracy
-        expected.append((">".join(order), accuracy, tests))
-    result = described.run(tmp_path / "run")
-    rounds = result.history.rounds.query("round > 0")
-    found = list(zip(rounds["priority"], rounds["accuracy"], rounds["tests"], strict=True))
-    assert [row[0] for row in found] == [row[0] for row in expected]
-    assert [row[1] for row in found] == pytest.approx([row[1] for row in expected])
-    assert [row[2] for row in found] == [row[2] for row in expected]
+        waiting = [order, *everything[place + 1 :], *everything[:place]]
+        tried: list[tuple[float, tuple[str, ...], torch.Tensor]] = []
+        while waiting and (not tried or tried[-1][0] < reference):
+            candidate = weighted(trained, in_order(waiting[0], raw))
+            tried.append((bench.everywhere(candidate), waiting.pop(0), candidate))
+        # The first that is as good as the round before; where none is, the best of all, the first of equals.
+        reference, order, model = tried[-1] if tried[-1][0] >= reference else max(tried, key=lambda each: each[0])
+        expected.append((">".join(order), reference, len(tried) - 1))
+    rounds = described.run(tmp_path / "run").history.rounds.query("round > 0")
+    assert list(rounds["priority"]) == [row[0] for row in expected]
+    assert list(rounds["accuracy"]) == pytest.approx([row[1] for row in expected])
+    assert list(rounds["tests"]) == [row[2] for row in expected]
     assert sum(row[2] for row in expected) > 0, "this seed must adjust at least once, or the test shows nothing"
     # Seven rounds of float32 training, whose sums may run in another order.
     torch.testing.assert_close(final_model(tmp_path / "run", "online(MD>DS>LD)"), model, rtol=1e-4, atol=1e-5)
 
 
 def test_adafed_is_algorithm_1(tmp_path: Path) -> None:
-    partition = {**SMALL["partition"], "server": "fraction", "server_fraction": 0.15, "server_report": "apart"}
+    server = {"server": "fraction", "server_fraction": 0.15, "server_report": "apart"}
     weighing = {"criteria": ["VP"], "when_zero": "keep", "loss": {"adapt": "class-f1"}, "name": "adafed"}
-    described = Experiment.model_validate({**SMALL, "partition": partition, "weighing": weighing})
+    described = small(**{**CHANGES, "partition": CHANGES["partition"] | server, "weighing": weighing})
     bench = Bench(described)
     weighs = bench.population.server
     true = bench.data.labels[torch.from_numpy(weighs)].tolist()
@@ -151,8 +130,7 @@ def test_adafed_is_algorithm_1(tmp_path: Path) -> None:
         locals_ = [bench.train(name, model, round, kappa) for name in bench.cohort(round)]
         performance = [bench.accuracy(local, weighs) for local in locals_]
         if sum(performance) > 0:
-            parts = [p * local.double() for p, local in zip(performance, locals_, strict=True)]
-            model = (torch.stack(parts).sum(dim=0) / sum(performance)).float()
+            model = weighted(locals_, performance)
         said = bench.said(model, weighs)
         f1: list[float] = []
         for label in range(10):
@@ -162,10 +140,8 @@ def test_adafed_is_algorithm_1(tmp_path: Path) -> None:
         kappa = tuple(1 / (value + 0.1) for value in f1)
     result = described.run(tmp_path / "run")
     rounds = result.history.rounds.query("round > 0")
-    used = [json.loads(text)["class_weights"] for text in rounds["loss"]]
-    assert used[0] is None
-    for mine, theirs in zip(used[1:], losses[1:], strict=True):
-        assert mine == pytest.approx(theirs)
+    for text, expected in zip(rounds["loss"], losses, strict=True):
+        assert json.loads(text)["class_weights"] == (expected and pytest.approx(expected))
     # Seven rounds of float32 training, whose sums may run in another order.
     torch.testing.assert_close(final_model(tmp_path / "run", "adafed"), model, rtol=1e-4, atol=1e-5)
     # What is reported comes from rows that neither weighed nor were trained on.

@@ -17,10 +17,10 @@ from tests.report.made_run import make_run, shared_run
 from tests.runs.contents import change
 
 from steelyard.report import figures
-from steelyard.report.figures import catalogue, curves
+from steelyard.report.figures import catalogue
 from steelyard.report.html import html
 from steelyard.report.split import MOST_LINES, Split, account, draw_letters
-from steelyard.report.view import RunView, sampled
+from steelyard.report.view import RunView
 from steelyard.runs.reader import History
 from steelyard.runs.store import Store
 
@@ -130,30 +130,6 @@ def test_the_servers_curve_is_of_the_score_that_its_task_has(
     assert (row["round"], row["score"]) == ([2], [sign * 0.25])
 
 
-def test_a_rule_has_the_same_colour_where_others_are_missing(run: Path) -> None:
-    """fedavg never gets to 60 % in the made run, so the figure of targets shows fewer rules than the curves do."""
-    view = RunView([run])
-
-    def domains(node: Any) -> set[tuple[str, ...]]:
-        if isinstance(node, list):
-            return set().union(*map(domains, node))
-        if not isinstance(node, dict):
-            return set()
-        mine = {tuple(node["color"]["scale"]["domain"])} if node.get("color", {}).get("field") == "rule" else set()
-        return mine.union(*map(domains, node.values()))
-
-    for kind in ("accuracy", "targets", "flawed"):
-        assert domains(figures.spec(figures.draw(view, kind))) == {tuple(view.labels)}, kind
-
-
-def test_of_many_rules_only_the_baseline_and_the_best_have_bands(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(curves, "BANDS", 2)
-    chart = figures.draw(RunView([run]), "accuracy")
-    steps = [step for layer in figures.spec(chart)["layer"] for step in layer["transform"]]
-    assert [step["filter"]["oneOf"] for step in steps if "filter" in step] == [["VP>DS", "fedavg"]]
-    assert len(rows(chart)) == 3
-
-
 def test_a_rule_that_weighs_everybody_alike_has_no_heat_map(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = np.full((2, 3), 1 / 3)
     monkeypatch.setattr(History, "weights", lambda *_: (("a", "b", "c"), np.array([1, 2]), found))
@@ -188,14 +164,6 @@ def test_files_for_a_paper(run: Path, tmp_path: Path) -> None:
 )
 def test_what_does_not_exist_is_named_with_what_does(run: Path, call: Callable[[RunView], object], parts: Any) -> None:
     assert_refused(lambda: call(RunView([run])), *parts)
-
-
-@pytest.mark.parametrize(("count", "limit"), [(0, 5), (1, 5), (5, 5), (6, 5), (1000, 240)])
-def test_samples_are_evenly_spaced_and_hold_both_ends(count: int, limit: int) -> None:
-    found = sampled(count, limit)
-    assert len(found) <= limit
-    assert {0, count - 1} <= {*found, -1} if count else not len(found)
-    assert len(found) < 3 or np.ptp(np.diff(found)) <= 1
 
 
 @pytest.mark.slow  # five seconds to put it together
