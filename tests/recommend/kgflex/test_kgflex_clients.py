@@ -4,36 +4,26 @@ import numpy as np
 import pytest
 import torch
 from tests.clients.contract import ClientsContract, Make
-from tests.recommend.fpl_cases import ITEMS, USERS, few_histories
-from tests.recommend.kgflex.kgflex_cases import FACTORS, FEATURES, LIMITS, few_features, sets_of
-from tests.recommend.kgflex.kgflex_reference import local_update
+from tests.recommend.fpl_cases import USERS, few_users
+from tests.recommend.kgflex.kgflex_cases import FACTORS, FEATURES, LIMITS, few_features, local_update, of_user, sets_of
 
 from steelyard.messages import Task
+from steelyard.randomness import generator
 from steelyard.recommend.clients import LocalRound
 from steelyard.recommend.communication import Traffic
 from steelyard.recommend.fpl import Learning, sent_positives
-from steelyard.recommend.interactions import build
 from steelyard.recommend.kgflex.clients import KgflexClients, KgflexParts, KgflexServer
-from steelyard.recommend.ranking import GroundTruth
 from steelyard.recommend.sampling import draw_triples, round_keys, user_keys
 from steelyard.recommend.settings import KgflexSettings
 from steelyard.recommend.sparse import SparseRows
-from steelyard.recommend.users import Users
 
 NAMES = tuple(f"u{user}" for user in range(USERS))
 SEED, RATE = 5, 0.3
 
 
 def clients(local_round: LocalRound, share: float = 0.5, batch: int | None = None) -> KgflexClients:
-    histories = few_histories()
-    unseen = [next(i for i in range(ITEMS) if i not in histories.own(u)) for u in range(USERS)]
-    names = {"all_users": NAMES, "all_items": [str(i) for i in range(ITEMS)]}
-    owners = np.repeat(np.arange(USERS), histories.sizes)
-    train = build([f"u{u}" for u in owners], [str(i) for i in histories.items], **names)
-    test = build(list(NAMES), [str(i) for i in unseen], **names)
-    users = Users(histories, GroundTruth.between(train, test), np.full(USERS, share), histories.items.astype(np.int64))
     parts = KgflexParts(few_features(), KgflexSettings(limits=LIMITS, batch=batch))
-    return KgflexClients(users, Learning(RATE, FACTORS), local_round, parts, cutoff=3)
+    return KgflexClients(few_users(share), Learning(RATE, FACTORS), local_round, parts, cutoff=3)
 
 
 def first_model() -> torch.Tensor:
@@ -48,20 +38,16 @@ def task(round: int = 1, names: tuple[str, ...] = NAMES, federation: str = "EQ")
 
 
 def slow_turn(made: KgflexClients, user: int, round: int, count: int, g, b, p):
-    """One user's round by the slow reference, on the triples that her device draws."""
-    histories, of = made.users.histories, sets_of(made.parts.features)
+    """One user's round by the slow reference, on the triples that her device draws; moves her views `p`."""
+    histories, of, knowledge = made.users.histories, sets_of(made.parts.features), made.knowledge(SEED)
     mine = np.array([user])
-    keys = round_keys(user_keys(SEED, histories.names, "triples")[mine], round)
+    keys, masks = (round_keys(user_keys(SEED, histories.names, what)[mine], round) for what in ("triples", "mask"))
     triples = draw_triples(histories, mine, keys, count)
-    masks = round_keys(user_keys(SEED, histories.names, "mask")[mine], round)
     sent = sent_positives(masks, made.users.shares[mine], triples.positives)[0].tolist()
-    selection = made.knowledge(SEED).selection
-    features = selection.features[selection.entries(user)].tolist()
-    k = dict(zip(features, selection.weights[selection.entries(user)].tolist(), strict=True))
     pairs = [(of[i], of[j]) for i, j in zip(triples.positives[0], triples.negatives[0], strict=True)]
-    views = dict(zip(features, p[selection.entries(user)].tolist(), strict=True))
+    k, views = of_user(knowledge, p, user)
     after, changes, _ = local_update(k, views, g, b, pairs, RATE, sent, [True] * count, Learning(RATE, 1).decays)
-    p[selection.entries(user)] = [after[f] for f in features]
+    p[knowledge.selection.entries(user)] = [after[f] for f in k]
     return changes
 
 
@@ -85,8 +71,8 @@ def test_one_user_after_the_other_each_on_what_the_one_before_left():
     made = clients(LocalRound(triples=2, sequential=15))
     p = made.views("EQ", SEED).astype(np.float64)
     (updates,) = made.train([task(round=3)])
-    users, rounds = made._turns(task(round=3), np.arange(USERS))
-    assert rounds.tolist() == list(range(31, 46))
+    users = generator(SEED, 3, "", "fpl turns").integers(USERS, size=15)
+    rounds = np.arange(31, 46)
     table = first_model().numpy().astype(np.float64).reshape(FEATURES, -1)
     for user, round in zip(users.tolist(), rounds.tolist(), strict=True):
         for feature, change in slow_turn(

@@ -1,0 +1,350 @@
+"""KGFlex held to its equations one feature at a time: which features a user keeps, passes, batches, explanations."""
+
+import math
+from collections import defaultdict
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.recommend.fpl_cases import ITEMS, draw, few_histories
+from tests.recommend.kgflex.kgflex_cases import (
+    FACTORS,
+    FEATURES,
+    LIMITS,
+    entropy,
+    few_features,
+    few_known,
+    local_update,
+    of_user,
+    score,
+    selected,
+    sets_of,
+)
+
+from steelyard.randomness import stream_keys
+from steelyard.recommend.fpl import Learning
+from steelyard.recommend.interactions import build as interactions
+from steelyard.recommend.kgflex import explain
+from steelyard.recommend.kgflex.central import central_epoch
+from steelyard.recommend.kgflex.intersections import Block
+from steelyard.recommend.kgflex.local_pass import local_pass
+from steelyard.recommend.kgflex.model import Knowledge, initial_features, initial_views, scores
+from steelyard.recommend.kgflex.selection import draw_others, feature_gain, information_gain, select
+from steelyard.recommend.knowledge.features import build
+from steelyard.recommend.sampling import Histories, Triples, draw_triples
+from steelyard.recommend.settings import KgflexSettings
+
+LEARNING = Learning(0.4, FACTORS)
+
+
+@pytest.fixture
+def case() -> tuple[Histories, Knowledge, np.ndarray, np.ndarray]:
+    """Users, what is known, a table with biases that are not 0, and the users' first views."""
+    histories, knowledge = few_known()
+    table = initial_features(1, FEATURES, FACTORS, spread=0.7)
+    table[:, -1] = np.random.default_rng(1).normal(size=FEATURES)
+    return histories, knowledge, table, initial_views(1, histories.names, knowledge.selection, FACTORS, spread=0.7)
+
+
+def as_lists(table: np.ndarray) -> tuple[list[list[float]], list[float]]:
+    return table[:, :-1].astype(float).tolist(), table[:, -1].astype(float).tolist()
+
+
+# ---------------------------------------------------------------- information gain, and which features a user keeps
+
+
+@pytest.mark.parametrize(
+    ("positives", "negatives", "gain"), [(2, 0, 1), (1, 0, 0.311278), (1, 1, 0), (2, 2, 0), (0, 0, 0), (0, 2, 1)]
+)
+def test_the_numbers_of_example_6_3(positives: int, negatives: int, gain: float):
+    assert information_gain(positives, negatives, 2, 2) == pytest.approx(gain, abs=5e-7)
+
+
+def test_alternatives_to_information_gain_by_hand():
+    # Two of hers and two others; one of hers has the feature: IG .311278, and a quarter of the four have it.
+    quarter = -0.25 * math.log2(0.25) - 0.75 * math.log2(0.75)
+    assert feature_gain("ratio", 1, 0, 2, 2) == pytest.approx(0.311278 / quarter, abs=5e-7)
+    # Gini: 1/2 before; after it 0 for the one and 2·(1/3)·(2/3) for the three.
+    assert feature_gain("gini", 1, 0, 2, 2) == pytest.approx(0.5 - 0.75 * 4 / 9, abs=5e-7)
+    for criterion, most in (("information", 1.0), ("ratio", 1.0), ("gini", 0.5)):
+        found = feature_gain(criterion, np.array([2, 1, 2, 0]), np.array([0, 1, 2, 0]), 2, 2)
+        assert found == pytest.approx([most, 0.0, 0.0, 0.0])
+
+
+@given(st.integers(1, 50), st.integers(1, 50), st.data())
+def test_a_gain_lies_between_nothing_and_the_entropy_and_does_not_know_which_side_is_which(liked, others, data):
+    positives, negatives = data.draw(st.integers(0, liked)), data.draw(st.integers(0, others))
+    gain = float(information_gain(positives, negatives, liked, others))
+    assert 0 <= gain <= entropy(liked, others) + 1e-12
+    assert (gain == 0) is (positives * others == negatives * liked)
+    # Having a feature and lacking it say the same.
+    for again in ((negatives, positives, others, liked), (liked - positives, others - negatives, liked, others)):
+        assert float(information_gain(*again)) == pytest.approx(gain, abs=1e-12)
+
+
+def test_others_are_as_many_as_hers_never_hers_and_drawn_by_her_own_stream():
+    histories = few_histories()
+    users = np.arange(histories.users)
+    keys = stream_keys(7, 0, histories.names, "x")
+    left = histories.catalogue - histories.sizes
+    others, twice = (draw_others(histories, users, keys, ratio=ratio) for ratio in (1.0, 2.0))
+    for drawn, ratio in ((others, 1), (twice, 2)):
+        assert drawn.sum(axis=1).tolist() == np.minimum(ratio * histories.sizes, left).tolist()
+        assert not (drawn & histories.seen(users)).any()
+    # Who draws more draws the same first.
+    assert not (others & ~twice).any()
+    assert np.array_equal(draw_others(histories, users[4:5], keys)[0], others[4])
+    assert not np.array_equal(draw_others(histories, users, stream_keys(8, 0, histories.names, "x")), others)
+
+
+@pytest.mark.parametrize("limits", [LIMITS, (100, 100), (2,), (0, 3)])
+def test_the_selection_is_the_slow_one(limits: tuple[int, ...], monkeypatch: pytest.MonkeyPatch):
+    # Some users at a time.
+    monkeypatch.setattr("steelyard.recommend.kgflex.selection._CELLS", 2 * FEATURES)
+    histories, features = few_histories(), few_features()
+    found = select(histories, features, 5, limits)
+    others = draw_others(histories, np.arange(histories.users), stream_keys(5, 0, histories.names, "kgflex others"))
+    assert found.total == FEATURES
+    for user in range(histories.users):
+        mine, theirs = histories.own(user).tolist(), np.flatnonzero(others[user]).tolist()
+        expected = selected(mine, theirs, sets_of(features), features.hops.tolist(), limits)
+        entries = found.entries(user)
+        assert found.features[entries].tolist() == sorted(expected)
+        assert found.weights[entries] == pytest.approx([expected[f] for f in sorted(expected)], rel=1e-6)
+
+
+def test_few_others_items_without_features_and_more_others_than_items():
+    histories = Histories.of(interactions(["a", "a", "a", "b"], ["0", "1", "2", "3"]))
+    found = select(histories, build(np.array([0, 1, 2]), np.array([0, 0, 1]), 4, ["x", "y"]), 1)
+    # Of a's three items and one other, x is on two of hers: 0.8113 − ½·0 − ½·1.
+    assert found.sizes.tolist() == [2, 0]
+    assert found.weights[0] == pytest.approx(0.8112781 - 0.5, abs=1e-6)
+    # With four others per item, half of which have a feature, the counts are those of one other with half of it.
+    histories = Histories.of(interactions(["a"] + ["b"] * 4, ["0", "1", "2", "3", "4"]))
+    found = select(histories, build(np.array([0, 1, 2]), np.array([0, 0, 0]), 5, ["x"]), 1, ratio=4.0)
+    assert found.sizes[0] == 1
+    assert found.weights[0] == pytest.approx(float(information_gain(1, 0.5, 1, 1)), abs=1e-6)
+
+
+# ---------------------------------------------------------------- scores and passes
+
+
+def test_intersections_are_those_of_sets(case):
+    _, knowledge, *_ = case
+    users, rows = np.array([6, 1, 4]), np.array([0, 2, 1, 2, 0])
+    items = np.array([3, 5, 13, 0, 3], dtype=np.int32)
+    block = Block(knowledge.selection, users, knowledge.items)
+    found, of, selection = block.meet(rows, items), sets_of(knowledge.items), knowledge.selection
+    for pair, (row, item) in enumerate(zip(rows.tolist(), items.tolist(), strict=True)):
+        part = slice(found.starts[pair], found.starts[pair + 1])
+        mine = set(selection.features[selection.entries(int(users[row]))].tolist())
+        assert set(selection.features[block.own[found.entries[part]]].tolist()) == mine & of[item]
+        assert (found.rows[part] == row).all()
+        assert (block.owners[found.entries[part]] == row).all()
+
+
+def test_scores_are_those_of_equation_6_12_and_reasons_add_up_to_them(case):
+    _, knowledge, table, views = case
+    users, of = np.array([5, 0, 7]), sets_of(knowledge.items)
+    found = scores(table, views, knowledge, users)
+    told = 0
+    for row, user in enumerate(users.tolist()):
+        k, p = of_user(knowledge, views, user)
+        expected = [score(k, p, *as_lists(table), of[item]) for item in range(ITEMS)]
+        assert found[row] == pytest.approx(expected, abs=1e-5)
+        for item in range(ITEMS):
+            reasons = explain.reasons(table, views, knowledge, user, item)
+            told += len(reasons)
+            assert sum(each.part for each in reasons) == pytest.approx(expected[item], abs=1e-5)
+            assert {each.feature for each in reasons} == of[item] & k.keys()
+            parts = [each.gain * (each.personal + each.common) for each in reasons]
+            assert [each.part for each in reasons] == pytest.approx(parts, abs=1e-5)
+            assert parts == sorted(parts, key=abs, reverse=True)
+            assert sum(abs(each.share) for each in reasons) == pytest.approx(1 if reasons else 0)
+    assert told > 10
+    assert np.ptp(found) > 0.1
+    assert (found[:, -1] == 0).all()  # the item without features
+
+
+@pytest.mark.parametrize(
+    ("share", "decoys", "decays"),
+    [(1.0, False, ()), (0.4, True, (0.3, 0.2, 0.1)), (0.4, False, (0.3, 0.2, 0.1)), (0.0, True, (0.0, 0.0, 0.0))],
+)
+def test_a_pass_is_that_of_the_equations(case, share: float, decoys: bool, decays: tuple[float, ...]):
+    _, knowledge, table, views = case
+    learning = Learning(0.4, FACTORS, *decays)
+    users, of = np.array([8, 0, 3, 5]), sets_of(knowledge.items)
+    triples, sent = draw(case[0], users, 12, share=share)
+    real = np.random.default_rng(2).random(triples.positives.shape) < (0.6 if decoys else 2)
+    if decoys:
+        triples = Triples(triples.positives, triples.negatives, real)
+    found = local_pass(table, views, knowledge, users, triples, sent, learning)
+    sends = defaultdict(dict)
+    for owner, row, values in zip(found.changes.owners, found.changes.rows, found.changes.values, strict=True):
+        assert int(row) not in sends[int(owner)]
+        sends[int(owner)][int(row)] = values.tolist()
+    for row, user in enumerate(users.tolist()):
+        pairs = [(of[i], of[j]) for i, j in zip(triples.positives[row], triples.negatives[row], strict=True)]
+        after, changes, margins = local_update(
+            *(*of_user(knowledge, views, user), *as_lists(table), pairs, 0.4),
+            *(sent[row].tolist(), real[row].tolist(), learning.decays),
+        )
+        mine = knowledge.selection.entries(user)
+        own = found.vectors[np.isin(found.entries, np.arange(mine.start, mine.stop))]
+        # Twelve steps in float32, on numbers below 4.
+        np.testing.assert_allclose(own, [after[f] for f in sorted(after)], atol=5e-6)
+        assert sends[row].keys() == changes.keys()
+        for feature, values in changes.items():
+            assert sends[row][feature] == pytest.approx(values, abs=5e-6)
+        assert found.losses[row] == pytest.approx(np.logaddexp(0, -np.array(margins)), abs=1e-5)
+    assert found.changes.clients == len(users)
+
+
+def test_users_own_vectors_may_take_larger_steps_than_the_shared_rows(case):
+    histories, knowledge, table, views = case
+    triples, sent = draw(histories, np.array([3]), 1)
+    learning = Learning(0.4, FACTORS, 0.0, 0.0, 0.0)
+    given = (table, views, knowledge, np.array([3]), triples, sent, learning)
+    same, larger = local_pass(*given), local_pass(*given, own_rate=1.2)
+    own = views[same.entries]
+    np.testing.assert_allclose(larger.vectors - own, 3 * (same.vectors - own), atol=1e-6)
+    assert np.abs(same.vectors - own).max() > 0.01
+    np.testing.assert_allclose(larger.changes.values, same.changes.values, rtol=1e-6)
+
+
+def test_blocks_and_threads_change_nothing(case, monkeypatch: pytest.MonkeyPatch):
+    histories, knowledge, table, views = case
+    users = np.tile(np.arange(histories.users), 8)
+    triples, sent = draw(histories, users, 6, share=0.5)
+    whole = local_pass(table, views, knowledge, users, triples, sent, LEARNING)
+    monkeypatch.setattr("steelyard.recommend.kgflex.local_pass._LOOKUPS", 1)
+    parts = local_pass(table, views, knowledge, users, triples, sent, LEARNING, threads=2)
+    for name in ("entries", "vectors", "losses"):
+        np.testing.assert_allclose(getattr(parts, name), getattr(whole, name), rtol=1e-5, atol=1e-6)
+    for name in ("clients", "owners", "rows", "values"):
+        np.testing.assert_allclose(getattr(parts.changes, name), getattr(whole.changes, name), rtol=1e-5, atol=1e-6)
+
+
+def test_a_user_without_features_sends_nothing_and_loses_what_chance_loses(case):
+    histories, knowledge, table, views = case
+    whole = knowledge.selection
+    first = whole.starts[1]
+    starts = np.concatenate([[0, 0], whole.starts[2:] - first])
+    emptied = type(whole)(starts, whole.features[first:], whole.weights[first:], whole.total)
+    users = np.array([0, 1])
+    triples, sent = draw(histories, users, 4)
+    known = Knowledge(knowledge.items, emptied)
+    found = local_pass(table, views[first:], known, users, triples, sent, LEARNING)
+    assert found.losses[0] == pytest.approx([np.log(2)] * 4)
+    assert set(found.changes.owners.tolist()) == {1}
+    assert found.changes.clients == 2
+
+
+# ---------------------------------------------------------------- central training
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[np.ndarray, Triples]]:
+    """The users and triples that central training draws, epoch by epoch."""
+    found: list[tuple[np.ndarray, Triples]] = []
+
+    def noted(histories, users, keys, count):
+        found.append((users, draw_triples(histories, users, keys, count)))
+        return found[-1][1]
+
+    monkeypatch.setattr("steelyard.recommend.kgflex.central.draw_triples", noted)
+    return found
+
+
+def test_a_batch_adds_up_what_each_triple_alone_would_change(case, drawn):
+    """An epoch that is one batch: one step of all its triples from the parameters before it."""
+    histories, knowledge, table, views = case
+    learning, everyone = Learning(0.2, FACTORS, 0.03, 0.02, 0.01), np.arange(histories.users)
+    moved = views.copy()
+    given = (knowledge, histories, everyone, learning)
+    new, losses = central_epoch(table, moved, *given, batch=1000, seed=1, epoch=1, own_rate=0.5)
+    of, wanted_table, wanted_views = sets_of(knowledge.items), table.astype(float), views.astype(float)
+    ((users, triples),) = drawn
+    told = defaultdict(list)
+    for user, (i,), (j,) in zip(users.tolist(), triples.positives, triples.negatives, strict=True):
+        after, changes, margins = local_update(
+            *(*of_user(knowledge, views, user), *as_lists(table), [(of[i], of[j])]),
+            *(0.2, [True], [True], learning.decays),
+        )
+        mine = knowledge.selection.entries(user)
+        wanted_views[mine] += (np.array([after[f] for f in sorted(after)]) - views[mine]) * 0.5 / 0.2
+        for feature, change in changes.items():
+            wanted_table[feature] += 0.2 * np.array(change)
+        told[user].append(np.logaddexp(0, -margins[0]))
+    # Some forty steps in float32, each on numbers below 4.
+    np.testing.assert_allclose(new, wanted_table, atol=2e-5)
+    np.testing.assert_allclose(moved, wanted_views, atol=2e-5)
+    assert np.abs(new - table).max() > 0.01
+    for user in range(histories.users):
+        assert losses[user] == pytest.approx(np.mean(told[user] or [0.0]), abs=1e-5)
+
+
+def test_epochs_follow_from_their_seed_and_visit_every_interaction_once_on_average(case, drawn):
+    histories, knowledge, table, views = case
+    given = (table, views, knowledge, histories, np.arange(histories.users), Learning(0.0, FACTORS, 0, 0, 0))
+    for seed in (1, 1, 2):
+        central_epoch(*given, batch=7, seed=seed, epoch=1)
+    (first, again), other = ([draws[1].positives.tolist() for draws in drawn[:2]], drawn[2][1].positives.tolist())
+    assert first == again
+    assert first != other
+    drawn.clear()
+    epochs = 200
+    for epoch in range(1, epochs + 1):
+        central_epoch(*given, batch=1000, seed=1, epoch=epoch)
+    seen, visits = histories.seen(given[4]), np.zeros((histories.users, histories.catalogue))
+    for users, triples in drawn:
+        np.add.at(visits, (users, triples.positives[:, 0]), 1)
+        assert not seen[users, triples.negatives[:, 0]].any()
+    assert not visits[~seen].any()
+    assert visits.sum() == epochs * seen.sum()
+    # A count over 200 epochs has a standard deviation of about 14: five of these are never left.
+    assert np.abs(visits[seen] - epochs).max() < 70
+
+
+# ---------------------------------------------------------------- what a list keeps of a user's features
+
+
+@pytest.mark.parametrize("top", [None, 1, 3])
+def test_what_is_kept_is_counted_as_with_sets(case, top: int | None):
+    histories, knowledge, *_ = case
+    selection, of = knowledge.selection, sets_of(knowledge.items)
+    lists = np.stack([np.random.default_rng(u).permutation(ITEMS)[:3] for u in range(histories.users)])
+    lists[2, 2] = -1
+    lists[3] = -1
+    found = explain.kept(selection, explain.shown(knowledge, lists), top)
+    for user in range(histories.users):
+        mine = selection.entries(user)
+        gains = dict(zip(selection.features[mine].tolist(), selection.weights[mine].tolist(), strict=True))
+        best = sorted(gains, key=lambda feature: (-gains[feature], feature))[:top]
+        listed = set().union(*(of[item] for item in lists[user] if item >= 0), set())
+        assert found[user] == pytest.approx(len(set(best) & listed) / len(best))
+    assert found[3] == 0
+    assert 0 < found.mean() < 1
+
+
+def test_the_features_after_are_those_of_the_lists_taken_as_histories(case):
+    histories, knowledge, *_ = case
+    own = [histories.own(user) for user in range(histories.users)]
+    lists = np.full((histories.users, max(map(len, own))), -1)
+    for user, items in enumerate(own):
+        lists[user, : len(items)] = items[::-1]
+    settings = KgflexSettings(limits=LIMITS)
+    again = explain.after_lists(knowledge, lists, histories.names, 1, settings)
+    # Who is shown exactly what she took keeps everything.
+    for name in ("starts", "features", "weights"):
+        np.testing.assert_allclose(getattr(again, name), getattr(knowledge.selection, name), rtol=1e-6)
+    assert explain.informative_again(knowledge, again).all()
+    other = explain.after_lists(knowledge, (lists[:, :2] + 5) % ITEMS, histories.names, 1, settings)
+    assert 0 < explain.informative_again(knowledge, other).mean() < 1
+
+
+def test_a_cloud_sums_gains_over_users(case):
+    selection = case[1].selection
+    expected = np.bincount(selection.features, selection.weights, minlength=selection.total)
+    assert explain.cloud(selection) == pytest.approx(expected)
