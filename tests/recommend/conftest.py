@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+ROOT = Path(__file__).parents[2]
+
 
 def two_tastes(users: int = 24, items: int = 40, taken: int = 10, seed: int = 0) -> list[tuple[str, str, int, int]]:
     """Rows user, item, rating, time: even users take from the first half of the items, odd ones from the second."""
@@ -24,9 +26,9 @@ def shared() -> Callable[[str], Path]:
     """Find a real data set, or leave the test out."""
 
     def find(name: str) -> Path:
-        for folder in (os.environ.get("STEELYARD_DATA", ""), "../shared/data"):
-            if folder and (Path(folder) / name).exists():
-                return Path(folder) / name
+        for folder in (Path(os.environ.get("STEELYARD_DATA", ROOT)), ROOT / "../shared/data"):
+            if (folder / name).exists():
+                return (folder / name).absolute()
         pytest.skip(f"needs {name} in STEELYARD_DATA or ../shared/data")
 
     return find

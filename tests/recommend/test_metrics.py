@@ -39,16 +39,21 @@ def hand():
 
 
 def test_accuracy_by_hand(hand):
-    assert m.Precision()(hand) == pytest.approx((2 / 3 + 0 + 1 / 3) / 3)
-    assert m.Recall()(hand) == pytest.approx((1 + 0 + 1 / 3) / 3)
     precision, recall = 1 / 3, 4 / 9
-    assert m.F1()(hand) == pytest.approx(2 * precision * recall / (precision + recall))
-    assert m.UserF1()(hand) == pytest.approx((4 / 5 + 0 + 2 / 6) / 3)
-    assert m.HitRate()(hand) == pytest.approx(2 / 3)
     second, third = 1 / math.log2(3), 0.5
-    a = (1 + third) / (1 + second)
-    c = second / (1 + second + third)
-    assert m.NDCG()(hand) == pytest.approx((a + 0 + c) / 3)
+    for metric, per_user in (
+        (m.Precision(), [2 / 3, 0, 1 / 3, 0]),
+        (m.Recall(), [1, 0, 1 / 3, 0]),
+        (m.UserF1(), [4 / 5, 0, 2 / 6, 0]),
+        (m.HitRate(), [1, 0, 1, 0]),
+        (m.NDCG(), [(1 + third) / (1 + second), 0, second / (1 + second + third), 0]),
+    ):
+        # d has no relevant item: she has a value, and no part in the mean.
+        assert metric.per_user(hand).tolist() == pytest.approx(per_user)
+        assert metric(hand) == pytest.approx(sum(per_user) / 3)
+    assert m.F1()(hand) == pytest.approx(2 * precision * recall / (precision + recall))
+    assert hand.judged.tolist() == [True, True, True, False]
+    assert m.HitRate().per_user(hand).dtype == np.float64
 
 
 def test_beyond_accuracy_by_hand(hand):
@@ -95,15 +100,8 @@ def test_head_border_is_exact_and_ties_go_by_id():
 
 
 def test_bias_disparity_by_hand():
-    from dataclasses import replace
-
     base = truth(["a1", "a2", "b1", "b3"], ["a3"], users="ab", items="1234")
-    two = replace(
-        base,
-        categories=("x", "y"),
-        member_item=np.array([0, 1, 2, 3]),
-        member_category=np.array([0, 0, 0, 1]),
-    )
+    two = base.with_categories(list("1234"), [("1", "x"), ("2", "x"), ("3", "x"), ("4", "y")])
     bias = m.bias_disparity(two.view(lists("34", "24", places=2), 2))
     # Training: x 4 of 4 with 3 of 4 items; lists: x 2 of 4, y 2 of 4.
     assert bias.source == pytest.approx([4 / 3, 0])
@@ -185,32 +183,24 @@ def test_paired_tests_agree_with_scipy_and_handle_equal_systems():
 
 
 def test_lists_shorter_than_k_count_at_k():
-    view = truth(["c6"], ["a1", "a2", "b3"]).view(lists("1", "45", "6"), 4)
+    base = truth(["c6"], ["a1", "a2", "b3"])
+    view = base.view(lists("1", "45", "6"), 4)
     assert view.cutoff == 4
-    assert m.Precision().per_user(view).tolist() == [0.25, 0, 0]
+    assert m.Precision().per_user(view).tolist() == pytest.approx([0.25, 0, 0])
     # At most k hits are possible, and no more than there are relevant items.
     assert m.NDCG()(view) == pytest.approx(1 / (1 + 1 / math.log2(3)) / 2)
-    narrow = truth(["c6"], ["a1", "a2", "b3"]).view(lists("12", "45", "6", places=2), 1)
+    narrow = base.view(lists("12", "45", "6", places=2), 1)
     assert narrow.lists.shape == (3, 1)
     assert m.NDCG()(narrow) == pytest.approx(0.5)
-    assert m.HitRate()(narrow) == pytest.approx(0.5)
+    # Fewer places than k.
+    few = base.view(lists("12", "31", "45", places=2), 5)
+    assert (m.NDCG()(few), m.Recall()(few)) == pytest.approx((1.0, 1.0))
+    assert m.Precision()(few) == pytest.approx((2 / 5 + 1 / 5) / 2)
 
 
-def test_lists_with_fewer_places_than_k():
-    view = truth(["c6"], ["a1", "a2", "b3"]).view(lists("12", "31", "45", places=2), 5)
-    assert m.NDCG()(view) == pytest.approx(1.0)
-    assert m.Recall()(view) == pytest.approx(1.0)
-    assert m.Precision()(view) == pytest.approx((2 / 5 + 1 / 5) / 2)
-
-
-def test_no_hit_at_all_is_zero_not_undefined():
+def test_no_hit_at_all_is_zero_not_undefined_and_f1_of_equals_is_the_same():
     view = truth(["c6"], ["a1"]).view(lists("2", "3", "4"), 1)
-    assert m.F1()(view) == 0.0
-    assert m.UserF1()(view) == 0.0
-    assert m.HitRate()(view) == 0.0
-
-
-def test_f1_of_equal_precision_and_recall_is_the_same():
+    assert m.F1()(view) == m.UserF1()(view) == m.HitRate()(view) == 0.0
     view = truth(["c6"], ["a1", "b1"]).view(lists("1", "2", "3"), 1)
     assert m.Precision()(view) == m.Recall()(view) == m.F1()(view) == 0.5
 
@@ -220,14 +210,6 @@ def test_aclt_counts_the_long_tail_alone():
     view = truth(["a1", "b1", "c1"], ["a2", "b3"]).view(lists("1234", "165", "1"), 4)
     assert m.ACLT().per_user(view).tolist() == [3, 2, 0]
     assert m.ACLT()(view) == 2.5
-
-
-def test_values_per_user_cover_those_without_test_items(hand):
-    # d has no relevant item: she has a value, and no part in the mean.
-    assert m.Recall().per_user(hand).tolist() == pytest.approx([1, 0, 1 / 3, 0])
-    assert m.NDCG().per_user(hand)[3] == 0.0
-    assert hand.judged.tolist() == [True, True, True, False]
-    assert m.HitRate().per_user(hand).dtype == np.float64
 
 
 def test_one_item_shown_to_all_has_no_entropy():
@@ -251,26 +233,28 @@ def test_a_catalogue_of_one_item_has_no_gini_and_of_none_no_coverage():
     assert isinstance(m.ItemCoverage()(nothing), int)
 
 
-def test_parity_needs_both_groups_and_something_in_them():
-    # The head is item 1, the tail 2 to 6; nobody's relevant item is in the head.
-    base = truth(["a1", "b1", "c1"], ["a2", "b3"])
-    assert math.isnan(m.PopREO()(base.view(lists("1", "2", "3"), 1)))
-    # Relevant ones in both, none of them hit: both recalls are 0.
-    base = truth(["a1", "b1"], ["c1", "b3"])
-    assert math.isnan(m.PopREO()(base.view(lists("4", "4", "4"), 1)))
-    # As much of both as is relevant: even.
-    base = truth(["a1", "b1"], ["c1", "b3"])
-    assert m.PopREO()(base.view(lists("4", "3", "1"), 1)) == 0.0
-    # Only relevant ones in the head: nothing to hold it against.
-    assert math.isnan(m.PopREO()(truth(["a1", "b1"], ["c1"]).view(lists("4", "4", "1"), 1)))
-    # One relevant in the tail, hit, and none of one in the head: as uneven as can be.
-    assert m.PopREO()(base.view(lists("4", "3", "4"), 1)) == 1.0
-    # Everyone trained on the whole head: nothing of it could be shown.
-    base = truth(["a1", "b1", "c1"], ["a2"])
-    assert math.isnan(m.PopRSP()(base.view(lists("2", "2", "2"), 1)))
-    # One who did not, and one of two possible head items: 1/1 against 2/15.
-    base = truth(["a1", "b1"], ["a2"])
-    assert m.PopRSP()(base.view(lists("2", "3", "1"), 1)) == pytest.approx((1 - 2 / 15) / (1 + 2 / 15))
+@pytest.mark.parametrize(
+    ("metric", "train", "test", "shown", "expected"),
+    [
+        # The head is item 1, the tail 2 to 6; nobody's relevant item is in the head.
+        (m.PopREO(), "a1 b1 c1", "a2 b3", "123", math.nan),
+        # Relevant ones in both, none of them hit: both recalls are 0.
+        (m.PopREO(), "a1 b1", "c1 b3", "444", math.nan),
+        # As much of both as is relevant: even.
+        (m.PopREO(), "a1 b1", "c1 b3", "431", 0.0),
+        # Only relevant ones in the head: nothing to hold it against.
+        (m.PopREO(), "a1 b1", "c1", "441", math.nan),
+        # One relevant in the tail, hit, and none of one in the head: as uneven as can be.
+        (m.PopREO(), "a1 b1", "c1 b3", "434", 1.0),
+        # Everyone trained on the whole head: nothing of it could be shown.
+        (m.PopRSP(), "a1 b1 c1", "a2", "222", math.nan),
+        # One who did not, and one of two possible head items: 1/1 against 2/15.
+        (m.PopRSP(), "a1 b1", "a2", "231", (1 - 2 / 15) / (1 + 2 / 15)),
+    ],
+)
+def test_parity_needs_both_groups_and_something_in_them(metric, train, test, shown, expected):
+    view = truth(train.split(), test.split()).view(lists(*shown), 1)
+    assert metric(view) == pytest.approx(expected, nan_ok=True)
 
 
 def test_every_metric_is_measured_once_by_its_name(hand):

@@ -12,9 +12,9 @@ pytest.importorskip("flwr")
 
 from flwr.app import Context, Message, RecordDict
 from tests.clients.flower.flower_fakes import FakeGrid
+from tests.kit import assert_refused
 
 from steelyard.clients.node import NodeConfig
-from steelyard.errors import UserError
 from steelyard.experiment.loading import build
 from steelyard.experiment.node_rows import check_own
 from steelyard.experiment.node_rules import agreed
@@ -116,15 +116,13 @@ def test_five_users_on_five_nodes_equal_the_simulation(five, tmp_path: Path, own
     store = Store(tmp_path / "federated")
     assert not any("vectors" in key for key in store.resume().kept)
     store.close()
-    with pytest.raises(UserError, match="they stay on their nodes"):
-        open_run(tmp_path / "federated")
+    assert_refused(lambda: open_run(tmp_path / "federated"), "they stay on their nodes")
 
 
 def test_a_node_with_its_own_rows_needs_a_public_catalogue(five, tmp_path: Path):
     del five["interactions"]["catalogue"]
     own = NodeConfig.read({"client": "ada", "data": str(tmp_path / "ada.tsv")})
-    with pytest.raises(UserError, match=r"interactions\.catalogue"):
-        build(five).on_node(own)
+    assert_refused(lambda: build(five).on_node(own), "interactions.catalogue")
 
 
 @pytest.fixture
@@ -179,7 +177,7 @@ def test_a_users_own_rows_are_split_and_counted_as_her_file_says(guarded: dict[s
         ("interactions", {"split_seed": 43, "split": "random"}, "interactions.split: got 'random'"),
         ("interactions", {"validation": 0.1}, "interactions.validation: got 0.1"),
         ("ranking", {"threshold": 1.0}, "ranking.threshold: "),
-        ("fpl", {"triples": 1}, "fpl.triples: a round visits fewer interactions of each user"),
+        ("fpl", {"triples": 1}, "fpl.triples: "),
     ],
 )
 def test_a_server_chooses_none_of_her_rows(
@@ -194,8 +192,7 @@ def test_a_server_chooses_none_of_her_rows(
 def test_users_of_a_file_are_named_where_the_nodes_file_says_so(guarded: dict[str, Any], tmp_path: Path):
     part = {"partition-id": 0, "num-partitions": 1}
     files = {"data": str(tmp_path / "mine.tsv"), "catalogue": str(tmp_path / "catalogue.tsv"), "kind": "recommend"}
-    with pytest.raises(UserError, match=r"^node config data\.columns: missing beside partition-id"):
-        check_own(NodeConfig.read({**part, **files}))
+    assert_refused(lambda: check_own(NodeConfig.read({**part, **files})), "data.columns", "partition-id")
     columns = {"user": "user"}
     data = {"path": str(tmp_path / "mine.tsv"), "columns": columns}
     own = NodeConfig.read({**part, **files, "data": data})

@@ -1,48 +1,70 @@
-"""From [knowledge] to features: every form of file, the limits, the account."""
+"""From [knowledge] to features: every form of file, the limits, the account, the matrix and its names."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.conftest import CommandLine
+from tests.kit import assert_refused
 
-from steelyard.errors import UserError
-from steelyard.recommend.knowledge.loading import load, load_features
+from steelyard.recommend.knowledge.features import ItemFeatures, build
+from steelyard.recommend.knowledge.loading import Loaded, load
+from steelyard.recommend.knowledge.naming import distinct, expanded, prefixed, readable, words
+from steelyard.recommend.knowledge.readers import read_links
 from steelyard.recommend.knowledge.settings import BLOCKED, KnowledgeSettings
+from steelyard.recommend.reading import read
 from steelyard.settings import validated
 
-TRIPLES = """e:a	http://e/director	e:kubrick
+RDF_TYPE = "http://www.w3.org/1999/02/22-rdf-syntax-ns#type"
+TRIPLES = f"""e:a	http://e/director	e:kubrick
 e:b	http://e/director	e:kubrick
 e:c	http://e/director	e:mann
 e:kubrick	http://e/born	e:usa
 e:mann	http://e/born	e:usa
-e:a	http://www.w3.org/1999/02/22-rdf-syntax-ns#type	e:Film
-e:b	http://www.w3.org/1999/02/22-rdf-syntax-ns#type	e:Film
+e:a	{RDF_TYPE}	e:Film
+e:b	{RDF_TYPE}	e:Film
 """
-LINKS = "1\tFilm A\te:a\n2\tFilm B\te:b\n3\tFilm C\te:c\n9\tUnknown\te:z\n"
+FILES = {
+    "t.tsv": TRIPLES,
+    "l.tsv": "1\tFilm A\te:a\n2\tFilm B\te:b\n3\tFilm C\te:c\n9\tUnknown\te:z\n",
+    "movies.dat": "1::A::War|Drama\n2::B::War\n4::D::War\n",
+    "map.tsv": "1\t10\t11\n2\t10\t12\n7\t11\t12\n",
+    "names.tsv": "10\tStanley Kubrick\n",
+    "f.tsv": "1\t0\t5\n1\t1\t6\n2\t2\t7\n",
+    "p.tsv": "http://e/a\t0\t1\nhttp://e/a~http://e/b\t1\t2\nhttp://e/c~http://e/a\t2\t2\n",
+    # Item 1 is the entity e:a, which the map calls 7; of the rest of the map only 2 is linked, as both b and c.
+    "theirs.tsv": "7\te:a\n2\te:b\n2\te:c\n1\te:elsewhere\n",
+}
+GRAPH = {"path": "t.tsv", "links": "l.tsv"}
+CHAINS = {"path": "f.tsv", "predicates": "p.tsv"}
+WAR, KUBRICK, MANN, USA = "genre: War", "director: e:kubrick", "director: e:mann", "director → born: e:usa"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 def settings(**fields: Any) -> KnowledgeSettings:
     return validated(KnowledgeSettings, fields, "test")
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "t.tsv").write_text(TRIPLES)
-    (tmp_path / "l.tsv").write_text(LINKS)
-    (tmp_path / "movies.dat").write_text("1::A::War|Drama\n2::B::War\n4::D::War\n")
-    (tmp_path / "map.tsv").write_text("1\t10\t11\n2\t10\t12\n7\t11\t12\n")
-    return tmp_path
+def loaded(items: str, *sources: dict[str, Any], **fields: Any) -> Loaded:
+    return load(settings(sources=sources, **{"min_items": 1, **fields}), items.split())
 
 
-def graph(folder: Path) -> dict[str, Any]:
-    return {"path": folder / "t.tsv", "links": folder / "l.tsv"}
-
-
-def test_a_graph_gives_features_of_both_hops(folder: Path) -> None:
-    found = load(settings(sources=[graph(folder)], min_items=2), ["3", "1", "2", "4"])
-    assert found.features.names == ("director: e:kubrick", "director → born: e:usa")
+def test_a_graph_gives_features_of_both_hops_and_an_account() -> None:
+    found = loaded("3 1 2 4", GRAPH, min_items=2)
+    assert found.features.names == (KUBRICK, USA)
     assert found.features.matrix.toarray().tolist() == [[0, 1], [1, 1], [1, 1], [0, 0]]
     assert found.features.hops.tolist() == [1, 2]
     assert found.report.lines() == [
@@ -52,191 +74,254 @@ def test_a_graph_gives_features_of_both_hops(folder: Path) -> None:
         "2 hops: 1 found, dropped: none, kept: 1 in 3 pairs",
         "items: 4, known to the sources: 3, with features: 3",
     ]
-    assert found.report.document()["hops"][0] == {
-        "hop": 1,
-        "found": 2,
-        "rare": 1,
-        "common": 0,
-        "beyond": 0,
-        "kept": 1,
-        "pairs": 2,
-    }
+    first = {"hop": 1, "found": 2, "rare": 1, "common": 0, "beyond": 0, "kept": 1, "pairs": 2}
+    assert found.report.document()["hops"][0] == first
 
 
-def test_files_are_joined_and_ids_may_be_entities(folder: Path) -> None:
-    found = load_features(
-        settings(sources=[graph(folder), {"path": folder / "movies.dat"}], min_items=2, hops=1), ["1", "2", "3"]
-    )
-    assert found.names == ("genre: War", "director: e:kubrick")
-    own = load_features(settings(sources=[{"path": folder / "t.tsv"}], min_items=1, hops=1, blocked=()), ["e:a", "e:c"])
-    assert own.names_of(0) == ["director: e:kubrick", "type: e:Film"]
+@pytest.mark.parametrize(
+    ("items", "sources", "fields", "names"),
+    [
+        # Files are joined, and ids may be entities.
+        ("1 2 3", [GRAPH, {"path": "movies.dat"}], {"min_items": 2, "hops": 1}, (WAR, KUBRICK)),
+        ("e:a", [{"path": "t.tsv"}], {"hops": 1, "blocked": ()}, (KUBRICK, "type: e:Film")),
+        # Limits on how many items have a feature, and on the features; of equal ones the first in order stays.
+        ("1 2 3", [GRAPH], {"hops": 1, "min_items": 3}, ()),
+        ("1 2 3", [GRAPH], {"hops": 1, "max_share": 0.5}, (MANN,)),
+        ("1 2 3", [GRAPH], {"hops": 1, "max_features": 1}, (KUBRICK,)),
+        # Counting over the data or over the source; a feature that only items outside of the data have is none.
+        ("1 2", [{"path": "map.tsv"}], {"min_items": 2}, ("feature: 10",)),
+        ("1", [{"path": "map.tsv"}], {"min_items": 2, "counted": "source"}, ("feature: 10", "feature: 11")),
+        ("1 2", [{"path": "map.tsv", "names": "names.tsv"}], {"min_items": 2}, ("feature: Stanley Kubrick",)),
+        # Files of ids: blocked chains, and fewer hops.
+        ("1 2", [CHAINS], {}, ("a: 5", "a → b: 6", "c → a: 7")),
+        ("1 2", [CHAINS], {"hops": 1}, ("a: 5",)),
+        ("1 2", [CHAINS], {"blocked": ["http://e/a"]}, ("c → a: 7",)),
+        ("1 2", [CHAINS], {"blocked": ["http://e/a"], "blocked_at": "any"}, ()),
+        ("77", [GRAPH], {}, ()),
+    ],
+)
+def test_which_features_are_kept(
+    items: str, sources: list[dict[str, Any]], fields: dict[str, Any], names: tuple[str, ...]
+) -> None:
+    found = loaded(items, *sources, **fields).features
+    assert found.names == names
+    assert found.matrix.shape == (len(items.split()), len(names))
 
 
-def test_chains_lead_from_one_file_of_rdf_into_another(tmp_path: Path) -> None:
+def test_what_is_dropped_is_counted() -> None:
+    every = {"blocked": [], "hops": 1}
+    assert loaded("1 2 3", GRAPH, **every, max_share=0.5).report.hops[0].common == 2
+    capped = loaded("1 2 3", GRAPH, **every, max_features=1).report.hops[0]
+    assert (capped.beyond, capped.kept) == (2, 1)
+
+
+def test_chains_lead_from_one_file_of_rdf_into_another(folder: Path) -> None:
     def line(subject: str, predicate: str, value: str) -> str:
         return f"<http://e/{subject}> <http://e/{predicate}> <http://e/{value}> .\n"
 
-    (tmp_path / "films.nt").write_text(line("a", "director", "mann") + line("b", "director", "lee"))
-    (tmp_path / "people.nt").write_text(line("mann", "born", "usa") + line("lee", "born", "usa"))
-    (tmp_path / "links.tsv").write_text("1\thttp://e/a\n2\thttp://e/b\n")
-    sources = [{"path": tmp_path / f"{name}.nt", "links": tmp_path / "links.tsv"} for name in ("people", "films")]
-    found = load(settings(sources=sources, min_items=2), ["1", "2"])
+    (folder / "films.nt").write_text(line("a", "director", "mann") + line("b", "director", "lee"))
+    (folder / "people.nt").write_text(line("mann", "born", "usa") + line("lee", "born", "usa"))
+    (folder / "links.tsv").write_text("1\thttp://e/a\n2\thttp://e/b\n")
+    sources = [{"path": f"{name}.nt", "links": "links.tsv"} for name in ("people", "films")]
+    found = loaded("1 2", *sources, min_items=2)
     assert found.features.names == ("director → born: usa",)
     assert found.report.lines()[0] == "graph: 4 triples, 5 nodes, 2 predicates"
 
 
-def test_items_that_the_graph_does_not_have_are_not_known(folder: Path) -> None:
+def test_items_that_the_graph_does_not_have_are_not_known() -> None:
     """Without links ids are entities, but not every id is in the graph; nor is every linked entity."""
-    unlinked = load(settings(sources=[{"path": folder / "t.tsv"}], min_items=1), ["e:a", "e:c", "e:nowhere"])
-    assert unlinked.report.lines()[-1] == "items: 3, known to the sources: 2, with features: 2"
-    linked = load(settings(sources=[graph(folder)], min_items=1), ["1", "9"])
-    assert linked.report.lines()[-1] == "items: 2, known to the sources: 1, with features: 1"
+    for items, source, known in (("e:a e:c e:nowhere", {"path": "t.tsv"}, 2), ("1 9", GRAPH, 1), ("77", GRAPH, 0)):
+        last = loaded(items, source).report.lines()[-1]
+        assert last.endswith(f", known to the sources: {known}, with features: {known}")
 
 
 def test_only_triples_that_are_left_out_count_as_blocked(folder: Path) -> None:
     """`born` is two triples, both of people; at the first hop none of them is left out, for they begin at no film."""
-    born = {"sources": [graph(folder)], "min_items": 1, "blocked": ["http://e/born"]}
-    items = ["1", "2", "3"]
-    assert load(settings(**born), items).report.blocked == {}
-    assert load(settings(**born, blocked_at="any"), items).report.blocked == {"http://e/born": 2}
-    kind = {**born, "blocked": ["rdf:type"]}
-    rdf_type = "http://www.w3.org/1999/02/22-rdf-syntax-ns#type"
-    # Of the two films that have a type, one is no item of the data.
-    assert load(settings(**kind), ["1", "3"]).report.blocked == {rdf_type: 1}
-    (folder / "t.tsv").write_text(TRIPLES + TRIPLES)
-    assert load(settings(**kind, inverse=True, hops=1), items).report.blocked == {rdf_type: 2}
+    (folder / "twice.tsv").write_text(TRIPLES + TRIPLES)
+    twice = {"path": "twice.tsv", "links": "l.tsv", "format": "triples"}
+    for items, source, fields, blocked in (
+        ("1 2 3", GRAPH, {"blocked": ["http://e/born"]}, {}),
+        ("1 2 3", GRAPH, {"blocked": ["http://e/born"], "blocked_at": "any"}, {"http://e/born": 2}),
+        # Of the two films that have a type, one is no item of the data.
+        ("1 3", GRAPH, {"blocked": ["rdf:type"]}, {RDF_TYPE: 1}),
+        ("1 2 3", twice, {"blocked": ["rdf:type"], "inverse": True, "hops": 1}, {RDF_TYPE: 2}),
+        ("1", CHAINS, {"blocked": ["http://e/a"]}, {"http://e/a": 2}),
+    ):
+        assert loaded(items, source, **fields).report.blocked == blocked
 
 
-def test_features_of_another_data_set_come_over_the_entity(folder: Path) -> None:
-    """Item 1 is the entity e:a, which the map calls 7; of the rest of the map only 2 is linked, as both b and c."""
-    (folder / "theirs.tsv").write_text("7\te:a\n2\te:b\n2\te:c\n1\te:elsewhere\n")
-    source = {"path": folder / "map.tsv", "links": folder / "l.tsv", "entities": folder / "theirs.tsv"}
-    found = load_features(settings(sources=[source], min_items=1), ["1", "2", "3", "4"])
-    assert [found.names_of(item) for item in range(4)] == [
-        ["feature: 11", "feature: 12"],
-        ["feature: 10", "feature: 12"],
-        ["feature: 10", "feature: 12"],
-        [],
-    ]
+def test_features_of_another_data_set_come_over_the_entity() -> None:
+    found = loaded("1 2 3 4", {"path": "map.tsv", "links": "l.tsv", "entities": "theirs.tsv"}).features
+    both = ["feature: 10", "feature: 12"]
+    assert [found.names_of(item) for item in range(4)] == [["feature: 11", "feature: 12"], both, both, []]
 
 
-def test_one_of_a_thing_is_told_in_the_singular(tmp_path: Path) -> None:
-    (tmp_path / "t.tsv").write_text("a\tp\tb\na\tkind\tc\n")
-    (tmp_path / "map.tsv").write_text("a\t10\n")
-    sources = [{"path": tmp_path / "t.tsv", "format": "triples"}, {"path": tmp_path / "map.tsv", "format": "map"}]
-    found = load(settings(sources=sources, min_items=1, hops=1, blocked=["kind"]), ["a"])
+def test_one_of_a_thing_is_told_in_the_singular(folder: Path) -> None:
+    (folder / "one.tsv").write_text("a\tp\tb\na\tkind\tc\n")
+    (folder / "map.tsv").write_text("a\t10\n")
+    sources = [{"path": "one.tsv", "format": "triples"}, {"path": "map.tsv", "format": "map"}]
+    found = loaded("a", *sources, hops=1, blocked=["kind"])
     assert found.report.lines()[1:3] == ["table: 1 pair of 1 item and 1 feature", "blocked: kind, 1 time"]
     assert str(found.features) == "2 features (2 of 1 hop) of 1 item in 2 pairs"
-    (tmp_path / "t.tsv").write_text("a\tp\tb\n")
-    one = load(settings(sources=sources[:1], min_items=1, hops=1), ["a"])
-    assert one.report.lines()[0] == "graph: 1 triple, 2 nodes, 1 predicate"
-    assert one.report.lines()[1] == "1 hop: 1 found, dropped: none, kept: 1 in 1 pair"
-
-
-def test_the_limits(folder: Path) -> None:
-    every = {"sources": [graph(folder)], "blocked": [], "hops": 1}
-    items = ["1", "2", "3"]
-    assert load_features(settings(**every, min_items=3), items).features == 0
-    assert load_features(settings(**every, min_items=1), items).features == 3
-    rare = load(settings(**every, min_items=1, max_share=0.5), items)
-    assert rare.features.names == ("director: e:mann",)
-    assert rare.report.hops[0].common == 2
-    # Two features have two items each: of those the first in order stays.
-    capped = load(settings(**every, min_items=1, max_features=1), items)
-    assert capped.features.names == ("director: e:kubrick",)
-    assert (capped.report.hops[0].beyond, capped.report.hops[0].kept) == (2, 1)
-
-
-def test_counting_over_the_source_or_over_the_data(folder: Path) -> None:
-    source = [{"path": folder / "map.tsv"}]
-    here = load(settings(sources=source, min_items=2), ["1", "2"])
-    assert here.features.names == ("feature: 10",)
-    there = load(settings(sources=source, min_items=2, counted="source"), ["1", "2"])
-    assert there.features.names == ("feature: 10", "feature: 11", "feature: 12")
-    assert there.features.items == 2
-    # A feature that only items outside of the data have is none.
-    assert load_features(settings(sources=source, min_items=1, counted="source"), ["1"]).names == (
-        "feature: 10",
-        "feature: 11",
-    )
-
-
-def test_names_for_people(folder: Path) -> None:
-    (folder / "names.tsv").write_text("10\tStanley Kubrick\n")
-    source = {"path": folder / "map.tsv", "names": folder / "names.tsv"}
-    assert load_features(settings(sources=[source], min_items=2), ["1", "2"]).names == ("feature: Stanley Kubrick",)
 
 
 def test_the_thesis_defaults() -> None:
     chosen = settings(sources=[{"path": "x"}])
     assert (chosen.hops, chosen.min_items, chosen.blocked_at) == (2, 10, "first")
     assert len(BLOCKED) == 10
-    assert "http://dbpedia.org/ontology/wikiPageWikiLink" in chosen.blocked_iris()
-    assert "http://purl.org/linguistics/gold/hypernym" in chosen.blocked_iris()
-
-
-def test_id_files_with_blocked_chains_and_fewer_hops(tmp_path: Path) -> None:
-    (tmp_path / "f.tsv").write_text("1\t0\t5\n1\t1\t6\n2\t2\t7\n")
-    (tmp_path / "p.tsv").write_text("http://e/a\t0\t1\nhttp://e/a~http://e/b\t1\t2\nhttp://e/c~http://e/a\t2\t2\n")
-    source = [{"path": tmp_path / "f.tsv", "predicates": tmp_path / "p.tsv"}]
-
-    def found(**fields: Any) -> tuple[str, ...]:
-        return load_features(settings(sources=source, min_items=1, **fields), ["1", "2"]).names
-
-    assert found() == ("a: 5", "a → b: 6", "c → a: 7")
-    assert found(hops=1) == ("a: 5",)
-    assert found(blocked=["http://e/a"]) == ("c → a: 7",)
-    assert found(blocked=["http://e/a"], blocked_at="any") == ()
-    assert load(settings(sources=source, blocked=["http://e/a"]), ["1"]).report.blocked == {"http://e/a": 2}
+    more = {"http://dbpedia.org/ontology/wikiPageWikiLink", "http://purl.org/linguistics/gold/hypernym"}
+    assert more <= set(chosen.blocked_iris())
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "parts"),
     [
-        ({"path": "none.tsv"}, r"path \(knowledge.sources.0.path\): found no 'none.tsv'"),
-        ({"path": "movies.dat", "links": "l.tsv", "format": "attributes"}, "links: given with format 'attributes'"),
-        ({"path": "t.tsv", "format": "kgflex"}, "predicates: missing; format 'kgflex' needs"),
-        (
-            {"path": "t.tsv", "format": "map", "columns": {"a": 1}},
-            "columns: given with format 'map'; allowed",
-        ),
-        (
-            {"path": "map.tsv", "entities": "l.tsv"},
-            r"sources.0.entities: given without links; allowed with: links, and",
-        ),
-        (
-            {"path": "t.tsv", "links": "l.tsv", "entities": "l.tsv", "format": "triples"},
-            "entities: given with format 'triples'",
-        ),
-        (
-            {"path": "map.tsv", "links": "l.tsv", "entities": "none"},
-            r"entities \(knowledge.sources.0.entities\): found",
-        ),
-        ({"path": "t.tsv", "links": "none.tsv"}, r"links \(knowledge.sources.0.links\): found no"),
+        ({"path": "none.tsv"}, ["path", "'none.tsv'"]),
+        ({"path": "t.tsv", "links": "none.tsv"}, ["links"]),
+        ({"path": "map.tsv", "links": "l.tsv", "entities": "none"}, ["entities"]),
+        ({"path": "movies.dat", "links": "l.tsv", "format": "attributes"}, ["links", "'attributes'"]),
+        ({"path": "t.tsv", "format": "kgflex"}, ["predicates", "'kgflex'"]),
+        ({"path": "t.tsv", "format": "map", "columns": {"a": 1}}, ["columns", "'map'"]),
+        ({"path": "map.tsv", "entities": "l.tsv"}, ["entities", "links"]),
+        ({"path": "t.tsv", "links": "l.tsv", "entities": "l.tsv", "format": "triples"}, ["entities", "'triples'"]),
+        ({"path": "t.tsv", "format": "owl"}, ["format", "'owl'"]),
     ],
 )
-def test_what_is_wrong_is_one_line(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], told: str
-) -> None:
-    monkeypatch.chdir(folder)
-    with pytest.raises(UserError, match=told):
-        load(settings(sources=[fields]), ["1"])
+def test_sources_that_do_not_fit_are_refused(fields: dict[str, Any], parts: list[str]) -> None:
+    assert_refused(lambda: loaded("1", fields), "sources.0", *parts)
+
+
+def test_settings_out_of_range_are_refused() -> None:
+    assert_refused(lambda: settings(sources=[]), "sources", "at least 1")
+    assert_refused(lambda: settings(sources=[{"path": "x"}], hops=5), "hops", "5", "4")
+
+
+# ---------------------------------------------------------------- the matrix, and names for people
+
+
+def test_rows_are_items_with_ascending_features() -> None:
+    """Three films of four have features; the pair (0, 2) is given twice."""
+    names = ("director: Kubrick", "genre: War", "director → birthPlace: Manhattan")
+    pairs = np.array([(0, 2), (0, 0), (2, 1), (0, 2), (3, 0), (3, 1)])
+    found = build(pairs[:, 0], pairs[:, 1], 4, names, [1, 1, 2])
+    assert found.matrix.toarray().tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0], [1, 1, 0]]
+    assert found.matrix.dtype == np.int8
+    assert found.names_of(0) == ["director: Kubrick", "director → birthPlace: Manhattan"]
+    assert found.per_feature().tolist() == [2, 2, 1]
+    assert found.per_item().tolist() == [2, 0, 1, 2]
+    assert found.by_hop() == {1: 2, 2: 1}
+    assert str(found) == "3 features (2 of 1 hop, 1 of 2 hops) of 4 items in 5 pairs"
+    with pytest.raises(ValueError, match="3 columns, 2 names and 3 hops"):
+        ItemFeatures(found.matrix, found.names[:2], found.hops)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 7)), max_size=40), st.sampled_from([1, 300]))
+def test_building_loses_no_pair_counts_each_once_and_sorts_each_row(pairs: list[tuple[int, int]], often: int) -> None:
+    table = np.array(pairs * often, dtype=np.int64).reshape(-1, 2)
+    found = build(table[:, 0], table[:, 1], 6, [f"f{i}" for i in range(8)])
+    assert found.matrix.sum() == len(set(pairs))
+    assert found.hops.tolist() == [1] * 8
+    for item in range(6):
+        assert found.of(item).tolist() == sorted({feature for owner, feature in pairs if owner == item})
+
+
+DBO, DBP, DBR = "http://dbpedia.org/ontology/", "http://dbpedia.org/property/", "http://dbpedia.org/resource/"
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("iri", "told"),
     [
-        ({"sources": []}, "sources: got .*; allowed: at least 1 value"),
-        ({"sources": [{"path": "x"}], "hops": 5}, "hops: got 5; allowed: less than or equal to 4"),
-        ({"sources": [{"path": "x", "format": "owl"}]}, "format: got 'owl'"),
+        (DBR + "Steven_Spielberg", "Steven Spielberg"),
+        (DBR + "%22Crocodile%22_Dundee", '"Crocodile" Dundee'),
+        ("http://www.w3.org/2002/07/owl#sameAs", "sameAs"),
+        ("http://example.org/", "example.org"),
+        ("http://", "http:"),
+        ("plain text / with a slash", "plain text / with a slash"),
+        ("film.film.genre", "film.film.genre"),
+        ("http://a/%ff", "\ufffd"),
     ],
 )
-def test_wrong_settings_are_one_line(fields: dict[str, Any], told: str) -> None:
-    with pytest.raises(UserError, match=told):
-        settings(**fields)
+def test_words_of_an_iri(iri: str, told: str) -> None:
+    assert words(iri) == told
 
 
-def test_no_feature_is_no_error(folder: Path) -> None:
-    found = load(settings(sources=[graph(folder)]), ["77"])
-    assert found.features.matrix.shape == (1, 0)
-    assert found.report.lines()[-1] == "items: 1, known to the sources: 0, with features: 0"
+def test_names_for_people_and_two_that_read_the_same_are_told_apart() -> None:
+    for short, long in (("dbo:director", DBO + "director"), ("nobody:knows", "nobody:knows")):
+        assert (expanded(short), expanded(long), prefixed(long)) == (long, long, short)
+    told = {DBO + "starring": "dbo:starring", DBP + "starring": "dbp:starring", DBO + "writer": "writer"}
+    assert distinct(list(told)) == told
+    chains = [(DBO + "director", DBO + "birthPlace"), (DBO + "starring", DBO + "starring⁻¹"), ("wdt:P57",)]
+    objects = [DBR + "Cincinnati", DBR + "Heat_(1995_film)", "Q1"]
+    assert readable(chains, objects, {"Q1": "Kubrick", "wdt:P57": "director"}) == (
+        "dbo:director → birthPlace: Cincinnati",
+        "starring → starring⁻¹: Heat (1995 film)",
+        "wdt:P57: Kubrick",
+    )
+
+
+# ---------------------------------------------------------------- commands
+
+EXPERIMENT = """kind = "recommend"
+name = "films"
+[interactions]
+path = "ratings.tsv"
+[knowledge]
+min_items = 2
+[[knowledge.sources]]
+path = "t.tsv"
+links = "l.tsv"
+"""
+
+
+def test_the_account_of_features_and_vsm_from_files(folder: Path, command: CommandLine) -> None:
+    (folder / "films.toml").write_text(EXPERIMENT)
+    taken = "".join(f"{user}\t{item}\t5\t{time}\n" for time, (user, item) in enumerate(["a1", "a2", "b3", "b1", "c2"]))
+    (folder / "ratings.tsv").write_text("user\titem\trating\ttime\n" + taken)
+    done = command("recommend", "features", "films.toml", "--item", "1")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-3:] == ["1 has 2 features:", f"  {KUBRICK}", f"  {USA}"]
+    once = command("recommend", "features", "films.toml", "--set", "knowledge.hops=1", "--format", "json")
+    assert [hop["kept"] for hop in json.loads(once.stdout)["hops"]] == [1]
+    # Nobody took film 2; it shares a director with what a took.
+    (folder / "train.tsv").write_text("user\titem\na\t1\nb\t3\n")
+    (folder / "all.tsv").write_text("item\n1\n2\n3\n")
+    files = ("--train", "train.tsv", "--catalogue", "all.tsv", "--out", "lists.tsv", "--cutoff", "1")
+    done = command("recommend", "baseline", "vsm", "--knowledge", "films.toml", *files)
+    assert done.returncode == 0, done.stderr
+    assert (folder / "lists.tsv").read_text().splitlines()[1].startswith("a\t2\t")
+
+
+# ---------------------------------------------------------------- real graphs: counts published or counted otherwise
+
+
+def test_facebook_books_are_those_of_kgflex(shared: Any) -> None:
+    data = shared("facebook_books")
+    source = {"path": data / "item_features.tsv.gz", "predicates": data / "predicate_mapping.tsv.gz"}
+    items = read(data / "dataset.tsv.gz").items
+    found = load(settings(sources=[source], min_items=11, counted="source"), items).features
+    # KGFlex's readme: 2,726 items, 306,847 features; all of more than 10 items.
+    assert found.matrix.shape == (2726, 7761)
+    assert found.matrix.nnz == 306_847
+    assert found.by_hop() == {1: 523, 2: 7238}
+    assert found.per_feature().min() == 11
+
+
+def test_movielens_1m_has_the_features_that_pandas_counts(shared: Any) -> None:
+    # How long it takes: `python -m benchmarks.knowledge`.
+    data = shared("movielens_1m_dbpedia")
+    links = data / "MappingMovielens2DBpedia-1.2.tsv"
+    items, _ = read_links(links)
+    source = {"path": data / "dbpedia_triples.tsv.gz", "links": links}
+    one, two = (load(settings(sources=[source], inverse=inverse), items).features for inverse in (False, True))
+    # Counted with pandas: 407 pairs of property and object have 10 films or more.
+    assert one.by_hop() == {1: 407}
+    assert two.by_hop()[1] == 407
+    assert two.by_hop()[2] > 7000
+    assert "starring: Robert De Niro" in one.names_of(items.index("6"))
+
+
+def test_yahoo_movies_have_features_without_names(shared: Any) -> None:
+    data = shared("yahoo_movies")
+    found = load(settings(sources=[{"path": data / "map.tsv.gz"}]), read(data / "trainingset.tsv.gz").items)
+    assert found.report.hops[0].found == 127_171
+    assert found.report.described == found.features.items == 2528
