@@ -1,24 +1,32 @@
-"""The side of a node that speaks to the server."""
+"""A node: its file, the side that speaks to the server, the side that works, and what its clients keep."""
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
-
-pytest.importorskip("flwr")
-
+import torch
 from flwr.app import Message, RecordDict
+from tests.kit import assert_refused
 
-from steelyard.clients.flower.adapter.messages import PartsLost, PartsNotTaken, PartsTree, enter_run, name_message
+from steelyard.clients.flower.adapter.messages import PartsLost, PartsTree, enter_run, name_message
 from steelyard.errors import UserError
 from steelyard.federate import node
 from steelyard.federate.node_link import NodeLink
+from steelyard.federate.node_state import NodeStates
+from steelyard.federate.node_workers import WorkerDied, Workers, WorkersSpec
+from steelyard.federate.processes import is_running
+from steelyard.runs.tensor_files import read_tensors, write_tensors
 
 
 def test_a_message_whose_parts_never_arrive_does_not_end_a_node(messages: list[str]):
@@ -42,25 +50,6 @@ def test_a_message_whose_parts_never_arrive_does_not_end_a_node(messages: list[s
     assert asked[0] == 3  # It went on to ask for the next message.
     assert [line.partition(":")[0] for line in messages] == ["a message was not answered"]
     assert "ObjectPullError" in messages[0]
-
-
-def test_an_answer_that_the_server_does_not_take_does_not_end_a_node(
-    messages: list[str], monkeypatch: pytest.MonkeyPatch
-):
-    stop, found = threading.Event(), [[("message", "tree")], []]
-
-    def next_message() -> list[Any]:
-        if len(found) == 1:
-            stop.set()
-        return found.pop(0)
-
-    def not_taken(*_: object) -> None:
-        raise PartsNotTaken("part", 1, "session")
-
-    monkeypatch.setattr(NodeLink, "_answer", not_taken)
-    link(next_message, stop, []).run()
-    assert found == []  # It went on to ask for the next message.
-    assert [line.partition(":")[0] for line in messages if "answered" in line] == ["a message was not answered"]
 
 
 def link(next_message: Callable[[], list[Any]], stop: threading.Event, activated: list[float]) -> NodeLink:
@@ -250,3 +239,107 @@ def test_a_node_at_work_that_takes_long_leaves_all_the_same(monkeypatch: pytest.
     node.run_nodes([SimpleNamespace()], [{}])  # type: ignore[list-item]
     assert told == ["left", "closed"]
     assert 0.3 < time.monotonic() - begun < 30
+
+
+def test_what_speaks_to_the_server_never_loads_torch():
+    code = "import steelyard.federate.node, sys; print([name for name in ('torch', 'pandas') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_the_worker_of_a_single_node_is_no_copy_and_one_that_died_is_replaced(nodes: int):
+    workers = Workers(WorkersSpec([{"client": "a"}] * nodes))
+    try:
+        first = workers.worker(0)
+        assert (first.pid == workers.pid) == (nodes == 1)
+        os.kill(first.pid, signal.SIGKILL)
+        with pytest.raises(WorkerDied):
+            first.ask(b"work", 60)
+        assert first.gone
+        second = workers.worker(0)
+        assert second.pid != first.pid
+        assert not second.gone
+    finally:
+        workers.close()
+    assert not is_running(workers.pid)
+
+
+def test_node_states_roll_back_and_outlive_the_node(tmp_path: Path):
+    state = RecordDict()
+    kept = NodeStates(state, "run-a", "fed", 2, tmp_path)
+    assert kept.before(1) == {}
+    for round in (1, 2, 4):
+        kept.keep(round, {"own": torch.tensor([float(round)])})
+    again = NodeStates(state, "run-a", "fed", 2)
+    assert again.before(5)["own"].tolist() == [4.0]
+    assert again.before(4)["own"].tolist() == [2.0]
+    assert again.before(2) == {}  # Only the last two are kept.
+    again.keep(3, {"own": torch.tensor([30.0])})  # A resumed run repeats: what came after is dropped.
+    assert again.before(9)["own"].tolist() == [30.0]
+    assert NodeStates(state, "run-b", "fed", 2).before(9) == {}
+    assert NodeStates(state, "run-a", "other", 2).before(9) == {}
+    fresh = NodeStates(RecordDict(), "run-a", "fed", 2, tmp_path)  # A SuperNode that was started anew.
+    assert fresh.before(9)["own"].tolist() == [4.0]
+    assert NodeStates(RecordDict(), "run-b", "fed", 2, tmp_path).before(9) == {}
+    empty = RecordDict()
+    NodeStates(empty, "run-a", "fed", 2).keep(1, {})
+    assert not empty
+
+
+def test_what_did_not_change_is_written_once(tmp_path: Path):
+    node, still = RecordDict(), torch.zeros(1000)
+    for round in range(1, 6):
+        states = NodeStates(node, "run", "fed", 5, tmp_path)  # A message each; all that is left is the node's state.
+        before = states.before(round)
+        states.keep(round, {"still": before.get("still", still), "moving": torch.full((10,), float(round))})
+    (file,) = tmp_path.iterdir()
+    assert file.stat().st_mode & 0o077 == 0
+    tensors = read_tensors(file)
+    del tensors["about"]
+    assert sorted(tensor.numel() for tensor in tensors.values()) == [10] * 5 + [1000]
+    assert sum(array.numpy().size for array in node["steelyard/fed/tensors"].values()) == 1050  # type: ignore[union-attr]
+    fresh = NodeStates(RecordDict(), "run", "fed", 5, tmp_path)
+    assert [fresh.before(round)["moving"][0].item() for round in range(2, 7)] == [1, 2, 3, 4, 5]
+    assert torch.equal(fresh.before(3)["still"], still)
+
+
+def test_another_run_leaves_nothing_of_the_one_before_in_the_node_state():
+    node = RecordDict()
+    NodeStates(node, "run-a", "one", 2).keep(1, {"own": torch.ones(1)})
+    NodeStates(node, "run-a", "two/about", 2).keep(1, {"own": torch.ones(1)})
+    assert len(node) == 4
+    assert NodeStates(node, "run-a", "one", 2).before(2)["own"].tolist() == [1.0]
+    NodeStates(node, "run-b", "three", 2)
+    assert not node
+
+
+def test_a_file_of_another_make_is_named(tmp_path: Path):
+    NodeStates(RecordDict(), "run", "fed", 2, tmp_path).keep(1, {"own": torch.ones(1)})
+    (file,) = tmp_path.iterdir()
+    write_tensors(file, {"0": torch.ones(1)})
+    with pytest.raises(UserError, match=r"node config state: .* is not a file of states of this version"):
+        NodeStates(RecordDict(), "run", "fed", 2, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ('server = "here"\nclient = "a"\n', ("server", "'here'")),
+        ('server = "h:1"\nclient = "a"\n', ("ca", "None")),
+        ('server = "h:1"\ninsecure = true\nclient = "a"\nalow = "x"\n', ("alow", "'allow'")),
+        ('server = "h:1"\ninsecure = true\n', ("got no clients",)),
+        ("server = ", ("not TOML",)),
+    ],
+)
+def test_a_wrong_node_file_is_named(tmp_path: Path, text: str, parts: tuple[str, ...]) -> None:
+    (tmp_path / "node.toml").write_text(text)
+    assert_refused(lambda: node.read_node(tmp_path / "node.toml"), *parts)
+
+
+def test_paths_of_a_node_file_are_meant_from_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "x.npz").touch()
+    (tmp_path / "node.toml").write_text('server = "h:1"\ninsecure = true\nclient = "a"\ndata = "x.npz"\nstate = "/s"\n')
+    server, config = node.read_node(tmp_path / "node.toml")
+    assert (server.address, server.authority) == ("h:1", None)
+    assert config == {"client": "a", "data": str(tmp_path / "x.npz"), "state": "/s"}

@@ -1,0 +1,453 @@
+"""Hidden updates: the same models as in the open, whoever drops out or lies; and what a node keeps and refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from tests.clients.flower.flower_fakes import FakeGrid, assert_taken_back
+from tests.federate.small_experiment import described, federated, grid_of, weights
+from tests.kit import assert_refused, changed, named
+
+from steelyard.clients.flower import tasks, wire
+from steelyard.clients.flower.forms import TRAIN, LossForm, TaskForm
+from steelyard.clients.flower.hidden_forms import (
+    HIDE,
+    KEYS,
+    OPEN,
+    SHARE,
+    AnswerForm,
+    HideForm,
+    KeysForm,
+    OpenForm,
+    ShareForm,
+)
+from steelyard.clients.node import NodeConfig
+from steelyard.experiment.loading import build
+from steelyard.experiment.node_rules import agreed
+from steelyard.federate.client_app import NodeFault, app
+from steelyard.federate.hidden_node import HiddenRound, read_hide, read_share
+from steelyard.federate.server_app import federate
+from steelyard.messages import Task, Updates
+from steelyard.privacy.fixed_point import FixedPoint
+from steelyard.privacy.masks import stream
+from steelyard.privacy.secure_client import SecureClient, self_key
+from steelyard.privacy.secure_server import Unopened
+from steelyard.privacy.settings import AggregationSettings
+from steelyard.rounds.soundness import Exploded
+from steelyard.runs.reader import History
+from steelyard.update_payloads import DenseModels
+
+OPENED = described(
+    weighing={"criteria": ["DS", "LD"], "priority": "LD>DS"},
+    rounds={"count": 1, "fraction": 1.0},
+    federate={"timeout": 30.0},
+)
+DOCUMENT = {**OPENED, "privacy": {"aggregation": {"kind": "secure"}}}
+Change = Callable[[dict[str, Any], dict[str, Any]], None]
+
+
+def assert_close(one: Path, other: Path) -> None:
+    """Words have 24 binary places and more: a sum of six rounds by less than 6 times 2**-24 of the bound of 16."""
+    for name, ours in weights(one).items():
+        torch.testing.assert_close(ours, weights(other)[name], rtol=0, atol=1e-5)
+
+
+def spoil(grid: FakeGrid, faults: dict[tuple[str, int], Change | None]) -> None:
+    """Let nodes change their answers to a kind of message: the form and the arrays, in place; None: they are gone."""
+
+    def tamper(question: Message, answer: Message) -> list[Message]:
+        place = (question.metadata.message_type, question.metadata.dst_node_id)
+        if place not in faults:
+            return [answer]
+        change = faults[place]
+        if change is None:
+            return [Message(Error(8, "gone"), reply_to=question)]
+        text, found = wire.split(answer.content)
+        form, arrays = json.loads(text), {name: array.numpy().copy() for name, array in found.items()}
+        change(form, arrays)
+        answer.content["form"] = ConfigRecord({"json": json.dumps(form)})
+        answer.content["arrays"] = ArrayRecord({name: Array(array) for name, array in arrays.items()})
+        return [answer]
+
+    grid.tamper = tamper
+
+
+def spoiled(
+    folder: Path, faults: dict[tuple[str, int], Change | None], document: Any = DOCUMENT
+) -> tuple[History, FakeGrid]:
+    """Run with a client on each of six nodes, 40 to 45, some of which spoil what they send."""
+    grid, config = grid_of(document, 6, out=str(folder))
+    spoil(grid, faults)
+    return History(federate(grid, config, "9")), grid  # type: ignore[arg-type]
+
+
+def failures(history: History) -> dict[str, str]:
+    left = history.clients[history.clients["failure"].notna()]
+    return dict(zip(left["client"], left["failure"], strict=True))
+
+
+@pytest.mark.parametrize(("nodes", "fresh"), [(6, True), (2, False)])
+def test_a_federation_gives_the_model_that_updates_in_the_open_give(tmp_path: Path, nodes: int, fresh: bool) -> None:
+    federated(tmp_path / "open", changed(OPENED, rounds={"count": 2}), 2)
+    grid, config = grid_of(changed(DOCUMENT, rounds={"count": 2}), nodes, fresh, out=str(tmp_path / "run"))
+    seen: list[tuple[str, dict[str, Any]]] = []
+
+    def look(question: Message, answer: Message) -> list[Message]:
+        if question.metadata.message_type in (TRAIN, HIDE):
+            arrays = wire.split(answer.content)[1]
+            seen.append((question.metadata.message_type, {name: array.numpy() for name, array in arrays.items()}))
+        return [answer]
+
+    grid.tamper = look
+    federate(grid, config, "9")  # type: ignore[arg-type]
+    assert_close(tmp_path / "run", tmp_path / "open")
+    assert [kind for kind in grid.kinds if kind in (KEYS, TRAIN, HIDE, OPEN)] == [
+        kind for _ in range(2) for kind in (KEYS, TRAIN, HIDE, OPEN) for _ in range(nodes)
+    ]
+    # No message holds a model: key shares with the criteria, and words that are noise.
+    assert {(kind, *sorted(arrays)) for kind, arrays in seen} == {(TRAIN, "key_shares"), (HIDE, "words")}
+    words = np.concatenate([arrays["words"] for kind, arrays in seen if kind == HIDE])
+    counts = np.bincount(words >> 30, minlength=4) / len(words)
+    assert ((counts > 0.2) & (counts < 0.3)).all()
+    assert (History(tmp_path / "run").clients["bytes"] > 650 * 4 / (6 / nodes)).all()
+
+
+@pytest.mark.parametrize("stage", [KEYS, TRAIN, OPEN])
+def test_a_node_that_drops_out_is_left_out_as_in_the_open(tmp_path: Path, stage: str) -> None:
+    history, _ = spoiled(tmp_path / "run", {(stage, 42): None})
+    assert list(failures(history)) == ([] if stage == OPEN else ["client-002"])
+    spoiled(tmp_path / "open", {} if stage == OPEN else {(TRAIN, 42): None}, OPENED)
+    assert_close(tmp_path / "run", tmp_path / "open")
+
+
+def low_order(form: dict[str, Any], arrays: dict[str, Any]) -> None:
+    arrays["keys"][:, 32:64] = 0
+
+
+def twice(form: dict[str, Any], arrays: dict[str, Any]) -> None:
+    arrays["keys"][:, 32:64] = arrays["keys"][:, :32]
+
+
+def unreadable(form: dict[str, Any], arrays: dict[str, Any]) -> None:
+    arrays["key_shares"].fill(7)
+
+
+def lie(form: dict[str, Any], arrays: dict[str, Any]) -> None:
+    form |= {"clients": [], "failures": [{"client": "client-002", "reason": "cannot read"}]}
+    form["unreadable"] = {"client-002": ["client-004", "client-002", "a stranger"]}
+    arrays.clear()
+
+
+def complain(form: dict[str, Any], arrays: dict[str, Any]) -> None:
+    form["unreadable"] = {"client-002": ["client-004"]}
+
+
+@pytest.mark.parametrize(
+    ("stage", "change", "said"),
+    named(
+        [
+            ("a key of low order", KEYS, low_order, {"client-002": "its key is not a valid key"}),
+            ("a key twice", KEYS, twice, {"client-002": "shows the same key twice"}),
+            (
+                "shares nobody can read",
+                TRAIN,
+                unreadable,
+                {"client-002": "left out: sent key shares "},
+            ),
+            (
+                "a lie of another's",
+                *(HIDE, lie),
+                {
+                    "client-002": "left out: says that it cannot read the key shares of client-004",
+                    "client-004": "left out: sent key shares that client-002 cannot read",
+                },
+            ),
+            ("a complaint beside an update", HIDE, complain, {"client-002": "dropped out before its update arrived: "}),
+        ]
+    ),
+)
+def test_a_node_that_cheats_is_left_out_and_the_others_go_on(
+    tmp_path: Path, stage: str, change: Change, said: dict[str, str]
+) -> None:
+    history, grid = spoiled(tmp_path / "run", {(stage, 42): change})
+    found = failures(history)
+    assert set(found) == set(said)
+    assert all(found[client].startswith(words) for client, words in said.items()), found
+    assert history.clients[history.clients["failure"].isna()]["weight"].sum() == pytest.approx(1.0)
+    if change is unreadable:
+        # Nobody trains twice, the one that is left out is not asked again, and one sum is opened,
+        counts = {kind: grid.kinds.count(kind) for kind in (KEYS, TRAIN, SHARE, HIDE, OPEN)}
+        assert counts == {KEYS: 11, TRAIN: 6, SHARE: 5, HIDE: 11, OPEN: 5}
+        # the same as if it had dropped out after the weights were given.
+        spoiled(tmp_path / "dropped", {(HIDE, 42): None})
+        assert_close(tmp_path / "run", tmp_path / "dropped")
+
+
+def test_a_node_of_small_weight_cannot_move_the_model_beyond_the_bound(tmp_path: Path) -> None:
+    """It adds 100 to every parameter of what it hides; 6 clients and a bound of 16 leave 24 binary places."""
+
+    def push(form: dict[str, Any], arrays: dict[str, Any]) -> None:
+        arrays["words"] = arrays["words"] + np.uint32(100 * 2**24)
+
+    with pytest.raises(Exploded, match=r"round 1 of LD>DS: the hidden sum of 6 clients moves a parameter by 100, .*16"):
+        spoiled(tmp_path / "run", {(HIDE, 42): push})
+
+
+@pytest.mark.parametrize("stage", [TRAIN, HIDE, OPEN])
+def test_with_more_gone_than_the_threshold_allows_the_run_stops_and_says_so(tmp_path: Path, stage: str) -> None:
+    """Of six clients four must stay."""
+    with pytest.raises(Unopened, match=r"round 1 of LD>DS: 3 of 6 clients .*it takes 4 to open a sum"):
+        spoiled(tmp_path / "run", {(stage, node): None for node in (41, 43, 44)})
+
+
+def test_a_node_sends_no_whole_model_where_updates_are_hidden_and_answers_no_old_message(tmp_path: Path) -> None:
+    _, grid = federated(tmp_path / "run", DOCUMENT, 3)
+
+    def first(kind: str) -> Message:
+        places = [(message.metadata.message_type, message.metadata.dst_node_id) for message, _ in grid.sent.values()]
+        return list(grid.sent.values())[places.index((kind, 40))][0]
+
+    def assert_refuses(kind: str, content: RecordDict, words: str) -> None:
+        message = Message(content, 40, kind, ttl=60.0, group_id="1")
+        message.metadata.__dict__["_message_id"] = "again"
+        with pytest.raises(NodeFault, match=words):
+            app(message, grid.nodes[40].context)  # type: ignore[attr-defined]
+
+    for kind, words in (
+        (HIDE, "refused: attempt: this node has no keys"),
+        (OPEN, "refused: attempt"),
+        (TRAIN, "attempt"),
+    ):
+        assert_refuses(kind, first(kind).content, words)
+    task, header = tasks.read_task(first(TRAIN).content)
+    bare = tasks.write_task(task, task.clients, 60.0, tasks.pack_parameters(task), header.run, header.experiment)
+    assert_refuses(TRAIN, bare, "refused: cohort: its keys go with a task where updates are hidden")
+
+
+def test_a_node_that_requires_hidden_updates_takes_part_in_no_other_experiment() -> None:
+    node = NodeConfig.read({"client": "a", "require": "aggregation", "allow": "*"})
+    agreed(dict(DOCUMENT), node)
+    assert_refused(lambda: agreed(dict(OPENED), node), "privacy.aggregation", "owner requires it")
+    assert_refused(lambda: NodeConfig.read({"client": "a", "require": "agregation"}), "require", "'agregation'")
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"beside": {"fedavg": {"criteria": ["DS"]}}}, "another weighted sum of the same updates"),
+        ({"privacy": {"aggregation": {"kind": "ckks"}}}, "allowed there: secure"),
+    ],
+)
+def test_what_only_a_simulation_may_do_is_refused_across_machines(tmp_path: Path, changes: Any, why: str) -> None:
+    document = {**DOCUMENT, **changes}
+    assert_refused(lambda: federated(tmp_path / "run", document, 2), why)
+    assert_refused(lambda: build(document).on_node(NodeConfig.read({"partition-id": 0, "num-partitions": 2})), why)
+
+
+NAMES = ("a", "b", "c", "d")
+START = torch.tensor([1.0, -2.0, 0.5])
+STEPS = torch.tensor([[1.0, 0.0, 0.25], [0.0, 2.0, 0.0], [-1.0, 1.0, 0.0], [0.5, 0.5, 4.0]])
+SETTINGS = AggregationSettings(bound=4.0)
+
+
+class Node:
+    """One node with four clients, which are the whole cohort; `said` and `arrays` are its last answer."""
+
+    def __init__(self, state: RecordDict | None = None, steps: torch.Tensor = STEPS) -> None:
+        self.state = RecordDict() if state is None else state
+        self.steps = steps
+        self.round = HiddenRound(self.state, "f", SETTINGS)
+        self.said, self.arrays = AnswerForm(federation="", round=0, clients=[], failures=[]), {}
+
+    def fields(self, attempt: str, **more: Any) -> dict[str, Any]:
+        return {"run": "r", "federation": "f", "seed": 0, "round": 1, "attempt": attempt, "clients": list(NAMES),
+                "seconds": 9.0, **more}  # fmt: skip
+
+    def _hear(self, content: RecordDict) -> None:
+        text, found = wire.split(content)
+        self.said = AnswerForm.read(text)
+        self.arrays = {name: array.numpy() for name, array in found.items()}
+
+    def held(self) -> dict[str, SecureClient]:
+        return self.round._clients(self.state["hidden/f"]["context"])  # type: ignore[index, arg-type]
+
+    def keys(self, attempt: str, clients: tuple[str, ...] = NAMES, **more: Any) -> np.ndarray:
+        self._hear(self.round.keys(KeysForm(**self.fields(attempt, clients=list(clients)) | more)))
+        return self.arrays["keys"]
+
+    def ask_shares(self, attempt: str, cohort: tuple[str, ...], keys: np.ndarray) -> None:
+        asked = [name for name in cohort if name in NAMES]
+        form = ShareForm(**self.fields(attempt, clients=asked), cohort=list(cohort))
+        self._hear(self.round.share(*read_share(wire.content(form, {"keys": keys}))))
+
+    def share(self, attempt: str, cohort: tuple[str, ...]) -> np.ndarray:
+        """Begin another try with some of the clients, and return their key shares."""
+        self.ask_shares(attempt, cohort, self.keys(attempt, cohort, again=True))
+        return self.arrays["key_shares"]
+
+    def train(self, attempt: str, keys: np.ndarray) -> Updates:
+        task = Task("f", 0, 1, NAMES, START)
+        nothing = np.zeros(4)
+        updates = Updates("f", 1, NAMES, np.ones(4, np.int64), {}, nothing, DenseModels(START + self.steps))
+        header = wire.Header("r", "", 9.0, NAMES, keys, attempt)
+        return self.round.trained(header, task, updates)
+
+    def hide(self, attempt: str, shares: np.ndarray, weights: list[float], members: tuple[str, ...] = NAMES) -> None:
+        mine = [NAMES.index(name) for name in members]
+        received = shares[mine][:, mine].swapaxes(0, 1)  # from sender, receiver to receiver, sender
+        form = HideForm(**self.fields(attempt, clients=list(members)), members=list(members), weights=weights)
+        self._hear(self.round.hide(*read_hide(wire.content(form, {"key_shares": received}))))
+
+    def open(self, attempt: str, survivors: tuple[str, ...] = NAMES) -> None:
+        form = OpenForm(**self.fields(attempt, clients=list(survivors)), survivors=list(survivors))
+        self._hear(self.round.open(form))
+
+    def play(self, attempt: str, weights: list[float]) -> np.ndarray:
+        """Do all but the opening, and return the hidden sum."""
+        payload: Any = self.train(attempt, self.keys(attempt)).payload
+        self.hide(attempt, payload.shares, weights)
+        return self.arrays["words"]
+
+
+def test_the_pair_masks_of_a_whole_cohort_on_one_node_cancel_and_its_own_remain():
+    node, weights = Node(), [0.1, 0.2, 0.3, 0.4]
+    words = node.play("one", weights)
+    encoding = FixedPoint.of(32, 4.0, 4)
+    plain = encoding.encode(STEPS.double().numpy() * np.array(weights)[:, None]).sum(0, dtype=np.uint32)
+    own = [self_key(client._seed, client.context) for client in node.held().values()]
+    assert (words - sum(stream(key, 3, words.dtype) for key in own)).tolist() == plain.tolist()
+    assert (words != plain).all()
+    node.open("one")
+    assert node.said.clients == list(NAMES)
+    assert node.arrays["shares"].shape == (4, 4, 33)
+
+
+def test_models_and_keys_are_gone_when_they_are_no_longer_needed():
+    node = Node()
+    node.play("one", [0.25] * 4)
+    # Until the sum is opened the round may be tried again.
+    assert sorted(node.state) == ["hidden/f", "hidden/f/models", "hidden/f/trained"]
+    node.open("one")
+    assert sorted(node.state) == ["hidden/f/opened"]
+
+
+def test_a_round_is_opened_again_only_for_the_same_sum():
+    """A run that was killed repeats its round: the same clients with the same weights, or nothing."""
+    node = Node()
+    node.play("one", [0.25] * 4)
+    node.open("one")
+    node.play("two", [0.25] * 4)
+    node.open("two")
+    node.play("three", [0.25] * 4)
+    assert_taken_back(lambda: node.open("three", ("a", "b", "c")), "opened before")
+    node.play("four", [0.2, 0.3, 0.25, 0.25])
+    assert_taken_back(lambda: node.open("four"), "opened before")
+
+
+def test_a_round_is_tried_again_with_what_was_trained_and_fresh_keys():
+    """d's key shares could not be read: a, b and c hide the same updates again, and their sum is exact."""
+    node, weights = Node(), [0.1, 0.2, 0.3, 0.4]
+    first = node.play("one", weights)
+    old = {name: client.keys() for name, client in node.held().items()}
+    shares = node.share("two", ("a", "b", "c"))
+    fresh = node.held()
+    assert all(fresh[name].keys().mask != old[name].mask for name in "abc")
+    assert all(client.least == 3 for client in fresh.values())
+    node.hide("two", shares, weights[:3], ("a", "b", "c"))
+    encoding = FixedPoint.of(32, 4.0, 3)
+    plain = encoding.encode(STEPS[:3].double().numpy() * np.array(weights[:3])[:, None]).sum(0, dtype=np.uint32)
+    own = [self_key(client._seed, client.context) for client in node.held().values()]
+    words = node.arrays["words"]
+    assert (words - sum(stream(key, 3, words.dtype) for key in own)).tolist() == plain.tolist()
+    assert (words != first).all()
+    # What was hidden in the first try is never opened: its keys are gone, also for the client that was left out.
+    assert_taken_back(lambda: node.open("one"), "no keys for it")
+    node.open("two", ("a", "b", "c"))
+    assert node.said.clients == ["a", "b", "c"]
+    assert sorted(node.state) == ["hidden/f/opened"]
+
+
+def test_nothing_is_tried_again_after_a_sum_was_opened_or_in_another_round():
+    node = Node()
+    assert_taken_back(lambda: node.keys("one", again=True), "nothing was trained for this round")
+    node.play("one", [0.25] * 4)
+    assert_taken_back(lambda: node.keys("two", again=True, round=2), "nothing was trained for this round")
+    node.open("one")
+    assert_taken_back(lambda: node.keys("two", again=True), "nothing was trained for this round")
+
+
+def test_another_try_has_nobody_new_and_not_fewer_than_had_to_stay():
+    node = Node()
+    node.play("one", [0.25] * 4)
+    keys = node.keys("two", again=True)
+    stranger = SecureClient("z", b"", SETTINGS).keys().write()
+    shown = np.concatenate([keys, np.frombuffer(stranger, np.uint8)[None]])
+    assert_taken_back(lambda: node.ask_shares("two", (*NAMES, "z"), shown), "z were not in the first try")
+    node.ask_shares("two", ("a", "b"), keys[:2])
+    assert {failure.reason for failure in node.said.failures} == {"2 clients in the round; allowed: at least 3"}
+
+
+def test_a_client_says_whose_key_shares_it_cannot_read():
+    node = Node()
+    payload: Any = node.train("one", node.keys("one")).payload
+    spoiled = payload.shares.copy()
+    spoiled[3] = 0  # from d to all
+    spoiled[1, 0] = 0  # from b to a
+    node.hide("one", spoiled, [0.25] * 4)
+    assert node.said.clients == ["d"]
+    assert node.said.unreadable == {"a": ["b", "d"], "b": ["d"], "c": ["d"]}
+
+
+def test_a_client_with_too_much_weight_or_too_large_an_update_withdraws_alone():
+    node = Node(steps=STEPS * torch.tensor([[1.0], [1.0], [1.0], [2.0]]))
+    updates = node.train("one", node.keys("one"))
+    assert updates.clients == ("a", "b", "c")
+    assert [failure.client for failure in updates.failures] == ["d"]
+    assert "by 8; allowed: at most 4 (privacy.aggregation.bound)" in updates.failures[0].reason
+    payload: Any = updates.payload
+    whole = np.concatenate([payload.shares, np.zeros((1, 4, 82), np.uint8)])
+    node.hide("one", whole, [0.51, 0.25, 0.24], ("a", "b", "c"))
+    assert node.said.clients == ["b", "c"]
+    assert node.said.failures[0].reason == "its weight would be 0.51; allowed: 0 to 0.5"
+
+
+def test_messages_of_another_attempt_or_before_their_time_are_refused():
+    node = Node()
+    keys = node.keys("one")
+    assert_taken_back(lambda: node.train("two", keys), "no keys for it")
+    assert_taken_back(lambda: node.hide("one", np.zeros((4, 4, 82), np.uint8), [0.25] * 4), "nothing was trained")
+    assert_taken_back(lambda: Node().open("one"), "no keys for it")
+
+
+def test_keys_that_are_not_the_node_s_own_make_its_clients_withdraw():
+    node = Node()
+    keys = node.keys("one").copy()
+    keys[2, 0] ^= 1
+    updates = node.train("one", keys)
+    assert {failure.client: failure.reason for failure in updates.failures}["c"] == (
+        "its own keys came back changed, or not at all"
+    )
+
+
+def test_a_task_says_whose_keys_it_brings():
+    loss = LossForm(name="auto")
+    form = TaskForm(
+        run="r",
+        federation="f",
+        seed=0,
+        round=1,
+        clients=["a"],
+        loss=loss,
+        algorithm={"name": "fedavg"},
+        seconds=1.0,
+        cohort=["a", "b"],
+    )
+    content = wire.content(form, {"parameters": np.zeros(2, np.float32)})
+    assert_taken_back(lambda: tasks.read_task(content), "arrays: got parameters; allowed: exactly keys, parameters")

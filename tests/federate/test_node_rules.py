@@ -1,0 +1,520 @@
+"""What a node tells by its own rules: few rows, no tests, and a ledger of all that it told."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Context, Error, Message, RecordDict
+from tests.clients.flower.flower_fakes import FakeGrid
+from tests.conftest import CommandLine
+from tests.federate.small_experiment import described, forget, node, weights
+
+from steelyard.clients.flower import questions, tasks, wire
+from steelyard.clients.flower.forms import EVALUATE, TRAIN
+from steelyard.clients.node import NodeConfig
+from steelyard.errors import UserError
+from steelyard.experiment.loading import build
+from steelyard.federate import node_ledger
+from steelyard.federate.node_ledger import FILE, MARK, Disclosure, NodeLedger
+from steelyard.federate.node_worker import answer
+from steelyard.federate.run_config import experiment_text
+from steelyard.federate.server_app import federate
+from steelyard.messages import LossState, Question, Task
+from steelyard.runs.reader import History
+from steelyard.usercode import NotAllowed
+
+
+def disclosure(round: int = 1, noise: float = 2.0, run: str = "run", **more: Any) -> Disclosure:
+    return Disclosure(
+        **{"run": run, "federation": "fed", "round": round, "clients": 1, "clip": 0.5, "noise": noise, **more}
+    )
+
+
+ONE = 4.37718
+
+
+"""ε at δ = 1e-5 of one Gaussian release with noise 1: Σ 1/z² = 1 of several together."""
+
+
+def filled(folder: Path, answers: int) -> NodeLedger:
+    ledger = NodeLedger(folder, 8.0)
+    for round in range(1, answers + 1):
+        ledger.charge(disclosure(round))
+    return ledger
+
+
+def test_answers_add_up_as_by_hand_whoever_asked(tmp_path: Path):
+    """Noise 2 is 1/4, four criteria with noise 4 are 1/4 together: 1/4 + 1/4 + (1/4 + 1/4) = 1."""
+    ledger = NodeLedger(tmp_path / "state", 4.38)
+    ledger.charge(disclosure(1, run="a"))
+    ledger.charge(disclosure(1, run="b", federation="other"))
+    last = ledger.charge(disclosure(2, run="a", criteria=4, criteria_noise=4.0))
+    assert last.epsilon == pytest.approx(ONE, abs=1e-5)
+    assert (last.number, last.delta, last.run, last.round, last.clip, last.noise) == (3, 1e-5, "a", 2, 0.5, 2.0)
+    again = NodeLedger(tmp_path / "state", 4.38)  # A node that was started anew.
+    assert again.entries() == ledger.entries()
+    assert again.entries()[-1] == last
+    assert again.open() == "epsilon 4.377 of 4.38 in 3 answers so far (delta 1e-05)"
+    assert (tmp_path / "state" / FILE).stat().st_mode & 0o777 == 0o600
+
+
+def test_what_would_pass_the_owners_epsilon_is_refused_and_costs_nothing(tmp_path: Path):
+    ledger = NodeLedger(tmp_path, 4.38)
+    for round in (1, 2, 3):
+        ledger.charge(disclosure(round))
+    ledger.check(disclosure(4))
+    ledger.charge(disclosure(3))  # The same round once more is one more.
+    before = (tmp_path / FILE).read_bytes()
+    for refused in (disclosure(4), disclosure(1), disclosure(1, run="other"), disclosure(5, noise=10.0)):
+        for ask_to_train in (ledger.check, ledger.charge):
+            with pytest.raises(NotAllowed, match=r"^privacy\.local: round \d would .* over its epsilon 4\.38; allowed"):
+                ask_to_train(refused)
+    assert (tmp_path / FILE).read_bytes() == before
+    assert NodeLedger(tmp_path, 4.5).charge(disclosure(5, noise=10.0)).number == 5
+    assert NodeLedger(tmp_path).charge(disclosure(6)).number == 6  # Without an ε it only records.
+
+
+def _replaced(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
+    return lambda content: content.replace(old, new, 1)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda content: b"", "it is empty"),
+        (lambda content: content[:-1], "its last line is cut"),
+        (lambda content: content[:-20], "its last line is cut"),
+        (lambda content: b"\x00" * 100 + b"\n", "line 1: Invalid JSON"),
+        (lambda content: content.split(b"\n", 1)[1], "line 1 is number 2"),
+        (lambda content: b"\n".join(content.split(b"\n")[::2]) + b"\n", "line 2 is number 3"),
+        (lambda content: content + content, "line 4 is number 1"),
+        (lambda content: content + b"\n", "line 4: Invalid JSON"),
+        (_replaced(b'"noise":2.0', b'"noise":9.0'), "it says epsilon 3.70863"),
+        (_replaced(b'"noise":2.0', b'"noise":-2.0'), "line 1: noise: Input should be greater than or equal to 0.001"),
+        (_replaced(b'"noise":2.0,', b""), "line 1: noise: Field required"),
+        (_replaced(b"run", b"r\xff\x1bn"), "line 1: "),
+    ],
+)
+def test_a_damaged_ledger_is_refused_and_never_taken_for_an_empty_one(
+    tmp_path: Path, damage: Callable[[bytes], bytes], words: str
+):
+    ledger = filled(tmp_path, 3)
+    broken = damage((tmp_path / FILE).read_bytes())
+    (tmp_path / FILE).write_bytes(broken)
+    for ask_to_train in (
+        ledger.open,
+        ledger.entries,
+        lambda: ledger.check(disclosure()),
+        lambda: ledger.charge(disclosure()),
+    ):
+        with pytest.raises(UserError) as caught:
+            ask_to_train()
+        line = str(caught.value)
+        assert line.startswith(f"node config state: {tmp_path / FILE} is damaged ({words}")
+        assert line.isprintable()
+    assert (tmp_path / FILE).read_bytes() == broken
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda content: b"".join(content.splitlines(keepends=True)[:2]), "it has "),
+        (_replaced(b'"run":"run"', b'"run":"elsewhere"'), "it no longer holds the charges that it held"),
+        (_replaced(b'"clients":1', b'"clients":9'), "it no longer holds the charges that it held"),
+    ],
+)
+def test_an_older_copy_or_other_lines_are_no_ledger(
+    tmp_path: Path, damage: Callable[[bytes], bytes], words: str
+) -> None:
+    """Each is a sound ledger by itself: its lines add up to what it says."""
+    ledger = filled(tmp_path, 3)
+    whole = (tmp_path / FILE).read_bytes()
+    (tmp_path / FILE).write_bytes(damage(whole))
+    for ask_to_train in (ledger.open, lambda: ledger.check(disclosure()), lambda: ledger.charge(disclosure())):
+        with pytest.raises(UserError, match=rf"ledger\.jsonl is damaged \({words}.* when the last answer left\)"):
+            ask_to_train()
+    (tmp_path / FILE).unlink()
+    with pytest.raises(UserError, match="it is gone, and its mark is there"):
+        ledger.open()
+    (tmp_path / FILE).write_bytes(whole)
+    assert ledger.charge(disclosure(4)).number == 4
+
+
+def test_a_mark_that_is_gone_or_changed_is_named_and_one_behind_is_an_honest_kill(tmp_path: Path) -> None:
+    ledger = filled(tmp_path, 1)
+    (tmp_path / MARK).unlink()  # Killed between the first line and its mark.
+    assert ledger.charge(disclosure(2)).number == 2
+    behind = (tmp_path / MARK).read_bytes()
+    ledger.charge(disclosure(3))
+    (tmp_path / MARK).write_bytes(behind)  # Killed between a later line and its mark.
+    assert ledger.charge(disclosure(4)).number == 4
+    for content in (b"", b"[]", b'{"bytes": "x", "sha256": 3}'):
+        (tmp_path / MARK).write_bytes(content)
+        with pytest.raises(UserError, match=r"damaged \(its mark, ledger\.mark, cannot be read\)"):
+            ledger.open()
+    (tmp_path / MARK).unlink()
+    with pytest.raises(UserError, match=r"damaged \(its mark, ledger\.mark, is gone\)"):
+        ledger.open()
+
+
+def test_a_ledger_that_cannot_be_kept_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "file").touch()
+    blocked = NodeLedger(tmp_path / "file" / "state", 8.0)
+    with pytest.raises(UserError, match=r"node config state: .* is a file; allowed: a folder"):
+        blocked.open()
+    with pytest.raises(UserError, match="node config state: "):
+        blocked.charge(disclosure())
+    (tmp_path / "folder" / FILE).mkdir(parents=True)
+    with pytest.raises(UserError, match=r"node config state: .*ledger\.jsonl cannot be read: Is a directory"):
+        NodeLedger(tmp_path / "folder", 8.0).open()
+    ledger = filled(tmp_path / "full", 1)
+
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(UserError, match=r"cannot be written \(No space left on device\), so nothing is answered"):
+        ledger.charge(disclosure(2))
+    monkeypatch.undo()
+    assert [entry.round for entry in ledger.entries()] == [1]
+
+
+@pytest.mark.parametrize(("config", "keeps"), [({"require": "local"}, True), ({}, False)])
+def test_a_ledger_is_kept_where_every_answer_carries_noise(tmp_path: Path, config: dict[str, Any], keeps: bool):
+    read = NodeConfig.read({"client": "a", "state": str(tmp_path), **config})
+    assert (NodeLedger.of(read) is not None) == keeps
+    assert NodeLedger.of(NodeConfig.read({"client": "a", "require": "local"})) is None
+
+
+def test_the_owner_sees_what_was_told(tmp_path: Path, command: CommandLine):
+    (tmp_path / "node.toml").write_text(
+        'server = "h:1"\ninsecure = true\nclient = "a"\nrequire = "local"\nepsilon = 8\nstate = "state"\n'
+    )
+    ledger = filled(tmp_path / "state", 3)
+    ledger.charge(disclosure(1, run="oth\x1ber", noise=4.0))
+    done = command("federate", "ledger", "node.toml", cwd=tmp_path)
+    assert done.stdout.splitlines() == [
+        "epsilon 3.709 in 3 answers to fed of run run",
+        "epsilon 0.9263 in 1 answer to fed of run oth\\x1ber",
+        "epsilon 3.883 of 8 in 4 answers in all (delta 1e-05)",
+    ]
+    found = json.loads(command("federate", "ledger", "node.toml", "--format", "json", cwd=tmp_path).stdout)
+    assert found["answers"] == [entry.model_dump() for entry in ledger.entries()]
+    assert (found["limit"], found["delta"], found["epsilon"]) == (8, 1e-5, pytest.approx(3.883, abs=1e-3))
+
+
+def private(rounds: int = 4, noise: float = 2.0, **more: Any) -> dict[str, Any]:
+    local = {"criteria": "public", "local": {"clip": 1.0, "noise": noise}}
+    return described(
+        rounds={"count": rounds, "fraction": 1.0},
+        weighing={"criteria": ["DS"], "score": "prioritized", "priority": "DS"},
+        privacy=local,
+        federate={"nodes": 2, "timeout": 60.0},
+        **more,
+    )
+
+
+def private_node(number: int, state: Path, **own: Any) -> Callable[[Message], RecordDict | Error]:
+    """A node that runs the real ClientApp, as `steelyard federate node` does, by rules of its own."""
+    config = {"partition-id": number, "num-partitions": 2, "require": "local", "state": str(state), **own}
+    context = Context(1, 1, config, RecordDict(), {})
+
+    def answered(message: Message) -> RecordDict | Error:
+        reply = answer(message, context)
+        return reply.error if reply.has_error() else reply.content
+
+    return answered
+
+
+def ask_to_train(
+    asked: Callable[[Message], RecordDict | Error], document: dict[str, Any], round: int, **changes: Any
+) -> RecordDict | Error:
+    """Ask a node for a round of its own accord, as a server can that keeps to no plan."""
+    described = {"federation": "DS", "clients": ("client-000",), "run": "run", **changes}
+    task = Task(described["federation"], 5, round, described["clients"], torch.zeros(650), LossState("cross-entropy"))
+    experiment = experiment_text(build(document))
+    content = tasks.write_task(
+        task, task.clients, 60.0, tasks.pack_parameters(task), described["run"], experiment=experiment
+    )
+    message = Message(content, 40, TRAIN, ttl=60.0, group_id=str(round))
+    message.metadata.__dict__["_message_id"] = "asked"
+    return asked(message)
+
+
+def reason(found: RecordDict | Error) -> str:
+    assert isinstance(found, Error)
+    return str(found.reason)
+
+
+def test_a_server_that_asks_again_beyond_or_under_another_name_is_refused_at_the_limit(
+    tmp_path: Path, messages: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    asked, document = private_node(0, tmp_path, epsilon=4.38), private(rounds=1)
+    assert isinstance(ask_to_train(asked, document, 1), RecordDict)
+    assert isinstance(ask_to_train(asked, document, 1), RecordDict)  # Noised anew, and counted again.
+    assert reason(ask_to_train(asked, document, 99)) == "NotAllowed: round: got 99; allowed: 1 to 1"
+    assert isinstance(ask_to_train(asked, document, 1, federation="other"), RecordDict)  # Never named.
+    assert isinstance(ask_to_train(asked, private(rounds=2), 1, run="other", clients=("client-002",)), RecordDict)
+    assert messages[-1] == "ledger: answer 4 (run other, DS, round 1) takes epsilon to 4.377 of 4.38"
+    monkeypatch.setattr("steelyard.clients.private.PrivateClients.train", no_work)
+    restarted = private_node(0, tmp_path, epsilon=4.38)
+    line = "privacy.local: round 1 would take the total of this node's answers over its epsilon 4.38; allowed: no"
+    for changes in ({}, {"run": "third"}, {"federation": "fourth"}, {"clients": ("client-004",)}):
+        assert reason(ask_to_train(restarted, document, 1, **changes)).startswith(f"NotAllowed: {line}")
+    assert [each.startswith(f"not answered: {line}") for each in messages[-5:]] == [False, *[True] * 4]
+    assert len(NodeLedger(tmp_path).entries()) == 4
+
+
+def test_one_answer_tells_of_a_client_once_and_failed_work_tells_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    asked, document = private_node(0, tmp_path, epsilon=4.38), private(rounds=1)
+    twice = ("client-000", "client-000")
+    assert (
+        reason(ask_to_train(asked, document, 1, clients=twice))
+        == "refused: clients: one is named twice; allowed: each once"
+    )
+    assert isinstance(ask_to_train(asked, document, 1, clients=("client-001",)), RecordDict)  # It lives elsewhere.
+    with monkeypatch.context() as patched:
+        patched.setattr("steelyard.clients.private.PrivateClients.train", no_work)
+        assert reason(ask_to_train(asked, document, 1)) == "AssertionError"
+    assert NodeLedger(tmp_path).entries() == []
+    assert isinstance(ask_to_train(asked, document, 1, clients=("client-000", "client-002")), RecordDict)
+    assert [entry.clients for entry in NodeLedger(tmp_path).entries()] == [2]
+
+
+def test_charged_criteria_are_counted_as_they_are_noised(tmp_path: Path):
+    document = private(rounds=1)
+    document["privacy"] |= {"criteria": "charged", "criteria_noise": 4.0, "criteria_bounds": {"DS": 100.0}}
+    assert isinstance(ask_to_train(private_node(0, tmp_path, epsilon=8.0), document, 1), RecordDict)
+    (entry,) = NodeLedger(tmp_path).entries()
+    assert (entry.noise, entry.criteria, entry.criteria_noise, entry.clip) == (2.0, 1, 4.0, 1.0)
+    assert entry.epsilon == pytest.approx(node_ledger.epsilon_of([disclosure(noise=(1 / 4 + 1 / 16) ** -0.5)]))
+
+
+def test_a_run_goes_on_without_a_node_that_has_told_what_it_may(tmp_path: Path):
+    """A whole run fits; the next one, under its own name, has the other node alone."""
+    forget()
+    nodes = {40: private_node(0, tmp_path / "a", epsilon=4.38), 41: private_node(1, tmp_path / "b", epsilon=100.0)}
+    for name in ("first", "second"):
+        config = {"experiment": experiment_text(build(private())), "set": "", "out": str(tmp_path / name)}
+        federate(FakeGrid(dict(nodes)), config, name)  # type: ignore[arg-type, dict-item]
+    first, second = (History(tmp_path / name).clients for name in ("first", "second"))
+    assert first["failure"].isna().all()
+    left = second[second["failure"].notna()]
+    assert sorted(set(left["client"])) == ["client-000", "client-002", "client-004"]
+    assert set(left["round"]) == {1, 2, 3, 4}
+    assert left["failure"].str.contains("over its epsilon 4.38").all()
+    lines = [json.loads(line) for line in (tmp_path / "a" / FILE).read_text().splitlines()]
+    assert [(line["round"], line["clients"]) for line in lines] == [(round, 3) for round in (1, 2, 3, 4)]
+    assert lines[-1]["epsilon"] == pytest.approx(ONE, abs=1e-5)
+    assert len(NodeLedger(tmp_path / "b").entries()) == 8
+
+
+REFUSED = "tests: this node's clients are never tested; allowed: training"
+
+
+HERE = ("client-000", "client-002", "client-004")
+
+
+def question(candidates: int = 2, *, detailed: bool = False) -> Question:
+    return Question("DS", 5, 1, torch.zeros(candidates, 650), detailed)
+
+
+def ask_to_test(asked: Callable[[Message], RecordDict | Error], asking: Question) -> RecordDict:
+    """Ask a node how good models are, as a server can whenever it likes."""
+    content = questions.write_question(asking, 60.0, "run", experiment=experiment_text(build(private(rounds=1))))
+    message = Message(content, 40, EVALUATE, ttl=60.0, group_id="1")
+    message.metadata.__dict__["_message_id"] = "asked"
+    found = asked(message)
+    assert isinstance(found, RecordDict), found.reason
+    return found
+
+
+def run_with_tests(tmp_path: Path, tests: tuple[bool, bool], **sections: Any) -> Path:
+    """Run with two nodes, of which each is tested or not; returns the run's folder."""
+    nodes = {40 + i: private_node(i, tmp_path / f"state-{i}", tests=tested) for i, tested in enumerate(tests)}
+    document = private(rounds=2)
+    for name, section in sections.items():
+        document[name] = {**document.get(name, {}), **section}
+    config = {"experiment": experiment_text(build(document)), "set": "", "out": str(tmp_path / "run")}
+    return federate(FakeGrid(dict(nodes)), config, "1")  # type: ignore[arg-type, dict-item]
+
+
+@pytest.mark.parametrize("detailed", [False, True])
+def test_a_question_is_answered_with_names_and_the_reason_alone(
+    tmp_path: Path, messages: list[str], monkeypatch: pytest.MonkeyPatch, detailed: bool
+):
+    monkeypatch.setattr("steelyard.clients.private.PrivateClients.evaluate", no_work)
+    asking = question(detailed=detailed)
+    content = ask_to_test(private_node(0, tmp_path, tests=False), asking)
+    form = json.loads(str(wire.split(content)[0]))
+    assert form.pop("failures") == [{"client": name, "reason": f"NotAllowed: {REFUSED}"} for name in HERE]
+    assert [form[name] for name in ("clients", "samples", "metrics")] == [[], [], {}]
+    assert [form[name] for name in ("scores", "losses")] == [[[], []]] * 2
+    read = questions.read_evaluations(content, asking, HERE, (0.0, 1.0))  # A server can use it as it is.
+    assert (read.clients, read.scores.shape) == ((), (2, 0))
+    assert (None if read.right is None else read.right.size) == (0 if detailed else None)
+    assert messages == [f"not answered: {REFUSED}"]
+
+
+def test_a_run_goes_on_where_some_are_not_tested(tmp_path: Path):
+    stops = {"samples": True, "stop_at_target": True}  # Those who are tested may reach it; with such noise they do not.
+    history = History(run_with_tests(tmp_path, (False, True), rounds=stops))
+    assert set(history.untested["client"]) == set(HERE)
+    assert set(history.untested["failure"]) == {f"NotAllowed: {REFUSED}"}
+    assert set(history.evaluations["client"]) == {"client-001", "client-003", "client-005"}
+    assert history.clients["failure"].isna().all()  # They train as all others do.
+    assert history.rounds["accuracy"].notna().tolist() == [True] * 3
+
+
+def test_a_run_goes_on_where_nobody_is_tested_and_can_be_looked_at(tmp_path: Path, command: CommandLine):
+    folder = run_with_tests(tmp_path, (False, False), rounds={"samples": True})
+    history = History(folder)
+    assert history.info["status"] == "finished"
+    assert history.rounds["accuracy"].isna().all()
+    assert history.evaluations.empty
+    assert history.untested["round"].tolist() == [0] * 6 + [1] * 6 + [2] * 6
+    assert history.clients["weight"].notna().all()
+    assert [entry.round for entry in NodeLedger(tmp_path / "state-0").entries()] == [1, 2]
+    listed = command("ls", tmp_path)
+    assert listed.returncode == 0
+    assert ["run", "finished", "2/2", "–"] in [line.split()[:4] for line in listed.stdout.splitlines()]
+    table = command("table", folder)
+    assert (table.returncode, table.stderr.count("\n")) == (2, 1)
+    assert "or nodes with tests = false" in table.stderr
+    assert command("report", folder).returncode == 0
+    assert "no accuracy is known" in (folder / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("sections", "line"),
+    [
+        ({"rounds": {"stop_at_target": True}}, "rounds.stop_at_target: got true, and no client tests the model"),
+        (
+            {"weighing": {"criteria": ["DS", "LD"], "priority": "DS>LD", "adjust": {"strategy": "online"}}},
+            "weighing.adjust: 'online(DS>LD)' compares accuracies, and no client tests the model",
+        ),
+    ],
+)
+def test_what_needs_tests_is_refused_in_one_line_before_anybody_trains(
+    tmp_path: Path, sections: dict[str, Any], line: str
+):
+    with pytest.raises(UserError) as caught:
+        run_with_tests(tmp_path, (False, False), **sections)
+    assert str(caught.value).startswith(f"{line} (client-000: NotAllowed: {REFUSED}); allowed: ")
+    assert NodeLedger(tmp_path / "state-0").entries() == []
+    assert not (tmp_path / "run").exists()
+
+
+ROWS = {"north": 60, "south": 40}
+
+
+"""A fifth of them are for tests: 12 and 8."""
+
+
+def two_hospitals(**sections: Any) -> dict[str, Any]:
+    return {
+        "name": "two-hospitals",
+        "seed": 3,
+        "data": {"source": "npz", "path": "nowhere.npz", "classes": 2},
+        "partition": {"scheme": "iid", "clients": 2},
+        "model": {"name": "logistic"},
+        "rounds": {"count": 2, "fraction": 1.0},
+        "compute": {"engine": "loop", "device": "cpu"},
+        "federate": {"nodes": 2, "start_timeout": 2.0},
+        **sections,
+    }
+
+
+def federated(folder: Path, out: str, document: dict[str, Any], **own: Any) -> History:
+    rng = np.random.default_rng(0)
+    config = {"experiment": experiment_text(build(document)), "out": str(folder / out)}
+    nodes: dict[int, Any] = {}
+    for number, (name, rows) in enumerate(ROWS.items()):
+        x = rng.normal(size=(rows, 5)).astype(np.float32)
+        np.savez(folder / f"{name}.npz", x=x, y=(x[:, 0] > 0).astype(np.int64))
+        nodes[number + 2] = node({"allow": "", "client": name, "data": str(folder / f"{name}.npz"), **own}, config)
+    federate(FakeGrid(nodes), config, "1")  # type: ignore[arg-type]
+    return History(folder / out)
+
+
+def test_a_small_test_set_stays_untold_and_the_run_goes_on(tmp_path: Path):
+    history = federated(tmp_path, "first", two_hospitals())
+    assert history.clients["samples"].tolist() == [48, 32, 48, 32]
+    assert history.clients["failure"].isna().all()
+    assert set(history.evaluations["client"]) == {"north"}
+    assert set(history.untested["client"]) == {"south"}
+    (reason,) = set(history.untested["failure"])
+    assert reason == "tests: the test set has fewer, and this node answers with 10 rows or more"
+    federated(tmp_path, "again", two_hospitals())
+    first, again = weights(tmp_path / "first"), weights(tmp_path / "again")
+    assert all(torch.equal(first[name], again[name]) for name in first)  # What nodes draw repeats with the file.
+    assert set(federated(tmp_path, "told", two_hospitals(), **{"min-rows": 8}).evaluations["client"]) == set(ROWS)
+
+
+def test_what_a_server_asks_of_the_split_changes_nothing(tmp_path: Path):
+    federated(tmp_path, "first", two_hospitals())
+    other = {"scheme": "dirichlet", "clients": 7, "test_fraction": 0.9, "seed": 5, "minimum": 2}
+    federated(tmp_path, "other", two_hospitals(partition=other))
+    first, other_weights = weights(tmp_path / "first"), weights(tmp_path / "other")
+    assert all(torch.equal(first[name], other_weights[name]) for name in first)
+
+
+@pytest.mark.parametrize(
+    ("section", "field"),
+    [
+        ({"data": {"source": "npz", "path": "nowhere.npz", "classes": 2, "share": 1e-9}}, "data.share: got 1e-09"),
+        ({"training": {"batch_size": 1, "learning_rate": 0.1, "weight_decay": 10.0}}, "training.batch_size: with this"),
+        ({"algorithm": {"name": "fedprox", "mu": 10.0}, "training": {"batch_size": 1}}, "training.batch_size: with"),
+        ({"algorithm": {"name": "scaffold"}, "training": {"batch_size": 5}}, "training.batch_size: with this"),
+        ({"beside": {"f": {"algorithm": {"name": "feddyn"}}}, "training": {"batch_size": 5}}, "training.batch_size: w"),
+        (
+            {"rounds": {"count": 1, "fraction": 1.0, "samples": True}},
+            "rounds.samples: asks for an answer about each",
+        ),
+    ],
+)
+def test_an_experiment_that_wants_few_rows_does_not_begin(tmp_path: Path, section: dict[str, Any], field: str):
+    with pytest.raises(UserError, match=f"NotAllowed: {field}"):
+        federated(tmp_path, "run", two_hospitals(**section))
+    assert not (tmp_path / "run").exists()
+
+
+def test_algorithms_and_schedules_work_on_guarded_nodes_with_batches_of_enough_rows(tmp_path: Path):
+    training = {"batch_size": 16, "schedule": {"kind": "step", "every": 1}}
+    beside = {name: {"algorithm": {"name": name}} for name in ("scaffold", "fedprox", "feddyn", "fednova")}
+    history = federated(tmp_path, "run", two_hospitals(training=training, beside=beside))
+    assert history.clients["failure"].isna().all()
+    assert set(history.clients["rule"]) == {"DS", *beside}
+
+
+def no_work(*_: object) -> Any:
+    raise AssertionError("worked before it was refused")
+
+
+def test_two_processes_of_a_node_lose_no_entry(tmp_path: Path) -> None:
+    forked = multiprocessing.get_context("fork")
+    gate = forked.Barrier(2)
+
+    def charge_twenty(run: str) -> None:
+        gate.wait(60)
+        for round in range(20):
+            NodeLedger(tmp_path).charge(disclosure(round, run=run))
+
+    both = [forked.Process(target=charge_twenty, args=(run,)) for run in ("a", "b")]
+    for process in both:
+        process.start()
+    for process in both:
+        process.join(120)
+        assert process.exitcode == 0
+    found = [(entry.run, entry.round) for entry in NodeLedger(tmp_path).entries()]
+    assert sorted(found) == [(run, round) for run in ("a", "b") for round in range(20)]
