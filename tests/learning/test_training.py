@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -117,34 +119,24 @@ def test_wrong_settings_are_refused(fields: dict[str, object], said: tuple[objec
 
 
 @pytest.mark.parametrize(
-    ("settings", "own"),
+    ("settings", "kind", "own"),
     [
-        ({"optimiser": "adam", "learning_rate": 0.02}, lambda p: torch.optim.Adam(p, lr=0.02, eps=1e-7)),
-        (
-            {"optimiser": "adam", "learning_rate": 0.02, "weight_decay": 0.1},
-            lambda p: torch.optim.Adam(p, lr=0.02, eps=1e-7, weight_decay=0.1),
-        ),
-        (
-            {"optimiser": "adadelta", "learning_rate": 1.0},
-            lambda p: torch.optim.Adadelta(p, lr=1.0, rho=0.95, eps=1e-7),
-        ),
-        (
-            {"optimiser": "sgd", "learning_rate": 0.1, "momentum": 0.6},
-            lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.6),
-        ),
+        ({"optimiser": "adam", "weight_decay": 0.1}, torch.optim.Adam, {"eps": 1e-7, "weight_decay": 0.1}),
+        ({"optimiser": "adadelta"}, torch.optim.Adadelta, {"rho": 0.95, "eps": 1e-7}),
+        ({"optimiser": "sgd", "momentum": 0.6}, torch.optim.SGD, {"momentum": 0.6}),
     ],
 )
-def test_steps_are_those_of_torch(settings: dict[str, object], own: object) -> None:
+def test_steps_are_those_of_torch(settings: dict[str, Any], kind: Any, own: dict[str, float]) -> None:
     torch.manual_seed(4)
     module, twin = nn.Linear(3, 2), nn.Linear(3, 2)
     layout = Layout.of(module)
     start = layout.read(module)
     layout.write(twin, start)
     x, y = torch.randn(8, 3), torch.randint(0, 2, (8,))
-    training = TrainingSettings(batch_size="full", epochs=7, **settings)
+    training = TrainingSettings(learning_rate=0.1, batch_size="full", epochs=7, **settings)
     order = np.broadcast_to(np.arange(8), (7, 8))
     found, _ = train_client(module, layout, start, x, y, order, training, LossState("cross-entropy"))
-    optimiser = own(twin.parameters())  # type: ignore[operator]
+    optimiser = kind(twin.parameters(), lr=0.1, **own)
     for _ in range(7):
         optimiser.zero_grad()
         nn.functional.cross_entropy(twin(x), y).backward()
