@@ -155,11 +155,6 @@ def test_a_client_that_ignores_the_model_trains_on_from_its_own() -> None:
     from_global = make().train([task(clients, round=2)])[0].payload.models
     assert torch.equal(again[0], from_own[0])
     assert torch.equal(again[1:], from_global[1:])
-    resumed = make(people)
-    clients_state = make(people)
-    clients_state.train([task(clients)])
-    resumed.restore(clients_state.snapshot())
-    assert torch.equal(resumed.train([task(clients, round=2)])[0].payload.models, again)
 
 
 def test_memory_beyond_the_limit_goes_to_a_file() -> None:
