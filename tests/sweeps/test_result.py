@@ -12,17 +12,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.runs.records import evaluations, federation, record, state
+from tests.kit import assert_refused
 
-from steelyard import Experiment, Result, SweepResult, UserError
+from steelyard import Experiment, Result, SweepResult
 from steelyard.experiment.loading import load
 from steelyard.intervals import estimate
 from steelyard.report.figures.shared import HEIGHT
 from steelyard.report.figures.writing import svg
-from steelyard.runs.reader import History
-from steelyard.runs.store import Store
 from steelyard.sweeps.figure import sweep_chart
-from steelyard.sweeps.result import _figure, _rank, sweep_csv, sweep_document
+from steelyard.sweeps.result import sweep_csv, sweep_document
 from steelyard.sweeps.table import next_lines, short_names, show_value, sweep_table
 
 EXPERIMENT = {
@@ -34,6 +32,8 @@ EXPERIMENT = {
     "compute": {"engine": "loop", "device": "cpu", "threads": 1},
     "weighing": {"criteria": ["DS", "LD"]},
 }
+
+
 GRID = {"training.learning_rate": [0.001, 0.3], "training.epochs": [1, 2]}
 
 
@@ -83,29 +83,6 @@ def made(values: dict[int, list[float]], unreached: dict[int, int] | None = None
     return {**document, **fields}
 
 
-def test_more_is_better_unless_less_is_and_what_has_no_figure_comes_last():
-    rows = made({1: [0.2], 2: [0.5], 3: [math.nan], 4: [0.5]})["rows"]
-    assert [row["point"] for row in sorted(rows, key=lambda row: _rank(row, "score"))] == [2, 4, 1, 3]
-    assert [row["point"] for row in sorted(rows, key=lambda row: _rank(row, "loss"))] == [1, 2, 4, 3]
-
-
-def test_a_figure_of_the_clients_is_their_mean_by_test_rows(tmp_path: Path):
-    """Clients of three rows and of one: a loss of 1 and one of 5 are 2 together, not 3."""
-    store = Store(tmp_path / "run")
-    store.register([federation()])
-    answer = evaluations(losses=np.array([[1.0, 5.0]]), metrics={"rmse": np.array([1.0, 5.0])})
-    store.commit(1, [record(evaluations=answer)], {"DS>LD": state(1)}, dict, last=True)
-    store.close()
-    for measure in ("loss", "rmse"):
-        figure = _figure(History(tmp_path / "run"), Experiment.model_validate(EXPERIMENT), "DS>LD", 0, measure)
-        assert figure == (2.0, True)
-
-
-def test_a_target_that_is_not_reached_comes_after_one_reached_in_the_last_round():
-    rows = made({1: [50.0, 50.0], 2: [50.0, 50.0], 3: [20.0, 50.0]}, {1: 2, 2: 1, 3: 1})["rows"]
-    assert [row["point"] for row in sorted(rows, key=lambda row: _rank(row, "rounds-to-target"))] == [3, 2, 1]
-
-
 @pytest.mark.parametrize(
     ("values", "measure", "measured", "shown"),
     [
@@ -116,11 +93,12 @@ def test_a_target_that_is_not_reached_comes_after_one_reached_in_the_last_round(
         ([0.91], "server-macro-f1", "server-macro-f1", "0.91000"),
         ([0.01234], "score", "ndcg@10", "0.01234"),
         ([12.0, 13.0, 14.0], "rounds-to-target", "rounds-to-target", "13.0 ±2.5"),  # t(2) = 4.303, s/√3 = 0.577
-        ([12.0, 13.0], "rounds-to-target", "rounds-to-target", "12.5 ±6.4"),
         ([math.nan], "score", "accuracy", "–"),
     ],
 )
-def test_figures_are_shown_with_half_their_interval(values, measure, measured, shown):
+def test_figures_are_shown_with_half_their_interval(
+    values: list[float], measure: str, measured: str, shown: str
+) -> None:
     assert show_value(estimate(values).as_json(), measure, measured) == shown
 
 
@@ -140,22 +118,16 @@ def test_the_table_reads_well_in_60_columns():
     ]
 
 
-def test_a_point_of_a_stopped_sweep_may_lack_any_of_its_seeds():
+def test_a_point_may_lack_seeds_or_have_exploded():
     document = made({2: [0.5, 0.6], 1: [0.4]}, left=["run-3"])
     document["rows"][1]["seeds"] = [1]
     assert "0.40000 (1 of 2 seeds)" in sweep_table(document)
     rows = list(csv.DictReader(io.StringIO(sweep_csv(document))))
     assert [(row["seed 0"], row["seed 1"]) for row in rows] == [("0.5", "0.6"), ("", "0.4")]
-
-
-def test_a_run_that_diverged_says_so():
-    document = made({2: [0.5], 1: [math.nan]}, diverged=["run-1"])
-    lines = sweep_table(document, "text", 60).splitlines()
+    lines = sweep_table(made({2: [0.5], 1: [math.nan]}, diverged=["run-1"]), "text", 60).splitlines()
     assert lines[6].split() == ["1", "0.1", "pFPL", "diverged"]
     assert "diverged: the model exploded in one seed or more" in " ".join(lines[7:])
-
-
-def test_two_fields_of_one_name_are_written_out():
+    # Two fields of one name are written out.
     assert short_names(["fpl.learning_rate", "training.learning_rate", "fpl.factors"]) == {
         "fpl.learning_rate": "fpl.learning_rate",
         "training.learning_rate": "training.learning_rate",
@@ -207,6 +179,8 @@ def test_every_measure_is_what_the_run_recorded(
         document = sweep_document(result.folder)
     finally:
         path.write_text(text)
+    means = [row["value"]["mean"] for row in document["rows"]]
+    assert means == sorted(means, reverse=measure not in ("rounds-to-target", "loss")), "the best first"
     for row in document["rows"]:
         rules, tests = recorded[row["run"]]
         rules = [rule for rule in rules if rule["rule"] == row["rule"]]
@@ -224,17 +198,6 @@ def test_every_measure_is_what_the_run_recorded(
         assert row["unreached"] == sum(r["rounds_to_target"] is None for r in rules) * (measure == "rounds-to-target")
 
 
-def test_a_target_counts_as_reached_in_the_experiments_own_way():
-    class Recorded:
-        def scores(self, rule: str, seed: int) -> tuple[Any, Any]:
-            return np.array([1, 2]), np.array([[0.5, 0.5], [0.6, 0.6]])
-
-    for reach, rounds in (("at-least", 1.0), ("above", 2.0)):
-        fields = {**EXPERIMENT, "rounds": {"count": 9, "target": 0.5, "reach": reach}}
-        found = _figure(Recorded(), Experiment.model_validate(fields), "DS", 0, "rounds-to-target")
-        assert found == (rounds, True)
-
-
 def test_the_best_is_an_experiment_for_the_test_set(result: SweepResult):
     best = load(result.folder / "best.toml")
     assert best.validation is None
@@ -243,6 +206,8 @@ def test_the_best_is_an_experiment_for_the_test_set(result: SweepResult):
     first_line = (result.folder / "best.toml").read_text().splitlines()[0]
     assert first_line.startswith("# Chosen by `steelyard sweep`: training.learning_rate = 0.3, training.epochs = ")
     assert result.best.model_dump() == best.model_dump()
+    assert f"{result.table['best']['point']} *" in repr(result)
+    assert_refused(lambda: SweepResult(result.folder / "none").best, "no point is the best")
 
 
 def test_the_csv_has_a_line_for_every_point(result: SweepResult):
@@ -263,9 +228,8 @@ def test_a_run_that_was_changed_is_said(result: SweepResult, tmp_path: Path):
         database.execute("UPDATE rounds SET accuracy = 0.99 WHERE round = 1")
     database.close()
     document = sweep_document(folder)
-    assert document["problems"] == [
-        f"{run}: CHANGED since it was written: round 1 is not as it was written; what is shown is what is there now"
-    ]
+    (problem,) = document["problems"]
+    assert problem.startswith(f"{run}: CHANGED since it was written: round 1 ")
     assert f"- {run}: CHANGED since" in sweep_table(document)
 
 
@@ -332,13 +296,3 @@ def test_values_stand_at_the_axis_as_they_were_given():
         row["values"] = {"fpl.learning_rate": value, "fpl.mode": "pFPL"}
     drawn = svg(sweep_chart(words))
     assert all(f">{value}</text>" in drawn for value in ("0.0215", "0.0464", "0.1"))
-
-
-def test_a_result_prints_as_its_table(result: SweepResult):
-    assert "learning_rate" in repr(result)
-    assert f"{result.table['best']['point']} *" in repr(result)
-
-
-def test_without_a_best_there_is_none(tmp_path: Path):
-    with pytest.raises(UserError, match="no point is the best"):
-        _ = SweepResult(tmp_path).best
