@@ -31,10 +31,8 @@ from steelyard.runs.reader import History
 
 pytest.importorskip("numba", reason="numba is not installed")
 
-from numba import njit
-
 from steelyard.recommend import compiled
-from steelyard.recommend.simd import LANES, MOST_BLOCKS, blocks_of, load, padded, parts_of, store, total
+from steelyard.recommend.simd import LANES, MOST_BLOCKS, blocks_of, padded
 
 LEARNING = Learning(0.3, FACTORS)
 EVERYONE = np.arange(USERS)
@@ -208,31 +206,6 @@ def test_the_baseline_bpr_mf_uses_the_same_engines() -> None:
 # ---------------------------------------------------------------- parts of rows
 
 WIDEST = LANES * MOST_BLOCKS
-
-
-@njit
-def combine(blocks: Any, left: Any, right: Any, out: Any, sums: Any) -> None:
-    """Write 2 (left + right) − left · right to `out`, row by row, and its sums."""
-    parts = parts_of(blocks, left)
-    for row in range(len(left)):
-        for part in range(parts):
-            at = row * parts + part
-            one, other = load(blocks, left, at), load(blocks, right, at)
-            found = 2.0 * (one + other) - one * other
-            store(out, at, found)
-            sums[row] += total(found)
-
-
-@pytest.mark.parametrize(("width", "dtype"), [(8, np.float64), (71, np.float32)])
-def test_parts_are_computed_with_as_numpy_does(width: int, dtype: Any) -> None:
-    left, right = np.random.default_rng(width).normal(size=(2, 5, width)).astype(dtype)
-    out, sums = padded(np.full_like(left, np.nan)), np.zeros(5, dtype)
-    combine(blocks_of(width), padded(left), padded(right), out, sums)
-    expected = 2 * (left + right) - left * right
-    assert out.dtype == dtype
-    np.testing.assert_allclose(out[:, :width], expected, rtol=1e-5, atol=1e-6)
-    assert not out[:, width:].any()
-    np.testing.assert_allclose(sums, expected.sum(axis=1), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("width", [1, 8, 9, WIDEST, WIDEST + 1, 5 * WIDEST, 10_001])

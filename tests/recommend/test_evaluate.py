@@ -106,18 +106,7 @@ def test_what_cannot_be_judged_is_named(judged, words, files, told):
     assert told in done.stderr
 
 
-def test_split_then_evaluate_from_the_command_line(tmp_path: Path, command):
-    rows = [f"{u}\t{i}\t{3 + (u + i) % 3}\t{u * 7 + i}" for u in range(6) for i in range(8) if (u + i) % 3]
-    (tmp_path / "all.tsv").write_text("\n".join([*rows, "9\t99\t5\t1"]) + "\n")
-    done = command("recommend", "split", "all.tsv", "--out", "out", "--core", "3")
-    assert done.returncode == 0, done.stderr
-    assert "core: users with fewer than 3" in done.stdout
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"train.tsv", "test.tsv", "catalogue.tsv"}
-    files = ["--train", "out/train.tsv", "--catalogue", "out/catalogue.tsv"]
-    done = command("recommend", "baseline", "popular", *files, "--out", "recs.tsv", "--cutoff", "3")
-    assert done.returncode == 0, done.stderr
-    files += ["--test", "out/test.tsv", "--recommendations", "recs.tsv"]
-    assert 0 <= json.loads(command("recommend", "evaluate", *files, "--format", "json").stdout)["10"]["ndcg"] <= 1
+def test_communication_cost_from_the_command_line(command):
     brazil = ["--users", "17473", "--items", "47270", "--interactions", "599958", "--mode", "pFPL", "--pi", "0.1"]
     cost = json.loads(command("recommend", "cost", *brazil, "--epochs", "45", "--format", "json").stdout)
     # Thesis table 4.4 prints five decimals.

@@ -151,19 +151,6 @@ def test_decays_follow_the_rate_unless_they_are_given():
 # ---------------------------------------------------------------- one pass
 
 
-def test_one_step_by_hand():
-    """One user, one triple, all numbers 1 or 0: s = σ(−(1·1 + 1·1 − 0)) with a bias gap of 1."""
-    learning = Learning(0.1, 1)
-    table = np.array([[1.0, 1.0], [0.0, 0.0]], dtype=np.float32)
-    triples = Triples(np.array([[0]], np.int32), np.array([[1]], np.int32))
-    done = local_pass(table, np.ones((1, 1), np.float32), triples, learning)
-    s = 1 / (1 + math.exp(2))
-    assert done.vectors[0, 0] == pytest.approx(1 + 0.1 * (s * 1 - 0.1 / 20), rel=1e-6)
-    rows = PairRows(triples, np.ones((1, 1), dtype=bool), done.gradients, table, learning).sparse()
-    assert rows.rows.tolist() == [0, 1]
-    np.testing.assert_allclose(rows.values, [[s - 0.1 / 20, s], [-s, -s]], rtol=1e-6)
-
-
 def test_changes_by_hand():
     """Two users, two triples, two factors; the decays are told apart, and biases have none."""
     learning = Learning(0.5, 2, user_decay=9.0, positive_decay=0.1, negative_decay=0.01)

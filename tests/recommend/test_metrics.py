@@ -99,17 +99,6 @@ def test_head_border_is_exact_and_ties_go_by_id():
     assert truth(train, ["a6"]).short_head.tolist() == [True] * 4 + [False] * 2
 
 
-def test_bias_disparity_by_hand():
-    base = truth(["a1", "a2", "b1", "b3"], ["a3"], users="ab", items="1234")
-    two = base.with_categories(list("1234"), [("1", "x"), ("2", "x"), ("3", "x"), ("4", "y")])
-    bias = m.bias_disparity(two.view(lists("34", "24", places=2), 2))
-    # Training: x 4 of 4 with 3 of 4 items; lists: x 2 of 4, y 2 of 4.
-    assert bias.source == pytest.approx([4 / 3, 0])
-    assert bias.recommended == pytest.approx([0.5 / 0.75, 0.5 / 0.25])
-    assert bias.disparity[0] == pytest.approx(-0.5)
-    assert math.isnan(bias.disparity[1])
-
-
 def test_threshold_decides_relevance():
     base = truth(["a1"], ["a2", "a3", "b2"], threshold=3, ratings=[3, 2.5, 1])
     assert base.relevant.tolist() == [1, 0, 0]
