@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
+import builtins
+import io
+import re
+import sys
+import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas
@@ -11,11 +16,16 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.kit import assert_refused
+from tests.warm import ROOT
 
-from steelyard.data import Dataset, DataSettings, PartitionSettings, check_together, load, share_out
+from steelyard.data import Dataset, DataSettings, PartitionSettings, load, share_out
 from steelyard.data.dataset import RawColumns
+from steelyard.data.delimited import read_cells, separator_of
+from steelyard.data.looking import look
 from steelyard.data.scaling import fill_and_scale
-from steelyard.errors import UserError
+from steelyard.recommend.reading import read as ratings
+from steelyard.recommend.reading import read_columns
 
 PATIENTS = """hospital,age,sex,bp,ill
 north,40,m,120,yes
@@ -35,15 +45,6 @@ def table(folder: Path, text: str, name: str = "t.csv", **fields: object) -> Dat
 
 def read(folder: Path, text: str, name: str = "t.csv", **fields: object) -> Dataset:
     return load(table(folder, text, name, **fields))
-
-
-def refused(folder: Path, text: str, **fields: object) -> str:
-    settings = table(folder, text, **fields)
-    with pytest.raises(UserError) as caught:
-        load(settings)
-    line = str(caught.value)
-    assert "\n" not in line
-    return line
 
 
 # what is read -------------------------------------------------------------------------------------------------------
@@ -92,13 +93,6 @@ def test_levels_fix_the_columns_whatever_the_file_holds(tmp_path: Path):
     assert data.features.tolist() == [[1, 0, 0, 0], [0, 0, 1, 0]]
     found = read(tmp_path, text, categories=["cp"])
     assert found.features.tolist() == [[1, 0], [0, 1]]
-    line = refused(tmp_path, text, levels={"cp": [1, 2]})
-    assert line.endswith("column 'cp' holds '3' in row 2; allowed by data.levels: 1, 2")
-
-
-def test_levels_of_numbers_are_in_the_order_of_numbers(tmp_path: Path):
-    data = read(tmp_path, "hospital,cp,ill\na,10,0\nb,9,1\n", categories=["cp"])
-    assert data.features.tolist() == [[0, 1], [1, 0]]
 
 
 @pytest.mark.parametrize(
@@ -122,11 +116,6 @@ def test_labels_are_words_numbers_thresholds_or_a_target(tmp_path: Path, cells, 
     assert data.classes == classes
 
 
-def test_numbered_owners_are_named_after_their_column(tmp_path: Path):
-    data = read(tmp_path, "ward,x,ill\n7,1,0\n12,2,1\n", owner="ward")
-    assert data.owners.tolist() == ["ward-007", "ward-012"]
-
-
 def test_an_owner_may_be_called_na(tmp_path: Path):
     data = read(tmp_path, "hospital,x,ill\nNA,1,0\nnull,NA,1\n")
     assert data.owners.tolist() == ["NA", "null"]
@@ -143,9 +132,6 @@ def test_a_test_part_is_a_column(tmp_path: Path):
         ([0], [1]),
         ([2], [3]),
     ]
-    assert "holds 'late' in row 2; allowed: true, 1, test" in refused(
-        tmp_path, text.replace("2,test", "2,late"), held_out="part"
-    )
 
 
 def test_a_mark_comes_from_a_column(tmp_path: Path):
@@ -176,12 +162,6 @@ def test_delimiters_and_decimal_signs_are_found_out(tmp_path: Path, text: str):
     assert data.owners.tolist() == ["a", "b"]
 
 
-def test_a_packed_file_is_read(tmp_path: Path):
-    (tmp_path / "t.csv.gz").write_bytes(gzip.compress(PATIENTS.encode()))
-    data = load(DataSettings(source="csv", path=tmp_path / "t.csv.gz", labels="ill", owner="hospital"))
-    assert len(data) == 4
-
-
 def test_a_large_file_is_read_whole(tmp_path: Path):
     rows = 20_000
     text = "hospital,x,ill\n" + "".join(f"h{number % 3},{number},{number % 2}\n" for number in range(rows))
@@ -189,18 +169,8 @@ def test_a_large_file_is_read_whole(tmp_path: Path):
     assert len(data) == rows
     assert data.features[:, 0].tolist() == list(range(rows))
     # the fault lies far behind the part that is looked at first
-    line = refused(tmp_path, text.replace(",19998,", ",1 9998,"))
-    assert "column 'x' holds '1 9998' in row 19999; expected a number" in line
-
-
-def test_parquet_without_pyarrow_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def lacking(path: Path) -> None:
-        raise ImportError("Unable to find a usable engine")
-
-    monkeypatch.setattr(pandas, "read_parquet", lacking)
-    (tmp_path / "t.parquet").write_bytes(b"PAR1")
-    with pytest.raises(UserError, match=r"needs pyarrow, which is not installed; allowed: `pip install 'steelyard\["):
-        load(DataSettings(source="csv", path=tmp_path / "t.parquet", labels="ill"))
+    settings = table(tmp_path, text.replace(",19998,", ",1 9998,"))
+    assert_refused(lambda: load(settings), "column 'x' holds '1 9998' in row 19999; expected a number")
 
 
 # Parquet --------------------------------------------------------------------------------------------------------------
@@ -245,118 +215,6 @@ def test_parquet_gives_what_csv_gives(tmp_path: Path):
 def test_kinds_of_parquet_columns(tmp_path: Path, cells: object, columns: list[list[float]]):
     data = parquet(tmp_path, patients(z=cells))
     assert data.features[:, 1:].numpy() == pytest.approx(np.array(columns))
-
-
-@pytest.mark.parametrize("cells", [[[1, 2]] * 4, [{"a": 1}] * 4])
-def test_cells_that_are_lists_are_refused_or_ignored(tmp_path: Path, cells: list[object]):
-    with pytest.raises(UserError, match="column 'z' holds lists or tables; expected one value in each cell"):
-        parquet(tmp_path, patients(z=cells))
-    assert parquet(tmp_path, patients(z=cells), ignore=["z"]).features.tolist() == [[1], [2], [3], [4]]
-
-
-def test_a_broken_parquet_file_is_one_line(tmp_path: Path):
-    pytest.importorskip("pyarrow")
-    (tmp_path / "t.parquet").write_bytes(b"PAR1 and no more")
-    with pytest.raises(UserError, match="cannot be read as a table") as caught:
-        load(DataSettings(source="csv", path=tmp_path / "t.parquet", labels="ill"))
-    assert "\n" not in str(caught.value)
-
-
-def test_a_word_for_not_recorded_in_a_column_of_numbers(tmp_path: Path):
-    text = "hospital,age,ill\nn,40,1\nn,unknown,0\ns,50,1\ns,60,0\n"
-    assert "column 'age' holds 'unknown' in row 2" in refused(tmp_path, text)
-    assert read(tmp_path, text, na_values={"age": ["unknown"]}).features[:, 0].tolist() == [40, 50, 50, 60]
-
-
-# what is refused ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "fields", "message"),
-    [
-        ("", {}, "is empty; expected a line of column names"),
-        ("\n\n", {}, "is empty"),
-        ("hospital,x,ill\n", {}, "holds column names and no rows"),
-        ("a\0b,c\n", {}, "is not a text file"),
-        ("hospital\na\n", {}, "has one column only; expected names with comma, semicolon, tab, bar between them"),
-        ("63,1,2.3\n67,1,4\n", {}, "the first line holds numbers such as '63', not column names"),
-        ("hospital,x,x,ill\na,1,2,0\n", {}, "names column 'x' 2 times"),
-        ("hospital,,ill\na,1,0\n", {}, "column 2 has no name"),
-        ("hospital,x,ill\na,1,0\nb,2\n", {}, "row 2 has 2 cells; expected 3"),
-        ("hospital,x,ill\na,1,0\nb,1,5,1\n", {}, "row 2 has 4 cells; expected 3"),
-        (PATIENTS, {"labels": "il"}, "data.labels: found no column 'il' in"),
-        (PATIENTS, {"labels": "il"}, "(did you mean 'ill'?); allowed: hospital, age, sex, bp, ill"),
-        (PATIENTS, {"owner": "hospitol"}, "data.owner: found no column 'hospitol'"),
-        (PATIENTS, {"ignore": ["agee"]}, "data.ignore: found no column 'agee'"),
-        (PATIENTS, {"owner": "ill"}, "data.owner: got 'ill', which is data.labels too"),
-        (PATIENTS, {"categories": ["ill"]}, "data.categories: got 'ill', which is data.labels and no input"),
-        (PATIENTS, {"ignore": ["bp"], "indicators": ["bp"]}, "data.indicators: got 'bp', which is data.ignore"),
-        (PATIENTS, {"ignore": ["age", "sex", "bp"]}, "no column is left as an input"),
-        (PATIENTS, {"missing": "refuse"}, "column 'bp' is empty in row 2, and data.missing is 'refuse'"),
-        (PATIENTS.replace("50,f", "5o,f"), {}, "column 'age' holds '5o' in row 3; expected a number"),
-        (PATIENTS.replace("50,f", "inf,f"), {}, "column 'age' holds 'inf' in row 3"),
-        (PATIENTS.replace("50,f", "1e300,f"), {}, "column 'age' holds '1e+300' in row 3"),
-        (PATIENTS, {"categories": ["age"]}, "column 'sex' holds 'm' in row 1; expected a number"),
-        (PATIENTS.replace("south,50", ",50"), {}, "column 'hospital' (data.owner) is empty in row 3"),
-        (PATIENTS.replace("140,yes", "140,"), {}, "column 'ill' (data.labels) is empty in row 3"),
-        (PATIENTS.replace("yes", "no"), {}, "holds 'no' in every row; expected two classes or more"),
-        (PATIENTS, {"task": "regression"}, "holds 'yes' in row 1; expected a number"),
-        (PATIENTS, {"positive_above": 1}, "holds 'yes' in row 1; expected a number"),
-        (PATIENTS, {"labels": "bp", "missing": "drop"}, "(data.labels) is empty in row 2"),
-        ("hospital,x,ill\na,1,0.5\nb,2,1\n", {}, "holds 0.5; expected whole numbers or words for classes"),
-        ("hospital,x,y,ill\na,1,,0\nb,2,,1\n", {}, "column 'y' is empty in all rows"),
-        ("hospital,x,ill\na,,0\nb,,1\n", {"categories": ["x"]}, "column 'x' is empty in all rows"),
-        ("hospital,x,y,ill\na,1,,0\nb,,2,1\n", {"missing": "drop"}, "every row has an empty cell"),
-        ("hospital;x;ill\na;1,5;0\nb;1.5;1\n", {}, "column 'x' holds '1,5' in row 1; expected a number with a decimal"),
-    ],
-)
-def test_what_cannot_be_a_table_is_named_in_one_line(tmp_path: Path, text: str, fields, message: str):
-    assert message in refused(tmp_path, text, **fields)
-
-
-def test_a_column_of_names_is_no_category(tmp_path: Path):
-    text = "hospital,name,ill\n" + "".join(f"a,patient {number},{number % 2}\n" for number in range(101))
-    assert "is text with 101 different values; expected at most 100 for a category" in refused(tmp_path, text)
-    assert read(tmp_path, text, categories=["name"]).shape == (101,)
-
-
-def test_other_bytes_and_other_paths_are_refused(tmp_path: Path):
-    settings = table(tmp_path, PATIENTS)
-    settings.path.write_bytes("hospital,x,ill\nZürich,1,0\n".encode("latin-1"))
-    with pytest.raises(UserError, match="is not UTF-8 text"):
-        load(settings)
-    for path, message in (
-        (tmp_path / "none.csv", "found no"),
-        (Path("included/hart_disease.csv"), "did you mean 'included/heart_disease.csv'"),
-    ):
-        with pytest.raises(UserError, match=message):
-            load(settings.model_copy(update={"path": path}))
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"labels": "y"}, "path: got nothing; allowed with source 'csv': a table or a folder"),
-        ({"path": "x"}, "labels: got nothing; allowed with source 'csv': the name of the column to predict"),
-        (
-            {"path": "x", "labels": "y", "task": "regression", "positive_above": 1},
-            "positive_above: got 1.0 with task 'regression'",
-        ),
-        ({"source": "digits", "ignore": ["x"]}, "ignore: got ('x',) with source 'digits'; allowed with: csv"),
-        ({"source": "digits", "normalise": "client"}, "normalise: got 'client' with source 'digits'"),
-    ],
-)
-def test_settings_that_do_not_fit_are_refused_before_reading(fields, message):
-    with pytest.raises(UserError) as caught:
-        DataSettings(**{"source": "csv", **fields})
-    assert message in str(caught.value)
-
-
-def test_a_table_without_owner_has_no_natural_clients():
-    data = DataSettings(source="csv", path="x.csv", labels="y")
-    assert data.normalise == "client"
-    with pytest.raises(UserError, match="does not know whose rows they are"):
-        check_together(data, PartitionSettings(scheme="natural"))
 
 
 # filling and scaling ------------------------------------------------------------------------------------------------
@@ -408,27 +266,13 @@ def test_the_servers_rows_go_by_the_hospital_they_came_from(tmp_path: Path):
         assert float(population.dataset.features[row, 0]) == pytest.approx(expected, abs=1e-4)
 
 
-def test_without_owners_the_servers_rows_go_by_themselves(tmp_path: Path):
-    data = read(tmp_path, TWO, owner=None, ignore=["hospital"], normalise="client")
-    settings = PartitionSettings(scheme="iid", clients=2, server="fraction", server_fraction=0.4)
-    population = share_out(data, settings, 0)
-    values = population.dataset.features[population.server, 0].numpy()
-    assert values.mean() == pytest.approx(0, abs=1e-6)
-
-
 def test_clients_that_share_rows_cannot_have_scales_of_their_own(tmp_path: Path):
     table_of_counts = {"scheme": "table", "table": [[4, 3], [4, 2]], "overlap": True, "test": "none"}
     data = read(tmp_path, TWO, normalise="client")
-    with pytest.raises(UserError, match=r"data\.normalise: got 'client', but client-000 and client-001 share rows"):
-        share_out(data, PartitionSettings(**table_of_counts), 0)
+    settings = PartitionSettings(**table_of_counts)
+    line = "data.normalise: got 'client', but client-000 and client-001 share rows"
+    assert_refused(lambda: share_out(data, settings, 0), line)
     share_out(read(tmp_path, TWO, normalise="standard"), PartitionSettings(**table_of_counts), 0)
-
-
-def test_a_share_of_the_table_keeps_its_columns_together(tmp_path: Path):
-    data = read(tmp_path, TWO, normalise="client", share=0.5)
-    assert len(data) == 5
-    population = share_out(data, PartitionSettings(scheme="natural"), 0)
-    assert float(population.dataset.features[population.clients[0].train].mean()) == pytest.approx(0, abs=1e-6)
 
 
 @given(
@@ -450,9 +294,6 @@ def test_what_is_filled_is_finite_and_what_is_there_keeps_its_order(cells, missi
         assert np.allclose(out[np.isnan(numbers)], 0)
 
 
-# the server's rows --------------------------------------------------------------------------------------------------
-
-
 def test_the_servers_rows_can_be_balanced_over_classes(tmp_path: Path):
     text = "hospital,x,ill\n" + "".join(f"a,{number},{int(number < 5)}\n" for number in range(40))
     data = read(tmp_path, text)
@@ -460,12 +301,9 @@ def test_the_servers_rows_can_be_balanced_over_classes(tmp_path: Path):
         scheme="iid", clients=2, server="fraction", server_fraction=0.2, server_balance="classes"
     )
     assert np.bincount(data.labels.numpy()[share_out(data, settings, 5).server]).tolist() == [4, 4]
-    with pytest.raises(UserError, match=r"partition\.server_balance: got 'owners', but t\.csv has none"):
-        share_out(
-            read(tmp_path, text, owner=None, ignore=["hospital"]),
-            settings.model_copy(update={"server_balance": "owners"}),
-            5,
-        )
+    ownerless = read(tmp_path, text, owner=None, ignore=["hospital"])
+    settings = settings.model_copy(update={"server_balance": "owners"})
+    assert_refused(lambda: share_out(ownerless, settings, 5), "partition.server_balance: got 'owners', but t.csv has")
 
 
 # the table that comes with the package ------------------------------------------------------------------------------
@@ -497,3 +335,323 @@ def test_the_split_of_flamby_is_a_given_one():
     )  # fmt: skip
     clients = share_out(load(settings), PartitionSettings(scheme="given", test="held-out"), 0).clients
     assert [(len(rows.train), len(rows.test)) for rows in clients] == [(199, 104), (172, 89), (30, 16), (85, 45)]
+
+
+# several tables -------------------------------------------------------------------------------------------------------
+
+
+def sheets(path: Path | None, **fields: Any) -> Any:
+    document: dict[str, Any] = {"source": "csv", "path": path, "labels": "ill", **fields}
+    return load(DataSettings(**document))
+
+
+def site(rows: int = 12, seed: int = 0) -> pandas.DataFrame:
+    chance = np.random.default_rng(seed)
+    numbers = chance.normal(size=(rows, 2)).round(2)
+    return pandas.DataFrame({"age": numbers[:, 0], "dose": numbers[:, 1], "ill": np.arange(rows) % 2})
+
+
+@pytest.fixture
+def sites(tmp_path: Path) -> Path:
+    folder = tmp_path / "sites"
+    folder.mkdir()
+    site(12, 1).to_csv(folder / "north.csv", index=False)
+    # other order, other signs, a column less and a column more
+    south = site(8, 2)[["ill", "age"]].assign(weight=70.5)
+    south.to_csv(folder / "south.csv", index=False, sep=";", decimal=",")
+    (folder / "README.md").write_text("about these data")
+    return folder
+
+
+def test_each_file_of_a_folder_is_one_owner_and_columns_go_by_their_names(sites: Path) -> None:
+    dataset = sheets(sites)
+    assert dataset.owners.tolist() == ["north"] * 12 + ["south"] * 8
+    assert dataset.raw.numbers.shape == (20, 3)
+    age, dose, weight = dataset.raw.numbers.T
+    assert age[:12].tolist() == site(12, 1)["age"].tolist()
+    assert age[12:].tolist() == site(8, 2)["age"].tolist()
+    assert np.isnan(dose[12:]).all()
+    assert np.isnan(weight[:12]).all()
+    assert dataset.notes[:3] == (
+        "sites: 2 tables joined by the names of their columns",
+        "columns that are not in every table, empty there: 'dose' (not in south), 'weight' (not in north)",
+        "sites: no tables, left out: README.md",
+    )
+
+
+def test_a_pattern_and_a_list_of_files_give_the_same(sites: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = sheets(sites)
+    for other in (
+        sheets(sites / "*.csv"),
+        sheets(None, files=[sites / "north.csv", sites / "south.csv"]),
+    ):
+        assert other.owners.tolist() == whole.owners.tolist()
+        assert np.array_equal(other.raw.numbers, whole.raw.numbers, equal_nan=True)
+    monkeypatch.chdir(sites.parent)
+    assert sheets(Path("sites/so*.csv")).owners.tolist() == ["south"] * 8
+
+
+def test_spellings_that_differ_in_capitals_are_pointed_out(sites: Path) -> None:
+    site(4).rename(columns={"age": "Age"}).to_csv(sites / "west.csv", index=False)
+    assert "'Age' (only in west, is it 'age'?)" in " ".join(sheets(sites).notes)
+
+
+def test_files_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+    for name in ("north", "south"):
+        (tmp_path / name).mkdir()
+        site(6).to_csv(tmp_path / name / "data.csv", index=False)
+    assert set(sheets(tmp_path / "*" / "data.csv").owners.tolist()) == {"north-data", "south-data"}
+    twice = [tmp_path / "north" / "data.csv"] * 2
+    assert_refused(lambda: sheets(None, files=twice), "two tables would be client '", "allowed: each file once")
+
+
+def test_stata_gives_what_csv_gives(tmp_path: Path) -> None:
+    table = site(12, 3).assign(sex=pandas.Categorical(["f", "m", None] * 4))
+    table.to_csv(tmp_path / "t.csv", index=False)
+    table.to_stata(tmp_path / "t.dta", write_index=False)
+    plain, stata = sheets(tmp_path / "t.csv"), sheets(tmp_path / "t.dta")
+    assert plain.features.numpy() == pytest.approx(stata.features.numpy())
+
+
+def test_each_sheet_of_a_workbook_is_one_owner(tmp_path: Path) -> None:
+    pytest.importorskip("openpyxl")
+    with pandas.ExcelWriter(tmp_path / "book.xlsx") as book:
+        for name in ("north", "south"):
+            site(6).to_excel(book, sheet_name=name, index=False)
+        pandas.DataFrame().to_excel(book, sheet_name="notes")
+    assert sheets(tmp_path / "book.xlsx", owner="file").owners.tolist() == ["north"] * 6 + ["south"] * 6
+    line = "data.owner: got nothing, and"
+    assert_refused(lambda: sheets(tmp_path / "book.xlsx"), line, "book.xlsx is 2 tables; allowed: 'file'")
+
+
+@pytest.mark.parametrize(("name", "package"), [("t.xlsx", "openpyxl"), ("t.sav", "pyreadstat"), ("t.xls", "xlrd")])
+def test_a_package_that_is_missing_is_named(
+    tmp_path: Path, name: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = builtins.__import__
+
+    def without(module: str, *rest: Any, **more: Any) -> Any:
+        if module.split(".")[0] == package:
+            raise ImportError(module)
+        return known(module, *rest, **more)
+
+    for module in [module for module in sys.modules if module.split(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setattr(builtins, "__import__", without)
+    # the first bytes by which pandas knows a workbook
+    book = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" if name == "t.xls" else _zip_with("xl/workbook.xml")
+    (tmp_path / name).write_bytes(book)
+    assert_refused(lambda: sheets(tmp_path / name), f"needs {package}, which is not", f"`pip install {package}`")
+
+
+def _zip_with(name: str) -> bytes:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        archive.writestr(name, "")
+    return content.getvalue()
+
+
+def with_times(rows: int = 60) -> pandas.DataFrame:
+    chance = np.random.default_rng(4)
+    return (
+        site(rows)
+        .drop(columns="ill")
+        .assign(time=chance.integers(1, 300, rows), death_event=chance.integers(0, 2, rows))
+    )
+
+
+def test_a_time_and_an_event_are_recognised(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    with_times().to_csv(path, index=False)
+    # Nothing said, or the time: both are learnt.
+    for label in (None, "time"):
+        seen = look("csv", [path], label)
+        assert [seen.fields[name][0] for name in ("labels", "task", "event")] == ["time", "survival", "death_event"]
+        assert "ignore" not in seen.fields
+        assert not any("event" in hint for hint in seen.hints)
+    # The event alone, as a class: said, with the way to learn both.
+    line = (
+        "'time' and 'death_event' look like the time to an event; data.task = 'survival' with labels = 'time' and "
+        "event = 'death_event' learns both"
+    )
+    seen = look("csv", [path], "death_event")
+    assert seen.hints[0].startswith(line)
+    assert seen.fields["ignore"][0] == ["time"]
+    notes = " ".join(sheets(path, labels="death_event").notes)
+    assert line in notes
+    assert "the input 'time' gives the answer away: name it in data.ignore" in notes
+    assert "gives the answer" not in " ".join(sheets(path, labels="death_event", ignore=["time"]).notes)
+
+
+def test_times_have_a_minus_where_the_event_had_not_come(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("x,days,died\n1,5,yes\n2,2.5,No\n3,7,1\n4,7,false\n")
+    data = sheets(path, labels="days", task="survival", event="died")
+    assert data.labels.tolist() == [5.0, -2.5, 7.0, -7.0]
+    assert (data.classes, data.task, data.features.shape) == (0, "survival", (4, 1))
+    assert data.notes == ("t.csv: the event came in 2 of 4 rows",)
+    assert repr(data) == "Dataset('t.csv': 4 samples of 1, times to an event)"
+
+
+@pytest.mark.parametrize("value", ["inf", "-inf", "1e300"])
+def test_an_infinite_number_makes_no_categories(tmp_path: Path, value: str) -> None:
+    path = tmp_path / "t.csv"
+    table = site(40).astype(object)
+    table.loc[7, "dose"] = value
+    table.to_csv(path, index=False)
+    assert_refused(lambda: sheets(path), "column 'dose' holds '", "' in row 8; expected finite numbers (or ")
+    seen = look("csv", [path], "ill")
+    assert list(seen.fields["na_values"][0]) == ["dose"]
+    assert "categories" not in seen.fields
+    fields = {name: entry[0] for name, entry in seen.fields.items()}
+    assert np.isnan(sheets(path, **fields).raw.numbers).sum() == 1
+
+
+# cells ----------------------------------------------------------------------------------------------------------------
+
+APART = {
+    "src/steelyard/data/facts.py",  # a few lines about clients, read with the settings: pandas would slow the start
+    "src/steelyard/rounds/selecting.py",  # who is there when, read with the settings likewise
+    "src/steelyard/adapters/importing.py",  # a log of rounds, line by line and named by line, or JSON lines
+    "src/steelyard/weighing/measures.py",  # a room below data: clients and criteria to weigh on paper
+}
+
+
+def test_no_other_file_parses_tables() -> None:
+    calls = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "src").rglob("*.py")
+        if re.search(r"\.read_csv\(|csv\.(reader|DictReader)\(", path.read_text())
+    }
+    assert calls - APART == {"src/steelyard/data/delimited.py"}
+
+
+@pytest.mark.parametrize(
+    ("first", "name", "expected"),
+    [
+        ("1::2::3", "a.dat", "::"),
+        ("a\tb,c", "a.tsv", "\t"),
+        ("1|Toy Story, the film|x|", "u.item", "|"),
+        ("id,genre|genre|genre", "a.csv", ","),
+        ("a|b|c", "a.csv", "|"),
+        ("a;b,c;d", "a.txt", ";"),
+        ("alone", "a.csv", None),
+    ],
+)
+def test_the_sign_between_cells(first: str, name: str, expected: str | None) -> None:
+    assert separator_of(first, Path(name)) == expected
+
+
+CELL = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs", "Z"), exclude_characters='"'), min_size=1)
+
+
+@given(st.lists(st.lists(CELL, min_size=3, max_size=3), min_size=1, max_size=6))
+def test_cells_come_back_as_they_were_written(tmp_path_factory: pytest.TempPathFactory, rows: list[list[str]]) -> None:
+    path = tmp_path_factory.mktemp("cells") / "cells.tsv"
+    path.write_text("".join("\t".join(row) + "\n" for row in rows), encoding="utf-8")
+    assert read_cells(path, "cells", "\t").to_numpy().tolist() == rows
+
+
+def test_quotes_and_latin_letters_of_item_tables(tmp_path: Path) -> None:
+    path = tmp_path / "items.csv"
+    path.write_bytes('item,title\n1,"Amélie, the film"\n'.encode("latin-1"))
+    assert read_columns(path, {"item": "item", "title": "title"}) == {"item": ["1"], "title": ["Amélie, the film"]}
+
+
+# what is refused ------------------------------------------------------------------------------------------------------
+
+SURVIVAL = {"labels": "days", "owner": None, "task": "survival", "event": "died"}
+NAMES = "hospital,name,ill\n" + "".join(f"a,patient {number},{number % 2}\n" for number in range(101))
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("\n\n", {}, "is empty; expected a line of column names"),
+    ("hospital,x,ill\n", {}, "holds column names and no rows"),
+    ("a\0b,c\n", {}, "is not a text file"),
+    ("hospital\na\n", {}, "has one column only"),
+    ("63,1,2.3\n67,1,4\n", {}, "the first line holds numbers such as '63', not column names"),
+    ("hospital,x,x,ill\na,1,2,0\n", {}, "names column 'x' 2 times"),
+    ("hospital,,ill\na,1,0\n", {}, "column 2 has no name"),
+    ("hospital,x,ill\na,1,0\nb,2\n", {}, "row 2 has 2 cells; expected 3"),
+    ("hospital,x,ill\na,1,0\nb,1,5,1\n", {}, "row 2 has 4 cells; expected 3"),
+    (PATIENTS, {"labels": "il"}, "(did you mean 'ill'?); allowed: hospital, age, sex, bp, ill"),
+    (PATIENTS, {"owner": "hospitol"}, "data.owner: found no column 'hospitol'"),
+    (PATIENTS, {"ignore": ["agee"]}, "data.ignore: found no column 'agee'"),
+    (PATIENTS, {"owner": "ill"}, "data.owner: got 'ill', which is data.labels too"),
+    (PATIENTS, {"categories": ["ill"]}, "data.categories: got 'ill', which is data.labels and no input"),
+    (PATIENTS, {"ignore": ["bp"], "indicators": ["bp"]}, "data.indicators: got 'bp', which is data.ignore"),
+    (PATIENTS, {"ignore": ["age", "sex", "bp"]}, "no column is left as an input"),
+    (PATIENTS, {"missing": "refuse"}, "column 'bp' is empty in row 2, and data.missing is 'refuse'"),
+    (PATIENTS.replace("50,f", "5o,f"), {}, "column 'age' holds '5o' in row 3; expected a number"),
+    (PATIENTS.replace("50,f", "inf,f"), {}, "column 'age' holds 'inf' in row 3"),
+    (PATIENTS.replace("50,f", "1e300,f"), {}, "column 'age' holds '1e+300' in row 3"),
+    (PATIENTS, {"categories": ["age"]}, "column 'sex' holds 'm' in row 1; expected a number"),
+    (PATIENTS.replace("south,50", ",50"), {}, "column 'hospital' (data.owner) is empty in row 3"),
+    (PATIENTS.replace("140,yes", "140,"), {}, "column 'ill' (data.labels) is empty in row 3"),
+    (PATIENTS.replace("yes", "no"), {}, "holds 'no' in every row; expected two classes or more"),
+    (PATIENTS, {"task": "regression"}, "holds 'yes' in row 1; expected a number"),
+    (PATIENTS, {"positive_above": 1}, "holds 'yes' in row 1; expected a number"),
+    (PATIENTS, {"labels": "bp", "missing": "drop"}, "(data.labels) is empty in row 2"),
+    (PATIENTS, {"levels": {"sex": ["f"]}}, "column 'sex' holds 'm' in row 1; allowed by data.levels: f"),
+    (PATIENTS, {"held_out": "sex", "ignore": []}, "holds 'm' in row 1; allowed: true, 1, test"),
+    ("hospital,x,ill\na,1,0.5\nb,2,1\n", {}, "holds 0.5; expected whole numbers or words for classes"),
+    ("hospital,x,y,ill\na,1,,0\nb,2,,1\n", {}, "column 'y' is empty in all rows"),
+    ("hospital,x,ill\na,,0\nb,,1\n", {"categories": ["x"]}, "column 'x' is empty in all rows"),
+    ("hospital,x,y,ill\na,1,,0\nb,,2,1\n", {"missing": "drop"}, "every row has an empty cell"),
+    ("hospital;x;ill\na;1,5;0\nb;1.5;1\n", {}, "column 'x' holds '1,5' in row 1; expected a number with a decimal"),
+    (NAMES, {}, "is text with 101 different values; expected at most 100 for a category"),
+    ("x,days,died\n1,5,1\n2,0,0\n", SURVIVAL, "column 'days' (data.labels) holds 0 in"),
+    ("x,days,died\n1,5,1\n2,soon,0\n", SURVIVAL, "holds 'soon' in"),
+    ("x,days,died\n1,5,1\n2,4,2\n", SURVIVAL, "column 'died' (data.event) holds '2' in"),
+    ("x,days,died\n1,5,0\n2,4,0\n", SURVIVAL, "column 'died' (data.event) says of no row that the event came"),
+]
+
+
+@pytest.mark.parametrize(("text", "fields", "told"), REFUSED)
+def test_what_cannot_be_a_table_is_named_in_one_line(tmp_path: Path, text: str, fields: dict[str, Any], told: str):
+    settings = table(tmp_path, text, **fields)
+    assert_refused(lambda: load(settings), told)
+
+
+def test_a_column_of_names_is_a_category_where_that_is_asked_for(tmp_path: Path):
+    assert read(tmp_path, NAMES, categories=["name"]).shape == (101,)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("t.csv", "hospital,x,ill\nZürich,1,0\n".encode("latin-1"), "is not UTF-8 text"),
+        ("t.csv", (PATIENTS * 2).encode("utf-16"), "UTF-8"),
+        ("t.parquet", b"PAR1 and no more", "cannot be read as a table"),
+        ("t.xlsx", b"no workbook", "t.xlsx: cannot be read as a table"),
+    ],
+)
+def test_other_bytes_are_refused(tmp_path: Path, name: str, content: bytes, told: str):
+    (tmp_path / name).write_bytes(content)
+    assert_refused(lambda: sheets(tmp_path / name), told)
+
+
+def test_paths_and_folders_without_a_table_are_refused(sites: Path):
+    table = site(8, 2).astype(object)
+    table.loc[4, "age"] = "old"
+    table.to_csv(sites / "south.csv", index=False)
+    assert_refused(lambda: sheets(sites), "column 'age' holds 'old' in row 5 of south.csv; expected a number")
+    site(8, 2).drop(columns="ill").to_csv(sites / "south.csv", index=False)
+    assert_refused(lambda: sheets(sites), "data.labels: found no column 'ill' in the table 'south'")
+    (sites / "empty").mkdir()
+    assert_refused(lambda: sheets(sites / "empty"), "data.path: the folder '", "empty' holds no table (.csv, ")
+    assert_refused(lambda: sheets(sites / "*.tsv"), "data.path: found no '", "*.tsv'")
+    assert_refused(lambda: sheets(sites / "none.csv"), "found no")
+    assert_refused(lambda: sheets(Path("included/hart_disease.csv")), "did you mean 'included/heart_disease.csv'")
+
+
+@pytest.mark.parametrize("cells", [[[1, 2]] * 4, [{"a": 1}] * 4])
+def test_cells_that_are_lists_are_refused_or_ignored(tmp_path: Path, cells: list[object]):
+    assert_refused(lambda: parquet(tmp_path, patients(z=cells)), "column 'z' holds lists or tables")
+    assert parquet(tmp_path, patients(z=cells), ignore=["z"]).features.tolist() == [[1], [2], [3], [4]]
+
+
+def test_lines_of_other_lengths_and_empty_ones_are_named(tmp_path: Path):
+    path = tmp_path / "bad.tsv"
+    path.write_text("user\titem\n1\t2\n1\t2\t3\n")
+    assert_refused(lambda: ratings(path), "bad.tsv: cannot be read as a table (Expected 2 fields in line 3, saw 3)")
+    path.write_text("user\titem\n1\t2\n\n1\t3\n")
+    assert_refused(lambda: ratings(path), "bad.tsv: line 3: user is ''")

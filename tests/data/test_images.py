@@ -1,0 +1,321 @@
+"""Images: classes, owners and test part by the names of folders, tables beside them, masks, CelebA as it is."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.kit import assert_refused
+
+from steelyard.data import Dataset, DataSettings, PartitionSettings, check_together, load, share_out
+from steelyard.data.image_folders import Folders
+
+Image = pytest.importorskip("PIL.Image")
+
+
+def read(path: Path, **fields: object) -> Dataset:
+    return load(DataSettings.model_validate({"source": "images", "path": path, "size": 4, **fields}))
+
+
+def picture(path: Path, values: np.ndarray) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(values.astype(np.uint8)).save(path)
+
+
+def draw(folder: Path, shades: dict[str, int]) -> Path:
+    """Write one even image for each name."""
+    for name, shade in shades.items():
+        picture(folder / name, np.full((8, 8), shade))
+    return folder
+
+
+PETS = {"cat/001.png": 10, "cat/002.png": 20, "dog/001.png": 30}
+
+
+def test_a_folder_for_each_class(tmp_path: Path) -> None:
+    data = read(draw(tmp_path / "pets", PETS))
+    # both classes hold a 001.png: they are told apart by their folders
+    assert data.features[:, 0, 0, 0].tolist() == [10, 20, 30]
+    assert data.features.shape == (3, 3, 4, 4)
+    assert data.labels.tolist() == [0, 0, 1]
+    assert (data.classes, data.owners, data.held_out) == (2, None, None)
+    assert data.notes == ("pets: classes: 0 = cat, 1 = dog",)
+
+
+def test_folders_of_owners_around_those_of_classes(tmp_path: Path) -> None:
+    draw(tmp_path, {"ann/cat/1.png": 1, "ann/dog/1.png": 2, "bob/cat/1.png": 3, "bob/dog/2.png": 4})
+    data = read(tmp_path, labels="folder", owner="folder")
+    assert data.owners.tolist() == ["ann", "ann", "bob", "bob"]
+    assert data.labels.tolist() == [0, 1, 0, 1]
+    assert share_out(data, PartitionSettings(scheme="natural"), 0).names == ["ann", "bob"]
+
+
+def test_train_and_test_folders(tmp_path: Path) -> None:
+    draw(tmp_path, {"train/cat/1.png": 1, "train/dog/1.png": 2, "test/cat/1.png": 3, "test/dog/1.png": 4})
+    settings = DataSettings(source="images", path=tmp_path, labels="folder", held_out="folder", size=4)
+    check_together(settings, PartitionSettings(clients=1, test="held-out"))
+    data = load(settings)
+    # sorted by path: test before train
+    assert data.held_out.tolist() == [True, True, False, False]
+    assert data.labels.tolist() == [0, 1, 0, 1]
+
+
+def test_owners_from_a_table_beside_classes_from_folders(tmp_path: Path) -> None:
+    draw(tmp_path / "pets", PETS)
+    table = tmp_path / "who.csv"
+    table.write_text("image,clinic\ncat/001.png,north\ndog/001.png,south\ncat/002.png,south\n")
+    data = read(tmp_path / "pets", labels="folder", owner="clinic", attributes=table)
+    assert dict(zip(data.features[:, 0, 0, 0].tolist(), data.owners.tolist(), strict=True)) == {
+        10: "north",
+        30: "south",
+        20: "south",
+    }
+    assert data.labels.tolist() == [0, 1, 0]
+
+
+def test_a_share_keeps_labels_owners_and_test_part_together(tmp_path: Path) -> None:
+    shades = {f"{who}/{kind}/{n}.png": 40 * w + n for w, who in enumerate("abcd") for kind in "xy" for n in range(2)}
+    draw(tmp_path, shades)
+    data = read(tmp_path, labels="folder", owner="folder", share=0.5)
+    assert len(data) == 8
+    assert ["abcd"[shade // 40] for shade in data.features[:, 0, 0, 0].tolist()] == data.owners.tolist()
+
+
+@pytest.mark.parametrize(
+    ("paths", "by_class", "splits", "by_owner"),
+    [
+        (["a/x.png", "b/x.png"], True, False, False),
+        (["train/a/x.png", "test/a/x.png", "test/b/x.png"], True, True, False),
+        (["u/a/x.png", "v/a/x.png", "v/b/x.png"], True, False, True),
+        (["train/u/a/x.png", "test/v/a/x.png", "train/v/b/x.png"], True, True, True),
+        # every owner has a class of its own: more likely kinds of classes
+        (["u/a/x.png", "v/b/x.png"], True, False, False),
+        (["a/x.png", "x.png"], False, False, False),
+        (["train/x.png", "test/x.png"], True, False, False),
+    ],
+)
+def test_what_folders_look_like(paths: list[str], by_class: bool, splits: bool, by_owner: bool) -> None:
+    folders = Folders.of(Path("p"), paths)
+    assert (folders.by_class, folders.splits, folders.by_owner) == (by_class, splits, by_owner)
+
+
+def test_images_are_cut_to_their_central_square(tmp_path: Path) -> None:
+    wide = np.zeros((4, 8), dtype=np.uint8)
+    wide[:, 2:6] = 200
+    # numbers as folders are ordered as numbers
+    for kind in range(11):
+        picture(tmp_path / f"{kind}" / "1.png", wide + kind)
+    data = read(tmp_path, colours="grey")
+    assert data.features.shape == (11, 1, 4, 4)
+    assert [image.unique().tolist() for image in data.features] == [[200 + int(label)] for label in data.labels]
+    assert data.notes == ()
+
+
+# CelebA and tables beside images --------------------------------------------------------------------------------------
+
+
+def celeba_folder(folder: Path) -> Path:
+    """CelebA's own layout: four images of two people, the third blurry."""
+    for number in range(1, 5):
+        coloured(folder / "img_align_celeba" / f"00000{number}.png", (number * 10, 0, 255))
+    rows = [(1, -1), (-1, -1), (1, 1), (-1, -1), (1, -1)]
+    lines = [f"00000{number}.png {smiling:2d} {blurry:2d}" for number, (smiling, blurry) in enumerate(rows, 1)]
+    (folder / "list_attr_celeba.txt").write_text("\n".join(["5", "Smiling Blurry", *lines]) + "\n")
+    people = [7, 7, 12, 12, 12]
+    text = "\n".join(f"00000{number}.png {person}" for number, person in enumerate(people, 1))
+    (folder / "identity_CelebA.txt").write_text(text + "\n")
+    return folder
+
+
+def test_celeba_in_its_own_layout(tmp_path):
+    folder = celeba_folder(tmp_path / "celeba")
+    dataset = load(DataSettings(source="images", path=folder / "img_align_celeba", size=8))
+    assert (dataset.features.shape, dataset.features.dtype, dataset.classes) == ((4, 3, 8, 8), torch.uint8, 2)
+    assert dataset.features[:, :, 0, 0].tolist() == [[10, 0, 255], [20, 0, 255], [30, 0, 255], [40, 0, 255]]
+    assert dataset.labels.tolist() == [1, 0, 1, 0]
+    assert dataset.marks["sharp"].tolist() == [1, 1, 0, 1]
+    assert dataset.owners.tolist() == ["identity-007", "identity-007", "identity-012", "identity-012"]
+    assert dataset.notes == ("1 of 5 rows of list_attr_celeba.txt have no image",)
+    assert share_out(dataset, PartitionSettings(scheme="natural"), 0).notes == dataset.notes
+
+
+def test_a_zip_of_images_with_a_csv(tmp_path):
+    folder = celeba_folder(tmp_path / "celeba")
+    packed = tmp_path / "faces.zip"
+    with zipfile.ZipFile(packed, "w") as archive:
+        for path in sorted(folder.rglob("*.png")):
+            archive.write(path, f"img/{path.name}")
+    table = "file,person,mood,fuzzy\n000001.png,ann,glad,0\n000002.png,bob,sad,1\n000003.png,ann,calm,0\n"
+    (tmp_path / "faces.csv.gz").write_bytes(gzip.compress(table.encode()))
+    settings = DataSettings(
+        source="images", path=packed, labels="mood", owner="person", marks={"sharp": "not fuzzy"}, size=4
+    )
+    dataset = load(settings)
+    assert dataset.features.shape == (3, 3, 4, 4)
+    assert (dataset.labels.tolist(), dataset.classes) == ([1, 2, 0], 3)
+    assert dataset.owners.tolist() == ["ann", "bob", "ann"]
+    assert dataset.marks["sharp"].tolist() == [1, 0, 1]
+
+
+def test_without_pillow_the_extra_is_named(tmp_path, monkeypatch):
+    folder = celeba_folder(tmp_path / "celeba")
+    monkeypatch.setattr("steelyard.data.images.find_spec", lambda name: None)
+    assert_refused(lambda: read(folder / "img_align_celeba"), "pip install 'steelyard[images]'")
+
+
+def test_leaf_celeba_names_images(tmp_path):
+    data = tmp_path / "celeba" / "data"
+    celeba_folder(data / "raw")
+    leaf_file(data / "train" / "a.json", {"7": (["000001.png", "000002.png"], [1, 0])})
+    leaf_file(data / "test" / "a.json", {"7": (["000004.png"], [0])})
+    dataset = load(DataSettings(source="leaf", path=tmp_path / "celeba", size=8))
+    assert dataset.features[:, 0, 0, 0].tolist() == [10, 20, 40]
+    leaf_file(data / "test" / "a.json", {"7": (["000009.png"], [0])})
+    line = "holds no image '000009.png'"
+    assert_refused(lambda: load(DataSettings(source="leaf", path=tmp_path / "celeba", size=8)), line)
+
+
+def leaf_file(path: Path, users: dict[str, tuple[list, list]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {
+        "users": list(users),
+        "num_samples": [len(y) for _, y in users.values()],
+        "user_data": {user: {"x": x, "y": y} for user, (x, y) in users.items()},
+    }
+    path.write_text(json.dumps(content))
+
+
+def coloured(path: Path, colour: tuple[int, int, int]) -> None:
+    picture(path, np.full((8, 8, 3), colour))
+
+
+# masks ----------------------------------------------------------------------------------------------------------------
+
+
+def masked(path: Path, **fields: object) -> Dataset:
+    return read(path, **{"task": "segmentation", "size": 8, **fields})
+
+
+def hospital(folder: Path, name: str, rows: int = 3, high: int = 255) -> None:
+    for row in range(rows):
+        mask = np.zeros((8, 8))
+        mask[: row + 2, :4] = high
+        picture(folder / name / "images" / f"{row}.png", np.full((8, 8, 3), 20 * row))
+        picture(folder / name / "masks" / f"{row}.png", mask)
+
+
+def test_pairs_of_the_same_name_in_a_folder_for_each_owner(tmp_path: Path) -> None:
+    hospital(tmp_path / "scans", "north")
+    hospital(tmp_path / "scans", "south", rows=2)
+    picture(tmp_path / "scans" / "south" / "images" / "unmarked.png", np.zeros((8, 8, 3)))
+    data = masked(tmp_path / "scans", owner="folder")
+    assert repr(data) == "Dataset('scans': 5 samples of 3×8×8, masks of 2 classes, 2 owners)"
+    assert data.owners.tolist() == ["north"] * 3 + ["south"] * 2
+    assert (data.kind, data.classes, data.targets, tuple(data.labels.shape)) == ("segmentation", 0, 2, (5, 64))
+    assert [int(mask.sum()) for mask in data.labels] == [8, 12, 16, 8, 12]
+    assert data.notes == (
+        "scans: classes of pixels: 0 = 0, 1 = 255",
+        "1 pictures have no mask or no image of the same name, such as south/images/unmarked.png: left out",
+    )
+
+
+def test_masks_are_scaled_without_new_values(tmp_path: Path) -> None:
+    hospital(tmp_path, "a", high=2)
+    hospital(tmp_path, "b", high=2)
+    data = load(DataSettings(source="images", path=tmp_path, task="segmentation", size=5, classes=3))
+    assert set(data.labels.unique().tolist()) == {0, 2}
+    assert data.targets == 3
+
+
+def test_arrays_of_masks(tmp_path: Path) -> None:
+    chance = np.random.default_rng(1)
+    masks = chance.integers(0, 4, (6, 8, 8))
+    np.savez(tmp_path / "scans.npz", x=chance.random((6, 8, 8)), y=masks, owner=list("aabbcc"))
+    data = load(DataSettings(source="npz", path=tmp_path / "scans.npz", task="segmentation"))
+    assert (data.targets, data.shape) == (4, (1, 8, 8))
+    assert np.array_equal(data.labels.reshape(6, 8, 8).numpy(), masks)
+
+
+def test_digits_become_masks_the_same_everywhere() -> None:
+    data, digits = load(DataSettings(source="digit-masks")), load(DataSettings(source="digits"))
+    assert (len(data), data.shape, data.targets) == (1797, (1, 16, 16), 11)
+    masks, images = data.labels.reshape(-1, 16, 16), data.features[:, 0]
+    for row in range(0, 1797, 97):
+        assert set(masks[row].unique().tolist()) == {0, int(digits.labels[row]) + 1}
+        assert bool((images[row][masks[row] > 0] >= 0.5).all())
+        assert float(images[row].sum()) == pytest.approx(float(digits.features[row].sum()))
+
+
+# what is refused ------------------------------------------------------------------------------------------------------
+
+CELEBA = {"path": "celeba/img_align_celeba"}
+MASKS = {"path": "scans", "task": "segmentation"}
+PICTURES = {"path": "pets", "labels": "folder"}
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({**CELEBA, "labels": "smiling"}, "(did you mean 'Smiling'?)"),
+    ({**CELEBA, "owner": "person"}, "data.owner: found no 'person'"),
+    ({**CELEBA, "marks": {"sharp": "not Fuzzy"}}, "data.marks.sharp: found no 'Fuzzy'"),
+    ({**CELEBA, "attributes": "nowhere.csv"}, "data.attributes: found no 'nowhere.csv'"),
+    ({**CELEBA, "identities": "nowhere.txt"}, "data.identities: found no 'nowhere.txt'"),
+    ({**CELEBA, "identities": "some.txt"}, "names no identity for image '000002.png'"),
+    ({**CELEBA, "identities": "lines.txt"}, "not lines of an image name and a whole number"),
+    ({**CELEBA, "attributes": "cut.txt"}, "expected 5, its first line"),
+    ({**CELEBA, "attributes": "hello.txt"}, "starts with 'hello'"),
+    ({"path": "broken"}, "is broken"),
+    ({"path": "empty"}, "holds no image"),
+    ({"path": "a.zip"}, "cannot be read as .zip"),
+    ({"path": "flat"}, "data.attributes: got nothing"),
+    ({"path": "flat", "labels": "folder"}, "has no folder for each class"),
+    ({**PICTURES, "owner": "folder"}, "has no folders around those of the classes"),
+    ({**PICTURES, "held_out": "folder"}, "is not divided into train and test"),
+    ({**PICTURES, "owner": "clinic"}, "data.owner: got 'clinic' without a table of the images"),
+    ({**PICTURES, "owner": "clinic", "attributes": "tables/who.csv"}, "several folders hold an image '001.png'"),
+    ({**MASKS, "classes": 2}, "masks hold 2; expected classes 0 to 1"),
+    ({**MASKS, "path": "odd"}, "mask 'a/masks/0.png' is RGB"),
+    ({**MASKS, "path": "scans/a/images"}, "holds no image with a mask"),
+    ({"source": "digit-masks", "size": None, "augment": {"flip": True}}, "data.augment: got pad or flip with masks"),
+]
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Whole and broken folders of images, which are only read."""
+    folder = tmp_path_factory.mktemp("pictures")
+    celeba_folder(folder / "celeba")
+    draw(folder / "pets", PETS)
+    draw(folder / "flat", {"1.png": 1, "2.png": 2})
+    draw(folder / "broken", {"a/1.png": 1, "b/1.png": 2})
+    broken = folder / "broken" / "a" / "1.png"
+    broken.write_bytes(broken.read_bytes()[:40])
+    hospital(folder / "scans", "a", high=2)
+    hospital(folder / "odd", "a")
+    coloured(folder / "odd" / "a" / "masks" / "0.png", (0, 0, 0))
+    (folder / "empty").mkdir()
+    (folder / "a.zip").write_bytes(b"PK\x03\x04 cut")
+    (folder / "some.txt").write_text("000001.png 7\n")
+    (folder / "lines.txt").write_text("000001.png\n")
+    (folder / "cut.txt").write_text((folder / "celeba" / "list_attr_celeba.txt").read_text()[:-25])
+    (folder / "hello.txt").write_text("hello\n")
+    (folder / "tables").mkdir()
+    (folder / "tables" / "who.csv").write_text("image,clinic\n001.png,north\n002.png,south\n")
+    return folder
+
+
+@pytest.mark.parametrize(("fields", "told"), REFUSED)
+def test_what_images_do_not_say_is_refused(
+    pictures: Path, fields: dict[str, Any], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(pictures)
+    given = {name: value for name, value in {"source": "images", "size": 8, **fields}.items() if value is not None}
+    assert_refused(lambda: load(DataSettings.model_validate(given)), told)
+
+
+def test_a_large_image_is_not_called_broken(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
+    assert_refused(lambda: read(pictures / "pets"), "001.png' is too large (")
