@@ -9,20 +9,11 @@ import numpy as np
 import pandas
 import pytest
 import torch
+from tests.kit import assert_refused
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import Subset, TensorDataset
 
-from steelyard import Experiment, in_memory
-from steelyard.data import PartitionSettings, share_out
-from steelyard.errors import UserError
-
-
-def refused(*arguments: Any, **options: Any) -> str:
-    with pytest.raises(UserError) as caught:
-        in_memory(*arguments, **options)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
+from steelyard import in_memory
 
 # frames ---------------------------------------------------------------------------------------------------------------
 
@@ -49,16 +40,6 @@ def test_a_frame_is_read_as_a_csv_file_is() -> None:
     assert data.marks["complete"].tolist() == pytest.approx([1, 2 / 3, 1, 2 / 3])
     assert "memory: classes of 'ill': 0 = no, 1 = yes" in data.notes
     assert list(frame.columns) == ["age", "sex", "bp", "hospital", "ill"]
-
-
-def test_a_frame_is_scaled_by_each_clients_training_rows() -> None:
-    frame = pandas.DataFrame({"x": [1.0, 3.0, 5.0, 100.0, 300.0, 500.0], "o": list("aaabbb"), "y": [0, 1, 0, 1, 0, 1]})
-    by_client = share_out(in_memory(frame, label="y", owner="o"), PartitionSettings(scheme="natural", test="none"), 0)
-    assert by_client.dataset.features[:3].tolist() == by_client.dataset.features[3:].tolist()
-    over_all = in_memory(frame, label="y", owner="o", normalise="standard")
-    shared = share_out(over_all, PartitionSettings(scheme="natural", test="none"), 0).dataset.features
-    assert float(shared.mean()) == pytest.approx(0, abs=1e-6)
-    assert shared[2] < shared[3]
 
 
 def test_labels_owners_and_test_part_may_stand_beside_a_frame() -> None:
@@ -95,14 +76,6 @@ def test_frames_of_other_libraries_turn_into_pandas() -> None:
     assert in_memory(Polars(), label="ill", owner="hospital").classes == 2
 
 
-def test_mistakes_with_frames_are_named() -> None:
-    assert "no label is named; expected label=, one of the columns age, sex" in refused(patients())
-    assert "found no column 'il' for labels (did you mean 'ill'?)" in refused(patients(), label="il")
-    assert "found no column 'clinic' for owner" in refused(patients(), label="ill", owner="clinic")
-    assert "labels has shape (3,); expected one value for each of the 4 rows" in refused(patients(), [1, 2, 3])
-    assert "normalise: got 'all'" in refused(patients(), label="ill", normalise="all")
-
-
 # torch ----------------------------------------------------------------------------------------------------------------
 
 
@@ -134,13 +107,6 @@ class Items(TorchDataset[Any]):
 
     def __getitem__(self, row: int) -> Any:
         return self.items[row]
-
-
-def test_items_of_sample_label_and_owner() -> None:
-    data = in_memory(Items([(np.ones(3) * row, row % 2, f"p{row}") for row in range(4)]))
-    assert data.features.tolist() == [[row] * 3 for row in range(4)]
-    assert data.labels.tolist() == [0, 1, 0, 1]
-    assert data.owners.tolist() == ["p0", "p1", "p2", "p3"]
 
 
 def test_items_that_are_mappings_and_labels_that_are_words() -> None:
@@ -178,31 +144,6 @@ def test_pictures_become_bytes_with_channels_first() -> None:
     assert mixed.shape == (3, 2, 4)
     assert mixed.features[1, 1].tolist() == [[1, 4, 7, 10], [13, 16, 19, 22]]
     assert mixed.features[0].unique().tolist() == [7]
-
-
-def test_real_pictures() -> None:
-    image = pytest.importorskip("PIL.Image")
-    items = [(image.new("RGB", (5, 4), (row, 2, 3)), row) for row in range(3)]
-    data = in_memory(Items(items))
-    assert data.shape == (3, 4, 5)
-    assert data.features[2, :, 0, 0].tolist() == [2, 2, 3]
-
-
-def test_mistakes_with_items_are_named() -> None:
-    assert "item 1 is tuple of 1; expected (sample, label)" in refused(Items([([1.0], 0), ([1.0],)]))
-    assert "item 0 is int; expected (sample, label)" in refused(Items([3]))
-    assert "sample 1 has shape (2,), sample 0 (1,)" in refused(Items([([1.0], 0), ([1.0, 2.0], 1)]))
-    assert "sample 0 is str; expected numbers or a picture" in refused(Items([("word", 0)]))
-    assert "got no rows" in refused(Items([]))
-    assert "cannot tell the label among x, z; expected label=" in refused(Items([{"x": [1.0], "z": 0}]))
-    assert "cannot tell the sample among a, b" in refused(Items([{"a": [1.0], "b": [2.0], "y": 0}]))
-
-    class Stream:
-        def __iter__(self) -> Iterator[Any]:
-            return iter([([1.0], 0)])
-
-    assert "got Stream and no labels; expected arrays with labels" in refused(Stream())
-    assert "expected a value for each row" in refused(np.ones((2, 1)), [0, 1], held_out="part")
 
 
 # torchvision ----------------------------------------------------------------------------------------------------------
@@ -274,46 +215,48 @@ def test_images_of_a_hugging_face_data_set() -> None:
     assert data.owners.tolist() == ["a", "b", "a", "b"]
 
 
-def test_a_table_of_a_hugging_face_data_set() -> None:
-    columns = {name: patients()[name].tolist() for name in ("age", "sex", "bp", "hospital", "ill")}
-    data = in_memory(Hugging(columns), label="ill", owner="hospital", normalise="unit")
-    assert data.features[1].tolist() == [60, 140, 1, 0]
-    assert data.owners.tolist() == ["north", "north", "south", "south"]
-
-
-def test_mistakes_with_hugging_face_are_named() -> None:
-    class Parts(Hugging):
-        @property
-        def column_names(self) -> Any:
-            return {"train": ["x"], "test": ["x"]}
-
-    assert "several parts (train, test); expected one of them, such as data['train']" in refused(Parts({}))
-    assert "cannot tell the label among x, z; expected label=, one of these" in refused(Hugging({"x": [1], "z": [1]}))
-    assert "found no 'who' for owner" in refused(Hugging({"x": [[1]], "label": [1]}), owner="who")
-
-
-# in an experiment -----------------------------------------------------------------------------------------------------
-
-
-def test_a_frame_runs(tmp_path: Any) -> None:
-    chance = np.random.default_rng(0)
-    labels = chance.integers(0, 2, 200)
-    frame = pandas.DataFrame({"x": labels + 0.2 * chance.normal(size=200), "site": np.arange(200) % 4, "y": labels})
-    experiment = Experiment.model_validate(
-        {
-            "data": {"source": "memory"},
-            "partition": {"scheme": "natural"},
-            "model": {"name": "logistic"},
-            "rounds": {"count": 5, "fraction": 1.0},
-        }
-    )
-    result = experiment.run(tmp_path / "run", dataset=in_memory(frame, label="y", owner="site"))
-    assert result.summary["rules"][0]["accuracy"] > 0.9
-
-
 def test_tokens_stay_whole_numbers():
     dataset = in_memory(np.array([[3, 0], [1, 2]]), [0, 1], tokens=True)
     assert (dataset.features.dtype, dataset.features.tolist()) == (torch.int64, [[3, 0], [1, 2]])
-    for wrong in ([[0.5, 1]], [[-1, 1]]):
-        with pytest.raises(UserError, match="features are no tokens; expected whole numbers from 0"):
-            in_memory(np.array(wrong), [0], tokens=True)
+
+
+class Stream:
+    def __iter__(self) -> Iterator[Any]:
+        return iter([([1.0], 0)])
+
+
+class Parts(Hugging):
+    @property
+    def column_names(self) -> Any:
+        return {"train": ["x"], "test": ["x"]}
+
+
+ROWS = np.ones((2, 1))
+
+
+@pytest.mark.parametrize(
+    ("given", "fields", "told"),
+    [
+        ((patients(),), {}, "no label is named; expected label=, one of the columns age, sex"),
+        ((patients(),), {"label": "il"}, "found no column 'il' for labels (did you mean 'ill'?)"),
+        ((patients(),), {"label": "ill", "owner": "clinic"}, "found no column 'clinic' for owner"),
+        ((patients(), [1, 2, 3]), {}, "labels has shape (3,); expected one value for each of the 4 rows"),
+        ((patients(),), {"label": "ill", "normalise": "all"}, "normalise: got 'all'"),
+        ((Items([([1.0], 0), ([1.0],)]),), {}, "item 1 is tuple of 1; expected (sample, label)"),
+        ((Items([3]),), {}, "item 0 is int; expected (sample, label)"),
+        ((Items([([1.0], 0), ([1.0, 2.0], 1)]),), {}, "sample 1 has shape (2,), sample 0 (1,)"),
+        ((Items([("word", 0)]),), {}, "sample 0 is str; expected numbers or a picture"),
+        ((Items([]),), {}, "got no rows"),
+        ((Items([{"x": [1.0], "z": 0}]),), {}, "cannot tell the label among x, z"),
+        ((Items([{"a": [1.0], "b": [2.0], "y": 0}]),), {}, "cannot tell the sample among a, b"),
+        ((Stream(),), {}, "got Stream and no labels"),
+        ((ROWS, [0, 1]), {"held_out": "part"}, "expected a value for each row"),
+        ((Parts({}),), {}, "several parts (train, test); expected one of them, such as data['train']"),
+        ((Hugging({"x": [1], "z": [1]}),), {}, "cannot tell the label among x, z"),
+        ((Hugging({"x": [[1]], "label": [1]}),), {"owner": "who"}, "found no 'who' for owner"),
+        ((ROWS / 2, [0, 1]), {"tokens": True}, "features are no tokens; expected whole numbers from 0"),
+        ((-ROWS, [0, 1]), {"tokens": True}, "features are no tokens"),
+    ],
+)
+def test_mistakes_are_named(given: tuple[Any, ...], fields: dict[str, Any], told: str) -> None:
+    assert_refused(lambda: in_memory(*given, **fields), told)
