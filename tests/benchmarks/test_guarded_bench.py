@@ -9,17 +9,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks import guarded, guarded_page, guarded_tables
+from benchmarks import guarded, guarded_tables
 
 
 def line(rule: str, attack: str, early: list[float], converged: list[float], **more: Any) -> dict[str, Any]:
-    setting = {
-        "stage": "digits",
-        "data": "digits",
-        "scheme": "iid",
-        "rows": 60,
-        "share": 0.0 if attack == "clean" else 0.2,
-    }
+    setting: dict[str, Any] = {"stage": "digits", "data": "digits", "scheme": "iid", "rows": 60}
+    setting |= {"share": 0.0 if attack == "clean" else 0.2}
     reached = {"seeds": list(range(1, len(early) + 1)), "early": early, "converged": converged}
     return {**setting, "attack": attack, "rule": rule, **reached, **more}
 
@@ -35,11 +30,6 @@ LINES = [
 ]
 
 
-CHOSEN = [
-    line(rule, attack, [0.5, 0.5], [0.6, 0.6]) for rule in ("EQ", guarded_page.GUARDED) for attack in ("clean", "ipm")
-]
-
-
 def test_the_worst_case_is_the_most_lost_early_or_late_against_the_same_rule() -> None:
     found = guarded_tables.worst(LINES)["median(EQ)"]
     assert found.cost == pytest.approx(5.0)  # early: 0 and 10 points below the plain mean
@@ -52,16 +42,6 @@ def test_the_worst_case_is_the_most_lost_early_or_late_against_the_same_rule() -
     assert guarded_tables.worst(LINES)["clip(TR)"].false_alarms == pytest.approx(1.0)
 
 
-def test_seeds_that_only_one_of_two_days_has_are_left_out_of_differences() -> None:
-    later = line("EQ", "clean", [0.95], [1.0], seeds=[3])
-    assert guarded_tables.worst([*LINES, later]) == guarded_tables.worst(LINES)
-    longer = line("median(EQ)", "ipm", [0.20, 0.60], [0.9, 0.9], seeds=[3, 2])
-    assert guarded_tables.worst([*LINES, later, longer])["median(EQ)"].most("iid", 0.2) == (
-        pytest.approx(20.0),
-        "ipm, early, digits",
-    )
-
-
 def test_the_best_are_those_least_below_the_plain_mean() -> None:
     met = [*LINES, line("clip(TR)", "backdoor", [0.75, 0.85], [0.95, 0.93])]
     assert guarded_tables.best(met, ["median(EQ)", "clip(TR)", "EQ"], 1) == ["EQ", "clip(TR)"]
@@ -69,17 +49,6 @@ def test_the_best_are_those_least_below_the_plain_mean() -> None:
     assert guarded_tables.best(LINES, ["median(EQ)", "clip(TR)", "EQ"], 1) == ["EQ", "median(EQ)"]
     assert guarded_tables.text(LINES).splitlines()[2].startswith("| `clip(TR)` | 1.0 | 4.0 (ipm, early, digits) |")
     assert "| digits, IID | 4.0 (ipm, early) | 3 |" in guarded_tables.of_rule(LINES, "clip(TR)")
-
-
-def test_the_worst_attacks_are_those_that_take_the_most_from_any_of_the_rules() -> None:
-    assert guarded_tables.worst_attacks(LINES, ["EQ", "median(EQ)"], 2) == ["ipm", "backdoor"]
-    assert guarded_tables.worst_attacks(LINES, ["EQ", "clip(TR)"], 2) == ["ipm"]
-
-
-def test_the_frontier_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guarded_tables, "FEWEST", 1)
-    guarded_tables.frontier(LINES, {}, tmp_path / "frontier.svg")
-    assert "median(EQ)" in (tmp_path / "frontier.svg").read_text()
 
 
 def test_a_stopped_piece_goes_on_and_runs_no_cell_twice(
@@ -153,10 +122,6 @@ def test_the_final_stage_goes_on_and_opens_its_seeds_for_one_set_of_rules(
     assert {each["rule"] for each in lines if each["attack"] != "clean"} == {"guarded"}
     assert all(each["seeds"] == [7, 8] and len(each["converged"]) == 2 for each in lines)
     assert all(len(each["backdoor"]) == 2 for each in lines if each["attack"] == "semantic-boosted")
-    page = guarded_page.page([*CHOSEN, *lines], "this one")
-    assert "| digits, IID |" in page
-    assert "digits, 20% hostile: `adaptive-ipm`, `semantic-boosted` (2 seeds or more)" in page  # IPM only with 20 rows
-    assert "digits, 30% hostile: `ipm` (2 seeds or more)" in page
     capsys.readouterr()
     with pytest.raises(SystemExit) as refused:
         final(monkeypatch, out, "--rules", "EQ clip(RD)")
