@@ -1,25 +1,33 @@
-"""The server's view of a cohort: what it shows, what it computes only once, and what it remembers."""
+"""The server's view of a cohort: what it shows, computes only once, remembers; and what coalitions in it are worth."""
 
 from __future__ import annotations
 
 import json
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.kit import assert_refused
 
-from steelyard.errors import UserError
 from steelyard.messages import Updates
-from steelyard.update_payloads import DenseModels, ServerTest
+from steelyard.randomness import generator
+from steelyard.update_payloads import DenseModels, Floats, ServerTest
+from steelyard.weighing.contribution import coalition_weights, contributions, shapley_value
 from steelyard.weighing.criteria import CohortView, Criterion, get, server_criterion
 from steelyard.weighing.needs import Needs
+from steelyard.weighing.shapley import Coalitions, shapley_values
 
 START = torch.tensor([1.0, 0.0, -1.0])
+
+
 MODELS = torch.tensor([[2.0, 0.0, -1.0], [1.0, 3.0, -1.0], [3.0, 4.0, 0.0]])
+
+
 # Updates (1, 0, 0), (0, 3, 0) and (2, 4, 1).
 GRAM = [[1.0, 0.0, 2.0], [0.0, 9.0, 12.0], [2.0, 12.0, 21.0]]
 
@@ -34,36 +42,23 @@ def first_number(models: torch.Tensor) -> ServerTest:
 
 
 def test_everything_that_clients_told_is_in_the_view() -> None:
-    counts = np.array([[5, 0], [3, 3], [0, 7]])
-    view = CohortView.of(
-        updates(steps=np.array([1, 2, 3]), first_losses=np.array([1.0, 2.0, 3.0]), label_counts=counts),
-        START,
-        first_number,
-        {"a": [1]},
-    )
-    assert view.clients == ("a", "b", "c")
-    assert view.samples.tolist() == [5, 6, 7]
-    assert view.losses is not None
-    assert view.losses.tolist() == [0.1, 0.2, 0.3]
-    assert view.steps is not None
-    assert view.steps.tolist() == [1, 2, 3]
-    assert view.first_losses is not None
-    assert view.first_losses.tolist() == [1, 2, 3]
-    assert view.label_counts is not None
-    assert view.label_counts.tolist() == counts.tolist()
-    assert view.memory == {"a": [1]}
+    told = {
+        "steps": np.array([1, 2, 3]),
+        "first_losses": np.array([1.0, 2.0, 3.0]),
+        "label_counts": np.array([[5, 0], [3, 3], [0, 7]]),
+    }
+    view = CohortView.of(updates(**told), START, first_number, {"a": [1]})
+    assert (view.clients, view.memory) == (("a", "b", "c"), {"a": [1]})
+    for name, expected in {**told, "samples": np.array([5, 6, 7]), "losses": np.array([0.1, 0.2, 0.3])}.items():
+        assert getattr(view, name).tolist() == expected.tolist()
     assert view.divergence == pytest.approx([1, 3, np.sqrt(21)])
     assert view.gram.tolist() == GRAM
     assert view.validation.accuracy.tolist() == [2, 1, 3]
     assert view.test(np.array([0.5, 0.5, 0.0])).accuracy == pytest.approx([1.5])
     assert view.test(np.eye(3)[:2]).accuracy == pytest.approx([2, 1])
-
-
-def test_what_was_not_told_is_none_and_the_memory_starts_empty() -> None:
-    view = CohortView.of(updates(), START, first_number)
-    assert (view.steps, view.first_losses, view.label_counts) == (None, None, None)
-    assert view.memory == {}
-    assert view.remembered == {}
+    silent = CohortView.of(updates(), START, first_number)
+    assert [getattr(silent, name) for name in told] == [None] * 3
+    assert (silent.memory, silent.remembered) == ({}, {})
 
 
 def test_costly_parts_are_computed_once_and_only_when_asked_for() -> None:
@@ -85,41 +80,19 @@ def test_costly_parts_are_computed_once_and_only_when_asked_for() -> None:
         assert view.validation is test
         assert view.divergence.tolist() == [0.0]
     assert asked == ["gram", "validation", "divergence"]
-    with pytest.raises(UserError) as found:
-        view.test(np.ones(1))
-    assert str(found.value) == (
-        "weighing.criteria: the server tests no models in this run; allowed: criteria that need no test set of the "
-        "server"
-    )
+    assert_refused(lambda: view.test(np.ones(1)), "weighing.criteria", "tests no models")
+    hidden = CohortView.of(updates(payload=object()), START, first_number)
+    assert_refused(lambda: hidden.validation, "weighing.criteria", "no single models")
     assert CohortView(np.ones(1, dtype=np.int64), lambda: np.zeros(1), lambda: test).gram.shape == (0, 0)
 
 
-def test_single_models_that_the_server_does_not_see_cannot_be_tested() -> None:
-    class Hidden:
-        pass
-
-    view = CohortView.of(updates(payload=Hidden()), START, first_number)
-    with pytest.raises(UserError) as found:
-        _ = view.validation
-    assert str(found.value) == (
-        "weighing.criteria: the server sees no single models in this run; allowed: criteria that do not need them"
-    )
-
-
-@pytest.mark.parametrize(
-    ("need", "what"),
-    [
-        ("label_counts", "how many samples of each class they have"),
-        ("first_losses", "the loss of the model they received"),
-    ],
-)
-def test_a_declared_need_that_clients_do_not_tell_stops_with_one_line(need: str, what: str) -> None:
-    criterion = Criterion("X", "server", "model", "", lambda view: np.ones(3), needs=Needs(**{need: True}))
-    with pytest.raises(UserError) as found:
-        criterion.on_server(CohortView.of(updates(), START, first_number))
-    assert str(found.value) == f"criterion X: clients do not send {what}; allowed: criteria that do not need it"
-    told = CohortView.of(updates(**{need: np.ones((3, 2))}), START, first_number)
-    assert criterion.on_server(told).tolist() == [1, 1, 1]
+def test_a_declared_need_that_clients_do_not_tell_stops_with_one_line() -> None:
+    for need, what in (("label_counts", "samples of each class"), ("first_losses", "loss of the model they received")):
+        criterion = Criterion("X", "server", "model", "", lambda view: np.ones(3), needs=Needs(**{need: True}))
+        silent = CohortView.of(updates(), START, first_number)
+        assert_refused(lambda c=criterion, s=silent: c.on_server(s), "criterion X", what)
+        told = CohortView.of(updates(**{need: np.ones((3, 2))}), START, first_number)
+        assert criterion.on_server(told).tolist() == [1, 1, 1]
 
 
 def test_memory_goes_from_round_to_round_and_leaves_the_past_alone() -> None:
@@ -130,27 +103,24 @@ def test_memory_goes_from_round_to_round_and_leaves_the_past_alone() -> None:
     assert view.remembered == {"X": [2.5, 3.5], "Y": "kept"}
     view.remember("X", {"a": np.float64(0.5), "b": (1, 2)})
     assert view.remembered["X"] == {"a": 0.5, "b": [1, 2]}
+    for value, kind in ((object(), "object"), ({1.5j}, "set"), (torch.zeros(1), "Tensor")):
+        assert_refused(lambda value=value: view.remember("X", value), "remember('X')", kind)
     assert before == {"X": [1.0], "Y": "kept"}
 
 
 leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
+
+
 values = st.recursive(leaves, lambda more: st.lists(more) | st.dictionaries(st.text(), more), max_leaves=8)
 
 
+@settings(max_examples=50)
 @given(values)
 def test_what_is_remembered_is_what_a_checkpoint_gives_back(value: object) -> None:
     view = CohortView.of(updates(), START, first_number)
     view.remember("X", value)
     assert view.remembered == {"X": value}
     assert json.loads(json.dumps(view.remembered)) == view.remembered
-
-
-@pytest.mark.parametrize(("value", "kind"), [(object(), "object"), ({1.5j}, "set"), (torch.zeros(1), "Tensor")])
-def test_only_plain_values_can_be_remembered(value: object, kind: str) -> None:
-    view = CohortView.of(updates(), START, first_number)
-    with pytest.raises(UserError) as found:
-        view.remember("X", value)
-    assert str(found.value) == f"remember('X'): got {kind}; allowed: numbers, text, lists, tables, arrays"
 
 
 @given(st.integers(0, 5), st.integers(1, 40), st.integers(0, 2**31))
@@ -250,3 +220,109 @@ def test_models_are_tested_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> No
         assert {key: values.tolist() for key, values in one.items()} == {k: v.tolist() for k, v in other.items()}
     monkeypatch.setattr("steelyard.weighing.view.MOST_TESTED", 1)
     assert view.test(np.array([1.0, 0, 0])).losses.tolist() == [-1.0]
+
+
+def no_chance() -> np.random.Generator:
+    raise AssertionError("exact values need no chance")
+
+
+def by_orders(worths: dict[frozenset[int], float], players: int) -> Floats:
+    """The definition, one order after another."""
+    found = np.zeros(players)
+    orders = list(permutations(range(players)))
+    for order in orders:
+        inside: frozenset[int] = frozenset()
+        for player in order:
+            found[player] += worths[inside | {player}] - worths[inside]
+            inside |= {player}
+    return found / len(orders)
+
+
+@settings(max_examples=40)
+@given(st.integers(1, 5), st.integers(0, 10_000))
+def test_exact_values_are_the_mean_over_all_orders(players: int, seed: int) -> None:
+    drawn = generator(seed, purpose="worths")
+    worths: dict[frozenset[int], float] = {}
+
+    def worth(coalitions: Coalitions) -> Floats:
+        for row in coalitions:
+            worths.setdefault(frozenset(np.flatnonzero(row).tolist()), float(drawn.normal()))
+        return np.array([worths[frozenset(np.flatnonzero(row).tolist())] for row in coalitions])
+
+    found = shapley_values(players, worth, no_chance)
+    assert found.exact
+    assert found.tests == 2**players
+    np.testing.assert_allclose(found.values, by_orders(worths, players), atol=1e-12)
+
+
+def pairs_game(coalitions: Coalitions) -> Floats:
+    """Everyone is worth his number, and neighbours something more together; not additive."""
+    numbers = np.arange(coalitions.shape[1])
+    return coalitions @ numbers / 10 + (coalitions[:, 1:] & coalitions[:, :-1]).sum(axis=1) ** 1.5
+
+
+def test_sampled_values_come_with_an_interval_that_holds_the_exact_ones() -> None:
+    exact = shapley_values(12, pairs_game, no_chance)
+    hits: list[float] = []
+    for seed in range(20):
+        found = shapley_values(12, pairs_game, lambda seed=seed: generator(seed, purpose="orders"), exact=0)
+        assert not found.exact
+        assert found.values.sum() == pytest.approx(exact.values.sum())  # every order shares out the whole
+        hits += ((found.low <= exact.values) & (exact.values <= found.high)).tolist()
+    assert 0.88 <= np.mean(hits) <= 1.0
+    more = shapley_values(12, pairs_game, lambda: generator(1, purpose="test"), exact=0, orders=400)
+    less = shapley_values(12, pairs_game, lambda: generator(1, purpose="test"), exact=0, orders=25)
+    assert (more.high - more.low).mean() < 0.5 * (less.high - less.low).mean()
+
+
+def test_above_twelve_players_values_are_sampled_and_each_coalition_asked_once() -> None:
+    asked: list[Coalitions] = []
+
+    def worth(coalitions: Coalitions) -> Floats:
+        asked.append(coalitions)
+        return pairs_game(coalitions)
+
+    def chance() -> np.random.Generator:
+        return generator(1, purpose="test")
+
+    found = shapley_values(13, worth, chance)
+    assert len(asked) == 1
+    assert len(np.unique(asked[0], axis=0)) == len(asked[0]) == found.tests
+    assert np.array_equal(found.values, shapley_values(13, pairs_game, chance).values)  # the same stream, the same bits
+
+
+def cohort(goods: Floats, samples: list[int]) -> CohortView:
+    """A cohort whose combined model has the loss 1 less the weighted good of its clients; the received one has 1."""
+
+    def test(weights: Floats) -> ServerTest:
+        losses = 1.0 - np.atleast_2d(weights) @ goods
+        return ServerTest(np.zeros(len(losses)), np.zeros((len(losses), 0)), losses=losses)
+
+    return CohortView(
+        samples=np.array(samples),
+        divergence_of=lambda: np.zeros(len(samples)),
+        validation_of=lambda: ServerTest(np.zeros(0), np.zeros((0, 0))),
+        test_of=test,
+        clients=tuple(map(str, range(len(samples)))),
+    )
+
+
+def test_contributions_of_a_cohort_sum_to_what_the_round_gained() -> None:
+    goods = np.array([0.5, 0.2, -0.4])
+    found = contributions(cohort(goods, [10, 20, 10]))
+    assert found.values.sum() == pytest.approx(goods @ [0.25, 0.5, 0.25])
+    assert found.values[2] < 0 < found.values[1] < found.values[0]
+    assert shapley_value(cohort(goods, [10, 20, 10])).tolist() == pytest.approx(np.maximum(found.values, 0).tolist())
+
+
+def test_copies_contribute_alike_and_a_broken_coalition_does_not_spoil_the_rest() -> None:
+    found = contributions(cohort(np.array([0.5, 0.1, 0.5]), [10, 5, 10]))
+    assert found.values[0] == pytest.approx(found.values[2])
+    broken = contributions(cohort(np.array([0.5, 0.1, np.nan]), [10, 5, 10]))
+    assert np.isfinite(broken.values).all()
+
+
+def test_nobody_has_no_weight_and_clients_without_samples_count_alike() -> None:
+    view = cohort(np.zeros(3), [10, 0, 0])
+    rows = coalition_weights(view, np.array([[0, 0, 0], [1, 1, 0], [0, 1, 1]], dtype=bool))
+    assert rows.tolist() == [[0, 0, 0], [1, 0, 0], [0, 0.5, 0.5]]

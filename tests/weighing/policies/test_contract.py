@@ -1,27 +1,39 @@
-"""What every policy keeps: sums, order of clients, copies, and the same bits after a resume."""
+"""What every policy keeps: sums, order of clients, copies, bits after a resume; and what it is refused with."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.kit import assert_refused
 from tests.stopping import stopped_and_resumed
 from tests.weighing.policies import cohorts
 from tests.weighing.policies.cohorts import LATER, LOSSES, MODELS, SIZES, SKEWED, cohort, weighed
 
+import steelyard
 from steelyard import Experiment
+from steelyard.adapters.rounds import WeighedRounds
 from steelyard.experiment.comparing import with_rules
+from steelyard.experiment.learning import LearningDescription
+from steelyard.experiment.loading import build
 from steelyard.experiment.running import run
 from steelyard.runs.reader import History
+from steelyard.settings import validated
 from steelyard.weighing import criteria
 from steelyard.weighing.policies.catalogue import known
+from steelyard.weighing.policies.describing import described, needs_of
 from steelyard.weighing.policies.policy import Policy
+from steelyard.weighing.rule import WeighingSettings
+from steelyard.weighing.table import read_words
 from steelyard.weighing.view import Memory
 
 ALL = sorted(known())
+
+
 EAGER = {"nvflare-adaptive": {"warmup": 0, "patience": 1, "most": 1.0, "delta": 0.4}, "term": {"smooth": 0.5}}
 """Parameters under which a policy does something from the first round on."""
 
@@ -30,82 +42,52 @@ def made(name: str) -> Policy:
     return known()[name](**EAGER.get(name, {}))
 
 
-def two_rounds(name: str, order: list[int]) -> list[np.ndarray]:
-    """The weights of two rounds with the clients in this order, remembered by name in between."""
+def two_rounds(name: str, clients: str = "abc") -> list[np.ndarray]:
+    """The weights of two rounds with the clients in this order, remembered by name in between; d is a copy of b."""
     policy, memory, found = made(name), dict[str, Memory](), []
+    order = ["abcb"["abcd".index(client)] for client in clients]
+    places = ["abc".index(client) for client in order]
     for models in (MODELS, LATER):
         view = cohort(
-            models[order],
-            names=["abc"[i] for i in order],
-            sizes=[SIZES[i] for i in order],
-            losses=[LOSSES[i] for i in order],
-            after=[cohorts.LATER_LOSSES[i] for i in order],
-            counts=[SKEWED[i] for i in order],
+            models[places],
+            names=clients,
+            sizes=[SIZES[i] for i in places],
+            losses=[LOSSES[i] for i in places],
+            after=[cohorts.LATER_LOSSES[i] for i in places],
+            counts=[SKEWED[i] for i in places],
             memory=memory,
         )
         found.append(weighed(policy, view))
-        scores = {"abc"[i]: (0.3, 0.6, 0.9)[i] for i in order}
+        assert json.loads(json.dumps(view.remembered)) == view.remembered
+        scores = {client: (0.3, 0.6, 0.9)[i] for client, i in zip(clients, places, strict=True)}
         memory = {**view.remembered, **policy.after_tests(view.remembered, scores)}
     return found
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_weights_are_numbers_from_0_on_and_shares_sum_to_1(name: str) -> None:
-    for weights in two_rounds(name, [0, 1, 2]):
+def test_what_every_policy_keeps(name: str) -> None:
+    """Weights from 0 on, of the sum that is declared; moved clients move their weights, copies get alike."""
+    plain = two_rounds(name)
+    shares = made(name).applies_to == "shares"
+    for weights in plain:
         assert weights.shape == (3,)
         assert np.isfinite(weights).all()
         assert (weights >= 0).all()
         assert weights.sum() > 0
-        if made(name).applies_to == "shares":
-            assert weights.sum() == pytest.approx(1.0, abs=1e-12)
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_other_sums_are_declared(name: str) -> None:
-    """Only policies that say so may sum to anything but 1; each that says so does."""
-    sums = [abs(weights.sum() - 1) > 1e-6 for weights in two_rounds(name, [0, 1, 2])]
-    assert any(sums) == (made(name).applies_to != "shares")
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_a_permutation_of_clients_permutes_the_weights(name: str) -> None:
-    order = [2, 0, 1]
-    for before, after in zip(two_rounds(name, [0, 1, 2]), two_rounds(name, order), strict=True):
-        np.testing.assert_allclose(after, before[order], rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_copies_get_alike(name: str) -> None:
-    policy, copied, memory = made(name), [0, 1, 2, 1], dict[str, Memory]()
-    for models in (MODELS, LATER):
-        view = cohort(
-            models[copied],
-            names="abcd",
-            sizes=[SIZES[i] for i in copied],
-            losses=[LOSSES[i] for i in copied],
-            after=[cohorts.LATER_LOSSES[i] for i in copied],
-            counts=[SKEWED[i] for i in copied],
-            memory=memory,
-        )
-        weights = weighed(policy, view)
+    # Only policies that say so may sum to anything but 1; each that says so does.
+    assert any(abs(weights.sum() - 1) > 1e-6 for weights in plain) != shares
+    for before, after in zip(plain, two_rounds(name, "cab"), strict=True):
+        np.testing.assert_allclose(after, before[[2, 0, 1]], rtol=1e-9, atol=1e-12)
+    for weights in two_rounds(name, "abcd"):
         assert weights[1] == pytest.approx(weights[3], rel=1e-9)
-        scores = {"a": 0.3, "b": 0.6, "c": 0.9, "d": 0.6}
-        memory = {**view.remembered, **policy.after_tests(view.remembered, scores)}
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_one_client_alone_and_updates_of_no_length(name: str) -> None:
     alone = cohort(MODELS[:1], names="a", sizes=[5], losses=[0.4], after=[0.2], counts=[[5, 0, 0]])
     assert np.isfinite(weighed(made(name), alone)).all()
     still = cohort(cohorts.START.repeat(3, 1))
     assert np.isfinite(weighed(made(name), still)).all()
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_what_is_remembered_is_plain_json(name: str) -> None:
-    view = cohort()
-    weighed(made(name), view)
-    assert json.loads(json.dumps(view.remembered)) == view.remembered
+    # Clients say what criteria of the run need and nothing else: alone, the policy would have no such figures.
+    asked = [criteria.known()[criterion].needs for criterion in known()[name].criteria]
+    assert not known()[name].needs.label_counts or any(needs.label_counts for needs in asked)
+    assert not known()[name].needs.first_losses or any(needs.first_losses for needs in asked)
 
 
 DOCUMENT = {
@@ -137,10 +119,138 @@ def test_a_stopped_comparison_of_all_policies_goes_on_to_the_same_bits(tmp_path:
     assert History(whole).info["status"] == "finished"
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_what_a_policy_needs_one_of_its_criteria_asks_the_clients_for(name):
-    # Clients say what criteria of the run need and nothing else: alone in a run, the policy would have no such figures.
-    policy = known()[name]
-    asked = [criteria.known()[criterion].needs for criterion in policy.criteria]
-    assert not policy.needs.label_counts or any(needs.label_counts for needs in asked)
-    assert not policy.needs.first_losses or any(needs.first_losses for needs in asked)
+ROWS = {"partition": {"clients": 5, "server": "fraction"}}
+
+
+def experiment(policy: str, **sections: Any) -> LearningDescription:
+    weighing = {"policy": {"name": policy}, **sections.pop("weighing", {})}
+    return validated(LearningDescription, {**ROWS, "weighing": weighing, **sections}, "experiment")
+
+
+@pytest.mark.parametrize(
+    ("policy", "sections", "parts"),
+    [
+        ("afl", {"rounds": {"fraction": 0.5}}, ("weighing.policy", "afl", "full participation")),
+        ("afl", {"rounds": {"fraction": 1, "select": {"available": {"client-0": [[1, 2]]}}}}, ("full participation",)),
+        ("afl", {"clock": {"deadline": 5.0}}, ("full participation",)),
+        ("feddg-ga", {"rounds": {"fraction": 0.5}}, ("feddg-ga", "full participation")),
+        ("cgsv", {"rounds": {"fraction": 0.5}}, ("cgsv", "full participation")),
+        ("fedlaw", {"partition": {"clients": 5}}, ("fedlaw", "server's test set")),
+        ("fedce", {"rounds": {"evaluate_every": 2}}, ("fedce", "every round")),
+        ("fedce", {"partition": {"clients": 5, "test": "none"}}, ("fedce", "every round")),
+        ("shapfed", {"data": {"source": "diabetes"}, "model": {"name": "mlp"}}, ("shapfed", "classes")),
+        ("feddisco", {"data": {"source": "diabetes"}, "model": {"name": "mlp"}}, ("KL", "classes")),
+        ("feddisco", {"weighing": {"criteria": ["DS"]}}, ("criteria", "'feddisco'", "DS, KL")),
+        ("term", {"weighing": {"normalise": "max"}}, ("normalise", "'term'")),
+        ("term", {"weighing": {"score": "mean"}}, ("score", "'term'")),
+        ("term", {"weighing": {"trained_by": "server"}}, ("trained_by", "'term'")),
+        ("q-fedavg", {"weighing": {"fit": {}}}, ("fit", "'q-fedavg'", "do not sum to 1")),
+        ("fedlaw", {"weighing": {"defence": {"rule": "median"}}}, ("defence", "'fedlaw'")),
+        ("q-fedavg", {"algorithm": {"name": "fedavgm"}}, ("algorithm.name", "'fedavgm'", "'q-fedavg'")),
+        ("nobody", {}, ("'nobody'", "allowed: ")),
+    ],
+)
+def test_what_is_missing_is_named(policy: str, sections: dict[str, Any], parts: tuple[str, ...]) -> None:
+    assert_refused(lambda: experiment(policy, **sections), *parts)
+
+
+def test_full_participation_is_asked_for_again_once_clients_are_counted() -> None:
+    """Copies of clients are counted with the data; a large federation then asks a tenth of them."""
+    copies = [{"kind": "copy", "pick": "biggest", "count": 1}]
+    described_only = experiment("afl", flaws=copies)
+    described_only.for_clients(6)
+    assert_refused(lambda: described_only.for_clients(5000), "afl", "full participation")
+
+
+NOISE = {"central": {"clip": 1.0, "noise": 1.0, "weights": "cohort", "cohorts": "public"}, "criteria": "public"}
+
+
+DEVICES = {"local": {"clip": 1.0, "noise": 1.0}, "criteria": "public"}
+
+
+HIDDEN = {"aggregation": {"kind": "secure"}}
+
+
+@pytest.mark.parametrize("policy", ALL)
+def test_policies_beside_noise_and_hidden_sums(policy: str) -> None:
+    """None goes with noise at the server; only shares of measures go with hidden sums."""
+    capped = {"max_shares": 2.0}
+    assert_refused(lambda: experiment(policy, privacy=NOISE, weighing=capped), f"'{policy}'", "one client moves")
+    kind = known()[policy]
+    hides = {"single updates", "rows at the server"} & set(needs_of(kind))
+    if kind().applies_to == "shares" and not hides:
+        experiment(policy, privacy=HIDDEN)
+    else:
+        assert_refused(lambda: experiment(policy, privacy=HIDDEN), "privacy.aggregation")
+
+
+def test_devices_with_noise_send_no_losses_and_take_no_other_sums() -> None:
+    for policy, why in (("fedlaw", "do not sum to 1"), ("cgsv", "do not sum to 1"), ("afl", "do not send")):
+        assert_refused(lambda p=policy: experiment(p, privacy=DEVICES), why)
+
+
+@pytest.mark.parametrize(
+    ("word", "parts"),
+    [
+        ("feddisco(c=1)", ("c",)),
+        ("feddisco(a=-1)", ("a", -1)),
+        ("feddisco(a)", ("feddisco(parameter=value)",)),
+        ("fedce(mode=minus)", ("mode", "'minus'")),
+        ("feddisco/max", ("normalise", "'feddisco'")),
+    ],
+)
+def test_wrong_words(word: str, parts: tuple[object, ...]) -> None:
+    assert_refused(lambda: read_words(word, ["DS", "KL"]), *parts)
+
+
+def test_policies_of_measures_weigh_tables_and_others_say_why_not() -> None:
+    table = {"ann": {"DS": 60, "UL": 1.0}, "bob": {"DS": 30, "UL": 1.1}, "cid": {"DS": 10, "UL": 90.0}}
+    assert steelyard.weigh(table, "trust-mad").weights.tolist() == pytest.approx([2 / 3, 1 / 3, 0.0])
+    floor = steelyard.weigh(table, "capped(trust-mad;min_weight=0.1)")
+    assert floor.weights.tolist() == pytest.approx([0.6, 0.3, 0.1])
+    one = {"ann": {"DS": 1, "LB": 1.0, "AS": 0.1}}
+    for word in ("fedscs", "cgsv", "afl"):
+        assert_refused(lambda w=word: steelyard.weigh(one, w), word, "updates or remembers rounds")
+
+
+def test_inside_other_frameworks_what_they_cannot_give_is_named() -> None:
+    for word, what in (
+        ("fedlaw", "no rows were given"),
+        ("feddisco", "label counts"),
+        ("afl", "losses before training"),
+        ("shapfed", "single layers"),
+        ("fedce", "clients test models"),
+    ):
+        assert_refused(lambda w=word: WeighedRounds(w), what)
+    for word in ("trust-mad", "fedscs", "fedawa", "cgsv"):
+        assert WeighedRounds(word).name == word
+
+
+def test_recommenders_take_policies_of_measures_alone() -> None:
+    def made(name: str) -> Any:
+        document = {"kind": "recommend", "interactions": {"path": "x.tsv"}}
+        return build({**document, "weighing": {"policy": {"name": name}}})
+
+    assert "trust-mad" in made("trust-mad").rules()
+    assert_refused(lambda: made("q-fedavg"), "LB", "users of a recommender")
+    assert_refused(lambda: made("cgsv"), "cgsv", "length of the step")
+
+
+def test_shares_go_with_fits_and_robust_rules() -> None:
+    for more in ({"fit": {}}, {"defence": {"rule": "median"}}):
+        assert WeighingSettings(policy={"name": "term"}, **more).policy is not None  # type: ignore[arg-type]
+
+
+def test_a_policy_as_programs_read_it() -> None:
+    fedlaw, shapfed = (described(known()[name]) for name in ("fedlaw", "shapfed"))
+    assert str(fedlaw.pop("description")).endswith("use it where the server has rows that it trusts")
+    assert fedlaw == {
+        "name": "fedlaw",
+        "criteria": ["DS"],
+        "needs": ["rows at the server", "a server that learns from them", "single updates"],
+        "applies_to": "models",
+        "parameters": {"steps": 20, "rate": 0.01},
+    }
+    assert shapfed["needs"] == ["single updates", "the network's layers", "a task with classes"]
+    assert (shapfed["criteria"], shapfed["applies_to"]) == (["EQ"], "shares")
+    assert needs_of(known()["nvflare-adaptive"]) == ["label counts", "losses before training", "a task with classes"]

@@ -9,25 +9,25 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.kit import assert_refused
 from tests.weighing.policies.cohorts import MODELS, SKEWED, START, cohort, weighed
 
-from steelyard.errors import UserError, listed, nearest
 from steelyard.registry import Registry
-from steelyard.settings import validated
 from steelyard.usercode import POLICIES, load_entry_points
 from steelyard.weighing.policies import nvflare_adaptive as adaptive
 from steelyard.weighing.policies import policy as policies
 from steelyard.weighing.policies.afl import Afl
-from steelyard.weighing.policies.catalogue import known
 from steelyard.weighing.policies.cgsv import Cgsv
-from steelyard.weighing.policies.describing import described
 from steelyard.weighing.policies.fedawa import _apart, _spread_slopes
 from steelyard.weighing.policies.fedce import FedCe
 from steelyard.weighing.policies.feddg_ga import FedDgGa, adjusted
 from steelyard.weighing.policies.feddisco import FedDisco
 from steelyard.weighing.policies.fedscs import FedScs
 from steelyard.weighing.policies.nvflare_adaptive import NvflareAdaptive
-from steelyard.weighing.policies.optimising import nearest_shares
+from steelyard.weighing.policies.optimising import Adam, nearest_shares, softmax
 from steelyard.weighing.policies.policy import Policy, by_client, cosines, policy, remember
 from steelyard.weighing.policies.q_fedavg import QFedAvg
 from steelyard.weighing.policies.settings import policy_class, policy_criteria
@@ -37,20 +37,49 @@ from steelyard.weighing.policies.trust_mad import TrustMad
 from steelyard.weighing.rule import Rule, WeighingSettings
 
 CHANGES = (MODELS - START).double().numpy()
+NUMBERS = st.lists(st.floats(-5, 5), min_size=1, max_size=12)
 
 
-def test_a_policy_as_programs_read_it() -> None:
-    assert described(known()["fedlaw"]) == {
-        "name": "fedlaw",
-        "description": "Learnable weights that may shrink the model; use it where the server has rows that it trusts",
-        "criteria": ["DS"],
-        "needs": ["rows at the server", "a server that learns from them", "single updates"],
-        "applies_to": "models",
-        "parameters": {"steps": 20, "rate": 0.01},
-    }
-    shapfed = described(known()["shapfed"])
-    assert shapfed["needs"] == ["single updates", "the network's layers", "a task with classes"]
-    assert (shapfed["criteria"], shapfed["applies_to"]) == (["EQ"], "shares")
+def test_adam_steps_as_torch_does() -> None:
+    values = torch.tensor([0.3, -1.0, 2.0], dtype=torch.float64, requires_grad=True)
+    theirs = torch.optim.Adam([values], lr=0.05, betas=(0.5, 0.999))
+    ours, found = Adam(3, (0.5, 0.999)), values.detach().numpy().copy()
+    for slopes in ([1.0, -2.0, 0.0], [0.5, 0.1, 3.0], [-1.0, 0.0, 0.2]):
+        values.grad = torch.tensor(slopes, dtype=torch.float64)
+        theirs.step()
+        found = ours.step(found, np.array(slopes), 0.05)
+        assert found == pytest.approx(values.detach().numpy(), abs=1e-12)
+
+
+@given(NUMBERS, st.floats(0, 0.3), st.floats(0.2, 1))
+def test_nearest_shares_are_the_nearest(values: list[float], low: float, high: float) -> None:
+    """The difference to the nearest point makes no acute angle with the way to any other allowed point."""
+    given_values, count = np.array(values), len(values)
+    found = nearest_shares(given_values, low, high)
+    assert found.sum() == pytest.approx(1.0, abs=1e-9)
+    if low * count >= 1 or high * count <= 1:
+        assert found == pytest.approx(np.full(count, 1 / count))
+        return
+    assert (found >= low - 1e-12).all()
+    assert (found <= high + 1e-12).all()
+    others = [np.full(count, 1 / count)]
+    for corner in range(count):
+        # A corner of the allowed set: as much as may be to one client after another, beginning with this one.
+        other, left = np.full(count, low), 1.0 - low * count
+        for place in np.roll(np.arange(count), -corner):
+            more = min(left, high - low)
+            other[place] += more
+            left -= more
+        others.append(other)
+    for other in others:
+        assert (given_values - found) @ (other - found) <= 1e-7
+
+
+@given(NUMBERS)
+def test_softmax_sums_to_1_and_keeps_the_order(values: list[float]) -> None:
+    found = softmax(np.array(values) * 300)
+    assert found.sum() == pytest.approx(1.0)
+    assert found[int(np.argmax(values))] == found.max()
 
 
 def test_what_is_remembered_of_clients() -> None:
@@ -71,19 +100,17 @@ def test_cosines_by_hand() -> None:
     assert cosines(updates @ updates.T, np.zeros(3)).tolist() == [0.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize("name", ["", "Mine", "1st", "a" * 41, "a_b"])
-def test_names_of_policies(name: str) -> None:
-    with pytest.raises(UserError) as caught:
-        policy(name)
-    allowed = 'allowed: @policy("name"), in lower-case letters, digits and "-"'
-    assert str(caught.value) == f"@policy: got {name!r}; {allowed}"
+def test_names_of_policies(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("", "Mine", "1st", "a" * 41, "a_b"):
+        assert_refused(lambda n=name: policy(n), "@policy", repr(name))
     assert callable(policy("a" * 40))
     with pytest.raises(NotImplementedError, match=r"^Policy\.weigh$"):
         Policy().weigh({}, cohort())
     assert Policy().after_tests({}, {"a": 1.0}) == {}
-
-
-def test_a_policy_of_ones_own_is_known_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert policy_criteria({"name": "feddisco"}) == ["DS", "KL"] == policy_criteria(SimpleNamespace(name="feddisco"))
+    assert [policy_criteria(given) for given in ({}, {"name": "nobody"}, {"name": 3}, None)] == [None] * 4
+    assert_refused(lambda: policy_class("fedawb"), "name", "'fedawb'", "weighing.plugins")
+    assert_refused(lambda: policy_class(3), "name", 3)
     monkeypatch.setattr(policies, "_registry", Registry("policy", "none", lambda made: made.__qualname__))
 
     @policy("mine-2")
@@ -112,51 +139,6 @@ def test_a_package_declares_a_policy(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ("DS",),
         [0.75, 0.25],
     )
-
-
-@pytest.mark.parametrize(
-    ("given", "line"),
-    [
-        ({"policy": {"name": "feddisco", "a": -1}}, "policy.a: got -1; allowed: greater than or equal to 0"),
-        (
-            {"policy": {"name": "feddisco"}, "criteria": ["DS"]},
-            "criteria: got DS with policy 'feddisco'; allowed: leave them out, it measures DS, KL",
-        ),
-        (
-            {"policy": {"name": "term"}, "normalise": "max"},
-            "normalise: given with policy 'term', which weighs by itself; allowed: leave it out",
-        ),
-        (
-            {"policy": {"name": "q-fedavg"}, "fit": {}},
-            "fit: given with policy 'q-fedavg', whose weights do not sum to 1; allowed: leave it out",
-        ),
-        (
-            {"policy": {"name": "fedlaw"}, "defence": {"rule": "median"}},
-            "defence: given with policy 'fedlaw', whose weights do not sum to 1; allowed: leave it out",
-        ),
-    ],
-)
-def test_what_a_policy_decides_itself(given: dict[str, Any], line: str) -> None:
-    with pytest.raises(UserError) as caught:
-        validated(WeighingSettings, given, "")
-    assert str(caught.value) == line
-
-
-def test_shares_go_with_fits_and_robust_rules() -> None:
-    for more in ({"fit": {}}, {"defence": {"rule": "median"}}):
-        assert WeighingSettings(policy={"name": "term"}, **more).policy is not None  # type: ignore[arg-type]
-
-
-def test_policies_by_name() -> None:
-    assert policy_criteria({"name": "feddisco"}) == ["DS", "KL"] == policy_criteria(SimpleNamespace(name="feddisco"))
-    assert [policy_criteria(given) for given in ({}, {"name": "nobody"}, {"name": 3}, None)] == [None] * 4
-    for name, close in (("fedawb", nearest("fedawb", known())), (3, "")):
-        with pytest.raises(UserError) as caught:
-            policy_class(name)
-        own = "a package that declares it under the entry point steelyard.policies, or a criterion in a file that"
-        assert str(caught.value) == (
-            f"name: got {name!r}{close}; allowed: {listed(known())}; one of your own: {own} weighing.plugins names"
-        )
 
 
 def test_nvflare_adaptive_waits_for_rounds_in_a_row_by_the_same_clients() -> None:
@@ -283,10 +265,7 @@ def test_q_fedavg_takes_its_own_rate_before_the_clients() -> None:
     # L = 2: h = (2·2)²·1 + 2·F, weights L·F/Σh.
     assert QFedAvg(rate=0.5).weigh(measures, cohort()) == pytest.approx(np.array([2.0, 6.0]) / (16 + 2 + 4 + 6))
     view: Any = SimpleNamespace(rate=0.0)
-    with pytest.raises(UserError) as caught:
-        QFedAvg().weigh(measures, view)
-    line = "weighing.policy: q-fedavg does not know the clients' learning rate; allowed: rate = 0.1"
-    assert str(caught.value) == line
+    assert_refused(lambda: QFedAvg().weigh(measures, view), "weighing.policy", "q-fedavg", "rate = 0.1")
 
 
 def test_trust_mad_trusts_all_where_half_are_alike() -> None:
