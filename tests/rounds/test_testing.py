@@ -1,31 +1,277 @@
-"""What looks at the clients' accuracy is refused before the first round where nobody tells one."""
+"""Rounds whose models are tested, and other orders beside the current one: what is asked, kept and refused."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pytest
 import torch
+from tests.kit import assert_refused
 from tests.rounds.scripted import Clients, Recorder, Server, federation, state
 
 from steelyard.errors import UserError
-from steelyard.messages import Evaluations, Failure, Floats, Task
+from steelyard.messages import Evaluations, Failure, Floats, Question, Task, Updates
 from steelyard.rounds.loop import run_rounds
-from steelyard.rounds.state import Draft, Plan
-from steelyard.rounds.testing import _ask_without, _decide, check_tested
-from steelyard.weighing.adjusting import AdjustSettings
+from steelyard.rounds.state import Federation, Plan, RoundRecord, RoundState
+from steelyard.rounds.testing import check_tested
+from steelyard.update_payloads import DenseModels
+from steelyard.weighing.adjusting import AdjustSettings, chooses, strategy_of
 from steelyard.weighing.needs import Needs
 from steelyard.weighing.policies.policy import Policy
-from steelyard.weighing.priorities import Decision, Order, OrderState
-from steelyard.weighing.view import Memory
-from steelyard.weighing.weights import Weighing
+from steelyard.weighing.priorities import Decision, OrderState
+from steelyard.weighing.rule import Rule, WeighingSettings, show_priority
+from steelyard.weighing.view import CohortView, Memory
+
+CRITERIA = ("DS", "LD", "CB")
+
+
+RAW = np.array([[9.0, 2.0, 0.4], [1.0, 8.0, 0.5]])
+
+
+ORDERS = ["DS>LD>CB", "DS>CB>LD", "LD>DS>CB", "LD>CB>DS", "CB>DS>LD", "CB>LD>DS"]
+
+
+RULE = Rule(WeighingSettings(criteria=CRITERIA))
+
+
+def weights_of(order: str) -> np.ndarray:
+    return RULE.weigh(RAW, [CRITERIA.index(name) for name in order.split(">")]).weights
+
+
+class ScriptedClients(Clients):
+    """Two clients whose local models are unit vectors: the combined model *is* the vector of weights.
+
+    `script[round][order]` is the accuracy of the model that this order combines.
+    """
+
+    def __init__(self, script: Mapping[int, Mapping[str, float]]) -> None:
+        super().__init__(("a", "b"))
+        self.script = script
+
+    def _trained(self, task: Task) -> Updates:
+        criteria = {name: RAW[:, place] for place, name in enumerate(CRITERIA)}
+        samples, payload = np.array([9, 1]), DenseModels(torch.eye(2))
+        return Updates(task.federation, task.round, task.clients, samples, criteria, np.zeros(2), payload)
+
+    def _tested(self, question: Question) -> Evaluations:
+        found = [self._accuracy(question.round, model.numpy()) for model in question.models]
+        scores = np.repeat(np.array(found)[:, None], 2, axis=1)
+        right = np.array([found[0] > 0.5, found[0] > 0.7]) if question.detailed else None
+        samples, none = np.array([3, 7]), np.zeros_like(scores)
+        return Evaluations(question.federation, question.round, ("a", "b"), samples, scores, none, right=right)
+
+    def _accuracy(self, round: int, model: np.ndarray) -> float:
+        if round == 0:
+            return self.script[0]["start"]
+        order = min(ORDERS, key=lambda name: float(np.abs(weights_of(name) - model).max()))
+        return self.script[round][order]
+
+
+class Plain(Server):
+    def initial(self, seed: int) -> torch.Tensor:
+        return torch.full((2,), 7.0)
+
+
+def adjusted(
+    script: Mapping[int, Mapping[str, float]], federation: Federation, *, detailed: bool = False
+) -> tuple[list[RoundRecord], RoundState, ScriptedClients]:
+    clients, kept = ScriptedClients(script), Recorder()
+    plan = Plan(rounds=max(script), fraction=1.0, detailed=detailed)
+    states = run_rounds([federation], {}, clients, Plain(), plan, kept)
+    return kept.records, states[federation.name], clients
+
+
+def by_strategy(strategy: str, priority: str = "DS>LD>CB", **settings) -> Federation:
+    rule = Rule(WeighingSettings(criteria=CRITERIA, priority=priority))
+    return Federation("f", "f", 0, rule, strategy_of(AdjustSettings(strategy=strategy, **settings)))
+
+
+def row(*accuracies: float) -> dict[str, float]:
+    return dict(zip(ORDERS, accuracies, strict=True))
+
+
+SCRIPT = {
+    0: {"start": 0.1},
+    1: row(0.5, 0.9, 0.9, 0.9, 0.9, 0.9),  # 0.5 > acc₀ = 0.1: nothing is tried although all others are better
+    2: row(0.5, 0.9, 0.9, 0.9, 0.9, 0.9),  # a tie is accepted
+    3: row(0.4, 0.45, 0.5, 0.8, 0.9, 0.9),  # fell: the third tried (LD>DS>CB) is the first not below .5
+    4: row(0.9, 0.9, 0.45, 0.3, 0.2, 0.47),  # fell; after LD>DS>CB come LD>CB>DS, CB>DS>LD, CB>LD>DS, DS>LD>CB
+    5: row(0.6, 0.7, 0.7, 0.7, 0.88, 0.7),  # all below .9: the best, CB>DS>LD, becomes the reference
+    6: row(0.1, 0.1, 0.1, 0.1, 0.88, 0.1),  # ties with the lowered reference
+}
+
+
+def test_six_rounds_by_hand():
+    records, state, clients = adjusted(SCRIPT, by_strategy("online"))
+    kept = [show_priority(record.order, CRITERIA) for record in records[1:]]
+    assert kept == ["DS>LD>CB", "DS>LD>CB", "LD>DS>CB", "DS>LD>CB", "CB>DS>LD", "CB>DS>LD"]
+    assert [record.accuracy for record in records] == pytest.approx([0.1, 0.5, 0.5, 0.5, 0.9, 0.88, 0.88])
+    assert [record.tests for record in records] == [0, 0, 0, 2, 4, 5, 0]
+    assert state.orders.testing_rounds == 11
+    assert state.orders.reference == pytest.approx(0.88)
+    assert state.parameters.numpy() == pytest.approx(weights_of("CB>DS>LD"), rel=2e-7)  # float32 of float64 weights
+    tried = [show_priority(order, CRITERIA) for order, _ in records[4].tried]
+    assert tried == ["LD>DS>CB", "LD>CB>DS", "CB>DS>LD", "CB>LD>DS", "DS>LD>CB"]
+    assert all(len(record.tried) == record.tests + 1 for record in records[1:])
+    # The candidates of a round are tested in one question, never one by one.
+    assert [len(asked.models) for asked in clients.questions] == [1, 1, 1, 1, 5, 1, 5, 1, 5, 1]
+    # What is recorded of the clients is what the kept order weighed.
+    assert records[3].weighing.weights == pytest.approx(weights_of("LD>DS>CB"))
+
+
+class Divided(ScriptedClients):
+    """Both clients agree but for one order, which the client that never chooses finds perfect."""
+
+    def _tested(self, question: Question) -> Evaluations:
+        answer = super()._tested(question)
+        favourite = [float(np.abs(weights_of("DS>CB>LD") - model.numpy()).max()) < 1e-6 for model in question.models]
+        reports = [place for place, name in enumerate(answer.clients) if not chooses(name)]
+        answer.scores[np.ix_(favourite, reports)] = 1.0
+        return answer
+
+
+@pytest.mark.parametrize(("report", "order", "accuracy"), [("same", "DS>CB>LD", None), ("apart", "LD>DS>CB", 0.55)])
+def test_rows_that_report_do_not_choose_where_they_are_apart(report: str, order: str, accuracy: float | None):
+    assert sorted(map(chooses, ("a", "b"))) == [False, True]
+    script = {0: {"start": 0.6}, 1: row(0.5, 0.4, 0.55, 0.45, 0.4, 0.4)}
+    adjust = AdjustSettings(report=report)
+    rule, kept = Rule(WeighingSettings(criteria=CRITERIA, adjust=adjust)), Recorder()
+    run_rounds([Federation("f", "f", 0, rule, strategy_of(adjust))], {}, Divided(script), Plain(), Plan(1, 1.0), kept)
+    found = kept.records[-1]
+    assert show_priority(found.order, CRITERIA) == order
+    if accuracy is not None:
+        assert [accuracy for _, accuracy in found.tried] == pytest.approx([0.5, 0.4, 0.55, 0.45, 0.4, 0.4])
+        assert found.accuracy == pytest.approx(accuracy)
+
+
+def test_other_strategies_test_all_orders_one_or_as_many_as_their_budget():
+    records, state, _ = adjusted(SCRIPT, by_strategy("greedy"))
+    assert [record.tests for record in records[1:]] == [5] * 6
+    assert [record.accuracy for record in records[1:]] == pytest.approx([0.9, 0.9, 0.9, 0.9, 0.88, 0.88])
+    assert state.orders.testing_rounds == 30
+    _, _, clients = adjusted(SCRIPT, by_strategy("bandit"))
+    assert {len(asked.models) for asked in clients.questions} == {1}
+    records, state, _ = adjusted(SCRIPT, by_strategy("online", budget=3))
+    assert [record.tests for record in records[1:]][:3] == [0, 0, 2]
+    assert state.orders.testing_rounds == 3
+
+
+def test_right_and_wrong_per_sample_are_those_of_the_order_kept():
+    script = {0: {"start": 0.6}, 1: row(0.55, 0.4, 0.8, 0.9, 0.9, 0.9)}
+    records, _, clients = adjusted(script, by_strategy("online"), detailed=True)
+    assert show_priority(records[1].order, CRITERIA) == "LD>DS>CB"
+    # Of the first candidate (.4) both would be wrong, of the order that began (.55) the second.
+    assert records[1].evaluations.right.tolist() == [True, True]
+    assert (len(clients.questions[-1].models), clients.questions[-1].detailed) == (1, True)
+
+
+def tried(clients: Clients, strategy: Any, **rule: Any) -> tuple[RoundRecord, RoundState]:
+    """One round in which a strategy has other orders tested."""
+    made, kept = replace(federation(**{"criteria": ("DS", "LD", "MD"), **rule}), strategy=strategy), Recorder()
+    begun = {"f": replace(state(0), orders=OrderState(made.rule.start_order, 0.9))}
+    states = run_rounds([made], begun, clients, Server(), Plan(rounds=1, fraction=0.3), kept)
+    return kept.records[0], states["f"]
+
+
+def test_several_candidates_are_told_apart_and_the_kept_one_is_asked_again() -> None:
+    """Each candidate scores ⅛ less than the one before; metrics come for the first of a question only."""
+    clients = Clients(scores=lambda _: (0.5, 0.5))
+    clients.metrics = True
+    record, after = tried(clients, Second())
+    assert [len(question.models) for question in clients.questions] == [1, 3, 1]
+    assert {(asked.federation, asked.seed, asked.round) for asked in clients.questions} == {("f", 3, 1)}
+    assert record.order == (1, 0, 2)
+    for asked, candidate in ((2, 0), (1, 1)):
+        assert torch.equal(after.parameters, clients.questions[asked].models[candidate])
+    weights = after.parameters[after.parameters > 0].tolist()
+    assert record.weighing.weights.tolist() == pytest.approx(weights)
+    assert record.tests == 2
+    assert record.tried == (((0, 1, 2), 0.5), ((0, 2, 1), 0.5), ((1, 0, 2), 0.375))
+
+
+@pytest.mark.parametrize("call", [1, 2, 3])
+def test_an_answer_that_is_missing_is_not_passed_over(call: int) -> None:
+    """The combined model, the further candidates, and the one that was kept are asked for in calls of their own."""
+    clients = Clients(scores=lambda _: (0.5, 0.5))
+    clients.metrics, clients.forgets = True, call
+    with pytest.raises(ValueError, match="shorter"):
+        tried(clients, Second())
+
+
+def test_a_model_that_is_kept_for_want_of_worth_tries_no_orders() -> None:
+    clients = Clients()
+    clients.worthless = True
+    record, _ = tried(clients, strategy_of(AdjustSettings(strategy="greedy")), criteria=("DS", "LD"), when_zero="keep")
+    assert (record.kept_old, record.order, record.tests, len(clients.questions)) == (True, (0, 1), 0, 1)
+
+
+def test_an_order_that_nobody_tested_is_the_worst_of_all() -> None:
+    class Partly(Clients):
+        def _tested(self, question: Question) -> Evaluations:
+            answer = super()._tested(question)
+            answer.scores[1:] = np.nan
+            return answer
+
+    def decide(before: OrderState, orders: Sequence[tuple[int, ...]], accuracies: list[float]) -> Decision:
+        seen.append(accuracies)
+        return Decision(0, 1, before)
+
+    seen: list[list[float]] = []
+    strategy = SimpleNamespace(others=lambda *_: [(2, 1, 0), (0, 2, 1)], decide=decide)
+    record, _ = tried(Partly(scores=lambda _: (0.5, 0.5)), strategy)
+    assert seen == [[0.5, 0.5, -np.inf]]
+    assert [order for order, _ in record.tried] == [(0, 1, 2), (2, 1, 0)]
+
+
+@pytest.mark.parametrize(("chosen", "score"), [(1, 0.5), (2, 0.375)])
+def test_what_is_recorded_of_the_kept_candidate_is_its_own(chosen: int, score: float) -> None:
+    clients = Clients(scores=lambda _: (0.5, 0.25))
+    clients.metrics = chosen == 1  # the first candidate has its metrics already
+    record, after = tried(clients, Other(chosen))
+    assert record.evaluations.scores.tolist() == [[score, score - 0.25]]
+    assert record.evaluations.losses.tolist() == [[1 - score, 1.25 - score]]
+    assert len(clients.questions) == 2  # there is nothing to ask again
+    if clients.metrics:
+        assert record.evaluations.metrics["recall"].tolist() == [float(after.parameters.argmax())] * 2
+
+
+@dataclass
+class Other:
+    """Tests two further orders and keeps one of them."""
+
+    chosen: int
+
+    def others(self, state: OrderState, accuracy: float, seed: int, round: int) -> Sequence[tuple[int, ...]]:
+        return [(0, 2, 1), (1, 0, 2)]
+
+    def decide(self, state: OrderState, tried: Sequence[tuple[int, ...]], accuracies: Sequence[float]) -> Decision:
+        return Decision(self.chosen, 2, OrderState(tried[self.chosen], accuracies[self.chosen], 2))
+
+
+class Second:
+    """Tests three further orders and keeps the second of them, at the price of two tests."""
+
+    def others(self, state: OrderState, accuracy: float, seed: int, round: int) -> Sequence[tuple[int, ...]]:
+        assert (accuracy, seed, round) == (0.5, 3, 1)
+        return [(0, 2, 1), (1, 0, 2), (1, 2, 0)]
+
+    def decide(self, state: OrderState, tried: Sequence[tuple[int, ...]], accuracies: Sequence[float]) -> Decision:
+        assert list(tried) == [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0)]
+        assert list(accuracies) == [0.5, 0.5, 0.375, 0.25]
+        return Decision(2, 2, OrderState(tried[2], accuracies[2], 2))
+
 
 PLAIN = Plan(rounds=2, fraction=1.0)
+
+
 STOPPING = Plan(rounds=2, fraction=1.0, stop_at=(0.5, 0.5, False))
+
+
 ADJUSTED: dict[str, Any] = {"criteria": ("DS", "LD"), "adjust": AdjustSettings()}
 
 
@@ -35,30 +281,14 @@ def answered(*clients: str, samples: int = 3, failures: tuple[Failure, ...] = ()
 
 
 @pytest.mark.parametrize(
-    ("rule", "plan", "line"),
-    [
-        (
-            {},
-            STOPPING,
-            "rounds.stop_at_target: got true, and no client tests the model (b: no); allowed: false, or clients that "
-            "test",
-        ),
-        (
-            ADJUSTED,
-            PLAIN,
-            "weighing.adjust: 'f' compares accuracies, and no client tests the model (b: no); allowed: a fixed order, "
-            "or clients that test",
-        ),
-    ],
+    ("rule", "plan", "field"), [({}, STOPPING, "rounds.stop_at_target"), (ADJUSTED, PLAIN, "weighing.adjust")]
 )
-def test_who_needs_an_accuracy_is_refused_where_nobody_tells_one(rule: dict[str, Any], plan: Plan, line: str) -> None:
-    for found in (answered(), answered("a", samples=0)):
-        with pytest.raises(UserError, match=r"no client tests the model; allowed: "):
-            check_tested(federation(**rule), plan, found)
-    with pytest.raises(UserError) as refused:
-        check_tested(federation(**rule), plan, answered(failures=(Failure("b", "no"), Failure("c", "late"))))
-    assert str(refused.value) == line
-    check_tested(federation(**rule), plan, answered("a", failures=(Failure("b", "no"),)))  # One is enough.
+def test_who_needs_an_accuracy_is_refused_where_nobody_tells_one(rule: dict[str, Any], plan: Plan, field: str) -> None:
+    failed = (Failure("b", "no"), Failure("c", "late"))
+    for found, why in ((answered(), ""), (answered("a", samples=0), ""), (answered(failures=failed), " (b: no)")):
+        check = partial(check_tested, federation(**rule), plan, found)
+        assert_refused(check, f"{field}: ", f"no client tests the model{why}; allowed: ")
+    check_tested(federation(**rule), plan, answered("a", failures=failed))  # One is enough.
     check_tested(federation(), PLAIN, answered())  # And nobody else needs any.
 
 
@@ -67,10 +297,9 @@ def test_who_needs_an_accuracy_is_refused_where_nobody_tells_one(rule: dict[str,
     [("ABC", "3 clients that test none chooses"), ("EE", "2 clients that test all choose and none")],
 )
 def test_apart_needs_clients_that_choose_and_clients_that_report(clients: str, side: str) -> None:
-    rule = {"criteria": ("DS", "LD"), "adjust": AdjustSettings(report="apart")}
-    with pytest.raises(UserError, match=rf"weighing\.adjust\.report: got 'apart', and of {side}.*allowed: 'same'"):
-        check_tested(federation(**rule), PLAIN, answered(*clients))
-    check_tested(federation(**rule), PLAIN, answered(*clients, "E", "A"))
+    rule = federation(criteria=("DS", "LD"), adjust=AdjustSettings(report="apart"))
+    assert_refused(partial(check_tested, rule, PLAIN, answered(*clients)), "weighing.adjust.report", side)
+    check_tested(rule, PLAIN, answered(*clients, "E", "A"))
     check_tested(federation(**ADJUSTED), PLAIN, answered(*clients))
 
 
@@ -100,86 +329,62 @@ def test_a_round_that_nobody_tests_teaches_a_strategy_nothing(strategy: Literal[
 
 
 class Scored(Policy):
-    """Remembers what each client scored."""
+    """Gives weights by the number of samples, and remembers what each client scored."""
 
     needs: ClassVar[Needs] = Needs(client_tests=True)
+
+    def weigh(self, measures: Any, view: CohortView) -> Floats:
+        return measures["DS"]
 
     def after_tests(self, memory: Mapping[str, Memory], scores: Mapping[str, float]) -> dict[str, Memory]:
         return {"seen": {**memory["seen"], **scores}}
 
 
-class Noting:
-    """Gives models of zeros, and notes the weights that they were asked for."""
-
-    def __init__(self) -> None:
-        self.asked: list[Floats] = []
-
-    def models(self, weights: Floats) -> torch.Tensor:
-        self.asked.append(weights)
-        return torch.zeros(len(weights), 10)
-
-
-def drafted(weights: list[float], policy: Policy | None = None, **given: Any) -> Draft:
-    names, shares = tuple("abcd"[: len(weights)]), np.array(weights)
-    updates = Clients()._trained(Task("f", 3, 5, names, torch.zeros(10)))
-    weighing = Weighing(("DS",), shares[:, None], shares[:, None], shares, shares, (), uniform=False)
-    kept = {"combine": Noting(), "weighing": weighing, "memory": {"seen": {"z": 1.0}, "other": 2}, **given}
-    found = replace(federation(), rule=SimpleNamespace(policy=policy or Scored()))  # type: ignore[arg-type]
-    return Draft(found, state(4), updates, model=torch.zeros(10), order=(0,), **kept)
+def with_policy(name: str = "f", policy: Policy | None = None, **rule: Any) -> Federation:
+    made = federation(name, **rule)
+    made.rule.policy = policy or Scored()
+    return made
 
 
 def test_each_client_scores_the_model_of_the_others() -> None:
-    clients = Clients(scores=lambda _: (0.5, 0.25, float("nan")))
-    one, other = drafted([0.5, 0.25, 0.125, 0.125]), drafted([1.0, 0.0, 0.0])
-    _ask_without([one, other], clients, PLAIN, 5)
-    assert isinstance(one.combine, Noting)
-    assert isinstance(other.combine, Noting)
-    assert one.combine.asked[0].tolist() == [
-        [0.0, 0.5, 0.25, 0.25],
-        pytest.approx([2 / 3, 0, 1 / 6, 1 / 6]),
-        pytest.approx([4 / 7, 2 / 7, 0, 1 / 7]),
-        pytest.approx([4 / 7, 2 / 7, 1 / 7, 0]),
-    ]
-    # Who has all the weight is missing from its own model, which the others then make alike.
-    assert other.combine.asked[0].tolist() == [[0.0, 0.5, 0.5], [1.0, 0.0, 0.0], [1.0, 0.0, 0.0]]
-    # Each further model scores an eighth less; c scores no number, and d tests nothing.
-    assert one.memory == {"seen": {"z": 1.0, "a": 0.5, "b": 0.125}, "other": 2}
-    assert other.memory == one.memory
-    assert clients.calls == 1
-    assert [(asked.federation, asked.seed, asked.round, asked.detailed) for asked in clients.questions] == [
-        ("f", 3, 5, False)
-    ] * 2
-    assert [len(asked.models) for asked in clients.questions] == [4, 3]
+    clients = Clients(("a", "b", "c"), scores=lambda _: (0.5, 0.25, float("nan")))
+    before = replace(state(4), memory={"seen": {"z": 1.0}, "other": 2})
+    done = run_rounds([with_policy()], {"f": before}, clients, Server(), Plan(5, 1.0), Recorder())
+    combined, without = clients.questions
+    # a, b and c weigh 1, 2 and 3 sixths; their models are 1 in columns of their own.
+    assert combined.models[0, :3].tolist() == pytest.approx([1 / 6, 2 / 6, 3 / 6])
+    for found, expected in zip(without.models, ([0, 2 / 5, 3 / 5], [1 / 4, 0, 3 / 4], [1 / 3, 2 / 3, 0]), strict=True):
+        assert found[:3].tolist() == pytest.approx(expected)
+    assert (without.federation, without.seed, without.round, without.detailed) == ("f", 3, 5, False)
+    # Each further model scores an eighth less; c scores no number.
+    assert done["f"].memory == {"seen": {"z": 1.0, "a": 0.5, "b": 0.125}, "other": 2}
+
+
+def test_where_one_has_all_the_weight_the_others_make_its_model_alike() -> None:
+    class Heavy(Scored):
+        def weigh(self, measures: Any, view: CohortView) -> Floats:
+            return np.array([1.0, 0.0, 0.0])
+
+    clients = Clients(("a", "b", "c"))
+    before = replace(state(0), memory={"seen": {}})
+    run_rounds([with_policy(policy=Heavy())], {"f": before}, clients, Server(), Plan(1, 1.0), Recorder())
+    assert clients.questions[1].models[:, :3].tolist() == [[0.0, 0.5, 0.5], [1.0, 0.0, 0.0], [1.0, 0.0, 0.0]]
 
 
 def test_nobody_is_asked_where_there_are_no_others_or_nothing_was_combined() -> None:
-    clients = Clients()
-    plain: Any = SimpleNamespace(needs=Needs())
-    drafts = [
-        drafted([1.0]),
-        drafted([0.5, 0.5], plain),
-        drafted([0.5, 0.5], kept_old=True),
-        drafted([0.5, 0.5], weighing=None),
-        drafted([0.5, 0.5], combine=None),
-    ]
-    _ask_without(drafts, clients, PLAIN, 5)
-    assert clients.questions == []
-    # Others of the same round are asked nonetheless.
-    _ask_without([*drafts, drafted([0.5, 0.5])], clients, PLAIN, 5)
-    assert len(clients.questions) == 1
+    class Idle(Scored):
+        needs: ClassVar[Needs] = Needs()
 
+    class Worthless(Scored):
+        def weigh(self, measures: Any, view: CohortView) -> Floats:
+            return 0 * measures["DS"]
 
-def test_an_order_that_nobody_tested_is_the_worst_of_all() -> None:
-    seen: list[Any] = []
-
-    def decide(before: OrderState, orders: list[Order], accuracies: list[float]) -> Decision:
-        seen.append((before, orders, accuracies))
-        return Decision(0, 1, OrderState((1, 0), 0.5))
-
-    draft = drafted([0.5, 0.5])
-    draft.federation = replace(draft.federation, strategy=SimpleNamespace(decide=decide))  # type: ignore[arg-type]
-    draft.tried = (((0, 1), 0.5), ((1, 0), float("nan")), ((0, 1), 0.25))
-    _decide(draft, None, None)
-    assert seen == [(draft.before.orders, [(0, 1), (1, 0), (0, 1)], [0.5, -np.inf, 0.25])]
-    assert (draft.orders, draft.tests) == (OrderState((1, 0), 0.5), 1)
-    assert [order for order, _ in draft.tried] == [(0, 1), (1, 0)]
+    for names, made in (
+        (("a",), with_policy()),
+        (("a", "b"), with_policy(policy=Idle())),
+        (("a", "b"), with_policy(policy=Worthless(), when_zero="keep")),
+    ):
+        clients = Clients(names)
+        before = replace(state(0), memory={"seen": {}})
+        run_rounds([made], {"f": before}, clients, Server(), Plan(1, 1.0), Recorder())
+        assert len(clients.questions) == 1

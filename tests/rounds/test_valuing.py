@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.kit import assert_refused
 from tests.rounds.scripted import NAMES, Clients, Server, federation, state
 
-from steelyard.errors import UserError
-from steelyard.messages import Counts, Evaluations, Floats, Question, RowTests
+from steelyard.messages import Counts, Evaluations, Floats, Question, RowTests, Task, Updates
 from steelyard.rounds import valuing
 from steelyard.rounds.contributions import ContributionSettings, RoundValues
 from steelyard.rounds.loop import one_round
 from steelyard.rounds.state import Plan
-
-ALLOWED = "allowed: loss or accuracy where the server holds rows, local-loss or local-accuracy where clients test"
+from steelyard.update_payloads import DenseModels
 
 
 class Rows(Server):
@@ -106,12 +104,6 @@ def test_accuracy_and_clients_rows_are_other_measures() -> None:
     assert (one_less.before, one_less.after) == (0.5625, 0.6875)
 
 
-def test_leaving_one_out_alone_has_no_shapley_values() -> None:
-    (found,) = values(settings=ContributionSettings(method="leave-one-out"))
-    assert found.method == "leave-one-out"
-    assert found.values[:, 0] == pytest.approx([0.9 - 77 / 90, 0.9 - 77 / 90])
-
-
 def test_models_that_are_too_many_for_one_go_are_tested_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
     counts: list[int] = []
 
@@ -136,32 +128,39 @@ def test_models_that_are_too_many_for_one_go_are_tested_in_several(monkeypatch: 
 
 def test_rows_are_put_into_64_groups_by_their_place() -> None:
     losses, right = np.arange(130.0)[None], np.arange(130)[None] < 65
-    means, sizes = valuing._grouped(RowTests(losses, right), "loss")
+
+    def tested(measure: Any, right: Any = right) -> tuple[Floats, Counts]:
+        server = Server()
+        server.rows = lambda seed, models: RowTests(losses, right)
+        return valuing.tester(measure, "f", 3, 7, Clients(), server)(torch.zeros(1, 10))
+
+    means, sizes = tested("loss")
     assert sizes.tolist() == [3, 3] + [2] * 62
     assert means[0, :3].tolist() == [-64.0, -65.0, -34.0]  # rows 0, 64, 128; 1, 65, 129; 2, 66
-    means, _ = valuing._grouped(RowTests(losses, right), "accuracy")
-    assert means[0, :3] == pytest.approx([2 / 3, 1 / 3, 1 / 2])
-    means, _ = valuing._grouped(RowTests(losses, None), "loss")
-    assert means[0, 2] == -34.0
-    with pytest.raises(UserError) as refused:
-        valuing._grouped(RowTests(losses, None), "accuracy")
-    assert (
-        str(refused.value)
-        == "contributions.measure: got 'accuracy' for data without classes; allowed: loss, local-loss"
-    )
+    assert tested("accuracy")[0][0, :3] == pytest.approx([2 / 3, 1 / 3, 1 / 2])
+    assert tested("loss", None)[0][0, 2] == -34.0
+    assert_refused(lambda: tested("accuracy", None), "contributions.measure", "'accuracy'", "without classes")
     assert valuing.overall_first(np.array([[1.0, 4.0]]), np.array([1, 2])).tolist() == [[3.0, 1.0, 4.0]]
 
 
-def test_clients_that_test_nothing_are_refused_in_one_line() -> None:
-    class Idle(Clients):
-        def _tested(self, question: Question) -> Evaluations:
-            tested = super()._tested(question)
-            return replace(tested, samples=0 * tested.samples)
+class Idle(Clients):
+    def _tested(self, question: Question) -> Evaluations:
+        tested = super()._tested(question)
+        return replace(tested, samples=0 * tested.samples)
 
-    test = valuing.tester("local-loss", "f", 3, 7, Idle(), Server())
-    with pytest.raises(UserError) as refused:
-        test(torch.zeros(1, 10))
-    assert str(refused.value) == f"contributions.measure: got 'local-loss', and no client tests models; {ALLOWED}"
+
+@pytest.mark.parametrize(
+    ("measure", "clients", "why"),
+    [("local-loss", Idle(), "no client tests"), ("loss", Clients(), "no rows to test on")],
+)
+def test_where_nobody_can_test_is_refused_in_one_line(measure: Any, clients: Clients, why: str) -> None:
+    def test() -> object:
+        return valuing.tester(measure, "f", 3, 7, clients, Server())(torch.zeros(1, 10))
+
+    assert_refused(test, "contributions.measure", f"'{measure}'", why)
+
+
+def test_clients_are_asked_as_in_any_round() -> None:
     clients = Clients()
     good, sizes = valuing.tester("local-accuracy", "f", 3, 7, clients, Server())(torch.zeros(1, 10))
     assert (good.tolist(), sizes.tolist()) == ([[0.5, 0.25]], [3, 1])
@@ -187,11 +186,8 @@ def test_agreement_by_classes_by_hand() -> None:
     assert found.values[:, 0] == pytest.approx(agreement / 2)
     assert (found.measure, found.method, found.clients) == ("agreement", "classes", ("a", "b"))
     assert (found.error.tolist(), found.sizes.tolist(), found.before, found.after) == ([0.0, 0.0], [1, 1], 0.0, 0.0)
-    with pytest.raises(UserError) as refused:
-        values("ab", ContributionSettings(method="classes"), Server())
-    assert str(refused.value) == (
-        "contributions.method: got 'classes', and the server knows no last layer here; allowed: shapley, leave-one-out"
-    )
+    classes = ContributionSettings(method="classes")
+    assert_refused(lambda: values("ab", classes, Server()), "contributions.method", "'classes'", "no last layer")
 
 
 def test_a_round_that_keeps_its_model_has_no_values() -> None:
@@ -208,12 +204,6 @@ def test_only_the_federations_that_the_plan_names_are_valued() -> None:
     both = [federation("f"), federation("g")]
     one, two = one_round(both, {"f": state(0), "g": state(0)}, Clients(("a", "b")), Rows(), plan, 1)
     assert (len(one.contributions), len(two.contributions)) == (0, 1)
-
-
-def test_weights_within_a_coalition_sum_to_what_all_had() -> None:
-    weights = np.array([0.5, 0.25, 0.75])
-    coalitions = np.array([[1, 1, 0], [0, 0, 0], [0, 0, 1]]) > 0
-    assert valuing._shares(weights, coalitions).tolist() == [[1.0, 0.5, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 1.5]]
 
 
 def test_one_whom_the_rule_gives_no_weight_adds_nothing() -> None:
@@ -235,37 +225,25 @@ def test_more_than_twelve_are_drawn_with_an_error_that_holds_the_truth() -> None
     clients = tuple(f"client-{number:02d}" for number in range(14))
 
     class Many(Clients):
-        def _trained(self, task):  # type: ignore[no-untyped-def]
-            from steelyard.messages import Updates
-            from steelyard.update_payloads import DenseModels
-
+        def _trained(self, task: Task) -> Updates:
             count = len(task.clients)
-            models = torch.eye(14)[:count]
-            ones = np.ones(count)
-            return Updates(
-                task.federation,
-                task.round,
-                task.clients,
-                np.ones(count, np.int64),
-                {"DS": ones},
-                ones,
-                DenseModels(models),
-            )
-
-    class Wide(Rows):
-        def initial(self, seed: int) -> torch.Tensor:
-            return torch.zeros(14)
+            ones, models = np.ones(count), DenseModels(torch.eye(14)[:count])
+            sizes = np.ones(count, np.int64)
+            return Updates(task.federation, task.round, task.clients, sizes, {"DS": ones}, ones, models)
 
     plan = Plan(1, 1.0, contributions=ContributionSettings())
     start = replace(state(0), parameters=torch.zeros(14))
-    (record,) = one_round([federation(criteria=("DS",))], {"f": start}, Many(clients), Wide(), plan, 1)
-    found, _ = record.contributions
+    made, again = (one_round([federation()], {"f": start}, Many(clients), Rows(), plan, 1)[0] for _ in range(2))
+    found, _ = made.contributions
     # All are alike, so each adds a fourteenth of the gain.
     truth = (found.before - found.after) / 14
     assert found.values[:, 0].sum() == pytest.approx(found.before - found.after)
-    assert (found.error > 0).all()
-    # An interval of 95 % each: two of fourteen may miss.
+    # An interval of 95 % each: two of fourteen may miss; and none is so wide that it says nothing.
     assert (np.abs(found.values[:, 0] - truth) <= 1.96 * found.error).sum() >= 12
+    assert (found.error > 0).all()
+    assert (found.error < truth).all()
+    # Seed and round alone decide what is drawn.
+    assert np.array_equal(again.contributions[0].values, found.values)
 
 
 @given(st.permutations(list("abcd")))
@@ -276,12 +254,6 @@ def test_names_do_not_matter(order: list[str]) -> None:
     again = record.contributions[0]
     assert again.clients == found.clients
     assert again.values == pytest.approx(found.values)
-
-
-def test_a_server_without_rows_is_refused_in_one_line() -> None:
-    with pytest.raises(UserError) as refused:
-        values(server=Server())
-    assert str(refused.value) == f"contributions.measure: got 'loss', and the server has no rows to test on; {ALLOWED}"
 
 
 def test_an_exploding_coalition_counts_as_the_worst_of_the_others() -> None:
@@ -297,20 +269,3 @@ def test_an_exploding_coalition_counts_as_the_worst_of_the_others() -> None:
     # a alone explodes: it counts, row by row, as the worst of the others: loss 1 everywhere.
     assert found.values[0, 0] == pytest.approx((1 - 1 + 0.9 - 77 / 90) / 2)
     assert found.values[:, 0].sum() == pytest.approx(found.before - found.after)
-
-
-def test_what_is_drawn_follows_from_seed_and_round_and_has_the_error_of_the_whole(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    seen: list[object] = []
-
-    def shapley(count: int, worth: object, chance: Callable[[], object]) -> SimpleNamespace:
-        seen.append((count, chance()))
-        low, high = np.zeros((count, 11)), np.arange(22.0).reshape(count, 11) + 3.92
-        return SimpleNamespace(values=low, low=low, high=high)
-
-    monkeypatch.setattr(valuing, "generator", lambda *place, **named: (place, named))
-    monkeypatch.setattr(valuing, "shapley_values", shapley)
-    found, _ = values()
-    assert seen == [(2, ((3, 1), {"purpose": "shapley"}))]
-    assert found.error == pytest.approx([1.0, (11 + 3.92) / 3.92], rel=1e-4)
