@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -68,29 +69,36 @@ def task(clients: Simulation, round: int = 1, names: tuple[str, ...] = ("c0", "c
     return Task("f", 0, round, names, SimulationServer(clients).initial(0), **extra)
 
 
+def outputs_of(flat: torch.Tensor, rows: Any) -> torch.Tensor:
+    """Logistic regression, written out."""
+    return dataset().features[rows].to(flat.dtype) @ flat[:12].view(3, 4).T + flat[12:]
+
+
+def stepped(flat: torch.Tensor, batches: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Plain SGD, written out: one step for each batch of rows."""
+    for rows in batches:
+        flat = flat.detach().requires_grad_()
+        loss = functional.cross_entropy(outputs_of(flat, rows), dataset().labels[rows])
+        flat = flat - 0.1 * torch.autograd.grad(loss, flat)[0]
+    return flat.detach()
+
+
 def test_training_equals_plain_sgd_written_out() -> None:
     clients = make()
     work = task(clients)
     updates = clients.train([work])[0]
-    data = dataset()
-    linear = nn.Linear(4, 3)
-    with torch.no_grad():
-        linear.weight.copy_(work.parameters[:12].view(3, 4))
-        linear.bias.copy_(work.parameters[12:])
-    order = orders(0, 1, ["c2"], 8, TrainingSettings(batch_size=2, epochs=2))[0]
-    for epoch in order:
-        for batch in torch.from_numpy(epoch + 8).split(2):
-            loss = nn.functional.cross_entropy(linear(data.features[batch]), data.labels[batch])
-            linear.zero_grad()
-            loss.backward()
-            with torch.no_grad():
-                for parameter in linear.parameters():
-                    parameter -= 0.1 * parameter.grad
-    expected = torch.cat([linear.weight.reshape(-1), linear.bias])
-    # Float32 sums in another order.
+    order = torch.from_numpy(orders(0, 1, ["c2"], 8, TrainingSettings(batch_size=2, epochs=2))[0])
+    # Float32 sums in another order, eight steps of a few numbers below 1.
+    expected = stepped(work.parameters, (order + 8).flatten().split(2))
     assert torch.allclose(updates.payload.models[2], expected, atol=1e-6)
     assert updates.samples.tolist() == list(SIZES)
     assert updates.clients == ("c0", "c1", "c2", "c3")
+    server = SimulationServer(clients)
+    order = torch.as_tensor(orders(0, 3, ["server"], 10, TrainingSettings(batch_size=2, epochs=2))[0])
+    found = server.train(0, 3, work.parameters)
+    assert torch.allclose(found, stepped(work.parameters, (order + 50).flatten().split(2)), atol=1e-5)
+    assert torch.equal(found, server.train(0, 3, work.parameters))
+    assert not torch.equal(found, server.train(0, 4, work.parameters))
 
 
 def test_unknown_and_empty_clients_are_failures() -> None:
@@ -265,14 +273,9 @@ def test_many_models_in_one_stack_give_what_each_gives_alone(hidden: tuple[int, 
     assert len(np.unique(together.losses)) == len(models)
 
 
-ROWS = slice(50, 60)
-
-
 def loss_of(flat: torch.Tensor) -> torch.Tensor:
-    """The mean cross entropy of logistic regression on the server's rows, written out in float64."""
-    data = dataset()
-    scores = data.features[ROWS].double() @ flat[:12].view(3, 4).T + flat[12:]
-    return functional.cross_entropy(scores, data.labels[ROWS])
+    """The mean cross entropy on the server's rows, in float64."""
+    return functional.cross_entropy(outputs_of(flat.double(), slice(50, 60)), dataset().labels[50:])
 
 
 def test_slopes_are_those_of_finite_differences() -> None:
@@ -285,23 +288,6 @@ def test_slopes_are_those_of_finite_differences() -> None:
         expected = torch.stack([(loss_of(model + step) - loss_of(model - step)) / 2e-6 for step in steps])
         # Float32 slopes against differences in float64 that are exact to about 1e-9.
         assert torch.allclose(gradient.double(), expected, atol=1e-5)
-
-
-def test_the_server_alone_takes_plain_steps_on_its_own_rows() -> None:
-    server = SimulationServer(make())
-    start = server.initial(0)
-    data, flat = dataset(), start.clone()
-    order = torch.as_tensor(orders(0, 3, ["server"], 10, TrainingSettings(batch_size=2, epochs=2))[0])
-    for batch in order.flatten().split(2):
-        flat.requires_grad_()
-        scores = data.features[ROWS][batch] @ flat[:12].view(3, 4).T + flat[12:]
-        (slope,) = torch.autograd.grad(functional.cross_entropy(scores, data.labels[ROWS][batch]), flat)
-        flat = (flat - 0.1 * slope).detach()
-    found = server.train(0, 3, start)
-    # Float32 sums in another order.
-    assert torch.allclose(found, flat, atol=1e-5)
-    assert torch.equal(found, server.train(0, 3, start))
-    assert not torch.equal(found, server.train(0, 4, start))
 
 
 ROOT = Path(__file__).resolve().parents[3]
