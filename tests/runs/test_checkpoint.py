@@ -1,34 +1,54 @@
-"""States to tensors and JSON and back, and files that are there whole or not at all."""
+"""Checkpoints and kept updates: tensors and states come back whole, and few bytes are written for them."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sqlite3
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.runs.records import federation, record, state
+from safetensors.torch import save, save_file
+from tests.kit import assert_refused
+from tests.runs.records import federation, record, state, updates
 
 from steelyard.errors import UserError
-from steelyard.messages import LossState
+from steelyard.experiment.loading import build
+from steelyard.experiment.running import run
+from steelyard.messages import LossState, Updates
 from steelyard.rounds.state import RoundState
 from steelyard.runs import checkpoint, tensor_files
+from steelyard.runs.kept_updates import keep_round, kept_rounds, path_of_round, read_round
 from steelyard.runs.opening import connect
+from steelyard.runs.reader import History
 from steelyard.runs.store import Store
+from steelyard.runs.tensor_files import FOLDER, TensorFiles, load_all, metadata_of, read_content, read_tensors
+from steelyard.update_payloads import DenseModels
 from steelyard.weighing.priorities import OrderState
 
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
+
+
 NAMES = st.text(min_size=1, max_size=12)
+
+
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | NUMBERS | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
     max_leaves=6,
 )
+
+
 TENSORS = st.lists(st.floats(width=32), max_size=6).map(lambda values: torch.tensor(values, dtype=torch.float32))
+
+
 LOSSES = st.builds(
     LossState,
     name=st.sampled_from(["auto", "barron", "cross-entropy"]),
@@ -36,6 +56,8 @@ LOSSES = st.builds(
     shape=st.none() | NUMBERS,
     scale=st.none() | NUMBERS,
 )
+
+
 ORDERS = st.builds(
     OrderState,
     order=st.permutations(range(4)).map(tuple),
@@ -43,6 +65,8 @@ ORDERS = st.builds(
     testing_rounds=st.integers(0, 10**6),
     memory=st.dictionaries(NAMES, PLAIN, max_size=3),
 )
+
+
 STATES = st.builds(
     RoundState,
     round=st.integers(0, 10**6),
@@ -59,6 +83,7 @@ def same_bits(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
     return torch.equal(ours.view(torch.int32), theirs.view(torch.int32))
 
 
+@settings(max_examples=30)
 @given(st.dictionaries(NAMES, STATES, max_size=3), st.dictionaries(NAMES, TENSORS, max_size=3))
 def test_unpack_is_the_inverse_of_pack(states: dict[str, RoundState], kept: dict[str, torch.Tensor]) -> None:
     tensors, text = checkpoint.pack(states, kept)
@@ -73,6 +98,7 @@ def test_unpack_is_the_inverse_of_pack(states: dict[str, RoundState], kept: dict
     assert all(back[name] is kept[name] for name in kept)
 
 
+@settings(max_examples=30)
 @given(st.dictionaries(NAMES, TENSORS, max_size=3))
 def test_tensors_come_back_from_a_file_to_the_last_bit(
     tmp_path_factory: pytest.TempPathFactory, tensors: dict[str, torch.Tensor]
@@ -118,14 +144,11 @@ def test_a_file_is_replaced_whole_and_leaves_no_draft(tmp_path: Path, monkeypatc
 def test_a_damaged_file_is_named(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "x.safetensors"
     tensor_files.write_tensors(path, {"a": torch.zeros(100)})
-    if damage == "cut":
-        path.write_bytes(path.read_bytes()[:-8])
-    elif damage == "text":
-        path.write_text("no tensors here")
-    else:
+    if damage == "missing":
         path.unlink()
-    with pytest.raises(UserError, match=r"x\.safetensors: not a readable checkpoint: \S"):
-        tensor_files.read_tensors(path)
+    else:
+        path.write_bytes(path.read_bytes()[:-8] if damage == "cut" else b"no tensors here")
+    assert_refused(partial(tensor_files.read_tensors, path), path, "not a readable checkpoint: ")
 
 
 def test_models_and_what_clients_keep_stand_apart(tmp_path: Path) -> None:
@@ -166,29 +189,284 @@ def test_states_without_their_models_keep_all_else() -> None:
     assert whole.parameters.tolist() == [1.0, 2.0]
 
 
+LONG = 1000
+"""Numbers in a vector."""
+
+
+def vectors(count: int, value: float = 0.0) -> dict[str, torch.Tensor]:
+    return {f"clients/{index:03d}": torch.full((LONG,), value + index) for index in range(count)}
+
+
+def back(folder: Path, file: str) -> dict[str, torch.Tensor]:
+    return dict(load_all(folder, file, (folder / FOLDER / file).read_bytes()).tensors)
+
+
+def name(round: int) -> str:
+    return f"round-{round:06d}.safetensors"
+
+
+def table(folder: Path, file: str) -> dict[str, Any]:
+    content = (folder / FOLDER / file).read_bytes()
+    head = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    return json.loads(head.get("__metadata__", {}).get("older", "{}"))
+
+
+def test_only_what_was_replaced_is_written(tmp_path: Path) -> None:
+    writer, held = TensorFiles(tmp_path), {"models/a": torch.zeros(LONG), **vectors(20)}
+    whole = len(writer.write(name(1), held))
+    held |= {"models/a": torch.ones(LONG), "clients/003": torch.full((LONG,), 0.5)}
+    part = len(writer.write(name(2), held))
+    assert whole > 21 * 4 * LONG
+    assert 2 * 4 * LONG < part < 3 * 4 * LONG + 1000
+    found = back(tmp_path, name(2))
+    assert found.keys() == held.keys()
+    assert all(torch.equal(found[key], held[key]) for key in held)
+    assert writer.needed(name(2)) == {name(1)}
+    assert "clients/003" not in table(tmp_path, name(2))[name(1)]["keys"]
+
+
+def test_models_and_tensors_that_were_written_into_are_written_again(tmp_path: Path) -> None:
+    writer, held = TensorFiles(tmp_path), {"models/a": torch.zeros(2), **vectors(8)}
+    writer.write(name(1), held)
+    held["clients/001"][0] = 7.0  # against the promise, and seen all the same
+    writer.write(name(2), held)
+    own = tensor_files.read_tensors(tmp_path / FOLDER / name(2))
+    assert own.keys() == {"models/a", "clients/001"}
+    assert back(tmp_path, name(2))["clients/001"][0] == 7.0
+
+
+def test_a_quarter_of_the_clients_tensors_is_enough_for_a_file_to_stay(tmp_path: Path) -> None:
+    """Models count nothing: they are written each time."""
+    for count, stays in ((4, True), (5, False)):
+        folder = tmp_path / str(count)
+        writer, held = TensorFiles(folder), {"models/a": torch.zeros(9 * LONG), **vectors(count)}
+        writer.write(name(1), held)
+        held |= {key: torch.ones(LONG) for key in vectors(count - 1)}
+        writer.write(name(2), held)
+        assert writer.needed(name(2)) == ({name(1)} if stays else set())
+        own = set(tensor_files.read_tensors(folder / FOLDER / name(2)))
+        assert (f"clients/{count - 1:03d}" in own) is not stays
+
+
+def test_of_too_many_files_the_fullest_half_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensor_files, "MOST_FILES", 4)
+    writer, held = TensorFiles(tmp_path), dict[str, torch.Tensor]()
+    for round, count in enumerate((3, 5, 2, 4, 1), 1):
+        held |= {f"clients/{round}.{index}": torch.ones(LONG) for index in range(count)}
+        writer.write(name(round), held)
+        # Four at most; each file names all that came before it.
+        assert writer.needed(name(round)) == {name(older) for older in range(1, round)}
+    writer.write(name(6), held)
+    assert writer.needed(name(6)) == {name(2), name(4)}
+    found = back(tmp_path, name(6))
+    assert all(torch.equal(found[key], held[key]) for key in held)
+
+
+ELSEWHERE = json.dumps({"../x": {"sha256": "0" * 64, "keys": []}})
+STEPS = st.lists(
+    st.tuples(st.sets(st.integers(0, 9)), st.sets(st.integers(0, 9), max_size=2), st.booleans()), max_size=12
+)
+
+
+@settings(max_examples=40)  # each writes and reads up to a dozen files
+@given(STEPS)
+def test_any_course_of_changes_and_resumes_comes_back_to_the_bit(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[set[int], set[int], bool]]
+) -> None:
+    folder = tmp_path_factory.mktemp("run")
+    writer, held = TensorFiles(folder), {f"clients/{index}": torch.rand(50) for index in range(10)}
+    for round, (replaced, dropped, resumed) in enumerate(steps):
+        held |= {f"clients/{index}": torch.rand(50) for index in replaced}
+        held = {key: tensor for key, tensor in held.items() if int(key[8:]) not in dropped}
+        given = {"models/a": torch.rand(5), **held}
+        writer.write(name(round), given)
+        loaded = load_all(folder, name(round), (folder / FOLDER / name(round)).read_bytes())
+        assert loaded.tensors.keys() == given.keys()
+        assert all(torch.equal(loaded.tensors[key], given[key]) for key in given)
+        needed = writer.needed(name(round))
+        assert needed == TensorFiles(folder).needed(name(round))
+        if resumed:
+            writer = TensorFiles(folder)
+            writer.start_from(loaded)
+            held = {key: tensor for key, tensor in loaded.tensors.items() if key.startswith("clients/")}
+        for path in (folder / FOLDER).iterdir():
+            if path.name not in needed | {name(round)}:
+                path.unlink()
+
+
 @pytest.mark.parametrize(
-    ("text", "reason"),
+    "older", ['{"../x": {"sha256": "", "keys": []}}', '{"run.sqlite": 1}', "[", "7", '{"a": {}}', ELSEWHERE]
+)
+def test_a_table_that_leads_elsewhere_is_refused(tmp_path: Path, older: str) -> None:
+    content = save({"models/a": torch.zeros(2)}, {"older": older})
+    with pytest.raises(UserError, match=r"is no name of a checkpoint|table of older files is damaged") as found:
+        load_all(tmp_path, name(1), content)
+    assert older != ELSEWHERE or "is no name of a checkpoint" in str(found.value)
+
+
+def test_an_older_file_that_was_changed_or_is_a_link_is_named(tmp_path: Path) -> None:
+    (tmp_path / "run.sqlite").touch()  # marks a run's folder: below it no link is followed
+    writer, held = TensorFiles(tmp_path), vectors(8)
+    writer.write(name(1), held)
+    content = writer.write(name(2), held | {"models/a": torch.zeros(2)})
+    first = tmp_path / FOLDER / name(1)
+    whole = first.read_bytes()
+    first.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(UserError, match=r"round-000001\.safetensors: not the checkpoint that was written"):
+        load_all(tmp_path, name(2), content)
+    loaded = load_all(tmp_path, name(2), content, strict=False)
+    assert (len(loaded.tensors), loaded.file) == (9, name(2))
+    first.write_bytes(b"no tensors")
+    with pytest.raises(UserError, match=r"round-000001\.safetensors"):
+        load_all(tmp_path, name(2), content, strict=False)
+    first.unlink()
+    (tmp_path / "elsewhere").write_bytes(whole)
+    first.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match="is a link"):
+        load_all(tmp_path, name(2), content)
+
+
+def scaffold(rounds: int) -> dict[str, Any]:
+    return {
+        "name": "scaffold",
+        "seed": 3,
+        "data": {"source": "digits"},
+        "partition": {"scheme": "iid", "clients": 100},
+        "model": {"name": "mlp", "hidden": [32]},
+        "training": {"epochs": 1, "batch_size": 50, "learning_rate": 0.1},
+        "rounds": {"count": rounds, "fraction": 0.1},
+        "weighing": {"criteria": ["DS"]},
+        "algorithm": {"name": "scaffold"},
+    }
+
+
+def test_a_checkpoint_of_scaffold_writes_the_cohort_and_not_all_clients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    write = tensor_files.write_tensors
+
+    def counted(path: Path, tensors: Any, *rest: Any) -> bytes:
+        sizes.append(sum(tensor.nbytes for tensor in tensors.values()))
+        return write(path, tensors, *rest)
+
+    monkeypatch.setattr(tensor_files, "write_tensors", counted)
+    folder = run(build(scaffold(30)), out=tmp_path / "run")
+    states, kept = History(folder).last_checkpoint()
+    vector = next(iter(states.values())).parameters.nbytes
+    assert len(kept) > 90  # nearly all clients were asked once
+    later = [size / vector for size in sizes[20:-1]]
+    # Ten clients, the model, the server's vector, and now and then what an emptied file gives up.
+    assert min(later) == pytest.approx(12, abs=0.01)
+    assert sum(later) / len(later) < 20
+    assert max(later) < 40
+    assert sizes[-1] / vector == pytest.approx(len(kept) + 2)  # the last one is whole
+    assert [path.name for path in (folder / FOLDER).iterdir()] == [name(30)]
+
+
+MODELS = torch.tensor([[1.0, 1 / 3], [-2.0, 1e-30]])
+
+
+WHOLE: dict[str, Any] = {
+    "payload": DenseModels(MODELS, ((0, 1),)),
+    "bytes_sent": np.array([8, 16]),
+    "steps": np.array([5, 7]),
+    "first_losses": np.array([1.5, np.nan]),
+    "label_counts": np.array([[2, 1], [0, 1]]),
+    "vectors": {"control": torch.tensor([[0.1, 0.2], [0.3, 0.4]])},
+    "listening": np.array([[0.25, 0.75], [1.0, 0.0]]),
+    "late": {"d": 0.5},
+    "simulated": 12.5,
+}
+
+
+def kept(folder: Path, *all_updates: Updates, keep_as: Any = "float32", round: int = 3) -> dict[str, Updates]:
+    records = [record(each.federation, round, updates=each) for each in all_updates]
+    states = {each.federation: state(round, 1 / 3, -float(place)) for place, each in enumerate(all_updates)}
+    keep_round(folder, round, records, states, keep_as)
+    found = read_round(folder, round)
+    # The models that the round ended with are never rounded.
+    assert {name: model.tolist() for name, model in found.models.items()} == {
+        name: ended.parameters.tolist() for name, ended in states.items()
+    }
+    return dict(found.updates)
+
+
+def assert_same(one: Updates, other: Updates) -> None:
+    for field in dataclasses.fields(Updates):
+        before, after = getattr(one, field.name), getattr(other, field.name)
+        if isinstance(before, np.ndarray):
+            assert isinstance(after, np.ndarray), field.name
+            assert after.dtype == before.dtype, field.name
+            np.testing.assert_array_equal(after, before)
+        elif field.name == "criteria":
+            assert list(after) == list(before)
+            for name, values in before.items():
+                np.testing.assert_array_equal(after[name], values)
+        elif field.name == "vectors":
+            assert list(after) == list(before)
+            assert all(torch.equal(after[name], sent) for name, sent in before.items())
+        elif field.name == "payload":
+            assert torch.equal(after.models, before.models)
+            assert after.models.dtype == torch.float32
+            assert after.frozen == before.frozen
+        else:
+            assert after == before, field.name
+
+
+def test_everything_that_the_server_was_given_comes_back(tmp_path: Path):
+    plain = updates("DS>LD", 3)
+    whole = updates("LD>DS", 3, **WHOLE)
+    found = kept(tmp_path, plain, whole)
+    assert list(found) == ["DS>LD", "LD>DS"]
+    assert_same(plain, found["DS>LD"])
+    assert_same(whole, found["LD>DS"])
+
+
+def test_each_federation_has_its_own_vectors(tmp_path: Path):
+    """Names of federations may hold the sign that parts the names of tensors."""
+    one = updates("a/max", 3, vectors={"control": torch.ones(2, 2)})
+    other = updates("b/a/max", 3, vectors={"control": torch.zeros(2, 2), "more": torch.ones(2, 1)})
+    found = kept(tmp_path, one, other)
+    assert_same(one, found["a/max"])
+    assert_same(other, found["b/a/max"])
+
+
+def test_rounded_models_are_float32_again_and_nothing_else_is_rounded(tmp_path: Path):
+    whole = updates("DS>LD", 3, **WHOLE)
+    found = kept(tmp_path, whole, keep_as="bfloat16")["DS>LD"]
+    assert_same(dataclasses.replace(whole, payload=DenseModels(MODELS.to(torch.bfloat16).float(), ((0, 1),))), found)
+    held = read_tensors(path_of_round(tmp_path, 3))
+    assert held["models/DS>LD"].dtype == torch.bfloat16
+
+
+def test_whether_a_folder_keeps_updates(tmp_path: Path):
+    assert not kept_rounds(tmp_path)
+    path_of_round(tmp_path, 1).parent.mkdir()
+    (path_of_round(tmp_path, 1).parent / "notes.txt").touch()
+    assert not kept_rounds(tmp_path)
+    gone = [record("gone", 1, updates=None), record("DS>LD", 1)]
+    keep_round(tmp_path, 1, gone, {"gone": state(1, 5.0), "DS>LD": state(1)}, "float32")
+    found = read_round(tmp_path, 1)
+    assert (list(found.updates), found.models["gone"].tolist()) == (["DS>LD"], [5.0])
+    assert kept_rounds(tmp_path)
+    assert path_of_round(tmp_path, 3) == tmp_path / "updates" / "round-000003.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("tensors", "about", "words"),
     [
-        ('{"DS>LD": {"round": 1}}', "DS>LD.loss: Field required"),
-        ("{}garbage", "Extra data: line 1 column 3 (char 2)"),
-        ("[" * 100_000, "nested too deeply"),
-        ('{"other": %s}', "no model of 'other'"),
+        *(({"models/DS>LD": torch.zeros(shape)}, None, "no updates of DS>LD") for shape in ((2,), (3, 2), (2, 1, 1))),
+        ({"models/other": torch.zeros(2, 2)}, None, "no updates of DS>LD"),
+        (None, {"other": "{}"}, "not the updates that a run kept"),
     ],
 )
-def test_states_that_cannot_be_read_are_named_with_the_reason(tmp_path: Path, text: str, reason: str) -> None:
-    store = Store(tmp_path)
-    store.register([federation()])
-    store.commit(1, [record(round=1)], {"DS>LD": state(1, 3.0)}, dict, last=False)
-    store.close()
-    with sqlite3.connect(tmp_path / "run.sqlite") as writer:
-        ((file, states),) = writer.execute("SELECT file, states FROM checkpoints").fetchall()
-        text = text.replace("%s", json.dumps(json.loads(states)["DS>LD"]))
-        path = tmp_path / tensor_files.FOLDER / file
-        wanted = checkpoint.checksum(path.read_bytes(), text)
-        writer.execute("UPDATE checkpoints SET states = ?, checksum = ?", (text, wanted))
-    writer.close()
-    connection = connect(tmp_path, write=False)
-    with pytest.raises(UserError) as found:
-        checkpoint.last_checkpoint(connection, tmp_path)
-    connection.close()
-    assert str(found.value) == f"{path}: the states that belong to it cannot be read: {reason}"
+def test_a_file_of_updates_that_is_another_is_refused(
+    tmp_path: Path, tensors: dict[str, torch.Tensor] | None, about: dict[str, str] | None, words: str
+):
+    kept(tmp_path, updates(round=3))
+    path = path_of_round(tmp_path, 3)
+    metadata = metadata_of(read_content(path))
+    held = {name: each.clone() for name, each in read_tensors(path).items()}
+    save_file(held if tensors is None else tensors, path, metadata=about or metadata)
+    assert_refused(partial(read_round, tmp_path, 3), path, words, "allowed: the file as it was written")

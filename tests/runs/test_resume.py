@@ -10,7 +10,6 @@ import json
 import signal
 import sqlite3
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import numpy as np
 import pytest
 import tomli_w
 import torch
+from tests.kit import changed
 from tests.runs.commands import steelyard
 from tests.runs.contents import assert_same_bits, checkpoint, last_round, query, rows
 from tests.runs.signed_runs import a_key
@@ -43,15 +43,13 @@ SERVER = {"server": "fraction", "server_report": "apart"}
 CRITERIA = {"criteria": ["DS", "LD", "MD"]}
 
 
-def described(flaws: Sequence[dict[str, Any]] = (), **sections: dict[str, Any]) -> dict[str, Any]:
+def described(**sections: Any) -> dict[str, Any]:
     """The small experiment with some fields of its sections changed."""
-    changed = {name: {**LEARNING.get(name, {}), **fields} for name, fields in sections.items()}
-    return {**LEARNING, **({"flaws": list(flaws)} if flaws else {}), **changed}
+    return changed(LEARNING, **sections)
 
 
 CASES: dict[str, dict[str, Any]] = {
-    "a fixed rule": described(),
-    "seldom tested, seldom written": described(rounds={"evaluate_every": 2}, store={"clients_every": 2}),
+    "a fixed rule, seldom tested and written": described(rounds={"evaluate_every": 2}, store={"clients_every": 2}),
     "adafed": described(
         partition=SERVER, weighing={"criteria": ["VP"], "priority": None, "when_zero": "keep", "loss": {}}
     ),
@@ -67,9 +65,11 @@ CASES: dict[str, dict[str, Any]] = {
             "loss": {"adapt": "barron", "scale": 300.0, "adapt_scale": True},
         },
     ),
-    "online": described(weighing={"adjust": {"strategy": "online"}}, training={"learning_rate": 1.5}),
     "a budget": described(weighing={"adjust": {"strategy": "greedy", "budget": 22}}),
     "bandit": described(weighing={"adjust": {"strategy": "bandit"}}),
+    "what clients keep of scaffold": described(
+        algorithm={"name": "scaffold"}, weighing={"criteria": ["DS"], "priority": None}
+    ),
     "clients that train on from their own models": described(
         flaws=[{"kind": "own-model", "clients": ["client-001", "client-004"]}], rounds={"fraction": 1.0}
     ),
@@ -138,7 +138,7 @@ def test_learning(tmp_path: Path, case: str) -> None:
         # The loss has adapted: its state is not the first round's any more.
         losses = [json.loads(loss) for (loss,) in query(whole, "SELECT loss FROM rounds ORDER BY round")]
         assert losses[1] != losses[EVERY] != losses[-1]
-    if case in ("online", "a budget", "bandit"):
+    if case in ("a budget", "bandit"):
         tests = [count for (count,) in query(whole, "SELECT tests FROM rounds ORDER BY round")]
         assert sum(tests[: EVERY + 1]) > 0
         assert state["orders"]["testing_rounds"] == sum(tests)
@@ -153,6 +153,8 @@ def test_learning(tmp_path: Path, case: str) -> None:
     elif case == "clients that start from models of earlier rounds":
         # Sent out in the last round and the two before, which is as far back as the stale client looks.
         assert sorted((kind, round) for kind, _, round in kept) == [("global", ROUNDS - back) for back in (2, 1, 0)]
+    elif case == "what clients keep of scaffold":
+        assert len(kept) == 6
     else:
         assert kept == []
 
