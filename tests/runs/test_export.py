@@ -7,6 +7,7 @@ import io
 import json
 import math
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.kit import assert_refused
 from tests.runs.records import federation, record, state
 
 from steelyard.errors import UserError, printable
@@ -73,24 +75,6 @@ def test_json_files_are_lists_of_rows_with_15_digits(run: Path, tmp_path: Path) 
     assert clients[0]["raw_DS"] == 3.0
 
 
-def test_files_are_written_again(run: Path) -> None:
-    written = export_run(run, "csv")
-    written[0].write_text("edited")
-    with pytest.raises(UserError, match=r"federations\.csv: exists already; allowed: another --out, or --force"):
-        export_run(run, "csv")
-    assert written[0].read_text() == "edited"
-    assert export_run(run, "csv", force=True) == written
-    assert written[0].read_text() != "edited"
-
-
-def test_a_folder_that_cannot_be_made_is_named(run: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(
-        UserError, match=r"^--out: .*file/x cannot be made: Not a directory; allowed: a writable folder"
-    ):
-        export_run(run, "csv", tmp_path / "file" / "x")
-
-
 ODD = st.text(st.sampled_from('a,"\n\r ü;'), max_size=6)
 
 
@@ -128,15 +112,20 @@ def test_no_text_of_a_csv_is_a_formula(text: str) -> None:
     ]
 
 
-def test_a_csv_that_is_shown_in_a_terminal_does_nothing_to_it() -> None:
-    frame = pd.DataFrame({"client": ["\x1b[2J\x9b31m\u202ea"]})
-    assert b"".join(csv_lines(frame)).decode() == "client\n\\x1b[2J\\x9b31m\\u202ea\n"
+def test_files_are_written_again_only_where_that_is_asked_for(run: Path, tmp_path: Path) -> None:
+    written = export_run(run, "csv")
+    written[0].write_text("edited")
+    assert_refused(partial(export_run, run, "csv"), "federations.csv: exists already", "another --out, or --force")
+    assert written[0].read_text() == "edited"
+    assert export_run(run, "csv", force=True) == written
+    assert written[0].read_text() != "edited"
+    (tmp_path / "file").write_text("")
+    words = ("--out: ", "file/x cannot be made: Not a directory", "a writable folder")
+    assert_refused(partial(export_run, run, "csv", tmp_path / "file" / "x"), *words)
 
 
-def test_a_plain_text_stays_as_it_is() -> None:
+def test_only_what_needs_quotes_or_marks_has_them() -> None:
+    frame = pd.DataFrame({"X": ["X", "a,b", 'say "x"', None, "\x1b[2J\x9b31m\u202ea"]})
+    expected = ["X", "X", '"a,b"', '"say ""x"""', "", "\\x1b[2J\\x9b31m\\u202ea"]
+    assert b"".join(csv_lines(frame)).decode().splitlines() == expected
     assert [no_formula(text) for text in ("a=b", "", "ü-1", " a", "1-2")] == ["a=b", "", "ü-1", " a", "1-2"]
-
-
-def test_only_what_needs_quotes_has_them() -> None:
-    frame = pd.DataFrame({"X": ["X", "a,b", 'say "x"', None]})
-    assert b"".join(csv_lines(frame)).decode().splitlines() == ["X", "X", '"a,b"', '"say ""x"""', ""]

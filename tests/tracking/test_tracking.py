@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.conftest import CommandLine
+from tests.kit import assert_refused, small
 from tests.runs.records import record, state
 
-from steelyard import Experiment, History, UserError, resume
+from steelyard import Experiment, History, resume
 from steelyard.tracking.recording import Tracked, figures_of
 from steelyard.tracking.settings import TrackingSettings
 from steelyard.tracking.trackers import flat
@@ -51,11 +51,8 @@ def package(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Call]]:
     return make
 
 
-def quick(to: str, rounds: int = 2) -> Experiment:
-    changes = [f"rounds.count={rounds}", f"tracking.to={to}", "tracking.project=scales", "beside={}"]
-    loaded = Experiment.load("quickstart", changes)
-    assert isinstance(loaded, Experiment)
-    return loaded
+def quick(to: str) -> Experiment:
+    return small(tracking={"to": to, "project": "scales"})
 
 
 def logged(told: list[Call], word: str) -> list[tuple[int, Mapping[str, float]]]:
@@ -72,10 +69,10 @@ def test_every_round_is_told_and_a_resume_goes_on(
     seen = logged(told, word)
     assert [step for step, _ in seen] == [0, 1, 2]
     for (_, figures), accuracy in zip(seen, rounds["accuracy"], strict=True):
-        assert figures["VP_LD_DS_max/accuracy"] == accuracy
+        assert figures["DS/accuracy"] == accuracy
     weights = result.history.clients.groupby("round")["weight"].max()
-    assert seen[2][1]["VP_LD_DS_max/largest_weight"] == weights[2]
-    assert seen[2][1]["VP_LD_DS_max/answered"] == 10
+    assert seen[2][1]["DS/largest_weight"] == weights[2]
+    assert seen[2][1]["DS/answered"] == 6
     assert told[-1][0] in ("finish", "end_run")
     assert told[-1][2] in ({}, {"exit_code": 0}, {"status": "FINISHED"})
     known = History(tmp_path / "one").info["tracked_as"]
@@ -122,14 +119,10 @@ def test_a_failing_tracker_is_told_once_and_the_run_goes_on(
     assert [word for word, _, _ in told].count(fails_at) == 1
 
 
-def test_a_missing_package_is_one_line_before_any_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steelyard: CommandLine
-) -> None:
+def test_a_missing_package_is_one_line_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "trackio", None)
-    with pytest.raises(
-        UserError, match=r"tracking.to: got 'trackio', and the package trackio is not installed.*steelyard\[trackio\]"
-    ):
-        quick("trackio").run(tmp_path / "one")
+    words = ("tracking.to: got 'trackio'", "not installed", "steelyard[trackio]")
+    assert_refused(lambda: quick("trackio").run(tmp_path / "one"), *words)
     assert not (tmp_path / "one").exists()
 
 
