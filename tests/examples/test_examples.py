@@ -93,11 +93,12 @@ def test_every_example_is_in_the_gallery_with_its_picture() -> None:
         assert not [cell for cell in cells if cell.get("outputs") or cell.get("execution_count")], path.name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "said", "made"),
     [
         ("first_steps", "Use VP>CARE>DS: accuracy is ", "compared.html"),
-        pytest.param("hospitals", "fedavg", "record.html", marks=pytest.mark.slow),
+        ("hospitals", "fedavg", "record.html"),
     ],
 )
 def test_the_cells_of_a_notebook_run_in_their_order(name: str, said: str, made: str, tmp_path: Path) -> None:

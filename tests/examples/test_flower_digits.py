@@ -59,6 +59,7 @@ def accuracy(output: str) -> float:
     return float(line.split("accuracy ")[1].split("%")[0]) / 100
 
 
+@pytest.mark.slow
 def test_fedavg_fails_and_weighing_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

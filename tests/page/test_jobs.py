@@ -120,11 +120,10 @@ def test_only_the_recorded_process_is_stopped(tmp_path: Path) -> None:
         run = Written(tmp_path / "a")
         run.store.note(writer=f'{{"host": "{me.host}", "pid": {other.pid}, "started": "at another time"}}')
         with serving(tmp_path) as page:
-            problem = page.post("/api/stop", {"run": "a"}).json()["problem"]
-            assert "is killed" in problem
+            assert "is killed" in page.post("/api/stop", {"run": "a"}).json()["problem"]
             run.end()
-            assert "is finished" in page.post("/api/stop", {"run": "a"}).json()["problem"]
-            assert "is finished" in page.post("/api/resume", {"run": "a"}).json()["problem"]
+            for verb in ("stop", "resume"):
+                assert "is finished" in page.post(f"/api/{verb}", {"run": "a"}).json()["problem"]
         assert other.poll() is None
     finally:
         other.kill()
@@ -157,8 +156,6 @@ def test_watch_serves_and_ends(tmp_path: Path) -> None:
         found = re.search(r"(http://127\.0\.0\.1:\d+/)\?token=(\S{43})$", process.stdout.readline())
         assert found is not None
         url, token = found.groups()
-        for path in ("", "api/runs", "assets/vega.js", "api/events"):
-            assert httpx.get(f"{url}{path}", timeout=30, verify=False).status_code == 401
         with httpx.Client(timeout=60, follow_redirects=True, verify=False) as browser:
             assert browser.get(found[0]).url == url
             assert [run["name"] for run in browser.get(f"{url}api/runs").json()] == ["one"]

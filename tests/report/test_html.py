@@ -19,6 +19,7 @@ from tests.report.made_run import RULES, make_run, shared_run
 from steelyard.api import Experiment
 from steelyard.recommend import run_data
 from steelyard.report import figures
+from steelyard.report.contents import contents
 from steelyard.report.headline import headline
 from steelyard.report.html import embedded, html, write_report
 from steelyard.report.recommender_section import recommended
@@ -122,7 +123,7 @@ def test_several_runs_in_one_report(run: Path, tmp_path: Path) -> None:
     assert view.labels == [f"{of} · {rule}" for of in (name, "other") for rule in RULES]
     (curves,) = figures.spec(figures.draw(view, "accuracy"))["datasets"].values()
     assert [row["rule"] for row in curves] == view.labels
-    assert "other · fedavg" in data_of(html(view))["parts"]["weights"]
+    assert "other · fedavg" in contents(view)["parts"]["weights"]
 
 
 def test_the_command(command: CommandLine, refused: Callable[..., str], tmp_path: Path) -> None:
