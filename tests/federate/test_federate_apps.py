@@ -230,10 +230,8 @@ class TestAsSimulated:
         assert ours == pytest.approx(theirs, rel=1e-3)
         assert 0 < ours["product_error"] < ours["factor_error"]
 
-    @pytest.mark.parametrize("of", ["masks", "labels"])
-    def test_masks_and_several_labels(self, of: str, tmp_path: Path) -> None:
-        sections = masks() if of == "masks" else labels(tmp_path)
-        here, there, _ = both(tmp_path, described(**sections, rounds={"count": 1, "fraction": 0.5}))
+    def test_several_labels(self, tmp_path: Path) -> None:
+        here, there, _ = both(tmp_path, described(**labels(tmp_path), rounds={"count": 1, "fraction": 0.5}))
         assert here.clients["client"].tolist() == there.clients["client"].tolist()
         np.testing.assert_allclose(here.clients["weight"], there.clients["weight"], rtol=1e-5)
         assert here.clients["weight"].nunique() > 2  # What the clients' tests say counts in the weights.
@@ -256,17 +254,6 @@ class Adapted(nn.Module):
         x = x.flatten(1)
         return self.head((self.base(x) + self.lora_B(self.lora_A(x))).tanh())
 """
-
-
-def masks() -> dict[str, Any]:
-    """Strokes of digits, for a small network, with the loss whose mean is over images and not over pixels."""
-    return {
-        "data": {"source": "digit-masks"},
-        "partition": {"scheme": "iid", "server": "fraction", "server_fraction": 0.9},
-        "model": {"name": "unet", "arguments": {"wide": 4, "depth": 1}},
-        "training": {"loss": "dice"},
-        "weighing": {"criteria": ["DS", "VM"], "priority": "VM>DS"},
-    }
 
 
 def labels(folder: Path) -> dict[str, Any]:

@@ -351,31 +351,6 @@ def came_back(folder: Path, client: str, after: int) -> bool:
     return any(why is None for round, why in failures(folder, client).items() if round > after)
 
 
-def children(pid: int) -> list[int]:
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
-
-
-@pytest.mark.slow
-def test_a_worker_that_is_killed_costs_its_message_alone(tmp_path: Path) -> None:
-    """What does a node's work, and what starts it, are killed from outside, as by a machine that is out of memory."""
-    described, folder = experiment(2, timeout=60.0, partition={"clients": 2}, rounds=FOR_LONG), tmp_path / "run"
-    with started(folder, described, Launch(2), apart=True) as federation:
-        federation.submit()
-        for whole in (False, True, False, True):
-            at = last_round(folder) + 2
-            wait_until(lambda at=at: last_round(folder) >= at, 120, "no round")
-            (starter,) = children(federation.nodes[1].pid)
-            for victim in [starter] if whole else children(starter):
-                os.kill(victim, signal.SIGKILL)
-            at = last_round(folder) + 1
-            wait_until(lambda at=at: came_back(folder, "client-001", at), 120, "it never came back")
-    assert set(failures(folder, "client-000").values()) == {None}
-    missed = [why for why in failures(folder, "client-001").values() if why is not None]
-    assert len(missed) <= 4  # One message each, or none where it was killed between two.
-    assert set(missed) <= {"its ClientApp died"}
-
-
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Generator[Path]:
     """A disk of 24 MB of its own; needs the right to mount one."""

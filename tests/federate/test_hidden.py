@@ -16,7 +16,7 @@ from tests.federate.small_experiment import described, federated, grid_of, weigh
 from tests.kit import assert_refused, changed, named
 
 from steelyard.clients.flower import tasks, wire
-from steelyard.clients.flower.forms import TRAIN, LossForm, TaskForm
+from steelyard.clients.flower.forms import TRAIN
 from steelyard.clients.flower.hidden_forms import (
     HIDE,
     KEYS,
@@ -394,17 +394,6 @@ def test_another_try_has_nobody_new_and_not_fewer_than_had_to_stay():
     assert {failure.reason for failure in node.said.failures} == {"2 clients in the round; allowed: at least 3"}
 
 
-def test_a_client_says_whose_key_shares_it_cannot_read():
-    node = Node()
-    payload: Any = node.train("one", node.keys("one")).payload
-    spoiled = payload.shares.copy()
-    spoiled[3] = 0  # from d to all
-    spoiled[1, 0] = 0  # from b to a
-    node.hide("one", spoiled, [0.25] * 4)
-    assert node.said.clients == ["d"]
-    assert node.said.unreadable == {"a": ["b", "d"], "b": ["d"], "c": ["d"]}
-
-
 def test_a_client_with_too_much_weight_or_too_large_an_update_withdraws_alone():
     node = Node(steps=STEPS * torch.tensor([[1.0], [1.0], [1.0], [2.0]]))
     updates = node.train("one", node.keys("one"))
@@ -424,30 +413,3 @@ def test_messages_of_another_attempt_or_before_their_time_are_refused():
     assert_taken_back(lambda: node.train("two", keys), "no keys for it")
     assert_taken_back(lambda: node.hide("one", np.zeros((4, 4, 82), np.uint8), [0.25] * 4), "nothing was trained")
     assert_taken_back(lambda: Node().open("one"), "no keys for it")
-
-
-def test_keys_that_are_not_the_node_s_own_make_its_clients_withdraw():
-    node = Node()
-    keys = node.keys("one").copy()
-    keys[2, 0] ^= 1
-    updates = node.train("one", keys)
-    assert {failure.client: failure.reason for failure in updates.failures}["c"] == (
-        "its own keys came back changed, or not at all"
-    )
-
-
-def test_a_task_says_whose_keys_it_brings():
-    loss = LossForm(name="auto")
-    form = TaskForm(
-        run="r",
-        federation="f",
-        seed=0,
-        round=1,
-        clients=["a"],
-        loss=loss,
-        algorithm={"name": "fedavg"},
-        seconds=1.0,
-        cohort=["a", "b"],
-    )
-    content = wire.content(form, {"parameters": np.zeros(2, np.float32)})
-    assert_taken_back(lambda: tasks.read_task(content), "arrays: got parameters; allowed: exactly keys, parameters")

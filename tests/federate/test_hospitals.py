@@ -6,9 +6,7 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
-import threading
 import time
 from collections.abc import Generator
 from pathlib import Path
@@ -370,100 +368,6 @@ def test_what_nodes_send_does_not_pile_up_at_the_server(going: Going):
     before, at = parts(), last_round(going.folder)
     wait_until(lambda: last_round(going.folder) >= at + 12, 240, "no rounds")
     assert parts() < before + 100
-
-
-def test_ports_that_are_taken_and_two_answers_to_one_message(tmp_path: Path):
-    with hospitals(tmp_path) as federation:
-        taken = federation.steelyard("serve", "other", "--tls", "tls", "--listen", f"127.0.0.1:{federation.port}")
-        assert taken.returncode == 2
-        assert taken.stderr.strip().splitlines() == [
-            f"steelyard: --listen: 127.0.0.1:{federation.port} cannot be used: Address already in use; allowed: an "
-            "address of this machine and a free port"
-        ]
-        assert federation.server_process.code is None
-        # A node has no port of its own: two on one machine never get in each other's way. Where something else listens
-        # at the server's address, the node says so.
-        with socket.create_server(("127.0.0.1", 0)) as plain:
-            thread = threading.Thread(target=_greet, args=(plain,), daemon=True)
-            thread.start()
-            text = (tmp_path / "hospital-a.toml").read_text()
-            other = text.replace(str(federation.port), str(plain.getsockname()[1]))
-            (tmp_path / "elsewhere.toml").write_text(other)
-            wrong = federation.steelyard("node", "elsewhere.toml")
-            assert wrong.returncode == 2
-            assert "ca: the server is not the one that it should be" in wrong.stderr
-        federation.stop("hospital-b")
-        (tmp_path / "twice.py").write_text(TWICE)
-        federation.run_script("twice", "twice.py", "hospital-b.toml")
-        done = federation.steelyard("submit", "server", "hospitals.toml", "--out", "runs/twice")
-        assert done.returncode == 0, done.stdout + done.stderr
-        folder = tmp_path / "runs" / "twice"
-        assert set(failures(folder, "hospital-a").values()) == {None}
-        # The SuperLink keeps the first answer alone, be the second in the same request or in one of its own.
-        assert set(failures(folder, "hospital-b").values()) == {None}
-        assert History(folder).untested.empty
-        assert (tmp_path / "twice.log").read_text().count("sent a second answer") >= 8
-
-
-def _greet(listening: socket.socket) -> None:
-    while True:
-        try:
-            link, _ = listening.accept()
-        except OSError:
-            return
-        with link:
-            link.sendall(b"220 mail.example ready\r\n")
-
-
-TWICE = """
-import sys
-from pathlib import Path
-from flwr.proto.fleet_pb2 import PushMessagesRequest
-from flwr.proto.message_pb2 import Message, ObjectTree
-from steelyard.clients.flower.adapter import fleet
-from steelyard.clients.flower.adapter.messages import RAISED, MessageParts, error_parts
-from steelyard.federate import node, node_link
-
-second = {}
-
-class Twice(node_link.NodeLink):
-    def _worked(self, frame, message):
-        first = super()._worked(frame, message)
-        if message.metadata.message_type == "query.introduce":
-            second.clear()
-            return first
-        other = error_parts(message, RAISED, "once more")
-        second.update(messages=[Message.FromString(other.head)], trees=[ObjectTree.FromString(other.tree)])
-        return MessageParts(first.head, first.tree, {**first.parts, **other.parts})
-
-def doubled(messages_list, message_object_trees, **more):
-    return PushMessagesRequest(
-        messages_list=[*messages_list, *second.get("messages", [])],
-        message_object_trees=[*message_object_trees, *second.get("trees", [])],
-        **{**more, "clientapp_runtime_list": [1.0] * (1 + len(second.get("messages", [])))},
-    )
-
-class Again(fleet.FleetHttpClient):
-    def PushMessages(self, request):
-        pushed = super().PushMessages(request)
-        if second:
-            alone = PushMessagesRequest(
-                node=request.node,
-                messages_list=second["messages"],
-                message_object_trees=second["trees"],
-                clientapp_runtime_list=[1.0],
-            )
-            try:
-                print("sent a second answer", super().PushMessages(alone), flush=True)
-            except Exception as error:
-                print("sent a second answer", repr(error), flush=True)
-        return pushed
-
-fleet.FleetHttpClient = Again
-fleet.PushMessagesRequest = doubled
-node.NodeLink = Twice
-node.run_node(Path(sys.argv[1]))
-"""
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from tests.clients.flower.flower_fakes import FakeGrid
 from tests.conftest import CommandLine
 from tests.federate.small_experiment import described, forget, node, weights
+from tests.kit import assert_refused
 
 from steelyard.clients.flower import questions, tasks, wire
 from steelyard.clients.flower.forms import EVALUATE, TRAIN
@@ -91,60 +92,31 @@ def _replaced(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
     [
         (lambda content: b"", "it is empty"),
         (lambda content: content[:-1], "its last line is cut"),
-        (lambda content: content[:-20], "its last line is cut"),
         (lambda content: b"\x00" * 100 + b"\n", "line 1: Invalid JSON"),
         (lambda content: content.split(b"\n", 1)[1], "line 1 is number 2"),
-        (lambda content: b"\n".join(content.split(b"\n")[::2]) + b"\n", "line 2 is number 3"),
         (lambda content: content + content, "line 4 is number 1"),
-        (lambda content: content + b"\n", "line 4: Invalid JSON"),
         (_replaced(b'"noise":2.0', b'"noise":9.0'), "it says epsilon 3.70863"),
-        (_replaced(b'"noise":2.0', b'"noise":-2.0'), "line 1: noise: Input should be greater than or equal to 0.001"),
-        (_replaced(b'"noise":2.0,', b""), "line 1: noise: Field required"),
+        (_replaced(b'"noise":2.0', b'"noise":-2.0'), "line 1: noise: "),
         (_replaced(b"run", b"r\xff\x1bn"), "line 1: "),
-    ],
-)
-def test_a_damaged_ledger_is_refused_and_never_taken_for_an_empty_one(
-    tmp_path: Path, damage: Callable[[bytes], bytes], words: str
-):
-    ledger = filled(tmp_path, 3)
-    broken = damage((tmp_path / FILE).read_bytes())
-    (tmp_path / FILE).write_bytes(broken)
-    for ask_to_train in (
-        ledger.open,
-        ledger.entries,
-        lambda: ledger.check(disclosure()),
-        lambda: ledger.charge(disclosure()),
-    ):
-        with pytest.raises(UserError) as caught:
-            ask_to_train()
-        line = str(caught.value)
-        assert line.startswith(f"node config state: {tmp_path / FILE} is damaged ({words}")
-        assert line.isprintable()
-    assert (tmp_path / FILE).read_bytes() == broken
-
-
-@pytest.mark.parametrize(
-    ("damage", "words"),
-    [
+        # Each of these is a sound ledger by itself: its lines add up to what it says.
         (lambda content: b"".join(content.splitlines(keepends=True)[:2]), "it has "),
         (_replaced(b'"run":"run"', b'"run":"elsewhere"'), "it no longer holds the charges that it held"),
-        (_replaced(b'"clients":1', b'"clients":9'), "it no longer holds the charges that it held"),
+        (None, "it is gone, and its mark is there"),
     ],
 )
-def test_an_older_copy_or_other_lines_are_no_ledger(
-    tmp_path: Path, damage: Callable[[bytes], bytes], words: str
+def test_a_damaged_or_older_ledger_is_refused_and_never_taken_for_an_empty_one(
+    tmp_path: Path, damage: Callable[[bytes], bytes] | None, words: str
 ) -> None:
-    """Each is a sound ledger by itself: its lines add up to what it says."""
-    ledger = filled(tmp_path, 3)
-    whole = (tmp_path / FILE).read_bytes()
-    (tmp_path / FILE).write_bytes(damage(whole))
-    for ask_to_train in (ledger.open, lambda: ledger.check(disclosure()), lambda: ledger.charge(disclosure())):
-        with pytest.raises(UserError, match=rf"ledger\.jsonl is damaged \({words}.* when the last answer left\)"):
-            ask_to_train()
-    (tmp_path / FILE).unlink()
-    with pytest.raises(UserError, match="it is gone, and its mark is there"):
-        ledger.open()
-    (tmp_path / FILE).write_bytes(whole)
+    ledger, file = filled(tmp_path, 3), tmp_path / FILE
+    whole = file.read_bytes()
+    if damage is None:
+        file.unlink()
+    else:
+        file.write_bytes(damage(whole))
+    for ask in (ledger.open, lambda: ledger.check(disclosure()), lambda: ledger.charge(disclosure())):
+        assert_refused(ask, "node config state", f"{FILE} is damaged ({words}")
+    assert damage is None or file.read_bytes() == damage(whole)
+    file.write_bytes(whole)
     assert ledger.charge(disclosure(4)).number == 4
 
 
@@ -158,11 +130,9 @@ def test_a_mark_that_is_gone_or_changed_is_named_and_one_behind_is_an_honest_kil
     assert ledger.charge(disclosure(4)).number == 4
     for content in (b"", b"[]", b'{"bytes": "x", "sha256": 3}'):
         (tmp_path / MARK).write_bytes(content)
-        with pytest.raises(UserError, match=r"damaged \(its mark, ledger\.mark, cannot be read\)"):
-            ledger.open()
+        assert_refused(ledger.open, "damaged (its mark, ledger.mark, cannot be read)")
     (tmp_path / MARK).unlink()
-    with pytest.raises(UserError, match=r"damaged \(its mark, ledger\.mark, is gone\)"):
-        ledger.open()
+    assert_refused(ledger.open, "damaged (its mark, ledger.mark, is gone)")
 
 
 def test_a_ledger_that_cannot_be_kept_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -165,20 +165,6 @@ def test_the_superlink_itself_listens_on_loopback_only(served: Served):
     assert (served.folder.stat().st_mode & 0o777) == 0o700
 
 
-def test_a_key_registered_while_it_serves_comes_in_and_goes_again(served: Served, tmp_path: Path):
-    key, public = make_key(tmp_path / "late")
-    own = private(key)
-    activate = ActivateNodeRequest(public_key=pem(own), heartbeat_interval=30)
-    assert served.post("/v1/fleet/activate-node", activate, own).status_code == 401
-    enter(served.folder / "register.json", Entry("late", read_public_key(public)))
-    deadline = time.monotonic() + 20
-    while served.post("/v1/fleet/activate-node", activate, own).status_code != 200:
-        assert time.monotonic() < deadline, served.lines
-        time.sleep(0.2)
-    remove(served.folder / "register.json", "late")
-    assert served.post("/v1/fleet/activate-node", activate, own).status_code == 401
-
-
 def test_a_call_that_is_too_large_is_refused_before_it_is_read(served: Served):
     trusted = ssl.create_default_context(cafile=served.authority)
     link = HTTPSConnection("127.0.0.1", served.port, context=trusted, timeout=20)
@@ -295,6 +281,8 @@ def test_a_node_speaks_for_itself_alone(served: Served, tmp_path: Path):
     }.items():
         status = served.post(f"/v1/fleet/{path}", message).status_code
         assert 400 <= status < 500, (path, status)
+    remove(served.folder / "register.json", "other")
+    assert served.post("/v1/fleet/activate-node", activate, other).status_code == 401
 
 
 def test_a_second_server_on_the_same_port_or_folder_is_refused(served: Served, refused: Callable[..., str]) -> None:

@@ -18,7 +18,6 @@ from tests.clients.flower.flower_fakes import (
     changed_answer,
     crowd,
     evaluate,
-    failing,
     honest,
     reasons,
     task,
@@ -30,7 +29,7 @@ from steelyard.algorithms.scaffold import CHANGE, CONTROL, Scaffold
 from steelyard.clients.flower import checks, questions, tasks
 from steelyard.clients.flower.arrays import read as read_array
 from steelyard.clients.flower.arrays import unpack
-from steelyard.clients.flower.forms import TRAIN, Refused
+from steelyard.clients.flower.forms import Refused
 from steelyard.clients.flower.payloads import CohortRows
 from steelyard.messages import MOST_SAMPLES, Evaluations, Failure, LossState, Question, Task, Updates
 from steelyard.update_payloads import DenseModels
@@ -139,12 +138,10 @@ class TestUpdates:
         ({"protocol": 99}, "protocol: got 99"),
         ({"clients": ["c1", "c1"]}, "clients: c1 answered twice"),
         ({"clients": ["c1", "mallory"]}, "clients: got mallory"),
-        ({"clients": None}, "clients: "),
         ({"failures": [{"client": "c1", "reason": "?"}]}, "clients: c1 answered twice"),
         ({"samples": [1]}, "samples: 1 values; allowed: 2"),
         ({"samples": [1.5, 2]}, "samples.0: "),
         ({"samples": [True, 2]}, "samples.0: "),
-        ({"losses": [0.1, 0.2, 0.3]}, "losses: 3 values"),
         ({"criteria": {"DS": [1.0]}}, "DS: 1 values"),
         ({"criteria": {}}, "criteria: got none; allowed: exactly DS"),
         ({"criteria": {"DS": [1, 2], "samples": [1, 2]}}, "criteria: got DS, samples"),
@@ -154,10 +151,7 @@ class TestUpdates:
         ({"payload": "x" * 200_000}, "size: "),
         ({"surprise": 1}, "surprise: "),
         ({"steps": None}, "steps: missing"),
-        ({"steps": [1]}, "steps: 1 values"),
-        ({"steps": [1.5, 2]}, "steps.0: "),
         ({"first_losses": None}, "first_losses: missing"),
-        ({"first_losses": [1.0, 2.0, 3.0]}, "first_losses: 3 values"),
     ],
 )
 def test_a_wrong_form_is_refused(fields: dict[str, Any], reason: str) -> None:
@@ -168,11 +162,8 @@ def test_a_wrong_form_is_refused(fields: dict[str, Any], reason: str) -> None:
     ("name", "array", "reason"),
     [
         ("models", np.zeros((2, 4), "f4"), "array models: shape (2, 4); allowed: (2, 3)"),
-        ("models", np.zeros((1, 3), "f4"), "array models: shape (1, 3)"),
         ("models", np.zeros(6, "f4"), "array models: shape (6,)"),
         ("models", np.zeros((2, 3), "f8"), "array models: dtype float64; allowed: float32"),
-        ("models", np.zeros((2, 3), ">f4"), "array models: dtype >f4"),
-        ("models", np.zeros((2, 3), "S8"), "array models: dtype |S8"),
         ("models", np.zeros((1000, 1000), "f4"), "size: 4000"),
         ("models", None, "arrays: got "),
         ("weights", np.zeros((2, 3), "f4"), "weights"),
@@ -199,7 +190,6 @@ def with_number(value: float, dtype: str = "f4") -> NDArray[Any]:
     ("arrays", "form", "reason"),
     [
         ({}, {"criteria": {"DS": [10.0, 1001.0]}}, "criterion DS = 1001.0"),
-        ({}, {"criteria": {"DS": [10.0, -0.5]}}, "criterion DS = -0.5"),
         ({}, {"criteria": {"DS": [10.0, float("nan")]}}, "criterion DS = nan"),
         ({}, {"criteria": {"DS": [10.0, 10**400]}}, "criterion DS = inf"),
         ({}, {"criteria": {"DS": [10.0, 21.0]}}, "criterion DS = 21, but samples = 20"),
@@ -209,7 +199,6 @@ def with_number(value: float, dtype: str = "f4") -> NDArray[Any]:
         ({}, {"losses": [1.0, float("nan")]}, "loss = nan; allowed: a number of at most 1e+15"),
         ({}, {"losses": [1.0, 1e300]}, "loss = 1e+300"),
         ({}, {"steps": [3, 0]}, "steps = 0; allowed: 1 to 999999999999"),
-        ({}, {"steps": [3, -5]}, "steps = -1"),
         ({}, {"steps": [3, 10**30]}, "steps = 1000000000000"),
         ({}, {"first_losses": [1.0, float("nan")]}, "first loss = nan"),
         *(({"models": with_number(poison)}, {}, "update: holds NaN or infinite") for poison in (np.nan, -np.inf)),
@@ -443,23 +432,6 @@ class TestClaims:
             assert np.isnan(answer.metrics["ndcg"][2:]).all()
             assert len(answer.metrics["ndcg"]) == len(answer.clients)
 
-    @pytest.mark.parametrize("content", [b"\x93NUMPY\x01\x00\x08\x00'\\N{x}'  ", b""])
-    def test_an_array_header_that_does_not_parse_refuses_its_answer_alone(self, content: bytes) -> None:
-        record = tasks.write_updates(train(task("c1")))
-        record["arrays"] = ArrayRecord({"models": Array("float32", (1, 3), "numpy.ndarray", content)})
-        nodes = {1: failing("c1", kind=TRAIN, answer=record), 2: honest("c2")}
-        (updates,) = crowd(nodes).train([task("c1", "c2")])
-        assert updates.clients == ("c2",)
-        assert "array" in reasons(updates.failures)["c1"]
-
-    def test_a_nodes_words_are_one_printable_line_of_bounded_length(self) -> None:
-        nasty = "\x1b[31mred\x1b[0m\n\r\x00" + "x" * 10_000
-        liar = honest("c1", train=lambda asked: replace(train(asked), federation=nasty))
-        (updates,) = crowd({1: liar, 2: honest("c2")}).train([task("c1", "c2")])
-        reason = reasons(updates.failures)["c1"]
-        assert len(reason) <= checks.LONGEST_REASON
-        assert reason.isprintable()
-
 
 class TestCohorts:
     """One matrix for a cohort: answers are copied in as they arrive."""
@@ -495,20 +467,3 @@ class TestCohorts:
         joined = rows.joined(["c2"])[0].models
         assert_taken_back(lambda: rows.put(self.part("c1")), "came after the deadline")
         assert joined.tolist() == [[2.0, 2.0, 2.0]]
-
-    def test_answers_of_several_nodes_are_joined_and_a_hostile_one_is_left_out(self) -> None:
-        def say(asked: Task) -> Updates:
-            return replace(answered(asked), label_counts=None)
-
-        further = ("steps", "first_losses")
-        (updates,) = crowd({7: honest("c2", train=say), 8: honest("c1", train=say)}, further=further).train([TASK])
-        assert updates.clients == ("c1", "c2")
-        assert torch.equal(updates.vectors[CHANGE], VECTORS)
-        assert updates.steps is not None
-        assert updates.steps.tolist() == [3, 5]
-        assert updates.label_counts is None
-        liar = failing("c1", "c2", answer=tampered({VECTOR: None}))
-        (updates,) = crowd({7: liar}, further=further).train([TASK])
-        assert (updates.clients, updates.vectors[CHANGE].shape) == ((), (0, 3))
-        assert reasons(updates.failures)["c1"].startswith("arrays: vector/control_change is missing")
-        assert set(reasons(updates.failures)) == {"c1", "c2"}

@@ -18,8 +18,7 @@ from tests.clients.flower.flower_fakes import introduction  # noqa: F401  (gives
 
 from steelyard.clients.flower import arrays as packing
 from steelyard.clients.flower.adapter.messages import PartsTree, take_apart
-from steelyard.clients.flower.forms import AskForm, IntroductionForm, Refused, read_size
-from steelyard.clients.flower.introductions import LARGEST_INTRODUCTION
+from steelyard.clients.flower.forms import AskForm, IntroductionForm, Refused
 from steelyard.clients.flower.introductions import introduction as read_introduction
 from steelyard.clients.flower.parts import fetch, opened
 from steelyard.clients.flower.wire import content, split
@@ -57,12 +56,6 @@ def test_an_array_of_many_and_of_equal_pieces_is_put_together():
     values[-1] = 7
     _, found = split(received(content(AskForm(), {"a": values}), 20 << 20).content)
     np.testing.assert_array_equal(packing.unpack(found["a"], "a", "<f4", (None,)), values)
-
-
-def test_an_error_comes_through():
-    found = received(Error(2, "ValueError"))
-    assert found.has_error()
-    assert found.error.reason == "ValueError"
 
 
 def repeated(name: str, parts: dict[str, bytes], times: int) -> str:
@@ -169,13 +162,6 @@ def test_whatever_bytes_a_part_holds_the_message_is_read_or_refused(kind: int, p
     # `unreadable` makes a line of any error.
     with contextlib.suppress(Refused, ValueError, TypeError, IndexError, KeyError, DecodeError):
         assert isinstance(opened(name, parts, LARGEST), Message)
-
-
-def test_a_form_is_counted_as_it_will_be_read():
-    short = "[" + "[]," * 100_000 + "[]]"
-    assert len(short) < LARGEST_INTRODUCTION < read_size(short)
-    with pytest.raises(Refused, match=r"form: 5\d+ bytes once it is read; allowed: at most 4194304"):
-        IntroductionForm.read(short, LARGEST_INTRODUCTION)
 
 
 def test_an_introduction_of_ten_thousand_clients_is_taken_and_one_of_a_million_lists_is_not():

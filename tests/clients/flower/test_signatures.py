@@ -128,8 +128,3 @@ def test_a_signature_of_another_key_run_or_task_does_not_hold(key: SigningKey, t
         assert {failure.reason for failure in found.failures} == {
             "signature: does not hold by the key that its node has registered"
         }
-
-
-def test_without_a_register_signatures_are_not_looked_at(key: SigningKey) -> None:
-    found = read_updates(changed(answered(key), signature="00"), TASK, TASK.clients, Expected())
-    assert (found.clients, found.signed) == (("a", "b"), ())

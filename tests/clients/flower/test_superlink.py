@@ -32,7 +32,7 @@ from steelyard.clients.flower.adapter.direct_calls import DirectCalls
 from steelyard.clients.flower.adapter.link_state import NodeMessages, PartsInFiles
 from steelyard.clients.flower.adapter.messages import MessageParts, PartsTree, enter_run, take_apart
 from steelyard.clients.flower.adapter.signed_calls import SignedCalls
-from steelyard.clients.flower.news import ANYBODY, LONGEST_HOLD, NEWS, WAIT_HEADER, News, seconds_to_hold
+from steelyard.clients.flower.news import LONGEST_HOLD, NEWS, WAIT_HEADER, News, seconds_to_hold
 from steelyard.clients.flower.parts import group_of
 
 
@@ -125,16 +125,6 @@ def test_a_node_sends_no_more_than_its_message_allows(
     ]
     state.delete_messages({"asked"})
     assert state.store_object(1, "push-3", "f", b"0" * 100)  # A push that is over; Flower itself refuses it.
-
-
-def test_a_server_app_has_time_to_start_on_a_busy_machine(monkeypatch: pytest.MonkeyPatch):
-    base, begun = link_state.InMemoryLinkState, datetime(2026, 11, 17, tzinfo=UTC)
-    record = SimpleNamespace(active_until=begun + timedelta(seconds=30))
-    monkeypatch.setattr(base, "__init__", lambda self, *_: setattr(self, "task_token_store", {4: record}))
-    monkeypatch.setattr(base, "claim_task", lambda self, task: "token" if task == 4 else None)
-    state = NodeMessages(None, None, lambda _: None)
-    assert (state.claim_task(4), state.claim_task(5)) == ("token", None)
-    assert record.active_until == begun + timedelta(seconds=150)
 
 
 def node_key(content: bytes) -> SimpleNamespace:
@@ -268,25 +258,6 @@ def test_news_after_a_number_are_those_that_came_after_it(before: list[str], aft
     news.note(after)
     assert sorted(news.since(serial)) == sorted(set(after))
     assert {name for name in "abc" if news.last(name) > serial} == set(after)
-
-
-@pytest.mark.parametrize("name", ["a", ANYBODY])
-def test_whoever_waits_is_woken_by_its_own_news_alone(name: str):
-    async def play() -> list[float]:
-        news, begun = News(), time.monotonic()
-        news.note(["a"])
-        await news.wait(name, 0, 60)  # It has come already.
-        serial = news.serial
-        asyncio.get_running_loop().call_later(0.05, news.note, ["b"])
-        asyncio.get_running_loop().call_later(0.2, news.note, ["a"])
-        await news.wait(name, serial, 60)
-        woken = time.monotonic() - begun
-        await news.wait("nobody", news.serial, 0.01)
-        return [woken, time.monotonic() - begun]
-
-    woken, ended = asyncio.run(play())
-    assert woken >= (0.2 if name else 0.05) * 0.9
-    assert ended < 30
 
 
 def called(
