@@ -5,24 +5,22 @@ from __future__ import annotations
 import json
 import math
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.client.mod import secaggplus_mod
-from flwr.serverapp.strategy import DifferentialPrivacyClientSideFixedClipping, FedAdam, FedAvg, FedMedian, Krum
-from sklearn.datasets import load_digits
+from flwr.serverapp.strategy import DifferentialPrivacyClientSideFixedClipping, FedAdam, FedAvg, FedMedian
 from tests.adapters.flower_grid import Arrays, Nodes, answered, asked, record
 from tests.conftest import CommandLine
 from tests.kit import assert_refused
 
 from steelyard.adapters import ClientTest, flower_replies
-from steelyard.flower import ServerRows, Weighed
+from steelyard.flower import Weighed
 from steelyard.runs.glance import glance
 from steelyard.runs.reader import History
 
@@ -107,11 +105,8 @@ def test_by_size_it_is_flowers_own_average_of_models_and_metrics() -> None:
     [
         (model(np.nan), GOOD, "model holds NaN or infinity"),
         (model(1), {"q": 1}, "metric num-examples is missing"),
-        (model(1), {"num-examples": 0, "q": 1}, "samples = 0"),
         (model(1), {"num-examples": 10, "q": [1.0]}, "criterion q is missing"),
-        (model(1), {"num-examples": 10, "q": float("nan")}, "criterion q"),
         (model(1, **{"x\x1b[2J" * 999: np.zeros(1)}), GOOD, r"array x\x1b[2Jx\x1b"),
-        ({"w": SENT["w"]}, GOOD, "array seen is missing"),
     ],
 )
 def test_a_reply_that_cannot_be_weighed_is_left_out(arrays: Arrays, metrics: Mapping[str, Any], reason: str) -> None:
@@ -160,12 +155,9 @@ def test_the_servers_optimiser_steps_from_the_weighed_model() -> None:
         ({"rule": "VP>DS"}, ("VP", "no rows were given")),
         ({"rule": 7}, ("rule", 7)),
         ({"metrics": "quality"}, ("metrics", "'quality'")),
-        ({"metrics": [3]}, ("metrics", 3)),
-        ({"plugins": "own.py"}, ("plugins", "'own.py'")),
         ({"rows": [[1.0]]}, ("rows", [[1.0]])),
         ({"folder": 3}, ("folder", 3)),
         ({"strategy": FedMedian()}, ("strategy", "FedMedian")),
-        ({"strategy": Krum()}, ("strategy", "Krum")),
         (
             {"strategy": DifferentialPrivacyClientSideFixedClipping(FedAvg(), 0.5, 1.0, 3)},
             ("strategy", "DifferentialPrivacyClientSideFixedClipping"),
@@ -180,45 +172,6 @@ def test_what_stands_in_the_wrong_place_is_refused_in_the_first_round() -> None:
     outer = DifferentialPrivacyClientSideFixedClipping(Weighed("DS"), 0.5, 1.0, 3)
     assert_refused(lambda: outer.start(nodes_of(), record(SENT), num_rounds=1), "strategy", "'clipping_norm'")
     assert_refused(lambda: Weighed("DS").aggregate_train(1, []), "strategy", "has sent no model yet")
-
-
-def test_wrong_labels_of_the_biggest_do_not_decide() -> None:
-    """Digits, six clients, the two biggest label each digit as the next: sizes follow them, worth does not."""
-    digits = load_digits()
-    x, y = torch.tensor(digits.data / 16, dtype=torch.float32), torch.tensor(digits.target)
-    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
-    x, y = x[order], y[order]
-    parts = torch.split(torch.arange(1300), [450, 450, 100, 100, 100, 100])
-    server, test = slice(1300, 1360), slice(1360, None)
-
-    def client(rows: torch.Tensor, shift: int) -> Any:
-        def train(sent: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, float]]:
-            net = torch.nn.Linear(64, 10)
-            net.load_state_dict({name: torch.tensor(value) for name, value in sent.items()})
-            steps = torch.optim.SGD(net.parameters(), lr=0.5)
-            for _ in range(30):
-                steps.zero_grad()
-                torch.nn.functional.cross_entropy(net(x[rows]), (y[rows] + shift) % 10).backward()
-                steps.step()
-            return {name: value.numpy() for name, value in net.state_dict().items()}, {"num-examples": len(rows)}
-
-        return train
-
-    nodes: Any = Nodes({i + 1: client(rows, int(i < 2)) for i, rows in enumerate(parts)})
-    rows = ServerRows(torch.nn.Linear(64, 10), x[server], y[server])
-    found: list[float] = []
-    for strategy in (
-        FedAvg(fraction_evaluate=0.0),
-        Weighed("power(VP)^3", FedAvg(fraction_evaluate=0.0), rows=rows),
-    ):
-        net = torch.nn.Linear(64, 10)
-        torch.nn.init.zeros_(net.weight)
-        torch.nn.init.zeros_(net.bias)
-        result = strategy.start(nodes, ArrayRecord(net.state_dict()), num_rounds=3)
-        net.load_state_dict(result.arrays.to_torch_state_dict())
-        found.append(float((net(x[test]).argmax(1) == y[test]).float().mean()))
-    assert found[0] < 0.3
-    assert found[1] > 0.85
 
 
 def test_an_app_leaves_a_run_folder_that_commands_read(tmp_path: Path, command: CommandLine) -> None:
@@ -355,29 +308,6 @@ def test_looks_for_replies_become_rarer_while_none_comes(clock: Clock, monkeypat
     nodes = Nodes({node: client(1.0) for node in range(10)})
     assert replies_of(nodes) == list(range(10))
     assert nodes.pulls == [4, 4, 2]
-
-
-def test_a_grid_that_gives_few_at_a_time_is_in_all_else_the_grid() -> None:
-    calls: list[tuple[str, tuple[Any, ...]]] = []
-
-    class Inner:
-        run = "the run"
-
-        def __getattr__(self, name: str) -> Callable[..., str]:
-            return lambda *arguments, **options: calls.append((name, arguments)) or name  # type: ignore[func-returns-value]
-
-    grid: Any = flower_replies.FewAtATime(Inner())  # type: ignore[arg-type]
-    for name, arguments in (
-        ("set_run", (7,)),
-        ("create_message", (1, 2)),
-        ("get_node_ids", ()),
-        ("get_nodes", ()),
-        ("push_messages", ([],)),
-        ("pull_messages", ([],)),
-    ):
-        assert getattr(grid, name)(*arguments) == (None if name == "set_run" else name)
-        assert calls[-1] == (name, arguments)
-    assert grid.run == "the run"
 
 
 def of_test(metrics: Mapping[str, Any] | None, measure: str | None = None) -> ClientTest | None:

@@ -85,14 +85,11 @@ def test_a_criterion_may_stand_in_the_meta_and_another_key_may_hold_the_size() -
 @pytest.mark.parametrize(
     ("params", "steps", "metrics", "reason"),
     [
-        (model(1), 10, None, "criterion q is missing"),
         (model(1), 10, {"q": "much"}, "criterion q"),
         (model(1), None, {"q": 1}, "meta NUM_STEPS_CURRENT_ROUND is missing"),
         (model(1), "many", {"q": 1}, "samples = nan"),
         (model(1, b=[[1], [1, 2]]), 9, {"q": 1}, "array b cannot be read"),
-        ({"w": SENT["w"]}, 10, {"q": 1}, "array b is missing"),
         ([1.0], 10, {"q": 1}, "sent no arrays by name"),
-        ({}, 10, {"q": 1}, "sent no arrays by name"),
     ],
 )
 def test_an_answer_that_cannot_be_weighed_is_left_out(params: Any, steps: Any, metrics: Any, reason: str) -> None:

@@ -139,11 +139,9 @@ def test_whole_numbers_between_the_weights_do_not_shift_what_is_tested() -> None
     [
         ("VP>DS", ("VP", "no rows were given")),
         ("online(DS>MD)", ("online(DS>MD)", "steers training itself")),
-        ("fitted(EQ)", ("fitted(EQ)", "steers training itself")),
         ("server-only", ("server-only", "steers training itself")),
         ("fltrust(EQ)", ("fltrust(EQ)", "trains at the server")),
         ("quality", ("rule", "'quality'")),
-        ("", ("rule", "''")),
         (" ", ("rule", "' '")),
     ],
 )
@@ -306,13 +304,10 @@ def test_a_policy_of_others_steps_and_remembers_inside_another_framework() -> No
     ("features", "labels", "parts"),
     [
         ([[1.0, 2.0]], [0, 1], ("1 features", "2 labels")),
-        ([], [], ("0 features", "0 labels")),
         (1.0, 0, ("0 features", "0 labels")),
-        ([["a", "b"]], [0], ("features",)),
         ([[1.0, 2.0]], ["cat"], ("labels",)),
         ([[1.0, float("nan")]], [0], ("features", "NaN")),
         ([[1.0, 2.0]], [-1], ("labels", -1)),
-        ([[1.0, 2.0]], [0.5], ("labels", 0.5)),
         ([[1.0, 2.0]], [2], ("class 2", "0 to 1")),
         ([[1.0]], [0], ("cannot look at them",)),
     ],

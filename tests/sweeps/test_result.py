@@ -18,7 +18,6 @@ from steelyard import Experiment, Result, SweepResult
 from steelyard.experiment.loading import load
 from steelyard.intervals import estimate
 from steelyard.report.figures.shared import HEIGHT
-from steelyard.report.figures.writing import svg
 from steelyard.sweeps.figure import sweep_chart
 from steelyard.sweeps.result import sweep_csv, sweep_document
 from steelyard.sweeps.table import next_lines, short_names, show_value, sweep_table
@@ -275,10 +274,8 @@ def test_a_point_that_exploded_is_a_cross_on_the_side_of_the_worst():
     [
         ([0.0215, 0.0464, 0.1], "log"),
         ([10, 20, 50], "log"),
-        ([0.5, 5], "log"),
         ([10, 20, 30, 40, 50], "linear"),
         ([0, 0.01, 1], "linear"),
-        ([1, 2], "linear"),
         ([3], "linear"),
     ],
 )
@@ -288,11 +285,3 @@ def test_values_that_grow_by_factors_are_a_factor_apart_on_the_axis(values: list
         row["values"] = {"fpl.learning_rate": value, "fpl.mode": "pFPL"}
     axis = sweep_chart(words).to_dict(validate=True)["layer"][0]["encoding"]["x"]
     assert axis["scale"]["type"] == kind
-
-
-def test_values_stand_at_the_axis_as_they_were_given():
-    words = made({1: [0.5], 2: [0.6], 3: [0.7]})
-    for row, value in zip(words["rows"], (0.0215, 0.0464, 0.1), strict=True):
-        row["values"] = {"fpl.learning_rate": value, "fpl.mode": "pFPL"}
-    drawn = svg(sweep_chart(words))
-    assert all(f">{value}</text>" in drawn for value in ("0.0215", "0.0464", "0.1"))

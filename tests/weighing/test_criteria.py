@@ -136,9 +136,7 @@ def test_a_measure_that_is_no_worth_leaves_the_client_out() -> None:
     [
         ([1.0, np.nan, np.nan], "measured nan on the server for 1 and 1 more"),
         ([1.0, 0.0, -2.0], "measured -2.0 on the server for 2"),
-        ([np.inf, 0, 0], "measured inf on the server for 0"),
         ([1.0, 2.0], "measured shape (2,)"),
-        (1.0, "measured shape ()"),
         (None, "measured shape ()"),
         ("high", "fails on the server: ValueError"),
     ],
@@ -312,24 +310,18 @@ def broken() -> Iterator[Any]:
     ("call", "parts"),
     [
         (lambda: RULE.score([[1.0], ["x"]]), ("values", [[1.0], ["x"]])),  # type: ignore[arg-type]
-        (lambda: RULE.score(np.array(1.0)), ("values", "array(1.)")),
-        (lambda: RULE.weigh(np.array([1.0, 2.0])), ("raw", [1.0, 2.0])),
         (lambda: RULE.weigh(np.zeros((0, 2))), ("raw", [])),
         (lambda: RULE.weigh(np.array([[1.0, -1.0]])), ("raw", -1.0)),
         (lambda: RULE.weigh(np.array([[1.0, np.inf]])), ("raw", "inf")),
         (lambda: RULE.weigh(np.ones((1, 2)), [0, 0]), ("order", [0, 0])),
-        (lambda: RULE.weigh(np.ones((1, 2)), "01"), ("order", "'01'")),
         (lambda: RULE.weigh(np.ones((1, 2)), [0.0, 1.0]), ("order", [0.0, 1.0])),  # type: ignore[list-item]
         (lambda: RULE.weigh(np.ones((1, 2)), how="best"), ("how", "'best'")),  # type: ignore[arg-type]
-        (lambda: RULE.weigh(np.ones((1, 2)), how=1), ("how", 1)),  # type: ignore[arg-type]
         (lambda: Rule("DS"), ("Rule", "'DS'")),  # type: ignore[arg-type]
         (lambda: Rule(WeighingSettings(), "DS"), ("known", "'DS'")),  # type: ignore[arg-type]
-        (lambda: Rule(WeighingSettings(), 3), ("known", 3)),  # type: ignore[arg-type]
         (lambda: Rule(WeighingSettings(), [get("DS"), "LD"]), ("known", "'LD'")),  # type: ignore[list-item]
         (lambda: Rule(WeighingSettings(), broken()), ("known", None)),
         (lambda: Rule(WeighingSettings(criteria=("DS", "MD", "LD")), [get("LD")]), ("known", "lacks DS, MD")),
         (lambda: client_criterion(7), ("@client_criterion", 7)),  # type: ignore[arg-type]
-        (lambda: server_criterion(7), ("@server_criterion", 7)),  # type: ignore[arg-type]
         (lambda: server_criterion("X")(3), ('@server_criterion("X")', 3)),  # type: ignore[arg-type]
         (lambda: client_criterion("X")(lambda: 1.0), ('@client_criterion("X")', "too many")),  # type: ignore[arg-type]
         (lambda: client_criterion("a b")(lambda one: one), ("criterion name", "'a b'")),  # type: ignore[arg-type]
@@ -337,11 +329,8 @@ def broken() -> Iterator[Any]:
             (lambda made=made, given=given: made("X", **given), (f"@{made.__name__}: {next(iter(given))}", value))
             for made, given, value in (
                 (client_criterion, {"about": "weather"}, "'weather'"),
-                (server_criterion, {"about": 3}, 3),
                 (client_criterion, {"needs_task": "luck"}, "'luck'"),
-                (server_criterion, {"needs_task": "luck"}, "'luck'"),
                 (server_criterion, {"description": 3}, 3),
-                (client_criterion, {"maximum": "3"}, "'3'"),
                 (client_criterion, {"maximum": 0}, 0),
                 (server_criterion, {"maximum": 2e30}, "2e+30"),
                 (client_criterion, {"needs_classes": 2.5}, 2.5),
@@ -498,35 +487,14 @@ def test_the_check_names_the_field_and_the_criterion() -> None:
     criteria.check(get("CB"), UNKNOWN)
 
 
-def test_needs_of_the_built_in_criteria() -> None:
-    found = {name: get(name).needs for name in ("DS", "LD", "CB", "IS", "EQ", "MD", "VP", "VS", "VF", "VE")}
-    measured = Needs(models=True, test_set=True, task="classes")
-    assert found == {
-        "DS": NO_NEEDS,
-        "LD": Needs(labels=True),
-        "CB": Needs(labels=True, classes=2),
-        "IS": Needs(marks=("sharp",)),
-        "EQ": NO_NEEDS,
-        "MD": Needs(models=True),
-        "VP": measured,
-        "VS": measured,
-        "VF": measured,
-        "VE": Needs(models=True, test_set=True, task="regression"),
-    }
-
-
 @pytest.mark.parametrize(
     ("settings", "task", "classes", "marks"),
     [
         ({"source": "digits"}, "classes", 10, set()),
-        ({"source": "mnist"}, "classes", 10, set()),
         ({"source": "diabetes"}, "regression", 0, set()),
-        ({"source": "leaf", "path": "x"}, "classes", None, set()),
         ({"source": "leaf", "path": "x", "classes": 62}, "classes", 62, set()),
-        ({"source": "npz", "path": "x"}, "classes", None, set()),
         ({"source": "npz", "path": "x", "classes": 5, "marks": {"sharp": "s"}}, "classes", 5, {"sharp"}),
         ({"source": "npz", "path": "x", "task": "regression"}, "regression", 0, set()),
-        ({"source": "images", "path": "x"}, "classes", None, None),
         ({"source": "images", "path": "x", "marks": {"young": "Young"}}, "classes", None, {"young"}),
         ({"source": "memory"}, None, None, None),
     ],

@@ -17,11 +17,9 @@ from tests.weighing.policies.cohorts import MODELS, SKEWED, START, cohort, weigh
 
 from steelyard.registry import Registry
 from steelyard.usercode import POLICIES, load_entry_points
-from steelyard.weighing.policies import nvflare_adaptive as adaptive
 from steelyard.weighing.policies import policy as policies
 from steelyard.weighing.policies.afl import Afl
 from steelyard.weighing.policies.cgsv import Cgsv
-from steelyard.weighing.policies.fedawa import _apart, _spread_slopes
 from steelyard.weighing.policies.fedce import FedCe
 from steelyard.weighing.policies.feddg_ga import FedDgGa, adjusted
 from steelyard.weighing.policies.feddisco import FedDisco
@@ -179,23 +177,6 @@ def test_nvflare_adaptive_keeps_its_bounds_twice() -> None:
     assert half == pytest.approx(nearest_shares(blended, 0.2, 0.42), abs=1e-12)
 
 
-def test_the_parts_of_nvflare_adaptive_by_hand() -> None:
-    assert adaptive._gate(0.15, 0.26, 0.04, 0.15) == 0.0
-    assert adaptive._gate(0.26, 0.26, 0.04, 0.15) == 0.5
-    assert adaptive._gate(0.30, 0.26, 0.04, 0.15) == pytest.approx(1 / (1 + np.exp(-1)))
-    assert adaptive._quality(np.array([1.0, 3.0, 2.0])).tolist() == [0.75, 1.25, 1.0]
-    assert adaptive._quality(np.array([2.0, 2.0])).tolist() == [1.0, 1.0]
-    # Two clients of one class each, of equal size: all labels are even, both diverge alike and are equally rare.
-    counts = np.array([[4, 0], [0, 2]])
-    scores, divergence = adaptive._representation(counts, np.array([0.5, 0.5]))
-    apart = (np.log(4 / 3) + 0.5 * np.log(2 / 3) + 0.5 * np.log(2)) / 2
-    assert scores == pytest.approx([1.5, 1.5])
-    assert divergence == pytest.approx(apart, abs=1e-9)
-    # The same labels everywhere: nothing new, nothing rare.
-    scores, divergence = adaptive._representation(np.array([[1, 1], [3, 3]]), np.array([0.25, 0.75]))
-    assert (scores.tolist(), divergence) == (pytest.approx([0.6, 0.6]), 0.0)
-
-
 def test_fedce_takes_a_new_client_for_one_more_of_equal_weight() -> None:
     view = cohort(memory={"fedce/weights": {"a": 0.75, "b": 0.25}})
     weighed(FedCe(), view)
@@ -271,17 +252,6 @@ def test_q_fedavg_takes_its_own_rate_before_the_clients() -> None:
 def test_trust_mad_trusts_all_where_half_are_alike() -> None:
     sizes = np.array([1.0, 2.0, 3.0])
     assert TrustMad().weigh({"DS": sizes, "UL": np.array([1.0, 1.0, 9.0])}, cohort()).tolist() == [1.0, 2.0, 3.0]
-
-
-def test_fedawa_s_angles_and_slopes_where_a_length_is_0() -> None:
-    # Θ = (1/2, 0), θ = (1/2, 1/2) and (0, 0).
-    view: Any = SimpleNamespace(along_start=(0.25, np.array([0.0, -0.25])), gram=np.diag([0.25, 0.25]))
-    assert _apart(view) == pytest.approx([-np.sqrt(0.5), 0.0])
-    # Both updates are the mean itself.
-    assert _spread_slopes(np.ones((2, 2)), np.array([0.5, 0.5])).tolist() == [0.0, 0.0]
-    # Δ = (1), (−1) with shares 3/4 and 1/4: the mean is 1/2, the distances 1/2 and 3/2.
-    slopes = _spread_slopes(np.array([[1.0, -1.0], [-1.0, 1.0]]), np.array([0.75, 0.25]))
-    assert slopes == pytest.approx([0.5 - (0.75 - 0.25), 1.5 - (0.25 - 0.75)])
 
 
 def test_cgsv_and_shapfed_where_updates_have_no_length_or_disagree() -> None:
