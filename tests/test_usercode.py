@@ -21,7 +21,7 @@ from steelyard.cli.options import asking
 from steelyard.errors import UserError
 from steelyard.learning import models
 from steelyard.learning.settings import ModelSettings
-from steelyard.usercode import NotAllowed, find_code, hand_over, hand_over_as, is_handed_over, load_code, only
+from steelyard.usercode import NotAllowed, find_code, load_code, only
 from steelyard.weighing.criteria import load_plugins
 
 
@@ -59,8 +59,6 @@ def test_a_function_of_a_library_is_not_called_either():
             find_code(name, "model.name", [])
     with pytest.raises(NotAllowed, match=r"a function marked with @steelyard.loss"):
         find_code(f"{__name__}:undeclared", "training.loss", [])
-    import subprocess
-
     with pytest.raises(NotAllowed, match="belongs to an installed library"):
         find_code(f"{subprocess.__file__}:getoutput", "model.name", [])
 
@@ -77,10 +75,6 @@ def test_in_a_file_it_must_be_defined_there(tmp_path: Path):
     assert find_code(f"{file}:net", "model.name", []).__name__ == "net"
     with pytest.raises(NotAllowed, match="was not written for this"):
         find_code(f"{file}:system", "model.name", [])
-
-
-def test_what_is_handed_over_from_python_needs_no_mark():
-    assert find_code(hand_over(undeclared), "model.name", []) is undeclared
 
 
 NET = """
@@ -178,7 +172,7 @@ def test_what_an_installed_package_declares_is_imported(installed: Path):
 
 def test_a_module_that_the_users_own_script_imported_may_be_named(installed: Path):
     import_module("ward.nets")
-    assert find_code("ward.nets:Net", "model.name", [], models._is_network).__name__ == "Net"  # pyright: ignore[reportPrivateUsage]
+    assert find_code("ward.nets:net", "model.name", []).__name__ == "net"
     with pytest.raises(NotAllowed, match=r"'ward.others:Net' is not declared"):
         find_code("ward.others:Net", "model.name", [])
 
@@ -212,26 +206,6 @@ def test_not_even_with_trust_does_an_experiment_import_any_module(installed: Pat
     done = run()
     assert done.returncode == 0, done.stderr
     assert set(installed.read_text().split()) == {"ward", "ward.nets"}
-
-
-def test_a_function_of_a_module_is_handed_over_again(monkeypatch: pytest.MonkeyPatch):
-    name = hand_over(undeclared)
-    assert name == f"{__name__}:undeclared"
-    monkeypatch.setattr("steelyard.usercode._given", {})
-    hand_over_as("python:other", undeclared)
-    hand_over_as("elsewhere:undeclared", undeclared)
-    assert not is_handed_over("python:other")
-    assert not is_handed_over("elsewhere:undeclared")
-    hand_over_as(name, undeclared)
-    assert find_code(name, "model.name", []) is undeclared
-
-
-def test_rules_end_where_they_were_set():
-    with only(["a.py:net"]), pytest.raises(NotAllowed, match="is not run here"):
-        find_code(f"{__name__}:declared", "model.name", ["logistic"])
-    assert find_code(f"{__name__}:declared", "model.name", []) is declared
-    with pytest.raises(UserError, match="did you mean 'logistic'"):
-        find_code("logistik", "model.name", ["logistic"])
 
 
 def test_code_that_ends_python_is_named(tmp_path: Path):

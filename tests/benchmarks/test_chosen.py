@@ -13,8 +13,7 @@ import torch
 from benchmarks.cell_images import MOST, RULES, cells, experiment
 from benchmarks.cold_start import Kgflex, judged
 from benchmarks.cold_start_data import Case, Draw, draw
-from benchmarks.contrasts import OTHERS, Contrast, contrasts, differences, read, table
-from benchmarks.papers import NAMED, best_rates, parts, power_parts
+from benchmarks.contrasts import OTHERS, Contrast, differences, read, table
 from tests.recommend.conftest import two_tastes
 from torch import nn
 
@@ -36,12 +35,6 @@ path = "PATH"
 mode = "pFPL+"
 factors = 4
 """
-
-
-def test_a_grid_has_the_settings_of_its_baseline() -> None:
-    assert recommend_tables.grids_with(["mf.batch=8192"])["mf"]["batch"] == [8192]
-    with pytest.raises(SystemExit, match=r"--grid: got mf\.neighbours; allowed: a setting of the search"):
-        recommend_tables.grids_with(["mf.neighbours=3"])
 
 
 def toy(folder: Path) -> Path:
@@ -119,21 +112,6 @@ def test_a_gain_an_equality_and_what_is_missing_are_told_apart() -> None:
     assert missing == "| b: X against DS | 0 of 10 |  |  |  | not run |"
 
 
-def test_every_contrast_has_its_parts_and_every_seed_once() -> None:
-    planned = power_parts()
-    assert planned.items() <= parts().items()
-    for studied in {contrast.experiment.removesuffix(OTHERS) for contrast in contrasts()}:
-        mine = {name: words for name, words in planned.items() if name.startswith(f"power-{studied}-")}
-        seeds: list[int] = []
-        for name, words in mine.items():
-            if not name.endswith("float32"):
-                first = next(int(word.removeprefix("seed=")) for word in words if word.startswith("seed="))
-                seeds += range(first, first + int(words[words.index("--seeds") + 1]))
-        assert sorted(seeds) == list(range(1, 11))
-        assert f"power-{studied}-float32" in mine
-    assert all(words.startswith("DS,") for words in NAMED.values())
-
-
 def test_adjusted_orders_are_read_on_clients_that_did_not_choose(tmp_path: Path) -> None:
     rules = ["DS", "online-apart(DS>LD)"]
     Experiment.load("quickstart", ["rounds.count=1", "partition.clients=8"]).compare(rules, out=tmp_path / "power-q-1")
@@ -146,15 +124,6 @@ def test_adjusted_orders_are_read_on_clients_that_did_not_choose(tmp_path: Path)
         right = sum(row.score * row.samples for row in others) / sum(row.samples for row in others)
         assert found["q" + OTHERS, rule, 1] == pytest.approx(right)
     assert {experiment for experiment, _, _ in found} == {"q", "q" + OTHERS}
-
-
-def test_the_second_search_takes_the_best_rates_of_the_first(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="run the part celeba-rate-first before celeba-rate"):
-        best_rates(tmp_path)
-    (tmp_path / "celeba-rate-first").mkdir()
-    rates = "point,training.learning_rate,accuracy\n4,0.4,0.7\n2,0.1,0.6\n3,0.2,0.5\n1,0.05,0.4\n"
-    (tmp_path / "celeba-rate-first" / "results.csv").write_text(rates)
-    assert best_rates(tmp_path) == "training.learning_rate=0.1,0.2,0.4"
 
 
 @pytest.fixture(scope="module")

@@ -97,16 +97,6 @@ def test_a_cell_that_was_stopped_has_no_judgement_and_counts_for_nothing() -> No
     assert "1 of 60 cells" in done
 
 
-def test_an_unstable_cell_is_unstable_here_too_by_its_seeds_or_by_its_rounds() -> None:
-    def judged(curves: list[list[float | None]]) -> str:
-        shown = page([made("A/mnist/#C=1", {"fednova": curves}, 50)])
-        return shown.partition("52.58 ± 14.08; ")[2].partition(" |")[0].rpartition(", ")[2]
-
-    assert judged([[0.5, 0.5], [0.8, 0.8]]) == "unstable here too", "other seeds, other figures"
-    assert judged([[0.2, 0.5, 0.1, 0.5], [0.1, 0.51, 0.2, 0.3]]) == "unstable here too", "every round another figure"
-    assert judged([[0.1, 0.5, *[0.5] * 9], [0.1, 0.51, *[0.51] * 9]]) == "steady here", "it was over ten rounds before"
-
-
 def test_a_miss_says_how_likely_chance_makes_it() -> None:
     shown = page([made("A/mnist/#C=3", {"fedavg": [[0.978], [0.975], [0.979]], "scaffold": [[0.95], [0.9501]]})])
     # Three seeds of that mean and deviation beside ours.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import runpy
 import shutil
@@ -57,6 +56,8 @@ SLOW: dict[str, str] = {
     "scale clients": "clients --registered 20,40 --cohorts 5,10 --rounds 4",
     "scale history": "history --rounds 3 --clients 4",
     "scale large": "large --parameters 10000 --clients 3 --rounds 2",
+    "simulator nets": "--bench nets --networks lstm --clients 2 --steps 1 --engine loop",
+    "simulator loop": "--bench C --against loop --format json --rounds 1 --logs .",
     "startup": "--repeats 1",
     "server_kills": "--kills 1",
     "store": "3 4",
@@ -71,7 +72,6 @@ ELSEWHERE = {
     "guarded": "test_guarded_bench.py",
     "mutation": "by hand: it takes hours and needs mutmut",
     "recommend_tables": "test_chosen.py",
-    "simulator": "gpu.sh, below",
 }
 NEEDS = {
     "cold_start": "yahoo_movies",
@@ -140,13 +140,6 @@ def test_it_starts(name: str, words: str, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.slow
-def test_networks_are_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    start("simulator", "--bench nets --networks lstm --clients 2 --steps 1 --engine loop", tmp_path, monkeypatch)
-    found = json.loads(capfd.readouterr().out.strip().splitlines()[-1])
-    assert found["ratio"]["lstm"]["2"] > 0, found
-
-
-@pytest.mark.slow
 def test_the_gpu_script_runs_on_the_processor(tmp_path: Path) -> None:
     command = ["bash", str(ROOT / "benchmarks" / "gpu.sh"), str(tmp_path), "tiny"]
     environment = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "HOME": str(tmp_path)}
@@ -165,13 +158,6 @@ def test_work_is_the_same_for_every_peer() -> None:
     assert 190 < sizes.mean() < 210
     assert work.pick(bench, 4) == work.pick(bench, 4) != work.pick(bench, 5)
     assert len(set(work.pick(bench, 4))) == 37
-
-
-def test_a_peer_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(simulator.Absent, match="STEELYARD_PEERS"):
-        simulator.command_of("flower", None)
-    with pytest.raises(simulator.Absent, match="venv-jax is not there"):
-        simulator.command_of("fedjax", tmp_path)
 
 
 def test_ratios_are_the_peers_time_over_ours() -> None:
@@ -204,18 +190,6 @@ def test_words_of_the_simulator_that_are_none_are_named(
     with pytest.raises(SystemExit, match="2"):
         simulator.parse(words.split())
     assert told in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_the_last_line_of_the_simulator_is_json(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    words = f"--bench C --against loop,flower --format json --rounds 1 --logs {tmp_path} --venvs {tmp_path}"
-    start("simulator", words, tmp_path, monkeypatch)
-    said = json.loads(capfd.readouterr().out.strip().splitlines()[-1])
-    assert set(said["sec_per_round"]) == {"ours", "loop"}
-    assert said["ratio"]["loop"] > 0
-    assert "flower" in said["skipped"]
 
 
 def test_in_a_signed_run_the_last_signature_of_each_node_stands_for_all() -> None:

@@ -16,8 +16,6 @@ from tests.runs.commands import steelyard as run
 from tests.runs.contents import assert_same_bits, query
 from tests.warm import command_environment, warm_command
 
-from steelyard.report.hostile import attack_text
-
 # A fifth of the clients has flaws of the experiment's own, which must not count as hostile.
 HOSTED = changed(
     SMALL,
@@ -133,21 +131,3 @@ def test_the_table_fits_a_narrow_terminal(small: Path, tmp_path: Path) -> None:
     assert head.split() == ["rule", "accuracy", "lost", "weight", "backdoor"]
     # Every default rule on a line of its own, FLTrust too, since the server has rows.
     assert sum(line.startswith(("fltrust(EQ) ", "geometric-median(EQ) ")) for line in lines) == 4
-
-
-def test_long_names_are_folded() -> None:
-    figures = {"mean": 0.5, "low": 0.4, "high": 0.6}
-    row = {"rule": "r" * 70, "accuracy": figures, "lost": figures, "weight": 0.25, "largest": 0.2, "backdoor": None}
-    row["false_alarms"] = None
-    blocks = [{"attack": "alie", "rules": [row]}]
-    document = {"recommendation": None, "fraction": 0.2, "flawed_clients": [], "attacks": blocks}
-    title, *lines = attack_text(document, 40).splitlines()
-    assert title == "alie: 20% of the clients hostile"
-    assert max(map(len, lines)) <= 40
-    words = " ".join(lines[: lines.index("")]).split()
-    assert [word for word in words if word in ("accuracy", "lost", "weight")] == ["accuracy", "lost", "weight"]
-    blocks = words.count("rule")
-    assert "".join(word for word in words if set(word) == {"r"}) == "r" * 70 * blocks
-    assert {"50.0", "±", "10.0", "25%"} <= set(words)
-    row["false_alarms"] = 0.0125
-    assert {"false", "alarms", "1.2%"} <= set(attack_text(document, 40).split())

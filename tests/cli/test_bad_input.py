@@ -17,7 +17,7 @@ import torch
 from tests.conftest import CommandLine
 from tests.kit import assert_refused, inside
 
-from steelyard import Experiment, in_memory, weigh
+from steelyard import Experiment, in_memory
 from steelyard.clients.flower.register import Entry, enter
 from steelyard.clients.node import NodeConfig
 from steelyard.data.flaw_settings import FlawSettings
@@ -29,7 +29,6 @@ from steelyard.learning.losses import resolve
 from steelyard.learning.models import build
 from steelyard.messages import LossState
 from steelyard.recommend.settings import KgflexSettings
-from steelyard.rounds.soundness import Exploded
 
 Content = str | bytes
 
@@ -454,11 +453,6 @@ def test_another_experiment_in_the_folder_of_a_run_is_told(command: CommandLine,
         assert "is not as the run wrote it: name: 't' when the run began, 'other' now" in done.stderr
 
 
-def test_the_first_column_of_words_names_the_clients(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("site,DS\nnorth,1\nsouth,2\n")
-    assert weigh(tmp_path / "t.csv").clients == ("north", "south")
-
-
 @pytest.mark.parametrize(
     ("entry", "parts"),
     [
@@ -480,10 +474,6 @@ def test_an_empty_name_is_not_the_name_of_the_file(refused: Callable[..., str], 
     make_key(tmp_path / "clinic")
     assert "--name: got ''" in refused("federate", "register", "server", "clinic.pub", "--name", "")
     assert "--remove: no node ''" in refused("federate", "register", "server", "clinic.pub", "--remove", "")
-
-
-def test_a_recommender_hears_of_no_field_of_others() -> None:
-    assert "training." not in str(Exploded("FPL", 3, "the global model is no longer finite"))
 
 
 class Sequence(torch.nn.Module):

@@ -220,20 +220,6 @@ def test_tables_fit_the_terminal(
     assert any(line.startswith("fedavg") and "client-000 10.0% (50)" in line for line in lines)
 
 
-def test_a_recommender_speaks_its_own_words(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delenv("COLUMNS", raising=False)
-    plain = rule("DS", 0.1842) | {"server": {}, "flawed": None, "flawed_weight": None, "worst_tenth": 0.0}
-    show_summary(SUMMARY | {"measure": "ndcg@10", "rules": [plain | {"worst_tenth_on": None}], "flaws": {}})
-    shown = capsys.readouterr().out
-    assert "ndcg@10, mean over the users" in shown
-    assert "0.1842" in shown
-    assert "18.42%" not in shown
-    assert "clients reach" not in shown
-    assert shown.rstrip().endswith("next: steelyard recommend report run")
-
-
 def test_names_samples_and_losses_of_rules_are_said(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

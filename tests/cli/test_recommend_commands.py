@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 from tests.kit import inside
 from tests.recommend.conftest import two_tastes
@@ -16,8 +14,6 @@ from tests.warm import command_environment, warm_command
 
 from steelyard.experiment import running
 from steelyard.experiment.loading import build
-from steelyard.recommend.baselines import recommend
-from steelyard.recommend.interactions import build as interactions
 
 
 def shown(*arguments: object, folder: Path) -> str:
@@ -75,18 +71,6 @@ def test_explain_on_a_narrow_terminal_breaks_no_line(runs: Path):
     assert part == pytest.approx(gain * (personal + common), abs=0.01)
 
 
-def test_an_item_that_shares_nothing_is_said_to(runs: Path):
-    """u02 takes of the first half of the items; the second half has another half and digits that she may not select.
-
-    Ten of its twenty items have all ten digits.
-    """
-    asked = ("explain", "kgflex", "--user", "u02", "--item")
-    found = [shown(*asked, f"i{item}", folder=runs) for item in range(20, 30)]
-    none = [text.splitlines() for text in found if "no feature shared" in text]
-    assert none
-    assert all(len(lines) == 2 and lines[0].endswith("score 0.0000") for lines in none)
-
-
 def test_kept_and_clouds(runs: Path, tmp_path: Path):
     found = json.loads(shown("kept", "kgflex", "--format", "json", folder=runs))
     assert found["kept"].keys() == {"shown", "informative"}
@@ -132,19 +116,3 @@ def test_split_looks_where_experiments_look(tmp_path: Path) -> None:
     other = warm_command(*command[:-1], "others", folder=tmp_path, environment=command_environment())
     assert other.returncode == 2
     assert "taken.tsv" in other.stderr
-
-
-@pytest.mark.parametrize("kind", ["fcf", "bpr_mf"])
-def test_a_baseline_says_which_epoch_it_is_in(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-
-    @contextmanager
-    def doing(what: str) -> Generator[None]:
-        said.append(what)
-        yield
-
-    monkeypatch.setattr(f"steelyard.recommend.baselines.{kind}.doing", doing)
-    users, items = zip(*rows(), strict=True)
-    table = interactions(list(users), list(items), np.ones(len(users)).tolist())
-    recommend(kind.replace("_", "-"), table, 2, 1, {"epochs": 3, "factors": 2})
-    assert said == ["epoch 1 of 3", "epoch 2 of 3", "epoch 3 of 3"]

@@ -11,7 +11,7 @@ import pytest
 import torch
 from tests.kit import assert_refused
 from torch.utils.data import Dataset as TorchDataset
-from torch.utils.data import Subset, TensorDataset
+from torch.utils.data import TensorDataset
 
 from steelyard import in_memory
 
@@ -51,23 +51,6 @@ def test_labels_owners_and_test_part_may_stand_beside_a_frame() -> None:
     assert data.held_out.tolist() == [True, False, False, True]
 
 
-@pytest.mark.parametrize(
-    ("cells", "options", "classes"),
-    [
-        ([0.5, 1.5, 2.0, 1.0], {}, 0),
-        ([0.0, 1.0, 1.0, 0.0], {}, 2),
-        ([10, 20, 20, 10], {}, 2),
-        ([10, 20, 20, 10], {"task": "regression"}, 0),
-        ([0, 1, 1, 0], {"classes": 5}, 5),
-    ],
-)
-def test_what_a_label_column_is(cells: list[float], options: dict[str, Any], classes: int) -> None:
-    data = in_memory(pandas.DataFrame({"x": [1, 2, 3, 4], "y": cells}), label="y", **options)
-    assert data.classes == classes
-    if not classes:
-        assert data.labels.tolist() == cells
-
-
 def test_frames_of_other_libraries_turn_into_pandas() -> None:
     class Polars:
         def to_pandas(self) -> pandas.DataFrame:
@@ -86,14 +69,6 @@ def test_a_tensor_dataset() -> None:
     assert (data.labels.tolist(), data.classes) == ([0, 1, 2, 0, 1, 2], 3)
     owned = in_memory(TensorDataset(features, labels, torch.tensor([5, 5, 5, 8, 8, 8])))
     assert owned.owners.tolist() == ["user-005"] * 3 + ["user-008"] * 3
-
-
-def test_a_subset_is_gone_through_item_by_item() -> None:
-    whole = TensorDataset(torch.arange(12.0).reshape(6, 2), torch.tensor([0.5, 1.5, 2.5, 0.5, 1.5, 2.5]))
-    data = in_memory(Subset(whole, [4, 1]), owners=["a", "b"])
-    assert data.features.tolist() == [[8, 9], [2, 3]]
-    assert (data.labels.tolist(), data.classes) == ([1.5, 1.5], 0)
-    assert data.owners.tolist() == ["a", "b"]
 
 
 class Items(TorchDataset[Any]):
@@ -239,23 +214,17 @@ ROWS = np.ones((2, 1))
     [
         ((patients(),), {}, "no label is named; expected label=, one of the columns age, sex"),
         ((patients(),), {"label": "il"}, "found no column 'il' for labels (did you mean 'ill'?)"),
-        ((patients(),), {"label": "ill", "owner": "clinic"}, "found no column 'clinic' for owner"),
         ((patients(), [1, 2, 3]), {}, "labels has shape (3,); expected one value for each of the 4 rows"),
-        ((patients(),), {"label": "ill", "normalise": "all"}, "normalise: got 'all'"),
         ((Items([([1.0], 0), ([1.0],)]),), {}, "item 1 is tuple of 1; expected (sample, label)"),
-        ((Items([3]),), {}, "item 0 is int; expected (sample, label)"),
         ((Items([([1.0], 0), ([1.0, 2.0], 1)]),), {}, "sample 1 has shape (2,), sample 0 (1,)"),
         ((Items([("word", 0)]),), {}, "sample 0 is str; expected numbers or a picture"),
-        ((Items([]),), {}, "got no rows"),
         ((Items([{"x": [1.0], "z": 0}]),), {}, "cannot tell the label among x, z"),
         ((Items([{"a": [1.0], "b": [2.0], "y": 0}]),), {}, "cannot tell the sample among a, b"),
         ((Stream(),), {}, "got Stream and no labels"),
         ((ROWS, [0, 1]), {"held_out": "part"}, "expected a value for each row"),
         ((Parts({}),), {}, "several parts (train, test); expected one of them, such as data['train']"),
-        ((Hugging({"x": [1], "z": [1]}),), {}, "cannot tell the label among x, z"),
         ((Hugging({"x": [[1]], "label": [1]}),), {"owner": "who"}, "found no 'who' for owner"),
         ((ROWS / 2, [0, 1]), {"tokens": True}, "features are no tokens; expected whole numbers from 0"),
-        ((-ROWS, [0, 1]), {"tokens": True}, "features are no tokens"),
     ],
 )
 def test_mistakes_are_named(given: tuple[Any, ...], fields: dict[str, Any], told: str) -> None:

@@ -14,7 +14,6 @@ import torch
 from tests.kit import assert_refused
 
 from steelyard.data import Dataset, DataSettings, PartitionSettings, check_together, load, share_out
-from steelyard.data.image_folders import Folders
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -77,32 +76,6 @@ def test_owners_from_a_table_beside_classes_from_folders(tmp_path: Path) -> None
         20: "south",
     }
     assert data.labels.tolist() == [0, 1, 0]
-
-
-def test_a_share_keeps_labels_owners_and_test_part_together(tmp_path: Path) -> None:
-    shades = {f"{who}/{kind}/{n}.png": 40 * w + n for w, who in enumerate("abcd") for kind in "xy" for n in range(2)}
-    draw(tmp_path, shades)
-    data = read(tmp_path, labels="folder", owner="folder", share=0.5)
-    assert len(data) == 8
-    assert ["abcd"[shade // 40] for shade in data.features[:, 0, 0, 0].tolist()] == data.owners.tolist()
-
-
-@pytest.mark.parametrize(
-    ("paths", "by_class", "splits", "by_owner"),
-    [
-        (["a/x.png", "b/x.png"], True, False, False),
-        (["train/a/x.png", "test/a/x.png", "test/b/x.png"], True, True, False),
-        (["u/a/x.png", "v/a/x.png", "v/b/x.png"], True, False, True),
-        (["train/u/a/x.png", "test/v/a/x.png", "train/v/b/x.png"], True, True, True),
-        # every owner has a class of its own: more likely kinds of classes
-        (["u/a/x.png", "v/b/x.png"], True, False, False),
-        (["a/x.png", "x.png"], False, False, False),
-        (["train/x.png", "test/x.png"], True, False, False),
-    ],
-)
-def test_what_folders_look_like(paths: list[str], by_class: bool, splits: bool, by_owner: bool) -> None:
-    folders = Folders.of(Path("p"), paths)
-    assert (folders.by_class, folders.splits, folders.by_owner) == (by_class, splits, by_owner)
 
 
 def test_images_are_cut_to_their_central_square(tmp_path: Path) -> None:
@@ -259,21 +232,16 @@ MASKS = {"path": "scans", "task": "segmentation"}
 PICTURES = {"path": "pets", "labels": "folder"}
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({**CELEBA, "labels": "smiling"}, "(did you mean 'Smiling'?)"),
-    ({**CELEBA, "owner": "person"}, "data.owner: found no 'person'"),
     ({**CELEBA, "marks": {"sharp": "not Fuzzy"}}, "data.marks.sharp: found no 'Fuzzy'"),
-    ({**CELEBA, "attributes": "nowhere.csv"}, "data.attributes: found no 'nowhere.csv'"),
-    ({**CELEBA, "identities": "nowhere.txt"}, "data.identities: found no 'nowhere.txt'"),
     ({**CELEBA, "identities": "some.txt"}, "names no identity for image '000002.png'"),
     ({**CELEBA, "identities": "lines.txt"}, "not lines of an image name and a whole number"),
     ({**CELEBA, "attributes": "cut.txt"}, "expected 5, its first line"),
-    ({**CELEBA, "attributes": "hello.txt"}, "starts with 'hello'"),
     ({"path": "broken"}, "is broken"),
     ({"path": "empty"}, "holds no image"),
     ({"path": "a.zip"}, "cannot be read as .zip"),
     ({"path": "flat"}, "data.attributes: got nothing"),
     ({"path": "flat", "labels": "folder"}, "has no folder for each class"),
     ({**PICTURES, "owner": "folder"}, "has no folders around those of the classes"),
-    ({**PICTURES, "held_out": "folder"}, "is not divided into train and test"),
     ({**PICTURES, "owner": "clinic"}, "data.owner: got 'clinic' without a table of the images"),
     ({**PICTURES, "owner": "clinic", "attributes": "tables/who.csv"}, "several folders hold an image '001.png'"),
     ({**MASKS, "classes": 2}, "masks hold 2; expected classes 0 to 1"),

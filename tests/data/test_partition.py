@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.kit import assert_refused
 
-from steelyard.data import Dataset, FlawSettings, PartitionSettings, Population, in_memory, share_out
+from steelyard.data import Dataset, PartitionSettings, Population, in_memory, share_out
 
 
 def made(rows: int, classes: int = 5, owners: int = 0, test: int = 0, seed: int = 0) -> Dataset:
@@ -97,15 +94,6 @@ def test_two_shards_of_one_label_each_bound_the_labels():
     assert not same(population, share_out(dataset, chosen, 4))
 
 
-def test_shards_of_a_regression_follow_the_target():
-    target = np.linspace(0, 1, 100, dtype=np.float32)
-    dataset = in_memory(np.zeros((100, 1), dtype=np.float32), target)
-    chosen = PartitionSettings(scheme="shard", clients=10, shards_per_client=1, test="none")
-    population = share_out(dataset, chosen, 0)
-    spans = sorted((client.train.min(), client.train.max()) for client in population.clients)
-    assert spans == [(10 * i, 10 * i + 9) for i in range(10)]
-
-
 def test_a_small_alpha_gives_fewer_labels_than_a_large_one():
     dataset = made(2000, classes=10)
 
@@ -114,15 +102,6 @@ def test_a_small_alpha_gives_fewer_labels_than_a_large_one():
         return float(np.mean([len(np.unique(population.train_labels(client))) for client in population.clients]))
 
     assert labels_seen(0.1) < 6 < 9 < labels_seen(100)
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.floats(0.05, 10), st.integers(0, 5))
-def test_dirichlet_with_samples_gives_each_client_that_many(alpha, seed):
-    chosen = PartitionSettings(scheme="dirichlet", clients=10, samples=20, alpha=alpha, test="none")
-    population = share_out(made(200), chosen, seed)
-    assert [len(client.train) for client in population.clients] == [20] * 10
-    assert all_rows(population) == list(range(200))
 
 
 def test_natural_keeps_people_apart_and_drops_small_ones():
@@ -171,13 +150,6 @@ def test_slices_of_the_test_part_are_disjoint_and_complete(clients, count, schem
     assert population.notes == ()
     for number, client in enumerate(population.clients):
         assert client.test.tolist() == list(range(60 + number * count, 60 + (number + 1) * count))
-
-
-def test_held_out_rows_are_shared_only_when_they_run_out():
-    dataset = in_memory(np.zeros((40, 1)), [0] * 40, held_out=np.arange(40) >= 30)
-    population = share_out(dataset, PartitionSettings(scheme="iid", clients=3, test="held-out", test_samples=5), 0)
-    assert population.notes == ("local test sets: 5 of 15 rows also serve another client",)
-    assert [len(set(client.test.tolist())) for client in population.clients] == [5, 5, 5]
 
 
 @settings(max_examples=30, deadline=None)
@@ -349,18 +321,6 @@ def test_what_the_data_cannot_give_is_refused_in_one_line(dataset: Dataset, fiel
 
 
 @pytest.mark.parametrize(
-    ("flaw", "told"),
-    [
-        ({"kind": "copy", "of": "user-9"}, "flaws.0.of: no client 'user-9' (did you mean 'user-0"),
-        ({"kind": "stale", "clients": ["nobody"]}, "flaws.0.clients: no client 'nobody'"),
-    ],
-)
-def test_flaws_of_people_that_are_not_there_are_refused(flaw: dict[str, object], told: str):
-    natural = PartitionSettings(scheme="natural")
-    assert_refused(lambda: share_out(PEOPLE, natural, 0, [FlawSettings(**flaw)]), told)
-
-
-@pytest.mark.parametrize(
     ("rows", "fields", "sizes"),
     [
         (23, {"scheme": "iid", "clients": 5}, [5, 5, 5, 4, 4]),
@@ -473,19 +433,6 @@ def test_train_and_validation_are_what_was_trained_on(clients, share, seed, sche
         assert len(after.test) == min(max(1, int(share * count + 0.5)), count - 1)
     again = share_out(dataset, partition(**fields, validation=share), seed)
     assert [c.test.tolist() for c in again.clients] == [c.test.tolist() for c in split.clients]
-
-
-def test_a_table_is_scaled_by_what_is_left_to_train_on():
-    dataset = striped()
-    split = share_out(dataset, partition(validation=0.5, test="held-out"), 0)
-    spoilt = dataset.features.clone()
-    spoilt[torch.from_numpy(np.flatnonzero(dataset.held_out))] = float("nan")
-    same = share_out(replace(dataset, features=spoilt), partition(validation=0.5, test="held-out"), 0)
-    for one, other in zip(split.clients, same.clients, strict=True):
-        assert np.array_equal(one.train, other.train)
-        assert np.array_equal(one.test, other.test)
-        assert torch.equal(split.dataset.inputs(one.train), same.dataset.inputs(other.train))
-        assert torch.equal(split.dataset.inputs(one.test), same.dataset.inputs(other.test))
 
 
 @pytest.mark.parametrize(

@@ -50,14 +50,6 @@ def test_mnist_in_shards_with_tests_of_the_clients_own_labels(mnist):
     assert len(np.unique(np.concatenate([client.train for client in population.clients]))) == 60000
 
 
-def test_mnist_iid_is_dealt_out_whole(mnist):
-    settings = PartitionSettings(scheme="iid", clients=100, samples=600, test="held-out", test_samples=100)
-    population = share_out(mnist, settings, 1)
-    assert len(np.unique(np.concatenate([client.train for client in population.clients]))) == 60000
-    assert len(np.unique(np.concatenate([client.test for client in population.clients]))) == 10000
-    assert population.notes == ()
-
-
 def test_adafed_simulation_1_draws_with_overlap_and_says_so(mnist):
     lines = [[0] * 10 for _ in range(5)]
     for label in range(10):
@@ -85,14 +77,6 @@ def test_the_hostile_clients_of_adafed_3_are_what_they_were(mnist):
     assert digest.hexdigest() == "ca0f650ee0cc5331b28ebc391a9e089ea5f5fd8355dc22d0555259e91bee511b"
 
 
-def test_mnist_by_writer(mnist):
-    if mnist.owners is None:
-        pytest.skip("needs mnist/mnist_writers.npz")
-    population = share_out(mnist, PartitionSettings(scheme="natural", server="held-out"), 1)
-    assert len(population.clients) == 539
-    assert sum(len(client.train) + len(client.test) for client in population.clients) == 60000
-
-
 def test_unipen_by_writer():
     path = needed("unipen62/unipen62_28x28.npz")
     dataset = load(DataSettings(source="npz", path=path))
@@ -100,15 +84,6 @@ def test_unipen_by_writer():
     population = share_out(dataset, PartitionSettings(scheme="natural", test_fraction=0.1), 1)
     assert len(population.clients) == 300
     assert population.names[:2] == ["writer-000", "writer-001"]
-
-
-def test_celeba_at_32_pixels():
-    path = needed("celeba/celeba_32.npz")
-    settings = DataSettings(source="npz", path=path, labels="Smiling", marks={"sharp": "not Blurry"})
-    dataset = load(settings)
-    assert (dataset.features.shape, dataset.classes) == ((1682, 3, 32, 32), 2)
-    assert len(share_out(dataset, PartitionSettings(scheme="natural", minimum=5), 1).clients) == 200
-    assert 0.9 < dataset.marks["sharp"].mean() < 1
 
 
 def test_celeba_at_64_pixels():
