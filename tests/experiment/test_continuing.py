@@ -260,12 +260,6 @@ def test_an_edited_accuracy_is_refused_said_and_can_be_accepted(
     assert problem in refused("resume", part)
 
 
-def test_a_chain_that_was_emptied_and_accepted_stays_seen(part: Path, command: CommandLine) -> None:
-    change(part, "DELETE FROM chain")
-    goes_on(command, part, "--accept-changes")
-    assert "CHANGED since it was written: round 0 is missing from its chain" in command("table", part).stdout
-
-
 def test_a_checkpoint_of_another_model_is_refused_also_with_its_checksum(
     part: Path, tmp_path: Path, refused: Callable[..., str]
 ) -> None:

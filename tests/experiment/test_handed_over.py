@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_breast_cancer
 from tests.kit import SMALL
 
 import steelyard
@@ -43,19 +42,6 @@ def test_unit_leaves_numbers_as_they_are() -> None:
     clients, _ = scaled("unit").assemble(in_memory(FEATURES, [0, 1, 0, 1]))
     found = clients.context.population(0).source.dataset.features  # type: ignore[attr-defined]
     assert torch.equal(found, torch.from_numpy(FEATURES).float())
-
-
-def test_breast_cancer_is_learnt_once_it_is_scaled(tmp_path: Path) -> None:
-    cancer = load_breast_cancer()
-    described = scaled(
-        "standard",
-        seed=1,
-        partition={"scheme": "iid", "clients": 4, "test": "local"},
-        rounds={"count": 10},
-        training={"learning_rate": 0.1, "batch_size": 16},
-    )
-    result = described.run(tmp_path / "run", dataset=in_memory(cancer.data, cancer.target))
-    assert result.summary["rules"][0]["accuracy"] > 0.93
 
 
 DESCRIPTION = {

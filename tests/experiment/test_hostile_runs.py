@@ -163,26 +163,6 @@ def test_attacks_survive_a_stop(attack: str, tmp_path: Path, monkeypatch: pytest
     assert (largest[[3, 4]] > 0.3).all()
 
 
-# One class flipped by four of ten with an equal say is outvoted by the rows of the others: they must lie to reach it.
-@pytest.mark.parametrize(
-    ("attack", "rule"),
-    [("class-flip+inflation", "fedavg"), ("semantic-boosted", "EQ"), ("backdoor-boosted", "EQ")],
-)
-def test_how_often_an_aim_is_reached(attack: str, rule: str, tmp_path: Path) -> None:
-    described = with_rules(build({**SMALL, "rounds": {"count": 6, "fraction": 1.0}}), [rule])
-    rates: list[float] = []
-    for name in ("clean", attack):
-        # Without an attack the same rows are tested: a flaw of hardly any row brings them in.
-        document = under_attack(described, attack, 0.4).model_dump(mode="json", exclude_none=True)
-        if name == "clean":
-            document["flaws"] = [{**document["flaws"][0], "amount": 1e-9}]
-        run(build(document), out=tmp_path / name)
-        (rate,) = outcome(tmp_path / name, described.rounds)[rule]["backdoor"] or ()
-        rates.append(rate)
-    assert rates[1] > rates[0] + 0.3
-    assert rates[0] < 0.35
-
-
 FLAWS = [
     {"kind": "labels-flipped", "pick": "biggest", "count": 2, "how": "pairs"},
     {"kind": "noisy", "pick": "random", "count": 1, "amount": 0.5},

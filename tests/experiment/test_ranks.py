@@ -9,8 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import tomli_w
 import torch
 from safetensors.torch import load_file
+from tests.kit import SMALL, changed
 from tests.ports import free_ports
 from tests.warm import command_environment, warm_command
 
@@ -20,33 +22,6 @@ from steelyard.runs.reader import History
 
 Ranked = Callable[..., subprocess.CompletedProcess[str]]
 
-EXPERIMENT = """
-name = "small"
-seed = 3
-[data]
-source = "digits"
-[partition]
-clients = 6
-scheme = "iid"
-test = "local"
-server = "fraction"
-server_fraction = 0.3
-server_report = "apart"
-[model]
-name = "mlp"
-[training]
-batch_size = 60
-learning_rate = 0.1
-[rounds]
-count = 3
-fraction = 1.0
-[weighing]
-criteria = ["VP", "MD", "DS"]
-priority = "VP>MD>DS"
-[compute]
-engine = "loop"
-device = "cpu"
-"""
 FATAL = """
 import os
 import signal
@@ -64,6 +39,7 @@ def fatal(data):
         {end}
     return 1.0
 """
+DIE = "os._exit(9)"
 STOP = """
         if os.fork() == 0:  # goes on when rank 0 has ended, and takes the stopped rank away
             asking, stopped = Path(f"/proc/{os.environ['ASKING']}/stat"), os.getppid()
@@ -73,6 +49,35 @@ STOP = """
             os._exit(0)
         os.kill(os.getpid(), signal.SIGSTOP)
 """
+SHARED = changed(
+    SMALL,
+    seed=3,
+    partition={"server": "fraction", "server_fraction": 0.3, "server_report": "apart", "test": "local"},
+    model={"name": "mlp"},
+    rounds={"count": 3},
+    weighing={"criteria": ["VP", "MD", "DS"], "priority": "VP>MD>DS"},
+)
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> Path:
+    path = tmp_path / "small.toml"
+    path.write_text(tomli_w.dumps(SHARED), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def fatal(tmp_path: Path) -> Callable[[str], list[str]]:
+    """Return the words by which rank 1 ends in its second round while there is a file `flag`."""
+    (tmp_path / "flag").touch()
+
+    def words(end: str) -> list[str]:
+        plugin = tmp_path / "fatal.py"
+        plugin.write_text(FATAL.format(flag=tmp_path / "flag", end=end), encoding="utf-8")
+        fields = ('weighing.criteria=["VP","FATAL"]', "weighing.priority=VP>FATAL", f'weighing.plugins=["{plugin}"]')
+        return [word for field in fields for word in ("--set", field)] + ["--trust"]
+
+    return words
 
 
 def other_version() -> None:
@@ -111,13 +116,6 @@ def ranked(tmp_path: Path) -> Ranked:
     return call
 
 
-@pytest.fixture
-def experiment(tmp_path: Path) -> Path:
-    path = tmp_path / "small.toml"
-    path.write_text(EXPERIMENT, encoding="utf-8")
-    return path
-
-
 def models(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(sorted((folder / "checkpoints").iterdir())[-1])
 
@@ -150,23 +148,17 @@ def test_a_round_on_several_ranks_gives_the_model_of_one_process(
 
 
 def test_a_rank_that_dies_stops_the_run_in_one_line_and_any_number_of_ranks_goes_on(
-    ranked: Ranked, experiment: Path, tmp_path: Path
+    ranked: Ranked, experiment: Path, fatal: Callable[[str], list[str]], tmp_path: Path
 ) -> None:
-    flag, plugin, folder = tmp_path / "die", tmp_path / "fatal.py", tmp_path / "run"
-    flag.touch()
-    plugin.write_text(FATAL.format(flag=flag, end="os._exit(9)"), encoding="utf-8")
-    words = ["--set", 'weighing.criteria=["VP","FATAL"]', "--set", "weighing.priority=VP>FATAL"]
-    words += ["--set", f'weighing.plugins=["{plugin}"]', "--trust"]
+    words, folder = fatal(DIE), tmp_path / "run"
     done = ranked(2, "-q", "run", experiment, *words, "--out", folder)
     assert done.returncode == 2, done.stderr
     (line,) = done.stderr.strip().splitlines()
-    assert line.startswith(
-        f"steelyard: rank 1 of 2 has ended; what is done is in {folder}; go on, with as many ranks as"
-    )
+    assert line.startswith(f"steelyard: rank 1 of 2 has ended; what is done is in {folder}; go on, with as many ranks")
     assert line.endswith(f"steelyard resume {folder}")
     assert History(folder).rounds["round"].max() == 1
     assert "rank 1 of 2 has ended" in History(folder).info["stopped"]
-    flag.unlink()
+    (tmp_path / "flag").unlink()
     done = ranked(1, "-q", "resume", folder, "--trust")
     assert done.returncode == 0, done.stderr
     assert "the number of ranks was 2 when the run began, and is 1 now" in done.stderr
@@ -176,13 +168,11 @@ def test_a_rank_that_dies_stops_the_run_in_one_line_and_any_number_of_ranks_goes
     assert difference(folder, tmp_path / "alone") < 1e-3
 
 
-def test_a_rank_that_hangs_is_named(ranked: Ranked, experiment: Path, tmp_path: Path) -> None:
-    flag, plugin, folder = tmp_path / "hang", tmp_path / "fatal.py", tmp_path / "run"
-    flag.touch()
-    plugin.write_text(FATAL.format(flag=flag, end=STOP), encoding="utf-8")
-    words = ["--set", 'weighing.criteria=["VP","FATAL"]', "--set", "weighing.priority=VP>FATAL"]
-    words += ["--set", f'weighing.plugins=["{plugin}"]', "--trust", "--out", folder]
-    done = ranked(2, "-q", "run", experiment, *words, STEELYARD_RANK_SILENCE="5")
+def test_a_rank_that_hangs_is_named(
+    ranked: Ranked, experiment: Path, fatal: Callable[[str], list[str]], tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    done = ranked(2, "-q", "run", experiment, *fatal(STOP), "--out", folder, STEELYARD_RANK_SILENCE="5")
     assert done.returncode == 2, done.stderr
     (line,) = done.stderr.strip().splitlines()
     assert line.startswith("steelyard: rank 1 of 2 gave no sign for 5 s (STEELYARD_RANK_SILENCE); what is done is in")
@@ -208,78 +198,47 @@ def test_a_rank_that_differs_stops_the_run_in_one_line(
     assert written < 0 or History(tmp_path / "run").rounds["round"].max() == written
 
 
-def test_a_mistake_is_one_line_of_rank_0(ranked: Ranked, experiment: Path, tmp_path: Path) -> None:
-    done = ranked(2, "run", experiment, "--set", "rounds.count=0", "--out", tmp_path / "run")
-    assert done.returncode == 2
-    assert [line for line in done.stderr.splitlines() if "rounds.count" in line] == done.stderr.splitlines()
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.parametrize(
-    ("words", "line"),
+    ("count", "words", "environment", "told"),
     [
-        (["run", "fpl-ml1m"], "WORLD_SIZE: several processes were started, and clients of this kind are not shared"),
-        (["sweep", "quickstart", "--over", "rounds.count=1,2", "--jobs", "2"], "--jobs: got 2 on several ranks"),
+        (2, ["run", "quickstart", "--set", "rounds.count=0"], {}, "rounds.count"),
+        (2, ["run", "fpl-ml1m"], {}, "WORLD_SIZE: several processes were started"),
+        (2, ["sweep", "quickstart", "--over", "rounds.count=1,2", "--jobs", "2"], {}, "--jobs: got 2"),
+        (1, ["recipes"], {"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR: missing"),
+        (1, ["recipes"], {"RANK": "0", "WORLD_SIZE": "many", "MASTER_ADDR": "x", "MASTER_PORT": "1"}, "got 'many'"),
     ],
 )
-def test_what_is_not_shared_out_is_refused(ranked: Ranked, words: list[str], line: str) -> None:
-    done = ranked(2, *words)
+def test_a_mistake_is_one_line_of_rank_0(
+    ranked: Ranked, count: int, words: list[str], environment: dict[str, str], told: str
+) -> None:
+    done = ranked(count, *words, **environment)
     assert done.returncode == 2
-    assert [said for said in done.stderr.splitlines() if said.startswith("steelyard: ")] == done.stderr.splitlines()[
-        -1:
-    ]
-    assert line in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("environment", "line"),
-    [
-        ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR: missing in the environment"),
-        ({"RANK": "2", "WORLD_SIZE": "2", "MASTER_ADDR": "x", "MASTER_PORT": "1"}, ""),
-        ({"RANK": "0", "WORLD_SIZE": "many", "MASTER_ADDR": "x", "MASTER_PORT": "1"}, "WORLD_SIZE: got 'many' in the"),
-    ],
-)
-def test_a_launcher_that_says_nonsense_is_named(ranked: Ranked, environment: dict[str, str], line: str) -> None:
-    done = ranked(1, "recipes", **environment)
-    assert done.returncode == 2
-    assert line in done.stderr
-    assert len(done.stderr.splitlines()) == (1 if line else 0)
+    assert told in done.stderr.splitlines()[-1]
+    assert done.stderr.count(told) == 1
 
 
 @pytest.mark.slow
 def test_a_comparison_and_a_sweep_share_out_their_federations(ranked: Ranked, experiment: Path, tmp_path: Path) -> None:
-    words = [
-        "--rules",
-        "fedavg,LD,scaffold,median(DS),fedlaw,shapfed,online",
-        "--seeds",
-        "2",
-        "--set",
-        "rounds.count=1",
-    ]
-    for name, count in {"one": 1, "two": 2}.items():
-        done = ranked(count, "-q", "compare", experiment, *words, "--out", tmp_path / name)
-        assert done.returncode == 0, done.stderr
-    assert difference(tmp_path / "one", tmp_path / "two") < 1e-5
-    over = ["--over", "training.learning_rate=0.1,0.2", "--set", "rounds.count=1"]
-    for name, count in {"swept": 1, "swept2": 2}.items():
-        done = ranked(count, "-q", "sweep", experiment, *over, "--out", tmp_path / name)
-        assert done.returncode == 0, done.stderr
-    for run in (path.parent for path in (tmp_path / "swept").glob("*/experiment.toml")):
-        assert difference(run, tmp_path / "swept2" / run.name) < 1e-5
+    rules = ["--rules", "fedavg,LD,scaffold,median(DS),fedlaw,shapfed,online", "--seeds", "2"]
+    over = ["--over", "training.learning_rate=0.1,0.2"]
+    for count in (1, 2):
+        for command, words in (("compare", rules), ("sweep", over)):
+            out = tmp_path / f"{command}-{count}"
+            done = ranked(count, "-q", command, experiment, *words, "--set", "rounds.count=1", "--out", out)
+            assert done.returncode == 0, done.stderr
+    assert difference(tmp_path / "compare-1", tmp_path / "compare-2") < 1e-5
+    for run in (path.parent for path in (tmp_path / "sweep-1").glob("*/experiment.toml")):
+        assert difference(run, tmp_path / "sweep-2" / run.name) < 1e-5
 
 
 @pytest.mark.slow
 def test_a_stopped_run_goes_on_with_the_same_bits_on_as_many_ranks(
-    ranked: Ranked, experiment: Path, tmp_path: Path
+    ranked: Ranked, experiment: Path, fatal: Callable[[str], list[str]], tmp_path: Path
 ) -> None:
-    flag, plugin = tmp_path / "die", tmp_path / "fatal.py"
-    plugin.write_text(FATAL.format(flag=flag, end="os._exit(9)"), encoding="utf-8")
-    words = ["--set", 'weighing.criteria=["VP","FATAL"]', "--set", "weighing.priority=VP>FATAL", "--set"]
-    words += [f'weighing.plugins=["{plugin}"]', "--set", "algorithm.name=scaffold", "--trust"]
-    assert ranked(2, "-q", "run", experiment, *words, "--out", tmp_path / "whole").returncode == 0
-    flag.touch()
+    words = [*fatal(DIE), "--set", "algorithm.name=scaffold"]
     assert ranked(2, "-q", "run", experiment, *words, "--out", tmp_path / "cut").returncode == 2
-    flag.unlink()
+    (tmp_path / "flag").unlink()
     assert ranked(2, "-q", "resume", tmp_path / "cut", "--trust").returncode == 0
+    assert ranked(2, "-q", "run", experiment, *words, "--out", tmp_path / "whole").returncode == 0
     assert difference(tmp_path / "whole", tmp_path / "cut") == 0
     assert History(tmp_path / "cut").rounds["round"].max() == 3

@@ -120,22 +120,6 @@ def test_what_was_spent_is_counted_as_the_budget_says() -> None:
     assert (made.delta, made.epsilon("g")) == (DELTA, 0.0)
 
 
-@pytest.mark.parametrize(
-    ("fields", "poisson", "words"),
-    [
-        ({}, False, "with one client, or with another in its place"),
-        ({}, True, "with or without one client"),
-        ({"cohorts": "public"}, False, "with one client's updates, or with zeros in their place"),
-    ],
-)
-def test_the_two_cases_of_the_guarantee(fields: dict[str, Any], poisson: bool, words: str) -> None:
-    made = rounds(replace(PLAN, poisson=poisson), **fields)
-    assert made.neighbours == words
-    assert made.central
-    local = PrivateRounds(PrivacySettings.model_validate({"local": {"clip": 1.0, "noise": 3.0}}), PLAN)
-    assert (local.neighbours, local.central, local.secret) == ("any two sets of data on one device", False, False)
-
-
 # ---------------------------------------------------------------- the noise that a budget asks for
 
 

@@ -31,26 +31,6 @@ def of(by: str, **given: Any) -> SelectSettings:
     return SelectSettings.model_validate({"by": by, **given})
 
 
-@given(
-    st.sampled_from(["uniform", "power-of-choice", "round-robin", "score"]),
-    st.integers(0, 5),
-    st.integers(1, 30),
-    st.dictionaries(
-        st.sampled_from(NAMES),
-        st.fixed_dictionaries(
-            {"asked": st.integers(1, 9)},
-            optional={"loss": st.floats(0, 9), "samples": st.floats(1, 99), "score": st.floats(0, 1)},
-        ),
-    ),
-)
-def test_a_cohort_has_its_size_and_names_each_once(by: str, seed: int, size: int, known: Any) -> None:
-    found = of(by).chosen(seed, 3, NAMES, size, known)
-    assert found == sorted(set(found))
-    assert set(found) <= set(NAMES)
-    assert len(found) == min(size, len(NAMES))
-    assert found == of(by).chosen(seed, 3, list(reversed(NAMES)), size, known)  # the order of names is nothing
-
-
 def slow(select: SelectSettings, seed: int, round: int, size: int, known: Any) -> list[str]:
     """The same written out with lists: every client has two numbers by chance in each round, and one for its turn."""
     keys = randomness.stream_keys(seed, round, NAMES, "select")
@@ -121,15 +101,6 @@ def test_when_somebody_comes_next() -> None:
     assert select.next_time(["d"], 0) is None
     assert [select.there(["b", "a"], now) for now in (1, 2, 3, 5, 8)] == [["a"], ["a"], [], ["b"], ["a"]]
     assert (SelectSettings().plain, of("score").plain, select.plain) == (True, False, False)
-
-
-def test_scores_decide_but_for_the_share_that_explores() -> None:
-    known = {name: {"asked": 1, "score": float(number)} for number, name in enumerate(NAMES[:16])}
-    every = [of("score", explore=0.25).chosen(1, round, NAMES, 8, known) for round in range(60)]
-    assert all(set(cohort) >= {f"c{number}" for number in range(10, 16)} for cohort in every)
-    # Two of eight explore: clients that were never asked, all of them in time.
-    assert {name for cohort in every for name in cohort} - {f"c{n}" for n in range(10, 16)} == set(NAMES[16:])
-    assert of("score", explore=0).chosen(1, 5, NAMES, 2, known) == ["c14", "c15"]
 
 
 def test_only_who_is_there_is_asked(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,46 +44,20 @@ MAIN = "LD"
 WHY = "no client's model is finite after local training (4 asked)"
 
 
-def trains_otherwise(
-    monkeypatch: pytest.MonkeyPatch, differs: Callable[[Updates], bool], spoil: Callable[[Updates, torch.Tensor], None]
-) -> None:
-    """Let simulated clients train as ever, and spoil the models of some updates."""
+def broken_from(monkeypatch: pytest.MonkeyPatch, federation: str, first: int, most: int | None = None) -> None:
+    """From a round on, what (so many) clients of one federation train holds NaN, as after a learning rate too large."""
     honest = Simulation.train
 
     def train(self: Simulation, tasks: list[Task]) -> list[Updates]:
         found = honest(self, tasks)
         for number, updates in enumerate(found):
-            if differs(updates):
+            if updates.federation == federation and updates.round >= first:
                 models = updates.payload.models.clone()
-                spoil(updates, models)
+                models[:most, 0] = float("nan")
                 found[number] = replace(updates, payload=DenseModels(models))
         return found
 
     monkeypatch.setattr(Simulation, "train", train)
-
-
-def broken_from(monkeypatch: pytest.MonkeyPatch, federation: str, first: int, most: int | None = None) -> None:
-    """From a round on, what (so many) clients of one federation train holds NaN, as after a learning rate too large."""
-
-    def spoil(updates: Updates, models: torch.Tensor) -> None:
-        models[:most, 0] = float("nan")
-
-    trains_otherwise(monkeypatch, lambda found: found.federation == federation and found.round >= first, spoil)
-
-
-def test_the_round_is_weighed_again_without_the_culprit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """One client sends numbers that are finite one by one, but not their sum."""
-
-    def spoil(updates: Updates, models: torch.Tensor) -> None:
-        models[updates.clients.index("client-002")] = 3e38
-
-    trains_otherwise(monkeypatch, lambda found: found.round >= 2, spoil)
-    monkeypatch.setattr(DenseModels, "finite", lambda self: np.ones(len(self.models), dtype=np.bool_))
-    history = History(run(build(DOCUMENT), out=tmp_path / "run"))
-    last = history.clients.query("round == 2 and rule == 'fedavg'").set_index("client")
-    assert last["failure"]["client-002"].startswith("left out: with its update (")
-    assert last["weight"].drop("client-002").sum() == pytest.approx(1.0)
-    assert history.rounds["accuracy"].iloc[-1] > 0.5
 
 
 @pytest.mark.parametrize(
