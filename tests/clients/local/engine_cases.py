@@ -134,20 +134,6 @@ class Tied(nn.Module):
         return self.dense((x + self.attention(x, x, x, need_weights=False)[0]).mean(dim=1))
 
 
-class Translated(nn.Module):
-    """Encoder and decoder, [places, samples, width], the decoder looks at nothing that comes after."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.both = nn.Transformer(8, 2, 1, 1, 16, dropout=0.2)
-        self.dense = nn.Linear(8, 10)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x.transpose(0, 1)
-        future = nn.Transformer.generate_square_subsequent_mask(len(x), device=x.device)
-        return self.dense(self.both(x, x, tgt_mask=future, tgt_is_causal=True).mean(dim=0))
-
-
 class Reused(nn.Module):
     """One layer of dropout in three places, two of them of one width; and a layer that has no part in the outputs."""
 
@@ -220,7 +206,6 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "recurrent": Recurrent,
     "tied": Tied,
     "encoded": Encoded,
-    "translated": Translated,
     "reused": Reused,
     "backbone": Backbone,
     "convolutional": convolutional,

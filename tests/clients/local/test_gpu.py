@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.usefixtures("own_cache"),
 ]
 PRECISIONS = ["float32", "tf32", "bfloat16"]
-BROUGHT = [name for name in cases.NETWORKS if name not in ("translated", "backbone", "frozen cnn")]
+BROUGHT = [name for name in cases.NETWORKS if name not in ("backbone", "frozen cnn")]
 ANY = ("loop", "vmap", "graph")
 TABLE = [
     *((f"{name}, {how}", "stacked") for name in cases.MODELS if name != "own" for how in cases.TRAINING),

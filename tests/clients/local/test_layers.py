@@ -11,7 +11,6 @@ from torch import nn
 from torch.nn import functional
 
 from steelyard.clients.local.convolution import windows
-from steelyard.clients.local.convolution.first import FirstConvolution
 from steelyard.clients.local.convolution.pooled import (
     LibraryConvolution,
     PooledConvolution,
@@ -74,33 +73,6 @@ def test_pooled_convolutions_give_what_autograd_gives(
         back = convolution.backward(slope)
         assert apart(back[0], at_images) < 5e-5
         assert apart(back[1], at_kernels) < 5e-5
-
-
-@settings(max_examples=25, deadline=None)
-@given(
-    count=st.integers(1, 4),
-    height=st.integers(2, 11),
-    width=st.integers(2, 11),
-    depth=st.integers(1, 3),
-    side=st.sampled_from([1, 3, 5, 7]),
-    seed=st.integers(0, 1000),
-)
-def test_the_first_convolution_gives_what_autograd_gives(
-    count: int, height: int, width: int, depth: int, side: int, seed: int
-) -> None:
-    draw = torch.Generator().manual_seed(seed)
-    images = torch.randn(count, depth, height, width, generator=draw)
-    kernels, bias = torch.randn(4, side * side * depth, generator=draw), torch.randn(4, generator=draw)
-    slope = torch.randn(count, height // 2, width // 2, 4, generator=draw)
-    assume(not undecided(images.permute(0, 2, 3, 1), kernels, side))
-    pooled, _, at_kernels = reference(images.permute(0, 2, 3, 1), kernels, side, slope)
-    first = FirstConvolution((depth, height, width), side, 4)
-    more = torch.cat([images, images[:1]])  # a part of a larger batch, as steps take them, and a smaller one after it
-    split = first.split(more)
-    first.forward(split, kernels, bias)
-    rows = first.forward(split[: len(images)], kernels, bias)
-    assert apart(rows, (pooled + bias).relu().flatten(0, 2)) < 1e-5
-    assert apart(first.backward(slope.flatten(0, 2)), at_kernels) < 1e-5
 
 
 def test_of_equals_the_first_corner_gets_the_slope() -> None:

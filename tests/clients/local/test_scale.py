@@ -1,4 +1,4 @@
-"""10,000 registered clients, 1,000 a round: memory must not grow with the rounds."""
+"""2,000 registered clients, 200 a round: memory must not grow with the rounds."""
 
 import ctypes
 import gc
@@ -9,14 +9,14 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import torch
+from tests.clients.local import engine_cases as cases
 
-from steelyard.clients.local import ComputeSettings, Simulation, SimulationServer
+from steelyard.clients.local import SimulationServer
 from steelyard.data.dataset import ClientRows, Dataset, Population
 from steelyard.learning.models import ModelSettings
 from steelyard.learning.training import TrainingSettings
 from steelyard.messages import Task
 from steelyard.randomness import choose
-from steelyard.weighing.criteria import get
 
 
 def in_use(file: Path) -> float:
@@ -38,32 +38,21 @@ def in_use(file: Path) -> float:
     return (found["current"] + found["mmap"] - found["fast"] - found["rest"] + small) / 2**20
 
 
-def run(clients: int, cohort: int, rounds: int, file: Path) -> tuple[list[float], Simulation]:
-    draw = np.random.default_rng(0)
-    features = torch.from_numpy(draw.normal(size=(clients * 20, 64)).astype(np.float32))
-    labels = torch.from_numpy(draw.integers(0, 10, clients * 20))
-    rows = [ClientRows(f"c{i:05d}", np.arange(20 * i, 20 * i + 20), np.zeros(0, np.int64)) for i in range(clients)]
-    people = Population(Dataset("many", features, labels, 10), tuple(rows), np.zeros(0, np.int64))
-    devices = Simulation(
-        {0: people},
-        ModelSettings(name="mlp", hidden=(64,)),
-        TrainingSettings(learning_rate=0.05, batch_size=20),
-        ComputeSettings(device="cpu", engine="stacked"),
-        [get("DS"), get("LD")],
-    )
-    model = SimulationServer(devices).initial(0)
-    seen: list[float] = []
-    for round in range(1, rounds + 1):
-        names = tuple(choose(0, round, devices.names(0), cohort))
-        (updates,) = devices.train([Task("f", 0, round, names, model)])
-        model = updates.payload.combine(model, updates.criteria["DS"] / updates.criteria["DS"].sum())
-        del updates
-        seen.append(in_use(file))
-    assert bool(torch.isfinite(model).all())
-    return seen, devices
-
-
 def test_memory_is_steady_over_rounds(tmp_path: Path) -> None:
-    seen, devices = run(clients=2000, cohort=200, rounds=20, file=tmp_path / "told.xml")
+    draw, count = np.random.default_rng(0), 2000
+    features = torch.from_numpy(draw.normal(size=(count * 20, 64)).astype(np.float32))
+    data = Dataset("many", features, torch.from_numpy(draw.integers(0, 10, count * 20)), 10)
+    rows = np.arange(count * 20).reshape(count, 20)
+    people = Population(data, tuple(ClientRows(f"c{i:05d}", rows[i], rows[0, :0]) for i in range(count)), rows[0, :0])
+    model, training = ModelSettings(name="mlp", hidden=(64,)), TrainingSettings(learning_rate=0.05, batch_size=20)
+    devices = cases.simulated(cases.Case(model, people, training), "stacked")
+    start, seen = SimulationServer(devices).initial(0), list[float]()
+    for round in range(1, 21):
+        names = tuple(choose(0, round, devices.names(0), 200))
+        (updates,) = devices.train([Task("f", 0, round, names, start)])
+        start = updates.payload.combine(start, updates.samples / updates.samples.sum())
+        del updates
+        seen.append(in_use(tmp_path / "told.xml"))
+    assert bool(torch.isfinite(start).all())
     assert max(seen[10:]) - min(seen[10:]) < 0.5  # megabytes; one cohort's models are 4
     assert devices.describe()["updates_peak_gb"] == "0.004"

@@ -103,12 +103,11 @@ def test_every_algorithm_trains_as_in_one_process_and_keeps_the_same(algorithm: 
     "behaviour",
     [
         Behaviour(attack="alie", strength=2.0),
-        Behaviour(attack="gaussian", strength=2.0),
         Behaviour(stale=1),
         Behaviour(own_model=True),
         Behaviour(free_rider=True),
     ],
-    ids=["sees all", "alone", "stale", "own model", "free rider"],
+    ids=["sees all", "stale", "own model", "free rider"],
 )
 def test_clients_that_do_not_keep_the_protocol_do_the_same(behaviour: Behaviour) -> None:
     def make() -> Simulation:

@@ -17,7 +17,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from steelyard.clients.local.device_data.cohort import Cohort
 from steelyard.clients.local.device_data.schedule import CurrentStep
 from steelyard.clients.local.engines import choice_file, compiled, engine_trial, table
-from steelyard.clients.local.engines.choice import notes_of
 from steelyard.clients.local.engines.compiled import CompiledStep
 from steelyard.clients.local.engines.engine import TrainingSetup
 from steelyard.clients.local.engines.engine_trial import Trial, run_trial
@@ -116,25 +115,6 @@ def test_what_is_to_tell_of_a_choice_is_told_by_every_run() -> None:
         told = cases.trained(what, "auto")[2].describe()
         assert reason in told["engine_reason"]
         assert told["engine_notes"].startswith("the model draws at random while it trains")
-
-
-@pytest.mark.parametrize(
-    ("found", "best", "words"),
-    [
-        (Trial({"loop": 1.0, "threads": 0.5}, {"vmap:50": "RuntimeError: no rule. Sorry"}), "threads",
-         ["no engine stacks this model (RuntimeError: no rule)", "in threads"]),
-        (Trial({"loop": 1.0}, {"compiled": "DoesNotFit: no Triton", "graph": "it differs", "vmap": "it differs"}),
-         "loop", ["no engine stacks this model (it differs)", "one after another"]),
-        (Trial({"graph": 1.0, "loop": 9.0}, {"compiled": "DoesNotFit: no Triton"}), "graph:64",
-         ["compiled is left out (no Triton)", "graph is used"]),
-        (Trial({"compiled": 1.0, "loop": 9.0}, {"graph": "it differs"}), "compiled:10", []),
-        (Trial({"threads": 1.0, "stacked": 9.0}), "threads", []),
-    ],
-)  # fmt: skip
-def test_what_a_run_tells_of_a_trial(found: Trial, best: str, words: list[str]) -> None:
-    told = "".join(notes_of(found, best))
-    assert all(word in told for word in words)
-    assert bool(told) is bool(words)
 
 
 def test_of_two_trials_the_first_to_write_decides_and_a_damaged_file_is_tried_again(own_cache: Path) -> None:
