@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -90,7 +89,7 @@ def test_the_noise_counts_by_how_far_the_two_worlds_are_apart() -> None:
 
 
 @pytest.mark.parametrize("sampling", ["poisson", "fixed"])
-@pytest.mark.parametrize(("noise", "rate", "rounds"), [(0.05, 1e-12, 10), (1.0, 1e-6, 10**7), (20.0, 0.1, 10**7)])
+@pytest.mark.parametrize(("noise", "rate", "rounds"), [(0.05, 1e-12, 10), (20.0, 0.1, 10**7)])
 def test_accountants_do_not_contradict_each_other(sampling: str, noise: float, rate: float, rounds: int) -> None:
     """Also where Rényi divergences alone would say 100 and more of what is never drawn, and where rounds are many."""
     pld, rdp = (spent({Release(noise, sampling, rate): rounds}, DELTA, name) for name in ("pld", "rdp"))  # type: ignore[arg-type]
@@ -106,14 +105,6 @@ def test_the_noise_for_a_budget_keeps_to_it_and_no_less_noise_does() -> None:
     sampled = noise_for(7.0466, DELTA, [(Release(1.0, "poisson", 0.1), 100)])
     assert sampled == pytest.approx(1.0, rel=1e-3)
     assert spent({Release(sampled, "poisson", 0.1): 100}, DELTA) <= 7.0466
-
-
-@pytest.mark.parametrize("epsilon", [0.2, 3.0, 40.0])
-@pytest.mark.parametrize("release", [Release(1.0, mechanism="laplace"), Release(1.0)])
-def test_little_less_noise_than_was_found_passes_the_budget(release: Release, epsilon: float) -> None:
-    found = noise_for(epsilon, DELTA, [(release, 3)], "rdp")
-    assert spent({replace(release, noise=found): 3}, DELTA, "rdp", coarse=True) <= epsilon
-    assert spent({replace(release, noise=found / 1.0002): 3}, DELTA, "rdp", coarse=True) > epsilon
 
 
 def test_plan_finds_the_noise_on_the_command_line(command: CommandLine) -> None:
@@ -312,14 +303,6 @@ def test_several_rounds_are_what_playing_finds(noise: float, rate: float, rounds
     counted = repeated(fixed_losses(half, rate, 1e-3), rounds).get_delta_for_epsilon(epsilon)
     assert played.mean() > 20 * error
     assert counted == pytest.approx(played.mean(), abs=5 * error)
-
-
-def test_fixed_cohorts_cost_more_than_poisson_ones_with_half_the_noise() -> None:
-    """As in Lebeda et al.: taking the worse of the two one-sided sums would promise too much."""
-    fixed = spent({Release(2.0, "fixed", 0.1): 100}, DELTA)
-    one_sided = spent({Release(1.0, "poisson", 0.1): 100}, DELTA)
-    assert fixed > one_sided * 1.01
-    assert fixed < spent({Release(2.0, "fixed", 0.1): 100}, DELTA, "rdp")
 
 
 @pytest.mark.parametrize("rounds", [1, 1500])

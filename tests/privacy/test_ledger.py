@@ -126,15 +126,6 @@ def test_what_is_wrong_with_a_line_is_said(tmp_path: Path) -> None:
         assert refusal(Ledger, path) == expected
 
 
-def test_a_copy_of_an_account_counts_what_was_there_and_leaves_it_alone() -> None:
-    everybody = Charge("f", 1, "update", Release(4.0, "poisson", 0.5))
-    account = Account().plus([charge(1, "a"), everybody])
-    more = account.plus([charge(2, "a"), everybody])
-    assert account.single["a"] == {Release(4.0): 1}
-    assert more.single["a"] == {Release(4.0): 2}
-    assert (account.everybody[everybody.release], more.everybody[everybody.release]) == (1, 2)
-
-
 def test_an_account_is_counted_as_it_is_asked_to_be() -> None:
     account = Account().plus([charge(1, "a"), charge(2, "a")])
     assert account.epsilon(DELTA, "rdp") == spent({Release(4.0): 2}, DELTA, "rdp")

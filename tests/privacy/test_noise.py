@@ -64,17 +64,6 @@ def test_what_is_clipped_is_a_little_shorter_than_allowed_and_never_longer(lengt
     assert factors[1] > 1.0 - 1e-8
 
 
-def test_simulated_devices_draw_noise_of_their_own_each() -> None:
-    """Forty devices in threads: noise of the deviation asked for, never the same, and each around its own update."""
-    models = torch.zeros(40, 500)
-    models[7] += 0.01
-    sent = noisy_models(DenseModels(models), torch.zeros(500), 1.0, 0.5, SystemSource()).models
-    assert float(sent.std()) == pytest.approx(0.5, rel=0.05)
-    assert torch.unique(sent[:, 0]).numel() == 40
-    quiet = noisy_models(DenseModels(models), torch.zeros(500), 1.0, 1e-6, SystemSource()).models
-    torch.testing.assert_close(quiet, models, rtol=0, atol=1e-5)
-
-
 @pytest.mark.parametrize("broken", [float("nan"), float("inf"), -float("inf")])
 def test_an_update_that_is_no_number_somewhere_is_noise_and_nothing_else(broken: float) -> None:
     """Its length is unknown, so nothing clips the rest of it; and where it is broken would show through any noise."""

@@ -151,16 +151,6 @@ def test_a_damaged_file_is_named(tmp_path: Path, damage: str) -> None:
     assert_refused(partial(tensor_files.read_tensors, path), path, "not a readable checkpoint: ")
 
 
-def test_models_and_what_clients_keep_stand_apart(tmp_path: Path) -> None:
-    """A federation may be called like something that a client keeps."""
-    tensors, text = checkpoint.pack({"own": state(2, 5.0)}, {"own": torch.tensor([6.0])})
-    assert {name: tensor.tolist() for name, tensor in tensors.items()} == {"models/own": [5.0], "clients/own": [6.0]}
-    assert json.loads(text)["own"]["round"] == 2
-    states, kept = checkpoint.unpack(tensors, text)
-    assert states["own"].parameters.tolist() == [5.0]
-    assert kept["own"].tolist() == [6.0]
-
-
 def test_the_last_checkpoint_of_a_run(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.register([federation()])

@@ -273,24 +273,6 @@ def test_a_disk_that_fails_is_one_line_and_the_rounds_before_stay(
     assert History(run).last_round == 5
 
 
-def test_a_database_that_is_full_is_one_line(run: Path) -> None:
-    store = Store(run)
-    store.register([federation()])
-    ((pages,),) = store._db.execute("PRAGMA page_count").fetchall()
-    store._db.execute(f"PRAGMA max_page_count={pages}")
-    written: list[int] = []
-
-    def fill() -> None:
-        for round in range(5, 500):
-            store.commit(round, [record(round=round)], {"DS>LD": state(round)}, dict, last=False)
-            written.append(round)
-
-    with pytest.raises(UserError, match=r"cannot be written: database or disk is full; .*goes on once that is mended"):
-        fill()
-    assert store.resume().round == max(written, default=4)
-    store.close()
-
-
 @pytest.mark.parametrize("page", range(2, 14))
 def test_a_page_of_garbage_is_named_and_never_continued_from(run: Path, page: int) -> None:
     content = bytearray((run / "run.sqlite").read_bytes())

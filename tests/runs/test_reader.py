@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.kit import assert_refused
 from tests.runs.records import RAW, evaluations, federation, record, state, updates, values
@@ -113,21 +113,6 @@ def test_right_or_wrong_is_that_of_the_last_detailed_round(history: History) -> 
         assert both.dtype == np.bool_
     for read in (history.hits, history.weights):
         assert_refused(partial(read, "both", 3), history.folder, "no rule 'both' with seed 3 in this run")
-
-
-@settings(max_examples=8)  # each makes a database
-@given(bits=st.lists(st.lists(st.booleans(), max_size=20), min_size=1, max_size=3))
-def test_any_number_of_samples_comes_back(tmp_path_factory: pytest.TempPathFactory, bits: list[list[bool]]) -> None:
-    folder = tmp_path_factory.mktemp("bits")
-    store = Store(folder)
-    store.register([federation()])
-    for round, right in enumerate(bits, start=1):
-        answer = evaluations(round=round, right=np.array(right, dtype=bool))
-        store.commit(round, [record(round=round, evaluations=answer)], {"DS>LD": state(round)}, dict, last=False)
-    store.close()
-    found = History(folder).hits("DS>LD", 0)
-    assert found is not None
-    assert found.tolist() == bits[-1]
 
 
 def test_a_run_is_read_while_it_is_written_and_a_frame_is_read_once(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
@@ -15,13 +14,12 @@ import numpy as np
 import pytest
 import torch
 from tests.kit import assert_refused, named
-from tests.report.made_run import make_run
 from tests.runs import contents
 from tests.runs.contents import query
 from tests.runs.records import evaluations, federation, record, state, updates
 
 from steelyard.errors import UserError
-from steelyard.messages import Failure, LossState
+from steelyard.messages import Failure
 from steelyard.rounds.state import RoundRecord
 from steelyard.runs.opening import connect
 from steelyard.runs.reader import History
@@ -234,12 +232,6 @@ def test_metrics_and_right_or_wrong_of_every_sample(store: Store) -> None:
     assert query(store.folder, "SELECT * FROM samples") == [(1, 1, bytes([0b10110000, 0b10000000]), 9)]
 
 
-def test_losses_that_adapt_are_written_whole(store: Store) -> None:
-    commit(store, record(loss=LossState("barron", (1.0, 2.0), 0.5, 3.0)))
-    ((text,),) = query(store.folder, "SELECT loss FROM rounds")
-    assert json.loads(text) == {"name": "barron", "class_weights": [1.0, 2.0], "shape": 0.5, "scale": 3.0}
-
-
 def test_a_client_has_one_number_in_all_tables_and_after_opening_again(tmp_path: Path) -> None:
     for round in (1, 2):
         store = Store(tmp_path)
@@ -333,16 +325,6 @@ def test_a_resume_forgets_what_came_after_the_checkpoint(store: Store) -> None:
         assert query(store.folder, f"SELECT DISTINCT round FROM {table} ORDER BY round") == [(0,), (1,), (2,), (3,)]
 
 
-def test_a_resume_before_any_checkpoint_begins_anew(store: Store) -> None:
-    assert (store.resume().round, store.resume().states) == (-1, {})
-    # Round 0 always has a checkpoint; rows without one are of a version or a hand that broke off.
-    with store._db:
-        store._rows.write(record(round=0), single=True)
-    assert (store.resume().round, store.resume().states) == (-1, {})
-    for table in TABLES:
-        assert query(store.folder, f"SELECT COUNT(*) FROM {table}") == [(0,)]
-
-
 def test_a_round_is_written_as_a_whole_or_not_at_all(store: Store) -> None:
     commit(store, record(round=0))
     with pytest.raises(KeyError):
@@ -375,21 +357,6 @@ def test_rules_that_cannot_be_written_are_one_line(tmp_path: Path) -> None:
     words = "its rules cannot be written: no such table: federations"
     assert_refused(lambda: opened.register([federation()]), opened.folder, words)
     opened.close()
-
-
-def test_a_reader_that_stays_does_not_hold_up_the_end_of_a_run(tmp_path: Path) -> None:
-    """Each attempt to put the database to rest waited half a minute for a page that was left open."""
-    folder = make_run(tmp_path / "run", rounds=2, clients=5, seeds=(0,), rules=("fedavg",))
-    store = Store(folder)
-    reader = sqlite3.connect(folder / "run.sqlite")
-    reader.execute("BEGIN")
-    reader.execute("SELECT * FROM rounds").fetchone()
-    store.note(status="stopped")
-    begun = time.monotonic()
-    store.close()
-    assert time.monotonic() - begun < 25
-    reader.close()
-    assert History(folder).info["status"] == "stopped"
 
 
 @pytest.mark.parametrize("field", ["checkpoint_every", "clients_every"])
