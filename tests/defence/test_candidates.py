@@ -36,6 +36,8 @@ def test_each_candidate_is_what_its_name_says() -> None:
         # Lengths are 5, 1 and 13: the median is 5.
         "climb 3": [0, 15, 0],
         "bias 0": MEAN + np.array([0, 5, 0]),
+        # The two farthest from the others: ‖u‖² − 2 ⟨u, μ⟩ is −35.7, −5 and 11.
+        "copy of honest 1": HONEST[1].numpy(),
         "copy of honest 2": HONEST[2].numpy(),
     }
     found = sent()[2]

@@ -73,6 +73,8 @@ def test_krum_scores_by_the_mean_square_of_the_nearest_honest_ones() -> None:
     assert rules.chosen(products, 1).tolist() == [0, 1, 2, 3]
     # Two hostile: the two nearest; 1+9, 1+4, 1+4, 1+9: of the equal ones, the earlier.
     assert rules.chosen(products, 2).tolist() == [0, 1, 2]
+    # At 0, 1, 10, 11, 12 all have somebody at 1, and three have two near: (1+4), (1+1), (1+4).
+    assert rules.chosen(gram((0.0,), (1.0,), (10.0,), (11.0,), (12.0,)), 2).tolist() == [2, 3, 4]
     assert rules.chosen(gram((5.0,)), 0).tolist() == [0]
     # Nobody can be told from another where none is near enough to count: the first stay.
     assert rules.chosen(gram((5.0,), (6.0,)), 1).tolist() == [0]

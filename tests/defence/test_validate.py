@@ -93,6 +93,10 @@ def test_what_is_wrong_is_left_out_with_its_reason(changes: dict[str, Any], kept
     assert left.criteria["DS"].tolist() == bad.criteria["DS"][places].tolist()
 
 
+def test_who_trained_on_nothing_is_left_out_also_where_nobody_claims_anything() -> None:
+    assert admit(TASK, answer(samples=np.array([10, 0, 3])), []).clients == ("a", "c")
+
+
 def test_a_criterion_is_held_to_who_measures_it_and_to_the_number_of_classes() -> None:
     # MD stands first and is the server's: the clients' criteria behind it are still looked at.
     left = admit(TASK, answer(criteria=claims("CB", 2, 7.0)), [MD, CB])
