@@ -17,6 +17,8 @@ import httpx
 import pytest
 import torch
 from flwr.app import Message, RecordDict
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.kit import assert_refused
 
 from steelyard.clients.flower.adapter.messages import PartsLost, PartsTree, enter_run, name_message
@@ -52,14 +54,21 @@ def test_a_message_whose_parts_never_arrive_does_not_end_a_node(messages: list[s
     assert "ObjectPullError" in messages[0]
 
 
-def link(next_message: Callable[[], list[Any]], stop: threading.Event, activated: list[float]) -> NodeLink:
+def link(
+    next_message: Callable[[], list[Any]],
+    stop: threading.Event,
+    activated: list[float],
+    activate: Callable[[float], int] | None = None,
+) -> NodeLink:
     """Return the link of a node whose server answers as the test says."""
 
-    def activate(seconds: float) -> int:
+    def join(seconds: float) -> int:
         activated.append(seconds)
         return 7
 
-    fleet = SimpleNamespace(next_message=next_message, activate=activate, deactivate=lambda: None, close=lambda: None)
+    fleet = SimpleNamespace(
+        next_message=next_message, activate=activate or join, deactivate=lambda: None, close=lambda: None
+    )
     fleet.node, fleet.ahead, fleet.send_heartbeat = 7, 0.0, lambda seconds: None
     return NodeLink(SimpleNamespace(connection=lambda stop: fleet, key="key"), None, 0, stop)  # type: ignore[arg-type]
 
@@ -84,40 +93,47 @@ def test_a_server_that_started_anew_is_joined_again():
     assert (asked[0], len(activated)) == (5, 3)
 
 
-def test_a_node_whose_call_was_taken_without_an_answer_waits_until_it_is_forgotten(monkeypatch: pytest.MonkeyPatch):
-    """A busy server takes a call for joining after the node gave up on it: the next call finds the node connected."""
-    seconds = [1000.0]
-    monkeypatch.setattr("steelyard.federate.node_link.time", SimpleNamespace(monotonic=lambda: seconds[0]))
-    stop, told = threading.Event(), iter(["late", "connected", "free"])
+@given(st.lists(st.sampled_from(["late", "given up", "handshake"]), max_size=8))
+def test_a_node_joins_however_often_a_busy_server_gave_no_answer(faults: list[str]) -> None:
+    """A server that 50 nodes call at once takes calls after their nodes gave up: the next finds the node connected.
 
-    def next_message() -> list[Any]:
-        stop.set()
-        return []
+    Its proxy gives up too, and answers 503 to a call that the SuperLink took.
+    """
+    clock, known_until, joined = [1000.0], [0.0], list[float]()
 
-    made, activated = link(next_message, stop, []), list[str]()
+    def waited(seconds: float) -> bool:
+        clock.append(clock[-1] + seconds)
+        return bool(joined)
+
+    stop: Any = SimpleNamespace(is_set=lambda: bool(joined), wait=waited)
 
     def activate(_: float) -> int:
-        activated.append(next(told))
-        if activated[-1] == "late":
-            seconds[0] += 40.0
-            raise httpx.ReadTimeout("timed out")
-        if activated[-1] == "connected":
+        if clock[-1] < known_until[-1]:
             raise refused(412)
+        fault = faults.pop() if faults else ""
+        if fault in ("late", "given up"):
+            clock.append(clock[-1] + 40.0)
+            known_until.append(clock[-1] + 30.0)
+            raise httpx.ReadTimeout("timed out") if fault == "late" else refused(503)
+        if fault == "handshake":
+            raise httpx.ConnectTimeout("_ssl.c:989: The handshake operation timed out")
+        joined.append(clock[-1])
         return 7
 
-    monkeypatch.setattr(made._fleet, "activate", activate)
-    made.run()
-    assert activated == ["late", "connected", "free"]
+    made = link(list, stop, [], activate)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("steelyard.federate.node_link.time", SimpleNamespace(monotonic=lambda: clock[-1]))
+        made.run()
+    assert len(joined) == 1
 
 
 def test_a_key_that_another_node_uses_is_given_up(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("steelyard.federate.node_link._FORGOTTEN_SECONDS", 0.1)
-    made = link(list, threading.Event(), [])
 
     def activate(seconds: float) -> int:
         raise refused(412)
 
-    monkeypatch.setattr(made._fleet, "activate", activate)
+    made = link(list, threading.Event(), [], activate)
     with pytest.raises(UserError, match="does no other node use it"):
         made.run()
 

@@ -240,6 +240,7 @@ class NodeLink:
                     raise _Unknown(f"the server refuses this node: {_words(error.response)}") from None
                 if error.response.status_code < 500:
                     raise
+                self._unheard = time.monotonic()  # Its SuperLink may have taken the call, and told the proxy too late.
                 self._warn(f"the server answers {error.response.status_code}")
             except httpx.TransportError as error:
                 # What else goes wrong with TLS (no time for a handshake, an end in the middle of one) is a server that
