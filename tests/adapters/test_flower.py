@@ -92,7 +92,6 @@ def test_by_size_it_is_flowers_own_average_of_models_and_metrics() -> None:
         strategy.configure_train(1, record(SENT), ConfigRecord(), nodes_of())
         messages = [answered(asked(i, SENT), *reply) for i, reply in enumerate(replies, 1)]
         arrays, metrics = strategy.aggregate_train(1, messages)
-        assert arrays is not None
         assert metrics is not None
         found.append({"w": arrays["w"].numpy(), **metrics})
     assert found[0].keys() == found[1].keys()
@@ -112,7 +111,6 @@ def test_by_size_it_is_flowers_own_average_of_models_and_metrics() -> None:
 def test_a_reply_that_cannot_be_weighed_is_left_out(arrays: Arrays, metrics: Mapping[str, Any], reason: str) -> None:
     strategy = Weighed("q", metrics=["q"])
     found = aggregated(strategy, [(model(1), GOOD), (arrays, metrics), (model(3), GOOD)])
-    assert found is not None
     assert found["w"][0, 0] == pytest.approx(2.0)
     reasons = strategy.rounds[1].reasons
     assert list(reasons) == ["2"]
@@ -132,7 +130,6 @@ def test_types_stay_as_they_are() -> None:
         for v, n, s in ((1, 2**40, 1), (2, 2**40 + 4, 3))
     ]
     found = aggregated(Weighed("DS"), replies, sent)
-    assert found is not None
     assert {name: array.dtype for name, array in found.items()} == {name: array.dtype for name, array in sent.items()}
     assert found["seen"] == 2**40 + 3
     assert found["d"].tolist() == [1.75, 1.75]
@@ -326,7 +323,6 @@ def test_a_nodes_test_is_read_by_the_names_that_people_use() -> None:
         found = of_test({name: 0.5, "n": 1, "eval_loss": 2.0, "shares": [0.5]})
         assert found == ClientTest(0.5, 1, 2.0)
     named = of_test({"f1": 0.7, "accuracy": 0.5}, "f1")
-    assert named is not None
     assert (named.score, named.samples, dict(named.metrics)) == (0.7, 0, {"accuracy": 0.5})
     assert math.isnan(named.loss)
     for nothing in (None, {"n": 1}, {"accuracy": 0.5, "n": -1}, {"accuracy": 0.5, "n": 2.0**53}, {"acc": math.inf}):
@@ -334,7 +330,6 @@ def test_a_nodes_test_is_read_by_the_names_that_people_use() -> None:
     assert of_test({"accuracy": 0.5}, "f1") is None
     assert of_test({"accuracy": 0.5, "n": 2.0**52}) is not None
     many = of_test({"accuracy": 0.5, **{f"m{number:02}": 1.0 for number in range(60)}})
-    assert many is not None
     assert list(many.metrics) == [f"m{number:02}" for number in range(50)]
     two = answered(asked(1, SENT), SENT, {"accuracy": 0.5})
     two.content["more"] = MetricRecord({"accuracy": 0.5})
@@ -450,5 +445,4 @@ def test_an_array_in_columns_is_read_as_it_is() -> None:
     grid: Any = Nodes({node: lambda model: ({"w": given}, {"num-examples": 1}) for node in (1, 2)})
     messages = strategy.configure_train(1, record(sent), ConfigRecord(), grid)
     arrays, _ = strategy.aggregate_train(1, grid.send_and_receive(messages))
-    assert arrays is not None
     assert arrays["w"].numpy().tolist() == given.tolist()

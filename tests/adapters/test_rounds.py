@@ -42,7 +42,6 @@ def test_weights_are_those_of_a_table() -> None:
     assert found.measures == rows
     assert found.samples == {name: row["DS"] for name, row in rows.items()}
     assert found.reasons == {}
-    assert found.arrays is not None
     # Sums of three numbers of at most 2 in float32.
     assert found.arrays["w"] == pytest.approx(np.full((2, 3), expected.weights @ [0, 1, 2]), abs=1e-6)
     means = found.means({"a": {"x": 1.0, "y": 5.0}, "b": {"y": 1.0, "x": 2.0}, "c": {"x": 4.0, "y": 0.0, "z": 1.0}})
@@ -75,7 +74,6 @@ def test_a_reply_that_cannot_be_weighed_is_left_out_with_its_reason(changed: dic
     arrays = {name: array for name, array in given.items() if name != "q" and array is not None}
     bad = Reply("b", arrays, samples, measures)
     found = combined("q>DS", good, bad, reply("c", 3.0, 10, {"q": 1.0}), metrics=["q"])
-    assert found.arrays is not None
     assert found.arrays["w"][0, 0] == pytest.approx(2.0)
     assert list(found.reasons) == ["b"]
     assert found.reasons["b"].startswith(reason)
@@ -104,7 +102,6 @@ def test_what_lies_at_a_border_is_taken_and_reasons_are_short() -> None:
 
 def test_robust_rules_and_caps_hold_an_attacker() -> None:
     found = combined("median(EQ)", *(reply(c, v) for c, v in zip("abcd", (1.0, 1.1, 0.9, 1000.0), strict=True)))
-    assert found.arrays is not None
     assert 0.8 < found.arrays["w"][0, 0] < 1.2
     capped = combined("capped(DS;max_shares=1.5)", *(reply(c, 1, n) for c, n in (("a", 1), ("b", 1), ("c", 1000))))
     assert capped.weights["c"] == pytest.approx(0.5)
@@ -197,7 +194,6 @@ def test_updates_on_the_disk_are_weighed_as_those_in_memory(rule: str, monkeypat
     for other in found[1:]:
         assert other.weights == pytest.approx(found[0].weights, abs=1e-6)
         assert found[0].arrays is not None
-        assert other.arrays is not None
         assert list(other.arrays) == list(sent)
         for name, array in found[0].arrays.items():
             assert other.arrays[name].dtype == sent[name].dtype
@@ -218,7 +214,6 @@ def test_whole_numbers_are_averaged_without_loss() -> None:
     """2⁶⁰ + 1, 3, 5, ... by 10, 20, 30, ... rows: float64 has no room for any of them."""
     sent, replies = cohort(3)
     found = WeighedRounds("DS").combine(sent, replies)
-    assert found.arrays is not None
     assert found.arrays["seen"] == 2**60 + round((1 * 10 + 3 * 20 + 5 * 30) / 60)
     assert found.arrays["mask"].tolist() == [True, True, False]
     assert found.arrays["seen"].shape == ()
@@ -229,7 +224,6 @@ def test_a_round_may_come_to_the_change_of_the_model() -> None:
     for name, value in (("a", 6.0), ("b", 8.0)):
         assert collected.add(Reply(name, {"w": np.full(2, value), "n": np.array(7)}, 1.0)) == ""
     found = collected.combine(as_change=True).arrays
-    assert found is not None
     assert (found["w"].tolist(), found["n"].tolist(), sent["w"].tolist()) == ([2.0, 2.0], 4, [5.0, 5.0])
 
 
@@ -290,7 +284,6 @@ def test_a_policy_of_others_steps_and_remembers_inside_another_framework() -> No
     replies = [Reply(name, {"w": model, "seen": np.array(8)}, 10.0) for name, model in zip("abc", models, strict=True)]
     weighing = WeighedRounds("cgsv(length=0.5)")
     first, second = weighing.combine(sent, replies), weighing.combine(sent, replies)
-    assert first.arrays is not None
     assert second.arrays is not None
     step = sum(0.5 / 3 * (model - start) / np.linalg.norm(model - start) for model in models)
     assert first.arrays["w"] == pytest.approx(start + step, abs=1e-5)

@@ -146,7 +146,6 @@ def test_the_page_holds_the_answer_escaped_and_its_pictures() -> None:
 def test_charts_show_every_rule_by_rank_and_every_gain_with_its_interval() -> None:
     document = judge(on_paper(NAMES), MADE)
     chart, gains = rank_chart(document), gain_chart(document)
-    assert chart is not None
     assert gains is not None
     drawn: dict[str, Any] = chart.to_dict()
     (rows,) = drawn["datasets"].values()
@@ -160,13 +159,11 @@ def test_charts_show_every_rule_by_rank_and_every_gain_with_its_interval() -> No
         f"Line: ranks less than {critical:.2f} apart",
     )
     close = rank_chart({**document, "critical_difference": 0.5})
-    assert close is not None
     (rows,) = close.to_dict()["datasets"].values()
     assert [(row["low"], row["high"]) for row in rows] == [
         (pytest.approx(max(1.0, rank - 0.5)), pytest.approx(min(3.0, rank + 0.5))) for rank in (5 / 3, 11 / 6, 2.5)
     ]
     without = rank_chart({**document, "critical_difference": None})
-    assert without is not None
     assert len(without.to_dict()["layer"]) == 1
     drawn = gains.to_dict()
     rows = next(rows for rows in drawn["datasets"].values() if "scene" in rows[0])
@@ -176,7 +173,6 @@ def test_charts_show_every_rule_by_rank_and_every_gain_with_its_interval() -> No
     assert all(row["low"] < row["mean"] < row["high"] for row in rows)
     assert [layer["mark"]["type"] for layer in drawn["layer"]] == ["rule", "rule", "point"]
     one = gain_chart(judged(0.1, seeds=1))
-    assert one is not None
     assert len(one.to_dict()["layer"]) == 2, "one seed has no interval"
     assert rank_chart(judged(0.1)) is None, "two rules have no ranks to draw"
     assert rank_chart(judge(on_paper(["clean"]), {})) is gain_chart(judge(on_paper(["clean"]), {})) is None
@@ -196,7 +192,6 @@ def test_the_mean_gain_has_the_interval_of_its_seeds() -> None:
     made = {"clean": figures(BASE, shifted(0.03)), "sizes": figures(BASE, shifted(0.01))}
     document = judge(on_paper(["clean", "sizes"]), made)
     found = document["gain_over_seeds"]
-    assert found is not None
     assert found["mean"] == pytest.approx(document["mean_gain"])
     assert found["values"] == pytest.approx([0.02 + noise for noise in NOISE])
     assert "Mean gain +2.0 ± 0.2 points." in arena_text(document)

@@ -44,7 +44,6 @@ def server_slopes(models: torch.Tensor, weights: Floats) -> Floats:
     model = given @ models.double()
     outputs = ROWS.double() @ model[:4].reshape(2, 2).T + model[4:]
     torch.nn.functional.cross_entropy(outputs, LABELS).backward()
-    assert given.grad is not None
     return given.grad.numpy()
 
 
