@@ -177,12 +177,13 @@ def _read_graph(content: Any, folder: Path) -> None:
 
 def _read_features(content: Any, folder: Path) -> None:
     form, whole = content
-    path = _laid(f"features.{'csv' if form == 'csv' else 'tsv'}", whole, folder)
-    source: dict[str, Any] = {"path": str(path), "format": "attributes" if form == "csv" else form}
+    known = _laid("predicates.tsv", b"http://e/p\t0\t1\nhttp://e/p~http://e/q\t1\t2\n", folder)
+    path = str(_laid("features.csv" if form == "csv" else "features.tsv", whole, folder))
+    source: dict[str, Any] = {"path": path, "format": "attributes" if form == "csv" else form}
     if form == "kgflex":
-        source["predicates"] = str(_laid("predicates.tsv", b"http://e/p\t0\t1\nhttp://e/p~http://e/q\t1\t2\n", folder))
+        source["predicates"] = str(known)
     if form == "mapping":
-        source |= {"format": "kgflex", "predicates": str(path), "path": str(_laid("f.tsv", b"1\t0\t5\n", folder))}
+        source = {"format": "kgflex", "predicates": path, "path": str(_laid("f.tsv", b"1\t0\t5\n", folder))}
     _load({"sources": [source], "min_items": 1}, ["1", "2"])
 
 
