@@ -105,7 +105,8 @@ def test_the_cells_of_a_notebook_run_in_their_order(name: str, said: str, made: 
     """As a script in a warm process: a kernel takes ten seconds to start."""
     notebook = json.loads((EXAMPLES / f"{name}.ipynb").read_text(encoding="utf-8"))
     cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
-    (tmp_path / "cells.py").write_text("\n".join(cells), encoding="utf-8")
+    script = re.sub(r"^!(.*)$", r'__import__("os").system(f"\1")', "\n".join(cells), flags=re.MULTILINE)
+    (tmp_path / "cells.py").write_text(script, encoding="utf-8")
     done = warm_script(tmp_path / "cells.py", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert said in done.stdout, "the notebook ends with an answer"

@@ -168,6 +168,9 @@ def test_each_share_of_participation_is_a_run_and_a_column(command: CommandLine)
     worst = {device["rule"]: device["worst"]["mean"] for device in table["devices"]}
     least = {name: min(each["score"] for each in table["clients"] if each["rule"] == name) for name in worst}
     assert worst == pytest.approx(least)
+    text = command(*COMPARE, "--participation", "1,0.75", "--out", "again").stdout
+    (row,) = [line for line in text.split("of the worst client")[1].splitlines() if line.startswith("EQ ")]
+    assert row.split()[-1] == f"{100 * worst['EQ']:.2f}"
 
 
 @pytest.mark.parametrize("words", [[""], ["1.5"], ["1,,0.5"], ["nan"], ["-1"], ["0.1"], ["1", "--full"]])
