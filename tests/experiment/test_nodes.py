@@ -84,8 +84,8 @@ def test_code_that_the_server_names_is_not_run(tmp_path: Path, code: str):
     model = {"name": code, "arguments": {"command": f"touch {tmp_path}/owned"}}
     for sections, parts in (
         ({"model": model}, ("model.name", code)),
-        ({"training": {"loss": f"{spy}:loss"}}, ("training.loss", spy)),
-        ({"weighing": {"criteria": ["DS"], "plugins": [str(spy)]}}, (spy,)),
+        ({"training": {"loss": f"{spy}:loss"}}, ("training.loss",)),
+        ({"weighing": {"criteria": ["DS"], "plugins": [str(spy)]}}, ("plugin",)),
     ):
         assert_refused(partial(train_as, document(**sections), node), "is not run here", *parts)
     assert not (tmp_path / "owned").exists()
