@@ -23,7 +23,16 @@ pytest.importorskip("flwr")
 from flwr.proto.control_pb2 import ListRunsRequest, StartRunRequest
 from tests.clients.flower.test_adapter import SOURCES, VERSIONS
 from tests.federate.accounts import as_nobody, post
-from tests.federate.real_federation import experiment, failures, fill, last_round, left_running, wait_until, written
+from tests.federate.real_federation import (
+    experiment,
+    failures,
+    fill,
+    hospitals,
+    last_round,
+    left_running,
+    wait_until,
+    written,
+)
 from tests.federate.small_experiment import assert_same_weights, weights
 from tests.ports import free_ports
 
@@ -351,6 +360,33 @@ def came_back(folder: Path, client: str, after: int) -> bool:
     return any(why is None for round, why in failures(folder, client).items() if round > after)
 
 
+def children(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_costs_its_message_alone(tmp_path: Path) -> None:
+    """What does a node's work, and what starts it, are killed from outside, as by a machine that is out of memory."""
+    described, folder = experiment(2, timeout=60.0, partition={"clients": 2}, rounds=FOR_LONG), tmp_path / "run"
+
+    with started(folder, described, Launch(2), apart=True) as federation:
+        federation.submit()
+        for whole in (False, True, False, True):
+            at = last_round(folder) + 2
+            wait_until(lambda at=at: last_round(folder) >= at, 120, "no round")
+            (starter,) = children(federation.nodes[1].pid)
+            for victim in [starter] if whole else children(starter):
+                os.kill(victim, signal.SIGKILL)
+            at = last_round(folder) + 1
+            wait_until(lambda at=at: came_back(folder, "client-001", at), 120, "it never came back")
+    assert set(failures(folder, "client-000").values()) == {None}
+    missed = [why for why in failures(folder, "client-001").values() if why is not None]
+    assert len(missed) <= 4  # One message each, or none where it was killed between two.
+    assert set(missed) <= {"its ClientApp died"}
+    assert left_running(folder) == []
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Generator[Path]:
     """A disk of 24 MB of its own; needs the right to mount one."""
@@ -385,3 +421,23 @@ def test_a_full_disk_is_named_and_the_run_goes_on_to_the_same_bits(tmp_path: Pat
     one, other = weights(tmp_path / "whole"), weights(folder)
     assert set(one) == set(other)
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.slow
+def test_a_full_disk_under_the_servers_own_folder_is_named(tmp_path: Path, small_disk: Path) -> None:
+    with hospitals(tmp_path, server=str(small_disk / "server")) as federation:
+        folder = tmp_path / "run"
+        words = ["submit", federation.server, "hospitals.toml", "--set", "rounds.count=40", "--out", str(folder)]
+        begun = federation.start_and_listen(*words)
+        wait_until(lambda: last_round(folder) >= 2, 120, "no round")
+        filler = fill(small_disk)
+        _, errors = begun.communicate(timeout=200)
+        line = errors.strip().splitlines()[-1]
+        assert begun.returncode == 2, errors
+        assert "No space left on device" in line
+        assert f"`steelyard federate submit {federation.server} {folder}` goes on" in line
+        assert "No space left on device" in History(folder).info["stopped"]
+        filler.unlink()
+        again = federation.steelyard("submit", federation.server, str(folder))
+        assert again.returncode == 0, again.stdout + again.stderr
+        assert last_round(folder) == 40
