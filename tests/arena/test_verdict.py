@@ -198,6 +198,7 @@ def test_the_mean_gain_has_the_interval_of_its_seeds() -> None:
     uneven = judge(on_paper(["clean", "sizes"]), made | {"sizes": figures(BASE[:5], shifted(0.01)[:5])})
     assert uneven["gain_over_seeds"] is None, "seeds that a scene lacks pair with nothing"
     assert "Mean gain" not in arena_text(uneven)
+    assert "Mean gain" not in arena_text(judged(0.02)), "one scene says it itself"
 
 
 def test_the_correction_is_over_all_scenes() -> None:
@@ -231,6 +232,7 @@ def test_the_correction_is_over_all_scenes() -> None:
         (judged(0.02), {"failed": 1}, "2.0 points on average; it failed in 1 scene."),
         (judged(0.02), {"failed": 2, "draft": True}, "; it failed in 2 scenes; on the seeds for choosing."),
         (judged(0.02), {"opened": 1}, "; all decided by 10 seeds or fewer."),
+        (judged(0.02, seeds=1), {"opened": 1}, "; 1 not decided by 1 seed."),
         (judged(0.0001), {"opened": 1}, "; all decided by 10 seeds or fewer."),
         (judged(0.02), {"opened": 2, "level": 1 / 120}, "; held to 0.83 % as the 2nd candidate here."),
         *(
