@@ -39,12 +39,19 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Imports and collecting make a million objects that stay: each search among them for garbage is for nothing.
 gc.disable()
 
+if os.environ.get("STEELYARD_TEST_MKLDNN") == "off":
+    # `.ci/other-processor`: other kernels than oneDNN's, for which torch has no variable of its own.
+    import torch
+
+    torch.backends.mkldnn.enabled = False  # type: ignore[attr-defined]
+
 # No test is timed: a busy machine may make any example slow.
 hypothesis.settings.register_profile("plain", deadline=None)
 hypothesis.settings.load_profile("plain")
 # For mutation runs, which repeat the same tests a thousand times.
 hypothesis.settings.register_profile("mutation", max_examples=20, database=None, deadline=None)
 
+SLOWEST = "STEELYARD_SLOWEST_FILES"
 CommandLine = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -131,29 +138,6 @@ def messages() -> Generator[list[str]]:
     ours.setLevel(before)
 
 
-# By processor time. Without `--no-loadscope-reorder` (pyproject.toml) xdist would order files by their number of tests.
-LONG_FILES = (
-    "test_snippets",
-    "test_engines",
-    "test_browser",
-    "test_federations",
-    "test_resume",
-    "test_compiled",
-    "test_contract",
-    "test_federate_apps",
-    "test_html_browser",
-    "test_jobs",
-    "test_examples",
-    "test_new",
-    "test_hidden",
-    "test_continuing",
-    "test_recipes",
-    "test_accounting",
-    "test_gate",
-    "test_stackable",
-)
-
-
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     """Tell a worker of xdist where the process is from which it forks commands."""
@@ -164,12 +148,6 @@ def pytest_configure(config: pytest.Config) -> None:
     """Let a worker fork commands from the process that all workers share."""
     if warmth := getattr(config, "workerinput", {}).get("warmth"):
         borrow_warmth(warmth)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start the files that take longest first, so that the workers end at about the same time."""
-    places = {name: place for place, name in enumerate(LONG_FILES)}
-    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
 
 
 def pytest_collection_finish() -> None:
@@ -197,3 +175,15 @@ def browser() -> Generator[Any]:
         found = started.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         yield found
         found.close()
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print the files whose tests take longest, where STEELYARD_SLOWEST_FILES says how many (`.ci/run` does)."""
+    seconds: dict[str, float] = {}
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                name = report.nodeid.partition("::")[0]
+                seconds[name] = seconds.get(name, 0.0) + report.duration
+    for name in sorted(seconds, key=seconds.__getitem__, reverse=True)[: int(os.environ.get(SLOWEST, "0"))]:
+        terminalreporter.write_line(f"{seconds[name]:7.1f} s  {name}")

@@ -154,7 +154,7 @@ def test_figures_that_are_not_those_of_the_runs_are_found(done: Path, tmp_path: 
     said = [line for line in found.lines if line.startswith("DIFFERS")]
     assert "the sentence is" in said[0]
     assert "scene hospitals has other figures" in said[1]
-    assert "another model (with the same versions)" in said[2]
+    assert "another model, on the same kind of processor" in said[2]
 
 
 def test_a_baseline_made_worse_is_found_without_the_runs(done: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,11 +18,12 @@ from typing import Any, cast
 from steelyard import files
 from steelyard.arena.figures import SceneFigures, read_figures, rivals_folder, scene_folder
 from steelyard.arena.plan import Arena, arena_of, is_arena, read_arena
-from steelyard.arena.replay import REPLAY, Replayed, distance, replay
+from steelyard.arena.replay import APART, REPLAY, Replayed, distance, replay, shifted
 from steelyard.arena.verdict import claims, judge
 from steelyard.errors import UserError, told_as
 from steelyard.experiment.code import content_name, rename_code
 from steelyard.experiment.run_notes import versions
+from steelyard.processor import in_words, same_kind
 from steelyard.report.documents.arena import ArenaDocument
 from steelyard.runs.reader import History
 from steelyard.settings import validated
@@ -127,6 +129,13 @@ class Checked:
 
     lines: tuple[str, ...]
     differs: bool
+    undecided: bool = False
+    """Another kind of processor made it, and what may come of that alone would turn a verdict."""
+
+    @property
+    def code(self) -> int:
+        """What the command ends with: 0 it holds, 1 something differs, 2 this processor cannot decide."""
+        return 1 if self.differs else 2 if self.undecided else 0
 
 
 def check_archive(path: Path, *, anew: bool = True, progress: bool = False) -> Checked:
@@ -144,9 +153,12 @@ def check_archive(path: Path, *, anew: bool = True, progress: bool = False) -> C
         problems.append(f"DIFFERS: the sentence is {archive.sentence!r}, and the figures say {again!r}")
     found = _beside(archive, path.parent)
     (problems if any(line.startswith("DIFFERS") for line in found) else lines).extend(found)
+    undecided = False
     if anew:
-        (problems if (line := _replayed(archive, progress)).startswith("DIFFERS") else lines).append(line)
-    return Checked((*lines, *problems), bool(problems))
+        line = _replayed(archive, progress)
+        undecided = line.startswith("UNDECIDED")
+        (problems if line.startswith("DIFFERS") else lines).append(line)
+    return Checked((*lines, *problems), bool(problems), undecided)
 
 
 def _beside(archive: Archive, folder: Path) -> list[str]:
@@ -170,22 +182,55 @@ def _broken(run: Path) -> str:
 
 
 def _replayed(archive: Archive, progress: bool) -> str:
-    """Run the part of the archive anew and compare the model's bits, and its accuracy with that of the scene."""
+    """Run the part of the archive anew and compare the model's bits, or what another processor cannot change."""
     was = archive.replayed
     if was is None:
         return "nothing to replay: no scene has figures"
     with tempfile.TemporaryDirectory() as place:
         now = replay(archive.arena, archive.figures, Path(place) / REPLAY, progress=progress)
+    assert now is not None
+    return replay_answer(archive, was, now, versions())
+
+
+def replay_answer(archive: Archive, was: Replayed, now: Replayed, here: Mapping[str, str]) -> str:
+    """Say whether the part that was run anew is that of the archive; `here` is what runs it now.
+
+    What an archive says of its processor is a claim. So the scene's figure is held to the part as it came out here, and
+    a verdict that the samples allowed to another processor would turn is undecided.
+    """
     what = f"{archive.arena.suite.baseline} in scene {was.scene}, seed {was.seed}"
-    if now != was:
-        return f"DIFFERS: replayed {what}: another model ({_other_versions(archive) or 'with the same versions'})"
-    apart = distance(archive.arena, archive.figures, was)
-    if apart > archive.arena.suite.margin:
+    same = (now.scene, now.seed, now.model, now.value) == (was.scene, was.seed, was.model, was.value)
+    if not same and (now.scene, now.seed) != (was.scene, was.seed):
+        return f"DIFFERS: replayed {now.scene}, seed {now.seed}, where the archive has {what}"
+    made = in_words(archive.versions)
+    if not same and same_kind(archive.versions, here):
+        return f"DIFFERS: replayed {what}: another model, on the same kind of processor ({made})"
+    margin, apart = archive.arena.suite.margin, distance(archive.arena, archive.figures, now)
+    allowed = 0 if same else APART
+    if not same and now.apart(was) > allowed:
+        return (
+            f"DIFFERS: replayed {what}: {_samples(now.apart(was), now.samples)} apart, "
+            f"where another processor changes at most {allowed}; made on {made}"
+        )
+    if apart > margin + allowed / now.samples:
         return f"DIFFERS: replayed {what}: {100 * apart:.1f} points from the figure of the scene"
-    return f"replayed {what}: the same model, bit for bit"
+    if same:
+        return f"replayed {what}: the same model, bit for bit"
+    agrees = f"replayed {what}: agrees within {_samples(now.apart(was), now.samples)}; made on {made}"
+    if apart > margin:
+        return f"UNDECIDED: {agrees}; the scene's own figure is {100 * apart:.1f} points away"
+    verdicts = {_verdict(archive, shifted(archive.arena, archive.figures, now, by)) for by in (-allowed, 0, allowed)}
+    if len(verdicts) > 1:
+        return f"UNDECIDED: {agrees}; {allowed} samples more or fewer would turn the verdict"
+    return agrees
 
 
-def _other_versions(archive: Archive) -> str:
-    here = versions()
-    others = {name: was for name, was in archive.versions.items() if here.get(name) != was}
-    return "; ".join(f"{name.removeprefix('version_')} {was}, here {here.get(name)}" for name, was in others.items())
+def _verdict(archive: Archive, figures: Mapping[str, SceneFigures]) -> tuple[str, ...]:
+    """Return what an archive decides: the verdict of the sentence, and that of each scene."""
+    document = judge(archive.arena, figures)
+    return claims(document["sentence"], document)[0], *(scene["verdict"] for scene in document["scenes"])
+
+
+def _samples(apart: float, of: int) -> str:
+    # A figure is the mean of the last rounds, so it may be a part of a sample off.
+    return f"{math.ceil(apart)} of {of} samples"

@@ -13,21 +13,32 @@ from pathlib import Path
 from steelyard.arena.figures import SceneFigures, run_figures
 from steelyard.arena.plan import Arena
 from steelyard.experiment.running import run
+from steelyard.report.reporting_rows import reported
+from steelyard.runs.reader import History
 from steelyard.settings import Section
 from steelyard.sweeps.running import finished
 
+APART = 4
+"""Test samples by which the part's accuracy may differ where another kind of processor trained it: twice the most that
+`.ci/other-processor` finds between the settings of one processor, over the scenes and seeds of `small`."""
 REPLAY = "replay"
 """The folder in an arena's folder with the run of the part, in one of its scene's name."""
 PLAIN = ("compute.engine=loop", "compute.device=cpu")
 
 
 class Replayed(Section):
-    """What the part came to: the digest of its last model, and its accuracy."""
+    """What the part came to: the digest of its last model, its accuracy, and on how many samples of the server."""
 
     scene: str
     seed: int
     model: str
     value: float
+    samples: int = 0
+    """0 in archives before 0.3, which did not say."""
+
+    def apart(self, other: Replayed) -> float:
+        """Return by how many test samples two accuracies of the part differ."""
+        return round(abs(self.value - other.value) * (self.samples or other.samples), 6)
 
 
 def replayed_scene(arena: Arena, figures: Mapping[str, SceneFigures]) -> str | None:
@@ -46,11 +57,23 @@ def replay(arena: Arena, figures: Mapping[str, SceneFigures], out: Path, *, prog
         alone = replace(arena, changes=(*arena.changes, *PLAIN))
         experiment = alone.scene(scene, rivals=[baseline], candidate=False)
         run(experiment, out=out, seeds=[seed], progress=progress)
-    found = run_figures(out, baseline)
-    return Replayed(scene=scene, seed=seed, model=found.models[baseline][0], value=found.values[baseline][0])
+    found, samples = run_figures(out, baseline), reported(History(out))
+    model, value = found.models[baseline][0], found.values[baseline][0]
+    return Replayed(scene=scene, seed=seed, model=model, value=value, samples=samples.get(str(seed), 0))
 
 
-def distance(arena: Arena, figures: Mapping[str, SceneFigures], was: Replayed) -> float:
+def distance(arena: Arena, figures: Mapping[str, SceneFigures], now: Replayed) -> float:
     """Return how far the part's accuracy is from that of the scene, where the baseline trained beside all others."""
-    values = figures[was.scene].values[arena.suite.baseline]
-    return abs(values[sorted(arena.seeds).index(was.seed)] - was.value)
+    values = figures[now.scene].values[arena.suite.baseline]
+    return abs(values[sorted(arena.seeds).index(now.seed)] - now.value)
+
+
+def shifted(
+    arena: Arena, figures: Mapping[str, SceneFigures], now: Replayed, samples: float
+) -> dict[str, SceneFigures]:
+    """Return the figures as they would be if the part had so many more samples right, or fewer."""
+    baseline, scene = arena.suite.baseline, figures[now.scene]
+    values = list(scene.values[baseline])
+    values[sorted(arena.seeds).index(now.seed)] += samples / now.samples
+    changed = scene.model_copy(update={"values": {**scene.values, baseline: tuple(values)}})
+    return {**figures, now.scene: changed}

@@ -202,14 +202,21 @@ def _show(folder: Path, document: ArenaDocument, format: str) -> None:
 
 
 def _check(archive: Path, format: str) -> None:
-    """Check an archive, also by its folder; exit code 1 where something in it does not hold."""
+    """Check an archive, also by its folder; exit code 1 where something differs, 2 where nothing decides here."""
     from steelyard.arena.archive import ARCHIVE, check_archive
 
     archive = archive / ARCHIVE if archive.is_dir() else archive
     found = watched(lambda: check_archive(archive, progress=not quiet()))
     if format == "json":
-        print_json({"archive": str(archive), "whole": not found.differs, "lines": list(found.lines)})
+        print_json(
+            {
+                "archive": str(archive),
+                "whole": found.code == 0,
+                "undecided": found.undecided,
+                "lines": list(found.lines),
+            }
+        )
     else:
         for line in found.lines:
             print_wrapped(line)
-    raise typer.Exit(int(found.differs))
+    raise typer.Exit(found.code)

@@ -143,8 +143,8 @@ class _Recorder:
             if self._digests is not None and model_digest(states[record.federation].parameters) != wanted:
                 raise UserError(
                     f"{self._folder}: repeated here, round {round} of {in_words(record.federation)} gives another "
-                    "model than the run had, so nothing can be said about it; allowed: the machine and versions of the "
-                    "run, or a run with [contributions] or store.keep = 'updates'"
+                    "model than the run had, so nothing can be said about it; allowed: the kind of processor, torch "
+                    "and threads of the run, or a run with [contributions] or store.keep = 'updates'"
                 )
             if record.contributions:
                 self.found[record.federation, round] = record.contributions

@@ -15,6 +15,7 @@ from steelyard.errors import UserError, brief, in_words, listed
 from steelyard.experiment.code import FOLDER, digest
 from steelyard.experiment.loading import RUN_FILE, own_text, read_experiment
 from steelyard.experiment.run_notes import versions
+from steelyard.processor import KERNELS, MACHINE, THREADS, TORCH
 from steelyard.runs.chain import SALT
 from steelyard.runs.reader import History
 from steelyard.runs.store import Store
@@ -137,9 +138,16 @@ def check_rules(history: History, federations: Sequence[Federation]) -> None:
 
 
 def changed_versions(history: History) -> list[str]:
-    """Return a line for each version (ours, torch) that is not the one that a run began with, and for other ranks."""
+    """Return a line for each thing that decides a run's last bits and is not as when it began."""
     now = {**versions(), "ranks": str(rank_count())}
-    names = {"version_steelyard": "steelyard", "version_torch": "torch", "ranks": "the number of ranks"}
+    names = {
+        "version_steelyard": "steelyard",
+        TORCH: "torch",
+        MACHINE: "the kind of processor",
+        KERNELS: "the set of the processor's kernels",
+        THREADS: "the number of threads",
+        "ranks": "the number of ranks",
+    }
     return [
         f"{words} was {before} when the run began, and is {now.get(name)} now: the rounds to come may differ in their "
         "last bits from those of a run left alone"

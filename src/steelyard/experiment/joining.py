@@ -15,6 +15,7 @@ from steelyard.experiment.job_array import PART, in_order
 from steelyard.experiment.loading import RUN_FILE, read_experiment
 from steelyard.experiment.parts import federations_of, part_of
 from steelyard.logs import logger
+from steelyard.processor import DECIDES
 from steelyard.runs.chain_check import require_whole
 from steelyard.runs.joining import join_rounds
 from steelyard.runs.process import this_process
@@ -83,7 +84,7 @@ def _check_same(first: History, other: History) -> None:
             f"{other.folder}: is a part of another comparison than {first.folder}, which differs in {fields[0]}; "
             "allowed: parts of one"
         )
-    for name in ("version_steelyard", "version_torch", "engine_choice", "device"):
+    for name in ("version_steelyard", *DECIDES, "engine_choice", "device"):
         if (one := first.info.get(name)) != (two := other.info.get(name)):
             _log.warning(
                 f"{name}: {one} in {first.folder}, {two} in {other.folder}: last bits may differ from one run's"

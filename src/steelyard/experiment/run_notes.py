@@ -16,6 +16,7 @@ from steelyard.errors import UserError
 from steelyard.experiment.guarantees import guarantee_notes
 from steelyard.logs import logger
 from steelyard.privacy.settings import PrivacySettings
+from steelyard.processor import made_by
 from steelyard.rounds.progress import weighed_one
 from steelyard.rounds.state import Federation, RoundRecord, Snapshot, States
 from steelyard.runs.store import Store
@@ -77,9 +78,9 @@ def why(error: BaseException) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that a result depends on, for the run's record."""
+    """Return the versions and the processor that a result depends on, for the run's record."""
     found = {"python": sys.version.split()[0], "platform": platform.platform(), "steelyard": __version__}
-    return {f"version_{name}": value for name, value in {**found, **_libraries()}.items()}
+    return {**{f"version_{name}": value for name, value in {**found, **_libraries()}.items()}, **made_by()}
 
 
 @cache

@@ -15,6 +15,9 @@ from steelyard.experiment.continuing import changed_since
 from steelyard.experiment.federations import stored_settings
 from steelyard.experiment.loading import read_experiment
 from steelyard.experiment.recorded import RecordedDescription
+from steelyard.experiment.run_notes import versions
+from steelyard.processor import in_words as in_words_of
+from steelyard.processor import same_kind
 from steelyard.report.documents.proof import FoundJson, VerificationJson
 from steelyard.report.recomputing import look_at_updates
 from steelyard.runs.checkpoint import kept_checkpoints
@@ -26,7 +29,7 @@ from steelyard.signing import model_digest
 from steelyard.weighing.rule import Rule, WeighingSettings, parse_priority
 
 TOLERANCE = 1e-12
-"""Weights are the same up to this: sums may be added up in another order on another processor."""
+"""Weights are the same up to this on every processor: they are computed in float64, whose rounding is 2e-16."""
 _OF = "WHERE federation = ? ORDER BY round"
 WHOLE, CHANGED, UNCHECKED = 0, 1, 2
 """Exit codes of `steelyard verify`."""
@@ -74,6 +77,13 @@ class Verification:
         return [*shown, *(f"  {name}: {words}" for name, words in self.found.checked.items())]
 
 
+def _made_on(info: Mapping[str, str]) -> str:
+    """Name the processor that made a run; what is checked allows as much whatever a run says of it."""
+    here = versions()
+    other = "" if same_kind(info, here) else f"; here {in_words_of(here)}: no check above or below depends on it"
+    return f"{in_words_of(info)}{other}"
+
+
 def _found(finding: Finding) -> FoundJson:
     return {"what": finding.what, "round": finding.round, "client": finding.client}
 
@@ -100,6 +110,7 @@ def verify(folder: Path, keys: Path | None = None, head: str | None = None) -> V
         found.changed.append(Finding(said))
     try:
         history = History(folder)
+        found.checked["made on"] = _made_on(history.info)
         _look_at_weights(history, found)
         look_at_updates(folder, history, found, chain.round)
     except UserError as error:
