@@ -12,10 +12,12 @@ import json
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -31,6 +33,12 @@ ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("test_intervals.py", "report/test_statistics.py", "report/test_measures.py", "report/test_sign.py"),
     ),
     "metrics": (("recommend/metrics.py", "recommend/ranking.py"), ("recommend/test_metrics.py",)),
+    "report": (("report/*.py",), ("report",)),
+    "data": (("data/*.py",), ("data",)),
+    "experiment": (("experiment/*.py",), ("experiment",)),
+    "arena": (("arena/*.py",), ("arena",)),
+    "signing": (("signing.py", "statements.py"), ("test_statements.py", "runs")),
+    "adapters": (("adapters/*.py",), ("adapters",)),
 }
 """For each room the files that are changed, below src/steelyard, and the tests that should notice."""
 COPIED = (
@@ -89,8 +97,26 @@ def ends(folder: Path) -> dict[str, int | None]:
     return found
 
 
-def mutmut(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run a Python process in the copy, such that commands which tests start meet the mutant, too."""
+def failing(folder: Path, room: str) -> list[str]:
+    """Return the tests of a room that fail here without any mutant: for want of a package, a browser, a processor."""
+    tests = [f"tests/{name}" for name in ROOMS[room][1]]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-n", "4", "-p", "no:cacheprovider", "-rfE", *tests],
+        cwd=folder,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    lines = [line.split(" - ")[0].split(" ", 1) for line in done.stdout.splitlines()]
+    return sorted({words[1] for words in lines if words[0] in ("FAILED", "ERROR") and len(words) == 2})
+
+
+def mutmut(folder: Path, *words: str, seconds: float | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a Python process in the copy, such that commands which tests start meet the mutant, too.
+
+    After so many seconds it is ended: what it has found by then is written down.
+    """
     others = [
         path
         for path in os.environ.get("PYTHONPATH", "").split(os.pathsep)
@@ -99,7 +125,22 @@ def mutmut(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     before = (folder / "mutants" / "src", folder / "mutants", *others)
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(map(str, before))}
     command = [sys.executable, *words]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    with subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            output, errors = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            output, errors = process.communicate()
+            return subprocess.CompletedProcess(command, 0, output, errors)
+    return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
 
 FIRST_FAILURE = """import os
@@ -118,10 +159,17 @@ def main() -> None:
     arguments.add_argument("--seed", type=int, default=1)
     arguments.add_argument("--jobs", type=int, default=os.cpu_count() or 2)
     arguments.add_argument("--deselect", action="append", default=[], help="a test that cannot run on this machine")
+    arguments.add_argument("--deselect-failing", action="store_true", help="leave out tests that fail here anyway")
+    arguments.add_argument("--minutes", type=float, help="try mutants for so long; those left are not counted")
+    arguments.add_argument("--states", type=Path, help="a file for how each drawn mutant ended, as JSON")
     chosen = arguments.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         copied(folder, chosen.room, chosen.deselect)
+        if chosen.deselect_failing:
+            again = folder / "again"
+            copied(again, chosen.room, [*chosen.deselect, *failing(folder, chosen.room)])
+            folder = again
         # mutmut makes all its mutants, and times the tests, before it looks for the one that is asked for.
         run = ("-m", "mutmut", "run", "--max-children", str(chosen.jobs))
         first = mutmut(folder, *run, "none")
@@ -132,24 +180,28 @@ def main() -> None:
         drawn = every
         if 0 < chosen.mutants < len(every):
             drawn = sorted(random.Random(chosen.seed).sample(every, chosen.mutants))
-        done = mutmut(folder, *run, *drawn)
+        done = mutmut(folder, *run, *drawn, seconds=chosen.minutes and 60 * chosen.minutes)
         codes = ends(folder)
-        if done.returncode or any(codes[name] is None for name in drawn):
+        tried_now = [name for name in drawn if codes[name] is not None]
+        if done.returncode or not tried_now or (chosen.minutes is None and len(tried_now) < len(drawn)):
             sys.exit(f"mutmut did not finish:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
-        state = {name: ENDS.get(codes[name] or 0, KILLED) for name in drawn}
-        for name, end in state.items():
-            if end != KILLED:
-                shown = subprocess.run(
-                    [sys.executable, "-m", "mutmut", "show", name], cwd=folder, capture_output=True, text=True
-                )
-                print(f"{end}: {name}\n{shown.stdout}")
-        counts = Counter(state.values())
-        print(
-            json.dumps(
-                {"room": chosen.room, "mutants": len(every), "drawn": len(drawn), **counts}
-                | {"killed_percent": round(100 * counts[KILLED] / len(drawn), 1)}
+        state = {name: ENDS.get(codes[name] or 0, KILLED) for name in tried_now}
+        if chosen.states is not None:
+            chosen.states.write_text(json.dumps(state, indent=0))
+        report(folder, chosen.room, len(every), len(drawn), state)
+
+
+def report(folder: Path, room: str, mutants: int, drawn: int, state: Mapping[str, str]) -> None:
+    """Print the mutants that lived, and the share that was killed."""
+    for name, end in state.items():
+        if end != KILLED:
+            shown = subprocess.run(
+                [sys.executable, "-m", "mutmut", "show", name], cwd=folder, capture_output=True, text=True, check=False
             )
-        )
+            print(f"{end}: {name}\n{shown.stdout}")
+    counts = Counter(state.values())
+    share = {"killed_percent": round(100 * counts[KILLED] / len(state), 1)}
+    print(json.dumps({"room": room, "mutants": mutants, "drawn": drawn, "tried": len(state), **counts, **share}))
 
 
 if __name__ == "__main__":

@@ -18,9 +18,10 @@ from steelyard.runs.reader import History
 from steelyard.settings import Section
 from steelyard.sweeps.running import finished
 
-APART = 4
+APART = 2
 """Test samples by which the part's accuracy may differ where another kind of processor trained it: twice the most that
-`.ci/other-processor` finds between the settings of one processor, over the scenes and seeds of `small`."""
+`python -m benchmarks.processors` finds between the settings of one processor, and at least 2, since it found none in
+100 repeats and other processors were not at hand."""
 REPLAY = "replay"
 """The folder in an arena's folder with the run of the part, in one of its scene's name."""
 PLAIN = ("compute.engine=loop", "compute.device=cpu")
