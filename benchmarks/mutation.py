@@ -37,7 +37,6 @@ ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "data": (("data/*.py",), ("data",)),
     "experiment": (("experiment/*.py",), ("experiment",)),
     "arena": (("arena/*.py",), ("arena",)),
-    "signing": (("signing.py", "statements.py"), ("test_statements.py", "runs")),
     "adapters": (("adapters/*.py",), ("adapters",)),
 }
 """For each room the files that are changed, below src/steelyard, and the tests that should notice."""
