@@ -30,7 +30,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "signing": (("signing.py", "statements.py"), ("test_signing.py",)),
     "statistics": (
         ("intervals.py", "report/statistics.py", "report/measures.py", "report/sign.py"),
-        ("test_intervals.py", "report/test_statistics.py", "report/test_measures.py", "report/test_sign.py"),
+        ("test_measures.py", "report"),
     ),
     "metrics": (("recommend/metrics.py", "recommend/ranking.py"), ("recommend/test_metrics.py",)),
     "report": (("report/*.py",), ("report",)),

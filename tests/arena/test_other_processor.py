@@ -62,7 +62,7 @@ def test_more_samples_off_than_another_processor_makes_differ() -> None:
 def test_a_claim_of_another_processor_excuses_no_figure_of_the_scene() -> None:
     """Whoever forges the scene's figure may be 1 point off what comes out here, as without the claim."""
     margin = SUITE.margin
-    beyond = archive(figure=WAS.value + margin + 2 / ROWS)
+    beyond = archive(figure=WAS.value + margin + 1 / ROWS)
     assert replay_answer(beyond, WAS, came(0), HERE).startswith("UNDECIDED")
     assert replay_answer(beyond, WAS, WAS, HERE).startswith("DIFFERS")
     assert replay_answer(archive(figure=WAS.value + margin + (APART + 1) / ROWS), WAS, came(0), HERE).startswith(
