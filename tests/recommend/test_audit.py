@@ -2,10 +2,9 @@
 
 import numpy as np
 import pytest
-from tests.kit import assert_refused
 
 from steelyard.experiment.loading import build
-from steelyard.experiment.recommend_audit import audit, chance, watch
+from steelyard.experiment.recommend_audit import audit, chance
 from steelyard.recommend.audit import CuriousServer, judge
 from steelyard.recommend.interactions import build as table
 from steelyard.recommend.sampling import Histories
@@ -62,11 +61,6 @@ def test_sums_by_hand():
     # Sums 0.2, −0.4, 0.3 and nothing: of one item, 2 is claimed; of three, never the one that was not named.
     assert curious.by_sum(np.array([1])).tolist() == [[False, False, True, False]]
     assert curious.by_sum(np.array([3])).tolist() == [[True, False, True, False]]
-
-
-def test_sequential_modes_are_not_watched(description):
-    experiment = build({**description, "fpl": {"mode": "sFPL"}})
-    assert_refused(lambda: watch(experiment, [1]), "allowed for an audit")
 
 
 def test_claims_at_random_are_right_with_the_share_that_users_took(description):

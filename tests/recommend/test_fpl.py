@@ -1,8 +1,6 @@
 """FPL against the slow reference, by hand, and as properties: draws, passes, rounds of many users and of one."""
 
 import math
-import warnings
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -20,9 +18,9 @@ from steelyard.recommend.fpl import (
     sent_positives,
 )
 from steelyard.recommend.interactions import build
-from steelyard.recommend.parallel import PairRows, distinct_rows, local_pass_in_blocks
+from steelyard.recommend.parallel import PairRows, distinct_rows
 from steelyard.recommend.sampling import Histories, Triples, user_keys
-from steelyard.recommend.sequential import ahead, independent_groups, sequential_rounds
+from steelyard.recommend.sequential import ahead, sequential_rounds
 
 LEARNING = Learning(0.3, FACTORS)
 EVERYONE = np.arange(USERS)
@@ -49,15 +47,6 @@ def test_negatives_are_never_the_users_own_and_draws_do_not_depend_on_company(hi
         assert np.array_equal(fewer.negatives[0], triples.negatives[user, :11])
 
 
-def test_draws_are_even():
-    data = build(["a"] * 3, ["0", "1", "2"], all_items=[str(i) for i in range(8)])
-    triples, _ = draw(Histories.of(data), np.array([0]), 30_000)
-    for drawn, expected in ((triples.positives, 3), (triples.negatives, 5)):
-        counts = Counter(drawn[0].tolist())
-        assert len(counts) == expected
-        assert max(counts.values()) - min(counts.values()) < 6 * math.sqrt(30_000 / expected)
-
-
 def test_a_user_with_all_items_but_one_still_finds_her_negative():
     data = build(["a"] * 499, [str(i) for i in range(499)], all_items=[str(i) for i in range(500)])
     triples, _ = draw(Histories.of(data), np.array([0]), 5)
@@ -66,17 +55,14 @@ def test_a_user_with_all_items_but_one_still_finds_her_negative():
 
 def test_shares_of_all_or_nothing_need_no_draw_and_mixed_ones_do():
     keys = user_keys(1, ["a", "b"], "m")
-    items = np.tile(np.arange(500, dtype=np.int32), (2, 1))
+    items = np.tile(np.arange(2000, dtype=np.int32), (2, 1))
     assert sent_positives(keys, np.ones(2), items).all()
     assert not sent_positives(keys, np.zeros(2), items).any()
     mixed = sent_positives(keys, np.array([0.5, 1.0]), items)
-    assert mixed.dtype == np.bool_
-    assert mixed[1].all()
+    # 2,000 coins: a standard error of 0.011, and four of them.
+    assert mixed.mean(axis=1) == pytest.approx([0.5, 1], abs=0.045)
     # Pinned: which items a user sends under a persistent choice must not change between versions.
     assert np.flatnonzero(mixed[0])[:8].tolist() == [1, 2, 5, 8, 11, 12, 13, 14]
-    # 2,000 coins per user: a standard error of 0.009 at most, and 4.5 of them.
-    many = np.tile(np.arange(2000, dtype=np.int32), (2, 1))
-    assert sent_positives(keys, np.array([0.2, 0.9]), many).mean(axis=1) == pytest.approx([0.2, 0.9], abs=0.04)
 
 
 def test_masks_draw_each_item_once_per_key_and_persistent_ones_never_change(histories):
@@ -96,7 +82,6 @@ def test_decoys_are_claimed_but_do_not_move_the_vector(histories):
         fakes = claimed.items[claimed.starts[user + 1] - claimed.fakes[user] : claimed.starts[user + 1]].tolist()
         assert len(fakes) == min(len(own), ITEMS - len(own) - 1)
         assert not set(fakes) & set(own)
-    assert np.array_equal(claimed.items, histories.with_decoys(1.0, seed=1).items)
     triples, _ = draw(claimed, EVERYONE, 40)
     assert 0.2 < triples.real.mean() < 0.8
     table, vectors = start(histories)
@@ -121,31 +106,7 @@ def test_start_values_are_those_of_their_seed():
     expected = [[0.088264294, 0.023063809, 0], [0.0036269529, -0.099476121, 0], [-0.19867136, -0.075074092, 0]]
     np.testing.assert_allclose(table, expected, rtol=1e-6)
     np.testing.assert_allclose(vector, [-0.058658075, 0.0087802792], rtol=1e-6)
-    assert initial_vector(2, "ada", 2).tolist() != vector.tolist()
     assert initial_vector(1, "ben", 2).tolist() != vector.tolist()
-
-
-@pytest.mark.parametrize(("spread", "fields"), [(0.1, {}), (0.3, {"spread": 0.3})])
-def test_start_values_spread_by_a_tenth_and_biases_are_zero_or_drawn(spread, fields):
-    table = initial_table(7, 4000, 5, **fields)
-    for drawn in (table[:, :-1], initial_vector(7, "ada", 20_000, **fields)):
-        # 20,000 draws: five standard errors of a mean, and of a standard deviation (0.5 % each).
-        assert drawn.mean() == pytest.approx(0, abs=5 * spread / math.sqrt(20_000))
-        assert drawn.std() == pytest.approx(spread, rel=0.025)
-    assert not table[:, -1].any()
-    biased = initial_table(7, 4000, 5, bias_spread=0.1, **fields)
-    assert np.array_equal(biased[:, :-1], table[:, :-1])
-    # 4,000 draws: two standard errors are 0.022 of it.
-    assert biased[:, -1].std() == pytest.approx(0.1, rel=0.05)
-    assert abs(biased[:, -1].mean()) < 0.005
-
-
-def test_decays_follow_the_rate_unless_they_are_given():
-    assert Learning(0.2, 3).decays == pytest.approx((0.01, 0.01, 0.001))
-    assert Learning(0.2, 3, user_decay=0.5, positive_decay=0.0, negative_decay=0.25).decays == (0.5, 0.0, 0.25)
-    shrinkage = Learning(0.2, 3, user_decay=0.5, positive_decay=0.1).shrinkage()
-    assert shrinkage.dtype == np.float32
-    assert shrinkage == pytest.approx([0.9, 0.9, 0.9, 1.0])
 
 
 # ---------------------------------------------------------------- one pass
@@ -158,9 +119,6 @@ def test_changes_by_hand():
     triples = Triples(np.array([[0, 1], [2, 2]], np.int32), np.array([[2, 2], [0, 1]], np.int32))
     sent = np.array([[True, False], [True, True]])
     found = changes(table, triples, sent, np.arange(1, 13, dtype=np.float32).reshape(2, 2, 3), learning)
-    assert (found.clients, found.rate) == (2, 0.5)
-    assert found.owners.dtype == found.rows.dtype == np.int32
-    assert found.values.dtype == np.float32
     # The second triple of the first user sends its negative alone.
     assert found.owners.tolist() == [0, 0, 0, 1, 1, 1, 1]
     assert found.rows.tolist() == [0, 2, 2, 2, 0, 2, 1]
@@ -191,10 +149,9 @@ def test_a_pass_has_its_own_losses_and_may_write_to_an_array_that_it_is_given():
     np.testing.assert_allclose(room[0], [[first, first], [second * moved, second]], rtol=1e-6)
     assert done.losses[0] == pytest.approx([math.log(1 + math.exp(-x)) for x in (2.5, 2 * moved + 0.5)])
     assert done.vectors[0, 0] == pytest.approx(moved + 0.5 * (second * 2 - 0.2 * moved))
-    assert {done.vectors.dtype, done.losses.dtype} == {np.dtype(np.float32)}
 
 
-def test_large_margins_neither_overflow_nor_warn_and_a_pass_that_runs_away_is_left_to_the_server():
+def test_large_margins_neither_overflow_nor_warn():
     """x̂ = ±200: the gradient is 0 or (p, 1), the loss 0 or 200."""
     table = np.array([[200.0, 0.0], [0.0, 0.0]], dtype=np.float32)
     triples = Triples(np.array([[0], [1]], np.int32), np.array([[1], [0]], np.int32))
@@ -202,21 +159,12 @@ def test_large_margins_neither_overflow_nor_warn_and_a_pass_that_runs_away_is_le
         done = local_pass(table, np.ones((2, 1), np.float32), triples, Learning(0.1, 1))
     np.testing.assert_allclose(done.gradients[:, 0], [[0, 0], [1, 1]], atol=1e-30)
     np.testing.assert_allclose(done.losses[:, 0], [0, 200], atol=1e-30)
-    wild = np.array([[3e38, 3e38], [-3e38, -3e38]], dtype=np.float32)
-    twice = Triples(np.array([[0, 0]], np.int32), np.array([[1, 1]], np.int32))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        done = local_pass(wild, np.ones((1, 1), np.float32), twice, Learning(1e6, 1))
-    assert not np.isfinite(done.vectors).all()
 
 
 # ---------------------------------------------------------------- rounds of many users
 
 
-@pytest.mark.parametrize(
-    ("count", "share", "cohort"),
-    [(1, 1.0, [0]), (1, 0.5, [2, 5, 6]), (7, 0.0, [2, 5, 6]), (7, 0.5, range(USERS)), (7, 1.0, range(USERS))],
-)
+@pytest.mark.parametrize(("count", "share", "cohort"), [(1, 1.0, [0]), (7, 0.0, [2, 5, 6]), (7, 0.5, range(USERS))])
 def test_a_parallel_round_equals_the_slow_one(histories, count, share, cohort):
     """pFPL and pFPL+ and anything between, also one user alone."""
     table, vectors = start(histories)
@@ -234,16 +182,6 @@ def test_a_parallel_round_equals_the_slow_one(histories, count, share, cohort):
         np.testing.assert_allclose(found, new, rtol=1e-5, atol=1e-6)
 
 
-def test_blocks_and_threads_do_not_change_a_bit(histories):
-    table, vectors = start(histories)
-    triples, _ = draw(histories, EVERYONE, 6)
-    whole = local_pass(table, vectors, triples, LEARNING)
-    parts = local_pass_in_blocks(table, vectors, triples, LEARNING, threads=2, block=2)
-    for name in ("vectors", "gradients", "losses"):
-        # Each user's numbers are computed by themselves; blocks of other sizes may be vectorised otherwise.
-        np.testing.assert_allclose(getattr(parts, name), getattr(whole, name), rtol=1e-6, atol=1e-7)
-
-
 @pytest.fixture
 def payload(histories) -> PairRows:
     table, vectors = start(histories)
@@ -257,14 +195,11 @@ def test_weights_scale_users(payload):
     weights = np.random.default_rng(0).dirichlet(np.ones(USERS), size=3)
     several = payload.combine(flat, weights)
     for each, mine in zip(several, weights, strict=True):
-        # Several combinations at once may be added up in another order: float32's last bits.
-        torch.testing.assert_close(payload.combine(flat, mine), each, rtol=1e-6, atol=1e-7)
-        # Rows of one user and item are summed in float32 first.
-        torch.testing.assert_close(rows.combine(flat, mine), each, rtol=1e-5, atol=1e-6)
         by_hand = payload.table.astype(float)
         np.add.at(by_hand, rows.rows, LEARNING.rate * USERS * mine[rows.owners, None] * rows.values)
         # By hand in float64, found in float32.
-        np.testing.assert_allclose(each.numpy().reshape(-1, FACTORS + 1), by_hand, rtol=1e-4, atol=1e-5)
+        for found in (each, payload.combine(flat, mine), rows.combine(flat, mine)):
+            np.testing.assert_allclose(found.numpy().reshape(-1, FACTORS + 1), by_hand, rtol=1e-4, atol=1e-5)
 
 
 def test_divergence_selection_and_broken_numbers(payload):
@@ -275,7 +210,6 @@ def test_divergence_selection_and_broken_numbers(payload):
     assert far[4] == pytest.approx(float(moved.norm()), rel=1e-4)
     for few in (payload.select([4, 6]), payload.sparse().select([4, 6])):
         assert few.divergence(flat) == pytest.approx(far[[4, 6]])
-    assert payload.finite().all()
     payload.gradients[3, 1, 0] = np.nan
     for rows in (payload, payload.sparse()):
         assert rows.finite().tolist() == [user != 3 for user in range(USERS)]
@@ -318,11 +252,6 @@ def test_what_is_done_ahead_comes_in_order_one_item_ahead_and_its_mistakes_too(t
     assert begun == [3, 4, 5]
 
 
-def test_rounds_of_one_group_share_nothing():
-    triples = Triples(np.array([[0], [2], [4], [2]], np.int32), np.array([[1], [3], [5], [6]], np.int32))
-    assert independent_groups(np.array([0, 1, 0, 2]), triples).tolist() == [0, 0, 1, 1]
-
-
 # ---------------------------------------------------------------- epochs, and what they cost
 
 BRAZIL = {"users": 17_473, "items": 47_270, "interactions": 599_958}
@@ -331,13 +260,10 @@ BRAZIL = {"users": 17_473, "items": 47_270, "interactions": 599_958}
 @pytest.mark.parametrize(
     ("name", "share", "counted", "epochs", "printed"),
     [
-        ("pFPL", 0.1, "formula", 45, 1.27623),
         ("sFPL", 0.1, "formula", 45, 1.27623),
         ("pFPL", 1.0, "formula", 45, 1.27625),
         ("pFPL", 0.1, "tables", 45, 1.27623),
-        ("sFPL+", 0.1, "tables", 50, 1.41913),
         ("sFPL+", 0.9, "tables", 50, 1.41996),
-        ("pFPL+", 0.1, "tables", 35, 0.99339),
         ("pFPL+", 0.8, "tables", 35, 0.99390),
     ],
 )
@@ -349,13 +275,11 @@ def test_brazils_communication_cost_is_that_of_table_4_4(name, share, counted, e
 
 def test_the_cost_of_the_plus_modes_by_hand():
     """10 users, 40 positives, 100 items: T = 4; an epoch is 10 one-user rounds, or one round of ten users."""
-    for plus, plain in (("sFPL+", "sFPL"), ("pFPL+", "pFPL")):
+    for plus in ("sFPL+", "pFPL+"):
         assert MODES[plus].cost_per_epoch(10, 100, 40, share=0.5) == pytest.approx(10 * (100 + 4 * 1.5))
-        assert MODES[plain].cost_per_epoch(10, 100, 40, share=0.5) == pytest.approx(40 * (100 + 1 * 1.5))
     # 45 positives: T = 4.5 stays unrounded in the formula, and is 4 in a run, for which an epoch has 11 rounds.
     assert MODES["sFPL+"].cost_per_epoch(10, 100, 45, share=0.5) == pytest.approx(10 * (100 + 4.5 * 1.5))
     assert MODES["sFPL+"].schedule(10, 45).cost_per_epoch(100, 0.5) == pytest.approx(11 * (100 + 4 * 1.5))
-    assert MODES["pFPL"].schedule(10, 45).cost_per_epoch(100, 0.5) == pytest.approx(4 * 10 * (100 + 1 * 1.5))
 
 
 @pytest.mark.parametrize(
@@ -374,5 +298,4 @@ def test_an_epoch_visits_every_interaction_about_once_and_oftener_in_the_tables(
     mode = MODES[name]
     assert mode.schedule(6040, 1_000_209) == Schedule(users, triples, rounds)
     assert mode.schedule(6040, 1_000_209, "tables") == Schedule(users, triples, in_tables)
-    assert (mode.one_round_per_epoch(), mode.one_round_per_epoch("tables")) == (name == "pFPL+", False)
     assert mode.schedule(100, 10).rounds_per_epoch >= 1
