@@ -96,15 +96,6 @@ def test_mean_and_interval_of_three_seeds():
     assert (found.low, found.high) == pytest.approx((2.0 - found.half, 2.0 + found.half))
 
 
-def test_one_seed_has_no_interval_and_none_has_nothing():
-    one, none = estimate([4.0]), estimate([])
-    assert (one.mean, one.values) == (4.0, (4.0,))
-    assert math.isnan(one.low)
-    assert math.isnan(one.high)
-    assert none.values == ()
-    assert all(map(math.isnan, (none.mean, none.low, none.high)))
-
-
 @given(st.floats(0, 1), st.integers(1, 2_000))
 def test_wilsons_interval_holds_the_share_and_narrows_with_rows(share: float, rows: int) -> None:
     low, high = wilson(share, rows)

@@ -10,10 +10,6 @@ from typing import Any
 
 import pytest
 from tests.page.page_server import Page, Written, finished, serving, until
-from tests.page.test_jobs import EVIL, REFUSAL, server_with_three_runs
-
-from steelyard.federate.outcomes import note_outcome
-from steelyard.federate.server_runs import runs_of
 
 pytestmark = pytest.mark.slow
 
@@ -125,20 +121,3 @@ def test_a_link_from_another_site_opens_the_page_with_the_token_alone(tmp_path: 
         assert tab.evaluate("document.cookie") == ""
         assert not any(page.keys.token in headers.get("referer", "") for headers in sent)
         tab.context.close()
-
-
-def test_the_operator_stops_a_run_on_a_telephone(tmp_path: Path, browser: Any) -> None:
-    home = server_with_three_runs(tmp_path)
-    with home.held(), serving(tmp_path / "runs", server=home) as page, Tab(browser, page, width=390) as tab:
-        tab.get_by_role("link", name="Server").click()
-        tab.wait_for_selector("text=1 of 3 nodes connected")
-        text = tab.locator("main").inner_text()
-        assert [words for words in (REFUSAL, "-6 s", "3 h ago", EVIL, "1 run waits") if words not in text] == []
-        assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
-        tab.get_by_role("button", name="Stop run 2").press("Enter")
-        tab.wait_for_selector("main .state >> text=stopping")
-        assert runs_of(home)[1].is_to_stop
-        # What others do is seen without a reload, and names are never markup.
-        note_outcome(runs_of(home)[1].folder, "stopped", "stopped by the operator")
-        tab.wait_for_selector("text=stopped by the operator", timeout=15000)
-        assert tab.evaluate("window.hacked") is None

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Generator
@@ -23,7 +22,6 @@ from tests.warm import await_warmth, command_environment
 from steelyard.federate.outcomes import note_outcome
 from steelyard.federate.server_folder import ServerFolder, server_folder
 from steelyard.federate.server_runs import new_run, runs_of
-from steelyard.page.form import FIELDS, form
 from steelyard.page.jobs import own_code
 from steelyard.runs.glance import glance
 from steelyard.runs.process import this_process
@@ -67,20 +65,6 @@ def test_start_stop_and_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         until(lambda: glance(tmp_path, "mine").state == "stopped")
 
 
-def test_a_run_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The line that the command line prints stands in the list: the form cannot know what only the data tell."""
-    await_warmth()  # a request is answered when its process has started
-    monkeypatch.setattr(subprocess, "Popen", warm_job)
-    with serving(tmp_path) as page:
-        body: dict[str, Any] = {"recipe": "quickstart", "name": "crowded", "fields": {"partition.clients": 5000}}
-        assert page.post("/api/start", body).status_code == 200
-        until(lambda: page.get("/api/runs").json()[0]["problem"], 60)
-        (entry,) = page.get("/api/runs").json()
-        assert entry["problem"].startswith("steelyard: ")
-        assert "clients" in entry["problem"]
-        assert entry["state"] == "failed"
-
-
 def test_own_code_is_not_resumed_without_trust(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     await_warmth()  # a request is answered when its process has started
     monkeypatch.setattr(subprocess, "Popen", warm_job)
@@ -95,21 +79,6 @@ def test_own_code_is_not_resumed_without_trust(tmp_path: Path, monkeypatch: pyte
     with serving(tmp_path, trust=True) as page:
         assert page.post("/api/resume", {"run": "a"}).status_code == 200
         until(lambda: page.jobs.going() == [], 60)
-
-
-def test_a_run_that_cannot_be_read_is_listed_beside_the_others(tmp_path: Path) -> None:
-    for name in ("good", "bad"):
-        finished(tmp_path / name)
-    with sqlite3.connect(tmp_path / "bad" / "run.sqlite") as writer:
-        writer.execute("UPDATE rounds SET accuracy = 'abc'")
-    writer.close()
-    with serving(tmp_path) as page:
-        found = {run["name"]: run for run in page.get("/api/runs").json()}
-        shown = page.get("/api/view?run=bad")
-    assert found["bad"]["state"] == "unreadable"
-    assert "'abc' is no number" in found["bad"]["problem"]
-    assert found["good"]["state"] == "finished"
-    assert (shown.status_code, "is no number" in shown.json()["problem"]) == (400, True)
 
 
 def test_only_the_recorded_process_is_stopped(tmp_path: Path) -> None:
@@ -128,16 +97,6 @@ def test_only_the_recorded_process_is_stopped(tmp_path: Path) -> None:
     finally:
         other.kill()
         other.wait()
-
-
-def test_the_form_comes_from_the_schema() -> None:
-    fields = {field["name"]: field for field in form("quickstart")}
-    assert list(fields) == [name for name in FIELDS["learning"] if name in fields]
-    count = {"name": "rounds.count", "label": "Rounds", "value": 20, "type": "integer", "minimum": 1}
-    assert fields["rounds.count"].items() >= {**count, "help": "Number of rounds."}.items()
-    assert fields["weighing.priority"]["value"] == "VP>LD>DS"
-    assert fields["weighing.normalise"]["choices"] == ["share", "max", "rank"]
-    assert fields["rounds.fraction"]["exclusiveMinimum"] == 0
 
 
 def test_watch_serves_and_ends(tmp_path: Path) -> None:

@@ -9,13 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 from tests.page.page_server import Written, finished, serving
-from tests.runs.records import federation, record, state
 
-from steelyard.page import live
 from steelyard.page.figures import Figures
 from steelyard.page.live import KEPT, Followed, LiveHistory
 from steelyard.runs.reader import History
-from steelyard.runs.store import Store
 
 
 def same(live: LiveHistory, folder: Path) -> None:
@@ -74,22 +71,6 @@ def test_clients_that_come_later_find_their_rank(tmp_path: Path) -> None:
     assert late.clients == fresh.clients == ("a", "d")
     np.testing.assert_array_equal(late.raw, fresh.raw)
     run.end()
-
-
-def test_several_rules_stay_in_order(tmp_path: Path) -> None:
-    store = Store(tmp_path / "a")
-    names = ("first", "second")
-    store.register([federation(name) for name in names])
-    states = {name: state(0) for name in names}
-    store.commit(0, [record(name, 0) for name in names], states, dict, last=False)
-    live = LiveHistory(tmp_path / "a")
-    assert len(live.clients) == 6
-    same(live, tmp_path / "a")
-    store.commit(1, [record(name, 1) for name in names], states, dict, last=False)
-    live.refresh()
-    same(live, tmp_path / "a")
-    assert list(live.rounds["rule"]) == ["first", "first", "second", "second"]
-    store.close()
 
 
 def test_rounds_that_a_resume_took_back_are_forgotten(tmp_path: Path) -> None:
@@ -165,22 +146,6 @@ def test_a_view_is_kept_until_its_run_moves_and_few_runs_are_held(tmp_path: Path
     assert followed.history("run-0") is not histories[0]
 
 
-def test_the_figures_of_a_run_and_of_two(tmp_path: Path) -> None:
-    """The same specifications as in the report; a figure without anything to show says so by being empty."""
-    finished(tmp_path / "a")
-    finished(tmp_path / "b")
-    figures = Figures(tmp_path)
-    drawn = figures.figure(["a", "b"], "accuracy", None, None, None)["spec"]
-    assert drawn["$schema"].startswith("https://vega.github.io/schema/vega-lite")
-    assert "config" not in drawn
-    assert "b · DS>LD" in drawn["description"]
-    assert figures.figure(["a"], "orders", None, None, None)["spec"] is None
-    assert figures.figure(["a"], "client", "DS>LD", 0, "a")["spec"] is not None
-    both = figures.overview(["a", "b", "a"])
-    assert both["labels"] == ["a · DS>LD", "b · DS>LD"]
-    assert [row["accuracy"] for row in both["rows"]] == [0.5, 0.5]
-
-
 def test_looking_never_runs_code_of_an_experiment(tmp_path: Path) -> None:
     finished(tmp_path / "a")
     proof = tmp_path / "ran"
@@ -193,14 +158,3 @@ def test_looking_never_runs_code_of_an_experiment(tmp_path: Path) -> None:
             assert answer.status_code == 200, answer.text
         assert "mine.py" in page.get("/api/experiment?run=a").text
     assert not proof.exists()
-
-
-def test_of_a_long_run_single_clients_are_read_in_some_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A third of 30 rounds and the last one; of the rounds themselves none is left out."""
-    folder = finished(tmp_path / "a", rounds=30)
-    whole = History(folder).cohorts("DS>LD", 0)
-    monkeypatch.setattr(live, "LOOKED_AT", len(whole.round) // 3)
-    found = LiveHistory(folder)
-    seen = sorted(set(found.cohorts("DS>LD", 0).round.tolist()))
-    assert len(seen) <= 12
-    assert (seen[-1], len(found.rounds)) == (29, 30)

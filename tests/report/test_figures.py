@@ -11,7 +11,6 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from tests.conftest import CommandLine
 from tests.kit import assert_refused, named
 from tests.report.made_run import make_run, shared_run
 from tests.runs.contents import change
@@ -19,9 +18,8 @@ from tests.runs.contents import change
 from steelyard.report import figures
 from steelyard.report.figures import catalogue
 from steelyard.report.html import html
-from steelyard.report.split import MOST_LINES, Split, account, draw_letters
+from steelyard.report.split import MOST_LINES, Split, draw_letters
 from steelyard.report.view import RunView
-from steelyard.runs.reader import History
 from steelyard.runs.store import Store
 
 
@@ -130,14 +128,6 @@ def test_the_servers_curve_is_of_the_score_that_its_task_has(
     assert (row["round"], row["score"]) == ([2], [sign * 0.25])
 
 
-def test_a_rule_that_weighs_everybody_alike_has_no_heat_map(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = np.full((2, 3), 1 / 3)
-    monkeypatch.setattr(History, "weights", lambda *_: (("a", "b", "c"), np.array([1, 2]), found))
-    assert figures.draw(RunView([run]), "weights", rule="fedavg") is None
-    found[0] = [0.5, np.nan, 0.5]
-    assert figures.draw(RunView([run]), "weights", rule="fedavg") is not None
-
-
 @pytest.mark.slow
 def test_files_for_a_paper(run: Path, tmp_path: Path) -> None:
     made = figures.write_figures({"accuracy": figures.draw(RunView([run]), "accuracy")}, tmp_path)
@@ -166,16 +156,6 @@ def test_what_does_not_exist_is_named_with_what_does(run: Path, call: Callable[[
     assert_refused(lambda: call(RunView([run])), *parts)
 
 
-@pytest.mark.slow  # five seconds to put it together
-def test_the_bundle_is_kept_and_cannot_end_a_script_element(own_cache: Path) -> None:
-    text = figures.bundle()
-    (file,) = (path for path in own_cache.rglob("*") if path.is_file())
-    assert "vegaEmbed" in text == file.read_text()
-    assert "</script" not in text
-    file.write_text("kept")
-    assert figures.bundle() == "kept"
-
-
 def split_of(clients: int, classes: int) -> Split:
     labels = {f"c-{n:04d}": [(n + label) % 3 * 40 for label in range(classes)] for n in range(clients)}
     sizes = {name: sum(counts) or n + 1 for n, (name, counts) in enumerate(labels.items())}
@@ -193,22 +173,6 @@ def test_lines_fit_whatever_the_number_of_classes(width, classes, clients):
 def test_a_letter_says_how_many_rows_of_a_class_there_are():
     drawn = draw_letters(Split({"a": 104, "b": 60}, {}, {"a": [100, 0, 4], "b": [0, 60, 0]}), 60)
     assert [line.split()[-1] for line in drawn[1:]] == ["█·░", "·▓·"]
-
-
-def test_the_account_counts_all_clients_also_those_without_a_line():
-    split = split_of(500, 10)
-    assert account(split)[0].startswith("500 clients,")
-    assert str(MOST_LINES) in account(split)[3]
-
-
-def test_show_draws_the_split_of_an_experiment(command: CommandLine, tmp_path: Path) -> None:
-    scheme = ["--set", "partition.scheme='#C=3'", "--set", "partition.size_spread=0", "--set", "partition.noise=0.1"]
-    drawn = command("show", "quickstart", "--split", *scheme, "--figure", "split.svg")
-    assert "3 of 10" in drawn.stdout
-    assert "variance 0.005 (client-000) to 0.1 (client-019)" in " ".join(drawn.stdout.split())
-    assert "<svg" in (tmp_path / "split.svg").read_text(encoding="utf-8")
-    found = json.loads(command("show", "quickstart", "--split", *scheme, "--format", "json").stdout)
-    assert sum(found["sizes"].values()) == sum(map(sum, found["labels"].values()))
 
 
 @pytest.mark.parametrize(

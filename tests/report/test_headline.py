@@ -15,7 +15,7 @@ from steelyard.report.baseline import is_fedavg
 from steelyard.report.documents.comparison import Recommendation
 from steelyard.report.flawed import sentence
 from steelyard.report.headline import headline
-from steelyard.report.sign import drawn, sign, tilt
+from steelyard.report.sign import sign, tilt
 from steelyard.report.view import RunView, flawed_means
 from steelyard.runs.store import Store
 
@@ -102,27 +102,6 @@ def test_rows_that_chose_do_not_decide(run: Path) -> None:
     left_out = {row["rule"]: row["left_out"] for row in found["rules"]}
     assert left_out["online(DS>LD)"]
     assert not left_out["VP>DS"]
-
-
-def test_a_private_comparison_says_what_it_spent(run: Path) -> None:
-    promise = {
-        "model": "central",
-        "delta": 1e-5,
-        "budget": 8.0,
-        "accountant": "rdp",
-        "clip": 1.0,
-        "noise": {},
-        "epsilon": {"VP>DS": 4.0, "fedavg": 4.0},
-        "together": 6.25,
-        "neighbours": "add or remove",
-        "charges": 2,
-        "ended": {},
-        "notes": [],
-    }
-    store = Store(run)
-    store.note(privacy=promise)
-    store.close()
-    assert "spent ε 6.25" in headline(RunView([run]))[0]
 
 
 def test_few_rows_recommend_nothing_and_the_clients_tests_choose(run: Path) -> None:
@@ -221,24 +200,9 @@ def test_the_sentence_and_the_sign_tell_of_flawed_clients(tmp_path_factory: pyte
     assert title.text == caption
 
 
-def test_without_flawed_clients_the_beam_is_level(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "run", rounds=1, clients=4, seeds=(1,))
-    store = Store(folder)
-    store.note(flaws={})
-    store.close()
-    svg, caption = sign(RunView([folder]))
-    assert caption == ""
-    assert 'class="sign plain"' in svg
-    assert "rotate(0.0 70 28)" in svg
-
-
 @pytest.mark.parametrize(
     ("number", "weight", "angle"),
     [(0.3, 0.1, 8.0), (0.3, 0.5, -8.0), (0.3, 0.3, 0), (1.0, 0.0, 14.0), (0.0, 1.0, -14.0)],
 )
 def test_the_beam_tips_to_the_heavier_side_and_not_over(number: float, weight: float, angle: float) -> None:
     assert tilt(number, weight) == pytest.approx(angle)
-
-
-def test_the_title_is_text_not_markup() -> None:
-    assert "VP&gt;DS &amp; more</title>" in drawn(1.0, 2.0, "VP>DS & more")

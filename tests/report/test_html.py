@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
-from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -14,18 +13,13 @@ import numpy as np
 import pytest
 from tests.conftest import CommandLine
 from tests.kit import assert_refused
-from tests.report.made_run import RULES, make_run, shared_run
+from tests.report.made_run import make_run, shared_run
 
 from steelyard.api import Experiment
-from steelyard.recommend import run_data
-from steelyard.report import figures
-from steelyard.report.contents import contents
-from steelyard.report.headline import headline
 from steelyard.report.html import embedded, html, write_report
 from steelyard.report.recommender_section import recommended
 from steelyard.report.reweigh import reweigh
 from steelyard.report.view import RunView
-from steelyard.result import Result
 from steelyard.weighing.rule import WeighingSettings
 
 
@@ -99,31 +93,10 @@ def sections(page: str) -> list[str]:
     return re.findall(r'<section id="([^"]+)">', page)
 
 
-def test_every_part_is_there(page: str) -> None:
-    whole = "result weights clients weigh-again targets devices orders classes split tables experiment"
-    assert sections(page) == whole.split()
-    data = data_of(page)
-    known = {"accuracy", "bytes", "server", "macro-f1", "class-f1", "flawed", "targets", "devices"}
-    assert set(data["figures"]) == known
-    assert set(data["parts"]["weights"]) == {"VP>DS", "fedavg", "online(DS>LD)"}
-    assert set(data["parts"]["orders"]) == {"online(DS>LD)"}
-    assert "[partition]" in page
-
-
 def test_a_run_that_has_only_begun_says_so(tmp_path: Path) -> None:
     page = html(RunView([make_run(tmp_path / "begun", rounds=0, clients=3, seeds=(1,), status="running")]))
     assert "begun is running: round 0 of 5" in page
     assert sections(page) == ["result", "tables", "experiment"]
-
-
-def test_several_runs_in_one_report(run: Path, tmp_path: Path) -> None:
-    other = make_run(tmp_path / "other", rounds=3, clients=4, seeds=(1,))
-    view = RunView([run, other])
-    name = view.labels[0].partition(" · ")[0]
-    assert view.labels == [f"{of} · {rule}" for of in (name, "other") for rule in RULES]
-    (curves,) = figures.spec(figures.draw(view, "accuracy"))["datasets"].values()
-    assert [row["rule"] for row in curves] == view.labels
-    assert "other · fedavg" in contents(view)["parts"]["weights"]
 
 
 def test_the_command(command: CommandLine, refused: Callable[..., str], tmp_path: Path) -> None:
@@ -135,17 +108,6 @@ def test_the_command(command: CommandLine, refused: Callable[..., str], tmp_path
     for option in ("--out", "--output"):  # the old word is still taken
         assert "--out: got 'mine.pdf'" in refused("report", "run", option, "mine.pdf")
     assert_refused(lambda: write_report(RunView([tmp_path / "run"]), tmp_path / "mine.html" / "x.html"), "--out")
-
-
-def test_a_result_shows_itself_and_draws(run: Path, tmp_path: Path) -> None:
-    result = Result(run)
-    shown = result._repr_html_()
-    assert "<svg" in shown
-    assert "<script" not in shown
-    assert escape(headline(RunView([run]))[0]) in shown
-    assert result.plot("client", client="client-3").to_dict()["vconcat"]
-    assert_refused(lambda: result.plot("nothing"), "kind", "'nothing'")
-    assert "no run here" in Result(tmp_path / "gone")._repr_html_()
 
 
 @pytest.fixture(scope="module")
@@ -180,14 +142,6 @@ def test_metrics_and_figures_stand_beside_the_most_popular(lists: Path) -> None:
     page = html(view)
     assert '<section id="recommended">' in page
     assert 'data-figure="popularity"' in page
-
-
-def test_data_that_are_gone_are_told_not_raised(lists: Path) -> None:
-    (lists.parent / "ratings.tsv").rename(lists.parent / "moved.tsv")
-    run_data._loaded.cache_clear()
-    made = recommended(RunView([lists]))
-    assert made.tables == []
-    assert "Lists cannot be made again" in made.notes[0]
 
 
 class Opened:

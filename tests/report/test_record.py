@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import html
 import json
-import re
 import shutil
 import sqlite3
 from collections.abc import Callable
@@ -25,9 +24,7 @@ from tests.runs.signed_runs import signed_run
 from steelyard.cli.attack import outcomes_of
 from steelyard.experiment.comparing import load_comparison
 from steelyard.experiment.running import run
-from steelyard.report.documents.proof import Record, RecordedSite
-from steelyard.report.record import attack_lines, record, rule_sentence, write_record
-from steelyard.report.record_page import MOST_SITES, record_html
+from steelyard.report.record import attack_lines, record, write_record
 from steelyard.report.verification import verify
 from steelyard.runs.kept_updates import path_of_round
 from steelyard.signing import model_digest
@@ -67,35 +64,6 @@ def test_a_record_names_sites_weights_hashes_and_what_is_not_known(signed: Path,
     assert "not measured" in record(make_run(tmp_path / "run", rounds=1, clients=3, seeds=(1,)))["contributions"]
 
 
-def test_a_record_of_a_changed_run_names_what_was_changed(tmp_path: Path) -> None:
-    run = signed_run(tmp_path / "run", tmp_path / "keys")
-    change(run, "UPDATE failures SET reason = 'late' WHERE round = 2")
-    (tmp_path / "keys" / "server.pub").unlink()
-    found = record(run, tmp_path / "keys")["verified"]
-    assert found["verdict"] == "CHANGED"
-    assert found["changed"].startswith("round 2, client c: ")
-    assert found["cannot be checked"].startswith("round 0: the server's signature")
-
-
-@pytest.mark.parametrize(
-    ("settings", "parts"),
-    [
-        ({"criteria": ["EQ"]}, ["EQ (equal say: 1 for every client)."]),
-        ({"criteria": ["DS", "LD"]}, ["DS (dataset size", "then LD", "those before it"]),
-        ({"trained_by": "server"}, ["No client is weighed"]),
-        ({"criteria": ["own", "other"], "score": "product"}, ["own and other", "product"]),
-        (
-            {"criteria": ["own"], "bound": 2.0, "max_weight": 0.5, "defence": {"rule": "median"}},
-            ["bounded", "cap", "median"],
-        ),
-        ({"nonsense": 1}, ["not of this version"]),
-    ],
-)
-def test_a_rule_is_said_in_words(settings: Any, parts: list[str]) -> None:
-    said = rule_sentence(json.dumps(settings))
-    assert [part for part in parts if part not in said] == []
-
-
 def test_attacks_that_were_run_are_named_with_what_they_did(tmp_path: Path) -> None:
     described = load_comparison("quickstart", ["rounds.count=1"], ["fedavg", "EQ"])
     folder = attack_folder(Attack(described, ("sign-flip",), 0.2, 1), tmp_path / "attacked")
@@ -108,52 +76,6 @@ def test_attacks_that_were_run_are_named_with_what_they_did(tmp_path: Path) -> N
     assert line.startswith(f"sign-flip, 20% of the clients hostile: accuracy {accuracy:.1%}, ")
     assert other.startswith("sign-flip")
     assert "fedavg, EQ" in other
-
-
-def crowded(document: Record, sites: int) -> Record:
-    """Return a record with many sites, long words and many lines of everything."""
-    site: RecordedSite = {
-        **document["sites"][0],
-        "client": "hospital-of-the-city",
-        "rows": 10,
-        "labels": [9] * 62,
-        "flaws": ["labels flipped in pairs (100%)"],
-    }
-    measured: Any = document["contributions"]
-    return {
-        **document,
-        "sites": [site] * sites,
-        "contributions": {**measured, "notes": ["a note " * 20] * 6, "clients": measured["clients"] * sites},
-        "purpose": "words " * 500,
-        "why": ["words " * 500] * 2,
-        "beside": ["a rule"] * 300,
-        "privacy": ["a line of privacy"] * 40,
-        "attacks": ["an attack"] * 40,
-        "notes": "a note; " * 500,
-        "verified": {f"weights of rule {n}": "not computed again: it looks at updates" for n in range(40)},
-    }
-
-
-def test_long_lists_are_cut_on_the_page_and_say_how_many_more(signed: Path) -> None:
-    page = record_html(crowded(record(signed / "run", signed / "keys"), 1000))
-    left = 1000 - MOST_SITES
-    assert f"{left} more sites with {10 * left} training rows" in page
-    assert page.count("hospital-of-the-city") == MOST_SITES
-    assert "and 36 more" in page
-
-
-@pytest.mark.slow
-def test_even_a_crowded_record_is_one_printed_page(signed: Path, browser: Any) -> None:
-    plain = record(signed / "run", signed / "keys")
-    full: Record = {**plain, "purpose": "words " * 100, "why": ["words " * 40] * 2, "notes": "a note; " * 40}
-    full |= {"privacy": ["a line of privacy"] * 4, "attacks": ["an attack"] * 4}
-    pages = [record_html({**full, "sites": plain["sites"] * number}) for number in range(1, 9)]
-    roomy = [page for page in pages if 'class="roomy"' in page]
-    assert 0 < len(roomy) < len(pages), "the last of them is the most that larger letters have room for"
-    for content in (roomy[-1], record_html(crowded(plain, 1000))):
-        page = browser.new_page()
-        page.set_content(content)
-        assert len(re.findall(rb"/Type\s*/Page\b", page.pdf(prefer_css_page_size=True))) == 1
 
 
 KEPT = {"keep": "updates"}

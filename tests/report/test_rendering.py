@@ -8,38 +8,22 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.conftest import CommandLine
-from tests.kit import assert_refused, named
 
-from steelyard import Experiment, in_memory
-from steelyard.cli.summaries import show_summary
+from steelyard import Experiment
 from steelyard.experiment.comparing import with_rules
 from steelyard.experiment.loading import read_experiment
 from steelyard.experiment.running import run
 from steelyard.report.answer import main_table, write_comparison
 from steelyard.report.comparison import compare_run
 from steelyard.report.headline import headline
-from steelyard.report.rendering import Table, as_csv, as_html, as_text, render, spark
+from steelyard.report.rendering import Table, as_csv, as_html, as_text, spark
 from steelyard.report.view import RunView
 from steelyard.runs.reader import History
-
-TABLE = Table("Title", ("rule", "one", "two", "three"), (("fedavg", "1", "22", "333"),), "A note of several words.")
-
-
-@pytest.mark.parametrize("width", [16, 60])
-def test_no_line_is_wider_than_the_terminal_and_no_cell_is_missing(width: int) -> None:
-    text = render([TABLE], ["a sentence of many words"], "text", width)
-    assert max(map(len, text.splitlines())) <= width
-    for cell in ("one", "two", "three", "1", "22", "333"):
-        assert text.split().count(cell) == 1
-    assert text.split().count("fedavg") == (2 if width == 16 else 1)  # each block begins with the row's name
-    assert render([TABLE], ["x " * 50], "markdown", width) == render([TABLE], ["x " * 50], "markdown")
 
 
 @given(
@@ -88,44 +72,6 @@ def test_sparks_cover_the_whole_curve() -> None:
     assert spark([0.0, 1.0], 0.0, 1.0) == "▁█"
     assert spark(list(range(100)), 0, 99, width=8) == "▁▂▃▄▅▆▇█"
     assert spark([0.5, 0.5], 0.5, 0.5) == "▁▁"
-
-
-SERVER = {"clients": 3, "server": "fraction", "server_report": "apart"}
-DRAWN = np.random.default_rng(1).normal(size=(120, 4)).astype("float32")
-
-
-@pytest.mark.parametrize(
-    ("labels", "measure", "words", "direction"),
-    named(
-        [
-            ("numbers", 3 * DRAWN[:, 0], "minus RMSE", ["RMSE "], "(less is better)"),
-            (
-                "several labels",
-                (DRAWN[:, :2] > 0).astype(int),
-                "macro F1",
-                ["macro F1 ", "micro F1 "],
-                "(more is better)",
-            ),
-        ]
-    ),
-)
-def test_what_a_run_prints_names_its_measures_and_which_way_is_better(
-    labels: Any, measure: str, words: list[str], direction: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Data from Python are scored by what they are, though nobody said that it is a regression."""
-    data = in_memory(DRAWN, labels)
-    experiment = Experiment(data={"source": "memory"}, partition=SERVER, model={"name": "mlp"}, rounds={"count": 1})
-    result = experiment.run(tmp_path / "run", dataset=data)
-    show_summary(result.summary)
-    shown = capsys.readouterr().out
-    assert result.summary["measure"] == measure
-    assert result.summary["rules"][0]["worst_tenth_on"] is not None
-    assert f"{measure}: more is better." in shown
-    figures = shown.split("on the server's test set: ")[1].split("\n")[0]
-    assert [word for word in words if word not in figures] == []
-    assert figures.endswith(direction)
-    wrong = experiment.changed({"data.task": "classes"})
-    assert_refused(lambda: wrong.run(tmp_path / "wrong", dataset=data), "data.task", "'classes'")
 
 
 def test_where_clients_test_models_of_their_own_tables_say_so_and_their_scores_decide(tmp_path: Path) -> None:

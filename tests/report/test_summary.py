@@ -18,7 +18,7 @@ from tests.runs.records import evaluations, federation, record, state, updates
 from steelyard.report.contents import contents
 from steelyard.report.documents import comparison, page, run
 from steelyard.report.reweigh import cohorts, federation_with, reweigh
-from steelyard.report.summary import TOP, summarise
+from steelyard.report.summary import summarise
 from steelyard.report.view import RunView
 from steelyard.result import Result
 from steelyard.rounds.settings import RoundSettings
@@ -76,21 +76,6 @@ def test_the_heaviest_clients_come_first(found: dict) -> None:
     assert [(client["client"], client["share"]) for client in heaviest] == [("a", 0.75), ("b", 0.25)]
 
 
-def test_only_the_heaviest_few_are_named(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    store.register([federation("size", 5, criteria=("DS",))])
-    names, samples = tuple("abcdefg"), np.array([3, 7, 1, 5, 2, 6, 4])
-    sent = updates("size", 1, clients=names, samples=samples, criteria={}, losses=np.zeros(7), failures=())
-    weighing = Rule(WeighingSettings(criteria=("DS",))).weigh(samples[:, None].astype(float))
-    one = record("size", 1, updates=sent, weighing=weighing, order=(0,), tried=())
-    store.commit(1, [one], {"size": state()}, dict, last=True)
-    store.close()
-    (rule,) = summarise(tmp_path, SETTINGS)["rules"]
-    assert [client["client"] for client in rule["heaviest_clients"]] == list("bfdga")
-    assert len(rule["heaviest_clients"]) == TOP
-    assert rule["heaviest_clients"][0]["share"] == 7 / 28
-
-
 def test_the_figures_of_the_last_round_and_of_all(found: dict) -> None:
     size, other = found["rules"]
     assert (size["rule"], size["seed"], size["rounds"], size["accuracy"]) == ("size", 5, 3, 0.375)
@@ -115,18 +100,6 @@ def test_orders_are_counted_as_kept_and_as_tried(found: dict) -> None:
 def test_the_servers_figures_are_those_of_its_last_test(found: dict) -> None:
     assert found["rules"][0]["server"] == {"f1": [0.5, 0.25], "accuracy": 0.25, "macro_f1": 0.375}
     assert found["rules"][1]["server"] == {}
-
-
-def test_targets_and_facts_of_the_run(found: dict) -> None:
-    table = [(row["rule"], row["target"], row["share"], row["round"]) for row in found["rounds_to_target"]]
-    assert table[:4] == [
-        ("size", 0.25, 0.5, 1),
-        ("size", 0.25, 1.0, 1),
-        ("size", 0.5, 0.5, 2),
-        ("size", 0.5, 1.0, None),
-    ]
-    assert table[4:] == [("other", target, share, 1) for target in (0.25, 0.5) for share in (0.5, 1.0)]
-    assert (found["status"], found["notes"]) == ("finished", "two clients only")
 
 
 def check(document: object, declared: object) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from pathlib import Path
 
 import numpy as np
@@ -76,8 +75,3 @@ def signed_run(folder: Path, keys: Path, rounds: int = 3, absent: tuple[int, str
     store.finish()
     store.close()
     return folder
-
-
-def doubles(*values: float) -> bytes:
-    """Return a column of numbers as the database holds it."""
-    return struct.pack(f"<{len(values)}d", *values)

@@ -8,9 +8,7 @@ import os
 import shutil
 import sqlite3
 import struct
-import threading
-from collections.abc import Generator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.runs.contents import chain_again, query
+from tests.runs.contents import query
 from tests.runs.records import evaluations, federation, record, state, updates, values
 from tests.runs.signed_runs import RUN, signed_run
 
@@ -208,67 +206,6 @@ def test_digests_are_of_each_clients_numbers(tmp_path: Path) -> None:
     assert [model for _, model, _ in rows] == models
 
 
-def test_large_updates_are_hashed_on_threads_to_the_same_digests() -> None:
-    models = torch.arange(3 * 40_000, dtype=torch.float32).reshape(3, 40_000)
-    assert models[0].nbytes > digests.SMALL
-    taking = digests.Digests()
-    made = record(updates=updates(clients=("a", "b", "c"), payload=DenseModels(models)))
-    taking.take(1, [made], {"DS>LD": state(1)}, single=True)
-    (found,) = taking.collect()
-    taking.close()
-    salts = [strangers_salt(None, "DS>LD", 1, client) for client in "abc"]
-    expected = [hashlib.sha256(salt + row.numpy().tobytes()).digest() for salt, row in zip(salts, models, strict=True)]
-    assert (found.updates, found.salts) == (b"".join(expected), b"".join(salts))
-    assert taking.collect() == []
-
-
-class OnGpu(torch.Tensor):
-    """A tensor that says that it is on a GPU."""
-
-    @property
-    def is_cuda(self) -> bool:  # type: ignore[override]
-        return True
-
-
-def test_models_on_a_gpu_are_hashed_beside_the_next_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a device that is only played: the work waits for the round's event, on a stream of its own."""
-    order: list[str] = []
-    go_on = threading.Event()
-
-    class Event:
-        def record(self) -> None:
-            order.append("recorded")
-
-    class Stream:
-        def wait_event(self, event: object) -> None:
-            assert isinstance(event, Event)
-            order.append("waited")
-            assert go_on.wait(30)
-
-    @contextmanager
-    def inside(stream: object) -> Generator[None]:
-        assert isinstance(stream, Stream)
-        order.append(threading.current_thread().name[:7])
-        yield
-
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "Stream", Stream)
-    monkeypatch.setattr(torch.cuda, "stream", inside)
-    model = torch.arange(3.0).as_subclass(OnGpu)
-    taking = digests.Digests()
-    taking.take(1, [record(updates=None)], {"DS>LD": replace(state(1), parameters=model)}, single=True)
-    assert "digests" not in order  # it is under way, and nobody waits for it
-    go_on.set()
-    (found,) = taking.collect()
-    assert order == ["recorded", "waited", "digests"]
-    assert (found.round, found.model) == (1, hashlib.sha256(struct.pack("<3f", 0, 1, 2)).hexdigest())
-    # Updates that are not on the GPU are waited for at once.
-    taking.take(2, [record(round=2)], {"DS>LD": replace(state(2), parameters=model)}, single=True)
-    assert len(order) == 6
-    assert [digest.round for digest in taking.collect()] == [2]
-    taking.close()
-
-
 @pytest.mark.parametrize(
     ("every", "steps", "hashed"), [(False, None, False), (False, 99, False), (False, 100, True), (True, 2, True)]
 )
@@ -357,30 +294,11 @@ def test_what_was_charged_for_rounds_that_are_run_again_cannot_be_taken_away(tmp
     assert checked(tmp_path).problem == ""
 
 
-def test_a_run_with_a_salt_keeps_a_ledger_whatever_is_left_of_it(plain: Path, tmp_path: Path) -> None:
-    assert not checked(plain).ledger
-    salted = Path(shutil.copytree(plain, tmp_path / "salted"))
-    change(salted, "INSERT INTO info VALUES ('salt', 'ab')")
-    assert checked(salted).ledger
-
-
 def test_a_run_without_rounds_has_no_head(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.register([federation()])
     store.close()
     assert checked(tmp_path) == Checked()
-
-
-def test_who_computes_it_again_is_not_found_but_has_another_head(plain: Path, tmp_path: Path) -> None:
-    """What docs/reference/security.md says of a chain that is not signed."""
-    folder = Path(shutil.copytree(plain, tmp_path / "run"))
-    before = checked(folder).head
-    change(folder, "UPDATE rounds SET accuracy = 0.99 WHERE round = 2")
-    with closing(sqlite3.connect(folder / "run.sqlite")) as connection, connection:
-        chain_again(connection)
-    after = checked(folder)
-    assert after.problem == ""
-    assert after.head != before
 
 
 def test_a_sealed_round_holds_its_head_the_one_before_and_the_servers_signature(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 import math
 from collections.abc import Iterator
@@ -96,20 +95,6 @@ def test_any_table_is_read_back_from_csv_to_the_last_bit(
     for (number, whole, text), row in zip(rows, found[1:], strict=True):
         assert (float(row[0]) == number) if math.isfinite(number) else row[0] == ""
         assert row[1:] == [str(whole), printable(no_formula(text or ""))]
-
-
-FORMULAS = ["=1+1", "+1", "-2+3", "@SUM(A1)", "\t=1", "\r=1", "\n=1", " =1", "\u00a0=1", "\x0b=1", "\0=1", "＝1", "|x"]
-
-
-@pytest.mark.parametrize("text", FORMULAS)
-def test_no_text_of_a_csv_is_a_formula(text: str) -> None:
-    frame = pd.DataFrame({"client": [text, "a"], "weight": [-1.0, 2.0]})
-    content = b"".join(csv_lines(frame)).decode()
-    assert list(csv.reader(io.StringIO(content, newline=""))) == [
-        ["client", "weight"],
-        [printable(f"'{text}"), "-1.0"],
-        ["a", "2.0"],
-    ]
 
 
 def test_files_are_written_again_only_where_that_is_asked_for(run: Path, tmp_path: Path) -> None:

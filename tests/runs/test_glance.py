@@ -14,7 +14,7 @@ import pytest
 from tests.kit import assert_refused
 from tests.runs.records import federation, record, state
 
-from steelyard.runs.glance import RuleGlance, accuracies, find_runs, glance, glances, run_folder, signature
+from steelyard.runs.glance import accuracies, find_runs, glance, glances, run_folder, signature
 from steelyard.runs.heaviest import heaviest
 from steelyard.runs.process import Writer, read_writer, started, this_process
 from steelyard.runs.store import Store
@@ -156,23 +156,6 @@ def test_all_that_a_look_tells(tmp_path: Path) -> None:
         "ended": "",
         "flower": True,
     }
-
-
-def test_rules_that_ended_are_named_the_first_with_how_many_more(tmp_path: Path) -> None:
-    rules = tuple(
-        RuleGlance(name, seed, 3, None, why) for name, seed, why in (("x", 1, ""), ("y", 2, "why"), ("z", 3, "too"))
-    )
-    seen = replace(glance(tmp_path, make_run(tmp_path / "a").name), rules=rules)
-    assert seen.ended == "y, seed 2, why (and 1 more)"
-    assert replace(seen, rules=rules[:2]).ended == "y, seed 2, why"
-    assert replace(seen, rules=()).accuracy is None
-
-
-def test_a_run_that_does_not_say_what_it_measures_measures_accuracy(tmp_path: Path) -> None:
-    Store(tmp_path / "a").close()
-    seen = glance(tmp_path, "a")
-    assert (seen.measure, seen.rounds, seen.round, seen.rules, seen.state) == ("accuracy", None, 0, (), "unknown")
-    assert not seen.flower
 
 
 def test_a_run_that_cannot_be_read_is_shown_with_all_that_can_and_does_not_stop_the_list(tmp_path: Path) -> None:

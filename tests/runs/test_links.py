@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import resource
 import shutil
-import struct
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -111,9 +110,7 @@ def test_the_folder_itself_and_those_above_may_be_links(run: Path, tmp_path: Pat
 
 WRITERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "report.html": ("theirs/notes.txt", ("report", "run")),
-    "report.html named": ("theirs/notes.txt", ("report", "run", "-o", "run/report.html")),
     "figures": ("theirs", ("report", "run", "-o", "r.html", "--figures", "run/figures")),
-    "export": ("theirs", ("export", "run", "--force")),
     "export/rounds.csv": ("theirs/rounds.csv", ("export", "run", "--force")),
     "sub": ("theirs", ("table", "run", "--curves", "run/sub/rounds.csv")),
 }
@@ -154,18 +151,6 @@ def test_what_is_written_in_place_must_have_one_name(
     assert (tmp_path / "theirs").read_bytes() == before
 
 
-def test_a_journal_that_names_another_file_removes_nothing(tmp_path: Path, refused: Callable[..., str]) -> None:
-    """SQLite removes the "super-journal" that a journal names, once it has rolled back: any file of ours."""
-    run = made(tmp_path)
-    theirs = victim(tmp_path) / "notes.txt"
-    name, size = str(theirs).encode(), (run / "run.sqlite").stat().st_size // 4096
-    header = struct.pack(">8sIIIII", bytes.fromhex("d9d505f920a163d7"), 0, 0, size, 512, 4096)
-    record = struct.pack(">I", 0) + name + struct.pack(">II", len(name), sum(name)) + bytes.fromhex("d9d505f920a163d7")
-    (run / "run.sqlite-journal").write_bytes(header.ljust(512, b"\0") + record)
-    assert "run.sqlite-journal: names another file" in refused("resume", "run")
-    assert theirs.exists()
-
-
 def test_only_names_of_ours_are_removed(tmp_path: Path) -> None:
     run = made(tmp_path)
     for name in ("notes.txt", "round-000001.safetensors", "round-000002.safetensors.part"):
@@ -194,15 +179,6 @@ def test_a_point_of_a_sweep_is_no_link(tmp_path: Path, command: CommandLine, ref
     assert "'../moved'" in refused("table", "s")
 
 
-def test_nothing_of_attacks_is_a_link(tmp_path: Path, command: CommandLine, refused: Callable[..., str]) -> None:
-    plan = ["attack", "quickstart", "--set", "rounds.count=1", "--attack", "alie", "--rules", "EQ", "--out", "a"]
-    assert command(*plan, "--quiet").returncode == 0
-    for name in ("clean", "attack.toml"):
-        (tmp_path / "a" / name).rename(tmp_path / f"moved-{name}")
-        (tmp_path / "a" / name).symlink_to(tmp_path / f"moved-{name}")
-        assert f"{name}: is a link" in refused("resume", "a")
-
-
 def no_more_than(limit: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
@@ -210,7 +186,6 @@ def no_more_than(limit: int) -> None:
 OUTPUTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "report": (("report", "run"), ("run/report.html",)),
     "export": (("export", "run", "--force"), ("run/export/federations.csv", "run/export/clients.csv")),
-    "curves": (("table", "run", "--curves", "c.csv"), ("c.csv",)),
 }
 
 

@@ -23,10 +23,8 @@ from steelyard.messages import Failure
 from steelyard.rounds.state import RoundRecord
 from steelyard.runs.opening import connect
 from steelyard.runs.reader import History
-from steelyard.runs.settings import StoreSettings
 from steelyard.runs.setup import discard, set_up
 from steelyard.runs.store import Store, exists
-from steelyard.settings import validated
 from steelyard.weighing.priorities import OrderState
 from steelyard.weighing.rule import Rule, WeighingSettings
 
@@ -185,14 +183,6 @@ def test_a_round_stands_in_the_tables_number_by_number(store: Store) -> None:
     assert query(store.folder, "SELECT * FROM samples") == []
 
 
-def test_the_first_model_has_neither_cohort_nor_order(store: Store) -> None:
-    commit(store, RoundRecord("DS>LD", 0, 0.5, evaluations=evaluations(round=0), accuracy=0.5))
-    assert query(store.folder, "SELECT * FROM rounds") == [
-        (1, 0, 0.5, None, "[]", 0, 0, 0, 0, "[]", 0, "{}", *[None] * 3, 0.5, *[None] * 6)
-    ]
-    assert query(store.folder, "SELECT * FROM updates") == []
-
-
 def test_an_old_model_that_was_kept_gave_nobody_weight(store: Store) -> None:
     rule = Rule(WeighingSettings(criteria=("DS", "LD"), score="product"))
     commit(store, record(weighing=rule.weigh(np.zeros((2, 2))), kept_old=True, evaluations=None, accuracy=None))
@@ -205,13 +195,6 @@ def test_an_old_model_that_was_kept_gave_nobody_weight(store: Store) -> None:
     assert query(store.folder, "SELECT * FROM evaluations") == []
 
 
-def test_scores_that_are_all_zero_are_marked(store: Store) -> None:
-    rule = Rule(WeighingSettings(criteria=("DS", "LD"), score="product"))
-    commit(store, record(weighing=rule.weigh(np.array([[3.0, 0.0], [0.0, 4.0]]))))
-    assert query(store.folder, "SELECT zero_criteria, zero_scores FROM rounds") == [("[]", 1)]
-    assert contents.updates(store.folder)[0]["weight"] == [0.5, 0.5]
-
-
 def test_updates_without_weighing_and_with_bytes(store: Store) -> None:
     failures = (Failure("c", "too late"), Failure("c", "again"), Failure("b", "sent twice"))
     commit(store, record(weighing=None, updates=updates(bytes_sent=np.array([70, 80]), failures=failures)))
@@ -221,43 +204,6 @@ def test_updates_without_weighing_and_with_bytes(store: Store) -> None:
     # A client that is weighed all the same is no failure, and one that failed twice was asked once.
     assert contents.rows(store.folder)["failures"] == [("DS>LD", 1, "c", "again")]
     assert query(store.folder, "SELECT cohort, answered FROM rounds") == [(4, 2)]
-
-
-def test_metrics_and_right_or_wrong_of_every_sample(store: Store) -> None:
-    metrics = {"recall": np.array([0.5, 0.25]), "hit": np.array([1.0, 0.0])}
-    right = np.array([True, False, True, True, False, False, False, False, True])
-    commit(store, record(evaluations=evaluations(metrics=metrics, right=right)))
-    (found,) = contents.evaluations(store.folder)
-    assert (found["metrics"], found["figures"]) == ('["recall", "hit"]', [0.5, 0.25, 1.0, 0.0])
-    assert query(store.folder, "SELECT * FROM samples") == [(1, 1, bytes([0b10110000, 0b10000000]), 9)]
-
-
-def test_a_client_has_one_number_in_all_tables_and_after_opening_again(tmp_path: Path) -> None:
-    for round in (1, 2):
-        store = Store(tmp_path)
-        store.register([federation()])
-        commit(store, record(round=round))
-        store.close()
-    assert query(tmp_path, "SELECT id, name FROM clients ORDER BY id") == [(1, "a"), (2, "b"), (3, "c"), (4, "d")]
-    assert query(tmp_path, "SELECT round, hex(clients) FROM updates") == [
-        (1, "0100000002000000"),
-        (2, "0100000002000000"),
-    ]
-    assert query(tmp_path, "SELECT round, client FROM failures") == [(1, 3), (2, 3)]
-    assert query(tmp_path, "SELECT hex(clients) FROM evaluations") == [("0100000004000000",)] * 2
-
-
-def test_federations_are_named_once_with_their_settings(tmp_path: Path) -> None:
-    made = [federation("x#1", 1, "x", criteria=("DS",)), federation("x#2", 2, "x", criteria=("DS",))]
-    for _ in range(2):
-        store = Store(tmp_path)
-        store.register(made)
-        store.commit(0, [RoundRecord("x#2", 0, 0.0)], {"x#1": state(0), "x#2": state(0)}, nothing, last=False)
-        store.close()
-    found = query(tmp_path, "SELECT id, name, rule, seed, settings FROM federations ORDER BY id")
-    assert [row[:4] for row in found] == [(1, "x#1", "x", 1), (2, "x#2", "x", 2)]
-    assert json.loads(found[0][4])["criteria"] == ["DS"]
-    assert query(tmp_path, "SELECT federation FROM rounds") == [(2,)]
 
 
 def test_single_clients_are_written_each_k_rounds_and_in_the_last(tmp_path: Path) -> None:
@@ -298,19 +244,6 @@ def test_while_somebody_reads_no_checkpoint_is_removed_that_the_database_file_na
     assert len(list((store.folder / "checkpoints").iterdir())) == 2
 
 
-def test_what_clients_keep_is_asked_for_only_when_a_checkpoint_is_due(store: Store) -> None:
-    asked: list[int] = []
-
-    def snapshot() -> dict[str, torch.Tensor]:
-        asked.append(round)
-        return {"own": torch.tensor([round])}
-
-    for round in range(6):
-        store.commit(round, [record(round=round)], {"DS>LD": state(round)}, snapshot, last=False)
-    assert asked == [0, 3]
-    assert store.resume().kept["own"].tolist() == [3]
-
-
 def test_a_resume_forgets_what_came_after_the_checkpoint(store: Store) -> None:
     bits = np.array([True])
     orders = OrderState((1, 0), 0.75, 4, {"duels": {"0,1": 2.0}})
@@ -341,28 +274,6 @@ def test_a_round_written_again_replaces_the_first(store: Store) -> None:
     assert query(store.folder, "SELECT accuracy FROM rounds") == [(0.5,)]
     for table in ("updates", "failures", "evaluations"):
         assert query(store.folder, f"SELECT COUNT(*) FROM {table}") == [(1,)]
-
-
-def test_notes_are_text_or_json_and_the_newest_holds(store: Store) -> None:
-    store.note(status="running", seeds=[1, 2], in_memory=False)
-    store.note(status="finished")
-    found = dict(query(store.folder, "SELECT key, value FROM info"))
-    assert found == {"schema": "9", "status": "finished", "seeds": "[1, 2]", "in_memory": "false"}
-
-
-def test_rules_that_cannot_be_written_are_one_line(tmp_path: Path) -> None:
-    opened = Store(tmp_path / "new")
-    with closing(sqlite3.connect(tmp_path / "new" / "run.sqlite")) as other:
-        other.execute("DROP TABLE federations")
-    words = "its rules cannot be written: no such table: federations"
-    assert_refused(lambda: opened.register([federation()]), opened.folder, words)
-    opened.close()
-
-
-@pytest.mark.parametrize("field", ["checkpoint_every", "clients_every"])
-def test_rounds_are_counted_from_one(field: str) -> None:
-    assert getattr(StoreSettings(**{field: 2}), field) == 2
-    assert_refused(lambda: validated(StoreSettings, {field: 0}, "store"), f"store: {field}", "got 0", "equal to 1")
 
 
 def test_a_set_up_run_has_its_files_facts_and_rules_one_writer_and_is_left_alone(tmp_path: Path) -> None:
@@ -414,8 +325,6 @@ def test_a_store_is_made_once_and_readers_neither_block_it_nor_change_it(tmp_pat
     )
     assert list(tmp_path.iterdir()) == []
     writer = connect(tmp_path, write=True)
-    assert writer.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-    assert writer.execute("PRAGMA synchronous").fetchone() == (1,)  # NORMAL
     reader = connect(tmp_path, write=False)
     reader.execute("BEGIN")
     assert reader.execute("SELECT * FROM info").fetchall() == [("schema", "9")]
@@ -426,20 +335,6 @@ def test_a_store_is_made_once_and_readers_neither_block_it_nor_change_it(tmp_pat
         reader.execute("INSERT INTO info VALUES ('status', 'lies')")
     reader.close()
     writer.close()
-    again = connect(tmp_path, write=True)
-    assert again.execute("SELECT value FROM info WHERE key = 'status'").fetchall() == [("running",)]
-    # A row has one meaning: a second one of the same round or name is refused by the database itself.
-    again.execute("INSERT INTO federations VALUES (1, 'a', 'a', 0, '{}', 'fedavg')")
-    again.execute("INSERT INTO samples VALUES (1, 1, x'00', 8)")
-    again.execute("INSERT INTO evaluations VALUES (1, 1, x'', x'', x'', x'', '[]', NULL)")
-    for text in (
-        "INSERT INTO federations VALUES (2, 'a', 'b', 0, '{}', 'fedavg')",
-        "INSERT INTO samples VALUES (1, 1, x'ff', 8)",
-        "INSERT INTO evaluations VALUES (1, 1, x'00', x'', x'', x'', '[]', NULL)",
-    ):
-        with pytest.raises(sqlite3.IntegrityError):
-            again.execute(text)
-    again.close()
 
 
 def test_folders_that_hold_several_runs_say_so_and_name_one(tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ from tests.runs.signed_runs import TEXT, a_key, signed_run
 
 from steelyard.errors import UserError
 from steelyard.report.verification import Verification, verify
-from steelyard.runs import verifying
 from steelyard.runs.schema import SCHEMA
 from steelyard.runs.store import Store
 from steelyard.runs.valued import add_values
@@ -169,13 +168,6 @@ def test_a_changed_experiment_file_is_named(run: Path) -> None:
         assert (found.code, words in lines(found)) == (1, True), lines(found)
 
 
-def test_every_changed_round_is_named_and_not_only_the_first(run: Path) -> None:
-    change(run, "UPDATE rounds SET accuracy = 0.99 WHERE round IN (1, 3)")
-    change(run, "UPDATE failures SET reason = 'late' WHERE round = 2")
-    found = verify(run)
-    assert {(finding.round, finding.client) for finding in found.found.changed} == {(1, None), (2, "c"), (3, None)}
-
-
 # ---------------------------------------------------------------- what cannot be checked, each one line
 
 
@@ -235,23 +227,6 @@ def test_a_chain_that_is_not_one_is_named(run: Path, what: str) -> None:
 
 
 # ---------------------------------------------------------------- signatures that stand for others
-
-
-def test_the_last_signature_of_a_node_stands_for_those_that_lead_up_to_it(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looked: list[bytes] = []
-    true = verifying.holds
-
-    def counted(line: str, signature: bytes, content: bytes) -> bool:
-        looked.append(content)
-        return true(line, signature, content)
-
-    monkeypatch.setattr(verifying, "holds", counted)
-    assert verify(run).code == 0
-    of_nodes = [content for content in looked if b"\nupdates\n" in content]
-    assert len(of_nodes) == 1 + 3, "of node a the last one, of node b, which links nothing, every one"
-    assert len(looked) == 4 + 4
 
 
 UNSIGNED = "UPDATE chain SET key = NULL, signature = NULL"

@@ -16,7 +16,6 @@ from tests.runs.records import record, state
 from steelyard import Experiment, History, resume
 from steelyard.tracking.recording import Tracked, figures_of
 from steelyard.tracking.settings import TrackingSettings
-from steelyard.tracking.trackers import flat
 
 Call = tuple[str, tuple[Any, ...], dict[str, Any]]
 
@@ -137,9 +136,3 @@ def test_figures_are_finite_and_names_stay_apart() -> None:
     assert told[0]["a_b-2/largest_weight"] == 0.75
     assert figures_of(record())["left_out"] == 1
     assert all(np.isfinite(list(told[0].values())))
-
-
-def test_settings_become_flat_text() -> None:
-    """MLflow refuses a name with other letters, such as that of a rule, and texts that are too long."""
-    nested = {"a": {"DS>LD": {"c": 1}}, "d": [1, 2], "e": "x" * 900}
-    assert flat(nested) == {"a.DS_LD.c": "1", "d": "[1, 2]", "e": "x" * 500}
