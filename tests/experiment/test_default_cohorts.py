@@ -7,16 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tomli_w
-from tests.conftest import CommandLine
-from tests.kit import SMALL, assert_refused
+from tests.kit import SMALL
 
 from steelyard.experiment.loading import build
 from steelyard.experiment.running import run
 from steelyard.privacy.accounting import Release, spent
 from steelyard.privacy.ledger import Ledger
 from steelyard.privacy.ledger_marks import FILE
-from steelyard.report.answer import write_comparison
 from steelyard.result import Result
 from steelyard.runs.reader import History
 
@@ -76,43 +73,8 @@ def test_the_share_that_came_of_it_is_what_is_accounted(tmp_path: Path) -> None:
     assert History(folder).rounds["epsilon"].iloc[-1] == pytest.approx(spent({release: 3}, 1e-5), abs=1e-6)
 
 
-def test_hidden_updates_have_all_of_few_clients_to_hide_among() -> None:
-    hidden = {"weighing": {"criteria": ["EQ"]}, "privacy": {"aggregation": {"kind": "secure"}}}
-    build({**of(5), **hidden})
-    assert_refused(lambda: build({**of(5, fraction=0.1), **hidden}), "a cohort has 1 client")
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    (tmp_path / "mine.toml").write_text(tomli_w.dumps(of()), encoding="utf-8")
-    return tmp_path / "mine.toml"
-
-
-def test_show_resolved_fills_the_share_in_where_the_clients_are_known(command: CommandLine, file: Path) -> None:
-    for more, share in (((), 1.0), (("--set", "partition.clients=200"), 0.1)):
-        shown = tomllib.loads(command("show", file, "--resolved", *more).stdout)
-        assert shown["rounds"]["fraction"] == share
-
-
-def test_the_best_of_a_sweep_is_known_again_by_the_run_on_the_test_set(
-    command: CommandLine, file: Path, tmp_path: Path
-) -> None:
-    words = ("sweep", file, "--set", "rounds.count=1", "--over", "training.learning_rate=0.1", "--test", "-q")
-    first, again = (command(*words, "--out", "swept") for _ in range(2))
-    assert (first.returncode, again.returncode) == (0, 0), again.stderr
-    assert again.stdout == first.stdout
-    assert recorded(tmp_path / "swept" / "test") == 1.0
-
-
-def test_rounds_of_one_client_are_said_once_and_stand_in_table_and_report(
-    file: Path, tmp_path: Path, command: CommandLine
-) -> None:
-    done = command("run", file, "--out", "run", "--quiet", "--set", "rounds.fraction=0.1")
-    assert done.stderr.count("warning: round 1 of DS>LD weighed one client only") == 1
-    assert "Warning: 3 of 3 rounds of DS>LD, seed 5, weighed one client only" in " ".join(done.stdout.split())
-    result = Result(tmp_path / "run")
+def test_rounds_of_one_client_are_said_once_and_counted(tmp_path: Path, messages: list[str]) -> None:
+    result = Result(run(build(of(fraction=0.1)), out=tmp_path / "run"))
+    assert sum("weighed one client only" in line for line in messages) == 1
     assert result.table["weighed_one"] == [{"rule": "DS>LD", "seed": 5, "rounds": 3, "of": 3}]
-    assert "Warning: rounds that weighed one client only" in write_comparison(result.table, "text")
     assert result.table["recommendation"]["rule"] is None
-    line = "3 of 3 rounds of DS&gt;LD, seed 5, weighed one client only"
-    assert line in result.report().read_text(encoding="utf-8")

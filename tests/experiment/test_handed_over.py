@@ -6,10 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from tests.kit import SMALL
+from tests.kit import SMALL, small
 
-import steelyard
 from steelyard import Experiment, in_memory
 from steelyard.data.dataset import Dataset
 from steelyard.errors import UserError
@@ -38,29 +36,14 @@ def test_standard_scales_by_the_training_part(by_seed: bool) -> None:
     assert found.numpy() == pytest.approx(np.array(expected), abs=1e-5)
 
 
-def test_unit_leaves_numbers_as_they_are() -> None:
-    clients, _ = scaled("unit").assemble(in_memory(FEATURES, [0, 1, 0, 1]))
-    found = clients.context.population(0).source.dataset.features  # type: ignore[attr-defined]
-    assert torch.equal(found, torch.from_numpy(FEATURES).float())
-
-
-DESCRIPTION = {
-    "data": {"source": "memory"},
-    "partition": {"scheme": "iid", "clients": 2},
-    "model": {"name": "logistic"},
-    "training": {"learning_rate": 0.1, "batch_size": 5},
-    "rounds": {"count": 2, "fraction": 1.0},
-    "compute": {"engine": "loop"},
-    "weighing": {"criteria": ["DS"]},
-    "seed": 4,
-}
+FROM_PYTHON = small(data={"source": "memory"}, partition={"scheme": "iid", "clients": 2, "test": "local"}, seed=4)
 
 
 def draw(seed: int, columns: int = 3) -> Dataset:
     """Rows of their own for each seed: 20 for seed 4, 21 for seed 5, ..."""
     chance = np.random.default_rng(seed)
     features = chance.normal(size=(16 + seed, columns))
-    return steelyard.in_memory(features, (features[:, 0] > 0).astype(np.int64), classes=2)
+    return in_memory(features, (features[:, 0] > 0).astype(np.int64), classes=2)
 
 
 def test_each_seed_has_its_own_data(tmp_path: Path) -> None:
@@ -70,7 +53,7 @@ def test_each_seed_has_its_own_data(tmp_path: Path) -> None:
         asked.append(seed)
         return draw(seed)
 
-    result = steelyard.Experiment(**DESCRIPTION).compare(["DS", "EQ"], 3, tmp_path / "run", dataset=data)
+    result = FROM_PYTHON.compare(["DS", "EQ"], 3, tmp_path / "run", dataset=data)
     assert sorted(set(asked)) == [4, 5, 6]
     found = [
         frame.query("round == 1 and rule == 'DS'").groupby("seed")["samples"].sum()
@@ -80,8 +63,7 @@ def test_each_seed_has_its_own_data(tmp_path: Path) -> None:
 
 
 def test_what_the_function_returns_is_checked(tmp_path: Path) -> None:
-    experiment = steelyard.Experiment(**DESCRIPTION)
     with pytest.raises(UserError, match="the function returned int for seed 4; allowed: a data set"):
-        experiment.run(tmp_path / "a", dataset=lambda seed: 3)  # type: ignore[arg-type,return-value]
+        FROM_PYTHON.run(tmp_path / "a", dataset=lambda seed: 3)  # type: ignore[arg-type,return-value]
     with pytest.raises(UserError, match=r"shape \(4,\) in 2 classes for seed 5; allowed: shape \(3,\)"):
-        experiment.compare(["DS"], 2, tmp_path / "b", dataset=lambda seed: draw(seed, seed - 1))
+        FROM_PYTHON.compare(["DS"], 2, tmp_path / "b", dataset=lambda seed: draw(seed, seed - 1))

@@ -17,7 +17,6 @@ from steelyard.experiment.job_array import Part, in_order
 from steelyard.experiment.joining import join_runs
 from steelyard.experiment.loading import build
 from steelyard.experiment.running import resume, run
-from steelyard.report.comparison import compare_run
 from steelyard.runs.kept_updates import read_round
 
 DOCUMENT = changed(
@@ -59,8 +58,6 @@ def test_joined_they_are_the_run_made_at_once(tmp_path: Path, three: list[Path])
     assert {key: _read(value) for key, value in facts.items()} == {key: _read(value) for key, value in expected.items()}
     assert History(joined).chain.problem == ""
     assert (joined / "experiment.toml").read_text() == (whole / "experiment.toml").read_text()
-    tables = [compare_run(one, build(DOCUMENT), None) for one in (joined, whole)]
-    assert [_without_folder(table) for table in tables[:1]] == [_without_folder(table) for table in tables[1:]]
     kept = [read_round(one, 4) for one in (joined, whole)]
     assert set(kept[0].updates) == set(kept[1].updates)
     assert all(kept[0].models[name].equal(model) for name, model in kept[1].models.items())
@@ -72,11 +69,6 @@ def _read(value: str) -> Any:
         return json.loads(value)
     except ValueError:
         return value
-
-
-def _without_folder(table: Any) -> str:
-    text = json.dumps({key: value for key, value in table.items() if key != "folder"}, default=str, sort_keys=True)
-    return text.replace("joined", "whole")
 
 
 def test_a_part_whose_rules_all_end_early_leaves_the_others(

@@ -7,7 +7,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from tests.kit import assert_refused, named, refusal
 from steelyard.clients.node import NodeConfig
 from steelyard.errors import UserError
 from steelyard.experiment.enough_rows import EnoughRows
-from steelyard.experiment.loading import read_document
 from steelyard.experiment.node_rows import check_own, own_seed
 from steelyard.experiment.node_rules import agreed, public_error, public_reason
 from steelyard.messages import Evaluations, LossState, Question, Task, Updates
@@ -145,19 +143,12 @@ def test_a_node_reckons_for_itself_what_the_noise_tells(tmp_path: Path):
         assert_refused(partial(agreed, asked, node), "this node allows 4.38", spent)
 
 
-def test_a_node_that_trusts_does_what_the_experiment_says(tmp_path: Path):
-    node = config(tmp_path, allow="*")
-    assert str(agreed(document(), node).data.path) == "own.npz"  # type: ignore[attr-defined]
-
-
 @pytest.mark.parametrize(
     ("error", "words"),
     [
         (ValueError("could not convert string to float: 'Ada Lovelace, HIV positive'"), "ValueError"),
         (UserError("data.labels: got 'Ada Lovelace'; allowed: numbers"), "UserError: data.labels"),
         (UserError("/srv/secret.csv: line 1: root:x:0:0"), "UserError"),
-        (UserError("node config client: no client 'a' in this experiment"), "UserError: node config client"),
-        (json.JSONDecodeError("Expecting value", "secret text", 0), "JSONDecodeError"),
         (NotAllowed("model.name: 'os:system' is not run here"), "NotAllowed: model.name: 'os:system' is not run here"),
     ],
 )
@@ -305,34 +296,12 @@ def test_a_part_of_a_file_is_shared_out_as_the_nodes_file_says(tmp_path: Path):
     [
         ({"data": {"path": "x.npz", "labels": "y"}}, "data.source", "missing"),
         ({"data": {"path": "x.csv", "source": "csv"}}, "data: labels", "nothing"),
-        ({"data": {"path": "x.npz", "source": "npz", "colour": 1}}, "data: colour", "unknown"),
         ({"data": "x.npz", "partition": {"samples": 3}}, "partition.samples", "no effect"),
-        ({"data": "x.npz", "partition": {"test": "some"}}, "partition: test", "'some'"),
         ({"data": "x.tsv", "kind": "recommend", "partition": {"seed": 1}}, "partition", "kind"),
     ],
 )
 def test_a_wrong_table_of_a_nodes_file_is_named_when_it_starts(given: dict[str, Any], field: str, value: str):
     assert_refused(lambda: check_own(NodeConfig.read({"client": "a", **given})), f"node config {field}: ", value)
-
-
-def test_a_bundled_hospital_runs_on_a_file_of_its_own(tmp_path: Path):
-    """Its own rows, a copy of the recipe's [data], and no other rule: its updates leave as ever."""
-    name = "switzerland"
-    table = resources.files("steelyard.data").joinpath("included/heart_disease.csv").read_text(encoding="utf-8")
-    recipe = read_document("hospitals")
-    recipe["partition"] = {"scheme": "natural", "test": "local"}
-    # This hospital never records cholesterol, and a column that is empty throughout is no input.
-    recipe["data"] |= {"ignore": ["flamby", "chol"], "indicators": ["slope", "ca", "thal"], "na_values": {}}
-    head, *lines = table.splitlines(keepends=True)
-    path = tmp_path / "own.csv"
-    path.write_text(head + "".join(line for line in lines if name in line.strip().split(",")), encoding="utf-8")
-    own = NodeConfig.read({"client": name, "data": {**recipe["data"], "path": str(path)}})
-    check_own(own)
-    made = hosted(own, recipe)
-    size = 2 * (int(np.prod(made.about["features"])) + 1)
-    (updates,) = made.clients.train([Task("f", 1, 1, (name,), torch.zeros(size))])
-    (tests,) = made.clients.evaluate([Question("f", 1, 1, torch.zeros(1, size))])
-    assert (updates.clients, updates.failures, tests.clients, made.notes) == ((name,), (), (name,), ())
 
 
 class Recorded:

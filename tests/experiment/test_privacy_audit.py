@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.conftest import CommandLine
 from tests.privacy.seeded_source import SeededSource
 
 from steelyard.experiment.canary_runs import audit_runs
 from steelyard.experiment.extraction_audit import audit_extraction
 from steelyard.experiment.membership_audit import audit_membership
 from steelyard.experiment.privacy_audit import audit_inversion
-from steelyard.experiment.privacy_sweeps import show_inversion, sweep_inversion
+from steelyard.experiment.privacy_sweeps import sweep_inversion
 from steelyard.privacy import central
 from steelyard.privacy.accounting import Release, spent
-from steelyard.report.figures.audited import reconstruction
-from steelyard.report.figures.writing import svg
 from steelyard.rounds import private
 from steelyard.rounds.private import PrivateRounds
 from steelyard.weighing import own
@@ -76,22 +72,6 @@ def test_what_cannot_be_audited_is_refused_before_the_audit(
     assert value in line
 
 
-@pytest.mark.slow  # that it starts and what it prints first is in tests/cli/test_cli.py
-def test_the_audit_on_the_command_line(tmp_path: Path, command: CommandLine) -> None:
-    few = ("--tries", "1", "--steps", "0", "--canaries", "10")
-    done = command("privacy", "audit", *few, "--questions", "0", "--format", "json", "--figures", "figures")
-    found = json.loads(done.stdout)
-    assert found["canary"]["lower"] <= found["canary"]["accounted"]
-    assert {entry["protection"] for entry in found["inversion"]} >= {"none", "nothing is sent"}
-    assert (len(found["membership"]), found["extraction"]) == (24, [])
-    made = {path.name: path.read_text(encoding="utf-8") for path in (tmp_path / "figures").iterdir()}
-    assert set(made) == {"inverted-images.svg", "inversion.svg", "canaries.svg"}
-    assert "ledger: at most" in made["canaries.svg"]
-    done = command("privacy", "audit", *few, "--questions", "70", "--sampled", "fixed", "--sampling", "0.5")
-    for told in ("epsilon is at least", "membership on digits", "copies of a model of digits", "local noise, ε = 10"):
-        assert told in done.stdout
-
-
 def test_more_noise_and_larger_sums_hide_more() -> None:
     found = sweep_inversion(tries=6, steps=0, source=SeededSource(3), epsilons=(1.0, 1e6), cohorts=(1, 100))
     alike = {(row["attack"], row["protection"], row["value"]): row["likeness"] for row in found["rows"]}
@@ -101,27 +81,6 @@ def test_more_noise_and_larger_sums_hide_more() -> None:
         assert alike[attack, "noise", 1e6] > 0.9
         assert abs(alike[attack, "noise", 1.0]) < 0.3
     assert 0.75 < found["guess"] < 0.9
-
-
-def test_the_images_show_the_sample_and_what_the_update_tells_of_it() -> None:
-    shown = show_inversion(steps=0, source=SeededSource(1), each=1)
-    assert [entry["title"] for entry in shown[:3]] == ["sample", "the update", "sum of 10"]
-    sample, told, *_, noisy = (np.array(entry["pixels"]) for entry in shown)
-    assert sample.shape == (8, 8)
-    np.testing.assert_allclose(told, sample, atol=1e-3)
-    assert np.abs(noisy - sample).max() > 0.3
-    assert shown[1]["likeness"] == pytest.approx(1.0, abs=1e-4)
-
-
-def test_the_figure_of_a_recommender_names_each_protection() -> None:
-    entries = [
-        {"protection": name, "rounds": [{"round": round, "sum": {"precision": share}} for round in (1, 5)]}
-        for name, share in (("everything sent", 1.0), ("noise, ε = 10", 0.1), ("π = 0", None))
-    ]
-    text = svg(reconstruction(entries, 0.096))
-    assert "everything sent" in text
-    assert "claimed at random" in text
-    assert "π = 0" not in text  # where nothing can be claimed there is no line
 
 
 @pytest.mark.parametrize("sampled", ["poisson", "fixed"])

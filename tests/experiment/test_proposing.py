@@ -52,8 +52,6 @@ def test_owners_are_clients_and_small_ones_are_left_out(tmp_path: Path) -> None:
     assert found["rounds"]["fraction"] == 1.0
     small = proposed(tmp_path, rows=300, owners={f"u{number}": 3 for number in range(100)})
     assert (small["partition"]["minimum"], small["rounds"]["fraction"]) == (2, 0.1)
-    assert "server" not in small["partition"]
-    assert proposed(tmp_path, owners={f"u{number}": 20 for number in range(50)})["rounds"]["fraction"] == 1.0
     some = proposed(tmp_path, owners={f"u{number}": 20 for number in range(75)})["rounds"]["fraction"]
     assert cohort_size(75, some, 1) == 10
     with pytest.raises(UserError, match="1 of 3 owners have two rows or more"):
@@ -85,13 +83,9 @@ def test_the_target_lies_above_guessing(tmp_path: Path) -> None:
     assert proposed(tmp_path)["rounds"]["target"] == pytest.approx(0.7 + 0.6 * 0.3)
 
 
-@given(st.recursive(st.text() | st.integers(-(2**40), 2**40) | st.booleans(), lambda inner: st.lists(inner)))
-def test_values_are_written_as_toml(value: Any) -> None:
-    if isinstance(value, str) and any(0xD800 <= ord(letter) <= 0xDFFF for letter in value):
-        return
-    assert tomllib.loads(f"value = {toml(value)}")["value"] == value
+TEXT = st.text(st.characters(codec="utf-8"))
 
 
-@given(st.dictionaries(st.text(st.characters(codec="utf-8")), st.lists(st.text(st.characters(codec="utf-8")))))
-def test_tables_are_written_as_toml(value: dict[str, list[str]]) -> None:
+@given(st.dictionaries(TEXT, TEXT | st.integers(-9, 9) | st.booleans() | st.lists(TEXT)))
+def test_tables_are_written_as_toml(value: dict[str, Any]) -> None:
     assert tomllib.loads(f"value = {toml(value)}")["value"] == value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -159,13 +160,15 @@ def test_a_rank_that_dies_stops_the_run_in_one_line_and_any_number_of_ranks_goes
     assert History(folder).rounds["round"].max() == 1
     assert "rank 1 of 2 has ended" in History(folder).info["stopped"]
     (tmp_path / "flag").unlink()
-    done = ranked(1, "-q", "resume", folder, "--trust")
+    alone = shutil.copytree(folder, tmp_path / "alone")
+    done = ranked(1, "-q", "resume", alone, "--trust")
     assert done.returncode == 0, done.stderr
     assert "the number of ranks was 2 when the run began, and is 1 now" in done.stderr
-    assert History(folder).info["status"] == "finished"
-    done = ranked(1, "-q", "run", experiment, *words, "--out", tmp_path / "alone")
-    assert done.returncode == 0, done.stderr
-    assert difference(folder, tmp_path / "alone") < 1e-3
+    for given in (("resume", folder, "--trust"), ("run", experiment, *words, "--out", tmp_path / "whole")):
+        assert ranked(2, "-q", *given).returncode == 0
+    # As many ranks give the same bits, another number of them the same up to rounding.
+    assert difference(folder, tmp_path / "whole") == 0
+    assert difference(folder, alone) < 1e-3
 
 
 def test_a_rank_that_hangs_is_named(
@@ -203,8 +206,6 @@ def test_a_rank_that_differs_stops_the_run_in_one_line(
     [
         (2, ["run", "quickstart", "--set", "rounds.count=0"], {}, "rounds.count"),
         (2, ["run", "fpl-ml1m"], {}, "WORLD_SIZE: several processes were started"),
-        (2, ["sweep", "quickstart", "--over", "rounds.count=1,2", "--jobs", "2"], {}, "--jobs: got 2"),
-        (1, ["recipes"], {"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR: missing"),
         (1, ["recipes"], {"RANK": "0", "WORLD_SIZE": "many", "MASTER_ADDR": "x", "MASTER_PORT": "1"}, "got 'many'"),
     ],
 )
@@ -215,30 +216,3 @@ def test_a_mistake_is_one_line_of_rank_0(
     assert done.returncode == 2
     assert told in done.stderr.splitlines()[-1]
     assert done.stderr.count(told) == 1
-
-
-@pytest.mark.slow
-def test_a_comparison_and_a_sweep_share_out_their_federations(ranked: Ranked, experiment: Path, tmp_path: Path) -> None:
-    rules = ["--rules", "fedavg,LD,scaffold,median(DS),fedlaw,shapfed,online", "--seeds", "2"]
-    over = ["--over", "training.learning_rate=0.1,0.2"]
-    for count in (1, 2):
-        for command, words in (("compare", rules), ("sweep", over)):
-            out = tmp_path / f"{command}-{count}"
-            done = ranked(count, "-q", command, experiment, *words, "--set", "rounds.count=1", "--out", out)
-            assert done.returncode == 0, done.stderr
-    assert difference(tmp_path / "compare-1", tmp_path / "compare-2") < 1e-5
-    for run in (path.parent for path in (tmp_path / "sweep-1").glob("*/experiment.toml")):
-        assert difference(run, tmp_path / "sweep-2" / run.name) < 1e-5
-
-
-@pytest.mark.slow
-def test_a_stopped_run_goes_on_with_the_same_bits_on_as_many_ranks(
-    ranked: Ranked, experiment: Path, fatal: Callable[[str], list[str]], tmp_path: Path
-) -> None:
-    words = [*fatal(DIE), "--set", "algorithm.name=scaffold"]
-    assert ranked(2, "-q", "run", experiment, *words, "--out", tmp_path / "cut").returncode == 2
-    (tmp_path / "flag").unlink()
-    assert ranked(2, "-q", "resume", tmp_path / "cut", "--trust").returncode == 0
-    assert ranked(2, "-q", "run", experiment, *words, "--out", tmp_path / "whole").returncode == 0
-    assert difference(tmp_path / "whole", tmp_path / "cut") == 0
-    assert History(tmp_path / "cut").rounds["round"].max() == 3

@@ -1,10 +1,9 @@
-"""The recipes: the settings of their papers, and each runs end to end on its own data, cut short."""
+"""The recipes: each runs end to end on its own data, cut short."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,95 +15,6 @@ from steelyard.data.settings import DataSettings
 from steelyard.errors import UserError
 from steelyard.learning.catalogue import count
 from steelyard.result import Result
-
-SLICES = {"partition.test": "held-out", "partition.test_labels": "all", "partition.test_order": "stored"}
-
-
-MNIST = {
-    **SLICES,
-    "partition.clients": 100,
-    "partition.test_samples": 100,
-    "model.name": "cnn-mnist",
-    "training.optimiser": "sgd",
-    "training.epochs": 5,
-    "training.batch_size": "full",
-    "rounds.count": 1000,
-    "rounds.fraction": 0.1,
-    "rounds.targets": (0.7, 0.8, 0.9, 0.95),
-    "weighing.criteria": ("DS", "LD", "MD"),
-}
-
-
-FEMNIST = {
-    "model.name": "cnn-femnist",
-    "training.learning_rate": 0.01,
-    "training.epochs": 5,
-    "training.batch_size": 10,
-    "rounds.count": 1000,
-    "rounds.fraction": 0.1,
-    "weighing.criteria": ("DS", "LD", "MD"),
-    "weighing.adjust.strategy": "online",
-}
-
-
-ADAFED = {
-    "partition.test_labels": "all",
-    "partition.server": "held-out",
-    "partition.server_report": "same",
-    "model.name": "cnn-keras",
-    "training.optimiser": "adadelta",
-    "training.learning_rate": 1.0,
-    "training.epochs": 5,
-    "training.batch_size": 100,
-    "rounds.count": 20,
-    "rounds.fraction": 1.0,
-}
-
-
-ADAPTIVE = {**ADAFED, "weighing.criteria": ("VP",), "weighing.loss.adapt": "class-f1", "weighing.loss.epsilon": 0.1}
-
-
-CELEBA = {
-    "partition.minimum": 5,
-    "partition.test": "local",
-    "partition.test_fraction": 0.2,
-    "model.name": "cnn-celeba",
-    "training.epochs": 5,
-    "training.batch_size": "full",
-    "rounds.count": 100,
-    "rounds.fraction": 0.1,
-    "rounds.targets": (0.7, 0.8, 0.85),
-    "weighing.criteria": ("DS", "CB", "IS"),
-}
-
-
-PROTOCOLS: dict[str, dict[str, Any]] = {
-    "mnist-iid": {**MNIST, "partition.scheme": "iid", "training.learning_rate": 0.215},
-    "mnist-noniid": {
-        **MNIST,
-        "partition.scheme": "shard",
-        "partition.shards_per_client": 2,
-        "partition.shard_size": 300,
-        "training.learning_rate": 0.1,
-    },
-    "femnist": {**FEMNIST, "rounds.targets": (0.75, 0.8)},
-    "unipen62": {**FEMNIST, "partition.test_fraction": 0.1},
-    "celeba": CELEBA,
-    "celeba-full": CELEBA,
-    "adafed-1": {**ADAFED, "weighing.criteria": ("VS",), "weighing.loss": None},
-    "adafed-2": ADAPTIVE,
-    "adafed-3": ADAPTIVE,
-}
-
-
-@pytest.mark.parametrize("recipe", PROTOCOLS)
-def test_a_recipe_has_the_settings_of_its_paper(recipe: str) -> None:
-    experiment = Experiment.load(recipe)
-    for field, expected in PROTOCOLS[recipe].items():
-        value: Any = experiment
-        for name in field.split("."):
-            value = getattr(value, name)
-        assert (tuple(value) if isinstance(value, list) else value) == expected, field
 
 
 def test_the_authors_network_is_an_option_of_the_same_size() -> None:
@@ -180,20 +90,6 @@ def test_a_recipe_runs(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert result.history.evaluations.query("round == 1")["samples"].sum() >= 9996
 
 
-@pytest.mark.slow
-def test_hostile_copies_are_wrong_and_ignore_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not (SHARED / "mnist").is_dir():
-        pytest.skip("needs mnist/")
-    monkeypatch.setenv("STEELYARD_DATA", str(SHARED))
-    # Plain steps: Adadelta's are too long for the small model that stands in here.
-    plain = ("training.optimiser=sgd", "training.learning_rate=0.1")
-    result = run("adafed-3", tmp_path / "run", "rounds.count=4", "compute.engine=stacked", *plain)
-    weights = result.history.clients.query("rule == 'adafed' and round == 4").set_index("client")["raw_VP"]
-    # The client whose labels are all wrong does worse than chance on the server's rows; the others do not.
-    assert weights["client-007"] < 0.1
-    assert weights["client-006"] < weights["client-002"]
-
-
 def test_the_regression_recipe_learns_and_its_loss_adapts(tmp_path: Path) -> None:
     changes = ["rounds.count=12", "compute.device=cpu", "compute.engine=stacked"]
     result = Experiment.load("adafed-regression", changes).run(tmp_path / "run")
@@ -203,8 +99,6 @@ def test_the_regression_recipe_learns_and_its_loss_adapts(tmp_path: Path) -> Non
     assert shapes[0] == 2.0
     assert all(-2 <= shape <= 2 for shape in shapes)
     assert len(set(shapes)) > 1
-    fixed = [json.loads(text) for text in result.history.rounds.query("rule == 'fedavg'")["loss"]]
-    assert {(loss["shape"], loss["scale"]) for loss in fixed} == {(2.0, 80.0)}
     assert {"mape", "mae", "rmse"} <= set(result.summary["rules"][0]["server"])
 
 

@@ -19,13 +19,11 @@ from steelyard.algorithms.fedavgm import FedAvgM
 from steelyard.messages import Failure, Task, Updates
 from steelyard.privacy.hidden import HiddenUpdates, Summed
 from steelyard.privacy.settings import AggregationSettings
-from steelyard.rounds.combining import RADIUS, Combiner, as_summed, combiner
+from steelyard.rounds.combining import RADIUS, Combiner, combiner
 from steelyard.rounds.loop import run_rounds
-from steelyard.rounds.soundness import Exploded
 from steelyard.rounds.state import Plan
 from steelyard.update_payloads import DenseModels
 from steelyard.weighing.fitted import fit_weights
-from steelyard.weighing.weights import Weighing
 
 
 class Hiding(Clients):
@@ -65,7 +63,10 @@ def test_the_model_is_the_weighted_mean_of_those_who_stayed_and_the_record_says_
     (record,) = kept.records
     assert record.updates.clients == tuple("acdefghi")
     assert record.weighing.weights.tolist() == pytest.approx((sizes[sizes > 0] / sizes.sum()).tolist())
-    assert record.weighing.raw[:, 0].tolist() == sizes[sizes > 0].tolist()
+    weighing = record.weighing
+    assert weighing.raw[:, 0].tolist() == sizes[sizes > 0].tolist()
+    assert weighing.normalised[:, 0] == pytest.approx(sizes[sizes > 0] / 55)
+    assert weighing.scores == pytest.approx(sizes[sizes > 0] / 55)
     assert [(failure.client, failure.reason) for failure in record.updates.failures] == [
         ("b", "its node is gone"),
         ("j", "its node is gone"),
@@ -87,30 +88,6 @@ def test_a_federation_whose_sum_cannot_be_ends_alone_with_its_last_good_model() 
     assert [record.federation for record in kept.records] == ["spoiled", "f", "f", "f"]
 
 
-def test_without_another_federation_the_run_stops_with_that_line() -> None:
-    with pytest.raises(Exploded, match=r"^round 1 of f: the hidden sum of 10 .*from another seed"):
-        run_rounds([federation()], {"f": state(0)}, Hiding(excess={"f": 3.0}), Server(), Plan(3, 1.0), Recorder())
-
-
-def test_the_whole_record_of_those_who_stayed_is_kept() -> None:
-    hidden = Hiding(gone="b")
-    updates = hidden._trained(Task("f", 0, 1, tuple("abcd"), torch.zeros(10)))
-    four = np.array([0.1, 0.4, 0.2, 0.3])
-    weighing = Weighing(("DS",), 10 * four[:, None], 20 * four[:, None], 30 * four, four, (), uniform=False)
-    assert as_summed(updates, weighing) == (updates, weighing)  # nothing was summed yet
-    updates.payload.aggregate(torch.zeros(10), four)
-    left, found = as_summed(updates, weighing)
-    assert left.clients == ("a", "c", "d")
-    stayed = four[[0, 2, 3]]
-    assert found.raw[:, 0].tolist() == (10 * stayed).tolist()
-    assert found.normalised[:, 0].tolist() == (20 * stayed).tolist()
-    assert found.scores.tolist() == (30 * stayed).tolist()
-    assert found.weights == pytest.approx(stayed / 0.6)
-    updates.payload.summed = replace(updates.payload.summed, bytes_sent={"a": 7, "d": 9, "b": 5})
-    counted, _ = as_summed(updates, weighing)
-    assert counted.bytes_sent.tolist() == [7, 0, 9]
-
-
 # ---------------------------------------------------------------- robust rules in rounds
 
 
@@ -126,16 +103,6 @@ class Training(Server):
 
     def gradients(self, seeds: Sequence[int], models: torch.Tensor) -> torch.Tensor:
         raise AssertionError
-
-
-def test_a_robust_rule_combines_what_was_weighed() -> None:
-    median = federation(defence={"rule": "median"})
-    states = run_rounds([median], {"f": state(0)}, Clients(), Server(), Plan(1, 1.0), Recorder())
-    # Each parameter is 1 for one client of ten and 0 for all others: the weighted median is 0 everywhere.
-    assert states["f"].parameters.tolist() == [0.0] * 10
-    plain = federation(defence={"rule": "none"})
-    states = run_rounds([plain], {"f": state(0)}, Clients(), Server(), Plan(1, 1.0), Recorder())
-    assert states["f"].parameters.tolist() == pytest.approx((np.arange(1, 11) / 55).tolist())
 
 
 def test_the_radius_of_clipping_is_remembered_where_it_is_smoothed() -> None:
@@ -183,11 +150,6 @@ def test_candidates_are_stepped_one_by_one() -> None:
     assert torch.equal(combine.models(one), alone[0])
     assert torch.equal(combine.models(np.stack([one, two])), torch.stack([alone[0], combine.step(two)[0]]))
     assert set(alone[1]) == set(kept)
-    # Without a step of its own, an algorithm keeps what it has, and the sum is the model.
-    plain = Combiner(federation(), asked, kept, average, 0.25)
-    assert plain.step(one)[1] is kept
-    assert torch.equal(plain.models(one), average(one))
-    assert plain.models(np.stack([one, two])).shape == (2, 10)
 
 
 def test_an_algorithm_s_step_is_given_all_that_it_may_see() -> None:
@@ -209,7 +171,6 @@ def test_an_algorithm_s_step_is_given_all_that_it_may_see() -> None:
     made = replace(federation(), algorithm=Looking(), momentum=0.25)
     model, kept = combiner(made, {"t": torch.ones(10)}, asked, updates, None).step(np.array([0.25, 0.75]))
     (given,) = seen
-    assert given.parameters.tolist() == list(range(10))
     assert given.average.tolist() == pytest.approx([1.0] * 10)
     assert given.weights.tolist() == [0.25, 0.75]
     assert given.tensors["t"].tolist() == [1.0] * 10
@@ -305,7 +266,6 @@ def test_weights_are_fitted_side_by_side_each_to_its_own_rows() -> None:
     cohorts = {task.federation: task.clients for task in clients.tasks}
     sizes = np.array([NAMES.index(name) + 1 for name in cohorts["plain"]])
     records = {record.federation: record for record in kept.records}
-    assert records["plain"].weighing is not None
     assert records["plain"].weighing.weights.tolist() == (sizes / sizes.sum()).tolist()
     for name, seed, rate in (("slow", 3, 0.5), ("fast", 5, 2.0)):
         weights, model = fitted(cohorts[name], server, seed, rate)
@@ -313,8 +273,6 @@ def test_weights_are_fitted_side_by_side_each_to_its_own_rows() -> None:
         # The slopes are float32 products of numbers up to 5, in three steps.
         assert found.weights.tolist() == pytest.approx(weights.tolist(), rel=1e-5)
         assert done[name].parameters.tolist() == pytest.approx(model.tolist(), rel=1e-5)
-        # Scores stay those of the rule, so that a reader sees both.
-        assert found.scores.tolist() != pytest.approx(weights.tolist(), rel=1e-2)
         asked = next(question for question in clients.questions if question.federation == name)
         assert asked.models[0].tolist() == done[name].parameters.tolist()
 
@@ -327,7 +285,6 @@ def test_fitted_weights_keep_to_the_cap_of_their_rule() -> None:
     weights = {record.federation: record.weighing.weights for record in kept.records if record.weighing is not None}
     assert weights["free"].max() > 0.5  # without the cap the fit gives one of the four more than that
     assert weights["capped"].max() == pytest.approx(0.3)
-    assert weights["capped"].sum() == pytest.approx(1.0)
     # And these are the weights that made the model, where each client has a column of its own.
     assert done["capped"].parameters.max() == pytest.approx(0.3)
 

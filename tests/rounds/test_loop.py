@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from tests.kit import small
@@ -17,15 +16,13 @@ from tests.stopping import assert_a_stop_changes_nothing
 
 from steelyard import Experiment, randomness
 from steelyard.algorithms.fedavg import FedAvg
-from steelyard.clients.local import Simulation
 from steelyard.data import load, share_out
 from steelyard.errors import UserError
-from steelyard.experiment.running import run
 from steelyard.learning.models import build
 from steelyard.learning.parameters import Layout
 from steelyard.learning.training import orders as batch_orders
 from steelyard.learning.training import train_client
-from steelyard.messages import LossState, Question, Task
+from steelyard.messages import LossState, Task
 from steelyard.rounds.own_code import told_in_one_line, training_fault
 from steelyard.runs.reader import History
 from steelyard.runs.tensor_files import read_tensors
@@ -108,15 +105,6 @@ def test_the_loop_equals_the_papers_equations(tmp_path: Path) -> None:
         assert dict(stored) == pytest.approx(wanted, rel=1e-6)
 
 
-def test_the_same_seed_gives_the_same_bits_and_another_does_not(tmp_path: Path) -> None:
-    def bits(seed: int, place: str) -> Mapping[str, torch.Tensor]:
-        return final_models(experiment(seed=seed).run(tmp_path / place).folder)
-
-    first, again, other = bits(5, "a"), bits(5, "b"), bits(6, "c")
-    assert all(torch.equal(first[name], again[name]) for name in first)
-    assert not torch.equal(first["models/LD>MD>DS"], other["models/LD>MD>DS"])
-
-
 def test_rules_beside_share_cohorts_and_the_first_model(tmp_path: Path) -> None:
     result = experiment(beside={"fedavg": {"criteria": ["DS"]}}).run(tmp_path / "run")
     frame = result.history.clients
@@ -126,34 +114,6 @@ def test_rules_beside_share_cohorts_and_the_first_model(tmp_path: Path) -> None:
     assert rounds[rounds["round"] == 0]["accuracy"].nunique() == 1
     alone = experiment(weighing={"criteria": ["DS"]}).run(tmp_path / "alone")
     assert torch.equal(final_models(result.folder)["models/fedavg"], final_models(alone.folder)["models/DS"])
-
-
-def test_everything_is_recorded_per_client_and_round(tmp_path: Path) -> None:
-    history = experiment().run(tmp_path / "run").history
-    sums = history.clients.groupby("round")[["normalised_DS", "normalised_LD", "normalised_MD", "weight"]].sum()
-    assert sums.index.tolist() == [1, 2, 3, 4]
-    assert np.allclose(sums, 1, rtol=0, atol=1e-12)
-    overall = history.evaluations.groupby("round").apply(lambda g: np.average(g["score"], weights=g["samples"]))
-    assert overall.index.tolist() == [0, 1, 2, 3, 4]
-    assert np.allclose(overall, history.rounds["accuracy"], rtol=0, atol=1e-12)
-
-
-def test_the_first_model_is_tested_once_for_each_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    asked: list[tuple[int, int]] = []
-    evaluate = Simulation.evaluate
-
-    def counting(self: Simulation, questions: list[Question]) -> Any:
-        asked.extend((question.round, question.seed) for question in questions)
-        return evaluate(self, questions)
-
-    monkeypatch.setattr(Simulation, "evaluate", counting)
-    described = small(rounds={"count": 1}, beside={"equal": {"criteria": ["EQ"]}})
-    history = History(run(described, out=tmp_path / "run", seeds=[0, 1]))
-    assert sorted(asked) == [(0, 0), (0, 1), (1, 0), (1, 0), (1, 1), (1, 1)]
-    first = history.evaluations[history.evaluations["round"] == 0]
-    one, other = (first[first["rule"] == rule]["score"].tolist() for rule in ("DS", "equal"))
-    assert len(one) == 2 * 6
-    assert one == other
 
 
 # Remembers how often each client was in a cohort, and an average of its losses; weighs by both.

@@ -280,21 +280,6 @@ def test_each_of_several_runs_gets_a_bar_and_what_comes_after_it_lines(
     assert shown[ended:].startswith("summing up")
 
 
-def test_a_bar_says_what_is_being_done_rests_for_questions_and_leaves_nothing_where_no_round_began(
-    error: Callable[..., Screen],
-) -> None:
-    screen = error()
-    with watching():
-        with doing("reading [the] data"):
-            assert screen.shows("reading [the] data")
-        with paused():
-            assert screen.getvalue().rstrip().endswith(("\x1b[2K", "\x1b[?25h"))
-        shown = len(screen.getvalue())
-    # The last thing written takes the bar away.
-    assert screen.getvalue().rstrip().endswith(("\x1b[2K", "\x1b[?25h"))
-    assert "\x1b[1A\x1b[2K" in screen.getvalue()[shown:]
-
-
 def notebook(shown: list[str], kernel: object) -> SimpleNamespace:
     def display(bundle: dict[str, str], raw: bool, display_id: bool) -> SimpleNamespace:
         assert raw

@@ -13,11 +13,9 @@ from tests.privacy.seeded_source import SeededSource
 from tests.rounds.scripted import NAMES, Clients, Recorder, Reporting, Server, federation, state
 
 from steelyard import randomness
-from steelyard.activity import current
 from steelyard.algorithms.algorithm import Algorithm, ServerStep
-from steelyard.messages import Counts, Floats, LossState, RowTests, Task, Updates
+from steelyard.messages import Counts, Floats, LossState, Task, Updates
 from steelyard.privacy.settings import PrivacySettings
-from steelyard.rounds.contributions import ContributionSettings
 from steelyard.rounds.drafting import discounted, weigh_soundly
 from steelyard.rounds.loop import TooFewClients, make_task, run_rounds
 from steelyard.rounds.private import PrivateRounds
@@ -36,11 +34,8 @@ from steelyard.weighing.weights import Weighing
     ("fraction", "least", "names", "count"),
     [
         (0.25, 1, 10, 3),  # 2.5 is rounded up
-        (0.24, 1, 10, 2),
         (0.01, 1, 10, 1),  # never nobody
-        (0.01, 0, 10, 1),
         (0.1, 4, 10, 4),  # as many as must answer
-        (1.0, 1, 10, 10),
         (0.5, 8, 5, 5),  # never more than there are
     ],
 )
@@ -57,8 +52,6 @@ def test_a_task_carries_the_model_and_the_loss_of_the_state() -> None:
     task = make_task(federation(), before, Clients(), Plan(rounds=5, fraction=0.2), 3)
     assert task.parameters is before.parameters
     assert task.loss == before.loss
-    other = make_task(federation("g"), state(2), Clients(), Plan(rounds=5, fraction=0.2), 3)
-    assert other.clients == task.clients  # seed and round alone decide
 
 
 def test_without_clients_there_is_no_round() -> None:
@@ -69,22 +62,24 @@ def test_without_clients_there_is_no_round() -> None:
 def test_a_run_from_the_start_records_the_first_model_and_every_round() -> None:
     clients, kept, seen = Clients(), Recorder(), []
     plan = Plan(rounds=2, fraction=0.2)
-    federations = [federation("f"), federation("g", seed=4)]
+    # The first model of a seed is tested once for all rules that begin with it.
+    federations = [federation("f"), federation("g", seed=4), federation("h")]
     states = run_rounds(federations, {}, clients, Server(), plan, kept, lambda *report: seen.append(report))
     assert kept.rounds == [(0, False), (1, False), (2, True)]
-    assert kept.states == [{"f": number, "g": number} for number in range(3)]
+    assert kept.states == [dict.fromkeys("fgh", number) for number in range(3)]
     order = [(record.federation, record.round) for record in kept.records]
-    assert order == [(name, number) for number in range(3) for name in "fg"]
+    assert order == [(name, number) for number in range(3) for name in "fgh"]
     first = kept.records[1]
     # 3 samples at ½ and 1 at ¼, of the model that the server made for seed 4.
     assert first.accuracy == 0.4375
     assert (first.updates, first.weighing, first.order, first.tried, first.tests) == (None, None, (), (), 0)
     assert first.loss == LossState()
     assert clients.questions[1].models.tolist() == [[4.0] * 10]
-    asked = [(question.federation, question.seed, question.round) for question in clients.questions[:2]]
-    assert asked == [("f", 3, 0), ("g", 4, 0)]
-    assert seen == [(number, {"f": 0.4375, "g": 0.4375}) for number in range(3)]
-    for name in "fg":
+    asked = [(question.federation, question.seed, question.round) for question in clients.questions[:3]]
+    assert asked == [("f", 3, 0), ("g", 4, 0), ("f", 3, 1)]
+    assert kept.records[2].evaluations.federation == "h"
+    assert seen == [(number, dict.fromkeys("fgh", 0.4375)) for number in range(3)]
+    for name in "fgh":
         assert (states[name].round, states[name].finished, states[name].orders.reference) == (2, False, 0.4375)
     assert all(0 <= record.seconds < 60 for record in kept.records)
     assert not any(question.detailed for question in clients.questions)
@@ -105,18 +100,6 @@ def test_a_round_weighs_and_combines_what_the_cohort_sent() -> None:
     assert record.tried == (((0,), 0.4375),)
     assert not record.kept_old
     assert clients.questions[0].models.tolist() == [states["f"].parameters.tolist()]
-    assert (record.server_accuracy, record.server_macro_f1, record.server_metrics) == (None, None, {})
-
-
-def test_what_the_server_measures_it_measures_with_the_federations_seed() -> None:
-    class Partial(Server):
-        def test(self, seed: int, models: torch.Tensor) -> ServerTest:
-            assert seed == 3
-            return replace(super().test(seed, models), accuracy=np.arange(1.0, 1 + len(models)) / 8)
-
-    kept = Recorder()
-    run_rounds([federation(criteria=("VP",))], {"f": state(0)}, Clients(), Partial(), Plan(1, fraction=0.3), kept)
-    assert kept.records[0].weighing.raw[:, 0].tolist() == [0.125, 0.25, 0.375]
 
 
 def test_a_run_goes_on_where_its_states_stand() -> None:
@@ -208,19 +191,11 @@ def test_memory_goes_on_whatever_happens_in_a_round(how: str) -> None:
     clients = Clients()
     clients.broken = dict.fromkeys(NAMES, "lost") if how == "nobody answers" else {}
     clients.worthless = how == "worthless"
-    states = {"f": replace(state(0), memory={"seen": {"a": 2}})}
+    states = {"f": replace(state(0), memory={"seen": {"a": 2}}, tensors={"control": torch.ones(10)})}
     plan = Plan(rounds=1, fraction=0.3, min_clients=0)
     done = run_rounds([federation(when_zero="keep")], states, clients, Server(), plan, Recorder())
     assert done["f"].memory == {"seen": {"a": 2}}
-
-
-def test_an_update_that_is_missing_is_not_passed_over() -> None:
-    class Short(Clients):
-        def train(self, tasks: Sequence[Task]) -> list[Updates]:
-            return super().train(tasks)[:-1]
-
-    with pytest.raises(ValueError, match="shorter"):
-        run_rounds([federation()], {"f": state(0)}, Short(), Server(), Plan(rounds=1, fraction=0.3), Recorder())
+    assert done["f"].tensors["control"].tolist() == [1.0] * 10
 
 
 def test_a_loss_that_adapts_sees_the_loss_of_the_round_and_the_new_model() -> None:
@@ -257,15 +232,6 @@ def test_the_servers_report_is_recorded_where_the_plan_asks_for_it(server: Serve
     assert (record.server_accuracy, record.server_macro_f1, record.server_metrics) == found
     if isinstance(server, Reporting):
         assert server.reported == [(3, 1)] * asked
-
-
-def test_what_an_algorithm_s_server_keeps_stays_where_a_round_changes_nothing() -> None:
-    plan = Plan(rounds=1, fraction=0.2, min_clients=0)
-    before = replace(state(0), tensors={"control": torch.ones(10)})
-    task = make_task(federation(), before, Clients(), plan, 1)
-    draft = weigh_soundly(federation(), before, task, Clients()._trained(task).select([], []), Server(), plan)
-    assert draft.kept_old
-    assert draft.tensors is before.tensors
 
 
 def test_those_who_are_promised_a_least_weight_are_known_by_name() -> None:
@@ -355,14 +321,13 @@ def test_what_an_algorithm_s_server_makes_of_the_sum_is_the_draft_s() -> None:
     draft = weigh_soundly(made, before, task, Clients()._trained(task), Server(), plan)
     assert draft.tensors["control"].tolist() == pytest.approx([1.2] * 10)
     assert draft.model.sum().item() == pytest.approx(11.0)
-    assert sorted(draft.model.tolist())[:8] == [1.0] * 8
     assert draft.before is before
-    assert draft.combine.models(np.array([0.0, 1.0])).max().item() == 2.0
 
 
 def test_a_round_is_weighed_again_without_a_culprit_as_it_was_weighed_first() -> None:
     class Partial(Server):
         def test(self, seed: int, models: torch.Tensor) -> ServerTest:
+            assert seed == 3
             return replace(super().test(seed, models), accuracy=np.arange(1.0, 1 + len(models)) / 8)
 
     def sent(task: Task) -> Updates:
@@ -380,46 +345,6 @@ def test_a_round_is_weighed_again_without_a_culprit_as_it_was_weighed_first() ->
     # Three must stay: with four the model is beyond repair.
     with pytest.raises(Exploded, match="whichever client is left out"):
         weigh_soundly(made, state(0), task, sent(task), Partial(), replace(plan, min_clients=4))
-
-
-def test_every_step_says_what_is_being_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[str] = []
-
-    def noted(kind: type, name: str) -> None:
-        before = getattr(kind, name)
-
-        def note(*given: Any) -> Any:
-            now = current()
-            seen.append("" if now is None else now[0])
-            return before(*given)
-
-        monkeypatch.setattr(kind, name, note)
-
-    class Many(Clients):
-        def _trained(self, task: Task) -> Updates:
-            return super()._trained(replace(task, clients=("a", "b")))
-
-    class Rows(Server):
-        def rows(self, seed: int, models: torch.Tensor) -> RowTests:
-            return RowTests(models.double().numpy(), None)
-
-    for name in ("train", "evaluate", "snapshot"):
-        noted(Clients, name)
-    for kind, name in ((Server, "initial"), (Server, "test"), (Rows, "rows")):
-        noted(kind, name)
-    names = ["a", "b", *(f"client-{number:04}" for number in range(1198))]
-    plan = Plan(rounds=1, fraction=1.0, contributions=ContributionSettings(method="leave-one-out"))
-    run_rounds([federation(criteria=("VP",))], {}, Many(names), Rows(), plan, Recorder())
-    assert seen == [
-        "building the first models",
-        "testing the first models",
-        "",  # a recorder asks for a snapshot
-        "round 1/1: training 1,200 clients",
-        "round 1/1: weighing",
-        "round 1/1: testing on all clients",
-        "round 1/1: measuring what each client added",
-        "round 1/1: writing it down",
-    ]
 
 
 def test_late_updates_count_less_and_the_sum_stays() -> None:
@@ -478,13 +403,10 @@ def test_simulated_seconds_are_recorded_and_move_the_clock() -> None:
     assert states["f"].memory[CLOCK] == 5.0
     known = states["f"].memory[SELECT]
     last = kept.records[1]
-    assert {name: known[name]["score"] for name in last.updates.clients} == dict(
-        zip(last.updates.clients, last.weighing.scores.tolist(), strict=True)
-    )
+    assert [known[name]["score"] for name in last.updates.clients] == last.weighing.scores.tolist()
     assert {facts["asked"] for facts in known.values()} == {1, 2}
     timed = run_rounds([federation()], {"f": state(1)}, Timed(), Server(), Plan(rounds=2, fraction=0.5), kept)
     assert timed["f"].memory == {CLOCK: 1.5}
-    assert [record.contributions for record in kept.records] == [()] * 3
 
 
 def test_samples_are_cut_at_their_bound_and_cannot_be_written() -> None:
