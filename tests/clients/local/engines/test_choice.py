@@ -15,7 +15,6 @@ from tests.kit import assert_refused
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from steelyard.clients.local.device_data.cohort import Cohort
-from steelyard.clients.local.device_data.schedule import CurrentStep
 from steelyard.clients.local.engines import choice_file, compiled, engine_trial, table
 from steelyard.clients.local.engines.compiled import CompiledStep
 from steelyard.clients.local.engines.engine import TrainingSetup
@@ -23,9 +22,8 @@ from steelyard.clients.local.engines.engine_trial import Trial, run_trial
 from steelyard.clients.local.engines.graph import GraphEngine
 from steelyard.clients.local.engines.sequential import SequentialEngine
 from steelyard.clients.local.engines.table import ENGINES, DoesNotFit, can_fork, candidates, make, parse
-from steelyard.learning.descent import Descent
-from steelyard.learning.models import ConvNet, DenseNet, ModelSettings
-from steelyard.messages import Floats, LossState
+from steelyard.learning.models import DenseNet, ModelSettings
+from steelyard.messages import Floats
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 MLP = cases.case("mlp, mini")
@@ -35,16 +33,6 @@ def test_engine_names() -> None:
     assert parse("vmap:50") == ("vmap", 50)
     for wrong in ("stackd", "vmap:0", "vmap:x"):
         assert_refused(lambda wrong=wrong: parse(wrong), "compute.engine", wrong)
-
-
-class Doubled(ConvNet):
-    """A network of the user's that is made like the built-in one and computes something else."""
-
-    def __init__(self) -> None:
-        super().__init__((1, 8, 8), (4, 6), 3, 8, 10)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return 2 * super().forward(x)
 
 
 class Wider(DenseNet):
@@ -64,7 +52,7 @@ OWN = "threads vmap:50 vmap:10 loop"
         (cases.MODELS["cnn-digits"][0], "float32", {"fused", "winograd", "stacked"}, "winograd fused threads"),
         (cases.MODELS["cnn-digits"][0], "bfloat16", {"fused", "stacked"}, "fused threads"),
         (cases.MODELS["mlp"][0], "float32", {"stacked"}, "stacked threads"),
-        *((cases.of(own), "float32", set(), OWN) for own in (cases.Own, Doubled, Wider)),
+        *((cases.of(own), "float32", set(), OWN) for own in (cases.Own, Wider)),
     ],
 )
 def test_what_fits_on_the_cpu(model: ModelSettings, precision: str, beside: set[str], tried: str) -> None:
@@ -80,15 +68,18 @@ def test_what_fits_on_the_cpu(model: ModelSettings, precision: str, beside: set[
                 make(setup, name)
 
 
-def test_a_choice_is_kept_and_taken_back(own_cache: Path) -> None:
-    told = [cases.trained(MLP, "auto")[2].describe() for _ in range(2)]
-    assert "trial" in told[0]["engine_reason"]
-    assert told[1]["engine_reason"] == "found by an earlier trial on this machine"
-    assert told[0]["engine_choice"] == told[1]["engine_choice"]
-    assert (own_cache / "engines.json").is_file()
+def test_a_choice_is_kept_and_taken_back_with_what_is_to_tell_of_it(own_cache: Path) -> None:
+    drawing = Case(cases.of(cases.Drawing), MLP.people)
+    for what, told in ((MLP, ""), (drawing, "the model draws at random while it trains")):
+        first, second = (cases.trained(what, "auto")[2].describe() for _ in range(2))
+        assert "trial" in first["engine_reason"]
+        assert second["engine_reason"] == "found by an earlier trial on this machine"
+        assert first["engine_choice"] == second["engine_choice"]
+        assert first.get("engine_notes", "").startswith(told)
+        assert second.get("engine_notes") == first.get("engine_notes")
     # A choice for the whole net is not taken for one of the same shapes of which a part is frozen.
     part = Case(cases.of(lambda: cases.frozen(DenseNet(64, (16, 8), 10), "layers.0.weight")), MLP.people)
-    assert cases.trained(part, "auto")[2].describe()["engine_reason"] != told[1]["engine_reason"]
+    assert cases.trained(part, "auto")[2].describe()["engine_reason"] != second["engine_reason"]
 
 
 def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,15 +99,6 @@ def test_what_is_asked_for_or_kept_holds_against_what_this_machine_would_choose(
     assert cases.trained(MLP, "auto")[2].describe()["engine_choice"] == recorded
 
 
-def test_what_is_to_tell_of_a_choice_is_told_by_every_run() -> None:
-    """The second run finds the choice in the file; it draws at random as well."""
-    what = Case(cases.of(cases.Drawing), MLP.people)
-    for reason in ("trial", "earlier trial"):
-        told = cases.trained(what, "auto")[2].describe()
-        assert reason in told["engine_reason"]
-        assert told["engine_notes"].startswith("the model draws at random while it trains")
-
-
 def test_of_two_trials_the_first_to_write_decides_and_a_damaged_file_is_tried_again(own_cache: Path) -> None:
     own_cache.mkdir()
     for notes in ("", ', "notes": null'):
@@ -127,20 +109,6 @@ def test_of_two_trials_the_first_to_write_decides_and_a_damaged_file_is_tried_ag
         assert choice_file.write("key", later, "why") == first
     assert choice_file.read("key") == first
     assert choice_file.read("other") is None
-
-
-class Scaled(SequentialEngine):
-    """The right updates, times a factor: wrong by as much as the factor is away from 1."""
-
-    def __init__(self, setup: TrainingSetup, factor: float) -> None:
-        super().__init__(setup)
-        self.factor = factor
-
-    def train(self, cohort: Cohort, out: torch.Tensor) -> Floats:
-        losses = super().train(cohort, out)
-        start = cohort.start(out.device)
-        out.copy_(start + self.factor * (out - start))
-        return losses
 
 
 class OneWrong(SequentialEngine):
@@ -168,21 +136,6 @@ class Noisy(SequentialEngine):
         return losses
 
 
-class WrongRate(CompiledStep):
-    """Steps that are a tenth too long."""
-
-    def __init__(self, setup: TrainingSetup, descent: Descent) -> None:
-        super().__init__(setup, replace(descent, rate=1.1 * descent.rate))
-
-
-class CountsPadding(CompiledStep):
-    """Steps in which the padding of a short batch counts like a sample."""
-
-    def gradients(self, models: torch.Tensor, into: torch.Tensor | None, current: CurrentStep, loss: LossState) -> None:
-        same = torch.full_like(current.tables.weights, 1 / current.samples)
-        super().gradients(models, into, replace(current, tables=replace(current.tables, weights=same)), loss)
-
-
 def work(what: Case = MLP) -> tuple[TrainingSetup, Cohort]:
     clients = cases.simulated(what)
     return clients.context.setup, clients.cohort_builder.gather([cases.task_of(clients)])[0]
@@ -194,24 +147,19 @@ def equal_clients(count: int, model: ModelSettings = MLP.model) -> tuple[Trainin
 
 
 @pytest.mark.parametrize(
-    ("precision", "right", "wrong", "timed"),
-    [
-        ("float32", 1.015, 1.03, True),
-        ("float32", 0.985, 0.97, False),
-        ("tf32", 1.04, 1.07, False),
-        ("bfloat16", 1.2, 1.4, False),
-    ],
+    ("precision", "allowed", "timed"), [("float32", 0.02, True), ("tf32", 0.05, False), ("bfloat16", 0.3, False)]
 )
-def test_an_engine_that_disagrees_is_refused(precision: str, right: float, wrong: float, timed: bool) -> None:
-    # 2, 5 and 30 % of the update's size are allowed in float32, TF32 and bfloat16; on the CPU TF32 is float32.
+def test_an_engine_that_disagrees_is_refused(precision: str, allowed: float, timed: bool) -> None:
+    # These shares of the update's size are allowed; on the CPU TF32 is float32.
     setup, cohort = work()
     given = replace(setup, precision=precision)  # type: ignore[arg-type]
     engines = {
-        name: lambda each, factor=factor: Scaled(each, factor) for name, factor in (("right", right), ("wrong", wrong))
+        name: lambda each, share=share: Noisy(each, share)
+        for name, share in (("right", 0.75 * allowed), ("wrong", 1.4 * allowed))
     }
     found = run_trial(given, cohort, engines, timed=timed)
     assert list(found.refused) == ["wrong"]
-    assert f"differs from the loop's by {abs(wrong - 1):.1g}" in found.refused["wrong"]
+    assert f"differs from the loop's by {1.4 * allowed:.2g}" in found.refused["wrong"]
     assert set(found.seconds) == ({"right"} if timed else set())
     assert found.best == ("right" if timed else "loop")
 
@@ -242,8 +190,8 @@ def test_a_later_engine_must_win_by_a_tenth() -> None:
     assert Trial({"a": 1.0, "b": 0.85, "c": 0.8}).best == "b"
 
 
-def stack(setup: TrainingSetup, step: type[CompiledStep] = CompiledStep) -> GraphEngine:
-    return GraphEngine(setup, lambda descent: step(setup, descent), "compiled", 2)
+def stack(setup: TrainingSetup) -> GraphEngine:
+    return GraphEngine(setup, lambda descent: CompiledStep(setup, descent), "compiled", 2)
 
 
 def test_a_program_is_compiled_once_for_the_trial_and_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,12 +204,9 @@ def test_a_program_is_compiled_once_for_the_trial_and_the_run(monkeypatch: pytes
     monkeypatch.setattr(torch, "compile", lambda traced, **options: traced)  # what is traced runs as it is
     monkeypatch.setattr(compiled, "make_fx", noted)
     setup, whole = equal_clients(4)
-    kinds = {"right": CompiledStep, "long": WrongRate, "padded": CountsPadding}
-    found = run_trial(setup, whole, {name: lambda given, kind=kind: stack(given, kind) for name, kind in kinds.items()})
-    assert set(found.refused) == {"long", "padded"}
-    assert "differs from the loop's by 0.09" in found.refused["long"]
+    assert run_trial(setup, whole, {"compiled": stack}).refused == {}
     stack(setup).train(whole, torch.empty((len(whole), setup.layout.size)))
-    assert len(made) == 2  # one for each rate, and none for the run
+    assert len(made) == 1
 
 
 def test_frozen_numbers_that_were_changed_are_seen_by_a_program_made_before(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,7 +225,7 @@ def test_frozen_numbers_that_were_changed_are_seen_by_a_program_made_before(monk
 @pytest.mark.parametrize("asked", ["vmap", "auto"])
 def test_a_simulation_does_not_use_an_engine_that_disagrees(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("vmap", "threads"):
-        wrong = replace(table.ENGINES[name], make=lambda setup, chunk: Scaled(setup, 1.1))
+        wrong = replace(table.ENGINES[name], make=lambda setup, chunk: Noisy(setup, 0.1))
         monkeypatch.setitem(table.ENGINES, name, replace(wrong, compared=table.ENGINES["vmap"].compared))
     what = Case(cases.of(cases.Own), MLP.people)
     with pytest.warns() if asked == "vmap" else pytest.MonkeyPatch.context() as told:

@@ -109,18 +109,9 @@ def test_every_engine_gives_what_the_loop_gives(name: str, engine: str) -> None:
     cases.assert_alike(found, expected, start, what.tolerance)
 
 
-def test_images_are_changed_and_dropout_inside_layers_drops(monkeypatch: pytest.MonkeyPatch) -> None:
-    def without() -> nn.Module:
-        module = cases.Encoded()
-        for layer in module.modules():
-            if isinstance(layer, nn.MultiheadAttention | nn.LSTM | nn.GRU):
-                layer.dropout = 0.0
-        return module
-
-    monkeypatch.setitem(cases.NETWORKS, "still", without)
-    for name, plain in (("cnn-odd, mini, reflect", "cnn-odd, mini"), ("encoded, mini", "still, mini")):
-        apart = [cases.by_the_loop(each)[0][0].payload.models for each in (name, plain)]
-        assert float(torch.linalg.vector_norm(apart[0] - apart[1])) > 1e-2
+def test_images_are_changed() -> None:
+    apart = [cases.by_the_loop(each)[0][0].payload.models for each in ("cnn-odd, mini, reflect", "cnn-odd, mini")]
+    assert float(torch.linalg.vector_norm(apart[0] - apart[1])) > 1e-2
 
 
 def test_the_library_may_answer_in_another_order_of_memory() -> None:
@@ -148,17 +139,6 @@ def test_dropout_by_name_depends_on_the_stream_alone(engine: str) -> None:
     assert not torch.allclose(trained(4, "c1")[0], together[1], atol=1e-3)
 
 
-@pytest.mark.parametrize("engine", ["loop", "threads", "stacked", "fused", "winograd", "vmap:3"])
-def test_same_seed_same_bits_whatever_was_trained_before(engine: str) -> None:
-    # A convolution under vmap takes ten times as long; it is for modules of one's own.
-    what = cases.case("own, mini" if engine.startswith("vmap") else "cnn-odd, mini")
-    first, second = cases.simulated(what, engine), cases.simulated(what, engine)
-    first.train([cases.task_of(first)])
-    one, two = (clients.train([cases.task_of(clients, round=5)])[0] for clients in (first, second))
-    assert torch.equal(one.payload.models, two.payload.models)
-    assert one.losses.tolist() == two.losses.tolist()
-
-
 @pytest.mark.parametrize("engine", ["fused", "stacked", "loop", "vmap", "threads"])
 def test_bfloat16_stays_near_and_leaves_torch_as_it_was(engine: str) -> None:
     before = torch.backends.mkldnn.enabled
@@ -183,47 +163,27 @@ def test_a_small_memory_limit_makes_small_stacks() -> None:
 
 
 class Warming(nn.Module):
-    """Counts its steps in a whole number; a mask of -inf and a table that is no part of its state lie beside."""
+    """Counts its steps in a whole number that two parts share; a mask of -inf and a table that is not sent beside."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.dense = nn.Linear(64, 10)
+        self.dense, self.part = nn.Linear(64, 10), nn.Module()
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+        self.part.register_buffer("steps", self.steps)  # type: ignore[arg-type]
         self.register_buffer("mask", torch.full((10,), -torch.inf).index_fill_(0, torch.arange(10), 0.0))
-        self.register_buffer("future", torch.full((3, 3), -torch.inf).triu(1))
-        self.register_buffer("table", torch.ones(7), persistent=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.training:
-            self.steps += 1  # type: ignore[operator]
-            return self.dense(x.flatten(1)) * (1 - 0.5 ** self.steps.float()) + self.mask  # type: ignore[operator]
-        return self.dense(x.flatten(1))
-
-
-class Counted(nn.Module):
-    """Two parts share one count of steps, which the first of them raises and the second reads; and one running mean."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.dense, self.first, self.second = nn.Linear(64, 10), nn.Module(), nn.Module()
-        for name, value in (("steps", torch.zeros((), dtype=torch.int64)), ("mean", torch.zeros(10))):
-            self.first.register_buffer(name, value)
-            self.second.register_buffer(name, value)
+        self.register_buffer("table", torch.full((3, 3), -torch.inf).triu(1), persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         found = self.dense(x.flatten(1))
         if self.training:
-            self.first.steps += 1  # type: ignore[operator, assignment]
-            self.second.mean.lerp_(found.detach().mean(0), 0.1)  # type: ignore[operator]
-        assert self.first.mean is self.second.mean
-        assert self.first.steps is self.second.steps
-        return found * (1 - 0.5 ** self.second.steps.float()) + self.first.mean  # type: ignore[operator]
+            self.steps += 1  # type: ignore[operator]
+            found = found * (1 - 0.5 ** self.part.steps.float()) + self.mask  # type: ignore[operator]
+        return found
 
 
-@pytest.mark.parametrize("module", [Warming, Counted])
-def test_buffers_that_are_not_sent_or_shared_begin_anew_with_every_client(module: type[nn.Module]) -> None:
+def test_buffers_that_are_not_sent_or_shared_begin_anew_with_every_client() -> None:
     """What one client counted must not reach the next one: then a cohort would depend on its order."""
-    what = Case(cases.of(module), cases.population((8, 8), 10))
+    what = Case(cases.of(Warming), cases.population((8, 8), 10))
     expected, start, clients = cases.trained(what)
     assert len(start) == 650 + 10
     alone = clients.train(cases.tasks_of(clients.names(0)[-1:], start, what, 1))[0]
@@ -278,14 +238,3 @@ def test_what_an_engine_would_train_wrongly_is_trained_one_after_another(module:
     assert clients.describe()["engine_choice"] == "loop"
     assert sum("one after another" in str(each.message) for each in told) == 1
     cases.assert_alike(found, expected, start, 1e-5)
-
-
-@pytest.mark.parametrize("engine", ["loop", "threads", "vmap", "auto"])
-def test_a_last_row_alone_joins_the_batch_before_where_a_norm_needs_two(engine: str) -> None:
-    people = cases.population((8, 8), 10, sizes=(13, 9, 25, 12))
-    what = Case(cases.of(cases.Normed), people, TrainingSettings(batch_size=4, epochs=2))
-    expected, start, _ = cases.trained(what)
-    found, _, _ = cases.trained(what, engine)
-    assert found[0].steps is not None
-    assert found[0].steps.tolist() == [6, 4, 12, 6]
-    cases.assert_alike(found, expected, start, 1e-4)

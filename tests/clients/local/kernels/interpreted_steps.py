@@ -1,4 +1,4 @@
-"""Checks of the Triton kernels in its interpreter, run as a program: each of them, the passes, and a whole training."""
+"""Checks of the Triton kernels in its interpreter, run as a program: the passes, and whole trainings of all others."""
 
 from typing import Any
 
@@ -39,10 +39,9 @@ if __name__ == "__main__":
     interpreter._patch_lang_tensor = _patched
     torch.set_num_threads(1)
     torch.manual_seed(3)
-    for case, bytes_ in ((kernel_cases.ODD, True), (kernel_cases.SMALL, False)):
-        kernel_cases.assert_near_float64(case, "float32", "cpu", bytes_=bytes_)
     kernel_cases.passes(kernel_cases.TINY, torch.float32, "cpu")
     kernel_cases.steps("cpu")
     trained("cnn-odd, mini")
+    trained("cnn-digits, corrected")  # images as bytes, and gradients that are written down
     steps.FEW = 0  # the dense layers by the library, as for many samples
     trained("cnn-authors, mini")
