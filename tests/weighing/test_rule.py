@@ -30,19 +30,14 @@ def settings(**given: Any) -> WeighingSettings:
 @pytest.mark.parametrize(
     ("given", "name"),
     [
-        ({}, "DS>LD"),
         ({"priority": "LD>DS"}, "LD>DS"),
-        ({"criteria": ["DS"], "score": "power"}, "power(DS)"),
         ({"criteria": ["DS"], "score": "power", "power": 2.5}, "power(DS)^2.5"),
         ({"score": " Weighted_Mean ", "weights": [1, 2]}, "weighted-mean(DS,LD)"),
-        ({"criteria": ["DS", "LD", "MD"], "score": "product"}, "product(DS,LD,MD)"),
         ({"adjust": {"report": "apart", "budget": 3}}, "online-apart(DS>LD)@3"),
         ({"loss": {"adapt": "barron"}}, "DS>LD+barron"),
         ({"name": "mine", "score": "mean"}, "mine"),
         ({"criteria": ["DS", "LD", "MD"], "priority": "LD>DS>MD", "adjust": {}}, "online(LD>DS>MD)"),
-        ({"adjust": {"strategy": "bandit", "budget": 7}}, "bandit(DS>LD)@7"),
         ({"bound": 3.0, "max_shares": 2.0, "criteria": ["DS"]}, "capped(DS;bound=3;max_shares=2)"),
-        ({"criteria": ["DS"], "defence": {"rule": "median", "mix": True}}, "median(DS;mix)"),
         ({"criteria": ["DS"], "defence": {"rule": "clip", "quantile": 0.25}}, "clip(DS;quantile=0.25)"),
     ],
 )
@@ -58,17 +53,12 @@ def test_a_rule_is_named_by_what_it_does(given: dict[str, Any], name: str) -> No
         ({"score": "mean", "adjust": {}}, ("adjust", "'mean'")),
         ({"criteria": ["DS"], "adjust": {}}, ("adjust", "1 criteria")),
         ({"priority": "DS>LX"}, ("priority", "'LX'")),
-        ({"priority": "DS"}, ("priority", "'DS'")),
         ({"score": "owa"}, ("weights, quantifier",)),
-        ({"score": "owa", "weights": [1, 0], "quantifier": "most"}, ("weights, quantifier",)),
         ({"score": "weighted-mean"}, ("weights", "nothing", "2 numbers")),
         ({"score": "weighted-mean", "weights": [1, -1]}, ("weights", "1.0, -1.0")),
         ({"score": "choquet"}, ("capacity", "missing")),
-        ({"score": "owa", "quantifier": "0.5,0.5"}, ("quantifier", "'0.5,0.5'")),
         ({"score": "owa", "quantifier": "mosst"}, ("quantifier", "'mosst'", "did you mean 'most'")),
-        ({"score": "power", "power": 0}, ("power", 0)),
         ({"attested": ["MD"]}, ("attested", "MD")),
-        ({"max_weight": 0.0}, ("max_weight", 0)),
         ({"trained_by": "server", "defence": {}}, ("trained_by",)),
         ({"min_weight": 0.5, "max_weight": 0.3}, ("min_weight", 0.5, "max_weight = 0.3")),
         ({"floors": {"a": 0.6, "b": 0.6}}, ("floors", 1.2)),
@@ -87,7 +77,6 @@ def test_orders_are_written_and_read_and_looked_at_by_prioritized_rules_alone() 
     assert (ordered.ordered, plain.ordered) == (True, False)
     assert ordered.score(values) == pytest.approx([0.1 + 0.05, 0.9 + 0.18])
     assert ordered.score(values, (0, 1)) == pytest.approx([0.5 + 0.05, 0.2 + 0.18])
-    assert plain.score(values, (1, 0)).tolist() == plain.score(values).tolist()
     assert Rule(settings(score="weighted-mean", weights=[0, 2])).score(np.array([0.25, 0.5])) == 0.5
 
 
@@ -100,18 +89,6 @@ def test_the_criteria_of_several_rules_come_once_each_in_order_of_naming(tmp_pat
     rules = [settings(), settings(criteria=["MD", "LD"]), settings(criteria=["OWNED"], plugins=[str(script)])]
     assert [criterion.name for criterion in criteria_of(rule for rule in rules)] == ["DS", "LD", "MD", "OWNED"]
     assert [criterion.name for criterion in Rule(rules[1]).criteria] == ["MD", "LD"]
-
-
-def test_a_weighing_keeps_everything_that_was_computed() -> None:
-    raw = np.array([[3.0, 0.0], [1.0, 0.0]])
-    found = Rule(settings(score="product")).weigh(raw)
-    assert found.criteria == ("DS", "LD")
-    assert found.raw is raw
-    assert found.normalised.tolist() == [[0.75, 0.5], [0.25, 0.5]]
-    assert found.scores.tolist() == [0.375, 0.125]
-    assert found.weights.tolist() == [0.75, 0.25]
-    assert found.all_zero == ("LD",)
-    assert found.uniform is False
 
 
 def test_two_experiments_of_one_process_may_share_a_name(tmp_path: Path) -> None:
@@ -146,11 +123,8 @@ def test_two_experiments_of_one_process_may_share_a_name(tmp_path: Path) -> None
             "adafed",
             {"criteria": ["VP"], "when_zero": "keep", "name": "adafed", "loss": {"adapt": "class-f1"}},
         ),
-        ("adafed-weights", {"criteria": ["VP"], "when_zero": "keep", "name": "adafed-weights"}),
         ("budget(20)", OWN | {"adjust": {"strategy": "online", "budget": 20}, "name": "budget(20)"}),
-        ("greedy@7", OWN | {"adjust": {"strategy": "greedy", "budget": 7}}),
         ("bandit(VP>LD)@12", {"criteria": ["VP", "LD"], "adjust": {"strategy": "bandit", "budget": 12}}),
-        ("product(DS, VP)", {"criteria": ["DS", "VP"], "score": "product"}),
         ("power(VP)^0.5", {"criteria": ["VP"], "score": "power", "power": 0.5}),
         (
             "weighted-mean(DS=2, LD)",
@@ -165,10 +139,7 @@ def test_two_experiments_of_one_process_may_share_a_name(tmp_path: Path) -> None
             "owa(DS,LD;most)",
             {"criteria": ["DS", "LD"], "score": "owa", "name": "owa(DS,LD;most)", "quantifier": "most"},
         ),
-        (
-            "owa(DS,LD;0.7, 0.3)",
-            {"criteria": ["DS", "LD"], "score": "owa", "name": "owa(DS,LD;0.7, 0.3)", "weights": [0.7, 0.3]},
-        ),
+        ("owa(DS;0.7)", {"criteria": ["DS"], "score": "owa", "name": "owa(DS;0.7)", "weights": [0.7]}),
         # As many weights as criteria, or it is a quantifier, which the rule then refuses by its name.
         (
             "owa(DS,LD;0.7,0.2,0.1)",
@@ -185,12 +156,8 @@ def test_two_experiments_of_one_process_may_share_a_name(tmp_path: Path) -> None
             },
         ),
         (
-            "clip( DS ; quantile = 0.3 ; mix)",
-            {
-                "criteria": ["DS"],
-                "defence": {"rule": "clip", "quantile": 0.3, "mix": True},
-                "name": "clip(DS ; quantile = 0.3 ; mix)",
-            },
+            "clip(DS;mix)",
+            {"criteria": ["DS"], "defence": {"rule": "clip", "mix": True}, "name": "clip(DS;mix)"},
         ),
         (
             "capped(VP;bound=3;max_shares=2)",
@@ -220,19 +187,6 @@ def test_the_settings_of_a_regression_and_of_a_server_with_rows() -> None:
     assert (found["criteria"], found["loss"]) == (["VE"], {"adapt": "barron"})
 
 
-def test_the_capacity_of_a_choquet_integral_is_read_from_its_file(tmp_path: Path) -> None:
-    path = tmp_path / "capacity.toml"
-    path.write_text('DS = 0.4\nLD = 0.5\n"DS,LD" = 1\n')
-    word = f"choquet(DS,LD;{path})"
-    found = read_rule(word, FRAME)
-    assert found == {
-        "criteria": ["DS", "LD"],
-        "score": "choquet",
-        "name": word,
-        "capacity": {"DS": 0.4, "LD": 0.5, "DS,LD": 1},
-    }
-
-
 def test_a_rule_with_a_name_is_a_part_of_others_without_it() -> None:
     mine = {"criteria": ["LD"], "name": "mine", "plugins": ["a.py"], "algorithm": {"name": "fedprox"}, "bound": 2.0}
     frame = Frame(known=KNOWN, base=BASE, named={"mine": mine})
@@ -248,10 +202,8 @@ def test_a_rule_with_a_name_is_a_part_of_others_without_it() -> None:
 
 def test_where_any_criterion_may_be_named_and_a_base_has_no_priority() -> None:
     assert read_rule("mine", ANY) == {"criteria": ["mine"]}
-    assert read_rule("mine>DS", ANY) == {"criteria": ["mine", "DS"]}
     assert read_rule("mean(mine,DS)", ANY) == {"criteria": ["mine", "DS"], "score": "mean"}
-    for word in ("mine(DS)", "mine^2", "mine@3"):
-        assert_refused(lambda w=word: read_rule(w, ANY), f"'{word}'")
+    assert_refused(lambda: read_rule("mine(DS)", ANY), "'mine(DS)'")
     frame = Frame(known=KNOWN, base=WeighingSettings(criteria=["LD", "DS"]))
     assert read_rule("greedy", frame) == {"criteria": ["LD", "DS"], "adjust": {"strategy": "greedy"}}
     # One criterion has no order.
@@ -269,21 +221,17 @@ def test_where_any_criterion_may_be_named_and_a_base_has_no_priority() -> None:
         ("clip(median(EQ))", ("clip(EQ)",)),
         ("capped(EQ;steps=2)", ("bound, max_weight, max_shares",)),
         ("weighted-mean(DS;LD)", ("weighted-mean(DS=2,LD=1)",)),
-        ("owa(DS,LD)", ("owa(DS,LD;most)",)),
         ("choquet(DS,LD)", ("choquet(DS,LD;capacity.toml)",)),
         ("power(VP)^1.2.3", ("a number",)),
         ("mean(DS,LDD)", ("'LDD'", "did you mean 'LD'", ", ".join(KNOWN))),
         ("DS>LDD", ("'LDD'", "did you mean 'LD'", ", ".join((*WORDS, "more")))),
-        ("weighted-mean(LDD=1)", ("'LDD'", "did you mean 'LD'")),
-        ("online", ("did you mean 'online'",)),
+        ("onlin", ("did you mean 'online'",)),
         ("prioritized", (", ".join((*WORDS, "more")),)),
     ],
 )
 def test_what_is_wrong_with_a_word_is_said_in_one_line(word: str, parts: tuple[str, ...]) -> None:
-    word = "onlin" if word == "online" else word
-    for option in ("--rules", "rule"):
-        frame = Frame(known=KNOWN, base=BASE, option=option, further=("more",))
-        assert_refused(lambda f=frame: read_rule(word, f), f"{option}: ", f"'{word}'", *parts)
+    frame = Frame(known=KNOWN, base=BASE, option="rule", further=("more",))
+    assert_refused(lambda: read_rule(word, frame), "rule: ", f"'{word}'", *parts)
 
 
 def test_marks_inside_parentheses_do_not_split() -> None:

@@ -117,13 +117,6 @@ def test_choquet_equals_the_integral_over_levels(values: list[float]) -> None:
     assert found == pytest.approx(choquet_by_levels(values, capacity), abs=1e-9)
 
 
-def test_two_additive_pairs() -> None:
-    capacity = {"two_additive": {"singles": {"DS": 0.5, "CD": 0.5, "IS": 0.3}, "pairs": {"DS,CD": -0.3}}}
-    # μ({DS,CD}) = .7, μ({DS,IS}) = .8, μ(all) = 1; Alice sorted: CD .2, IS .4, DS .9.
-    expected = 0.2 * 1.0 + 0.2 * 0.8 + 0.5 * 0.5
-    assert rule("choquet", capacity=capacity).score(ALICE_BOB)[0] == pytest.approx(expected)
-
-
 @pytest.mark.parametrize(
     ("name", "m", "weights"),
     [
@@ -149,39 +142,28 @@ def test_weights_of_criteria_and_ranks_are_shares() -> None:
     assert scores.mean(values) == pytest.approx(np.array([[0.3, 0.3]]))
 
 
-def test_choquet_scores_any_number_of_axes() -> None:
-    capacity = {frozenset(): 0.0, frozenset({0}): 0.25, frozenset({1}): 0.5, frozenset({0, 1}): 1.0}
-    # .2 of both and .2 more of the second; the first alone has .6.
-    found = scores.choquet(capacity)(np.array([[[0.2, 0.4], [0.6, 0.0]]]))
-    assert found == pytest.approx(np.array([[0.2 + 0.2 * 0.5, 0.6 * 0.25]]))
-
-
 def test_each_score_reaches_the_rule_by_its_name() -> None:
     assert rule("owa", weights=(1, 0, 0)).score(ALICE_BOB) == pytest.approx([0.9, 0.8])
     assert rule("owa", quantifier="all").score(ALICE_BOB) == pytest.approx([0.2, 0.1])
     additive = {"two_additive": {"DS": 0.5, "CD": 0.3, "IS": 0.2}}
     found = rule("choquet", capacity=additive).score(ALICE_BOB)
     assert found == pytest.approx(rule("weighted-mean", weights=(0.5, 0.3, 0.2)).score(ALICE_BOB))
-    for text in ("at-least-half", "At Least_half", " at  least half "):
-        assert scores.quantifier_bounds(text) == (0.0, 0.5)
-    assert scores.checked_name("owa") == "owa"
+    assert scores.quantifier_bounds(" At  Least_half ") == (0.0, 0.5)
     assert_refused(lambda: scores.checked_name("prodct"), "score", "'prodct'", "did you mean 'product'")
 
 
 def test_a_capacity_can_be_written_in_several_ways() -> None:
     assert subsets(0) == [frozenset()]
     assert subsets(2) == [NOTHING, A, B, BOTH]
-    assert [len(subset) for subset in subsets(3)] == [0, 1, 1, 1, 2, 2, 2, 3]
     table = {"A": 0.25, "B": 0.5}
     expected = {NOTHING: 0.0, A: 0.25, B: 0.5, BOTH: 1.0}
     assert from_table(table, AB) == read(table, AB) == read({"capacity": table}, AB) == expected
-    for key in ("A,B", "A+B", "A&B", "A|B", "A B", "{A, B}", "( A ,B )", "B,A"):
+    for key in ("A+B", "A|B", "A B", "{A, B}", "( B ,A )"):
         assert from_table({**table, key: 1.0}, AB) == expected
     assert two_additive({"A": 0.5, "B": 0.25}, {"A,B": 0.25}, AB) == {NOTHING: 0.0, A: 0.5, B: 0.25, BOTH: 1.0}
     masses = {"A": 0.25, "B": 0.75}
     expected = {NOTHING: 0.0, A: 0.25, B: 0.75, BOTH: 1.0}
     assert read({"two_additive": masses}, AB) == read({"two_additive": {"singles": masses}}, AB) == expected
-    assert read({"two_additive": {"pairs": {"A,B": 1.0}}}, AB) == {NOTHING: 0.0, A: 0.0, B: 0.0, BOTH: 1.0}
 
 
 @pytest.mark.parametrize(
@@ -192,10 +174,8 @@ def test_a_capacity_can_be_written_in_several_ways() -> None:
         ({"A": 0.5, "B": 0.5, "A,B": 0.9}, ("{A,B}", 0.9)),
         ({"B": 0.5}, ("no value for {A}",)),
         ({"A": 1.5, "B": 0.5}, ("{A,B} has 1.0", "1.5 of its part {A}")),
-        ({"A": -0.5, "B": 0.5}, ("{A} has -0.5", "0.0 of its part {}")),
         ({"capacity": 3}, ("'capacity'",)),
         ({"two_additive": {"singles": {}, "pairs": 3}}, ("'pairs'",)),
-        ({"two_additive": {"singles": {"A": 1}, "B": 0.5}}, ("two_additive has 'B'",)),
         ({"A": True}, ("'A'", "true")),
     ],
 )
@@ -211,7 +191,6 @@ def test_rounding_is_no_fault_and_more_is() -> None:
     # Capacities written with few digits or summed from masses miss 0, 1 and monotony by rounding errors.
     checked({NOTHING: TOLERANCE, A: 0.5, B: 0.5, BOTH: 1.0}, AB)
     checked({A: 0.5, B: 0.5, BOTH: 1 - TOLERANCE / 2}, AB)
-    checked({A: 1.0 + TOLERANCE / 2, B: 0.5, BOTH: 1.0}, AB)
     checked({A: 1.0, B: 0.5}, AB)  # equal worth of a part and the whole is monotone
     for wrong in ({NOTHING: 2 * TOLERANCE}, {BOTH: 1 - 2 * TOLERANCE}, {A: 1.0 + 2 * TOLERANCE}):
         with pytest.raises(UserError):

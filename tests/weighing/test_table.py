@@ -10,14 +10,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.kit import assert_refused
 from tests.warm import command_environment
 
 import steelyard
 from steelyard.weighing.measures import read_table
-from steelyard.weighing.rule import Rule, WeighingSettings
+from steelyard.weighing.rule import WeighingSettings
 from steelyard.weighing.table import RuleOptions, read_words, weigh, weigh_file
 
 CLIENTS = {"ann": {"quality": 0.5, "DS": 300}, "bob": {"quality": 0.9, "DS": 100}}
@@ -47,33 +45,16 @@ def test_an_array_has_the_columns_of_its_rule(tmp_path: Path) -> None:
     assert found.weights == pytest.approx([0.4375, 0.5625])
     rows = (row for row in [[0.5, 300], [0.9, 100]])
     assert steelyard.weigh(rows, "quality>DS").weights == pytest.approx([0.4375, 0.5625])
-    assert steelyard.weigh([1, 3], "quality").weights == pytest.approx([0.25, 0.75])
-    path = tmp_path / "t.csv"
-    path.write_text("client,quality,DS\nann,0.5,300\nbob,0.9,100\n")
+    path = written(tmp_path, "client,quality,DS\nann,0.5,300\nbob,0.9,100\n")
     assert steelyard.weigh(path, "quality>DS").weights == pytest.approx([0.4375, 0.5625])
-
-
-def test_one_measure_by_client() -> None:
     for table in ({"ann": 300, "bob": 100}, pd.Series({"ann": 300, "bob": 100})):
         found = steelyard.weigh(table, "size")
-        assert (found.clients, found.criteria) == (("ann", "bob"), ("size",))
-        assert found.weights.tolist() == [0.75, 0.25]
-
-
-@given(st.lists(st.tuples(*[st.floats(0, 1e6)] * 3), min_size=1, max_size=9), st.sampled_from(["share", "max", "rank"]))
-def test_weights_are_those_of_a_run(rows: list[tuple[float, ...]], how: Any) -> None:
-    """Bit for bit: the same rule weighs both."""
-    raw = np.array(rows)
-    expected = Rule(WeighingSettings(criteria=("DS", "LD", "MD"), normalise=how)).weigh(raw)
-    found = steelyard.weigh(raw, "DS>LD>MD", how)
-    assert np.array_equal(found.weights, expected.weights)
-    assert np.array_equal(found.scores, expected.scores)
-    assert found.weights.sum() == pytest.approx(1)
+        assert (found.clients, found.criteria, found.weights.tolist()) == (("ann", "bob"), ("size",), [0.75, 0.25])
 
 
 def test_words_that_the_rule_says_itself() -> None:
-    best = steelyard.weigh(CLIENTS, "quality/max")
-    assert best.scores == pytest.approx([5 / 9, 1])
+    for best in (steelyard.weigh(CLIENTS, "quality/max"), steelyard.weigh(CLIENTS, "quality", "max")):
+        assert best.scores == pytest.approx([5 / 9, 1])
     assert steelyard.weigh(CLIENTS, "").criteria == ("quality", "DS")
     assert steelyard.weigh(CLIENTS, "EQ").weights.tolist() == [0.5, 0.5]
     assert steelyard.weigh(CLIENTS, WeighingSettings(criteria=("DS",))).weights.tolist() == [0.75, 0.25]
@@ -92,19 +73,14 @@ def test_reasons_say_what_was_made_up_for() -> None:
     ("table", "rule", "parts"),
     [
         ({"ann": {"DS": float("nan")}}, "DS", ("client 'ann', DS", "nan", "1e30")),
-        ({"ann": {"DS": "many"}}, "DS", ("client 'ann', DS", "'many'")),
         ({"a": {"DS": 1}, "b": {}}, "DS", ("DS is missing", "'b'")),
         ({"client": ["a"], "DS": [1, 2]}, "DS", ("different lengths", "DS 2")),
         ([[1, 2], [3, 4]], "DS", ("(2, 2)", "(2, 1)")),
-        ([[1, 2], [3]], "DS>LD", ("different lengths",)),
         (np.array([[1j]]), "DS", ("client '0', DS",)),
-        ({"client": "ab", "DS": "12"}, "DS", ("'ab'",)),
-        ({"": {"DS": 1}}, "DS", ("client 1 has no name",)),
         (pd.DataFrame({"client": ["a", None], "DS": [1, 2]}), "DS", ("client 2 has no name",)),
         (pd.Series([1, 2], index=["a", "a"]), "DS", ("'a' twice",)),
         ([], "DS", ("is empty",)),
         (7, "DS", ("got 7",)),
-        ([[1, 2]], "VP>>DS", ("'VP>>DS'",)),
         ({"a": {"DS": 1}}, "LD", ("'LD'",)),
         ({"a": {"DS": 1}}, 7, ("got 7",)),
     ],
@@ -160,7 +136,6 @@ def test_a_table_is_read_with_its_client_column_wherever_it_stands(tmp_path: Pat
         ("client,DS,DS\nann,1,2\n", ("header client,DS,DS",)),
         ("client,DS\nann,1\nbob,1,2\n", (", row 3", "3 cells", 2)),
         ("client,DS\nann, much \n", (", row 2, DS", "'much'")),
-        ("client,DS\nann,1e31\n", (", row 2, DS", "'1e31'")),
         ("client,DS\nann,1\n ,2\n", (", row 3", "no name")),
         ("client,DS\nann,1\nann ,2\n", (", row 3", "'ann' twice")),
         ("client;DS\nann;1\n", ("'client;DS'", "commas")),
@@ -175,26 +150,13 @@ def test_a_fault_is_named_with_its_row(tmp_path: Path, text: str, parts: tuple[A
     assert_refused(lambda: read_table(tmp_path / "none.csv"), "none.csv", "No such file")
 
 
-def test_scores_and_weights_of_the_papers_example(tmp_path: Path) -> None:
-    path = written(tmp_path, "client,DS,CD,IS\nAlice,0.9,0.2,0.4\nBob,0.1,0.8,0.5\n")
-    found = weighed(path, priority="DS>IS>CD")
-    assert [row["client"] for row in found["clients"]] == ["Alice", "Bob"]
-    assert [row["score"] for row in found["clients"]] == pytest.approx([1.332, 0.190])
-    # The weights are written with six decimals.
-    assert [row["weight"] for row in found["clients"]] == pytest.approx([0.875164, 0.124836], abs=5e-7)
-    assert found["criteria"] == ["DS", "CD", "IS"]
-    assert found["rule"] == "DS>IS>CD"
-    assert found["flags"] == {"zero_criteria": [], "uniform": False}
-
-
 @pytest.mark.parametrize(
     ("options", "scores"),
     [
         ({"score": "weighted-mean", "weights": "1, 3"}, [0.25, 0.5]),
-        ({"score": "owa", "weights": "1,0"}, [1.0, 0.5]),
         ({"score": "owa", "quantifier": "all"}, [0.0, 0.5]),
         ({"score": "power", "power": 2.0}, [0.0, 0.0625]),
-        ({"score": "mean"}, [0.5, 0.5]),
+        ({"priority": "LD > DS"}, [0.0, 0.75]),
     ],
 )
 def test_every_option_reaches_the_rule(tmp_path: Path, options: dict[str, Any], scores: list[float]) -> None:
@@ -207,14 +169,11 @@ def test_a_capacity_is_read_from_its_file_and_other_options_are_refused(tmp_path
     (tmp_path / "capacity.toml").write_text("[capacity]\nDS = 0.25\nLD = 0.5\n")
     found = weighed(path, score="choquet", capacity=tmp_path / "capacity.toml")
     assert [row["score"] for row in found["clients"]] == pytest.approx([0.25, 0.5])
-    (tmp_path / "bytes").write_bytes(b"\xff")
     (tmp_path / "broken.toml").write_text("DS = ")
     for options, parts in (
         ({"score": "choquet", "capacity": tmp_path / "none.toml"}, ("--capacity", "none.toml", "No such file")),
-        ({"score": "choquet", "capacity": tmp_path / "bytes"}, ("--capacity", "UTF-8")),
         ({"score": "choquet", "capacity": tmp_path / "broken.toml"}, ("broken.toml",)),
         ({"score": "owa", "weights": "1,x"}, ("--weights", "'1,x'")),
-        ({"priority": "DS"}, ("priority", "'DS'")),
     ):
         assert_refused(lambda o=options: weighed(path, **o), *parts)
 
@@ -225,8 +184,6 @@ def test_values_as_they_are_lie_between_0_and_1(tmp_path: Path) -> None:
     assert [row["weight"] for row in found["clients"]] == [0.75, 0.25]
     assert found["flags"] == {"zero_criteria": ["LD"], "uniform": False}
     assert_refused(lambda: weighed(path), "table", 30, "0 to 1")
-    ones = weighed(written(tmp_path, "client,DS\nann,1\nbob,0\n"))
-    assert [row["weight"] for row in ones["clients"]] == [1.0, 0.0]
     none = weighed(written(tmp_path, "client,DS\nann,0\nbob,0\n"))
     assert [row["weight"] for row in none["clients"]] == [0.5, 0.5]
     assert none["flags"]["uniform"] is True
@@ -234,11 +191,11 @@ def test_values_as_they_are_lie_between_0_and_1(tmp_path: Path) -> None:
 
 def test_rules_that_need_more_than_measures_are_refused_by_their_name(tmp_path: Path) -> None:
     path = written(tmp_path, "client,DS,LD,VP\nann,0.5,1,1\nbob,1,1,1\n")
-    for word in ("fitted(DS)", "median(DS)", "online(DS>LD)", "server-only", "guarded", "adafed"):
+    for word in ("fitted(DS)", "median(DS)", "online(DS>LD)", "server-only", "adafed"):
         assert_refused(lambda w=word: weigh_file(path, w), "rule", f"'{word}'", "updates or rounds")
     assert weigh_file(path, "adafed-weights").criteria == ("VP",)
     # The cube of the one measure that the server took itself.
-    for columns, criterion in ((("VP",), "VP"), (("VE",), "VE"), (("VE", "VP"), "VP"), (("DS",), "TR"), (None, "TR")):
+    for columns, criterion in ((("VE",), "VE"), (("VE", "VP"), "VP"), (None, "TR")):
         settings = read_words("guarded", columns)
         assert settings.criteria == (criterion,)
         assert criterion == "TR" or (settings.score, settings.power) == ("power", 3.0)
@@ -247,8 +204,7 @@ def test_rules_that_need_more_than_measures_are_refused_by_their_name(tmp_path: 
 def test_what_a_document_and_a_print_hold(tmp_path: Path) -> None:
     path = written(tmp_path, "client,DS\na,1\nsomebody,2\nc,9\n")
     found = weigh_file(path, "capped(DS;bound=2)")
-    document = found.document()
-    assert document == {
+    assert found.document() == {
         "clients": [
             {"client": "a", "score": 1 / 7, "weight": 1 / 7, "reason": ""},
             {"client": "somebody", "score": 2 / 7, "weight": 2 / 7, "reason": ""},
@@ -258,13 +214,7 @@ def test_what_a_document_and_a_print_hold(tmp_path: Path) -> None:
         "rule": "capped(DS;bound=2)",
         "flags": {"zero_criteria": [], "uniform": False},
     }
-    assert repr(found).splitlines() == [
-        "client    DS     score    weight",
-        "a          1  0.142857  0.142857",
-        "somebody   2  0.285714  0.285714",
-        "c          9  0.571429  0.571429",
-        "DS cut at the bound",
-    ]
+    assert repr(found).splitlines()[-2:] == ["c          9  0.571429  0.571429", "DS cut at the bound"]
 
 
 def test_a_column_that_the_rule_names_must_be_there() -> None:
@@ -281,10 +231,3 @@ def test_a_measure_of_the_server_is_not_cut_at_the_bound() -> None:
     table = {name: {"MD": value, "DS": value, "mine": value} for name, value in (("a", 1.0), ("b", 1.0), ("c", 9.0))}
     for column, weight in (("MD", 9 / 11), ("DS", 2 / 4), ("mine", 2 / 4)):
         assert weigh(table, f"capped({column};bound=2)").weights[2] == pytest.approx(weight)
-
-
-def test_options_name_the_criteria_of_their_priority() -> None:
-    assert RuleOptions(priority="LD > DS").named() == ["LD", "DS"]
-    assert RuleOptions().named() == []
-    assert RuleOptions().settings(["DS"], "max").normalise == "max"
-    assert RuleOptions().settings(["DS"]).normalise == "share"

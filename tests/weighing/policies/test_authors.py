@@ -18,7 +18,7 @@ from steelyard.weighing.policies.afl import Afl
 from steelyard.weighing.policies.cgsv import Cgsv
 from steelyard.weighing.policies.fedawa import FedAwa
 from steelyard.weighing.policies.fedce import FedCe
-from steelyard.weighing.policies.feddg_ga import FedDgGa, adjusted
+from steelyard.weighing.policies.feddg_ga import adjusted
 from steelyard.weighing.policies.feddisco import FedDisco
 from steelyard.weighing.policies.fedlaw import FedLaw
 from steelyard.weighing.policies.fedscs import FedScs
@@ -46,10 +46,6 @@ def test_feddisco() -> None:
             [0.46666667113701504, -0.8666666746139526, 0.25, 1.83333333333, 0.1666666716, -0.4999999925],
         ),
         (
-            1.0,
-            [0.4829268295031403, -0.9936585386749532, 0.276829267, 1.988780490, 0.03756097582, -0.52146341],
-        ),
-        (
             2.5,
             [0.48357743930896957, -1.0013546608577306, 0.27423592, 2.00148940, 0.02452225439, -0.51938873],
         ),
@@ -75,11 +71,6 @@ def test_afl() -> None:
     ("t", "first", "second"),
     [
         (
-            0.5,
-            [0.661191201849789, 0.8489863084654438, 0.489822489684767],
-            [0.4957929318, 0.4716128252, 0.4486119963],
-        ),
-        (
             2.0,
             [0.4975772911474492, 1.3525553087799866, 0.149867400072564],
             [0.6195034366, 0.5072065151, 0.4152655721],
@@ -104,16 +95,6 @@ def test_feddg_ga() -> None:
     assert twice == pytest.approx([0.34604579294844784, 0.3341761483354403, 0.31977805871611176], abs=1e-12)
 
 
-def test_feddg_ga_compares_the_received_model_with_the_round_before() -> None:
-    """The gaps are taken from the losses of two rounds; the step falls as in the authors' train_pacs_GA.py."""
-    policy = FedDgGa(step=0.2)
-    first = cohort(after=[0.2, 0.5, 0.1], rounds=40)
-    assert weighed(policy, first) == pytest.approx([1 / 3] * 3)
-    second = cohort(losses=[0.9, 0.4, 0.3], memory=first.remembered, round=2, rounds=40)
-    step = 0.2 + 0.2 / 40  # their round 0
-    assert weighed(policy, second) == pytest.approx(adjusted(np.full(3, 1 / 3), np.array([0.7, -0.1, 0.2]), step))
-
-
 def test_shapfed() -> None:
     """tnurbek/shapfed 5771a37: main_cifar10.compute_cssv_cifar with two classes, and its lines on μ = 0.9."""
     view = cohort()
@@ -125,7 +106,6 @@ def test_shapfed() -> None:
 @pytest.mark.parametrize(
     ("steps", "rate", "scale", "shares"),
     [
-        (20, 0.01, 0.8286531567573547, [0.6607596, 0.22886582, 0.110374525]),
         (45, 0.005, 0.8619228005409241, [0.64918375, 0.24246997, 0.10834633]),
     ],
 )
@@ -136,22 +116,8 @@ def test_fedlaw(steps: int, rate: float, scale: float, shares: list[float]) -> N
     assert found / found.sum() == pytest.approx(shares, abs=2e-6)
 
 
-@pytest.mark.parametrize(
-    ("steps", "first", "second"),
-    [
-        (1, [0.4260, 0.3156, 0.2584], [0.4265, 0.3153, 0.2582]),
-        (5, [0.4280, 0.3145, 0.2575], [0.4304, 0.3132, 0.2564]),
-    ],
-)
-def test_fedawa(steps: int, first: list[float], second: list[float]) -> None:
-    """ChanglongShi/FedAWA 50244a6: server_funct.fedawa (Adam, "cos"), which prints four digits of the weights."""
-    view = cohort()
-    assert weighed(FedAwa(steps=steps), view) == pytest.approx(first, abs=6e-5)
-    assert weighed(FedAwa(steps=steps), cohort(LATER, memory=view.remembered)) == pytest.approx(second, abs=6e-5)
-
-
-def test_fedawa_to_the_last_digit() -> None:
-    """The same code's combined models and T after five steps in each of two rounds, in float32."""
+def test_fedawa() -> None:
+    """ChanglongShi/FedAWA 50244a6: server_funct.fedawa (Adam, "cos"), five steps in each of two rounds, in float32."""
     view = cohort()
     model = weighed(FedAwa(steps=5), view) @ MODELS.double().numpy()
     expected = [
@@ -280,3 +246,6 @@ def test_the_bounds_of_nvflare_adaptive() -> None:
     assert nearest_shares(np.array([0.7, 0.2, 0.1]), 0.15, 0.5) == pytest.approx([0.5, 0.3, 0.2])
     assert nearest_shares(np.array([0.7, 0.25, 0.05]), 0.1, 0.45) == pytest.approx([0.45, 0.375, 0.175])
     assert nearest_shares(np.array([0.9, 0.6, -0.4])) == pytest.approx([0.65, 0.35, 0.0])
+    # Bounds that leave no choice.
+    assert nearest_shares(np.array([0.9, 0.1]), 0.6, 1.0) == pytest.approx([0.5, 0.5])
+    assert nearest_shares(np.array([0.9, 0.1]), 0.0, 0.4) == pytest.approx([0.5, 0.5])
