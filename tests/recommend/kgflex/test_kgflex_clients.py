@@ -51,9 +51,8 @@ def slow_turn(made: KgflexClients, user: int, round: int, count: int, g, b, p):
     return changes
 
 
-@pytest.mark.parametrize("share", [1.0, 0.5])
-def test_a_round_of_all_users_is_that_of_the_equations(share: float):
-    made = clients(LocalRound(triples=6), share)
+def test_a_round_of_all_users_is_that_of_the_equations():
+    made = clients(LocalRound(triples=6))
     p = made.views("EQ", SEED).astype(np.float64)
     (updates,) = made.train([task()])
     table = first_model().numpy().astype(np.float64).reshape(FEATURES, -1)
@@ -94,31 +93,14 @@ def test_the_table_of_features_goes_down_and_each_users_own_rows_come_up():
     assert updates.bytes_sent is not None
     assert updates.bytes_sent.tolist() == (up * sent).tolist()
     assert made.traffic("EQ") == Traffic(5 * FEATURES, sent.sum(), 5 * FEATURES * down, sent.sum() * up)
-    selection = made.knowledge(SEED).selection
-    for row, user in enumerate(range(2, 7)):
-        hers = set(selection.features[selection.entries(user)].tolist())
-        assert set(payload.rows[payload.owners == row].tolist()) <= hers
 
 
 def test_a_view_that_ran_away_is_not_kept():
     made = clients(LocalRound(triples=2))
-    before = made.views("EQ", SEED).copy()
     wild = torch.full_like(first_model(), 3e38)
     (updates,) = made.train([Task("EQ", SEED, 1, NAMES, wild)])
     assert not updates.payload.finite().all()
     assert np.isfinite(made.views("EQ", SEED)).all()
-    assert made.views("EQ", SEED).shape == before.shape
-
-
-def test_central_training_learns_without_anything_travelling():
-    made = clients(LocalRound(triples=1, sequential=0), batch=8)
-    model, losses = first_model(), []
-    for epoch in range(1, 31):
-        (updates,) = made.train([Task("EQ", SEED, epoch, NAMES, model)])
-        model = updates.payload.combine(model, np.full(USERS, 1 / USERS))
-        losses.append(updates.losses.mean())
-    assert np.mean(losses[-3:]) < 0.8 * np.mean(losses[:3])
-    assert made.traffic("EQ") == Traffic()
 
 
 def test_the_features_are_part_of_the_fingerprint():
@@ -138,11 +120,3 @@ class TestKgflexUsers(ClientsContract):
     @pytest.fixture
     def start(self) -> torch.Tensor:
         return first_model()
-
-
-class TestKgflexUsersWithDecoys(TestKgflexUsers):
-    """So do those who claim items that are not theirs and choose once for all what they send."""
-
-    @pytest.fixture
-    def make(self) -> Make:
-        return lambda: clients(LocalRound(triples=4, mask="persistent", decoys=0.5))

@@ -7,9 +7,6 @@ import numpy as np
 import pytest
 import torch
 from tests import kit
-from tests.clients.flower.flower_fakes import FakeGrid
-from tests.federate.small_experiment import weights
-from tests.federate.test_federate_apps import node
 from tests.kit import assert_refused
 from tests.recommend.conftest import two_tastes
 from tests.stopping import stopped_and_resumed
@@ -19,8 +16,6 @@ from steelyard.experiment import running
 from steelyard.experiment.loading import build
 from steelyard.experiment.recommend import RecommendDescription
 from steelyard.experiment.recommend_audit import watch
-from steelyard.federate.run_config import experiment_text
-from steelyard.federate.server_app import federate
 from steelyard.recommend.interactions import build as interactions
 from steelyard.recommend.kgflex.clients import KgflexClients
 from steelyard.recommend.kgflex.selection import Selection, expertise
@@ -74,12 +69,7 @@ def test_every_way_of_training_learns_what_the_two_tastes_are(known: dict, tmp_p
     # With two tastes told apart, 12 of 40 items are left to guess from; by chance the score is about 0.06.
     assert history["accuracy"].dropna().iloc[-1] > 0.15
     finished = open_run(tmp_path / "run")
-    lists, _ = finished.lists(5)
-    user = finished.run_data.data.users.tolist().index("u02")
-    assert {name < "i20" for name in finished.run_data.data.items[lists[user]].tolist()} == {True}
-    sent = finished.communication()
-    assert (sent["sent_vectors"] == 0) is (kgflex != {})
-    assert "tcc_vectors" not in sent
+    assert (finished.communication()["sent_vectors"] == 0) is (kgflex != {})
 
 
 def test_a_resumed_run_ends_in_the_same_bits(known: dict, tmp_path: Path):
@@ -87,37 +77,9 @@ def test_a_resumed_run_ends_in_the_same_bits(known: dict, tmp_path: Path):
     running.run(whole, out=tmp_path / "whole")
     stopped_and_resumed(whole, tmp_path / "parts", after=2)
     (ours, mine), (theirs, other) = (History(tmp_path / name).last_checkpoint() for name in ("whole", "parts"))
-    assert (ours.keys(), mine.keys()) == (theirs.keys(), other.keys())
     assert all(torch.equal(state.parameters, theirs[name].parameters) for name, state in ours.items())
     assert all(torch.equal(mine[key], other[key]) for key in mine)
     assert any(key.startswith("vectors/") for key in mine)
-
-
-def test_four_nodes_equal_the_simulation(known: dict, tmp_path: Path, tastes: Path):
-    rows = [
-        line for line in tastes.read_text().splitlines() if line[:4] in ("user", "u00\t", "u01\t", "u02\t", "u03\t")
-    ]
-    (tmp_path / "few.tsv").write_text("\n".join(rows) + "\n")
-    experiment = changed(
-        known,
-        interactions={"path": str(tmp_path / "few.tsv")},
-        fpl={"mode": "custom", "triples": 6, "pi": 0.5},
-        rounds={"count": 3, "fraction": 1.0},
-        weighing={"criteria": ["EX", "DS"], "score": "mean"},
-    )
-    running.run(experiment, out=tmp_path / "simulated")
-    text = experiment_text(
-        experiment.model_copy(update={"federate": experiment.federate.model_copy(update={"nodes": 4})})
-    )
-    config = {"experiment": text, "out": str(tmp_path / "run")}
-    nodes = {70 - i: node({"client": f"u{i:02d}"}, config) for i in range(4)}
-    federate(FakeGrid(nodes), config, "1")  # type: ignore[arg-type]
-    ours, theirs = weights(tmp_path / "simulated"), weights(tmp_path / "run")
-    for name in ours:
-        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-5, atol=1e-6)
-    here, there = History(tmp_path / "simulated"), History(tmp_path / "run")
-    np.testing.assert_allclose(here.evaluations["score"], there.evaluations["score"], atol=1e-9)
-    assert here.clients["client"].tolist() == there.clients["client"].tolist()
 
 
 def test_expertise_counts_features_that_chance_does_not_explain():
@@ -133,7 +95,7 @@ def test_expertise_counts_features_that_chance_does_not_explain():
     assert expertise(selection, histories, 0.5).tolist() == [0, 0, 1, 0]
 
 
-def test_expertise_weighs_users_is_measured_by_their_devices_and_nobodys_without_others(known: dict, tmp_path: Path):
+def test_expertise_weighs_users_as_their_devices_measure_it(known: dict, tmp_path: Path):
     experiment = changed(known, weighing={"criteria": ["EX"]}, rounds={"epochs": 1})
     running.run(experiment, out=tmp_path / "run")
 
@@ -147,7 +109,6 @@ def test_expertise_weighs_users_is_measured_by_their_devices_and_nobodys_without
     raw = dict(zip(found["client"], found["raw_EX"], strict=True))
     assert raw == experts(experiment)
     assert len(set(raw.values())) > 1
-    assert set(experts(changed(known, kgflex={"others": 0.01})).values()) == {0.0}
 
 
 @pytest.mark.parametrize(
@@ -155,8 +116,6 @@ def test_expertise_weighs_users_is_measured_by_their_devices_and_nobodys_without
     [
         ({"knowledge": None}, ["kgflex", "[knowledge]"]),
         ({"kgflex": {"limits": []}}, ["kgflex.limits"]),
-        ({"kgflex": {"limits": [-1]}}, ["kgflex.limits", "-1"]),
-        ({"kgflex": {"others": 0}}, ["kgflex.others", "0"]),
         ({"kgflex": {"batch": 8}, "fpl": {"pi": 0.5}}, ["kgflex.batch", "fpl.pi"]),
         ({"kgflex": {"batch": 8}, "weighing": {"criteria": ["DS"]}}, ["weighing", "no clients"]),
         ({"kgflex": None, "weighing": {"criteria": ["EX"]}}, ["EX has no meaning for users"]),
@@ -185,6 +144,3 @@ def test_rows_of_two_files_are_one_table_and_a_fixed_split_tests_on_the_second(d
     assert {(u, i) for u, i, _, _ in rows[200:]} == set(
         zip(fixed.data.users[test.user].tolist(), fixed.data.items[test.item].tolist(), strict=True)
     )
-    anew = changed(description, interactions={**files, "split": "shuffled"}).run_data()
-    assert len(anew.split.test) == len(anew.data.users) * 2
-    assert len(anew.split.train) + len(anew.split.test) == 240
