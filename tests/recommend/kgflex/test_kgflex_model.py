@@ -149,7 +149,8 @@ def test_a_pass_is_that_of_the_equations(case, share: float, decoys: bool, decay
     real = np.random.default_rng(2).random(triples.positives.shape) < (0.6 if decoys else 2)
     if decoys:
         triples = Triples(triples.positives, triples.negatives, real)
-    found = local_pass(table, views, knowledge, users, triples, sent, learning)
+    own = 0.8 if decoys else 0.4  # the step of users' own vectors
+    found = local_pass(table, views, knowledge, users, triples, sent, learning, own_rate=own)
     sends = defaultdict(dict)
     for owner, row, values in zip(found.changes.owners, found.changes.rows, found.changes.values, strict=True):
         assert int(row) not in sends[int(owner)]
@@ -157,13 +158,13 @@ def test_a_pass_is_that_of_the_equations(case, share: float, decoys: bool, decay
     for row, user in enumerate(users.tolist()):
         pairs = [(of[i], of[j]) for i, j in zip(triples.positives[row], triples.negatives[row], strict=True)]
         after, changes, margins = local_update(
-            *(*of_user(knowledge, views, user), *as_lists(table), pairs, 0.4),
+            *(*of_user(knowledge, views, user), *as_lists(table), pairs, own),
             *(sent[row].tolist(), real[row].tolist(), learning.decays),
         )
         mine = knowledge.selection.entries(user)
-        own = found.vectors[np.isin(found.entries, np.arange(mine.start, mine.stop))]
+        moved = found.vectors[np.isin(found.entries, np.arange(mine.start, mine.stop))]
         # Twelve steps in float32, on numbers below 4.
-        np.testing.assert_allclose(own, [after[f] for f in sorted(after)], atol=5e-6)
+        np.testing.assert_allclose(moved, [after[f] for f in sorted(after)], atol=5e-6)
         assert sends[row].keys() == changes.keys()
         for feature, values in changes.items():
             assert sends[row][feature] == pytest.approx(values, abs=5e-6)

@@ -73,7 +73,7 @@ def walked(
     return found
 
 
-HERE, THERE = ("location",), ("location", "location⁻¹")
+HERE = ("location",)
 COUNTRY, CITY = ("location", "country"), ("location", "type")
 
 
@@ -101,12 +101,6 @@ def test_chains_by_hand(item: str, walk: dict[str, object], expected: set[tuple[
     assert explored(PLACES, [item], **{"hops": 1, **walk}) == {(item, chain, value) for chain, value in expected}
 
 
-def test_backwards_a_place_leads_to_others_in_its_city_but_not_to_itself() -> None:
-    found = explored(PLACES, ["Vondelpark"], hops=2, inverse=True)
-    assert ("Vondelpark", THERE, "Rijksmuseum") in found
-    assert not any(value == "Vondelpark" for _, _, value in found)
-
-
 NODES = st.sampled_from("abcde")
 TRIPLES = st.lists(st.tuples(NODES, st.sampled_from("pqr"), NODES), max_size=14)
 
@@ -120,15 +114,6 @@ def test_products_find_what_a_walk_finds(
         triples, ["a", "c", "z"], hops=hops, blocked=frozenset(blocked), blocked_at_any=any_hop, inverse=inverse
     )
     assert found == walked(triples, ["a", "c", "z"], hops, blocked, any_hop, inverse)
-
-
-def test_parts_of_a_product_make_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    random = np.random.default_rng(1)
-    triples = [(f"n{a}", f"p{b}", f"n{c}") for a, b, c in random.integers(0, [20, 6, 20], (150, 3)).tolist()]
-    items = [f"n{number}" for number in range(12)]
-    whole = explored(triples, items, hops=2, inverse=True)
-    monkeypatch.setattr(explore, "BLOCK", 40)
-    assert explored(triples, items, hops=2, inverse=True) == whole
 
 
 def test_an_exploration_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
