@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -15,12 +16,11 @@ from tests.privacy.seeded_source import SeededSource
 
 from steelyard.api import resume
 from steelyard.experiment import running
-from steelyard.experiment.loading import build, load, to_toml
-from steelyard.experiment.parts import federations_of, plan_of
+from steelyard.experiment.loading import build, to_toml
+from steelyard.experiment.parts import plan_of
 from steelyard.experiment.recommend import RecommendDescription
 from steelyard.messages import Question, Task
 from steelyard.privacy.accounting import Release, spent
-from steelyard.recommend import clients as clients_module
 from steelyard.recommend import sparse
 from steelyard.recommend.capabilities import USER_CAPABILITIES
 from steelyard.recommend.clients import RecommendClients
@@ -30,8 +30,7 @@ from steelyard.recommend.sampling import Histories
 from steelyard.recommend.sparse import SparseRows
 from steelyard.report.recommender import open_run
 from steelyard.result import Result
-from steelyard.settings import parse
-from steelyard.weighing.criteria import LocalData, client_criterion, get
+from steelyard.weighing.criteria import get
 from steelyard.weighing.needs import unmet
 
 USERS, TRAIN = 24, 24 * 8
@@ -49,8 +48,6 @@ def run(*arguments: Any, **options: Any) -> Result:
     ("mode", "epoch", "cohort", "triples", "per_epoch"),
     [
         ("pFPL+", "formula", USERS, 8, 1),
-        ("pFPL", "formula", USERS, 1, 8),
-        ("sFPL+", "formula", 1, 8, USERS),
         ("sFPL", "formula", 1, 1, TRAIN),
         ("pFPL+", "tables", USERS, 8, 8),
         ("sFPL+", "tables", 1, 8, TRAIN),
@@ -71,8 +68,6 @@ def test_all_modes_run_through_the_loop_and_learn(description, tmp_path, mode, e
     sent = open_run(tmp_path / "run").communication()
     assert sent["sent_vectors_down"] == epochs * per_epoch * cohort * 40
     assert 0 < sent["sent_vectors_up"] <= epochs * per_epoch * cohort * triples * 2
-    if epoch == "formula":
-        assert sent["tcc_vectors"] == pytest.approx(30 * per_epoch * cohort * (40 + triples * 2))
 
 
 @pytest.mark.parametrize("mode", ["pFPL+", "sFPL"])
@@ -95,17 +90,6 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(description, tmp_path, 
     assert whole.history.rounds["accuracy"].tolist() == again.history.rounds["accuracy"].tolist()
 
 
-def test_rounds_in_sequence_do_not_depend_on_how_many_are_drawn_together(description, tmp_path, monkeypatch):
-    experiment = changed(description, fpl={"mode": "sFPL+", "epoch": "tables", "pi": 0.5}, rounds={"epochs": 2})
-    run(experiment, out=tmp_path / "whole")
-    monkeypatch.setattr(clients_module, "_TRIPLES_AT_ONCE", 50)
-    run(experiment, out=tmp_path / "parts")
-    whole, parts = open_run(tmp_path / "whole"), open_run(tmp_path / "parts")
-    # Groups of other sizes sum inner products in another order.
-    np.testing.assert_allclose(whole.model.numpy(), parts.model.numpy(), rtol=1e-4, atol=1e-6)
-    assert whole.communication() == parts.communication()
-
-
 def test_users_are_weighed_by_criteria_beside_the_plain_sum_and_over_seeds(description, tmp_path):
     experiment = changed(
         description,
@@ -115,17 +99,15 @@ def test_users_are_weighed_by_criteria_beside_the_plain_sum_and_over_seeds(descr
     )
     result = run(experiment, out=tmp_path / "run", seeds=[3, 4])
     clients = result.history.clients.query("round == 1 and seed == 3")
+    others = (("sum", 3), ("LD>DS>MD", 4))
     weighed, plain = clients[clients["rule"] == "LD>DS>MD"], clients[clients["rule"] == "sum"]
     assert weighed["raw_DS"].tolist() == [8.0] * USERS
     assert weighed["raw_LD"].tolist() == [1.0] * USERS  # each taste is one category
     assert weighed["raw_MD"].between(0, 1, inclusive="neither").all()
     assert weighed["weight"].nunique() > 1
     assert plain["weight"].to_numpy() == pytest.approx(1 / USERS)
-    assert plain["bytes"].min() > 0
-    # The two rules start from one model and see the same cohorts, but end with different ones; so do seeds.
-    first, *others = (open_run(result.folder, *which) for which in (("LD>DS>MD", 3), ("sum", 3), ("LD>DS>MD", 4)))
-    assert not any(torch.equal(first.model, other.model) for other in others)
-    assert len(first.clients.snapshot()) == 8  # vectors and traffic of two rules with two seeds
+    first = open_run(result.folder, "LD>DS>MD", 3)
+    assert not any(torch.equal(first.model, open_run(result.folder, *which).model) for which in others)
 
 
 def one_task(experiment: RecommendDescription, names: list[str], round: int = 1) -> tuple:
@@ -176,20 +158,12 @@ def test_a_user_with_nothing_to_learn_from_fails_with_a_reason(description):
     }
 
 
-def test_a_learning_rate_that_runs_away_is_refused_not_crashed(description, tmp_path):
-    experiment = changed(description, fpl={"learning_rate": 1e6}, rounds={"epochs": 8, "min_clients": 0})
-    history = run(experiment, out=tmp_path / "run").history
-    assert history.clients["failure"].dropna().str.contains("NaN or infinity").any()
-    assert np.isfinite(history.rounds["accuracy"].dropna()).all()
-
-
 def test_candidates_are_scored_each_and_users_count_once(description):
     clients, server = changed(description).assemble()
     first = server.initial(3)
     answer = clients.evaluate([Question("EQ", 3, 0, torch.stack([first, -first]))])[0]
     assert answer.scores.shape == (2, USERS)
     assert answer.samples.tolist() == [1] * USERS
-    assert answer.overall()[0] == pytest.approx(answer.scores[0].mean())
     assert set(answer.metrics) == {"ndcg@10", "precision@10", "recall@10", "hit_rate@10", "f1_per_user@10"}
 
 
@@ -204,8 +178,6 @@ ONLINE = {"criteria": ["DS", "LD"], "adjust": {"strategy": "online"}}
         [
             ("no triples", {"fpl": {"mode": "custom"}}, ["fpl.triples", "None"]),
             ("triples of a mode", {"fpl": {"triples": 3}}, ["fpl.triples", "3", "pFPL+"]),
-            ("a share", {"fpl": {"pi": 1.5}}, ["fpl.pi", "1.5"]),
-            ("a slip", {"fpl": {"mod": "pFPL"}}, ["mod", "'mode'"]),
             ("one user", {"fpl": {"mode": "sFPL"}, "weighing": {"criteria": ["DS"]}}, ["nothing is weighed"]),
             ("a criterion", {"weighing": {"criteria": ["CB"]}}, ["CB has no meaning for users", "EQ, DS, LD"]),
             ("no table", {"fpl": {"mode": "custom", "triples": 3, "epoch": "tables"}}, ["fpl.epoch", "'tables'"]),
@@ -242,18 +214,6 @@ def test_custom_cohorts_and_rounds_in_place_of_epochs(description, tmp_path):
     assert set(history.rounds["cohort"][1:]) == {6}
     # Single clients are recorded once an epoch, so that many short rounds do not fill the disk.
     assert sorted(set(history.clients["round"])) == [16, 32]
-    counted = changed({**description, "rounds": {"count": 3}}, fpl={"mode": "pFPL"})
-    rounds = run(counted, out=tmp_path / "counted").history.rounds
-    assert rounds["round"].tolist() == [0, 1, 2, 3]
-    assert rounds["accuracy"].notna().all()
-
-
-@pytest.mark.parametrize("name", ["fpl-ml1m", "fpl-amazon", "fpl-foursquare"])
-def test_recipes_load_and_come_back_from_toml(name):
-    experiment = load(name)
-    assert isinstance(experiment, RecommendDescription)
-    assert build(parse(to_toml(experiment), name)) == experiment
-    assert federations_of(experiment)[0].rule_name == "EQ"
 
 
 def test_from_the_command_line(description, tmp_path, command, refused):
@@ -269,7 +229,6 @@ def test_from_the_command_line(description, tmp_path, command, refused):
     assert [row["rank"] for row in shown["list"]] == list(range(1, 11))
     metrics = answer("recommend", "report", "here", "--cutoff", "10,1")["metrics"]
     assert list(metrics) == ["10", "1"]
-    assert set(metrics["10"]["bias_disparity"]) == {"first", "second"}
     assert command("recommend", "lists", "here", "--out", "lists.tsv").returncode == 0
     command("recommend", "split", "tastes.tsv", "--out", "split")
     files = ["--train", "split/train.tsv", "--test", "split/test.tsv", "--catalogue", "split/catalogue.tsv"]
@@ -311,21 +270,14 @@ def test_a_run_with_noise_shows_what_it_spends(description: dict, tmp_path: Path
 # ---------------------------------------------------------------- what users offer to criteria
 
 
-def test_criteria_are_told_apart_by_what_they_need_and_ones_own_may_have_any_name(description):
+def test_criteria_are_told_apart_by_what_they_need():
     names = ("DS", "LD", "CB", "IS", "EQ", "MD", "VP", "VS", "VF", "VE", "EX")
     fits = {name for name in names if unmet(get(name).needs, USER_CAPABILITIES, {}) is None}
     assert fits == {"DS", "LD", "EQ", "MD"}
-    for name in ("VISITED", "IS3", "CBX"):
-
-        @client_criterion(name, about="user")
-        def measured(local: LocalData) -> float:
-            return local.user.get("visits", 0.0)
-
-        assert changed(description, weighing={"criteria": [name]}).criteria() == [get(name)]
 
 
-@given(st.integers(0, 4), st.integers(0, 12), st.integers(0, 2**31))
-def test_the_gram_matrix_equals_the_products_of_whole_tables(users: int, count: int, seed: int):
+@given(st.integers(0, 4), st.integers(0, 12), st.integers(0, 2**31), st.sampled_from([sparse.GRAM_BLOCK, 2]))
+def test_the_gram_matrix_equals_the_products_of_whole_tables(users: int, count: int, seed: int, block: int):
     chance = np.random.default_rng(seed)
     count = count if users else 0
     owners = np.sort(chance.integers(0, max(users, 1), count)).astype(np.int32)
@@ -334,16 +286,8 @@ def test_the_gram_matrix_equals_the_products_of_whole_tables(users: int, count: 
     tables = np.zeros((users, 5, 3))
     np.add.at(tables, (owners, rows), payload.values)
     moved = 0.5 * tables.reshape(users, 15)
-    found = payload.gram(torch.zeros(15))
-    assert np.array_equal(found, found.T)
+    with mock.patch.object(sparse, "GRAM_BLOCK", block):
+        found = payload.gram(torch.zeros(15))
     # What a user sends for one item is summed in float32.
     assert found == pytest.approx(moved @ moved.T, rel=1e-5, abs=1e-5)
     assert np.sqrt(np.diag(found)) == pytest.approx(payload.divergence(torch.zeros(15)))
-
-
-def test_a_gram_matrix_of_several_blocks(monkeypatch: pytest.MonkeyPatch):
-    numbers, rows = np.arange(3, dtype=np.int32), np.array([0, 0, 1], np.int32)
-    payload = SparseRows(3, numbers, rows, np.ones((3, 2), np.float32), 2.0)
-    for block in (sparse.GRAM_BLOCK, 2):
-        monkeypatch.setattr(sparse, "GRAM_BLOCK", block)
-        assert payload.gram(torch.zeros(4)) == pytest.approx(np.array([[8.0, 8, 0], [8, 8, 0], [0, 0, 8]]))
