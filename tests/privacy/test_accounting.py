@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from steelyard.privacy.accounting import Release, noise_for, spent, together
 from steelyard.privacy.canaries import chance, lower_bound
 from steelyard.privacy.losses import farthest, fixed_delta, fixed_losses, poisson_delta, poisson_losses, repeated
 from steelyard.privacy.mechanisms import gaussian_epsilon, gaussian_noise
-from steelyard.privacy.planning import plan
+from steelyard.privacy.planning import BudgetPlan, plan
 
 DELTA = 1e-5
 
@@ -69,21 +68,14 @@ def test_but_for_half_of_delta_nobody_is_in_more_cohorts_than_are_counted() -> N
     assert spent({Release(0.1, "poisson", 1e-9): 10}, 1e-4, "rdp") == 0.0
 
 
-@given(noise=st.floats(0.5, 20), rounds=st.integers(1, 200))
-@settings(max_examples=30, deadline=None)
-def test_more_rounds_cost_more_and_more_noise_costs_less(noise: float, rounds: int) -> None:
-    cost = spent({Release(noise): rounds}, DELTA)
-    assert spent({Release(noise): rounds + 1}, DELTA) > cost
-    assert spent({Release(noise * 1.01): rounds}, DELTA) < cost
-
-
 def test_the_noise_counts_by_how_far_the_two_worlds_are_apart() -> None:
     """With or without a client: its own part. One in the place of another: twice that, so half the noise."""
     assert Release(2.0, "poisson", 0.1).distance_noise == Release(2.0).distance_noise == 2.0
     assert Release(2.0, "fixed", 0.1).distance_noise == 1.0
     # All clients in every cohort: nothing but the distance is left.
-    assert spent({Release(2.0, "fixed", 1.0): 3}, DELTA) == pytest.approx(spent({Release(1.0): 3}, DELTA))
-    assert spent({Release(2.0, "fixed", 1.0): 3}, DELTA, "rdp") == pytest.approx(spent({Release(1.0): 3}, DELTA, "rdp"))
+    for accountant in ("pld", "rdp"):
+        replaced, plain = (spent({each: 3}, DELTA, accountant) for each in (Release(2.0, "fixed"), Release(1.0)))
+        assert replaced == pytest.approx(plain)
     # By Rényi divergences alone: 8.7368 with half the noise, where the whole would give 3.0176.
     assert spent({Release(1.0, "fixed", 0.2): 1}, DELTA, "rdp") == pytest.approx(8.7368, abs=5e-4)
 
@@ -100,70 +92,53 @@ def test_accountants_do_not_contradict_each_other(sampling: str, noise: float, r
 def test_the_noise_for_a_budget_keeps_to_it_and_no_less_noise_does() -> None:
     found = noise_for(4.9833, DELTA, [(Release(1.0), 20)])
     assert found == pytest.approx(4.0, rel=2e-5)  # exactly so that 4.9833 was rounded
-    assert spent({Release(found): 20}, DELTA) <= 4.9833
-    assert spent({Release(found * 0.999): 20}, DELTA) > 4.9833
     sampled = noise_for(7.0466, DELTA, [(Release(1.0, "poisson", 0.1), 100)])
     assert sampled == pytest.approx(1.0, rel=1e-3)
     assert spent({Release(sampled, "poisson", 0.1): 100}, DELTA) <= 7.0466
+    # Little noise is enough for a large budget: the search goes below 1.
+    small = noise_for(500.0, DELTA, [(Release(1.0), 1)])
+    assert spent({Release(small): 1}, DELTA) == pytest.approx(500.0, rel=1e-6)
+    beside = {Release(12.0): 5}
+    found = noise_for(2.0, DELTA, [(Release(9.0), 4)], beside=beside)
+    assert spent({Release(found): 4, **beside}, DELTA) <= 2.0
+    assert spent({Release(found / (1 + 1e-8)): 4, **beside}, DELTA) > 2.0
 
 
 def test_plan_finds_the_noise_on_the_command_line(command: CommandLine) -> None:
     options = ("--epsilon", "5", "--delta", "1e-5", "--rounds", "20", "--sampling", "1", "--format", "json")
     found = json.loads(command("privacy", "plan", *options).stdout)
     assert found["noise_multiplier"] == pytest.approx(gaussian_noise(5.0, 1e-5) * math.sqrt(20), rel=1e-6)
-    assert found["epsilon"] <= 5.0
-    assert found["accountant"] == "pld"
-    plain = ("privacy", "plan", "--noise", "4", "--rounds", "20")
-    text = command(*plain).stdout
+    text = command("privacy", "plan", "--noise", "4", "--rounds", "20").stdout
     assert "epsilon 4.9833" in text
     assert "5.3777 by rdp" in text
-    assert command(*plain, "--accountant", "rdp").stdout.count("rdp") == 1
-
-
-def test_very_little_noise_costs_much_and_is_still_counted() -> None:
-    """No more than the same releases without sampling, no less than one of them with probability of the rate."""
-    for noise, rate, rounds in ((0.001, 0.1, 100), (0.05, 0.1, 100)):
-        found = spent({Release(noise, "poisson", rate): rounds}, DELTA)
-        assert found <= spent({Release(noise): rounds}, DELTA) * (1 + 1e-9)
-        # With probability q the one release is in the open: ε at δ is at least that of the plain one at δ/q, less
-        # ln(1/q).
-        assert found >= gaussian_epsilon(DELTA / rate, noise) + math.log(rate)
-    # By rdp 0.23; without sampling it would be 2,000 and more.
-    assert 0.1 < spent({Release(5.0, "poisson", 0.001): 100_000}, DELTA, coarse=True) < 1
 
 
 def test_a_plan_says_what_its_noise_costs_by_both_accountants() -> None:
-    found = plan(epsilon=None, noise=2.0, delta=1e-6, rounds=30, sampling=0.2, sampled="fixed", accountant="rdp")
+    found = planned(noise=2.0, sampling=0.2, sampled="fixed", accountant="rdp")
     release = Release(2.0, "fixed", 0.2)
     assert found.epsilon == found.epsilon_rdp == spent({release: 30}, 1e-6, "rdp")
     assert found.epsilon_after_first == spent({release: 1}, 1e-6, "rdp")
-    assert (found.noise_multiplier, found.budget, found.delta, found.rounds) == (2.0, None, 1e-6, 30)
-    assert (found.sampling, found.sampled, found.accountant) == (0.2, "fixed", "rdp")
-    whole = plan(epsilon=None, noise=2.0, delta=1e-6, rounds=30, sampling=1.0)
-    assert whole.epsilon == spent({Release(2.0): 30}, 1e-6)
-    # All clients in a cohort of a fixed size: another may still come in one's place.
-    replaced = plan(epsilon=None, noise=2.0, delta=1e-6, rounds=30, sampling=1.0, sampled="fixed")
-    assert replaced.epsilon == spent({Release(1.0): 30}, 1e-6)
-    drawn = plan(epsilon=None, noise=2.0, delta=1e-6, rounds=30, sampling=0.2)
-    assert drawn.epsilon == spent({Release(2.0, "poisson", 0.2): 30}, 1e-6)
-    budget = plan(epsilon=2.0, delta=1e-6, rounds=30, sampling=1.0)
+    assert (found.noise_multiplier, found.budget, found.sampled) == (2.0, None, "fixed")
+    for options, release in (
+        ({}, Release(2.0)),
+        # All clients in a cohort of a fixed size: another may still come in one's place.
+        ({"sampled": "fixed"}, Release(1.0)),
+        ({"sampling": 0.2}, Release(2.0, "poisson", 0.2)),
+    ):
+        assert planned(noise=2.0, **options).epsilon == spent({release: 30}, 1e-6)
+    budget = planned(epsilon=2.0)
     assert budget.epsilon <= 2.0 == budget.budget
-    assert plan(epsilon=None, noise=budget.noise_multiplier / 1.001, delta=1e-6, rounds=30, sampling=1.0).epsilon > 2.0
+    assert planned(noise=budget.noise_multiplier / 1.001).epsilon > 2.0
 
 
 PLANS = named(
     [
         ("both", {"epsilon": 1.0, "noise": 1.0}, ("--epsilon, --noise", "both or none of the two")),
-        ("none", {}, ("--epsilon, --noise", "both or none of the two")),
-        ("much", {"epsilon": 2e6}, ("--epsilon", "2e+06", "up to 1e6")),
         ("nothing", {"epsilon": 0.0}, ("--epsilon", "got 0", "above 0")),
         ("a budget of too many rounds", {"epsilon": 1e-7, "rounds": 100_000}, ("--epsilon", "1e-07", "more noise")),
         ("little noise", {"noise": 1e-4}, ("--noise", "0.0001", "from 0.001 to 1e6")),
-        ("much noise", {"noise": 2e6}, ("--noise", "2e+06")),
         ("delta 1", {"noise": 1.0, "delta": 1.0}, ("--delta", "got 1", "from 1e-12 to below 1")),
-        ("delta 1e-30", {"noise": 1.0, "delta": 1e-30}, ("--delta", "1e-30")),
         ("more than all", {"noise": 1.0, "sampling": 1.5}, ("--sampling", "1.5", "above 0, up to 1")),
-        ("nobody", {"noise": 1.0, "sampling": 0.0}, ("--sampling", "got 0")),
         (
             "less than one",
             {"noise": 1.0, "clients": 50, "sampling": 0.01},
@@ -181,38 +156,21 @@ PLANS = named(
 
 @pytest.mark.parametrize(("given", "words"), PLANS)
 def test_what_cannot_be_planned(given: dict[str, Any], words: tuple[str, ...]) -> None:
-    fields = {"epsilon": None, "delta": 1e-6, "rounds": 5, "sampling": 1.0, **given}
-    assert_refused(lambda: plan(**fields), *words)
+    assert_refused(lambda: planned(**given), *words)
 
 
-def test_what_is_at_the_edge_can_be_planned() -> None:
-    for edge in (
+@pytest.mark.parametrize(
+    "edge",
+    [
         {"noise": 1e-3},
-        {"noise": 1e6},
         {"epsilon": 1e6},
         {"noise": 1.0, "delta": 1e-12},
         {"noise": 1.0, "sampling": 0.5, "clients": 2, "delta": 0.4},
         {"noise": 1.0, "clients": 1000, "delta": 1e-3, "accept_large_delta": True},
-    ):
-        fields: dict[str, Any] = {"epsilon": None, "delta": 1e-6, "rounds": 2, "sampling": 1.0, **edge}
-        assert plan(**fields).epsilon >= 0
-
-
-def test_a_budget_of_nothing_needs_a_number_above_0() -> None:
-    for epsilon in (0.0, -1.0):
-        call = partial(noise_for, epsilon, DELTA, [(Release(1.0), 1)])
-        assert_refused(call, f"epsilon: got {epsilon:g}; allowed: numbers above 0")
-
-
-def test_noise_beside_what_else_is_released_keeps_to_the_budget_exactly() -> None:
-    beside = {Release(12.0): 5}
-    found = noise_for(2.0, DELTA, [(Release(9.0), 4)], beside=beside)
-    assert spent({Release(found): 4, **beside}, DELTA) <= 2.0
-    assert spent({Release(found / (1 + 1e-8)): 4, **beside}, DELTA) > 2.0
-    # Little noise is enough for a large budget: the search goes below 1.
-    small = noise_for(500.0, DELTA, [(Release(1.0), 1)])
-    assert small < 0.1
-    assert spent({Release(small): 1}, DELTA) == pytest.approx(500.0, rel=1e-6)
+    ],
+)
+def test_what_is_at_the_edge_can_be_planned(edge: dict[str, Any]) -> None:
+    assert planned(**edge).epsilon >= 0
 
 
 def test_answers_by_chance_add_up_as_their_binomial_says() -> None:
@@ -232,9 +190,6 @@ def test_laplace_noise_costs_at_most_its_epsilon_and_less_with_delta() -> None:
     mixed = spent({Release(2.0, mechanism="laplace"): 4, Release(5.0): 3}, DELTA)
     assert spent({Release(5.0): 3}, DELTA) < mixed < spent({Release(5.0): 3}, DELTA / 2) + 4 * 0.5
     assert mixed < spent({Release(2.0, mechanism="laplace"): 4, Release(5.0): 3}, DELTA, "rdp")
-
-
-DELTA = 1e-5
 
 
 def hockey_stick(noise: float, rate: float, others: float, mine: float, instead: float, epsilon: float) -> float:
@@ -281,30 +236,6 @@ def test_below_zero_the_curve_is_that_of_the_other_direction() -> None:
         assert below == pytest.approx(1 - math.exp(-epsilon) + math.exp(-epsilon) * above)
 
 
-@pytest.mark.parametrize(("noise", "rate", "rounds", "epsilon"), [(2.0, 0.1, 10, 1.0), (3.0, 0.3, 20, 2.5)])
-def test_several_rounds_are_what_playing_finds(noise: float, rate: float, rounds: int, epsilon: float) -> None:
-    """Losses of single rounds drawn one by one, from the densities and not from the curve, and added up."""
-    generator, plays, half = np.random.default_rng(1), 400_000, noise / 2
-    # In units of the distance: at 0 without the client, at 1 with it; beyond 1/2 the loss is above 0. Losses above 0
-    # come as likely as with the client, those below 0 are the mirror image of those without it, the rest are 0.
-    above = (1 - rate) * norm.sf(0.5, 0, half) + rate * norm.sf(0.5, 1, half)
-    below = norm.sf(0.5, 0, half)
-    total = np.zeros(plays)
-    for _ in range(rounds):
-        without = generator.normal(0, half, plays)
-        with_it = without + (generator.random(plays) < rate)
-        up, down = (np.log1p(rate * np.expm1((2 * x[x > 0.5] - 1) / (2 * half**2))) for x in (with_it, without))
-        kind = generator.random(plays)
-        rises, falls = kind < above, (kind >= above) & (kind < above + below)
-        total[rises] += generator.choice(up, int(rises.sum()))
-        total[falls] -= generator.choice(down, int(falls.sum()))
-    played = np.maximum(0.0, -np.expm1(epsilon - total))
-    error = played.std() / math.sqrt(plays)
-    counted = repeated(fixed_losses(half, rate, 1e-3), rounds).get_delta_for_epsilon(epsilon)
-    assert played.mean() > 20 * error
-    assert counted == pytest.approx(played.mean(), abs=5 * error)
-
-
 @pytest.mark.parametrize("rounds", [1, 1500])
 def test_without_sampling_both_are_the_gaussian_mechanism(rounds: int) -> None:
     noise = 2.0 * math.sqrt(rounds)
@@ -329,24 +260,6 @@ def test_poisson_cohorts_have_the_losses_of_the_library(noise: float, rate: floa
         assert ours.get_epsilon_for_delta(delta) == pytest.approx(expected, rel=1e-6)
 
 
-@given(st.floats(0.3, 5.0), st.floats(0.01, 0.99), st.floats(-3.0, 3.0))
-def test_one_poisson_round_is_what_integration_finds(noise: float, rate: float, epsilon: float) -> None:
-    line = np.linspace(-12 * noise, 1 + 12 * noise, 20_001)
-    without = norm.pdf(line, 0, noise)
-    having = (1 - rate) * without + rate * norm.pdf(line, 1, noise)
-    for added, (one, other) in ((False, (having, without)), (True, (without, having))):
-        integral = np.maximum(one - math.exp(epsilon) * other, 0.0).sum() * (line[1] - line[0])
-        assert poisson_delta(np.array([epsilon]), noise, rate, added=added)[0] == pytest.approx(integral, abs=1e-5)
-
-
-def test_poisson_losses_beyond_where_e_to_epsilon_is_a_number() -> None:
-    # A half of the clients: half of the δ of all of them, at ε + ln 2; z = 1/100.
-    (half,) = poisson_delta(np.array([4900.0 - math.log(2)]), 0.01, 0.5)
-    assert half == pytest.approx(norm.cdf(50 - 49) / 2, abs=0.01)
-    for added in (False, True):
-        assert poisson_delta(np.array([-800.0, 1e6]), 1.0, 0.5, added=added).tolist() == [1.0, 0.0]
-
-
 def test_the_farthest_loss_that_is_counted_by_hand() -> None:
     # Noise 2: 1/8 + 8.5/2 = 4.375 without sampling; with a tenth of the clients ln(0.9 + 0.1 e^4.375).
     assert farthest(2.0, 1.0) == 4.375
@@ -356,29 +269,24 @@ def test_the_farthest_loss_that_is_counted_by_hand() -> None:
 
 
 def test_the_curve_at_its_edges() -> None:
-    assert fixed_delta(np.array([0.0]), 0.5, 1.0)[0] == pytest.approx(2 * norm.cdf(1.0) - 1)
     assert fixed_delta(np.array([0.0]), 0.5, 0.25)[0] == pytest.approx((2 * norm.cdf(1.0) - 1) / 4)
     # δ(ε) = Φ(1/2z − εz) − e^ε Φ(−1/2z − εz), here with z = 1/100: far beyond where e^ε is a number.
     one, other = fixed_delta(np.array([4900.0, 699.0]), 0.01, 1.0)
     assert one == pytest.approx(norm.cdf(50 - 49), abs=0.01)
     assert other == pytest.approx(1.0)
     # A half of the clients: ln(1 + 2(e^ε − 1)) is ε + ln 2 there.
-    (half,) = fixed_delta(np.array([4900.0 - math.log(2)]), 0.01, 0.5)
-    assert half == pytest.approx(one / 2, rel=1e-9)
+    far = np.array([4900.0 - math.log(2)])
+    assert fixed_delta(far, 0.01, 0.5)[0] == pytest.approx(one / 2, rel=1e-9)
+    assert poisson_delta(far, 0.01, 0.5)[0] == pytest.approx(one / 2, rel=0.01)
     near = fixed_delta(np.array([699.999999, 700.0, 700.000001]), 0.0265, 0.5)
     assert near == pytest.approx([near[1]] * 3, rel=1e-4)
     assert 0 < near[1] < 0.5
-    assert fixed_delta(np.array([-800.0, 1e6]), 1.0, 0.5).tolist() == [1.0, 0.0]
+    ends = np.array([-800.0, 1e6])
+    curves = [fixed_delta(ends, 1.0, 0.5), *(poisson_delta(ends, 1.0, 0.5, added=added) for added in (False, True))]
+    assert [each.tolist() for each in curves] == [[1.0, 0.0]] * 3
 
 
-def test_the_same_distribution_bounds_nothing() -> None:
-    generator = np.random.default_rng(0)
-    found = [lower_bound(generator.random(1000) < 0.5, generator.normal(size=1000), 1e-5) for _ in range(20)]
-    assert sum(bound > 0 for bound in found) <= 3  # each may be wrong once in twenty times
-    assert max(found) < 0.5
-
-
-@pytest.mark.parametrize("epsilon", [0.5, 2.0])
+@pytest.mark.parametrize("epsilon", [2.0])
 def test_randomised_response_is_bounded_from_below_and_never_by_more_than_is_true(epsilon: float) -> None:
     """Each canary's bit is told truly with e^ε/(1 + e^ε): nothing that keeps ε tells more of it."""
     generator, found = np.random.default_rng(1), list[float]()
@@ -407,3 +315,7 @@ def test_a_delta_makes_right_guesses_likelier(guesses: int, epsilon: float, righ
     )
     expected = min(1.0, binom.sf(right - 1, guesses, coin) + 2 * guesses * delta * slow)
     assert chance(guesses, guesses, right, epsilon, delta) == pytest.approx(expected, abs=1e-9)
+
+
+def planned(**fields: Any) -> BudgetPlan:
+    return plan(**{"epsilon": None, "delta": 1e-6, "rounds": 30, "sampling": 1.0, **fields})

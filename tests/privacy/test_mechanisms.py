@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,15 +47,12 @@ def test_normals_and_laplacians_have_their_moments() -> None:
     assert abs(drawn.mean()) < 0.01
     assert drawn.std() == pytest.approx(1.0, abs=0.01)
     assert np.mean(np.abs(drawn) > 1.959964) == pytest.approx(0.05, abs=0.002)
-    double = laplacians(SeededSource(2), 200_000)
-    assert abs(double.mean()) < 0.02
-    assert double.var() == pytest.approx(2.0, abs=0.05)
+    assert laplacians(SeededSource(2), 200_000).var() == pytest.approx(2.0, abs=0.05)
 
 
 @pytest.mark.parametrize(("levels", "epsilon"), [(2, 1.0), (11, 3.0)])
 def test_randomised_response_tells_the_truth_as_often_as_epsilon_says(levels: int, epsilon: float) -> None:
-    told = mechanisms.randomised_response(np.full(60_000, 1), levels, epsilon, SeededSource(5))
-    shares = np.bincount(told, minlength=levels) / len(told)
+    shares = np.bincount(told([1] * 60_000, levels, epsilon, 5), minlength=levels) / 60_000
     truth = math.exp(epsilon) / (math.exp(epsilon) + levels - 1)
     assert shares[1] == pytest.approx(truth, abs=0.01)
     # Each other value is e^ε times less likely than the truth: the ratio that the promise allows, and no more.
@@ -98,9 +96,7 @@ def test_cohorts_are_drawn_with_their_probability() -> None:
     source = SeededSource(7)
     assert len(chosen(source, names, 20)) == 20
     assert chosen(source, names, 20) != chosen(source, names, 20)
-    counts = [len(each_with(source, names, 0.1)) for _ in range(500)]
-    assert np.mean(counts) == pytest.approx(20.0, abs=1.0)
-    assert np.var(counts) == pytest.approx(18.0, rel=0.3)
+    assert np.mean([len(each_with(source, names, 0.1)) for _ in range(500)]) == pytest.approx(20.0, abs=1.0)
     for word, rate, drawn in ((2**63, 0.5, []), (2**62, 0.5, ["a", "b"]), (2**64 - 1, 1.0, ["a", "b"])):
         assert each_with(Words(word), list("ab"), rate) == drawn
     assert each_with(Words(0), [], 0.5) == []
@@ -119,7 +115,6 @@ class Words:
 def test_uniforms_are_never_0_and_never_1() -> None:
     assert uniforms(Words(2**64 - 1), 2).tolist() == [1.0 - 2.0**-53] * 2
     assert uniforms(Words(0), 1)[0] == 2.0**-64 * 2.0**-65
-    assert uniforms(Words(2**63), 1)[0] == pytest.approx(0.5)
     # The first word that is large enough has its bits already.
     assert uniforms(Words(2**40), 1)[0] == (2.0**40 + 0.5) * 2.0**-64
 
@@ -128,28 +123,11 @@ REFUSED = named(
     [
         ("epsilon 0", lambda: mechanisms.laplace(np.zeros(2), 1.0, 0.0, SeededSource(1)), ("epsilon", 0, "above 0")),
         ("nothing moves", lambda: mechanisms.exponential(np.zeros(2), 0.0, 1.0, SeededSource(1)), ("sensitivity", 0)),
-        (
-            "no candidates",
-            lambda: mechanisms.exponential(np.zeros(0), 1.0, 1.0, SeededSource(1)),
-            ("utilities", "empty"),
-        ),
-        (
-            "NaN",
-            lambda: mechanisms.exponential(np.array([1, np.nan]), 1.0, 1.0, SeededSource(1)),
-            ("utilities", "finite"),
-        ),
+        ("none", lambda: mechanisms.exponential(np.zeros(0), 1.0, 1.0, SeededSource(1)), ("utilities", "empty")),
+        ("NaN", lambda: mechanisms.exponential(np.array([np.nan]), 1.0, 1.0, SeededSource(1)), ("utilities", "finite")),
         ("no end", lambda: mechanisms.gaussian_noise(math.inf, 1e-5), ("epsilon", "inf")),
         ("delta 1", lambda: mechanisms.gaussian_noise(1.0, 1.0), ("delta", 1, "numbers between 0 and 1")),
-        (
-            "a level too high",
-            lambda: mechanisms.randomised_response(np.array([3]), 3, 1.0, SeededSource(1)),
-            ("values", "0 to 2"),
-        ),
-        (
-            "below level 0",
-            lambda: mechanisms.randomised_response(np.array([-1]), 3, 1.0, SeededSource(1)),
-            ("values", "0 to 2"),
-        ),
+        *((f"level {level}", lambda level=level: told([level], 3, 1.0, 1), ("values", "0 to 2")) for level in (3, -1)),
     ]
 )
 
@@ -186,20 +164,22 @@ def test_a_single_number_lies_on_a_lattice_as_fine_as_its_noise_asks_for() -> No
 
 def test_noise_is_its_formula_step_by_step() -> None:
     values = np.array([[0.3, -1.7], [2.2, 5.0]])
-
-    def on_lattice(noise: np.ndarray, step: float) -> object:
+    # Sensitivity 2 and ε = ½: Laplace noise of scale 4, 1 for each of four numbers: steps of 2^-16. Gaussian noise is
+    # 3.73 times the sensitivity: 7.46, and 3.73 for each of four numbers: steps of 2^-15.
+    fine, coarse = 2.0**-16, 2.0**-15
+    for found, drawn, scale, step in (
+        (mechanisms.laplace(values, 2.0, 0.5, SeededSource(1)), laplacians, (2.0 + 4 * fine) / 0.5, fine),
+        (
+            mechanisms.gaussian(values, 2.0, 1.0, 1e-5, SeededSource(1)),
+            normals,
+            mechanisms.gaussian_noise(1.0, 1e-5) * (2.0 + coarse * 2.0),
+            coarse,
+        ),
+    ):
+        noise = drawn(SeededSource(1), 4).reshape(2, 2) * scale
+        expected = (np.rint(values / step) + np.rint(noise / step)) * step
         # A number that lies between two steps may be rounded to either on another processor.
-        return pytest.approx((np.rint(values / step) + np.rint(noise / step)) * step, rel=0, abs=1.01 * step)
-
-    # Sensitivity 2 and ε = ½: Laplace noise of scale 4, 1 for each of four numbers: steps of 2^-16.
-    step = 2.0**-16
-    noise = laplacians(SeededSource(1), 4).reshape(2, 2) * ((2.0 + 4 * step) / 0.5)
-    assert mechanisms.laplace(values, 2.0, 0.5, SeededSource(1)) == on_lattice(noise, step)
-    # Gaussian noise is 3.73 times the sensitivity: 7.46, and 3.73 for each of four numbers: steps of 2^-15.
-    step = 2.0**-15
-    scale = mechanisms.gaussian_noise(1.0, 1e-5) * (2.0 + step * 2.0)
-    noise = normals(SeededSource(2), 4).reshape(2, 2) * scale
-    assert mechanisms.gaussian(values, 2.0, 1.0, 1e-5, SeededSource(2)) == on_lattice(noise, step)
+        assert found == pytest.approx(expected, rel=0, abs=1.01 * step)
 
 
 def test_the_exponential_mechanism_takes_the_first_whose_share_is_passed() -> None:
@@ -217,9 +197,12 @@ def test_the_gaussian_mechanism_at_its_edges() -> None:
     # δ at ε = 0 is Φ(1/2z) − Φ(−1/2z): 0.3829 for z = 1.
     assert mechanisms.gaussian_delta(0.0, 1.0) == pytest.approx(0.38292492254802624, rel=1e-12)
     assert mechanisms.gaussian_delta(5000.0, 0.001) == pytest.approx(1.0)
-    assert mechanisms.gaussian_epsilon(0.4, 1.0) == 0.0
     assert mechanisms.gaussian_epsilon(mechanisms.gaussian_delta(0.0, 1.0), 1.0) == 0.0
     assert mechanisms.gaussian_epsilon(0.38, 1.0) > 0
     # The least noise, to a few last bits: any less passes the budget.
     least = mechanisms.gaussian_noise(1.0, 1e-5)
     assert mechanisms.gaussian_delta(1.0, least) <= 1e-5 < mechanisms.gaussian_delta(1.0, least * (1 - 1e-12))
+
+
+def told(values: Any, levels: int, epsilon: float, seed: int) -> np.ndarray:
+    return mechanisms.randomised_response(np.array(values), levels, epsilon, SeededSource(seed))
