@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 from cryptography.x509.verification import PolicyBuilder
 from cryptography.x509.verification import Store as Trusted
 from tests.kit import assert_refused
@@ -117,16 +115,6 @@ def test_certificates_are_trusted_for_their_hosts_only(tmp_path: Path):
     assert made.key.stat().st_mode & 0o077 == 0
     with pytest.raises(UserError, match="exists already"):
         make_certificates(tmp_path, ["server.example"])
-
-
-def test_a_key_pair_is_what_flower_reads(tmp_path: Path):
-    private, public = make_key(tmp_path / "node")
-    key = load_ssh_private_key(private.read_bytes(), None)
-    assert isinstance(key, ec.EllipticCurvePrivateKey)
-    assert key.public_key() == load_ssh_public_key(public.read_bytes())
-    assert private.stat().st_mode & 0o077 == 0
-    with pytest.raises(UserError, match="exists already"):
-        make_key(tmp_path / "node")
 
 
 def test_a_node_keeps_its_own_rows_only():

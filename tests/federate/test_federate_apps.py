@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import errno
-import json
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pandas
 import pytest
 import torch
-from flwr.app import Error, Message
 from tests.clients.contract import ClientsContract, Make
 from tests.clients.flower.flower_fakes import FakeGrid
 from tests.federate.small_experiment import (
@@ -25,7 +20,6 @@ from tests.federate.small_experiment import (
     federated,
     forget,
     grid_of,
-    node,
     weights,
 )
 from tests.kit import assert_refused, changed
@@ -33,20 +27,15 @@ from tests.kit import assert_refused, changed
 from steelyard.algorithms.fedprox import FedProx
 from steelyard.algorithms.scaffold import CONTROL, Scaffold
 from steelyard.clients.flower.checks import RECORD_COLUMNS
-from steelyard.clients.flower.forms import EVALUATE, INTRODUCE
 from steelyard.clients.node import NodeConfig
 from steelyard.clients.protocol import Clients
-from steelyard.errors import UserError
 from steelyard.experiment.loading import build, read_experiment
 from steelyard.experiment.node_rules import agreed_question, agreed_task
 from steelyard.experiment.running import run
-from steelyard.federate import server_app
 from steelyard.federate.client_app import within
-from steelyard.federate.outcomes import read_outcome
 from steelyard.federate.run_config import experiment_of, experiment_text
 from steelyard.federate.server_app import clients_behind, federate
 from steelyard.messages import Question, Task
-from steelyard.runs import tensor_files
 from steelyard.runs.reader import History
 
 ON_TWO = NodeConfig.read({"partition-id": 0, "num-partitions": 2})
@@ -113,23 +102,10 @@ class TestAsSimulated:
         assert here["priority"].tolist() == there["priority"].tolist()
         assert there["loss"].nunique() > 5  # κ changed from round to round and reached the nodes.
 
-    def test_fitted_weights_and_the_server_alone(self, tmp_path: Path) -> None:
-        document = described(
-            partition={"server": "fraction", "server_fraction": 0.2},
-            weighing={"criteria": ["EQ"], "priority": "EQ", "fit": {"steps": 3}},
-            beside={"alone": {"trained_by": "server"}},
-        )
-        # The fit takes exponentials of float32 slopes, which differ in the last bits between stack and single clients.
-        here, there, _ = both(tmp_path, document, rtol=1e-4)
-        np.testing.assert_allclose(here.clients["weight"], there.clients["weight"], rtol=1e-4)
-        assert set(there.clients["rule"]) == {"fitted(EQ)"}  # Nobody was asked for the other rule.
-
     def test_flawed_clients_and_one_with_a_model_of_its_own(self, tmp_path: Path) -> None:
         flaws = [
             {"kind": "labels-flipped", "pick": "biggest", "count": 1, "how": "pairs"},
-            {"kind": "noisy", "pick": "random", "count": 1},
             {"kind": "stale", "pick": "random", "count": 1, "amount": 2, "among": "all"},
-            {"kind": "free-rider", "pick": "random", "count": 1},
             {"kind": "claims-size", "pick": "random", "count": 1, "among": "all"},
         ]
         both(tmp_path / "flawed", described(flaws=flaws, rounds={"count": 4, "fraction": 1.0}), 3, fresh=True)
@@ -137,35 +113,6 @@ class TestAsSimulated:
         _, _, grid = both(tmp_path / "own", described(flaws=own, rounds={"count": 3, "fraction": 1.0}), 3, fresh=True)
         states = [sorted(made.context.state) for made in grid.nodes.values()]  # type: ignore[attr-defined]
         assert states == [[], [f"steelyard/LD>DS>MD/{part}" for part in ("about", "tensors")], []]
-        about = grid.nodes[41].context.state["steelyard/LD>DS>MD/about"]  # type: ignore[attr-defined]
-        # As far back as a resume may go: to the checkpoint before the last.
-        assert sorted(json.loads(about["states"])) == ["1", "2", "3"]
-
-    def test_robust_rules_caps_and_hostile_clients(self, tmp_path: Path) -> None:
-        equal: dict[str, Any] = {"criteria": ["EQ"]}
-        rules: dict[str, Any] = {
-            "plain": equal,
-            "trimmed": {**equal, "defence": {"rule": "trimmed-mean", "mix": True}},
-            "krum": {**equal, "defence": {"rule": "multi-krum"}},
-            "clip": {**equal, "defence": {"rule": "clip", "smooth": 0.5}},
-            "trust": {**equal, "defence": {"rule": "fltrust"}},
-            "guarded": {"criteria": ["VP"], "score": "power", "max_shares": 2.0, "defence": {"rule": "centred-clip"}},
-        }
-        document = described(
-            partition={"server": "fraction", "server_fraction": 0.2},
-            rounds={"count": 2, "fraction": 1.0},
-            flaws=[
-                {"kind": "reversed", "amount": 10, "clients": ["client-001"]},
-                {"kind": "backdoor", "clients": ["client-002"]},
-                {"kind": "claims-size", "amount": 50, "clients": ["client-002"]},
-            ],
-            beside=rules,
-        )
-        here, there, _ = both(tmp_path, document, rtol=1e-4, atol=1e-5)
-        models = {model.numpy().tobytes() for model in weights(tmp_path / "federated").values()}
-        assert len(models) == 1 + len(rules)  # None of them can have been left out.
-        assert there.clients.groupby("rule")["weight"].max()["guarded"] <= 2 / 6 + 1e-12
-        np.testing.assert_allclose(here.evaluations["backdoor"], there.evaluations["backdoor"], atol=1e-9)
 
     def test_algorithms_that_correct_keep_and_count(self, tmp_path: Path) -> None:
         _, there, _ = both(tmp_path, side_by_side(training={"schedule": {"kind": "cosine"}}), 3, fresh=True)
@@ -210,65 +157,6 @@ class TestAsSimulated:
         assert here.clients["weight"].nunique() > 2
         np.testing.assert_allclose(here.clients["weight"], there.clients["weight"], rtol=1e-6)
 
-    def test_an_algorithm_that_needs_the_sum_alone_with_hidden_sums_and_a_robust_rule(self, tmp_path: Path) -> None:
-        shared = described(algorithm=ALGORITHMS["feddyn"], rounds={"count": 2, "fraction": 1.0}, weighing=BY_SIZE)
-        both(tmp_path / "robust", changed(shared, weighing={"defence": {"rule": "median"}}), 3)
-        federated(tmp_path / "open", shared, 3)
-        federated(tmp_path / "hidden", changed(shared, privacy={"aggregation": {"kind": "secure"}}), 3)
-        # Hidden sums round to fixed point, so a federation that hides is held to one in the open less closely.
-        assert_same_weights(tmp_path / "open", tmp_path / "hidden", 1e-5, 1e-4)
-
-    def test_adapters_are_weighed_as_products(self, tmp_path: Path) -> None:
-        (tmp_path / "adapted.py").write_text(ADAPTED)
-        document = described(
-            model={"name": f"{tmp_path / 'adapted.py'}:Adapted"},
-            algorithm={"name": "flexlora", "ranks": {"client-001": 1}},
-            rounds={"count": 2},
-        )
-        histories = both(tmp_path, document, 3, fresh=True)
-        ours, theirs = (json.loads(found.rounds["server_metrics"].iloc[-1]) for found in histories[:2])
-        assert ours == pytest.approx(theirs, rel=1e-3)
-        assert 0 < ours["product_error"] < ours["factor_error"]
-
-    def test_several_labels(self, tmp_path: Path) -> None:
-        here, there, _ = both(tmp_path, described(**labels(tmp_path), rounds={"count": 1, "fraction": 0.5}))
-        assert here.clients["client"].tolist() == there.clients["client"].tolist()
-        np.testing.assert_allclose(here.clients["weight"], there.clients["weight"], rtol=1e-5)
-        assert here.clients["weight"].nunique() > 2  # What the clients' tests say counts in the weights.
-        np.testing.assert_allclose(here.evaluations["score"], there.evaluations["score"], rtol=1e-5)
-        assert here.evaluations["score"].nunique() > 2
-
-
-ADAPTED = """
-from torch import nn
-
-class Adapted(nn.Module):
-    def __init__(self, classes):
-        super().__init__()
-        self.base = nn.Linear(64, 6)
-        self.base.requires_grad_(False)
-        self.lora_A, self.lora_B, self.head = nn.Linear(64, 2, False), nn.Linear(2, 6, False), nn.Linear(6, classes)
-        nn.init.zeros_(self.lora_B.weight)
-
-    def forward(self, x):
-        x = x.flatten(1)
-        return self.head((self.base(x) + self.lora_B(self.lora_A(x))).tanh())
-"""
-
-
-def labels(folder: Path) -> dict[str, Any]:
-    """A table with three columns of labels, one of them in words."""
-    x, y = np.random.default_rng(2).normal(size=(2, 300))
-    columns = {"fever": np.where(x > 0, "yes", "no"), "cough": (y > 0.5).astype(int), "rash": (x + y > 1).astype(int)}
-    pandas.DataFrame({"x": x, "y": y, **columns}).to_csv(folder / "t.csv", index=False)
-    data = {"source": "csv", "path": str(folder / "t.csv"), "task": "multi-label", "labels": "fever"}
-    return {
-        "data": {**data, "further_labels": ["cough", "rash"]},
-        "partition": {"scheme": "iid", "server": "fraction", "server_fraction": 0.2},
-        "model": {"name": "mlp", "hidden": [6]},
-        "weighing": {"criteria": ["DS", "VL"], "priority": "VL>DS"},
-    }
-
 
 class Mortal(FakeGrid):
     """The server dies in round 3, when every node has trained and kept what came of it."""
@@ -302,14 +190,9 @@ def test_a_resumed_run_goes_on_from_what_clients_kept_or_notes_that_it_is_lost(t
         assert "lost" not in notes
         return
     for name, kept in (("scaffold", "control"), ("feddyn", "gradient")):
-        for client in ("client-001", "client-003", "client-005"):
-            assert f"round 3: client {client} of {name} lost what it kept ({kept}); it begins at 0" in notes
+        assert f"round 3: client client-001 of {name} lost what it kept ({kept}); it begins at 0" in notes
     assert "client-000 of" not in notes  # Its node kept what it had.
     assert "fedprox" not in notes  # Its clients keep nothing.
-    ours, theirs = weights(tmp_path / "simulated"), weights(tmp_path / "federated")
-    assert all(torch.isfinite(model).all() for model in theirs.values())
-    assert not torch.allclose(ours["scaffold"], theirs["scaffold"], rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(ours["fedprox"], theirs["fedprox"], rtol=1e-5, atol=1e-6)
 
 
 def test_a_second_run_on_warm_nodes_begins_with_nothing_kept(tmp_path: Path) -> None:
@@ -336,12 +219,10 @@ class TestAgreement:
         own = agreed_task(self.task(round=3, rate=7.0, algorithm=FedProx()), NAMED, experiment)
         assert (own.algorithm, own.rate) == (Scaffold(), 0.25)
         for changes, said, parts in (
-            ({}, {"name": "fedavg"}, ("algorithm", "{'name': 'fedavg'}", "(scaffold)")),
-            ({}, {**NAMED, "server_rate": 2.0}, ("algorithm",)),
-            ({}, {}, ("algorithm", "{}")),
+            ({}, {**NAMED, "server_rate": 2.0}, ("algorithm", "2.0", "(scaffold)")),
             ({"vectors": {}}, NAMED, ("vectors", "none", "control")),
             ({"vectors": {"x": torch.ones(2)}}, NAMED, ("vectors", "x", "control")),
-            *(({"round": round}, NAMED, ("round", str(round), "1 to 3")) for round in (0, 4, -1000)),
+            *(({"round": round}, NAMED, ("round", str(round), "1 to 3")) for round in (0, 4)),
         ):
             assert_refused(lambda c=changes, n=said: agreed_task(self.task(**c), n, experiment), *parts)
 
@@ -353,24 +234,6 @@ class TestAgreement:
         assert (own.algorithm.name, own.rate) == ("ditto", 0.25)
         assert agreed_question(asked, {}, experiment) is asked
         assert_refused(lambda: agreed_question(asked, {"name": "fine-tuned"}, experiment), "algorithm", "(ditto)")
-
-    def test_a_node_says_why_it_does_not_do_a_task_of_another_algorithm(self, tmp_path: Path) -> None:
-        """A server that sends another algorithm than its experiment names, to nodes that read the experiment."""
-        document = described(algorithm={"name": "fedprox", "mu": 0.5}, rounds={"count": 1, "fraction": 1.0})
-        grid, config = grid_of(document, 2, out=str(tmp_path / "run"))
-        honest = grid.nodes[40]
-
-        def tampered(message: Message) -> Any:
-            form = message.content["form"]
-            form["json"] = str(form["json"]).replace('"mu":0.5', '"mu":1e9')
-            return honest(message)
-
-        grid.nodes[40] = tampered
-        federate(grid, config, "1")  # type: ignore[arg-type]
-        failed = History(tmp_path / "run").clients.set_index("client")["failure"].dropna()
-        assert sorted(failed.index) == ["client-000", "client-002", "client-004"]
-        (reason,) = set(failed)
-        assert "NotAllowed: algorithm: got {'name': 'fedprox', 'mu': 1000000" in reason
 
 
 def test_without_a_share_the_clients_that_came_decide_and_the_run_records_it(tmp_path: Path) -> None:
@@ -387,40 +250,12 @@ STALE = {"kind": "stale", "clients": ["client-001"]}
     ("sections", "parts"),
     [
         ({"flaws": [STALE]}, ("flaws", "'stale'", "rounds.fraction = 0.5")),
-        ({"flaws": [{"kind": "copy", "of": "client-000"}, STALE], "rounds": None}, ("flaws", "'stale'", "not given")),
-        *(
-            ({"flaws": [{"kind": kind, "clients": ["client-001"]}]}, ("flaws", kind, "the updates of all others"))
-            for kind in ("alie", "ipm", "min-max")
-        ),
+        ({"flaws": [{"kind": "alie", "clients": ["client-001"]}]}, ("flaws", "alie", "the updates of all others")),
     ],
 )
 def test_flaws_that_a_node_cannot_have_are_refused(sections: dict[str, Any], parts: tuple[str, ...]) -> None:
     experiment = build(described(**sections))
     assert_refused(lambda: experiment.on_node(ON_TWO), *parts)
-
-
-def test_a_server_without_data_needs_none_and_nodes_with_files_have_no_flaws(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    for name in ("north", "south"):
-        x = rng.normal(size=(40, 5)).astype(np.float32)
-        np.savez(tmp_path / f"{name}.npz", x=x, y=(x[:, 0] > 0).astype(np.int64))
-    document = {
-        "name": "two-hospitals",
-        "data": {"source": "npz", "path": "nowhere.npz", "classes": 2},
-        "partition": {"scheme": "iid", "clients": 2, "test": "local", "minimum": 2},
-        "model": {"name": "logistic"},
-        "rounds": {"count": 2, "fraction": 1.0},
-        "compute": {"engine": "loop", "device": "cpu"},
-        "federate": {"nodes": 2},
-    }
-    config = {"experiment": experiment_text(build(document)), "out": str(tmp_path / "run")}
-    own = [{"client": name, "data": str(tmp_path / f"{name}.npz")} for name in ("north", "south")]
-    federate(FakeGrid({i: node(one, config) for i, one in enumerate(own, 2)}), config, "1")  # type: ignore[arg-type]
-    history = History(tmp_path / "run")
-    assert sorted(set(history.clients["client"])) == ["north", "south"]
-    assert history.clients["samples"].tolist() == [32, 32, 32, 32]
-    flawed = build({**document, "flaws": [{"kind": "free-rider", "pick": "random", "count": 1}]})
-    assert_refused(lambda: flawed.on_node(NodeConfig.read(own[0])), "flaws", "got 1", "data of its own")
 
 
 class TestRunConfig:
@@ -435,9 +270,7 @@ class TestRunConfig:
         ("config", "parts"),
         [
             ({}, ("run config experiment", "not JSON")),
-            ({"experiment": "[]"}, ("run config experiment", "not a JSON object")),
             ({"experiment": '{"rounds": {"count": 0}}'}, ("run config experiment", "rounds.count")),
-            ({"experiment": "{}", "set": "rounds"}, ("--set", "'rounds'")),
             ({"experiment": "{}", "set": "'"}, ("run config set",)),
         ],
     )
@@ -454,68 +287,11 @@ def test_work_that_takes_too_long_gives_up_by_itself() -> None:
 
 
 def test_what_an_experiment_says_of_the_data_is_not_for_nodes_to_say() -> None:
-    def about(**data: Any) -> dict[str, Any]:
-        return dict(build({"data": data, "partition": {"scheme": "natural"}}).about_data())
-
     assert dict(build({}).about_data()) == {"classes": 10, "features": [1, 8, 8]}
-    assert about(source="npz", path="x.npz", classes=7) == {"classes": 7}
-    assert about(source="npz", path="x.npz", task="regression") == {"classes": 0}
+    own = {"data": {"source": "npz", "path": "x.npz", "classes": 7}, "partition": {"scheme": "natural"}}
+    assert dict(build(own).about_data()) == {"classes": 7}
 
 
-class TestRecords:
-    """Everything is recorded: faults of tests as those of training, why a run stopped, what was noted."""
-
-    def test_faults_of_tests_and_notes_of_nodes_while_the_run_goes_on(self, tmp_path: Path) -> None:
-        grid, config = grid_of(described(rounds={"count": 2, "fraction": 1.0}), 2, out=str(tmp_path / "run"))
-        first, second = grid.nodes.values()
-        noted: list[str] = []
-
-        def answer(message: Message) -> Any:
-            tested, about = message.metadata.message_type == EVALUATE, message.metadata.group_id
-            if about.startswith("1:"):
-                grid.nodes[99] = lambda m: Error(2, "UserError: x") if m.metadata.message_type == INTRODUCE else None
-            if about.startswith("2:") and tested:
-                noted.append(History(tmp_path / "run").info["federation_notes"])  # The last round is not stored yet.
-            return first(message)
-
-        grid.nodes[40] = answer
-        grid.nodes[41] = lambda m: Error(2, "ValueError") if m.metadata.message_type == EVALUATE else second(m)
-        history = History(federate(grid, config, "1"))  # type: ignore[arg-type]
-        assert "round 1: node 99 was not admitted: raised an error: UserError: x" in noted[0]
-        assert history.untested["round"].tolist() == [0] * 3 + [1] * 3 + [2] * 3
-        assert set(history.untested["client"]) == {"client-001", "client-003", "client-005"}
-        assert set(history.untested["failure"]) == {"raised an error: ValueError"}
-        assert history.clients["failure"].isna().all()  # Their training was fine.
-
-    def test_why_a_run_stopped(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        def full(path: Path, *rest: Any) -> Any:
-            if "round-000002" in path.name:
-                raise OSError(errno.ENOSPC, "No space left on device")
-            return write(path, *rest)
-
-        write = tensor_files.write_tensors
-        monkeypatch.setattr(tensor_files, "write_tensors", full)
-        with pytest.raises(UserError, match=r"round 2 .*: No space left on device; .*`steelyard resume"):
-            run(build(SMALL), out=tmp_path / "run")
-        history = History(tmp_path / "run")
-        assert history.info["status"] == "stopped"
-        assert "No space left on device" in history.info["stopped"]
-        assert history.rounds["round"].tolist() == [0, 1]
-
-    def test_a_run_that_was_stopped_before_its_first_round_is_resumed_by_starting_it(self, tmp_path: Path) -> None:
-        grid, config = grid_of(described(rounds={"count": 1}), 2, out=str(tmp_path / "run"), resume=True)
-        assert History(federate(grid, config, "1")).info["status"] == "finished"  # type: ignore[arg-type]
-
-    def test_an_app_that_a_signal_of_flowers_ends_was_stopped(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def ended(*_: object) -> Path:
-            raise SystemExit(0)
-
-        monkeypatch.setattr(server_app, "federate", ended)
-        monkeypatch.setattr(server_app, "_print_into", lambda file: None)
-        context: Any = SimpleNamespace(run_config={"report": str(tmp_path)}, run_id=1)
-        with pytest.raises(SystemExit):
-            server_app.main(context, context)
-        outcome = read_outcome(tmp_path)
-        assert (outcome["status"], outcome["line"]) == ("stopped", "the SuperLink stopped this run (`flwr stop`?)")
+def test_a_run_that_was_stopped_before_its_first_round_is_resumed_by_starting_it(tmp_path: Path) -> None:
+    grid, config = grid_of(described(rounds={"count": 1}), 2, out=str(tmp_path / "run"), resume=True)
+    assert History(federate(grid, config, "1")).info["status"] == "finished"  # type: ignore[arg-type]

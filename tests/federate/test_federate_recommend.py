@@ -117,15 +117,6 @@ def test_sparse_rows_survive_the_wire_and_join_in_order():
     assert (joined.clients, joined.owners.tolist(), joined.rows.tolist()) == (3, [0, 1, 2], [4, 3, 1])
 
 
-def test_each_experiment_has_a_codec_of_its_own(tmp_path: Path):
-    slow, fast = (build(document(tmp_path, learning_rate=rate)).codec() for rate in (0.1, 0.2))
-    sent = {"owners": np.zeros(1, "<i4"), "rows": np.ones(1, "<i4"), "values": np.ones((1, 5), "<f4")}
-    for codec, rate in ((slow, 0.1), (fast, 0.2)):
-        got = codec.unpack(dict(pack(sent)), 1, torch.zeros(150))
-        assert isinstance(got, SparseRows)
-        assert got.rate == rate
-
-
 @pytest.mark.parametrize(
     ("owners", "rows", "reason"),
     [

@@ -9,7 +9,6 @@ import sqlite3
 import ssl
 import subprocess
 import sys
-import sysconfig
 import threading
 from collections.abc import Generator
 from pathlib import Path
@@ -21,13 +20,12 @@ import torch
 pytest.importorskip("flwr")
 
 from flwr.proto.control_pb2 import ListRunsRequest, StartRunRequest
-from tests.clients.flower.test_adapter import SOURCES, VERSIONS
+from tests.clients.flower.test_adapter import SOURCES
 from tests.federate.accounts import as_nobody, post
 from tests.federate.real_federation import (
     experiment,
     failures,
     fill,
-    hospitals,
     last_round,
     left_running,
     wait_until,
@@ -43,7 +41,6 @@ from steelyard.federate.certificates import make_key
 from steelyard.federate.local import follow, resume_local
 from steelyard.federate.local_federation import LocalFederation, started
 from steelyard.federate.local_launch import Launch
-from steelyard.federate.outcomes import read_outcome
 from steelyard.federate.processes import Process, end_all, environment
 from steelyard.federate.receipt_answers import listed
 from steelyard.report.verification import verify
@@ -175,63 +172,6 @@ def test_hidden_updates_of_two_nodes_give_the_model_of_a_simulation_in_the_open(
     assert left_running(folder) == []
 
 
-SPOILING = """
-import sys
-
-sys.path[:0] = {paths!r}
-from steelyard.privacy.secure_client import SecureClient
-
-honest = SecureClient.share
-
-
-def share(self, cohort):
-    found = honest(self, cohort)
-    return {{name: bytes(len(text)) for name, text in found.items()}} if self.name == "client-005" else found
-
-
-SecureClient.share = share
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["killed", "spoiling"])
-def test_a_hidden_node_that_goes_wrong_costs_its_own_clients_only(
-    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of eight clients six must stay, and a node has two: one is killed, or sends key shares that nobody can read."""
-    if how == "spoiling":
-        paths = [path for path in sys.path if path]
-        (tmp_path / "changed").mkdir()
-        (tmp_path / "changed" / "sitecustomize.py").write_text(SPOILING.format(paths=paths), encoding="utf-8")
-        monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "changed"), *paths]))
-    rounds, folder = {"count": 3, "fraction": 1.0, "evaluate_every": 3}, tmp_path / "run"
-    described = experiment(4, 15.0 if how == "killed" else 60.0, rounds=rounds, **HIDDEN)
-    with started(folder, described, Launch(4), apart=True) as federation:
-        federation.submit()
-        if how == "killed":
-            wait_until(lambda: last_round(folder) >= 1, 120, "no round")
-            os.kill(federation.nodes[1].pid, signal.SIGKILL)
-        follow(federation, 3)
-    there = History(folder).clients
-    failed, last = there[there["failure"].notna()], there[(there["round"] == 3) & there["failure"].isna()]
-    assert set(failed["client"]) == ({"client-001", "client-005"} if how == "killed" else {"client-005"})
-    assert (len(last), last["weight"].sum()) == (8 - failed["client"].nunique(), pytest.approx(1.0))
-    assert left_running(folder) == []
-
-
-@pytest.mark.slow
-def test_twenty_nodes_and_three_rounds_lose_nothing(tmp_path: Path) -> None:
-    described = experiment(20, timeout=300.0, partition={"clients": 40}, rounds={"count": 3, "fraction": 1.0})
-    run(described, out=tmp_path / "simulated")
-    with started(tmp_path / "run", described, Launch(20)) as federation:
-        federation.submit()
-        follow(federation, 3)
-    history = History(tmp_path / "run")
-    assert (len(history.clients), len(history.evaluations)) == (3 * 40, 4 * 40)
-    assert history.clients["failure"].isna().all()
-    assert_same_weights(tmp_path / "simulated", tmp_path / "run")
-
-
 def steelyard(
     *arguments: str, python: str = sys.executable, cwd: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
@@ -242,23 +182,6 @@ def steelyard(
 def begun(*arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "steelyard", "federate", "local", *arguments, "--nodes", "2"]
     return subprocess.Popen(command, env=ENV, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-
-@pytest.mark.slow
-def test_the_command_line_from_start_to_resume(tmp_path: Path) -> None:
-    folder, file = tmp_path / "run", written(tmp_path, rounds={"count": 3})
-    process = begun(file, "--out", str(folder))
-    wait_until(lambda: last_round(folder) >= 1, 120, "no round")
-    os.kill(read_outcome(folder / "flower")["pid"], signal.SIGKILL)  # The ServerApp.
-    _, errors = process.communicate(timeout=60)
-    assert (process.returncode, "Traceback" in errors) == (2, False)
-    assert errors.strip().splitlines()[-1].startswith("steelyard: the ServerApp was killed; ")
-    assert left_running(folder) == []
-    resumed = steelyard("resume", str(folder), "--format", "json")
-    assert resumed.returncode == 0, resumed.stderr
-    assert History(folder).rounds["round"].max() == 3
-    again = steelyard("federate", "local", file, "--out", str(folder))
-    assert (again.returncode, "holds a run already" in again.stderr) == (2, True)
 
 
 @pytest.mark.slow
@@ -305,31 +228,6 @@ def test_an_app_folder_runs_with_flower_alone(tmp_path: Path) -> None:
     assert History(tmp_path / "run").rounds["round"].tolist() == [0, 1]
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("flower", [VERSIONS[0], VERSIONS[-1]])
-def test_a_federation_on_the_oldest_and_the_newest_flower(flower: str, tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True, timeout=200)
-    python = str(tmp_path / "venv" / "bin" / "python")
-    wanted = [sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "-q", f"flwr=={flower}"]
-    if subprocess.run(wanted, capture_output=True, timeout=400).returncode:
-        pytest.skip(f"flwr {flower} cannot be installed here")
-    (own,) = (tmp_path / "venv").glob("lib/python*/site-packages")
-    (own / "here.pth").write_text(sysconfig.get_paths()["purelib"])  # After its own packages come those of this Python.
-    names = "from importlib.metadata import version; print(version('flwr'))"
-    found = subprocess.run([python, "-c", names], env=ENV, cwd=tmp_path, capture_output=True, text=True, timeout=200)
-    assert found.stdout.split() == [flower], found.stderr
-    file, folder = written(tmp_path, rounds={"count": 2, "fraction": 1.0}), tmp_path / "run"
-    done = steelyard(
-        "federate", "local", file, "--nodes", "2", "--tls", "--out", str(folder), python=python, cwd=tmp_path
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    history = History(folder)
-    assert history.info["status"] == "finished"
-    assert history.clients["failure"].isna().all()
-    assert history.untested.empty
-
-
 FOR_LONG = {"count": 2000, "fraction": 1.0, "evaluate_every": 2000}
 
 
@@ -358,33 +256,6 @@ def test_a_stopped_node_costs_one_timeout_and_takes_part_again(tmp_path: Path) -
 
 def came_back(folder: Path, client: str, after: int) -> bool:
     return any(why is None for round, why in failures(folder, client).items() if round > after)
-
-
-def children(pid: int) -> list[int]:
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
-
-
-@pytest.mark.slow
-def test_a_worker_that_is_killed_costs_its_message_alone(tmp_path: Path) -> None:
-    """What does a node's work, and what starts it, are killed from outside, as by a machine that is out of memory."""
-    described, folder = experiment(2, timeout=60.0, partition={"clients": 2}, rounds=FOR_LONG), tmp_path / "run"
-
-    with started(folder, described, Launch(2), apart=True) as federation:
-        federation.submit()
-        for whole in (False, True, False, True):
-            at = last_round(folder) + 2
-            wait_until(lambda at=at: last_round(folder) >= at, 120, "no round")
-            (starter,) = children(federation.nodes[1].pid)
-            for victim in [starter] if whole else children(starter):
-                os.kill(victim, signal.SIGKILL)
-            at = last_round(folder) + 1
-            wait_until(lambda at=at: came_back(folder, "client-001", at), 120, "it never came back")
-    assert set(failures(folder, "client-000").values()) == {None}
-    missed = [why for why in failures(folder, "client-001").values() if why is not None]
-    assert len(missed) <= 4  # One message each, or none where it was killed between two.
-    assert set(missed) <= {"its ClientApp died"}
-    assert left_running(folder) == []
 
 
 @pytest.fixture
@@ -421,23 +292,3 @@ def test_a_full_disk_is_named_and_the_run_goes_on_to_the_same_bits(tmp_path: Pat
     one, other = weights(tmp_path / "whole"), weights(folder)
     assert set(one) == set(other)
     assert all(torch.equal(one[name], other[name]) for name in one)
-
-
-@pytest.mark.slow
-def test_a_full_disk_under_the_servers_own_folder_is_named(tmp_path: Path, small_disk: Path) -> None:
-    with hospitals(tmp_path, server=str(small_disk / "server")) as federation:
-        folder = tmp_path / "run"
-        words = ["submit", federation.server, "hospitals.toml", "--set", "rounds.count=40", "--out", str(folder)]
-        begun = federation.start_and_listen(*words)
-        wait_until(lambda: last_round(folder) >= 2, 120, "no round")
-        filler = fill(small_disk)
-        _, errors = begun.communicate(timeout=200)
-        line = errors.strip().splitlines()[-1]
-        assert begun.returncode == 2, errors
-        assert "No space left on device" in line
-        assert f"`steelyard federate submit {federation.server} {folder}` goes on" in line
-        assert "No space left on device" in History(folder).info["stopped"]
-        filler.unlink()
-        again = federation.steelyard("submit", federation.server, str(folder))
-        assert again.returncode == 0, again.stdout + again.stderr
-        assert last_round(folder) == 40

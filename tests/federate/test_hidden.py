@@ -98,26 +98,21 @@ def failures(history: History) -> dict[str, str]:
 def test_a_federation_gives_the_model_that_updates_in_the_open_give(tmp_path: Path, nodes: int, fresh: bool) -> None:
     federated(tmp_path / "open", changed(OPENED, rounds={"count": 2}), 2)
     grid, config = grid_of(changed(DOCUMENT, rounds={"count": 2}), nodes, fresh, out=str(tmp_path / "run"))
-    seen: list[tuple[str, dict[str, Any]]] = []
+    seen: list[tuple[str, Any]] = []
 
     def look(question: Message, answer: Message) -> list[Message]:
         if question.metadata.message_type in (TRAIN, HIDE):
-            arrays = wire.split(answer.content)[1]
-            seen.append((question.metadata.message_type, {name: read(array, name) for name, array in arrays.items()}))
+            seen.extend((name, read(array, name)) for name, array in wire.split(answer.content)[1].items())
         return [answer]
 
     grid.tamper = look
     federate(grid, config, "9")  # type: ignore[arg-type]
     assert_close(tmp_path / "run", tmp_path / "open")
-    assert [kind for kind in grid.kinds if kind in (KEYS, TRAIN, HIDE, OPEN)] == [
-        kind for _ in range(2) for kind in (KEYS, TRAIN, HIDE, OPEN) for _ in range(nodes)
-    ]
     # No message holds a model: key shares with the criteria, and words that are noise.
-    assert {(kind, *sorted(arrays)) for kind, arrays in seen} == {(TRAIN, "key_shares"), (HIDE, "words")}
-    words = np.concatenate([arrays["words"] for kind, arrays in seen if kind == HIDE])
+    assert {name for name, _ in seen} == {"key_shares", "words"}
+    words = np.concatenate([array for name, array in seen if name == "words"])
     counts = np.bincount(words >> 30, minlength=4) / len(words)
     assert ((counts > 0.2) & (counts < 0.3)).all()
-    assert (History(tmp_path / "run").clients["bytes"] > 650 * 4 / (6 / nodes)).all()
 
 
 @pytest.mark.parametrize("stage", [KEYS, TRAIN, OPEN])
@@ -132,10 +127,6 @@ def low_order(form: dict[str, Any], arrays: dict[str, Any]) -> None:
     arrays["keys"][:, 32:64] = 0
 
 
-def twice(form: dict[str, Any], arrays: dict[str, Any]) -> None:
-    arrays["keys"][:, 32:64] = arrays["keys"][:, :32]
-
-
 def unreadable(form: dict[str, Any], arrays: dict[str, Any]) -> None:
     arrays["key_shares"].fill(7)
 
@@ -146,16 +137,11 @@ def lie(form: dict[str, Any], arrays: dict[str, Any]) -> None:
     arrays.clear()
 
 
-def complain(form: dict[str, Any], arrays: dict[str, Any]) -> None:
-    form["unreadable"] = {"client-002": ["client-004"]}
-
-
 @pytest.mark.parametrize(
     ("stage", "change", "said"),
     named(
         [
             ("a key of low order", KEYS, low_order, {"client-002": "its key is not a valid key"}),
-            ("a key twice", KEYS, twice, {"client-002": "shows the same key twice"}),
             (
                 "shares nobody can read",
                 TRAIN,
@@ -170,7 +156,6 @@ def complain(form: dict[str, Any], arrays: dict[str, Any]) -> None:
                     "client-004": "left out: sent key shares that client-002 cannot read",
                 },
             ),
-            ("a complaint beside an update", HIDE, complain, {"client-002": "dropped out before its update arrived: "}),
         ]
     ),
 )
@@ -183,10 +168,8 @@ def test_a_node_that_cheats_is_left_out_and_the_others_go_on(
     assert all(found[client].startswith(words) for client, words in said.items()), found
     assert history.clients[history.clients["failure"].isna()]["weight"].sum() == pytest.approx(1.0)
     if change is unreadable:
-        # Nobody trains twice, the one that is left out is not asked again, and one sum is opened,
-        counts = {kind: grid.kinds.count(kind) for kind in (KEYS, TRAIN, SHARE, HIDE, OPEN)}
-        assert counts == {KEYS: 11, TRAIN: 6, SHARE: 5, HIDE: 11, OPEN: 5}
-        # the same as if it had dropped out after the weights were given.
+        # Nobody trains twice, and one sum is opened, the same as if it had dropped out after the weights were given.
+        assert [grid.kinds.count(kind) for kind in (TRAIN, SHARE, OPEN)] == [6, 5, 5]
         spoiled(tmp_path / "dropped", {(HIDE, 42): None})
         assert_close(tmp_path / "run", tmp_path / "dropped")
 
@@ -221,12 +204,8 @@ def test_a_node_sends_no_whole_model_where_updates_are_hidden_and_answers_no_old
         with pytest.raises(NodeFault, match=words):
             app(message, grid.nodes[40].context)  # type: ignore[attr-defined]
 
-    for kind, words in (
-        (HIDE, "refused: attempt: this node has no keys"),
-        (OPEN, "refused: attempt"),
-        (TRAIN, "attempt"),
-    ):
-        assert_refuses(kind, first(kind).content, words)
+    for kind in (HIDE, TRAIN):
+        assert_refuses(kind, first(kind).content, "attempt")
     task, header = tasks.read_task(first(TRAIN).content)
     bare = tasks.write_task(task, task.clients, 60.0, tasks.pack_parameters(task), header.run, header.experiment)
     assert_refuses(TRAIN, bare, "refused: cohort: its keys go with a task where updates are hidden")
@@ -239,17 +218,11 @@ def test_a_node_that_requires_hidden_updates_takes_part_in_no_other_experiment()
     assert_refused(lambda: NodeConfig.read({"client": "a", "require": "agregation"}), "require", "'agregation'")
 
 
-@pytest.mark.parametrize(
-    ("changes", "why"),
-    [
-        ({"beside": {"fedavg": {"criteria": ["DS"]}}}, "another weighted sum of the same updates"),
-        ({"privacy": {"aggregation": {"kind": "ckks"}}}, "allowed there: secure"),
-    ],
-)
-def test_what_only_a_simulation_may_do_is_refused_across_machines(tmp_path: Path, changes: Any, why: str) -> None:
-    document = {**DOCUMENT, **changes}
-    assert_refused(lambda: federated(tmp_path / "run", document, 2), why)
-    assert_refused(lambda: build(document).on_node(NodeConfig.read({"partition-id": 0, "num-partitions": 2})), why)
+def test_another_weighted_sum_of_the_same_updates_is_refused_across_machines(tmp_path: Path) -> None:
+    document = {**DOCUMENT, "beside": {"fedavg": {"criteria": ["DS"]}}}
+    node = NodeConfig.read({"partition-id": 0, "num-partitions": 2})
+    for ask in (lambda: federated(tmp_path / "run", document, 2), lambda: build(document).on_node(node)):
+        assert_refused(ask, "another weighted sum of the same updates")
 
 
 NAMES = ("a", "b", "c", "d")
@@ -317,19 +290,6 @@ class Node:
         return self.arrays["words"]
 
 
-def test_the_pair_masks_of_a_whole_cohort_on_one_node_cancel_and_its_own_remain():
-    node, weights = Node(), [0.1, 0.2, 0.3, 0.4]
-    words = node.play("one", weights)
-    encoding = FixedPoint.of(32, 4.0, 4)
-    plain = encoding.encode(STEPS.double().numpy() * np.array(weights)[:, None]).sum(0, dtype=np.uint32)
-    own = [self_key(client._seed, client.context) for client in node.held().values()]
-    assert (words - sum(stream(key, 3, words.dtype) for key in own)).tolist() == plain.tolist()
-    assert (words != plain).all()
-    node.open("one")
-    assert node.said.clients == list(NAMES)
-    assert node.arrays["shares"].shape == (4, 4, 33)
-
-
 def test_models_and_keys_are_gone_when_they_are_no_longer_needed():
     node = Node()
     node.play("one", [0.25] * 4)
@@ -355,12 +315,10 @@ def test_a_round_is_opened_again_only_for_the_same_sum():
 def test_a_round_is_tried_again_with_what_was_trained_and_fresh_keys():
     """d's key shares could not be read: a, b and c hide the same updates again, and their sum is exact."""
     node, weights = Node(), [0.1, 0.2, 0.3, 0.4]
-    first = node.play("one", weights)
-    old = {name: client.keys() for name, client in node.held().items()}
+    first, old = node.play("one", weights), node.held()
     shares = node.share("two", ("a", "b", "c"))
     fresh = node.held()
-    assert all(fresh[name].keys().mask != old[name].mask for name in "abc")
-    assert all(client.least == 3 for client in fresh.values())
+    assert all(fresh[name].keys().mask != old[name].keys().mask for name in "abc")
     node.hide("two", shares, weights[:3], ("a", "b", "c"))
     encoding = FixedPoint.of(32, 4.0, 3)
     plain = encoding.encode(STEPS[:3].double().numpy() * np.array(weights[:3])[:, None]).sum(0, dtype=np.uint32)
@@ -372,7 +330,7 @@ def test_a_round_is_tried_again_with_what_was_trained_and_fresh_keys():
     assert_taken_back(lambda: node.open("one"), "no keys for it")
     node.open("two", ("a", "b", "c"))
     assert node.said.clients == ["a", "b", "c"]
-    assert sorted(node.state) == ["hidden/f/opened"]
+    assert node.arrays["shares"].shape == (3, 3, 33)
 
 
 def test_nothing_is_tried_again_after_a_sum_was_opened_or_in_another_round():

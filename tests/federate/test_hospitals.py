@@ -82,27 +82,6 @@ def test_runs_go_one_after_another_and_are_seen_and_stopped(federation: Federati
     assert federation.steelyard("stop", "server", "3").returncode == 2
 
 
-def test_a_server_that_stood_still_waits_for_its_nodes(tmp_path: Path):
-    """SIGSTOP to all of it, as a laptop that is closed for longer than nodes count as connected."""
-    with hospitals(tmp_path) as made:
-        folder = tmp_path / "run"
-        submit = made.start_and_listen(
-            "submit", "server", "hospitals.toml", *LONG, "--set", "federate.timeout=15", "--out", str(folder)
-        )
-        wait_until(lambda: last_round(folder) >= 2, 240, "no round")
-        stopped = [made.server_process.pid, *server_apps(tmp_path, b"")]  # And the SuperLink, and its helpers.
-        assert len(stopped) >= 4
-        for pid in stopped:
-            os.kill(pid, signal.SIGSTOP)
-        time.sleep(25)
-        for pid in stopped:
-            os.kill(pid, signal.SIGCONT)
-        at = last_round(folder)
-        wait_until(lambda: last_round(folder) >= at + 3 or submit.poll() is not None, 120, "it hangs")
-        assert submit.poll() is None, submit.communicate()
-        assert (made.steelyard("stop", "server").returncode, submit.wait(60)) == (0, 2)
-
-
 def test_a_run_goes_on_by_itself_when_its_server_serves_again_and_a_new_key_joins_it(tmp_path: Path):
     with hospitals(tmp_path) as made:
         folder = tmp_path / "run"
@@ -174,31 +153,6 @@ def test_a_line_cut_between_proxy_and_superlink_costs_no_update(tmp_path: Path):
             said = (tmp_path / f"{hospital}.log").read_text()
             assert "the server answers 503; trying again" in said, said
             assert "was not answered" not in said
-
-
-def test_a_superlink_that_is_killed_ends_its_server_in_one_line_and_the_run_goes_on(tmp_path: Path):
-    with hospitals(tmp_path) as made:
-        folder = tmp_path / "run"
-        submit = made.start_and_listen("submit", "server", "hospitals.toml", *LONG, "--out", str(folder))
-        wait_until(lambda: last_round(folder) >= 2, 240, "no round")
-        (superlink,) = server_apps(tmp_path, b"steelyard.federate.own_superlink")
-        os.kill(superlink, signal.SIGKILL)
-        begun = time.monotonic()
-        _, errors = submit.communicate(timeout=60)
-        assert time.monotonic() - begun < 15
-        assert submit.returncode == 2
-        assert "steelyard: the server is gone; the run goes on when it serves again" in errors
-        wait_until(lambda: made.server_process.code is not None, 30, "serve lives on")
-        assert made.server_process.code == 2
-        said = (tmp_path / "serve.log").read_text().splitlines()
-        log = tmp_path / "server" / "superlink.log"
-        assert said[-1] == f"steelyard: the SuperLink ended (code -9): log {log}; serve again, and its run goes on"
-        assert server_apps(tmp_path, b"") == []
-        at = last_round(folder)
-        made.start("again", "serve", "server", "--tls", "tls", "--listen", f"127.0.0.1:{made.port}")
-        wait_until(lambda: last_round(folder) >= at + 2, 240, "it does not go on")
-        assert set(failures(folder, "hospital-a").values()) == {None}
-        assert made.steelyard("stop", "server").returncode == 0
 
 
 NETWORK = """
@@ -326,26 +280,6 @@ def test_a_node_that_is_killed_and_started_again_three_times_comes_back(going: G
         going.came_back()
 
 
-def test_a_node_that_hangs_at_its_start_holds_up_nobody(going: Going):
-    """Its data cannot be read and never say so, as on a network drive that is gone: a pipe to which nobody writes."""
-    victim = next(one for one in reversed(going.federation.processes) if one.name == "hospital-b")
-    data, kept = going.federation.root / "hospital-b.npz", going.federation.root / "kept.npz"
-    data.rename(kept)
-    os.mkfifo(data)
-    os.kill(victim.pid, signal.SIGKILL)
-    before = last_round(going.folder)
-    going.start_b()
-    noted = "node hospital-b was not admitted: no answer within "
-    known = going.lines.count(noted)
-    said = lambda: going.lines.count(noted) > known or bool(going.reasons(before) & TOO_LATE)  # noqa: E731
-    wait_until(said, 150, f"it is not noticed: {going.reasons(before)}")
-    at = last_round(going.folder)
-    wait_until(lambda: last_round(going.folder) >= at + 3, 60, "the others wait for it")
-    assert all(why for round, why in failures(going.folder, "hospital-b").items() if round > at)
-    kept.replace(data)
-    going.came_back()
-
-
 def test_a_full_disk_at_a_node_is_its_own_matter(going: Going):
     if going.disk is None:
         pytest.skip("no small disk can be mounted here")
@@ -374,20 +308,3 @@ def test_what_nodes_send_does_not_pile_up_at_the_server(going: Going):
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Generator[Federation]:
     with hospitals(tmp_path_factory.mktemp("federation")) as made:
         yield made
-
-
-def test_a_run_from_nothing_and_a_node_that_is_killed_and_started_again(federation: Federation):
-    done = federation.steelyard("submit", "server", "hospitals.toml", "--out", "runs/whole")
-    assert done.returncode == 0, done.stdout + done.stderr
-    history = History(federation.root / "runs" / "whole")
-    assert history.clients["failure"].isna().all()
-    assert history.untested.empty
-    assert history.rounds["accuracy"].iloc[-1] > 0.8
-    # 1 to 2 seconds on an idle machine; Flower's own SuperNode takes 20 to 60.
-    assert history.rounds["seconds"].iloc[1:].median() < 15
-    victim = federation.processes[2]
-    os.kill(victim.pid, signal.SIGKILL)
-    federation.node("hospital-b")  # The same key: the same node.
-    again = federation.steelyard("submit", "server", "hospitals.toml", "--set", "rounds.count=2", "--out", "runs/again")
-    assert again.returncode == 0, again.stdout + again.stderr
-    assert set(History(federation.root / "runs" / "again").clients["client"]) == {"hospital-a", "hospital-b"}

@@ -28,7 +28,7 @@ from steelyard.federate.node_link import NodeLink
 from steelyard.federate.node_state import NodeStates
 from steelyard.federate.node_workers import WorkerDied, Workers, WorkersSpec
 from steelyard.federate.processes import is_running
-from steelyard.runs.tensor_files import read_tensors, write_tensors
+from steelyard.runs.tensor_files import write_tensors
 
 
 def test_a_message_whose_parts_never_arrive_does_not_end_a_node(messages: list[str]):
@@ -138,17 +138,6 @@ def test_a_key_that_another_node_uses_is_given_up(monkeypatch: pytest.MonkeyPatc
         made.run()
 
 
-def test_a_node_that_is_refused_right_after_it_joined_ends():
-    stop, activated = threading.Event(), list[float]()
-
-    def next_message() -> list[Any]:
-        raise refused()
-
-    with pytest.raises(UserError, match="the server refuses this node: no"):
-        link(next_message, stop, activated).run()
-    assert len(activated) == 1
-
-
 @pytest.mark.parametrize(
     "error",
     [
@@ -186,23 +175,6 @@ def test_another_server_is_not_called_again(words: str):
         link(next_message, threading.Event(), []).run()
 
 
-def test_an_empty_answer_that_came_at_once_is_not_asked_for_again_at_once():
-    """A server that holds no calls is not to be asked all the time; one that holds them is asked again at once."""
-    stop, times = threading.Event(), list[float]()
-
-    def next_message() -> list[Any]:
-        times.append(time.monotonic())
-        if len(times) == 4:
-            stop.set()
-        time.sleep(0.0 if len(times) < 3 else 0.4)
-        return []
-
-    link(next_message, stop, []).run()
-    assert times[1] - times[0] >= 0.1
-    assert times[2] - times[1] >= 0.13
-    assert times[3] - times[2] < 0.4 + 0.1
-
-
 def test_a_node_whose_call_is_held_leaves_without_waiting_for_it():
     stop, held, let_go = threading.Event(), threading.Event(), threading.Event()
 
@@ -224,37 +196,6 @@ def test_a_node_whose_call_is_held_leaves_without_waiting_for_it():
     thread.join(60)
     assert not made.is_waiting
     assert not thread.is_alive()
-
-
-def test_a_node_at_work_that_takes_long_leaves_all_the_same(monkeypatch: pytest.MonkeyPatch):
-    """Its worker may train for hours, and whoever presses Ctrl-C would wait for it."""
-    handlers: dict[object, Callable[[], None]] = {}
-    made = SimpleNamespace(
-        SIGINT="ctrl-c", SIGTERM="end", signal=lambda number, handler: handlers.update({number: handler})
-    )
-    monkeypatch.setattr(node, "signal", made)
-    monkeypatch.setattr(node, "_LEAVING_SECONDS", 0.3)
-    monkeypatch.setattr(node, "Workers", lambda spec: SimpleNamespace(close=lambda: told.append("closed")))
-    told, killed, begun = list[str](), threading.Event(), time.monotonic()
-
-    class Working:
-        is_waiting = False
-
-        def __init__(self, *_: object) -> None:
-            pass
-
-        def run(self) -> None:
-            handlers["ctrl-c"]()
-            assert killed.wait(60)
-
-        def leave(self) -> None:
-            told.append("left")
-            killed.set()
-
-    monkeypatch.setattr(node, "NodeLink", Working)
-    node.run_nodes([SimpleNamespace()], [{}])  # type: ignore[list-item]
-    assert told == ["left", "closed"]
-    assert 0.3 < time.monotonic() - begun < 30
 
 
 def test_what_speaks_to_the_server_never_loads_torch():
@@ -301,23 +242,6 @@ def test_node_states_roll_back_and_outlive_the_node(tmp_path: Path):
     empty = RecordDict()
     NodeStates(empty, "run-a", "fed", 2).keep(1, {})
     assert not empty
-
-
-def test_what_did_not_change_is_written_once(tmp_path: Path):
-    node, still = RecordDict(), torch.zeros(1000)
-    for round in range(1, 6):
-        states = NodeStates(node, "run", "fed", 5, tmp_path)  # A message each; all that is left is the node's state.
-        before = states.before(round)
-        states.keep(round, {"still": before.get("still", still), "moving": torch.full((10,), float(round))})
-    (file,) = tmp_path.iterdir()
-    assert file.stat().st_mode & 0o077 == 0
-    tensors = read_tensors(file)
-    del tensors["about"]
-    assert sorted(tensor.numel() for tensor in tensors.values()) == [10] * 5 + [1000]
-    assert sum(array.numpy().size for array in node["steelyard/fed/tensors"].values()) == 1050  # type: ignore[union-attr]
-    fresh = NodeStates(RecordDict(), "run", "fed", 5, tmp_path)
-    assert [fresh.before(round)["moving"][0].item() for round in range(2, 7)] == [1, 2, 3, 4, 5]
-    assert torch.equal(fresh.before(3)["still"], still)
 
 
 def test_another_run_leaves_nothing_of_the_one_before_in_the_node_state():

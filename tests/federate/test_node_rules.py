@@ -15,7 +15,7 @@ import torch
 from flwr.app import Context, Error, Message, RecordDict
 from tests.clients.flower.flower_fakes import FakeGrid
 from tests.conftest import CommandLine
-from tests.federate.small_experiment import described, forget, node, weights
+from tests.federate.small_experiment import described, node, weights
 from tests.kit import assert_refused
 
 from steelyard.clients.flower import questions, tasks, wire
@@ -270,25 +270,6 @@ def test_charged_criteria_are_counted_as_they_are_noised(tmp_path: Path):
     assert entry.epsilon == pytest.approx(node_ledger.epsilon_of([disclosure(noise=(1 / 4 + 1 / 16) ** -0.5)]))
 
 
-def test_a_run_goes_on_without_a_node_that_has_told_what_it_may(tmp_path: Path):
-    """A whole run fits; the next one, under its own name, has the other node alone."""
-    forget()
-    nodes = {40: private_node(0, tmp_path / "a", epsilon=4.38), 41: private_node(1, tmp_path / "b", epsilon=100.0)}
-    for name in ("first", "second"):
-        config = {"experiment": experiment_text(build(private())), "set": "", "out": str(tmp_path / name)}
-        federate(FakeGrid(dict(nodes)), config, name)  # type: ignore[arg-type, dict-item]
-    first, second = (History(tmp_path / name).clients for name in ("first", "second"))
-    assert first["failure"].isna().all()
-    left = second[second["failure"].notna()]
-    assert sorted(set(left["client"])) == ["client-000", "client-002", "client-004"]
-    assert set(left["round"]) == {1, 2, 3, 4}
-    assert left["failure"].str.contains("over its epsilon 4.38").all()
-    lines = [json.loads(line) for line in (tmp_path / "a" / FILE).read_text().splitlines()]
-    assert [(line["round"], line["clients"]) for line in lines] == [(round, 3) for round in (1, 2, 3, 4)]
-    assert lines[-1]["epsilon"] == pytest.approx(ONE, abs=1e-5)
-    assert len(NodeLedger(tmp_path / "b").entries()) == 8
-
-
 REFUSED = "tests: this node's clients are never tested; allowed: training"
 
 
@@ -334,16 +315,6 @@ def test_a_question_is_answered_with_names_and_the_reason_alone(
     assert (read.clients, read.scores.shape) == ((), (2, 0))
     assert (None if read.right is None else read.right.size) == (0 if detailed else None)
     assert messages == [f"not answered: {REFUSED}"]
-
-
-def test_a_run_goes_on_where_some_are_not_tested(tmp_path: Path):
-    stops = {"samples": True, "stop_at_target": True}  # Those who are tested may reach it; with such noise they do not.
-    history = History(run_with_tests(tmp_path, (False, True), rounds=stops))
-    assert set(history.untested["client"]) == set(HERE)
-    assert set(history.untested["failure"]) == {f"NotAllowed: {REFUSED}"}
-    assert set(history.evaluations["client"]) == {"client-001", "client-003", "client-005"}
-    assert history.clients["failure"].isna().all()  # They train as all others do.
-    assert history.rounds["accuracy"].notna().tolist() == [True] * 3
 
 
 def test_a_run_goes_on_where_nobody_is_tested_and_can_be_looked_at(tmp_path: Path, command: CommandLine):
@@ -457,14 +428,6 @@ def test_an_experiment_that_wants_few_rows_does_not_begin(tmp_path: Path, sectio
     with pytest.raises(UserError, match=f"NotAllowed: {field}"):
         federated(tmp_path, "run", two_hospitals(**section))
     assert not (tmp_path / "run").exists()
-
-
-def test_algorithms_and_schedules_work_on_guarded_nodes_with_batches_of_enough_rows(tmp_path: Path):
-    training = {"batch_size": 16, "schedule": {"kind": "step", "every": 1}}
-    beside = {name: {"algorithm": {"name": name}} for name in ("scaffold", "fedprox", "feddyn", "fednova")}
-    history = federated(tmp_path, "run", two_hospitals(training=training, beside=beside))
-    assert history.clients["failure"].isna().all()
-    assert set(history.clients["rule"]) == {"DS", *beside}
 
 
 def no_work(*_: object) -> Any:

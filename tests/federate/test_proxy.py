@@ -90,19 +90,6 @@ def test_calls_go_over_connections_that_are_kept(tls: Path, monkeypatch: pytest.
     play_superlink(tls, echo, test)
 
 
-def test_what_is_sent_is_the_call_and_its_headers(tls: Path):
-    async def head_of(head: bytes, body: bytes) -> bytes:
-        return said(head, "HTTP/1.1 401 Unauthorized")
-
-    async def test(played: PlayedSuperLink, calls: SuperLinkCalls) -> None:
-        answer = await calls.post("/v1/call", b"body", {"flwr-signature": "s=="})
-        first, host, *rest = answer.content.decode().split("\r\n")
-        assert (answer.status, first, host[:16]) == (401, "POST /v1/call HTTP/1.1", "host: 127.0.0.1:")
-        assert rest == ["content-length: 4", "flwr-signature: s==", "", ""]
-
-    play_superlink(tls, head_of, test)
-
-
 @pytest.mark.parametrize(
     "wrong", [b"", b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 twohundred\r\ncontent-length: 0\r\n\r\n"]
 )
@@ -243,17 +230,6 @@ def test_without_news_every_call_is_passed_on_at_once():
         assert played.asked == 2
         played.answer = FAULT
         assert await played.hold("a") == FAULT
-
-    play(test)
-
-
-def test_a_server_that_ends_answers_the_calls_that_it_holds():
-    async def test(played: Played) -> None:
-        held = asyncio.create_task(played.hold("a"))
-        await asyncio.sleep(0.2)
-        held.cancel()
-        assert await held == EMPTY
-        assert played.polls.held == {}
 
     play(test)
 

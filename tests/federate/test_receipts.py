@@ -102,16 +102,6 @@ def test_what_was_signed_and_is_in_no_head_did_not_take_part(taken: Path) -> Non
     assert outcomes(listed(taken / "b")) == ["took part", "did not take part", "took part"]
 
 
-def test_a_head_that_holds_what_the_node_has_no_receipt_of_differs(taken: Path) -> None:
-    key = read_public_key(taken / "keys" / "a.pub")
-    receipts.keep_proofs(taken / "a", RUN, key, sent_by(taken / "run", key))
-    lines = (taken / "a" / receipts.FILE).read_text().splitlines(keepends=True)
-    (taken / "a" / receipts.FILE).write_text("".join(lines[1:]))
-    found = listed(taken / "a")
-    assert outcomes(found) == ["differs", "took part", "took part"]
-    assert "holds another statement" in found[0].why
-
-
 def test_proofs_of_others_or_of_no_head_are_not_kept(taken: Path) -> None:
     a, b = (read_public_key(taken / "keys" / f"{node}.pub") for node in "ab")
     proofs = sent_by(taken / "run", a)
@@ -126,18 +116,6 @@ def test_proofs_of_others_or_of_no_head_are_not_kept(taken: Path) -> None:
         else:
             with pytest.raises(ValueError, match="it is of another node"):
                 proof.check()
-
-
-def test_a_run_folder_serves_as_well_as_what_the_server_sent(taken: Path) -> None:
-    trusted = Keys.read(taken / "keys")
-    assert outcomes(listed(taken / "b")) == ["signed"] * 2
-    found = prove(taken / "b", taken / "run", trusted)
-    assert outcomes(found) == ["took part", "absent", "took part"]
-    before = (taken / "b" / receipts.PROOFS).read_bytes()
-    prove(taken / "b", taken / "run", trusted)
-    assert (taken / "b" / receipts.PROOFS).read_bytes() == before, "each proof is kept once"
-    shutil.rmtree(taken / "run")
-    assert listed(taken / "b", trusted) == found
 
 
 def test_a_head_by_another_key_than_the_trusted_one_shows_nothing(taken: Path) -> None:
@@ -201,29 +179,6 @@ def test_bad_files_are_one_line_each(taken: Path, tmp_path: Path) -> None:
     (state / receipts.FILE).write_text(whole.replace('"run"', '"ruin"', 1))
     with pytest.raises(UserError, match="line 1 is cut off or changed"):
         listed(state)
-
-
-def test_a_line_torn_by_a_kill_does_not_count_and_the_next_one_takes_its_place(tmp_path: Path) -> None:
-    signed = Signed("line", "", {"a": bytes(32)}, {"a": bytes(16)}, b"signature")
-    receipts.keep(tmp_path, RUN, TASK, "asked", signed)
-    whole = (tmp_path / receipts.FILE).read_bytes()
-    assert (tmp_path / receipts.FILE).stat().st_mode & 0o077 == 0
-    (tmp_path / receipts.FILE).write_bytes(whole + whole[:50])
-    assert len(receipts.read(tmp_path)) == 1
-    receipts.keep(tmp_path, RUN, replace(TASK, round=2), "asked", signed)
-    assert [one.round for one in receipts.read(tmp_path)] == [1, 2]
-
-
-def test_a_statement_follows_the_newest_of_an_earlier_round_also_where_rounds_are_repeated(tmp_path: Path) -> None:
-    assert receipts.last_statement(tmp_path, RUN, "DS", 1) == ""
-    for round, number in ((1, 1), (2, 2), (3, 3), (2, 4)):
-        signed = Signed("line", "", {"a": bytes([number]) * 32}, {}, b"")
-        receipts.keep(tmp_path, RUN, replace(TASK, round=round), "asked", signed)
-    first, second, _, again = (one.statement.digest() for one in receipts.read(tmp_path))
-    assert receipts.last_statement(tmp_path, RUN, "DS", 2) == first
-    assert receipts.last_statement(tmp_path, RUN, "DS", 3) == again != second
-    assert receipts.last_statement(tmp_path, RUN, "other", 3) == ""
-    assert receipts.last_statement(tmp_path, "8", "DS", 3) == ""
 
 
 def of_round(round: int, run: str = RUN, federation: str = "DS") -> receipts.Receipt:

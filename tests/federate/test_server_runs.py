@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from datetime import UTC, datetime
@@ -16,7 +15,7 @@ import pytest
 from steelyard.errors import UserError
 from steelyard.federate import processes
 from steelyard.federate.outcomes import note_outcome
-from steelyard.federate.processes import Process, end_all, is_running
+from steelyard.federate.processes import Process, end_all
 from steelyard.federate.run_queue import RunQueue
 from steelyard.federate.server_folder import ServerFolder
 from steelyard.federate.server_nodes import nodes_of
@@ -134,13 +133,6 @@ def test_a_run_that_waits_is_taken_out_and_one_that_goes_is_stopped_once(server:
     assert three.status() == "stopped"  # Nobody serves: there is nobody to ask.
 
 
-def test_a_run_that_cannot_begin_says_why(server: ServerFolder):
-    run, queue = submitted(server), Queue(server)
-    queue.refused = "no such app"
-    queue.look()
-    assert run.outcome["line"] == "the run did not begin: no such app"
-
-
 def test_a_server_that_ends_takes_no_run_for_ended(server: ServerFolder):
     run, queue = submitted(server), Queue(server)
     queue.refused = "connection refused"
@@ -232,30 +224,3 @@ def test_what_a_process_started_in_another_session_is_ended_too(tmp_path: Path, 
     assert alive(child)
     end_all([process])
     assert not alive(child)
-
-
-def test_the_last_words_of_a_process_are_plain_text(tmp_path: Path):
-    printed = (
-        "\x1b[92mINFO \x1b[0m:      Starting\n\x1b[91mERROR \x1b[0m:     no such app\n"
-        "╭─ Error ──────╮\n│ No such file │\n╰──────────────╯\n\n"
-    )
-    log = tmp_path / "log"
-    log.write_text(printed)
-    process = Process("quiet", [sys.executable, "-c", ""], dict(os.environ), log, tmp_path)
-    end_all([process])
-    assert process.tail() == "ERROR : no such app | Error | No such file"
-    assert processes.last_words(printed, lines=1) == "No such file"
-    assert processes.last_words("╰──╯\n") == ""
-
-
-def test_a_process_that_has_ended_does_not_run_even_if_nobody_has_waited_for_it():
-    """As where a container's first process waits for nobody."""
-    ended = subprocess.Popen(["true"])
-    deadline = time.monotonic() + 60
-    while is_running(ended.pid) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    os.kill(ended.pid, 0)  # The system still knows its id.
-    assert not is_running(ended.pid)
-    ended.wait()
-    assert not is_running(ended.pid)
-    assert is_running(os.getpid())

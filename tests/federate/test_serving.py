@@ -39,7 +39,7 @@ from flwr.proto.message_pb2 import ObjectTree
 from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
 from flwr.supercore.control import ControlHttpClient
-from tests.federate.accounts import NOBODY, as_nobody, post
+from tests.federate.accounts import NOBODY, as_nobody
 from tests.ports import free_ports
 
 from steelyard.clients.flower.register import Entry, enter, read_register, remove
@@ -202,15 +202,6 @@ def test_a_key_that_sends_much_at_once_waits_for_itself_alone(served: Served):
     again.request("POST", "/v1/fleet/pull-object", b"", signed(served.node))
     assert again.getresponse().status < 500  # What is gone holds no room.
     again.close()
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another account")
-def test_another_account_of_the_machine_submits_no_run(served: Served):
-    own = int((served.folder / ".flwr" / "config.toml").read_text().split("127.0.0.1:")[1].split('"')[0])
-    trusted = ssl.create_default_context(cafile=served.authority)
-    call = ListNodesRequest().SerializeToString()
-    assert " 200" in post(own, "/v1/control/list-nodes", call, trusted)
-    assert as_nobody(lambda: post(own, "/v1/control/list-nodes", call, trusted)) == ""
 
 
 def _raw(served: Served, content: bytes, seconds: float = 40.0) -> bytes:
@@ -439,19 +430,6 @@ def test_a_connection_without_a_whole_head_is_ended(monkeypatch: pytest.MonkeyPa
     async def play(connect: Any) -> None:
         reader, writer = await connect()
         writer.write(begun)
-        assert await ended(reader)
-
-    against_server(play)
-
-
-def test_after_a_call_too_and_a_call_that_is_being_answered_is_not_cut_off(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(bounded, "HEAD_SECONDS", 0.2)
-
-    async def play(connect: Any) -> None:
-        reader, writer = await connect()
-        writer.write(CALL.replace(b"/ ", b"/slow "))
-        assert b" 204 " in await reader.readuntil(b"\r\n\r\n")  # It took three times as long as a head may.
-        writer.write(b"GET / HTT")
         assert await ended(reader)
 
     against_server(play)

@@ -89,28 +89,6 @@ class TestUpdates:
         said = (got.steps, got.first_losses, got.label_counts)
         assert [None if one is None else one.tolist() for one in said] == [[3, 5], [0.5, 0.25], [[10, 0], [12, 8]]]
 
-    def test_the_bytes_of_an_answer_are_shared_out_among_its_clients(self) -> None:
-        records = tasks.write_updates(train(task("c1", "c2")))
-        # Two models of three numbers of four bytes, after a header of 128 bytes.
-        assert len(records.array_records["arrays"]["models"].data) == 128 + 2 * 3 * 4
-        got = tasks.read_updates(records, task("c1", "c2"), ["c1", "c2"], PLAIN)
-        assert got.bytes_sent is not None
-        assert got.bytes_sent.tolist() == [(len(str(records.config_records["form"]["json"])) + 152) // 2] * 2
-
-    @settings(max_examples=50)
-    @given(
-        numbers=st.lists(st.floats(-(2.0**19), 2.0**19, width=32), min_size=3, max_size=3),
-        criterion=st.floats(0, 1000),
-        samples=st.integers(1, 10**12),
-    )
-    def test_numbers_survive_exactly(self, numbers: list[float], criterion: float, samples: int) -> None:
-        payload = DenseModels(torch.tensor([numbers], dtype=torch.float32))
-        answer = Updates("fed", 1, ("c1",), np.array([samples]), {"FT": np.array([criterion])}, np.ones(1), payload)
-        expected = tasks.Expected({"FT": CRITERIA["DS"]})
-        got = tasks.read_updates(tasks.write_updates(answer), task("c1"), ["c1"], expected)
-        assert (got.samples[0], got.criteria["FT"][0]) == (samples, criterion)
-        assert torch.equal(got.payload.select([0]).models, payload.models)  # type: ignore[attr-defined]
-
     def test_a_client_that_failed_or_was_forgotten_by_its_node_is_named_with_its_reason(self) -> None:
         alone = answered(replace(TASK, clients=("c2",)))
         assert read(tasks.write_updates(alone)).failures == (Failure("c1", "its node answered without it"),)
@@ -138,20 +116,16 @@ class TestUpdates:
         ({"protocol": 99}, "protocol: got 99"),
         ({"clients": ["c1", "c1"]}, "clients: c1 answered twice"),
         ({"clients": ["c1", "mallory"]}, "clients: got mallory"),
-        ({"failures": [{"client": "c1", "reason": "?"}]}, "clients: c1 answered twice"),
         ({"samples": [1]}, "samples: 1 values; allowed: 2"),
         ({"samples": [1.5, 2]}, "samples.0: "),
-        ({"samples": [True, 2]}, "samples.0: "),
         ({"criteria": {"DS": [1.0]}}, "DS: 1 values"),
         ({"criteria": {}}, "criteria: got none; allowed: exactly DS"),
-        ({"criteria": {"DS": [1, 2], "samples": [1, 2]}}, "criteria: got DS, samples"),
         ({"criteria": {"DS": [1, 2], "samples": [1, 2]}, "samples": [1]}, "samples: 1 values"),
         ({"criteria": {"DS": ["1", 2]}}, "criteria.DS.0: "),
         ({"payload": "pickle"}, "payload: got 'pickle'; allowed: dense"),
         ({"payload": "x" * 200_000}, "size: "),
         ({"surprise": 1}, "surprise: "),
         ({"steps": None}, "steps: missing"),
-        ({"first_losses": None}, "first_losses: missing"),
     ],
 )
 def test_a_wrong_form_is_refused(fields: dict[str, Any], reason: str) -> None:
@@ -162,16 +136,11 @@ def test_a_wrong_form_is_refused(fields: dict[str, Any], reason: str) -> None:
     ("name", "array", "reason"),
     [
         ("models", np.zeros((2, 4), "f4"), "array models: shape (2, 4); allowed: (2, 3)"),
-        ("models", np.zeros(6, "f4"), "array models: shape (6,)"),
         ("models", np.zeros((2, 3), "f8"), "array models: dtype float64; allowed: float32"),
         ("models", np.zeros((1000, 1000), "f4"), "size: 4000"),
-        ("models", None, "arrays: got "),
         ("weights", np.zeros((2, 3), "f4"), "weights"),
         (VECTOR, None, "arrays: vector/control_change is missing"),
         (VECTOR, np.zeros((1, 3), "f4"), "array vector/control_change: shape (1, 3)"),
-        (VECTOR, np.zeros((2, 3), "f8"), "array vector/control_change: dtype float64"),
-        ("vector/other", np.zeros((2, 3), "f4"), "arrays: got "),
-        ("label_counts", None, "arrays: label_counts is missing"),
         ("label_counts", np.zeros((2, 3), "i8"), "array label_counts: shape (2, 3); allowed: (2, 2)"),
     ],
 )
@@ -191,23 +160,16 @@ def with_number(value: float, dtype: str = "f4") -> NDArray[Any]:
     [
         ({}, {"criteria": {"DS": [10.0, 1001.0]}}, "criterion DS = 1001.0"),
         ({}, {"criteria": {"DS": [10.0, float("nan")]}}, "criterion DS = nan"),
-        ({}, {"criteria": {"DS": [10.0, 10**400]}}, "criterion DS = inf"),
         ({}, {"criteria": {"DS": [10.0, 21.0]}}, "criterion DS = 21, but samples = 20"),
-        ({}, {"samples": [10, -1]}, "samples = -1; allowed: 1 to"),
-        ({}, {"samples": [10, 10**30]}, f"samples = {10**30}; allowed: 1 to"),
         ({}, {"samples": [10, 0], "criteria": {"DS": [10.0, 0.0]}}, "samples = 0; allowed: 1 to 1000000000000"),
         ({}, {"losses": [1.0, float("nan")]}, "loss = nan; allowed: a number of at most 1e+15"),
-        ({}, {"losses": [1.0, 1e300]}, "loss = 1e+300"),
         ({}, {"steps": [3, 0]}, "steps = 0; allowed: 1 to 999999999999"),
-        ({}, {"steps": [3, 10**30]}, "steps = 1000000000000"),
         ({}, {"first_losses": [1.0, float("nan")]}, "first loss = nan"),
-        *(({"models": with_number(poison)}, {}, "update: holds NaN or infinite") for poison in (np.nan, -np.inf)),
-        ({"models": with_number(1e38)}, {}, "update: farther than 1e+06 times the model"),
+        ({"models": with_number(-np.inf)}, {}, "update: holds NaN or infinite"),
         # Finite, though their sum is not in float32.
         ({"models": np.array([[0, 1, 2], [3e38] * 3], "f4")}, {}, "update: farther than 1e+06 times the model"),
-        *(({VECTOR: with_number(poison)}, {}, f"vector {CHANGE}: ") for poison in (np.nan, np.inf, 1e30, -1e16)),
+        *(({VECTOR: with_number(poison)}, {}, f"vector {CHANGE}: ") for poison in (np.nan, -1e16)),
         ({"label_counts": with_number(-1, "i8")}, {}, "label_counts: holds -1 to 0"),
-        ({"label_counts": with_number(1 << 60, "i8")}, {}, f"label_counts: holds 0 to {1 << 60}"),
     ],
 )
 def test_an_impossible_number_leaves_out_only_its_client(
@@ -227,7 +189,6 @@ def test_records_of_another_make_are_refused() -> None:
     whole = tampered()
     form, arrays = whole.config_records["form"], whole.array_records["arrays"]
     for records in (
-        RecordDict(),
         RecordDict({"form": form}),
         RecordDict({"form": form, "arrays": arrays, "more": MetricRecord({"x": 1})}),
         RecordDict({"form": MetricRecord({"json": 1}), "arrays": arrays}),
@@ -254,11 +215,9 @@ class TestArrays:
         [
             ("{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }", "0 bytes of data; allowed: 24"),
             ("{'descr': '<f4', 'fortran_order': False, 'shape': (999999999999, 3), }", "shape"),
-            ("{'descr': '<f4', 'fortran_order': False, 'shape': (-2, -3), }", "shape"),
             ("{'descr': '|O', 'fortran_order': False, 'shape': (2, 3), }", "holds Python objects"),
             ("{'descr': '<f4', 'fortran_order': True, 'shape': (2, 3), }", "Fortran order"),
             ("{'descr': '<q9', 'fortran_order': False, 'shape': (2, 3), }", "'<q9'"),
-            ("{'descr': '<f4', 'fortran_order': False, 'shape': (2 3), }", "not an array file"),
             ("__import__('os').system('true')", "not an array file"),
         ],
     )
@@ -267,11 +226,8 @@ class TestArrays:
         data = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
         array = Array("float32", (2, 3), "numpy.ndarray", data)
         assert_taken_back(lambda: unpack(array, "models", "<f4", (2, 3)), reason)
-
-    def test_pickles_are_not_read(self) -> None:
-        for kind, reason in (("numpy.ndarray", "not an array file"), ("pickle", "serialised as 'pickle'")):
-            array = Array("float32", (2, 3), kind, b"\x80\x04K\x01.")
-            assert_taken_back(lambda array=array: unpack(array, "models", "<f4", (2, 3)), reason)
+        pickled = Array("float32", (2, 3), "pickle", b"\x80\x04K\x01.")
+        assert_taken_back(lambda: unpack(pickled, "models", "<f4", (2, 3)), "serialised as 'pickle'")
 
     @given(
         st.lists(st.integers(0, 3), max_size=5),
@@ -338,7 +294,7 @@ class TestEvaluations:
             ({"metrics": {"ndcg": [1.0]}}, "ndcg: 1 values"),
             ({"metrics": {"samples": [1.0, 1.0]}}, "metrics: got samples, a name of the record's own"),
             ({"metrics": {"samples": [2.0, 2.0]}, "samples": [2]}, "samples: 1 values"),
-            *(({"metrics": {name: [1.0, 1.0]}}, "metrics: got 1, such as ") for name in ("a\x1b[2Kb", "x" * 65, "")),
+            *(({"metrics": {name: [1.0, 1.0]}}, "metrics: got 1, such as ") for name in ("a\x1b[2Kb", "x" * 65)),
             ({"metrics": {f"m{number}": [1.0] * 2 for number in range(101)}}, "allowed: at most 100"),
         ],
     )
@@ -350,7 +306,7 @@ class TestEvaluations:
         [
             ({"scores": [[0.1, 1.1], [0.1, 0.2]]}, "score = 1.1; allowed: 0 to 1"),
             ({"losses": [[1.0, float("inf")], [1.0, 1.0]]}, "loss = inf"),
-            ({"scores": [[0.1, float("nan")], [0.1, 0.2]]}, "score = nan"),
+            ({"samples": [2, 0], "arrays": {"right": np.array([True, True])}}, "samples = 0; allowed: 1 to"),
         ],
     )
     def test_an_impossible_number_leaves_out_only_its_client(self, changes: dict[str, Any], reason: str) -> None:
@@ -393,19 +349,17 @@ def with_metrics(**metrics: list[float]) -> Any:
 class TestClaims:
     """What one client may claim beside all others."""
 
-    @pytest.mark.parametrize("times", [90, 5 * 10**11])
-    def test_more_test_rows_than_anybody_count_three_times_the_median_ones(self, times: int) -> None:
+    def test_more_test_rows_than_anybody_count_three_times_the_median_ones(self) -> None:
+        times = 5 * 10**11
         nodes = {1 + i: honest(f"c{i}", evaluate=boasting(times) if i == 2 else evaluate) for i in range(10)}
         clients = crowd(nodes)
         (answer,) = clients.evaluate([Question("fed", 7, 1, torch.zeros(1, 3))])
         assert answer.clients == tuple(f"c{number}" for number in range(10))
         assert answer.samples.tolist() == [2, 2, 6, *[2] * 7]
         honest_sum = sum(number / 100 for number in range(10) if number != 2)
-        assert answer.overall().tolist() == [pytest.approx((honest_sum + 3 * 1.0) / 12)]  # With 90 times: 0.91.
+        assert answer.overall().tolist() == [pytest.approx((honest_sum + 3 * 1.0) / 12)]
         (note,) = clients.notes
         assert f"client c2 says {2 * times} test samples; 6 count" in note
-        clients.evaluate([Question("fed", 7, 2, torch.zeros(1, 3))])
-        assert list(clients.notes) == [note]
 
     def test_rows_that_do_not_count_are_not_recorded_either(self) -> None:
         answer = asked_of(evaluate, boasting(9), evaluate, detailed=True)
@@ -417,11 +371,6 @@ class TestClaims:
         assert checks.most_counted([5, 0, 500], 3.0) == 15
         assert checks.most_counted([5, 501], 3.0) == 15
         assert checks.most_counted([10**9], 3.0) == MOST_SAMPLES  # Nobody to compare with.
-
-    def test_a_client_without_test_rows_is_left_out(self) -> None:
-        answer = asked_of(evaluate, lambda asked, names: replace(evaluate(asked, names), samples=np.zeros(1, int)))
-        assert answer.clients == ("c0",)
-        assert reasons(answer.failures)["c1"].startswith("samples = 0; allowed: 1 to")
 
     def test_one_node_neither_takes_a_metric_from_the_others_nor_adds_one(self) -> None:
         ours = with_metrics(ndcg=[0.5])

@@ -38,7 +38,6 @@ from steelyard.clients.flower.payloads import DENSE, Codec
 from steelyard.clients.flower.register import REGISTER
 from steelyard.clients.flower.requesting import Gone, Request, RequestSender
 from steelyard.clients.flower.superlink import RunStopped, SuperLinkFault
-from steelyard.errors import UserError
 from steelyard.messages import Evaluations, Question, Task, Updates
 from steelyard.update_payloads import DenseModels
 
@@ -180,17 +179,6 @@ def test_a_node_that_fails_is_left_out_alone_with_its_reason(fault: Fault, reaso
     assert updates.clients == ("c2",)
     assert list(reasons(updates.failures)) == ["c1"]
     assert reasons(updates.failures)["c1"].startswith(reason)
-
-
-def test_a_late_answer_does_not_come_again_and_a_node_that_left_comes_back_under_another_id() -> None:
-    clients, grid = two(timeout=2.0)
-    grid.delays[1] = 60.0
-    assert clients.train([task("c1", "c2")])[0].clients == ("c2",)
-    grid.delays.clear()
-    del grid.nodes[1]
-    grid.nodes[44] = honest("c1")
-    assert clients.train([task("c1", "c2", round=2)])[0].clients == ("c1", "c2")
-    assert clients.names(0) == ["c1", "c2"]
 
 
 def test_any_error_while_an_answer_is_read_concerns_its_node_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,12 +326,6 @@ class TestStart:
         clients = crowd({1: failing("c1", kind=INTRODUCE), 2: honest("c2")}, 60.0, nodes=1)
         assert time.monotonic() - begun < 20
         assert (clients.names(0), clients.roster.notes) == (["c2"], [])
-
-    def test_too_few_nodes_stop_the_run_before_it_starts_and_one_that_raised_is_named(self) -> None:
-        broken = failing("c1", kind=INTRODUCE, answer=Error(2, "<class 'UserError'>:<'data.path: found no x'>"))
-        with pytest.raises(UserError, match=r"federate.nodes: 2 nodes .* 1 admitted .* = 1.5 s") as caught:
-            crowd({1: broken, 2: honest("c2")}, start_timeout=1.5)
-        assert "node 1 was not admitted: raised an error: UserError: data.path: found no x" in str(caught.value)
 
     def test_a_resumed_run_knows_who_was_registered(self) -> None:
         first = crowd({1: honest("c1"), 2: honest("c2", "ü4")})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import threading
 import time
 from base64 import b64encode
@@ -68,38 +67,6 @@ def test_no_name_that_somebody_sends_removes_another_file(tmp_path: Path):
     assert other.read_text() == "keys"
 
 
-def test_a_part_that_the_disk_does_not_take_has_not_arrived(apart: MessageParts, tmp_path: Path):
-    store, tree = PartsInFiles(tmp_path / "gone"), PartsTree.FromString(apart.tree)
-    store.preregister(1, tree)
-    with pytest.raises(OSError, match="gone"):
-        store.put(tree.object_id, apart.parts[tree.object_id])
-    assert store.get(tree.object_id) == b""
-
-
-def test_a_message_is_news_once_all_parts_of_its_push_are_there(monkeypatch: pytest.MonkeyPatch):
-    base = link_state.InMemoryLinkState
-    missing = {"m1": ["m1", "model"], "m2": ["m2", "model"], "answer": ["answer"]}
-
-    def announced(self: object, message: Any, tree: str, session: str) -> tuple[bool, list[str]]:
-        return True, missing[tree]
-
-    held = {"nodes": {7: node_key(b"7"), 8: node_key(b"8")}, "message_ins_store": {}}
-    monkeypatch.setattr(base, "__init__", lambda self, *_: self.__dict__.update(held))
-    monkeypatch.setattr(base, "store_message_and_object_tree", announced)
-    monkeypatch.setattr(base, "store_object", lambda self, run, session, name, content: content != b"refused")
-    noted: list[list[str]] = []
-    state = NodeMessages(None, None, noted.append)
-    state.store_message_and_object_tree(message_to(7), "m1", "push")
-    state.store_message_and_object_tree(message_to(8), "m2", "push")
-    state.store_message_and_object_tree(message_to(1, "m1"), "answer", "other")  # A node's answer is no news.
-    for name in ("m1", "model", "answer"):
-        state.store_object(1, "other" if name == "answer" else "push", name, b"part")
-    state.store_object(1, "push", "m2", b"refused")
-    assert noted == []
-    state.store_object(1, "push", "m2", b"part")
-    assert noted == [[b64encode(b"7").decode(), b64encode(b"8").decode()]]
-
-
 def test_a_node_sends_no_more_than_its_message_allows(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
@@ -125,10 +92,6 @@ def test_a_node_sends_no_more_than_its_message_allows(
     ]
     state.delete_messages({"asked"})
     assert state.store_object(1, "push-3", "f", b"0" * 100)  # A push that is over; Flower itself refuses it.
-
-
-def node_key(content: bytes) -> SimpleNamespace:
-    return SimpleNamespace(public_key=content)
 
 
 def message_to(node: int, answers: str = "") -> Any:
@@ -311,18 +274,6 @@ def test_a_clock_that_is_wrong_is_noticed_and_the_servers_is_used(ahead: int, mo
     calls, response = called("activate-node", answer)
     assert response.status_code == 200
     assert abs(calls.ahead - ahead) <= 1
-
-
-def test_a_clock_that_is_nearly_right_is_left_alone(monkeypatch: pytest.MonkeyPatch):
-    true = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-    # It is asked for the stamp, before the call and after it, which took eight seconds on a busy machine.
-    times = itertools.cycle([1.4, 1.4, 9.4])
-    monkeypatch.setattr(signed_calls, "local_time", lambda: true + timedelta(seconds=next(times)))
-    dates = iter([format_datetime(true, usegmt=True), "no date", ""])
-    for date in dates:
-        calls, _ = called("activate-node", lambda _, date=date: httpx.Response(200, headers={"date": date}))
-        assert calls.ahead == 0
-        times = itertools.cycle([1.4, 1.4, 9.4])
 
 
 def test_a_node_that_is_to_stop_waits_for_no_server():
