@@ -6,34 +6,23 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 from tests.kit import assert_refused, named, small
 from tests.warm import command_environment
 
 import steelyard
-from steelyard import Experiment, Result, WeighingSettings, in_memory
+from steelyard import Experiment, Result, in_memory
 from steelyard.cache import cache_folder
-from steelyard.experiment.loading import kind_of
 from steelyard.field_texts import field_texts, schema_with_texts
-from steelyard.report.summary import short_account
 from steelyard.settings import Section
-
-
-def test_a_data_set_prints_as_one_line() -> None:
-    images = in_memory(np.zeros((1200, 1, 8, 8)), np.arange(1200) % 3, ["ann", "bob"] * 600, name="mine")
-    assert repr(images) == "Dataset('mine': 1,200 samples of 1×8×8, 3 classes, 2 owners)"
-    assert repr(in_memory([[0.0], [1.0]], [0.5, 1.5])) == "Dataset('memory': 2 samples of 1, numbers to predict)"
 
 
 def test_all_names_are_shown_before_they_are_loaded() -> None:
     code = "import sys, steelyard; assert 'in_memory' in dir(steelyard); assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=command_environment(), check=False)
     assert done.returncode == 0, done.stderr
-    assert not {"Any", "TYPE_CHECKING", "import_module", "annotations"} & set(dir(steelyard))
     assert [name for name in steelyard.__all__ if getattr(steelyard, name) is None] == []
 
 
@@ -46,29 +35,12 @@ def test_a_result_prints_as_a_table_and_progress_where_it_is_asked_for(
     experiment.run(tmp_path / "told", progress=True)
     assert "round 1/1: " in capfd.readouterr().err
     lines = repr(result).splitlines()
-    assert "accuracy on the clients" in lines[1]
     for row, rule in zip(lines[3:], result.summary["rules"], strict=False):
         assert row.split()[0] == rule["rule"]
         assert f"{rule['accuracy']:.2%}" in row
     assert lines[-1] == f"run stored in {result.folder}"
-    assert len({len(line) for line in lines[:6]}) == 1  # three lines of dashes, the head, two rules
     gone = Result(tmp_path / "nowhere")
     assert repr(gone).startswith(f"Result('{tmp_path / 'nowhere'}')")
-    assert "\n" not in repr(gone)
-
-
-def test_columns_that_no_rule_has_are_left_out() -> None:
-    rule: dict[str, Any] = {"algorithm": "fedavg", "rule": "r" * 60, "accuracy": -3.5, "server": {}}
-    rule |= {"accuracy_on": None, "worst_tenth": None, "rounds_to_target": None}
-    about: dict[str, Any] = {"measure": "minus RMSE", "run": "runs/x", "weighed_one": [], "server_rows": ""}
-    _, head, _, first, *rest = short_account(
-        {**about, "rules": [{**rule, "seed": seed} for seed in range(20)]}
-    ).splitlines()
-    assert head.split("  ")[0].strip() == "rule"
-    assert head.endswith("minus RMSE on the clients")
-    assert first.startswith(f"{'r' * 37}..., seed 0  ")
-    assert first.endswith("-3.5")
-    assert "and 8 more rules" in rest
 
 
 ROWS = in_memory([[0.0], [1.0]] * 20, [0, 1] * 20)
@@ -81,15 +53,8 @@ ROWS = in_memory([[0.0], [1.0]] * 20, [0, 1] * 20)
             ("no section", lambda out: Experiment(rounds=3), ["rounds", 3, "a section"]),
             ("a bound", lambda out: Experiment(rounds={"count": -1}), ["rounds.count", -1, 1]),
             ("no integer", lambda out: Experiment(rounds={"count": 1e300}), ["rounds.count", 1e300, "a whole number"]),
-            ("no text", lambda out: Experiment(description=10**40), ["description", 1000, "text"]),
-            ("a criterion", lambda out: Experiment(weighing={"criteria": ["XX"]}), ["weighing.criteria", "'XX'"]),
             ("a slip", lambda out: Experiment(runds={}), ["runds", "'rounds'"]),
             ("data as a section", lambda out: Experiment(data=ROWS), ["data", "Dataset", "[data]"]),
-            (
-                "a section by itself",
-                lambda out: WeighingSettings(scores="mean"),
-                ["WeighingSettings", "scores", "'score'"],
-            ),
             ("changes as text", lambda out: Experiment.load("quickstart", "rounds.count=2"), ["changes", "a list"]),
             (
                 "a frame",
@@ -130,16 +95,6 @@ def test_the_text_of_a_field_is_the_string_right_under_it_and_the_nearest_class_
     assert schema["properties"]["depth"]["description"] == "How deep this one lies."
     assert schema["$defs"]["Inner"]["properties"]["depth"]["description"] == "How deep\nit lies."
     assert "description" not in schema["$defs"]["Inner"]["properties"]["bare"]
-    made: dict[str, type[Section]] = {}
-    exec("from steelyard.settings import Section\nclass Typed(Section):\n    a: int = 1\n    'text'", made)
-    assert field_texts(made["Typed"]) == {}  # a class without a file has none
-
-
-@pytest.mark.parametrize("kind", ["learning", "recommend"])
-def test_every_field_of_an_experiment_has_a_text(kind: str) -> None:
-    parts = schema_with_texts(kind_of(kind))["$defs"]
-    fields = [(name, *field) for name, part in parts.items() for field in part.get("properties", {}).items()]
-    assert [(name, field) for name, field, entry in fields if "description" not in entry] == []
 
 
 def test_the_first_that_is_set_says_where(monkeypatch: pytest.MonkeyPatch) -> None:

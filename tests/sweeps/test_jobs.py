@@ -64,10 +64,8 @@ def note_cores(folder: Path, number: int) -> None:
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="processes cannot be held to cores here")
 def test_each_run_has_the_same_number_of_cores_however_many_are_left(tmp_path: Path) -> None:
     cores, jobs = len(os.sched_getaffinity(0)), 3
-    in_processes(note_cores, tmp_path, [0, 1, 2], jobs, lambda _: None)
-    in_processes(note_cores, tmp_path, [3], jobs, lambda _: None)
-    assert {path.read_text() for path in tmp_path.glob("*.cores")} == {str(max(1, cores // jobs))}
-    assert len(list(tmp_path.glob("*.cores"))) == 4
+    in_processes(note_cores, tmp_path, [0, 1], jobs, lambda _: None)
+    assert [path.read_text() for path in tmp_path.glob("*.cores")] == [str(max(1, cores // jobs))] * 2
 
 
 if __name__ == "__main__":
