@@ -98,8 +98,8 @@ def inside(*words: str | Path, folder: Path) -> subprocess.CompletedProcess[str]
         finally:
             os.chdir(before)
             for handler in set(ours.handlers) - set(handlers):
-                ours.removeHandler(handler)
                 handler.close()
+            ours.handlers[:] = handlers
             ours.setLevel(level)
             ours.propagate = propagate
     return subprocess.CompletedProcess(["steelyard", *map(str, words)], code, shown[0].getvalue(), shown[1].getvalue())

@@ -39,7 +39,7 @@ def kernels() -> str:
 
 def digest_of_kernels(threads: int) -> str:
     """Return the SHA-256 of products, convolutions, sums and functions of fixed numbers on so many threads."""
-    import torch  # as above
+    import torch  # for speed of start, as above
 
     def numbers(*shape: int) -> torch.Tensor:
         count = int(torch.Size(shape).numel())

@@ -48,6 +48,7 @@ SLOW: dict[str, str] = {
     "knowledge": "--format json",
     "looking": "3 4",
     "papers": "papers --parts quickstart --set rounds.count=1 --set partition.clients=8 --set compute.engine=loop",
+    "processors": "--scenes clean --seeds 1",
     "published": "out --data mnist --splits IID --rounds 1 --seeds 1 --updates 1 --device cpu --engine loop",
     "ranks": "--ranks 1,2 --bench C --clients 20 --rounds 2 --engine loop",
     "scaffold": "out --rounds 1 --seeds 1 --cells 0.5:0 --every 10 --device cpu",
