@@ -13,6 +13,7 @@ from tests.clients.local.engine_cases import Case
 from steelyard.clients.local.engines import graph_buffers
 from steelyard.clients.local.kernels import available
 from steelyard.learning.models import ModelSettings
+from steelyard.learning.training import TrainingSettings
 
 pytestmark = [
     pytest.mark.gpu,
@@ -96,16 +97,17 @@ def test_each_pass_against_torchs_operators(case: str, kind: torch.dtype) -> Non
     kernel_cases.steps("cuda")
 
 
-WIDE, PEOPLE = ModelSettings(name="cnn", channels=(32, 64), hidden=(64,)), cases.population((28, 28), 10, (10, 70, 40))
+ONE_STEP = TrainingSettings(learning_rate=0.02, batch_size="full")
+WIDE, IMAGES = ModelSettings(name="cnn", channels=(32, 64), hidden=(64,)), (28, 28)
 KERNELS = {
-    "odd": cases.case("cnn-odd, full"),
-    "bytes": cases.case("cnn-digits, heavy"),
-    "few": Case(WIDE, PEOPLE),
-    "many": Case(WIDE, PEOPLE, cases.TRAINING["full"]),  # more samples at once than the dense kernels are for
-    "too wide": Case(ModelSettings(name="cnn", channels=(4, 72), hidden=(8,)), PEOPLE),
+    "odd": replace(cases.case("cnn-odd, full"), training=ONE_STEP),
+    "bytes": replace(cases.case("cnn-digits, full"), training=ONE_STEP.model_copy(update={"momentum": 0.6})),
+    "few": Case(WIDE, cases.population(IMAGES, 10, (10, 8, 7)), ONE_STEP),
+    "many": Case(WIDE, cases.population(IMAGES, 10, (10, 70, 40)), ONE_STEP),  # more than the dense kernels are for
+    "too wide": Case(ModelSettings(name="cnn", channels=(4, 72), hidden=(8,)), cases.population(IMAGES, 10), ONE_STEP),
 }
-# TF32 keeps eleven bits of each number, bfloat16 eight, and errors add up over the steps.
-APART = {"float32": 1e-3, "tf32": 3e-2, "bfloat16": 1e-1}
+# TF32 keeps eleven bits of each number, bfloat16 eight; where pooling or a ReLU decides otherwise, a slope is moved.
+APART = {"float32": 1e-4, "tf32": 3e-2, "bfloat16": 1e-1}
 
 
 @pytest.mark.parametrize("tiles", ["usual", "large", "one stage deep", "no triton"])
