@@ -106,8 +106,9 @@ KERNELS = {
     "many": Case(WIDE, cases.population(IMAGES, 10, (10, 70, 40)), ONE_STEP),  # more than the dense kernels are for
     "too wide": Case(ModelSettings(name="cnn", channels=(4, 72), hidden=(8,)), cases.population(IMAGES, 10), ONE_STEP),
 }
-# TF32 keeps eleven bits of each number, bfloat16 eight; where pooling or a ReLU decides otherwise, a slope is moved.
-APART = {"float32": 1e-4, "tf32": 3e-2, "bfloat16": 1e-1}
+# TF32 keeps eleven bits of each number, bfloat16 eight. Where pooling or a ReLU then decides otherwise, a slope goes
+# elsewhere and a client of few rows is far off: half of the clients must be this near, and in float32 all of them.
+APART = {"float32": (1e-4, 1.0), "tf32": (1e-2, 0.5), "bfloat16": (5e-2, 0.5)}
 
 
 @pytest.mark.parametrize("tiles", ["usual", "large", "one stage deep", "no triton"])
@@ -127,9 +128,13 @@ def test_kernels_give_what_the_loop_gives_and_the_same_bits_twice(
     (found, _, _), (again, _, _) = (
         cases.trained(KERNELS[name], "stacked", "cuda", precision=precision) for _ in range(2)
     )
-    cases.assert_alike(found, expected, start, APART[precision])
-    for one, two in zip(found, again, strict=True):
+    apart, (allowed, share) = list[torch.Tensor](), APART[precision]
+    for one, two, wanted in zip(found, again, expected, strict=True):
         assert torch.equal(one.payload.models, two.payload.models)
+        assert one.losses == pytest.approx(wanted.losses, rel=allowed)
+        wrong, moved = one.payload.models.cpu() - wanted.payload.models, wanted.payload.models - start
+        apart.append(wrong.norm(dim=1) / moved.norm(dim=1))
+    assert float(torch.cat(apart).quantile(share)) <= allowed
 
 
 @pytest.mark.parametrize("precision", APART)
