@@ -82,21 +82,20 @@ def test_the_success_of_a_backdoor_is_recorded(tmp_path: Path) -> None:
 
 
 def test_a_liar_is_never_over_the_cap_in_a_whole_run(tmp_path: Path) -> None:
-    rules = [
-        *("DS>LD>MD", "capped(DS>LD>MD;max_weight=0.25)", "capped(DS;max_shares=1.5)"),
-        *("online(DS>LD>MD)", "capped(online(DS>LD>MD);max_weight=0.25)", "capped(DS;bound=2)"),
-    ]
+    rules = ["DS>LD>MD", "capped(DS;max_shares=1.5)", "capped(online(DS>LD>MD);max_weight=0.25)", "capped(DS;bound=2)"]
     described = with_rules(build(SMALL), rules)
-    run(under_attack(described, "inflation", 0.2), out=tmp_path / "run")
+    run(under_attack(described, "late-inflation", 0.2), out=tmp_path / "run")
     found = outcome(tmp_path / "run", described.rounds)
     clients = History(tmp_path / "run").clients
     largest = clients.groupby("rule")["weight"].max()
     assert found["DS>LD>MD"]["largest"] > 0.4  # what lies take where nothing limits them
-    for rule, cap in ((rules[1], 0.25), (rules[2], 1.5 / 6), (rules[4], 0.25)):
+    for rule, cap in ((rules[1], 1.5 / 6), (rules[2], 0.25)):
         assert largest[rule] <= cap + 1e-12
         assert found[rule]["largest"] == pytest.approx(cap)  # and they do take all that they may
-    assert found[rules[5]]["largest"] < found["DS>LD>MD"]["largest"]
+    assert found[rules[3]]["largest"] < found["DS>LD>MD"]["largest"]
     claims = clients[clients["rule"] == "DS>LD>MD"]
+    # They begin late.
+    assert claims[claims["round"] < 3]["weight"].max() < 0.4
     # The number of classes is what the task can hold: no claim is above it.
     assert claims["raw_LD"].max() == 10
     assert claims["raw_DS"].max() > 1000 * claims["raw_DS"].median() / 10
@@ -130,15 +129,6 @@ def test_names_of_attacks() -> None:
     assert_refused(lambda: attack_names(["inflation+late-inflation"]), "--attack", "'inflation+late-inflation'")
     assert_refused(lambda: under_attack(load("fpl-ml1m"), "sign-flip", 0.2), "'recommend'")
     assert under_attack(build(SMALL), "clean", 0.0) == build(SMALL)
-
-
-def test_attacks_survive_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    described = under_attack(with_rules(build(SMALL), ["fedavg", "clip(EQ)"]), "free-riders+late-inflation", 0.3)
-    assert_a_stop_changes_nothing(described, tmp_path, monkeypatch)
-    # Lies begin late: two liars are then a thousand times as large as they are.
-    largest = History(tmp_path / "whole").clients.query("rule == 'fedavg'").groupby("round")["weight"].max()
-    assert (largest[[1, 2]] < 0.5).all()
-    assert (largest[[3, 4]] > 0.3).all()
 
 
 FLAWS = [

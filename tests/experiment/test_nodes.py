@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,14 +15,14 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.kit import assert_refused, named, refusal
+from tests.rounds.scripted import Clients
 
 from steelyard.clients.node import NodeConfig
 from steelyard.errors import UserError
 from steelyard.experiment.enough_rows import EnoughRows
 from steelyard.experiment.node_rows import check_own, own_seed
 from steelyard.experiment.node_rules import agreed, public_error, public_reason
-from steelyard.messages import Evaluations, LossState, Question, Task, Updates
-from steelyard.update_payloads import DenseModels
+from steelyard.messages import LossState, Question, Task
 from steelyard.usercode import NotAllowed, only
 
 
@@ -304,51 +303,25 @@ def test_a_wrong_table_of_a_nodes_file_is_named_when_it_starts(given: dict[str, 
     assert_refused(lambda: check_own(NodeConfig.read({"client": "a", **given})), f"node config {field}: ", value)
 
 
-class Recorded:
-    """Clients that answer anything, and remember what they were asked."""
-
-    def __init__(self) -> None:
-        self.tasks: list[Task] = []
-        self.questions: list[Question] = []
-
-    def train(self, tasks: Sequence[Task]) -> list[Updates]:
-        self.tasks += tasks
-        return [self._trained(task) for task in tasks]
-
-    def _trained(self, task: Task) -> Updates:
-        count = len(task.clients)
-        models = DenseModels(torch.zeros(count, 2))
-        return Updates(task.federation, task.round, task.clients, np.ones(count, int), {}, np.zeros(count), models)
-
-    def evaluate(self, questions: Sequence[Question]) -> list[Evaluations]:
-        self.questions += questions
-        return [self._tested(question) for question in questions]
-
-    def _tested(self, question: Question) -> Evaluations:
-        table = np.arange(4.0).reshape(2, 2)
-        right = np.ones(12, dtype=bool) if question.detailed else None
-        about = {"rmse": np.array([1.0, 2.0])}
-        return Evaluations(question.federation, 1, ("big", "small"), np.array([9, 3]), table, table, about, right)
-
-
-def guarded(min_rows: int = 5, secret: int = 11, small: int = 3, **more: Any) -> tuple[EnoughRows, Recorded]:
-    inner: Any = Recorded()
-    labels = {"big": [8, 8, 0], "small": [20, 4, 0]}
-    return EnoughRows(inner, min_rows, secret, {"big": 9, "small": small}, labels, **more), inner
+def guarded(min_rows: int = 5, secret: int = 11, second: int = 3, **more: Any) -> tuple[EnoughRows, Clients]:
+    """Clients a with nine test rows and b with few."""
+    inner = Clients(("a", "b"), metrics=True)
+    labels = {"a": [8, 8, 0], "b": [20, 4, 0]}
+    return EnoughRows(inner, min_rows, secret, {"a": 9, "b": second}, labels, **more), inner
 
 
 def task(*weights: float, seed: int = 1) -> Task:
-    return Task("f", seed, 1, ("big", "small"), torch.zeros(2), LossState(class_weights=weights or None))
+    return Task("f", seed, 1, ("a", "b"), torch.zeros(10), LossState(class_weights=weights or None))
 
 
 def test_class_weights_that_single_out_few_rows_get_no_update():
     """Two answers whose weights differ for one class differ by that class alone, whatever the weights are."""
     clients, inner = guarded()
     for weights, answering in (
-        ((), ("big", "small")),
-        ((2.0, 2.0, 9.0), ("big", "small")),  # Of the last class there are no rows.
-        ((1.0, 0.0, 1.0), ("big",)),
-        ((1.0, 1.001, 1.0), ("big",)),
+        ((), ("a", "b")),
+        ((2.0, 2.0, 9.0), ("a", "b")),  # Of the last class there are no rows.
+        ((1.0, 0.0, 1.0), ("a",)),
+        ((1.0, 1.001, 1.0), ("a",)),
     ):
         (updates,) = clients.train([task(*weights)])
         assert updates.clients == inner.tasks[-1].clients == answering
@@ -374,31 +347,31 @@ def test_class_weights_and_few_steps_do_not_single_out_a_row(tmp_path: Path):
 
 def test_small_test_sets_and_right_or_wrong_of_one_row_are_not_told():
     clients, inner = guarded()
-    asked_for = Question("f", 1, 1, torch.zeros(2, 2))
+    asked_for = Question("f", 1, 1, torch.eye(10)[:2])
     (answer,) = clients.evaluate([asked_for])
-    assert (answer.clients, answer.samples.tolist(), answer.scores.tolist()) == (("big",), [9], [[0.0], [2.0]])
-    assert {name: values.tolist() for name, values in answer.metrics.items()} == {"rmse": [1.0]}
-    assert [failure.client for failure in answer.failures] == ["small"]
+    assert (answer.clients, answer.samples.tolist(), answer.scores.tolist()) == (("a",), [3], [[0.5], [0.375]])
+    assert {name: values.tolist() for name, values in answer.metrics.items()} == {"recall": [0.0]}
+    assert [failure.client for failure in answer.failures] == ["b"]
     detailed = replace(asked_for, detailed=True)
     (answer,) = clients.evaluate([detailed])
     assert (answer.clients, answer.scores.shape, len(answer.failures), answer.right.size) == ((), (2, 0), 2, 0)
     assert not inner.questions[-1].detailed
     (answer,) = guarded(min_rows=1)[0].evaluate([detailed])
-    assert (answer.clients, answer.right.size) == (("big", "small"), 12)
+    assert (answer.clients, answer.right.size) == (("a", "b"), 2)
 
 
 def test_what_is_drawn_follows_from_the_file_and_not_from_the_servers_seed_alone():
     (one, first), (other, second) = guarded(secret=11), guarded(secret=12)
     for clients in (one, other):
         clients.train([task(seed=1), task(seed=2), task(seed=1)])
-        clients.evaluate([Question("f", 1, 1, torch.zeros(2, 2))])
+        clients.evaluate([Question("f", 1, 1, torch.zeros(2, 10))])
     seeds = [asked.seed for asked in first.tasks]
     assert seeds[0] == seeds[2] == first.questions[0].seed  # The same again for the same seed, so that runs repeat.
     assert len({*seeds, *(asked.seed for asked in second.tasks), 1, 2}) == 6
 
 
 def test_counts_of_labels_are_not_told_where_a_class_has_few_rows():
-    clients, inner = guarded(counts_labels=True, small=9)
+    clients, inner = guarded(counts_labels=True, second=9)
     (updates,) = clients.train([task()])
-    assert updates.clients == inner.tasks[-1].clients == ("big",)
-    assert [(failure.client, failure.reason[:12]) for failure in updates.failures] == [("small", "label counts")]
+    assert updates.clients == inner.tasks[-1].clients == ("a",)
+    assert [(failure.client, failure.reason[:12]) for failure in updates.failures] == [("b", "label counts")]

@@ -64,8 +64,6 @@ def test_a_test_part_is_used(tmp_path: Path) -> None:
     assert plain["partition"]["test"] == "held-out"
     owned = proposed(tmp_path, held_out=200, owners={"a": 500, "b": 500}, owners_held_out=True, fields=fields)
     assert (owned["partition"]["scheme"], owned["partition"]["test"]) == ("given", "held-out")
-    apart = proposed(tmp_path, held_out=200, owners={"a": 500, "b": 500}, fields=fields)
-    assert (apart["partition"]["scheme"], apart["partition"]["test"]) == ("natural", "local")
 
 
 def test_criteria_follow_what_the_data_offer(tmp_path: Path) -> None:

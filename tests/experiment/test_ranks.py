@@ -130,19 +130,14 @@ def difference(one: Path, other: Path) -> float:
 def test_a_round_on_several_ranks_gives_the_model_of_one_process(
     ranked: Ranked, experiment: Path, tmp_path: Path
 ) -> None:
-    shown: dict[str, str] = {}
     # More than a megabyte each: large arrays take another way than small ones.
     words = ["--set", "rounds.count=1", "--set", "model.hidden=[500,500]"]
     for name, count in {"one": 1, "two": 2, "three": 3, "again": 2}.items():
         done = ranked(count, "-q", "run", experiment, *words, "--out", tmp_path / name)
         assert done.returncode == 0, done.stderr
         assert done.stderr == ""
-        shown[name] = done.stdout.replace(str(tmp_path / name), "FOLDER")
     assert 0 < difference(tmp_path / "one", tmp_path / "three") < 1e-5
     assert difference(tmp_path / "one", tmp_path / "two") < 1e-5
-    # Rank 0 alone prints, and what one process prints.
-    assert shown["two"].splitlines()[0] == shown["one"].splitlines()[0]
-    assert len(shown["three"].splitlines()) == len(shown["one"].splitlines())
     # The same number of ranks gives the same bits.
     assert difference(tmp_path / "two", tmp_path / "again") == 0
     assert [History(tmp_path / name).info.get("ranks") for name in ("one", "two", "three")] == ["1", "2", "3"]

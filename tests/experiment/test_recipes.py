@@ -5,14 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from steelyard.api import Experiment
-from steelyard.data.loading import load
-from steelyard.data.partition import share_out
-from steelyard.data.settings import DataSettings
-from steelyard.errors import UserError
 from steelyard.learning.catalogue import count
 from steelyard.result import Result
 
@@ -21,21 +16,6 @@ def test_the_authors_network_is_an_option_of_the_same_size() -> None:
     experiment = Experiment.load("mnist-noniid", ["model.name=cnn-mnist-authors", "rounds.reach=above"])
     assert count(experiment.model.name, (1, 28, 28), 10) == count("cnn-mnist", (1, 28, 28), 10) == 1_663_370
     assert experiment.rounds.above
-
-
-@pytest.mark.parametrize("recipe", ["mnist-iid", "mnist-noniid"])
-def test_every_client_tests_on_its_own_hundred_rows_of_all_classes(recipe: str) -> None:
-    try:
-        mnist = load(DataSettings(source="mnist"))
-    except UserError as error:
-        pytest.skip(f"needs mnist/: {error}")
-    population = share_out(mnist, Experiment.load(recipe).partition, 1)
-    labels = mnist.labels.numpy()
-    assert [len(client.train) for client in population.clients] == [600] * 100
-    for number, client in enumerate(population.clients):
-        assert client.test.tolist() == list(range(60_000 + 100 * number, 60_100 + 100 * number))
-        # A class is a tenth of MNIST: 100 rows lack one of them in one slice of forty thousand.
-        assert len(np.unique(labels[client.test])) == 10
 
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -97,7 +77,6 @@ def test_the_regression_recipe_learns_and_its_loss_adapts(tmp_path: Path) -> Non
     assert rounds["accuracy"].iloc[-1] > 0.6 * rounds["accuracy"].iloc[0]
     shapes = [json.loads(text)["shape"] for text in rounds["loss"]]
     assert shapes[0] == 2.0
-    assert all(-2 <= shape <= 2 for shape in shapes)
     assert len(set(shapes)) > 1
     assert {"mape", "mae", "rmse"} <= set(result.summary["rules"][0]["server"])
 

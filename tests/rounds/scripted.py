@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from steelyard.messages import Evaluations, Failure, LossState, Question, Task, Updates
-from steelyard.rounds.state import Federation, RoundRecord, RoundState, Snapshot, States
+from steelyard.rounds.loop import run_rounds
+from steelyard.rounds.state import Federation, Plan, RoundRecord, RoundState, Snapshot, States
 from steelyard.update_payloads import DenseModels, ServerTest
 from steelyard.weighing.priorities import OrderState
 from steelyard.weighing.rule import Rule, WeighingSettings
@@ -28,14 +29,18 @@ class Steps(DenseModels):
 class Clients:
     """Each client sends a model of its own: one in the column of its name; `scores` is given for each round."""
 
-    def __init__(self, names: Sequence[str] = NAMES, scores: Callable[[int], Sequence[float]] = lambda _: (0.5, 0.25)):
+    def __init__(
+        self,
+        names: Sequence[str] = NAMES,
+        scores: Callable[[int], Sequence[float]] = lambda _: (0.5, 0.25),
+        **changes: Any,
+    ) -> None:
         self.registered, self.scores = tuple(names), scores
         self.broken: Mapping[str, str] = {}
         self.metrics = self.worthless = False
-        self.forgets: int | None = None
-        self.calls = 0
         self.tasks: list[Task] = []
         self.questions: list[Question] = []
+        vars(self).update(changes)
 
     def names(self, seed: int) -> Sequence[str]:
         assert type(seed) is int
@@ -59,8 +64,7 @@ class Clients:
     def evaluate(self, questions: Sequence[Question]) -> list[Evaluations]:
         assert questions, "nobody is asked nothing"
         self.questions += questions
-        self.calls += 1
-        return [self._tested(question) for question in questions][: -1 if self.calls == self.forgets else None]
+        return [self._tested(question) for question in questions]
 
     def _tested(self, question: Question) -> Evaluations:
         row = np.array(self.scores(question.round))
@@ -127,3 +131,33 @@ def federation(name: str = "f", seed: int = 3, **settings: Any) -> Federation:
 
 def state(round: int, seed: int = 3, *, finished: bool = False) -> RoundState:
     return RoundState(round, torch.zeros(len(NAMES)), LossState(), OrderState((0,), 0.0), finished)
+
+
+class Ran(NamedTuple):
+    """What became of the scripted clients' rounds."""
+
+    states: dict[str, RoundState]
+    kept: Recorder
+    clients: Clients
+
+    @property
+    def state(self) -> RoundState:
+        return self.states["f"]
+
+    @property
+    def record(self) -> RoundRecord:
+        return self.kept.records[-1]
+
+
+def ran(
+    *federations: Federation,
+    before: RoundState | None = None,
+    clients: Clients | None = None,
+    server: Server | None = None,
+    **plan: Any,
+) -> Ran:
+    """Run rounds from a state that all federations are in, left out: before round 1, by a plan with some fields."""
+    made, asked, kept = federations or (federation(),), clients or Clients(), Recorder()
+    states = {one.name: before or state(0) for one in made}
+    planned = Plan(**{"rounds": 1, "fraction": 1.0, **plan})
+    return Ran(run_rounds(made, states, asked, server or Server(), planned, kept), kept, asked)

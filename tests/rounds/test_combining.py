@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from tests.kit import assert_refused
-from tests.rounds.scripted import NAMES, Clients, Recorder, Server, federation, state
+from tests.rounds.scripted import NAMES, Clients, Recorder, Server, federation, ran, state
 
 from steelyard.algorithms.algorithm import Algorithm, ServerStep
 from steelyard.algorithms.fedavgm import FedAvgM
@@ -55,12 +55,11 @@ class Open:
 
 
 def test_the_model_is_the_weighted_mean_of_those_who_stayed_and_the_record_says_so() -> None:
-    kept = Recorder()
-    states = run_rounds([federation()], {"f": state(0)}, Hiding(gone="bj"), Server(), Plan(1, 1.0), kept)
+    done = ran(clients=Hiding(gone="bj"))
     sizes = np.array([1, 0, 3, 4, 5, 6, 7, 8, 9, 0])  # of b and j nothing is left
     expected = torch.tensor(sizes / sizes.sum(), dtype=torch.float32)
-    torch.testing.assert_close(states["f"].parameters, expected)
-    (record,) = kept.records
+    torch.testing.assert_close(done.state.parameters, expected)
+    record = done.record
     assert record.updates.clients == tuple("acdefghi")
     assert record.weighing.weights.tolist() == pytest.approx((sizes[sizes > 0] / sizes.sum()).tolist())
     weighing = record.weighing
@@ -80,55 +79,30 @@ def test_a_federation_whose_sum_cannot_be_ends_alone_with_its_last_good_model() 
         *([federation("spoiled"), federation("f")], {"spoiled": state(0), "f": state(0)}, clients, Server()),
         *(Plan(3, 1.0), kept, lambda round, _: clients.excess.update(spoiled=40.0)),
     )
-    assert (done["spoiled"].round, done["spoiled"].finished, done["f"].round) == (1, True, 3)
-    assert done["spoiled"].parameters.tolist() == pytest.approx((np.arange(1, 11) / 55).tolist())
-    reason = str(done["spoiled"].ended)
-    assert reason.startswith("the hidden sum of 10 clients moves a parameter by 40")
-    assert "a, b, c, d, e, f, g, h, i, j" in reason
+    spoiled = done["spoiled"]
+    assert (spoiled.round, spoiled.finished, done["f"].round) == (1, True, 3)
+    assert spoiled.parameters.tolist() == pytest.approx((np.arange(1, 11) / 55).tolist())
+    assert "the hidden sum of 10 clients moves a parameter by 40" in spoiled.ended
+    assert "a, b, c, d, e, f, g, h, i, j" in spoiled.ended
     assert [record.federation for record in kept.records] == ["spoiled", "f", "f", "f"]
 
 
 # ---------------------------------------------------------------- robust rules in rounds
 
 
-class Training(Server):
-    """A server with rows of its own: what it learns from them points to the first client's model."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[int, int, list[float]]] = []
-
-    def train(self, seed: int, round: int, parameters: torch.Tensor) -> torch.Tensor:
-        self.asked.append((seed, round, parameters.tolist()))
-        return parameters + torch.eye(len(NAMES))[0]
-
-    def gradients(self, seeds: Sequence[int], models: torch.Tensor) -> torch.Tensor:
-        raise AssertionError
-
-
 def test_the_radius_of_clipping_is_remembered_where_it_is_smoothed() -> None:
     smooth = federation(defence={"rule": "clip", "smooth": 0.5})
-    kept = Recorder()
-    states = run_rounds([smooth], {"f": state(0)}, Clients(), Server(), Plan(1, 1.0), kept)
     # All updates have length 1 in the first round.
-    assert states["f"].memory[RADIUS] == pytest.approx(1.0)
+    assert ran(smooth).state.memory[RADIUS] == pytest.approx(1.0)
     before = replace(state(0), memory={RADIUS: 1 / 16})
-    states = run_rounds([smooth], {"f": before}, Clients(), Server(), Plan(1, 1.0), Recorder())
+    after = ran(smooth, before=before).state
     # √(1 · 1/16): every update is cut to a quarter.
-    assert states["f"].memory[RADIUS] == pytest.approx(0.25)
-    assert states["f"].parameters.tolist() == pytest.approx((np.arange(1, 11) / 55 / 4).tolist())
+    assert after.memory[RADIUS] == pytest.approx(0.25)
+    assert after.parameters.tolist() == pytest.approx((np.arange(1, 11) / 55 / 4).tolist())
     hard = federation(defence={"rule": "clip"})
-    states = run_rounds([hard], {"f": before}, Clients(), Server(), Plan(1, 1.0), Recorder())
-    assert states["f"].memory == before.memory
-    assert states["f"].parameters.tolist() == pytest.approx((np.arange(1, 11) / 55).tolist())
-
-
-def test_fltrust_asks_the_server_what_it_would_learn_in_this_round() -> None:
-    server = Training()
-    trusting = federation(defence={"rule": "fltrust"})
-    states = run_rounds([trusting], {"f": state(0)}, Clients(), server, Plan(1, 1.0), Recorder())
-    # Only client a points where the server does.
-    assert states["f"].parameters.tolist() == pytest.approx([1.0] + [0.0] * 9)
-    assert server.asked == [(3, 1, [0.0] * 10)]
+    after = ran(hard, before=before).state
+    assert after.memory == before.memory
+    assert after.parameters.tolist() == pytest.approx((np.arange(1, 11) / 55).tolist())
 
 
 # ---------------------------------------------------------------- the algorithm's step
@@ -199,23 +173,22 @@ class Wrong(Algorithm):
     gives: str = "short"
 
     def step(self, server: ServerStep) -> Any:
-        return {"short": (server.parameters[:-1], {}), "alone": server.parameters, "nothing": None}[self.gives]
+        return {"short": (server.parameters[:-1], {}), "alone": server.parameters}[self.gives]
 
 
 @pytest.mark.parametrize(
     ("gives", "says"),
-    [("short", "(9,)"), ("alone", "Tensor"), ("nothing", "NoneType"), ("absent", "round 1 of f, seed 7: algorithm")],
+    [("short", "(9,)"), ("alone", "Tensor"), ("absent", "round 1 of f, seed 7: algorithm")],
 )
 def test_a_step_that_raises_or_returns_no_model_is_one_line(gives: str, says: str) -> None:
     mistaken = replace(federation("f#7"), algorithm=Wrong(gives=gives))
-    given = ([mistaken], {"f#7": state(0)}, Clients(), Server(), Plan(1, 1.0), Recorder())
-    assert_refused(lambda: run_rounds(*given), "algorithm ", ": its step ", says)
+    assert_refused(lambda: ran(mistaken), "algorithm ", ": its step ", says)
 
 
 FIT = {"steps": 3, "rate": 0.5, "shrink": 0.1}
 
 
-PLAN = Plan(rounds=1, fraction=0.4)
+PLAN = {"fraction": 0.4}
 
 
 class Fitting(Server):
@@ -253,50 +226,57 @@ def fitted(cohort: Sequence[str], server: Fitting, seed: int, rate: float) -> tu
 
 
 def test_weights_are_fitted_side_by_side_each_to_its_own_rows() -> None:
-    clients, server, kept = Clients(), Fitting(), Recorder()
+    server = Fitting()
     made = [
         federation("plain"),
         federation("slow", fit=FIT),
         federation("fast", seed=5, fit={**FIT, "rate": 2.0}),
     ]
-    states = {one.name: state(0) for one in made}
-    done = run_rounds(made, states, clients, server, PLAN, kept)
+    done = ran(*made, server=server, **PLAN)
     # One call a step for both, in order; the plain rule is left alone.
     assert server.asked == [((3, 5), 2)] * 3
-    cohorts = {task.federation: task.clients for task in clients.tasks}
+    cohorts = {task.federation: task.clients for task in done.clients.tasks}
     sizes = np.array([NAMES.index(name) + 1 for name in cohorts["plain"]])
-    records = {record.federation: record for record in kept.records}
+    records = {record.federation: record for record in done.kept.records}
     assert records["plain"].weighing.weights.tolist() == (sizes / sizes.sum()).tolist()
     for name, seed, rate in (("slow", 3, 0.5), ("fast", 5, 2.0)):
         weights, model = fitted(cohorts[name], server, seed, rate)
         found = records[name].weighing
         # The slopes are float32 products of numbers up to 5, in three steps.
         assert found.weights.tolist() == pytest.approx(weights.tolist(), rel=1e-5)
-        assert done[name].parameters.tolist() == pytest.approx(model.tolist(), rel=1e-5)
-        asked = next(question for question in clients.questions if question.federation == name)
-        assert asked.models[0].tolist() == done[name].parameters.tolist()
+        assert done.states[name].parameters.tolist() == pytest.approx(model.tolist(), rel=1e-5)
+        asked = next(question for question in done.clients.questions if question.federation == name)
+        assert asked.models[0].tolist() == done.states[name].parameters.tolist()
 
 
 def test_fitted_weights_keep_to_the_cap_of_their_rule() -> None:
-    clients, kept = Clients(), Recorder()
     steep = {"steps": 20, "rate": 20.0, "shrink": 0.0}
     made = [federation("free", fit=steep), federation("capped", fit=steep, max_weight=0.3)]
-    done = run_rounds(made, {one.name: state(0) for one in made}, clients, Fitting(), PLAN, kept)
-    weights = {record.federation: record.weighing.weights for record in kept.records if record.weighing is not None}
+    done = ran(*made, server=Fitting(), **PLAN)
+    weights = {record.federation: record.weighing.weights for record in done.kept.records}
     assert weights["free"].max() > 0.5  # without the cap the fit gives one of the four more than that
     assert weights["capped"].max() == pytest.approx(0.3)
     # And these are the weights that made the model, where each client has a column of its own.
-    assert done["capped"].parameters.max() == pytest.approx(0.3)
+    assert done.states["capped"].parameters.max() == pytest.approx(0.3)
+
+
+def test_fltrust_asks_the_server_what_it_would_learn_in_this_round() -> None:
+    class Training(Fitting):
+        def train(self, seed: int, round: int, parameters: torch.Tensor) -> torch.Tensor:
+            super().train(seed, round, parameters)
+            return parameters + torch.eye(len(NAMES))[0]
+
+    server = Training()
+    done = ran(federation(defence={"rule": "fltrust"}), server=server)
+    # Only client a points where the server does.
+    assert done.state.parameters.tolist() == pytest.approx([1.0] + [0.0] * 9)
+    assert server.trained == [(3, 1, [0.0] * 10)]
 
 
 def test_nothing_is_fitted_where_the_old_model_is_kept() -> None:
-    clients, server = Clients(), Fitting()
-    clients.broken = dict.fromkeys(NAMES, "lost")
-    plan = replace(PLAN, min_clients=0)
-    run_rounds([federation(fit=FIT)], {"f": state(0)}, clients, server, plan, Recorder())
-    clients = Clients()
-    clients.worthless = True
-    run_rounds([federation(fit=FIT, when_zero="keep")], {"f": state(0)}, clients, server, plan, Recorder())
+    server = Fitting()
+    ran(federation(fit=FIT), clients=Clients(broken=dict.fromkeys(NAMES, "lost")), server=server, min_clients=0)
+    ran(federation(fit=FIT, when_zero="keep"), clients=Clients(worthless=True), server=server)
     assert server.asked == []
 
 
@@ -325,20 +305,20 @@ def test_what_this_server_cannot_do_or_see_is_refused(
     field: str, value: str, rule: dict[str, Any], server: Server | None
 ) -> None:
     clients = Opaque() if server is None else Clients()
-    given = ([federation(**rule)], {"f": state(0)}, clients, server or Fitting(), Plan(1, 1.0), Recorder())
-    assert_refused(lambda: run_rounds(*given), f"{field}: ", value, "allowed: ")
+    given = {"clients": clients, "server": server or Fitting()}
+    assert_refused(lambda: ran(federation(**rule), **given), f"{field}: ", value, "allowed: ")
 
 
 def test_the_server_alone_trains_its_own_model_and_asks_nobody() -> None:
-    clients, server, kept = Clients(), Fitting(), Recorder()
-    made = [federation("alone", seed=2, trained_by="server"), federation("f")]
-    states = {"alone": replace(state(4), parameters=torch.arange(10.0), memory={"seen": 1}), "f": state(4)}
-    done = run_rounds(made, states, clients, server, Plan(rounds=5, fraction=0.4), kept)
+    server = Fitting()
+    made = federation("alone", seed=2, trained_by="server"), federation("f")
+    before = replace(state(4), parameters=torch.arange(10.0), memory={"seen": 1})
+    done = ran(*made, before=before, server=server, rounds=5, fraction=0.4)
     assert server.trained == [(2, 5, list(range(10)))]
-    assert done["alone"].parameters.tolist() == [52.0 + index for index in range(10)]
-    assert (done["alone"].round, done["alone"].memory) == (5, {"seen": 1})
-    assert [task.federation for task in clients.tasks] == ["f"]
-    alone, other = kept.records
+    assert done.states["alone"].parameters.tolist() == [52.0 + index for index in range(10)]
+    assert (done.states["alone"].round, done.states["alone"].memory) == (5, {"seen": 1})
+    assert [task.federation for task in done.clients.tasks] == ["f"]
+    alone, other = done.kept.records
     assert (alone.federation, alone.weighing, alone.kept_old, alone.accuracy) == ("alone", None, False, 0.4375)
     assert (alone.updates.federation, alone.updates.round, alone.updates.clients) == ("alone", 5, ())
     assert len(other.updates.clients) == 4
@@ -349,10 +329,9 @@ def test_a_server_whose_own_model_explodes_ends_alone_with_its_last_good_one() -
         def train(self, seed: int, round: int, parameters: torch.Tensor) -> torch.Tensor:
             return parameters + (1.0 if round == 1 else float("nan"))
 
-    made = [federation("alone", trained_by="server"), federation("f")]
-    states = {"alone": state(0), "f": state(0)}
-    done = run_rounds(made, states, Clients(), Diverging(), Plan(rounds=3, fraction=0.4), Recorder())
+    made = federation("alone", trained_by="server"), federation("f")
+    done = ran(*made, server=Diverging(), rounds=3, fraction=0.4)
     why = "the server's own model is no longer finite"
-    assert (done["alone"].round, done["alone"].ended, done["alone"].finished) == (1, why, True)
-    assert done["alone"].parameters.tolist() == [1.0] * 10
-    assert done["f"].round == 3
+    assert (done.states["alone"].round, done.states["alone"].ended, done.states["alone"].finished) == (1, why, True)
+    assert done.states["alone"].parameters.tolist() == [1.0] * 10
+    assert done.states["f"].round == 3

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tests.privacy.seeded_source import SeededSource
-from tests.rounds.scripted import NAMES, Clients, Recorder, Reporting, Server, federation, state
+from tests.rounds.scripted import NAMES, Clients, Recorder, Reporting, Server, federation, ran, state
 
 from steelyard import randomness
 from steelyard.algorithms.algorithm import Algorithm, ServerStep
@@ -86,20 +86,16 @@ def test_a_run_from_the_start_records_the_first_model_and_every_round() -> None:
 
 
 def test_a_round_weighs_and_combines_what_the_cohort_sent() -> None:
-    clients, kept = Clients(), Recorder()
-    states = run_rounds([federation()], {"f": state(0)}, clients, Server(), Plan(rounds=1, fraction=0.3), kept)
-    cohort = clients.tasks[0].clients
-    sizes = np.array([NAMES.index(name) + 1 for name in cohort])
+    done = ran(fraction=0.3)
+    sizes = np.array([NAMES.index(name) + 1 for name in done.clients.tasks[0].clients])
     expected = np.zeros(10)
     expected[sizes - 1] = sizes / sizes.sum()
-    assert states["f"].parameters.tolist() == torch.tensor(expected, dtype=torch.float32).tolist()
-    (record,) = kept.records
+    assert done.state.parameters.tolist() == torch.tensor(expected, dtype=torch.float32).tolist()
+    record = done.record
     assert record.weighing.raw[:, 0].tolist() == sizes.tolist()
     assert record.weighing.raw.dtype == np.float64
-    assert record.order == (0,)
-    assert record.tried == (((0,), 0.4375),)
-    assert not record.kept_old
-    assert clients.questions[0].models.tolist() == [states["f"].parameters.tolist()]
+    assert (record.order, record.tried, record.kept_old) == ((0,), (((0,), 0.4375),), False)
+    assert done.clients.questions[0].models.tolist() == [done.state.parameters.tolist()]
 
 
 def test_a_run_goes_on_where_its_states_stand() -> None:
@@ -121,81 +117,56 @@ def test_a_run_that_is_over_does_nothing() -> None:
 
 
 def test_each_federation_rests_at_its_own_target_and_the_run_ends_with_the_last() -> None:
-    clients, kept = Clients(scores=lambda round: (round / 4, 0.0)), Recorder()
-    plan = Plan(rounds=9, fraction=0.1, stop_at=(0.5, 0.5, False))
-    behind = replace(state(0), orders=OrderState((0,), 0.0))
-    states = run_rounds([federation("f")], {"f": behind}, clients, Server(), plan, kept)
-    assert kept.rounds == [(1, False), (2, True)]
-    assert states["f"].finished
+    clients = Clients(scores=lambda round: (round / 4, 0.0))
+    done = ran(clients=clients, rounds=9, fraction=0.1, stop_at=(0.5, 0.5, False))
+    assert done.kept.rounds == [(1, False), (2, True)]
+    assert done.state.finished
     # With a share of all devices the second, which stays at 0, holds it up to the last round.
-    kept = Recorder()
-    plan = replace(plan, stop_at=(0.5, 1.0, False))
-    states = run_rounds([federation("f")], {"f": state(6)}, clients, Server(), plan, kept)
-    assert kept.rounds == [(7, False), (8, False), (9, True)]
-    assert not states["f"].finished
+    done = ran(before=state(6), clients=clients, rounds=9, fraction=0.1, stop_at=(0.5, 1.0, False))
+    assert done.kept.rounds == [(7, False), (8, False), (9, True)]
+    assert not done.state.finished
 
 
 def test_a_round_that_is_not_tested_stops_nothing_and_keeps_the_orders() -> None:
-    clients, kept = Clients(scores=lambda _: (1.0, 1.0)), Recorder()
-    plan = Plan(rounds=5, fraction=0.1, evaluate_every=2, stop_at=(0.5, 0.5, False), detailed=True)
-    orders = OrderState((0,), 0.125)
-    states = run_rounds([federation()], {"f": replace(state(2), orders=orders)}, clients, Server(), plan, kept)
-    assert kept.rounds == [(3, False), (4, True)]
-    untested = kept.records[0]
+    plan = {"rounds": 5, "fraction": 0.1, "evaluate_every": 2, "detailed": True}
+    done = ran(before=state(2), clients=Clients(scores=lambda _: (1.0, 1.0)), stop_at=(0.5, 0.5, False), **plan)
+    assert done.kept.rounds == [(3, False), (4, True)]
+    untested, tested = done.kept.records
     assert (untested.accuracy, untested.evaluations, untested.tried, untested.order) == (None, None, (), (0,))
-    assert kept.records[1].accuracy == 1.0
-    assert states["f"].orders.reference == 1.0
+    assert tested.accuracy == done.state.orders.reference == 1.0
     # Right or wrong per sample is asked for in the plan's last round only, and this run stopped before.
-    assert [question.detailed for question in clients.questions] == [False]
-
-
-def test_the_last_round_is_tested_in_detail_if_asked() -> None:
-    clients, kept = Clients(), Recorder()
-    plan = Plan(rounds=5, fraction=0.1, evaluate_every=2, detailed=True)
-    run_rounds([federation()], {"f": state(3)}, clients, Server(), plan, kept)
-    assert [(question.round, question.detailed) for question in clients.questions] == [(4, False), (5, True)]
+    assert [question.detailed for question in done.clients.questions] == [False]
+    asked = ran(before=state(3), **plan).clients.questions
+    assert [(question.round, question.detailed) for question in asked] == [(4, False), (5, True)]
 
 
 def test_too_few_answers_stop_the_run_and_say_why() -> None:
-    clients, kept = Clients(NAMES[:4]), Recorder()
-    clients.broken = {name: f"lost {name}" for name in NAMES}
-    plan = Plan(rounds=9, fraction=1.0, min_clients=3)
+    clients = Clients(NAMES[:4], broken={name: f"lost {name}" for name in NAMES})
     why = r"fewer than rounds.min_clients = 3 \(a: lost a; b: lost b; c: lost c\)"
     with pytest.raises(TooFewClients, match=rf"^round 5 of f: 0 of 4 clients gave a usable update, {why}$"):
-        run_rounds([federation()], {"f": state(4)}, clients, Server(), plan, kept)
+        ran(before=state(4), clients=clients, rounds=9, min_clients=3)
     clients.broken = {"b": "lost b"}
-    run_rounds([federation()], {"f": state(8)}, clients, Server(), plan, kept)
-    assert kept.rounds == [(9, True)]  # three are enough
+    assert ran(before=state(8), clients=clients, rounds=9, min_clients=3).kept.rounds == [(9, True)]  # three are enough
 
 
 def test_a_round_without_any_answer_keeps_the_model_if_that_is_allowed() -> None:
-    clients, kept = Clients(), Recorder()
-    clients.broken = dict.fromkeys(NAMES, "lost")
-    before = replace(state(0), parameters=torch.arange(10.0))
-    ordered = federation(criteria=("DS", "LD"))
-    ordered = replace(ordered, strategy=strategy_of(AdjustSettings(strategy="greedy")))
-    before = replace(before, orders=OrderState((1, 0), 0.0))
-    plan = Plan(rounds=1, fraction=0.2, min_clients=0)
-    states = run_rounds([ordered], {"f": before}, clients, Server(), plan, kept)
-    assert states["f"].parameters.tolist() == list(range(10))
-    (record,) = kept.records
-    assert record.kept_old
-    assert record.weighing is None
+    before = replace(state(0), parameters=torch.arange(10.0), orders=OrderState((1, 0), 0.0))
+    ordered = replace(federation(criteria=("DS", "LD")), strategy=strategy_of(AdjustSettings(strategy="greedy")))
+    clients = Clients(broken=dict.fromkeys(NAMES, "lost"))
+    done = ran(ordered, before=before, clients=clients, fraction=0.2, min_clients=0)
+    assert done.state.parameters.tolist() == list(range(10))
+    record = done.record
+    assert (record.kept_old, record.weighing, record.accuracy) == (True, None, 0.4375)
     assert (record.order, record.tests) == ((1, 0), 0)  # nothing to try other orders on
     assert len(record.updates.failures) == 2
-    assert record.accuracy == 0.4375
 
 
-@pytest.mark.parametrize("how", ["weighed", "nobody answers", "worthless"])
-def test_memory_goes_on_whatever_happens_in_a_round(how: str) -> None:
-    clients = Clients()
-    clients.broken = dict.fromkeys(NAMES, "lost") if how == "nobody answers" else {}
-    clients.worthless = how == "worthless"
-    states = {"f": replace(state(0), memory={"seen": {"a": 2}}, tensors={"control": torch.ones(10)})}
-    plan = Plan(rounds=1, fraction=0.3, min_clients=0)
-    done = run_rounds([federation(when_zero="keep")], states, clients, Server(), plan, Recorder())
-    assert done["f"].memory == {"seen": {"a": 2}}
-    assert done["f"].tensors["control"].tolist() == [1.0] * 10
+@pytest.mark.parametrize("how", [{}, {"broken": dict.fromkeys(NAMES, "lost")}, {"worthless": True}])
+def test_memory_goes_on_whatever_happens_in_a_round(how: dict[str, Any]) -> None:
+    before = replace(state(0), memory={"seen": {"a": 2}}, tensors={"control": torch.ones(10)})
+    after = ran(federation(when_zero="keep"), before=before, clients=Clients(**how), min_clients=0).state
+    assert after.memory == {"seen": {"a": 2}}
+    assert after.tensors["control"].tolist() == [1.0] * 10
 
 
 def test_a_loss_that_adapts_sees_the_loss_of_the_round_and_the_new_model() -> None:
@@ -226,22 +197,17 @@ def test_a_loss_that_adapts_sees_the_loss_of_the_round_and_the_new_model() -> No
     ],
 )
 def test_the_servers_report_is_recorded_where_the_plan_asks_for_it(server: Server, asked: bool, found: Any) -> None:
-    kept = Recorder()
-    run_rounds([federation()], {"f": state(0)}, Clients(), server, Plan(1, 0.1, report=asked), kept)
-    (record,) = kept.records
+    record = ran(server=server, report=asked).record
     assert (record.server_accuracy, record.server_macro_f1, record.server_metrics) == found
     if isinstance(server, Reporting):
         assert server.reported == [(3, 1)] * asked
 
 
 def test_those_who_are_promised_a_least_weight_are_known_by_name() -> None:
-    made = federation(floors={"a": 0.5})
-    plan = Plan(rounds=1, fraction=1.0)
-    task = make_task(made, state(0), Clients(), plan, 1)
-    draft = weigh_soundly(made, state(0), task, Clients()._trained(task), Server(), plan)
+    weights = ran(federation(floors={"a": 0.5})).record.weighing.weights
     # a has one of 55 samples, and gets a half.
-    assert draft.weighing.weights[0] == pytest.approx(0.5)
-    assert draft.weighing.weights[1:] == pytest.approx(np.arange(2, 11) / 54 / 2)
+    assert weights[0] == pytest.approx(0.5)
+    assert weights[1:] == pytest.approx(np.arange(2, 11) / 54 / 2)
 
 
 class Looking(Policy):
@@ -297,16 +263,13 @@ def test_where_no_model_is_finite_the_federation_ends_and_says_so() -> None:
             models = torch.full((len(updates.clients), len(NAMES)), float("nan"))
             return replace(updates, payload=DenseModels(models))
 
-    plan = Plan(rounds=1, fraction=1.0, min_clients=2)
     with pytest.raises(
         Exploded, match=r"^round 1 of f: no client's model is finite after local training \(4 asked\); "
     ):
-        run_rounds([federation()], {"f": state(0)}, Broken(NAMES[:4]), Server(), plan, Recorder())
+        ran(clients=Broken(NAMES[:4]), min_clients=2)
     # Where another reason is among them, too few clients are left, and the run can be resumed.
-    clients = Broken(NAMES[:4])
-    clients.broken = {"a": "lost a"}
     with pytest.raises(TooFewClients, match=r"^round 1 of f: 0 of 4 clients gave a usable update, fewer than "):
-        run_rounds([federation()], {"f": state(0)}, clients, Server(), plan, Recorder())
+        ran(clients=Broken(NAMES[:4], broken={"a": "lost a"}), min_clients=2)
 
 
 def test_what_an_algorithm_s_server_makes_of_the_sum_is_the_draft_s() -> None:
@@ -377,18 +340,15 @@ def test_a_round_with_a_clock_waits_for_the_first_who_comes() -> None:
     names, later = ("a", "b"), {CLOCK: 2.5}
     assert plan.time(7, names) == (0.0, 5.0)
     assert plan.time(7, names, later) == (2.5, 2.5)
-    assert plan.time(7, names, {CLOCK: 5.5}) == (5.5, 0.0)
     assert plan.time(7, names, {CLOCK: 21}) == (21.0, 0.0)  # nobody ever comes again
     assert plan.time(7, ("b",), later) == (2.5, 6.5)
     assert replace(plan, clocked=False).time(7, names, later) == (7.0, 0.0)
     assert plan.cohort(3, 7, names, later) == ("a",)
-    assert plan.cohort(3, 7, names, {CLOCK: 9}) == ("b",)
     task = make_task(federation(), replace(state(0), memory=later), Clients(names), plan, 7)
     assert (task.waited, task.clients, task.registered) == (2.5, ("a",), 2)
     only = replace(plan, select=SelectSettings(by="round-robin"), fraction=0.5)
     assert only.cohort(3, 7, names, {SELECT: {"a": {"asked": 6}}}) == ("b",)
     assert only.cohort(3, 7, names, {SELECT: {"b": {"asked": 6}}}) == ("a",)
-    assert len(only.cohort(3, 7, names, {"other": 1})) == len(only.cohort(3, 7, names)) == 1
 
 
 def test_simulated_seconds_are_recorded_and_move_the_clock() -> None:
@@ -396,17 +356,15 @@ def test_simulated_seconds_are_recorded_and_move_the_clock() -> None:
         def _trained(self, task: Task) -> Updates:
             return replace(super()._trained(task), simulated=1.5)
 
-    kept = Recorder()
-    plan = Plan(rounds=2, fraction=0.5, select=SelectSettings(by="score"))
-    states = run_rounds([federation()], {"f": replace(state(0), memory={CLOCK: 2})}, Timed(), Server(), plan, kept)
-    assert [record.simulated for record in kept.records] == [1.5, 1.5]
-    assert states["f"].memory[CLOCK] == 5.0
-    known = states["f"].memory[SELECT]
-    last = kept.records[1]
+    plan = {"rounds": 2, "fraction": 0.5}
+    before = replace(state(0), memory={CLOCK: 2})
+    done = ran(before=before, clients=Timed(), select=SelectSettings(by="score"), **plan)
+    last = done.record
+    assert (last.simulated, done.state.memory[CLOCK]) == (1.5, 5.0)
+    known = done.state.memory[SELECT]
     assert [known[name]["score"] for name in last.updates.clients] == last.weighing.scores.tolist()
     assert {facts["asked"] for facts in known.values()} == {1, 2}
-    timed = run_rounds([federation()], {"f": state(1)}, Timed(), Server(), Plan(rounds=2, fraction=0.5), kept)
-    assert timed["f"].memory == {CLOCK: 1.5}
+    assert ran(before=state(1), clients=Timed(), **plan).state.memory == {CLOCK: 1.5}
 
 
 def test_samples_are_cut_at_their_bound_and_cannot_be_written() -> None:

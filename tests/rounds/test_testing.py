@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from tests.kit import assert_refused
-from tests.rounds.scripted import Clients, Recorder, Server, federation, state
+from tests.rounds.scripted import Clients, Recorder, Server, federation, ran, state
 
 from steelyard.errors import UserError
 from steelyard.messages import Evaluations, Failure, Floats, Question, Task, Updates
@@ -149,54 +149,37 @@ def test_rows_that_report_do_not_choose_where_they_are_apart(report: str, order:
         assert found.accuracy == pytest.approx(accuracy)
 
 
-def test_other_strategies_test_all_orders_one_or_as_many_as_their_budget():
-    records, state, _ = adjusted(SCRIPT, by_strategy("greedy"))
-    assert [record.tests for record in records[1:]] == [5] * 6
-    assert [record.accuracy for record in records[1:]] == pytest.approx([0.9, 0.9, 0.9, 0.9, 0.88, 0.88])
-    assert state.orders.testing_rounds == 30
-    _, _, clients = adjusted(SCRIPT, by_strategy("bandit"))
-    assert {len(asked.models) for asked in clients.questions} == {1}
-    records, state, _ = adjusted(SCRIPT, by_strategy("online", budget=3))
-    assert [record.tests for record in records[1:]][:3] == [0, 0, 2]
-    assert state.orders.testing_rounds == 3
-
-
-def test_right_and_wrong_per_sample_are_those_of_the_order_kept():
-    script = {0: {"start": 0.6}, 1: row(0.55, 0.4, 0.8, 0.9, 0.9, 0.9)}
-    records, _, clients = adjusted(script, by_strategy("online"), detailed=True)
-    assert show_priority(records[1].order, CRITERIA) == "LD>DS>CB"
-    # Of the first candidate (.4) both would be wrong, of the order that began (.55) the second.
-    assert records[1].evaluations.right.tolist() == [True, True]
-    assert (len(clients.questions[-1].models), clients.questions[-1].detailed) == (1, True)
-
-
 def tried(clients: Clients, strategy: Any, **rule: Any) -> tuple[RoundRecord, RoundState]:
     """One round in which a strategy has other orders tested."""
-    made, kept = replace(federation(**{"criteria": ("DS", "LD", "MD"), **rule}), strategy=strategy), Recorder()
-    begun = {"f": replace(state(0), orders=OrderState(made.rule.start_order, 0.9))}
-    states = run_rounds([made], begun, clients, Server(), Plan(rounds=1, fraction=0.3), kept)
-    return kept.records[0], states["f"]
+    made = replace(federation(**{"criteria": ("DS", "LD", "MD"), **rule}), strategy=strategy)
+    begun = replace(state(0), orders=OrderState(made.rule.start_order, 0.9))
+    done = ran(made, before=begun, clients=clients, fraction=0.3)
+    return done.record, done.state
 
 
-def test_several_candidates_are_told_apart_and_the_kept_one_is_asked_again() -> None:
+@pytest.mark.parametrize("metrics", [True, False])
+def test_several_candidates_are_told_apart_and_the_kept_one_is_asked_again(metrics: bool) -> None:
     """Each candidate scores ⅛ less than the one before; metrics come for the first of a question only."""
-    clients = Clients(scores=lambda _: (0.5, 0.5))
-    clients.metrics = True
-    record, after = tried(clients, Second())
-    assert [len(question.models) for question in clients.questions] == [1, 3, 1]
+    clients = Clients(scores=lambda _: (0.5, 0.5), metrics=metrics)
+    record, after = tried(clients, Second(), floors=dict.fromkeys("abcdefghij", 0.05))
+    assert [len(question.models) for question in clients.questions] == [1, 3, 1][: 2 + metrics]
     assert {(asked.federation, asked.seed, asked.round) for asked in clients.questions} == {("f", 3, 1)}
     assert record.order == (1, 0, 2)
-    for asked, candidate in ((2, 0), (1, 1)):
-        assert torch.equal(after.parameters, clients.questions[asked].models[candidate])
+    assert torch.equal(after.parameters, clients.questions[1].models[1])
     weights = after.parameters[after.parameters > 0].tolist()
     assert record.weighing.weights.tolist() == pytest.approx(weights)
     assert record.tests == 2
     assert record.tried == (((0, 1, 2), 0.5), ((0, 2, 1), 0.5), ((1, 0, 2), 0.375))
+    if metrics:
+        assert torch.equal(after.parameters, clients.questions[2].models[0])
+        assert record.evaluations.metrics["recall"].tolist() == [float(after.parameters.argmax())] * 2
+    else:  # there is nothing to ask again
+        assert record.evaluations.scores.tolist() == [[0.375, 0.375]]
+        assert record.evaluations.losses.tolist() == [[0.625, 0.625]]
 
 
 def test_a_model_that_is_kept_for_want_of_worth_tries_no_orders() -> None:
-    clients = Clients()
-    clients.worthless = True
+    clients = Clients(worthless=True)
     record, _ = tried(clients, strategy_of(AdjustSettings(strategy="greedy")), criteria=("DS", "LD"), when_zero="keep")
     assert (record.kept_old, record.order, record.tests, len(clients.questions)) == (True, (0, 1), 0, 1)
 
@@ -217,31 +200,6 @@ def test_an_order_that_nobody_tested_is_the_worst_of_all() -> None:
     record, _ = tried(Partly(scores=lambda _: (0.5, 0.5)), strategy)
     assert seen == [[0.5, 0.5, -np.inf]]
     assert [order for order, _ in record.tried] == [(0, 1, 2), (2, 1, 0)]
-
-
-@pytest.mark.parametrize(("chosen", "score"), [(1, 0.5), (2, 0.375)])
-def test_what_is_recorded_of_the_kept_candidate_is_its_own(chosen: int, score: float) -> None:
-    clients = Clients(scores=lambda _: (0.5, 0.25))
-    clients.metrics = chosen == 1  # the first candidate has its metrics already
-    record, after = tried(clients, Other(chosen))
-    assert record.evaluations.scores.tolist() == [[score, score - 0.25]]
-    assert record.evaluations.losses.tolist() == [[1 - score, 1.25 - score]]
-    assert len(clients.questions) == 2  # there is nothing to ask again
-    if clients.metrics:
-        assert record.evaluations.metrics["recall"].tolist() == [float(after.parameters.argmax())] * 2
-
-
-@dataclass
-class Other:
-    """Tests two further orders and keeps one of them."""
-
-    chosen: int
-
-    def others(self, state: OrderState, accuracy: float, seed: int, round: int) -> Sequence[tuple[int, ...]]:
-        return [(0, 2, 1), (1, 0, 2)]
-
-    def decide(self, state: OrderState, tried: Sequence[tuple[int, ...]], accuracies: Sequence[float]) -> Decision:
-        return Decision(self.chosen, 2, OrderState(tried[self.chosen], accuracies[self.chosen], 2))
 
 
 class Second:
@@ -337,7 +295,7 @@ def with_policy(name: str = "f", policy: Policy | None = None, **rule: Any) -> F
 def test_each_client_scores_the_model_of_the_others() -> None:
     clients = Clients(("a", "b", "c"), scores=lambda _: (0.5, 0.25, float("nan")))
     before = replace(state(4), memory={"seen": {"z": 1.0}, "other": 2})
-    done = run_rounds([with_policy()], {"f": before}, clients, Server(), Plan(5, 1.0), Recorder())
+    after = ran(with_policy(), before=before, clients=clients, rounds=5).state
     combined, without = clients.questions
     # a, b and c weigh 1, 2 and 3 sixths; their models are 1 in columns of their own.
     assert combined.models[0, :3].tolist() == pytest.approx([1 / 6, 2 / 6, 3 / 6])
@@ -345,7 +303,7 @@ def test_each_client_scores_the_model_of_the_others() -> None:
         assert found[:3].tolist() == pytest.approx(expected)
     assert (without.federation, without.seed, without.round, without.detailed) == ("f", 3, 5, False)
     # Each further model scores an eighth less; c scores no number.
-    assert done["f"].memory == {"seen": {"z": 1.0, "a": 0.5, "b": 0.125}, "other": 2}
+    assert after.memory == {"seen": {"z": 1.0, "a": 0.5, "b": 0.125}, "other": 2}
 
 
 def test_where_one_has_all_the_weight_the_others_make_its_model_alike() -> None:
@@ -355,7 +313,7 @@ def test_where_one_has_all_the_weight_the_others_make_its_model_alike() -> None:
 
     clients = Clients(("a", "b", "c"))
     before = replace(state(0), memory={"seen": {}})
-    run_rounds([with_policy(policy=Heavy())], {"f": before}, clients, Server(), Plan(1, 1.0), Recorder())
+    ran(with_policy(policy=Heavy()), before=before, clients=clients)
     assert clients.questions[1].models[:, :3].tolist() == [[0.0, 0.5, 0.5], [1.0, 0.0, 0.0], [1.0, 0.0, 0.0]]
 
 
@@ -370,5 +328,5 @@ def test_nobody_is_asked_where_there_are_no_others_or_nothing_was_combined() -> 
     ):
         clients = Clients(names)
         before = replace(state(0), memory={"seen": {}})
-        run_rounds([made], {"f": before}, clients, Server(), Plan(1, 1.0), Recorder())
+        ran(made, before=before, clients=clients)
         assert len(clients.questions) == 1
