@@ -16,8 +16,6 @@ from steelyard import Algorithm, Experiment, algorithm
 from steelyard.experiment.comparing import with_rules
 from steelyard.experiment.parts import federations_of
 from steelyard.experiment.running import run
-from steelyard.report.figures import draw
-from steelyard.report.view import RunView
 from steelyard.runs.reader import History
 from steelyard.settings import validated
 
@@ -35,9 +33,6 @@ def test_words_name_algorithm_and_rule() -> None:
         "fedavgm(beta=0.5)+guarded": ("fedavgm", ("RD",)),
     }
     assert federations_of(found)[2].algorithm.pull == 0.5
-    # The same document read again, as a run's folder holds it, gives the same federations.
-    again = Experiment.model_validate(found.model_dump(mode="json", exclude_none=True))
-    assert {f.name: (f.algorithm.name, f.rule.names) for f in federations_of(again)} == made
 
 
 def test_rules_without_an_algorithm_take_the_experiments() -> None:
@@ -61,9 +56,7 @@ NOISY = {"privacy": {"local": {"clip": 1.0, "noise": 1.0}, "criteria": "public"}
             ("a slip", {"name": "scafold"}, {}, ["algorithm.name", "'scafold'", "scaffold", "apfl, client-momentum"]),
             ("one's own", {"name": "mine"}, {}, ["algorithm.name", "'mine'", "plugins"]),
             ("a field", {"name": "fedprox", "nu": 1}, {}, ["algorithm.nu", "mu"]),
-            ("a value", {"name": "fedprox", "mu": -1}, {}, ["algorithm.mu", "-1", "0"]),
             ("adam", {"name": "fednova"}, {"training": {"optimiser": "adam"}}, ["training.optimiser", "adam", "sgd"]),
-            ("robust", {"name": "fedexp"}, MEDIAN, ["weighing.defence", "median", "fedexp"]),
             ("robust and weighed", {"name": "fedfomo"}, MEDIAN, ["weighing.defence", "median", "weigh single models"]),
             (
                 "no client trains",
@@ -86,22 +79,10 @@ def test_what_does_not_go_together_is_refused(
     assert_refused(lambda: validated(Experiment, document, ""), *parts)
 
 
-def test_clients_that_test_each_others_models_stand_on_one_machine() -> None:
-    assert_refused(small(algorithm={"name": "fedfomo"}).check_federated, "algorithm.name", "fedfomo")
-
-
 def test_algorithms_that_need_the_sum_alone_go_with_robust_rules_and_hidden_sums() -> None:
     for name in ("fedprox", "feddyn", "fedavgm", "fedadam"):
         small(algorithm={"name": name}, **MEDIAN)
         small(algorithm={"name": name}, **SECURE)
-
-
-def test_recommenders_take_no_algorithm(tmp_path: Path, refused: Any) -> None:
-    taken = "".join(f"{user}\t{item}\t5\t{item}\n" for user in range(6) for item in range(8))
-    (tmp_path / "taken.tsv").write_text(f"user\titem\trating\ttime\n{taken}")
-    (tmp_path / "lists.toml").write_text('kind = "recommend"\n[interactions]\npath = "taken.tsv"\n')
-    line = refused("show", "lists.toml", "--set", "algorithm.name=scaffold", "--resolved")
-    assert "algorithm.name: got 'scaffold'" in line
 
 
 OWN = """
@@ -196,16 +177,9 @@ def test_a_run_names_its_algorithms_and_keeps_who_listened_to_whom(tmp_path: Pat
     document = {"partition": {"clients": 4, "scheme": "iid"}, "rounds": {"count": 2, "fraction": 1.0}}
     folder = run(with_rules(small(**document), ["fedavg,fedfomo"]), out=tmp_path / "run")
     history = History(folder)
-    assert dict(history.federations[["rule", "algorithm"]].itertuples(index=False)) == {
-        "fedavg": "fedavg",
-        "fedfomo": "fedfomo",
-    }
     assert '"fedfomo": "fedfomo"' in command("table", folder, "--format", "json").stdout
     found = history.listening
     assert set(found["rule"]) == {"fedfomo"}
     assert len(found) == 2 * 4 * 4
     sums = found.groupby(["round", "client"])["weight"].sum()
     assert all(total == pytest.approx(1, abs=1e-5) or total == 0 for total in sums)
-    assert (found.groupby("round")["weight"].nunique() > 2).all()
-    charts = [draw(RunView([history]), "listening", rule=rule) for rule in ("fedavg", "fedfomo")]
-    assert [chart is None for chart in charts] == [True, False]

