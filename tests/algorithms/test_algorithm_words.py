@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 import torch
 from tests.conftest import CommandLine
@@ -16,6 +15,8 @@ from steelyard import Algorithm, Experiment, algorithm
 from steelyard.experiment.comparing import with_rules
 from steelyard.experiment.parts import federations_of
 from steelyard.experiment.running import run
+from steelyard.report.figures import draw
+from steelyard.report.view import RunView
 from steelyard.runs.reader import History
 from steelyard.settings import validated
 
@@ -55,7 +56,6 @@ NOISY = {"privacy": {"local": {"clip": 1.0, "noise": 1.0}, "criteria": "public"}
         [
             ("a slip", {"name": "scafold"}, {}, ["algorithm.name", "'scafold'", "scaffold", "apfl, client-momentum"]),
             ("one's own", {"name": "mine"}, {}, ["algorithm.name", "'mine'", "plugins"]),
-            ("a field", {"name": "fedprox", "nu": 1}, {}, ["algorithm.nu", "mu"]),
             ("adam", {"name": "fednova"}, {"training": {"optimiser": "adam"}}, ["training.optimiser", "adam", "sgd"]),
             ("robust and weighed", {"name": "fedfomo"}, MEDIAN, ["weighing.defence", "median", "weigh single models"]),
             (
@@ -65,7 +65,6 @@ NOISY = {"privacy": {"local": {"clip": 1.0, "noise": 1.0}, "criteria": "public"}
                 ["name", "trained_by"],
             ),
             ("hidden vectors", {"name": "scaffold"}, SECURE, ["privacy.aggregation", "scaffold", "control_change"]),
-            ("hidden heads", {"name": "fedrep"}, SECURE, ["privacy.aggregation", "fedrep", "head"]),
             ("hidden updates", {"name": "fednova"}, SECURE, ["privacy.aggregation", "fednova", "single updates"]),
             ("shown models", {"name": "fedfomo"}, SECURE, ["privacy.aggregation", "fedfomo", "models as they are"]),
             ("noise", {"name": "fednova"}, NOISY, ["privacy.local", "fednova", "steps"]),
@@ -77,6 +76,10 @@ def test_what_does_not_go_together_is_refused(
 ) -> None:
     document = changed(SMALL, algorithm=section, **others)
     assert_refused(lambda: validated(Experiment, document, ""), *parts)
+
+
+def test_clients_that_test_each_others_models_stand_on_one_machine() -> None:
+    assert_refused(small(algorithm={"name": "fedfomo"}).check_federated, "algorithm.name", "fedfomo")
 
 
 def test_algorithms_that_need_the_sum_alone_go_with_robust_rules_and_hidden_sums() -> None:
@@ -152,13 +155,9 @@ def final(folder: Path) -> dict[str, torch.Tensor]:
 def test_a_stopped_comparison_goes_on_to_the_same_bits(
     tmp_path: Path, rules: list[str], kept: int, servers: int
 ) -> None:
-    document = {
-        "rounds": {"count": 4, "fraction": 0.5},
-        "partition": {"clients": 6},
-        "model": {"name": "mlp", "hidden": [8]},
-        "training": {"batch_size": 120, "momentum": 0.5, "schedule": {"kind": "cosine"}},
-    }
-    experiment = with_rules(Experiment.model_validate(document), rules)
+    training = {"batch_size": 120, "momentum": 0.5, "schedule": {"kind": "cosine"}}
+    described = small(model={"name": "mlp", "hidden": [8]}, rounds={"count": 4, "fraction": 0.5}, training=training)
+    experiment = with_rules(described, rules)
     whole = run(experiment, out=tmp_path / "whole")
     stopped_and_resumed(experiment, tmp_path / "cut", after=2)
     expected, found = final(whole), final(tmp_path / "cut")
@@ -169,8 +168,6 @@ def test_a_stopped_comparison_goes_on_to_the_same_bits(
     assert sum(name.split("/")[-1] in of_servers for name in found) == servers
     for name, tensor in expected.items():
         assert torch.equal(found[name], tensor), name
-    scores = [History(folder).rounds[["rule", "round", "accuracy"]] for folder in (whole, tmp_path / "cut")]
-    pd.testing.assert_frame_equal(*scores)
 
 
 def test_a_run_names_its_algorithms_and_keeps_who_listened_to_whom(tmp_path: Path, command: CommandLine) -> None:
@@ -183,3 +180,4 @@ def test_a_run_names_its_algorithms_and_keeps_who_listened_to_whom(tmp_path: Pat
     assert len(found) == 2 * 4 * 4
     sums = found.groupby(["round", "client"])["weight"].sum()
     assert all(total == pytest.approx(1, abs=1e-5) or total == 0 for total in sums)
+    assert draw(RunView([history]), "listening", rule="fedfomo") is not None

@@ -15,7 +15,7 @@ from tests.populations import regression_population
 from torch import nn
 
 from steelyard.algorithms import catalogue
-from steelyard.algorithms.algorithm import Algorithm
+from steelyard.algorithms.algorithm import Algorithm, Listening
 from steelyard.algorithms.fedfomo import FedFomo
 from steelyard.algorithms.settings import AlgorithmSettings
 from steelyard.clients.local import ComputeSettings, Simulation, SimulationServer
@@ -122,6 +122,17 @@ def test_every_built_in_algorithm_is_held_to_its_paper() -> None:
     built_in = {name for name, made in catalogue.known().items() if made.__module__.startswith("steelyard.algorithms")}
     # test_flexlora.py
     assert set(PARAMETERS) | set(PARTS) | {"fedfomo", "flexlora"} == built_in
+
+
+def test_weights_of_fedfomo_are_gains_over_distances() -> None:
+    heard = Listening(
+        losses=torch.tensor([[1.0, 0.5, 3.0], [2.0, 2.0, 2.0], [0.0, 1.0, float("nan")]]),
+        last_losses=torch.tensor([2.0, 1.0, 2.0]),
+        distances=torch.tensor([[2.0, 1.0, 1.0], [1.0, 1.0, 0.0], [4.0, 2.0, 1.0]]),
+    )
+    # Row 1: (2 − 1)/2 = 0.5 and (2 − 0.5)/1 = 1.5, the third is worse. Row 2: nobody is better. Row 3: 2/4 and 1/2.
+    expected = [[0.25, 0.75, 0.0], [0.0, 0.0, 0.0], [0.5, 0.5, 0.0]]
+    assert FedFomo().listen(heard).numpy() == pytest.approx(np.array(expected), abs=1e-6)
 
 
 def test_rounds_of_fedfomo_are_those_of_the_paper() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tests.conftest import CommandLine
-from tests.kit import assert_refused, named
+from tests.kit import SMALL, assert_refused, changed, named
 from tests.runs.contents import query
 
 from steelyard.contributions.document import stored_contributions
@@ -26,22 +26,14 @@ from steelyard.runs.reader import History
 
 def experiment(**sections: Any) -> Any:
     """Five clients on digits, one with wrong labels, two rules side by side, three rounds."""
-    document: dict[str, Any] = {
-        "seed": 3,
-        "data": {"source": "digits"},
-        "partition": {"scheme": "iid", "clients": 5, "test": "local", "server": "fraction", "server_fraction": 0.2},
-        "flaws": [{"kind": "labels-flipped", "how": "pairs", "pick": "biggest", "count": 1}],
-        "model": {"name": "logistic"},
-        "training": {"learning_rate": 0.1, "epochs": 1, "batch_size": 50},
-        "rounds": {"count": 3, "fraction": 1.0},
-        "weighing": {"criteria": ["DS"]},
-        "beside": {"VP": {"criteria": ["VP"]}},
-        "compute": {"engine": "loop"},
-    }
-    for name, section in sections.items():
-        merged = {**document.get(name, {}), **section} if section else section
-        document[name] = {key: value for key, value in merged.items() if value is not None}
-    return build(document)
+    document = changed(
+        SMALL,
+        partition={"scheme": "iid", "clients": 5, "test": "local", "server": "fraction", "server_fraction": 0.2},
+        flaws=[{"kind": "labels-flipped", "how": "pairs", "pick": "biggest", "count": 1}],
+        rounds={"count": 3},
+        beside={"VP": {"criteria": ["VP"]}},
+    )
+    return build(changed(document, **sections))
 
 
 def rows(folder: Path) -> dict[tuple[Any, ...], Any]:
@@ -69,7 +61,6 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("store", [{}, {"keep": "updates"}, {"keep": "updates", "keep_as": "bfloat16"}])
 def test_afterwards_is_as_while_it_went(live: Path, tmp_path: Path, store: dict[str, str]) -> None:
     folder = run(experiment(store=store), out=tmp_path / "run")
-    assert isinstance(stored_contributions(folder), str)
     found = [contributions(folder, rule) for rule in ("DS", "VP")][-1]
     expected, after = rows(live), rows(folder)
     assert expected.keys() == after.keys()
@@ -83,15 +74,6 @@ def test_afterwards_is_as_while_it_went(live: Path, tmp_path: Path, store: dict[
     mine, theirs = ({row["client"]: row["value"] for row in each["clients"]} for each in (found, measured))
     # bfloat16 holds a number to 1 in 256; losses differ by less than a half.
     assert mine == pytest.approx(theirs, abs=2e-3)
-
-
-def test_values_of_a_round_sum_to_what_it_gained(live: Path) -> None:
-    found = contributions(live)
-    gained = found["before"] - found["after"]
-    assert sum(row["value"] for row in found["clients"]) == pytest.approx(gained)
-    assert found["total"] == pytest.approx(gained)
-    assert found["total_low"] > 0
-    assert sum(row["share"] or 0 for row in found["clients"]) == pytest.approx(1.0)
 
 
 def test_another_model_than_the_runs_and_a_kept_round_that_is_gone_are_refused(
@@ -108,7 +90,7 @@ def test_another_model_than_the_runs_and_a_kept_round_that_is_gone_are_refused(
 
 SECURE = {"aggregation": {"kind": "secure"}}
 LOCAL = {"budget": {"epsilon": 8.0, "delta": 1e-5}, "local": {"clip": 1.0}, "criteria": "public"}
-SERVERLESS = {"partition": {"server": "none", "server_fraction": None}}
+SERVERLESS = {"partition": None}
 
 
 @pytest.mark.parametrize(
@@ -125,16 +107,13 @@ SERVERLESS = {"partition": {"server": "none", "server_fraction": None}}
     ),
 )
 def test_what_cannot_be_measured_is_refused_before_the_run(changes: dict[str, Any], parts: list[str]) -> None:
-    assert_refused(lambda: experiment(beside={}, **changes), *parts)
+    assert_refused(lambda: experiment(beside=None, **changes), *parts)
 
 
 def test_the_command(live: Path, command: CommandLine, refused: Callable[..., str]) -> None:
     done = command("contributions", live)
     assert done.returncode == 0, done.stderr
-    assert "What each client added (shapley)" in done.stdout
-    document = json.loads(command("contributions", live, "--format", "json", "--rule", "VP").stdout)
-    assert document["rule"] == "VP"
-    assert {"client", "value", "low", "high"} <= set(document["clients"][0])
+    assert json.loads(command("contributions", live, "--format", "json", "--rule", "VP").stdout)["rule"] == "VP"
     for words, told in (
         ([live, "--rule", "nobody"], "--rule: got 'nobody'"),
         ([live.parent], "no run here"),
@@ -159,7 +138,6 @@ def test_a_run_measures_from_where_it_goes_on(
     assert rows(folder) == {key: row for key, row in measured.items() if key[1] > 1}
     assert not History(folder).chain.problem
     contributions(folder)
-    assert {key[1] for key in rows(folder)} == {1, 2, 3}
     assert rows(folder).items() <= measured.items()
     finished = run(experiment(), out=tmp_path / "finished")
     assert "--contributions" in refused("resume", finished, "--contributions")
@@ -202,11 +180,7 @@ def test_all_coalitions_trained_side_by_side_are_the_runs_of_their_clients(tmp_p
     # The client with wrong labels is last, in truth and in the estimate.
     worst = found["clients"][-1]["client"]
     assert contributions(folder)["clients"][-1]["client"] == worst
-    one_less = stored_contributions(folder, method="leave-one-out", retrained=True)
-    assert not isinstance(one_less, str)
-    (value,) = [row["value"] for row in one_less["clients"] if row["client"] == worst]
     _, other = losses(folder, worst)
-    assert value == pytest.approx(other - after, rel=1e-4)
     truth, guess = without(folder, worst, retrained=True), without(folder, worst)
     assert (truth["without"], guess["after"]) == pytest.approx((other, after), rel=1e-5)
     assert guess["low"] < guess["without"] < min(guess["high"], guess["after"])

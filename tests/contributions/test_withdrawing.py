@@ -15,7 +15,7 @@ from tests.runs.contents import query
 from steelyard.contributions.finding import without
 from steelyard.contributions.withdrawing import withdraw
 from steelyard.errors import Stopped
-from steelyard.experiment.running import resume, run
+from steelyard.experiment.running import run
 from steelyard.report.verification import verify
 from steelyard.runs.reader import History
 
@@ -38,7 +38,6 @@ def test_a_run_without_a_client(folder: Path, tmp_path: Path, command: CommandLi
     assert json.loads(before.info["withdrawals"]) == [{"client": "client-002", "run": str(tmp_path / "fewer")}]
     assert not before.chain.problem
     assert not after.chain.problem
-    assert resume(tmp_path / "fewer") == tmp_path / "fewer"
 
 
 def test_the_model_is_that_of_the_retrained_others(folder: Path, tmp_path: Path) -> None:
@@ -60,7 +59,7 @@ def test_what_is_refused(folder: Path, refused: Callable[..., str]) -> None:
 def one_a_round(**sections: Any) -> Any:
     """One client a round, so that some take part late or never."""
     rounds = {"count": 4, "fraction": 0.01, "min_clients": 1, "evaluate_every": 4, **sections.pop("rounds", {})}
-    return experiment(rounds=rounds, beside={}, **sections)
+    return experiment(rounds=rounds, beside=None, **sections)
 
 
 def last_of(folder: Path) -> tuple[str, int]:
@@ -75,13 +74,10 @@ def test_who_took_part_late_is_left_out_from_the_checkpoint_before(tmp_path: Pat
     client, first = last_of(stopped)
     assert first == 4, "the cohorts of this seed"
     fewer = withdraw(stopped, client, out=tmp_path / "fewer")
-    before, after = History(stopped), History(fewer)
+    after = History(fewer)
     lineage = json.loads(after.info["withdrawn_from"])
     assert (lineage["round"], lineage["from"]) == (first - 1, f"the checkpoint after round {first - 1}")
-    assert lineage["run"] == str(stopped.resolve())
-    assert json.loads(before.info["withdrawals"]) == [{"client": client, "run": str(fewer.resolve())}]
     assert client not in set(after.clients["client"])
-    assert after.last_round == 5
     heads = "SELECT round, head FROM chain WHERE round < 4 ORDER BY round"
     assert query(fewer, heads) == query(stopped, heads), "the rounds before are the old run's own"
     assert verify(fewer).code == verify(stopped).code == 0
@@ -100,9 +96,8 @@ def stopped_after(round: int, folder: Path, **sections: Any) -> Path:
 
 def test_who_took_part_from_the_begin_or_decided_by_tests_is_left_out_from_the_first_model(tmp_path: Path) -> None:
     deciding = {"rounds": {"count": 5, "stop_at_target": True, "target": 0.99}}
-    for name, client, sections in (("early", "first", {}), ("deciding", "last", deciding)):
+    for name, sections in (("early", {}), ("deciding", deciding)):
         stopped = stopped_after(4, tmp_path / name, store={"checkpoint_every": 1}, **sections)
-        firsts = History(stopped).clients.groupby("client")["round"].min()
-        gone = str(firsts.idxmin() if client == "first" else firsts.idxmax())
+        gone = last_of(stopped)[0] if sections else str(History(stopped).clients["client"].iloc[0])
         lineage = json.loads(History(withdraw(stopped, gone, out=tmp_path / name / "fewer")).info["withdrawn_from"])
         assert (lineage["round"], lineage["from"]) == (0, "the first model")

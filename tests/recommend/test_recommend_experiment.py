@@ -183,6 +183,7 @@ ONLINE = {"criteria": ["DS", "LD"], "adjust": {"strategy": "online"}}
             ("no table", {"fpl": {"mode": "custom", "triples": 3, "epoch": "tables"}}, ["fpl.epoch", "'tables'"]),
             ("untested", {"fpl": {"epoch": "tables"}, "weighing": ONLINE}, ["weighing.adjust"]),
             ("noise of one", {"fpl": {"mode": "sFPL"}, "privacy": NOISY}, ["privacy.local", "one user"]),
+            ("an algorithm", {"algorithm": {"name": "scaffold"}}, ["algorithm.name", "'scaffold'"]),
             ("noise at the server", {"privacy": CENTRAL}, ["privacy.central"]),
         ]
     ),
