@@ -26,11 +26,13 @@ class Federated:
     server: dict[str, Vector] = field(default_factory=dict)
     every_steps: dict[str, int] = field(default_factory=dict)
     """How many steps each client takes in a round, in the cohort or not."""
+    held: dict[str, np.ndarray] = field(default_factory=dict)
+    """Which rows each client keeps from training, where an algorithm has it test others' models."""
     own: dict[str, Vector] = field(default_factory=dict)
     """Where clients have models of their own: what each of them tests; who is not in here tests the server's model."""
 
-    def gradient(self, client: str, model: Vector) -> Vector:
-        x, y = self.features[client], self.labels[client]
+    def gradient(self, client: str, model: Vector, rows: np.ndarray | slice = slice(None)) -> Vector:
+        x, y = self.features[client][rows], self.labels[client][rows]
         return 2 * x.T @ (x @ model - y) / len(y)
 
     def error(self, client: str, rows: int) -> float:
@@ -225,3 +227,20 @@ def fedala(run: Federated, cohort: Sequence[str], steps: Mapping[str, int]) -> N
     run.model = run.average(cohort, models)
     for client, kept in run.kept.items():
         run.own[client] = kept["model"] + (run.model - kept["model"]) * kept["weights"]
+
+
+def fedfomo(run: Federated, cohort: Sequence[str], steps: Mapping[str, int]) -> None:
+    trained, last = {}, {c: run.kept.get(c, {"last": run.model})["last"] for c in cohort}
+    for client in cohort:
+        start, rows = run.own.get(client, run.model), np.delete(np.arange(len(run.labels[client])), run.held[client])
+        trained[client] = run.local(
+            client, steps[client], lambda m, c=client, r=rows: run.gradient(c, m, r), start=start
+        )
+    for client in cohort:
+        x, y = (each[client][run.held[client]] for each in (run.features, run.labels))
+        moves = np.stack([trained[other] - last[client] for other in cohort])
+        losses = np.mean(((moves + last[client]) @ x.T - y) ** 2, axis=1)
+        gains = np.maximum(0, (np.mean((x @ last[client] - y) ** 2) - losses) / np.linalg.norm(moves, axis=1))
+        run.own[client] = last[client] + gains @ moves / (gains.sum() or 1)
+        run.kept[client] = {"last": trained[client]}
+    run.model = run.average(cohort, trained)
