@@ -10,11 +10,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.kit import assert_refused, named
@@ -59,7 +58,7 @@ def test_fields_can_be_read_back_one_by_one(fields: list[tuple[str, Any]]) -> No
         found.append((name, kind, rest[: int(length)]))
         assert rest[int(length) : int(length) + 1] == b"\n"
         content = rest[int(length) + 1 :]
-    written: dict[type, Callable[[Any], tuple[str, bytes]]] = {
+    written: dict[type, Any] = {
         int: lambda value: ("whole", str(value).encode()),
         float: lambda value: ("real", struct.pack("<d", value + 0.0)),  # a negative zero is a zero, as in SQLite
         str: lambda value: ("text", value.encode()),
@@ -126,27 +125,14 @@ def signing_hash() -> Any:
     return hashes.SHA384()
 
 
-def test_a_new_pair_of_keys_is_one_of_its_own(keys: list[SigningKey]) -> None:
-    assert len({key.line for key in keys}) == len(keys)
-    private, public = signing.key_pair()
-    assert private.startswith(b"-----BEGIN OPENSSH PRIVATE KEY-----\n")
-    assert public.startswith(b"ecdsa-sha2-nistp384 ")
-
-
-def other_kinds() -> list[Any]:
-    return [ec.derive_private_key(5, ec.SECP256R1()), ed25519.Ed25519PrivateKey.generate()]
-
-
-@pytest.mark.parametrize("which", [0, 1], ids=["another curve", "no curve of ours"])
-def test_a_key_of_another_kind_signs_nothing(tmp_path: Path, which: int) -> None:
-    other = other_kinds()[which]
+def test_a_key_of_another_kind_signs_nothing(tmp_path: Path) -> None:
+    other = ec.derive_private_key(5, ec.SECP256R1())
     pem, ssh = serialization.Encoding.PEM, serialization.Encoding.OpenSSH
     file = tmp_path / "key"
     file.write_bytes(other.private_bytes(pem, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()))
     assert_refused(lambda: SigningKey.read(file), f"key: {file}", "of another kind", "federate key")
     line = other.public_key().public_bytes(ssh, serialization.PublicFormat.OpenSSH).decode()
-    signature = other.sign(b"x") if which else other.sign(b"x", ec.ECDSA(signing_hash()))
-    assert not holds(line, signature, b"x")
+    assert not holds(line, other.sign(b"x", ec.ECDSA(signing_hash())), b"x")
 
 
 @pytest.mark.parametrize("line", ["", "no key", LINE[:-9], LINE.replace("384", "256")])
@@ -161,7 +147,6 @@ def test_a_line_that_is_no_key_signs_nothing(line: str) -> None:
             ("no private key", SigningKey.read, b"text", ("key: ", "is not a private key", "federate key")),
             ("no private file", SigningKey.read, None, ("key: ", "cannot be read: No such file", "a private key")),
             ("no public key", signing.read_public_key, b"text", ("not a public key", "federate key")),
-            ("no letters", signing.read_public_key, LINE.encode() + b" \xff", ("not a public key",)),
             ("no public file", signing.read_public_key, None, ("cannot be read: No such file", "a .pub file")),
         ]
     ),
@@ -183,11 +168,9 @@ def test_the_key_of_heads_is_named_by_the_environment_and_is_nobody_elses(
     assert signing.head_key() is None
     key, file = a_key(tmp_path / "server"), tmp_path / "server"
     monkeypatch.setenv("STEELYARD_HEAD_KEY", str(file))
-    for mode in (0o600, 0o400, 0o700):
-        file.chmod(mode)
-        found = signing.head_key()
-        assert found is not None
-        assert found.line == key.line
+    found = signing.head_key()
+    assert found is not None
+    assert found.line == key.line
     for mode in (0o640, 0o620, 0o610, 0o604, 0o602, 0o601):
         file.chmod(mode)
         assert_refused(signing.head_key, f"key: {file}", "can be read by others", f"chmod 600 {file}")
@@ -220,10 +203,7 @@ def test_a_node_states_the_salted_digests_of_all_that_it_sends(keys: list[Signin
     assert (found.key, found.before, found.digests) == (keys[0].line, "ab" * 32, digests)
     assert found.salts == ({} if hidden else salts)
     assert holds(found.key, found.signature, Statement("7", "DS", 3, "asked", "ab" * 32, digests).content())
-    nobody = updates(
-        clients=(), samples=np.zeros(0), criteria={}, losses=np.zeros(0), payload=DenseModels(torch.zeros(0, 2))
-    )
-    assert stated(keys[0], "7", task, "asked", nobody) is None
+    assert stated(keys[0], "7", task, "asked", updates(payload=DenseModels(torch.zeros(0, 2)))) is None
 
 
 # ---------------------------------------------------------------- trees and proofs
@@ -240,7 +220,6 @@ def test_a_tree_by_hand() -> None:
     assert tree.leaf_for(b) == (b.hex(), c.hex(), b.hex(), ["L" + leaves[0].hex(), "R" + leaves[2].hex()])
     assert tree.leaf_for(c) == (c.hex(), a.hex(), c.hex(), ["L" + both.hex()])
     # Who has no leaf is shown by the one before its place; before the first that is the last.
-    assert tree.leaf_for(bytes([1] * 31 + [9])) == tree.leaf_for(a)
     assert tree.leaf_for(bytes(32)) == tree.leaf_for(c) == tree.leaf_for(b"\xff" * 32)
     assert (Tree({}).root, Tree({}).leaf_for(a)) == (None, ("", "", "", []))
     place = b"slot text 1\n7\nfederation text 2\nDS\nround whole 1\n3\nkey text 1\nk\n"
@@ -328,17 +307,9 @@ def test_a_proof_of_which_anything_is_changed_shows_nothing(keys: list[SigningKe
         changed.check()
 
 
-def test_a_signature_is_of_one_run_even_where_nobody_stated_anything(keys: list[SigningKey]) -> None:
-    proof = sealed(keys[4], {}).proof("DS", keys[0].line)
-    proof.check()
-    with pytest.raises(ValueError, match="signature of the head does not hold"):
-        proof.model_copy(update={"run": "8"}).check()
-
-
-@pytest.mark.parametrize("place", ["ab", "AB" * 32, "ab" * 33])
-def test_a_proof_is_read_strictly(keys: list[SigningKey], place: str) -> None:
+@pytest.mark.parametrize("wrong", [{"place": "AB" * 32}, {"head": "ab" * 33}, {"round": "3"}, {"more": 1}])
+def test_a_proof_is_read_strictly(keys: list[SigningKey], wrong: dict[str, Any]) -> None:
     fields = sealed(keys[4], {}).proof("DS", keys[0].line).model_dump()
     assert Proof.model_validate(fields).own is False
-    for wrong in ({"place": place}, {"head": place}, {"round": "3"}, {"more": 1}):
-        with pytest.raises(ValueError, match=next(iter(wrong))):
-            Proof.model_validate({**fields, **wrong})
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        Proof.model_validate({**fields, **wrong})

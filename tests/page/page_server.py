@@ -15,7 +15,7 @@ from typing import IO
 
 import httpx
 import uvicorn
-from tests.runs.records import federation, record, state
+from tests.runs.records import add, begun, evaluations, record, updates
 from tests.warm import WarmProcess
 
 from steelyard.federate.server_folder import ServerFolder
@@ -25,7 +25,6 @@ from steelyard.page.jobs import Jobs
 from steelyard.page.server import ServerView
 from steelyard.page.serving import listen
 from steelyard.runs.process import this_process
-from steelyard.runs.store import Store
 
 # A tenth of a second goes into reading the list of authorities, which plain HTTP never asks.
 request: Callable[..., httpx.Response] = functools.partial(httpx.request, verify=False)
@@ -114,19 +113,15 @@ class Written:
         self, folder: Path, name: str = "DS>LD", rounds: int = 5, clients: tuple[str, str] = ("a", "b")
     ) -> None:
         self.name, self.clients, self.next = name, clients, 0
-        self.store = Store(folder)
-        self.store.register([federation(name)])
+        self.store = begun(folder, name)
         self.store.note(status="running", rounds=rounds, measure="accuracy", writer=this_process().text())
         (folder / "experiment.toml").write_text('name = "made"\n', encoding="utf-8")
 
     def round(self, accuracy: float = 0.5) -> None:
         """Write one more round."""
-        made = record(self.name, self.next, accuracy=accuracy)
-        assert made.updates is not None
-        assert made.evaluations is not None
-        object.__setattr__(made.updates, "clients", self.clients)
-        object.__setattr__(made.evaluations, "clients", self.clients)
-        self.store.commit(self.next, [made], {self.name: state(self.next)}, dict, last=False)
+        sent = updates(self.name, self.next, clients=self.clients)
+        tested = evaluations(self.name, self.next, clients=self.clients)
+        add(self.store, record(self.name, self.next, accuracy=accuracy, updates=sent, evaluations=tested))
         self.next += 1
 
     def end(self, status: str = "finished") -> None:

@@ -15,7 +15,7 @@ from steelyard.report.baseline import is_fedavg
 from steelyard.report.documents.comparison import Recommendation
 from steelyard.report.flawed import sentence
 from steelyard.report.headline import headline
-from steelyard.report.sign import sign, tilt
+from steelyard.report.sign import drawn, sign, tilt
 from steelyard.report.view import RunView, flawed_means
 from steelyard.runs.store import Store
 
@@ -143,7 +143,6 @@ def rule(name: str, accuracy: float | None, weight: float | None = None) -> dict
             ),
             ("one seed may be chance", [rule("fedavg", 0.7), rule("VP", 0.75)], ["may be chance"]),
             ("little to gain", [rule("fedavg", 0.7), rule("VP", 0.71)], ["little to gain"]),
-            ("no fedavg", [rule("VP", 0.9), rule("LD", 0.8)], []),
             ("only the server's own", [rule("fedavg", 0.9), rule("server-only", 0.99)], []),
             ("no rows", [rule("fedavg", None), rule("VP", None)], []),
         ]
@@ -159,11 +158,8 @@ def test_what_weighing_did_is_one_sentence_or_none(rules: Any, parts: list[str])
     ("settings", "expected"),
     [
         ({"normalise": "max"}, True),
-        ({"loss": {"adapt": "none"}}, True),
-        ({"score": "power", "power": 1}, True),
         ({"normalise": "rank"}, False),
         ({"score": "power", "power": 3}, False),
-        ({"fit": {"steps": 10}}, False),
         ({"trained_by": "server"}, False),
         ({"loss": {"adapt": "class-f1"}}, False),
         ({"criteria": ["DS", "LD"]}, False),
@@ -206,3 +202,18 @@ def test_the_sentence_and_the_sign_tell_of_flawed_clients(tmp_path_factory: pyte
 )
 def test_the_beam_tips_to_the_heavier_side_and_not_over(number: float, weight: float, angle: float) -> None:
     assert tilt(number, weight) == pytest.approx(angle)
+
+
+def test_without_flawed_clients_the_beam_is_level(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", rounds=1, clients=4, seeds=(1,))
+    store = Store(folder)
+    store.note(flaws={})
+    store.close()
+    svg, caption = sign(RunView([folder]))
+    assert caption == ""
+    assert 'class="sign plain"' in svg
+    assert "rotate(0.0 70 28)" in svg
+
+
+def test_the_title_is_text_not_markup() -> None:
+    assert "VP&gt;DS &amp; more</title>" in drawn(1.0, 2.0, "VP>DS & more")

@@ -97,8 +97,6 @@ def test_one_seed_and_two_recommend_nothing_and_say_how_many_would(seeds: int) -
     assert found["seeds_needed"] == seeds_for(1.0, 1.0, 2) == 13
     assert "VP is ahead of fedavg by 80.0 points" in found["sentence"]
     assert "compare --seeds 13" in found["sentence"]
-    behind = recommend({"fedavg": [0.5] * seeds, "VP": [0.4] * seeds}, "fedavg", ROWS)
-    assert behind["sentence"].startswith("No rule is ahead of fedavg")
 
 
 def test_errors_are_better_when_lower_and_no_percentages() -> None:
@@ -108,11 +106,6 @@ def test_errors_are_better_when_lower_and_no_percentages() -> None:
     assert [row["verdict"] for row in found["rules"]] == ["", "better", "worse"]
     assert found["rules"][1]["difference"]["mean"] == pytest.approx(-1.0)
     assert "RMSE is 1 lower than with DS" in found["sentence"]
-    kept = recommend({"DS": [3.0, 3.1, 3.2, 3.1], "VE": [3.1, 3.0, 3.2, 3.3]}, "DS", errors)
-    assert "a difference under RMSE 0." in kept["sentence"]
-    lists = Measure("ndcg@10", "over 943 users")
-    shown = recommend({"DS": [0.18, 0.19, 0.2], "EQ": [0.21, 0.221, 0.229]}, "DS", lists)["sentence"]
-    assert "ndcg@10 is 0.03 higher than with DS over 943 users (95 % interval 0.0275 to 0.0325, 3 seeds)" in shown
 
 
 LEVEL = {"DS": [0.5, 0.6, 0.7]}
@@ -147,9 +140,7 @@ NOBODY = "no other rows choose one of them"
                 "Ask no clients (server-only)",
             ),
             ("left out", BOTH, {"left_out": {"A": "so"}}, "B", ""),
-            ("all left out", {**LEVEL, "A": BOTH["A"]}, {"left_out": {"A": "so"}}, None, "(A: so)"),
             ("other rows choose", BOTH, CHOSEN, "B", "15.3 points higher"),
-            ("nothing to choose", {**LEVEL, "A": BOTH["A"]}, CHOSEN, "A", "Use A"),
             (
                 "the chosen one is not confirmed",
                 BOTH,

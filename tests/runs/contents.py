@@ -81,36 +81,6 @@ def chain_again(connection: sqlite3.Connection) -> None:
     connection.execute("UPDATE checkpoints SET head = (SELECT head FROM chain c WHERE c.round = checkpoints.round)")
 
 
-def numbers(blob: bytes | None, kind: str = "<f8") -> list[float] | None:
-    """Return the numbers of one packed column, "unknown" as None."""
-    if blob is None:
-        return None
-    return [None if number != number else number for number in np.frombuffer(blob, kind).tolist()]
-
-
-def updates(folder: Path) -> list[dict[str, Any]]:
-    """Return what stands of the clients' updates, a dictionary of lists for each federation and round."""
-    columns = ("federation", "round", "clients", "samples", "bytes", "loss", "score", "weight", "raw", "normalised")
-    return [
-        {
-            name: numbers(value, "<i8" if name == "samples" else "<f8") if column > 2 else value
-            for column, (name, value) in enumerate(zip(columns, row, strict=True))
-        }
-        for row in rows(folder)["updates"]
-    ]
-
-
-def evaluations(folder: Path) -> list[dict[str, Any]]:
-    """Return what stands of the clients' evaluations, a dictionary of lists for each federation and round."""
-    columns = ("federation", "round", "clients", "samples", "score", "loss", "metrics", "figures")
-    found: list[dict[str, Any]] = []
-    for row in rows(folder)["evaluations"]:
-        entry = dict(zip(columns, row, strict=True))
-        entry |= {name: numbers(entry[name]) for name in ("score", "loss", "figures")}
-        found.append({**entry, "samples": numbers(entry["samples"], "<i8")})
-    return found
-
-
 def last_round(folder: Path) -> int:
     """Return the last round that has rows."""
     return int(query(folder, "SELECT MAX(round) FROM rounds")[0][0])

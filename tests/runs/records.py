@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from steelyard.messages import Evaluations, Failure, LossState, Updates
 from steelyard.rounds.contributions import RoundValues
 from steelyard.rounds.state import Federation, RoundRecord, RoundState
+from steelyard.runs.store import Store
 from steelyard.update_payloads import DenseModels
 from steelyard.weighing.priorities import OrderState
 from steelyard.weighing.rule import Rule, WeighingSettings
@@ -73,3 +75,17 @@ def values(round: int = 1) -> RoundValues:
     """What the two clients added in a round, over two groups of test rows."""
     table = np.array([[0.4, 0.3, 0.7], [0.05, 0.1, -0.1]]) / (1 + round)
     return RoundValues("loss", "shapley", ("a", "b"), table, np.array([0.0, 0.125]), np.array([3, 1]), 2.0, 1.5)
+
+
+def begun(folder: Path, *names: str, **options: Any) -> Store:
+    """Open a store with a federation of each name."""
+    store = Store(folder, **options)
+    store.register([federation(name) for name in names or ("DS>LD",)])
+    return store
+
+
+def add(store: Store, *records: RoundRecord, last: bool = False) -> None:
+    """Write a round of which these are the records; the first parameter of each model is the round's number."""
+    round = records[0].round
+    states = {one.federation: state(round, float(round), 2.0) for one in records}
+    store.commit(round, records, states, dict, last=last)

@@ -170,19 +170,6 @@ def test_only_what_was_replaced_is_written(tmp_path: Path) -> None:
     assert "clients/003" not in table(tmp_path, name(2))[name(1)]["keys"]
 
 
-def test_a_quarter_of_the_clients_tensors_is_enough_for_a_file_to_stay(tmp_path: Path) -> None:
-    """Models count nothing: they are written each time."""
-    for count, stays in ((4, True), (5, False)):
-        folder = tmp_path / str(count)
-        writer, held = TensorFiles(folder), {"models/a": torch.zeros(9 * LONG), **vectors(count)}
-        writer.write(name(1), held)
-        held |= {key: torch.ones(LONG) for key in vectors(count - 1)}
-        writer.write(name(2), held)
-        assert writer.needed(name(2)) == ({name(1)} if stays else set())
-        own = set(tensor_files.read_tensors(folder / FOLDER / name(2)))
-        assert (f"clients/{count - 1:03d}" in own) is not stays
-
-
 def test_of_too_many_files_the_fullest_half_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensor_files, "MOST_FILES", 4)
     writer, held = TensorFiles(tmp_path), dict[str, torch.Tensor]()
@@ -326,9 +313,6 @@ def test_rounded_models_are_float32_again_and_nothing_else_is_rounded(tmp_path: 
 
 
 def test_whether_a_folder_keeps_updates(tmp_path: Path):
-    assert not kept_rounds(tmp_path)
-    path_of_round(tmp_path, 1).parent.mkdir()
-    (path_of_round(tmp_path, 1).parent / "notes.txt").touch()
     assert not kept_rounds(tmp_path)
     gone = [record("gone", 1, updates=None), record("DS>LD", 1)]
     keep_round(tmp_path, 1, gone, {"gone": state(1, 5.0), "DS>LD": state(1)}, "float32")

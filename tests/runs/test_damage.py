@@ -21,7 +21,7 @@ from tests.kit import assert_refused, refusal
 from tests.report.made_run import make_run
 from tests.runs.contents import query
 from tests.runs.damaged_folders import run_cases
-from tests.runs.records import federation, record, state, values
+from tests.runs.records import add, begun, record, state, values
 
 from steelyard import files
 from steelyard.errors import UserError
@@ -40,8 +40,7 @@ from steelyard.runs.valued import add_values, read_values
 
 def five_rounds(folder: Path) -> None:
     """A run that stopped after round 4: its checkpoints are those of rounds 3 and 4."""
-    store = Store(folder)
-    store.register([federation()])
+    store = begun(folder)
     for round in range(5):
         own = {"own": torch.tensor([round])}
         store.commit(
@@ -146,10 +145,9 @@ def test_without_a_sound_checkpoint_nothing_is_forgotten_unless_accepted(run: Pa
 @pytest.fixture
 def killed(tmp_path: Path) -> Iterator[Path]:
     """A run whose writer died: the folder as it is while the writer still holds it."""
-    store = Store(tmp_path / "alive")
-    store.register([federation()])
+    store = begun(tmp_path / "alive")
     for round in range(4):
-        store.commit(round, [record(round=round)], {"DS>LD": state(round, float(round))}, dict, last=False)
+        add(store, record(round=round))
         store.note(status=f"after {round}")
     shutil.copytree(tmp_path / "alive", tmp_path / "killed")
     yield tmp_path / "killed"
@@ -214,14 +212,13 @@ def test_the_rows_of_a_checkpoint_are_in_the_database_file_before_an_older_file_
 def test_a_disk_that_fails_is_one_line_and_the_rounds_before_stay(
     run: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    store = Store(run)
-    store.register([federation()])
+    store = begun(run)
 
     def fail(_: int) -> None:
         raise OSError(code, os.strerror(code))
 
     def fifth() -> None:
-        store.commit(5, [record(round=5)], {"DS>LD": state(5)}, dict, last=False)
+        add(store, record(round=5))
 
     with monkeypatch.context() as patch:
         patch.setattr("os.fsync", fail)
@@ -471,18 +468,11 @@ def test_a_figure_that_is_not_finite_is_unknown_and_the_largest_ones_stay(run: P
     assert set(found["seed"]) == {2**63 - 1}
 
 
-LISTED = {
-    "an absurd accuracy": ("UPDATE rounds SET accuracy = 1e308", "rounds, accuracy: holds a number beyond 1e+200"),
-    "a view": (f"DROP TABLE rounds; CREATE VIEW rounds AS {ENDLESS}", "the view 'rounds' is not one of a run's"),
-}
-
-
-@pytest.mark.parametrize("kind", LISTED)
 def test_a_bad_run_is_one_line_in_every_list_and_for_every_command(
-    runs: Path, command: CommandLine, refused: Callable[..., str], kind: str
+    runs: Path, command: CommandLine, refused: Callable[..., str]
 ) -> None:
-    statements, why = LISTED[kind]
-    change(runs / "bad", *statements.split("; "))
+    why = "the view 'rounds' is not one of a run's"
+    change(runs / "bad", "DROP TABLE rounds", f"CREATE VIEW rounds AS {ENDLESS}")
     for words in (("ls", runs), ("top", runs, "--once")):
         done = command(*words)
         assert (done.returncode, done.stderr) == (0, "")
@@ -501,14 +491,12 @@ def test_what_a_run_names_neither_reaches_the_terminal_nor_is_a_formula(runs: Pa
         f"UPDATE federations SET rule = '{odd}', name = '{odd}'",
         f"UPDATE clients SET name = name || '{odd}'",
     )
-    for more in ((), ("--format", "csv"), ("--format", "json"), ("--groups",), ("--curves", "c.csv")):
+    for more in ((), ("--format", "csv"), ("--curves", "c.csv")):
         done = command("table", runs / "bad", *more)
         assert done.returncode == 0, done.stderr
         assert "red" in done.stdout
         assert done.stdout.replace("\n", "").isprintable()
         assert (",'=red" in done.stdout) == ("csv" in more)
-    for words in (("ls", runs), ("top", runs, "--once")):
-        assert command(*words).stdout.replace("\n", "").isprintable()
     assert "\n'=red" in (runs.parent / "c.csv").read_text(encoding="utf-8")
     change(runs / "bad", "UPDATE federations SET rule = char(9) || '=1+1'")
     assert "\n'\\t=1+1," in export_run(runs / "bad", "csv")[1].read_text(encoding="utf-8")

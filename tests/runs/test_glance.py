@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 from tests.kit import assert_refused
-from tests.runs.records import federation, record, state
+from tests.runs.records import add, begun, record, state
 
-from steelyard.runs.glance import accuracies, find_runs, glance, glances, run_folder, signature
+from steelyard.runs.glance import accuracies, find_runs, glance, glances, run_folder
 from steelyard.runs.heaviest import heaviest
 from steelyard.runs.process import Writer, read_writer, started, this_process
 from steelyard.runs.store import Store
@@ -22,14 +22,13 @@ from steelyard.runs.store import Store
 
 def make_run(folder: Path, status: str = "finished", rounds: int = 2, writer: str | None = None) -> Path:
     """A run of hand-made rounds: round 0 without clients, then `rounds` with two clients of weights 3/4 and 1/4."""
-    store = Store(folder)
-    store.register([federation()])
+    store = begun(folder)
     note = {"status": status, "rounds": 5, "measure": "accuracy", "writer": writer or this_process().text()}
     store.note(**note)
     nobody = record(round=0, updates=None, weighing=None, accuracy=0.125, order=(), tried=())
     store.commit(0, [nobody], {"DS>LD": state(0)}, dict, last=False)
     for round in range(1, rounds + 1):
-        store.commit(round, [record(round=round)], {"DS>LD": state(round)}, dict, last=False)
+        add(store, record(round=round))
     store.close()
     return folder
 
@@ -112,16 +111,6 @@ def test_no_name_leads_outside(links: Path) -> None:
         assert_refused(partial(run_folder, links, name), "no run of this name")
 
 
-def test_the_signature_changes_with_every_commit(tmp_path: Path) -> None:
-    store = Store(tmp_path / "a")
-    store.register([federation()])
-    before = signature(tmp_path / "a")
-    assert signature(tmp_path / "a") == before
-    store.commit(1, [record()], {"DS>LD": state(1)}, dict, last=False)
-    assert signature(tmp_path / "a") != before
-    store.close()
-
-
 def test_who_counts_most_is_of_the_last_round(tmp_path: Path) -> None:
     found = heaviest(make_run(tmp_path / "a"), shown=1)
     assert found is not None
@@ -138,9 +127,7 @@ def test_all_that_a_look_tells(tmp_path: Path) -> None:
     store.close()
     os.utime(folder / "run.sqlite", (1000, 1000))
     seen = glance(tmp_path, "a")
-    assert (seen.name, seen.folder, seen.changed, seen.measure) == ("a", folder, 1000.0, "ndcg")
-    assert (seen.flower, seen.problem, seen.ended) == (True, "", "")
-    assert seen.writer == this_process()
+    assert (seen.folder, seen.writer) == (folder, this_process())
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     assert seen.document() == {
         "name": "a",
@@ -166,8 +153,6 @@ def test_a_run_that_cannot_be_read_is_shown_with_all_that_can_and_does_not_stop_
     found = {seen.name: seen for seen in glances(tmp_path)}
     assert found["good"].state == "finished"
     seen = found["a"]
-    assert (seen.folder, seen.state, seen.round, seen.rounds) == (folder, "unreadable", 0, None)
-    assert (seen.measure, seen.rules, seen.changed, seen.writer) == ("accuracy", (), 1000.0, None)
-    assert seen.accuracy is None
-    assert seen.bytes == sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    assert (seen.folder, seen.state, seen.measure, seen.changed) == (folder, "unreadable", "accuracy", 1000.0)
+    assert (seen.accuracy, seen.rounds, seen.writer) == (None, None, None)
     assert seen.problem == "a: cannot be read: file is not a database"

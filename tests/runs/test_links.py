@@ -127,19 +127,6 @@ def test_nothing_is_written_through_a_link(tmp_path: Path, refused: Callable[...
     assert state_of(theirs) == before
 
 
-@pytest.mark.parametrize("name", ["lock", "report.html", "export/rounds.csv"])
-def test_a_file_with_a_second_name_keeps_what_it_holds(tmp_path: Path, command: CommandLine, name: str) -> None:
-    run = made(tmp_path)
-    theirs = victim(tmp_path) / "notes.txt"
-    (run / name).unlink(missing_ok=True)
-    (run / name).parent.mkdir(exist_ok=True)
-    (run / name).hardlink_to(theirs)
-    Store(run).close()
-    for words in (("report", "run"), ("export", "run", "--force")):
-        assert command(*words).returncode == 0
-    assert theirs.read_text(encoding="utf-8") == KEPT
-
-
 @pytest.mark.parametrize("name", ["run.sqlite", "run.sqlite-wal", "privacy.jsonl"])
 def test_what_is_written_in_place_must_have_one_name(
     run: Path, tmp_path: Path, refused: Callable[..., str], name: str
@@ -174,9 +161,6 @@ def test_a_point_of_a_sweep_is_no_link(tmp_path: Path, command: CommandLine, ref
     before = state_of(tmp_path / "moved")
     assert f"{point.name}: is a link" in refused("resume", "s")
     assert state_of(tmp_path / "moved") == before
-    text = (tmp_path / "s" / "sweep.toml").read_text(encoding="utf-8")
-    (tmp_path / "s" / "sweep.toml").write_text(text.replace(f'"{point.name}"', '"../moved"'), encoding="utf-8")
-    assert "'../moved'" in refused("table", "s")
 
 
 def no_more_than(limit: int) -> None:

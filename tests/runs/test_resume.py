@@ -6,7 +6,6 @@ the checkpoint does not know of.
 
 from __future__ import annotations
 
-import functools
 import json
 import signal
 import sqlite3
@@ -52,18 +51,6 @@ CASES: dict[str, dict[str, Any]] = {
     "a fixed rule, seldom tested and written": described(rounds={"evaluate_every": 2}, store={"clients_every": 2}),
     "adafed": described(
         partition=SERVER, weighing={"criteria": ["VP"], "priority": None, "when_zero": "keep", "loss": {}}
-    ),
-    "adafed on a regression": described(
-        data={"source": "diabetes"},
-        partition={"scheme": "iid", "clients": 5, "alpha": None, "minimum": None, **SERVER},
-        rounds={"samples": False},
-        training={"learning_rate": 0.05},
-        weighing={
-            "criteria": ["VE"],
-            "priority": None,
-            "when_zero": "keep",
-            "loss": {"adapt": "barron", "scale": 300.0, "adapt_scale": True},
-        },
     ),
     "a budget": described(weighing={"adjust": {"strategy": "greedy", "budget": 22}}),
     "bandit": described(weighing={"adjust": {"strategy": "bandit"}}),
@@ -134,7 +121,7 @@ def test_learning(tmp_path: Path, case: str) -> None:
     _, states, tensors = checkpoint(whole)
     (state,) = states.values()
     assert state["round"] == ROUNDS
-    if case.startswith("adafed"):
+    if case == "adafed":
         # The loss has adapted: its state is not the first round's any more.
         losses = [json.loads(loss) for (loss,) in query(whole, "SELECT loss FROM rounds ORDER BY round")]
         assert losses[1] != losses[EVERY] != losses[-1]
@@ -145,8 +132,6 @@ def test_learning(tmp_path: Path, case: str) -> None:
         if case == "a budget":
             # Used up after the checkpoint: a resume that forgot what it had spent would spend too much.
             assert sum(tests[: EVERY + 1]) < 22 == sum(tests)
-        if case == "bandit":
-            assert sum(state["orders"]["memory"]["duels"].values()) == 2 * sum(tests)
     kept = [json.loads(name.removeprefix("clients/")) for name in tensors if name.startswith("clients/")]
     if case == "clients that train on from their own models":
         assert [(kind, client) for kind, _, client in kept] == [("own", "client-001"), ("own", "client-004")]
@@ -170,8 +155,6 @@ def test_comparing_rules_with_two_seeds(tmp_path: Path) -> None:
     rules = ("--rules", "DS,LD>DS>MD,online,bandit,adafed,fitted(DS),server-only", "--seeds", "2")
     whole = interrupted(tmp_path, "compare", write(document, tmp_path), *rules)
     _, states, _ = checkpoint(whole)
-    assert len(states) == 14
-    assert {name.partition("#")[2] for name in states} == {"3", "4"}
     # Some rested at the target before the checkpoint, some between it and the kill, some after: all are carried on.
     ended = sorted(state["round"] for state in states.values() if state["finished"])
     assert ended[0] <= EVERY < KILLED_AFTER < ended[-1]
@@ -195,28 +178,6 @@ def test_recommenders(tmp_path: Path) -> None:
     whole = interrupted(tmp_path, "run", write(document, tmp_path))
     kept = [name for name in checkpoint(whole)[2] if name.startswith("clients/")]
     assert any("vectors" in name for name in kept)
-
-
-def test_the_engine_that_a_run_began_with_is_kept(tmp_path: Path) -> None:
-    """What is fastest may change between two starts; the run's own record decides, not the newest trial."""
-    document = write(described(compute={"engine": "auto"}, training={"batch_size": 7}), tmp_path)
-    environment = {"STEELYARD_CACHE": str(tmp_path / "cache")}
-    call = functools.partial(steelyard, folder=tmp_path, environment=environment)
-    # The first run tries the engines and writes its choice; it is then replaced by hand, so that the test knows it.
-    assert call("run", document, "--out", tmp_path / "trial") == 0
-    choose(tmp_path / "cache", "stacked:2")
-    assert call("run", document, "--out", tmp_path / "part", killed_after=KILLED_AFTER) == -signal.SIGKILL
-    choose(tmp_path / "cache", "loop")
-    assert call("resume", tmp_path / "part") == 0
-    choice = "SELECT value FROM info WHERE key = 'engine_choice'"
-    assert query(tmp_path / "part", choice) == [("stacked:2",)]
-
-
-def choose(cache: Path, name: str) -> None:
-    """Make an engine the one that was found fastest."""
-    file = cache / "engines.json"
-    known = json.loads(file.read_text())
-    file.write_text(json.dumps({key: {**entry, "engine": name} for key, entry in known.items()}))
 
 
 def test_killed_from_outside_at_any_moment(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
@@ -14,9 +15,8 @@ import numpy as np
 import pytest
 import torch
 from tests.kit import assert_refused, named
-from tests.runs import contents
 from tests.runs.contents import query
-from tests.runs.records import evaluations, federation, record, state, updates
+from tests.runs.records import RAW, begun, evaluations, federation, record, state, updates
 
 from steelyard.errors import UserError
 from steelyard.messages import Failure
@@ -144,6 +144,10 @@ def test_a_round_with_a_checkpoint_is_on_the_disk_before_it_counts(store: Store)
     assert set(written_with(store, store.finish, "INSERT OR REPLACE INTO info")) == {"FULL"}
 
 
+def doubles(*values: float) -> bytes:
+    return struct.pack(f"<{len(values)}d", *values)
+
+
 def test_a_round_stands_in_the_tables_number_by_number(store: Store) -> None:
     test = {"server_accuracy": 0.5, "server_macro_f1": 0.25, "server_metrics": {"f1": [0.5, 0.0]}}
     commit(store, record(**test, tests=2, epsilon=1.5, bytes_each=2))
@@ -153,34 +157,13 @@ def test_a_round_stands_in_the_tables_number_by_number(store: Store) -> None:
     metrics = '{"f1": [0.5, 0.0]}'
     cost = (None, None, 16.0, 6.0)
     assert row == (*start, 3, 2, 0, "[]", 0, plain, 0.5, 0.25, metrics, 0.125, None, 1.5, *cost)
-    assert contents.updates(store.folder) == [
-        {
-            "federation": "DS>LD",
-            "round": 1,
-            "clients": ["a", "b"],
-            "samples": [3, 1],
-            "bytes": None,
-            "loss": [0.25, None],
-            "score": [1.125, 0.375],
-            "weight": [0.75, 0.25],
-            "raw": [3.0, 4.0, 1.0, 4.0],
-            "normalised": [0.75, 0.5, 0.25, 0.5],
-        }
+    assert query(store.folder, "SELECT hex(clients), samples, bytes, score, weight, raw FROM updates") == [
+        ("0100000002000000", struct.pack("<2q", 3, 1), None, doubles(1.125, 0.375), doubles(0.75, 0.25), RAW.tobytes())
     ]
-    assert contents.rows(store.folder)["failures"] == [("DS>LD", 1, "c", "not registered")]
-    assert contents.evaluations(store.folder) == [
-        {
-            "federation": "DS>LD",
-            "round": 1,
-            "clients": ["a", "d"],
-            "samples": [3, 1],
-            "score": [0.5, 1.0],
-            "loss": [0.75, None],
-            "metrics": "[]",
-            "figures": None,
-        }
+    assert query(store.folder, "SELECT client, reason FROM failures") == [(3, "not registered")]
+    assert query(store.folder, "SELECT hex(clients), score FROM evaluations") == [
+        ("0100000004000000", doubles(0.5, 1.0))
     ]
-    assert query(store.folder, "SELECT * FROM samples") == []
 
 
 def test_an_old_model_that_was_kept_gave_nobody_weight(store: Store) -> None:
@@ -190,25 +173,24 @@ def test_an_old_model_that_was_kept_gave_nobody_weight(store: Store) -> None:
         store.folder, "SELECT kept_old, zero_criteria, zero_scores, accuracy FROM rounds"
     )
     assert (kept, json.loads(zero), uniform, accuracy) == (1, ["DS", "LD"], 0, None)
-    (found,) = contents.updates(store.folder)
-    assert (found["score"], found["weight"]) == ([0.25, 0.25], [0.0, 0.0])
+    assert query(store.folder, "SELECT weight FROM updates") == [(bytes(16),)]
     assert query(store.folder, "SELECT * FROM evaluations") == []
 
 
 def test_updates_without_weighing_and_with_bytes(store: Store) -> None:
     failures = (Failure("c", "too late"), Failure("c", "again"), Failure("b", "sent twice"))
     commit(store, record(weighing=None, updates=updates(bytes_sent=np.array([70, 80]), failures=failures)))
-    (found,) = contents.updates(store.folder)
-    assert (found["clients"], found["samples"], found["bytes"]) == (["a", "b"], [3, 1], [70, 80])
-    assert found["raw"] is found["normalised"] is found["score"] is found["weight"] is None
+    bytes_sent = struct.pack("<2d", 70, 80)
+    assert query(store.folder, "SELECT bytes, raw, normalised, score, weight FROM updates") == [
+        (bytes_sent, *[None] * 4)
+    ]
     # A client that is weighed all the same is no failure, and one that failed twice was asked once.
-    assert contents.rows(store.folder)["failures"] == [("DS>LD", 1, "c", "again")]
+    assert query(store.folder, "SELECT reason FROM failures") == [("again",)]
     assert query(store.folder, "SELECT cohort, answered FROM rounds") == [(4, 2)]
 
 
 def test_single_clients_are_written_each_k_rounds_and_in_the_last(tmp_path: Path) -> None:
-    store = Store(tmp_path, clients_every=2)
-    store.register([federation()])
+    store = begun(tmp_path, clients_every=2)
     for round in range(1, 6):
         commit(store, record(round=round), last=round == 5)
     store.close()
@@ -266,14 +248,6 @@ def test_a_round_is_written_as_a_whole_or_not_at_all(store: Store) -> None:
     # The new file is there, the row is not: the old checkpoint still holds.
     assert len(list((store.folder / "checkpoints").iterdir())) == 2
     assert store.resume().states["DS>LD"].round == 0
-
-
-def test_a_round_written_again_replaces_the_first(store: Store) -> None:
-    commit(store, record(round=1, accuracy=0.25))
-    commit(store, record(round=1, accuracy=0.5))
-    assert query(store.folder, "SELECT accuracy FROM rounds") == [(0.5,)]
-    for table in ("updates", "failures", "evaluations"):
-        assert query(store.folder, f"SELECT COUNT(*) FROM {table}") == [(1,)]
 
 
 def test_a_set_up_run_has_its_files_facts_and_rules_one_writer_and_is_left_alone(tmp_path: Path) -> None:

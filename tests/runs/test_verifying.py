@@ -14,13 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.kit import assert_refused
 from tests.runs.contents import chain_again, change, query
-from tests.runs.records import federation, record, state, values
+from tests.runs.records import add, begun, record, values
 from tests.runs.signed_runs import TEXT, a_key, signed_run
 
 from steelyard.errors import UserError
 from steelyard.report.verification import Verification, verify
 from steelyard.runs.schema import SCHEMA
-from steelyard.runs.store import Store
 from steelyard.runs.valued import add_values
 
 COSTS = {("rounds", column) for column in ("seconds", "cpu", "gpu", "up", "down")}
@@ -140,11 +139,10 @@ def test_values_found_out_after_the_run_leave_it_whole_and_are_said_not_to_be_ch
 
 
 def test_a_changed_byte_of_each_checkpoint_that_a_run_keeps_is_named_by_its_round(tmp_path: Path) -> None:
-    store = Store(tmp_path / "run")
-    store.register([federation()])
+    store = begun(tmp_path / "run")
     store.resume()
     for round in range(3):
-        store.commit(round, [record(round=round)], {"DS>LD": state(round, 1.0 + round, 2.0)}, dict, last=False)
+        add(store, record(round=round))
     store.close()
     (tmp_path / "run" / "experiment.toml").write_text(TEXT)
     assert verify(tmp_path / "run").found.checked["models"].startswith("of the checkpoints after round 1 and 2,")
