@@ -24,7 +24,7 @@ CHECKPOINTS, CODE, EXPORT, FIGURES, FLOWER, UPDATES = "checkpoints", "code", "ex
 """Folders of a run."""
 SWEEP_FILE, ATTACK_FILE, ARENA_FILE = "sweep.toml", "attack.toml", "arena.toml"
 """The files that say what several runs in one folder are: of a sweep, under attack, the scenes of the arena."""
-_MARKS = (DATABASE, SWEEP_FILE, ATTACK_FILE, ARENA_FILE)
+_STUDIES = (SWEEP_FILE, ATTACK_FILE, ARENA_FILE)
 DRAFT = ".part"
 """Ending of a file that is being written; it gets its name when it is whole."""
 
@@ -36,9 +36,16 @@ def _place(path: Path) -> tuple[Path, tuple[str, ...]]:
     # Texts, not paths: a summary of a run asks this a thousand times.
     for depth in range(len(names)):
         above = os.sep + os.sep.join(names[:depth])
-        if any(os.path.lexists(f"{above}{os.sep}{mark}") for mark in _MARKS):
+        if _is_ours(f"{above}{os.sep}"):
             return Path(above), tuple(names[depth:])
     return Path(whole).parent, (names[-1],)
+
+
+def _is_ours(folder: str) -> bool:
+    """Say whether a folder is a run, or one of several runs: a user's own sweep.toml has no lock of ours beside it."""
+    if os.path.lexists(folder + DATABASE):
+        return True
+    return os.path.lexists(folder + LOCK) and any(os.path.lexists(folder + mark) for mark in _STUDIES)
 
 
 @contextmanager

@@ -453,6 +453,8 @@ def test_an_infinite_number_makes_no_categories(tmp_path: Path) -> None:
         ("id,genre|genre|genre", "a.csv", ","),
         ("a;b,c;d", "a.txt", ";"),
         ("alone", "a.csv", None),
+        ('"age, in years, now";weight', "a.csv", ";"),
+        ('"a::b",c', "a.txt", ","),
     ],
 )
 def test_the_sign_between_cells(first: str, name: str, expected: str | None) -> None:

@@ -26,6 +26,7 @@ from steelyard.recommend.capabilities import USER_CAPABILITIES
 from steelyard.recommend.clients import RecommendClients
 from steelyard.recommend.fpl import Schedule
 from steelyard.recommend.parallel import PairRows
+from steelyard.recommend.run_data import load_run_data
 from steelyard.recommend.sampling import Histories
 from steelyard.recommend.sparse import SparseRows
 from steelyard.report.recommender import open_run
@@ -292,3 +293,20 @@ def test_the_gram_matrix_equals_the_products_of_whole_tables(users: int, count: 
     # What a user sends for one item is summed in float32.
     assert found == pytest.approx(moved @ moved.T, rel=1e-5, abs=1e-5)
     assert np.sqrt(np.diag(found)) == pytest.approx(payload.divergence(torch.zeros(15)))
+
+
+def test_an_edited_file_and_another_folder_are_read_again(
+    description: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Equal settings are no equal data: a file is edited, and a relative path means another file elsewhere."""
+    rows = Path(description["interactions"]["path"]).read_text().splitlines(keepends=True)
+    found = []
+    for folder, kept in (("a", rows), ("a", rows[:-8]), ("b", rows[:-16])):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "ratings.csv").write_text("".join(kept))
+        monkeypatch.chdir(tmp_path / folder)
+        given = changed(description, interactions={"path": "ratings.csv"})
+        found.append(load_run_data(given.interactions, given.items, given.fpl, given.ranking))
+    assert [len(each.data.user) for each in found] == [len(rows) - 1, len(rows) - 9, len(rows) - 17]
+    again = load_run_data(given.interactions, given.items, given.fpl, given.ranking)
+    assert again is found[-1], "an untouched file is read once"

@@ -208,3 +208,14 @@ def test_a_link_that_leads_nowhere_a_pipe_and_a_second_name_are_refused(
     (run / "run.sqlite-shm").hardlink_to(theirs)
     assert_refused(lambda: History(run), "run.sqlite-shm: has 2 names")
     assert theirs.read_text(encoding="utf-8") == KEPT
+
+
+def test_a_users_own_sweep_file_above_a_linked_folder_of_runs_is_nothing_to_us(
+    run: Path, tmp_path: Path, command: CommandLine
+) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "runs").symlink_to(tmp_path / "disk")
+    run.rename(tmp_path / "disk" / "run")
+    (tmp_path / "sweep.toml").write_text("rates = [0.1, 0.2]\n")
+    done = command("resume", "runs/run", "--quiet")
+    assert done.returncode == 0, done.stderr

@@ -126,7 +126,10 @@ def test_of_a_long_run_some_rounds_are_looked_at(
     tmp_path: Path, clients_every: int, most: int, read: list[int] | None
 ) -> None:
     history = eleven_rounds(tmp_path, clients_every)
+    assert sorted(set(history.clients["round"])) == list(range(0, 11, clients_every))
     spaced = history.spaced(most)
+    answered = spaced.clients[spaced.clients["failure"].isna()]  # of failures none is left away
+    assert set(answered["round"]) == set(spaced.cohorts("both", 1).rounds.tolist()), "also after `clients`"
     whole = list(range(0, 11, clients_every))
     assert history.cohorts("both", 1).rounds.tolist() == whole
     assert [round for round in spaced.cohorts("both", 1).rounds.tolist() if round] == (read or whole[1:])

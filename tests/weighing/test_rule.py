@@ -239,3 +239,9 @@ def test_marks_inside_parentheses_do_not_split() -> None:
     assert split("a(b(c;d);e);f", ";") == ["a(b(c;d);e)", "f"]
     assert split("a),b") == ["a)", "b"]
     assert split(" ") == []
+
+
+@pytest.mark.parametrize("word", ["mean(DS)@3", "product(DS,LD)@7", "online(DS>LD)^2", "power(VP)^3@2"])
+@pytest.mark.parametrize("frame", [FRAME, ANY])
+def test_what_follows_a_word_is_never_lost(word: str, frame: Frame) -> None:
+    assert_refused(lambda: read_rule(word, frame), word)

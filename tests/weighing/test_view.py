@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import permutations
 
 import numpy as np
@@ -266,3 +267,11 @@ def test_nobody_has_no_weight_and_clients_without_samples_count_alike() -> None:
     view = cohort(np.zeros(3), [10, 0, 0])
     rows = coalition_weights(view, np.array([[0, 0, 0], [1, 1, 0], [0, 1, 1]], dtype=bool))
     assert rows.tolist() == [[0, 0, 0], [1, 0, 0], [0, 0.5, 0.5]]
+
+
+def test_a_view_made_of_another_remembers_what_that_one_did() -> None:
+    first = CohortView.of(updates(), START, first_number)
+    first.remember("A-mean", 1)
+    second = replace(first, round=2)
+    second.remember("B-mean", 2)
+    assert second.remembered == {"A-mean": 1, "B-mean": 2}

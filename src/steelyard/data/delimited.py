@@ -146,6 +146,7 @@ def separator_of(first: str, path: Path) -> str | None:
 
     In a .csv a bar stands between the values of a cell, unless there is neither comma nor semicolon.
     """
+    first = re.sub(r'"[^"]*"', "", first)  # a mark inside quotes divides nothing
     for mark in ("::", "\t"):
         if mark in first:
             return mark

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import glob
 import gzip
 import os
 import zlib
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from steelyard.errors import MachineError, UserError, brief
@@ -37,6 +40,26 @@ def find(path: Path | None, expected: str, default: str = "", field: str = "path
             raise UserError(f"data.{field}: got {brief(str(path))} ({reason}); expected {expected}") from None
     looked = ", ".join(str(candidate) for candidate in candidates)
     raise MachineError(f"data.{field}: found no '{path}' (looked at {looked}); expected {expected}")
+
+
+State = tuple[str, int, int, int]
+"""A file's place, and what the system changes with every write: its inode, its size, the time of the write."""
+
+
+def states_of(paths: Iterable[Path | None]) -> tuple[State, ...]:
+    """Return the state of files, and of those beside them with the same stem, which readers may also take.
+
+    Use it in the key of what is kept of files in memory: another folder or an edited file is another key.
+    """
+    found: list[State] = []
+    for path in paths:
+        with suppress(UserError, OSError):  # one that is missing is refused by its reader
+            if path is not None:
+                whole = find(path, "a file").resolve()
+                for each in sorted(whole.parent.glob(f"{glob.escape(whole.stem)}.*")):
+                    status = each.stat()
+                    found.append((str(each), status.st_ino, status.st_size, status.st_mtime_ns))
+    return tuple(found)
 
 
 def read_bytes(path: Path) -> bytes:

@@ -72,8 +72,7 @@ class HiddenUpdates:
         if self.summed is not None or weights.ndim != 1:
             raise UserError(
                 "privacy.aggregation: a second weighted sum of the same updates was asked for, and from several such "
-                "sums "
-                "single updates can be solved; allowed: one sum in a round"
+                "sums single updates can be solved; allowed: one sum in a round"
             )
         check_weights(self.clients, weights, self.settings)
         self.summed = self.summing.sum(self.clients, weights)
@@ -178,9 +177,8 @@ def check_sum(summed: Summed, whole: float, settings: AggregationSettings) -> No
         raise BeyondBound(
             f"the hidden sum of {len(summed.clients)} clients moves a parameter by {found.max():.3g}, and "
             f"honest clients can move it by at most {settings.bound * whole:.3g} (privacy.aggregation.bound times the "
-            "sum "
-            f"of their weights); one or more of {first_names(summed.clients, 20)} sent too much, and the sum does not "
-            "show who; it is not used"
+            f"sum of their weights); one or more of {first_names(summed.clients, 20)} sent too much, and the sum does "
+            "not show who; it is not used"
         )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from steelyard.data.files import find
+from steelyard.data.files import State, find, states_of
 from steelyard.errors import UserError, listed
 from steelyard.recommend import filters, splits
 from steelyard.recommend.fpl import Learning
@@ -41,7 +41,8 @@ class RunData:
 
 
 @lru_cache(maxsize=4)
-def _loaded(described: str) -> RunData:
+def _loaded(described: str, states: tuple[State, ...]) -> RunData:
+    """Read what the sections describe; `states` are of the files that they name, so that edited ones are read again."""
     given = json.loads(described)
     interactions = InteractionSettings.model_validate(given["interactions"])
     items = None if given["items"] is None else ItemSettings.model_validate(given["items"])
@@ -61,10 +62,11 @@ def _loaded(described: str) -> RunData:
 def load_run_data(
     interactions: InteractionSettings, items: ItemSettings | None, fpl: FplSettings, ranking: RankingSettings
 ) -> RunData:
-    """Read, filter and split, once for equal settings; every step that drops something says so in `data.report()`."""
+    """Read, filter and split, once for equal settings and files; `data.report()` has each step that drops something."""
     sections = {"interactions": interactions, "items": items, "fpl": fpl, "ranking": ranking}
     described = {name: None if part is None else part.model_dump(mode="json") for name, part in sections.items()}
-    return _loaded(json.dumps(described))
+    files = [interactions.path, interactions.catalogue, interactions.test, None if items is None else items.path]
+    return _loaded(json.dumps(described), states_of(files))
 
 
 def assemble(

@@ -1,5 +1,4 @@
-"""Rounds under a privacy guarantee: cohorts, weights and noise by [privacy], charged to the ledger before they are "
-"drawn."""
+"""Rounds under a guarantee: cohorts, weights and noise by [privacy], charged to the ledger before they are drawn."""
 
 from __future__ import annotations
 

@@ -177,6 +177,7 @@ class History(RunFacts):
             return self
         found = copy.copy(self)
         found.every = every
+        vars(found).pop("clients", None)  # read anew: of all rounds it may be there already
         return found
 
     def spacing(self, most: int) -> int:

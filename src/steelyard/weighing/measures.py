@@ -151,15 +151,17 @@ def number(where: str, cell: object, most: float = LARGEST_REAL) -> float:
 
 
 def read_table(path: Path) -> Measures:
-    """Read a CSV of clients; each fault is named with its row."""
+    """Read a CSV of clients; each fault is named with its line."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = [row for row in csv.reader(file) if any(cell.strip() for cell in row)]
+            reader = csv.reader(file)
+            numbered = [(reader.line_num, row) for row in reader if any(cell.strip() for cell in row)]
     except UnicodeDecodeError:
         raise UserError(f"{path}: is not UTF-8 text; allowed: a CSV with a header") from None
     except (OSError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UserError(f"{path}: cannot be read: {reason}; allowed: a CSV with a header") from error
+    rows = [row for _, row in numbered]
     if rows and len(rows[0]) == 1 and any(mark in rows[0][0] for mark in ";\t|"):
         raise UserError(
             f"{path}: the header {brief(rows[0][0])} has no commas; allowed: commas between cells, a point in numbers "
@@ -183,14 +185,14 @@ def read_table(path: Path) -> Measures:
     criteria = [name for column, name in enumerate(header) if column != client_column]
     clients: dict[str, None] = {}
     values: list[list[float]] = []
-    for line, row in enumerate(rows[1:], start=2):
+    for line, row in numbered[1:]:
         if len(row) != len(header):
-            raise UserError(f"{path}, row {line}: {len(row)} cells; allowed: {len(header)}, as in the header")
+            raise UserError(f"{path}, line {line}: {len(row)} cells; allowed: {len(header)}, as in the header")
         client = row[client_column].strip()
         if not client:
-            raise UserError(f"{path}, row {line}: the client has no name; allowed: a name for each client")
+            raise UserError(f"{path}, line {line}: the client has no name; allowed: a name for each client")
         if client in clients:
-            raise UserError(f"{path}, row {line}: names client '{client}' twice; allowed: each client once")
+            raise UserError(f"{path}, line {line}: names client '{client}' twice; allowed: each client once")
         clients[client] = None
         values.append(
             [_cell(path, line, header[column], cell) for column, cell in enumerate(row) if column != client_column]
@@ -216,6 +218,6 @@ def _cell(path: Path, line: int, column: str, text: str) -> float:
         value = float("nan")
     if not 0 <= value <= LARGEST_REAL:
         raise UserError(
-            f"{path}, row {line}, {column}: got {brief(text.strip())}; allowed: a number from 0 to 1e30, true or false"
+            f"{path}, line {line}, {column}: got {brief(text.strip())}; allowed: a number from 0 to 1e30, true or false"
         )
     return value

@@ -169,7 +169,8 @@ class CohortView:
     """Computes `kernel_norms`."""
     memory: Mapping[str, Memory] = field(default_factory=dict[str, Memory])
     """What was remembered in the rounds before, by name; empty in the first round."""
-    _changes: dict[str, Memory] = field(default_factory=dict[str, Memory], init=False, repr=False)
+    changes: dict[str, Memory] = field(default_factory=dict[str, Memory], repr=False)
+    """What was remembered in this round; a view that `replace` makes of this one goes on with the same."""
 
     @classmethod
     def of(
@@ -280,14 +281,14 @@ class CohortView:
         """
         try:
             # Through JSON at once: a run that was resumed and one that was not then see the same.
-            self._changes[name] = json.loads(json.dumps(value, default=_listed))
+            self.changes[name] = json.loads(json.dumps(value, default=_listed))
         except (TypeError, ValueError) as error:
             raise UserError(f"remember('{name}'): {error}; allowed: numbers, text, lists, tables, arrays") from error
 
     @property
     def remembered(self) -> dict[str, Memory]:
         """The memory for the next round: what was there, with what was remembered in this round."""
-        return {**self.memory, **self._changes}
+        return {**self.memory, **self.changes}
 
 
 def _models(payload: Payload, parameters: torch.Tensor, weights: Floats) -> torch.Tensor:

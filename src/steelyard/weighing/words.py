@@ -38,6 +38,7 @@ WORDS = (
         "POLICY",
     ),
 )
+_AFTER = "@N after online, greedy or bandit alone, ^K after power(...) alone, one of them"
 _EXAMPLES = {
     "weighted-mean": "a weight for each criterion, as in weighted-mean(DS=2,LD=1)",
     "owa": "a quantifier or a weight for each rank, as in owa(DS,LD;most) or owa(DS,LD;0.7,0.3)",
@@ -114,8 +115,14 @@ def read_rule(word: str, frame: Frame) -> dict[str, Any]:
         return _normalised(divided[1], divided[2], frame)
     match = re.fullmatch(r"([a-z-]+)(?:\(([^()]*)\))?(?:@(\d+))?(?:\^([0-9.]+))?", word)
     if match is None:
+        if set(word) & set("@^"):
+            raise frame.refused(word, _AFTER)
+        if set(word) & set("()"):
+            raise _unknown(word, frame)
         return _ordered(word, frame)
     kind, inside, limit, power = match.groups()
+    if (limit and kind.removesuffix("-apart") not in STRATEGIES) or (power and kind != "power"):
+        raise frame.refused(word, _AFTER)
     if kind == "budget" and inside is not None and inside.isdigit():
         return {**_ordered(None, frame), "adjust": {"strategy": "online", "budget": int(inside)}, "name": word}
     strategy = kind.removesuffix("-apart")
@@ -137,10 +144,13 @@ def read_rule(word: str, frame: Frame) -> dict[str, Any]:
         }
     if frame.known is None and inside is limit is power is None:
         return _ordered(word, frame)
+    raise _unknown(word, frame)
+
+
+def _unknown(word: str, frame: Frame) -> UserError:
     words = (*WORDS, *frame.further)
-    raise UserError(
-        f"{frame.option}: got '{word}'{nearest(word, words)}; allowed: criteria, orders of them, {listed(words)}"
-    )
+    allowed = f"criteria, orders of them, {listed(words)}"
+    return UserError(f"{frame.option}: got '{word}'{nearest(word, words)}; allowed: {allowed}")
 
 
 def _unnamed(word: str, frame: Frame) -> dict[str, Any]:

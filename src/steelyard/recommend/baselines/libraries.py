@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import os
 import warnings
 from typing import Any
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from steelyard.errors import UserError
 from steelyard.randomness import stream_key
@@ -18,21 +18,12 @@ from steelyard.recommend.ranking import Floats
 
 
 def _library(name: str) -> Any:
-    # One BLAS thread: implicit brings its own threads, and warns of BLAS's otherwise.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         return importlib.import_module(name)
     except ImportError:
         raise UserError(
             f"baseline: needs {name.split('.')[0]}; install it with pip install 'steelyard[recommend]'"
         ) from None
-
-
-def _fit(model: Any, taken: Any) -> None:
-    with warnings.catch_warnings():
-        # The library hands itself a matrix in a form that it then warns about.
-        warnings.filterwarnings("ignore", message="Method expects CSR input")
-        model.fit(taken, show_progress=False)
 
 
 def bpr(
@@ -43,15 +34,19 @@ def bpr(
     Two threads may write the same row in one moment, so runs with the same seed agree only nearly.
     """
     library = _library("implicit.bpr")
-    model = library.BayesianPersonalizedRanking(
-        factors=factors,
-        learning_rate=rate,
-        regularization=decay,
-        iterations=epochs,
-        num_threads=2,
-        random_state=stream_key(seed, 0, "", "bpr baseline") % (1 << 31),
-    )
-    _fit(model, matrix(train))
+    # One BLAS thread, since implicit brings its own; NumPy read the environment long ago.
+    with threadpool_limits(1, "blas"), warnings.catch_warnings():
+        # The library hands itself a matrix in a form that it then warns about.
+        warnings.filterwarnings("ignore", message="Method expects CSR input")
+        model = library.BayesianPersonalizedRanking(
+            factors=factors,
+            learning_rate=rate,
+            regularization=decay,
+            iterations=epochs,
+            num_threads=2,
+            random_state=stream_key(seed, 0, "", "bpr baseline") % (1 << 31),
+        )
+        model.fit(matrix(train), show_progress=False)
 
     def scores(users: Codes) -> Floats:
         return np.asarray(model.user_factors[users] @ model.item_factors.T, dtype=np.float64)

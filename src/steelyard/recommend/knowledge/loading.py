@@ -10,6 +10,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from steelyard.data.files import State, states_of
 from steelyard.recommend.interactions import Names, numbered
 from steelyard.recommend.knowledge import explore, graph, table
 from steelyard.recommend.knowledge.features import ItemFeatures
@@ -29,17 +30,20 @@ class Loaded:
 
 
 def load_features(settings: KnowledgeSettings, item_ids: Sequence[str] | Names) -> ItemFeatures:
-    """Return the features of these items, rows in their order; read once for equal settings and items."""
+    """Return the features of these items, rows in their order; read once for equal settings, files and items."""
     return load(settings, item_ids).features
 
 
 def load(settings: KnowledgeSettings, item_ids: Sequence[str] | Names) -> Loaded:
     """Return the features of these items with the account; use it where the account is shown."""
-    return _load(json.dumps(settings.model_dump(mode="json")), tuple(str(item) for item in item_ids))
+    files = [path for s in settings.sources for path in (s.path, s.links, s.entities, s.predicates, s.names)]
+    described = json.dumps(settings.model_dump(mode="json"))
+    return _load(described, tuple(str(item) for item in item_ids), states_of(files))
 
 
 @lru_cache(maxsize=4)
-def _load(described: str, item_ids: tuple[str, ...]) -> Loaded:
+def _load(described: str, item_ids: tuple[str, ...], states: tuple[State, ...]) -> Loaded:
+    """Read what [knowledge] describes; `states` are of its files, so that edited ones are read again."""
     settings = KnowledgeSettings.model_validate_json(described)
     sources = [Source.of(each, number) for number, each in enumerate(settings.sources)]
     linked = [source.linked(item_ids) for source in sources if source.is_graph]
