@@ -141,7 +141,9 @@ class Weighed(Strategy):
         """Return the server's figures, the score under the name that the folder has for it."""
         found = {name: float(value) for name, value in record.items() if not isinstance(value, list)}
         score = next((name for name in (self._measure, *SCORES) if name in found), None)
-        return found if score is None else {"accuracy": found.pop(score), **found}
+        if score is not None:
+            found["accuracy"] = found.pop(score)
+        return found
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -39,14 +39,12 @@ def test_weights_are_those_of_a_table() -> None:
     expected = steelyard.weigh(rows, "quality>DS/max")
     assert list(found.weights.values()) == pytest.approx(expected.weights, abs=1e-12)
     assert list(found.scores.values()) == pytest.approx(expected.scores, abs=1e-12)
-    assert found.measures == rows
+    assert (found.measures, found.reasons) == (rows, {})
     assert found.samples == {name: row["DS"] for name, row in rows.items()}
-    assert found.reasons == {}
     # Sums of three numbers of at most 2 in float32.
     assert found.arrays["w"] == pytest.approx(np.full((2, 3), expected.weights @ [0, 1, 2]), abs=1e-6)
     means = found.means({"a": {"x": 1.0, "y": 5.0}, "b": {"y": 1.0, "x": 2.0}, "c": {"x": 4.0, "y": 0.0, "z": 1.0}})
-    assert list(means) == ["x", "y"]
-    assert means["x"] == pytest.approx(expected.weights @ [1, 2, 4])
+    assert means == pytest.approx({"x": expected.weights @ [1, 2, 4], "y": expected.weights @ [5, 1, 0]})
 
 
 @pytest.mark.parametrize(
@@ -59,21 +57,19 @@ def test_weights_are_those_of_a_table() -> None:
         ({"x": np.zeros(1)}, "array x was not sent"),
         ({"b": None}, "array b is missing"),
         ({"samples": 0.0}, "samples = 0; allowed: 1 to"),
-        ({"samples": float("inf")}, "samples = inf"),
         ({"samples": 2.0 * MOST_SAMPLES}, "samples = 2e+12"),
         ({"q": None}, "criterion q is missing"),
-        ({"q": float("nan")}, "criterion q"),
         ({"q": -1.0}, "criterion q"),
         ({"q": 1.1 * LARGEST_REAL}, "criterion q = 1.1e+30; allowed: 0 to 1e+30"),
     ],
 )
 def test_a_reply_that_cannot_be_weighed_is_left_out_with_its_reason(changed: dict[str, Any], reason: str) -> None:
-    good = reply("a", 1.0, 10, {"q": 1.0})
-    given: dict[str, Any] = {**good.arrays, "samples": 10.0, "q": 1.0, **changed}
-    samples, measures = given.pop("samples"), {} if given["q"] is None else {"q": given["q"]}
-    arrays = {name: array for name, array in given.items() if name != "q" and array is not None}
-    bad = Reply("b", arrays, samples, measures)
-    found = combined("q>DS", good, bad, reply("c", 3.0, 10, {"q": 1.0}), metrics=["q"])
+    given: dict[str, Any] = {**reply("b", 1.0).arrays, "samples": 10.0, "q": 1.0, **changed}
+    samples, q = given.pop("samples"), given.pop("q")
+    arrays = {name: array for name, array in given.items() if array is not None}
+    bad = Reply("b", arrays, samples, {} if q is None else {"q": q})
+    others = [reply(name, value, 10, {"q": 1.0}) for name, value in (("a", 1.0), ("c", 3.0))]
+    found = combined("q>DS", others[0], bad, others[1], metrics=["q"])
     assert found.arrays["w"][0, 0] == pytest.approx(2.0)
     assert list(found.reasons) == ["b"]
     assert found.reasons["b"].startswith(reason)
@@ -82,29 +78,21 @@ def test_a_reply_that_cannot_be_weighed_is_left_out_with_its_reason(changed: dic
 def test_what_lies_at_a_border_is_taken_and_reasons_are_short() -> None:
     most = [reply(name, 1.0, MOST_SAMPLES, {"q": LARGEST_REAL}) for name in "ab"]
     assert combined("q>DS", *most, metrics=["q"]).weights == {"a": 0.5, "b": 0.5}
+    assert combined("DS", most[0], most[1], most[0]).reasons == {"a": "answered twice"}
     weighing = WeighedRounds("DS")
     collected = weighing.begin(SENT)
     collected.refuse("z", "x\n" * 999)
     assert len(collected.reasons["z"]) == 500
     assert collected.reasons["z"].isprintable()
-    found = weighing.combine(SENT, [], {"a": "no reply came"})
-    assert (found.arrays, found.weights, found.reasons) == (None, {}, {"a": "no reply came"})
-    assert weighing.combine(SENT, [reply("a", np.nan)]).arrays is None
-    assert weighing.next_round() == 3
+    found = weighing.combine(SENT, [reply("b", np.nan)], {"a": "no reply came"})
+    assert (found.arrays, found.weights, found.reasons["a"]) == (None, {}, "no reply came")
+    assert weighing.next_round() == 2
     weighing.go_on(-1, {})
     assert weighing.next_round() == 1
     weighing.go_on(7, {"AG": 1.0})
     assert (weighing.next_round(), weighing.memory) == (8, {"AG": 1.0})
-    assert (weighing.asked, weighing.needs_samples) == ([], True)
-    asking = WeighedRounds("LD>MD")
-    assert (asking.asked, asking.needs_samples) == (["LD"], False)
-
-
-def test_robust_rules_and_caps_hold_an_attacker() -> None:
-    found = combined("median(EQ)", *(reply(c, v) for c, v in zip("abcd", (1.0, 1.1, 0.9, 1000.0), strict=True)))
-    assert 0.8 < found.arrays["w"][0, 0] < 1.2
-    capped = combined("capped(DS;max_shares=1.5)", *(reply(c, 1, n) for c, n in (("a", 1), ("b", 1), ("c", 1000))))
-    assert capped.weights["c"] == pytest.approx(0.5)
+    asked = [(each.asked, each.needs_samples) for each in (weighing, WeighedRounds("LD>MD"))]
+    assert asked == [([], True), (["LD"], False)]
 
 
 def normed() -> torch.nn.Module:
@@ -138,17 +126,11 @@ def test_whole_numbers_between_the_weights_do_not_shift_what_is_tested() -> None
         ("online(DS>MD)", ("online(DS>MD)", "steers training itself")),
         ("server-only", ("server-only", "steers training itself")),
         ("fltrust(EQ)", ("fltrust(EQ)", "trains at the server")),
-        ("quality", ("rule", "'quality'")),
         (" ", ("rule", "' '")),
     ],
 )
 def test_rules_that_cannot_be_used_here_are_refused(rule: str, parts: tuple[str, ...]) -> None:
     assert_refused(lambda: WeighedRounds(rule), *parts)
-
-
-def test_a_model_that_cannot_be_summed_is_refused_by_name() -> None:
-    sent = {"w": np.zeros(2, np.float32), "odd": np.zeros(2, np.complex64)}
-    assert_refused(lambda: WeighedRounds("DS").combine(sent, [Reply("a", sent, 1.0)]), "odd", "complex64")
 
 
 def cohort(clients: int = 5) -> tuple[dict[str, Any], list[Reply]]:
@@ -161,28 +143,18 @@ def cohort(clients: int = 5) -> tuple[dict[str, Any], list[Reply]]:
         "mask": np.array([True, False, True]),
         "wide": numbers.normal(size=7),
     }
-    replies = [
-        Reply(
-            f"c{i}",
-            {
-                **{
-                    name: (sent[name] + numbers.normal(size=sent[name].shape)).astype(sent[name].dtype)
-                    for name in ("w", "half", "wide")
-                },
-                "seen": np.array(2**60 + 2 * i + 1, np.int64),
-                "mask": np.array([True, i > 0, False]),
-            },
-            10.0 * (i + 1),
-        )
-        for i in range(clients)
-    ]
-    return sent, replies
+
+    def trained(i: int) -> dict[str, Any]:
+        moved = {n: (v + numbers.normal(size=v.shape)).astype(v.dtype) for n, v in sent.items() if v.dtype.kind == "f"}
+        return {**moved, "seen": sent["seen"] + 2 * i + 1, "mask": np.array([True, i > 0, False])}
+
+    return sent, [Reply(f"c{i}", trained(i), 10.0 * (i + 1)) for i in range(clients)]
 
 
-@pytest.mark.parametrize(
-    "rule", ["DS", "MD>DS/max", "AG", "median(DS)", "multi-krum(EQ)", "clip(DS)", "capped(DS;max_shares=1.2)"]
-)
-def test_updates_on_the_disk_are_weighed_as_those_in_memory(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("rule", ["DS", "MD>DS/max", "AG", "median(DS)", "multi-krum(EQ)", "clip(DS)"])
+def test_updates_on_the_disk_are_weighed_as_those_in_memory(
+    rule: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     sent, replies = cohort()
     before = {name: array.copy() for name, array in sent.items()}
     found = [WeighedRounds(rule).combine(sent, replies)]
@@ -193,13 +165,19 @@ def test_updates_on_the_disk_are_weighed_as_those_in_memory(rule: str, monkeypat
     found.append(WeighedRounds(rule).combine(sent, changes))
     for other in found[1:]:
         assert other.weights == pytest.approx(found[0].weights, abs=1e-6)
-        assert found[0].arrays is not None
         assert list(other.arrays) == list(sent)
         for name, array in found[0].arrays.items():
             assert other.arrays[name].dtype == sent[name].dtype
             np.testing.assert_allclose(other.arrays[name], array, rtol=2e-3 if name == "half" else 1e-5, atol=1e-5)
     for name, array in before.items():
         assert (sent[name] == array).all(), name
+    if rule == "DS":
+        # 2⁶⁰ + 1, 3, 5, ... by 10, 20, 30, ... rows: float64 has no room for any of them.
+        seen = found[0].arrays["seen"]
+        assert (seen, seen.shape) == (2**60 + round(sum((2 * i + 1) * (i + 1) for i in range(5)) / 15), ())
+        assert found[0].arrays["mask"].tolist() == [True, True, False]
+    collected = WeighedRounds("DS").begin(sent, tmp_path / "missing")
+    assert_refused(lambda: collected.add(replies[0]), "folder", tmp_path / "missing")
 
 
 def changed(arrays: Mapping[str, Any], sent: Mapping[str, Any]) -> dict[str, Any]:
@@ -210,21 +188,14 @@ def changed(arrays: Mapping[str, Any], sent: Mapping[str, Any]) -> dict[str, Any
     }
 
 
-def test_whole_numbers_are_averaged_without_loss() -> None:
-    """2⁶⁰ + 1, 3, 5, ... by 10, 20, 30, ... rows: float64 has no room for any of them."""
-    sent, replies = cohort(3)
-    found = WeighedRounds("DS").combine(sent, replies)
-    assert found.arrays["seen"] == 2**60 + round((1 * 10 + 3 * 20 + 5 * 30) / 60)
-    assert found.arrays["mask"].tolist() == [True, True, False]
-    assert found.arrays["seen"].shape == ()
-
-
 def test_a_round_may_come_to_the_change_of_the_model() -> None:
     collected = WeighedRounds("DS").begin(sent := {"w": np.full(2, 5.0), "n": np.array(3)})
     for name, value in (("a", 6.0), ("b", 8.0)):
         assert collected.add(Reply(name, {"w": np.full(2, value), "n": np.array(7)}, 1.0)) == ""
     found = collected.combine(as_change=True).arrays
     assert (found["w"].tolist(), found["n"].tolist(), sent["w"].tolist()) == ([2.0, 2.0], 4, [5.0, 5.0])
+    odd = {"odd": np.zeros(2, np.complex64)}
+    assert_refused(lambda: WeighedRounds("DS").combine(odd, [Reply("a", odd, 1.0)]), "odd", "complex64")
 
 
 def test_arrays_longer_than_a_piece_lose_nothing() -> None:
@@ -233,10 +204,8 @@ def test_arrays_longer_than_a_piece_lose_nothing() -> None:
     assert (layout.precision, layout.size(["w"])) == (np.float32, count)
     array = np.arange(count, dtype=np.float32) % 1000
     pieces = list(layout.changes(["w"], {"w": array + 2}, {"w": array}))
-    assert sum(map(len, pieces)) == count
-    assert len(pieces) == 2
+    assert [len(piece) for piece in pieces] == [1 << 22, 3]
     assert all((piece == 2).all() for piece in pieces)
-    assert Layout.of({"w": np.zeros(1, np.float32), "d": np.zeros(1)}).precision == np.float64
 
 
 def test_memory_is_used_up_before_the_disk_is(tmp_path: Path) -> None:
@@ -249,8 +218,8 @@ def test_memory_is_used_up_before_the_disk_is(tmp_path: Path) -> None:
     assert [isinstance(row.values, np.ndarray) for row in spill.rows] == [True, True, False]
     models = spill.models([2, 0, 1])
     assert models.finite().tolist() == [False, True, True]
-    (span, block), *_ = models.blocks()
-    np.testing.assert_array_equal(block.numpy(), rows[[2, 0, 1]][:, span].astype(np.float32))
+    ((_, block),) = models.blocks()
+    np.testing.assert_array_equal(block.numpy(), rows[[2, 0, 1]].astype(np.float32))
     kept = models.select([1, 2])
     assert kept.divergence(torch.ones(10)) == pytest.approx(np.linalg.norm(rows[:2] - 1, axis=1), rel=1e-6)
     mixed = kept.combine(torch.zeros(10), np.array([[0.5, 0.5], [1.0, 0.0]]))
@@ -262,33 +231,16 @@ def test_memory_is_used_up_before_the_disk_is(tmp_path: Path) -> None:
     assert_refused(lambda: list(models.blocks()), "temporary file was cut")
 
 
-def test_no_room_for_a_large_update_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sent, replies = cohort(1)
-    monkeypatch.setattr("steelyard.adapters.rounds.MEMORY", 0)
-    collected = WeighedRounds("DS").begin(sent, tmp_path / "missing")
-    assert_refused(lambda: collected.add(replies[0]), "folder", tmp_path / "missing")
-
-
-def test_who_answers_twice_is_left_out() -> None:
-    sent, replies = cohort(3)
-    found = WeighedRounds("DS").combine(sent, [*replies, replies[0]])
-    assert found.reasons == {"c0": "answered twice"}
-    assert set(found.weights) == {"c1", "c2"}
-
-
 def test_a_policy_of_others_steps_and_remembers_inside_another_framework() -> None:
     """CGSV's weights do not sum to 1: the model goes on from the one that was sent, and counters are averaged."""
     start = np.array([0.5, -1.0, 0.25], np.float32)
-    models = [start + np.array(change, np.float32) for change in ([0.3, 0, 0], [0, 0.4, 0], [0.2, 0.1, 0])]
-    sent = {"w": start, "seen": np.array(4)}
-    replies = [Reply(name, {"w": model, "seen": np.array(8)}, 10.0) for name, model in zip("abc", models, strict=True)]
-    weighing = WeighedRounds("cgsv(length=0.5)")
+    changes = np.array([[0.3, 0, 0], [0, 0.4, 0], [0.2, 0.1, 0]], np.float32)
+    replies = [Reply(n, {"w": start + c, "seen": np.array(8)}, 10.0) for n, c in zip("abc", changes, strict=True)]
+    weighing, sent = WeighedRounds("cgsv(length=0.5)"), {"w": start, "seen": np.array(4)}
     first, second = weighing.combine(sent, replies), weighing.combine(sent, replies)
-    assert second.arrays is not None
-    step = sum(0.5 / 3 * (model - start) / np.linalg.norm(model - start) for model in models)
+    step = sum(0.5 / 3 * change / np.linalg.norm(change) for change in changes)
     assert first.arrays["w"] == pytest.approx(start + step, abs=1e-5)
     assert first.arrays["seen"] == 8
-    assert sum(first.weights.values()) > 1.1
     # By now who pulls as the whole does is known: c, which lies between the others, has gained.
     assert second.weights["c"] > first.weights["c"]
 
@@ -307,23 +259,26 @@ def test_a_policy_of_others_steps_and_remembers_inside_another_framework() -> No
 )
 def test_rows_that_cannot_be_tested_on_are_refused(features: Any, labels: Any, parts: tuple[Any, ...]) -> None:
     network = torch.nn.Linear(2, 2)
-    sent = state(network)
-    assert_refused(
-        lambda: WeighedRounds("VP", ServerRows(network, features, labels)).combine(sent, [Reply("a", sent, 1.0)]),
-        "rows",
-        *parts,
-    )
+    assert_refused(lambda: by_rows(network, features, labels, state(network)), "rows", *parts)
 
 
 def test_rows_need_the_clients_network() -> None:
-    assert_refused(lambda: ServerRows("net", [[1.0]], [0]), "rows", "'net'")  # type: ignore[arg-type]
     small, large = torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 2)
-    for mine, theirs, what in ((small, large, "clients send 'bias' too"), (large, small, "the network has 'bias'")):
-        sent = state(theirs)
-        weighing = WeighedRounds("VP", ServerRows(mine, [[1.0, 2.0]], [1]))
-        assert_refused(lambda w=weighing, s=sent: w.combine(s, [Reply("a", s, 1.0)]), "rows", what)
+    for mine, sent, what in (
+        ("net", {}, "'net'"),
+        (small, state(large), "clients send 'bias' too"),
+        (large, state(small), "the network has 'bias'"),
+    ):
+        assert_refused(lambda m=mine, s=sent: by_rows(m, [[1.0, 2.0]], [1], s), "rows", what)
     # One output tells two classes apart.
-    single = torch.nn.Linear(2, 1)
-    weighing = WeighedRounds("VP", ServerRows(single, np.array([[9.0, 9.0], [-9.0, -9.0]]), [1, 0]))
     sent = {"weight": np.ones((1, 2), np.float32), "bias": np.zeros(1, np.float32)}
-    assert weighing.combine(sent, [Reply("a", sent, 1.0)]).measures["a"]["VP"] == 1.0
+    assert by_rows(torch.nn.Linear(2, 1), np.array([[9.0, 9.0], [-9.0, -9.0]]), [1, 0], sent) == 1.0
+
+
+def by_rows(network: Any, features: Any, labels: Any, sent: Mapping[str, Any]) -> float:
+    """Weigh one client by its score on the server's rows; return it."""
+    return (
+        WeighedRounds("VP", ServerRows(network, features, labels))
+        .combine(sent, [Reply("a", sent, 1.0)])
+        .measures["a"]["VP"]
+    )
