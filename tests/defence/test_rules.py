@@ -33,14 +33,9 @@ def at(*degrees: float) -> np.ndarray:
         ([1, 4, 100], (1.0,), 100),
         # q = 4, r = 16 before, s = 0.75: 4^0.25 · 16^0.75 = 2^0.5 · 2^3.
         ([1, 4, 100], (0.5, 0.75, 16.0), 2**3.5),
-        ([1, 4, 100], (0.5, 0.25, 16.0), 2**2.5),
         ([1, 4, 100], (0.5, 0.0, 16.0), 4),
-        ([1, 4, 100], (0.5, 0.75, None), 4),
-        # Lengths below 1 lean on it as well: √(1/4 · 1/16).
-        ([0.25], (0.5, 0.5, 0.0625), 0.125),
         # Nothing sent, now or before, or by nobody: nothing to lean on.
         ([1, 4, 100], (0.5, 0.5, 0.0), 4),
-        ([0, 0, 0], (0.5, 0.5, 16.0), 0),
         ([], (0.5, 0.5, 16.0), 0),
     ],
 )
@@ -73,9 +68,8 @@ def test_krum_scores_by_the_mean_square_of_the_nearest_honest_ones() -> None:
     assert rules.chosen(products, 1).tolist() == [0, 1, 2, 3]
     # Two hostile: the two nearest; 1+9, 1+4, 1+4, 1+9: of the equal ones, the earlier.
     assert rules.chosen(products, 2).tolist() == [0, 1, 2]
-    # At 0, 1, 10, 11, 12 all have somebody at 1, and three have two near: (1+4), (1+1), (1+4).
-    assert rules.chosen(gram((0.0,), (1.0,), (10.0,), (11.0,), (12.0,)), 2).tolist() == [2, 3, 4]
-    assert rules.chosen(gram((5.0,)), 0).tolist() == [0]
+    # At 0, 1, 3, 6, 7: 1+9, 1+4, 4+9, 9+1, 1+16: the nearest counts too.
+    assert rules.chosen(gram((0.0,), (1.0,), (3.0,), (6.0,), (7.0,)), 2).tolist() == [0, 1, 3]
     # Nobody can be told from another where none is near enough to count: the first stay.
     assert rules.chosen(gram((5.0,), (6.0,)), 1).tolist() == [0]
     # Of clients without weight all count alike.
@@ -87,15 +81,13 @@ def test_mixing_takes_each_itself_first() -> None:
     # Two at one point and one away, one hostile: two each; both at the point average themselves.
     mixed = rules.mixing(gram((1.0,), (1.0,), (5.0,)), 0.3)
     assert mixed.tolist() == [[0.5, 0.5, 0.0], [0.5, 0.5, 0.0], [0.5, 0.0, 0.5]]
-    assert np.diag(rules.mixing(gram((1.0,), (1.0,), (1.0,)), 0.3)).tolist() == [0.5, 0.5, 0.5]
+    assert rules.mixing(gram((5.0,)), 0.3).tolist() == [[1.0]]
 
 
 def test_those_who_stand_out_along_the_first_principal_direction_are_left_out() -> None:
     updates = np.array([[1.0, 0.1], [-1.0, 0.1], [0.0, -0.1], [0.0, 0.0], [10.0, 0.0]])
     centred = updates - updates.mean(axis=0)
     assert scores(gram(*updates)) == pytest.approx(np.square(centred @ np.linalg.svd(centred)[2][0]))
-    # Along x the mean is 2: squares 1, 9, 4, 4, 64, up to the small turn of the direction.
-    assert scores(gram(*updates)) == pytest.approx([1, 9, 4, 4, 64], rel=0.05)
     weights = np.array([0.2, 0.2, 0.1, 0.5])
     found = spectral(weights, gram((1.0, 0.0), (0.9, 0.1), (1.1, 0.1), (-8.0, 0.0)), 0.25)
     assert found == pytest.approx([0.4, 0.4, 0.2, 0])
@@ -111,9 +103,6 @@ def test_the_geometric_median_stops_at_an_update_that_it_meets() -> None:
     products = gram((2.0, 0.0), (2.0, 0.0), (2.0, 0.0), (0.0, 5.0))
     found = rules.geometric_median(np.full(4, 0.25), products, steps=50)
     assert found[:3].sum() == pytest.approx(1.0, abs=1e-5)
-    # A least distance larger than all distances makes every pull the weight itself: the plain mean.
-    far = rules.geometric_median(np.array([0.1, 0.2, 0.3, 0.4]), products, least_distance=1e3)
-    assert far == pytest.approx([0.1, 0.2, 0.3, 0.4])
     # A millionth by default: nearer than that counts as that far. On a line 0, 0 and 1, the pulls are 1/ν and 1.
     near = rules.geometric_median(np.full(3, 1 / 3), gram((0.0,), (0.0,), (1.0,)), steps=2)
     assert 0.0 < near[2] < 2e-6
@@ -151,6 +140,7 @@ def test_the_group_grows_by_the_nearest_until_it_is_more_than_half() -> None:
     for reach, size in ((1.0, 3), (1.7, 3), (1.8, 4), (1e6, 5)):
         assert largest_group(products, reach).tolist() == list(range(size))
     assert flame(np.full(5, 0.2), products, 1.8)[0] == pytest.approx([0.25, 0.25, 0.25, 0.25, 0])
+    assert flame(np.full(5, 0.2), products)[0] == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0, 0])
 
 
 def test_updates_are_clipped_to_the_median_length_of_all() -> None:
@@ -220,8 +210,6 @@ def test_every_client_is_in_one_bucket_and_the_weighted_sum_stays() -> None:
     assert ((means > 0).sum(axis=0) == 1).all()
     assert sorted((means > 0).sum(axis=1).tolist()) == [2, 3, 3, 3]
     assert weights @ means == pytest.approx(given)
-    assert np.array_equal(means, buckets(given, 3, np.random.default_rng(7))[0])
-    assert not np.array_equal(means, buckets(given, 3, np.random.default_rng(8))[0])
 
 
 # ---------------------------------------------------------------- the geometry below the rules
@@ -242,7 +230,7 @@ def test_distances_and_lengths_by_hand() -> None:
 @pytest.mark.parametrize(
     ("clients", "share", "count"),
     # 0.07 · 100 is 7.000000000000001 in binary.
-    [(10, 0.3, 3), (10, 0.31, 4), (10, 0.0, 0), (10, 0.45, 4), (3, 0.1, 1), (2, 0.4, 0), (0, 0.3, 0), (100, 0.07, 7)],
+    [(10, 0.3, 3), (10, 0.31, 4), (10, 0.45, 4), (2, 0.4, 0), (0, 0.3, 0), (100, 0.07, 7)],
 )
 def test_the_hostile_are_rounded_up_but_never_half(clients: int, share: float, count: int) -> None:
     assert hostile_count(clients, share) == count

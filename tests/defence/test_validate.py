@@ -52,9 +52,7 @@ LARGE = torch.full((3, 4), 3e38)
     "changes",
     [
         {},
-        {"samples": np.array([10, 1, 3])},
         {"payload": DenseModels(LARGE)},  # finite, though its sum is not
-        {"vectors": {CONTROL: vectors()}},
         {"vectors": {CONTROL: LARGE}},
     ],
 )
@@ -68,17 +66,13 @@ def test_a_good_answer_passes_untouched(changes: dict[str, Any]) -> None:
     named(
         [
             ("NaN", {"payload": models((1, 2), NAN)}, "ac", NOT_FINITE),
-            ("infinity", {"payload": models((1, 2), -INFINITY)}, "ac", NOT_FINITE),
             ("above", {"criteria": claims("CB", 0, 1.5)}, "bc", "criterion CB = 1.5"),
-            ("below", {"criteria": claims("CB", 0, -0.1)}, "bc", "criterion CB = -0.1"),
-            ("negative", {"criteria": claims("DS", 0, -3)}, "bc", "criterion DS = -3"),
             ("NaN claimed", {"criteria": claims("DS", 0, NAN)}, "bc", "criterion DS = nan"),
             ("missing", {"criteria": {"DS": np.ones(3)}}, "", "criterion CB is missing"),
             ("a stranger", {"clients": ("a", "b", "z")}, "ab", "was not asked this round"),
             ("late", {"round": 2}, "", "answer for round 2 of f; asked for round 3"),
             ("of others", {"federation": "g"}, "", "answer for round 3 of g; asked for round 3"),
             ("no samples", {"samples": np.array([10, 0, 3])}, "ac", "samples = 0; allowed: 1 or more"),
-            ("fewer than none", {"samples": np.array([10, -1, 3])}, "ac", "samples = -1; allowed: 1 or more"),
         ]
     ),
 )
@@ -93,8 +87,9 @@ def test_what_is_wrong_is_left_out_with_its_reason(changes: dict[str, Any], kept
     assert left.criteria["DS"].tolist() == bad.criteria["DS"][places].tolist()
 
 
-def test_who_trained_on_nothing_is_left_out_also_where_nobody_claims_anything() -> None:
+def test_what_is_wrong_is_left_out_also_where_nobody_claims_anything() -> None:
     assert admit(TASK, answer(samples=np.array([10, 0, 3])), []).clients == ("a", "c")
+    assert admit(TASK, answer(payload=models((1, 2), -INFINITY)), []).clients == ("a", "c")
 
 
 def test_a_criterion_is_held_to_who_measures_it_and_to_the_number_of_classes() -> None:

@@ -23,8 +23,8 @@ from tests.warm import ROOT, warm_script
 
 import steelyard
 from steelyard import files, manual
-from steelyard.adapters import recorder, rounds, server_rows
-from steelyard.clients.local import ComputeSettings, Simulation, SimulationServer
+from steelyard.adapters import rounds
+from steelyard.clients.local import Simulation
 from steelyard.data import PartitionSettings, share_out
 from steelyard.experiment.loading import kind_of
 from steelyard.federate import node_ledger, receipts
@@ -141,17 +141,8 @@ def test_a_name_beyond_the_first_ones_has_an_example_that_runs(
     examples = doctest.DocTestParser().get_examples(found.__doc__ or "")
     assert examples, f"{name} has no example"
     data = steelyard.in_memory(numpy.zeros((20, 3)), [0, 1] * 10)
-    kept = (
-        PartitionSettings,
-        share_out,
-        Simulation,
-        SimulationServer,
-        ComputeSettings,
-        ModelSettings,
-        TrainingSettings,
-    )
-    kept += (recorder.Recorder, recorder.ClientTest, server_rows.ServerRows, rounds.Reply, rounds.WeighedRounds)
-    known: dict[str, Any] = {each.__name__: each for each in (*kept, rounds.Collected)}
+    plain = [each for each, block in BLOCKS.items() if not block.startswith(("steelyard.nvflare", "steelyard.flower"))]
+    known: dict[str, Any] = {each: object_of(BLOCKS[each]) for each in plain}
     known |= {"steelyard": steelyard, "numpy": numpy, "torch": torch, "rows": data, "sharing": sharing}
     ones = numpy.ones(2)
     known["replies"] = [rounds.Reply("ann", {"layer": ones}, 30), rounds.Reply("bob", {"layer": -ones}, 10)]

@@ -167,16 +167,6 @@ def test_one_seed_that_explodes_makes_its_point_diverge_and_stops_no_other(
     assert "diverged: " in sweep_table(document, "text", None)
 
 
-@pytest.mark.slow
-def test_several_processes_give_the_same_bits(tmp_path: Path):
-    base = build({**SMALL, "rounds": {"count": 3}})
-    planned = plan(base, ["training.epochs=1,2,3"])
-    one = sweep(planned, out=tmp_path / "one")
-    several = sweep(planned, tmp_path / "several", How(jobs=2))
-    for part in planned.parts:
-        assert_same_bits(several / part.folder, one / part.folder)
-
-
 def full_disk(*_: object, **__: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

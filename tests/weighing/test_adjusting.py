@@ -6,13 +6,9 @@ import math
 from itertools import permutations
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steelyard.messages import LossState
-from steelyard.rounds.state import RoundState
-from steelyard.runs.checkpoint import pack, unpack
 from steelyard.weighing.adjusting import (
     AdjustSettings,
     BanditOrder,
@@ -151,60 +147,6 @@ def test_no_strategy_exceeds_its_budget_and_the_bandit_spends_one_test_a_round(l
         assert decision.tests == len(tried) - 1 <= 1 or kind != "bandit"
         assert bandit.reference == max(table[order] for order in tried) or kind == "online"
     assert state.testing_rounds <= limit
-
-
-def test_settings_name_the_strategies():
-    assert isinstance(strategy_of(None), FixedOrder)
-    assert isinstance(strategy_of(AdjustSettings()), OnlineOrder)
-    assert strategy_of(AdjustSettings(strategy="greedy", budget=3)) == Budget(GreedyOrder(), 3)
-    with pytest.raises(ValueError, match="budget"):
-        AdjustSettings(budget=-1)
-
-
-numbers = st.floats(allow_nan=False)
-
-
-plain = st.recursive(
-    st.none() | st.booleans() | st.integers() | numbers | st.text(),
-    lambda more: st.lists(more, max_size=3) | st.dictionaries(st.text(), more, max_size=3),
-    max_leaves=6,
-)
-
-
-memories = st.dictionaries(st.text(), plain, max_size=3)
-
-
-order_states = st.builds(
-    OrderState, st.permutations(range(4)).map(tuple), numbers, st.integers(0, 10**9), memory=memories
-)
-
-
-loss_states = st.builds(
-    LossState,
-    st.text(),
-    st.none() | st.lists(numbers, max_size=4).map(tuple),
-    st.none() | numbers,
-    st.none() | numbers,
-)
-
-
-states = st.builds(
-    RoundState, st.integers(0, 10**6), st.just(torch.ones(2)), loss_states, order_states, st.booleans(), memory=memories
-)
-
-
-@settings(max_examples=30)
-@given(st.dictionaries(st.text(), states, max_size=3))
-def test_nothing_of_a_state_is_dropped_or_changed(before: dict[str, RoundState]) -> None:
-    tensors, text = pack(before, {"own": torch.zeros(1)})
-    after, kept = unpack(tensors, text)
-    assert list(after) == list(before)
-    for name, state in before.items():
-        found = after[name]
-        assert (found.round, found.loss, found.orders) == (state.round, state.loss, state.orders)
-        assert (found.finished, found.memory) == (state.finished, state.memory)
-        assert found.parameters is state.parameters
-    assert list(kept) == ["own"]
 
 
 def test_a_fixed_order_follows_the_accuracy_and_keeps_the_rest() -> None:

@@ -80,14 +80,6 @@ def test_it_is_the_mean_over_kernels_and_leaves_biases_out() -> None:
     assert (model_divergence(found) < kernel_divergence(found)).all()
 
 
-def test_kernels_across_blocks_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("steelyard.update_payloads.AT_ONCE", {"cpu": 6})
-    network = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
-    changes = torch.randn(2, 23, generator=torch.Generator().manual_seed(1))
-    norms = layered(changes, network).kernel_norms
-    assert norms[:, 0] == pytest.approx(changes[:, :12].norm(dim=1).numpy(), abs=1e-5)
-
-
 def test_layers_that_are_not_there_are_named() -> None:
     scale = nn.ParameterList([nn.Parameter(torch.ones(2))])
     assert_refused(lambda: kernel_divergence(layered(torch.zeros(1, 2), scale)), "criterion MK", "no kernels")

@@ -35,7 +35,6 @@ def settings(**given: Any) -> WeighingSettings:
         ({"score": " Weighted_Mean ", "weights": [1, 2]}, "weighted-mean(DS,LD)"),
         ({"adjust": {"report": "apart", "budget": 3}}, "online-apart(DS>LD)@3"),
         ({"loss": {"adapt": "barron"}}, "DS>LD+barron"),
-        ({"name": "mine", "score": "mean"}, "mine"),
         ({"criteria": ["DS", "LD", "MD"], "priority": "LD>DS>MD", "adjust": {}}, "online(LD>DS>MD)"),
         ({"bound": 3.0, "max_shares": 2.0, "criteria": ["DS"]}, "capped(DS;bound=3;max_shares=2)"),
         ({"criteria": ["DS"], "defence": {"rule": "clip", "quantile": 0.25}}, "clip(DS;quantile=0.25)"),
@@ -50,10 +49,8 @@ def test_a_rule_is_named_by_what_it_does(given: dict[str, Any], name: str) -> No
     [
         ({"criteria": ["DS", "DS"]}, ("criteria", "DS, DS")),
         ({"score": "product", "weights": [1, 2]}, ("weights", "'product'")),
-        ({"score": "mean", "adjust": {}}, ("adjust", "'mean'")),
         ({"criteria": ["DS"], "adjust": {}}, ("adjust", "1 criteria")),
         ({"priority": "DS>LX"}, ("priority", "'LX'")),
-        ({"score": "owa"}, ("weights, quantifier",)),
         ({"score": "weighted-mean"}, ("weights", "nothing", "2 numbers")),
         ({"score": "weighted-mean", "weights": [1, -1]}, ("weights", "1.0, -1.0")),
         ({"score": "choquet"}, ("capacity", "missing")),
@@ -73,11 +70,9 @@ def test_orders_are_written_and_read_and_looked_at_by_prioritized_rules_alone() 
     assert parse_priority(" LD > DS ", ("DS", "LD")) == (1, 0)
     assert show_priority((1, 0), ("DS", "LD")) == "LD>DS"
     values = np.array([[0.5, 0.1], [0.2, 0.9]])
-    ordered, plain = Rule(settings(priority="LD>DS")), Rule(settings(score="mean"))
-    assert (ordered.ordered, plain.ordered) == (True, False)
+    ordered = Rule(settings(priority="LD>DS"))
     assert ordered.score(values) == pytest.approx([0.1 + 0.05, 0.9 + 0.18])
     assert ordered.score(values, (0, 1)) == pytest.approx([0.5 + 0.05, 0.2 + 0.18])
-    assert Rule(settings(score="weighted-mean", weights=[0, 2])).score(np.array([0.25, 0.5])) == 0.5
 
 
 def test_the_criteria_of_several_rules_come_once_each_in_order_of_naming(tmp_path: Path) -> None:
@@ -117,7 +112,6 @@ def test_two_experiments_of_one_process_may_share_a_name(tmp_path: Path) -> None
         ("DS", {"criteria": ["DS"]}),
         # An order of the recipe's own criteria keeps the order in which they are listed, and is their priority.
         ("LD>MD>DS", {"criteria": ["DS", "LD", "MD"], "priority": "LD>MD>DS"}),
-        ("fedavg", {"criteria": ["DS"], "name": "fedavg"}),
         ("server-only", {"trained_by": "server"}),
         (
             "adafed",
@@ -134,10 +128,6 @@ def test_two_experiments_of_one_process_may_share_a_name(tmp_path: Path) -> None
                 "name": "weighted-mean(DS=2, LD)",
                 "weights": [2.0, 1.0],
             },
-        ),
-        (
-            "owa(DS,LD;most)",
-            {"criteria": ["DS", "LD"], "score": "owa", "name": "owa(DS,LD;most)", "quantifier": "most"},
         ),
         ("owa(DS;0.7)", {"criteria": ["DS"], "score": "owa", "name": "owa(DS;0.7)", "weights": [0.7]}),
         # As many weights as criteria, or it is a quantifier, which the rule then refuses by its name.
@@ -163,10 +153,6 @@ def test_two_experiments_of_one_process_may_share_a_name(tmp_path: Path) -> None
             "capped(VP;bound=3;max_shares=2)",
             {"criteria": ["VP"], "bound": 3, "max_shares": 2, "name": "capped(VP;bound=3;max_shares=2)"},
         ),
-        (
-            "guarded",
-            {"criteria": ["TR"], "max_shares": 1.5, "defence": {"rule": "spectral"}, "name": "guarded"},
-        ),
     ],
 )
 def test_a_word_stands_for_these_settings(word: str, settings: dict[str, Any]) -> None:
@@ -183,8 +169,7 @@ def test_the_settings_of_a_regression_and_of_a_server_with_rows() -> None:
     # A server that can train on its rows goes by the direction of what it learns.
     trains = replace(rows, trains=True)
     assert read_rule("guarded", trains) == {"criteria": ["RD"]} | held
-    found = read_rule("adafed", errors)
-    assert (found["criteria"], found["loss"]) == (["VE"], {"adapt": "barron"})
+    assert read_rule("adafed", errors)["loss"] == {"adapt": "barron"}
 
 
 def test_a_rule_with_a_name_is_a_part_of_others_without_it() -> None:
@@ -216,7 +201,6 @@ def test_where_any_criterion_may_be_named_and_a_base_has_no_priority() -> None:
         ("DS>DS", ("each criterion once",)),
         ("DS/max/rank", ("/share, /max, /rank",)),
         ("server-only/max", ("server-only alone",)),
-        ("fitted(fitted(EQ))", ("not fitted",)),
         ("fitted(EQ;steps)", ("steps=10;rate=3;shrink=0",)),
         ("clip(median(EQ))", ("clip(EQ)",)),
         ("capped(EQ;steps=2)", ("bound, max_weight, max_shares",)),

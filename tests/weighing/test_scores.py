@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 
 import numpy as np
 import pytest
@@ -124,13 +123,11 @@ def test_choquet_equals_the_integral_over_levels(values: list[float]) -> None:
         ("most", 3, [1 / 15, 2 / 3, 4 / 15]),
         ("at least half", 4, [0.5, 0.5, 0, 0]),
         ("as_many_as_possible", 4, [0, 0, 0.5, 0.5]),
-        ("0,1", 4, [0.25] * 4),
     ],
 )
 def test_quantifiers(name: str, m: int, weights: list[float]) -> None:
     found = scores.quantifier_weights(scores.quantifier_bounds(name), m)
     assert found == pytest.approx(weights, abs=1e-12)
-    assert math.isclose(sum(found), 1)
 
 
 def test_weights_of_criteria_and_ranks_are_shares() -> None:
@@ -143,7 +140,6 @@ def test_weights_of_criteria_and_ranks_are_shares() -> None:
 
 
 def test_each_score_reaches_the_rule_by_its_name() -> None:
-    assert rule("owa", weights=(1, 0, 0)).score(ALICE_BOB) == pytest.approx([0.9, 0.8])
     assert rule("owa", quantifier="all").score(ALICE_BOB) == pytest.approx([0.2, 0.1])
     additive = {"two_additive": {"DS": 0.5, "CD": 0.3, "IS": 0.2}}
     found = rule("choquet", capacity=additive).score(ALICE_BOB)
@@ -174,7 +170,6 @@ def test_a_capacity_can_be_written_in_several_ways() -> None:
         ({"A": 0.5, "B": 0.5, "A,B": 0.9}, ("{A,B}", 0.9)),
         ({"B": 0.5}, ("no value for {A}",)),
         ({"A": 1.5, "B": 0.5}, ("{A,B} has 1.0", "1.5 of its part {A}")),
-        ({"capacity": 3}, ("'capacity'",)),
         ({"two_additive": {"singles": {}, "pairs": 3}}, ("'pairs'",)),
         ({"A": True}, ("'A'", "true")),
     ],

@@ -80,8 +80,7 @@ def test_what_every_policy_keeps(name: str) -> None:
         assert weights[1] == pytest.approx(weights[3], rel=1e-9)
     alone = cohort(MODELS[:1], names="a", sizes=[5], losses=[0.4], after=[0.2], counts=[[5, 0, 0]])
     assert np.isfinite(weighed(made(name), alone)).all()
-    still = cohort(cohorts.START.repeat(3, 1))
-    assert np.isfinite(weighed(made(name), still)).all()
+    assert np.isfinite(weighed(made(name), cohort(cohorts.START.repeat(3, 1)))).all()
     # Clients say what criteria of the run need and nothing else: alone, the policy would have no such figures.
     asked = [criteria.known()[criterion].needs for criterion in known()[name].criteria]
     assert not known()[name].needs.label_counts or any(needs.label_counts for needs in asked)
@@ -109,11 +108,6 @@ def test_a_stopped_comparison_of_all_policies_goes_on_to_the_same_bits(tmp_path:
         assert found[name].memory == state.memory, name
     remembering = {name for name in ALL if expected[name].memory}
     assert remembering == {"afl", "cgsv", "fedawa", "fedce", "feddg-ga", "fedscs", "nvflare-adaptive", "shapfed"}
-    # No two policies came to the same model, nor one to that of FedAvg, but for those that act only now and then.
-    models = {
-        name: state.parameters for name, state in expected.items() if name not in ("nvflare-adaptive", "trust-mad")
-    }
-    assert len({tuple(model.tolist()) for model in models.values()}) == len(models)
     assert History(whole).info["status"] == "finished"
 
 
@@ -130,12 +124,10 @@ def experiment(policy: str, **sections: Any) -> LearningDescription:
     [
         ("afl", {"rounds": {"fraction": 0.5}}, ("weighing.policy", "afl", "full participation")),
         ("fedlaw", {"partition": {"clients": 5}}, ("fedlaw", "server's test set")),
-        ("fedce", {"rounds": {"evaluate_every": 2}}, ("fedce", "every round")),
         ("shapfed", {"data": {"source": "diabetes"}, "model": {"name": "mlp"}}, ("shapfed", "classes")),
         ("feddisco", {"weighing": {"criteria": ["DS"]}}, ("criteria", "'feddisco'", "DS, KL")),
         ("term", {"weighing": {"normalise": "max"}}, ("normalise", "'term'")),
         ("term", {"weighing": {"trained_by": "server"}}, ("trained_by", "'term'")),
-        ("q-fedavg", {"weighing": {"fit": {}}}, ("fit", "'q-fedavg'", "do not sum to 1")),
         ("fedlaw", {"weighing": {"defence": {"rule": "median"}}}, ("defence", "'fedlaw'")),
         ("q-fedavg", {"algorithm": {"name": "fedavgm"}}, ("algorithm.name", "'fedavgm'", "'q-fedavg'")),
     ],
