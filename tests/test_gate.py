@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 import doctest
 import functools
 import io
 import itertools
 from collections.abc import Callable, Iterator
-from decimal import Decimal
 from fractions import Fraction
 from importlib import import_module
 from pathlib import Path
@@ -66,19 +64,18 @@ def endless() -> Any:
 
 def bad_values() -> list[Any]:
     """Return values anew for each call: some are used up by looking at them."""
-    numbers = [0, -1, 1, 2**63, 10**400, 0.5, float("nan"), float("inf"), 1j, Decimal("0.1"), Fraction(1, 3)]
-    texts = ["", "\0", "\x1b[2J", LONG, "../x", "DS", "DS>LD", "a\nb", "9" * 400, "none.toml", b"DS"]
+    numbers = [0, -1, 1, 2**63, 10**400, 0.5, float("nan"), float("inf"), 1j, Fraction(1, 3)]
+    texts = ["", "\0", "\x1b[2J", LONG, "../x", "DS>LD", "a\nb", "9" * 400, b"DS"]
     arrays: list[Any] = [
-        *(np.array(3), np.zeros(0), np.zeros((2, 2)), np.zeros((3, 2, 2)), np.array(["a", None], dtype=object)),
-        *(np.float32(0.5), np.str_("DS"), np.array([np.nan, 1]), torch.zeros(0), torch.zeros(4, 3)),
-        *(pandas.DataFrame(), pandas.DataFrame({"a": [1, 2]}), pandas.Series([1, 2])),
+        *(np.array(3), np.zeros(0), np.zeros((3, 2, 2)), np.array(["a", None], dtype=object), np.array([np.nan, 1])),
+        *(np.float32(0.5), np.str_("DS"), torch.zeros(4, 3), pandas.DataFrame(), pandas.DataFrame({"a": [1, 2]})),
     ]
-    others: list[Any] = [Path("none"), Path("\0"), Path("."), datetime.datetime(2026, 1, 1), ..., Exception("x")]
+    others: list[Any] = [Path("none"), Path("\0"), Path("."), ..., Exception("x")]
     shapes: list[Any] = [
-        *([], [None], [[]], [1, 2], ["DS", "DS"], [LONG], [{}], endless(), (), ("a", 1), {1, 2}, iter([1])),
-        *({}, {"a": 1}, {1: 2}, {None: None}, {"a": {"DS": 1}}, {"a": [1, "x"]}),
+        *([], [None], [[]], ["DS", "DS"], [LONG], [{}], endless(), ("a", 1), {1, 2}, iter([1])),
+        *({}, {"a": 1}, {None: None}, {"a": {"DS": 1}}, {"a": [1, "x"]}),
     ]
-    code: list[Any] = [len, int, object, lambda: 1, lambda first, second: 1, Odd, Odd(), Hostile()]
+    code: list[Any] = [len, object, lambda first, second: 1, Odd, Odd(), Hostile()]
     return [None, True, False, *numbers, *texts, *arrays, *others, *shapes, *code]
 
 
@@ -119,7 +116,7 @@ FIELDS: dict[str, Callable[[Any], Any]] = {
         f"Experiment({section}.{name})": lambda bad, section=section, name=name: small(**{section: {name: bad}})
         for section, name in (
             *(("data", "path"), ("data", "files"), ("data", "levels"), ("model", "name"), ("model", "arguments")),
-            *(("training", "loss"), ("weighing", "criteria"), ("weighing", "capacity"), ("rounds", "targets")),
+            *(("training", "loss"), ("rounds", "targets")),
         )
     },
     **{
@@ -135,7 +132,6 @@ FIELDS: dict[str, Callable[[Any], Any]] = {
 }
 DATA: dict[str, Callable[[Any], Any]] = {
     "in_memory": lambda bad: steelyard.in_memory(bad),
-    "in_memory(bad, labels)": lambda bad: steelyard.in_memory(bad, [0, 1]),
     "in_memory(labels)": lambda bad: steelyard.in_memory(np.zeros((2, 3)), bad),
     "in_memory(frame, label)": lambda bad: steelyard.in_memory(FRAME, label=bad),
     **{
@@ -153,7 +149,6 @@ WEIGHING: dict[str, Callable[[Any], Any]] = {
     "weigh(normalise)": lambda bad: steelyard.weigh(TABLE, "DS", bad),
     "weigh(value)": lambda bad: steelyard.weigh({"ann": {"DS": bad}}),
     "Rule": lambda bad: steelyard.Rule(bad),
-    "Rule(known)": lambda bad: steelyard.Rule(steelyard.WeighingSettings(), bad).criteria,
     "Rule.weigh": lambda bad: steelyard.Rule(steelyard.WeighingSettings()).weigh(bad),
     "Rule.weigh(order)": lambda bad: steelyard.Rule(steelyard.WeighingSettings()).weigh(np.ones((2, 1)), bad),
     "Rule.weigh(how)": lambda bad: steelyard.Rule(steelyard.WeighingSettings()).weigh(np.ones((2, 1)), how=bad),
@@ -166,16 +161,8 @@ DECORATORS: dict[str, Callable[[Any], Any]] = {
             f"G{next(_numbers)}", **{name: bad}
         )(lambda view: 1.0)
         for decorator, names in (
-            (
-                steelyard.client_criterion,
-                ("about", "description", "maximum", "needs_labels", "needs_classes", "needs_marks"),
-            ),
-            (steelyard.client_criterion, ("needs_task", "needs_expertise", "of_labels", "at_most_classes")),
-            (
-                steelyard.server_criterion,
-                ("about", "description", "maximum", "needs_models", "needs_test_set", "of_one"),
-            ),
-            (steelyard.server_criterion, ("needs_task", "needs_label_counts", "needs_first_losses", "uses_claims")),
+            (steelyard.client_criterion, ("about", "description", "maximum", "needs_labels", "at_most_classes")),
+            (steelyard.server_criterion, ("about", "description", "maximum", "needs_models", "of_one")),
         )
         for name in names
     },
@@ -194,9 +181,7 @@ DECORATORS: dict[str, Callable[[Any], Any]] = {
 RESULTS: dict[str, Callable[[Any], Any]] = {
     "Result": lambda bad: steelyard.Result(bad),
     "Result.summary": lambda bad: steelyard.Result(bad).summary,
-    "repr(Result)": lambda bad: repr(steelyard.Result(bad)),
     "SweepResult": lambda bad: steelyard.SweepResult(bad).table,
-    "repr(SweepResult)": lambda bad: repr(steelyard.SweepResult(bad)),
     "History": lambda bad: steelyard.History(bad),
 }
 
@@ -263,8 +248,8 @@ VERBS_WITH_EXAMPLES = [
 ]
 
 
-@pytest.mark.parametrize("name", ["Experiment", "RecommendExperiment", "WeighingSettings"])
-@pytest.mark.parametrize("value", ["quickstart", {"rounds": {"count": 2}}, Hostile()], ids=type)
+@pytest.mark.parametrize("name", ["Experiment", "WeighingSettings"])
+@pytest.mark.parametrize("value", ["quickstart", Hostile()], ids=type)
 def test_a_value_without_the_name_of_its_field_is_refused_in_one_line(name: str, value: Any) -> None:
     line = refusal(getattr(steelyard, name), value)
     assert f"{name}: got " in line

@@ -36,7 +36,6 @@ def test_the_worst_case_is_the_most_lost_early_or_late_against_the_same_rule() -
     lost, where = found.most("iid", 0.2) or (0.0, "")
     assert lost == pytest.approx(10.0)
     assert where == "ipm, early, digits"
-    assert found.most("dirichlet", 0.2) is None
     assert found.backdoor == {0.2: pytest.approx(2.0)}
     assert found.below == pytest.approx(15.0)
     assert guarded_tables.worst(LINES)["clip(TR)"].false_alarms == pytest.approx(1.0)
@@ -48,7 +47,6 @@ def test_the_best_are_those_least_below_the_plain_mean() -> None:
     # Who was spared an attack is not the best for that.
     assert guarded_tables.best(LINES, ["median(EQ)", "clip(TR)", "EQ"], 1) == ["EQ", "median(EQ)"]
     assert guarded_tables.text(LINES).splitlines()[2].startswith("| `clip(TR)` | 1.0 | 4.0 (ipm, early, digits) |")
-    assert "| digits, IID | 4.0 (ipm, early) | 3 |" in guarded_tables.of_rule(LINES, "clip(TR)")
 
 
 def test_a_stopped_piece_goes_on_and_runs_no_cell_twice(
@@ -70,7 +68,6 @@ def test_a_stopped_piece_goes_on_and_runs_no_cell_twice(
     ]
     assert "alarms" in lines[1]
     assert len(lines[2]["backdoor"]) == 1
-    assert 0 < lines[0]["converged"][0] <= 1
     capsys.readouterr()
     guarded.main()
     assert capsys.readouterr().out == ""
@@ -88,4 +85,3 @@ def test_the_final_stage_meets_every_attack_once_and_the_worst_ones_with_further
         (20, 0.2, "ipm"),
     ]
     assert len({each.key for each in found}) == len(found) == 6 * kinds
-    assert len(list(guarded.cells("final", ["alie", "ipm"], [0.2, 0.3], [60, 20]))) == kinds * (2 + 2 * 2 * 2)

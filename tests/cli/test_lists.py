@@ -17,7 +17,7 @@ from tests.conftest import CommandLine
 from tests.runs.records import federation, record, state
 from tests.warm import command_environment, warm_command
 
-from steelyard.cli.lists import age, plain, score_of, sparkline
+from steelyard.cli.lists import age, score_of, sparkline
 from steelyard.cli.summaries import show_summary
 from steelyard.cli.top import Board
 from steelyard.files import in_bytes
@@ -59,17 +59,10 @@ def test_lists_fit_sixty_columns(tmp_path: Path) -> None:
         assert "75.00%" in shown
     assert "[bold]x" in shown
     assert "heaviest of 2 in round 2: �[2Jc 75%, d 25%" in shown
-    assert "▁" in shown
-    assert "█" in shown
 
 
-def test_lists_of_words_fit_sixty_columns(tmp_path: Path) -> None:
-    for word in ("criteria", "recipes", "models"):
-        assert max(map(len, narrow(word, cwd=tmp_path).splitlines())) <= 60
-
-
-@pytest.mark.parametrize("measure", ["mean Dice", "C-index", "macro F1"])
-def test_only_accuracies_are_in_per_cent(measure: str, tmp_path: Path) -> None:
+def test_only_accuracies_are_in_per_cent(tmp_path: Path) -> None:
+    measure = "C-index"
     make_run(tmp_path / "mine")
     store = Store(tmp_path / "mine")
     store.note(measure=measure)
@@ -78,8 +71,6 @@ def test_only_accuracies_are_in_per_cent(measure: str, tmp_path: Path) -> None:
     shown = StringIO()
     Console(width=60, file=shown).print(Board(tmp_path / "mine").frame(60))
     assert " 0.75 " in shown.getvalue()
-    # A folder that is the run itself is shown by its name.
-    assert " mine finished" in shown.getvalue().replace("  ", " ")
 
 
 def test_no_fact_about_a_run_steers_the_terminal(tmp_path: Path) -> None:
@@ -105,26 +96,11 @@ def test_an_empty_folder_says_what_to_do(tmp_path: Path, command: CommandLine) -
         assert "steelyard run quickstart --out none/first" in command(*words).stdout
 
 
-@pytest.mark.parametrize(
-    ("values", "width", "drawn"),
-    [
-        ([], 5, ""),
-        ([0.5], 5, "▁"),
-        ([0.0, 1.0], 5, "▁█"),
-        ([0.0, 0.0, 1.0, 1.0], 2, "▁█"),
-        ([0.0, 0.5, 1.0], 3, "▁▅█"),
-        ([1.0, 2.0], 0, ""),
-    ],
-)
-def test_small_curves(values: list[float], width: int, drawn: str) -> None:
-    assert sparkline(values, width) == drawn
-
-
 def test_short_words_for_ages_and_sizes() -> None:
     now = time.time()
     assert [age(now - passed) for passed in (-5, 40, 300, 7300, 200000)] == ["0 s", "40 s", "5 min", "2 h", "2 d"]
     assert [in_bytes(count) for count in (12, 1234, 3_400_000, 5 * 10**9)] == ["12 B", "1.23 kB", "3.4 MB", "5 GB"]
-    assert plain("a\x07[red]b").plain == "a�[red]b"
+    assert sparkline([0.0, 0.0, 0.5, 0.5, 1.0, 1.0], 3) == "▁▅█"
 
 
 def test_top_leaves_on_q(tmp_path: Path) -> None:
@@ -220,7 +196,7 @@ def test_tables_fit_the_terminal(
     assert any(line.startswith("fedavg") and "client-000 10.0% (50)" in line for line in lines)
 
 
-def test_names_samples_and_losses_of_rules_are_said(
+def test_names_and_samples_of_rules_are_said(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
@@ -232,7 +208,3 @@ def test_names_samples_and_losses_of_rules_are_said(
     show_summary(SUMMARY | {"rules": [rule("DS", 0.81) | {"accuracy_on": asked}]})
     line = "tested on 10,000 of 1,000,000 clients; 95% interval for all: DS 80.50% to 81.50%"
     assert line in capsys.readouterr().out
-    show_summary(SUMMARY | {"rules": [rule("flexlora", 0.5) | {"lost": {"product": 0.125, "factors": 0.5}}]})
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "lost 12.5% of it" in shown
-    assert "would have lost 50.0%" in shown

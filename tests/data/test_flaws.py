@@ -305,6 +305,7 @@ RANDOM = {"kind": "noisy", "pick": "random", "count": 4}
         (table(), [only("blurred")], "flaws.0.kind: got 'blurred', which needs images"),
         (TOKENS, [only("noisy")], "flaws.0.kind: got 'noisy', but the rows of"),
         (None, [RANDOM, {**RANDOM, "count": 6}], "flaws.1.pick: asks for 6 clients; allowed: at most 4"),
+        (None, [only("classes-missing", classes=[77])], "flaws.0.classes: got 77; allowed: 0 to 3"),
         (None, [only("classes-missing", classes=[0, 1, 2, 3])], "leaves client-002 without a row"),
     ],
 )

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +12,9 @@ pytest.importorskip("flwr")
 
 from flwr.app import Context, Message, RecordDict
 from tests.adapters.flower_grid import Nodes
-from tests.ports import free_ports
 from tests.warm import ROOT
 
 from steelyard.clients.flower.adapter.messages import enter_run
-from steelyard.federate.app_folder import CONNECTION, connection_file
-from steelyard.federate.processes import Process, end_all, environment, reserved_port, start_superlink
 from steelyard.runs.reader import History
 
 APP = ROOT / "examples" / "flower_digits"
@@ -73,42 +68,3 @@ def test_fedavg_fails_and_weighing_does_not(
     assert found[RULE] > 0.85
     weights = History(tmp_path / "run").cohorts(RULE, 0, after=4)
     assert weights.weight[:2].max() < 0.05 < weights.weight[2:].min()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_on_a_superlink_with_six_supernodes(tmp_path: Path) -> None:
-    """Flower's own processes on loopback: SuperLink, SuperNodes, `flwr run`; each task is a process."""
-    listener = reserved_port()
-    address = f"127.0.0.1:{listener.getsockname()[1]}"
-    (tmp_path / "flwr").mkdir()
-    (tmp_path / "flwr" / "config.toml").write_text(connection_file(address, None))
-    env = environment(tmp_path / "flwr", OMP_NUM_THREADS="1")
-    processes: list[Process] = []
-    try:
-        superlink = start_superlink(["--insecure"], listener, env, tmp_path / "superlink.log", tmp_path)
-        processes.append(superlink)
-        superlink.wait_for_port(int(address.rpartition(":")[2]), 120)
-        for number, port in enumerate(free_ports(6)):
-            config = f"partition-id={number} num-partitions=6"
-            command = [str(Path(sys.executable).parent / "flower-supernode"), "--insecure", "--superlink", address]
-            command += ["--node-config", config, "--port", str(port)]
-            processes.insert(0, Process(f"node-{number}", command, env, tmp_path / f"node-{number}.log", tmp_path))
-        changes = f'rule="{RULE}" folder="{tmp_path / "run"}" num-server-rounds=2'
-        done = subprocess.run(
-            ["flwr", "run", str(APP), CONNECTION, "--stream", "--run-config", changes],
-            env=env,
-            capture_output=True,
-            text=True,
-            timeout=500,
-            check=False,
-        )
-        assert "after round 2" in done.stdout, done.stdout[-3000:] + done.stderr[-1000:]
-    finally:
-        end_all(processes)
-    history = History(tmp_path / "run")
-    assert (history.chain.round, history.chain.problem) == (2, "")
-    found = history.cohorts(RULE, 0, after=1)
-    assert sorted(found.samples.tolist()) == [100] * 4 + [450] * 2
-    assert found.weight[found.samples == 450].max() < 0.05
-    assert history.rounds["server_accuracy"].iloc[-1] > 0.7
