@@ -19,12 +19,8 @@ from steelyard.clients.local import ClockedClients, ClockSettings, ComputeSettin
 from steelyard.experiment.running import run
 from steelyard.learning.settings import ModelSettings, TrainingSettings
 from steelyard.messages import Task
-from steelyard.report.comparison import compare_run
-from steelyard.report.figures import draw
-from steelyard.report.view import RunView
 from steelyard.runs.reader import History
 from steelyard.settings import validated
-from steelyard.update_payloads import DenseModels
 
 SIZES = {"a": 4, "b": 6, "c": 10}
 FACTS = {
@@ -66,7 +62,6 @@ def task(clients: ClockedClients, round: int = 1, algorithm: str = "fedavg", **g
         # Three numbers are 12 bytes: down, 2 epochs of each sample, up.
         ("fedavg", {}, [1 + 4 + 4, 1 + 24 + 4, 2 + 10 + 3]),
         ("fedavg", {"updates": 5, "epochs": 1}, [1 + 7.5 + 4, 1 + 30 + 4, 2 + 7.5 + 3]),
-        ("fedavg", {"batch_size": "full"}, [1 + 4 + 4, 1 + 24 + 4, 2 + 10 + 3]),
         ("scaffold", {}, [2 + 4 + 8, 2 + 24 + 8, 4 + 10 + 6]),  # a second vector both ways
         ("ditto", {}, [1 + 8 + 4, 1 + 48 + 4, 2 + 20 + 3]),  # two trainings
         ("local-only", {}, [4, 24, 10]),  # nothing is sent
@@ -106,26 +101,21 @@ def test_who_is_late_is_left_out_with_the_reason() -> None:
 
 
 def test_a_late_update_joins_the_next_round_as_a_step() -> None:
-    clients, alone = clocked({"deadline": 20.0, "late": "next", "discount": 0.25}), clocked({})
+    late = {"deadline": 20.0, "late": "next", "discount": 0.25}
+    clients, again, alone = clocked(late), clocked(late), clocked({})
     first, second = task(clients, 1), task(clients, 2)
     clients.train([first])
-    state = dict(clients.snapshot())
-    (joined,) = clients.train([second])
+    again.restore(dict(clients.snapshot()))
+    (joined,), (repeated,) = clients.train([second]), again.train([second])
     (old,), (new,) = alone.train([first]), alone.train([second])
-    assert joined.clients == ("a", "b", "c")
-    assert joined.late == {"b": 0.25}
-    assert joined.failures == ()
+    assert (joined.clients, joined.late, joined.failures) == (("a", "b", "c"), {"b": 0.25}, ())
     models, before, after = (found.payload.models for found in (joined, old, new))  # type: ignore[attr-defined]
     assert torch.allclose(models[1], second.parameters + (before[1] - first.parameters))
     assert torch.equal(models[[0, 2]], after[[0, 2]])
     assert joined.losses.tolist() == [new.losses[0], old.losses[1], new.losses[2]]
     assert joined.samples.tolist() == [4, 6, 10]
-    # What was late in the second round waits for the third; after a restore the second round is the same again.
-    again = clocked({"deadline": 20.0, "late": "next", "discount": 0.25})
-    again.restore(state)
-    (repeated,) = again.train([second])
-    assert isinstance(repeated.payload, DenseModels)
-    assert torch.equal(repeated.payload.models, models)
+    # After a restore the second round is the same again, and what was late in it waits for the third.
+    assert torch.equal(repeated.payload.models, models)  # type: ignore[attr-defined]
     assert set(again.snapshot()) == set(clients.snapshot())
 
 
@@ -154,20 +144,13 @@ def test_a_run_keeps_its_time_weighs_late_updates_less_and_resumes(tmp_path: Pat
     second = theirs.clients[theirs.clients["round"] == 2].set_index("client")["weight"]
     assert len(second) == 6
     assert [second[name] / second.max() for name in sorted(late)] == pytest.approx([0.5] * len(late))
-    # Each round lasts until the deadline, and the curve has the time.
-    assert theirs.rounds["simulated"].tolist()[1:] == [3.0] * 4
-    (curve,) = compare_run(whole, experiment)["curves"]
-    assert curve["seconds"] == [[3.0, 6.0, 9.0, 12.0]]
-    assert draw(RunView([theirs]), "time") is not None
+    assert theirs.rounds["simulated"].tolist()[1:] == [3.0] * 4  # Each round lasts until the deadline.
 
 
 def test_a_trace_counts_in_seconds_and_an_empty_time_is_waited_for(tmp_path: Path) -> None:
     names = [f"client-{number:03}" for number in range(6)]
     trace = tmp_path / "trace.csv"
-    stretches = [
-        f"{name},{begin},{end}"
-        for name, begin, end in zip(names, [0, 0, 0, 9, 9, 9], [5, 5, 5, 99, 99, 99], strict=True)
-    ]
+    stretches = [f"{name},{'0,5' if name in names[:3] else '9,99'}" for name in names]
     trace.write_text("\n".join(["client,from,to", *stretches]))
     document = {
         **BASE,
@@ -192,7 +175,4 @@ def test_a_trace_counts_in_seconds_and_an_empty_time_is_waited_for(tmp_path: Pat
 )
 def test_what_does_not_go_together_is_refused(sections: dict[str, Any], said: tuple[object, ...]) -> None:
     assert_refused(lambda: validated(Experiment, {**BASE, **sections}, ""), *said)
-
-
-def test_across_machines_it_is_refused() -> None:
     assert_refused(validated(Experiment, {**BASE, "clock": {}}, "").check_federated, "clock", "across machines")
