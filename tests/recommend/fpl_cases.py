@@ -80,7 +80,7 @@ def local_update(q, b, p, triples, learning, sent):
     p = list(p)
     changes = defaultdict(lambda: [0.0] * (len(p) + 1))
     alpha = learning.rate
-    user_decay, positive_decay, negative_decay = alpha / 20, alpha / 20, alpha / 200
+    user_decay, positive_decay, negative_decay = learning.decays
     for liked, other in triples:
         margin = (b[liked] + dot(q[liked], p)) - (b[other] + dot(q[other], p))
         weight = 1 / (1 + math.exp(margin))

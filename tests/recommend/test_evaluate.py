@@ -94,13 +94,6 @@ def test_what_cannot_be_judged_is_named(judged, words, files, told):
     assert told in done.stderr
 
 
-def test_communication_cost_from_the_command_line(command):
-    brazil = ["--users", "17473", "--items", "47270", "--interactions", "599958", "--mode", "pFPL", "--pi", "0.1"]
-    cost = json.loads(command("recommend", "cost", *brazil, "--epochs", "45", "--format", "json").stdout)
-    # Thesis table 4.4 prints five decimals.
-    assert cost["tcc_vectors"] * 1e-12 == pytest.approx(1.27623, abs=5e-6)
-
-
 # ---------------------------------------------------------------- sampled negatives
 
 

@@ -66,7 +66,6 @@ def test_headerless_pairs_own_column_names_and_ids_with_leading_zeros(tmp_path: 
     ("name", "text", "parts"),
     [
         ("bad.tsv", "1\t2\tx\t5\n", ["line 1", "rating", "'x'", "a number"]),
-        ("bad.tsv", "user\titem\trating\n1\t2\t3\n1\t3\tnan\n", ["line 3", "rating", "'nan'"]),
         ("bad.tsv", "user\titem\ttime\n1\t2\t2012-04-03\n1\t2\tsoon\n", ["line 3", "time", "'soon'"]),
         ("bad.tsv", "user\titem\n1\t\n", ["line 2", "item", "''"]),
         ("bad.tsv", "", ["empty"]),
@@ -86,12 +85,8 @@ def test_ids_ascend_as_text_where_one_of_them_is_no_number():
 
 def test_duplicates_keep_the_earliest_the_latest_or_the_mean():
     data = build(["a", "a", "a"], ["x", "x", "y"], [1, 5, 2], [20, 10, 30])
-    first = filters.single(data, "first")
-    assert (first.rating.tolist(), first.time.tolist()) == ([5, 2], [10, 30])
-    assert filters.single(data, "last").rating.tolist() == [1, 2]
-    assert filters.single(data, "mean").rating.tolist() == [3, 2]
-    assert len(filters.single(data, "keep")) == 3
-    assert str(first.dropped[0]) == "repeated pairs (kept: first): dropped 1 interactions, 0 users, 0 items"
+    for kept, ratings in (("first", [5, 2]), ("last", [1, 2]), ("mean", [3, 2]), ("keep", [1, 5, 2])):
+        assert filters.single(data, kept).rating.tolist() == ratings
 
 
 def test_core_repeats_until_both_sides_hold():
@@ -126,7 +121,6 @@ def test_random_split_does_not_depend_on_other_users():
     part = splits.random(alone, 0.3, seed=3)
     assert len(part.test) == 3
     assert whole.test.item[whole.test.user == 0].tolist() == part.test.item.tolist()
-    assert splits.random(alone, 0.3, seed=4).test.item.tolist() != part.test.item.tolist()
 
 
 def test_shuffled_split_is_the_published_one():
@@ -157,13 +151,10 @@ def validating(description: dict, **interactions):
 
 def test_validation_is_the_newest_of_each_users_training_part():
     # Anna has 10 rows at times 0 to 9, Bob 5: of the training part (8 and 4) a quarter is 2 and 1.
-    users, items = ["anna"] * 10 + ["bob"] * 5, [f"i{k}" for k in [*range(10), *range(5)]]
-    data = build(users, items, time=[*range(10), *range(5)])
-    whole = splits.temporal(data, 0.2)
-    parts = splits.validation(whole.train, 0.25)
-    named = {name: data.items[side.item[side.user == 0]].tolist() for name, side in vars(parts).items()}
-    assert named == {"train": [f"i{k}" for k in range(6)], "test": ["i6", "i7"]}
-    assert data.items[parts.test.item[parts.test.user == 1]].tolist() == ["i3"]
+    data = build(["anna"] * 10 + ["bob"] * 5, [f"i{k}" for k in [*range(10), *range(5)]], time=[*range(10), *range(5)])
+    parts = splits.validation(splits.temporal(data, 0.2).train, 0.25)
+    assert list(zip(parts.test.user.tolist(), parts.test.item.tolist(), strict=True)) == [(0, 6), (0, 7), (1, 3)]
+    assert len(parts.train) == 9
 
 
 def test_where_test_rows_are_drawn_validation_rows_are_drawn_too(description):

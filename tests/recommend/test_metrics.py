@@ -113,10 +113,8 @@ def test_undefined_metrics_are_nan():
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10_000), st.integers(1, 12))
 def test_accuracy_agrees_with_public_implementations(seed, cutoff):
-    """nDCG with scikit-learn; P, R, nDCG and hit rate with ir-measures (trec_eval)."""
+    """P, R, nDCG and hit rate with ir-measures (trec_eval)."""
     ir = pytest.importorskip("ir_measures")
-    from sklearn.metrics import ndcg_score
-
     random = np.random.default_rng(seed)
     users, items = 7, 15
     relevance = random.random((users, items)) < 0.3
@@ -126,7 +124,6 @@ def test_accuracy_agrees_with_public_implementations(seed, cutoff):
     user, item = np.nonzero(relevance)
     base = GroundTruth(users, items, np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), user, item)
     view = base.view(ranked, cutoff)
-    assert m.NDCG()(view) == pytest.approx(ndcg_score(relevance, scores, k=cutoff))
     judged = [ir.Qrel(str(u), str(i), 1) for u, i in zip(user, item, strict=True)]
     run = [ir.ScoredDoc(str(u), str(i), scores[u, i]) for u in range(users) for i in range(items)]
     wanted = {ir.P @ cutoff: m.Precision(), ir.R @ cutoff: m.Recall(), ir.nDCG @ cutoff: m.NDCG()}

@@ -51,35 +51,24 @@ def slow_turn(made: KgflexClients, user: int, round: int, count: int, g, b, p):
     return changes
 
 
-def test_a_round_of_all_users_is_that_of_the_equations():
-    made = clients(LocalRound(triples=6))
+@pytest.mark.parametrize("in_turn", [False, True])
+def test_a_round_is_that_of_the_equations(in_turn: bool):
+    """All users on one table; or fifteen one after the other, each on what the one before left."""
+    made = clients(LocalRound(triples=2, sequential=15) if in_turn else LocalRound(triples=6))
     p = made.views("EQ", SEED).astype(np.float64)
-    (updates,) = made.train([task()])
+    (updates,) = made.train([task(round=3)])
+    users, rounds = np.arange(USERS), [3] * USERS
+    if in_turn:
+        users, rounds = generator(SEED, 3, "", "fpl turns").integers(USERS, size=15), range(31, 46)
     table = first_model().numpy().astype(np.float64).reshape(FEATURES, -1)
-    g, b, expected = table[:, :-1].tolist(), table[:, -1].tolist(), table.copy()
-    for user in range(USERS):
-        for feature, change in slow_turn(made, user, 1, 6, g, b, p).items():
+    expected = table.copy()
+    for user, round in zip(users.tolist(), rounds, strict=True):
+        seen = expected if in_turn else table
+        told = slow_turn(made, user, round, 2 if in_turn else 6, seen[:, :-1].tolist(), seen[:, -1].tolist(), p)
+        for feature, change in told.items():
             expected[feature] += RATE * np.array(change)
     found = updates.payload.combine(first_model(), np.full(USERS, 1 / USERS)).numpy().reshape(FEATURES, -1)
     np.testing.assert_allclose(found, expected, atol=2e-5)
-    assert np.abs(found - table).max() > 0.05
-    np.testing.assert_allclose(made.views("EQ", SEED), p, atol=2e-6)
-
-
-def test_one_user_after_the_other_each_on_what_the_one_before_left():
-    made = clients(LocalRound(triples=2, sequential=15))
-    p = made.views("EQ", SEED).astype(np.float64)
-    (updates,) = made.train([task(round=3)])
-    users = generator(SEED, 3, "", "fpl turns").integers(USERS, size=15)
-    rounds = np.arange(31, 46)
-    table = first_model().numpy().astype(np.float64).reshape(FEATURES, -1)
-    for user, round in zip(users.tolist(), rounds.tolist(), strict=True):
-        for feature, change in slow_turn(
-            made, user, round, 2, table[:, :-1].tolist(), table[:, -1].tolist(), p
-        ).items():
-            table[feature] += RATE * np.array(change)
-    found = updates.payload.combine(first_model(), np.full(USERS, 1 / USERS)).numpy().reshape(FEATURES, -1)
-    np.testing.assert_allclose(found, table, atol=2e-5)
     np.testing.assert_allclose(made.views("EQ", SEED), p, atol=2e-5)
 
 

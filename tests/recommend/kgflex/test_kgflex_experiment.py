@@ -5,11 +5,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from tests import kit
 from tests.kit import assert_refused
 from tests.recommend.conftest import two_tastes
-from tests.stopping import stopped_and_resumed
 
 from steelyard.clients.node import NodeConfig
 from steelyard.experiment import running
@@ -70,16 +68,6 @@ def test_every_way_of_training_learns_what_the_two_tastes_are(known: dict, tmp_p
     assert history["accuracy"].dropna().iloc[-1] > 0.15
     finished = open_run(tmp_path / "run")
     assert (finished.communication()["sent_vectors"] == 0) is (kgflex != {})
-
-
-def test_a_resumed_run_ends_in_the_same_bits(known: dict, tmp_path: Path):
-    whole = changed(known, rounds={"epochs": 4}, fpl={"pi": 0.5})
-    running.run(whole, out=tmp_path / "whole")
-    stopped_and_resumed(whole, tmp_path / "parts", after=2)
-    (ours, mine), (theirs, other) = (History(tmp_path / name).last_checkpoint() for name in ("whole", "parts"))
-    assert all(torch.equal(state.parameters, theirs[name].parameters) for name, state in ours.items())
-    assert all(torch.equal(mine[key], other[key]) for key in mine)
-    assert any(key.startswith("vectors/") for key in mine)
 
 
 def test_expertise_counts_features_that_chance_does_not_explain():

@@ -172,21 +172,6 @@ def test_a_pass_is_that_of_the_equations(case, share: float, decoys: bool, decay
     assert found.changes.clients == len(users)
 
 
-def test_a_user_without_features_sends_nothing_and_loses_what_chance_loses(case):
-    histories, knowledge, table, views = case
-    whole = knowledge.selection
-    first = whole.starts[1]
-    starts = np.concatenate([[0, 0], whole.starts[2:] - first])
-    emptied = type(whole)(starts, whole.features[first:], whole.weights[first:], whole.total)
-    users = np.array([0, 1])
-    triples, sent = draw(histories, users, 4)
-    known = Knowledge(knowledge.items, emptied)
-    found = local_pass(table, views[first:], known, users, triples, sent, LEARNING)
-    assert found.losses[0] == pytest.approx([np.log(2)] * 4)
-    assert set(found.changes.owners.tolist()) == {1}
-    assert found.changes.clients == 2
-
-
 # ---------------------------------------------------------------- central training
 
 
@@ -229,22 +214,6 @@ def test_a_batch_adds_up_what_each_triple_alone_would_change(case, drawn):
     assert np.abs(new - table).max() > 0.01
     for user in range(histories.users):
         assert losses[user] == pytest.approx(np.mean(told[user] or [0.0]), abs=1e-5)
-
-
-def test_epochs_visit_every_interaction_once_on_average(case, drawn):
-    histories, knowledge, table, views = case
-    given = (table, views, knowledge, histories, np.arange(histories.users), Learning(0.0, FACTORS, 0, 0, 0))
-    epochs = 200
-    for epoch in range(1, epochs + 1):
-        central_epoch(*given, batch=1000, seed=1, epoch=epoch)
-    seen, visits = histories.seen(given[4]), np.zeros((histories.users, histories.catalogue))
-    for users, triples in drawn:
-        np.add.at(visits, (users, triples.positives[:, 0]), 1)
-        assert not seen[users, triples.negatives[:, 0]].any()
-    assert not visits[~seen].any()
-    assert visits.sum() == epochs * seen.sum()
-    # A count over 200 epochs has a standard deviation of about 14: five of these are never left.
-    assert np.abs(visits[seen] - epochs).max() < 70
 
 
 # ---------------------------------------------------------------- what a list keeps of a user's features

@@ -81,7 +81,6 @@ COUNTRY, CITY = ("location", "country"), ("location", "type")
     ("item", "walk", "expected"),
     [
         # The thesis' example.
-        ("Vondelpark", {}, {(("type",), "Location"), (HERE, "Amsterdam"), (("type",), "Urban Park")}),
         (
             *("Rijksmuseum", {"hops": 2}),
             {(("type",), "Art Museum"), (HERE, "Amsterdam"), (COUNTRY, "Netherlands"), (CITY, "City")},

@@ -15,7 +15,6 @@ from tests.kit import assert_refused
 from steelyard.recommend.knowledge.features import build
 from steelyard.recommend.knowledge.loading import Loaded, load
 from steelyard.recommend.knowledge.naming import distinct, expanded, prefixed, readable, words
-from steelyard.recommend.knowledge.readers import read_links
 from steelyard.recommend.knowledge.settings import KnowledgeSettings
 from steelyard.recommend.reading import read
 from steelyard.settings import validated
@@ -83,7 +82,6 @@ def test_a_graph_gives_features_of_both_hops_and_an_account() -> None:
         ("1 2 3", [GRAPH, {"path": "movies.dat"}], {"min_items": 2, "hops": 1}, (WAR, KUBRICK)),
         ("e:a", [{"path": "t.tsv"}], {"hops": 1, "blocked": ()}, (KUBRICK, "type: e:Film")),
         # Limits on how many items have a feature, and on the features; of equal ones the first in order stays.
-        ("1 2 3", [GRAPH], {"hops": 1, "min_items": 3}, ()),
         ("1 2 3", [GRAPH], {"hops": 1, "max_share": 0.5}, (MANN,)),
         ("1 2 3", [GRAPH], {"hops": 1, "max_features": 1}, (KUBRICK,)),
         # Counting over the data or over the source; a feature that only items outside of the data have is none.
@@ -236,17 +234,3 @@ def test_facebook_books_are_those_of_kgflex(shared: Any) -> None:
     assert found.matrix.nnz == 306_847
     assert found.by_hop() == {1: 523, 2: 7238}
     assert found.per_feature().min() == 11
-
-
-def test_movielens_1m_has_the_features_that_pandas_counts(shared: Any) -> None:
-    # How long it takes: `python -m benchmarks.knowledge`.
-    data = shared("movielens_1m_dbpedia")
-    links = data / "MappingMovielens2DBpedia-1.2.tsv"
-    items, _ = read_links(links)
-    source = {"path": data / "dbpedia_triples.tsv.gz", "links": links}
-    one, two = (load(settings(sources=[source], inverse=inverse), items).features for inverse in (False, True))
-    # Counted with pandas: 407 pairs of property and object have 10 films or more.
-    assert one.by_hop() == {1: 407}
-    assert two.by_hop()[1] == 407
-    assert two.by_hop()[2] > 7000
-    assert "starring: Robert De Niro" in one.names_of(items.index("6"))

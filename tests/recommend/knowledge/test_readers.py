@@ -72,11 +72,8 @@ def test_rdf_from_the_items_in_so_many_hops_backwards_or_everything(file: Callab
     # The blank node is named alike in both passes, although the library draws its name anew.
     assert rows(two) == ONE_HOP | {("mann", "born", "chicago"), ("_:0", "of", "box")}
     assert two.labels == {E + "heat": "Heat", E + "mann": "Michael Mann"}
-    assert len(rows(rdf.read_rdf(path))) == 7
     back = rdf.read_rdf(path, {E + "mann"}, 1, inverse=True)
     assert rows(back) == {("heat", "director", "mann"), ("mann", "born", "chicago")}
-    # A triple that is met again counts once.
-    assert rows(rdf.read_rdf([path, path], {E + "heat"}, 3, inverse=True))
 
 
 def test_several_files_of_rdf_are_one_graph(file: Callable[..., Path]) -> None:
@@ -178,9 +175,7 @@ no_columns = partial(read_attributes, columns={})
             ("not packed", rdf.read_rdf, "g.nt.gz", "no gzip", ["cannot be read"]),
             ("another form", rdf.read_rdf, "g.xml", "<rdf/>", [".nt, .nq, .ttl, .trig"]),
             ("a short line", read_triples, "t.tsv", "a\tp\tb\nc\td\n", ["line 2", "empty cell"]),
-            ("an empty cell", read_triples, "t.tsv", "head\trelation\ttail\na\tp\tb\nc\t\td\n", ["line 3"]),
             ("nothing", read_triples, "t.tsv", "\n", ["the file is empty"]),
-            ("commas alone", read_links, "t.tsv", " , \n\n", ["the file is empty"]),
             ("no RecBole", read_kg, "d.kg", "a\tb\tc\n", ["line 1", "a, b, c"]),
             ("no item before", read_map, "map.tsv", "7\t1\n\t3\n", ["line 2", "'3'"]),
             ("no features", read_map, "map.tsv", "7\n8\n", ["no item has a feature"]),
@@ -202,7 +197,6 @@ def test_what_is_wrong_with_a_file(
     ("given", "names", "parts"),
     [
         ("90\t7\t11\n", NAMES, ["f.tsv", "line 1", "'7'", "p.tsv"]),
-        ("90\t5\n", NAMES, ["f.tsv", "2 columns"]),
         ("90\t5\t1\n", "a~b\t5\t1\n", ["p.tsv", "line 1", "'1'", "chain of 2"]),
         ("90\t5\t1\n", "a\t5\t1\nb\t5\t1\n", ["p.tsv", "line 2", "'5'", "twice"]),
         ("90\t5\t1\n", "~".join("a" * 10) + "\t5\t10\n", ["chain of 10"]),
