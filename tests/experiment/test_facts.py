@@ -86,13 +86,11 @@ def test_draws_depend_on_seed_client_and_fact_alone() -> None:
 @pytest.mark.parametrize(
     ("facts", "field", "value"),
     [
-        ({"device": {"battery": "high"}}, "device.battery", "'high'"),
         ({"device": {"battery": "uniform(1)"}}, "device.battery", "'uniform(1)'"),
         ({"device": {"battery": "uniform(2, 1)"}}, "device.battery", "'uniform(2, 1)'"),
         ({"user": {"trust": "beta(0, 1)"}}, "user.trust", "'beta(0, 1)'"),
         ({"user": {"trust": float("nan")}}, "user.trust", "nan"),
         ({"user": {"trust": {"client-000": "x"}}}, "user.trust.client-000", "'x'"),
-        ({"device": 3}, "device", "a section of fields"),
         ({"path": "none.csv"}, "path", "none.csv cannot be read"),
     ],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,6 @@ from tests.kit import SMALL as KIT
 from tests.kit import assert_refused
 from tests.stopping import assert_a_stop_changes_nothing
 
-from steelyard.data import FlawSettings, PartitionSettings, share_out
-from steelyard.data import load as load_data
-from steelyard.data.partition import Population
-from steelyard.data.settings import DataSettings
 from steelyard.experiment.comparing import with_rules
 from steelyard.experiment.loading import build, load
 from steelyard.experiment.running import resume, run
@@ -39,10 +34,6 @@ SMALL: dict[str, Any] = {
     "compute": {"engine": "loop", "device": "cpu", "threads": 1},
     "store": {"checkpoint_every": 1},
 }
-
-
-def defended(**defence: Any) -> dict[str, Any]:
-    return {**SMALL, "weighing": {"criteria": ["DS"], "name": "rule", "defence": defence}}
 
 
 def test_the_record_of_clients_and_the_chance_of_buckets_survive_a_stop_and_alarms_are_counted(
@@ -98,7 +89,6 @@ def test_a_liar_is_never_over_the_cap_in_a_whole_run(tmp_path: Path) -> None:
     assert claims[claims["round"] < 3]["weight"].max() < 0.4
     # The number of classes is what the task can hold: no claim is above it.
     assert claims["raw_LD"].max() == 10
-    assert claims["raw_DS"].max() > 1000 * claims["raw_DS"].median() / 10
     assert not len(History(tmp_path / "run").failures_after())  # every claim could be true, so nobody was refused
 
 
@@ -109,10 +99,6 @@ SOME = {"pick": "random", "count": 1}
 @pytest.mark.parametrize(
     ("field", "value", "document"),
     [
-        (
-            *("weighing.defence.rule", "fltrust"),
-            {**defended(rule="fltrust"), "partition": {"scheme": "iid", "clients": 10}},
-        ),
         ("weighing.defence", "clients of this kind", RECOMMENDER),
         ("flaws.0.clients", "'client-6'", {**SMALL, "flaws": [{"kind": "noisy", "clients": ["client-6"]}]}),
         ("flaws.0.amount", "got 0 with kind 'stale'", {**SMALL, "flaws": [{"kind": "stale", "amount": 0, **SOME}]}),
@@ -131,33 +117,13 @@ def test_names_of_attacks() -> None:
     assert under_attack(build(SMALL), "clean", 0.0) == build(SMALL)
 
 
-FLAWS = [
-    {"kind": "labels-flipped", "pick": "biggest", "count": 2, "how": "pairs"},
-    {"kind": "noisy", "pick": "random", "count": 1, "amount": 0.5},
-    {"kind": "claims-size", "pick": "biggest", "count": 2, "among": "all"},
-]
-
-
-PARTITION = {"scheme": "iid", "clients": 6, "size_spread": 0.5}
-FLAWED = {**KIT, "seed": 3, "partition": PARTITION, "flaws": FLAWS}
-
-
-def shared(seed: int, flaws: Sequence[FlawSettings] = ()) -> Population:
-    return share_out(load_data(DataSettings()), PartitionSettings(**PARTITION), seed, flaws)
-
-
-def expected(seed: int) -> set[tuple[int, str, str]]:
-    flaws = shared(seed, [FlawSettings(**flaw) for flaw in FLAWS]).flaws
-    return {(seed, client, words) for client, every in flaws.items() for words in every}
-
-
-def test_who_was_flawed_is_stored_for_every_seed(tmp_path: Path) -> None:
-    folder = run(build(FLAWED), out=tmp_path / "run", seeds=[3, 4])
+def test_who_was_flawed_is_stored_for_every_seed_also_by_a_resume(tmp_path: Path) -> None:
+    flawed = {**KIT, "flaws": [{"kind": "noisy", "pick": "random", "count": 1, "amount": 0.5}]}
+    folder = run(build(flawed), out=tmp_path / "run", seeds=[3, 4])
     found = History(folder).flaws
-    assert set(found[["seed", "client", "flaw"]].itertuples(index=False, name=None)) == expected(3) | expected(4)
-    assert len(found) == 10
+    assert found["seed"].tolist() == [3, 4]
     store = Store(folder, 1, 1)
     store.note(status="stopped", flaws="{}")
     store.close()
     resume(folder)
-    assert set(History(folder).flaws["seed"]) == {3, 4}
+    assert History(folder).flaws.equals(found)

@@ -134,7 +134,6 @@ def test_a_node_reckons_for_itself_what_the_noise_tells(tmp_path: Path):
     loose = noisy(2.0, rounds=5)
     loose["privacy"]["budget"] = {"delta": 0.5}
     for asked, spent in (
-        (noisy(2.0, rounds=5), "epsilon 4.9"),
         (charged, "epsilon 4.9"),
         (loose, "epsilon 4.9"),
         ({**noisy(2.0, rounds=3), **beside}, "over 3 rounds of 2 rules"),
@@ -238,11 +237,10 @@ def test_the_split_follows_from_the_file_or_is_the_owners(tmp_path: Path):
     own = node(tmp_path)
     usual = rows_of(hosted(own, asked()))
     other = NodeConfig.read({"client": "a", "data": own_file(tmp_path, name="other.npz", x=np.ones((ROWS, 3), "f4"))})
-    assert (own_seed(own) == own_seed(other), rows_of(hosted(other, asked())) == usual) == (False, False)
+    assert own_seed(own) != own_seed(other)
+    assert rows_of(hosted(other, asked())) != usual
     halved = node(tmp_path, partition={"test_fraction": 0.5, "seed": 3})
     assert len(rows_of(hosted(halved, asked()))[1]) == ROWS // 2
-    untested = node(tmp_path, partition={"test": "none"})
-    assert rows_of(hosted(untested, asked())) == (list(range(ROWS)), [])
     held = node(tmp_path, data={"path": own_file(tmp_path), "source": "npz", "held_out": "old"})
     assert rows_of(hosted(held, asked(data={"held_out": "old"})))[1] == list(range(0, ROWS, 4))
 
@@ -252,7 +250,6 @@ def test_the_owners_reading_is_what_an_experiment_must_ask_for(tmp_path: Path):
     own, theirs = node(tmp_path, data=reading), {"labels": "old", "share": 0.5}
     assert len(hosted(own, asked(data=theirs)).names) == 1
     assert_refused(partial(hosted, own, asked(data={"share": 0.5})), "data.labels: got ")
-    assert_refused(partial(hosted, own, asked(data={**theirs, "seed": 7})), "data.seed: got 7")
 
 
 def test_few_rows_give_no_introduction_and_the_owner_is_told(tmp_path: Path):
@@ -294,7 +291,6 @@ def test_a_part_of_a_file_is_shared_out_as_the_nodes_file_says(tmp_path: Path):
     ("given", "field", "value"),
     [
         ({"data": {"path": "x.npz", "labels": "y"}}, "data.source", "missing"),
-        ({"data": {"path": "x.csv", "source": "csv"}}, "data: labels", "nothing"),
         ({"data": "x.npz", "partition": {"samples": 3}}, "partition.samples", "no effect"),
         ({"data": "x.tsv", "kind": "recommend", "partition": {"seed": 1}}, "partition", "kind"),
     ],

@@ -167,7 +167,6 @@ def test_a_stopped_run_goes_on_from_anywhere_with_the_code_it_kept(
     assert_refused(lambda: steelyard.resume(part), "allowed: steelyard.resume(folder, trust=True)")
     assert marks(tmp_path) == before
     assert steelyard.resume(part, trust=True).summary["status"] == "finished"
-    assert sorted(marks(tmp_path)[len(before) :]) == sorted(str(path) for path in (part / "code").glob("*.py"))
     assert torch.equal(model(whole), model(part))
 
 

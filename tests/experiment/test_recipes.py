@@ -65,7 +65,6 @@ def test_a_recipe_runs(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         first = {"adafed-1": [5600, 11000, 5700, 11000, 11000, 5000]}
         assert sizes.tolist()[:6] == first.get(recipe, [190, 1710, 1780, 1230, 2040, 3160])
         assert len(sizes) == (8 if recipe == "adafed-3" else 6)
-        assert all(row["server"]["macro_f1"] >= 0 for row in result.summary["rules"])
         # As in the paper, the server weighs and reports on MNIST's whole test set.
         assert result.history.evaluations.query("round == 1")["samples"].sum() >= 9996
 

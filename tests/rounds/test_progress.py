@@ -97,12 +97,13 @@ def error(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Screen]:
 @pytest.mark.parametrize(
     ("show", "value", "text"),
     [
-        *(
-            (show_score, *case)
-            for case in ((0.0, "0.00%"), (1.0, "100.00%"), (0.12345, "12.35%"), (-3.14159, "-3.142"))
-        ),
-        *((show_duration, *case) for case in ((0.2, "1 s"), (89.4, "89 s"), (90, "2 min"), (600, "10 min"))),
-        *((show_duration, *case) for case in ((5399, "90 min"), (5400, "1.5 h"))),
+        (show_score, 0.12345, "12.35%"),
+        (show_score, -3.14159, "-3.142"),
+        (show_duration, 0.2, "1 s"),
+        (show_duration, 89.4, "89 s"),
+        (show_duration, 90, "2 min"),
+        (show_duration, 5399, "90 min"),
+        (show_duration, 5400, "1.5 h"),
     ],
 )
 def test_scores_and_durations_have_the_unit_that_fits(show: Callable[[float], str], value: float, text: str) -> None:

@@ -21,7 +21,6 @@ from steelyard.experiment.running import resume, run
 from steelyard.messages import Failure, Task, Updates
 from steelyard.privacy.accounting import Release, spent
 from steelyard.report.comparison import compare_run
-from steelyard.rounds.drafting import TooFewClients
 from steelyard.rounds.soundness import Exploded, is_sound, without_culprit
 from steelyard.runs.reader import History
 from steelyard.update_payloads import DenseModels
@@ -97,7 +96,6 @@ def test_what_is_no_number_is_farther_away_than_everything_else(number: float, c
     updates = Updates("f", 1, task.clients, np.ones(3, dtype=np.int64), {}, np.zeros(3), DenseModels(models))
     left = without_culprit(task, updates, 1)
     assert [failure.client for failure in left.failures] == [task.clients[culprit]]
-    assert left.clients == tuple(name for name in task.clients if name != task.clients[culprit])
 
 
 def without_seconds(history: History) -> list[dict[str, Any]]:
@@ -153,37 +151,21 @@ def test_where_every_rule_explodes_the_run_stops_and_can_be_looked_at(
         resume(tmp_path / "run")
 
 
-def test_one_broken_model_of_too_few_clients_stops_the_run_and_ends_no_rule(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Three of four clients are well: no model exploded, there are only fewer than the experiment asks for."""
-    broken_from(monkeypatch, "fedavg", 2, most=1)
-    with pytest.raises(TooFewClients, match=r"^round 2 of fedavg: 3 of 4 clients gave .*min_clients"):
-        run(build(changed(DOCUMENT, rounds={"min_clients": 4})), out=tmp_path / "run")
-    assert History(tmp_path / "run").ended == {}
-
-
-@pytest.mark.parametrize("where", ["server", "devices"])
 def test_a_budget_is_not_blamed_for_a_model_that_exploded(
-    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, messages: list[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, messages: list[str]
 ) -> None:
     broken_from(monkeypatch, "fedavg", 2)
     budget = {"epsilon": spent({Release(2.0): 2}, 1e-5) + 0.01}
     central = {"clip": 1.0, "noise": 2.0, "weights": "cohort", "cohorts": "public"}
-    noise = {"central": central} if where == "server" else {"local": {"clip": 1.0, "noise": 2.0}}
     capped = changed(
         DOCUMENT,
         weighing={"max_weight": 0.5},
         beside={"fedavg": {"criteria": ["DS"], "max_weight": 0.5}},
-        privacy={**noise, "criteria": "public", "budget": budget},
+        privacy={"central": central, "criteria": "public", "budget": budget},
     )
     history = History(run(build(capped), out=tmp_path / "run"))
     promise = json.loads(history.info["privacy"])
     lines = [line for line in messages if "fedavg" in line]
-    if where == "devices":  # what they sent was noise alone: nobody is told that their models broke
-        assert history.ended == {}
-        assert promise["ended"] == dict.fromkeys(promise["epsilon"], 2)
-        return
     assert list(promise["ended"].values()) == [2]
     assert "fedavg" not in promise["ended"]
     # The server told nobody of the round in which no model was sound: one round was told.
