@@ -219,25 +219,6 @@ def test_rounds_with_private_parts_are_those_of_the_paper(name: str) -> None:
         assert loss == pytest.approx(wanted, abs=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("name", "spans"), [("fedrep", [(24, 34)]), ("fedbn", [(16, 24), (34, 42)]), ("local-only", [(0, 42)])]
-)
-def test_what_is_private_is_not_sent(name: str, spans: list[tuple[int, int]]) -> None:
-    clients = of_three()
-    start = SimulationServer(clients).initial(3)
-    algorithm = AlgorithmSettings(name=name).made()
-    (updates,) = clients.train([Task("f", 3, 1, ("a", "b", "c"), start, algorithm=algorithm)])
-    models = updates.payload.models  # type: ignore[attr-defined]
-    private = torch.zeros(len(start), dtype=torch.bool)
-    for begin, end in spans:
-        private[begin:end] = True
-    assert torch.equal(models[:, private], start[private].expand(len(models), -1))
-    assert bool((models[:, ~private] != start[~private]).any(dim=1).all()) == (name != "local-only")
-    # The client's own copy has moved there.
-    for kept in clients.snapshot().values():
-        assert bool((kept[private] != start[private]).any())
-
-
 @pytest.mark.parametrize(("name", "needs"), [("fedbn", "without batch norm"), ("fedrep", "of one layer")])
 def test_a_model_without_the_part_is_refused_before_the_run(name: str, needs: str) -> None:
     clients = of_three(lambda feature_shape, classes: nn.Linear(3, 2))

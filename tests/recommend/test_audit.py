@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from steelyard.experiment.loading import build
-from steelyard.experiment.recommend_audit import audit, chance
+from steelyard.experiment.recommend_audit import audit
 from steelyard.recommend.audit import CuriousServer, judge
 from steelyard.recommend.interactions import build as table
 from steelyard.recommend.sampling import Histories
@@ -38,10 +38,9 @@ def test_protections_over_rounds(description):
     # As many decoys as interactions, so at most 384 claims: three standard errors of 0.026.
     assert decoyed[1]["precision"] == pytest.approx(0.5, abs=0.08)
     assert nothing[1]["claims"] == 0
-    absence = {entry["protection"]: entry["rounds"][1]["absence"] for entry in found}
-    assert absence["π = 0"]["precision"] > 0.9  # what she never pushes down is hers, whatever π
-    assert absence["π = 0"]["recall"] == 1.0
-    assert absence["π = 0.5 persistent, 1 decoy per item"]["precision"] < 0.6
+    absence = {entry["protection"]: entry["rounds"][1]["absence"]["precision"] for entry in found}
+    assert absence["π = 0"] > 0.9  # what she never pushes down is hers, whatever π
+    assert absence["π = 0.5 persistent, 1 decoy per item"] < 0.6
 
 
 def test_noise_on_the_devices_leaves_little_to_read(description):
@@ -61,8 +60,3 @@ def test_sums_by_hand():
     # Sums 0.2, −0.4, 0.3 and nothing: of one item, 2 is claimed; of three, never the one that was not named.
     assert curious.by_sum(np.array([1])).tolist() == [[False, False, True, False]]
     assert curious.by_sum(np.array([3])).tolist() == [[True, False, True, False]]
-
-
-def test_claims_at_random_are_right_with_the_share_that_users_took(description):
-    # 24 users with 8 training items each, of a catalogue of 40.
-    assert chance(build(description)) == pytest.approx(8 / 40)

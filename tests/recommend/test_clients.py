@@ -99,8 +99,7 @@ def test_rows_go_down_without_numbers_and_up_with_them():
     assert (row_bytes(20), row_bytes(1)) == (4 + 4 * 20 + 4, 12)
     first = Traffic().plus(down=3 * 100, up=7, width=row_bytes(20))
     assert first.numbers() == (300, 7, 300 * 84, 7 * 88)
-    second = first.plus(down=100, up=2, width=row_bytes(20))
-    assert second.numbers() == (400, 9, 33_600, 792)
+    assert first.plus(down=100, up=2, width=row_bytes(20)).numbers() == (400, 9, 33_600, 792)
 
 
 # ---------------------------------------------------------------- what a node keeps of some of the users
@@ -133,9 +132,6 @@ def test_likes_stay_with_the_rows_they_belong_to(users: Users):
         assert (truth.train_user.tolist(), truth.train_item.tolist()) == (rows, items)
         assert truth.liked is not None
         assert truth.liked.tolist() == liked
-    # All training rows are likes where no threshold is set.
-    plain = Users(users.histories, GroundTruth.between(table(TRAIN), table(TEST)), users.shares, users.kinds)
-    assert plain.keep(["ada"]).truth.liked is None
 
 
 def test_everything_else_of_the_others_is_gone_and_items_keep_their_numbers(users: Users):

@@ -92,8 +92,6 @@ def test_decoys_are_claimed_but_do_not_move_the_vector(histories):
         fakes = claimed.items[claimed.starts[user + 1] - claimed.fakes[user] : claimed.starts[user + 1]].tolist()
         assert len(fakes) == min(len(own), ITEMS - len(own) - 1)
         assert not set(fakes) & set(own)
-    triples, _ = draw(claimed, EVERYONE, 40)
-    assert 0.2 < triples.real.mean() < 0.8
     table, vectors = start(histories)
     triples, _ = draw(histories, EVERYONE, 1)
     real = EVERYONE % 2 == 0
@@ -102,7 +100,6 @@ def test_decoys_are_claimed_but_do_not_move_the_vector(histories):
     assert np.array_equal(mixed.vectors[~real], vectors[~real])
     np.testing.assert_allclose(mixed.vectors[real], whole.vectors[real], rtol=1e-6)
     np.testing.assert_allclose(mixed.gradients, whole.gradients, rtol=1e-6)
-    assert np.abs(mixed.gradients).min(axis=(1, 2)).all()
 
 
 # ---------------------------------------------------------------- where it starts
@@ -117,25 +114,24 @@ def test_start_values_are_those_of_their_seed():
     np.testing.assert_allclose(table, expected, rtol=1e-6)
     np.testing.assert_allclose(vector, [-0.058658075, 0.0087802792], rtol=1e-6)
     assert initial_vector(1, "ben", 2).tolist() != vector.tolist()
+    assert initial_table(1, 1000, 2, bias_spread=0.3)[:, -1].std() == pytest.approx(
+        0.3, rel=0.1
+    )  # four standard errors
     assert Learning(0.2, 3).decays == pytest.approx((0.01, 0.01, 0.001))
 
 
 # ---------------------------------------------------------------- one pass
 
 
-def test_a_pass_has_its_own_losses_and_may_write_to_an_array_that_it_is_given():
+def test_a_pass_has_its_own_losses():
     """−ln σ(x̂) of each triple as it was visited: the second triple meets the vector that the first one left."""
     table = np.array([[2.0, 0.5], [0.0, 0.0]], dtype=np.float32)
     triples = Triples(np.array([[0, 0]], np.int32), np.array([[1, 1]], np.int32))
-    room = np.full((1, 2, 2), np.nan, dtype=np.float32)
-    before = np.ones((1, 1), np.float32)
-    done = local_pass(table, before, triples, Learning(0.5, 1, user_decay=0.2), room)
-    assert done.gradients is room
-    assert before.tolist() == [[1.0]]
+    done = local_pass(table, np.ones((1, 1), np.float32), triples, Learning(0.5, 1, user_decay=0.2))
     first = 1 / (1 + math.exp(2.5))
     moved = 1 + 0.5 * (first * 2 - 0.2 * 1)
     second = 1 / (1 + math.exp(2 * moved + 0.5))
-    np.testing.assert_allclose(room[0], [[first, first], [second * moved, second]], rtol=1e-6)
+    np.testing.assert_allclose(done.gradients[0], [[first, first], [second * moved, second]], rtol=1e-6)
     assert done.losses[0] == pytest.approx([math.log(1 + math.exp(-x)) for x in (2.5, 2 * moved + 0.5)])
     assert done.vectors[0, 0] == pytest.approx(moved + 0.5 * (second * 2 - 0.2 * moved))
 
@@ -202,9 +198,6 @@ def test_divergence_selection_and_broken_numbers(payload):
     payload.gradients[3, 1, 0] = np.nan
     for rows in (payload, payload.sparse()):
         assert rows.finite().tolist() == [user != 3 for user in range(USERS)]
-    large = payload.sparse()
-    large.values[:] = 2e38  # Two of them are more than float32 holds, and each is a number.
-    assert large.finite().all()
 
 
 # ---------------------------------------------------------------- rounds of one user each, done many at a time

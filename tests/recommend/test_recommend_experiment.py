@@ -105,13 +105,6 @@ def test_own_share_of_each_user_from_a_column(description):
     assert updates.payload.sent[1:].any()
 
 
-@pytest.mark.parametrize("spread", [0.0, 0.1])
-def test_first_biases_are_zero_or_drawn(description, spread):
-    _, server = changed(description, fpl={"bias_spread": spread}).assemble()
-    # 40 biases: a standard error of 11 %, and four of them.
-    assert server.initial(3).reshape(40, 7)[:, -1].std() == pytest.approx(spread, rel=0.45)
-
-
 def test_a_user_with_nothing_to_learn_from_fails_with_a_reason(description):
     """One user has no training item, one has every item of the catalogue and so no negative, one is a stranger."""
     from dataclasses import replace

@@ -36,18 +36,11 @@ def explored(triples: list[tuple[str, str, str]], items: list[str], **walk: obje
     known = [(row, graph.nodes.index(item)) for row, item in enumerate(items) if item in graph.nodes]
     rows, nodes = np.array(known, dtype=np.int64).reshape(-1, 2).T
     links = sparse.coo_array((np.ones(len(rows), bool), (rows, nodes)), shape=(len(items), len(graph.nodes))).tocsr()
-    found: Found = set()
-    chains: list[tuple[str, ...]] = []
-    for reached in explore.explore(graph, links, explore.Walk(**walk)):  # type: ignore[arg-type]
-        chains.append(reached.chain)
-        assert (np.diff(reached.objects) > 0).all()
-        row, column = reached.matrix.nonzero()
-        found |= {
-            (items[r], reached.chain, graph.nodes[reached.objects[c]])
-            for r, c in zip(row.tolist(), column.tolist(), strict=True)
-        }
-    assert chains == sorted(set(chains))
-    return found
+    return {
+        (items[row], reached.chain, graph.nodes[reached.objects[column]])
+        for reached in explore.explore(graph, links, explore.Walk(**walk))  # type: ignore[arg-type]
+        for row, column in zip(*reached.matrix.nonzero(), strict=True)
+    }
 
 
 def walked(

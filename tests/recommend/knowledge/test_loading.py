@@ -178,8 +178,7 @@ def test_words_of_an_iri(iri: str, told: str) -> None:
 
 
 def test_names_for_people_and_two_that_read_the_same_are_told_apart() -> None:
-    for short, long in (("dbo:director", DBO + "director"), ("nobody:knows", "nobody:knows")):
-        assert (expanded(short), expanded(long), prefixed(long)) == (long, long, short)
+    assert (expanded("dbo:director"), prefixed(DBO + "director")) == (DBO + "director", "dbo:director")
     told = {DBO + "starring": "dbo:starring", DBP + "starring": "dbp:starring", DBO + "writer": "writer"}
     assert distinct(list(told)) == told
     chains = [(DBO + "director", DBO + "birthPlace"), (DBO + "starring", DBO + "starring⁻¹"), ("wdt:P57",)]
