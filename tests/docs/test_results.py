@@ -32,15 +32,6 @@ def test_a_picture_of_a_table_has_its_numbers(name: str) -> None:
     assert not values - {float(figure) for figure in re.findall(r"\d*\.?\d+", page.split("<details")[0])}
 
 
-def test_the_index_leads_to_every_page_and_pages_to_their_whole_tables() -> None:
-    pages = {path.name: path.read_text(encoding="utf-8") for path in RESULTS.glob("*.md")}
-    index = pages.pop("index.md")
-    assert [name for name in pages if f"({name})" not in index] == []
-    for name, text in pages.items():
-        for named in re.findall(r"`(benchmarks/results/[\w-]+\.md)`", text):
-            assert (ROOT / named).is_file(), f"{name}: {named}"
-
-
 def test_what_is_said_of_the_third_papers_table_follows_from_its_cells() -> None:
     """Rounds of its Table 1: 20, 30, 40, 50, 70 and 75 % of the devices at 75 %, then 20 to 50 % of them at 80 %."""
     alone = {

@@ -131,12 +131,6 @@ def test_measures_are_those_that_a_run_records():
     assert_refused(lambda: plan(untested, ["training.epochs=1"]), "nothing to choose by")
 
 
-def test_checkpoints_are_ten_a_run_unless_the_file_says_so():
-    assert plan(BASE, ["training.epochs=1"]).parts[0].experiment.store.checkpoint_every == 4
-    own = Experiment.model_validate({**BASE.model_dump(), "store": {"checkpoint_every": 7}})
-    assert plan(own, ["training.epochs=1"]).parts[0].experiment.store.checkpoint_every == 7
-
-
 def test_a_sweep_is_read_back_as_it_was_written(tmp_path: Path):
     given = plan(
         BASE, ["training.learning_rate=0.1,0.30000000000000004", "training.batch_size=full,10"], rules=["DS"], seeds=2

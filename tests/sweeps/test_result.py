@@ -106,14 +106,6 @@ def test_the_table_reads_well_in_60_columns():
     ]
 
 
-def test_a_point_may_lack_seeds_or_have_exploded():
-    document = made({2: [0.5, 0.6], 1: [0.4]}, left=["run-3"])
-    document["rows"][1]["seeds"] = [1]
-    assert "0.40000 (1 of 2 seeds)" in sweep_table(document)
-    rows = list(csv.DictReader(io.StringIO(sweep_csv(document))))
-    assert [(row["seed 0"], row["seed 1"]) for row in rows] == [("0.5", "0.6"), ("", "0.4")]
-
-
 def test_a_real_sweep_is_read_from_its_runs(result: SweepResult):
     document = result.table
     assert len(document["rows"]) == 8
@@ -208,19 +200,3 @@ def test_a_point_that_exploded_is_a_cross_on_the_side_of_the_worst():
         # It keeps its place on the axis, between the two that went well.
         assert document["layer"][0]["encoding"]["x"]["axis"]["values"] == [0.001, 0.01, 0.1]
     assert sweep_chart(made({1: [math.nan]})) is None
-
-
-@pytest.mark.parametrize(
-    ("values", "kind"),
-    [
-        ([0.0215, 0.0464, 0.1], "log"),
-        ([10, 20, 30, 40, 50], "linear"),
-        ([0, 0.01, 1], "linear"),
-    ],
-)
-def test_values_that_grow_by_factors_are_a_factor_apart_on_the_axis(values: list[float], kind: str):
-    words = made({point: [0.5] for point in range(len(values))})
-    for row, value in zip(words["rows"], values, strict=True):
-        row["values"] = {"fpl.learning_rate": value, "fpl.mode": "pFPL"}
-    axis = sweep_chart(words).to_dict(validate=True)["layer"][0]["encoding"]["x"]
-    assert axis["scale"]["type"] == kind

@@ -18,7 +18,7 @@ from tests.runs.contents import assert_same_bits, query
 
 from steelyard import Experiment, in_memory
 from steelyard.experiment.job_array import Part
-from steelyard.experiment.loading import build, load
+from steelyard.experiment.loading import build
 from steelyard.runs.store import held
 from steelyard.sweeps.joining import join_sweeps
 from steelyard.sweeps.plan import plan
@@ -106,15 +106,6 @@ def test_the_test_set_plays_no_part(tmp_path: Path):
     true = best.run(tmp_path / "true", dataset=dataset).summary["rules"][0]["accuracy"]
     false = best.run(tmp_path / "false", dataset=in_memory(spoilt, wrong, held_out=held_out)).summary["rules"][0]
     assert true != false["accuracy"]
-
-
-def test_a_recommender_is_swept_on_the_validation_split(tmp_path: Path, description: dict):  # noqa: F811
-    planned = plan(build(description), ["fpl.learning_rate=0.02,0.2"], measure="recall", validation=0.25)
-    folder = sweep(planned, out=tmp_path / "sweep")
-    document = sweep_document(folder)
-    assert document["measured"] == "recall@10"
-    assert document["best"]["values"] == {"fpl.learning_rate": 0.2}
-    assert load(folder / "1-learning_rate=0.02" / "experiment.toml").validation == 0.25
 
 
 def test_another_sweep_is_not_mixed_in_and_one_process_writes_at_a_time(tmp_path: Path) -> None:

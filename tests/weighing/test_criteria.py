@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.kit import assert_refused
 
-from steelyard.data.settings import DataSettings
 from steelyard.update_payloads import ServerTest
 from steelyard.usercode import NotAllowed, load_entry_points, only
 from steelyard.weighing import built_in, checks, criteria
@@ -425,17 +424,3 @@ def test_what_is_offered_or_only_the_data_can_tell_is_accepted(available: Capabi
     further = Needs(slopes=True, layers=True, everyone=True, client_tests=True)
     assert unmet(further, available, KNOWN) is None
     assert unmet(Needs(expertise=True), replace(available, expertise=True), KNOWN) is None
-
-
-@pytest.mark.parametrize(
-    ("settings", "task", "classes", "marks"),
-    [
-        ({"source": "digits"}, "classes", 10, set()),
-        ({"source": "npz", "path": "x", "classes": 5, "marks": {"sharp": "s"}}, "classes", 5, {"sharp"}),
-        ({"source": "npz", "path": "x", "task": "regression"}, "regression", 0, set()),
-        ({"source": "memory"}, None, None, None),
-    ],
-)
-def test_sources_say_what_they_offer(settings: dict, task: str | None, classes: int | None, marks: set | None) -> None:
-    found = DataSettings.model_validate(settings).capabilities()
-    assert (found.task, found.classes, found.marks) == (task, classes, marks)

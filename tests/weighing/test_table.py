@@ -217,10 +217,3 @@ def test_a_column_that_the_rule_names_must_be_there() -> None:
         [1.0, 1.0],
         [1.0, 3.0],
     ]
-
-
-def test_a_measure_of_the_server_is_not_cut_at_the_bound() -> None:
-    # MD is the server's, DS and an unknown column what clients say of themselves.
-    table = {name: {"MD": value, "DS": value, "mine": value} for name, value in (("a", 1.0), ("b", 1.0), ("c", 9.0))}
-    for column, weight in (("MD", 9 / 11), ("DS", 2 / 4), ("mine", 2 / 4)):
-        assert weigh(table, f"capped({column};bound=2)").weights[2] == pytest.approx(weight)

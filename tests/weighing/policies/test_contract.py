@@ -18,13 +18,12 @@ import steelyard
 from steelyard import Experiment
 from steelyard.experiment.comparing import with_rules
 from steelyard.experiment.learning import LearningDescription
-from steelyard.experiment.loading import build
 from steelyard.experiment.running import run
 from steelyard.runs.reader import History
 from steelyard.settings import validated
 from steelyard.weighing import criteria
 from steelyard.weighing.policies.catalogue import known
-from steelyard.weighing.policies.describing import described, needs_of
+from steelyard.weighing.policies.describing import needs_of
 from steelyard.weighing.policies.policy import Policy
 from steelyard.weighing.table import read_words
 from steelyard.weighing.view import Memory
@@ -190,26 +189,3 @@ def test_policies_of_measures_weigh_tables_and_others_say_why_not() -> None:
     assert floor.weights.tolist() == pytest.approx([0.6, 0.3, 0.1])
     one = {"ann": {"DS": 1, "AS": 0.1}}
     assert_refused(lambda: steelyard.weigh(one, "fedscs"), "fedscs", "updates or remembers rounds")
-
-
-def test_recommenders_take_policies_of_measures_alone() -> None:
-    def made(name: str) -> Any:
-        document = {"kind": "recommend", "interactions": {"path": "x.tsv"}}
-        return build({**document, "weighing": {"policy": {"name": name}}})
-
-    assert "trust-mad" in made("trust-mad").rules()
-    assert_refused(lambda: made("q-fedavg"), "LB", "users of a recommender")
-    assert_refused(lambda: made("cgsv"), "cgsv", "length of the step")
-
-
-def test_a_policy_as_programs_read_it() -> None:
-    fedlaw = described(known()["fedlaw"])
-    assert str(fedlaw.pop("description")).endswith("use it where the server has rows that it trusts")
-    assert fedlaw == {
-        "name": "fedlaw",
-        "criteria": ["DS"],
-        "needs": ["rows at the server", "a server that learns from them", "single updates"],
-        "applies_to": "models",
-        "parameters": {"steps": 20, "rate": 0.01},
-    }
-    assert needs_of(known()["nvflare-adaptive"]) == ["label counts", "losses before training", "a task with classes"]

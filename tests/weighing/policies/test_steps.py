@@ -14,11 +14,10 @@ from steelyard.weighing.policies.afl import Afl
 from steelyard.weighing.policies.cgsv import Cgsv
 from steelyard.weighing.policies.fedce import FedCe
 from steelyard.weighing.policies.feddg_ga import FedDgGa, adjusted
-from steelyard.weighing.policies.feddisco import FedDisco
 from steelyard.weighing.policies.fedscs import FedScs
 from steelyard.weighing.policies.nvflare_adaptive import NvflareAdaptive
 from steelyard.weighing.policies.optimising import nearest_shares
-from steelyard.weighing.policies.policy import by_client, cosines, policy, remember
+from steelyard.weighing.policies.policy import by_client, policy, remember
 from steelyard.weighing.policies.q_fedavg import QFedAvg
 from steelyard.weighing.policies.settings import policy_class, policy_criteria
 from steelyard.weighing.policies.shapfed import ShapFed
@@ -34,15 +33,6 @@ def test_what_is_remembered_of_clients() -> None:
     assert by_client(view.memory, "m", view, np.array([1.0, 2.0, 3.0])).tolist() == [1.0, 5.0, 3.0]
     remember(view, "m", np.array([1.0, 2.0, 3.0]))
     assert view.remembered["m"] == {"a": 1.0, "b": 2.0, "c": 3.0, "z": 9.0}
-
-
-def test_cosines_by_hand() -> None:
-    updates = np.array([[3.0, 4.0], [0.0, 2.0], [0.0, 0.0]])
-    # Σ w Δ = (3, 4) + 2·(0, 2) = (3, 8).
-    length = np.hypot(3, 8)
-    found = cosines(updates @ updates.T, np.array([1.0, 2.0, 5.0]))
-    assert found == pytest.approx([(9 + 32) / 5 / length, 8 / length, 0.0])
-    assert cosines(updates @ updates.T, np.zeros(3)).tolist() == [0.0, 0.0, 0.0]
 
 
 def test_names_of_policies() -> None:
@@ -108,14 +98,6 @@ def test_feddg_ga_over_three_rounds_and_at_its_ends() -> None:
     # No weight passes 1 before the division, none falls below 0, and equal losses change nothing.
     assert adjusted(np.array([1.0, 0.0]), np.array([1.0, 0.5]), 0.2) == pytest.approx([1 / 1.05, 0.05 / 1.05])
     assert adjusted(np.array([0.9, 0.1]), np.array([0.0, -1.0]), 0.8) == pytest.approx([1.0, 0.0])
-
-
-@pytest.mark.parametrize(
-    ("skew", "expected"), [([0.2, 0.2], [0.6, 0.1]), ([0.0, 0.0], [0.85, 0.35]), ([0.0, 0.9], [0.85, 0.0])]
-)
-def test_feddisco_by_hand(skew: list[float], expected: list[float]) -> None:
-    measures = {"DS": np.array([30.0, 10.0]), "KL": np.array(skew)}
-    assert FedDisco().weigh(measures, cohort()).tolist() == pytest.approx(expected)
 
 
 def test_afl_keeps_the_share_of_who_is_away() -> None:
