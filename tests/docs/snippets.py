@@ -32,6 +32,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.kit import inside
+
 _FENCE = re.compile(r"^( *)```(\w+)?([^\n]*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
 _NOTE = re.compile(r"<!-- (needs|shortened|refused|not run|printed by)(?:: ([^\n]*?))? -->\s*$")
 _TITLE = re.compile(r'title="([^"]+)"')
@@ -80,7 +82,7 @@ def commands(text: str) -> list[str]:
 
 
 class Sitting:
-    """Runs the snippets of one page in the present folder; each `steelyard` command in a fork of this warm process."""
+    """Runs the snippets of one page in the present folder; each `steelyard` command in this process."""
 
     def __init__(self, data: Path | None) -> None:
         self.names: dict[str, Any] = {"__name__": "__main__"}
@@ -154,42 +156,12 @@ def _command(command: str) -> tuple[int, str]:
     if words[0] != "steelyard" or any(mark in words for mark in ("|", ">", "<", "&&", "&", "||", ";")):
         done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=280, check=False)
         return done.returncode, done.stdout + done.stderr
-    with open(".output", "w+", encoding="utf-8") as output:
-        child = os.fork()
-        if child == 0:
-            _in_child(words, output.fileno())
-        _, status = os.waitpid(child, 0)
-        output.seek(0)
-        return os.waitstatus_to_exitcode(status), output.read()
-
-
-def _in_child(words: list[str], output: int) -> None:
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
-    sys.argv = words
-    code = 1
-    try:
-        from steelyard.cli.main import main
-
-        main()
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else 1
-    except BaseException:
-        traceback.print_exc()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    done = inside(*words[1:], folder=Path.cwd())
+    return done.returncode, done.stdout + done.stderr
 
 
 def main() -> None:
     """Run a page in the present folder and write down what went wrong; tests start it as a process of its own."""
-    import torch  # noqa: F401  every command forks from here and need not wait for it again
-
-    import steelyard.api
-    import steelyard.cli.main  # noqa: F401
-
     data = os.environ.get("STEELYARD_DATA")
     sitting = Sitting(Path(data) if data else None)
     problems: list[str] = []

@@ -90,7 +90,6 @@ def test_values_are_read_as_in_an_experiment_file(text: str, values: tuple[Any, 
         (["partition.validation=0.1,0.2"], {}, ("--validation",)),
         ([f"training.epochs={','.join(map(str, range(1, 102)))}"], {}, ("101 points", 100)),
         (["training.epochs=1"], {"measure": "accurracy"}, ("did you mean 'accuracy'",)),
-        (["training.epochs=1"], {"validation": 1.0}, ("--validation", 1)),
         (["training.epochs=1"], {"seeds": 0}, ("--seeds", 0)),
     ],
 )

@@ -29,7 +29,7 @@ def view(test: ServerTest) -> CohortView:
 def test_what_the_server_measures_on_its_own_test_set() -> None:
     """Accuracy, times size, macro F1, the geometric mean of odds over classes, and figures of one task."""
     odds = replace(TEST, by_class={"odds": np.array([[4.0, 9.0], [0.25, 1.0], [1.0, 1.0]])})
-    errors = {"c_index": np.array([0.25, 0.75]), "dice": np.array([0.5, 0.1]), "macro_f1": np.array([0.4, 0.3])}
+    errors = {"c_index": np.array([0.25, 0.75]), "macro_f1": np.array([0.4, 0.3])}
     one_task = replace(REGRESSION, errors=errors)
     for name, test, expected in (
         ("VP", TEST, [0.5, 0.25, 0.0]),
@@ -38,7 +38,6 @@ def test_what_the_server_measures_on_its_own_test_set() -> None:
         ("VE", REGRESSION, [0.8, 0.25]),
         ("VD", odds, [6.0, 0.5, 1.0]),
         ("VC", one_task, [0.25, 0.75]),
-        ("VM", one_task, [0.5, 0.1]),
         ("VL", one_task, [0.4, 0.3]),
     ):
         criterion = registry.get(name)

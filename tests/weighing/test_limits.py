@@ -13,8 +13,7 @@ from tests.kit import assert_refused, small
 import steelyard
 from steelyard.weighing import criteria
 from steelyard.weighing.limits import LimitSettings
-from steelyard.weighing.rule import Rule, WeighingSettings, label
-from steelyard.weighing.table import read_words
+from steelyard.weighing.rule import Rule, WeighingSettings
 from steelyard.weighing.trust import bounded_samples, limit_of, trust_of, trusted, warnings
 from steelyard.weighing.weights import cap_of, floor_of, limited
 
@@ -111,8 +110,6 @@ def test_floors_in_words_in_a_table_and_in_the_name() -> None:
     found = steelyard.weigh(table, "capped(DS;min_weight=0.1;floors.cid=0.2)")
     assert found.weights.tolist() == pytest.approx([0.7, 0.1, 0.2])
     assert found.reasons == ("lowered for the floors of others", "raised by the limits", "raised by the limits")
-    settings = read_words("capped(DS;min_shares=0.5;floors.cid=0.2)", ["DS"]).model_copy(update={"name": None})
-    assert label(settings) == "capped(DS;min_shares=0.5;floors.cid=0.2)"
 
 
 def test_a_floor_for_nobody_and_one_that_is_too_much(tmp_path: Path) -> None:

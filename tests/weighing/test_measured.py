@@ -140,12 +140,3 @@ def test_alarms_come_over_rounds_are_remembered_by_client_and_end() -> None:
     honest = np.array([[1.0, 0.0], [1.0, 0.1], [1.0, 0.0]])
     assert [flagged(honest, "abe")[2] for _ in range(3)] == [0.0, 0.0, 1.0]
     assert set(memory[MEMORY]) == set("abcde")
-
-
-def test_honest_clients_whose_rounds_are_normal_are_hardly_ever_hit() -> None:
-    chance = np.random.default_rng(4)
-    sums, hits = np.zeros(20), 0
-    for _ in range(2000):
-        sums = after(sums, chance.normal(0.3, 0.1, 20))
-        hits += int((sums > LIMIT).sum())
-    assert hits <= 10  # of 40,000 rounds

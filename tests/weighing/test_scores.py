@@ -139,15 +139,6 @@ def test_weights_of_criteria_and_ranks_are_shares() -> None:
     assert scores.mean(values) == pytest.approx(np.array([[0.3, 0.3]]))
 
 
-def test_each_score_reaches_the_rule_by_its_name() -> None:
-    assert rule("owa", quantifier="all").score(ALICE_BOB) == pytest.approx([0.2, 0.1])
-    additive = {"two_additive": {"DS": 0.5, "CD": 0.3, "IS": 0.2}}
-    found = rule("choquet", capacity=additive).score(ALICE_BOB)
-    assert found == pytest.approx(rule("weighted-mean", weights=(0.5, 0.3, 0.2)).score(ALICE_BOB))
-    assert scores.quantifier_bounds(" At  Least_half ") == (0.0, 0.5)
-    assert_refused(lambda: scores.checked_name("prodct"), "score", "'prodct'", "did you mean 'product'")
-
-
 def test_a_capacity_can_be_written_in_several_ways() -> None:
     assert subsets(0) == [frozenset()]
     assert subsets(2) == [NOTHING, A, B, BOTH]

@@ -54,7 +54,6 @@ def test_words_that_the_rule_says_itself() -> None:
     for best in (steelyard.weigh(CLIENTS, "quality/max"), steelyard.weigh(CLIENTS, "quality", "max")):
         assert best.scores == pytest.approx([5 / 9, 1])
     assert steelyard.weigh(CLIENTS, "").criteria == ("quality", "DS")
-    assert steelyard.weigh(CLIENTS, "EQ").weights.tolist() == [0.5, 0.5]
     assert steelyard.weigh(CLIENTS, WeighingSettings(criteria=("DS",))).weights.tolist() == [0.75, 0.25]
     assert steelyard.weigh({"a": {"x": 0.2}, "b": {"x": 0.3}}, "x", None).scores.tolist() == [0.2, 0.3]
 

@@ -46,16 +46,7 @@ def test_names_of_policies() -> None:
 
 
 def test_nvflare_adaptive_waits_for_rounds_in_a_row_by_the_same_clients() -> None:
-    asked = [
-        (0.5, "abc"),
-        (0.5, "abc"),
-        (0.5, "abc"),
-        (0.0, "abc"),
-        (0.5, "abc"),
-        (0.5, "abc"),
-        (0.5, "abd"),
-        (0.5, "abd"),
-    ]
+    asked = list(zip([0.5, 0.5, 0.5, 0.0, 0.5, 0.5, 0.5, 0.5], ["abc"] * 6 + ["abd"] * 2, strict=True))
     for same, granted in ((True, [0, 0, 0.5, 0, 0, 0.5, 0, 0.5]), (False, [0, 0, 0.5, 0, 0, 0.5, 0.5, 0.5])):
         made, memory, found = NvflareAdaptive(warmup=2, patience=2, same_cohort=same), dict[str, Any](), []
         for blend, names in asked:
