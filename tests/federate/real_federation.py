@@ -120,8 +120,8 @@ state = "state-{name}"
 class Federation:
     """A served folder and its nodes, on this machine."""
 
-    def __init__(self, root: Path, server: str) -> None:
-        self.root, self.server, self.env = root, server, environment(root / "home")
+    def __init__(self, root: Path) -> None:
+        self.root, self.env = root, environment(root / "home")
         (self.port,) = free_ports(1)
         self.processes: list[Process] = []
 
@@ -140,12 +140,7 @@ class Federation:
         )
 
     def start(self, name: str, *arguments: str, **env: str) -> Process:
-        return self._process(name, [sys.executable, "-m", "steelyard", "federate", *arguments], **env)
-
-    def run_script(self, name: str, *arguments: str) -> Process:
-        return self._process(name, [sys.executable, *arguments])
-
-    def _process(self, name: str, command: list[str], **env: str) -> Process:
+        command = [sys.executable, "-m", "steelyard", "federate", *arguments]
         process = Process(name, command, {**self.env, **env}, self.root / f"{name}.log", self.root)
         self.processes.append(process)
         return process
@@ -159,23 +154,19 @@ class Federation:
 
 
 @contextmanager
-def hospitals(root: Path, server: str = "server", script: str = "") -> Generator[Federation]:
-    """Serve two hospitals, each with its own key, data and process; by a script of a test where one is given."""
-    made, rng = Federation(root, server), np.random.default_rng(3)
+def hospitals(root: Path) -> Generator[Federation]:
+    """Serve two hospitals, each with its own key, data and process."""
+    made, rng = Federation(root), np.random.default_rng(3)
     make_certificates(root / "tls", ["127.0.0.1"])
     for name in ("hospital-a", "hospital-b"):
         features = rng.normal(size=(120, 5)).astype("f4")
         np.savez(root / f"{name}.npz", x=features, y=(features.sum(axis=1) > 0).astype("i8"))
         make_key(root / name)
         (root / f"{name}.toml").write_text(NODE.format(address=f"127.0.0.1:{made.port}", name=name))
-        assert made.steelyard("register", server, f"{name}.pub", "--client", name).returncode == 0
+        assert made.steelyard("register", "server", f"{name}.pub", "--client", name).returncode == 0
     (root / "hospitals.toml").write_text(HOSPITALS)
     try:
-        if script:
-            (root / "serve.py").write_text(script)
-            made.run_script("serve", "serve.py", server, str(made.port))
-        else:
-            made.start("serve", "serve", server, "--tls", "tls", "--listen", f"127.0.0.1:{made.port}")
+        made.start("serve", "serve", "server", "--tls", "tls", "--listen", f"127.0.0.1:{made.port}")
         made.server_process.wait_for_port(made.port, 100)
         made.node("hospital-a")
         made.node("hospital-b")

@@ -17,7 +17,6 @@ from tests.federate.small_experiment import (
     assert_same_weights,
     both,
     described,
-    federated,
     forget,
     grid_of,
     weights,
@@ -29,11 +28,11 @@ from steelyard.algorithms.scaffold import CONTROL, Scaffold
 from steelyard.clients.flower.checks import RECORD_COLUMNS
 from steelyard.clients.node import NodeConfig
 from steelyard.clients.protocol import Clients
-from steelyard.experiment.loading import build, read_experiment
+from steelyard.experiment.loading import build
 from steelyard.experiment.node_rules import agreed_question, agreed_task
 from steelyard.experiment.running import run
 from steelyard.federate.client_app import within
-from steelyard.federate.run_config import experiment_of, experiment_text
+from steelyard.federate.run_config import experiment_of
 from steelyard.federate.server_app import clients_behind, federate
 from steelyard.messages import Question, Task
 from steelyard.runs.reader import History
@@ -86,34 +85,6 @@ class TestAsSimulated:
         assert {*there.evaluations.columns, "metrics"} == RECORD_COLUMNS  # No metric may take one of these names.
         assert (there.info["clients"], there.info["federation_run"]) == ("flower", "77")
 
-    def test_online_adjustment_and_the_adaptive_loss(self, tmp_path: Path) -> None:
-        document = described(
-            partition={"server": "fraction", "server_fraction": 0.2},
-            training={"learning_rate": 1.0},  # Large steps, so that the accuracy also falls and other orders are tried.
-            rounds={"count": 6, "fraction": 0.5},
-            weighing={"adjust": {"strategy": "online"}},
-            beside={"adafed": {"criteria": ["VP"], "when_zero": "keep", "loss": {"adapt": "class-f1"}}},
-        )
-        # Steps of 1.0 over six rounds enlarge what float32 sums in another order differ by.
-        histories = both(tmp_path, document, rtol=1e-3, atol=1e-4)
-        here, there = (history.rounds for history in histories[:2])
-        assert there["tests"].sum() > 0  # Several candidate models went out in one question.
-        assert here["tests"].tolist() == there["tests"].tolist()
-        assert here["priority"].tolist() == there["priority"].tolist()
-        assert there["loss"].nunique() > 5  # κ changed from round to round and reached the nodes.
-
-    def test_flawed_clients_and_one_with_a_model_of_its_own(self, tmp_path: Path) -> None:
-        flaws = [
-            {"kind": "labels-flipped", "pick": "biggest", "count": 1, "how": "pairs"},
-            {"kind": "stale", "pick": "random", "count": 1, "amount": 2, "among": "all"},
-            {"kind": "claims-size", "pick": "random", "count": 1, "among": "all"},
-        ]
-        both(tmp_path / "flawed", described(flaws=flaws, rounds={"count": 4, "fraction": 1.0}), 3, fresh=True)
-        own = [{"kind": "own-model", "clients": ["client-001"]}]
-        _, _, grid = both(tmp_path / "own", described(flaws=own, rounds={"count": 3, "fraction": 1.0}), 3, fresh=True)
-        states = [sorted(made.context.state) for made in grid.nodes.values()]  # type: ignore[attr-defined]
-        assert states == [[], [f"steelyard/LD>DS>MD/{part}" for part in ("about", "tensors")], []]
-
     def test_algorithms_that_correct_keep_and_count(self, tmp_path: Path) -> None:
         _, there, _ = both(tmp_path, side_by_side(training={"schedule": {"kind": "cosine"}}), 3, fresh=True)
         models = {model.numpy().tobytes() for model in weights(tmp_path / "federated").values()}
@@ -123,12 +94,11 @@ class TestAsSimulated:
         assert there.info["federation_notes"] == ""  # A first round is no loss.
 
     def test_clients_that_test_models_of_their_own(self, tmp_path: Path) -> None:
-        names = ("fine-tuned", "ditto", "fedrep", "fedala")
+        names = ("ditto", "fedrep")
         document = described(
             weighing=BY_SIZE,
             beside={name: {"criteria": ["DS"], "algorithm": {"name": name}} for name in names},
             model={"name": "mlp", "hidden": [6]},
-            training={"batch_size": 150, "schedule": {"kind": "step", "every": 1, "factor": 0.5}},
             rounds={"count": 2, "fraction": 0.7},
         )
         histories = both(tmp_path, document, 3, fresh=True)
@@ -236,13 +206,6 @@ class TestAgreement:
         assert_refused(lambda: agreed_question(asked, {"name": "fine-tuned"}, experiment), "algorithm", "(ditto)")
 
 
-def test_without_a_share_the_clients_that_came_decide_and_the_run_records_it(tmp_path: Path) -> None:
-    flaws = [{"kind": "stale", "clients": ["client-001"]}]  # needs every client in every round
-    there, _ = federated(tmp_path / "run", {**described(flaws=flaws), "rounds": {"count": 2}})
-    assert there.rounds["answered"].tolist()[1:] == [6, 6]
-    assert read_experiment(tmp_path / "run").rounds.fraction == 1.0
-
-
 STALE = {"kind": "stale", "clients": ["client-001"]}
 
 
@@ -256,15 +219,6 @@ STALE = {"kind": "stale", "clients": ["client-001"]}
 def test_flaws_that_a_node_cannot_have_are_refused(sections: dict[str, Any], parts: tuple[str, ...]) -> None:
     experiment = build(described(**sections))
     assert_refused(lambda: experiment.on_node(ON_TWO), *parts)
-
-
-class TestRunConfig:
-    """What the SuperLink hands to the apps."""
-
-    def test_changes_travel_in_it(self) -> None:
-        config = {"experiment": experiment_text(build(SMALL)), "set": "rounds.count=9 'description=two words'"}
-        experiment = experiment_of(config)
-        assert (experiment.rounds.count, experiment.description) == (9, "two words")
 
     @pytest.mark.parametrize(
         ("config", "parts"),

@@ -195,8 +195,8 @@ def test_a_node_sends_no_whole_model_where_updates_are_hidden_and_answers_no_old
     _, grid = federated(tmp_path / "run", DOCUMENT, 3)
 
     def first(kind: str) -> Message:
-        places = [(message.metadata.message_type, message.metadata.dst_node_id) for message, _ in grid.sent.values()]
-        return list(grid.sent.values())[places.index((kind, 40))][0]
+        asked = (message for message, _ in grid.sent.values() if message.metadata.dst_node_id == 40)
+        return next(message for message in asked if message.metadata.message_type == kind)
 
     def assert_refuses(kind: str, content: RecordDict, words: str) -> None:
         message = Message(content, 40, kind, ttl=60.0, group_id="1")

@@ -92,12 +92,10 @@ def _replaced(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
     [
         (lambda content: b"", "it is empty"),
         (lambda content: content[:-1], "its last line is cut"),
-        (lambda content: b"\x00" * 100 + b"\n", "line 1: Invalid JSON"),
         (lambda content: content.split(b"\n", 1)[1], "line 1 is number 2"),
         (lambda content: content + content, "line 4 is number 1"),
         (_replaced(b'"noise":2.0', b'"noise":9.0'), "it says epsilon 3.70863"),
         (_replaced(b'"noise":2.0', b'"noise":-2.0'), "line 1: noise: "),
-        (_replaced(b"run", b"r\xff\x1bn"), "line 1: "),
         # Each of these is a sound ledger by itself: its lines add up to what it says.
         (lambda content: b"".join(content.splitlines(keepends=True)[:2]), "it has "),
         (_replaced(b'"run":"run"', b'"run":"elsewhere"'), "it no longer holds the charges that it held"),
@@ -138,21 +136,15 @@ def test_a_mark_that_is_gone_or_changed_is_named_and_one_behind_is_an_honest_kil
 def test_a_ledger_that_cannot_be_kept_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "file").touch()
     blocked = NodeLedger(tmp_path / "file" / "state", 8.0)
-    with pytest.raises(UserError, match=r"node config state: .* is a file; allowed: a folder"):
-        blocked.open()
-    with pytest.raises(UserError, match="node config state: "):
-        blocked.charge(disclosure())
-    (tmp_path / "folder" / FILE).mkdir(parents=True)
-    with pytest.raises(UserError, match=r"node config state: .*ledger\.jsonl cannot be read: Is a directory"):
-        NodeLedger(tmp_path / "folder", 8.0).open()
+    for ask in (blocked.open, lambda: blocked.charge(disclosure())):
+        assert_refused(ask, "node config state")
     ledger = filled(tmp_path / "full", 1)
 
     def full(handle: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(UserError, match=r"cannot be written \(No space left on device\), so nothing is answered"):
-        ledger.charge(disclosure(2))
+    assert_refused(lambda: ledger.charge(disclosure(2)), "No space left on device", "nothing is answered")
     monkeypatch.undo()
     assert [entry.round for entry in ledger.entries()] == [1]
 
@@ -176,9 +168,6 @@ def test_the_owner_sees_what_was_told(tmp_path: Path, command: CommandLine):
         "epsilon 0.9263 in 1 answer to fed of run oth\\x1ber",
         "epsilon 3.883 of 8 in 4 answers in all (delta 1e-05)",
     ]
-    found = json.loads(command("federate", "ledger", "node.toml", "--format", "json", cwd=tmp_path).stdout)
-    assert found["answers"] == [entry.model_dump() for entry in ledger.entries()]
-    assert (found["limit"], found["delta"], found["epsilon"]) == (8, 1e-5, pytest.approx(3.883, abs=1e-3))
 
 
 def private(rounds: int = 4, noise: float = 2.0, **more: Any) -> dict[str, Any]:
@@ -233,13 +222,12 @@ def test_a_server_that_asks_again_beyond_or_under_another_name_is_refused_at_the
     assert reason(ask_to_train(asked, document, 99)) == "NotAllowed: round: got 99; allowed: 1 to 1"
     assert isinstance(ask_to_train(asked, document, 1, federation="other"), RecordDict)  # Never named.
     assert isinstance(ask_to_train(asked, private(rounds=2), 1, run="other", clients=("client-002",)), RecordDict)
-    assert messages[-1] == "ledger: answer 4 (run other, DS, round 1) takes epsilon to 4.377 of 4.38"
     monkeypatch.setattr("steelyard.clients.private.PrivateClients.train", no_work)
     restarted = private_node(0, tmp_path, epsilon=4.38)
     line = "privacy.local: round 1 would take the total of this node's answers over its epsilon 4.38; allowed: no"
     for changes in ({}, {"run": "third"}, {"federation": "fourth"}, {"clients": ("client-004",)}):
         assert reason(ask_to_train(restarted, document, 1, **changes)).startswith(f"NotAllowed: {line}")
-    assert [each.startswith(f"not answered: {line}") for each in messages[-5:]] == [False, *[True] * 4]
+    assert messages[-1].startswith(f"not answered: {line}")
     assert len(NodeLedger(tmp_path).entries()) == 4
 
 
@@ -276,10 +264,6 @@ REFUSED = "tests: this node's clients are never tested; allowed: training"
 HERE = ("client-000", "client-002", "client-004")
 
 
-def question(candidates: int = 2, *, detailed: bool = False) -> Question:
-    return Question("DS", 5, 1, torch.zeros(candidates, 650), detailed)
-
-
 def ask_to_test(asked: Callable[[Message], RecordDict | Error], asking: Question) -> RecordDict:
     """Ask a node how good models are, as a server can whenever it likes."""
     content = questions.write_question(asking, 60.0, "run", experiment=experiment_text(build(private(rounds=1))))
@@ -300,58 +284,37 @@ def run_with_tests(tmp_path: Path, tests: tuple[bool, bool], **sections: Any) ->
     return federate(FakeGrid(dict(nodes)), config, "1")  # type: ignore[arg-type, dict-item]
 
 
-@pytest.mark.parametrize("detailed", [False, True])
 def test_a_question_is_answered_with_names_and_the_reason_alone(
-    tmp_path: Path, messages: list[str], monkeypatch: pytest.MonkeyPatch, detailed: bool
+    tmp_path: Path, messages: list[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("steelyard.clients.private.PrivateClients.evaluate", no_work)
-    asking = question(detailed=detailed)
+    asking = Question("DS", 5, 1, torch.zeros(2, 650), detailed=True)
     content = ask_to_test(private_node(0, tmp_path, tests=False), asking)
     form = json.loads(str(wire.split(content)[0]))
     assert form.pop("failures") == [{"client": name, "reason": f"NotAllowed: {REFUSED}"} for name in HERE]
-    assert [form[name] for name in ("clients", "samples", "metrics")] == [[], [], {}]
-    assert [form[name] for name in ("scores", "losses")] == [[[], []]] * 2
+    assert [form[name] for name in ("clients", "samples", "metrics", "scores")] == [[], [], {}, [[], []]]
     read = questions.read_evaluations(content, asking, HERE, (0.0, 1.0))  # A server can use it as it is.
-    assert (read.clients, read.scores.shape) == ((), (2, 0))
-    assert (None if read.right is None else read.right.size) == (0 if detailed else None)
+    assert read.right is not None
+    assert (read.clients, read.scores.shape, read.right.size) == ((), (2, 0), 0)
     assert messages == [f"not answered: {REFUSED}"]
 
 
-def test_a_run_goes_on_where_nobody_is_tested_and_can_be_looked_at(tmp_path: Path, command: CommandLine):
-    folder = run_with_tests(tmp_path, (False, False), rounds={"samples": True})
-    history = History(folder)
+def test_a_run_goes_on_where_nobody_is_tested(tmp_path: Path):
+    history = History(run_with_tests(tmp_path, (False, False), rounds={"samples": True}))
     assert history.info["status"] == "finished"
     assert history.rounds["accuracy"].isna().all()
     assert history.evaluations.empty
     assert history.untested["round"].tolist() == [0] * 6 + [1] * 6 + [2] * 6
-    assert history.clients["weight"].notna().all()
     assert [entry.round for entry in NodeLedger(tmp_path / "state-0").entries()] == [1, 2]
-    listed = command("ls", tmp_path)
-    assert listed.returncode == 0
-    assert ["run", "finished", "2/2", "–"] in [line.split()[:4] for line in listed.stdout.splitlines()]
-    table = command("table", folder)
-    assert (table.returncode, table.stderr.count("\n")) == (2, 1)
-    assert "or nodes with tests = false" in table.stderr
-    assert command("report", folder).returncode == 0
-    assert "no accuracy is known" in (folder / "report.html").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    ("sections", "line"),
-    [
-        ({"rounds": {"stop_at_target": True}}, "rounds.stop_at_target: got true, and no client tests the model"),
-        (
-            {"weighing": {"criteria": ["DS", "LD"], "priority": "DS>LD", "adjust": {"strategy": "online"}}},
-            "weighing.adjust: 'online(DS>LD)' compares accuracies, and no client tests the model",
-        ),
-    ],
-)
-def test_what_needs_tests_is_refused_in_one_line_before_anybody_trains(
-    tmp_path: Path, sections: dict[str, Any], line: str
-):
-    with pytest.raises(UserError) as caught:
-        run_with_tests(tmp_path, (False, False), **sections)
-    assert str(caught.value).startswith(f"{line} (client-000: NotAllowed: {REFUSED}); allowed: ")
+def test_what_needs_tests_is_refused_in_one_line_before_anybody_trains(tmp_path: Path):
+    rounds = {"stop_at_target": True}
+    assert_refused(
+        lambda: run_with_tests(tmp_path, (False, False), rounds=rounds),
+        "rounds.stop_at_target",
+        f"NotAllowed: {REFUSED}",
+    )
     assert NodeLedger(tmp_path / "state-0").entries() == []
     assert not (tmp_path / "run").exists()
 
@@ -396,9 +359,6 @@ def test_a_small_test_set_stays_untold_and_the_run_goes_on(tmp_path: Path):
     assert set(history.untested["client"]) == {"south"}
     (reason,) = set(history.untested["failure"])
     assert reason == "tests: the test set has fewer, and this node answers with 10 rows or more"
-    federated(tmp_path, "again", two_hospitals())
-    first, again = weights(tmp_path / "first"), weights(tmp_path / "again")
-    assert all(torch.equal(first[name], again[name]) for name in first)  # What nodes draw repeats with the file.
     assert set(federated(tmp_path, "told", two_hospitals(), **{"min-rows": 8}).evaluations["client"]) == set(ROWS)
 
 
@@ -415,13 +375,8 @@ def test_what_a_server_asks_of_the_split_changes_nothing(tmp_path: Path):
     [
         ({"data": {"source": "npz", "path": "nowhere.npz", "classes": 2, "share": 1e-9}}, "data.share: got 1e-09"),
         ({"training": {"batch_size": 1, "learning_rate": 0.1, "weight_decay": 10.0}}, "training.batch_size: with this"),
-        ({"algorithm": {"name": "fedprox", "mu": 10.0}, "training": {"batch_size": 1}}, "training.batch_size: with"),
-        ({"algorithm": {"name": "scaffold"}, "training": {"batch_size": 5}}, "training.batch_size: with this"),
         ({"beside": {"f": {"algorithm": {"name": "feddyn"}}}, "training": {"batch_size": 5}}, "training.batch_size: w"),
-        (
-            {"rounds": {"count": 1, "fraction": 1.0, "samples": True}},
-            "rounds.samples: asks for an answer about each",
-        ),
+        ({"rounds": {"count": 1, "fraction": 1.0, "samples": True}}, "rounds.samples: asks for an answer about each"),
     ],
 )
 def test_an_experiment_that_wants_few_rows_does_not_begin(tmp_path: Path, section: dict[str, Any], field: str):

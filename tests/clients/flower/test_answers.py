@@ -68,9 +68,17 @@ class TestUpdates:
     def test_a_task_survives_the_wire(self) -> None:
         sent = replace(TASK, loss=LossState("cross-entropy", (10.0, 1 / 1.1), None, 0.1 + 0.2))
         got, header = tasks.read_task(tasks.write_task(sent, ["c2"], 12.5, tasks.pack_parameters(sent), "r1", "{}"))
-        assert (got.federation, got.seed, got.round, got.clients) == ("fed", 7, 1, ("c2",))
-        assert (header.run, header.seconds, header.experiment) == ("r1", 12.5, "{}")
-        assert got.loss == sent.loss
+        said = (
+            got.federation,
+            got.seed,
+            got.round,
+            got.clients,
+            header.run,
+            header.seconds,
+            header.experiment,
+            got.loss,
+        )
+        assert said == ("fed", 7, 1, ("c2",), "r1", 12.5, "{}", sent.loss)
         assert torch.equal(got.parameters, sent.parameters)
         assert header.algorithm == {"name": "scaffold", "server_rate": 1.0}
         assert got.algorithm.name == "fedavg"  # The node makes its own, of its experiment.
@@ -191,9 +199,7 @@ def test_records_of_another_make_are_refused() -> None:
     for records in (
         RecordDict({"form": form}),
         RecordDict({"form": form, "arrays": arrays, "more": MetricRecord({"x": 1})}),
-        RecordDict({"form": MetricRecord({"json": 1}), "arrays": arrays}),
         RecordDict({"form": ConfigRecord({"json": "{}", "y": 1}), "arrays": arrays}),
-        RecordDict({"form": form, "arrays": ConfigRecord({"models": 1})}),
     ):
         assert_taken_back(lambda records=records: read(records), "records: ")
     as_bytes = RecordDict({"form": ConfigRecord({"json": b"{}"}), "arrays": arrays})
@@ -350,22 +356,18 @@ class TestClaims:
     """What one client may claim beside all others."""
 
     def test_more_test_rows_than_anybody_count_three_times_the_median_ones(self) -> None:
-        times = 5 * 10**11
+        times = 90
         nodes = {1 + i: honest(f"c{i}", evaluate=boasting(times) if i == 2 else evaluate) for i in range(10)}
         clients = crowd(nodes)
-        (answer,) = clients.evaluate([Question("fed", 7, 1, torch.zeros(1, 3))])
+        (answer,) = clients.evaluate([Question("fed", 7, 1, torch.zeros(1, 3), detailed=True)])
         assert answer.clients == tuple(f"c{number}" for number in range(10))
         assert answer.samples.tolist() == [2, 2, 6, *[2] * 7]
+        assert answer.right is not None
+        assert len(answer.right) == 24  # What does not count is not recorded either.
         honest_sum = sum(number / 100 for number in range(10) if number != 2)
         assert answer.overall().tolist() == [pytest.approx((honest_sum + 3 * 1.0) / 12)]
         (note,) = clients.notes
         assert f"client c2 says {2 * times} test samples; 6 count" in note
-
-    def test_rows_that_do_not_count_are_not_recorded_either(self) -> None:
-        answer = asked_of(evaluate, boasting(9), evaluate, detailed=True)
-        assert answer.samples.tolist() == [2, 6, 2]
-        assert answer.right is not None
-        assert answer.right.tolist() == [False, True, *[True] * 6, False, True]
 
     def test_the_bound_of_test_sets_is_the_lower_middle_one(self) -> None:
         assert checks.most_counted([5, 0, 500], 3.0) == 15

@@ -13,7 +13,8 @@ import torch
 
 pytest.importorskip("flwr")
 
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import RecordDict
+from tests.clients.flower.flower_fakes import changed_answer
 from tests.runs.signed_runs import a_key
 
 from steelyard.algorithms.settings import algorithm_table
@@ -34,11 +35,12 @@ def key(tmp_path_factory: pytest.TempPathFactory) -> SigningKey:
     return a_key(tmp_path_factory.mktemp("key") / "node")
 
 
-def answered(key: SigningKey, run: str = RUN, task: Task = TASK) -> RecordDict:
+def answered(key: SigningKey, run: str = RUN, clients: tuple[str, ...] = TASK.clients) -> RecordDict:
     """The answer of an honest node, which knows the task as it was sent to it."""
-    received, header = read_task(write_task(task, task.clients, 9.0, pack_parameters(task), run))
+    received, header = read_task(write_task(TASK, clients, 9.0, pack_parameters(TASK), run))
+    count = len(clients)
     updates = Updates(
-        *("DS", 4, ("a", "b"), np.array([3, 1]), {}, np.array([0.5, 0.25]), DenseModels(MODELS.clone())),
+        *("DS", 4, clients, np.array([3, 1])[:count], {}, np.ones(count), DenseModels(MODELS[:count].clone())),
     )
     signed = stated(key, header.run, received, digest_of_task(received, header.algorithm), updates)
     assert signed is not None
@@ -51,13 +53,9 @@ def read(records: RecordDict, key: SigningKey, task: Task = TASK) -> Updates:
 
 
 def changed(records: RecordDict, **fields: Any) -> RecordDict:
-    form = json.loads(str(records["form"]["json"]))  # type: ignore[index]
-    for name, value in fields.items():
-        if isinstance(value, dict):
-            form["signed"][name] |= value
-        else:
-            form["signed"][name] = value
-    return RecordDict({"form": ConfigRecord({"json": json.dumps(form)}), "arrays": records["arrays"]})
+    signed = json.loads(str(records.config_records["form"]["json"]))["signed"]
+    new = {name: signed[name] | value if isinstance(value, dict) else value for name, value in fields.items()}
+    return changed_answer(records, signed=signed | new)
 
 
 def test_an_honest_answer_is_taken_with_its_signatures(key: SigningKey) -> None:
@@ -106,15 +104,8 @@ def test_an_update_that_is_not_the_one_that_was_signed_leaves_its_client_out(key
 
 
 def test_a_client_that_the_signature_does_not_name_is_left_out(key: SigningKey) -> None:
-    records = answered(key)
-    updates = Updates("DS", 4, ("a",), np.array([3]), {}, np.array([0.5]), DenseModels(MODELS[:1].clone()))
-    asked = digest_of_task(TASK, algorithm_table(TASK.algorithm))
-    signed = stated(key, RUN, TASK, asked, updates)
-    assert signed is not None
-    whole = {"digests": {k: v.hex() for k, v in signed.digests.items()}, "signature": signed.signature.hex()}
-    form = json.loads(str(records["form"]["json"]))  # type: ignore[index]
-    form["signed"] = {"before": "", "salts": {k: v.hex() for k, v in signed.salts.items()}, **whole}
-    found = read(RecordDict({"form": ConfigRecord({"json": json.dumps(form)}), "arrays": records["arrays"]}), key)
+    signed = json.loads(str(answered(key, clients=("a",)).config_records["form"]["json"]))["signed"]
+    found = read(changed_answer(answered(key), signed=signed), key)
     assert found.clients == ("a",)
     assert [failure.reason for failure in found.failures] == ["signature: does not name it"]
 

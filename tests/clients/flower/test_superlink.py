@@ -145,10 +145,8 @@ def test_answers_and_refusals_are_flowers_own(superlink: SuperLink):
         (PULL, elsewhere, superlink.headers()),
         (PULL, pull, stale),
         (PULL, pull, superlink.headers(**{"content-type": "application/json"})),
-        (PULL, b"\xff\xff", superlink.headers()),
         ("/v1/fleet/pull-object", part, superlink.headers()),
         ("/v1/runtime/pull-messages", b"", {"content-type": "application/protobuf"}),
-        ("/v1/runtime/get-nodes", b"", {"content-type": "application/protobuf", "flwr-task-token": "guess"}),
         ("/v1/fleet/register-node", b"", {}),  # Not one of ours: passed through.
     ]
 
@@ -274,18 +272,3 @@ def test_a_clock_that_is_wrong_is_noticed_and_the_servers_is_used(ahead: int, mo
     calls, response = called("activate-node", answer)
     assert response.status_code == 200
     assert abs(calls.ahead - ahead) <= 1
-
-
-def test_a_node_that_is_to_stop_waits_for_no_server():
-    """Both may be told to end at once: half a minute for each call that nobody takes any more is too long to leave."""
-    stop, tries = threading.Event(), [0]
-
-    def answer(_: httpx.Request) -> httpx.Response:
-        tries[0] += 1
-        if tries[0] == 2:
-            stop.set()
-        raise httpx.ConnectError("refused")
-
-    with pytest.raises(httpx.ConnectError):
-        called("push-object", answer, stop)
-    assert tries[0] == 3  # The one that was under way, and one more.
