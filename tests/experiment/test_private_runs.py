@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import tomli_w
-from tests.conftest import CommandLine
 from tests.kit import SMALL, assert_refused, changed
 from tests.warm import warm_command
 
@@ -144,10 +143,3 @@ def test_a_resume_whose_budget_is_used_up_ends_at_once(tmp_path: Path, messages:
     assert History(folder).rounds["round"].max() == 1
     assert len(Ledger(folder / FILE).charges) == 2
     assert any("stopped after round 1 of 3" in line for line in messages)
-
-
-def test_the_command_line_shows_what_was_spent(tmp_path: Path, command: CommandLine) -> None:
-    (tmp_path / "mine.toml").write_text(tomli_w.dumps(BASE))
-    done = command("run", "mine.toml", "--out", "run")
-    assert "ε " in done.stderr
-    assert "privacy: ε 2.206 at δ = 1e-05 (client-level, with or without one client; noise by the" in done.stdout

@@ -48,7 +48,6 @@ def test_owners_are_clients_and_small_ones_are_left_out(tmp_path: Path) -> None:
     owners = {"a": 500, "b": 300, "c": 195, "d": 5}
     found = proposed(tmp_path, owners=owners)
     assert (found["partition"]["scheme"], found["partition"]["minimum"]) == ("natural", 10)
-    assert found["partition"]["server_balance"] == "owners"
     assert found["rounds"]["fraction"] == 1.0
     small = proposed(tmp_path, rows=300, owners={f"u{number}": 3 for number in range(100)})
     assert (small["partition"]["minimum"], small["rounds"]["fraction"]) == (2, 0.1)

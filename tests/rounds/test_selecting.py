@@ -12,15 +12,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.kit import SMALL, assert_refused, changed, small
-from tests.runs.contents import assert_same_bits
-from tests.stopping import stopped_and_resumed
 
 from steelyard import Experiment, randomness
 from steelyard.experiment.running import run
 from steelyard.messages import Failure, Updates
 from steelyard.rounds.selecting import SelectSettings
 from steelyard.rounds.state import Plan
-from steelyard.runs.reader import History
 from steelyard.settings import validated
 from steelyard.update_payloads import DenseModels
 
@@ -143,19 +140,6 @@ def test_a_trace_that_cannot_be_read_or_is_given_twice(tmp_path: Path) -> None:
     assert_refused(lambda: validated(SelectSettings, twice, ""), f"available: given here and in {spaced}")
 
 
-def test_a_stopped_run_asks_the_same_clients_again(tmp_path: Path) -> None:
-    rounds = {"count": 5, "fraction": 0.4, "select": "score"}
-    experiment = small(partition={"clients": 8}, rounds=rounds, store={"checkpoint_every": 2})
-    whole = run(experiment, out=tmp_path / "whole")
-    assert_same_bits(stopped_and_resumed(experiment, tmp_path / "cut", after=3), whole)
-    uniform = run(experiment.changed({"rounds.select": {"by": "uniform"}}), out=tmp_path / "uniform")
-    chosen, drawn = (
-        History(folder).clients.groupby("round")["client"].apply(tuple).tolist() for folder in (whole, uniform)
-    )
-    assert len(set(chosen)) > 1
-    assert chosen != drawn
-
-
 CENTRAL = {"weighing": {"criteria": ["EQ"], "max_weight": 0.5}, "privacy": {"central": {"clip": 1.0, "noise": 1.0}}}
 LOCAL = {"privacy": {"local": {"clip": 1.0, "noise": 1.0}, "criteria": "public"}}
 
@@ -163,12 +147,7 @@ LOCAL = {"privacy": {"local": {"clip": 1.0, "noise": 1.0}, "criteria": "public"}
 @pytest.mark.parametrize(
     ("field", "value", "rounds", "sections"),
     [
-        (
-            "rounds.select",
-            "'score'",
-            {"select": "score"},
-            CENTRAL,
-        ),
+        ("rounds.select", "'score'", {"select": "score"}, CENTRAL),
         ("rounds.select", "come and go with privacy.local", {"select": {"available": {"a": [[1, 2]]}}}, LOCAL),
         ("select.by", "'score' with sampling = 'poisson'", {"select": "score", "sampling": "poisson"}, {}),
         ("candidates", "got 3 with by = 'score'", {"select": {"by": "score", "candidates": 3}}, {}),

@@ -39,8 +39,8 @@ MAIN = "LD"
 WHY = "no client's model is finite after local training (4 asked)"
 
 
-def broken_from(monkeypatch: pytest.MonkeyPatch, federation: str, first: int, most: int | None = None) -> None:
-    """From a round on, what (so many) clients of one federation train holds NaN, as after a learning rate too large."""
+def broken_from(monkeypatch: pytest.MonkeyPatch, federation: str, first: int) -> None:
+    """From a round on, what clients of one federation train holds NaN, as after a learning rate too large."""
     honest = Simulation.train
 
     def train(self: Simulation, tasks: list[Task]) -> list[Updates]:
@@ -48,7 +48,7 @@ def broken_from(monkeypatch: pytest.MonkeyPatch, federation: str, first: int, mo
         for number, updates in enumerate(found):
             if updates.federation == federation and updates.round >= first:
                 models = updates.payload.models.clone()
-                models[:most, 0] = float("nan")
+                models[:, 0] = float("nan")
                 found[number] = replace(updates, payload=DenseModels(models))
         return found
 
