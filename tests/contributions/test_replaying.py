@@ -143,15 +143,6 @@ def test_a_run_measures_from_where_it_goes_on(
     assert "--contributions" in refused("resume", finished, "--contributions")
 
 
-def test_what_cannot_be_measured_later_is_refused_and_nothing_changes(
-    tmp_path: Path, refused: Callable[..., str]
-) -> None:
-    folder = stopped(tmp_path / "run", privacy=SECURE, beside={"VP": {"criteria": ["DS"]}})
-    text = (folder / "experiment.toml").read_bytes()
-    assert "hides single" in refused("resume", folder, "--contributions")
-    assert (folder / "experiment.toml").read_bytes() == text
-
-
 # ---------------------------------------------------------------- retrained
 
 

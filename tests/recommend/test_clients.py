@@ -1,6 +1,7 @@
 """The users of FPL as clients of the loop: what each sends, what is counted of it, what a node keeps of some."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -89,6 +90,22 @@ class TestSequentialUsers(TestParallelUsers):
     @pytest.fixture
     def make(self) -> Make:
         return lambda: clients(LocalRound(triples=2, sequential=12))
+
+
+def test_a_user_with_nothing_to_learn_from_fails_with_a_reason():
+    """One user has no training item, one has every item and so no negative, one is a stranger."""
+    items, starts = np.append(np.arange(ITEMS), [3, 5]).astype(np.int32), np.array([0, 0, ITEMS, ITEMS + 2])
+    histories = Histories(("empty", "full", "usual"), ITEMS, starts, items, np.zeros(3, dtype=np.int64))
+    users = few_users(1.0)
+    three = replace(users, histories=histories, truth=replace(users.truth, users=3), shares=np.ones(3))
+    made = RecommendClients(three, Learning(0.1, FACTORS), LocalRound(triples=3))
+    updates = made.train([task(names=("empty", "full", "nobody", "usual"))])[0]
+    assert updates.clients == ("usual",)
+    assert {failure.client: failure.reason for failure in updates.failures} == {
+        "empty": "no training items",
+        "full": "has every item: none is left as a negative",
+        "nobody": "not registered",
+    }
 
 
 # ---------------------------------------------------------------- what travels, by hand

@@ -14,7 +14,6 @@ from steelyard.experiment import running
 from steelyard.experiment.loading import build as described
 from steelyard.randomness import stream_keys, words
 from steelyard.recommend.evaluate import load
-from steelyard.recommend.interactions import build
 from steelyard.recommend.ranking import GroundTruth
 from steelyard.recommend.sampled import Sampled, draw_negatives, per_user, ranks
 from steelyard.report.recommender import open_run
@@ -97,11 +96,6 @@ def test_what_cannot_be_judged_is_named(judged, words, files, told):
 # ---------------------------------------------------------------- sampled negatives
 
 
-def ground_of(train: list[tuple[str, int]], test: list[tuple[str, int]], users: list[str], items: int) -> GroundTruth:
-    names = {"all_users": users, "all_items": [str(i) for i in range(items)]}
-    return GroundTruth.between(*(build([u for u, _ in s], [str(i) for _, i in s], **names) for s in (train, test)))
-
-
 def by_hand(truth: GroundTruth, names: list[str], sampled: Sampled, scores: np.ndarray, cutoff: int) -> dict[str, list]:
     """The protocol in plain Python: one user, one test item, one negative at a time."""
     found = {"hit_rate": [], "ndcg": []}
@@ -124,13 +118,8 @@ def by_hand(truth: GroundTruth, names: list[str], sampled: Sampled, scores: np.n
 def test_it_is_the_protocol_done_by_hand(seed: int, count: int, cutoff: int):
     random = np.random.default_rng(seed)
     items, names = int(random.integers(2, 15)), [f"u{i}" for i in range(5)]
-    train, test = [], []
-    for name in names:
-        mine = random.permutation(items)[: random.integers(1, items + 1)].tolist()
-        held = int(random.integers(0, min(2, len(mine)) + 1))
-        test += [(name, i) for i in mine[:held]]
-        train += [(name, i) for i in mine[held:]]
-    truth = ground_of(train, test, names, items)
+    kinds = random.choice(["", "train", "test"], (5, items), p=[0.5, 0.4, 0.1])
+    truth = GroundTruth(5, items, *np.nonzero(kinds == "train"), *np.nonzero(kinds == "test"))
     scores = random.integers(0, 4, (5, items)).astype(np.float64)  # few values: ties are common
     sampled = Sampled(count, seed)
     negatives = draw_negatives(truth, names, sampled)
@@ -140,7 +129,8 @@ def test_it_is_the_protocol_done_by_hand(seed: int, count: int, cutoff: int):
 
 
 def test_a_test_item_without_a_number_for_a_score_comes_last():
-    truth = ground_of([("anna", 0)], [("anna", 1)], [], 4)
+    zero = np.array([0])
+    truth = GroundTruth(1, 4, zero, zero, zero, np.array([1]))
     negatives = draw_negatives(truth, ["anna"], Sampled(99, 1))
     assert sorted(negatives[0].tolist()) == [-1] * 97 + [2, 3]
     assert ranks(truth, negatives, lambda users: np.array([[0.0, np.nan, 1.0, 2.0]])).tolist() == [2]

@@ -21,7 +21,7 @@ from steelyard.recommend.fpl import (
 from steelyard.recommend.interactions import build
 from steelyard.recommend.parallel import PairRows, distinct_rows
 from steelyard.recommend.sampling import Histories, Triples, user_keys
-from steelyard.recommend.sequential import ahead, sequential_rounds
+from steelyard.recommend.sequential import sequential_rounds
 
 LEARNING = Learning(0.3, FACTORS, user_decay=0.2, positive_decay=0.1, negative_decay=0.01)
 EVERYONE = np.arange(USERS)
@@ -214,24 +214,6 @@ def test_groups_equal_rounds_of_one_user_each(histories, count):
     # Sixty rounds in float32 against the same in float64.
     np.testing.assert_allclose(vectors, own, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(table, new, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-def test_what_is_done_ahead_comes_in_order_one_item_ahead_and_its_mistakes_too(threads: int):
-    begun = list[int]()
-
-    def work(item: int) -> int:
-        begun.append(item)
-        if item == 5:
-            raise ValueError("five")
-        return 10 * item
-
-    assert list(ahead(work, [], threads)) == []
-    found = ahead(work, [3, 4, 5], threads)
-    assert [next(found), next(found)] == [30, 40]
-    with pytest.raises(ValueError, match="five"):
-        next(found)
-    assert begun == [3, 4, 5]
 
 
 # ---------------------------------------------------------------- epochs, and what they cost

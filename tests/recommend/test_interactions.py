@@ -157,14 +157,6 @@ def test_validation_is_the_newest_of_each_users_training_part():
     assert len(parts.train) == 9
 
 
-def test_where_test_rows_are_drawn_validation_rows_are_drawn_too(description):
-    """A user's latest rows are another task than rows from anywhere; settings are chosen on the task of the test."""
-    newest = validating(description, split="temporal").run_data().split
-    drawn = validating(description, split="shuffled").run_data().split
-    assert (newest.test.time.min(), newest.train.time.max()) == (1006, 1005)
-    assert drawn.test.time.min() < drawn.train.time.max()
-
-
 def test_a_validation_run_neither_trains_on_nor_sees_the_test_set(description, tastes, tmp_path):
     description["ranking"] = {"threshold": 3}
 
