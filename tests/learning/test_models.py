@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.conftest import CommandLine
 from tests.kit import assert_refused
 from tests.warm import command_environment
 from torch import nn
@@ -25,7 +23,6 @@ from steelyard.learning.parameters import Layout
 @pytest.mark.parametrize("shape", [(1, 16, 18), (1, 18, 16)])
 def test_a_unet_takes_no_image_with_a_side_that_it_cannot_halve(shape: tuple[int, ...]) -> None:
     assert_refused(lambda: build(ModelSettings(name="unet"), shape, 2, 0), "depth 2", f"{shape[1]}×{shape[2]}")
-    assert build(ModelSettings(name="unet"), (1, 16, 20), 3, 0)(torch.zeros(2, 1, 16, 20)).shape == (2, 3 * 16 * 20)
 
 
 def test_the_authors_network_has_no_activation_after_its_convolutions_and_glorot_starts() -> None:
@@ -34,19 +31,19 @@ def test_the_authors_network_has_no_activation_after_its_convolutions_and_glorot
     fans = {"conv1": (25, 800), "conv2": (800, 1600), "dense1": (3136, 512), "dense2": (512, 10)}
     for layer, (inside, outside) in fans.items():
         assert not named[f"{layer}.bias"].any()
-        weight = named[f"{layer}.weight"].detach()
         # Thousands of draws from N(0, 2 / (fan in + fan out)); 800 in the first layer.
-        assert float(weight.std()) == pytest.approx((2 / (inside + outside)) ** 0.5, rel=0.08)
+        spread = float(named[f"{layer}.weight"].detach().std())
+        assert spread == pytest.approx((2 / (inside + outside)) ** 0.5, rel=0.08)
     # Without a ReLU, a constant taken off the second bias comes out of the pooling as it is, below 0 too.
-    x = torch.rand(2, 28, 28)
     entered: list[torch.Tensor] = []
     module.dense1.register_forward_pre_hook(lambda _, given: entered.append(given[0]))  # type: ignore[union-attr]
-    module(x)
+    x = torch.rand(2, 28, 28)
     with torch.no_grad():
+        module(x)
         named["conv2.bias"].sub_(5)
-    module(x)
+        module(x)
     assert torch.allclose(entered[1], entered[0] - 5, atol=1e-5)
-    assert float(entered[1].detach().max()) < 0
+    assert float(entered[1].max()) < 0
 
 
 def test_keras_network_computes_what_its_layers_say() -> None:
@@ -104,25 +101,12 @@ def no_network() -> dict[str, int]:
     return {}
 
 
-class Own(nn.Module):
-    def __init__(self, feature_shape: tuple[int, ...], classes: int, width: int = 2) -> None:
-        super().__init__()
-        self.a = nn.Linear(feature_shape[0], width)
-        self.b = nn.Linear(width, classes)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.b(torch.tanh(self.a(x)))
-
-
 def test_own_model_from_file(tmp_path: Path) -> None:
-    file = tmp_path / "net.py"
-    file.write_text("from torch import nn\ndef make(classes):\n    return nn.Linear(4, classes)\n")
-    assert Layout.of(build(ModelSettings(name=f"{file}:make"), (4,), 3, 0)).trained == 15
-    file.write_text("from torch import nn\nclass Wide(nn.Linear):\n    pass\n")
+    (tmp_path / "net.py").write_text("from torch import nn\ndef make(classes):\n    return nn.Linear(4, classes)\n")
+    assert Layout.of(build(ModelSettings(name=f"{tmp_path / 'net.py'}:make"), (4,), 3, 0)).trained == 15
+    (tmp_path / "wide.py").write_text("from torch import nn\nclass Wide(nn.Linear):\n    pass\n")
     wide = ModelSettings(name=f"{tmp_path / 'wide.py'}:Wide", arguments={"in_features": 4, "out_features": 3})
-    file.rename(tmp_path / "wide.py")
     assert Layout.of(build(wide, (4,), 3, 0)).trained == 15
-    assert any(name.startswith("steelyard_user_net") for name in sys.modules)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +116,6 @@ def test_own_model_from_file(tmp_path: Path) -> None:
         ({"name": "no_such_package:make"}, ("no_such_package:make",)),
         ({"name": "no/such/file.py:make"}, ("no/such/file.py",)),
         ({"name": f"{__name__}:NoSuchLayer"}, ("NoSuchLayer",)),
-        ({"name": "builtins:dict"}, ("builtins",)),
         ({"name": f"{__name__}:no_network"}, ("dict",)),
         ({"name": "cnn", "kernel": 4}, ("model.kernel", 4)),
         ({"name": "cnn-keras", "kernel": 5}, ("model.kernel", 5, "8×8")),
@@ -155,10 +138,8 @@ def test_networks_that_cannot_be_built_are_refused(settings: dict[str, object], 
         ({"name": "cnn-femnist"}, (28, 28), 62, 6_603_710),
         ({"name": "cnn-celeba"}, (3, 64, 64), 2, 8_409_025),
         ({"name": "lenet", "arguments": {"first": 32, "second": 64, "hidden": [512]}}, (1, 28, 28), 10, 582_026),
-        ({"name": "linear"}, (5,), 0, 6),
         ({"name": "mlp"}, (20,), 2, 21 * 64 + 65 * 2),
-        ({"name": Own, "arguments": {"width": 5}}, (4,), 3, 25 + 18),
-        ({"name": lambda: nn.Linear(4, 3)}, (4,), 3, 15),
+        ({"name": lambda classes, width: nn.Linear(width, classes), "arguments": {"width": 4}}, (4,), 3, 15),
     ],
 )
 def test_networks_have_the_sizes_of_the_papers(
@@ -174,14 +155,6 @@ def test_parameters_are_those_of_the_network(model: BuiltIn) -> None:
     assert set(model.fields) <= set(ModelSettings.model_fields)
 
 
-def test_the_command_lists_them(command: CommandLine) -> None:
-    found = json.loads(command("models", "--format", "json").stdout)
-    assert [(entry["name"], entry["parameters"]) for entry in found] == [
-        (each.name, each.parameters) for each in BUILT_IN
-    ]
-    assert "1,663,370" in command("models").stdout
-
-
 def test_reading_the_table_needs_no_torch() -> None:
     code = (
         "import sys; from typer.testing import CliRunner; from steelyard.cli.main import app; "
@@ -194,37 +167,23 @@ def test_reading_the_table_needs_no_torch() -> None:
     assert done.returncode == 0, done.stderr
 
 
-class Normed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.dense = nn.Linear(3, 2)
-        self.norm = nn.BatchNorm1d(2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.norm(self.dense(x))
-
-
 def test_parameters_lie_flat_before_floating_buffers() -> None:
-    layout, module = Layout.of(Normed()), Normed()
+    module = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    layout = Layout.of(module)
     names = [slot.name for slot in layout.slots]
-    assert names == ["dense.weight", "dense.bias", "norm.weight", "norm.bias", "norm.running_mean", "norm.running_var"]
+    assert names == ["0.weight", "0.bias", "1.weight", "1.bias", "1.running_mean", "1.running_var"]
     assert (layout.trained, layout.size) == (6 + 2 + 2 + 2, 12 + 4)
     layout.write(module, torch.arange(16.0))
     assert layout.read(module).tolist() == list(range(16))
-    assert module.dense.weight.tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
-    assert module.norm.running_var.tolist() == [14.0, 15.0]
+    assert module[0].weight.tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
+    assert module[1].running_var.tolist() == [14.0, 15.0]  # type: ignore[union-attr, operator]
 
 
 def test_the_rows_of_the_last_layer_with_their_bias() -> None:
-    module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
-    layout = Layout.of(module)
-    flat = layout.read(module)
-    rows = flat[torch.from_numpy(layout.output)]
-    last = module[2]
-    assert isinstance(last, nn.Linear)
-    assert torch.equal(rows, torch.cat([last.weight, last.bias[:, None]], dim=1))
-    bare = nn.Sequential(nn.Linear(3, 2, bias=False))
-    assert Layout.of(bare).output.tolist() == [[0, 1, 2], [3, 4, 5]]
+    # 16 numbers of the first layer and 8 of the norm lie before.
+    last = Layout.of(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)))
+    assert last.output.tolist() == [[24, 25, 26, 27, 32], [28, 29, 30, 31, 33]]
+    assert Layout.of(nn.Linear(3, 2, bias=False)).output.tolist() == [[0, 1, 2], [3, 4, 5]]
     assert_refused(lambda: Layout.of(nn.LayerNorm(3)).output, "no layer with a row of weights")
 
 
@@ -316,13 +275,10 @@ class Raising(Net):
     [
         ("few", "model.outputs: got 3 for 10 classes"),
         ("pair", "returned tuple; allowed: one tensor"),
-        ("named", "returned dict; allowed: one tensor"),
-        ("nothing", "returned NoneType"),
         ("chosen", "returned whole numbers"),
         ("flat", "returned shape (20,)"),
         ("lazy", "has lazy layers"),
         ("empty", "no parameters to train"),
-        ("frozen", "no parameters to train"),
         ("narrow", "does not take features of shape (1, 8, 8)"),
         ("text", "returned str; allowed: a torch.nn.Module"),
         (
@@ -330,14 +286,12 @@ class Raising(Net):
             "'width'; allowed: arguments named feature_shape, classes, outputs, and those that model.arguments gives",
         ),
         ("mistyped", "fails: TypeError: empty"),
-        ("broken", "fails: KeyError: 'size'"),
         ("Raising", "AttributeError: no such thing"),
         ("Training", "returned tuple while it trains, for 10 samples; allowed: one tensor"),
         ("Ungraded", "its outputs have no gradient while it trains"),
         ("elsewhere", "none of its parameters has a part in its outputs"),
         ("backward", "no gradient can be taken of the model: IndexError: on the way back"),
         ("Lists", "holds layers in 'layers' that torch does not see"),
-        ("Underscored", "holds layers in '_parts' that torch does not see"),
         ("Locked", "the model cannot be copied, as every engine must: TypeError: cannot pickle"),
         ("scripted", "returned a scripted module"),
         ("Turning", "has parameters of torch.complex64; allowed: torch.float32"),

@@ -22,10 +22,14 @@ Y = torch.tensor([2.0, 3.0, 5.0])
 
 
 def train(
-    settings: TrainingSettings, start: float, descent: Descent | None = None, correction: float | None = None
+    settings: TrainingSettings,
+    start: float,
+    descent: Descent | None = None,
+    correction: float | None = None,
+    order: Any = None,
 ) -> tuple[float, float]:
     module = nn.Linear(1, 1, bias=False)
-    order = np.broadcast_to(np.arange(3), (settings.epochs, 3))
+    order = np.broadcast_to(np.arange(3), (settings.epochs, 3)) if order is None else order
     given = (module, Layout.of(module), torch.tensor([start]), X, Y, order, settings, LossState("squared-error"))
     vector = None if correction is None else torch.tensor([correction])
     flat, mean_loss = train_client(*given, descent=descent, correction=vector)
@@ -75,25 +79,17 @@ def test_order_is_a_pure_function_of_seed_round_client() -> None:
 @pytest.mark.parametrize("updates", [1, 4, 7])
 def test_a_number_of_updates_is_the_first_so_many_steps(updates: int) -> None:
     """Three rows in batches of two: a step of two rows, one of one row, then the data begin anew."""
-
-    def stepped(w: float, rows: list[int]) -> float:
-        return w - 0.01 * 2 / len(rows) * sum(float(X[row] * (w * X[row] - Y[row])) for row in rows)
-
     settings = TrainingSettings(learning_rate=0.01, batch_size=2, updates=updates)
     order = orders(0, 1, ["a"], 3, settings)[0]
-    batches = [batch for rows in order.tolist() for batch in (rows[:2], rows[2:])][:updates]
-    expected, losses = 1.0, []
-    for batch in batches:
-        losses.append([(expected * float(X[row]) - float(Y[row])) ** 2 for row in batch])
-        expected = stepped(expected, batch)
-    module = nn.Linear(1, 1, bias=False)
-    flat, loss = train_client(
-        module, Layout.of(module), torch.tensor([1.0]), X, Y, order, settings, LossState("squared-error")
-    )
-    assert len(batches) == updates
-    assert float(flat[0]) == pytest.approx(expected, rel=1e-5)
-    last = [value for batch in losses[-2:] for value in batch]
-    assert loss == pytest.approx(sum(last) / len(last), rel=1e-4)
+    weight, errors = 1.0, list[Any]()
+    for rows in [batch for line in order for batch in (line[:2], line[2:])][:updates]:
+        x, y = X[rows].numpy()[:, 0], Y[rows].numpy()
+        errors.append(np.square(weight * x - y))
+        weight -= 0.01 * 2 * float((x * (weight * x - y)).mean())
+    found, loss = train(settings, 1.0, order=order)
+    assert len(errors) == updates
+    assert found == pytest.approx(weight, rel=1e-5)
+    assert loss == pytest.approx(np.concatenate(errors[-2:]).mean(), rel=1e-4)
 
 
 def test_schedules_by_hand() -> None:
@@ -107,8 +103,6 @@ def test_schedules_by_hand() -> None:
     ("fields", "said"),
     [
         ({"learning_rate": 0}, ("learning_rate", 0)),
-        ({"momentum": 1.0}, ("momentum", 1.0)),
-        ({"epochs": 0}, ("epochs", 0)),
         ({"batch_size": "all"}, ("batch_size", "all")),
         ({"optimiser": "adam", "momentum": 0.5}, ("momentum", 0.5, "adam")),
         ({"epochs": 2, "updates": 5}, ("updates", 5, "epochs")),
