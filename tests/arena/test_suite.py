@@ -6,12 +6,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from tests.arena.made import QUICK, SUITE, trusting
+from tests.arena.made import QUICK, SUITE, on_paper, trusting
 from tests.kit import assert_refused
-from tests.warm import warm_processes
 
 from steelyard import UserError
 from steelyard.arena.candidate import Candidate, read_candidates
@@ -21,12 +20,12 @@ from steelyard.arena.replay import Replayed, distance
 from steelyard.arena.suite import load_suite, suites
 from steelyard.arena.table import tuning_text
 from steelyard.arena.tuning import TUNING, Tried, tune, tune_rivals
+from steelyard.experiment.federations import FederationSettings
 from steelyard.experiment.job_array import Part
 from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.rule_words import parse_rules
 from steelyard.report.recorded_curves import read_curves
 from steelyard.runs.reader import History
-from steelyard.sweeps import jobs
 from steelyard.sweeps.running import How
 
 FROZEN = {
@@ -83,27 +82,14 @@ def test_an_arena_of_a_suite_is_what_was_asked_for() -> None:
     assert not plan(SUITE, candidate, changes=QUICK).whole
     opened = replace(whole, seeds=SUITE.held_out[:7], opened=1)
     assert opened.batches == [SUITE.held_out[:5], SUITE.held_out[5:7]]
-    assert replace(whole, seeds=SUITE.held_out, opened=1).whole
     assert list(opened.scene("clean").rules()) == [SUITE.baseline, "LD"]
     assert list(whole.scene("clean").rules()) == [*SUITE.rivals, "LD"]
     assert list(whole.rivals_of("clean").rules()) == list(SUITE.rivals)
-    assert list(whole.scene("clean", rivals=["MD"], candidate=False).rules()) == ["MD"]
     assert whole.scene("clean").seed == SUITE.report[0]
-    for options, parts in (
-        ({"seeds": 99}, ("--seeds", 99, "1 to 10")),
-        ({"seeds": 0}, ("--seeds", 0)),
-        ({"changes": ["rounds.cuont=1"]}, ("cuont",)),
-        ({"draft": True, "until_decided": True}, ("--until-decided", "--draft")),
-        ({"until_decided": True, "part": Part(1, 2)}, ("--until-decided", "--part")),
-        ({"scenes": ["clean"], "part": Part(2, 2)}, ("--part", "2/2")),
-        ({"scenes": ["hospital"]}, ("--scenes", "'hospital'", "did you mean 'hospitals'")),
-    ):
-        assert_refused(lambda given=options: plan(SUITE, candidate, **given), *parts)
-    assert_refused(lambda: load_suite("smal"), "--suite", "'smal'", "did you mean 'small'")
 
 
 def test_a_replayed_accuracy_is_held_against_its_own_seed() -> None:
-    arena = replace(plan(SUITE, Candidate("X", SUITE.experiment("clean").rules().popitem()[1])), seeds=(7, 3, 5))
+    arena = replace(on_paper(["clean"]), seeds=(7, 3, 5))
     made = {"clean": SceneFigures(values={"fedavg": (0.25, 0.5, 0.75)})}
     for seed, apart in ((3, 0.5), (5, 0.25), (7, 0.0)):
         assert distance(arena, made, Replayed(scene="clean", seed=seed, model="", value=0.75)) == apart
@@ -125,35 +111,6 @@ class Half(Algorithm):
     def step(self, server):
         return server.parameters + 0.5 * server.change, {}
 """
-
-
-def test_a_rule_by_name_is_read_as_compare_reads_it() -> None:
-    (found,) = read_candidates("feddisco(a=0.5)", None, SUITE, trusting)
-    assert found.settings.policy.parameters == {"a": 0.5}
-
-
-def test_a_file_with_one_criterion_is_that_criterion(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(CRITERION.format(name="ALIKE"))
-    (found,) = read_candidates(str(tmp_path / "mine.py"), None, SUITE, trusting)
-    assert (found.label, found.settings.criteria) == ("ALIKE", ("ALIKE",))
-    assert found.settings.plugins == (str((tmp_path / "mine.py").resolve()),)
-    (joined,) = read_candidates(str(tmp_path / "mine.py"), "VP>ALIKE/max", SUITE, trusting)
-    assert joined.settings.criteria == ("VP", "ALIKE")
-
-
-def test_a_file_with_an_algorithm_is_that_algorithm(tmp_path: Path) -> None:
-    (tmp_path / "half.py").write_text(ALGORITHM)
-    (found,) = read_candidates(str(tmp_path / "half.py"), None, SUITE, trusting)
-    assert found.label == "arena-half"
-    assert found.settings.algorithm.plugins == (str((tmp_path / "half.py").resolve()),)
-
-
-def test_a_file_with_two_needs_to_say_which(tmp_path: Path) -> None:
-    (tmp_path / "two.py").write_text(CRITERION.format(name="FIRST_IDEA") + CRITERION.format(name="SECOND_IDEA"))
-    both = str(tmp_path / "two.py")
-    assert_refused(lambda: read_candidates(both, None, SUITE, trusting), both, "FIRST_IDEA, SECOND_IDEA", "--rule")
-    (found,) = read_candidates(str(tmp_path / "two.py"), "SECOND_IDEA", SUITE, trusting)
-    assert found.label == "SECOND_IDEA"
 
 
 def test_an_experiment_gives_its_main_rule_and_algorithm(tmp_path: Path) -> None:
@@ -180,7 +137,6 @@ def test_code_is_asked_for_before_it_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("candidate", "rule", "parts"),
     [
-        ("NOPE", None, ("arena", "'NOPE'")),
         ("fedavg", None, ("'fedavg'", "held against")),
         ("DS,LD,MD,EQ,VP", None, ("5 rules", SUITE.tuning.budget)),
         ("EQ", "LD", ("--rule", "'LD'", "'EQ'")),
@@ -204,33 +160,20 @@ def test_what_cannot_be_tested_is_one_line(
 def test_settings_are_judged_by_the_clients_own_rows_on_seeds_that_never_report(tmp_path: Path) -> None:
     rules = parse_rules(["fedadam(server_rate=0.03)", "fedadam"], SUITE.experiment("hospitals"))
     told: list[str] = []
-    found = tune(SUITE, rules, tmp_path, ["hospitals"], QUICK, How(announce=told.append))
+    few = SUITE.model_copy(update={"tuning": SUITE.tuning.model_copy(update={"settings": {"adam": tuple(rules)}})})
+    (tried,) = tune_rivals(few, tmp_path, ["hospitals"], QUICK, How(announce=told.append))
     assert told == ["choosing among 2 settings, scene 1 of 1: hospitals"]
+    assert (tried.rule, tried.frozen) == ("adam", next((word for word in rules if word in SUITE.rivals), ""))
     history = History(tmp_path / TUNING / "hospitals")
     seeds = set(history.federations["seed"])
     assert seeds == set(SUITE.choose[: SUITE.tuning.seeds])
     assert not seeds & {*SUITE.report, *SUITE.held_out}
     curves = [curve for curve in read_curves(history) if curve.rule == "fedadam"]
-    assert found["fedadam"] == pytest.approx(sum(float(curve.overall[-1]) for curve in curves) / len(curves))
-    told.clear()
-    assert tune(SUITE, rules, tmp_path, ["hospitals"], QUICK, How(announce=told.append)) == found
-    assert told == []
+    assert tried.values["fedadam"] == pytest.approx(sum(float(curve.overall[-1]) for curve in curves) / len(curves))
+    assert tune(SUITE, rules, tmp_path, ["hospitals"], QUICK, How(announce=told.append)) == tried.values
+    assert len(told) == 1, "nothing runs twice"
     others = parse_rules(["EQ", "LD"], SUITE.experiment("hospitals"))
     assert_refused(lambda: tune(SUITE, others, tmp_path, ["hospitals"], QUICK), "other settings")
-    few = SUITE.model_copy(update={"tuning": SUITE.tuning.model_copy(update={"settings": {"adam": tuple(rules)}})})
-    (tried,) = tune_rivals(few, tmp_path, ["hospitals"], QUICK)
-    frozen = next((word for word in rules if word in SUITE.rivals), "")
-    assert (tried.rule, tried.values, tried.frozen) == ("adam", found, frozen)
-
-
-def test_scenes_in_processes_of_their_own_give_the_same_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "multiprocessing", SimpleNamespace(get_context=lambda kind: warm_processes()))
-    rules = parse_rules(["fedadam(server_rate=0.03)", "fedadam"], SUITE.experiment("hospitals"))
-    scenes = ["clean", "hospitals"]
-    told: list[str] = []
-    both = tune(SUITE, rules, tmp_path / "both", scenes, QUICK, How(announce=told.append, jobs=2))
-    assert told == [f"choosing among 2 settings, scene {n} of 2: {name}" for n, name in enumerate(scenes, 1)]
-    assert both == tune(SUITE, rules, tmp_path / "one", scenes, QUICK)
 
 
 def test_the_best_is_the_first_of_the_best_and_none_that_exploded() -> None:
@@ -261,3 +204,39 @@ def test_what_is_frozen_is_said_beside_what_is_best() -> None:
     text = tuning_text(SUITE, [Tried("a", {"a(1)": 0.25, "EQ": 0.5})])
     assert text.startswith("As frozen.")
     assert "not the whole suite" not in text
+
+
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        ({"seeds": 99}, ("--seeds", 99, "1 to 10")),
+        ({"seeds": 0}, ("--seeds", 0)),
+        ({"changes": ["rounds.cuont=1"]}, ("cuont",)),
+        ({"draft": True, "until_decided": True}, ("--until-decided", "--draft")),
+        ({"until_decided": True, "part": Part(1, 2)}, ("--until-decided", "--part")),
+        ({"scenes": ["clean"], "part": Part(2, 2)}, ("--part", "2/2")),
+        ({"scenes": ["hospital"]}, ("--scenes", "'hospital'", "did you mean 'hospitals'")),
+    ],
+)
+def test_what_no_suite_has_is_refused(options: dict[str, Any], parts: tuple[object, ...]) -> None:
+    assert_refused(lambda: plan(SUITE, Candidate("X", FederationSettings()), **options), *parts)
+    assert_refused(lambda: load_suite("smal"), "--suite", "'smal'", "did you mean 'small'")
+
+
+def test_a_file_is_the_criterion_or_the_algorithm_that_it_defines(tmp_path: Path) -> None:
+    mine, two, half = (tmp_path / f"{name}.py" for name in ("mine", "two", "half"))
+    mine.write_text(CRITERION.format(name="ALIKE"))
+    two.write_text(CRITERION.format(name="FIRST_IDEA") + CRITERION.format(name="SECOND_IDEA"))
+    half.write_text(ALGORITHM)
+
+    def read(path: Path, rule: str | None = None) -> Candidate:
+        (found,) = read_candidates(str(path), rule, SUITE, trusting)
+        return found
+
+    assert (read(mine).label, read(mine).settings.criteria) == ("ALIKE", ("ALIKE",))
+    assert read(mine).settings.plugins == (str(mine.resolve()),)
+    assert read(mine, "VP>ALIKE/max").settings.criteria == ("VP", "ALIKE")
+    assert (read(half).label, read(half).settings.plugins) == ("arena-half", ())
+    assert read(half).settings.algorithm.plugins == (str(half.resolve()),)
+    assert_refused(lambda: read(two), two, "FIRST_IDEA, SECOND_IDEA", "--rule")
+    assert read(two, "SECOND_IDEA").label == "SECOND_IDEA"
