@@ -311,7 +311,6 @@ def test_what_is_not_trained_stays_bit_for_bit(name: str) -> None:
         ({"rule": "none"}, False, 0.3, "none(DS)"),
         ({"rule": "none", "buckets": 2}, True, 0.3, "none(DS;buckets=2)"),
         ({"rule": "none", "mix": True, "hostile": 0.0}, True, 0.0, "none(DS;mix;hostile=0)"),
-        ({"rule": "fltrust", "mix": True}, True, 0.3, "fltrust(DS;mix)"),
     ],
 )
 def test_what_a_section_stands_for(fields: dict[str, object], robust: bool, share: float, label: str) -> None:

@@ -91,7 +91,6 @@ def test_those_who_stand_out_along_the_first_principal_direction_are_left_out() 
     weights = np.array([0.2, 0.2, 0.1, 0.5])
     found = spectral(weights, gram((1.0, 0.0), (0.9, 0.1), (1.1, 0.1), (-8.0, 0.0)), 0.25)
     assert found == pytest.approx([0.4, 0.4, 0.2, 0])
-    assert spectral(np.full(3, 1 / 3), np.ones((3, 3)), 0.0) == pytest.approx([1 / 3] * 3)
     assert spectral(np.ones(1), np.array([[4.0]]), 0.3) == pytest.approx([1])
 
 

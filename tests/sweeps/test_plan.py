@@ -67,7 +67,6 @@ def test_without_rules_the_main_rule_alone_is_swept_and_rules_alone_are_a_grid_t
         ("training.learning_rate=0.005, 5e-2,1", (0.005, 0.05, 1)),
         ("rounds.stop_at_target=true,false", (True, False)),
         ("training.batch_size=10,full", (10, "full")),
-        ("weighing.priority=LD>DS>MD", ("LD>DS>MD",)),
     ],
 )
 def test_values_are_read_as_in_an_experiment_file(text: str, values: tuple[Any, ...]) -> None:

@@ -180,9 +180,6 @@ def test_names_and_files_that_are_wrong_are_named(tmp_path: Path) -> None:
     assert_refused(lambda: get("ds"), "'ds'", "did you mean 'DS'")
     assert_refused(lambda: load_plugins([str(tmp_path / "none.py")]), "none.py")
     assert_refused(lambda: load_plugins([str(tmp_path / "broken.py")]), "broken.py", "ZeroDivisionError")
-    for name in ("A-B", "A_B", "a1", "-_x"):
-        criteria.add(replace(client(float), name=name))
-        assert get(name).measure is float
     for name in ("", "A>B", "-"):
         assert_refused(lambda n=name: criteria.add(replace(client(float), name=n)), f"criterion name '{name}'")
 
@@ -233,7 +230,6 @@ def test_decorators_pass_on_what_they_are_given_and_have_plain_defaults() -> Non
     assert get("PLAIN2") == Criterion(
         "PLAIN2", "server", "model", "PLAIN2", plain_too, None, Needs(models=True), of_one=False
     )
-    assert get("PLAIN2").on_server(view([0, 0])).dtype == np.float64
     assert get("NEEDY") == Criterion(
         "NEEDY", "client", "user", "mine", needy, 3.0, Needs(True, 3, ("a", "b"), "classes")
     )

@@ -35,10 +35,9 @@ def seen(updates: Any, **more: Any) -> CohortView:
 
 
 def test_agreement_is_the_mean_cosine_with_the_others() -> None:
-    """Two along x (one three times as long), one along y, one against x."""
-    updates = np.array([[1.0, 0.0], [3.0, 0.0], [0.0, 2.0], [-1.0, 0.0]])
-    np.testing.assert_allclose(agreement(seen(updates)), [0.0, 0.0, 0.0, 0.0], atol=1e-15)
-    np.testing.assert_allclose(agreement(seen(updates[:3])), [0.5, 0.5, 0.0], atol=1e-15)
+    """Two along x (one three times as long), one along y."""
+    updates = np.array([[1.0, 0.0], [3.0, 0.0], [0.0, 2.0]])
+    np.testing.assert_allclose(agreement(seen(updates)), [0.5, 0.5, 0.0], atol=1e-15)
     # An update of no length agrees with nobody, and one alone counts full.
     assert agreement(seen(np.array([[0.0, 0.0], [1.0, 0.0]]))).tolist() == [0.0, 0.0]
     assert agreement(seen(np.array([[2.0, 0.0]]))).tolist() == [1.0]

@@ -145,7 +145,7 @@ def test_a_capacity_can_be_written_in_several_ways() -> None:
     table = {"A": 0.25, "B": 0.5}
     expected = {NOTHING: 0.0, A: 0.25, B: 0.5, BOTH: 1.0}
     assert from_table(table, AB) == read(table, AB) == read({"capacity": table}, AB) == expected
-    for key in ("A+B", "A|B", "A B", "{A, B}", "( B ,A )"):
+    for key in ("A+B", "A|B", "{A, B}", "( B ,A )"):
         assert from_table({**table, key: 1.0}, AB) == expected
     assert two_additive({"A": 0.5, "B": 0.25}, {"A,B": 0.25}, AB) == {NOTHING: 0.0, A: 0.5, B: 0.25, BOTH: 1.0}
     masses = {"A": 0.25, "B": 0.75}

@@ -171,18 +171,6 @@ def test_sampled_values_come_with_an_interval_that_holds_the_exact_ones() -> Non
     assert 0.88 <= np.mean(hits) <= 1.0
 
 
-def test_above_twelve_players_values_are_sampled_and_each_coalition_asked_once() -> None:
-    asked: list[Coalitions] = []
-
-    def worth(coalitions: Coalitions) -> Floats:
-        asked.append(coalitions)
-        return pairs_game(coalitions)
-
-    found = shapley_values(13, worth, lambda: generator(1, purpose="test"))
-    assert len(asked) == 1
-    assert len(np.unique(asked[0], axis=0)) == len(asked[0]) == found.tests
-
-
 def cohort(goods: Floats, samples: list[int]) -> CohortView:
     """A cohort whose combined model has the loss 1 less the weighted good of its clients; the received one has 1."""
 

@@ -30,7 +30,7 @@ def test_ds_alone_is_fedavg_to_the_last_bit(counts: np.ndarray) -> None:
 
 @given(arrays(np.float64, (5, 3), elements=st.floats(0.01, 10)), st.permutations(range(3)))
 def test_candidates_equal_weighing_with_each_order(raw: np.ndarray, order: list[int]) -> None:
-    rule = Rule(WeighingSettings(criteria=("DS", "LD", "MD")))
+    rule = Rule(WeighingSettings(criteria=("DS", "LD", "MD"), max_weight=0.4))
     found = rule.candidates(normalise(raw)[0], [order, (0, 1, 2)])
     assert np.array_equal(found, [rule.weigh(raw, order).weights, rule.weigh(raw).weights])
 
@@ -132,12 +132,10 @@ def test_one_step_by_hand() -> None:
     np.testing.assert_array_equal(one_step(start, start, np.array([0.0, np.nan]), FitSettings()), start)
 
 
-def test_shrinking_goes_back_to_the_start() -> None:
+def test_shrinking_goes_back_towards_the_start() -> None:
     start = np.array([0.9, 0.1])
-    whole = one_step(np.array([0.2, 0.8]), start, np.array([5.0, 1.0]), FitSettings(shrink=1.0))
-    np.testing.assert_array_equal(whole, start)
-    plain = one_step(np.array([0.2, 0.8]), start, np.array([0.0, 0.0]), FitSettings(shrink=0.25))
-    np.testing.assert_allclose(plain, 0.75 * np.array([0.2, 0.8]) + 0.25 * start, rtol=1e-15)
+    plain = one_step(np.array([0.2, 0.8]), start, np.zeros(2), FitSettings(shrink=0.25))
+    np.testing.assert_allclose(plain, [0.375, 0.625], rtol=1e-15)
 
 
 def quadratic(models: np.ndarray, wanted: np.ndarray):

@@ -83,8 +83,6 @@ def test_term(t: float, first: list[float], second: list[float]) -> None:
     view = cohort()
     assert weighed(policy, view) == pytest.approx(first, abs=1e-12)
     assert weighed(policy, cohort(losses=LATER_LOSSES, memory=view.remembered)) == pytest.approx(second, abs=1e-9)
-    # Without a memory the same weights divided by their sum.
-    assert weighed(Term(t=t), cohort()) == pytest.approx(np.array(first) / sum(first), abs=1e-12)
 
 
 def test_feddg_ga() -> None:

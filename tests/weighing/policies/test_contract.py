@@ -185,7 +185,5 @@ def test_wrong_words(word: str, parts: tuple[object, ...]) -> None:
 def test_policies_of_measures_weigh_tables_and_others_say_why_not() -> None:
     table = {"ann": {"DS": 60, "UL": 1.0}, "bob": {"DS": 30, "UL": 1.1}, "cid": {"DS": 10, "UL": 90.0}}
     assert steelyard.weigh(table, "trust-mad").weights.tolist() == pytest.approx([2 / 3, 1 / 3, 0.0])
-    floor = steelyard.weigh(table, "capped(trust-mad;min_weight=0.1)")
-    assert floor.weights.tolist() == pytest.approx([0.6, 0.3, 0.1])
     one = {"ann": {"DS": 1, "AS": 0.1}}
     assert_refused(lambda: steelyard.weigh(one, "fedscs"), "fedscs", "updates or remembers rounds")
