@@ -110,6 +110,7 @@ def test_wilsons_interval_by_hand() -> None:
     assert wilson(0.0, 10) == pytest.approx((0.0, 0.2775), abs=5e-5)
     assert wilson(0.75, 20) == pytest.approx((0.5313, 0.8881), abs=5e-5)
     assert wilson(1.0, 0) == (0.0, 1.0)
+    assert wilson(1.0, 1) == pytest.approx((1 / 4.8415, 1.0), abs=5e-5)
 
 
 def test_an_estimate_is_written_with_half_its_interval() -> None:
@@ -118,5 +119,5 @@ def test_an_estimate_is_written_with_half_its_interval() -> None:
     assert show_estimate(found, 1, 100.0, unit=" %", between="±") == "92.0 %±12.7"
     assert show_estimate(estimate([-0.02]).as_json(), 1, 100.0, signed=True) == "−2.0"
     assert show_estimate(estimate([0.02]).as_json(), 1, 100.0, signed=True) == "+2.0"
-    assert show_estimate(estimate([-0.0001]).as_json()) == "0.0"
+    assert [show_estimate(estimate([value]).as_json()) for value in (-0.0001, 0.5)] == ["0.0", "0.5"]
     assert [show_estimate(value) for value in (None, estimate([]).as_json())] == ["–", "–"]

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from tests.kit import assert_refused
 
+from steelyard.intervals import wilson
 from steelyard.measures import MEASURES
 from steelyard.report.comparison import describe
 from steelyard.report.comparison_tables import class_tables, comparison_csv
 from steelyard.report.figures.writing import write_curves
 from steelyard.report.groups import group_tables, study_of
-from steelyard.report.measures import jain, on_sample, rounds_to_shares, rounds_to_target, worst_tenth
+from steelyard.report.measures import jain, on_rows, on_sample, rounds_to_shares, rounds_to_target, worst_tenth
 from steelyard.report.recorded_curves import Curve
 
 SCORE_TABLES = st.tuples(st.integers(0, 6), st.integers(0, 7)).flatmap(
@@ -61,6 +62,20 @@ def test_the_interval_of_a_drawn_score_by_hand() -> None:
     }
     (alone,) = {on_sample(np.array([0.5]), np.array([4]), 10)[end] for end in ("low", "high")}
     assert alone == 0.5
+
+
+def test_the_rows_behind_a_mean_over_devices_by_hand() -> None:
+    # Devices with 10 and 40 rows carry 2² / (1/10 + 1/40) = 32 of one; a second seed tests on the same.
+    low, high = wilson(0.75, 32)
+    scores, rows = np.array([0.5, 1.0]), np.array([10, 40])
+    expected = {"rows": 50, "low": low, "high": high, "too_few": False}
+    assert on_rows([scores] * 2, [rows] * 2) == pytest.approx(expected)
+    # Standard errors √(.06² + .08²) / 2 = .05 of the mean; Student's t with 19 degrees of freedom is 2.093.
+    tens, errors = [np.array([10, 10])] * 2, [np.array([0.06, 0.08]), None]
+    found = on_rows([np.array([0.6, 0.8])] * 2, tens, MEASURES["c_index"], errors)
+    assert found is not None
+    assert (found["rows"], found["low"], found["high"]) == pytest.approx((20, 0.59535, 0.80465), abs=1e-5)
+    assert on_rows([scores], [rows], MEASURES["minus_rmse"]) is None
 
 
 def test_what_of_the_target_and_share_must_be_reached() -> None:

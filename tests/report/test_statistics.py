@@ -77,7 +77,8 @@ def test_equivalence_is_the_larger_of_two_one_sided_tests(values, margin):
 def test_equivalence_without_spread_and_without_seeds():
     assert equivalence_p([0.1], 1) is None
     assert equivalence_p([0.0, 0.0, 0.0], 0.01) == 1 / 8
-    assert equivalence_p([0.02, 0.02, 0.02], 0.01) == 1
+    assert equivalence_p([0.5, 0.5, 0.5], 0.5) == 1
+    assert equivalence_p([1e6, 1e6 + 1e-7], 1e7) == 1 / 4
     # No difference that was seen is not the same as no difference.
     noisy = [0.05, -0.05, 0.04, -0.04]
     assert paired_p(noisy) == 1

@@ -347,8 +347,9 @@ def test_a_run_in_writing_and_one_just_written_are_not_remembered(
         db.commit()
         assert remembered.stamp(folder) is None
         chain_of(History(folder))
-    monkeypatch.setattr(remembered, "FINE", 1e9)
+    monkeypatch.setattr(remembered, "FINE", 300.0)
     chain_of(History(folder))
+    remembered.remember(folder, remembered.stamp(folder), Checked("head", 2), 600.0)
     assert not cache.exists()
 
 
@@ -359,6 +360,7 @@ def test_a_damaged_memory_is_as_none(cache: Path, folder: Path, looks: list[Path
     for text in ("", "[]", json.dumps({"stamp": kept["stamp"]}), json.dumps({**kept, "head": 3})):
         path.write_text(text)
         assert chain_of(History(folder))["head"] == kept["head"]
+        assert json.loads(path.read_text()) == kept
     assert looks == [folder] * 5
 
 

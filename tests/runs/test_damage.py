@@ -402,6 +402,7 @@ HARM: tuple[tuple[str, str, str], ...] = (
     ("UPDATE updates SET samples = 'abc'", "clients", "updates, samples: 'abc' is no column of numbers"),
     ("UPDATE updates SET samples = x'00000000000000ff00000000000000ff'", "clients", "a number below zero"),
     ("UPDATE updates SET weight = x'000000000000f07f000000000000f07f'", "clients", "one that is not finite"),
+    ("UPDATE evaluations SET score = x'00'", "scores", "evaluations of DS>LD, seed 0: a stored column has another"),
     ("INSERT INTO samples VALUES (1, 4, x'00', 9)", "hits", "samples of DS>LD, seed 0: not the bits of their count"),
     ("UPDATE contributions SET sizes = zeroblob(length(sizes))", "values", "contributions of round 2: no test rows"),
     ("UPDATE contributions SET added = x'00'", "values", "contributions of round 2: "),
@@ -434,6 +435,7 @@ ASKED: dict[str, Callable[[Path], object]] = {
         for name in ("rounds", "clients", "evaluations", "flaws")
     },
     **{name: lambda run, name=name: getattr(History(run), name) for name in ("personal", "listening")},
+    "scores": lambda run: History(run).scores("DS>LD", 0),
     "hits": lambda run: History(run).hits("DS>LD", 0),
     "labels": lambda run: History(run).labels(1),
     "values": read_values,

@@ -91,6 +91,7 @@ def links(tmp_path: Path) -> Path:
     (root / "half").mkdir()
     (root / "half" / "run.sqlite").symlink_to(outside / "run.sqlite")
     (root / "empty").mkdir()
+    (make_run(root / "journal") / "run.sqlite-journal").symlink_to(outside / "run.sqlite")
     return root
 
 
@@ -107,7 +108,8 @@ def test_runs_are_found_newest_first_and_never_by_a_link(links: Path) -> None:
 def test_no_name_leads_outside(links: Path) -> None:
     assert run_folder(links, "old") == run_folder(links / "old", ".") == links / "old"
     outside = ["../outside", str(links.parent / "outside"), "link", "half", "empty", "missing", "", "old/../../outside"]
-    for name in (*outside, "old/..", "..", "a\0b", "old\\..", "x" * 2000):
+    make_run(links / "old\\one")
+    for name in (*outside, "old/..", "..", "a\0b", "old\\one", "x" * 2000):
         assert_refused(partial(run_folder, links, name), "no run of this name")
 
 

@@ -17,7 +17,7 @@ from tests.runs.records import RAW, add, begun, evaluations, federation, record,
 from steelyard.messages import Failure
 from steelyard.rounds.contributions import RoundValues
 from steelyard.rounds.state import RoundRecord
-from steelyard.runs.columns import KEYS, WHOLE, pack, ranked, unpack
+from steelyard.runs.columns import KEYS, WHOLE, between, pack, ranked, unpack
 from steelyard.runs.frames import listening_frame
 from steelyard.runs.reader import History
 from steelyard.runs.store import Store
@@ -121,7 +121,10 @@ def eleven_rounds(folder: Path, clients_every: int = 1) -> History:
     return History(folder)
 
 
-@pytest.mark.parametrize(("clients_every", "most", "read"), [(1, 8, [3, 6, 9, 10]), (2, 8, [4, 8, 10]), (1, 22, None)])
+@pytest.mark.parametrize(
+    ("clients_every", "most", "read"),
+    [(1, 8, [3, 6, 9, 10]), (1, 11, [2, 4, 6, 8, 10]), (2, 8, [4, 8, 10]), (1, 22, None)],
+)
 def test_of_a_long_run_some_rounds_are_looked_at(
     tmp_path: Path, clients_every: int, most: int, read: list[int] | None
 ) -> None:
@@ -205,6 +208,7 @@ def test_arrays_are_ordered_by_round_and_client_and_tables_have_holes(tmp_path: 
     assert found.client.tolist() == [1, 2, 0, 2, 1, 2]
     assert found.weight.tolist() == [0.25, 0.75, 0.75, 0.25, 0.25, 0.75]
     assert found.bytes.tolist() == [10, 1, 2, 10, 10, 3]
+    assert (between(found, 1).client.tolist(), between(found, 1, 2).clients) == ([0, 2, 1, 2], ("a", "z"))
     clients, rounds, _ = history.weights("DS>LD", 0)
     assert (clients, rounds.tolist()) == (("a", "b", "z"), [1, 2, 3])
     assert found.table(found.normalised).shape == (3, 3, 2)

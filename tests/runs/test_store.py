@@ -15,12 +15,14 @@ import numpy as np
 import pytest
 import torch
 from tests.kit import assert_refused, named
+from tests.runs import contents
 from tests.runs.contents import query
 from tests.runs.records import RAW, begun, evaluations, federation, record, state, updates
 
 from steelyard.errors import UserError
 from steelyard.messages import Failure
 from steelyard.rounds.state import RoundRecord
+from steelyard.runs.joining import join_rounds
 from steelyard.runs.opening import connect
 from steelyard.runs.reader import History
 from steelyard.runs.setup import discard, set_up
@@ -334,3 +336,26 @@ def test_what_is_no_database_of_this_version_is_named(tmp_path: Path, write: boo
         with closing(sqlite3.connect(path)) as writer, writer:
             writer.execute(statement)
         assert_refused(call, path, f"schema {found}; this version reads schema 9")
+
+
+def test_parts_are_joined_to_the_run_made_at_once(tmp_path: Path) -> None:
+    """The numbers of clients are those that one run gives; one part ends a round early, with every client written."""
+
+    def wrote(folder: str, **rounds: int) -> Path:
+        store = begun(tmp_path / folder, *rounds, clients_every=2)
+        for round in range(4):
+            going = {name: last for name, last in rounds.items() if round <= last}
+            found = [record(name, round, updates=updates(name, round, clients=("a", name))) for name in going]
+            states = {name: state(min(round, last), float(len(name))) for name, last in rounds.items()}
+            if found:
+                store.commit(round, found, states, dict, last=round == max(rounds.values()))
+        store.close()
+        return tmp_path / folder
+
+    whole, joined = wrote("whole", early=1, late=3), tmp_path / "joined"
+    Store(joined).close()
+    join_rounds(joined, [wrote("second", late=3), wrote("first", early=1)], ["early", "late"], 2, None)
+    for table in ("clients", "federations", "rounds", "updates", "failures", "evaluations", "digests", "chain"):
+        assert query(joined, f"SELECT * FROM {table}") == query(whole, f"SELECT * FROM {table}"), table
+    ours, theirs = (contents.checkpoint(folder) for folder in (joined, whole))
+    assert (*ours[:2], sorted(ours[2])) == (*theirs[:2], sorted(theirs[2]))
