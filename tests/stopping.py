@@ -16,8 +16,8 @@ from steelyard.experiment.description import Description
 from steelyard.experiment.running import resume, run
 
 
-def stopped_and_resumed(experiment: Experiment, out: Path, after: int) -> Path:
-    """Run an experiment, stop it after a round as Ctrl-C does, resume it to its end, and return its folder."""
+def stopped(experiment: Experiment, out: Path, after: int) -> Path:
+    """Run an experiment and stop it after a round as Ctrl-C does; returns its folder."""
 
     def stop(round: int, figures: Mapping[str, float | None]) -> None:
         if round == after:
@@ -25,8 +25,12 @@ def stopped_and_resumed(experiment: Experiment, out: Path, after: int) -> Path:
 
     with pytest.raises(Stopped):
         run(experiment, out=out, progress=stop)
-    resume(out)
     return out
+
+
+def stopped_and_resumed(experiment: Experiment, out: Path, after: int) -> Path:
+    """Run an experiment, stop it after a round, resume it to its end, and return its folder."""
+    return resume(stopped(experiment, out, after))
 
 
 def stop_in_round(number: int, monkeypatch: pytest.MonkeyPatch) -> None:

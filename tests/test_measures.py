@@ -55,8 +55,6 @@ def test_standard_errors_are_those_of_scores_without_each_row() -> None:
     wanted, found = (torch.from_numpy(chance.integers(0, 2, (12, 3))) for _ in range(2))
     expected = brute(lambda rows: evaluation.label_f1(found[rows], wanted[rows])["macro_f1"], 12)
     assert evaluation.ERRORS["multi-label"](found, wanted) == pytest.approx(expected)
-    expected = brute(lambda rows: guess[rows].mean(), 12)
-    assert evaluation.ERRORS["segmentation"](guess, wanted) == pytest.approx(expected)
     assert math.isnan(evaluation.rmse_error(guess[:1], truth[:1]))
     assert math.isnan(evaluation.concordance_error(guess, -times.abs()))
     # Without its only event nothing is left to compare.

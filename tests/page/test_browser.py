@@ -17,13 +17,13 @@ pytestmark = pytest.mark.slow
 class Tab:
     """One browser tab on a page; whatever the browser complains of fails the test."""
 
-    def __init__(self, browser: Any, page: Page, where: str = "", width: int = 1280) -> None:
-        self.context = browser.new_context(viewport={"width": width, "height": 900})
+    def __init__(self, browser: Any, page: Page, where: str = "") -> None:
+        self.context = browser.new_context()
         self.tab = self.context.new_page()
         self.problems: list[str] = []
         self.tab.on("pageerror", lambda error: self.problems.append(str(error)))
         self.tab.on("console", lambda said: self.problems.append(said.text) if said.type == "error" else None)
-        self.picture = page.root / f"{width}.png"
+        self.picture = page.root / "failed.png"
         self.tab.goto(page.opened(where))
 
     def __enter__(self) -> Any:

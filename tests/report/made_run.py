@@ -56,7 +56,6 @@ def make_run(
     seeds: tuple[int, ...],
     rules: tuple[str, ...] = RULES,
     status: str = "finished",
-    asked: int | None = None,
 ) -> Path:
     """Write a run with two flawed clients, one of them with markup in its flaw, and one client that fails at times."""
     experiment = described(rules, rounds)
@@ -70,7 +69,7 @@ def make_run(
     chance = np.random.default_rng(0)
     for number in range(rounds + 1):
         # A chain begins with round 0; here it holds no figures.
-        count = asked or max(3, clients - 2)
+        count = max(3, clients - 2)
         records = [_record(each, number, rounds, names, count, chance) for each in federations if number]
         states = {each.name: state(number, 0.0, orders=OrderState((0,), 0.0)) for each in federations}
         store.commit(number, records, states, dict, last=number == rounds)

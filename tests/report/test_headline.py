@@ -143,7 +143,6 @@ def rule(name: str, accuracy: float | None, weight: float | None = None) -> dict
             ),
             ("one seed may be chance", [rule("fedavg", 0.7), rule("VP", 0.75)], ["may be chance"]),
             ("little to gain", [rule("fedavg", 0.7), rule("VP", 0.71)], ["little to gain"]),
-            ("only the server's own", [rule("fedavg", 0.9), rule("server-only", 0.99)], []),
             ("no rows", [rule("fedavg", None), rule("VP", None)], []),
         ]
     ),

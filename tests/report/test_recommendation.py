@@ -119,7 +119,6 @@ NOBODY = "no other rows choose one of them"
     named(
         [
             ("alone", LEVEL, {}, None, "DS ended at 60.0%"),
-            ("exactly alike", {**LEVEL, "EQ": LEVEL["DS"]}, {}, "DS", "differs from it in any seed"),
             (
                 "as good",
                 {

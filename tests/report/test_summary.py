@@ -141,9 +141,8 @@ def test_another_rule_by_hand_and_by_the_command(
     for _, clients, raw, _ in cohorts(view.clients(part), ["DS"]):
         totals.update(dict(zip(clients, (raw[:, 0] / raw[:, 0].sum() / 6).tolist(), strict=True)))
     assert {row["client"]: row["weight"] for row in found["clients"]} == pytest.approx(totals)
-    flawed = [row for row in found["clients"] if row["flaws"]]
-    assert {row["client"] for row in flawed} <= {"client-0", "client-1"}
-    assert found["flawed"]["weight"] == pytest.approx(sum(row["weight"] for row in flawed))
+    flawed = sum(row["weight"] for row in found["clients"] if row["flaws"])
+    assert found["flawed"]["weight"] == pytest.approx(flawed)
     folder = view.histories[0].folder
     assert "as recorded" in command("weigh", folder, "--by", "DS").stdout
     assert "--normalise: got 'none' for a run" in refused("weigh", folder, "--normalise", "none")

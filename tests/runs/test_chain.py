@@ -25,13 +25,12 @@ from steelyard.privacy.accounting import Release
 from steelyard.privacy.ledger import Charge, Ledger
 from steelyard.privacy.ledger_marks import FILE
 from steelyard.report.notices import chain_of
-from steelyard.runs import chain, digests, facts, remembered
+from steelyard.runs import chain, facts, remembered
 from steelyard.runs.chain_check import Checked
 from steelyard.runs.opening import reading
 from steelyard.runs.reader import History
 from steelyard.runs.store import Store
 from steelyard.signing import read_public_key
-from steelyard.update_payloads import DenseModels
 
 NAMES = ("DS>LD", "other")
 
@@ -203,23 +202,6 @@ def test_digests_are_of_each_clients_numbers(tmp_path: Path) -> None:
         assert (found, salts) == ((b"".join(expected), b"".join(made)) if round else (None, None))
     models = [hashlib.sha256(struct.pack("<2f", 1.0 + round, 2.0)).hexdigest() for round, _, _ in rows]
     assert [model for _, model, _ in rows] == models
-
-
-@pytest.mark.parametrize(
-    ("every", "steps", "hashed"), [(False, None, False), (False, 99, False), (False, 100, True), (True, 2, True)]
-)
-def test_large_updates_of_a_simulation_are_hashed_where_training_took_longer(
-    every: bool, steps: int | None, hashed: bool
-) -> None:
-    """A thousand clients with two steps each take less time to train than to hash; across machines all are hashed."""
-    models = torch.ones(2, digests.FEW_BYTES // 8 + 1)
-    for rows, expected in ((models, hashed), (models[:, 1:].contiguous(), True)):
-        taking = digests.Digests(every=every)
-        sent = updates(payload=DenseModels(rows), steps=None if steps is None else np.full(2, steps))
-        taking.take(1, [record(updates=sent)], {"DS>LD": state(1)}, single=True)
-        (found,) = taking.collect()
-        taking.close()
-        assert (found.updates is not None) == expected
 
 
 CHANGES: dict[str, tuple[str, str]] = {

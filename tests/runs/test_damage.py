@@ -463,7 +463,6 @@ def test_a_figure_that_is_not_finite_is_unknown_and_the_largest_ones_stay(run: P
     change(run, "UPDATE rounds SET round = 1000000000000 WHERE round = 4")
     change(run, "UPDATE federations SET seed = 9223372036854775807")
     change(run, settings_of('{"criteria": ["DS", "LD"], "priority": "LD > DS", "more": 1}'))
-    change(run, info("anything", "nothing"))
     found = History(run).rounds
     assert found["accuracy"].fillna(0).tolist() == [0, 0, 1e200, -1e200, 0.625]
     assert found["round"].tolist() == [0, 1, 2, 3, 10**12]
@@ -508,9 +507,6 @@ def test_rounds_that_do_not_fit_together_are_one_line(runs: Path, refused: Calla
     bad, settings = runs / "bad", RoundSettings(count=3)
     change(bad, "DELETE FROM evaluations WHERE round = 2")
     assert "fedavg, seed 0: 3 rounds with an accuracy and 2 with evaluations" in refused("table", bad)
-    change(bad, *(f"DELETE FROM {table}" for table in ("rounds", "evaluations", "updates", "samples")))
-    (rule,) = summarise(bad, settings)["rules"]
-    assert (rule["rounds"], rule["accuracy"]) == (0, None)
     change(bad, *(f"DELETE FROM {table}" for table in ("federations", "chain", "digests", "checkpoints")))
     assert_refused(lambda: summarise(bad, settings), "it names no rule")
 

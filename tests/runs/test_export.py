@@ -37,7 +37,6 @@ def test_csv_files_hold_the_rows(run: Path) -> None:
         for name in ("federations", "rounds", "clients", "evaluations", "untested", "listening")
     ]
     tables = {path.stem: list(csv.DictReader(path.open())) for path in files}
-    assert float(tables["rounds"][0]["accuracy"]) == 1 / 3
     assert [(row["client"], row["weight"], row["failure"]) for row in tables["clients"]] == [
         ("a", "0.75", ""),
         ("b", "0.25", ""),

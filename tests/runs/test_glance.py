@@ -145,16 +145,3 @@ def test_all_that_a_look_tells(tmp_path: Path) -> None:
         "ended": "",
         "flower": True,
     }
-
-
-def test_a_run_that_cannot_be_read_is_shown_with_all_that_can_and_does_not_stop_the_list(tmp_path: Path) -> None:
-    make_run(tmp_path / "good")
-    folder = make_run(tmp_path / "a")
-    (folder / "run.sqlite").write_bytes(b"no database" * 100)
-    os.utime(folder / "run.sqlite", (1000, 1000))
-    found = {seen.name: seen for seen in glances(tmp_path)}
-    assert found["good"].state == "finished"
-    seen = found["a"]
-    assert (seen.folder, seen.state, seen.measure, seen.changed) == (folder, "unreadable", "accuracy", 1000.0)
-    assert (seen.accuracy, seen.rounds, seen.writer) == (None, None, None)
-    assert seen.problem == "a: cannot be read: file is not a database"

@@ -15,32 +15,20 @@ from tests.kit import assert_refused
 from tests.report.made_run import make_run
 from tests.runs.contents import change
 from tests.runs.test_resume import LEARNING
+from tests.stopping import stopped
 from tests.warm import warm_command
 
 from steelyard import Experiment
-from steelyard.experiment import running
 from steelyard.runs.reader import History
 from steelyard.runs.store import Store
 
 KEPT = "of somebody else"
 
 
-class Stopped(Exception):
-    pass
-
-
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that broke off after round 5."""
-    folder = tmp_path_factory.mktemp("killed")
-
-    def stop(round: int, accuracies: object) -> None:
-        if round == 5:
-            raise Stopped
-
-    with pytest.raises(Stopped):
-        running.run(Experiment(**LEARNING), out=folder / "run", progress=stop)
-    return folder / "run"
+    return stopped(Experiment(**LEARNING), tmp_path_factory.mktemp("killed") / "run", 5)
 
 
 @pytest.fixture

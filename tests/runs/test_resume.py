@@ -13,7 +13,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import tomli_w
 from tests.kit import changed
@@ -80,12 +79,12 @@ def write(document: dict[str, Any], folder: Path) -> Path:
     return path
 
 
-def interrupted(folder: Path, *command: str | Path, killed_after: int = KILLED_AFTER, during: str = "commit") -> Path:
+def interrupted(folder: Path, *command: str | Path, killed_after: int = KILLED_AFTER, **options: Any) -> Path:
     """Run a command whole and once more with a SIGKILL, check what the kill left, resume, compare; returns the run."""
     whole, part = folder / "whole", folder / "part"
     output = folder / "output"
     assert steelyard(*command, "--out", whole, folder=folder) == 0, output.read_text()
-    code = steelyard(*command, "--out", part, folder=folder, killed_after=killed_after, during=during)
+    code = steelyard(*command, "--out", part, folder=folder, killed_after=killed_after, **options)
     assert code == -signal.SIGKILL, output.read_text()
     assert query(part, "SELECT value FROM info WHERE key = 'status'") == [("running",)]
     # What the checkpoint does not know of is there, and is what the whole run wrote: the kill came in the middle.
@@ -125,13 +124,10 @@ def test_learning(tmp_path: Path, case: str) -> None:
         # The loss has adapted: its state is not the first round's any more.
         losses = [json.loads(loss) for (loss,) in query(whole, "SELECT loss FROM rounds ORDER BY round")]
         assert losses[1] != losses[EVERY] != losses[-1]
-    if case in ("a budget", "bandit"):
+    if case == "a budget":
+        # Used up after the checkpoint: a resume that forgot what it had spent would spend too much.
         tests = [count for (count,) in query(whole, "SELECT tests FROM rounds ORDER BY round")]
-        assert sum(tests[: EVERY + 1]) > 0
-        assert state["orders"]["testing_rounds"] == sum(tests)
-        if case == "a budget":
-            # Used up after the checkpoint: a resume that forgot what it had spent would spend too much.
-            assert sum(tests[: EVERY + 1]) < 22 == sum(tests)
+        assert 0 < sum(tests[: EVERY + 1]) < 22 == sum(tests)
     kept = [json.loads(name.removeprefix("clients/")) for name in tensors if name.startswith("clients/")]
     if case == "clients that train on from their own models":
         assert [(kind, client) for kind, _, client in kept] == [("own", "client-001"), ("own", "client-004")]
@@ -161,25 +157,6 @@ def test_comparing_rules_with_two_seeds(tmp_path: Path) -> None:
     assert any(EVERY < round <= KILLED_AFTER for round in ended)
 
 
-def test_recommenders(tmp_path: Path) -> None:
-    random = np.random.default_rng(0)
-    taken = [(user, item) for user in range(12) for item in random.choice(20, size=8, replace=False)]
-    lines = [f"u{user:02d}\ti{item:02d}\t{number}" for number, (user, item) in enumerate(taken)]
-    (tmp_path / "taken.tsv").write_text("user\titem\ttime\n" + "\n".join(lines) + "\n")
-    document = {
-        "kind": "recommend",
-        "name": "tiny",
-        "seed": 3,
-        "interactions": {"path": str(tmp_path / "taken.tsv")},
-        "fpl": {"mode": "pFPL+", "factors": 4, "learning_rate": 0.2, "pi": 0.5},
-        "rounds": {"epochs": ROUNDS},
-        "store": {"checkpoint_every": EVERY},
-    }
-    whole = interrupted(tmp_path, "run", write(document, tmp_path))
-    kept = [name for name in checkpoint(whole)[2] if name.startswith("clients/")]
-    assert any("vectors" in name for name in kept)
-
-
 def test_killed_from_outside_at_any_moment(tmp_path: Path) -> None:
     """`steelyard`, killed by another process when its database shows some rounds: any moment must do."""
     document = write(described(rounds={"count": 36}, store={"checkpoint_every": 4}), tmp_path)
@@ -205,20 +182,12 @@ def rounds_so_far(folder: Path) -> int:
         return -1  # no database, no table or no row yet
 
 
-def test_heads_that_a_server_signs_are_the_same_after_a_kill_and_hold_by_its_key(tmp_path: Path) -> None:
+def test_heads_that_a_server_signs_are_the_same_after_a_kill_and_hold_by_its_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     a_key(tmp_path / "keys" / "server")
-    signing = {HEAD_KEY: str(tmp_path / "keys" / "server")}
-    file = write(described(), tmp_path)
-    assert steelyard("run", file, "--out", tmp_path / "whole", folder=tmp_path, environment=signing) == 0
-    killed = steelyard(
-        "run", file, "--out", tmp_path / "part", folder=tmp_path, killed_after=KILLED_AFTER, environment=signing
-    )
-    assert killed == -signal.SIGKILL
-    found = verify(tmp_path / "part", tmp_path / "keys")
-    assert (found.code, found.round) == (0, EVERY), "rounds after the last checkpoint have no head yet"
-    assert steelyard("resume", tmp_path / "part", folder=tmp_path, environment=signing) == 0
-    heads = "SELECT round, head, key FROM chain ORDER BY round"
-    assert query(tmp_path / "part", heads) == query(tmp_path / "whole", heads)
+    monkeypatch.setenv(HEAD_KEY, str(tmp_path / "keys" / "server"))
+    interrupted(tmp_path, "run", write(described(), tmp_path))
     found = verify(tmp_path / "part", tmp_path / "keys")
     assert (found.code, found.round) == (0, ROUNDS)
     assert found.found.checked["signatures"].startswith(f"0 of nodes, {ROUNDS + 1} of the server")

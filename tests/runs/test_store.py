@@ -295,24 +295,6 @@ def test_what_cannot_be_written_is_one_line_that_says_how_to_go_on(
     assert_refused(lambda: call(store), store.folder, words, kept)
 
 
-def test_a_store_is_made_once_and_readers_neither_block_it_nor_change_it(tmp_path: Path) -> None:
-    assert_refused(
-        lambda: connect(tmp_path, write=False), tmp_path, "no run here (no run.sqlite)", "`steelyard run` made"
-    )
-    assert list(tmp_path.iterdir()) == []
-    writer = connect(tmp_path, write=True)
-    reader = connect(tmp_path, write=False)
-    reader.execute("BEGIN")
-    assert reader.execute("SELECT * FROM info").fetchall() == [("schema", "9")]
-    with writer:
-        writer.execute("INSERT INTO info VALUES ('status', 'running')")
-    assert reader.execute("SELECT COUNT(*) FROM info").fetchone() == (1,)  # whole transactions only
-    with pytest.raises(sqlite3.OperationalError, match="readonly"):
-        reader.execute("INSERT INTO info VALUES ('status', 'lies')")
-    reader.close()
-    writer.close()
-
-
 def test_folders_that_hold_several_runs_say_so_and_name_one(tmp_path: Path) -> None:
     for name, words in (("sweep.toml", "holds a sweep"), ("attack.toml", "attacks"), ("arena.toml", "an arena")):
         (tmp_path / name).touch()

@@ -254,9 +254,6 @@ AGAIN: dict[str, tuple[tuple[str, ...], set[tuple[int, str | None]], tuple[str, 
         {(round, client) for round in (2, 3) for client in "ab"},
         (),
     ),
-    "signatures of round 3": (
-        ("UPDATE signatures SET signature = zeroblob(96) WHERE round = 3", UNSIGNED), {(3, "a"), (3, "b")}, ()
-    ),
     "what no signature holds": (("UPDATE rounds SET accuracy = 0.99 WHERE round = 2", UNSIGNED), set(), ()),
 }  # fmt: skip
 
