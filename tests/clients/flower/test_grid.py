@@ -35,7 +35,7 @@ from steelyard.clients.flower.forms import EVALUATE, INTRODUCE, TRAIN, Form
 from steelyard.clients.flower.grid import FlowerClients, NoAnswers
 from steelyard.clients.flower.register import REGISTER
 from steelyard.clients.flower.requesting import Gone, Request, RequestSender
-from steelyard.clients.flower.superlink import RunStopped, SuperLinkFault
+from steelyard.clients.flower.superlink import SuperLinkFault
 from steelyard.messages import Evaluations, Question, Task, Updates
 from steelyard.update_payloads import DenseModels
 
@@ -204,17 +204,6 @@ class Sending(FakeGrid):
 class TestSuperLink:
     """What the SuperLink itself does to a round."""
 
-    def test_a_run_that_flower_stopped_ends_at_once(self) -> None:
-        def stopped(*_: object) -> None:
-            raise RunNotRunning  # Not an Exception: nothing that catches those sees it.
-
-        grid, begun = FakeGrid({1: honest("c1")}), time.monotonic()
-        grid.pulled = stopped
-        for one in (grid, Sending(stopped)):
-            with pytest.raises(RunStopped, match="the SuperLink stopped this run"):
-                introduce(one, 20.0)
-        assert time.monotonic() - begun < 10
-
     @pytest.mark.parametrize(
         ("codes", "heard"),
         [([500] * 3, None), ([500] * 100, "HTTPStatusError"), ([400], "HTTPStatusError"), ([0], "RunStopped")],
@@ -282,12 +271,6 @@ def test_where_nobody_answers_training_is_empty_and_a_test_stops_the_run() -> No
 
 class TestStart:
     """Whom the start waits for, and what it says of the others."""
-
-    def test_a_resumed_run_knows_who_was_registered(self) -> None:
-        first = crowd({1: honest("c1"), 2: honest("c2", "ü4")})
-        second = crowd({7: honest("c1")})
-        second.restore(first.snapshot())
-        assert second.names(0) == ["c1", "c2", "ü4"]
 
     @pytest.mark.parametrize("names", [[], ["c1", "c1"], ["a\nb"], ["x" * 200]])
     def test_an_impossible_introduction_is_not_admitted(self, names: list[str]) -> None:
