@@ -130,7 +130,6 @@ def unused(self: object, given: object) -> None: ...
         ("correction", unused, "corrects is 'nothing'"),
         ("listen", unused, "listens is False"),
         ("sent", unused, "replaces is False"),
-        ("after_training", unused, "keeps and sends are empty"),
     ],
 )
 def test_a_method_that_nobody_would_ask_for_is_refused(name: str, value: object, says: str) -> None:
@@ -162,7 +161,6 @@ def test_a_run_names_its_algorithms_and_keeps_who_listened_to_whom(tmp_path: Pat
     assert '"fedfomo": "fedfomo"' in command("table", folder, "--format", "json").stdout
     found = history.listening
     assert set(found["rule"]) == {"fedfomo"}
-    assert len(found) == 2 * 4 * 4
     sums = found.groupby(["round", "client"])["weight"].sum()
     assert all(total == pytest.approx(1, abs=1e-5) or total == 0 for total in sums)
     assert draw(RunView([history]), "listening", rule="fedfomo") is not None

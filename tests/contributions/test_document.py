@@ -10,7 +10,7 @@ from tests.kit import assert_refused
 from tests.runs.contents import change
 from tests.runs.records import federation, record, state
 
-from steelyard.contributions.document import AGREEMENT, Contributions, stored_contributions
+from steelyard.contributions.document import Contributions, stored_contributions
 from steelyard.rounds.contributions import RoundValues
 from steelyard.runs.store import Store
 from steelyard.runs.valued import add_values
@@ -113,14 +113,6 @@ def test_several_seeds_give_the_mean_and_how_they_differ(tmp_path: Path) -> None
     method = 1.959964 * 0.05
     assert a["high"] - a["value"] == pytest.approx(((12.7062 * 0.1) ** 2 + method**2) ** 0.5, rel=1e-4)
     assert b["high"] - b["value"] == pytest.approx(method)
-
-
-def test_that_an_update_agrees_class_by_class_is_not_called_help(tmp_path: Path) -> None:
-    both = in_round(0.8, -0.5, method="classes")
-    found = document(stored(tmp_path, both, both), method="classes")
-    assert column(found, "value") == pytest.approx([0.8, -0.5])
-    assert column(found, "verdict") == ["agrees", "opposes"]
-    assert found["notes"] == [AGREEMENT]
 
 
 def test_no_weight_is_said_and_what_was_not_measured_too(tmp_path: Path) -> None:

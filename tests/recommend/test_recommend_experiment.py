@@ -130,7 +130,6 @@ def test_bad_descriptions_are_named(description, sections, parts):
     [
         ({"interactions": {"path": "nowhere.tsv"}}, ["nowhere.tsv"]),
         ({"interactions": {"category_column": "colour"}}, ["category_column", "'colour'"]),
-        ({"interactions": {"pi_column": "kind"}}, ["pi_column", "'kind'"]),
         ({"interactions": {"core": 99}}, ["nothing is left"]),
         ({"ranking": {"threshold": 9.0}}, ["no user has a relevant test item"]),
     ],

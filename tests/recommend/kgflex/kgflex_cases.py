@@ -77,9 +77,7 @@ def selected(
     return kept
 
 
-def score(
-    k: Mapping[int, float], p: Mapping[int, Vector], g: Sequence[Vector], b: Sequence[float], item: Set[int]
-) -> float:
+def score(k: Mapping[int, float], p: Mapping[int, Vector], g: np.ndarray, b: np.ndarray, item: Set[int]) -> float:
     """Eq. 6.12."""
     return sum(k[f] * (dot(p[f], g[f]) + b[f]) for f in k if f in item)
 
@@ -87,8 +85,7 @@ def score(
 def local_update(
     k: Mapping[int, float],
     p: Mapping[int, Vector],
-    g: Sequence[Vector],
-    b: Sequence[float],
+    table: np.ndarray,
     triples: Sequence[tuple[Set[int], Set[int]]],
     alpha: float,
     sent: Sequence[bool],
@@ -96,8 +93,8 @@ def local_update(
     decays: tuple[float, float, float],
 ) -> tuple[dict[int, Vector], dict[int, Vector], list[float]]:
     """One user's pass: her new views, the changes that she sends by feature, and the margins."""
-    p = {f: list(vector) for f, vector in p.items()}
-    width = len(g[0])
+    p, g, b = {f: list(vector) for f, vector in p.items()}, table[:, :-1].astype(float), table[:, -1].astype(float)
+    width = g.shape[1]
     changes: defaultdict[int, Vector] = defaultdict(lambda: [0.0] * (width + 1))
     margins: list[float] = []
     user_decay, positive_decay, negative_decay = decays

@@ -45,10 +45,6 @@ def case() -> tuple[Histories, Knowledge, np.ndarray, np.ndarray]:
     return histories, knowledge, table, initial_views(1, histories.names, knowledge.selection, FACTORS, spread=0.7)
 
 
-def as_lists(table: np.ndarray) -> tuple[list[list[float]], list[float]]:
-    return table[:, :-1].astype(float).tolist(), table[:, -1].astype(float).tolist()
-
-
 # ---------------------------------------------------------------- information gain, and which features a user keeps
 
 
@@ -122,7 +118,7 @@ def test_scores_are_those_of_equation_6_12_and_reasons_add_up_to_them(case):
     found = scores(table, views, knowledge, users)
     for row, user in enumerate(users.tolist()):
         k, p = of_user(knowledge, views, user)
-        expected = [score(k, p, *as_lists(table), of[item]) for item in range(ITEMS)]
+        expected = [score(k, p, table[:, :-1], table[:, -1], of[item]) for item in range(ITEMS)]
         assert found[row] == pytest.approx(expected, abs=1e-5)
         for item in range(ITEMS):
             reasons = explain.reasons(table, views, knowledge, user, item)
@@ -155,7 +151,7 @@ def test_a_pass_is_that_of_the_equations(case, share: float, decoys: bool, decay
     for row, user in enumerate(users.tolist()):
         pairs = [(of[i], of[j]) for i, j in zip(triples.positives[row], triples.negatives[row], strict=True)]
         after, changes, margins = local_update(
-            *(*of_user(knowledge, views, user), *as_lists(table), pairs, own),
+            *(*of_user(knowledge, views, user), table, pairs, own),
             *(sent[row].tolist(), real[row].tolist(), learning.decays),
         )
         mine = knowledge.selection.entries(user)
@@ -197,7 +193,7 @@ def test_a_batch_adds_up_what_each_triple_alone_would_change(case, drawn):
     told = defaultdict(list)
     for user, (i,), (j,) in zip(users.tolist(), triples.positives, triples.negatives, strict=True):
         after, changes, margins = local_update(
-            *(*of_user(knowledge, views, user), *as_lists(table), [(of[i], of[j])]),
+            *(*of_user(knowledge, views, user), table, [(of[i], of[j])]),
             *(0.2, [True], [True], learning.decays),
         )
         mine = knowledge.selection.entries(user)

@@ -90,7 +90,6 @@ def test_a_graph_gives_features_of_both_hops_and_an_account() -> None:
         # Files of ids: blocked chains, and fewer hops.
         ("1 2", [CHAINS], {}, ("a: 5", "a → b: 6", "c → a: 7")),
         ("1 2", [CHAINS], {"blocked": ["http://e/a"]}, ("c → a: 7",)),
-        ("1 2", [CHAINS], {"blocked": ["http://e/a"], "blocked_at": "any"}, ()),
     ],
 )
 def test_which_features_are_kept(
@@ -108,19 +107,6 @@ def test_items_that_the_graph_does_not_have_are_not_known() -> None:
         assert last.endswith(f", known to the sources: {known}, with features: {known}")
 
 
-def test_only_triples_that_are_left_out_count_as_blocked(folder: Path) -> None:
-    """`born` is two triples, both of people; at the first hop none of them is left out, for they begin at no film."""
-    (folder / "twice.tsv").write_text(TRIPLES + TRIPLES)
-    twice = {"path": "twice.tsv", "links": "l.tsv", "format": "triples"}
-    for items, source, fields, blocked in (
-        ("1 2 3", GRAPH, {"blocked": ["http://e/born"], "blocked_at": "any"}, {"http://e/born": 2}),
-        # Of the two films that have a type, one is no item of the data.
-        ("1 3", GRAPH, {"blocked": ["rdf:type"]}, {RDF_TYPE: 1}),
-        ("1 2 3", twice, {"blocked": ["rdf:type"], "inverse": True, "hops": 1}, {RDF_TYPE: 2}),
-    ):
-        assert loaded(items, source, **fields).report.blocked == blocked
-
-
 def test_features_of_another_data_set_come_over_the_entity() -> None:
     found = loaded("1 2 3 4", {"path": "map.tsv", "links": "l.tsv", "entities": "theirs.tsv"}).features
     both = ["feature: 10", "feature: 12"]
@@ -134,7 +120,6 @@ def test_features_of_another_data_set_come_over_the_entity() -> None:
         ({"path": "movies.dat", "links": "l.tsv", "format": "attributes"}, ["links", "'attributes'"]),
         ({"path": "t.tsv", "format": "kgflex"}, ["predicates", "'kgflex'"]),
         ({"path": "t.tsv", "format": "map", "columns": {"a": 1}}, ["columns", "'map'"]),
-        ({"path": "map.tsv", "entities": "l.tsv"}, ["entities", "links"]),
         ({"path": "t.tsv", "format": "owl"}, ["format", "'owl'"]),
     ],
 )
