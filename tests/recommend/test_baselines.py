@@ -54,16 +54,11 @@ def lists_of(kind: str, train, cutoff: int, seed: int = 1):
     return recommend(kind, train, cutoff, seed=seed, settings=short(kind), features=known(train))
 
 
-LIBRARY = {"bpr": "implicit"}
-RACES = {"bpr"}
-"""Baselines whose threads may write the same row in one moment: the same seed gives nearly the same scores only."""
-
-
 @pytest.fixture(params=sorted(BASELINES))
 def kind(request: pytest.FixtureRequest) -> str:
     """Every baseline there is, where its library is at hand."""
-    if request.param in LIBRARY:
-        pytest.importorskip(LIBRARY[request.param])
+    if request.param == "bpr":
+        pytest.importorskip("implicit")
     return request.param
 
 
@@ -79,7 +74,8 @@ class TestEveryBaseline:
             assert len(shown) == len(set(shown)) > 0
             assert not own & set(shown)
             assert (np.diff(scores[user, : len(shown)]) <= 0).all()
-        if kind not in RACES:
+        # The threads of implicit's BPR may write the same row in one moment.
+        if kind != "bpr":
             again = lists_of(kind, split.train, 40)
             assert np.array_equal(again[0], lists)
             assert np.array_equal(again[1], scores)

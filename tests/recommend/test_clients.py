@@ -12,7 +12,7 @@ from tests.recommend.fpl_cases import FACTORS, ITEMS, USERS, few_users
 from steelyard.messages import Task
 from steelyard.randomness import generator
 from steelyard.recommend.clients import LocalRound, RecommendClients
-from steelyard.recommend.communication import Traffic, row_bytes
+from steelyard.recommend.communication import Traffic
 from steelyard.recommend.fpl import Learning
 from steelyard.recommend.interactions import Interactions, build
 from steelyard.recommend.parallel import PairRows
@@ -106,17 +106,6 @@ def test_a_user_with_nothing_to_learn_from_fails_with_a_reason():
         "full": "has every item: none is left as a negative",
         "nobody": "not registered",
     }
-
-
-# ---------------------------------------------------------------- what travels, by hand
-
-
-def test_rows_go_down_without_numbers_and_up_with_them():
-    """20 factors: 84 bytes a row down (the table is whole and in order), 88 bytes up (the item's number beside it)."""
-    assert (row_bytes(20), row_bytes(1)) == (4 + 4 * 20 + 4, 12)
-    first = Traffic().plus(down=3 * 100, up=7, width=row_bytes(20))
-    assert first.numbers() == (300, 7, 300 * 84, 7 * 88)
-    assert first.plus(down=100, up=2, width=row_bytes(20)).numbers() == (400, 9, 33_600, 792)
 
 
 # ---------------------------------------------------------------- what a node keeps of some of the users

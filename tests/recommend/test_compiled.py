@@ -1,14 +1,12 @@
 """The compiled loops of FPL: the draws to the last bit, the slow reference's numbers, and what makes them quick."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.kit import assert_refused
-from tests.recommend.conftest import two_tastes
+from tests.kit import assert_refused, changed
 from tests.recommend.fpl_cases import FACTORS, USERS, draw, few_histories, start
 
 from steelyard.experiment.loading import build
@@ -94,24 +92,11 @@ def test_a_step_that_runs_away_is_seen_as_such(wild: float) -> None:
 # ---------------------------------------------------------------- engines of runs
 
 
-def tastes(folder: Path, **fpl_settings: Any) -> dict[str, Any]:
-    path = folder / "tastes.tsv"
-    # Eight training items of a catalogue of 22: a third of the negatives is drawn again.
-    rows = two_tastes(users=12, items=22, taken=10)
-    path.write_text("user\titem\trating\ttime\n" + "".join(f"{u}\t{i}\t{r}\t{t}\n" for u, i, r, t in rows))
-    return {
-        "kind": "recommend",
-        "name": "tastes",
-        "seed": 3,
-        "interactions": {"path": str(path)},
-        "fpl": {"factors": 6, "learning_rate": 0.1, **fpl_settings},
-        "rounds": {"epochs": 3},
-    }
-
-
-def test_a_resumed_run_keeps_its_engine_and_its_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_keeps_its_engine_and_its_bits(
+    description: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(engines, "COMPILED_FROM", 1)
-    experiment = build(tastes(tmp_path, mode="pFPL", pi=0.5))
+    experiment = build(changed(description, fpl={"mode": "pFPL", "pi": 0.5}))
     whole = open_run(run(experiment, out=tmp_path / "whole"))
 
     def stop(round: int, _: object) -> None:
@@ -124,7 +109,7 @@ def test_a_resumed_run_keeps_its_engine_and_its_bits(tmp_path: Path, monkeypatch
     resumed = open_run(resume(tmp_path / "stopped"))
     assert History(tmp_path / "stopped").info["engine_choice"] == "compiled"
     assert np.array_equal(resumed.model.numpy(), whole.model.numpy())
-    other = open_run(run(build(tastes(tmp_path, mode="pFPL", pi=0.5, engine="numpy")), out=tmp_path / "numpy"))
+    other = open_run(run(experiment, out=tmp_path / "numpy"))
     # Some hundred steps in float32, each with products in another order.
     np.testing.assert_allclose(other.model.numpy(), whole.model.numpy(), rtol=2e-4, atol=2e-5)
 

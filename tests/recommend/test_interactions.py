@@ -70,7 +70,6 @@ def test_headerless_pairs_own_column_names_and_ids_with_leading_zeros(tmp_path: 
         ("bad.tsv", "user\titem\n1\t\n", ["line 2", "item", "''"]),
         ("bad.tsv", "", ["empty"]),
         ("bad.tsv", "1\t2\n1\t2\t3\t4\n", ["same number of fields"]),
-        ("bad.tsv", "abc\n", ["allowed separators"]),
         ("bad.tsv.gz", "not gzip", ["cannot be read"]),
     ],
 )
@@ -108,10 +107,8 @@ def test_temporal_split_takes_the_newest_with_ties_in_file_order():
 
 
 def test_newest_leaves_one_out_but_never_all():
-    data = build(["a", "a", "b"], list("xyx"), time=[2, 1, 5])
-    split = splits.newest(data, 1)
-    assert split.test.items[split.test.item].tolist() == ["x"]
-    assert split.test.user.tolist() == [0]
+    test = splits.newest(build(["a", "a", "b"], list("xyx"), time=[2, 1, 5]), 1).test
+    assert (test.user.tolist(), test.item.tolist()) == ([0], [0])
 
 
 def test_random_split_does_not_depend_on_other_users():
@@ -180,11 +177,10 @@ def test_validation_that_leaves_nobody_to_test_is_refused(description):
     assert_refused(experiment.run_data, "no user has a relevant validation item")
 
 
-def test_the_split_command_writes_the_validation_rows_apart(tastes, tmp_path, command, refused):
+def test_the_split_command_writes_the_validation_rows_apart(tastes, tmp_path, command):
     words = ["recommend", "split", tastes]
     done = command(*words, "--out", "cut", "--validation", "0.25")
     assert done.returncode == 0, done.stderr
     assert "train: 144, validation: 48, test: 48 interactions" in done.stdout
     lines = (tmp_path / "cut" / "validation.tsv").read_text().splitlines()
     assert {line.split("\t")[3] for line in lines[1:]} == {"1006", "1007"}
-    assert "1.5" in refused(*words, "--out", "other", "--validation", "1.5")

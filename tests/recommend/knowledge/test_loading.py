@@ -100,13 +100,6 @@ def test_which_features_are_kept(
     assert found.matrix.shape == (len(items.split()), len(names))
 
 
-def test_items_that_the_graph_does_not_have_are_not_known() -> None:
-    """Without links ids are entities, but not every id is in the graph; nor is every linked entity."""
-    for items, source, known in (("e:a e:c e:nowhere", {"path": "t.tsv"}, 2), ("1 9", GRAPH, 1), ("77", GRAPH, 0)):
-        last = loaded(items, source).report.lines()[-1]
-        assert last.endswith(f", known to the sources: {known}, with features: {known}")
-
-
 def test_features_of_another_data_set_come_over_the_entity() -> None:
     found = loaded("1 2 3 4", {"path": "map.tsv", "links": "l.tsv", "entities": "theirs.tsv"}).features
     both = ["feature: 10", "feature: 12"]
@@ -127,17 +120,13 @@ def test_sources_that_do_not_fit_are_refused(fields: dict[str, Any], parts: list
     assert_refused(lambda: loaded("1", fields), "sources.0", *parts)
 
 
-def test_settings_out_of_range_are_refused() -> None:
-    assert_refused(lambda: settings(sources=[]), "sources", "at least 1")
-    assert_refused(lambda: settings(sources=[{"path": "x"}], hops=5), "hops", "5", "4")
-
-
 # ---------------------------------------------------------------- the matrix, and names for people
 
 
-@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 7)), max_size=40), st.sampled_from([1, 300]))
-def test_building_loses_no_pair_counts_each_once_and_sorts_each_row(pairs: list[tuple[int, int]], often: int) -> None:
-    table = np.array(pairs * often, dtype=np.int64).reshape(-1, 2)
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 7)), max_size=40))
+def test_building_loses_no_pair_counts_each_once_and_sorts_each_row(pairs: list[tuple[int, int]]) -> None:
+    # More than a byte holds of each.
+    table = np.array(pairs * 300, dtype=np.int64).reshape(-1, 2)
     found = build(table[:, 0], table[:, 1], 6, [f"f{i}" for i in range(8)])
     assert found.matrix.sum() == len(set(pairs))
     for item in range(6):
@@ -153,7 +142,6 @@ DBO, DBP, DBR = "http://dbpedia.org/ontology/", "http://dbpedia.org/property/", 
         (DBR + "Steven_Spielberg", "Steven Spielberg"),
         (DBR + "%22Crocodile%22_Dundee", '"Crocodile" Dundee'),
         ("http://www.w3.org/2002/07/owl#sameAs", "sameAs"),
-        ("http://example.org/", "example.org"),
         ("plain text / with a slash", "plain text / with a slash"),
         ("http://a/%ff", "\ufffd"),
     ],
