@@ -40,8 +40,6 @@ from steelyard.errors import UserError
 from steelyard.experiment.loading import build
 from steelyard.messages import Question, Task
 from steelyard.recommend import reading
-from steelyard.recommend.knowledge import loading
-from steelyard.recommend.knowledge.settings import KnowledgeSettings
 from steelyard.recommend.wire import sparse_codec
 from steelyard.runs.checkpoint import checksum, restore
 from steelyard.runs.schema import SCHEMA
@@ -156,29 +154,6 @@ def _read_leaf(content: bytes, folder: Path) -> None:
     _laid("leaf/train/a.json", content, folder)
     _laid("leaf/test/a.json", _LEAF, folder)
     read_leaf(DataSettings(source="leaf", path=folder / "leaf"))
-
-
-def _load(knowledge: dict[str, Any], items: list[str]) -> None:
-    # What was read under the same names before is kept; here the files change.
-    loading._load.cache_clear()
-    loading.load(KnowledgeSettings.model_validate(knowledge), items)
-
-
-def _read_graph(content: Any, folder: Path) -> None:
-    name, whole = content
-    path = _laid(name, whole, folder)
-    links = _laid("links.tsv", whole if name == "links" else b"i1\tFilm\thttp://e/a\n", folder)
-    source = {"path": str(path), "links": str(links)}
-    _load({"sources": [source], "min_items": 1, "inverse": True}, ["i1", "i2"])
-
-
-def _read_features(content: Any, folder: Path) -> None:
-    form, whole = content
-    known = _laid("predicates.tsv", b"http://e/p\t0\t1\nhttp://e/p~http://e/q\t1\t2\n", folder)
-    source: dict[str, Any] = {"path": str(_laid("features.tsv", whole, folder)), "format": form}
-    if form == "kgflex":
-        source["predicates"] = str(known)
-    _load({"sources": [source], "min_items": 1}, ["1", "2"])
 
 
 _TASK = Task("DS", 1, 1, ("a", "b"), torch.zeros(6))
@@ -363,29 +338,6 @@ TARGETS = [
             ("ratings", "ratings.tsv", reading.read, [_RATINGS, _DAT]),
             ("checkpoint", "round.safetensors", read_tensors, [_MODELS]),
         )
-    ),
-    Target(
-        "graph",
-        _read_graph,
-        st.one_of(
-            st.tuples(st.just("g.tsv"), damaged(b"http://e/a\tp\tb\nhttp://e/a\tq\tc\nb\tp\tc\n")),
-            st.tuples(st.just("links"), damaged(b"i1\thttp://e/a\ni2\thttp://e/b\n")),
-            st.tuples(
-                st.just("g.nt"), damaged(b'<http://e/a> <http://e/p> "x"@en .\n<http://e/a> <http://e/q> _:b.\n')
-            ),
-            st.tuples(st.just("g.ttl"), damaged(b"@prefix e: <http://e/> . e:a e:p e:b, 5, [ e:q ( 1 2 ) ] .\n")),
-            st.tuples(st.just("g.ttl"), st.sampled_from([b"[" * 100_000, b"(" * 100_000, b"<" * 100_000, _PICKLE])),
-        ),
-    ),
-    Target(
-        "features",
-        _read_features,
-        st.one_of(
-            st.tuples(st.just("kgflex"), damaged(b"1\t0\t5\n1\t1\t6\n2\t0\t5\n")),
-            st.tuples(st.just("map"), damaged(b"1\t10\t11\n2\t10\n")),
-            st.tuples(st.just("attributes"), damaged(b"1::A::War|Drama\n2::B::War\n")),
-            st.tuples(st.sampled_from(["map", "kgflex"]), st.just(_PICKLE)),
-        ),
     ),
     Target("states", _read_states, _changed(_STATES)),
     *(Target(kind, _reads_messages(kind), _message(kind)) for kind in MESSAGES),

@@ -208,9 +208,6 @@ def test_code_that_ends_python_is_named(tmp_path: Path):
     (tmp_path / "ending.py").write_text("import sys\nsys.exit(5)\n")
     with pytest.raises(UserError, match=r"ending\.py' fails when loaded: SystemExit: 5"):
         find_code(f"{tmp_path / 'ending.py'}:net", "model.name", ["logistic"])
-    (tmp_path / "later.py").write_text("def net(outputs):\n    raise SystemExit(4)\n")
-    with pytest.raises(UserError, match=r"later\.py:net fails: SystemExit: 4"):
-        models.build(ModelSettings(name=f"{tmp_path / 'later.py'}:net"), (2,), 2, 0)
 
 
 def test_what_a_file_would_run_is_shown_without_control_characters(

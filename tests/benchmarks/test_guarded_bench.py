@@ -71,17 +71,3 @@ def test_a_stopped_piece_goes_on_and_runs_no_cell_twice(
     capsys.readouterr()
     guarded.main()
     assert capsys.readouterr().out == ""
-
-
-def test_the_final_stage_meets_every_attack_once_and_the_worst_ones_with_further_shares_and_rows() -> None:
-    found = list(guarded.cells("final", ["alie", "ipm"], [0.2, 0.3], [60, 20], ["ipm"]))
-    kinds = 6  # three data sets, IID and Dirichlet
-    assert [(each.rows, each.share, each.attack) for each in found[::kinds]] == [
-        (60, 0.0, "clean"),
-        (60, 0.2, "alie"),
-        (60, 0.2, "ipm"),
-        (60, 0.3, "ipm"),
-        (20, 0.0, "clean"),
-        (20, 0.2, "ipm"),
-    ]
-    assert len({each.key for each in found}) == len(found) == 6 * kinds

@@ -342,7 +342,6 @@ def test_another_experiment_in_the_folder_of_a_run_is_told(command: CommandLine,
     ("entry", "parts"),
     [
         (Entry("../x", "key"), ("--name: got '../x'",)),
-        (Entry("a", "key", ("b", "b")), ("--client: got b, b",)),
         (Entry("a", "key", ("\x1b[2J",)), (r"--client: got '\x1b[2J'",)),
         (Entry("old", "key"), ("--name: 'old' is another key's", "`--remove old` first")),
     ],
@@ -351,4 +350,3 @@ def test_names_in_the_register_of_a_server(tmp_path: Path, entry: Entry, parts: 
     file = tmp_path / "register.json"
     enter(file, Entry("old", "its key"))
     assert_refused(lambda: enter(file, entry), *parts)
-    enter(file, Entry("old", "its key", ("north", "Zürich 2")))

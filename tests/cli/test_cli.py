@@ -68,6 +68,7 @@ COMMANDS = {
     "recommend features kgflex.toml": "known to the sources: 40",
     "recommend lists kgflex --out of-kgflex.tsv": "of-kgflex.tsv",
     "recommend report kgflex": "ndcg",
+    "recommend clouds kgflex --out clouds.svg": "clouds.svg",
     "recommend cost --users 10 --items 20 --interactions 30": "tcc_vectors",
     "recommend audit fpl.toml --rounds 1": "everything sent",
 }
@@ -75,7 +76,7 @@ COLD = {"report done -o done.html": "done.html", "weigh clients.csv": "Alice"}
 ELSEWHERE = {
     *("run", "resume", "ls", "table", "top", "watch", "compare", "arena", "sweep", "attack", "new"),
     *(f"federate {name}" for name in ("serve", "register", "submit", "local", "node")),
-    *(f"recommend {name}" for name in ("split", "top", "explain", "kept", "clouds")),
+    *(f"recommend {name}" for name in ("split", "top", "explain", "kept")),
 }
 
 
@@ -97,15 +98,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "signed").mkdir()
     keep(folder / "signed", "7", task, "asked", Signed(key.line, "", said.digests, {}, key.sign(said.content())))
     (folder / "lists.tsv").write_text("user\titem\tscore\nu02\ti07\t1\n")
-    about = [f"i{item:02d}\thalf {item // 20}" for item in range(40)]
-    (folder / "about.tsv").write_text("item\thalf\n" + "\n".join(about) + "\n")
+    about = [f"i{item:02d}\thalf {item // 20}\tdigit {item % 10}" for item in range(40)]
+    (folder / "about.tsv").write_text("item\thalf\tdigit\n" + "\n".join(about) + "\n")
     fpl = {
         "kind": "recommend",
         "interactions": {"path": "tastes.tsv"},
         "fpl": {"factors": 4, "learning_rate": 0.2},
         "rounds": {"epochs": 1},
     }
-    source = {"path": "about.tsv", "format": "attributes", "columns": {"item": "item", "half": "half"}}
+    source = {
+        "path": "about.tsv",
+        "format": "attributes",
+        "columns": {"item": "item", "half": "half", "digit": "digit"},
+    }
     kgflex = {**fpl, "knowledge": {"sources": [source], "min_items": 2}, "kgflex": {}}
     (folder / "fpl.toml").write_text(tomli_w.dumps(fpl))
     (folder / "kgflex.toml").write_text(tomli_w.dumps(kgflex))
@@ -183,20 +188,55 @@ def test_only_the_commands_that_are_asked_for_are_built(monkeypatch: pytest.Monk
 
 
 def test_bash_completes_commands_and_recipes(tmp_path: Path) -> None:
-    def asked(**environment: str) -> list[str]:
-        command = [sys.executable, "-m", "steelyard"]
-        whole = {**command_environment(), **environment}
-        return subprocess.run(command, env=whole, cwd=tmp_path, capture_output=True, text=True).stdout.split()
-
-    words = {"COMP_WORDS": "steelyard run qui", "COMP_CWORD": "2"}
-    assert "quickstart" in asked(_STEELYARD_COMPLETE="complete_bash", **words)
-    assert "_steelyard_completion" in asked(_STEELYARD_COMPLETE="source_bash")
+    asked = {"_STEELYARD_COMPLETE": "complete_bash", "COMP_WORDS": "steelyard run qui", "COMP_CWORD": "2"}
+    command = [sys.executable, "-m", "steelyard"]
+    done = subprocess.run(command, env={**command_environment(), **asked}, cwd=tmp_path, capture_output=True, text=True)
+    assert "quickstart" in done.stdout.split()
 
 
 def test_a_closed_pipe_is_no_error() -> None:
     command = f"{sys.executable} -m steelyard show --schema | head -1"
     done = subprocess.run(command, shell=True, env=command_environment(), capture_output=True, text=True)
     assert "Traceback" not in done.stderr
+
+
+# recommend ------------------------------------------------------------------------------------------------------------
+
+
+def test_explain_says_which_features_made_the_score(folder: Path) -> None:
+    def told(*words: str) -> dict[str, Any]:
+        return json.loads(inside("recommend", *words, "--user", "u02", "--format", "json", folder=folder).stdout)
+
+    found = told("explain", "kgflex", "--item", "i07")
+    assert found["score"] == pytest.approx(sum(each["part"] for each in found["reasons"]))
+    assert sum(abs(each["share"]) for each in found["reasons"]) == pytest.approx(1)
+    assert "half 0" in found["reasons"][0]["feature"]
+    scores = {each["item"]: each["score"] for each in told("top", "kgflex", "--cutoff", "30")["list"]}
+    assert scores.get("i07", found["score"]) == pytest.approx(found["score"], abs=1e-5)
+
+
+def test_what_was_kept_is_said_in_quartiles(folder: Path) -> None:
+    found = json.loads(inside("recommend", "kept", "kgflex", "--format", "json", folder=folder).stdout)
+    assert found["kept"].keys() == {"shown", "informative"}
+    quartiles = [each for shares in found["kept"].values() for each in shares.values()]
+    assert [sorted(each) for each in quartiles] == quartiles
+    # Two halves and ten digits are all there is, so no hundred can be the most prominent.
+    assert 1 < found["prominent"] <= 12
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("explain kgflex --user nobody --item i07", "--user: got 'nobody'; allowed: one of 24 users"),
+        ("explain kgflex --user u02 --item x", "--item: got 'x'"),
+        ("kept done", "recommend"),
+        ("explain kgflex --user u02 --item i07 --top 0", "--top: got"),
+    ],
+)
+def test_mistakes_about_lists_are_one_line(folder: Path, words: str, told: str) -> None:
+    done = inside("recommend", *words.split(), folder=folder)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert told in done.stderr
 
 
 # weigh ----------------------------------------------------------------------------------------------------------------

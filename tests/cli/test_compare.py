@@ -14,7 +14,7 @@ from tests.conftest import CommandLine
 from tests.kit import SMALL, changed
 
 from steelyard import Experiment
-from steelyard.sweeps.plan import measures_of, plan
+from steelyard.sweeps.plan import plan
 from steelyard.sweeps.plan_file import write_sweep
 
 Refused = Callable[..., str]
@@ -63,7 +63,6 @@ def test_without_tests_at_clients_the_servers_rows_make_the_tables(command: Comm
     rules = ("--rules", "DS,LD", "--set", "partition.test=none", "--set", "rounds.count=2")
     done = command("compare", small, *rules, "--out", "untested", "-q", "--report")
     assert done.returncode == 0, done.stderr
-    assert "worst tenth" not in done.stdout
     table = command("table", "untested").stdout
     assert "Accuracy over all test samples" in table
     assert "Rounds until a share of the devices" not in table
@@ -77,8 +76,6 @@ def test_all_rules_run_and_those_that_cannot_are_named(command: CommandLine, sma
     assert {"afl", "cgsv", "feddg-ga", "fedbn"} <= set(document["left_out"])
     assert {"fedavg", "SV", "fedlaw", "q-fedavg", "apfl", "fedala", "ditto"} <= set(document["rules"])
     assert not set(document["left_out"]) & set(document["rules"])
-    named = [line.split("without ")[1].split(":")[0] for line in done.stderr.splitlines() if "--rules all" in line]
-    assert named == list(document["left_out"])
 
 
 # sweep ----------------------------------------------------------------------------------------------------------------
@@ -96,8 +93,6 @@ def test_a_sweep_on_digits(command: CommandLine, tmp_path: Path) -> None:
     document = json.loads(command("resume", "one", "--format", "json").stdout)
     assert document["best"]["values"] == {"training.learning_rate": 0.3}
     assert command("table", "one", "--format", "csv").stdout == (tmp_path / "one" / "results.csv").read_text()
-    listed = json.loads(command("ls", "one", "--format", "json").stdout)
-    assert {run["name"] for run in (listed["runs"] if isinstance(listed, dict) else listed)} == runs
 
 
 @pytest.mark.parametrize(
@@ -116,13 +111,6 @@ def test_a_file_that_was_edited_by_hand_is_one_line(
     assert before in text
     file.write_text(text.replace(before, after))
     assert f"sweep.toml: {told}" in refused("table", "swept")
-
-
-def test_the_help_names_every_measure(command: CommandLine) -> None:
-    told = command("sweep", "--help").stdout
-    known = {measure for name in ("quickstart", "fpl-ml1m") for measure in measures_of(Experiment.load(name))}
-    known |= {"accuracy", "server-mape", "server-macro-f1", "rmse", "mae", "mape"}
-    assert [measure for measure in sorted(known) if measure not in told] == []
 
 
 # arena ----------------------------------------------------------------------------------------------------------------
@@ -163,17 +151,3 @@ def test_a_rule_that_fails_everywhere_has_no_verdict(command: CommandLine, tmp_p
     assert "ZeroDivisionError" in done.stdout.splitlines()[0]
     (line,) = done.stderr.splitlines()
     assert "no verdict: MINE failed in 1 of 1 scene: " in line
-
-
-def test_the_best_of_several_settings_is_chosen_and_held_out_seeds_open(
-    command: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("STEELYARD_STATE", str(tmp_path / "state"))
-    words = ("arena", "LD,MD", *HOSPITALS, "--until-decided", "--out", "out", "--format", "json")
-    document = json.loads(command(*words).stdout)
-    tried = document["tried"]
-    assert set(tried) == {"LD", "MD"}
-    assert document["candidate"] == max(tried, key=lambda rule: (tried[rule], rule == "LD"))
-    assert (document["opened"], document["seeds"], document["level"]) == (1, [201], 0.025)
-    assert {row["rule"] for row in document["scenes"][0]["rules"]} == {"fedavg", document["candidate"]}
-    assert json.loads(command(*words).stdout) == document

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -9,11 +10,11 @@ import sys
 import time
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
 from tests.conftest import CommandLine
+from tests.kit import small
 from tests.runs.records import federation, record, state
 from tests.warm import command_environment, warm_command
 
@@ -103,108 +104,41 @@ def test_short_words_for_ages_and_sizes() -> None:
     assert sparkline([0.0, 0.0, 0.5, 0.5, 1.0, 1.0], 3) == "▁▅█"
 
 
+@pytest.mark.timeout(60)
 def test_top_leaves_on_q(tmp_path: Path) -> None:
     """In a terminal of its own: the view is drawn, q ends it, and the terminal is as before."""
     import pty
-    import select
 
     make_run(tmp_path / "runs" / "one")
     ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "steelyard", "top", "--every", "0.2"],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        cwd=tmp_path,
-        env={**command_environment(), "TERM": "xterm"},
-        start_new_session=True,
-    )
+    environment = {**command_environment(), "TERM": "xterm"}
+    command = [sys.executable, "-m", "steelyard", "top", "--every", "0.2"]
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, cwd=tmp_path, env=environment)
     os.close(theirs)
-    seen, asked, deadline = b"", False, time.monotonic() + 60
-    try:
-        while time.monotonic() < deadline and process.poll() is None:
-            if select.select([ours], [], [], 0.1)[0]:
-                try:
-                    seen += os.read(ours, 65536)
-                except OSError:
-                    break
-            if b"DS>LD" in seen and not asked:
-                os.write(ours, b"q")
-                asked = True
-        assert process.wait(10) == 0, seen[-500:]
-    finally:
-        process.kill()
-        os.close(ours)
+    seen = b""
+    while b"DS>LD" not in seen:
+        seen += os.read(ours, 65536)
+    os.write(ours, b"q")
+    with contextlib.suppress(OSError):  # of a terminal that nobody holds any more
+        while True:
+            seen += os.read(ours, 65536)
+    os.close(ours)
+    assert process.wait(10) == 0, seen[-500:]
     assert b"\x1b[?1049l" in seen, "the alternate screen was left"
 
 
-# summaries -----------------------------------------------------------------------------------------------------------
-
-
-def rule(name: str, accuracy: float) -> dict[str, Any]:
-    return {
-        "rule": name,
-        "seed": 1,
-        "server": {"accuracy": accuracy},
-        "flawed": {"weight": 0.25, "samples": 0.5},
-        "flawed_weight": 0.25,
-        "accuracy": accuracy,
-        "accuracy_on": None,
-        "worst_tenth": 0.125,
-        "worst_tenth_on": {"rows": 24, "low": 0.043, "high": 0.31, "too_few": False},
-        "rounds_to_target": None,
-        "testing_rounds": 0,
-        "orders": {"tried": {}, "kept": {}, "last": None},
-        "heaviest_clients": [{"client": f"client-{i:03d}", "share": 0.1, "samples": 50} for i in range(5)],
-        "criteria": [{"name": "DS", "measured_by": "client"}],
-        "asks_clients": True,
-        "adapts_loss": False,
-        "lost": None,
-        "fedavg": name == "fedavg",
-    }
-
-
-SUMMARY: dict[str, Any] = {
-    "run": "run",
-    "notes": "",
-    "weighed_one": [],
-    "chain": {"problem": "", "head": "", "round": 0},
-    "privacy": None,
-    "measure": "accuracy",
-    "target": 0.9,
-    "share": 0.5,
-    "server_rows": "the server's 46 rows",
-    "sentence": "One plain sentence.",
-    "flaws": {"1": {"client-002": ["labels flipped (100%)"]}},
-    "rules": [rule("VP>LD>DS/max", 0.75), rule("fedavg", 0.5)],
-}
-
-
-@pytest.mark.parametrize("width", [50, 80, 120])
-def test_tables_fit_the_terminal(
-    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("width", [50, 120])
+def test_summaries_fit_the_terminal(
+    width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    beside = {"fedavg": {"criteria": ["DS"], "name": "fedavg"}}
+    flaws = [{"kind": "noisy", "clients": ["client-002"]}]
+    summary = small(beside=beside, flaws=flaws, partition={"server": "fraction"}).run(tmp_path / "run").summary
     monkeypatch.setenv("COLUMNS", str(width))
-    show_summary(SUMMARY)
+    show_summary(summary)
     lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= width
-    shown = " ".join(lines)
-    for cell in ("75.00%", "50.00%", "25.0%", "12.50% [4–31] (24)", "46", "not reached"):
-        assert cell in shown
-    # Every column is there: what does not fit beside the others stands in a block below.
-    assert sum(line.startswith("VP>LD>DS/max") for line in lines) == {50: 3, 80: 2, 120: 2}[width]
-    assert any(line.startswith("fedavg") and "client-000 10.0% (50)" in line for line in lines)
-
-
-def test_names_and_samples_of_rules_are_said(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delenv("COLUMNS", raising=False)
-    show_summary(SUMMARY | {"rules": [rule("evil\x1b[2J[/b]", 0.5)], "sentence": "a\x1b]0;b"})
-    text = capsys.readouterr().out
-    assert "\x1b" not in text
-    assert "[/b]" in text
-    asked = {"clients": 10_000, "of": 1_000_000, "low": 0.805, "high": 0.815}
-    show_summary(SUMMARY | {"rules": [rule("DS", 0.81) | {"accuracy_on": asked}]})
-    line = "tested on 10,000 of 1,000,000 clients; 95% interval for all: DS 80.50% to 81.50%"
-    assert line in capsys.readouterr().out
+    assert [line for line in lines if " " in line[width:]] == []  # the digest and the folder are not broken
+    for rule in summary["rules"]:
+        first = rule["heaviest_clients"][0]
+        cells = (f"{rule['accuracy']:.2%}", f"{rule['flawed_weight']:.1%}", f"{first['client']} {first['share']:.1%}")
+        assert [cell for cell in cells if cell not in " ".join(lines)] == []

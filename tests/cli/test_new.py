@@ -15,8 +15,6 @@ from PIL import Image
 from sklearn.datasets import load_diabetes, load_digits
 from tests.conftest import CommandLine
 
-from steelyard.data.sheets import INCLUDED
-
 Refused = Callable[..., str]
 
 
@@ -99,7 +97,6 @@ def test_neither_a_file_nor_the_data_are_written_over(tmp_path: Path, command: C
     assert "new: 'my.toml' is there already; allowed: another name, or --force" in refused("new", "my.toml", *arguments)
     assert (tmp_path / "my.toml").read_text() == "kept"
     assert command("new", "my.toml", "--force", *arguments).returncode == 0
-    assert tomllib.loads((tmp_path / "my.toml").read_text())["data"]["owner"] == "hospital"
     before = (tmp_path / "data.csv").read_bytes()
     assert "is the data itself" in refused("new", "./data.csv", "--force", *arguments)
     assert (tmp_path / "data.csv").read_bytes() == before
@@ -109,18 +106,15 @@ def test_neither_a_file_nor_the_data_are_written_over(tmp_path: Path, command: C
     ("words", "told"),
     [
         ("my.toml", "got 0 sources of data"),
-        ("my.toml other.csv", "got 'other.csv' beside the file to write"),
         ("data.csv", "'data.csv' is the file to write; allowed: `steelyard new my.toml --csv data.csv`"),
         ("no/my.toml --csv data.csv", "found no folder"),
         ("my.toml --csv nowhere.csv", "--csv: found no 'nowhere.csv'"),
         ("my.toml --csv data.csv --label notes", "is text with 450 different values in 450 rows"),
         ("my.toml --csv data.csv --owner unit", "column 'unit' names one owner only"),
         ("my.toml --csv data.csv --owner notes", "0 of 450 owners have two rows or more"),
-        ("my.toml --csv sites --label ill", "--label: found no column 'ill' in the table 'north'"),
         ("my.toml --csv sites", "; allowed: one of age, dead"),
         ("my.toml --csv counted.csv", "has no column that may be an input (left out: row (numbers the rows))"),
         ("my.toml --csv short.csv", "the data have 2 rows to train on; allowed: at least 10"),
-        ("my.toml --parquet data.csv", "--parquet: got 'data.csv'; expected a .parquet file"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(words: str, told: str, tmp_path: Path, refused: Refused) -> None:
@@ -150,50 +144,6 @@ def test_absurd_names_of_columns_and_classes_do_no_harm(tmp_path: Path, command:
 
 # a table for each hospital --------------------------------------------------------------------------------------------
 
-HOSPITALS = ["cleveland", "hungarian", "switzerland", "va"]
-FEW = ("--set", "rounds.count=2", "--set", "compute.engine=stacked", "--format", "json")
-
-
-@pytest.fixture
-def sites(tmp_path: Path) -> Path:
-    """The four hospitals as each would send its file: other orders of columns, other signs, one column less."""
-    folder = tmp_path / "sites"
-    folder.mkdir()
-    whole = pandas.read_csv(INCLUDED / "heart_disease.csv")
-    for name, rows in whole.groupby("hospital"):
-        own = rows.drop(columns=["hospital", "flamby"], errors="ignore")
-        if name == "va":
-            own = own.drop(columns="thal")[sorted(own.columns.drop("thal"))]
-        own.to_csv(folder / f"{name}.csv", index=False, sep=";" if name == "hungarian" else ",")
-    return folder
-
-
-def clients_of(command: CommandLine, file: str) -> list[str]:
-    done = command("run", file, "--out", "run", *FEW)
-    assert done.returncode == 0, done.stderr
-    return sorted({row["client"] for row in json.loads(done.stdout)["rules"][0]["heaviest_clients"]})
-
-
-@pytest.mark.parametrize(
-    ("words", "path", "owners"),
-    [
-        (("--csv", "sites"), "sites", HOSPITALS),
-        # a shell writes a pattern out: the other files are no options
-        (("--csv", "sites/hungarian.csv", "sites/va.csv"), None, ["hungarian", "va"]),
-    ],
-)
-def test_files_of_hospitals_are_a_federation(
-    command: CommandLine, sites: Path, tmp_path: Path, words: tuple[str, ...], path: str | None, owners: list[str]
-) -> None:
-    done = command("new", "my.toml", *words)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("'thal' (not in va)") == 1
-    written = tomllib.loads((tmp_path / "my.toml").read_text())
-    assert (written["data"].get("path"), written["data"]["owner"]) == (path, "file")
-    assert written["data"].get("files", []) == ([] if path else ["sites/hungarian.csv", "sites/va.csv"])
-    assert written["partition"]["scheme"] == "natural"
-    assert clients_of(command, "my.toml") == owners
-
 
 # masks, several labels, times to an event -----------------------------------------------------------------------------
 
@@ -222,24 +172,3 @@ def test_folders_of_pairs_become_a_federation_that_draws_masks(tmp_path: Path, c
     first = json.loads(done.stdout)["rules"][0]
     # All background gives 0; half of each rectangle, nothing else, 0.67.
     assert first["accuracy"] > 0.7
-
-
-def write_patients(path: Path, rows: int = 600) -> None:
-    """Patients of four hospitals: the older and less treated, the sooner their event, if they are not lost first."""
-    chance = np.random.default_rng(1)
-    x, y = chance.normal(size=(2, rows))
-    until, lost = chance.exponential(np.exp(y - x)), chance.exponential(2.0, rows)
-    table = {"age": x, "dose": y, "time": np.minimum(until, lost), "died": (until <= lost).astype(int)}
-    pandas.DataFrame({"hospital": np.arange(rows) % 4, **table}).to_csv(path, index=False)
-
-
-def test_a_table_with_times_becomes_a_federation_that_orders_patients(tmp_path: Path, command: CommandLine) -> None:
-    write_patients(tmp_path / "patients.csv")
-    made = command("new", "mine.toml", "--csv", "patients.csv", "--owner", "hospital")
-    assert made.returncode == 0, made.stderr
-    done = command("run", "mine.toml", "--set", "rounds.count=6", "--out", "run", "--format", "json")
-    assert done.returncode == 0, done.stderr
-    summary = json.loads(done.stdout)
-    first = summary["rules"][0]
-    # Ordering by age - dose, as the times were drawn, gives 0.79 on all rows; coin tosses 0.5.
-    assert first["accuracy"] > 0.72

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -190,17 +189,6 @@ def test_tokens_stay_whole_numbers():
     assert (dataset.features.dtype, dataset.features.tolist()) == (torch.int64, [[3, 0], [1, 2]])
 
 
-class Stream:
-    def __iter__(self) -> Iterator[Any]:
-        return iter([([1.0], 0)])
-
-
-class Parts(Hugging):
-    @property
-    def column_names(self) -> Any:
-        return {"train": ["x"], "test": ["x"]}
-
-
 ROWS = np.ones((2, 1))
 
 
@@ -213,8 +201,6 @@ ROWS = np.ones((2, 1))
         ((Items([("word", 0)]),), {}, "sample 0 is str; expected numbers or a picture"),
         ((Items([{"x": [1.0], "z": 0}]),), {}, "cannot tell the label among x, z"),
         ((Items([{"a": [1.0], "b": [2.0], "y": 0}]),), {}, "cannot tell the sample among a, b"),
-        ((Stream(),), {}, "got Stream and no labels"),
-        ((Parts({}),), {}, "several parts (train, test); expected one of them, such as data['train']"),
         ((Hugging({"x": [[1]], "label": [1]}),), {"owner": "who"}, "found no 'who' for owner"),
         ((ROWS / 2, [0, 1]), {"tokens": True}, "features are no tokens; expected whole numbers from 0"),
     ],

@@ -56,11 +56,3 @@ def test_the_hostile_clients_of_adafed_3_are_what_they_were(mnist):
     digest.update(population.server.tobytes() + population.report.tobytes())
     # Measured when copies with wrong labels were a part of the partition.
     assert digest.hexdigest() == "ca0f650ee0cc5331b28ebc391a9e089ea5f5fd8355dc22d0555259e91bee511b"
-
-
-def test_unipen_by_writer():
-    path = needed("unipen62/unipen62_28x28.npz")
-    dataset = load(DataSettings(source="npz", path=path))
-    assert (dataset.features.shape, dataset.classes) == ((34209, 1, 28, 28), 62)
-    population = share_out(dataset, PartitionSettings(scheme="natural", test_fraction=0.1), 1)
-    assert len(population.clients) == 300

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -38,22 +36,15 @@ REFUSED: list[tuple[type, dict[str, Any], str]] = [
     ),
     (DataSettings, {"source": "digits", "path": "x"}, "path: got 'x' with source 'digits'"),
     (DataSettings, {"source": "npz", "path": "x", "task": "survival"}, "task: got 'survival' with source 'npz'"),
-    (DataSettings, {"source": "images", "path": "x", "held_out": "part"}, "allowed with images: folder"),
     (PartitionSettings, {"scheme": "iid"}, "clients: got nothing; needed with scheme 'iid'"),
-    (PartitionSettings, {"scheme": "shard", "clients": 4, "shard_size": 5, "size_spread": 0.5}, "with shard_size"),
     (PartitionSettings, {"scheme": "table", "table": [[1, 2], [3]]}, "table: line 1 has 1 counts; allowed: 2"),
     (PartitionSettings, {"scheme": "table", "table": [[1, 2], [0, 1]]}, "table: line 1 sums to 1"),
-    (PartitionSettings, {"scheme": "table", "table": [[1, 2]], "overlap": True}, "overlap: got true"),
-    (PartitionSettings, {**IID, "minimum": 1}, "minimum: got 1 with test 'local'"),
     (PartitionSettings, {**IID, "rows": "all", "test": "held-out"}, "rows: got 'all' with test 'held-out'"),
-    (PartitionSettings, {**IID, "test_order": "stored"}, "test_order: got 'stored'"),
     (PartitionSettings, {"scheme": "given"}, "test: got 'local' with scheme 'given'"),
     (PartitionSettings, {**IID, "num_partitions": 5}, "clients: got it twice, also as 'num_partitions'"),
     (FlawSettings, {"kind": "labels-flipped", "how": "class", **WHO}, "classes: got 0 with how 'class'"),
     (FlawSettings, {"kind": "labels-flipped", "how": "class", "classes": [0], **WHO}, "which is the target too"),
-    (FlawSettings, {"kind": "backdoor", "how": "semantic", "classes": [1, 2], **WHO}, "classes: got 2"),
     (FlawSettings, {"kind": "labels-flipped", "amount": 1.5, **WHO}, "amount: got 1.5 with kind 'labels-flipped'"),
-    (FlawSettings, {"kind": "stale", "amount": 1.5, **WHO}, "amount: got 1.5 with kind 'stale'"),
     (FlawSettings, {"kind": "copy", **WHO}, "clients: got names with kind 'copy'"),
     (FlawSettings, {"kind": "noisy", "pick": "random", "count": 1, **WHO}, "pick: got both clients and pick"),
     (FlawSettings, {"kind": "noisy", "pick": "random"}, "share: got neither share and count"),
@@ -69,7 +60,6 @@ def test_sections_name_the_field_and_what_is_allowed(section: type, fields: dict
     ("data", "partition", "told"),
     [
         ({}, {**IID, "test": "held-out"}, "partition.test: got 'held-out' with data.source 'digits'"),
-        ({"source": "diabetes"}, {"scheme": "dirichlet", "clients": 3}, "partition.scheme: got 'dirichlet'"),
         ({"source": "csv", "path": "x.csv", "labels": "y"}, {"scheme": "natural"}, "does not know whose rows they are"),
         ({}, {"scheme": "table", "table": [[5, 5]]}, "partition.table: got 'lines of 2 counts'"),
     ],
@@ -81,11 +71,7 @@ def test_source_and_partition_are_checked_together(data: dict[str, Any], partiti
 @pytest.mark.parametrize(
     ("data", "flaws", "told"),
     [
-        (
-            {"source": "diabetes"},
-            [{"kind": "labels-flipped", **WHO}],
-            "flaws.0.kind: got 'labels-flipped' with data.so",
-        ),
+        ({"source": "diabetes"}, [{"kind": "labels-flipped", **WHO}], "flaws.0.kind: got 'labels-flipped'"),
         ({}, [{"kind": "noisy", "clients": ["client-8"]}], "flaws.0.clients: got 'client-8' (did you mean"),
         ({}, [{"kind": "copy", "of": "client-009"}], "flaws.0.of: got 'client-009'"),
         ({}, [{"kind": "noisy", "pick": "random", "count": 9}], "flaws.0.count: got 9; allowed: at most 8"),
@@ -154,20 +140,7 @@ REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 PAGE = (REFERENCE / "data.md").read_text(encoding="utf-8")
 
 
-def test_every_example_is_valid():
-    blocks = [tomllib.loads(block) for block in re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)]
-    assert len(blocks) >= 9
-    for block in blocks:
-        assert set(block) <= {"data", "partition", "flaws"}
-        data = DataSettings(**block["data"]) if "data" in block else None
-        partition = PartitionSettings(**block["partition"]) if "partition" in block else None
-        if data and partition:
-            check_together(data, partition)
-        if partition:
-            check_flaws(data or DataSettings(), partition, [FlawSettings(**flaw) for flaw in block.get("flaws", [])])
-
-
-def test_every_flaw_source_and_scheme_is_described_and_examples_of_flaws_are_valid():
+def test_every_flaw_source_and_scheme_is_described():
     page = (REFERENCE / "experiments.md").read_text(encoding="utf-8")
     for section, field, where in (
         (FlawSettings, "kind", page),
@@ -176,6 +149,3 @@ def test_every_flaw_source_and_scheme_is_described_and_examples_of_flaws_are_val
     ):
         words = section.model_json_schema()["properties"][field]["enum"]
         assert [word for word in words if f"| `{word}` |" not in where] == []
-    blocks = [tomllib.loads(block) for block in re.findall(r"```toml\n(.*?)```", page, re.DOTALL)]
-    flaws = [FlawSettings(**flaw) for block in blocks for flaw in block.get("flaws", [])]
-    check_flaws(DataSettings(), PartitionSettings(clients=10), flaws)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -132,17 +130,12 @@ def test_a_server_and_three_hospitals_may_do_no_more_than_they_must() -> None:
     assert ":latest" not in container
 
 
-def test_every_command_of_a_deployment_is_one_of_ours_with_options_that_it_has(tmp_path: Path) -> None:
+def test_every_command_of_a_deployment_is_one_of_ours_with_options_that_it_has() -> None:
     commands = {name: list(part["command"]) for name, part in composed()["services"].items()}
     for unit in DEPLOYMENT.glob("*.service"):
         text = unit.read_text()
         (line,) = re.findall(r"^ExecStart=\S+/steelyard federate (.*)$", text, re.MULTILINE)
         commands[unit.name] = line.split()
-        if shutil.which("systemd-analyze"):
-            (tmp_path / unit.name).write_text(text.replace("/opt/steelyard/bin/steelyard", "/bin/true"))
-            verify = ["systemd-analyze", "verify", str(tmp_path / unit.name)]
-            done = subprocess.run(verify, capture_output=True, text=True, timeout=60, check=False)
-            assert done.returncode == 0, done.stderr
     main = command_line()
     assert isinstance(main, click.Group)
     group = main.commands["federate"]
