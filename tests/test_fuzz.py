@@ -44,7 +44,7 @@ from steelyard.recommend.wire import sparse_codec
 from steelyard.runs.checkpoint import checksum, restore
 from steelyard.runs.schema import SCHEMA
 from steelyard.runs.tensor_files import read_tensors
-from steelyard.settings import change, parse
+from steelyard.settings import parse
 from steelyard.weighing import table as weighing_table
 
 SECONDS = 1.0
@@ -123,12 +123,6 @@ def _read_config(content: Any, folder: Path) -> None:
                 break
             where = inner
         where[last] = value
-    build(document)
-
-
-def _read_change(content: Any, folder: Path) -> None:
-    document: dict[str, Any] = {"rounds": {"count": 3}, "flaws": [{"kind": "noisy"}]}
-    change(document, content)
     build(document)
 
 
@@ -311,14 +305,6 @@ TARGETS = [
             st.one_of(st.none(), damaged(TOML)),
             st.lists(st.tuples(st.sampled_from(FIELDS), VALUES), max_size=3),
             st.sampled_from(["learning", "recommend"]),
-        ),
-    ),
-    Target(
-        "changes",
-        _read_change,
-        st.one_of(
-            st.text(max_size=40),
-            st.builds("{}={}".format, st.sampled_from(FIELDS), st.one_of(st.text(max_size=20), VALUES.map(repr))),
         ),
     ),
     Target("idx", _reads("images", lambda path: read_idx(path, axes=3)), st.one_of(damaged(_IDX), st.just(_PICKLE))),

@@ -17,7 +17,6 @@ import numpy as np
 import pandas
 import pytest
 import torch
-from tests.kit import refusal
 
 from steelyard.algorithms import registry as algorithms
 from steelyard.errors import UserError
@@ -242,14 +241,6 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 VERBS_WITH_EXAMPLES = [
     *(steelyard.Experiment.load, steelyard.Experiment.run, steelyard.Experiment.compare, steelyard.Experiment.sweep)
 ]
-
-
-@pytest.mark.parametrize("name", ["Experiment", "WeighingSettings"])
-@pytest.mark.parametrize("value", ["quickstart", Hostile()], ids=type)
-def test_a_value_without_the_name_of_its_field_is_refused_in_one_line(name: str, value: Any) -> None:
-    line = refusal(getattr(steelyard, name), value)
-    assert f"{name}: got " in line
-    assert (f"{name}.load(...)" in line) == (name != "WeighingSettings")
 
 
 @pytest.mark.parametrize("name", [*steelyard.__all__, *(verb.__qualname__ for verb in VERBS_WITH_EXAMPLES)])

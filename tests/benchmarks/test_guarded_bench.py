@@ -41,14 +41,6 @@ def test_the_worst_case_is_the_most_lost_early_or_late_against_the_same_rule() -
     assert guarded_tables.worst(LINES)["clip(TR)"].false_alarms == pytest.approx(1.0)
 
 
-def test_the_best_are_those_least_below_the_plain_mean() -> None:
-    met = [*LINES, line("clip(TR)", "backdoor", [0.75, 0.85], [0.95, 0.93])]
-    assert guarded_tables.best(met, ["median(EQ)", "clip(TR)", "EQ"], 1) == ["EQ", "clip(TR)"]
-    # Who was spared an attack is not the best for that.
-    assert guarded_tables.best(LINES, ["median(EQ)", "clip(TR)", "EQ"], 1) == ["EQ", "median(EQ)"]
-    assert guarded_tables.text(LINES).splitlines()[2].startswith("| `clip(TR)` | 1.0 | 4.0 (ipm, early, digits) |")
-
-
 def test_a_stopped_piece_goes_on_and_runs_no_cell_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

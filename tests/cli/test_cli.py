@@ -22,7 +22,7 @@ from tests.conftest import CommandLine
 from tests.kit import inside
 from tests.recommend.conftest import two_tastes
 from tests.runs.signed_runs import a_key
-from tests.warm import WarmProcess, command_environment, warm_command
+from tests.warm import WarmProcess, command_environment
 
 from steelyard.cli import main
 from steelyard.clients.flower.register import Entry, enter
@@ -363,9 +363,3 @@ def test_verbose_names_the_steps_and_a_file_gets_them_with_their_times(command: 
     assert all(re.fullmatch(form, line) for line in lines)
     assert sum("INFO steelyard.rounds.progress: round 1/1: " in line for line in lines) == 1
     assert "ERROR steelyard.cli.main: " in lines[-1]
-
-
-def test_a_level_of_the_environment_that_is_none(tmp_path: Path) -> None:
-    done = warm_command("recipes", folder=tmp_path, environment={"STEELYARD_LOG_LEVEL": "loud"})
-    assert done.returncode == 2
-    assert "STEELYARD_LOG_LEVEL: got 'loud'" in done.stderr

@@ -288,7 +288,6 @@ RANDOM = {"kind": "noisy", "pick": "random", "count": 4}
 @pytest.mark.parametrize(
     ("data", "flaws", "told"),
     [
-        (in_memory(np.zeros((200, 1)), np.linspace(0, 1, 200)), [only("classes-missing")], "flaws.0.kind: got 'cl"),
         (table(), [only("blurred")], "flaws.0.kind: got 'blurred', which needs images"),
         (TOKENS, [only("noisy")], "flaws.0.kind: got 'noisy', but the rows of"),
         (None, [RANDOM, {**RANDOM, "count": 6}], "flaws.1.pick: asks for 6 clients; allowed: at most 4"),
