@@ -9,7 +9,6 @@ from steelyard import Experiment
 from steelyard.experiment.comparing import default_rules, load_comparison, with_rules
 from steelyard.experiment.loading import build, load, to_toml
 from steelyard.experiment.rule_words import parse_rules
-from steelyard.weighing.policies.catalogue import known
 
 BASE = Experiment.model_validate({"weighing": {"criteria": ["DS", "LD", "MD"], "priority": "LD>DS>MD"}})
 
@@ -129,20 +128,3 @@ def test_a_fitted_rule_may_hold_a_semicolon_of_its_own() -> None:
     assert name == "fitted(owa(VP,LD;most);steps=2)"
     assert (settings.score, settings.quantifier) == ("owa", "most")
     assert settings.fit.steps == 2
-
-
-PERSONAL = {"apfl", "ditto", "fedala", "fedbn", "fedfomo", "fedrep", "fine-tuned", "local-only"}
-
-
-EVERY = {"fedavg", "SV", *known(), *PERSONAL}
-
-
-def test_all_is_every_rule_once_and_the_rest_with_its_reason(messages: list[str]) -> None:
-    found = load_comparison("quickstart", rules=["all"])
-    left_out = {"afl", "cgsv", "feddg-ga", "fedbn"}
-    assert set(found.rules()) == EVERY - left_out
-    assert set(found.left_out) == left_out
-    assert found.left_out["afl"].startswith("weighing.policy: afl needs full participation")
-    assert len(messages) == len(left_out)
-    whole = load_comparison("quickstart", ["rounds.fraction=1"], ["all"])
-    assert EVERY - set(whole.rules()) == {"fedbn"} == set(whole.left_out)

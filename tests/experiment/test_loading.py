@@ -28,13 +28,11 @@ from steelyard.settings import change, parse, read_value
     ("assignments", "words"),
     [
         (["rounds.cuont=5"], ["rounds.cuont", "did you mean 'count'"]),
-        (["rounds.fraction=1.5"], ["rounds.fraction", "1.5", "less than or equal to 1"]),
         (["weighing.priority=DS>LD"], ["weighing.priority", "DS>LD", "VP, LD, DS"]),
         (['weighing.criteria=["DS","IS"]', "weighing.priority=DS>IS"], ["IS", "sharp"]),
         (["partition.scheme=table", "partition.table=[[5, 5, 5]]", "partition.clients=1"], ["partition.table"]),
         (["name=a/b"], ["name"]),
         (["kind=learn"], ["kind", "learning"]),
-        (["seed.x=4"], ["seed"]),
         (["rounds"], ["--set"]),
     ],
 )

@@ -91,41 +91,23 @@ def test_an_honest_run_is_not_refuted_and_the_round_that_was_run_twice_is_counte
     assert found.canaries == 300
 
 
-def smaller_largest_weight(patch: pytest.MonkeyPatch) -> None:
-    honest = PrivateRounds.largest_weight
-    patch.setattr(PrivateRounds, "largest_weight", lambda self, of, answered: honest(self, of, answered) / 10)
-
-
-def weights_beyond_the_cap(patch: pytest.MonkeyPatch) -> None:
-    honest = own.own_cap
-    patch.setattr(own, "own_cap", lambda rule, expected: 10 * honest(rule, expected))
-
-
-def no_clipping(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(central, "clip_factors", lambda lengths, clip: np.ones_like(lengths))
-
-
-def cohorts_of_everybody(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(private, "each_with", lambda source, names, rate: list(names))
-
-
-def charges_for_another_rate(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(PrivateRounds, "_release", lambda self, of, noise: Release(noise, "poisson", 0.001))
+LARGEST, CAP = PrivateRounds.largest_weight, own.own_cap
 
 
 @pytest.mark.parametrize(
-    ("fault", "noise", "rate"),
+    ("place", "name", "faulty", "noise", "rate"),
     [
-        (smaller_largest_weight, 3.0, 0.5),
-        (weights_beyond_the_cap, 3.0, 0.5),
-        (no_clipping, 3.0, 0.5),
-        (cohorts_of_everybody, 1.0, 0.02),
-        (charges_for_another_rate, 1.0, 0.5),
+        (PrivateRounds, "largest_weight", lambda self, of, answered: LARGEST(self, of, answered) / 10, 3.0, 0.5),
+        (own, "own_cap", lambda rule, expected: 10 * CAP(rule, expected), 3.0, 0.5),
+        (central, "clip_factors", lambda lengths, clip: np.ones_like(lengths), 3.0, 0.5),
+        (private, "each_with", lambda source, names, rate: list(names), 1.0, 0.02),
+        (PrivateRounds, "_release", lambda self, of, noise: Release(noise, "poisson", 0.001), 1.0, 0.5),
     ],
+    ids=["smaller largest weight", "weights beyond the cap", "no clipping", "cohorts of everybody", "another rate"],
 )
 def test_a_fault_anywhere_on_the_way_is_found_out(
-    fault: Any, noise: float, rate: float, monkeypatch: pytest.MonkeyPatch
+    place: Any, name: str, faulty: Any, noise: float, rate: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fault(monkeypatch)
+    monkeypatch.setattr(place, name, faulty)
     found = audit_runs(noise, rate, 2, seed=2)
     assert found.lower > found.accounted
