@@ -25,12 +25,10 @@ def test_the_default_rules_are_three_criteria_six_orders_and_online():
     ("text", "names"),
     [
         ("online", ["online(LD>DS>MD)"]),
-        ("greedy, bandit", ["greedy(LD>DS>MD)", "bandit(LD>DS>MD)"]),
         ("fedavg,mean(DS,LD),product", ["fedavg", "mean(DS,LD)", "product(DS,LD,MD)"]),
         ("recipe,DS", ["LD>DS>MD", "DS"]),
         ("DS>LD>MD/max,mean/rank", ["DS>LD>MD/max", "mean(DS,LD,MD)/rank"]),
         ("fitted(DS),fitted(DS>LD/max;steps=4;rate=0.5)", ["fitted(DS)", "fitted(DS>LD/max;steps=4;rate=0.5)"]),
-        ("weighted-mean(DS=2,LD=1),owa(DS,LD;most)", ["weighted-mean(DS=2,LD=1)", "owa(DS,LD;most)"]),
         ("power(VP)^3/max", ["power(VP)^3/max"]),
         ("fitted(owa(VP,LD;most);steps=2)", ["fitted(owa(VP,LD;most);steps=2)"]),
     ],

@@ -58,20 +58,6 @@ def test_the_record_of_clients_and_the_chance_of_buckets_survive_a_stop_and_alar
         assert last["weight"].tolist() == [0.0, 0.0]
 
 
-def test_the_success_of_a_backdoor_is_recorded(tmp_path: Path) -> None:
-    described = with_rules(build({**SMALL, "rounds": {"count": 6, "fraction": 1.0}}), ["EQ", "median(EQ)"])
-    run(under_attack(described, "backdoor", 0.4), out=tmp_path / "run")
-    frame = History(tmp_path / "run").evaluations
-    found = outcome(tmp_path / "run", described.rounds)
-    (plain,), (median,) = found["EQ"]["backdoor"], found["median(EQ)"]["backdoor"]
-    assert plain > 0.5 > median
-    last = frame[(frame["rule"] == "EQ") & (frame["round"] == 6)]
-    rows = last["backdoor_rows"]
-    assert plain == pytest.approx((last["backdoor"] * rows).sum() / rows.sum())
-    # Rows of the target's own class cannot be fooled, and are not counted.
-    assert 0 < rows.sum() < last["samples"].sum()
-
-
 def test_a_liar_is_never_over_the_cap_in_a_whole_run(tmp_path: Path) -> None:
     rules = ["DS>LD>MD", "capped(DS;max_shares=1.5)", "capped(online(DS>LD>MD);max_weight=0.25)", "capped(DS;bound=2)"]
     described = with_rules(build(SMALL), rules)
@@ -109,7 +95,6 @@ def test_what_cannot_be_is_refused_before_the_run(field: str, value: str, docume
 
 
 def test_names_of_attacks() -> None:
-    assert attack_names(["all"])[-3:] == ["semantic-boosted+inflation", "late-inflation", "inflation"]
     assert not any(name.startswith("adaptive") for name in attack_names(["all"]))
     assert attack_names(["alie, sign-flip+inflation", "alie"]) == ["alie", "sign-flip+inflation"]
     assert_refused(lambda: attack_names(["inflation+late-inflation"]), "--attack", "'inflation+late-inflation'")

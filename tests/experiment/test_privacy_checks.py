@@ -80,12 +80,9 @@ def test_a_recommender_promises_no_hidden_updates() -> None:
     [
         (HIDDEN, {}, {**POISSON, "min_clients": 3}),
         (NARROW, {}, {"fraction": 0.25}),
-        (CENTRAL, {"criteria": ["EQ"]}, {}),
         ({**COHORT, "criteria": "charged"}, {"criteria": ["MD", "LD"]}, {}),
-        ({**COHORT, "criteria": "charged", "criteria_bounds": {"DS": 500.0}}, {}, {}),
         # With noise from the devices, whatever the server does with the answers costs nothing more.
         (LOCAL, {"criteria": ["MD", "AG"], "defence": {"rule": "median"}, "max_shares": None}, {}),
-        ({**LOCAL, "criteria": "public"}, {"criteria": ["DS", "LD"], "adjust": {}, "max_shares": None}, {}),
         (CENTRAL, {"trained_by": "server", "max_shares": None}, {}),
     ],
 )

@@ -68,10 +68,8 @@ def test_a_test_part_is_used(tmp_path: Path) -> None:
 def test_criteria_follow_what_the_data_offer(tmp_path: Path) -> None:
     assert proposed(tmp_path)["weighing"]["criteria"] == ["VP", "LE", "DS"]
     assert proposed(tmp_path, classes={"0": 1, "1": 1, "2": 1})["weighing"]["criteria"] == ["VP", "LD", "DS"]
-    assert proposed(tmp_path, rows=100)["weighing"]["criteria"] == ["LE", "DS"]
     number = {"task": "regression", "classes": {}, "fields": {"task": ("regression", "")}}
     assert proposed(tmp_path, **number, positive=True)["weighing"]["criteria"] == ["VE", "DS"]
-    assert proposed(tmp_path, **number)["weighing"]["criteria"] == ["AG", "DS"]
     table = {"source": "csv", "fields": {"labels": ("y", "")}}
     assert proposed(tmp_path, **table, empty=0.2)["weighing"]["criteria"] == ["VP", "CR", "DS"]
 

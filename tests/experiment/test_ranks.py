@@ -88,10 +88,10 @@ def ranked(tmp_path: Path) -> Ranked:
     """Run `steelyard ...` on so many ranks; what all of them write comes together, the exit code is that of rank 0."""
 
     def call(
-        count: int, *words: str | Path, differ: Callable[[], None] | None = None, **environment: str
+        count: int, *words: str | Path, differ: Callable[[], None] | None = None
     ) -> subprocess.CompletedProcess[str]:
         before = functools.partial(become_ranks, count, free_ports(1)[0], differ) if count > 1 else None
-        return warm_command(*words, folder=tmp_path, before=before, environment=command_environment(**environment))
+        return warm_command(*words, folder=tmp_path, before=before, environment=command_environment())
 
     return call
 

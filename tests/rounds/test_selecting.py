@@ -97,7 +97,6 @@ def test_when_somebody_comes_next() -> None:
     assert [select.next_time(["a", "b"], now) for now in (0, 1, 4.5, 5, 7)] == [1, 5, 5, 7, None]
     assert select.next_time(["d"], 0) is None
     assert [select.there(["b", "a"], now) for now in (1, 2, 3, 5, 8)] == [["a"], ["a"], [], ["b"], ["a"]]
-    assert (SelectSettings().plain, of("score").plain, select.plain) == (True, False, False)
 
 
 def test_only_who_is_there_is_asked(tmp_path: Path) -> None:

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from fractions import Fraction
 from math import ceil
-from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from tests.kit import assert_refused
 
 from steelyard.rounds.settings import RoundSettings, devices_needed, reached
-from steelyard.settings import validated
 
 
 @given(st.integers(1, 50))
@@ -29,21 +25,6 @@ def test_of_more_a_tenth_takes_part_but_at_least_ten(clients: int) -> None:
     # Poisson sampling draws each client with the share itself: it is at least a tenth, and ten clients in the mean.
     assert RoundSettings().share_of(clients) == max(0.1, 10 / clients)
     assert RoundSettings(min_clients=30).cohort(clients) == max(30, (clients + 5) // 10)
-
-
-@pytest.mark.parametrize(
-    ("field", "wrong", "right"),
-    [
-        ("fraction", 0.0, 1.0),
-        ("min_clients", -1, 0),
-        ("target", 0.0, 1.0),
-        ("shares", (0.5, 0.0), (0.5, 1.0)),
-        ("targets", (1.1,), (1.0,)),
-    ],
-)
-def test_limits(field: str, wrong: Any, right: Any) -> None:
-    assert getattr(validated(RoundSettings, {field: right}, "rounds"), field) == right
-    assert_refused(lambda: validated(RoundSettings, {field: wrong}, "rounds"), f"rounds: {field}")
 
 
 HUNDREDTHS = st.integers(1, 100)

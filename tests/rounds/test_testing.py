@@ -178,12 +178,6 @@ def test_several_candidates_are_told_apart_and_the_kept_one_is_asked_again(metri
         assert record.evaluations.losses.tolist() == [[0.625, 0.625]]
 
 
-def test_a_model_that_is_kept_for_want_of_worth_tries_no_orders() -> None:
-    clients = Clients(worthless=True)
-    record, _ = tried(clients, strategy_of(AdjustSettings(strategy="greedy")), criteria=("DS", "LD"), when_zero="keep")
-    assert (record.kept_old, record.order, record.tests, len(clients.questions)) == (True, (0, 1), 0, 1)
-
-
 def test_an_order_that_nobody_tested_is_the_worst_of_all() -> None:
     class Partly(Clients):
         def _tested(self, question: Question) -> Evaluations:
