@@ -251,9 +251,6 @@ def test_several_weightings_at_once_equal_one_by_one(name: str) -> None:
     together = combined(origin, models, weights * (3 if name in BY_COORDINATE else 1), rule=name)
     for row, each in zip(together, weights, strict=True):
         np.testing.assert_allclose(row, combined(origin, models, each, rule=name), atol=1e-6)
-    if name != "flame":
-        alone = combined(origin, models[:1], np.ones(1), rule=name)
-        np.testing.assert_allclose(alone, (models - origin)[0], atol=1e-6)
 
 
 def test_buckets_are_drawn_anew_each_round_and_then_the_rule_looks_at_them() -> None:

@@ -107,8 +107,6 @@ def test_a_criterion_is_held_to_who_measures_it_and_to_the_number_of_classes() -
         [
             ("missing", {}, "", f"the vector {CONTROL} of scaffold is missing"),
             ("broken", {"vectors": {CONTROL: vectors((0, 3), NAN)}}, "bc", NOT_FINITE),
-            # A broken model is refused whatever its vector holds.
-            ("model", {"vectors": {CONTROL: vectors()}, "payload": models((1, 0), INFINITY)}, "ac", NOT_FINITE),
         ]
     ),
 )

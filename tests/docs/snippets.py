@@ -82,7 +82,7 @@ def commands(text: str) -> list[str]:
 
 
 class Sitting:
-    """Runs the snippets of one page in the present folder; each `steelyard` command in this process."""
+    """Runs the snippets of one page in the present folder; each `steelyard` command in a fork of this warm process."""
 
     def __init__(self, data: Path | None) -> None:
         self.names: dict[str, Any] = {"__name__": "__main__"}
@@ -156,12 +156,27 @@ def _command(command: str) -> tuple[int, str]:
     if words[0] != "steelyard" or any(mark in words for mark in ("|", ">", "<", "&&", "&", "||", ";")):
         done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=280, check=False)
         return done.returncode, done.stdout + done.stderr
-    done = inside(*words[1:], folder=Path.cwd())
-    return done.returncode, done.stdout + done.stderr
+    with open(".output", "w+", encoding="utf-8") as output:
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                done = inside(*words[1:], folder=Path.cwd())
+                output.write(done.stdout + done.stderr)
+                output.flush()
+                code = done.returncode
+            finally:
+                os._exit(code)
+        _, status = os.waitpid(child, 0)
+        output.seek(0)
+        return os.waitstatus_to_exitcode(status), output.read()
 
 
 def main() -> None:
     """Run a page in the present folder and write down what went wrong; tests start it as a process of its own."""
+    import steelyard.api
+    import steelyard.cli.main  # noqa: F401  every command forks from here and need not wait for it again
+
     data = os.environ.get("STEELYARD_DATA")
     sitting = Sitting(Path(data) if data else None)
     problems: list[str] = []

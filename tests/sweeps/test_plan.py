@@ -65,7 +65,6 @@ def test_without_rules_the_main_rule_alone_is_swept_and_rules_alone_are_a_grid_t
     ("text", "values"),
     [
         ("training.learning_rate=0.005, 5e-2,1", (0.005, 0.05, 1)),
-        ("rounds.stop_at_target=true,false", (True, False)),
         ("training.batch_size=10,full", (10, "full")),
     ],
 )
@@ -155,7 +154,6 @@ def test_the_first_difference_is_named(tmp_path: Path) -> None:
     mine = modelled("mine", "a = 1")
     for one, other, found in (
         (given, plan(BASE, ["training.epochs=1,3"]), "over training.epochs"),
-        (given, plan(BASE.changed({"rounds.count": 41}), ["training.epochs=1,2"]), "rounds.count"),
         (mine, modelled("same", "a = 1"), None),
         (mine, modelled("other", "a = 2"), "model.name"),
     ):

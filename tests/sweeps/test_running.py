@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tomli_w
-from tests.kit import assert_refused
+from tests import kit
+from tests.kit import assert_refused, changed
 from tests.recommend.conftest import description, tastes  # noqa: F401
 from tests.rounds.test_soundness import broken_from
 from tests.runs.commands import steelyard
@@ -26,17 +27,16 @@ from steelyard.sweeps.result import RESULTS, sweep_document, write_sweep_files
 from steelyard.sweeps.running import How, finished, resume_sweep, sweep
 from steelyard.sweeps.table import sweep_table
 
-SMALL = {
-    "name": "small",
-    "seed": 3,
-    "partition": {"scheme": "dirichlet", "clients": 6, "alpha": 0.5, "minimum": 12},
-    "model": {"name": "logistic"},
-    "training": {"epochs": 1, "batch_size": 60},
-    "rounds": {"count": 7, "fraction": 0.5},
-    "store": {"checkpoint_every": 3},
-    "compute": {"engine": "loop", "device": "cpu", "threads": 1},
-    "weighing": {"criteria": ["DS", "LD"]},
-}
+SMALL = changed(
+    kit.SMALL,
+    seed=3,
+    partition={"minimum": 12},
+    training={"batch_size": 60},
+    rounds={"count": 7, "fraction": 0.5},
+    store={"checkpoint_every": 3},
+    compute={"threads": 1},
+    weighing={"criteria": ["DS", "LD"]},
+)
 
 
 OVER = ("--over", "training.learning_rate=0.1,0.4", "--rules", "DS,LD>DS", "--seeds", "2", "--quiet")

@@ -184,21 +184,6 @@ def test_names_and_files_that_are_wrong_are_named(tmp_path: Path) -> None:
         assert_refused(lambda n=name: criteria.add(replace(client(float), name=n)), f"criterion name '{name}'")
 
 
-def test_a_name_is_taken_once_but_a_script_may_be_run_again() -> None:
-    def first(data: LocalData) -> float:
-        return 1.0
-
-    def second(data: LocalData) -> float:
-        return 2.0
-
-    criteria.add(Criterion("TAKEN", "client", "data", "", first))
-    criteria.add(Criterion("TAKEN", "client", "data", "again", first))
-    assert criteria.get("TAKEN").description == "again"
-    taken = Criterion("TAKEN", "client", "data", "", second)
-    assert_refused(lambda: criteria.add(taken), "criterion TAKEN: registered twice", "first", "second")
-    assert criteria.get("TAKEN").measure is first
-
-
 def test_decorators_pass_on_what_they_are_given_and_have_plain_defaults() -> None:
     many = lambda labelled: labelled.sizes.astype(float)  # noqa: E731
 

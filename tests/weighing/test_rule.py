@@ -208,7 +208,6 @@ def test_where_any_criterion_may_be_named_and_a_base_has_no_priority() -> None:
         ("choquet(DS,LD)", ("choquet(DS,LD;capacity.toml)",)),
         ("power(VP)^1.2.3", ("a number",)),
         ("mean(DS,LDD)", ("'LDD'", "did you mean 'LD'", ", ".join(KNOWN))),
-        ("DS>LDD", ("'LDD'", "did you mean 'LD'", ", ".join((*WORDS, "more")))),
         ("onlin", ("did you mean 'online'",)),
         ("prioritized", (", ".join((*WORDS, "more")),)),
     ],

@@ -82,9 +82,6 @@ def test_a_typical_client_gets_its_share_and_nobody_more_than_the_cap() -> None:
     # Divided by the best a value counts up to the reference.
     found = weigh_alone(alone(normalise="max"), np.array([[50.0], [400.0]]), np.array([100.0]), 10.0)
     assert found.weights == pytest.approx([0.05, 0.1])
-    # A typical client that scores nothing is refused.
-    flat = Rule(WeighingSettings(criteria=("DS",), max_shares=2.0, score="power", power=400.0))
-    assert_refused(lambda: weigh_alone(flat, np.ones((1, 1)), np.ones(1), 1e6), "weighing.score", 0)
 
 
 def test_a_prioritized_rule_by_hand_in_both_orders() -> None:

@@ -33,11 +33,6 @@ ROWS = torch.tensor([[1.0, 0.5], [-0.5, 1.5], [0.2, -1.0], [1.5, 1.0]])
 LABELS = torch.tensor([0, 1, 1, 0])
 
 
-def untested(models: torch.Tensor) -> ServerTest:
-    """A server that tells nothing."""
-    return ServerTest(np.zeros(len(models)), np.zeros((len(models), 0)))
-
-
 def server_slopes(models: torch.Tensor, weights: Floats) -> Floats:
     """∂L/∂w of the server's cross-entropy at Σ wᵢθᵢ, by torch alone."""
     given = torch.tensor(weights, dtype=torch.float64, requires_grad=True)
