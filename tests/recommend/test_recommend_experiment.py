@@ -109,7 +109,6 @@ ONLINE = {"criteria": ["DS", "LD"], "adjust": {"strategy": "online"}}
             ("no triples", {"fpl": {"mode": "custom"}}, ["fpl.triples", "None"]),
             ("one user", {"fpl": {"mode": "sFPL"}, "weighing": {"criteria": ["DS"]}}, ["nothing is weighed"]),
             ("a criterion", {"weighing": {"criteria": ["CB"]}}, ["CB has no meaning for users", "EQ, DS, LD"]),
-            ("no table", {"fpl": {"mode": "custom", "triples": 3, "epoch": "tables"}}, ["fpl.epoch", "'tables'"]),
             ("untested", {"fpl": {"epoch": "tables"}, "weighing": ONLINE}, ["weighing.adjust"]),
             ("noise of one", {"fpl": {"mode": "sFPL"}, "privacy": NOISY}, ["privacy.local", "one user"]),
             (

@@ -83,7 +83,6 @@ def test_expertise_counts_features_that_chance_does_not_explain():
     ("sections", "parts"),
     [
         ({"knowledge": None}, ["kgflex", "[knowledge]"]),
-        ({"kgflex": {"limits": []}}, ["kgflex.limits"]),
         ({"kgflex": {"batch": 8}, "fpl": {"pi": 0.5}}, ["kgflex.batch", "fpl.pi"]),
         ({"kgflex": {"batch": 8}, "weighing": {"criteria": ["DS"]}}, ["weighing", "no clients"]),
         ({"kgflex": None, "weighing": {"criteria": ["EX"]}}, ["EX has no meaning for users"]),
