@@ -145,7 +145,6 @@ def test_a_line_that_is_no_key_signs_nothing(line: str) -> None:
     named(
         [
             ("no private key", SigningKey.read, b"text", ("key: ", "is not a private key", "federate key")),
-            ("no private file", SigningKey.read, None, ("key: ", "cannot be read: No such file", "a private key")),
             ("no public key", signing.read_public_key, b"text", ("not a public key", "federate key")),
             ("no public file", signing.read_public_key, None, ("cannot be read: No such file", "a .pub file")),
         ]

@@ -35,8 +35,6 @@ def test_new_rounds_are_added_and_only_those_are_read(tmp_path: Path, monkeypatc
     for name in ("cohorts", "tested"):
         read = getattr(History, name)
         monkeypatch.setattr(History, name, lambda self, r, s, n, read=read: asked.append(n) or read(self, r, s, n))
-    failures, failed = History.failures_after, list[int]()
-    monkeypatch.setattr(History, "failures_after", lambda self, n: failed.append(n) or failures(self, n))
     assert not live.refresh()
     run.round(0.75)
     run.round(0.875)
@@ -44,7 +42,6 @@ def test_new_rounds_are_added_and_only_those_are_read(tmp_path: Path, monkeypatc
     assert live.clients["round"].max() == live.evaluations["round"].max() == 4
     # Two kinds of tables, each of which asked for what came after round 2.
     assert asked == [2, 2]
-    assert failed == [2]
     assert live.seen == 4
     monkeypatch.undo()
     same(live, tmp_path / "a")

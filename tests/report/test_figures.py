@@ -59,9 +59,8 @@ def test_many_clients_and_rounds_are_aggregated_and_the_figure_says_so(tmp_path:
     assert len(found) == 60
     assert len(found[0]["round"]) == 84
     assert "60 of 70 clients" in figures.spec(chart)["usermeta"]["note"]
-    curve = figures.draw(view, "accuracy")
-    assert len(rows(curve)[0]["round"]) == 240
-    assert rows(curve)[0]["round"][-1] == 250
+    curve = rows(figures.draw(view, "accuracy"))[0]["round"]
+    assert (len(curve), curve[-1]) == (240, 250)
 
 
 def test_the_split_shows_the_classes_of_each_client(tmp_path: Path) -> None:

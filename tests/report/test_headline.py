@@ -142,7 +142,6 @@ def rule(name: str, accuracy: float | None, weight: float | None = None) -> dict
                 ["2 of 8 clients", "labels flipped (50%)", "60%", "50.0% on the rows", "VP gave them 10%", "90.0%"],
             ),
             ("one seed may be chance", [rule("fedavg", 0.7), rule("VP", 0.75)], ["may be chance"]),
-            ("little to gain", [rule("fedavg", 0.7), rule("VP", 0.71)], ["little to gain"]),
             ("no rows", [rule("fedavg", None), rule("VP", None)], []),
         ]
     ),

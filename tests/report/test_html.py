@@ -63,7 +63,6 @@ def test_cards_hold_what_was_recorded(run: Path, page: str) -> None:
     part = view.federation("fedavg", 1)
     frame = view.clients(part)
     cards = {card["name"]: card for card in data_of(page)["clients"]["fedavg"]["clients"]}
-    assert sum(card["share"] for card in cards.values()) == pytest.approx(1)
     for name, card in cards.items():
         mine = frame[frame["client"] == name]
         assert (card["asked"], len(card["failures"])) == (len(mine), mine["failure"].notna().sum())

@@ -148,7 +148,6 @@ NOBODY = "no other rows choose one of them"
                 "A was chosen",
             ),
             ("nobody may choose", BOTH, {"cannot_choose": NOBODY}, None, NOBODY),
-            ("nobody need choose", {**LEVEL, "A": BOTH["A"]}, {"cannot_choose": NOBODY}, "A", "Use A"),
         ]
     ),
 )

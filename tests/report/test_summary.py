@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
 from pydantic import TypeAdapter, ValidationError
-from tests.conftest import CommandLine
 from tests.kit import assert_refused
 from tests.report.made_run import shared_run
 from tests.runs.records import evaluations, federation, record, state, updates
@@ -132,9 +131,7 @@ def test_the_rule_that_was_used_gives_the_weights_that_were_recorded(view: RunVi
     assert sum(row["weight"] for row in found["clients"]) == pytest.approx(1)
 
 
-def test_another_rule_by_hand_and_by_the_command(
-    view: RunView, command: CommandLine, refused: Callable[..., str]
-) -> None:
+def test_another_rule_by_hand(view: RunView) -> None:
     part = view.federation("VP>DS", 1)
     found = reweigh(view, part, WeighingSettings(criteria=("DS",)))
     totals: Counter[str] = Counter()
@@ -143,9 +140,6 @@ def test_another_rule_by_hand_and_by_the_command(
     assert {row["client"]: row["weight"] for row in found["clients"]} == pytest.approx(totals)
     flawed = sum(row["weight"] for row in found["clients"] if row["flaws"])
     assert found["flawed"]["weight"] == pytest.approx(flawed)
-    folder = view.histories[0].folder
-    assert "as recorded" in command("weigh", folder, "--by", "DS").stdout
-    assert "--normalise: got 'none' for a run" in refused("weigh", folder, "--normalise", "none")
 
 
 def test_the_updates_are_those_of_a_rule_that_measured_what_is_asked_for(view: RunView) -> None:

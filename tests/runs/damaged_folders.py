@@ -135,19 +135,15 @@ def change_facts(folder: Path, chance: random.Random) -> None:
 def change_tables(folder: Path, chance: random.Random) -> None:
     """Bring views, triggers, columns and tables of one's own."""
     table = chance.choice(list(TABLES))
-    columns = ", ".join(f"1 AS {name}" for name in TABLES[table])
     statement = chance.choice(
         [
-            f"ALTER TABLE {table} RENAME TO old; CREATE VIEW {table} AS SELECT {columns}",
             f"DROP TABLE {table}; CREATE VIEW {table} AS {ENDLESS}",
             f"DROP TABLE {table}",
             f"CREATE TRIGGER bad AFTER INSERT ON {table} BEGIN DELETE FROM info; END",
             f"ALTER TABLE {table} ADD COLUMN more TEXT",
-            f"CREATE INDEX more ON {table} ({TABLES[table][0]})",
             f"PRAGMA writable_schema=1; UPDATE sqlite_master SET rootpage = {chance.randrange(40)} "
             f"WHERE name = '{table}'",
             "PRAGMA writable_schema=1; UPDATE sqlite_master SET sql = 'CREATE TABLE x(y)' WHERE name = 'rounds'",
-            f"PRAGMA user_version={chance.randrange(9)}",
         ]
     )
     _ask(folder, *statement.split("; "))
@@ -161,7 +157,7 @@ def change_bytes(folder: Path, chance: random.Random) -> None:
         return
     content = bytearray(path.read_bytes()[:1_000_000])
     at = chance.randrange(len(content) + 1)
-    kind = chance.randrange(6)
+    kind = chance.randrange(5)
     if kind == 0:
         content[at : at + 1] = bytes([chance.randrange(256)])
     elif kind == 1:
@@ -176,8 +172,6 @@ def change_bytes(folder: Path, chance: random.Random) -> None:
     elif kind == 4:
         at = at // 4 * 4
         content[at : at + 4] = chance.randrange(1, 40).to_bytes(4, "big")
-    else:
-        content[at : at + 8] = chance.randbytes(8)
     path.write_bytes(bytes(content))
 
 

@@ -8,6 +8,7 @@ from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -163,26 +164,13 @@ def test_only_what_was_replaced_is_written(tmp_path: Path) -> None:
     assert writer.needed(name(2)) == {name(1)}
 
 
-def test_of_too_many_files_the_fullest_half_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensor_files, "MOST_FILES", 4)
-    writer, held = TensorFiles(tmp_path), dict[str, torch.Tensor]()
-    for round, count in enumerate((3, 5, 2, 4, 1), 1):
-        held |= {f"clients/{round}.{index}": torch.ones(LONG) for index in range(count)}
-        writer.write(name(round), held)
-        # Four at most; each file names all that came before it.
-        assert writer.needed(name(round)) == {name(older) for older in range(1, round)}
-    writer.write(name(6), held)
-    assert writer.needed(name(6)) == {name(2), name(4)}
-    found = back(tmp_path, name(6))
-    assert all(torch.equal(found[key], held[key]) for key in held)
-
-
 ELSEWHERE = json.dumps({"../x": {"sha256": "0" * 64, "keys": []}})
 STEPS = st.lists(
     st.tuples(st.sets(st.integers(0, 9)), st.sets(st.integers(0, 9), max_size=2), st.booleans()), max_size=12
 )
 
 
+@mock.patch.object(tensor_files, "MOST_FILES", 3)
 @settings(max_examples=40)  # each writes and reads up to a dozen files
 @given(STEPS)
 def test_any_course_of_changes_and_resumes_comes_back_to_the_bit(

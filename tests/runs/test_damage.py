@@ -258,17 +258,12 @@ def read_only(folder: Path) -> Iterator[Path]:
         subprocess.run(["umount", folder], check=True)
 
 
-@pytest.mark.parametrize("how", ["at rest", "killed", "killed without a log"])
-def test_a_run_on_a_read_only_medium_is_read(killed: Path, run: Path, how: str) -> None:
-    if how == "at rest":
-        killed = run
-    for ending in {"killed": ("-shm",), "killed without a log": ("-wal", "-shm")}.get(how, ()):
-        (killed / f"run.sqlite{ending}").unlink()
+def test_a_run_on_a_read_only_medium_is_read(killed: Path) -> None:
+    (killed / "run.sqlite-shm").unlink()
     before = sorted(path.name for path in killed.iterdir())
     for folder in read_only(killed):
         history = History(folder)
-        assert history.last_round == (4 if how == "at rest" else 3)
-        assert len(history.clients) > 0
+        assert (history.last_round, len(history.clients)) == (3, 12)
         assert_refused(partial(Store, folder), "cannot be written: Read-only file system; allowed: a writable folder")
         assert_refused(lambda folder=folder: export_run(folder, "csv"), "Read-only file system")
     assert sorted(path.name for path in killed.iterdir()) == before
@@ -384,17 +379,13 @@ HARM: tuple[tuple[str, str, str], ...] = (
     ("UPDATE rounds SET accuracy = 'abc'", "rounds", "rounds, accuracy: 'abc' is no number"),
     ("UPDATE rounds SET accuracy = 2e200", "rounds", "rounds, accuracy: holds a number beyond 1e+200"),
     ("UPDATE rounds SET round = 1000000000001 WHERE round = 4", "rounds", "rounds, round: 1000000000001 is no whole"),
-    ("UPDATE rounds SET round = 1.5 WHERE round = 4", "rounds", "rounds, round: 1.5 is no whole number from 0 on"),
     ("UPDATE federations SET rule = x'00'", "rounds", "federations, rule: b'\\x00' is no text"),
     ("DELETE FROM clients WHERE name = 'a'", "clients", "client number 1 has no name"),
     (metrics('{"f1": 0.5}'), "rounds", "rounds, server_metrics: Value error, f1 is of another kind"),
-    (metrics('{"rmse": 1e308}'), "rounds", "rmse is beyond 1e+200"),
     (metrics('{"f1": [0.5, -1e201]}'), "rounds", "f1 is beyond 1e+200"),
     (info("flaws", DEEP), "flaws", "info, flaws holds no JSON"),
     (info("labels", '{"1": {"a": ["x"]}}'), "labels", "info, labels: 1.a.0: Input should be a valid integer"),
     (info("personal", "7"), "personal", "info, personal: "),
-    (settings_of("{"), "clients", "federations, settings holds no JSON"),
-    (settings_of('{"criteria": ["DS", "DS"]}'), "clients", TWICE),
     (settings_of('{"criteria": ["DS"], "priority": "DS>LD"}'), "clients", TWICE),
     ("UPDATE updates SET listening = x'0011' WHERE round = 1", "listening", "listening of "),
     ("UPDATE updates SET weight = x'00'", "clients", "updates of DS>LD, seed 0: a stored column has another length"),
@@ -406,7 +397,6 @@ HARM: tuple[tuple[str, str, str], ...] = (
     ("INSERT INTO samples VALUES (1, 4, x'00', 9)", "hits", "samples of DS>LD, seed 0: not the bits of their count"),
     ("UPDATE contributions SET sizes = zeroblob(length(sizes))", "values", "contributions of round 2: no test rows"),
     ("UPDATE contributions SET added = x'00'", "values", "contributions of round 2: "),
-    ("UPDATE contributions SET clients = x'ff000000fe000000'", "values", "client"),
     ("UPDATE contributions SET federation = 77", "values", "federation"),
     ("DROP TABLE untested", "opened", "the table 'untested' is missing"),
     ("ALTER TABLE clients ADD COLUMN more TEXT", "opened", "the table 'clients' is not one of a run's"),

@@ -157,7 +157,7 @@ def no_more_than(limit: int) -> None:
 
 OUTPUTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "report": (("report", "run"), ("run/report.html",)),
-    "export": (("export", "run", "--force"), ("run/export/federations.csv", "run/export/clients.csv")),
+    "export": (("export", "run", "--force"), ("run/export/clients.csv",)),
 }
 
 

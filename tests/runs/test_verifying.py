@@ -178,9 +178,7 @@ def foreign(keys: Path) -> None:
 
 UNCHECKED: dict[str, tuple[Callable[[Path], object], str]] = {
     "foreign keys": (foreign, "round 1, client a: its node's signature, here and later: signed by SHA256:"),
-    "no key of the server": (
-        lambda keys: (keys / "server.pub").unlink(), "the server's signature of the head, here and later: signed",
-    ),
+    "no key of the server": (lambda keys: (keys / "server.pub").unlink(), "the server's signature of the head"),
     "a client's own key is another's": (
         lambda keys: (keys / "a.pub").write_bytes((keys / "b.pub").read_bytes()), "not by a.pub",
     ),
