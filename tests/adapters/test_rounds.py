@@ -13,7 +13,6 @@ import torch
 from tests.kit import assert_refused
 
 import steelyard
-from steelyard.adapters.arrays import Layout
 from steelyard.adapters.rounds import Combined, Reply, WeighedRounds
 from steelyard.adapters.server_rows import ServerRows
 from steelyard.adapters.spilled import Spill
@@ -196,16 +195,6 @@ def test_a_round_may_come_to_the_change_of_the_model() -> None:
     assert (found["w"].tolist(), found["n"].tolist(), sent["w"].tolist()) == ([2.0, 2.0], 4, [5.0, 5.0])
     odd = {"odd": np.zeros(2, np.complex64)}
     assert_refused(lambda: WeighedRounds("DS").combine(odd, [Reply("a", odd, 1.0)]), "odd", "complex64")
-
-
-def test_arrays_longer_than_a_piece_lose_nothing() -> None:
-    count = (1 << 22) + 3
-    layout = Layout.of({"w": np.zeros(count, np.float32)})
-    assert (layout.precision, layout.size(["w"])) == (np.float32, count)
-    array = np.arange(count, dtype=np.float32) % 1000
-    pieces = list(layout.changes(["w"], {"w": array + 2}, {"w": array}))
-    assert [len(piece) for piece in pieces] == [1 << 22, 3]
-    assert all((piece == 2).all() for piece in pieces)
 
 
 def test_memory_is_used_up_before_the_disk_is(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +25,10 @@ from steelyard.arena.archive import (
     write_arena_files,
 )
 from steelyard.arena.candidate import read_candidates
-from steelyard.arena.figures import SceneFigures, read_figures, scene_folder
+from steelyard.arena.figures import read_figures, scene_folder
 from steelyard.arena.joining import join_arenas
 from steelyard.arena.openings import OPENED, opening, state_folder
 from steelyard.arena.plan import Arena, arena_folder, plan, read_arena, tuning_folder
-from steelyard.arena.replay import replayed_scene
 from steelyard.arena.running import run_arena
 from steelyard.arena.suite import Suite, load_suite
 from steelyard.arena.verdict import judge
@@ -73,14 +71,6 @@ def test_the_archive_holds_and_replays_to_the_same_bits(done: Path) -> None:
     assert not found.differs, found.lines
     assert any(line.startswith("the runs of 1 scene are whole") for line in found.lines)
     assert found.lines[-1] == "replayed fedavg in scene hospitals, seed 101: the same model, bit for bit"
-
-
-def test_a_suite_of_large_networks_replays_the_scene_that_it_names() -> None:
-    arena = candidate_plan("LD", suite=load_suite("standard"), scenes=())
-    both = {name: SceneFigures(values={"fedavg": (0.5,)}) for name in ("iid", "hospitals")}
-    assert (replayed_scene(arena, both), replayed_scene(arena, {"iid": both["iid"]})) == ("hospitals", "iid")
-    assert replayed_scene(replace(arena, suite=SUITE), both) == "iid", "the first, where a suite names none"
-    assert replayed_scene(arena, {"iid": SceneFigures(values={"LD": (0.5,)})}) is None
 
 
 def test_a_sentence_in_older_words_says_the_same_and_one_with_other_numbers_does_not(
@@ -140,17 +130,6 @@ def test_a_second_call_runs_nothing_and_another_arena_is_refused(done: Path, tmp
     (tmp_path / "file").touch()
     assert_refused(lambda: small_arena("LD", tmp_path), "--out", tmp_path, "not empty")
     assert list(read_arena(small_arena("EQ", tmp_path / "rival")).scene("hospitals").rules()) == list(SUITE.rivals)
-
-
-def test_scenes_named_later_are_added_to_those_that_are_done(tmp_path: Path) -> None:
-    folder = small_arena("LD", tmp_path, scenes=["hospitals"])
-    run_arena(folder)
-    small_arena("LD", tmp_path, scenes=["clean"])
-    assert_refused(lambda: small_arena("DS", tmp_path, scenes=["sizes"]), "holds another arena, which differs in")
-    lines: list[str] = []
-    run_arena(folder, How(announce=lines.append))
-    assert [line.split(",")[0] for line in lines] == ["scene 2 of 2: clean"]
-    assert read_arena(folder).scenes == ("clean", "hospitals")
 
 
 def test_a_stopped_arena_goes_on_to_the_same_figures(

@@ -15,7 +15,7 @@ from steelyard.arena.figures import SceneFigures
 from steelyard.arena.page import arena_html, gain_chart, rank_chart
 from steelyard.arena.plan import Arena
 from steelyard.arena.table import arena_text
-from steelyard.arena.verdict import claims, judge, sentence
+from steelyard.arena.verdict import judge, sentence
 from steelyard.report.documents.arena import ArenaDocument
 from steelyard.report.statistics import ALPHA, holm, paired_p
 
@@ -145,30 +145,23 @@ def test_the_page_holds_the_answer_escaped_and_its_pictures() -> None:
 
 def test_charts_show_every_rule_by_rank_and_every_gain_with_its_interval() -> None:
     document = judge(on_paper(NAMES), MADE)
-    ranks = (5 / 3, 11 / 6, 2.5)
-    for critical in (document["critical_difference"], 0.5):
-        drawn = rank_chart({**document, "critical_difference": critical}).to_dict()
-        (rows,) = drawn["datasets"].values()
-        assert [(row["rule"], row["role"]) for row in rows] == [
-            *(("X", "candidate"), ("EQ", "rival"), ("fedavg", "rival"))
-        ]
-        spans = [value for row in rows for value in (row["low"], row["high"])]
-        expected = [end for rank in ranks for end in (max(1.0, rank - critical), min(3.0, rank + critical))]
-        assert spans == pytest.approx(expected)
-        assert drawn["usermeta"]["note"].startswith(f"Line: ranks less than {critical:.2f} apart")
-        assert [layer["mark"]["type"] for layer in drawn["layer"]] == ["rule", "point"]
+    drawn = rank_chart({**document, "critical_difference": 0.5}).to_dict()
+    (rows,) = drawn["datasets"].values()
+    assert [(row["rule"], row["role"]) for row in rows] == [("X", "candidate"), ("EQ", "rival"), ("fedavg", "rival")]
+    spans = [(max(1.0, rank - 0.5), min(3.0, rank + 0.5)) for rank in (5 / 3, 11 / 6, 2.5)]
+    assert [row[end] for row in rows for end in ("low", "high")] == pytest.approx(
+        [end for span in spans for end in span]
+    )
+    assert drawn["usermeta"]["note"].startswith("Line: ranks less than 0.50 apart")
     assert len(rank_chart({**document, "critical_difference": None}).to_dict()["layer"]) == 1
     drawn = gain_chart(document).to_dict()
     rows = next(rows for rows in drawn["datasets"].values() if "scene" in rows[0])
-    assert [(row["scene"], round(row["mean"], 6), row["verdict"]) for row in rows] == [
-        *(("clean", 2.0, "better"), ("hospitals", 0.4, "better"), ("two-labels", -1.0, "worse"))
-    ]
+    found = [(row["scene"], round(row["mean"], 6), row["verdict"]) for row in rows]
+    assert found == [("clean", 2.0, "better"), ("hospitals", 0.4, "better"), ("two-labels", -1.0, "worse")]
     assert all(row["low"] < row["mean"] < row["high"] for row in rows)
-    assert len(drawn["layer"]) == 3
-    assert len(gain_chart(judged(0.1, seeds=1)).to_dict()["layer"]) == 2, "one seed has no interval"
-    assert rank_chart(judged(0.1)) is None, "two rules have no ranks to draw"
-    nothing = judge(on_paper(["clean"]), {})
-    assert rank_chart(nothing) is gain_chart(nothing) is None
+    one_seed, two_rules, nothing = judged(0.1, seeds=1), judged(0.1), judge(on_paper(["clean"]), {})
+    assert [len(chart.to_dict()["layer"]) for chart in (gain_chart(one_seed), gain_chart(two_rules))] == [2, 3]
+    assert rank_chart(two_rules) is rank_chart(nothing) is gain_chart(nothing) is None
 
 
 def test_the_same_models_are_equal_though_four_zeros_are_too_few_for_a_test() -> None:
@@ -247,27 +240,6 @@ def test_an_idea_that_fails_everywhere_is_one_sentence() -> None:
     assert judge(on_paper(["clean"]), {"clean": alone})["scenes"][0]["failed"] == "fedavg has no figures"
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("X is better than fedavg in both scenes by 1.5 points", ("is better than", False, (2.0, 1.5))),
-        ("X is not better than fedavg: none, 3 points behind", ("is not better than", True, (0.0, 3.0))),
-        ("X2 cannot be told from fedavg by one seed", ("cannot be told from", False, (2.0, 1.0))),
-        ("Nothing can be said of X yet", ("Nothing can be said", False, ())),
-        ("X failed in two scenes: bone", ("failed in", False, (2.0,))),
-        ("X is", ("", False, ())),
-    ],
-)
-def test_what_a_sentence_claims(text: str, found: Any) -> None:
-    assert claims(text, judged(0.1)) == found
-
-
-def test_two_seeds_decide_nothing() -> None:
-    scene = judged(0.3, seeds=2)["scenes"][0]
-    assert (scene["verdict"], scene["p"], scene["equal_p_holm"]) == ("untested", None, None)
-    assert judged(0.3, seeds=3)["scenes"][0]["verdict"] != "untested"
-
-
 @pytest.mark.parametrize(("arena", "seeds"), [(on_paper(list(SUITE.scenes)), 10), (opened(list(SUITE.scenes)), 40)])
 def test_one_of_twenty_null_suites_at_most_calls_something_better_or_worse(arena: Arena, seeds: int) -> None:
     """100 suites in which the candidate is FedAvg with other noise: a false answer in 5 % of them, give or take."""
@@ -281,17 +253,15 @@ def test_one_of_twenty_null_suites_at_most_calls_something_better_or_worse(arena
 
 
 def test_a_verdict_stays_and_scenes_that_wait_count_in_the_correction() -> None:
-    arena = opened(["clean", "sizes", "hospitals"])
-    draws = np.random.default_rng(1)
-    gains, base = draws.normal(0.05, 0.01, 40), draws.normal(0.8, 0.02, 40)
-    words: list[str] = []
+    arena, draws = opened(["clean", "sizes", "hospitals"]), np.random.default_rng(1)
+    base = draws.normal(0.8, 0.02, 40)
+    mine, words = base + draws.normal(0.05, 0.01, 40), list[str]()
     for count in range(5, 41, 5):
-        document = judge(arena, {"clean": figures(base[:count].tolist(), (base + gains)[:count].tolist())})
+        document = judge(arena, {"clean": figures(base[:count].tolist(), mine[:count].tolist())})
         scene = document["scenes"][0]
         assert scene["p_holm"] == pytest.approx(min(1.0, 3 * scene["p"]))
         words.append(scene["verdict"])
     assert words == sorted(words, key=lambda word: word == "better")
-    assert words[-1] == "better"
     assert document["sentence"].endswith("2 scenes not done; 2 not decided by 40 seeds.")
 
 

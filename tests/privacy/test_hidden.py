@@ -26,7 +26,7 @@ from steelyard.privacy.hidden import (
     check_sum,
     check_weights,
 )
-from steelyard.privacy.settings import AggregationSettings, PrivacySettings, check_delta
+from steelyard.privacy.settings import AggregationSettings, PrivacySettings
 
 START = torch.tensor([1.0, -2.0])
 
@@ -208,41 +208,6 @@ COHORT = {**CENTRAL, "weights": "cohort", "cohorts": "public"}
 def test_what_does_not_go_together_is_one_line(given: dict[str, Any], line: str) -> None:
     with pytest.raises(ValidationError, match=f"Value error, {re.escape(line)}"):
         PrivacySettings.model_validate(given)
-
-
-@pytest.mark.parametrize(
-    ("given", "noise"),
-    [
-        ({"central": {"clip": 1.0}, "budget": {"epsilon": 1.0}}, True),
-        ({"central": {**CENTRAL, "cohorts": "public", "references": {"DS": 5.0}}}, True),
-        ({"central": COHORT, "criteria": "charged", "criteria_bounds": {"DS": 1.0}}, True),
-        ({"local": CENTRAL, "aggregation": {}, "criteria": "charged", "criteria_noise": 2.0}, True),
-        ({"aggregation": {}}, False),
-    ],
-)
-def test_what_goes_together(given: dict[str, Any], noise: bool) -> None:
-    assert PrivacySettings.model_validate(given).noise is noise
-
-
-def test_a_delta_of_one_over_the_clients_guarantees_nothing() -> None:
-    check_delta("delta", 0.0099, 100, "more")
-    check_delta("delta", 0.5, 0, "more")
-    words = ("delta: got 0.01 with 100 clients", "allowed: below 0.01, or more = true")
-    assert_refused(lambda: check_delta("delta", 0.01, 100, "more = true"), *words)
-
-
-def test_defaults_of_aggregation_and_how_many_must_stay() -> None:
-    plain = AggregationSettings()
-    assert (plain.word_bits, plain.modulus_bits) == (32, 3072)
-    assert AggregationSettings(bits=64).word_bits == 64
-    assert AggregationSettings(kind="paillier", key_bits=2048).modulus_bits == 2048
-    # Two thirds, rounded up; more than half; at least two.
-    assert [plain.least(count) for count in (1, 2, 3, 4, 9, 10, 100)] == [2, 2, 2, 3, 6, 7, 67]
-    assert AggregationSettings(threshold=0.51).least(10) == 6
-    assert AggregationSettings(threshold=0.5000000000001).least(10) == 6
-    assert AggregationSettings(threshold=1.0).least(10) == 10
-    # 0.7 · 10 is 7.000000000000001 at worst, and 7 are enough.
-    assert AggregationSettings(threshold=0.7).least(10) == 7
 
 
 def test_a_package_that_is_missing_is_named_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,15 +146,6 @@ def test_a_mark_says_how_far_a_ledger_has_come_and_what_it_held(tmp_path: Path) 
     assert first_difference(path, marks[:1]) is None
 
 
-def test_a_ledger_that_can_no_longer_be_read_differs_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(_path: Path) -> bytes:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr("steelyard.files.read_bytes", refused)
-    marks = [Ledger().mark()] * 2
-    assert first_difference(tmp_path / "l", marks) == (0, "cannot be read (Permission denied), and could be")
-
-
 def test_charges_are_read_back_as_written_and_each_counts(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger.jsonl")
     made = [
