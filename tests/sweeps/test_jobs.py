@@ -21,7 +21,7 @@ def wait_for_ever(folder: Path, number: int) -> None:
     time.sleep(600)
 
 
-def _until(holds: Path, seconds: float = 60) -> None:
+def _until(holds: Path, seconds: float = 240) -> None:
     end = time.monotonic() + seconds
     while not holds.exists():
         assert time.monotonic() < end, f"{holds} did not come"
