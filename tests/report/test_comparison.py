@@ -180,19 +180,6 @@ def test_devices_show_the_worst_and_the_spread():
     assert rows["DS"]["final"]["values"] == pytest.approx([0.9, 0.8])
 
 
-def test_an_error_is_no_accuracy_and_has_no_targets():
-    def error(rule: str, level: float) -> Curve:
-        scores = np.full((3, 2), -level)
-        server = {"mape": [level / 100] * 3}
-        return Curve(rule, 1, np.arange(1, 4), scores, scores[:, 0], 0, {}, server)
-
-    found = describe([error("DS", 50), error("VE", 40)], "DS", (0.9,), SHARES, 3, measure=MEASURES["minus_rmse"])
-    assert found["rounds_to_target"] == []
-    (told,) = found["verdicts"]
-    assert told["server_mape"]["mean"] == pytest.approx(0.1)
-    assert told["final"]["mean"] == pytest.approx(10)
-
-
 def test_files_of_a_comparison_are_tidy(tmp_path: Path) -> None:
     found = document()
     rows = list(csv.DictReader(io.StringIO(comparison_csv(found))))

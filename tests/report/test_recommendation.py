@@ -68,15 +68,6 @@ def test_seeds_needed_are_those_of_the_tables_of_paired_tests(effect: float, see
     assert detectable(1.0, seeds) <= effect < detectable(1.0, seeds - 1)
 
 
-def test_what_is_detectable_is_seen_four_times_of_five() -> None:
-    chance = np.random.default_rng(3)
-    shift = detectable(2.0, 6, tests=3)
-    drawn = chance.normal(shift, 2.0, (20_000, 6))
-    t = drawn.mean(axis=1) / (drawn.std(axis=1, ddof=1) / math.sqrt(6))
-    # Student's t with 5 degrees of freedom, two-sided at .05 / 3: 3.5341.
-    assert np.mean(t > 3.5341) == pytest.approx(0.8, abs=0.01)
-
-
 def test_among_equals_another_rule_is_recommended_in_one_comparison_of_forty_at_most() -> None:
     """Both sides of the test together err in 5 %: better by chance in half of that, over four rules, whatever n is."""
     chance = np.random.default_rng(7)

@@ -10,13 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from pydantic import TypeAdapter, ValidationError
-from tests.kit import assert_refused
 from tests.report.made_run import shared_run
 from tests.runs.records import evaluations, federation, record, state, updates
 
 from steelyard.report.contents import contents
 from steelyard.report.documents import comparison, page, run
-from steelyard.report.reweigh import cohorts, federation_with, reweigh
+from steelyard.report.reweigh import cohorts, reweigh
 from steelyard.report.summary import summarise
 from steelyard.report.view import RunView
 from steelyard.result import Result
@@ -140,9 +139,3 @@ def test_another_rule_by_hand(view: RunView) -> None:
     assert {row["client"]: row["weight"] for row in found["clients"]} == pytest.approx(totals)
     flawed = sum(row["weight"] for row in found["clients"] if row["flaws"])
     assert found["flawed"]["weight"] == pytest.approx(flawed)
-
-
-def test_the_updates_are_those_of_a_rule_that_measured_what_is_asked_for(view: RunView) -> None:
-    assert federation_with(view, [], None, None).label == "VP>DS"
-    assert federation_with(view, ["LD"], None, None).label == "online(DS>LD)"
-    assert_refused(lambda: federation_with(view, ["MD"], None, None), "criteria", "MD", "VP>DS: VP, DS; fedavg: DS")
