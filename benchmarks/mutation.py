@@ -160,6 +160,7 @@ def main() -> None:
     arguments.add_argument("--deselect", action="append", default=[], help="a test that cannot run on this machine")
     arguments.add_argument("--deselect-failing", action="store_true", help="leave out tests that fail here anyway")
     arguments.add_argument("--minutes", type=float, help="try mutants for so long; those left are not counted")
+    arguments.add_argument("--like", type=Path, help="the --states of an earlier run: try the same mutants")
     arguments.add_argument("--states", type=Path, help="a file for how each drawn mutant ended, as JSON")
     chosen = arguments.parse_args()
     with tempfile.TemporaryDirectory() as name:
@@ -177,7 +178,9 @@ def main() -> None:
             tried = mutmut(folder, "-c", FIRST_FAILURE)
             sys.exit(f"no mutants, or a test fails without any:\n{first.stderr[-2000:]}\n{tried.stdout[-3000:]}")
         drawn = every
-        if 0 < chosen.mutants < len(every):
+        if chosen.like is not None:
+            drawn = sorted(json.loads(chosen.like.read_text()).keys() & set(every))
+        elif 0 < chosen.mutants < len(every):
             drawn = sorted(random.Random(chosen.seed).sample(every, chosen.mutants))
         done = mutmut(folder, *run, *drawn, seconds=chosen.minutes and 60 * chosen.minutes)
         codes = ends(folder)
