@@ -158,7 +158,6 @@ TYPED: dict[str, str] = {
     "watch nowhere --port 0": "nowhere: no such folder",
     "criteria --plugin no.such": "is not declared for Steelyard",
     "recipes --quiet --verbose": "--verbose, --quiet: got both",
-    "recipes --log-file .": "Is a directory",
     f"{COMPARE} DS --seeds 1000000": "1 to 1,000",
     f"{COMPARE} DS --baseline LD": "--baseline",
     f"{COMPARE} onlin": "did you mean 'online'",
