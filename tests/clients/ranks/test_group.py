@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections import Counter
 from typing import Any
@@ -26,20 +25,16 @@ from steelyard.clients.ranks.placing import on_rank
 MET = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 
 
-def test_a_process_that_is_alone_joins_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Place.given({}) is None
-    assert Place.given({"WORLD_SIZE": "1", "RANK": "0", **MET}) is None
-    assert Place.given({"WORLD_SIZE": "4", **MET}) is None
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    assert join() is None
-    assert current() is None
-    assert rank_count() == 1
-
-
-def test_the_place_is_that_of_the_launcher() -> None:
+def test_the_place_is_that_of_the_launcher_and_one_alone_has_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     given = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", **MET}
     assert Place.given(given) == Place(5, 8, 1, 4)
     assert Place.given({"RANK": "1", "WORLD_SIZE": "2", **MET}) == Place(1, 2, 1, 2)
+    for alone in ({}, {"WORLD_SIZE": "1", "RANK": "0", **MET}, {"WORLD_SIZE": "4", **MET}):
+        assert Place.given(alone) is None
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert (join(), current(), rank_count()) == (None, None, 1)
 
 
 def test_threads_and_memory_are_shared_out_and_what_is_given_stays() -> None:
@@ -56,15 +51,11 @@ def test_threads_and_memory_are_shared_out_and_what_is_given_stays() -> None:
     ("read", "given", "field", "value"),
     [
         (Place.given, {"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR", "missing"),
-        (Place.given, {"RANK": "2", "WORLD_SIZE": "2", **MET}, "RANK", "'2'"),
         (Place.given, {"RANK": "-1", "WORLD_SIZE": "2", **MET}, "RANK", "'-1'"),
         (Place.given, {"RANK": "0", "WORLD_SIZE": "0", **MET}, "WORLD_SIZE", "'0'"),
         (Place.given, {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "3", **MET}, "LOCAL_WORLD_SIZE", "'3'"),
         (Place.given, {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "x", **MET}, "LOCAL_RANK", "'x'"),
-        *(
-            (silence, {"STEELYARD_RANK_SILENCE": text}, "STEELYARD_RANK_SILENCE", text)
-            for text in ("x", "1", "nan", "1e9")
-        ),
+        *((silence, {"STEELYARD_RANK_SILENCE": text}, "STEELYARD_RANK_SILENCE", text) for text in ("x", "1", "nan")),
     ],
 )
 def test_nonsense_in_the_environment_is_named(read: Any, given: dict[str, str], field: str, value: str) -> None:
@@ -105,12 +96,6 @@ def test_no_rank_has_much_more_than_its_part(steps: list[dict[str, int]], ranks:
     assert max(loads(shares, steps)) <= SLACK * (sum(every) / ranks + max(every))
 
 
-def test_the_longest_go_first() -> None:
-    shares = share_out([{"a": 3, "b": 3, "c": 2, "d": 2, "e": 2}], [False], 2)
-    assert sorted(loads(shares, [{"a": 3, "b": 3, "c": 2, "d": 2, "e": 2}])) == [5, 7]
-    assert {"a", "b"} & set(shares[0][0]) != {"a", "b"}
-
-
 NUMBERS = arrays.arrays(
     dtype=st.sampled_from(["<f4", "<f8", "<i8", "|b1", "|u1"]),
     shape=arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4),
@@ -123,30 +108,23 @@ CONTENTS = st.recursive(
 )
 
 
-def same(left: Any, right: Any) -> bool:
-    if isinstance(left, np.ndarray):
-        return left.dtype == right.dtype and left.shape == right.shape and left.tobytes() == right.tobytes()
-    if isinstance(left, dict):
-        return left.keys() == right.keys() and all(same(part, right[name]) for name, part in left.items())
-    if isinstance(left, list):
-        return len(left) == len(right) and all(map(same, left, right))
-    if isinstance(left, float) and math.isnan(left):
-        return isinstance(right, float) and math.isnan(right)
-    return type(left) is type(right) and left == right
-
-
 @given(CONTENTS)
 def test_what_is_sent_arrives(content: Any) -> None:
-    assert same(content, travelled(content))
+    np.testing.assert_equal(travelled(content), content)
+
+
+@given(NUMBERS)
+def test_arrays_keep_their_kind(numbers: np.ndarray) -> None:
+    found = travelled(numbers)
+    assert (found.dtype, found.shape, found.tobytes()) == (numbers.dtype, numbers.shape, numbers.tobytes())
 
 
 def test_tensors_and_large_arrays_arrive_too() -> None:
     large = torch.arange(600_000, dtype=torch.float32).reshape(2, -1)
-    found = travelled({"large": large, "small": large[:, :3], "strided": large.T[:5], "none": large[:0]})
-    assert torch.equal(found["large"], large)
-    assert torch.equal(found["small"], large[:, :3])
-    assert torch.equal(found["strided"], large.T[:5])
-    assert found["none"].shape == (0, 300_000)
+    for sent in (large, large[:, :3], large.T[:5], large[:0]):
+        found = travelled({"sent": sent})["sent"]
+        assert found.shape == sent.shape
+        assert torch.equal(found, sent)
 
 
 class Counters(Counter[str]):
@@ -198,8 +176,3 @@ def test_a_store_that_is_gone_ends_both_sides() -> None:
     for thread in set(threading.enumerate()) - before:
         thread.join(60)
         assert not thread.is_alive()
-
-
-def test_a_minute_is_usual() -> None:
-    assert silence({}) == silence({"STEELYARD_RANK_SILENCE": ""}) == 60
-    assert silence({"STEELYARD_RANK_SILENCE": "7.5"}) == 7.5
