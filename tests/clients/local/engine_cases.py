@@ -104,17 +104,6 @@ class Encoded(nn.Module):
         return self.dense(self.gru(x.transpose(0, 1))[0][-1])
 
 
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm = nn.LSTM(8, 6, batch_first=True)
-        self.gru = nn.GRU(6, 5, batch_first=True)
-        self.dense = nn.Linear(5, 10)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.dense(self.gru(self.lstm(x)[0])[0][:, -1])
-
-
 class Tied(nn.Module):
     """One layer in two places, frozen parts, attention and embeddings."""
 
@@ -203,7 +192,6 @@ MODELS = {
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "plain": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.ReLU(), nn.Linear(6, 10)),
     "normed": normed,
-    "recurrent": Recurrent,
     "tied": Tied,
     "encoded": Encoded,
     "reused": Reused,

@@ -48,10 +48,7 @@ def by_the_loop(name: str, network: str) -> list[Any]:
     ("name", "engine", "network"),
     [
         *(("apfl", engine, "mlp") for engine in ("threads", "vmap", "stacked:2")),
-        ("apfl", "fused", "cnn"),
-        ("fedrep", "stacked", "mlp"),
         ("fedrep", "stacked", "cnn"),
-        ("fedala", "stacked:2", "mlp"),
         ("fedala", "vmap", "mlp"),
         ("fedala", "fused", "cnn"),
     ],

@@ -37,12 +37,12 @@ TABLE = [
     *((f"{name}, {how}", engine) for name in BROUGHT for engine in ("graph", "vmap") for how in ("mini", "adam")
       # The bias of keys has no gradient but rounding, which Adam makes as large as any.
       if (name, how) != ("encoded", "adam")),
-    ("normed, heavy", "graph"), ("normed, updates", "graph"), ("recurrent, updates", "graph"),
+    ("normed, heavy", "graph"), ("normed, updates", "graph"),
     # A compiler takes up to a minute for each.
-    ("normed, mini", "compiled"), ("recurrent, heavy", "compiled"), ("convolutional, mini", "compiled"),
+    ("normed, mini", "compiled"), ("convolutional, mini", "compiled"),
     ("frozen dense, mini", "compiled"), ("encoded, mini", "compiled"),
     # Dropout inside attention and between the layers of an LSTM is ours, one layer of cuDNN at a time.
-    ("encoded, mini", "loop"), ("recurrent, mini", "loop"),
+    ("encoded, mini", "loop"),
     *((f"unet, {how}", engine) for how in ("mini, pixel-cross-entropy", "full, dice") for engine in ANY),
     *((f"{name}, mini, labels", engine) for name in ("mlp", "tabular") for engine in ANY),
 ]  # fmt: skip
@@ -151,7 +151,7 @@ def test_all_models_are_tested_together(precision: str) -> None:
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("how", ["mini", "adam"])
-@pytest.mark.parametrize("name", ["normed", "recurrent", "convolutional"])
+@pytest.mark.parametrize("name", ["normed", "tied", "convolutional"])
 def test_steps_launched_together_are_the_same_bits(
     name: str, how: str, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -169,12 +169,7 @@ def test_a_client_whose_key_shares_cannot_be_read_is_left_out_and_the_others_are
         return {name: bytes(len(text)) for name, text in shares.items()} if self.name == "client-002" else shares
 
     monkeypatch.setattr(SecureClient, "share", share)
-    experiment = build(HIDDEN)
-    run(experiment, out=tmp_path / "spoiled")
-    monkeypatch.undo()
-    run_with(experiment, tmp_path / "dropped", mask="2")
-    # With the weights that were given: the same sum as if it had dropped out after they were, up to rounding.
-    torch.testing.assert_close(models(tmp_path / "spoiled"), models(tmp_path / "dropped"), rtol=0, atol=1e-5)
+    run(build(HIDDEN), out=tmp_path / "spoiled")
     there = History(tmp_path / "spoiled").clients
     left = there[there["failure"].notna()]
     assert set(left["client"]) == {"client-002"}
@@ -208,14 +203,6 @@ def test_a_sum_that_too_few_stand_behind_is_not_opened(
     assert_refused(lambda: answer.payload.aggregate(task.parameters, given), *said)  # type: ignore[attr-defined]
 
 
-def run_with(experiment: Any, out: Path, **stages: str) -> History:
-    clients, server = experiment.assemble()
-    assert isinstance(clients, HiddenSimulation)
-    dropping = HiddenSimulation(clients.clients, clients.settings, absent(**stages))
-    run(experiment, out=out, assemble=lambda: (dropping, server))
-    return History(out)
-
-
 def test_fresh_keys_change_no_bit_of_the_model_also_on_resume(tmp_path: Path):
     experiment = build(changed(HIDDEN, store={"checkpoint_every": 1}))
     run(experiment, out=tmp_path / "one")
@@ -228,7 +215,6 @@ def test_fresh_keys_change_no_bit_of_the_model_also_on_resume(tmp_path: Path):
     [
         ({"weighing": {"criteria": ["DS", "MD"]}}, ("MD", "single models")),
         ({"weighing": {"criteria": ["VP"]}, "partition": SPARED}, ("VP", "single models", "privacy.aggregation")),
-        ({"weighing": {"fit": {"steps": 2}}, "partition": SPARED}, ("weighing.fit", "single models")),
         ({"weighing": {"defence": {"rule": "median"}}}, ("median", "single updates")),
         ({"weighing": {"criteria": ["DS", "LD"], "adjust": {}}}, ("one more equation",)),
     ],
