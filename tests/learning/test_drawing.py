@@ -17,7 +17,6 @@ from torch.utils.checkpoint import checkpoint
 from steelyard import randomness
 from steelyard.data import DataSettings, in_memory
 from steelyard.data.loading import normalised
-from steelyard.learning import dropout
 from steelyard.learning.augmentation import LAYER, Augmentation
 from steelyard.learning.drawing_layers import NamedAttention, NamedGRU, NamedLSTM, name_draws
 from steelyard.learning.dropout import drawing, mask, set_chance
@@ -33,19 +32,6 @@ def test_a_mask_by_hand() -> None:
         # As signed numbers, lanes from 2^15 on are the lowest.
         signed = [lane - 65_536 if lane >= 32_768 else lane for lane in lanes][:6]
         assert found[sample].tolist() == pytest.approx([4 / 3 if s >= 16_384 - 32_768 else 0.0 for s in signed])
-
-
-def test_what_has_no_room_in_a_position_is_drawn_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attention of 8 heads over 1,024 places has more units a sample than a position has room for."""
-    chance = torch.tensor([12345, 6])
-    monkeypatch.setattr(dropout, "WORD_BITS", 3)
-    monkeypatch.setattr(dropout, "SAMPLE_BITS", 1)
-    room = dropout.LANES << 3
-    many = torch.stack([mask(chance, layer, 4, 3 * room, 0.5) for layer in (*range(3), *range(dropout.LAYERS, 259))])
-    pieces = many.view(6 * 4 * 3, room)
-    assert len(torch.unique(pieces, dim=0)) == len(pieces), "no two parts of layers, samples or units are alike"
-    assert torch.equal(mask(chance, 0, 2, room, 0.5), many[0, :2, :room]), "what has room stays where it was"
-    assert pieces.eq(0).float().mean() == pytest.approx(0.5, abs=0.05)
 
 
 def test_a_layer_that_is_called_twice_draws_twice() -> None:

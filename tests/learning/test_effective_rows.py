@@ -40,12 +40,10 @@ def measured(size: int, training: TrainingSettings) -> float:
 @pytest.mark.parametrize(
     ("size", "fields", "rows"),
     [
-        (96, {"batch_size": "full"}, 96.0),
         (96, {"batch_size": 4}, 96.0),
         (96, {"batch_size": 19, "learning_rate": 0.1, "weight_decay": 10.0}, 1.0),  # the last batch, of one row
         (96, {"batch_size": 12, "learning_rate": 0.1, "weight_decay": 10.0}, 12.0),
         (11, {"batch_size": 10}, 4 / 1.1),  # the eleventh row weighs as much as the ten before it
-        (1, {"batch_size": 1, "epochs": 50}, 1.0),
         (30, {"batch_size": 1, "learning_rate": 0.5, "weight_decay": 1.8}, 0.99 / 0.81),  # weights 1, 0.1, 0.01, ...
         (96, {"batch_size": 4, "updates": 3}, 12.0),
     ],
@@ -83,14 +81,6 @@ def test_one_epoch_is_as_training_does_it_and_an_algorithms_pull_forgets_as_weig
     training = TrainingSettings(batch_size=batch, momentum=momentum, weight_decay=decay, learning_rate=0.1)
     both = training.model_copy(update={"weight_decay": decay + pull})
     assert effective_rows(size, training, FedProx(mu=pull)) == pytest.approx(measured(size, both), rel=1e-3)
-
-
-@settings(max_examples=50, deadline=None)
-@given(size=st.integers(1, 200), batch=st.integers(1, 200), epochs=st.integers(1, 5), pull=st.floats(0, 1e6))
-def test_never_more_than_there_are_and_never_fewer_than_a_batch_has(size: int, batch: int, epochs: int, pull: float):
-    training = TrainingSettings(batch_size=batch, epochs=epochs, weight_decay=pull)
-    smallest = size % min(batch, size) or min(batch, size)
-    assert smallest * (1 - 1e-9) <= effective_rows(size, training) <= size
 
 
 def test_the_worst_rate_of_a_schedule_counts():

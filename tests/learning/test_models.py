@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests.kit import assert_refused
-from tests.warm import command_environment
 from torch import nn
 
 import steelyard
@@ -101,14 +98,6 @@ def no_network() -> dict[str, int]:
     return {}
 
 
-def test_own_model_from_file(tmp_path: Path) -> None:
-    (tmp_path / "net.py").write_text("from torch import nn\ndef make(classes):\n    return nn.Linear(4, classes)\n")
-    assert Layout.of(build(ModelSettings(name=f"{tmp_path / 'net.py'}:make"), (4,), 3, 0)).trained == 15
-    (tmp_path / "wide.py").write_text("from torch import nn\nclass Wide(nn.Linear):\n    pass\n")
-    wide = ModelSettings(name=f"{tmp_path / 'wide.py'}:Wide", arguments={"in_features": 4, "out_features": 3})
-    assert Layout.of(build(wide, (4,), 3, 0)).trained == 15
-
-
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -153,18 +142,6 @@ def test_parameters_are_those_of_the_network(model: BuiltIn) -> None:
     module = build(ModelSettings(name=model.name), model.shape, model.outputs, seed=0)
     assert model.parameters == sum(weights.numel() for weights in module.parameters())
     assert set(model.fields) <= set(ModelSettings.model_fields)
-
-
-def test_reading_the_table_needs_no_torch() -> None:
-    code = (
-        "import sys; from typer.testing import CliRunner; from steelyard.cli.main import app; "
-        "assert CliRunner().invoke(app, ['models']).exit_code == 0; "
-        "assert not {'torch', 'pandas'} & set(sys.modules)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=command_environment(), check=False
-    )
-    assert done.returncode == 0, done.stderr
 
 
 def test_parameters_lie_flat_before_floating_buffers() -> None:

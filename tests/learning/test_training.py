@@ -11,7 +11,7 @@ from tests.kit import assert_refused
 from torch import nn
 
 from steelyard.learning.descent import Descent
-from steelyard.learning.inversion import gradient, likeness, read_off, search
+from steelyard.learning.inversion import gradient, read_off
 from steelyard.learning.parameters import Layout
 from steelyard.learning.settings import ScheduleSettings
 from steelyard.learning.training import TrainingSettings, orders, train_client
@@ -145,17 +145,3 @@ def test_one_sample_is_read_off_a_dense_layer() -> None:
     row = torch.rand(1, 6)
     told = gradient(model, row, torch.tensor([1]))
     assert read_off(told[0], told[1]).tolist() == pytest.approx(row[0].tolist(), abs=1e-4)
-
-
-def test_the_search_finds_two_samples_of_an_mlp() -> None:
-    torch.manual_seed(1)
-    model = nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 4))
-    rows, labels = torch.rand(2, 16), torch.tensor([0, 3])
-    found = search(model, gradient(model, rows, labels), (16,), labels, steps=150)
-    assert float(likeness(found, rows).min()) > 0.9
-
-
-def test_likeness_is_correlation_with_the_nearest() -> None:
-    true = torch.tensor([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
-    found = torch.tensor([[0.0, 2.0, 0.0], [0.5, 0.5, 1.0]])
-    assert likeness(found, true).tolist() == pytest.approx([1.0, -0.5], abs=1e-6)

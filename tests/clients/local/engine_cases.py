@@ -26,12 +26,11 @@ def population(
     shape: tuple[int, ...],
     classes: int,
     sizes: tuple[int, ...] = SIZES,
-    seed: int = 0,
     bytes_: bool = False,
     survival: bool = False,
     augment: Augmentation | None = None,
 ) -> Population:
-    draw = np.random.default_rng(seed)
+    draw = np.random.default_rng(0)
     count = sum(sizes) + 12
     labels = torch.from_numpy(draw.integers(0, max(classes, 2), count))
     if bytes_:
@@ -152,14 +151,6 @@ class Backbone(nn.Module):
         return self.head(self.body(x))
 
 
-def convolutional() -> nn.Module:
-    """Kernels whose shape does not show whether their channels were moved (3 × 3 × 3), and one of groups."""
-    return nn.Sequential(
-        nn.Unflatten(1, (1, 8)), nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), nn.Conv2d(3, 3, 3), nn.GroupNorm(1, 3),
-        nn.ReLU(), nn.Conv2d(3, 3, 3, groups=3), nn.Flatten(), nn.Linear(48, 10),
-    )  # fmt: skip
-
-
 def normed() -> nn.Module:
     return nn.Sequential(
         nn.Unflatten(1, (1, 8)), nn.Conv2d(1, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU(),
@@ -196,7 +187,6 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "encoded": Encoded,
     "reused": Reused,
     "backbone": Backbone,
-    "convolutional": convolutional,
     "frozen dense": lambda: frozen(DenseNet(64, (12,), 10), "layers.0.weight", "layers.1.bias"),
     "frozen cnn": lambda: frozen(ConvNet((1, 8, 8), (4, 6), 3, 8, 10), "conv1.weight", "dense1.bias"),
     "frozen own": lambda: frozen(Own(10), "body.1.weight", "body.2.weight"),

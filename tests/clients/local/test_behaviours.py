@@ -106,27 +106,6 @@ def test_a_stale_client_starts_from_the_model_of_some_rounds_ago_also_after_a_re
     assert [json.loads(key)[2] for key in resumed.snapshot()] == [4, 5]
 
 
-def test_federations_do_not_mix_their_past() -> None:
-    clients = behaving(stale=1)
-    first = task(clients).parameters
-    names = ("c2",)
-    clients.train([Task("f", 0, 1, names, first), Task("g", 0, 1, names, first + 1)])
-    both = clients.train([Task("f", 0, 2, names, first + 5), Task("g", 0, 2, names, first + 7)])
-    for updates, start in zip(both, (first, first + 1), strict=True):
-        expected = make().train([Task("x", 0, 2, names, start)])[0].payload.models
-        assert torch.equal(updates.payload.models, expected)
-
-
-def test_a_stack_does_what_the_loop_does() -> None:
-    behaviours = {"c0": Behaviour(work=0.5), "c2": Behaviour(stale=1), "c1": Behaviour(free_rider=True)}
-    loop, stack = (make(population(behaviours=behaviours), engine=engine) for engine in ("loop", "stacked:3"))
-    start = task(loop).parameters
-    for round in (1, 2, 3):
-        # Float32 sums in another order.
-        found, expected = (sent(clients, round, start + round) for clients in (stack, loop))
-        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
-
-
 NAMES = ("a", "b", "c", "d", "e")
 
 
@@ -188,7 +167,7 @@ def test_noise_is_as_large_as_said_and_the_same_each_time() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_min_max_goes_exactly_as_far_as_honest_updates_lie_apart(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_min_max_goes_exactly_as_far_as_honest_updates_lie_apart(seed: int) -> None:
     before, after = attacked("min-max", seed=seed)
     honest = before[1:]
     widest = max(float(np.linalg.norm(x - y)) for x in honest for y in honest)
@@ -197,5 +176,3 @@ def test_min_max_goes_exactly_as_far_as_honest_updates_lie_apart(seed: int, monk
     direction = (after[0] - honest.mean(axis=0)) / honest.std(axis=0)
     assert direction.max() < 0
     np.testing.assert_allclose(direction, direction[0], rtol=1e-2)
-    monkeypatch.setattr("steelyard.update_payloads.AT_ONCE", {"cpu": 37, "cuda": 37})
-    np.testing.assert_allclose(attacked("min-max", seed=seed)[1], after, atol=1e-5)

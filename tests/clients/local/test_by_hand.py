@@ -15,7 +15,6 @@ from torch import nn
 from steelyard.algorithms.algorithm import Algorithm, LocalSteps, Vectors
 from steelyard.algorithms.settings import AlgorithmSettings
 from steelyard.clients.local import Simulation
-from steelyard.data.dataset import Behaviour
 from steelyard.learning.settings import ModelSettings, TrainingSettings
 from steelyard.messages import Question
 
@@ -89,16 +88,6 @@ def test_steps_by_hand_are_the_ordinary_training(model: ModelSettings, training:
     for mine, ordinary in zip(ours, theirs, strict=True):
         # Adam divides by the size of the gradients, and rounding near 0 with it.
         assert mine == pytest.approx(ordinary, abs=5e-6 if "optimiser" not in training else 5e-4)
-
-
-def test_a_free_rider_sends_back_what_it_received_and_keeps_nothing() -> None:
-    lazy = replace(PEOPLE, behaviours={"c1": Behaviour(free_rider=True)})
-    clients = cases.simulated(replace(MLP, people=lazy))
-    task = cases.task_of(clients, algorithm=AlgorithmSettings(name="apfl").made())
-    (updates,) = clients.train([task])
-    same = (updates.payload.models == task.parameters).all(dim=1)  # type: ignore[attr-defined]
-    assert same.tolist() == [False, True, False]
-    assert {key.split('"')[5] for key in clients.snapshot()} == {"c0", "c2"}
 
 
 class Halves(Algorithm):

@@ -79,11 +79,3 @@ class TestStacksOfAnOwnModule(SimulationContract):
 
     model = "own"
     rounding = 1e-5
-
-
-@pytest.mark.parametrize("engine", ["stacked:3"])
-class TestRegression(SimulationContract):
-    """Outputs that are numbers, not classes."""
-
-    model = "linear"
-    rounding = 1e-5  # Float32 sums in another order, as in the stacks above.

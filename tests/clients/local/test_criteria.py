@@ -13,8 +13,8 @@ from steelyard.clients.local import ComputeSettings, Simulation, SimulationServe
 from steelyard.data.dataset import ClientRows, Dataset, Population
 from steelyard.learning.models import ModelSettings
 from steelyard.learning.training import TrainingSettings
-from steelyard.messages import Floats, LossState, Task, Updates
-from steelyard.weighing.criteria import Criterion, Labelled, LocalData, get
+from steelyard.messages import LossState, Task, Updates
+from steelyard.weighing.criteria import Criterion, LocalData, get
 from steelyard.weighing.needs import Needs
 
 LABELS = torch.tensor([0, 0, 1, 2, 1, 1, 2, 0])
@@ -49,15 +49,6 @@ def simulation(*criteria: Criterion, batch_size: Any = 2) -> Simulation:
 def train(clients: Simulation, *seeds: int, round: int = 1, loss: LossState | None = None) -> list[Updates]:
     start, names = SimulationServer(clients).initial(0), ("c0", "c1", "c2", "c3")
     return clients.train([Task(f"f{seed}", seed, round, names, start, loss or LossState()) for seed in seeds])
-
-
-@pytest.mark.parametrize(("batch_size", "steps"), [(2, [9, 3, 3]), ("full", [3, 3, 3])])
-def test_steps_are_counted_and_the_rest_is_told_where_a_criterion_needs_it(batch_size: Any, steps: list[int]) -> None:
-    (answer,) = train(simulation(batch_size=batch_size), 0)
-    assert answer.clients == ("c0", "c1", "c3")
-    assert answer.steps is not None
-    assert answer.steps.tolist() == steps
-    assert (answer.first_losses, answer.label_counts) == (None, None)
 
 
 @pytest.mark.parametrize("weights", [None, (1.0, 4.0, 0.5)])
@@ -128,17 +119,6 @@ def test_a_criterion_that_writes_changes_nothing_for_anybody(about: Any) -> None
     source = clients.context.population(0).source.dataset
     assert torch.equal(source.labels, LABELS)
     assert torch.equal(source.features, FEATURES)
-
-
-def test_measures_of_all_clients_at_once_cannot_write_either() -> None:
-    def all_at_once(many: Labelled) -> Floats:
-        many.labels[:] = 2
-        return np.ones(3)
-
-    clients = simulation(Criterion("RUDE", "client", "data", "", lambda local: 5.0, of_labels=all_at_once))
-    (found,) = train(clients, 0)
-    assert found.criteria["RUDE"].tolist() == [5, 5, 5]  # measured one by one instead
-    assert clients.context.population(0).own_labels.tolist() == [0, 0, 1, 2, 1, 2, 2, 0]
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,9 @@ from torch.nn import functional
 from steelyard.clients.local.convolution.pooled import (
     LibraryConvolution,
     PooledConvolution,
-    corners_of,
-    largest,
-    send_back,
 )
 from steelyard.clients.local.convolution.winograd import WinogradConvolution
-from steelyard.clients.local.layers.convolution import StackedConvolution, StackedLinear
-from steelyard.clients.local.layers.recurrent import StackedRecurrent
+from steelyard.clients.local.layers.convolution import StackedLinear
 from steelyard.clients.local.layers.replacing import stackable, unmasked_norms
 
 
@@ -51,64 +47,6 @@ def test_pooled_convolutions_give_what_autograd_gives(
         # Float32 sums of up to 125 products, and the numbers that Winograd's transforms add.
         for mine, theirs in zip(found, reference(seen, kernels, side, slope), strict=False):
             assert float((mine.double() - theirs).norm()) <= 5e-5 * float(theirs.norm())
-
-
-def test_of_equals_the_first_corner_gets_the_slope() -> None:
-    image = torch.tensor([[1.0, 5.0, 2.0, 2.0, 9.0], [5.0, 0.0, 2.0, 2.0, 9.0]]).view(1, 2, 5, 1)
-    corners = corners_of(image)
-    top = largest(corners)
-    assert top.flatten().tolist() == [5, 2]
-    for corner in corners:
-        corner.eq_(top)
-    send_back(torch.tensor([3.0, 4.0]).view(1, 1, 2, 1), corners)
-    assert image.view(2, 5).tolist() == [[0, 3, 4, 0, 9], [0, 0, 0, 0, 9]]
-
-
-@pytest.mark.parametrize(
-    "layer",
-    [
-        nn.Conv2d(3, 5, 3, padding=1),
-        nn.Conv2d(3, 4, (3, 2), stride=(2, 1), padding=(0, 2), bias=False),
-        nn.Conv2d(3, 4, 4, dilation=2, padding="same"),
-        nn.Conv2d(3, 4, 5, padding="valid", stride=2),
-        nn.Linear(7, 4),
-        nn.Linear(7, 4, bias=False),
-    ],
-    ids=str,
-)
-# What torch says of even kernels concerns its own copy of the rows, not what it computes.
-@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths:UserWarning")
-def test_products_are_what_torch_computes(layer: nn.Module) -> None:
-    stacked = StackedConvolution(layer) if isinstance(layer, nn.Conv2d) else StackedLinear(layer)  # type: ignore[arg-type]
-    torch.manual_seed(1)
-    x = torch.randn((2, 3, 9, 8) if isinstance(layer, nn.Conv2d) else (2, 5, 7), requires_grad=True)
-    expected = layer(x)
-    slope = torch.randn_like(expected)
-    wanted = torch.autograd.grad(expected, [x, *layer.parameters()], slope)
-    found = stacked(x)
-    assert torch.allclose(found, expected, atol=1e-5)
-    for mine, theirs in zip(torch.autograd.grad(found, [x, *stacked.parameters()], slope), wanted, strict=True):
-        if theirs.shape == getattr(layer, "weight").shape and theirs.dim() == 4:  # noqa: B009
-            theirs = theirs.permute(StackedConvolution.AXES)
-        assert torch.allclose(mine, theirs, atol=1e-4)
-
-
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
-@pytest.mark.parametrize("depth", [1, 2])
-@pytest.mark.parametrize("both", [False, True])
-@pytest.mark.parametrize("first", [False, True])
-def test_cells_are_what_torch_computes(kind: type[nn.Module], depth: int, both: bool, first: bool) -> None:
-    torch.manual_seed(1)
-    layer = kind(3, 4, depth, batch_first=first, bidirectional=both, bias=not both)
-    stacked = StackedRecurrent(layer)  # type: ignore[arg-type]
-    x = torch.randn(2, 5, 3)
-    samples = 2 if first else 5
-    state = torch.randn(depth * (1 + both), samples, 4)
-    for begin in (None, (state, -state) if kind is nn.LSTM else state):
-        (expected, ends), (found, mine) = layer(x, hx=begin), stacked(x, hx=begin)
-        assert torch.allclose(found, expected, atol=1e-6)
-        mine, ends = (mine, ends) if kind is nn.LSTM else ((mine,), (ends,))
-        assert all(torch.allclose(own, end, atol=1e-6) for own, end in zip(mine, ends, strict=True))
 
 
 def test_layers_of_a_users_own_stay_as_they_are() -> None:

@@ -52,7 +52,6 @@ def test_threads_and_memory_are_shared_out_and_what_is_given_stays() -> None:
     [
         (Place.given, {"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR", "missing"),
         (Place.given, {"RANK": "-1", "WORLD_SIZE": "2", **MET}, "RANK", "'-1'"),
-        (Place.given, {"RANK": "0", "WORLD_SIZE": "0", **MET}, "WORLD_SIZE", "'0'"),
         (Place.given, {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "3", **MET}, "LOCAL_WORLD_SIZE", "'3'"),
         (Place.given, {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "x", **MET}, "LOCAL_RANK", "'x'"),
         *((silence, {"STEELYARD_RANK_SILENCE": text}, "STEELYARD_RANK_SILENCE", text) for text in ("x", "1", "nan")),

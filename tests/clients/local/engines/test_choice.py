@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,14 +11,11 @@ import torch
 from tests.clients.local import engine_cases as cases
 from tests.clients.local.engine_cases import Case
 from tests.kit import assert_refused
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from steelyard.clients.local.device_data.cohort import Cohort
-from steelyard.clients.local.engines import choice_file, compiled, engine_trial, table
-from steelyard.clients.local.engines.compiled import CompiledStep
+from steelyard.clients.local.engines import choice_file, engine_trial, table
 from steelyard.clients.local.engines.engine import TrainingSetup
 from steelyard.clients.local.engines.engine_trial import Trial, run_trial
-from steelyard.clients.local.engines.graph import GraphEngine
 from steelyard.clients.local.engines.sequential import SequentialEngine
 from steelyard.clients.local.engines.table import ENGINES, DoesNotFit, can_fork, candidates, make, parse
 from steelyard.learning.models import DenseNet, ModelSettings
@@ -82,23 +78,6 @@ def test_a_choice_is_kept_and_taken_back_with_what_is_to_tell_of_it(own_cache: P
     assert cases.trained(part, "auto")[2].describe()["engine_reason"] != second["engine_reason"]
 
 
-def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("STEELYARD_CACHE", str(tmp_path / "file"))
-    assert "trial" in cases.trained(MLP, "auto")[2].describe()["engine_reason"]
-
-
-@pytest.mark.parametrize("recorded", ["loop", "threads", "stacked:3"])
-def test_what_is_asked_for_or_kept_holds_against_what_this_machine_would_choose(
-    recorded: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(choice_file, "read", lambda key: choice_file.Choice("threads"))
-    told = cases.trained(MLP, recorded)[2].describe()
-    assert (told["engine_choice"], told["engine_reason"]) == (recorded, "asked for")
-    monkeypatch.setattr(choice_file, "read", lambda key: choice_file.Choice(recorded))
-    assert cases.trained(MLP, "auto")[2].describe()["engine_choice"] == recorded
-
-
 def test_of_two_trials_the_first_to_write_decides_and_a_damaged_file_is_tried_again(own_cache: Path) -> None:
     own_cache.mkdir()
     for notes in ("", ', "notes": null'):
@@ -139,11 +118,6 @@ class Noisy(SequentialEngine):
 def work(what: Case = MLP) -> tuple[TrainingSetup, Cohort]:
     clients = cases.simulated(what)
     return clients.context.setup, clients.cohort_builder.gather([cases.task_of(clients)])[0]
-
-
-def equal_clients(count: int, model: ModelSettings = MLP.model) -> tuple[TrainingSetup, Cohort]:
-    """Clients that stay in a stack to its end, so that there is one size of it to trace."""
-    return work(Case(model, cases.population((8, 8), 10, (24,) * count)))
 
 
 @pytest.mark.parametrize(
@@ -188,38 +162,6 @@ def test_a_later_engine_must_win_by_a_tenth() -> None:
     assert Trial({"a": 1.0, "b": 0.95}).best == "a"
     assert Trial({"a": 1.0, "b": 0.85}).best == "b"
     assert Trial({"a": 1.0, "b": 0.85, "c": 0.8}).best == "b"
-
-
-def stack(setup: TrainingSetup) -> GraphEngine:
-    return GraphEngine(setup, lambda descent: CompiledStep(setup, descent), "compiled", 2)
-
-
-def test_a_program_is_compiled_once_for_the_trial_and_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[object] = []
-
-    def noted(step: Callable[..., object], **options: object) -> object:
-        made.append(step)
-        return make_fx(step, **options)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(torch, "compile", lambda traced, **options: traced)  # what is traced runs as it is
-    monkeypatch.setattr(compiled, "make_fx", noted)
-    setup, whole = equal_clients(4)
-    assert run_trial(setup, whole, {"compiled": stack}).refused == {}
-    stack(setup).train(whole, torch.empty((len(whole), setup.layout.size)))
-    assert len(made) == 1
-
-
-def test_frozen_numbers_that_were_changed_are_seen_by_a_program_made_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "compile", lambda traced, **options: traced)
-    setup, whole = equal_clients(2, cases.of(lambda: cases.frozen(DenseNet(64, (12,), 10), "layers.0.weight")))
-    out, expected = (torch.empty((len(whole), setup.layout.size)) for _ in range(2))
-    for _ in range(2):
-        stack(setup).train(whole, out)
-        SequentialEngine(setup).train(whole, expected)
-        # Four float32 steps on sums of 64 numbers of about 1.
-        assert torch.allclose(out, expected, atol=1e-5)
-        with torch.no_grad():
-            next(setup.module.parameters()).mul_(2)
 
 
 @pytest.mark.parametrize("asked", ["vmap", "auto"])

@@ -154,14 +154,6 @@ def test_bfloat16_stays_near_and_leaves_torch_as_it_was(name: str, engine: str) 
     assert torch.backends.mkldnn.enabled == before
 
 
-def test_a_small_memory_limit_makes_small_stacks() -> None:
-    what = cases.case("mlp, mini")
-    found, start, small = cases.trained(what, "vmap", memory_gb=1e-4)
-    assert cases.engine_of(small) == "vmap"
-    assert small.describe()["engine_choice"] != "vmap:1000"
-    cases.assert_alike(found, cases.by_the_loop("mlp, mini")[0], start, 1e-4)
-
-
 class Warming(nn.Module):
     """Counts its steps in a whole number that two parts share; a mask of -inf and a table that is not sent beside."""
 

@@ -63,7 +63,6 @@ def hooked() -> nn.Module:
     ("one", "other"),
     [
         (lambda: nn.Sequential(nn.ReLU(), nn.Linear(4, 2)), lambda: nn.Sequential(nn.Tanh(), nn.Linear(4, 2))),
-        (lambda: nn.BatchNorm1d(3), lambda: nn.BatchNorm1d(3).eval()),
         (lambda: nn.Dropout(0.1), lambda: nn.Dropout(0.2)),
         (lambda: nn.Linear(4, 2), hooked),
         (lambda: nn.Linear(4, 2), lambda: cases.frozen(nn.Linear(4, 2), "weight")),

@@ -17,8 +17,6 @@ from torch import nn
 
 from steelyard.clients.local import ComputeSettings, Simulation, SimulationServer
 from steelyard.clients.local.engines import processes, table
-from steelyard.clients.local.engines.engine import TrainingSetup
-from steelyard.clients.local.engines.processes import ProcessesEngine
 from steelyard.learning.models import ModelSettings
 from steelyard.learning.training import TrainingSettings
 from steelyard.messages import Task
@@ -75,15 +73,6 @@ def test_any_number_of_processes_gives_the_bits_of_the_loop() -> None:
             assert found.losses.tolist() == expected.losses.tolist()
         assert clients.describe()["engine_choice"] == "processes"
         clients.close()
-
-
-@pytest.mark.parametrize("name", ["own, corrected", "cnn-odd, adam"])
-def test_corrections_class_weights_and_optimisers_reach_the_processes(name: str) -> None:
-    what = cases.case(name)
-    (expected, _, _), (found, _, clients) = (cases.trained(what, engine) for engine in ("threads", "processes"))
-    assert cases.engine_of(clients) == "processes"
-    for mine, theirs in zip(found, expected, strict=True):
-        assert torch.equal(mine.payload.models, theirs.payload.models)
 
 
 def test_a_process_that_is_killed_ends_the_round_in_one_line_and_the_next_begins_anew() -> None:
@@ -147,35 +136,3 @@ def test_processes_end_with_a_killed_parent() -> None:
     assert parent.exitcode == -signal.SIGKILL
     assert mine
     assert all(gone(pid) for pid in mine)
-
-
-class Failing(nn.Linear):
-    """A module of the user's that takes no batch of two."""
-
-    def __init__(self) -> None:
-        super().__init__(64, 10)
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        if self.training and len(input) == 2:
-            raise ZeroDivisionError("two samples")
-        return super().forward(input)
-
-
-def test_what_a_module_raises_is_raised() -> None:
-    setup = simulation("loop", Failing)[0].context.setup
-    clients, task = simulation("processes", Failing)
-    cohort, _ = clients.cohort_builder.gather([task])
-    out = torch.empty((len(cohort), setup.layout.size))
-    assert_refused(lambda: ProcessesEngine(setup).train(cohort, out), "ZeroDivisionError: two samples")
-
-
-def test_short_runs_and_machines_without_forks_keep_to_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    def setup(rounds: int, threads: int = 2) -> TrainingSetup:
-        return simulation("auto", lambda: nn.Sequential(nn.Linear(64, 10), nn.Tanh()), threads, rounds)[0].context.setup
-
-    assert table.candidates(setup(rounds=100), steps=20)[:2] == ["processes", "threads"]
-    assert "processes" not in table.candidates(setup(rounds=99), steps=20)
-    assert "processes" not in table.candidates(setup(rounds=100, threads=1), steps=20)
-    monkeypatch.setattr(table, "can_fork", lambda: False)
-    assert "processes" not in table.candidates(setup(rounds=100), steps=20)
-    assert table.make(setup(rounds=100), "processes").name == "threads"

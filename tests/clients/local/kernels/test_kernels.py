@@ -27,27 +27,10 @@ def test_the_kernels_give_what_torch_gives_in_tritons_interpreter() -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-def steps_of(settings: ModelSettings, depth: int = 1) -> ConvSteps:
-    module = build(settings, (depth, 12, 12), 10, seed=0)
-    return ConvSteps(module, Layout.of(module), half=False)  # type: ignore[arg-type]
-
-
 def test_without_triton_or_a_gpu_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    steps, descent = steps_of(ModelSettings(name="cnn-digits")), Descent(0.1, 0.0, 0.0)
+    module = build(ModelSettings(name="cnn-digits"), (8, 8), 10, seed=0)
+    steps, descent = ConvSteps(module, Layout.of(module), half=False), Descent(0.1, 0.0, 0.0)  # type: ignore[arg-type]
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     assert available.kernel_steps(steps, descent, "float32", torch.device("cpu")) is None
     monkeypatch.setattr(available, "_triton", None)
     assert available.kernel_steps(steps, descent, "float32", torch.device("cuda")) is None
-
-
-@pytest.mark.parametrize(
-    ("channels", "depth", "fits"), [((32, 64), 1, True), ((32, 72), 1, False), ((64, 64), 3, False)]
-)
-def test_networks_that_are_too_wide_are_left_to_torch(
-    channels: tuple[int, int], depth: int, fits: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("triton", reason="Triton comes with torch's CUDA builds")
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    steps = steps_of(ModelSettings(name="cnn", channels=channels, kernel=5), depth)
-    found = available.kernel_steps(steps, Descent(0.1, 0.0, 0.0), "float32", torch.device("cpu"))
-    assert (found is not None) is fits
