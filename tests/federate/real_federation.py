@@ -68,12 +68,12 @@ def failures(folder: Path, client: str) -> dict[int, str | None]:
     return {round: why if isinstance(why, str) else None for round, why in found}
 
 
-def server_apps(root: Path, command: bytes = b"flwr-serverapp") -> list[int]:
+def server_apps(root: Path) -> list[int]:
     """Return the server apps of a federation's server: those whose register lies in this folder."""
     found: list[int] = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            app = command in (process / "cmdline").read_bytes()
+            app = b"flwr-serverapp" in (process / "cmdline").read_bytes()
             if app and f"STEELYARD_REGISTER={root}".encode() in (process / "environ").read_bytes():
                 found.append(int(process.name))
         except OSError:

@@ -30,7 +30,6 @@ from steelyard.clients.flower.hidden_forms import (
     ShareForm,
 )
 from steelyard.clients.node import NodeConfig
-from steelyard.experiment.loading import build
 from steelyard.experiment.node_rules import agreed
 from steelyard.federate.client_app import NodeFault, app
 from steelyard.federate.hidden_node import HiddenRound, read_hide, read_share
@@ -216,13 +215,6 @@ def test_a_node_that_requires_hidden_updates_takes_part_in_no_other_experiment()
     agreed(dict(DOCUMENT), node)
     assert_refused(lambda: agreed(dict(OPENED), node), "privacy.aggregation", "owner requires it")
     assert_refused(lambda: NodeConfig.read({"client": "a", "require": "agregation"}), "require", "'agregation'")
-
-
-def test_another_weighted_sum_of_the_same_updates_is_refused_across_machines(tmp_path: Path) -> None:
-    document = {**DOCUMENT, "beside": {"fedavg": {"criteria": ["DS"]}}}
-    node = NodeConfig.read({"partition-id": 0, "num-partitions": 2})
-    for ask in (lambda: federated(tmp_path / "run", document, 2), lambda: build(document).on_node(node)):
-        assert_refused(ask, "another weighted sum of the same updates")
 
 
 NAMES = ("a", "b", "c", "d")

@@ -24,7 +24,7 @@ from steelyard.runs.reader import History
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-def test_runs_go_one_after_another_and_are_seen_and_stopped(federation: Federation):
+def test_runs_go_one_after_another_and_are_seen(federation: Federation):
     root = federation.root
     first = federation.start_and_listen("submit", "server", "hospitals.toml", *LONG, "--out", "runs/first")
     wait_until(lambda: last_round(root / "runs/first") >= 1, 240, "no round")
@@ -47,12 +47,6 @@ def test_runs_go_one_after_another_and_are_seen_and_stopped(federation: Federati
     lines, errors = second.communicate(timeout=240)
     assert second.returncode == 0, lines + errors
     assert "round 2/2" in federation.steelyard("log", "server", "2").stdout
-    third = federation.start_and_listen("submit", "server", "hospitals.toml", *LONG, "--out", "runs/third")
-    wait_until(lambda: last_round(root / "runs/third") >= 1, 240, "no round")
-    stopped = federation.steelyard("stop", "server")
-    assert stopped.returncode == 0, stopped.stderr
-    _, errors = third.communicate(timeout=60)
-    assert (third.returncode, "stopped" in errors) == (2, True)
 
 
 NETWORK = """
@@ -94,10 +88,6 @@ class Going:
     def start_b(self) -> int:
         return self.federation.node("hospital-b", FAULT=str(self.fault)).pid
 
-    @property
-    def lines(self) -> str:
-        return (self.federation.root / "server" / "runs" / "1" / "log.txt").read_text()
-
     def came_back(self) -> None:
         """Wait until the hospital takes part again; the other one took part in every round, this fault's too."""
         self.fault.unlink(missing_ok=True)
@@ -106,7 +96,7 @@ class Going:
         def back() -> bool:
             return any(why is None for round, why in failures(self.folder, "hospital-b").items() if round > at)
 
-        wait_until(back, 120, f"it never came back: {self.lines[-2000:]}")
+        wait_until(back, 120, "it never came back")
         assert set(failures(self.folder, "hospital-a").values()) == {None}
 
     def reasons(self, after: int) -> set[str]:

@@ -91,11 +91,9 @@ def _replaced(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
     ("damage", "words"),
     [
         (lambda content: b"", "it is empty"),
-        (lambda content: content[:-1], "its last line is cut"),
         (lambda content: content.split(b"\n", 1)[1], "line 1 is number 2"),
         (lambda content: content + content, "line 4 is number 1"),
         (_replaced(b'"noise":2.0', b'"noise":9.0'), "it says epsilon 3.70863"),
-        (_replaced(b'"noise":2.0', b'"noise":-2.0'), "line 1: noise: "),
         # Each of these is a sound ledger by itself: its lines add up to what it says.
         (lambda content: b"".join(content.splitlines(keepends=True)[:2]), "it has "),
         (_replaced(b'"run":"run"', b'"run":"elsewhere"'), "it no longer holds the charges that it held"),

@@ -237,22 +237,19 @@ class TestSuperLink:
         assert done.wait(30)
         assert sorted((name, type(answer).__name__) for name, answer in arrived) == [(n, heard) for n in "ab" if heard]
 
-    @pytest.mark.parametrize("free", [1000, 1 << 30])
-    def test_a_full_disk_is_named(self, free: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_full_disk_is_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def not_taken() -> None:
             raise PartsNotTaken("part", 1, "session")
 
         monkeypatch.setenv(REGISTER, str(tmp_path / "register.json"))
-        monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=free))
-        full = f"any more: {tmp_path}: No space left on device$"
-        with pytest.raises(SuperLinkFault, match=full if free == 1000 else "any more: ObjectPushError: [^\n]*$"):
+        with pytest.raises(SuperLinkFault, match="any more: ObjectPushError: "):
             introduce(Sending(not_taken), 1.0)
         silent = Sending(lambda: None)
-        if free > 1000:
-            assert introduce(silent, 0.2) == ["no answer within 0.2 s"]
-            return
-        with pytest.raises(SuperLinkFault, match=full):  # It takes no answers either.
-            introduce(silent, 0.2)
+        assert introduce(silent, 0.2) == ["no answer within 0.2 s"]
+        monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=1000))
+        for sending in (Sending(not_taken), silent):  # It takes no answers either.
+            with pytest.raises(SuperLinkFault, match=f"any more: {tmp_path}: No space left on device$"):
+                introduce(sending, 0.2)
 
     def test_a_server_that_stood_still_while_it_sent_does_not_call_its_nodes_silent(self) -> None:
         (found,) = introduce(Sending(lambda: time.sleep(0.3)), 0.2)  # As a laptop that is closed meanwhile.
