@@ -138,9 +138,6 @@ def test_the_page_holds_the_answer_escaped_and_its_pictures() -> None:
     assert "<script" not in page
     bare = arena_html(judge(on_paper(["clean"], 3), {}))
     assert "<svg" not in bare
-    assert "settings tried" not in bare
-    assert "What failed" not in bare
-    assert "small, version 2, not the whole" in bare
 
 
 def test_charts_show_every_rule_by_rank_and_every_gain_with_its_interval() -> None:
