@@ -312,11 +312,12 @@ def test_what_this_server_cannot_do_or_see_is_refused(
 def test_the_server_alone_trains_its_own_model_and_asks_nobody() -> None:
     server = Fitting()
     made = federation("alone", seed=2, trained_by="server"), federation("f")
-    before = replace(state(4), parameters=torch.arange(10.0), memory={"seen": 1})
+    before = replace(state(4), parameters=torch.arange(10.0), memory={"seen": 1}, tensors={"kept": torch.ones(1)})
     done = ran(*made, before=before, server=server, rounds=5, fraction=0.4)
     assert server.trained == [(2, 5, list(range(10)))]
     assert done.states["alone"].parameters.tolist() == [52.0 + index for index in range(10)]
     assert (done.states["alone"].round, done.states["alone"].memory) == (5, {"seen": 1})
+    assert set(done.states["alone"].tensors) == {"kept"}
     assert [task.federation for task in done.clients.tasks] == ["f"]
     alone, other = done.kept.records
     assert (alone.federation, alone.weighing, alone.kept_old, alone.accuracy) == ("alone", None, False, 0.4375)

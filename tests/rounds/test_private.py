@@ -248,6 +248,7 @@ def test_the_noise_on_a_sum_is_z_times_the_clip_times_the_largest_weight() -> No
     made = rounds(noise=3.0, clip=0.5)
     # Nobody came: the model and noise of 3 · 0.5 · 2/5.
     found = made.combine(RULE, task, nobody(task), made.weigh(RULE, task, np.zeros((0, 1)), (0,)))
+    assert (nobody(task).federation, nobody(task).round) == (task.federation, task.round)
     assert float(found.std()) == pytest.approx(0.6, rel=0.03)
     assert float(found.mean()) == pytest.approx(2.0, abs=0.02)
     # Updates are clipped, weighted and summed; what is frozen stays.

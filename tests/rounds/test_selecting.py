@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.kit import SMALL, assert_refused, changed, small
 
@@ -66,6 +66,7 @@ def slow(select: SelectSettings, seed: int, round: int, size: int, known: Any) -
     st.one_of(st.none(), st.integers(1, 20)),
     st.sampled_from([0.0, 0.1, 0.5, 1.0]),
 )
+@example("score", 0, 1, 5, {name: {"asked": 1} for name in NAMES[:15]}, None, 0.1)
 def test_who_is_chosen_is_the_slow_way_s(
     by: str, seed: int, round: int, size: int, known: Any, candidates: int | None, explore: float
 ) -> None:
@@ -118,6 +119,7 @@ def test_only_who_is_there_is_asked(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "value"),
     [
+        ("", "has the columns none;"),
         ("client;from;to\n", "has the columns client;from;to"),
         ("client,from,to\na,1\n", "row 2 is a, 1"),
         ("client,from,to\na,3,1\n", "available.a: got 3 to 1"),

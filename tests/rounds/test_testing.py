@@ -316,11 +316,12 @@ def test_nobody_is_asked_where_there_are_no_others_or_nothing_was_combined() -> 
         def weigh(self, measures: Any, view: CohortView) -> Floats:
             return 0 * measures["DS"]
 
-    for names, made in (
-        (("a",), with_policy()),
-        (("a", "b"), with_policy(policy=Worthless(), when_zero="keep")),
+    for names, made, asked in (
+        ("a", with_policy(), 1),
+        ("ab", with_policy(), 2),
+        ("ab", with_policy(policy=Worthless(), when_zero="keep"), 1),
     ):
         clients = Clients(names)
         before = replace(state(0), memory={"seen": {}})
         ran(made, before=before, clients=clients)
-        assert len(clients.questions) == 1
+        assert len(clients.questions) == asked

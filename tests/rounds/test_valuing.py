@@ -91,10 +91,12 @@ def test_accuracy_and_clients_rows_are_other_measures() -> None:
     assert found.values[:, 0] == pytest.approx([0.1, 0.1])
     # The scripted clients score each further model of a question an eighth lower, whoever made it.
     clients = Clients(("a", "b"))
-    (_, one_less) = values(settings=ContributionSettings(measure="local-accuracy"), clients=clients)
-    assert {(asked.federation, asked.seed, asked.round) for asked in clients.questions} == {("f", 3, 1)}
-    assert one_less.values[:, 0] == pytest.approx([0.125, 0.25])
-    assert one_less.sizes.tolist() == [3, 1]
+    for measure, before in (("local-accuracy", 0.4375), ("local-loss", 0.5625)):
+        (_, one_less) = values(settings=ContributionSettings(measure=measure), clients=clients)  # type: ignore[arg-type]
+        assert {(asked.federation, asked.seed, asked.round) for asked in clients.questions} == {("f", 3, 1)}
+        assert one_less.before == pytest.approx(before)
+        assert one_less.values[:, 0] == pytest.approx([0.125, 0.25])
+        assert one_less.sizes.tolist() == [3, 1]
 
 
 def test_models_that_are_too_many_for_one_go_are_tested_in_several(monkeypatch: pytest.MonkeyPatch) -> None:

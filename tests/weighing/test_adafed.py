@@ -113,7 +113,7 @@ def test_a_loss_that_is_fixed_stays_and_settings_name_the_rule() -> None:
         (loss_rule(LossSettings(adapt="none", shape=0.5, scale=3.0)), BarronLoss(0.5, 3.0, adapts=False)),
     ):
         assert rule == expected
-    assert ClassLoss("cross-entropy", 0.5).after(LossState(), TEST).class_weights == (1 / 1.1, 1 / 0.7)
+    assert ClassLoss("cross-entropy", 0.5).after(LossState(), TEST) == LossState("cross-entropy", (1 / 1.1, 1 / 0.7))
 
 
 @pytest.mark.parametrize(

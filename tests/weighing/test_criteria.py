@@ -255,9 +255,9 @@ RULE = Rule(WeighingSettings(criteria=("DS", "LD")))
             for made, given, value in (
                 (client_criterion, {"about": "weather"}, "'weather'"),
                 (server_criterion, {"maximum": 2e30}, "2e+30"),
-                (client_criterion, {"needs_classes": 2.5}, 2.5),
+                (client_criterion, {"needs_classes": 2.5}, "2.5; allowed: a whole number, or None"),
                 (client_criterion, {"needs_marks": "sharp"}, "'sharp'"),
-                (client_criterion, {"needs_labels": 1}, 1),
+                (client_criterion, {"needs_labels": 1}, "1; allowed: True or False"),
                 (server_criterion, {"of_one": 1}, 1),
             )
         ),

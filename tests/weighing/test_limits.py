@@ -131,6 +131,7 @@ def rule(**given: object) -> WeighingSettings:
         ("DS", {}, "self-reported"),
         ("DS", {"bound": 3.0}, "bounded"),
         ("DS", {"attested": ["DS"]}, "attested"),
+        ("CB", {"criteria": ["CB"]}, "bounded"),
         ("MD", {"criteria": ["MD"]}, "measured"),
         ("VS", {"criteria": ["VS"]}, "self-reported"),
         ("VS", {"criteria": ["VS"], "bound": 3.0}, "bounded"),

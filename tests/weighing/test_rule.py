@@ -69,6 +69,7 @@ def test_a_wrong_parameter_is_one_line(given: dict[str, Any], parts: tuple[Any, 
 def test_orders_are_written_and_read_and_looked_at_by_prioritized_rules_alone() -> None:
     assert parse_priority(" LD > DS ", ("DS", "LD")) == (1, 0)
     assert show_priority((1, 0), ("DS", "LD")) == "LD>DS"
+    assert {"mean", "owa"} < set(WeighingSettings.model_json_schema()["properties"]["score"]["enum"])
     values = np.array([[0.5, 0.1], [0.2, 0.9]])
     ordered = Rule(settings(priority="LD>DS"))
     assert ordered.score(values) == pytest.approx([0.1 + 0.05, 0.9 + 0.18])
@@ -113,12 +114,16 @@ def test_two_experiments_of_one_process_may_share_a_name(tmp_path: Path) -> None
         # An order of the recipe's own criteria keeps the order in which they are listed, and is their priority.
         ("LD>MD>DS", {"criteria": ["DS", "LD", "MD"], "priority": "LD>MD>DS"}),
         ("server-only", {"trained_by": "server"}),
+        ("fedavg", {"criteria": ["DS"], "name": "fedavg"}),
         (
             "adafed",
             {"criteria": ["VP"], "when_zero": "keep", "name": "adafed", "loss": {"adapt": "class-f1"}},
         ),
         ("budget(20)", OWN | {"adjust": {"strategy": "online", "budget": 20}, "name": "budget(20)"}),
-        ("bandit(VP>LD)@12", {"criteria": ["VP", "LD"], "adjust": {"strategy": "bandit", "budget": 12}}),
+        (
+            "bandit-apart(VP>LD)@12",
+            {"criteria": ["VP", "LD"], "adjust": {"strategy": "bandit", "budget": 12, "report": "apart"}},
+        ),
         ("power(VP)^0.5", {"criteria": ["VP"], "score": "power", "power": 0.5}),
         (
             "weighted-mean(DS=2, LD)",
@@ -150,8 +155,14 @@ def test_two_experiments_of_one_process_may_share_a_name(tmp_path: Path) -> None
             {"criteria": ["DS"], "defence": {"rule": "clip", "mix": True}, "name": "clip(DS;mix)"},
         ),
         (
-            "capped(VP;bound=3;max_shares=2)",
-            {"criteria": ["VP"], "bound": 3, "max_shares": 2, "name": "capped(VP;bound=3;max_shares=2)"},
+            "capped(median(VP);bound=3;max_shares=2)",
+            {
+                "criteria": ["VP"],
+                "bound": 3,
+                "max_shares": 2,
+                "defence": {"rule": "median"},
+                "name": "capped(median(VP);bound=3;max_shares=2)",
+            },
         ),
     ],
 )
@@ -199,7 +210,10 @@ def test_where_any_criterion_may_be_named_and_a_base_has_no_priority() -> None:
     ("word", "parts"),
     [
         ("DS>DS", ("each criterion once",)),
+        ("DS>", ("a name between two signs",)),
+        ("clip()", ("clip(EQ)",)),
         ("DS/max/rank", ("/share, /max, /rank",)),
+        ("DS/share/max", ("/share, /max, /rank",)),
         ("server-only/max", ("server-only alone",)),
         ("fitted(EQ;steps)", ("steps=10;rate=3;shrink=0",)),
         ("clip(median(EQ))", ("clip(EQ)",)),

@@ -41,7 +41,7 @@ def test_every_form_gives_the_same(form: str) -> None:
 
 def test_an_array_has_the_columns_of_its_rule(tmp_path: Path) -> None:
     found = steelyard.weigh(np.array([[0.5, 300], [0.9, 100]]), "quality>DS")
-    assert found.clients == ("0", "1")
+    assert found.clients == steelyard.weigh({"quality": [5, 9]}, "quality").clients == ("0", "1")
     assert found.weights == pytest.approx([0.4375, 0.5625])
     path = written(tmp_path, "client,quality,DS\nann,0.5,300\nbob,0.9,100\n")
     assert steelyard.weigh(path, "quality>DS").weights == pytest.approx([0.4375, 0.5625])
@@ -53,6 +53,7 @@ def test_an_array_has_the_columns_of_its_rule(tmp_path: Path) -> None:
 def test_words_that_the_rule_says_itself() -> None:
     for best in (steelyard.weigh(CLIENTS, "quality/max"), steelyard.weigh(CLIENTS, "quality", "max")):
         assert best.scores == pytest.approx([5 / 9, 1])
+        assert set(best.reasons) == {""}
     assert steelyard.weigh(CLIENTS, "").criteria == ("quality", "DS")
     assert steelyard.weigh(CLIENTS, WeighingSettings(criteria=("DS",))).weights.tolist() == [0.75, 0.25]
     assert steelyard.weigh({"a": {"x": 0.2}, "b": {"x": 0.3}}, "x", None).scores.tolist() == [0.2, 0.3]
@@ -72,7 +73,9 @@ def test_reasons_say_what_was_made_up_for() -> None:
         ({"ann": {"DS": float("nan")}}, "DS", ("client 'ann', DS", "nan", "1e30")),
         ({"a": {"DS": 1}, "b": {}}, "DS", ("DS is missing", "'b'")),
         ([[1, 2], [3, 4]], "DS", ("(2, 2)", "(2, 1)")),
+        ({"a": {"DS": 1}, "b": {"DS": 1, "LD": 1}}, "DS", ("LD is there", "'b'")),
         (np.array([[1j]]), "DS", ("client '0', DS",)),
+        ({"client": ["a", None], "DS": [1, 2]}, "DS", ("client 2 has no name",)),
         (pd.DataFrame({"client": ["a", None], "DS": [1, 2]}), "DS", ("client 2 has no name",)),
         ([], "DS", ("is empty",)),
         (7, "DS", ("got 7",)),
@@ -132,6 +135,7 @@ def test_a_table_is_read_with_its_client_column_wherever_it_stands(tmp_path: Pat
         ("client,DS\nann,1\n ,2\n", (", line 3", "no name")),
         ("client,DS\n\nann,1\n\nbob,much\n", (", line 5, DS", "'much'")),
         ("client,DS\nann,1\nann ,2\n", (", line 3", "'ann' twice")),
+        ("DS,LD\n1,2\n", ("no column 'client'", "'DS'")),
         ("client;DS\nann;1\n", ("'client;DS'", "commas")),
         ("ann,1\nbob,2\n", ("'ann,1'", "a header")),
         ("client,DS\n\x00\udcff,1\n", ("UTF-8",)),
@@ -186,6 +190,7 @@ def test_rules_that_need_more_than_measures_are_refused_by_their_name(tmp_path: 
     for word in ("fitted(DS)", "median(DS)", "online(DS>LD)", "server-only", "adafed"):
         assert_refused(lambda w=word: weigh_file(path, w), "rule", f"'{word}'", "updates or rounds")
     assert weigh_file(path, "adafed-weights").criteria == ("VP",)
+    assert [read_words(*given).criteria for given in (("EQ", ("LD",)), ("", None))] == [("EQ",), ("DS",)]
     # The cube of the one measure that the server took itself.
     for columns, criterion in ((("VE",), "VE"), (("VE", "VP"), "VP"), (None, "TR")):
         settings = read_words("guarded", columns)

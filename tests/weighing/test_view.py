@@ -65,6 +65,7 @@ def test_a_part_is_asked_for_once_and_one_that_is_not_there_is_named() -> None:
     assert [view.validation, view.validation] == [test, test]
     assert asked == [1]
     assert_refused(lambda: view.test(np.ones(1)), "weighing.criteria", "tests no models")
+    assert_refused(lambda: view.slopes(np.ones(1)), "weighing.policy", "no rows")
     hidden = CohortView.of(updates(payload=object()), START, first_number)
     assert_refused(lambda: hidden.validation, "weighing.criteria", "no single models")
     for need in ("label_counts", "first_losses"):
@@ -90,6 +91,7 @@ def test_what_the_server_looks_at_cannot_be_written() -> None:
     view = CohortView.of(given, START, lambda _: ServerTest(np.ones(3), np.ones((3, 2)), **parts), remembered)
     shown = view.validation
     arrays = [shown.accuracy, shown.f1, shown.errors["mape"], shown.losses, shown.by_class["recall"]]
+    assert shown.errors["mape"].tolist() == [1, 1, 1]
     for array in [view.samples, view.steps, view.losses, view.divergence, view.gram, *arrays]:
         with pytest.raises(ValueError, match="read-only"):
             array[...] = 9
@@ -169,6 +171,10 @@ def test_sampled_values_come_with_an_interval_that_holds_the_exact_ones() -> Non
         assert found.values.sum() == pytest.approx(exact.values.sum())  # every order shares out the whole
         hits += ((found.low <= exact.values) & (exact.values <= found.high)).tolist()
     assert 0.88 <= np.mean(hits) <= 1.0
+    # One order and its reverse tell nothing of the error.
+    assert np.isinf(
+        shapley_values(12, pairs_game, lambda: generator(0, purpose="orders"), exact=0, orders=1).high
+    ).all()
 
 
 def cohort(goods: Floats, samples: list[int]) -> CohortView:

@@ -117,6 +117,8 @@ def test_the_cap_is_the_smaller_of_the_two() -> None:
     assert own_cap(alone(max_weight=0.15), 10.0) == pytest.approx(0.15)
     assert own_cap(alone(max_shares=None, max_weight=0.3), 10.0) == pytest.approx(0.3)
     assert_refused(lambda: own_cap(alone(max_shares=None), 10.0), "max_weight", "missing")
+    flat = alone(score="power", power=1000.0)  # 0.1^1000 is 0
+    assert_refused(lambda: weigh_alone(flat, np.ones((1, 1)), np.ones(1), 10.0), "weighing.score", "typical client")
 
 
 def test_one_step_by_hand() -> None:
@@ -127,6 +129,8 @@ def test_one_step_by_hand() -> None:
     start = np.array([0.4, 0.6])
     # A slope without sense moves nothing.
     np.testing.assert_array_equal(one_step(start, start, np.array([0.0, np.nan]), FitSettings()), start)
+    # Nor do slopes that are all alike, however steep.
+    np.testing.assert_allclose(one_step(start, start, np.full(2, -1e4), FitSettings()), start, rtol=1e-15)
 
 
 def test_shrinking_goes_back_towards_the_start() -> None:

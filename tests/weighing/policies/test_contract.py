@@ -23,7 +23,7 @@ from steelyard.runs.reader import History
 from steelyard.settings import validated
 from steelyard.weighing import criteria
 from steelyard.weighing.policies.catalogue import known
-from steelyard.weighing.policies.describing import needs_of
+from steelyard.weighing.policies.describing import described, needs_of
 from steelyard.weighing.policies.policy import Policy
 from steelyard.weighing.table import read_words
 from steelyard.weighing.view import Memory
@@ -174,7 +174,7 @@ def test_devices_with_noise_send_no_losses_and_take_no_other_sums() -> None:
     ("word", "parts"),
     [
         ("feddisco(a=-1)", ("a", -1)),
-        ("feddisco(a)", ("feddisco(parameter=value)",)),
+        ("feddisco(a)", ("rule: ", "feddisco(parameter=value)")),
         ("feddisco/max", ("normalise", "'feddisco'")),
     ],
 )
@@ -182,8 +182,23 @@ def test_wrong_words(word: str, parts: tuple[object, ...]) -> None:
     assert_refused(lambda: read_words(word, ["DS", "KL"]), *parts)
 
 
+def test_a_policy_for_programs() -> None:
+    assert described(known()["fedlaw"]) == {
+        "name": "fedlaw",
+        "description": "Learnable weights that may shrink the model; use it where the server has rows that it trusts",
+        "criteria": ["DS"],
+        "needs": ["rows at the server", "a server that learns from them", "single updates"],
+        "applies_to": "models",
+        "parameters": {"steps": 20, "rate": 0.01},
+    }
+
+
 def test_policies_of_measures_weigh_tables_and_others_say_why_not() -> None:
     table = {"ann": {"DS": 60, "UL": 1.0}, "bob": {"DS": 30, "UL": 1.1}, "cid": {"DS": 10, "UL": 90.0}}
     assert steelyard.weigh(table, "trust-mad").weights.tolist() == pytest.approx([2 / 3, 1 / 3, 0.0])
     one = {"ann": {"DS": 1, "AS": 0.1}}
-    assert_refused(lambda: steelyard.weigh(one, "fedscs"), "fedscs", "updates or remembers rounds")
+    assert_refused(
+        lambda: steelyard.weigh(one, "fedscs"),
+        "fedscs",
+        "remembers rounds; allowed for a table: rules of measures alone",
+    )

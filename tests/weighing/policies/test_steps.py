@@ -40,7 +40,7 @@ def test_names_of_policies() -> None:
     assert policy_criteria({"name": "feddisco"}) == ["DS", "KL"] == policy_criteria(SimpleNamespace(name="feddisco"))
     assert [policy_criteria(given) for given in ({"name": "nobody"}, None)] == [None] * 2
     assert_refused(lambda: policy_class("fedawb"), "name", "'fedawb'", "weighing.plugins")
-    assert_refused(lambda: policy_class(3), "name", 3)
+    assert_refused(lambda: policy_class(3), "name: got 3;")
 
 
 def test_nvflare_adaptive_waits_for_rounds_in_a_row_by_the_same_clients() -> None:
