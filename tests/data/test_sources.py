@@ -270,7 +270,7 @@ def test_what_is_no_whole_npz_is_named_and_nothing_is_unpickled(tmp_path: Path, 
         ("train-images-idx3-ubyte", idx(np.array([1])), "starts with 00000801; expected IDX magic number 00000803"),
         ("train-labels-idx1-ubyte", idx(np.array([1, 2, 3, 4, 5, 77])), "holds label 77; expected 0 to 9"),
         ("t10k-images-idx3-ubyte", idx(np.zeros((2, 2, 2)))[:-3], "holds 5 values (cut off or damaged); expected 8"),
-        ("train-images-idx3-ubyte.gz", gzip.compress(idx(np.zeros((6, 2, 2))))[:-12], "cannot be read"),
+        ("train-images-idx3-ubyte.gz", gzip.compress(idx(np.zeros((6, 2, 2))), mtime=0)[:-12], "cannot be read"),
         ("train-images-idx3-ubyte", None, "holds no train-images-idx3-ubyte or train-images-idx3-ubyte.gz"),
     ],
 )
