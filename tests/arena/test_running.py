@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +35,7 @@ from steelyard.arena.suite import Suite, load_suite
 from steelyard.arena.verdict import judge
 from steelyard.errors import MachineError, Stopped
 from steelyard.experiment.job_array import Part
+from steelyard.processor import MACHINE
 from steelyard.report.statistics import ALPHA
 from steelyard.runs.reader import History
 from steelyard.sweeps.plan import PlannedRun
@@ -70,6 +72,7 @@ def test_the_archive_holds_and_replays_to_the_same_bits(done: Path) -> None:
     found = check_archive(done / ARCHIVE)
     assert not found.differs, found.lines
     assert any(line.startswith("the runs of 1 scene are whole") for line in found.lines)
+    assert found.lines[1] == f"the figures say the same: {content(done)['sentence']}"
     assert found.lines[-1] == "replayed fedavg in scene hospitals, seed 101: the same model, bit for bit"
 
 
@@ -111,6 +114,10 @@ def test_figures_that_are_not_those_of_the_runs_are_found(done: Path, tmp_path: 
     values["fedavg"] = [0.2]
     last = check_archive(forged(tmp_path / "forged.json", document)).lines[-1]
     assert last.startswith("DIFFERS: replayed fedavg in scene hospitals, seed 101: ")
+    # One that only another kind of processor would excuse is undecided.
+    was = document["replayed"]
+    document["versions"][MACHINE], values["fedavg"] = "other", [was["value"] + SUITE.margin + 1 / was["samples"]]
+    assert check_archive(forged(tmp_path / "forged.json", document)).undecided
 
 
 def test_the_part_is_the_same_whatever_the_scene_was_trained_with(tmp_path: Path) -> None:
@@ -242,6 +249,8 @@ def test_settings_are_tried_in_a_folder_that_is_new_or_holds_them(done: Path, tm
     (tmp_path / "had" / "tuning").mkdir(parents=True)
     assert tuning_folder(SUITE, tmp_path / "had") == tmp_path / "had"
     assert tuning_folder(SUITE, done) == done
+    assert tuning_folder(SUITE, None).name.startswith("arena-")
+    assert_refused(lambda: tuning_folder(SUITE, Path()), "--out")
     (tmp_path / "had" / "letter").touch()
     assert_refused(lambda: tuning_folder(SUITE, tmp_path / "had"), "--out", tmp_path / "had")
 
@@ -279,12 +288,21 @@ def test_joined_parts_are_the_whole_with_its_models(parts: list[Path], tmp_path:
     page = (whole / REPORT).read_text()
     assert document["sentence"] in page.replace("&gt;", ">")
     assert "<script" not in page
+    checked = check_archive(whole / ARCHIVE, anew=False)
+    assert "the runs of 2 scenes are whole and have these figures" in checked.lines
+    # A run that is not as it was written, though its figures are.
+    with sqlite3.connect(scene_folder(whole, "hospitals") / "run.sqlite") as db:
+        db.execute("UPDATE rounds SET cohort = 9")
+    db.close()
+    assert "scene hospitals: round 0" in check_archive(whole / ARCHIVE, anew=False).lines[-1]
 
 
 def test_parts_that_are_missing_or_not_done_are_named(parts: list[Path], tmp_path: Path) -> None:
     assert_refused(lambda: join_arenas(parts[:1], tmp_path / "a"), "missing: 2/2")
     empty = arena_folder(candidate_plan("LD", scenes=SCENES, part=Part(2, 2)), tmp_path / "empty")
     assert_refused(lambda: join_arenas([parts[0], empty], tmp_path / "b"), "scenes/hospitals is not done")
+    other = arena_folder(candidate_plan("MD", scenes=SCENES, part=Part(2, 2)), tmp_path / "other")
+    assert_refused(lambda: join_arenas([parts[0], other], tmp_path / "c"), other, "another arena", "candidate")
 
 
 @pytest.fixture

@@ -67,6 +67,10 @@ def test_a_scene_differs_from_its_base_in_what_it_says() -> None:
     assert (clean.partition.size_spread, sizes.partition.size_spread) == (0.8, 1.5)
     assert (clean.partition.clients, sizes.partition.clients) == (20, 20)
     assert (clean.rounds.count, sizes.rounds.count) == (12, 2)
+    standard, full = (load_suite(name).experiment("iid") for name in ("standard", "full"))
+    assert isinstance(standard, LearningDescription)
+    assert isinstance(full, LearningDescription)
+    assert (full.data, full.rounds.count, full.training.epochs) == (standard.data, 50, 10)
 
 
 def test_an_arena_of_a_suite_is_what_was_asked_for() -> None:

@@ -15,7 +15,7 @@ from steelyard.arena.figures import SceneFigures
 from steelyard.arena.page import arena_html, gain_chart, rank_chart
 from steelyard.arena.plan import Arena
 from steelyard.arena.table import arena_text
-from steelyard.arena.verdict import judge, sentence
+from steelyard.arena.verdict import claims, judge, sentence
 from steelyard.report.documents.arena import ArenaDocument
 from steelyard.report.statistics import ALPHA, holm, paired_p
 
@@ -131,7 +131,8 @@ def test_the_page_holds_the_answer_escaped_and_its_pictures() -> None:
         f"<dd>{SUITE.sha256}</dd>",
         "<dt>level of the tests</dt><dd>5 %</dd>",
         "<dt>settings tried</dt><dd>&lt;b&gt;: 50.0 %, c: 25.0 %</dd>",
-        "default-src &#x27;none&#x27;",
+        'content="default-src &#x27;none&#x27;; img-src data:; style-src &#x27;unsafe-inline&#x27;">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
     ):
         assert part in page
     assert page.count("<svg") == 2
@@ -183,8 +184,9 @@ def test_the_mean_gain_has_the_interval_of_its_seeds() -> None:
     assert "not the whole suite" in arena_text(one)
     assert "not the whole" not in arena_text({**one, "whole": True})
     assert "Mean of 10 seeds" in arena_text(one)
-    assert "One seed" in arena_text(judged(0.02, seeds=1))
-    assert "betting on signs" in arena_text({**one, "opened": 1})
+    assert "\nOne seed, on rows" in arena_text(judged(0.02, seeds=1))
+    assert " Tests that may be looked at" in arena_text({**one, "opened": 1})
+    assert claims("X wins by two seeds, 1.5 points", one) == ("", False, (2, 1.5))
 
 
 def test_the_correction_is_over_all_scenes() -> None:
@@ -232,6 +234,7 @@ def test_an_idea_that_fails_everywhere_is_one_sentence() -> None:
         shown = arena_text(document, width=40)
         assert max(map(len, shown.splitlines())) <= 40
         assert "points" not in shown
+    assert "failed: fails" in arena_text(judge(on_paper(NAMES), MADE | {"sizes": failed}))
     # Where the baseline has no figures there is nothing to compare with.
     alone = SceneFigures(values={"X": tuple(BASE)})
     assert judge(on_paper(["clean"]), {"clean": alone})["scenes"][0]["failed"] == "fedavg has no figures"
