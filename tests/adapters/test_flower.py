@@ -173,6 +173,8 @@ def test_looks_for_replies_become_rarer_while_none_comes(clock: Clock, monkeypat
     nodes = Nodes({node: client(1.0) for node in range(10)})
     assert replies_of(nodes) == list(range(10))
     assert nodes.pulls == [4, 4, 2]
+    grid: Any = flower_replies.FewAtATime(nodes)  # type: ignore[arg-type]
+    assert len(grid.pull_messages(grid.push_messages([asked(1, SENT)]))) == 1
 
 
 def of_test(metrics: Mapping[str, Any], measure: str | None = None) -> ClientTest | None:

@@ -66,6 +66,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
+def test_all_of_a_round_is_kept(folder: Path) -> None:
+    history, rule = History(folder), rule_of()
+    found = history.cohorts("quality>DS/max", 0, after=2)
+    assert found.clients == CLIENTS
+    expected = rule.weigh(np.array([[m["quality"], m["DS"]] for m in measures_of(3).values()]))
+    assert found.weight == pytest.approx(expected.weights, abs=1e-12)
+    assert found.score == pytest.approx(expected.scores, abs=1e-12)
+    last = history.rounds.iloc[-1]
+    assert (last["round"], last["cohort"], last["answered"]) == (3, 4, 3)
+    assert (last["accuracy"], last["server_accuracy"]) == pytest.approx((0.3, 0.6))
+    assert history.tested("quality>DS/max", 0).metrics["f1"] == pytest.approx(np.full(9, 0.3))
+    assert (history.chain.round, history.chain.problem) == (3, "")
+    seen = glance(folder.parent, folder.name)
+    assert (seen.state, seen.round, seen.rounds, seen.flower) == ("finished", 3, 3, True)
+
+
 _APP = """
 import os, signal
 from tests.adapters.test_recorder import Recorder, rule_of, write_round
@@ -144,7 +160,8 @@ def test_what_is_not_given_follows_from_the_rest(tmp_path: Path) -> None:
     assert history.rounds["accuracy"].tolist()[1:] == pytest.approx([0.6, math.nan, 0.125], nan_ok=True)
     found = json.loads(history.rounds["server_metrics"].iloc[1])
     assert [found["macro_f1"], found["loss"]] == pytest.approx([0.5, math.nan], nan_ok=True)
-    assert history.tested("quality>DS/max", 0).clients == ("a", "b")
+    tested = history.tested("quality>DS/max", 0)
+    assert (tested.clients, tested.metrics["f1"]) == (("a", "b"), pytest.approx([0.25, math.nan], nan_ok=True))
     assert json.loads(history.info["measured_by"]) == {"quality": "client", "DS": "client"}
     assert json.loads(history.info["trust"])["quality>DS/max"] == {"quality": "self-reported", "DS": "self-reported"}
 
@@ -199,7 +216,8 @@ def test_a_rule_weighs_where_the_file_does_not(tmp_path: Path) -> None:
     found = imported(file, "VP>DS/max").cohorts("VP>DS/max", 0)
     expected = package.weigh({"a": {"VP": 0.2, "DS": 10}, "b": {"VP": 0.8, "DS": 10}}, "VP>DS/max").weights
     assert found.weight[2:] == pytest.approx(expected, abs=1e-12)
-    assert imported(file, "EQ").cohorts("EQ", 0).weight.tolist() == [0.5] * 4
+    assert (alike := imported(file, "EQ").cohorts("EQ", 0)).weight.tolist() == [0.5] * 4
+    assert alike.raw[:, alike.criteria.index("EQ")].tolist() == [1.0] * 4
     given = written(tmp_path, "round,client,DS,q,weight", "1,a,1,1,3", "1,b,1,1,1")
     assert imported(given, "q>DS").cohorts("q>DS", 0).weight.tolist() == [0.75, 0.25]
 
@@ -257,7 +275,7 @@ def test_options_that_are_wrong_are_refused(tmp_path: Path, refused: Callable[..
     (tmp_path / "other.csv").write_bytes(b"\xff\xfe\x00round")
     for path, by, parts in (
         (file, None, ("--by: missing", "'DS'")),
-        (file, "VP", ("--by", "'VP'")),
+        (file, "VP", ("--by: 'VP'",)),
         (file, "median(DS)", ("--by", "'median(DS)'")),
         (tmp_path / "none.csv", None, ("none.csv", "No such file")),
         (tmp_path / "other.csv", None, ("other.csv", "UTF-8")),
@@ -281,19 +299,3 @@ def imported(file: Path, by: str) -> History:
     folder = file.with_suffix(f".{by.replace('/', '-')}")
     assert import_file(file, folder, by) == History(folder).last_round
     return History(folder)
-
-
-def test_all_of_a_round_is_kept(folder: Path) -> None:
-    history, rule = History(folder), rule_of()
-    found = history.cohorts("quality>DS/max", 0, after=2)
-    assert found.clients == CLIENTS
-    expected = rule.weigh(np.array([[m["quality"], m["DS"]] for m in measures_of(3).values()]))
-    assert found.weight == pytest.approx(expected.weights, abs=1e-12)
-    assert found.score == pytest.approx(expected.scores, abs=1e-12)
-    last = history.rounds.iloc[-1]
-    assert (last["round"], last["cohort"], last["answered"]) == (3, 4, 3)
-    assert (last["accuracy"], last["server_accuracy"]) == pytest.approx((0.3, 0.6))
-    assert history.tested("quality>DS/max", 0).metrics["f1"] == pytest.approx(np.full(9, 0.3))
-    assert (history.chain.round, history.chain.problem) == (3, "")
-    seen = glance(folder.parent, folder.name)
-    assert (seen.state, seen.round, seen.rounds, seen.flower) == ("finished", 3, 3, True)

@@ -213,8 +213,8 @@ def test_memory_is_used_up_before_the_disk_is(tmp_path: Path) -> None:
     assert kept.divergence(torch.ones(10)) == pytest.approx(np.linalg.norm(rows[:2] - 1, axis=1), rel=1e-6)
     mixed = kept.combine(torch.zeros(10), np.array([[0.5, 0.5], [1.0, 0.0]]))
     assert mixed.numpy() == pytest.approx(np.stack([rows[:2].mean(axis=0), rows[0]]), rel=1e-6)
-    tested = kept.tested(lambda given: ServerTest(given[:, 3].double().numpy(), np.zeros((1, 0))))
-    assert tested.accuracy.tolist() == [3.0, 13.0]
+    tested = models.tested(lambda given: ServerTest(given[:, 3].double().numpy(), np.zeros((1, 0))))
+    assert tested.accuracy.tolist() == [23.0, 3.0, 13.0]
     file: Any = spill.rows[2].values
     file.truncate(8)
     assert_refused(lambda: list(models.blocks()), "temporary file was cut")
@@ -240,10 +240,10 @@ def test_a_policy_of_others_steps_and_remembers_inside_another_framework() -> No
         ([[1.0, 2.0]], [0, 1], ("1 features", "2 labels")),
         (1.0, 0, ("0 features", "0 labels")),
         ([[1.0, 2.0]], ["cat"], ("labels",)),
-        ([[1.0, float("nan")]], [0], ("features", "NaN")),
+        ([[1.0, float("nan")]], [0], ("rows: features", "NaN")),
         ([[1.0, 2.0]], [-1], ("labels", -1)),
         ([[1.0, 2.0]], [2], ("class 2", "0 to 1")),
-        ([[1.0]], [0], ("cannot look at them",)),
+        ([[1.0]], [0], ("cannot look at them", "1x1")),
     ],
 )
 def test_rows_that_cannot_be_tested_on_are_refused(features: Any, labels: Any, parts: tuple[Any, ...]) -> None:
@@ -255,8 +255,8 @@ def test_rows_need_the_clients_network() -> None:
     small, large = torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 2)
     for mine, sent, what in (
         ("net", {}, "'net'"),
-        (small, state(large), "clients send 'bias' too"),
-        (large, state(small), "the network has 'bias'"),
+        (small, state(large), "rows: clients send 'bias' too"),
+        (large, state(small), "rows: the network has 'bias'"),
     ):
         assert_refused(lambda m=mine, s=sent: by_rows(m, [[1.0, 2.0]], [1], s), "rows", what)
     # One output tells two classes apart.
