@@ -39,6 +39,8 @@ def test_plain_releases_add_up_exactly() -> None:
     assert together({Release(4.0): 20}) == pytest.approx(4 / 20**0.5)
     assert spent({Release(2.0): 5}, DELTA) == pytest.approx(spent({Release(4.0): 20}, DELTA))
     assert spent({Release(4.0): 10, Release(2.0): 2}, DELTA) < spent({Release(4.0): 20}, DELTA)
+    # Nearly everybody and very much noise: ε is far below the usual steps.
+    assert spent({Release(1e3, "poisson", 1 - 1e-6): 1}, 1e-6) == pytest.approx(gaussian_epsilon(1e-6, 1e3), rel=1e-4)
     assert spent({}, DELTA) == 0.0
     assert spent({Release(4.0): 0}, DELTA) == 0.0
 
@@ -108,7 +110,7 @@ def test_a_plan_says_what_its_noise_costs_by_both_accountants(command: CommandLi
     release = Release(2.0, "fixed", 0.2)
     assert found.epsilon == found.epsilon_rdp == spent({release: 30}, 1e-6, "rdp")
     assert found.epsilon_after_first == spent({release: 1}, 1e-6, "rdp")
-    assert (found.noise_multiplier, found.budget, found.sampled) == (2.0, None, "fixed")
+    assert (found.noise_multiplier, found.budget, found.sampled, found.accountant) == (2.0, None, "fixed", "rdp")
     for options, release in (
         ({}, Release(2.0)),
         # All clients in a cohort of a fixed size: another may still come in one's place.

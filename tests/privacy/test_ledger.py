@@ -23,7 +23,10 @@ def charge(round: int, *clients: str, noise: float = 4.0, what: str = "update", 
 
 
 def test_the_client_that_was_hit_worst_counts() -> None:
-    account = Account().plus([charge(1, "a", "b"), charge(2, "b"), charge(3, "b", noise=2.0)])
+    account = Account().plus(
+        [charge(1, "a", "b"), charge(2, "b"), charge(3, "b", noise=2.0)]
+        + [charge(1, str(noise), noise=noise) for noise in range(3, 13)]
+    )
     # b: two with noise 4 and one with 2, which is four of noise 4.
     assert account.epsilon(DELTA) == pytest.approx(spent({Release(4.0): 6}, DELTA))
     assert Account().epsilon(DELTA) == 0.0
@@ -114,9 +117,9 @@ def test_a_ledger_has_one_name(tmp_path: Path) -> None:
 
 def test_an_account_is_counted_as_it_is_asked_to_be() -> None:
     drawn = Charge("f", 1, "update", Release(1.0, "poisson", 0.1), count=20)
-    account = Account().plus([drawn])
+    account = Account().plus([drawn, drawn])
     for options in ({}, {"coarse": True}, {"accountant": "rdp"}):
-        assert account.epsilon(DELTA, **options) == spent({drawn.release: 20}, DELTA, **options)
+        assert account.epsilon(DELTA, **options) == spent({drawn.release: 40}, DELTA, **options)
 
 
 def test_a_mark_says_how_far_a_ledger_has_come_and_what_it_held(tmp_path: Path) -> None:

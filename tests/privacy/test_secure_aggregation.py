@@ -26,6 +26,7 @@ from steelyard.privacy.secure_client import (
     SecureClient,
     Unreadable,
     Withdrawn,
+    round_context,
     seed_hash,
     self_key,
 )
@@ -145,6 +146,16 @@ def test_shares_that_were_touched_or_put_under_another_name_are_noticed():
         assert found.value.senders == senders
 
 
+def test_shares_of_another_length_are_noticed_although_they_can_be_decrypted(monkeypatch: pytest.MonkeyPatch):
+    work = Round("abc")
+    work.advertise("abc")
+    work.share("ac")
+    monkeypatch.setattr("steelyard.privacy.sharing.deal", lambda secret, least, count: [secret] * count)
+    work.share("b")
+    with pytest.raises(Unreadable, match="from b cannot be read"):
+        work.receive("a", "abc")
+
+
 @pytest.mark.parametrize("point", [bytes(32), bytes([1]) + bytes(31), (2**255 - 20).to_bytes(32, "little")])
 def test_a_mask_key_that_is_none_makes_a_client_withdraw(point: bytes):
     """0, 1 and p - 1 are points of low order: with them X25519 gives everybody the same secret."""
@@ -176,7 +187,7 @@ def test_a_liar_among_the_helpers_is_noticed_and_nothing_is_opened(lie: str):
 
 
 @pytest.mark.parametrize("share", [bytes(32) + b"\x05", None, b"\x05"], ids=["false", "missing", "short"])
-@pytest.mark.parametrize("liar", "ah")
+@pytest.mark.parametrize("liar", "aeh")
 def test_where_more_help_than_must_one_liar_does_no_harm(liar: str, share: bytes | None):
     """Of nine clients six must stay: i is gone, and one of the eight that help reveals what opens nothing."""
     _, rows, _ = rows_of("abcdefghi")
@@ -196,6 +207,7 @@ def test_keys_are_derived_by_hkdf_for_their_purpose_and_round():
         return hmac.digest(hmac.digest(bytes(32), secret, "sha256"), info + b"\x01", "sha256")
 
     seed, context = bytes(range(32)), b"a round"
+    assert round_context("run", "DS", 1, 2, "try") == b'["run", "DS", 1, 2, "try"]'
     known = hashlib.sha256(context).digest()
     assert self_key(seed, context) == hkdf(seed, b"steelyard/1/self/" + known)
     assert seed_hash(seed, context) == hashlib.sha256(b"steelyard/1/seed/a round" + seed).digest()
@@ -488,5 +500,8 @@ def test_a_stream_is_aes_256_in_counter_mode_and_the_same_however_it_is_cut():
     whole = masks.stream(key, 1000, words)
     assert whole[:8].tobytes() == blocks
     assert masks.stream(key, 200, words, 400).tolist() == whole[400:600].tolist()
+    # 1 MiB and a block.
+    long = 2**18
+    assert masks.stream(key, long + 4, words)[long:].tolist() == masks.stream(key, 4, words, long).tolist()
     with pytest.raises(ValueError, match="multiple of 4"):
         masks.stream(key, 4, words, 2)
