@@ -23,7 +23,7 @@ from tests.runs.signed_runs import RUN, signed_run
 from steelyard.messages import Failure
 from steelyard.privacy.accounting import Release
 from steelyard.privacy.ledger import Charge, Ledger
-from steelyard.privacy.ledger_marks import FILE
+from steelyard.privacy.ledger_marks import FILE, Mark
 from steelyard.report.notices import chain_of
 from steelyard.runs import chain, facts, remembered
 from steelyard.runs.chain_check import Checked
@@ -351,6 +351,11 @@ def test_a_ledger_is_held_to_what_it_was_and_may_be_ahead(tmp_path: Path) -> Non
     folder = written(tmp_path / "run", ledger=True)
     path, content = folder / FILE, (folder / FILE).read_bytes()
     first = content.index(b"\n") + 1
+    with reading(folder) as db:
+        records, mark = chain.Records(db), Mark(first, hashlib.sha256(content[:first]).hexdigest())
+        sealed = records.sealed(1)
+        assert sealed is not None
+        assert sealed.record == hashlib.sha256(records.record(1, mark)).hexdigest()
     edited = content.replace(
         b'"round": 2, "what": "update", "noise": 4.0', b'"round": 2, "what": "update", "noise": 9.0'
     )

@@ -10,14 +10,16 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.kit import assert_refused
-from tests.runs.records import add, begun, record, state
+from tests.runs.records import CRITERIA, add, begun, record, state, updates
 
 from steelyard.runs.glance import accuracies, find_runs, glance, glances, run_folder
 from steelyard.runs.heaviest import heaviest
 from steelyard.runs.process import Writer, read_writer, started, this_process
 from steelyard.runs.store import Store
+from steelyard.weighing.rule import Rule, WeighingSettings
 
 
 def make_run(folder: Path, status: str = "finished", rounds: int = 2, writer: str | None = None) -> Path:
@@ -119,6 +121,16 @@ def test_who_counts_most_is_of_the_last_round(tmp_path: Path) -> None:
     assert (found.round, found.cohort) == (2, 2)
     assert found.clients == (("a", 0.75),)
     assert heaviest(make_run(tmp_path / "b", rounds=0)) is None
+    # Of equal weights those of the first names, also where more are sorted than a sort takes one by one.
+    store, names = begun(tmp_path / "c"), tuple("abcdefghijklmnopqrstuvwxyz")
+    raw = np.tile([1.0, 2.0], 13)
+    sent = updates(clients=names, criteria=dict.fromkeys(CRITERIA, raw), samples=raw, losses=raw)
+    weighing = Rule(WeighingSettings(criteria=CRITERIA)).weigh(np.stack([raw, raw], axis=1))
+    add(store, record(updates=sent, weighing=weighing), last=True)
+    store.close()
+    ties = heaviest(tmp_path / "c")
+    assert ties is not None
+    assert [name for name, _ in ties.clients] == ["b", "d", "f"]
 
 
 def test_all_that_a_look_tells(tmp_path: Path) -> None:

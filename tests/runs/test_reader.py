@@ -226,7 +226,9 @@ def test_a_follower_reads_only_what_is_new(tmp_path: Path) -> None:
     assert history.failures_after(2).empty
     assert history.scores("DS>LD", 0, after=2)[0].tolist() == [3]
     assert history.cohorts("DS>LD", 0, after=3).raw.shape == (0, 2)
-    add(store, record(round=4))
+    add(store, record(round=4, evaluations=evaluations(clients=("d", "e"))))
+    rounds, scores = history.scores("DS>LD", 0)
+    assert (rounds.tolist(), scores[3, 1:].tolist()) == ([1, 2, 3, 4], [0.5, 1.0])
     assert history.last_round == 4
     assert history.weights("DS>LD", 0, after=3)[1].tolist() == [4]
     store.close()

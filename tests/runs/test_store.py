@@ -89,6 +89,15 @@ def test_what_a_killed_set_up_left_is_replaced(tmp_path: Path) -> None:
     assert not (tmp_path / "run.sqlite-wal").exists()
 
 
+def test_a_draft_that_cannot_be_removed_does_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr("os.rmdir", refuse)
+    made(tmp_path)
+    assert exists(tmp_path)
+
+
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "file" / "run"
     folder.parent.write_text("")
@@ -236,6 +245,7 @@ def test_a_resume_forgets_what_came_after_the_checkpoint(store: Store) -> None:
         store.commit(round, [found], {"DS>LD": state(round, orders=orders)}, nothing, last=False)
     found = store.resume()
     assert (found.round, found.kept, found.problems) == (3, {}, ())
+    assert found.loaded.file == "round-000003.safetensors"
     assert found.states["DS>LD"].round == 3
     assert found.states["DS>LD"].orders == orders
     for table in TABLES:
