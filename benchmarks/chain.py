@@ -23,19 +23,19 @@ import torch
 
 from benchmarks.simulators.work import BENCHES, make_data
 from benchmarks.store import PARAMETERS, RULE, write_run
+from steelyard.base.settings import validated
 from steelyard.data import in_memory
 from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.running import run
-from steelyard.messages import LossState, Signed
+from steelyard.messages.updates import LossState, Signed
+from steelyard.proof.signing import SigningKey, key_pair, model_digest, task_digest
+from steelyard.proof.statements import Statement
 from steelyard.report.verification import verify
 from steelyard.runs.chain import Records
 from steelyard.runs.digests import Digests
 from steelyard.runs.opening import reading
 from steelyard.runs.reader import History
 from steelyard.runs.store import Store
-from steelyard.settings import validated
-from steelyard.signing import SigningKey, key_pair, model_digest, task_digest
-from steelyard.statements import Statement
 
 SKIPPED = 2
 """Rounds at the begin that are not counted: the first model, and the choice of an engine."""

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.cold_start_data import Case, Draw, draw, prepared
-from steelyard.intervals import estimate, show_estimate
+from steelyard.base.measures import estimate, show_estimate
 from steelyard.recommend.baselines.plain import random
 from steelyard.recommend.baselines.vsm import vsm
 from steelyard.recommend.clients import LocalRound

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from steelyard.base.randomness import generator
 from steelyard.data.files import find
-from steelyard.randomness import generator
 from steelyard.recommend.filters import keep
 from steelyard.recommend.interactions import Codes, Interactions, build
 from steelyard.recommend.knowledge.features import ItemFeatures

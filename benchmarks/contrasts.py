@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.papers import NAMED
-from steelyard.intervals import estimate
+from steelyard.base.measures import estimate
 from steelyard.report.statistics import ALPHA, equivalence_p, holm, paired_p
 from steelyard.runs.reader import History
 from steelyard.weighing.adjusting import chooses

@@ -139,7 +139,7 @@ class Server:
         from steelyard.clients.flower.register import Entry, enter
         from steelyard.federate.certificates import make_certificates, make_key
         from steelyard.federate.processes import environment, reserved_port
-        from steelyard.signing import read_public_key
+        from steelyard.proof.signing import read_public_key
 
         self.root, self.names = root, [f"node-{number}" for number in range(nodes)]
         make_certificates(root / "tls", ["127.0.0.1"])

@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from steelyard.base.randomness import generator
 from steelyard.data.files import find
-from steelyard.randomness import generator
 from steelyard.recommend.knowledge.loading import load
 from steelyard.recommend.knowledge.readers import read_links, read_triples
 from steelyard.recommend.knowledge.settings import KnowledgeSettings

@@ -27,10 +27,10 @@ ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "runs": (("runs/*.py",), ("runs",)),
     "privacy": (("privacy/*.py",), ("privacy",)),
     "defence": (("defence/*.py",), ("defence",)),
-    "signing": (("signing.py", "statements.py"), ("test_signing.py",)),
+    "signing": (("proof/*.py",), ("proof",)),
     "statistics": (
-        ("intervals.py", "report/statistics.py", "report/measures.py", "report/sign.py"),
-        ("test_measures.py", "report"),
+        ("base/measures.py", "report/statistics.py", "report/measures.py", "report/sign.py"),
+        ("base/test_measures.py", "report"),
     ),
     "metrics": (("recommend/metrics.py", "recommend/ranking.py"), ("recommend/test_metrics.py",)),
     "report": (("report/*.py",), ("report",)),

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from steelyard.base.measures import estimate, show_estimate
 from steelyard.experiment.loading import build
 from steelyard.experiment.running import run
-from steelyard.intervals import estimate, show_estimate
 from steelyard.runs.reader import History
 
 MODELS: dict[str, dict[str, Any]] = {

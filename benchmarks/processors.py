@@ -27,7 +27,7 @@ from steelyard.arena.figures import SceneFigures
 from steelyard.arena.plan import plan
 from steelyard.arena.replay import APART, Replayed, replay
 from steelyard.arena.suite import load_suite
-from steelyard.processor import digest_of_kernels
+from steelyard.base.processor import digest_of_kernels
 
 MKLDNN = "STEELYARD_TEST_MKLDNN"
 """For this script and the tests: "off" has torch do without oneDNN, for which it has no variable of its own."""

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from steelyard.messages import Signed
-    from steelyard.signing import SigningKey
+    from steelyard.messages.updates import Signed
+    from steelyard.proof.signing import SigningKey
 
 STEPS = ("open", "rounds", "weights", "follow", "clients", "evaluations", "summary", "csv")
 """What is timed, each in a process of its own; importing the libraries is not counted."""
@@ -35,10 +35,10 @@ def write_run(
     import numpy as np
     import torch
 
-    from steelyard.messages import Evaluations, LossState, Updates
+    from steelyard.messages.payloads import DenseModels
+    from steelyard.messages.updates import Evaluations, LossState, Updates
     from steelyard.rounds.state import Federation, RoundRecord, RoundState
     from steelyard.runs.store import Store
-    from steelyard.update_payloads import DenseModels
     from steelyard.weighing.priorities import OrderState
     from steelyard.weighing.rule import Rule, WeighingSettings
 

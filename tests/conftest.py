@@ -18,7 +18,7 @@ import pytest
 from tests.kit import inside
 from tests.warm import borrow_warmth, command_environment, lend_warmth, warm_command
 
-from steelyard.logs import DISPLAYED
+from steelyard.base.logs import DISPLAYED
 
 # Where no bytecode may be kept (many containers say so), every worker would compile all tests and every command all of
 # the package anew: a third of what a cold command costs.

@@ -18,8 +18,9 @@ from unittest import mock
 
 import pytest
 
-from steelyard import Experiment, logs
-from steelyard.errors import UserError
+from steelyard import Experiment
+from steelyard.base import logs
+from steelyard.base.errors import UserError
 
 SMALL: dict[str, Any] = {
     "name": "small",

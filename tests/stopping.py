@@ -10,8 +10,8 @@ import pytest
 from tests.runs.contents import assert_same_bits
 
 from steelyard import Experiment
+from steelyard.base.errors import Stopped
 from steelyard.clients.local import Simulation
-from steelyard.errors import Stopped
 from steelyard.experiment.description import Description
 from steelyard.experiment.running import resume, run
 

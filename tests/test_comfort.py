@@ -12,7 +12,7 @@ from tests.warm import command_environment
 
 import steelyard
 from steelyard import Result
-from steelyard.cache import cache_folder
+from steelyard.base.files import cache_folder
 
 
 def test_all_names_are_shown_before_they_are_loaded() -> None:

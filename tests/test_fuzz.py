@@ -28,6 +28,8 @@ import torch
 from hypothesis import strategies as st
 from safetensors.torch import save
 
+from steelyard.base.errors import UserError
+from steelyard.base.settings import parse
 from steelyard.clients.flower import questions, tasks, wire
 from steelyard.clients.flower.forms import Form, Refused
 from steelyard.clients.flower.introductions import introduction
@@ -36,15 +38,13 @@ from steelyard.data.mnist import read_idx
 from steelyard.data.npz import read_npz
 from steelyard.data.settings import DataSettings
 from steelyard.data.tables import read_table
-from steelyard.errors import UserError
 from steelyard.experiment.loading import build
-from steelyard.messages import Question, Task
+from steelyard.messages.updates import Question, Task
 from steelyard.recommend import reading
 from steelyard.recommend.wire import sparse_codec
 from steelyard.runs.checkpoint import checksum, restore
 from steelyard.runs.schema import SCHEMA
 from steelyard.runs.tensor_files import read_tensors
-from steelyard.settings import parse
 from steelyard.weighing import table as weighing_table
 
 SECONDS = 1.0

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from steelyard.algorithms import registry as algorithms
-from steelyard.errors import UserError
+from steelyard.base.errors import UserError
 from steelyard.weighing import criteria
 
 steelyard: Any = import_module("steelyard")

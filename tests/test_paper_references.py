@@ -12,14 +12,15 @@ import pytest
 import torch
 from tests.kit import small
 
-from steelyard import Experiment, randomness
+from steelyard import Experiment
+from steelyard.base import randomness
 from steelyard.data import load, share_out
 from steelyard.data.dataset import Population
 from steelyard.learning.models import build
 from steelyard.learning.parameters import Layout
 from steelyard.learning.training import orders as batch_orders
 from steelyard.learning.training import train_client
-from steelyard.messages import LossState
+from steelyard.messages.updates import LossState
 from steelyard.runs.tensor_files import read_tensors
 
 CHANGES: dict[str, Any] = {

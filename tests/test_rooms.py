@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import steelyard
-from steelyard import errors
+from steelyard.base import errors
 
 ROOT = Path(__file__).resolve().parent.parent
 

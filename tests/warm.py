@@ -29,7 +29,7 @@ from unittest import mock
 
 import typer.main
 
-from steelyard.logs import FILE, LEVEL
+from steelyard.base.logs import FILE, LEVEL
 
 # What typer finds in a function does not change; reading it from the annotations takes most of a quick command.
 typer.main.get_params_from_function = functools.cache(  # pyright: ignore[reportPrivateImportUsage]

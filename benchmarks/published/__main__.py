@@ -31,7 +31,7 @@ from benchmarks.published.protocols import Cell
 from benchmarks.published.rules_2026 import with_noise
 from benchmarks.scaffold.__main__ import pack
 from steelyard import UserError
-from steelyard.errors import Stopped
+from steelyard.base.errors import Stopped
 from steelyard.experiment.comparing import seeds_of, with_rules
 from steelyard.experiment.loading import build
 from steelyard.experiment.running import resume, run

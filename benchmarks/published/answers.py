@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from benchmarks.published.cells import TABLES
 from benchmarks.published.figures import TABLE_A
 from benchmarks.published.niid_table import Curves, Lines, best, tested
-from steelyard.intervals import Estimate, estimate, show_estimate
+from steelyard.base.measures import Estimate, estimate, show_estimate
 
 
 def nova(lines: Lines) -> dict[str, str]:

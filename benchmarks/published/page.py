@@ -31,7 +31,7 @@ from benchmarks.published.niid_table import (
 )
 from benchmarks.published.protocols import SIZES
 from benchmarks.published.rules_2026 import PUBLISHED
-from steelyard.intervals import estimate, show_estimate
+from steelyard.base.measures import estimate, show_estimate
 from steelyard.report.statistics import holm, paired_p, verdict
 
 STORED = Path(__file__).parent.parent / "results" / "published"

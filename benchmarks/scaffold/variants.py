@@ -6,9 +6,9 @@ from typing import ClassVar, Literal
 
 import torch
 
-from steelyard.algorithms.algorithm import ServerStep, Vectors
 from steelyard.algorithms.registry import algorithm
 from steelyard.algorithms.scaffold import CHANGE, CONTROL, Scaffold
+from steelyard.messages.algorithm import ServerStep, Vectors
 
 
 @algorithm("scaffold-inside")

@@ -181,7 +181,7 @@ def worker(name: str, clients: int, precision: str, engine: str, device: torch.d
     from steelyard.data.dataset import ClientRows, Dataset, Population
     from steelyard.learning.settings import ModelSettings
     from steelyard.learning.training import TrainingSettings
-    from steelyard.messages import Task
+    from steelyard.messages.updates import Task
 
     make, shape = NETWORKS[name]
     rows = steps * BATCH

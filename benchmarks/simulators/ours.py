@@ -11,7 +11,7 @@ from steelyard.clients.local import ComputeSettings, Simulation, SimulationServe
 from steelyard.data.dataset import ClientRows, Dataset, Population
 from steelyard.learning.models import ModelSettings
 from steelyard.learning.training import TrainingSettings
-from steelyard.messages import Task
+from steelyard.messages.updates import Task
 from steelyard.weighing.criteria import get
 
 bench = chosen()

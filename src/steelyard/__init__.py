@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:
-    from steelyard.algorithms.algorithm import Algorithm, LocalSteps, LocalTraining, ServerStep
     from steelyard.algorithms.registry import algorithm
     from steelyard.api import Experiment, RecommendExperiment, SweepResult, resume
+    from steelyard.base.errors import UserError
+    from steelyard.base.usercode import loss, model
     from steelyard.data import Dataset, Population, in_memory
-    from steelyard.errors import UserError
+    from steelyard.messages.algorithm import Algorithm, LocalSteps, LocalTraining, ServerStep
     from steelyard.result import Result
     from steelyard.runs.reader import History
-    from steelyard.usercode import loss, model
     from steelyard.weighing.criteria import CohortView, LocalData, client_criterion, server_criterion
     from steelyard.weighing.rule import Rule, WeighingSettings
     from steelyard.weighing.table import Weighed, weigh
@@ -56,19 +56,19 @@ __all__ = [
 
 # Names are imported when first used: `steelyard --help` must not wait for torch.
 _HOMES = {
-    name: f"steelyard.{home}"
+    name: home
     for home, names in {
-        "algorithms.algorithm": ("Algorithm", "LocalSteps", "LocalTraining", "ServerStep"),
-        "algorithms.registry": ("algorithm",),
-        "api": ("Experiment", "RecommendExperiment", "SweepResult", "resume"),
-        "data": ("Dataset", "Population", "in_memory"),
-        "errors": ("UserError",),
-        "result": ("Result",),
-        "runs.reader": ("History",),
-        "usercode": ("loss", "model"),
-        "weighing.criteria": ("CohortView", "LocalData", "client_criterion", "server_criterion"),
-        "weighing.rule": ("Rule", "WeighingSettings"),
-        "weighing.table": ("Weighed", "weigh"),
+        "steelyard.messages.algorithm": ("Algorithm", "LocalSteps", "LocalTraining", "ServerStep"),
+        "steelyard.algorithms.registry": ("algorithm",),
+        "steelyard.api": ("Experiment", "RecommendExperiment", "SweepResult", "resume"),
+        "steelyard.data": ("Dataset", "Population", "in_memory"),
+        "steelyard.base.errors": ("UserError",),
+        "steelyard.result": ("Result",),
+        "steelyard.runs.reader": ("History",),
+        "steelyard.base.usercode": ("loss", "model"),
+        "steelyard.weighing.criteria": ("CohortView", "LocalData", "client_criterion", "server_criterion"),
+        "steelyard.weighing.rule": ("Rule", "WeighingSettings"),
+        "steelyard.weighing.table": ("Weighed", "weigh"),
     }.items()
     for name in names
 }
@@ -80,7 +80,7 @@ _DEPRECATED: dict[str, tuple[str, str]] = {}
 def __getattr__(name: str) -> Any:
     if name in _DEPRECATED:
         new, gone_in = _DEPRECATED[name]
-        import_module("steelyard.errors").deprecated(f"steelyard.{name}", f"steelyard.{new}", gone_in)
+        import_module("steelyard.base.errors").deprecated(f"steelyard.{name}", f"steelyard.{new}", gone_in)
         return __getattr__(new)
     if name not in _HOMES:
         raise AttributeError(f"module 'steelyard' has no attribute '{name}'")

@@ -10,26 +10,25 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from steelyard import files
-from steelyard.errors import UserError, brief, expect, path_of, texts_of
+from steelyard.base import files
+from steelyard.base.errors import UserError, brief, expect, path_of, texts_of
+from steelyard.base.settings import Section, explain
+from steelyard.base.usercode import hand_over_as, is_handed_over
 from steelyard.experiment import comparing, running
 from steelyard.experiment.code import Ask, refuse
 from steelyard.experiment.description import Description
 from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.loading import load, read_experiment
 from steelyard.experiment.recommend import RecommendDescription
-from steelyard.explaining import explain
 from steelyard.report.documents.sweep import SweepDocument
 from steelyard.result import Result
 from steelyard.rounds.progress import shown_by_default, watching
-from steelyard.settings import Section
 from steelyard.sweeps.jobs import MOST_JOBS
 from steelyard.sweeps.plan import Scalar, plan
 from steelyard.sweeps.result import BEST, sweep_document, write_sweep_files
 from steelyard.sweeps.running import How
 from steelyard.sweeps.running import sweep as run_sweep
 from steelyard.sweeps.table import sweep_table
-from steelyard.usercode import hand_over_as, is_handed_over
 
 if TYPE_CHECKING:
     import altair as alt

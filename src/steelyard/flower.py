@@ -43,7 +43,7 @@ from steelyard.adapters.flower_replies import (
 from steelyard.adapters.journal import Journal
 from steelyard.adapters.rounds import Collected, Combined, WeighedRounds
 from steelyard.adapters.server_rows import ServerRows
-from steelyard.errors import UserError
+from steelyard.base.errors import UserError
 from steelyard.weighing.rule import WeighingSettings
 
 _LOG = getLogger("flwr")

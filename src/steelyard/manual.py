@@ -15,9 +15,10 @@ from pathlib import Path
 
 from markdown_it import MarkdownIt
 
-from steelyard import __version__, files
-from steelyard.cache import cache_folder
-from steelyard.errors import UserError
+from steelyard import __version__
+from steelyard.base import files
+from steelyard.base.errors import UserError
+from steelyard.base.files import cache_folder
 
 PLACES = (Path(__file__).parent / "docs", Path(__file__).parents[2] / "docs")
 PARTS = {"": "Steelyard", "guide": "Guide", "algorithms": "Algorithms", "reference": "Reference"}

@@ -8,8 +8,8 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from steelyard import files
-from steelyard.errors import UserError, path_of
+from steelyard.base import files
+from steelyard.base.errors import UserError, path_of
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import read_experiment
 from steelyard.report.comparison import compare_run

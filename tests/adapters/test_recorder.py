@@ -23,7 +23,7 @@ from tests.warm import warm_script
 import steelyard as package
 from steelyard.adapters import ClientTest, Recorder, WeighedRounds
 from steelyard.adapters.importing import import_file
-from steelyard.messages import MOST_SAMPLES
+from steelyard.messages.updates import MOST_SAMPLES
 from steelyard.runs.glance import glance
 from steelyard.runs.reader import History
 from steelyard.weighing.rule import Rule

@@ -16,9 +16,9 @@ import steelyard
 from steelyard.adapters.rounds import Combined, Reply, WeighedRounds
 from steelyard.adapters.server_rows import ServerRows
 from steelyard.adapters.spilled import Spill
-from steelyard.messages import MOST_SAMPLES
-from steelyard.settings import LARGEST_REAL
-from steelyard.update_payloads import ServerTest
+from steelyard.base.settings import LARGEST_REAL
+from steelyard.messages.payloads import ServerTest
+from steelyard.messages.updates import MOST_SAMPLES
 
 SENT: dict[str, Any] = {"w": np.zeros((2, 3), np.float32), "b": np.zeros(2, np.float32)}
 
@@ -158,7 +158,7 @@ def test_updates_on_the_disk_are_weighed_as_those_in_memory(
     before = {name: array.copy() for name, array in sent.items()}
     found = [WeighedRounds(rule).combine(sent, replies)]
     monkeypatch.setattr("steelyard.adapters.rounds.MEMORY", 0)
-    monkeypatch.setattr("steelyard.update_payloads.AT_ONCE", {"cpu": 500})
+    monkeypatch.setattr("steelyard.messages.payloads.AT_ONCE", {"cpu": 500})
     found.append(WeighedRounds(rule).combine(sent, list(reversed(replies))))
     changes = [replace(r, arrays=changed(r.arrays, sent), is_change=True) for r in replies]
     found.append(WeighedRounds(rule).combine(sent, changes))

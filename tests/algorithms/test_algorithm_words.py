@@ -12,13 +12,13 @@ from tests.runs.contents import assert_same_bits
 from tests.stopping import stopped_and_resumed
 
 from steelyard import Algorithm, Experiment, algorithm
+from steelyard.base.settings import validated
 from steelyard.experiment.comparing import with_rules
 from steelyard.experiment.parts import federations_of
 from steelyard.experiment.running import run
 from steelyard.report.figures import draw
 from steelyard.report.view import RunView
 from steelyard.runs.reader import History
-from steelyard.settings import validated
 
 SERVER = {"partition": {"server": "fraction", "server_fraction": 0.1}}
 

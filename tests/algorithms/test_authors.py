@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 import torch
 
-from steelyard.algorithms.algorithm import OWN, Algorithm, Listening
 from steelyard.algorithms.apfl import MIXTURE, Apfl
 from steelyard.algorithms.fedala import WEIGHTS, FedAla
 from steelyard.algorithms.fedfomo import FedFomo
 from steelyard.clients.local import ComputeSettings, Simulation
 from steelyard.data.dataset import ClientRows, Dataset, Population
 from steelyard.learning.settings import ModelSettings, TrainingSettings
-from steelyard.messages import Task
-from steelyard.update_payloads import DenseModels
+from steelyard.messages.algorithm import OWN, Algorithm, Listening
+from steelyard.messages.payloads import DenseModels
+from steelyard.messages.updates import Task
 
 ROWS = [[0.5, -1.0, 2.0], [1.5, 0.3, -0.7], [-0.2, 0.8, 1.1], [0.9, -0.4, 0.6], [2.0, 1.0, -1.5], [-1.2, 0.1, 0.4]]
 LABELS = [0, 1, 2, 1, 0, 2]

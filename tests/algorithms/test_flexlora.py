@@ -12,15 +12,15 @@ from tests.kit import assert_refused
 from torch import nn
 
 from steelyard import Experiment, in_memory
-from steelyard.algorithms.algorithm import FACTORS, ServerStep
 from steelyard.algorithms.flexlora import FlexLora, best_product, cut_to_ranks
 from steelyard.data.dataset import Dataset
 from steelyard.experiment.running import run
 from steelyard.learning.parameters import Layout
+from steelyard.messages.algorithm import FACTORS, ServerStep
+from steelyard.messages.payloads import DenseModels
 from steelyard.report.summary import summarise
 from steelyard.runs.kept_updates import read_round
 from steelyard.runs.reader import History
-from steelyard.update_payloads import DenseModels
 
 
 class Adapted(nn.Module):

@@ -14,13 +14,13 @@ from tests.kit import assert_refused
 from torch import nn
 
 from steelyard.algorithms import catalogue
-from steelyard.algorithms.algorithm import Algorithm, Listening
 from steelyard.algorithms.fedfomo import FedFomo
 from steelyard.algorithms.settings import AlgorithmSettings
 from steelyard.clients.local import ComputeSettings, Simulation, SimulationServer
 from steelyard.data.dataset import ClientRows, Dataset, Population
 from steelyard.learning.settings import ModelSettings, TrainingSettings
-from steelyard.messages import Task, Updates
+from steelyard.messages.algorithm import Algorithm, Listening
+from steelyard.messages.updates import Task, Updates
 from steelyard.rounds.loop import run_rounds
 from steelyard.rounds.state import Federation, Plan, RoundRecord
 from steelyard.weighing import criteria

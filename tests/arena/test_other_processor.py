@@ -12,7 +12,7 @@ from steelyard.arena.figures import SceneFigures
 from steelyard.arena.plan import plan
 from steelyard.arena.replay import APART, Replayed, shifted
 from steelyard.arena.suite import load_suite
-from steelyard.processor import KERNELS, MACHINE, THREADS, TORCH
+from steelyard.base.processor import KERNELS, MACHINE, THREADS, TORCH
 
 HERE = {MACHINE: "aarch64", KERNELS: "DEFAULT 0a", THREADS: "2", TORCH: "2.13.0"}
 THERE = {**HERE, MACHINE: "x86_64", KERNELS: "AVX2 1b"}

@@ -14,7 +14,7 @@ import pytest
 from tests.arena.made import QUICK, SUITE, figures, small_arena, trusting
 from tests.kit import assert_refused
 
-from steelyard import UserError, files
+from steelyard import UserError
 from steelyard.arena import running
 from steelyard.arena.archive import (
     ARCHIVE,
@@ -33,9 +33,10 @@ from steelyard.arena.plan import Arena, arena_folder, plan, read_arena, tuning_f
 from steelyard.arena.running import run_arena
 from steelyard.arena.suite import Suite, load_suite
 from steelyard.arena.verdict import judge
-from steelyard.errors import MachineError, Stopped
+from steelyard.base import files
+from steelyard.base.errors import MachineError, Stopped
+from steelyard.base.processor import MACHINE
 from steelyard.experiment.job_array import Part
-from steelyard.processor import MACHINE
 from steelyard.report.statistics import ALPHA
 from steelyard.runs.reader import History
 from steelyard.sweeps.plan import PlannedRun

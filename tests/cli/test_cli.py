@@ -30,8 +30,8 @@ from steelyard.federate.outcomes import note_outcome
 from steelyard.federate.receipts import keep
 from steelyard.federate.server_folder import ServerFolder
 from steelyard.federate.server_runs import new_run
-from steelyard.messages import LossState, Signed, Task
-from steelyard.statements import Statement
+from steelyard.messages.updates import LossState, Signed, Task
+from steelyard.proof.statements import Statement
 
 Refused = Callable[..., str]
 QUICK = ("--set", "rounds.count=1", "--set", "compute.engine=stacked", "--set", "model.name=logistic")

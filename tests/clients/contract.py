@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from steelyard.clients.protocol import Clients
-from steelyard.messages import Evaluations, Question, Task, Updates
+from steelyard.messages.updates import Evaluations, Question, Task, Updates
 
 Make = Callable[[], Clients]
 UNKNOWN = "zz-no-such-client"

@@ -14,9 +14,9 @@ from tests.conftest import CommandLine
 from tests.kit import SMALL, assert_refused, changed, named
 from tests.runs.contents import query
 
+from steelyard.base.errors import Stopped
 from steelyard.contributions.document import stored_contributions
 from steelyard.contributions.finding import contributions, without
-from steelyard.errors import Stopped
 from steelyard.experiment.loading import build
 from steelyard.experiment.parts import as_begun
 from steelyard.experiment.running import run

@@ -12,9 +12,9 @@ from tests.conftest import CommandLine
 from tests.contributions.test_replaying import experiment
 from tests.runs.contents import query
 
+from steelyard.base.errors import Stopped
 from steelyard.contributions.finding import without
 from steelyard.contributions.withdrawing import withdraw
-from steelyard.errors import Stopped
 from steelyard.experiment.running import run
 from steelyard.report.verification import verify
 from steelyard.runs.reader import History

@@ -16,12 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.kit import assert_refused
 
+from steelyard.base.settings import validated
 from steelyard.defence.bucketing import buckets
 from steelyard.defence.robust import RobustRule
 from steelyard.defence.rules import mixing
 from steelyard.defence.settings import BY_COORDINATE, DEFENCES, DefenceSettings
-from steelyard.settings import validated
-from steelyard.update_payloads import DenseModels
+from steelyard.messages.payloads import DenseModels
 
 SIZE = 13
 WITHOUT_ROOT = [name for name in DEFENCES if name != "fltrust"]
@@ -189,7 +189,7 @@ def test_fltrust_by_its_equation_and_where_nobody_agrees(monkeypatch: pytest.Mon
     origin = torch.tensor([10.0, -20.0, 5.0])
     updates = torch.tensor([[3.0, 0.0, 0.0], [1.0, 0.0, 2.0], [-40.0, 0.0, 0.0]])
     payload = DenseModels(origin + updates)
-    monkeypatch.setattr("steelyard.update_payloads.AT_ONCE", {"cpu": 6, "cuda": 6})  # two parameters at a time
+    monkeypatch.setattr("steelyard.messages.payloads.AT_ONCE", {"cpu": 6, "cuda": 6})  # two parameters at a time
 
     def found(root: np.ndarray, *, mix: bool) -> np.ndarray:
         own = origin + torch.from_numpy(root)
@@ -282,7 +282,7 @@ def test_a_free_rider_does_not_catch_the_geometric_median() -> None:
 def test_blocks_of_parameters_give_the_same_as_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     origin, models = cohort(5)
     whole = [combined(origin, models, equal(5), rule=name) for name in sorted(BY_COORDINATE)]
-    monkeypatch.setattr("steelyard.update_payloads.AT_ONCE", {"cpu": 11, "cuda": 1})
+    monkeypatch.setattr("steelyard.messages.payloads.AT_ONCE", {"cpu": 11, "cuda": 1})
     again = [combined(origin, models, equal(5), rule=name) for name in sorted(BY_COORDINATE)]
     np.testing.assert_allclose(again, whole, atol=1e-6)
 

@@ -12,8 +12,8 @@ from tests.kit import named
 
 from steelyard.algorithms.scaffold import Scaffold
 from steelyard.defence.validate import NOT_FINITE, admit
-from steelyard.messages import Task, Updates
-from steelyard.update_payloads import DenseModels
+from steelyard.messages.payloads import DenseModels
+from steelyard.messages.updates import Task, Updates
 from steelyard.weighing import criteria
 
 DS, CB, MD, LD = (criteria.get(name) for name in ("DS", "CB", "MD", "LD"))

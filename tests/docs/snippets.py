@@ -141,7 +141,7 @@ def _printed(snippet: Snippet) -> str | None:
 
 
 def _toml(snippet: Snippet) -> str | None:
-    from steelyard.errors import UserError
+    from steelyard.base.errors import UserError
     from steelyard.experiment.loading import build
 
     try:

@@ -22,8 +22,9 @@ from tests.kit import assert_refused
 from tests.warm import ROOT, warm_script
 
 import steelyard
-from steelyard import files, manual
+from steelyard import manual
 from steelyard.adapters import rounds
+from steelyard.base import files
 from steelyard.clients.local import Simulation
 from steelyard.data import PartitionSettings, share_out
 from steelyard.experiment.loading import kind_of

@@ -12,7 +12,7 @@ from tests.warm import ROOT
 
 from steelyard.arena.archive import check_archive, read_archive
 from steelyard.arena.verdict import judge
-from steelyard.intervals import show_estimate
+from steelyard.base.measures import show_estimate
 from steelyard.report.documents.arena import ArenaDocument
 
 RESULTS = ROOT / "docs" / "results"

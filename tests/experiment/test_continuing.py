@@ -26,9 +26,9 @@ from tests.stopping import assert_a_stop_changes_nothing, stop_in_round
 from tests.warm import WarmProcess
 
 import steelyard
+from steelyard.base.errors import Stopped, UserError
 from steelyard.clients.local import Simulation
 from steelyard.clients.local.engines import choice_file
-from steelyard.errors import Stopped, UserError
 from steelyard.experiment.loading import build
 from steelyard.experiment.running import resume, run
 from steelyard.privacy.ledger_marks import FILE

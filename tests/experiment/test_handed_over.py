@@ -9,8 +9,8 @@ import pytest
 from tests.kit import SMALL, small
 
 from steelyard import Experiment, in_memory
+from steelyard.base.errors import UserError
 from steelyard.data.dataset import Dataset
-from steelyard.errors import UserError
 
 FEATURES = np.array([[0.0, 10.0], [2.0, 10.0], [4.0, 10.0], [100.0, 40.0]])
 

@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.kit import assert_refused
 
-from steelyard.errors import UserError
+from steelyard.base.errors import UserError
+from steelyard.base.settings import change, parse, read_value
 from steelyard.experiment import folders
 from steelyard.experiment.folders import new_folder, unnamed_folder
 from steelyard.experiment.loading import build, load, recipes, to_toml
 from steelyard.experiment.paths import resolve_paths
 from steelyard.runs.store import Store
-from steelyard.settings import change, parse, read_value
 
 
 @pytest.mark.parametrize(

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from tests.kit import assert_refused, named, refusal
 from tests.rounds.scripted import Clients
 
+from steelyard.base.errors import UserError
+from steelyard.base.usercode import NotAllowed, only
 from steelyard.clients.node import NodeConfig
-from steelyard.errors import UserError
 from steelyard.experiment.enough_rows import EnoughRows
 from steelyard.experiment.node_rows import check_own, own_seed
 from steelyard.experiment.node_rules import agreed, public_error, public_reason
-from steelyard.messages import LossState, Question, Task
-from steelyard.usercode import NotAllowed, only
+from steelyard.messages.updates import LossState, Question, Task
 
 
 def document(**sections: Any) -> dict[str, Any]:

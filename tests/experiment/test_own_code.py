@@ -21,7 +21,7 @@ from tests.kit import assert_refused, refusal, small
 
 import steelyard
 from steelyard import Experiment, Result
-from steelyard.errors import UserError
+from steelyard.base.errors import UserError
 from steelyard.experiment import running
 from steelyard.experiment.code import named_code
 from steelyard.experiment.loading import load, read_experiment, to_toml
@@ -197,7 +197,7 @@ def test_python_asks_for_files_and_not_for_what_it_names_itself(file: Path, tmp_
 
 
 def test_what_python_handed_over_is_handed_over_again_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from steelyard import usercode
+    from steelyard.base import usercode
 
     def loss(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.cross_entropy(outputs, labels, reduction="none")

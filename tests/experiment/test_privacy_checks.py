@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from tests.kit import assert_refused, changed
 
+from steelyard.base.settings import validated
 from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.loading import build
-from steelyard.settings import validated
 
 ONCE = {"clip": 1.0, "noise": 1.0}
 CENTRAL: dict[str, Any] = {"central": {**ONCE, "references": {"DS": 100.0}}}

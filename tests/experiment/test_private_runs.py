@@ -18,7 +18,7 @@ from steelyard.clients.node import NodeConfig
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import build
 from steelyard.experiment.running import resume, run
-from steelyard.messages import Task
+from steelyard.messages.updates import Task
 from steelyard.privacy.accounting import Release, spent
 from steelyard.privacy.ledger import Ledger
 from steelyard.privacy.ledger_marks import FILE

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steelyard.base.errors import UserError
 from steelyard.data.summary import DataSummary
-from steelyard.errors import UserError
 from steelyard.experiment.proposing import propose, toml
 from steelyard.rounds.settings import cohort_size
 

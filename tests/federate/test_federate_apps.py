@@ -33,7 +33,7 @@ from steelyard.experiment.running import run
 from steelyard.federate.client_app import within
 from steelyard.federate.run_config import experiment_of
 from steelyard.federate.server_app import clients_behind, federate
-from steelyard.messages import Question, Task
+from steelyard.messages.updates import Question, Task
 from steelyard.runs.reader import History
 
 ON_TWO = NodeConfig.read({"partition-id": 0, "num-partitions": 2})

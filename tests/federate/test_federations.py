@@ -31,7 +31,7 @@ from tests.federate.real_federation import (
 )
 from tests.federate.small_experiment import assert_same_weights, weights
 
-from steelyard.errors import UserError
+from steelyard.base.errors import UserError
 from steelyard.experiment.running import run
 from steelyard.federate import node_link, receipts
 from steelyard.federate.certificates import make_key

@@ -34,7 +34,8 @@ from steelyard.experiment.node_rules import agreed
 from steelyard.federate.client_app import NodeFault, app
 from steelyard.federate.hidden_node import HiddenRound, read_hide, read_share
 from steelyard.federate.server_app import federate
-from steelyard.messages import Task, Updates
+from steelyard.messages.payloads import DenseModels
+from steelyard.messages.updates import Task, Updates
 from steelyard.privacy.fixed_point import FixedPoint
 from steelyard.privacy.masks import stream
 from steelyard.privacy.secure_client import SecureClient, self_key
@@ -42,7 +43,6 @@ from steelyard.privacy.secure_server import Unopened
 from steelyard.privacy.settings import AggregationSettings
 from steelyard.rounds.soundness import Exploded
 from steelyard.runs.reader import History
-from steelyard.update_payloads import DenseModels
 
 OPENED = described(
     weighing={"criteria": ["DS", "LD"], "priority": "LD>DS"},

@@ -18,19 +18,19 @@ from tests.conftest import CommandLine
 from tests.federate.small_experiment import described, node, weights
 from tests.kit import assert_refused
 
+from steelyard.base.errors import UserError
+from steelyard.base.usercode import NotAllowed
 from steelyard.clients.flower import questions, tasks, wire
 from steelyard.clients.flower.forms import EVALUATE, TRAIN
 from steelyard.clients.node import NodeConfig
-from steelyard.errors import UserError
 from steelyard.experiment.loading import build
 from steelyard.federate import node_ledger
 from steelyard.federate.node_ledger import FILE, MARK, Disclosure, NodeLedger
 from steelyard.federate.node_worker import answer
 from steelyard.federate.run_config import experiment_text
 from steelyard.federate.server_app import federate
-from steelyard.messages import LossState, Question, Task
+from steelyard.messages.updates import LossState, Question, Task
 from steelyard.runs.reader import History
-from steelyard.usercode import NotAllowed
 
 
 def disclosure(round: int = 1, noise: float = 2.0, run: str = "run", **more: Any) -> Disclosure:

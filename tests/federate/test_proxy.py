@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
+from steelyard.base.logs import show
 from steelyard.clients.flower.register import Entry
 from steelyard.federate import contacts, superlink_calls
 from steelyard.federate.certificates import make_certificates
 from steelyard.federate.contacts import Contacts, RefusalLog
 from steelyard.federate.proxy import HeldPolls
 from steelyard.federate.superlink_calls import Answer, SuperLinkCalls
-from steelyard.logs import show
 
 Reply = Callable[[bytes, bytes], Awaitable[bytes]]
 

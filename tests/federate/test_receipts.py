@@ -20,12 +20,12 @@ from typer.testing import CliRunner
 from steelyard.cli.federate import app
 from steelyard.federate import receipts
 from steelyard.federate.receipt_answers import Answer, listed, prove
-from steelyard.messages import LossState, Signed, Task
+from steelyard.messages.updates import LossState, Signed, Task
+from steelyard.proof.signing import SigningKey, fingerprint, read_public_key
+from steelyard.proof.statements import Proof, Statement
 from steelyard.runs.chain import Records
 from steelyard.runs.opening import reading
 from steelyard.runs.verifying import Keys
-from steelyard.signing import SigningKey, fingerprint, read_public_key
-from steelyard.statements import Proof, Statement
 
 TASK = Task("DS", 1, 1, ("a",), torch.zeros(2), LossState("cross-entropy"))
 ABSENT = (2, "b")

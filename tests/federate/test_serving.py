@@ -49,7 +49,7 @@ from steelyard.federate.certificates import make_certificates, make_key
 from steelyard.federate.own_superlink import is_own, owner_of
 from steelyard.federate.processes import environment, reserved_port
 from steelyard.federate.proxy import Refusal, RegisteredKeys
-from steelyard.signing import read_public_key
+from steelyard.proof.signing import read_public_key
 
 
 def private(file: Path) -> ec.EllipticCurvePrivateKey:

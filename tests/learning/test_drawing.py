@@ -14,7 +14,7 @@ from tests.kit import assert_refused
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from steelyard import randomness
+from steelyard.base import randomness
 from steelyard.data import DataSettings, in_memory
 from steelyard.data.loading import normalised
 from steelyard.learning.augmentation import LAYER, Augmentation

@@ -17,7 +17,7 @@ from steelyard.learning.effective_rows import effective_rows, effective_rows_of
 from steelyard.learning.parameters import Layout
 from steelyard.learning.settings import TrainingSettings
 from steelyard.learning.training import train_client
-from steelyard.messages import LossState
+from steelyard.messages.updates import LossState
 
 
 def measured(size: int, training: TrainingSettings) -> float:

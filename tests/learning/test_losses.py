@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.clients.local import engine_cases as cases
 from tests.kit import assert_refused, named
 
+from steelyard.base.usercode import hand_over
 from steelyard.learning.evaluation import (
     accuracy,
     by_class,
@@ -28,8 +29,7 @@ from steelyard.learning.evaluation import (
 )
 from steelyard.learning.losses import barron, cox, dice, per_sample, resolve, weigh
 from steelyard.learning.settings import TrainingSettings
-from steelyard.messages import LossState, Question, Updates
-from steelyard.usercode import hand_over
+from steelyard.messages.updates import LossState, Question, Updates
 
 
 def test_class_weights_divide_by_samples_not_by_their_sum() -> None:

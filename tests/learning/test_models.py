@@ -11,7 +11,7 @@ from tests.kit import assert_refused
 from torch import nn
 
 import steelyard
-from steelyard.errors import UserError
+from steelyard.base.errors import UserError
 from steelyard.learning.catalogue import BUILT_IN, BuiltIn
 from steelyard.learning.models import ModelSettings, build
 from steelyard.learning.parameters import Layout

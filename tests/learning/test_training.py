@@ -15,7 +15,7 @@ from steelyard.learning.inversion import gradient, read_off
 from steelyard.learning.parameters import Layout
 from steelyard.learning.settings import ScheduleSettings
 from steelyard.learning.training import TrainingSettings, orders, train_client
-from steelyard.messages import LossState
+from steelyard.messages.updates import LossState
 
 X = torch.tensor([[1.0], [2.0], [4.0]])
 Y = torch.tensor([2.0, 3.0, 5.0])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from tests.kit import assert_refused, refusal
 
-from steelyard.messages import Failure
+from steelyard.messages.updates import Failure
 from steelyard.privacy import requirements
 from steelyard.privacy.fixed_point import FixedPoint
 from steelyard.privacy.hidden import (

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.kit import assert_refused
 
-from steelyard.errors import UserError
+from steelyard.base.errors import UserError
 from steelyard.privacy.accounting import Release, spent
 from steelyard.privacy.ledger import Account, Charge, Ledger
 from steelyard.privacy.ledger_marks import first_difference

@@ -14,7 +14,8 @@ from hypothesis.extra.numpy import arrays
 from tests.kit import assert_refused
 from tests.privacy.seeded_source import SeededSource
 
-from steelyard.messages import Task, Updates
+from steelyard.messages.payloads import DenseModels
+from steelyard.messages.updates import Task, Updates
 from steelyard.privacy.accounting import Release, spent
 from steelyard.privacy.central import bounded_sum, clip_factors, lengths_of, noisy_sum
 from steelyard.privacy.local import (
@@ -29,7 +30,6 @@ from steelyard.privacy.local import (
 )
 from steelyard.privacy.settings import OWNERS_DELTA, PrivacySettings
 from steelyard.privacy.source import SystemSource, normals
-from steelyard.update_payloads import DenseModels
 
 NUMBERS = st.floats(-1e6, 1e6, width=32)
 
@@ -86,7 +86,7 @@ def test_lengths_and_sums_do_not_depend_on_how_many_parameters_are_looked_at_at_
     models = torch.tensor([[3.0, 1.0, 4.0, 1.0, 5.0], [2.0, 7.0, 1.0, 8.0, 2.0]])
     start = torch.ones(5)
     for at_once in (1, 4, 6, 1000):  # one, two, three and all parameters of the two models; whole numbers, so exact
-        monkeypatch.setattr("steelyard.update_payloads.AT_ONCE", {"cpu": at_once, "cuda": 1})
+        monkeypatch.setattr("steelyard.messages.payloads.AT_ONCE", {"cpu": at_once, "cuda": 1})
         assert lengths_of(models, start) == pytest.approx([np.sqrt(4 + 9 + 16), np.sqrt(1 + 36 + 49 + 1)])
         found = bounded_sum(models, start, np.array([0.5, 0.25]), 0.125)
         assert found.tolist() == [10.0, 12.0, 12.0, 14.0, 18.0]

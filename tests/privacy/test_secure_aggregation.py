@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.kit import assert_refused
 
-from steelyard.errors import UserError
+from steelyard.base.errors import UserError
 from steelyard.privacy import masks
 from steelyard.privacy.fixed_point import FixedPoint, Words
 from steelyard.privacy.hidden import Summed

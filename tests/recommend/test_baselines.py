@@ -10,7 +10,7 @@ from tests.kit import assert_refused
 from tests.recommend.conftest import two_tastes
 from tests.recommend.fpl_cases import slow_round
 
-from steelyard.randomness import generator
+from steelyard.base.randomness import generator
 from steelyard.recommend import filters, splits
 from steelyard.recommend.baselines import BASELINES, recommend, settings_of
 from steelyard.recommend.baselines.bpr_mf import BprMf

@@ -9,8 +9,8 @@ import torch
 from tests.clients.contract import ClientsContract, Make
 from tests.recommend.fpl_cases import FACTORS, ITEMS, USERS, few_users
 
-from steelyard.messages import Task
-from steelyard.randomness import generator
+from steelyard.base.randomness import generator
+from steelyard.messages.updates import Task
 from steelyard.recommend.clients import LocalRound, RecommendClients
 from steelyard.recommend.communication import Traffic
 from steelyard.recommend.fpl import Learning

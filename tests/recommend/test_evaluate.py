@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.kit import changed
 
+from steelyard.base.randomness import stream_keys, words
 from steelyard.experiment import running
 from steelyard.experiment.loading import build as described
-from steelyard.randomness import stream_keys, words
 from steelyard.recommend.evaluate import load
 from steelyard.recommend.ranking import GroundTruth
 from steelyard.recommend.sampled import Sampled, draw_negatives, per_user, ranks

@@ -17,7 +17,7 @@ from tests.privacy.seeded_source import SeededSource
 from steelyard.experiment import running
 from steelyard.experiment.loading import build, to_toml
 from steelyard.experiment.recommend import RecommendDescription
-from steelyard.messages import Task
+from steelyard.messages.updates import Task
 from steelyard.privacy.accounting import Release, spent
 from steelyard.recommend import sparse
 from steelyard.recommend.fpl import Schedule

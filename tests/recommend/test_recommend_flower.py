@@ -14,6 +14,7 @@ from flwr.app import Context, Message, RecordDict
 from tests.clients.flower.flower_fakes import FakeGrid
 from tests.kit import assert_refused
 
+from steelyard.base.usercode import NotAllowed, only
 from steelyard.clients.node import NodeConfig
 from steelyard.experiment.loading import build
 from steelyard.experiment.node_rows import check_own
@@ -22,10 +23,9 @@ from steelyard.experiment.running import run
 from steelyard.federate import client_app
 from steelyard.federate.run_config import experiment_text
 from steelyard.federate.server_app import federate
-from steelyard.messages import Question, Task
+from steelyard.messages.updates import Question, Task
 from steelyard.report.recommender import open_run
 from steelyard.runs.reader import History
-from steelyard.usercode import NotAllowed, only
 
 BUSY = threading.Lock()
 NAMES = ["ada", "ben", "cleo", "dan", "eve"]

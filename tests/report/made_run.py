@@ -10,15 +10,15 @@ import torch
 from tests.kit import made_once
 from tests.runs.records import evaluations, record, state, updates
 
+from steelyard.base.settings import validated
 from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.loading import RUN_FILE, to_toml
 from steelyard.experiment.parts import federations_of
 from steelyard.experiment.run_notes import versions
-from steelyard.messages import Failure, LossState
+from steelyard.messages.payloads import DenseModels
+from steelyard.messages.updates import Failure, LossState
 from steelyard.rounds.state import Federation, RoundRecord
 from steelyard.runs.store import Store
-from steelyard.settings import validated
-from steelyard.update_payloads import DenseModels
 from steelyard.weighing.priorities import OrderState
 
 RULES = ("VP>DS", "fedavg", "online(DS>LD)")

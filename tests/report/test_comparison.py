@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from tests.kit import assert_refused
 
-from steelyard.intervals import wilson
-from steelyard.measures import MEASURES
+from steelyard.base.measures import MEASURES, wilson
 from steelyard.report.comparison import describe
 from steelyard.report.comparison_tables import class_tables, comparison_csv
 from steelyard.report.figures.writing import write_curves

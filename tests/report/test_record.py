@@ -21,10 +21,10 @@ from tests.runs.contents import chain_again, change
 from tests.runs.signed_runs import signed_run
 
 from steelyard.experiment.running import run
+from steelyard.proof.signing import model_digest
 from steelyard.report.record import record, rule_sentence, write_record
 from steelyard.report.verification import verify
 from steelyard.runs.kept_updates import path_of_round
-from steelyard.signing import model_digest
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from steelyard.messages import Evaluations, Failure, LossState, Question, Task, Updates
+from steelyard.messages.payloads import DenseModels, ServerTest
+from steelyard.messages.updates import Evaluations, Failure, LossState, Question, Task, Updates
 from steelyard.rounds.loop import run_rounds
 from steelyard.rounds.state import Federation, Plan, RoundRecord, RoundState, Snapshot, States
-from steelyard.update_payloads import DenseModels, ServerTest
 from steelyard.weighing.priorities import OrderState
 from steelyard.weighing.rule import Rule, WeighingSettings
 

@@ -13,18 +13,18 @@ from tests.experiment.test_hostile_runs import SMALL as DEFENDED
 from tests.kit import assert_refused
 from tests.stopping import assert_a_stop_changes_nothing
 
-from steelyard import randomness
+from steelyard.base import randomness
 from steelyard.clients.local import Simulation, SimulationServer
 from steelyard.experiment.comparing import with_rules
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import build
 from steelyard.experiment.parts import Parts, assembled, federations_of
+from steelyard.messages.payloads import DenseModels, ServerTest
 from steelyard.rounds import colluding
 from steelyard.rounds.colluding import with_colluders
 from steelyard.rounds.drafting import weigh_soundly
 from steelyard.rounds.loop import make_task
 from steelyard.sweeps.attacking import under_attack
-from steelyard.update_payloads import DenseModels, ServerTest
 
 SMALL = {**DEFENDED, "rounds": {"count": 4, "fraction": 1.0}}
 RULES = ["VP", "guarded", "fltrust(EQ)", "median(EQ)"]

@@ -14,15 +14,15 @@ import torch
 from tests.kit import assert_refused
 from tests.rounds.scripted import NAMES, Clients, Recorder, Server, federation, ran, state
 
-from steelyard.algorithms.algorithm import Algorithm, ServerStep
 from steelyard.algorithms.fedavgm import FedAvgM
-from steelyard.messages import Failure, Task, Updates
+from steelyard.messages.algorithm import Algorithm, ServerStep
+from steelyard.messages.payloads import DenseModels
+from steelyard.messages.updates import Failure, Task, Updates
 from steelyard.privacy.hidden import HiddenUpdates, Summed
 from steelyard.privacy.settings import AggregationSettings
 from steelyard.rounds.combining import RADIUS, Combiner, combiner
 from steelyard.rounds.loop import run_rounds
 from steelyard.rounds.state import Plan
-from steelyard.update_payloads import DenseModels
 from steelyard.weighing.fitted import fit_weights
 
 

@@ -15,15 +15,16 @@ from tests.kit import small
 from tests.rounds.scripted import Server, federation
 from tests.stopping import assert_a_stop_changes_nothing
 
-from steelyard import Experiment, randomness
+from steelyard import Experiment
 from steelyard.algorithms.fedavg import FedAvg
+from steelyard.base import randomness
+from steelyard.base.errors import UserError
 from steelyard.data import load, share_out
-from steelyard.errors import UserError
 from steelyard.learning.models import build
 from steelyard.learning.parameters import Layout
 from steelyard.learning.training import orders as batch_orders
 from steelyard.learning.training import train_client
-from steelyard.messages import LossState, Task
+from steelyard.messages.updates import LossState, Task
 from steelyard.rounds.own_code import told_in_one_line, training_fault
 from steelyard.runs.reader import History
 from steelyard.runs.tensor_files import read_tensors

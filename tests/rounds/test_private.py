@@ -12,8 +12,9 @@ from tests.kit import assert_refused
 from tests.privacy.seeded_source import SeededSource
 from tests.rounds.scripted import Clients, Recorder, Server, federation, state
 
-from steelyard.algorithms.algorithm import Algorithm, ServerStep
-from steelyard.messages import Task, Updates
+from steelyard.messages.algorithm import Algorithm, ServerStep
+from steelyard.messages.payloads import DenseModels
+from steelyard.messages.updates import Task, Updates
 from steelyard.privacy.accounting import Release, spent
 from steelyard.privacy.ledger import Charge
 from steelyard.privacy.settings import PrivacySettings
@@ -23,7 +24,6 @@ from steelyard.rounds.private import PrivateRounds, nobody
 from steelyard.rounds.progress import SPENT
 from steelyard.rounds.soundness import Exploded
 from steelyard.rounds.state import Federation, Plan
-from steelyard.update_payloads import DenseModels
 
 NAMES = tuple(f"c{number:02d}" for number in range(20))
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from steelyard.activity import current, doing
+from steelyard.base.logs import current, doing
 from steelyard.rounds import progress
 from steelyard.rounds.progress import (
     Expectation,

@@ -13,13 +13,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.kit import SMALL, assert_refused, changed, small
 
-from steelyard import Experiment, randomness
+from steelyard import Experiment
+from steelyard.base import randomness
+from steelyard.base.settings import validated
 from steelyard.experiment.running import run
-from steelyard.messages import Failure, Updates
+from steelyard.messages.payloads import DenseModels
+from steelyard.messages.updates import Failure, Updates
 from steelyard.rounds.selecting import SelectSettings
 from steelyard.rounds.state import Plan
-from steelyard.settings import validated
-from steelyard.update_payloads import DenseModels
 
 NAMES = [f"c{number:02}" for number in range(20)]
 

@@ -18,12 +18,12 @@ from tests.stopping import stopped_and_resumed
 from steelyard.clients.local import Simulation
 from steelyard.experiment.loading import build
 from steelyard.experiment.running import resume, run
-from steelyard.messages import Failure, Task, Updates
+from steelyard.messages.payloads import DenseModels
+from steelyard.messages.updates import Failure, Task, Updates
 from steelyard.privacy.accounting import Release, spent
 from steelyard.report.comparison import compare_run
 from steelyard.rounds.soundness import Exploded, is_sound, without_culprit
 from steelyard.runs.reader import History
-from steelyard.update_payloads import DenseModels
 
 ROUNDS = 4
 DOCUMENT = changed(

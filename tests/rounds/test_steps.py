@@ -12,9 +12,10 @@ import torch
 from tests.privacy.seeded_source import SeededSource
 from tests.rounds.scripted import NAMES, Clients, Recorder, Reporting, Server, federation, ran, state
 
-from steelyard import randomness
-from steelyard.algorithms.algorithm import Algorithm, ServerStep
-from steelyard.messages import Counts, Floats, LossState, Task, Updates
+from steelyard.base import randomness
+from steelyard.messages.algorithm import Algorithm, ServerStep
+from steelyard.messages.payloads import DenseModels, ServerTest
+from steelyard.messages.updates import Counts, Floats, LossState, Task, Updates
 from steelyard.privacy.settings import PrivacySettings
 from steelyard.rounds.drafting import discounted, weigh_soundly
 from steelyard.rounds.loop import TooFewClients, make_task, run_rounds
@@ -22,7 +23,6 @@ from steelyard.rounds.private import PrivateRounds
 from steelyard.rounds.selecting import SELECT, SelectSettings
 from steelyard.rounds.soundness import Exploded
 from steelyard.rounds.state import CLOCK, Plan, RoundState
-from steelyard.update_payloads import DenseModels, ServerTest
 from steelyard.weighing.adjusting import AdjustSettings, strategy_of
 from steelyard.weighing.policies.policy import Policy
 from steelyard.weighing.priorities import OrderState

@@ -14,12 +14,12 @@ import torch
 from tests.kit import assert_refused
 from tests.rounds.scripted import Clients, Recorder, Server, federation, ran, state
 
-from steelyard.errors import UserError
-from steelyard.messages import Evaluations, Failure, Floats, Question, Task, Updates
+from steelyard.base.errors import UserError
+from steelyard.messages.payloads import DenseModels
+from steelyard.messages.updates import Evaluations, Failure, Floats, Question, Task, Updates
 from steelyard.rounds.loop import run_rounds
 from steelyard.rounds.state import Federation, Plan, RoundRecord, RoundState
 from steelyard.rounds.testing import check_tested
-from steelyard.update_payloads import DenseModels
 from steelyard.weighing.adjusting import AdjustSettings, chooses, strategy_of
 from steelyard.weighing.needs import Needs
 from steelyard.weighing.policies.policy import Policy

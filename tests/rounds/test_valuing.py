@@ -12,10 +12,10 @@ import torch
 from tests.kit import assert_refused
 from tests.rounds.scripted import NAMES, Clients, Server, federation, ran, state
 
-from steelyard.messages import Counts, Evaluations, Floats, Question, RowTests, Task, Updates
+from steelyard.messages.payloads import DenseModels
+from steelyard.messages.updates import Counts, Evaluations, Floats, Question, RowTests, Task, Updates
 from steelyard.rounds import valuing
 from steelyard.rounds.contributions import ContributionSettings, RoundValues
-from steelyard.update_payloads import DenseModels
 
 
 class Rows(Server):

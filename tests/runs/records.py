@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from steelyard.messages import Evaluations, Failure, LossState, Updates
+from steelyard.messages.payloads import DenseModels
+from steelyard.messages.updates import Evaluations, Failure, LossState, Updates
 from steelyard.rounds.contributions import RoundValues
 from steelyard.rounds.state import Federation, RoundRecord, RoundState
 from steelyard.runs.store import Store
-from steelyard.update_payloads import DenseModels
 from steelyard.weighing.priorities import OrderState
 from steelyard.weighing.rule import Rule, WeighingSettings
 

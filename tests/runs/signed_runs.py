@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from tests.runs.records import evaluations, federation, record, state, updates, values
 
-from steelyard.messages import Failure, Signed
+from steelyard.messages.updates import Failure, Signed
+from steelyard.proof.signing import SigningKey, key_pair, model_digest, task_digest
+from steelyard.proof.statements import Statement
 from steelyard.runs.digests import update_digest
 from steelyard.runs.store import Store
-from steelyard.signing import SigningKey, key_pair, model_digest, task_digest
-from steelyard.statements import Statement
 
 RUN = "7"
 TEXT = 'name = "hand-made"\nkind = "learning"\n[data]\nsource = "digits"\n'

@@ -20,17 +20,17 @@ from tests.runs.contents import query
 from tests.runs.records import begun, evaluations, federation, record, state, updates, values
 from tests.runs.signed_runs import RUN, signed_run
 
-from steelyard.messages import Failure
+from steelyard.messages.updates import Failure
 from steelyard.privacy.accounting import Release
 from steelyard.privacy.ledger import Charge, Ledger
 from steelyard.privacy.ledger_marks import FILE, Mark
+from steelyard.proof.signing import read_public_key
 from steelyard.report.notices import chain_of
 from steelyard.runs import chain, facts, remembered
 from steelyard.runs.chain_check import Checked
 from steelyard.runs.opening import reading
 from steelyard.runs.reader import History
 from steelyard.runs.store import Store
-from steelyard.signing import read_public_key
 
 NAMES = ("DS>LD", "other")
 

@@ -19,13 +19,13 @@ from safetensors.torch import save, save_file
 from tests.kit import assert_refused
 from tests.runs.records import record, state, updates
 
-from steelyard.errors import UserError
-from steelyard.messages import LossState, Updates
+from steelyard.base.errors import UserError
+from steelyard.messages.payloads import DenseModels
+from steelyard.messages.updates import LossState, Updates
 from steelyard.rounds.state import RoundState
 from steelyard.runs import checkpoint, tensor_files
 from steelyard.runs.kept_updates import keep_round, kept_rounds, path_of_round, read_round
 from steelyard.runs.tensor_files import FOLDER, TensorFiles, load_all, metadata_of, read_content, read_tensors
-from steelyard.update_payloads import DenseModels
 from steelyard.weighing.priorities import OrderState
 
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)

@@ -23,8 +23,8 @@ from tests.runs.contents import query
 from tests.runs.damaged_folders import run_cases
 from tests.runs.records import add, begun, record, state, values
 
-from steelyard import files
-from steelyard.errors import UserError
+from steelyard.base import files
+from steelyard.base.errors import UserError
 from steelyard.report.summary import summarise
 from steelyard.rounds.settings import RoundSettings
 from steelyard.runs.checkpoint import checksum, pack

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.kit import assert_refused
 from tests.runs.records import add, begun, record
 
-from steelyard.errors import UserError, printable
+from steelyard.base.errors import UserError, printable
 from steelyard.runs.export import csv_lines, export_run, no_formula
 from steelyard.runs.reader import History
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.kit import assert_refused
 from tests.runs.records import RAW, add, begun, evaluations, federation, record, state, updates, values
 
-from steelyard.messages import Failure
+from steelyard.messages.updates import Failure
 from steelyard.rounds.contributions import RoundValues
 from steelyard.rounds.state import RoundRecord
 from steelyard.runs.columns import KEYS, WHOLE, between, pack, ranked, unpack

@@ -21,8 +21,8 @@ from tests.runs.contents import assert_same_bits, checkpoint, last_round, query,
 from tests.runs.signed_runs import a_key
 from tests.warm import WarmProcess
 
+from steelyard.proof.signing import HEAD_KEY
 from steelyard.report.verification import verify
-from steelyard.signing import HEAD_KEY
 
 ROUNDS, EVERY, KILLED_AFTER = 7, 3, 5
 

@@ -19,8 +19,8 @@ from tests.runs import contents
 from tests.runs.contents import query
 from tests.runs.records import RAW, begun, evaluations, federation, record, state, updates
 
-from steelyard.errors import UserError
-from steelyard.messages import Failure
+from steelyard.base.errors import UserError
+from steelyard.messages.updates import Failure
 from steelyard.rounds.state import RoundRecord
 from steelyard.runs.joining import join_rounds
 from steelyard.runs.opening import connect

@@ -17,7 +17,7 @@ from tests.runs.contents import chain_again, change, query
 from tests.runs.records import add, begun, record, values
 from tests.runs.signed_runs import TEXT, a_key, signed_run
 
-from steelyard.errors import UserError
+from steelyard.base.errors import UserError
 from steelyard.report.verification import Verification, verify
 from steelyard.runs.schema import SCHEMA
 from steelyard.runs.valued import add_values

@@ -15,8 +15,8 @@ import pytest
 from tests.kit import assert_refused
 
 from steelyard import Experiment, Result, SweepResult
+from steelyard.base.measures import estimate
 from steelyard.experiment.loading import load
-from steelyard.intervals import estimate
 from steelyard.report.figures.shared import HEIGHT
 from steelyard.sweeps.figure import sweep_chart
 from steelyard.sweeps.result import sweep_document

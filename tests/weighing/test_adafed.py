@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from tests.kit import assert_refused
 
-from steelyard.messages import LossState
-from steelyard.update_payloads import ServerTest
+from steelyard.messages.payloads import ServerTest
+from steelyard.messages.updates import LossState
 from steelyard.weighing import criteria as registry
 from steelyard.weighing.adafed import BarronLoss, ClassLoss, LossSettings, barron_shape, class_weights, loss_rule
 from steelyard.weighing.criteria import CohortView

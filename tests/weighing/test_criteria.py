@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.kit import assert_refused
 
-from steelyard.update_payloads import ServerTest
-from steelyard.usercode import load_entry_points
+from steelyard.base.usercode import load_entry_points
+from steelyard.messages.payloads import ServerTest
 from steelyard.weighing import built_in, checks, criteria
 from steelyard.weighing.criteria import (
     CohortView,

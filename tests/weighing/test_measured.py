@@ -12,7 +12,7 @@ from tests.kit import assert_refused
 from torch import nn
 
 from steelyard.learning.parameters import Layout
-from steelyard.update_payloads import DenseModels, Floats, ServerTest
+from steelyard.messages.payloads import DenseModels, Floats, ServerTest
 from steelyard.weighing.built_in import model_divergence
 from steelyard.weighing.contribution import agreement, gain
 from steelyard.weighing.kernel_divergence import kernel_divergence

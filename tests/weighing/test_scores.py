@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.kit import assert_refused
 
-from steelyard.errors import UserError
+from steelyard.base.errors import UserError
 from steelyard.weighing import scores
 from steelyard.weighing.capacity import TOLERANCE, checked, from_table, read, subsets, two_additive
 from steelyard.weighing.rule import Rule, WeighingSettings

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.kit import assert_refused
 
-from steelyard.messages import Updates
-from steelyard.randomness import generator
-from steelyard.update_payloads import DenseModels, Floats, ServerTest
+from steelyard.base.randomness import generator
+from steelyard.messages.payloads import DenseModels, Floats, ServerTest
+from steelyard.messages.updates import Updates
 from steelyard.weighing.contribution import coalition_weights, contributions, shapley_value
 from steelyard.weighing.criteria import CohortView, Criterion
 from steelyard.weighing.needs import Needs

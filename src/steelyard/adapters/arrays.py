@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from steelyard.errors import UserError
+from steelyard.base.errors import UserError
 
 Arrays = Mapping[str, NDArray[Any]]
 

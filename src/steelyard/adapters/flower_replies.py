@@ -12,9 +12,9 @@ from flwr.serverapp import Grid
 
 from steelyard.adapters.recorder import ClientTest
 from steelyard.adapters.rounds import Reply
+from steelyard.base.errors import UserError
 from steelyard.clients.flower import arrays as packing
 from steelyard.clients.flower.forms import Refused
-from steelyard.errors import UserError
 
 AT_ONCE = 1 << 28
 """Bytes of replies that are pulled with one call: small models come together, large ones one by one."""

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from steelyard.adapters.recorder import ClientTest, Recorder
-from steelyard.errors import UserError, brief, listed, one_line, own_folder
+from steelyard.base.errors import UserError, brief, listed, one_line, own_folder
+from steelyard.base.settings import LARGEST_REAL
 from steelyard.experiment.recorded import FILE
-from steelyard.messages import MOST_SAMPLES
+from steelyard.messages.updates import MOST_SAMPLES
 from steelyard.runs.store import exists
-from steelyard.settings import LARGEST_REAL
 from steelyard.weighing.measures import number
 from steelyard.weighing.rule import Rule, WeighingSettings
 from steelyard.weighing.table import check_columns, column_criterion, read_words, weigh

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from steelyard.adapters.recorder import ClientTest, Recorder
 from steelyard.adapters.rounds import Combined, WeighedRounds
-from steelyard.errors import UserError, path_of
+from steelyard.base.errors import UserError, path_of
 
 
 @dataclass(eq=False)

@@ -21,21 +21,21 @@ import tomli_w
 import torch
 
 from steelyard.adapters.arrays import Arrays
-from steelyard.errors import UserError, listed, own_folder
+from steelyard.base.errors import UserError, listed, own_folder
+from steelyard.base.settings import validated
 from steelyard.experiment.continuing import CODE_FILES, DATA, TEXT, check_rules
 from steelyard.experiment.description import READING
 from steelyard.experiment.loading import RUN_FILE, read_experiment
 from steelyard.experiment.recorded import RecordedDescription
 from steelyard.experiment.run_notes import versions, why
-from steelyard.messages import MOST_SAMPLES, Evaluations, Failure, Updates
+from steelyard.messages.payloads import DenseModels
+from steelyard.messages.updates import MOST_SAMPLES, Evaluations, Failure, Updates
 from steelyard.rounds.state import Federation, RoundRecord, RoundState
 from steelyard.runs.process import this_process
 from steelyard.runs.reader import History
 from steelyard.runs.setup import set_up
 from steelyard.runs.store import Store, exists
 from steelyard.runs.typed import LARGEST_FIGURE
-from steelyard.settings import validated
-from steelyard.update_payloads import DenseModels
 from steelyard.weighing.priorities import OrderState
 from steelyard.weighing.rule import Rule, label
 from steelyard.weighing.trust import trusted, warnings

@@ -13,11 +13,11 @@ import torch
 from steelyard.adapters.arrays import Arrays, Layout
 from steelyard.adapters.server_rows import NoRows, ServerRows
 from steelyard.adapters.spilled import Spill
-from steelyard.errors import UserError, expect, one_line, texts_of
-from steelyard.messages import MOST_SAMPLES, Task, Updates
+from steelyard.base.errors import UserError, expect, one_line, texts_of
+from steelyard.base.settings import LARGEST_REAL, validated
+from steelyard.messages.updates import MOST_SAMPLES, Task, Updates
 from steelyard.rounds.drafting import weigh_soundly
 from steelyard.rounds.state import Draft, Federation, Plan, RoundState
-from steelyard.settings import LARGEST_REAL, validated
 from steelyard.weighing import criteria as registry
 from steelyard.weighing.needs import Capabilities, unmet
 from steelyard.weighing.priorities import OrderState

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from steelyard.adapters.arrays import Arrays, Layout
-from steelyard.errors import UserError, expect
+from steelyard.base.errors import UserError, expect
 from steelyard.learning import evaluation
-from steelyard.update_payloads import ServerTest
+from steelyard.messages.payloads import ServerTest
 
 
 class NoRows:

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from steelyard.errors import UserError
-from steelyard.update_payloads import Floats, ServerTest, SingleModels, spans
+from steelyard.base.errors import UserError
+from steelyard.messages.payloads import Floats, ServerTest, SingleModels, spans
 
 
 @dataclass(eq=False)

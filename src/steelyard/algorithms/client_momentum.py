@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from steelyard.algorithms.algorithm import Algorithm, LocalTraining, Vectors
 from steelyard.algorithms.registry import algorithm
+from steelyard.messages.algorithm import Algorithm, LocalTraining, Vectors
 
 if TYPE_CHECKING:
     import torch

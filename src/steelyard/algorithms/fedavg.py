@@ -8,8 +8,8 @@ https://proceedings.mlr.press/v54/mcmahan17a.html
 
 from __future__ import annotations
 
-from steelyard.algorithms.algorithm import Algorithm
 from steelyard.algorithms.registry import algorithm
+from steelyard.messages.algorithm import Algorithm
 
 
 @algorithm("fedavg")

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, PositiveFloat
 
-from steelyard.algorithms.algorithm import Algorithm, ServerStep, Vectors
 from steelyard.algorithms.registry import algorithm
+from steelyard.messages.algorithm import Algorithm, ServerStep, Vectors
 
 if TYPE_CHECKING:
     import torch

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import PositiveFloat
 
-from steelyard.algorithms.algorithm import Algorithm, LocalTraining, ServerStep, Vectors
 from steelyard.algorithms.registry import algorithm
+from steelyard.messages.algorithm import Algorithm, LocalTraining, ServerStep, Vectors
 
 if TYPE_CHECKING:
     import torch

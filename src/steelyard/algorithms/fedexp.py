@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import NonNegativeFloat
 
-from steelyard.algorithms.algorithm import Algorithm, ServerStep, Vectors
 from steelyard.algorithms.registry import algorithm
+from steelyard.messages.algorithm import Algorithm, ServerStep, Vectors
 
 if TYPE_CHECKING:
     import torch

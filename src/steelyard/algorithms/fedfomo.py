@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from steelyard.algorithms.algorithm import LAST, OWN, Algorithm, Listening, Vectors
 from steelyard.algorithms.registry import algorithm
+from steelyard.messages.algorithm import LAST, OWN, Algorithm, Listening, Vectors
 
 if TYPE_CHECKING:
     import torch

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
-from steelyard.algorithms.algorithm import Algorithm, ServerStep, Vectors
 from steelyard.algorithms.registry import algorithm
-from steelyard.messages import Counts, Floats
+from steelyard.messages.algorithm import Algorithm, ServerStep, Vectors
+from steelyard.messages.updates import Counts, Floats
 
 if TYPE_CHECKING:
     import torch

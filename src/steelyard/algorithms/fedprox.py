@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from pydantic import NonNegativeFloat
 
-from steelyard.algorithms.algorithm import Algorithm
 from steelyard.algorithms.registry import algorithm
+from steelyard.messages.algorithm import Algorithm
 
 
 @algorithm("fedprox")

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from steelyard.algorithms.algorithm import OWN, Algorithm, Floats, LocalSteps, Part, Vectors
 from steelyard.algorithms.registry import algorithm
+from steelyard.messages.algorithm import OWN, Algorithm, Floats, LocalSteps, Part, Vectors
 
 if TYPE_CHECKING:
     import torch

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from steelyard.algorithms.algorithm import Algorithm
 from steelyard.algorithms.registry import algorithm
+from steelyard.messages.algorithm import Algorithm
 
 
 @algorithm("fine-tuned")

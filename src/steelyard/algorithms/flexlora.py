@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, PositiveInt
 
-from steelyard.algorithms.algorithm import FACTORS, Algorithm, ServerStep, Vectors
 from steelyard.algorithms.registry import algorithm
+from steelyard.messages.algorithm import FACTORS, Algorithm, ServerStep, Vectors
 
 if TYPE_CHECKING:
     import torch

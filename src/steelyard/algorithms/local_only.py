@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from steelyard.algorithms.algorithm import OWN, Algorithm, Part
 from steelyard.algorithms.registry import algorithm
+from steelyard.messages.algorithm import OWN, Algorithm, Part
 
 
 @algorithm("local-only")

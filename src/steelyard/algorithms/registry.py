@@ -6,10 +6,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from steelyard.algorithms.algorithm import Algorithm
-from steelyard.errors import UserError, brief
-from steelyard.registry import Registry
-from steelyard.usercode import ALGORITHMS
+from steelyard.base.errors import UserError, brief
+from steelyard.base.usercode import ALGORITHMS, Registry
+from steelyard.messages.algorithm import Algorithm
 
 AlgorithmT = TypeVar("AlgorithmT", bound=type[Algorithm])
 _ASKED_FOR = {"train": "by_hand", "listen": "listens", "sent": "replaces", "correction": "corrects"}

@@ -7,9 +7,9 @@ from typing import Any, Self
 from pydantic import model_validator
 
 from steelyard.algorithms import catalogue
-from steelyard.algorithms.algorithm import Algorithm
-from steelyard.errors import UserError, brief, listed, nearest
-from steelyard.settings import Named, read_named, validated
+from steelyard.base.errors import UserError, brief, listed, nearest
+from steelyard.base.settings import Named, read_named, validated
+from steelyard.messages.algorithm import Algorithm
 
 
 class AlgorithmSettings(Named):

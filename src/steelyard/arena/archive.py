@@ -15,18 +15,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from steelyard import files
 from steelyard.arena.figures import SceneFigures, read_figures, rivals_folder, scene_folder
 from steelyard.arena.plan import Arena, arena_of, is_arena, read_arena
 from steelyard.arena.replay import APART, REPLAY, Replayed, distance, replay, shifted
 from steelyard.arena.verdict import claims, judge
-from steelyard.errors import UserError, told_as
+from steelyard.base import files
+from steelyard.base.errors import UserError, told_as
+from steelyard.base.processor import in_words, same_kind
+from steelyard.base.settings import validated
 from steelyard.experiment.code import content_name, rename_code
 from steelyard.experiment.run_notes import versions
-from steelyard.processor import in_words, same_kind
 from steelyard.report.documents.arena import ArenaDocument
 from steelyard.runs.reader import History
-from steelyard.settings import validated
 from steelyard.sweeps.running import finished
 
 ARCHIVE, PICTURE, REPORT = "arena.json", "arena.svg", "report.html"

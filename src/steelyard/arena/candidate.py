@@ -8,14 +8,14 @@ from pathlib import Path
 from steelyard.algorithms.catalogue import known as algorithms
 from steelyard.algorithms.catalogue import load_plugins as load_algorithms
 from steelyard.arena.suite import Suite
-from steelyard.errors import UserError, brief, listed
+from steelyard.base.errors import UserError, brief, listed
+from steelyard.base.usercode import ALGORITHMS, load_code
 from steelyard.experiment.code import Ask
 from steelyard.experiment.description import Description
 from steelyard.experiment.federations import FederationSettings
 from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.loading import build, load
 from steelyard.experiment.rule_words import parse_rules
-from steelyard.usercode import ALGORITHMS, load_code
 from steelyard.weighing import criteria
 
 

@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Sequence
 
-from steelyard.intervals import LEVEL
+from steelyard.base.measures import LEVEL
 
 LEAST_SCENES = 3
 """With fewer, ranks are too coarse for any two of them to lie apart."""

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from pydantic import Field
 
-from steelyard import files
 from steelyard.arena.plan import SCENES, Arena
+from steelyard.base import files
+from steelyard.base.settings import Section
 from steelyard.experiment.loading import own_text, read_experiment
 from steelyard.report.recorded_curves import read_curves
 from steelyard.report.reporting_rows import recommendation_of
 from steelyard.runs.reader import History, at_once
-from steelyard.settings import Section
 from steelyard.sweeps.running import finished
 
 FAILED = ".failed"

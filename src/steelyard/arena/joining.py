@@ -8,7 +8,7 @@ from pathlib import Path
 
 from steelyard.arena.figures import FAILED, RIVALS
 from steelyard.arena.plan import SCENES, read_arena
-from steelyard.files import ARENA_FILE
+from steelyard.base.files import ARENA_FILE
 from steelyard.sweeps.joining import Share, join_shares
 
 

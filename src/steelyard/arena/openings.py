@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from steelyard import files
-from steelyard.errors import UserError
+from steelyard.base import files
+from steelyard.base.errors import UserError
 
 OPENED = "opened.json"
 

@@ -11,15 +11,15 @@ from steelyard.arena.candidate import Candidate
 from steelyard.arena.openings import opening
 from steelyard.arena.suite import Suite, load_suite
 from steelyard.arena.tuning import TUNING
-from steelyard.errors import UserError, own_folder
+from steelyard.base.errors import UserError, own_folder
+from steelyard.base.files import ARENA_FILE, is_file
+from steelyard.base.settings import validated
 from steelyard.experiment.code import content_name, rename_code
 from steelyard.experiment.description import Description
 from steelyard.experiment.federations import FederationSettings, put_federations
 from steelyard.experiment.folders import unnamed_folder
 from steelyard.experiment.job_array import PART, Part
 from steelyard.experiment.rule_words import parse_rules
-from steelyard.files import ARENA_FILE, is_file
-from steelyard.settings import validated
 from steelyard.sweeps.plan_file import differing, read_plan, write_plan
 
 SCENES = "scenes"

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from steelyard.arena.figures import SceneFigures, run_figures
 from steelyard.arena.plan import Arena
+from steelyard.base.settings import Section
 from steelyard.experiment.running import run
 from steelyard.report.reporting_rows import reported
 from steelyard.runs.reader import History
-from steelyard.settings import Section
 from steelyard.sweeps.running import finished
 
 APART = 2

@@ -6,12 +6,12 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-from steelyard import files
 from steelyard.arena.figures import FAILED, complete, left_out_for_all, read_figures, rivals_folder, scene_folder
 from steelyard.arena.plan import SCENES, Arena, read_arena
 from steelyard.arena.verdict import OPEN, judge
-from steelyard.errors import MachineError, Stopped, UserError, one_line, told_as
-from steelyard.logs import logger
+from steelyard.base import files
+from steelyard.base.errors import MachineError, Stopped, UserError, one_line, told_as
+from steelyard.base.logs import logger
 from steelyard.runs.reader import History
 from steelyard.runs.store import held
 from steelyard.sweeps.jobs import check_jobs, in_processes, time_left

@@ -10,12 +10,12 @@ from typing import Annotated, Any, cast
 
 from pydantic import Field
 
+from steelyard.base.errors import MachineError, UserError, brief, listed, nearest
+from steelyard.base.settings import Section, change, parse, validated
 from steelyard.data.settings import DataSettings
-from steelyard.errors import MachineError, UserError, brief, listed, nearest
 from steelyard.experiment.description import Description
 from steelyard.experiment.federations import FederationSettings, put_federations
 from steelyard.experiment.loading import build
-from steelyard.settings import Section, change, parse, validated
 
 
 class Scene(Section):

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from steelyard.arena.suite import Suite
 from steelyard.arena.tuning import Tried
-from steelyard.errors import listed
-from steelyard.intervals import UNKNOWN, show_estimate
+from steelyard.base.errors import listed
+from steelyard.base.measures import UNKNOWN, show_estimate
 from steelyard.report.documents.arena import ArenaDocument, ArenaScene
 from steelyard.report.rendering import Table, paragraph, render
 

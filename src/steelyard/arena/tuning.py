@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from steelyard.arena.suite import Suite
-from steelyard.errors import Stopped, UserError, listed
+from steelyard.base.errors import Stopped, UserError, listed
 from steelyard.experiment.federations import FederationSettings
 from steelyard.experiment.loading import read_experiment
 from steelyard.experiment.rule_words import parse_rules

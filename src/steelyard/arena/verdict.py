@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from steelyard.arena.critical_difference import critical_difference, mean_ranks
 from steelyard.arena.figures import SceneFigures
 from steelyard.arena.plan import Arena
-from steelyard.intervals import EstimateJson, estimate
+from steelyard.base.measures import EstimateJson, estimate
 from steelyard.report.anytime import anytime_equivalence_p, anytime_p, spent
 from steelyard.report.documents.arena import ArenaDocument, ArenaRank, ArenaRule, ArenaScene
 from steelyard.report.statistics import ALPHA, LEAST_SEEDS, equivalence_p, holm, paired_p, verdict

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from steelyard.activity import doing
+from steelyard.base.errors import UserError, brief, listed, printable
+from steelyard.base.logs import doing, logger, quiet
 from steelyard.cli.finishing import watched
 from steelyard.cli.options import FormatOption, PartOption, SetOption, TrustOption, asking
 from steelyard.cli.printing import print_json, print_wrapped, terminal_width
-from steelyard.errors import UserError, brief, listed, printable
-from steelyard.logs import logger, quiet
 from steelyard.rounds.progress import watching
 
 if TYPE_CHECKING:

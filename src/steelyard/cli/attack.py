@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from steelyard.activity import doing
+from steelyard.base.errors import UserError, printable
+from steelyard.base.logs import doing, logger, quiet
 from steelyard.cli.finishing import watched
 from steelyard.cli.options import (
     ExperimentArgument,
@@ -22,8 +23,6 @@ from steelyard.cli.options import (
     asking,
 )
 from steelyard.cli.printing import print_json, terminal_width
-from steelyard.errors import UserError, printable
-from steelyard.logs import logger, quiet
 from steelyard.rounds.progress import watching
 
 if TYPE_CHECKING:

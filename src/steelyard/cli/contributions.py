@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from steelyard.activity import doing
+from steelyard.base.errors import printable_all
+from steelyard.base.logs import doing, quiet
 from steelyard.cli.finishing import finish
 from steelyard.cli.options import FormatOption, OutOption, ReportOption, RuleOption, TrustOption, asking
 from steelyard.cli.printing import print_json, print_table, print_wrapped, warn_of_changes
-from steelyard.errors import printable_all
-from steelyard.logs import quiet
 from steelyard.rounds.progress import watching
 
 if TYPE_CHECKING:

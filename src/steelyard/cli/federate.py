@@ -11,6 +11,8 @@ from typing import Annotated
 
 import typer
 
+from steelyard.base.errors import in_words, printable
+from steelyard.base.logs import quiet
 from steelyard.cli import federate_server
 from steelyard.cli.finishing import finish
 from steelyard.cli.options import (
@@ -23,9 +25,7 @@ from steelyard.cli.options import (
     asking,
 )
 from steelyard.cli.printing import print_json
-from steelyard.errors import in_words, printable
 from steelyard.federate import require_flower
-from steelyard.logs import quiet
 
 app = typer.Typer(
     name="federate",

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from steelyard.base.errors import UserError, printable
 from steelyard.cli.options import FormatOption, OutOption, SeedOption, SetOption, TrustOption, asking
 from steelyard.cli.printing import print_json, terminal_width
-from steelyard.errors import UserError, printable
 from steelyard.federate import require_flower
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def register(
     """Register a node's key on the server's machine; a running server notices at once."""
     require_flower()
     from steelyard.clients.flower.register import FILE, Entry, enter, remove
-    from steelyard.signing import read_public_key
+    from steelyard.proof.signing import read_public_key
 
     file = folder / FILE
     if gone is not None:

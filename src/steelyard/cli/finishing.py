@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
-from steelyard import files
-from steelyard.activity import doing
+from steelyard.base import files
+from steelyard.base.errors import Stopped, ends_as_interrupted, printable
+from steelyard.base.logs import doing, logger
 from steelyard.cli.printing import print_json
-from steelyard.errors import Stopped, ends_as_interrupted, printable
-from steelyard.logs import logger
 
 if TYPE_CHECKING:
     from steelyard.result import Result

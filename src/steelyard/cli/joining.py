@@ -11,10 +11,9 @@ from typing import Annotated
 
 import typer
 
-from steelyard.activity import doing
+from steelyard.base.errors import UserError, printable
+from steelyard.base.logs import doing, quiet
 from steelyard.cli.printing import terminal_width
-from steelyard.errors import UserError, printable
-from steelyard.logs import quiet
 from steelyard.rounds.progress import watching
 
 _WORDS = {"arena": "an arena", "sweep": "a sweep", "run": "a comparison"}

@@ -10,9 +10,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from steelyard.errors import without_controls
-from steelyard.files import in_bytes
-from steelyard.measures import measure_of
+from steelyard.base.errors import without_controls
+from steelyard.base.files import in_bytes
+from steelyard.base.measures import measure_of
 from steelyard.report.rendering import Table, as_text, bars
 from steelyard.runs.glance import Glance
 

@@ -18,7 +18,9 @@ import typer.core
 import typer.main
 from typer.models import CommandInfo, TyperInfo
 
-from steelyard import __version__, logs
+from steelyard import __version__
+from steelyard.base import logs
+from steelyard.base.errors import UserError, one_line
 from steelyard.cli.arena import arena
 from steelyard.cli.attack import attack
 from steelyard.cli.contributions import contributions, withdraw
@@ -34,7 +36,6 @@ from steelyard.cli.running import compare, resume, run, table
 from steelyard.cli.showing import algorithms, criteria, docs, export, models, policies, recipes, show
 from steelyard.cli.sweep import sweep
 from steelyard.cli.watching import ls, top, watch
-from steelyard.errors import UserError, one_line
 
 _log = logs.logger(__name__)
 _COMPLETING = "_STEELYARD_COMPLETE"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from steelyard.errors import UserError, brief
+from steelyard.base.errors import UserError, brief
 
 if TYPE_CHECKING:
     from steelyard.data.looking import Form

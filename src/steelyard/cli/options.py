@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from steelyard import logs
-from steelyard.errors import UserError, brief, printable
+from steelyard.base import logs
+from steelyard.base.errors import UserError, brief, printable
 from steelyard.rounds.progress import paused
 
 if TYPE_CHECKING:

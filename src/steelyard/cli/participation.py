@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from steelyard.activity import doing
+from steelyard.base.errors import UserError, brief, printable
+from steelyard.base.logs import doing, quiet
 from steelyard.cli.finishing import watched
 from steelyard.cli.options import TableFormat, asking
 from steelyard.cli.printing import print_json, terminal_width
-from steelyard.errors import UserError, brief, printable
-from steelyard.logs import quiet
 from steelyard.rounds.progress import watching
 
 LEAST = 2

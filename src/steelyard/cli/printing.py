@@ -12,8 +12,8 @@ from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from steelyard.errors import printable
-from steelyard.logs import logger
+from steelyard.base.errors import printable
+from steelyard.base.logs import logger
 from steelyard.report.rendering import Table, as_text, wrapped
 
 if TYPE_CHECKING:

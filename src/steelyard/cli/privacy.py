@@ -11,12 +11,11 @@ from typing import Annotated, Literal, TypedDict
 
 import typer
 
-from steelyard.activity import doing
+from steelyard.base.errors import UserError, writable
+from steelyard.base.logs import doing, quiet
 from steelyard.cli.audit_text import Audit, RecommenderAudit, print_audit
 from steelyard.cli.options import FormatOption, TrustOption, asking
 from steelyard.cli.printing import print_json
-from steelyard.errors import UserError, writable
-from steelyard.logs import quiet
 from steelyard.rounds.progress import watching
 
 app = typer.Typer(help="Differential privacy: plan a budget, audit what attacks find out.", no_args_is_help=True)

@@ -10,9 +10,9 @@ from typing import Annotated
 
 import typer
 
+from steelyard.base.errors import printable
 from steelyard.cli.options import FormatOption
 from steelyard.cli.printing import print_json
-from steelyard.errors import printable
 
 
 def verify(

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from steelyard.base.errors import UserError, new_file, printable
 from steelyard.cli.options import (
     FormatOption,
     RuleOption,
@@ -21,7 +22,6 @@ from steelyard.cli.options import (
 )
 from steelyard.cli.printing import metric_table, print_json, print_table, print_wrapped
 from steelyard.cli.recommend_files import baseline, evaluate, features, split
-from steelyard.errors import UserError, new_file, printable
 from steelyard.recommend.knowledge.naming import counted
 from steelyard.report.rendering import Table
 

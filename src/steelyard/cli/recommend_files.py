@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from steelyard.activity import doing
+from steelyard.base.errors import UserError, brief, new_file, own_folder, printable
+from steelyard.base.logs import doing, quiet
 from steelyard.cli.options import ExperimentArgument, FormatOption, SetOption, parse_cutoffs
 from steelyard.cli.printing import metric_table, print_json, print_table
-from steelyard.errors import UserError, brief, new_file, own_folder, printable
-from steelyard.logs import quiet
 from steelyard.rounds.progress import watching
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from steelyard import files
+from steelyard.base import files
+from steelyard.base.errors import UserError, printable
 from steelyard.cli.options import FormatOption
 from steelyard.cli.printing import print_json, warn_of_changes
-from steelyard.errors import UserError, printable
 
 
 def report(

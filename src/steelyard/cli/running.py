@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from steelyard.activity import doing
+from steelyard.base.errors import UserError, printable
+from steelyard.base.logs import doing, logger, quiet
 from steelyard.cli.arena import finish_arena, show_arena
 from steelyard.cli.attack import finish_attack
 from steelyard.cli.finishing import finish, report_line, watched, write_own_report
@@ -35,8 +36,6 @@ from steelyard.cli.options import (
 from steelyard.cli.participation import compare_shares
 from steelyard.cli.printing import print_json, print_part, terminal_width, warn_of_changes
 from steelyard.cli.sweep import resume_sweep, show_sweep
-from steelyard.errors import UserError, printable
-from steelyard.logs import logger, quiet
 from steelyard.rounds.progress import watching
 
 if TYPE_CHECKING:

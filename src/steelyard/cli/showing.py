@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from steelyard.base.errors import UserError, printable
 from steelyard.cli.options import FormatOption, SeedOption, SetOption, recipe_names
 from steelyard.cli.printing import print_entries, print_json, print_wrapped, terminal_width
-from steelyard.errors import UserError, printable
 
 if TYPE_CHECKING:
     from steelyard.experiment.description import Description
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 def recipes(format: FormatOption = "text") -> None:
     """List the ready experiments."""
+    from steelyard.base.settings import parse
     from steelyard.experiment.loading import recipes as ready
-    from steelyard.settings import parse
 
     described = {name: parse(entry.read_text(encoding="utf-8"), name) for name, entry in ready().items()}
     if format == "json":
@@ -47,8 +47,8 @@ def show(
     format: FormatOption = "text",
 ) -> None:
     """Print an experiment as TOML, the schema of experiment files, or a drawing of an experiment's split."""
+    from steelyard.base.settings import schema_with_texts
     from steelyard.experiment.loading import kind_of, load, source_text, to_toml
-    from steelyard.field_texts import schema_with_texts
 
     if not split and (figure is not None or format == "json"):
         raise UserError(f"show: got {'--figure' if figure else '--format json'}; allowed with: --split")

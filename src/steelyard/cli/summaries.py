@@ -6,9 +6,9 @@ import shlex
 from collections.abc import Callable
 from typing import cast
 
+from steelyard.base.errors import printable_all
+from steelyard.base.measures import Measure, measure_of
 from steelyard.cli.printing import print_table, print_wrapped, terminal_width
-from steelyard.errors import printable_all
-from steelyard.measures import Measure, measure_of
 from steelyard.report.comparison_tables import on_cell
 from steelyard.report.documents.run import Reweighed, RuleSummary, Summary
 from steelyard.report.notices import chain_line, privacy_lines, single_client_lines

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from steelyard.activity import doing
+from steelyard.base.errors import UserError
+from steelyard.base.logs import doing, logger, quiet
 from steelyard.cli.finishing import watched
 from steelyard.cli.options import (
     ExperimentArgument,
@@ -25,8 +26,6 @@ from steelyard.cli.options import (
     asking,
 )
 from steelyard.cli.printing import print_json, print_part, terminal_width
-from steelyard.errors import UserError
-from steelyard.logs import logger, quiet
 from steelyard.rounds.progress import watching
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from steelyard.base.errors import UserError
+from steelyard.base.measures import measure_of
 from steelyard.cli.lists import age, nothing, plain, sparkline, state_of
-from steelyard.errors import UserError
-from steelyard.measures import measure_of
 from steelyard.runs.glance import Glance, accuracies, find_runs, glance, signature, why_unreadable
 from steelyard.runs.heaviest import heaviest
 

@@ -12,9 +12,9 @@ from typing import Annotated
 
 import typer
 
+from steelyard.base.errors import UserError
 from steelyard.cli.options import FormatOption
 from steelyard.cli.printing import print_json
-from steelyard.errors import UserError
 
 FolderArgument = Annotated[Path, typer.Argument(metavar="[DIR]", help="Folder with runs in it, or a run's own folder.")]
 

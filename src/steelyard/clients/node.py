@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
+from steelyard.base.errors import UserError, listed, nearest
 from steelyard.clients.protocol import Clients
-from steelyard.errors import UserError, listed, nearest
 
 FILES = ("data", "catalogue", "items", "attributes", "identities")
 """Keys that name a file or folder of the node's own which an experiment may read."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from steelyard.clients.protocol import Clients, WrappedClients
-from steelyard.messages import Task, Updates
+from steelyard.messages.updates import Task, Updates
 from steelyard.privacy.local import DeviceNoise
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from steelyard.algorithms.algorithm import Algorithm
-from steelyard.messages import Counts, Evaluations, Question, RowTests, Task, Updates
-from steelyard.statements import SealedRound
-from steelyard.update_payloads import ServerTest
+from steelyard.messages.algorithm import Algorithm
+from steelyard.messages.payloads import ServerTest
+from steelyard.messages.updates import Counts, Evaluations, Question, RowTests, Task, Updates
+from steelyard.proof.statements import SealedRound
 
 if TYPE_CHECKING:
     # Only for annotations: the process of a node that speaks to the server does without torch.

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 from typing_extensions import TypedDict
 
+from steelyard.base.errors import UserError, listed, nearest
 from steelyard.contributions.intervals import Series, add_over_rounds, over_seeds, widened
-from steelyard.errors import UserError, listed, nearest
-from steelyard.messages import Floats
+from steelyard.messages.updates import Floats
 from steelyard.rounds.contributions import Measure, Method
 from steelyard.runs.reader import History
 from steelyard.runs.valued import RETRAINED, SOURCES, StoredValues, read_values

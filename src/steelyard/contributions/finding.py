@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from steelyard.base.errors import UserError
 from steelyard.contributions.document import Contributions, stored_contributions
-from steelyard.errors import UserError
 from steelyard.experiment.contribution_checks import check_private
 from steelyard.experiment.description import Description
 from steelyard.experiment.learning import LearningDescription

@@ -18,8 +18,8 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from steelyard.intervals import Z, half_per_deviation
-from steelyard.messages import Counts, Floats
+from steelyard.base.measures import Z, half_per_deviation
+from steelyard.messages.updates import Counts, Floats
 from steelyard.runs.valued import StoredValues
 
 Interval = tuple[Floats, Floats]

@@ -12,13 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from steelyard import files
+from steelyard.base import files
+from steelyard.base.errors import UserError, in_words
 from steelyard.clients.protocol import WrappedClients
 from steelyard.contributions.document import rule_of
-from steelyard.errors import UserError, in_words
 from steelyard.experiment.loading import read_experiment
 from steelyard.experiment.parts import Parts, as_begun
-from steelyard.messages import Task, Updates
+from steelyard.messages.payloads import DenseModels
+from steelyard.messages.updates import Task, Updates
+from steelyard.proof.signing import model_digest
 from steelyard.rounds.contributions import ContributionSettings, RoundValues
 from steelyard.rounds.loop import run_rounds
 from steelyard.rounds.state import Federation, Plan, RoundRecord, Snapshot, States
@@ -27,8 +29,6 @@ from steelyard.runs.kept_updates import kept_rounds, read_round
 from steelyard.runs.opening import reading
 from steelyard.runs.reader import History
 from steelyard.runs.valued import add_values
-from steelyard.signing import model_digest
-from steelyard.update_payloads import DenseModels
 
 if TYPE_CHECKING:
     from steelyard.data.dataset import DatasetOrSeeded

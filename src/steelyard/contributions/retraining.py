@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from typing_extensions import TypedDict
 
+from steelyard.base.errors import UserError, listed, nearest
 from steelyard.contributions.document import UNITS, rule_of
 from steelyard.contributions.replaying import check_simulated, untested
-from steelyard.errors import UserError, listed, nearest
 from steelyard.experiment.parts import Parts, as_begun
-from steelyard.messages import Floats
+from steelyard.messages.updates import Floats
 from steelyard.rounds.contributions import ContributionSettings, Measure, RoundValues
 from steelyard.rounds.loop import run_rounds
 from steelyard.rounds.state import Federation, RoundRecord, Snapshot, States

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import tomli_w
 
-from steelyard import files
+from steelyard.base import files
+from steelyard.base.errors import UserError
 from steelyard.contributions.finding import default_measure
 from steelyard.contributions.replaying import check_simulated
-from steelyard.errors import UserError
 from steelyard.experiment.continuing import TEXT, changed_experiment
 from steelyard.experiment.loading import RUN_FILE, own_text, read_experiment
 from steelyard.runs.reader import History

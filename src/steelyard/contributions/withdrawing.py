@@ -14,10 +14,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from steelyard import files
+from steelyard.base import files
+from steelyard.base.errors import UserError
 from steelyard.contributions.replaying import check_simulated, tests_decide
 from steelyard.contributions.retraining import check_client
-from steelyard.errors import UserError
 from steelyard.experiment.continuing import TEXT
 from steelyard.experiment.description import Description
 from steelyard.experiment.folders import new_folder

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from steelyard.base.errors import UserError, listed, nearest
 from steelyard.data.delimited import parse
 from steelyard.data.files import find, read_text
 from steelyard.data.settings import DataSettings
-from steelyard.errors import UserError, listed, nearest
 
 if TYPE_CHECKING:
     import pandas

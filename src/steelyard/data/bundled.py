@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from steelyard.base.errors import UserError
 from steelyard.data.dataset import Dataset
 from steelyard.data.memory import in_memory
 from steelyard.data.settings import DataSettings
-from steelyard.errors import UserError
 
 _DIGITS = ("datasets", "data", "digits.csv.gz")
 """Where they lie in scikit-learn."""

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from steelyard import randomness
+from steelyard.base import randomness
 from steelyard.data.sources import FurtherTask, TaskKind
 from steelyard.learning.augmentation import Augmentation
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from steelyard.base.errors import UserError, listed
 from steelyard.data import files
-from steelyard.errors import UserError, listed
 
 if TYPE_CHECKING:
     import pandas

@@ -16,9 +16,9 @@ from typing import Any, Literal, cast
 import numpy as np
 from pydantic import Field, model_validator
 
-from steelyard.errors import UserError, listed, nearest
-from steelyard.randomness import generator
-from steelyard.settings import Section
+from steelyard.base.errors import UserError, listed, nearest
+from steelyard.base.randomness import generator
+from steelyard.base.settings import Section
 
 KINDS: tuple[Literal["device", "user"], ...] = ("device", "user")
 CLIENT = "client"

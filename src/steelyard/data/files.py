@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from steelyard.errors import MachineError, UserError, brief
+from steelyard.base.errors import MachineError, UserError, brief
 
 
 def search_folders() -> list[Path]:

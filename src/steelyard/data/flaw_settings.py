@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import Field, model_validator
 
+from steelyard.base.errors import UserError, listed, nearest
+from steelyard.base.settings import Section
 from steelyard.data.flaw_kinds import AIMED, AMOUNTS, CLAIMS, NEEDS_CLASSES, WAYS, FlawKind, Way
 from steelyard.data.partition_settings import NUMBERED, PartitionSettings, client_name
 from steelyard.data.source_settings import Count, DataSettings
-from steelyard.errors import UserError, listed, nearest
-from steelyard.settings import Section
 
 
 class FlawSettings(Section):

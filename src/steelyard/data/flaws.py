@@ -14,14 +14,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from steelyard import randomness
+from steelyard.base import randomness
+from steelyard.base.errors import UserError, nearest
 from steelyard.data import backdoor
 from steelyard.data.changing_population import ChangingClient, ChangingPopulation
 from steelyard.data.dataset import HONEST, Dataset, Population, Rows
 from steelyard.data.flaw_kinds import NEEDS_CLASSES
 from steelyard.data.flaw_settings import FlawSettings
 from steelyard.data.partition_settings import client_name
-from steelyard.errors import UserError, nearest
 
 
 def in_words(flaw: FlawSettings, of: str = "") -> str:

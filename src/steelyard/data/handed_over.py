@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
+from steelyard.base.errors import UserError, brief, expect, listed, nearest, texts_of
+from steelyard.base.settings import validated
 from steelyard.data import memory
 from steelyard.data.dataset import Dataset
 from steelyard.data.protocols import Columns, from_columns, from_items, from_torchvision, is_columns, is_frame
@@ -18,8 +20,6 @@ from steelyard.data.settings import DataSettings
 from steelyard.data.sheets import Table, tidy
 from steelyard.data.table_columns import class_note, parse_numbers
 from steelyard.data.tables import table_dataset
-from steelyard.errors import UserError, brief, expect, listed, nearest, texts_of
-from steelyard.settings import validated
 
 
 def in_memory(

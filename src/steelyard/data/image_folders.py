@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 from numpy.typing import NDArray
 
-from steelyard.errors import UserError
+from steelyard.base.errors import UserError
 
 FOLDER = "folder"
 """The word of `labels`, `owner` and `held_out` that means: as the folders are named."""

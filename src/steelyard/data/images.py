@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from steelyard.base.errors import UserError
 from steelyard.data.attributes import Table, beside, read_table
 from steelyard.data.dataset import Dataset, share_of_rows
 from steelyard.data.files import find
@@ -24,7 +25,6 @@ from steelyard.data.memory import in_memory, owner_names
 from steelyard.data.npz import class_numbers
 from steelyard.data.settings import DataSettings
 from steelyard.data.table_columns import numbered
-from steelyard.errors import UserError
 
 if TYPE_CHECKING:
     from PIL.Image import Image

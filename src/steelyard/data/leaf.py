@@ -19,11 +19,11 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from steelyard.base.errors import UserError, brief
 from steelyard.data.dataset import Dataset
 from steelyard.data.files import find, read_text
 from steelyard.data.memory import in_memory
 from steelyard.data.settings import DataSettings
-from steelyard.errors import UserError, brief
 
 PADDING, UNKNOWN, FIRST = 0, 1, 2
 """Tokens before the text, of characters beyond the alphabet, and the first that stands for something."""

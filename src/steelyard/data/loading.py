@@ -8,11 +8,11 @@ from importlib import import_module
 
 import torch
 
+from steelyard.base.errors import UserError
 from steelyard.data.dataset import Dataset, keep_rows, share_of_rows
 from steelyard.data.settings import DataSettings
 from steelyard.data.source_settings import AugmentSettings
 from steelyard.data.sources import sources
-from steelyard.errors import UserError
 from steelyard.learning.augmentation import Augmentation
 
 

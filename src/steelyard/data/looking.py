@@ -11,6 +11,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from steelyard.base.errors import UserError, listed, nearest
+from steelyard.base.settings import validated
 from steelyard.data.loading import load
 from steelyard.data.looking_images import look_at_images
 from steelyard.data.looking_tables import MOST_CLASSES, look_at_table
@@ -19,8 +21,6 @@ from steelyard.data.protocols import INPUTS, LABELS
 from steelyard.data.settings import DataSettings
 from steelyard.data.source_settings import is_pattern
 from steelyard.data.summary import DataSummary, counted, few, of_dataset, shown, sizes
-from steelyard.errors import UserError, listed, nearest
-from steelyard.settings import validated
 
 Form = Literal["csv", "parquet", "npz", "images", "idx"]
 _TEST_ARRAYS = ("held_out", "is_test", "test")

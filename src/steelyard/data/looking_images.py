@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from steelyard.base.errors import UserError
 from steelyard.data.attributes import beside, read_table
 from steelyard.data.image_folders import FOLDER, LAYOUT, Folders
 from steelyard.data.images import Pictures
@@ -18,7 +19,6 @@ from steelyard.data.memory import owner_names
 from steelyard.data.settings import DataSettings
 from steelyard.data.summary import DataSummary, counted, shown, sizes
 from steelyard.data.table_columns import in_order
-from steelyard.errors import UserError
 
 SAMPLED = 64
 """Images that are opened; the others are only counted."""

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from steelyard.base.errors import UserError, listed, nearest
+from steelyard.base.settings import validated
 from steelyard.data.settings import DataSettings
 from steelyard.data.sheets import Table, read_tables
 from steelyard.data.source_settings import BY_FILE
 from steelyard.data.summary import DataSummary, counted, few, of_dataset, shown, sizes
 from steelyard.data.table_columns import LARGEST, parse_numbers, survival_line, survival_pair
 from steelyard.data.tables import table_dataset
-from steelyard.errors import UserError, listed, nearest
-from steelyard.settings import validated
 
 LABELS = ("target", "label", "class", "y", "outcome", "diagnosis")
 OWNERS = re.compile(

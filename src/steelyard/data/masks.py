@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from steelyard import randomness
+from steelyard.base import randomness
+from steelyard.base.errors import UserError
 from steelyard.data.bundled import read_digits
 from steelyard.data.dataset import Dataset, share_of_rows
 from steelyard.data.image_folders import FOLDER, Folders
 from steelyard.data.memory import in_memory
 from steelyard.data.settings import DataSettings
 from steelyard.data.table_columns import class_note
-from steelyard.errors import UserError
 
 if TYPE_CHECKING:
     from steelyard.data.images import Pictures

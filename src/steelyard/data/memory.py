@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
+from steelyard.base.errors import UserError, brief
 from steelyard.data.dataset import Dataset
 from steelyard.data.sources import FurtherTask
-from steelyard.errors import UserError, brief
 
 MOST_CLASSES = 100_000
 

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from steelyard.base.errors import UserError
 from steelyard.data.dataset import Dataset
 from steelyard.data.files import find, read_bytes
 from steelyard.data.memory import owner_names
 from steelyard.data.npz import read_arrays
 from steelyard.data.settings import DataSettings
-from steelyard.errors import UserError
 
 ORIGIN = (
     "a folder with MNIST's four IDX files (train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte, "

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from steelyard.base.errors import UserError, listed, nearest
 from steelyard.data.dataset import Dataset
 from steelyard.data.files import find
 from steelyard.data.memory import in_memory, owner_names
 from steelyard.data.settings import DataSettings
 from steelyard.data.table_columns import class_note
-from steelyard.errors import UserError, listed, nearest
 
 ORIGIN = "an .npz file with arrays of features, labels and owners (numpy.savez), one row each"
 _OWNERS = ("writer", "user", "owner", "identity")

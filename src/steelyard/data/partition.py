@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from steelyard import randomness
+from steelyard.base import randomness
+from steelyard.base.errors import UserError
 from steelyard.data import schemes
 from steelyard.data.dataset import ClientRows, Dataset, Population, Rows
 from steelyard.data.flaws import flawed
@@ -20,7 +21,6 @@ from steelyard.data.settings import FlawSettings, PartitionSettings, client_name
 from steelyard.data.sources import without_classes
 from steelyard.data.testsets import held_out_tests, own_tests, split_locally
 from steelyard.data.validation import hold_back
-from steelyard.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import Field, model_validator
 
+from steelyard.base.settings import Section
 from steelyard.data.source_settings import Count, refuse_misplaced
-from steelyard.settings import Section
 
 Scheme = Literal["iid", "shard", "labels", "dirichlet", "quantity", "natural", "table", "given"]
 Fraction = Annotated[float, Field(gt=0, lt=1)]

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from steelyard.base.errors import UserError, listed, nearest
 from steelyard.data.npz import channels_first
-from steelyard.errors import UserError, listed, nearest
 
 if TYPE_CHECKING:
     import pandas

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from steelyard.base.errors import UserError
 from steelyard.data.dataset import ClientRows, Dataset, RawColumns, Rows
-from steelyard.errors import UserError
 
 Numbers = NDArray[np.float64]
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from steelyard.base.errors import UserError
 from steelyard.data.dataset import Rows
-from steelyard.errors import UserError
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from steelyard.base.errors import UserError
 from steelyard.data.flaw_settings import FlawSettings, check_flaws
 from steelyard.data.partition_settings import NUMBERED, PartitionSettings, client_name
 from steelyard.data.source_settings import DataSettings
 from steelyard.data.sources import without_classes
-from steelyard.errors import UserError
 
 __all__ = [
     "NUMBERED",

@@ -16,10 +16,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from steelyard.base.errors import UserError, first_names, listed, nearest
 from steelyard.data.delimited import EMPTY, read_delimited, unreadable
 from steelyard.data.files import find, search_folders
 from steelyard.data.source_settings import BY_FILE, is_pattern
-from steelyard.errors import UserError, first_names, listed, nearest
 
 if TYPE_CHECKING:
     import pandas

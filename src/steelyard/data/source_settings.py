@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import BeforeValidator, Field, PositiveFloat, model_validator
 
+from steelyard.base.errors import listed
+from steelyard.base.settings import Section
 from steelyard.data.sources import SourceCapabilities, TaskKind, checked_source, sources
-from steelyard.errors import listed
-from steelyard.settings import Section
 
 BY_FILE = "file"
 """What `owner` says where each file of a table in several files is one client."""

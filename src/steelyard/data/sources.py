@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from steelyard.errors import UserError, listed, nearest
+from steelyard.base.errors import UserError, listed, nearest
 
 FurtherTask = Literal["survival", "segmentation", "multi-label"]
 TaskKind = Literal["classes", "regression"] | FurtherTask

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from steelyard.base.errors import without_controls
 from steelyard.data.dataset import Dataset
 from steelyard.data.sources import TaskKind
-from steelyard.errors import without_controls
 
 MOST_NAMED = 5
 LONGEST = 40

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from steelyard.base.errors import UserError, listed
 from steelyard.data.settings import DataSettings
 from steelyard.data.sheets import MOST_SHOWN, Table
-from steelyard.errors import UserError, listed
 
 _MOST_LEVELS = 100
 LARGEST = 1e38

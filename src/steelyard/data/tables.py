@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from steelyard.base.errors import UserError, listed
 from steelyard.data.dataset import Dataset, RawColumns
 from steelyard.data.memory import in_memory, owner_names
 from steelyard.data.scaling import fill_and_scale, with_columns
@@ -25,7 +26,6 @@ from steelyard.data.table_columns import (
     plain,
     survival_note,
 )
-from steelyard.errors import UserError, listed
 
 COMPLETE = "complete"
 """The mark of every table: the share of a row's inputs that are not empty."""

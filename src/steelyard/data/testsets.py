@@ -6,11 +6,11 @@ import math
 
 import numpy as np
 
-from steelyard import randomness
+from steelyard.base import randomness
+from steelyard.base.errors import UserError
 from steelyard.data import schemes
 from steelyard.data.dataset import Dataset, Rows
 from steelyard.data.settings import PartitionSettings
-from steelyard.errors import UserError
 
 
 def split_locally(rows: Rows, fraction: float, client: str, seed: int) -> tuple[Rows, Rows]:

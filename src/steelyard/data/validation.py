@@ -11,11 +11,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from steelyard import randomness
+from steelyard.base import randomness
+from steelyard.base.errors import UserError
 from steelyard.data import schemes
 from steelyard.data.dataset import ClientRows, Dataset, Rows
 from steelyard.data.settings import PartitionSettings
-from steelyard.errors import UserError
 
 
 def hold_back(

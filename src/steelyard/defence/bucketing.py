@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from steelyard.messages import Floats
+from steelyard.messages.updates import Floats
 
 
 def buckets(weights: Floats, size: int, chance: np.random.Generator) -> tuple[Floats, Floats]:

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from steelyard.defence.geometry import lengths
-from steelyard.update_payloads import Counts, DenseModels, Floats
+from steelyard.messages.payloads import Counts, DenseModels, Floats
 
 IPM = (0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0)
 ALIE = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)

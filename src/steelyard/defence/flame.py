@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 
 from steelyard.defence.geometry import lengths, shares
-from steelyard.messages import Floats
+from steelyard.messages.updates import Floats
 
 
 def largest_group(gram: Floats, reach: float = 1.0) -> np.ndarray:

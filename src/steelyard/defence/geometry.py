@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from steelyard.messages import Floats
+from steelyard.messages.updates import Floats
 
 
 def distances(gram: Floats) -> Floats:

@@ -13,14 +13,14 @@ from functools import cached_property, partial
 import numpy as np
 import torch
 
+from steelyard.base.randomness import generator
 from steelyard.defence import rules
 from steelyard.defence.bucketing import buckets
 from steelyard.defence.flame import flame
 from steelyard.defence.geometry import lengths as lengths_of
 from steelyard.defence.settings import BY_COORDINATE, DefenceSettings
 from steelyard.defence.spectral import spectral
-from steelyard.randomness import generator
-from steelyard.update_payloads import Floats, SingleModels
+from steelyard.messages.payloads import Floats, SingleModels
 
 _FIXED = partial(generator, 0, 0)
 """The chance of a rule that stands outside any run."""

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from steelyard.defence.geometry import distances, distances_to, hostile_count, lengths, shares
-from steelyard.messages import Floats
+from steelyard.messages.updates import Floats
 
 HALF = 1e-9
 """So near to one half of the weight counts as one half: sums of weights round."""

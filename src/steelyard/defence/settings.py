@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from steelyard.errors import UserError, listed
-from steelyard.settings import Section
+from steelyard.base.errors import UserError, listed
+from steelyard.base.settings import Section
 
 DefenceName = Literal[
     "clip",

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from steelyard.defence.geometry import hostile_count, shares
-from steelyard.messages import Floats
+from steelyard.messages.updates import Floats
 
 
 def scores(gram: Floats) -> Floats:

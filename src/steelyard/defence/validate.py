@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from steelyard.messages import Failure, Task, Updates
+from steelyard.messages.updates import Failure, Task, Updates
 
 NOT_FINITE = "model holds NaN or infinity"
 """Why an update is refused whose numbers are no numbers: its training has diverged, or it was made to look so."""

@@ -21,15 +21,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from steelyard.base.errors import Stopped
+from steelyard.base.settings import validated
 from steelyard.clients.protocol import Clients, Server, WrappedClients
-from steelyard.errors import Stopped
 from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.running import resume, run
-from steelyard.messages import Evaluations, Floats, Question, Task, Updates
+from steelyard.messages.payloads import DenseModels
+from steelyard.messages.updates import Evaluations, Floats, Question, Task, Updates
 from steelyard.privacy.canaries import lower_bound
 from steelyard.runs.reader import History
-from steelyard.settings import validated
-from steelyard.update_payloads import DenseModels
 
 OTHERS = 10
 """Clients with data beside the canaries."""

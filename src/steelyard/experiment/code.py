@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from steelyard import files
-from steelyard.errors import UserError, listed, told_as
-from steelyard.usercode import PYTHON, SHIPPED, app_is_loaded
+from steelyard.base import files
+from steelyard.base.errors import UserError, listed, told_as
+from steelyard.base.usercode import PYTHON, SHIPPED, app_is_loaded
 
 FOLDER = files.CODE
 """The folder in a run's folder that holds the code it was run with."""

@@ -7,7 +7,7 @@ from itertools import permutations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from steelyard.errors import UserError
+from steelyard.base.errors import UserError
 from steelyard.experiment.code import Ask
 from steelyard.experiment.description import Description
 from steelyard.experiment.federations import FederationSettings, put_federations

@@ -8,18 +8,18 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from steelyard import files
+from steelyard.base import files
+from steelyard.base.errors import UserError, brief, in_words, listed
+from steelyard.base.processor import KERNELS, MACHINE, THREADS, TORCH
+from steelyard.base.settings import parse
 from steelyard.clients.protocol import FingerprintedClients
 from steelyard.clients.ranks.group import rank_count
-from steelyard.errors import UserError, brief, in_words, listed
 from steelyard.experiment.code import FOLDER, digest
 from steelyard.experiment.loading import RUN_FILE, own_text, read_experiment
 from steelyard.experiment.run_notes import versions
-from steelyard.processor import KERNELS, MACHINE, THREADS, TORCH
 from steelyard.runs.chain import SALT
 from steelyard.runs.reader import History
 from steelyard.runs.store import Store
-from steelyard.settings import parse
 
 if TYPE_CHECKING:
     from steelyard.clients.protocol import Clients, Server

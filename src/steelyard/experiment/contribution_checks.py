@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from steelyard.algorithms.algorithm import Algorithm
+from steelyard.base.errors import UserError
 from steelyard.data.settings import PartitionSettings
-from steelyard.errors import UserError
+from steelyard.messages.algorithm import Algorithm
 from steelyard.privacy.settings import PrivacySettings
 from steelyard.rounds.contributions import ContributionSettings
 

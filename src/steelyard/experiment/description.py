@@ -7,21 +7,20 @@ from typing import Any, Self, cast
 
 from pydantic import Field, ModelWrapValidatorHandler, ValidationError, ValidationInfo, model_validator
 
-from steelyard.algorithms.algorithm import Algorithm
 from steelyard.algorithms.settings import AlgorithmSettings
+from steelyard.base.errors import UserError
+from steelyard.base.settings import PrintedName, ShortName, known_fields, put, validated
 from steelyard.clients.flower.settings import FederateSettings
-from steelyard.errors import UserError
 from steelyard.experiment import privacy_checks
 from steelyard.experiment.code import named_code
 from steelyard.experiment.contribution_checks import check_private
 from steelyard.experiment.federations import FederationSettings, check_algorithm, check_policy, federation_label
 from steelyard.experiment.kind import Kind
-from steelyard.explaining import known_fields
+from steelyard.messages.algorithm import Algorithm
 from steelyard.privacy.settings import PrivacySettings
 from steelyard.rounds.contributions import ContributionSettings
 from steelyard.rounds.settings import RoundSettings
 from steelyard.runs.settings import StoreSettings
-from steelyard.settings import PrintedName, ShortName, put, validated
 from steelyard.tracking.settings import TrackingSettings
 from steelyard.weighing import criteria as registry
 from steelyard.weighing.rule import WeighingSettings, criteria_of

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from steelyard.base.randomness import stream_key
 from steelyard.clients.protocol import Clients, WrappedClients
-from steelyard.messages import Evaluations, Failure, LossState, Question, Task, Updates
-from steelyard.randomness import stream_key
+from steelyard.messages.updates import Evaluations, Failure, LossState, Question, Task, Updates
 
 
 class EnoughRows(WrappedClients):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from steelyard.algorithms.algorithm import Algorithm
 from steelyard.algorithms.settings import AlgorithmSettings
-from steelyard.errors import UserError, listed
+from steelyard.base.errors import UserError, listed
+from steelyard.messages.algorithm import Algorithm
 from steelyard.weighing.needs import Capabilities, unmet
 from steelyard.weighing.rule import WeighingSettings, label
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 
-from steelyard.errors import UserError, own_folder, writable
+from steelyard.base.errors import UserError, own_folder, writable
 from steelyard.experiment.description import Description
 from steelyard.runs.store import exists
 

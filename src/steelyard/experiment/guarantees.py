@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from steelyard import files
-from steelyard.errors import UserError, listed
+from steelyard.base import files
+from steelyard.base.errors import UserError, listed
 from steelyard.privacy.ledger import Ledger
 from steelyard.privacy.local import DeviceNoise, device_noise
 from steelyard.privacy.requirements import check_accounting

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, TypeVar
 
-from steelyard.errors import UserError, brief, listed
+from steelyard.base.errors import UserError, brief, listed
 
 PART = "part"
 """A run that is a part of a comparison notes which one under this name; a sweep's file has a field of it."""

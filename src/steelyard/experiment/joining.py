@@ -7,23 +7,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from steelyard import files
-from steelyard.errors import MachineError, UserError, own_folder, told_as
+from steelyard.base import files
+from steelyard.base.errors import MachineError, UserError, own_folder, told_as
+from steelyard.base.logs import logger
+from steelyard.base.processor import DECIDES
+from steelyard.base.settings import parse
 from steelyard.experiment.code import FOLDER as CODE
 from steelyard.experiment.continuing import CODE_FILES, DATA, TEXT, flat_fields
 from steelyard.experiment.job_array import PART, in_order
 from steelyard.experiment.loading import RUN_FILE, read_experiment
 from steelyard.experiment.parts import federations_of, part_of
-from steelyard.logs import logger
-from steelyard.processor import DECIDES
+from steelyard.proof.signing import head_key
 from steelyard.runs.chain_check import require_whole
 from steelyard.runs.joining import join_rounds
 from steelyard.runs.process import this_process
 from steelyard.runs.reader import History
 from steelyard.runs.setup import set_up
 from steelyard.runs.store import exists
-from steelyard.settings import parse
-from steelyard.signing import head_key
 from steelyard.weighing.trust import unlimited
 
 _log = logger(__name__)

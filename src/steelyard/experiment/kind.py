@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Self
 
-from steelyard.errors import UserError
+from steelyard.base.errors import UserError
+from steelyard.base.settings import Section
 from steelyard.rounds.contributions import ContributionSettings
-from steelyard.settings import Section
 from steelyard.weighing.needs import Capabilities
 from steelyard.weighing.rule import WeighingSettings
 

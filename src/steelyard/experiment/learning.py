@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import model_validator
 
+from steelyard.base.errors import UserError
+from steelyard.base.measures import TASKS, TaskMeasures, measure_of
 from steelyard.clients.local import ClockSettings, ComputeSettings
 from steelyard.data.facts import FactSettings
 from steelyard.data.settings import DataSettings, FlawSettings, PartitionSettings, check_flaws, check_together
-from steelyard.errors import UserError
 from steelyard.experiment import learning_checks
 from steelyard.experiment.contribution_checks import check_common_model, check_measure, check_private
 from steelyard.experiment.description import Description
@@ -22,7 +23,6 @@ from steelyard.experiment.privacy_checks import check_cohorts
 from steelyard.learning.catalogue import DENSE, NAMES, no_part
 from steelyard.learning.effective_rows import effective_rows_of
 from steelyard.learning.settings import ModelSettings, TrainingSettings
-from steelyard.measures import TASKS, TaskMeasures, measure_of
 from steelyard.privacy.requirements import check_installed
 from steelyard.rounds.contributions import ContributionSettings
 from steelyard.weighing.needs import Capabilities

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from steelyard.algorithms.algorithm import Algorithm
 from steelyard.algorithms.settings import AlgorithmSettings
+from steelyard.base.errors import UserError, listed
 from steelyard.data.flaw_kinds import OMNISCIENT
 from steelyard.data.settings import DataSettings, FlawSettings, PartitionSettings
-from steelyard.errors import UserError, listed
 from steelyard.experiment.federations import FederationSettings
+from steelyard.messages.algorithm import Algorithm
 from steelyard.privacy.settings import PrivacySettings
 from steelyard.rounds.settings import RoundSettings
 from steelyard.weighing.adafed import CLASS_METRICS

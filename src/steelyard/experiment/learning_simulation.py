@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from steelyard.base.errors import UserError
 from steelyard.clients.local import ClockedClients, ClockSettings, ComputeSettings, Simulation, SimulationServer
 from steelyard.clients.private import PrivateClients
 from steelyard.clients.protocol import Clients
@@ -18,7 +19,6 @@ from steelyard.data.facts import FactSettings
 from steelyard.data.loading import normalised
 from steelyard.data.settings import DataSettings, FlawSettings, PartitionSettings
 from steelyard.data.sources import TaskKind
-from steelyard.errors import UserError
 from steelyard.learning.settings import ModelSettings, TrainingSettings
 from steelyard.privacy.local import DeviceNoise
 from steelyard.weighing.criteria import Criterion

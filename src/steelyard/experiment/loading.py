@@ -10,17 +10,17 @@ from typing import Any
 
 import tomli_w
 
-from steelyard import files
-from steelyard.errors import UserError, brief, listed, nearest
+from steelyard.base import files
+from steelyard.base.errors import UserError, brief, listed, nearest
+from steelyard.base.files import RUN_FILE as RUN_FILE
+from steelyard.base.settings import change, parse, validated
 from steelyard.experiment.code import FOLDER, Ask, keep_code, named_code, resolve_code
 from steelyard.experiment.description import READING, Description
 from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.paths import resolve_paths
 from steelyard.experiment.recommend import RecommendDescription
 from steelyard.experiment.recorded import RecordedDescription
-from steelyard.files import RUN_FILE as RUN_FILE
 from steelyard.runs.opening import instead_of_a_run
-from steelyard.settings import change, parse, validated
 
 LONGEST = 1_000_000
 """Bytes of an experiment file in a run's folder that are looked at; none of ours comes near."""

@@ -15,7 +15,7 @@ import torch
 
 from steelyard.experiment.privacy_audit import PROTECTIONS, Protection, Victims, picked, sent, victims
 from steelyard.learning.inversion import gradient
-from steelyard.messages import Floats
+from steelyard.messages.updates import Floats
 from steelyard.privacy.source import Source
 
 STRANGERS = 100

@@ -6,15 +6,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from steelyard.base.errors import UserError, listed
+from steelyard.base.settings import Section, validated
+from steelyard.base.usercode import NotAllowed
 from steelyard.clients.node import NodeConfig
 from steelyard.data.files import find
 from steelyard.data.fingerprint import file_digest
 from steelyard.data.settings import DataSettings, PartitionSettings
 from steelyard.data.source_settings import is_pattern
-from steelyard.errors import UserError, listed
 from steelyard.recommend.settings import InteractionSettings
-from steelyard.settings import Section, validated
-from steelyard.usercode import NotAllowed
 
 if TYPE_CHECKING:
     # Only for annotations: the process of a node that speaks to the server does without torch.

@@ -10,22 +10,22 @@ from typing import Any, cast
 
 from pydantic import BaseModel
 
-from steelyard.algorithms.algorithm import Algorithm
 from steelyard.algorithms.settings import algorithm_table
+from steelyard.base.errors import UserError, brief, listed
+from steelyard.base.settings import Section, put
+from steelyard.base.usercode import NotAllowed
 from steelyard.clients.node import NodeConfig
 from steelyard.data.settings import DataSettings
-from steelyard.errors import UserError, brief, listed
 from steelyard.experiment.code import file_name, rename_code
 from steelyard.experiment.description import Description
 from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.loading import build
 from steelyard.experiment.node_rows import own_partition, own_reading
 from steelyard.experiment.recommend import RecommendDescription
-from steelyard.messages import Question, Task
+from steelyard.messages.algorithm import Algorithm
+from steelyard.messages.updates import Question, Task
 from steelyard.privacy.settings import OWNERS_DELTA
 from steelyard.recommend.settings import InteractionSettings
-from steelyard.settings import Section, put
-from steelyard.usercode import NotAllowed
 from steelyard.weighing import criteria as registry
 
 _FILES = {

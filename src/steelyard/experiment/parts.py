@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from steelyard.activity import doing
+from steelyard.base.errors import UserError
+from steelyard.base.logs import doing
 from steelyard.clients.protocol import RemainingClients
 from steelyard.clients.ranks.group import current
-from steelyard.errors import UserError
 from steelyard.experiment.code import Ask
 from steelyard.experiment.continuing import begun_with, changed_data, changed_experiment, check_rules
 from steelyard.experiment.description import Description

@@ -10,16 +10,16 @@ import numpy as np
 import torch
 from torch import nn
 
+from steelyard.base.randomness import generator
 from steelyard.data import load
 from steelyard.data.settings import DataSettings
 from steelyard.learning.inversion import gradient, likeness, read_off, search
 from steelyard.learning.models import build
 from steelyard.learning.settings import ModelSettings
-from steelyard.messages import Floats
+from steelyard.messages.updates import Floats
 from steelyard.privacy.central import noisy_sum
 from steelyard.privacy.mechanisms import gaussian_noise
 from steelyard.privacy.source import Source, SystemSource
-from steelyard.randomness import generator
 
 Way = Literal["analytic", "search"]
 READ = 0.99

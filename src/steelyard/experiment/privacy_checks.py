@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from steelyard.algorithms.algorithm import Algorithm
-from steelyard.errors import UserError, listed
+from steelyard.base.errors import UserError, listed
+from steelyard.messages.algorithm import Algorithm
 from steelyard.privacy.hidden import check_cohort
 from steelyard.privacy.settings import FEWEST, AggregationSettings, CentralSettings, PrivacySettings
 from steelyard.rounds.settings import RoundSettings

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from steelyard.base.errors import UserError, first_names, without_controls
+from steelyard.base.settings import parse
 from steelyard.data.summary import DataSummary
-from steelyard.errors import UserError, first_names, without_controls
 from steelyard.experiment.loading import build
 from steelyard.experiment.paths import resolve_paths
 from steelyard.rounds.settings import default_fraction
-from steelyard.settings import parse
 
 ENOUGH_FOR_SERVER = 400
 """From so many rows on the server can keep some, on which it weighs clients."""

@@ -11,11 +11,11 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
+from steelyard.base.errors import UserError
 from steelyard.clients.local import SimulationServer
 from steelyard.clients.ranks.group import RankLost, Ranks, join
 from steelyard.clients.ranks.share import Share, own_versions
 from steelyard.clients.ranks.wire import Content
-from steelyard.errors import UserError
 from steelyard.experiment.loading import build
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, Self, get_args
 
 from pydantic import model_validator
 
-from steelyard.errors import UserError
+from steelyard.base.errors import UserError
 from steelyard.experiment.description import Description
 from steelyard.recommend.capabilities import KGFLEX_CAPABILITIES, USER_CAPABILITIES
 from steelyard.recommend.fpl import Schedule

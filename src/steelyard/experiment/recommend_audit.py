@@ -8,10 +8,10 @@ from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 
-from steelyard.errors import UserError
+from steelyard.base.errors import UserError
 from steelyard.experiment.parts import federations_of, plan_of
 from steelyard.experiment.recommend import RecommendDescription
-from steelyard.messages import Task, Updates
+from steelyard.messages.updates import Task, Updates
 from steelyard.privacy.local import DeviceNoise
 from steelyard.recommend.audit import CuriousServer, Evidence, judge
 from steelyard.recommend.clients import RecommendClients

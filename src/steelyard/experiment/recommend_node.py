@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from steelyard.base.errors import UserError
 from steelyard.clients.node import NodeClients, NodeConfig
-from steelyard.errors import UserError
 from steelyard.experiment.enough_rows import EnoughRows
 from steelyard.experiment.node_rows import own_seed, refuse_few
 from steelyard.recommend.clients import LocalRound, RecommendClients

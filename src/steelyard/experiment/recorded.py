@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from steelyard.errors import UserError
+from steelyard.base.errors import UserError
+from steelyard.base.settings import PrintedName
 from steelyard.experiment.description import Description
-from steelyard.settings import PrintedName
 from steelyard.weighing.rule import WeighingSettings
 
 FILE = "file"

@@ -7,11 +7,11 @@ from math import prod
 
 import torch
 
-from steelyard.errors import UserError
+from steelyard.base.errors import UserError
 from steelyard.learning.models import build
 from steelyard.learning.parameters import Layout
 from steelyard.learning.settings import ModelSettings
-from steelyard.update_payloads import Counts, ServerTest
+from steelyard.messages.payloads import Counts, ServerTest
 
 MOST_INPUTS = 10**8
 """More numbers per sample than any model here takes; a node that says so is mistaken or lying."""

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from steelyard.algorithms.catalogue import known as algorithms
 from steelyard.algorithms.catalogue import load_plugins as load_algorithms
 from steelyard.algorithms.settings import AlgorithmSettings, parse_algorithm
-from steelyard.errors import UserError, brief, listed
+from steelyard.base.errors import UserError, brief, listed
+from steelyard.base.logs import logger
+from steelyard.base.settings import validated
 from steelyard.experiment.description import Description
 from steelyard.experiment.federations import FederationSettings, federation_label, plain, put_federations
-from steelyard.logs import logger
-from steelyard.settings import validated
 from steelyard.weighing import criteria as registry
 from steelyard.weighing.policies.catalogue import known as policies
 from steelyard.weighing.words import WORDS, Frame, read_rule, split

@@ -11,12 +11,12 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from steelyard import __version__
+from steelyard.base.errors import UserError
+from steelyard.base.logs import logger
+from steelyard.base.processor import made_by
 from steelyard.clients.protocol import ClientsWithNotes
-from steelyard.errors import UserError
 from steelyard.experiment.guarantees import guarantee_notes
-from steelyard.logs import logger
 from steelyard.privacy.settings import PrivacySettings
-from steelyard.processor import made_by
 from steelyard.rounds.progress import weighed_one
 from steelyard.rounds.state import Federation, RoundRecord, Snapshot, States
 from steelyard.runs.store import Store

@@ -10,11 +10,13 @@ from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from steelyard import files
-from steelyard.activity import doing
+from steelyard.base import files
+from steelyard.base.errors import Stopped, UserError, listed, nearest
+from steelyard.base.files import in_bytes
+from steelyard.base.logs import doing, logger
+from steelyard.base.measures import measure_of
 from steelyard.clients.protocol import CheckedClients, CountedServer, FingerprintedClients, ProvedClients
 from steelyard.clients.ranks.group import RankLost, rank_count
-from steelyard.errors import Stopped, UserError, listed, nearest
 from steelyard.experiment.code import FOLDER as CODE
 from steelyard.experiment.code import Ask
 from steelyard.experiment.continuing import begun_with, changed_versions, check_models
@@ -25,9 +27,7 @@ from steelyard.experiment.job_array import PART, Part
 from steelyard.experiment.loading import RUN_FILE, read_experiment, run_file
 from steelyard.experiment.parts import Assembly, Parts, as_begun, assembled, federations_of
 from steelyard.experiment.run_notes import RunRecorder, run_facts, versions, why
-from steelyard.files import in_bytes
-from steelyard.logs import logger
-from steelyard.measures import measure_of
+from steelyard.proof.signing import head_key
 from steelyard.rounds.loop import Progress, run_rounds
 from steelyard.rounds.progress import show_progress
 from steelyard.rounds.settings import cohort_size
@@ -37,7 +37,6 @@ from steelyard.runs.process import this_process
 from steelyard.runs.reader import History
 from steelyard.runs.setup import discard, set_up
 from steelyard.runs.store import Store, tidy
-from steelyard.signing import head_key
 from steelyard.tracking.recording import Tracked
 from steelyard.tracking.trackers import check as check_tracker
 from steelyard.weighing.trust import trusted

@@ -41,7 +41,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from steelyard.errors import UserError
+from steelyard.base.errors import UserError
 
 
 def require_flower() -> None:

@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from steelyard import __version__
-from steelyard.errors import UserError, brief, told_as, writable
+from steelyard.base.errors import UserError, brief, told_as, writable
+from steelyard.base.usercode import SHIPPED
 from steelyard.experiment.code import FOLDER as CODE
 from steelyard.experiment.code import keep_code
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import build, to_toml
 from steelyard.federate.run_config import DEFAULTS, experiment_text
-from steelyard.usercode import SHIPPED
 
 PACKAGE = "steelyard_app"
 CONNECTION = "federation"

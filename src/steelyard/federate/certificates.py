@@ -16,8 +16,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from steelyard.errors import UserError, told_as, writable
-from steelyard.signing import key_pair
+from steelyard.base.errors import UserError, told_as, writable
+from steelyard.proof.signing import key_pair
 
 _DAYS, _AUTHORITY_DAYS = 365, 3650
 """How long a server certificate is good, and how long its authority, whose file every node has."""

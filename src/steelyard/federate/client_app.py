@@ -19,24 +19,24 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from steelyard import __version__
+from steelyard.base.errors import UserError, in_words
+from steelyard.base.logs import logger, show
+from steelyard.base.usercode import NotAllowed, only
 from steelyard.clients.flower import questions, tasks, wire
 from steelyard.clients.flower.forms import AskForm, HeadsForm, IntroductionForm, Refused
 from steelyard.clients.flower.hidden_forms import KeysForm, OpenForm, RoundForm, key_shares_codec
 from steelyard.clients.node import NodeClients, NodeConfig
 from steelyard.clients.private import PrivateClients
-from steelyard.errors import UserError, in_words
 from steelyard.experiment.description import Description
 from steelyard.experiment.node_rules import agreed, agreed_question, agreed_task, public_error, public_reason
 from steelyard.federate import receipts
 from steelyard.federate.hidden_node import HiddenRound, read_hide, read_share
 from steelyard.federate.node_ledger import Disclosure, NodeLedger, ledger_name
 from steelyard.federate.node_state import NodeStates
-from steelyard.logs import logger, show
-from steelyard.messages import Evaluations, Failure, Question, Task
+from steelyard.messages.updates import Evaluations, Failure, Question, Task
 from steelyard.privacy.local import criteria_release
-from steelyard.signing import SigningKey, digest_of_task
-from steelyard.statements import Proof
-from steelyard.usercode import NotAllowed, only
+from steelyard.proof.signing import SigningKey, digest_of_task
+from steelyard.proof.statements import Proof
 
 _log = logger(__name__)
 

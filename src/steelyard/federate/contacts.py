@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from steelyard import files
+from steelyard.base import files
+from steelyard.base.errors import printable
+from steelyard.base.logs import logger
 from steelyard.clients.flower.adapter.signed_calls import CLOCK_HEADER, VERSION_HEADER
 from steelyard.clients.flower.register import Entry
-from steelyard.errors import printable
-from steelyard.logs import logger
 
 _log = logger(__name__)
 

@@ -15,6 +15,7 @@ from typing import TypeVar
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
+from steelyard.base.errors import first_names
 from steelyard.clients.flower import arrays as packing
 from steelyard.clients.flower import wire
 from steelyard.clients.flower.forms import FailureForm, Refused
@@ -30,8 +31,8 @@ from steelyard.clients.flower.hidden_forms import (
     rows,
 )
 from steelyard.clients.flower.payloads import only_keys
-from steelyard.errors import first_names
-from steelyard.messages import Failure, Task, Updates
+from steelyard.messages.payloads import DenseModels
+from steelyard.messages.updates import Failure, Task, Updates
 from steelyard.privacy.fixed_point import FixedPoint, Words
 from steelyard.privacy.hidden import beyond
 from steelyard.privacy.secure_client import (
@@ -45,7 +46,6 @@ from steelyard.privacy.secure_client import (
 )
 from steelyard.privacy.settings import FEWEST, AggregationSettings
 from steelyard.privacy.sharing import SHARE_BYTES
-from steelyard.update_payloads import DenseModels
 
 ResultT = TypeVar("ResultT")
 

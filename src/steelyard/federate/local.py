@@ -8,8 +8,10 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from steelyard.base.errors import Stopped, UserError
+from steelyard.base.logs import logger
+from steelyard.base.measures import measure_of
 from steelyard.clients.node import NodeConfig
-from steelyard.errors import Stopped, UserError
 from steelyard.experiment.code import Ask
 from steelyard.experiment.description import Description
 from steelyard.experiment.folders import new_folder
@@ -17,8 +19,6 @@ from steelyard.experiment.loading import load, read_experiment
 from steelyard.federate.local_federation import LocalFederation, started
 from steelyard.federate.local_launch import FOLDER, Launch, read_launch
 from steelyard.federate.outcomes import is_server_app, rounds_of
-from steelyard.logs import logger
-from steelyard.measures import measure_of
 from steelyard.rounds.progress import show_progress, weighed_one
 from steelyard.runs.opening import reading
 from steelyard.runs.reader import History

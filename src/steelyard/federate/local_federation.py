@@ -14,11 +14,11 @@ from typing import Any
 
 import httpx
 
-from steelyard import files
+from steelyard.base import files
+from steelyard.base.errors import UserError, ends_as_interrupted
 from steelyard.clients.flower.adapter.superlink import SuperLinkControl
 from steelyard.clients.flower.register import REGISTER, Entry, enter
 from steelyard.clients.node import EVERYTHING
-from steelyard.errors import UserError, ends_as_interrupted
 from steelyard.experiment.description import Description
 from steelyard.federate.app_folder import CONNECTION, number_of_run, write_app
 from steelyard.federate.certificates import make_certificates, make_key
@@ -26,7 +26,7 @@ from steelyard.federate.local_launch import FOLDER, Launch
 from steelyard.federate.outcomes import forget_outcome, read_outcome
 from steelyard.federate.processes import LAUNCHER, Process, end_all, environment, reserved_port, start_superlink
 from steelyard.federate.run_config import experiment_text
-from steelyard.signing import HEAD_KEY, read_public_key
+from steelyard.proof.signing import HEAD_KEY, read_public_key
 
 _START_SECONDS = 90.0
 _MOST_CLIENTS = 10_000

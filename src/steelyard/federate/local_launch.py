@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from steelyard import files
+from steelyard.base import files
 
 FOLDER = files.FLOWER
 """Folder in a run's folder with everything of Flower: the app, logs, keys, what nodes keep."""

@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from steelyard.base.errors import UserError, listed, nearest
+from steelyard.base.logs import logger, show
 from steelyard.clients.node import FILES, KEYS, NodeConfig
-from steelyard.errors import UserError, listed, nearest
 from steelyard.experiment.node_rows import check_own
 from steelyard.federate.node_ledger import NodeLedger
 from steelyard.federate.node_link import NodeLink, Server
 from steelyard.federate.node_workers import Workers, WorkersSpec
-from steelyard.logs import logger, show
 
 _log = logger(__name__)
 

@@ -22,14 +22,14 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
-from steelyard import files
+from steelyard.base import files
+from steelyard.base.errors import UserError, printable, writable
+from steelyard.base.files import owners_only
+from steelyard.base.usercode import NotAllowed
 from steelyard.clients.node import NodeConfig
-from steelyard.errors import UserError, printable, writable
-from steelyard.files import owners_only
 from steelyard.privacy.accounting import Mechanism, Release, spent
 from steelyard.privacy.ledger_marks import Mark, first_difference
 from steelyard.privacy.settings import OWNERS_DELTA, Noise, Positive
-from steelyard.usercode import NotAllowed
 
 FILE = "ledger.jsonl"
 """The ledger's file in a node's `state` folder."""

@@ -18,6 +18,8 @@ import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Message
 
+from steelyard.base.errors import UserError, without_controls
+from steelyard.base.logs import logger
 from steelyard.clients.flower.adapter.fleet import FleetConnection
 from steelyard.clients.flower.adapter.messages import (
     DIED,
@@ -31,10 +33,8 @@ from steelyard.clients.flower.adapter.messages import (
 from steelyard.clients.flower.forms import Refused
 from steelyard.clients.flower.news import SIGN_OF_LIFE_SECONDS
 from steelyard.clients.flower.parts import LARGEST_MESSAGE, fetch
-from steelyard.errors import UserError, without_controls
 from steelyard.federate.node_workers import Worker, WorkerDied, Workers, read_frame, write_frame
-from steelyard.logs import logger
-from steelyard.signing import read_private_key
+from steelyard.proof.signing import read_private_key
 
 _log = logger(__name__)
 

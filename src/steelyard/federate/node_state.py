@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
+from steelyard.base.errors import UserError, told_as
+from steelyard.base.files import owners_only
 from steelyard.clients.flower import arrays as packing
-from steelyard.errors import UserError, told_as
-from steelyard.files import owners_only
 from steelyard.runs.tensor_files import read_tensors, write_tensors
 
 State = Mapping[str, torch.Tensor]

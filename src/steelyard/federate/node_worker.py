@@ -21,14 +21,14 @@ from typing import Any, NoReturn
 import torch
 from flwr.app import Context, Error, Message, RecordDict
 
+from steelyard.base.errors import UserError
+from steelyard.base.logs import show
 from steelyard.clients.flower.adapter.messages import RAISED, enter_run, take_apart
 from steelyard.clients.flower.parts import LARGEST_MESSAGE, opened
 from steelyard.clients.node import NodeConfig
-from steelyard.errors import UserError
 from steelyard.federate.client_app import NodeFault, app, node_clients
 from steelyard.federate.node_workers import WorkersSpec, read_frame, write_frame
 from steelyard.federate.processes import end_with_parent
-from steelyard.logs import show
 
 
 def answer(message: Message, context: Context) -> Message:

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from steelyard.errors import UserError
+from steelyard.base.errors import UserError
 from steelyard.federate.processes import end_with_parent
 
 _START_SECONDS = 300.0

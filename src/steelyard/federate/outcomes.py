@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
-from steelyard.errors import UserError
+from steelyard.base.errors import UserError
 from steelyard.runs.opening import reading
 
 Status = Literal["running", "finished", "stopped"]

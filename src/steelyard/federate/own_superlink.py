@@ -18,9 +18,9 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
+from steelyard.base.logs import logger, show
 from steelyard.clients.flower.adapter.superlink import run_superlink
 from steelyard.federate.bounded import allow_many_files
-from steelyard.logs import logger, show
 
 _log = logger(__name__)
 

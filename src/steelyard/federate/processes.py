@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from steelyard.errors import UserError
+from steelyard.base.errors import UserError
 
 _LIBC = ctypes.CDLL(None)
 _PDEATHSIG = 1

@@ -23,10 +23,10 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from steelyard.base.errors import without_controls
 from steelyard.clients.flower.news import KEY_HEADER, LOOK_SECONDS, NEWS, WAIT_HEADER, News, seconds_to_hold
 from steelyard.clients.flower.parts import LARGEST_PART, LARGEST_TREE
 from steelyard.clients.flower.register import Entry, RegisterFile, bare
-from steelyard.errors import without_controls
 from steelyard.federate.contacts import Contacts, RefusalLog
 from steelyard.federate.server_folder import ServerFolder
 from steelyard.federate.superlink_calls import Answer, SuperLinkCalls

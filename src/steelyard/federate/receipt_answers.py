@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from steelyard import files
-from steelyard.errors import UserError, first_names
+from steelyard.base import files
+from steelyard.base.errors import UserError, first_names
 from steelyard.federate.receipts import FILE, PROOFS, Receipt, read, read_proofs, written
+from steelyard.proof.signing import fingerprint
+from steelyard.proof.statements import UNSIGNED, Proof
 from steelyard.runs.chain import Records
 from steelyard.runs.opening import reading
 from steelyard.runs.verifying import SERVER, Keys
-from steelyard.signing import fingerprint
-from steelyard.statements import UNSIGNED, Proof
 
 Outcome = Literal["signed", "took part", "absent", "did not take part", "differs"]
 CODES: dict[Outcome, int] = {"signed": 0, "took part": 0, "absent": 0, "did not take part": 1, "differs": 2}

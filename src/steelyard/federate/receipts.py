@@ -15,11 +15,11 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from steelyard import files
-from steelyard.errors import UserError, told_as
-from steelyard.messages import Signed, Task, Updates
-from steelyard.signing import SigningKey, holds
-from steelyard.statements import Hash, Proof, Statement, stated
+from steelyard.base import files
+from steelyard.base.errors import UserError, told_as
+from steelyard.messages.updates import Signed, Task, Updates
+from steelyard.proof.signing import SigningKey, holds
+from steelyard.proof.statements import Hash, Proof, Statement, stated
 
 FILE, PROOFS = "receipts.jsonl", "proofs.jsonl"
 """In a node's `state` folder: what it signed, and what servers' heads say of it."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from steelyard import files
-from steelyard.errors import UserError
+from steelyard.base import files
+from steelyard.base.errors import UserError
 from steelyard.experiment.code import Ask
 from steelyard.experiment.continuing import accept_experiment
 from steelyard.experiment.running import resume as resume_simulated

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from steelyard.errors import UserError
+from steelyard.base.errors import UserError
+from steelyard.base.settings import change
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import build
-from steelyard.settings import change
 
 DEFAULTS: dict[str, str | bool] = {"set": "", "out": "", "resume": False, "report": ""}
 """Keys of the run configuration beside `experiment`, with their defaults."""

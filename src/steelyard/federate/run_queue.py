@@ -8,13 +8,13 @@ import uuid
 
 import httpx
 
+from steelyard.base.logs import logger
 from steelyard.clients.flower.adapter.superlink import SuperLinkControl
 from steelyard.federate.app_folder import CONNECTION, number_of_run
 from steelyard.federate.outcomes import forget_outcome, is_server_app
 from steelyard.federate.processes import end_with_parent, environment, last_words
 from steelyard.federate.server_folder import ServerFolder
 from steelyard.federate.server_runs import ServerRun, runs_of
-from steelyard.logs import logger
 
 _log = logger(__name__)
 

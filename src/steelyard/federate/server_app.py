@@ -13,19 +13,19 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from steelyard.base.errors import UserError
+from steelyard.base.logs import logger, show
 from steelyard.clients.flower.grid import FlowerClients
 from steelyard.clients.flower.hidden_grid import HiddenClients
 from steelyard.clients.flower.register import REGISTER, RegisterFile
 from steelyard.clients.flower.superlink import RunStopped
 from steelyard.clients.protocol import Clients, Server
-from steelyard.errors import UserError
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import read_experiment
 from steelyard.experiment.running import resume, run
 from steelyard.federate.outcomes import LOG, Status, note_outcome
 from steelyard.federate.processes import LAUNCHER, is_running
 from steelyard.federate.run_config import experiment_of, experiment_text
-from steelyard.logs import logger, show
 from steelyard.runs.reader import History
 from steelyard.runs.store import exists
 

@@ -10,8 +10,8 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
+from steelyard.base.errors import UserError, told_as
 from steelyard.clients.flower.register import FILE
-from steelyard.errors import UserError, told_as
 
 _HOLD_SECONDS = 1.0
 """How long a server tries to hold its folder: whoever asks whether it is served holds it for a moment too."""

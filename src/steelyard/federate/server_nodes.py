@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, TypedDict
 
+from steelyard.base.errors import UserError
 from steelyard.clients.flower.register import Entry, read_register
-from steelyard.errors import UserError
 from steelyard.federate.outcomes import read_json
 from steelyard.federate.server_folder import ServerFolder
 from steelyard.federate.server_runs import runs_of

@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
-from steelyard import files
-from steelyard.errors import UserError, told_as
+from steelyard.base import files
+from steelyard.base.errors import UserError, told_as
 from steelyard.federate.outcomes import LOG, note_outcome, read_json, read_outcome, rounds_of
 from steelyard.federate.server_folder import ServerFolder
 

@@ -14,9 +14,10 @@ from pathlib import Path
 import httpx
 import uvicorn
 
+from steelyard.base.errors import UserError, ends_as_interrupted
+from steelyard.base.logs import logger
 from steelyard.clients.flower.adapter.superlink import SuperLinkControl
 from steelyard.clients.flower.register import REGISTER, Entry, RegisterFile
-from steelyard.errors import UserError, ends_as_interrupted
 from steelyard.federate.app_folder import connection_file
 from steelyard.federate.bounded import BoundedLoop, BoundedProtocol, allow_many_files
 from steelyard.federate.certificates import check_certificates, days_left, make_key
@@ -24,8 +25,7 @@ from steelyard.federate.processes import LAUNCHER, Process, end_all, environment
 from steelyard.federate.proxy import NodeProxy
 from steelyard.federate.run_queue import RunQueue
 from steelyard.federate.server_folder import ServerFolder
-from steelyard.logs import logger
-from steelyard.signing import HEAD_KEY
+from steelyard.proof.signing import HEAD_KEY
 
 _log = logger(__name__)
 

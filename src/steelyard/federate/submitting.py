@@ -6,13 +6,13 @@ import time
 from collections.abc import Generator
 from pathlib import Path
 
-from steelyard.errors import UserError
+from steelyard.base.errors import UserError
+from steelyard.base.logs import logger
 from steelyard.experiment.description import Description
 from steelyard.experiment.folders import new_folder
 from steelyard.federate.app_folder import write_app
 from steelyard.federate.server_folder import ServerFolder
 from steelyard.federate.server_runs import ServerRun, new_run, runs_of
-from steelyard.logs import logger
 
 _LOOK_SECONDS = 0.25
 _GONE_SECONDS = 2.0

@@ -11,7 +11,7 @@ from typing import Literal
 
 import torch
 
-from steelyard.errors import UserError
+from steelyard.base.errors import UserError
 from steelyard.learning.dropout import LAYERS, first_words
 
 LAYER = LAYERS - 1

@@ -12,7 +12,7 @@ from math import prod
 import torch
 from torch import nn
 
-from steelyard.errors import UserError
+from steelyard.base.errors import UserError
 
 LANES = 4
 """Units that one word decides on: sixteen bits each."""

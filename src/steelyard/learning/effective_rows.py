@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from steelyard.algorithms.algorithm import Algorithm
 from steelyard.learning.settings import TrainingSettings
+from steelyard.messages.algorithm import Algorithm
 
 _MOST_STEPS = 100_000
 """Steps that are looked at; earlier ones weigh as much as these, or nothing."""

@@ -12,10 +12,10 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional
 
-from steelyard.errors import UserError, fault
+from steelyard.base.errors import UserError, fault
+from steelyard.base.usercode import find_code, refuse_unknown
 from steelyard.learning.settings import LOSSES
-from steelyard.messages import LossState
-from steelyard.usercode import find_code, refuse_unknown
+from steelyard.messages.updates import LossState
 
 PerSample = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 

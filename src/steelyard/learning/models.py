@@ -11,14 +11,14 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from steelyard.errors import UserError
+from steelyard.base.errors import UserError
+from steelyard.base.randomness import stream_key
+from steelyard.base.usercode import find_code
 from steelyard.learning.catalogue import CONVOLUTIONAL, DENSE, NAMES, Convolutional, dense
 from steelyard.learning.drawing_layers import name_draws
 from steelyard.learning.keras_cnn import KerasNet
 from steelyard.learning.networks import NETWORKS, image_shape
 from steelyard.learning.settings import ModelSettings
-from steelyard.randomness import stream_key
-from steelyard.usercode import find_code
 
 Factory = Callable[..., nn.Module]
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from steelyard.errors import UserError
+from steelyard.base.errors import UserError
 
 Shape = tuple[int, ...]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from steelyard.errors import UserError, fault
+from steelyard.base.errors import UserError, fault
 
 
 def outputs_of(module: nn.Module, features: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from steelyard.errors import UserError
+from steelyard.base.errors import UserError
 
 
 @dataclass(frozen=True)

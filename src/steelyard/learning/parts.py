@@ -6,10 +6,10 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
 
-from steelyard.algorithms.algorithm import Part
-from steelyard.errors import UserError
+from steelyard.base.errors import UserError
 from steelyard.learning.catalogue import no_part
 from steelyard.learning.parameters import Layout
+from steelyard.messages.algorithm import Part
 
 
 def _names(module: nn.Module, part: Part) -> set[str]:

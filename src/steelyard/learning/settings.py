@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, model_validator
 
+from steelyard.base.settings import Section
+from steelyard.base.usercode import hand_over, refuse_unknown
 from steelyard.learning.catalogue import NAMES
-from steelyard.settings import Section
-from steelyard.usercode import hand_over, refuse_unknown
 
 LOSSES = (
     "auto",

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
 
-from steelyard.errors import UserError, fault
+from steelyard.base.errors import UserError, fault
+from steelyard.base.randomness import permutations, stream_key, stream_keys
 from steelyard.learning import losses
 from steelyard.learning.augmentation import Augmentation
 from steelyard.learning.descent import Descent
@@ -20,8 +21,7 @@ from steelyard.learning.dropout import drawing, set_chance
 from steelyard.learning.outputs import outputs_of
 from steelyard.learning.parameters import Layout, for_training, still_layers
 from steelyard.learning.settings import TrainingSettings
-from steelyard.messages import LossState
-from steelyard.randomness import permutations, stream_key, stream_keys
+from steelyard.messages.updates import LossState
 
 
 def orders(seed: int, round: int, clients: Sequence[str], size: int, settings: TrainingSettings) -> NDArray[np.int64]:

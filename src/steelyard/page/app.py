@@ -14,7 +14,7 @@ from fastapi import Body, FastAPI, HTTPException, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 
-from steelyard.errors import UserError
+from steelyard.base.errors import UserError
 from steelyard.page import feed
 from steelyard.page.figures import FigureDocument, Figures, Overview
 from steelyard.page.form import FormField, Recipe, form, list_recipes

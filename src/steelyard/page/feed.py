@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from steelyard.errors import UserError
+from steelyard.base.errors import UserError
 from steelyard.page.jobs import Jobs
 from steelyard.runs.glance import Glance, RunDocument, find_runs, glance, signature
 

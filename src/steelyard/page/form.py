@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NotRequired, TypedDict, cast
 
-from steelyard.errors import UserError
+from steelyard.base.errors import UserError
+from steelyard.base.settings import parse, schema_with_texts
 from steelyard.experiment.loading import kind_of, read_document, recipes
-from steelyard.field_texts import schema_with_texts
-from steelyard.settings import parse
 
 FIELDS = {
     "learning": (

@@ -14,14 +14,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from steelyard import files
-from steelyard.errors import UserError, without_controls
+from steelyard.base import files
+from steelyard.base.errors import UserError, without_controls
+from steelyard.base.settings import parse
 from steelyard.experiment.code import named_code
 from steelyard.experiment.loading import RUN_FILE, load, own_text, recipes
 from steelyard.page.form import assignments
 from steelyard.runs.glance import Glance, RunDocument, glance, run_folder
 from steelyard.runs.process import started
-from steelyard.settings import parse
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 LOGS = ".page"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from steelyard.messages import Counts, Floats
+from steelyard.messages.updates import Counts, Floats
 from steelyard.runs.columns import Cohorts, EntriesT, Tested, as_table, between, cut, entry_columns, runs_of, sampled
 from steelyard.runs.glance import run_folder, signature
 from steelyard.runs.reader import LOOKED_AT, START, History

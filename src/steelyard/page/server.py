@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypedDict
 
-from steelyard.errors import UserError
+from steelyard.base.errors import UserError
 from steelyard.federate.server_folder import ServerFolder
 from steelyard.federate.server_nodes import NodeDocument, nodes_of
 from steelyard.federate.server_runs import RunDocument, ServerRun, find_run, runs_of

@@ -12,9 +12,9 @@ from urllib.parse import urlencode
 
 import uvicorn
 
-from steelyard.errors import UserError, told_as
+from steelyard.base.errors import UserError, told_as
+from steelyard.base.logs import logger
 from steelyard.federate.server_folder import server_folder
-from steelyard.logs import logger
 from steelyard.page.app import create_app
 from steelyard.page.guard import Keys
 from steelyard.page.jobs import Jobs

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
-from steelyard.errors import UserError
+from steelyard.base.errors import UserError
 from steelyard.privacy.losses import farthest, fixed_losses, poisson_losses, pure_losses, repeated
 from steelyard.privacy.mechanisms import gaussian_epsilon
 from steelyard.privacy.requirements import check_accounting

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import binom
 
-from steelyard.messages import Floats
+from steelyard.messages.updates import Floats
 
 _SHARES = ((0.5, 0.5), (0.25, 0.25), (0.1, 0.1), (0.25, 0.0), (0.1, 0.0))
 """Of how many canaries the attacker says "in" and "out": all, the surer half, the surest, or "in" alone, since whoever

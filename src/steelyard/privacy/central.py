@@ -16,8 +16,8 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
+from steelyard.messages.payloads import Floats, spans
 from steelyard.privacy.source import Source, lattice_step, normals
-from steelyard.update_payloads import Floats, spans
 
 SLACK = 1e-9
 """Updates are clipped to C less this share: norms of millions of numbers round, and the bound must hold."""

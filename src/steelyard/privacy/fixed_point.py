@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from steelyard.errors import UserError
+from steelyard.base.errors import UserError
 
 Words = NDArray[np.unsignedinteger[Any]]
 """Numbers modulo 2^bits; arrays of them add and subtract with the wrap-around that a ring has."""

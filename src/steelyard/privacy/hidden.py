@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NoReturn, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from steelyard.errors import UserError, first_names
-from steelyard.messages import Failure, Floats
+from steelyard.base.errors import UserError, first_names
+from steelyard.messages.updates import Failure, Floats
 from steelyard.privacy.fixed_point import FixedPoint, Grid
 from steelyard.privacy.settings import FEWEST, AggregationSettings
 

@@ -19,8 +19,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, ValidationError
 
-from steelyard import files
-from steelyard.errors import UserError, printable
+from steelyard.base import files
+from steelyard.base.errors import UserError, printable
 from steelyard.privacy.accounting import AccountantName, Mechanism, Release, Sampling, Spending, spent
 from steelyard.privacy.ledger_marks import Mark
 from steelyard.privacy.settings import Noise

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from steelyard import files
+from steelyard.base import files
 
 FILE = files.LEDGER
 """The ledger's file in a run's folder."""

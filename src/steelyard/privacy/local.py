@@ -19,14 +19,14 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import torch
 
-from steelyard.errors import UserError
-from steelyard.messages import Floats, Task, Updates
+from steelyard.base.errors import UserError
+from steelyard.messages.payloads import DenseModels, Payload
+from steelyard.messages.updates import Floats, Task, Updates
 from steelyard.privacy.accounting import Mechanism, Release, noise_for, spent
 from steelyard.privacy.central import noisy_sum
 from steelyard.privacy.mechanisms import exponential, randomised_response
 from steelyard.privacy.settings import OWNERS_DELTA, PrivacySettings
 from steelyard.privacy.source import Source, SystemSource, laplacians, lattice_step, normals
-from steelyard.update_payloads import DenseModels, Payload
 
 SIZE = "DS"
 """The criterion that is a client's number of samples."""

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from steelyard.messages import Floats
+from steelyard.messages.updates import Floats
 
 if TYPE_CHECKING:
     from dp_accounting.pld.pld_pmf import PLDPmf

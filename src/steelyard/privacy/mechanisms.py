@@ -19,7 +19,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from steelyard.errors import UserError
+from steelyard.base.errors import UserError
 from steelyard.privacy.source import Floats, Source, laplacians, lattice_step, normals, uniforms
 
 

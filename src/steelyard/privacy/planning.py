@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from steelyard.errors import UserError
+from steelyard.base.errors import UserError
 from steelyard.privacy.accounting import AccountantName, Release, noise_for, spent
 from steelyard.privacy.settings import LEAST_DELTA, check_delta
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from steelyard.errors import UserError
+from steelyard.base.errors import UserError
 from steelyard.privacy.settings import AggregationSettings
 
 INSTALL = "pip install 'steelyard[privacy]'"

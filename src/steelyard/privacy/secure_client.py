@@ -18,7 +18,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-from steelyard.errors import first_names
+from steelyard.base.errors import first_names
 from steelyard.privacy import sharing
 from steelyard.privacy.fixed_point import Words
 from steelyard.privacy.masks import KEY_BYTES, add_stream, agree, derive, is_key

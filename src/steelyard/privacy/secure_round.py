@@ -14,8 +14,8 @@ from typing import Protocol
 
 import numpy as np
 
-from steelyard.errors import first_names
-from steelyard.messages import Failure, Floats
+from steelyard.base.errors import first_names
+from steelyard.messages.updates import Failure, Floats
 from steelyard.privacy.fixed_point import FixedPoint, Words
 from steelyard.privacy.hidden import Summed, check_weights
 from steelyard.privacy.secure_client import Opened

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from steelyard.errors import UserError
+from steelyard.base.errors import UserError
 from steelyard.privacy import sharing
 from steelyard.privacy.fixed_point import Words
 from steelyard.privacy.masks import add_stream, agree

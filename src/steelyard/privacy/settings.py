@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from steelyard.errors import UserError, listed
-from steelyard.settings import Section
+from steelyard.base.errors import UserError, listed
+from steelyard.base.settings import Section
 
 AggregationKind = Literal["secure", "paillier", "ckks"]
 FEWEST = 3

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from steelyard.base.errors import UserError
+from steelyard.base.randomness import generator
 from steelyard.data.fingerprint import digest
-from steelyard.errors import UserError
-from steelyard.messages import Evaluations, Failure, Question, Task, Updates
-from steelyard.randomness import generator
+from steelyard.messages.payloads import Payload
+from steelyard.messages.updates import Evaluations, Failure, Question, Task, Updates
 from steelyard.recommend.communication import Traffic, row_bytes
 from steelyard.recommend.engines import Engine, choose_engine
 from steelyard.recommend.fpl import Learning, initial_vector
@@ -27,7 +28,6 @@ from steelyard.recommend.sampling import Histories, MaskKind, Triples, round_key
 from steelyard.recommend.sequential import TableChange, ahead
 from steelyard.recommend.sparse import Floats32
 from steelyard.recommend.users import Users
-from steelyard.update_payloads import Payload
 from steelyard.weighing.criteria import Criterion, LocalData
 
 _TRIPLES_AT_ONCE = 1_000_000

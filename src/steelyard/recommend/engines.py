@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from steelyard.errors import UserError
+from steelyard.base.errors import UserError
 from steelyard.recommend import fpl, parallel, sampling, sequential
 from steelyard.recommend.fpl import LocalPass
 from steelyard.recommend.interactions import Codes, Flags

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from steelyard.errors import UserError
+from steelyard.base.errors import UserError
 from steelyard.recommend.interactions import Codes, ascending
 from steelyard.recommend.metrics import METRICS, PerUser, bias_disparity, measure
 from steelyard.recommend.ranking import Floats, GroundTruth, View, memberships

@@ -29,7 +29,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from steelyard.randomness import generator, words_at
+from steelyard.base.randomness import generator, words_at
 from steelyard.recommend.interactions import Flags
 from steelyard.recommend.sampling import Items, Keys, Triples
 from steelyard.recommend.sparse import Floats32, SparseRows

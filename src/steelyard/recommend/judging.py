@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from steelyard.messages import Evaluations, Question
+from steelyard.messages.updates import Evaluations, Question
 from steelyard.recommend import metrics, sampled
 from steelyard.recommend.interactions import Codes
 from steelyard.recommend.lists import Scores, best_unseen

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from steelyard.messages import Floats
+from steelyard.messages.updates import Floats
 from steelyard.privacy.source import Source
 from steelyard.recommend.fpl import Learning, LocalPass, changes, local_pass
 from steelyard.recommend.interactions import Codes, Flags

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from steelyard.base.errors import UserError, listed
 from steelyard.data.delimited import read_cells
-from steelyard.errors import UserError, listed
 from steelyard.recommend.interactions import Interactions, ascending, numbered
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from steelyard.base.errors import UserError, listed
 from steelyard.data.files import State, find, states_of
-from steelyard.errors import UserError, listed
 from steelyard.recommend import filters, splits
 from steelyard.recommend.fpl import Learning
 from steelyard.recommend.interactions import SECOND_FILE, Interactions, ascending, joined, numbered

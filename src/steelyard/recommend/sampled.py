@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from steelyard.randomness import stream_keys, words
+from steelyard.base.randomness import stream_keys, words
 from steelyard.recommend.interactions import Codes
 from steelyard.recommend.lists import Scores
 from steelyard.recommend.ranking import Floats, GroundTruth

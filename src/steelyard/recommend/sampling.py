@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from steelyard.randomness import generator, stream_keys, words_at
+from steelyard.base.randomness import generator, stream_keys, words_at
 from steelyard.recommend.interactions import Codes, Interactions
 
 Items = NDArray[np.int32]

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from steelyard.messages import Floats
+from steelyard.messages.updates import Floats
 from steelyard.recommend.fpl import Learning, LocalPass, local_pass
 from steelyard.recommend.interactions import Codes, Flags
 from steelyard.recommend.sampling import Triples

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
-from steelyard.errors import UserError
+from steelyard.base.errors import UserError
+from steelyard.messages.payloads import ServerTest
 from steelyard.recommend.fpl import initial_table
 from steelyard.recommend.sparse import Floats32
-from steelyard.update_payloads import ServerTest
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from steelyard.errors import UserError
+from steelyard.base.errors import UserError
+from steelyard.base.settings import Section
 from steelyard.recommend.filters import Duplicates
 from steelyard.recommend.fpl import MODES, EpochKind, Mode
 from steelyard.recommend.sampling import MaskKind
 from steelyard.recommend.splits import SplitKind
 from steelyard.rounds.settings import RoundSettings, Share
-from steelyard.settings import Section
 
 ModeName = Literal["sFPL", "sFPL+", "pFPL", "pFPL+", "custom"]
 Probability = Annotated[float, Field(ge=0, le=1)]

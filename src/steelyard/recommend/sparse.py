@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from steelyard.messages import Floats
+from steelyard.messages.updates import Floats
 from steelyard.privacy.source import Source, lattice_step, normals
 from steelyard.recommend.interactions import Codes
 from steelyard.recommend.sampling import Items

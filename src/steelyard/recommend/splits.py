@@ -7,8 +7,8 @@ from typing import Literal
 
 import numpy as np
 
-from steelyard.errors import UserError
-from steelyard.randomness import stream_keys, words
+from steelyard.base.errors import UserError
+from steelyard.base.randomness import stream_keys, words
 from steelyard.recommend.interactions import Flags, Interactions
 
 SplitKind = Literal["temporal", "random", "shuffled", "newest"]

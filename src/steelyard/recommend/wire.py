@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from steelyard.clients.flower import payloads
 from steelyard.clients.flower.arrays import unpack
 from steelyard.clients.flower.forms import Refused
+from steelyard.messages.payloads import Payload
 from steelyard.recommend.parallel import PairRows
 from steelyard.recommend.sparse import SparseRows
-from steelyard.update_payloads import Payload
 
 
 def sparse_codec(rate: float, width: int, most: int) -> payloads.Codec:

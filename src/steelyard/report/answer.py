@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from steelyard.intervals import EstimateJson
-from steelyard.measures import measure_of
+from steelyard.base.measures import EstimateJson, measure_of
 from steelyard.report.comparison_tables import algorithm_cells, cell, comparison_tables, tested_cells, worst_cell
 from steelyard.report.documents.comparison import Comparison
 from steelyard.report.notices import chain_line

@@ -6,9 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Literal, cast
 
-from steelyard.errors import UserError, listed, nearest
-from steelyard.intervals import estimate
-from steelyard.measures import MEASURES, Measure
+from steelyard.base.errors import UserError, listed, nearest
+from steelyard.base.measures import MEASURES, Measure, estimate
 from steelyard.report.documents.comparison import PairedTest, RuleTests, Verdict
 from steelyard.report.documents.shared import RecordedRule
 from steelyard.report.statistics import holm, paired_p, verdict

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from steelyard.errors import UserError
+from steelyard.base.errors import UserError
+from steelyard.base.measures import MEASURES, Measure, estimate, measure_of
 from steelyard.experiment.description import Description
-from steelyard.intervals import estimate
-from steelyard.measures import MEASURES, Measure, measure_of
 from steelyard.report.baseline import TestName, find_baseline, verdicts
 from steelyard.report.documents.comparison import Comparison, FlawedRow, RuleTables, TargetCell, TargetRow, TargetTable
 from steelyard.report.flawed import flawed_shares

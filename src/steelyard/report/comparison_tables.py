@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from steelyard.intervals import EstimateJson, estimate, show_estimate, show_number
-from steelyard.measures import Measure, measure_of
+from steelyard.base.measures import EstimateJson, Measure, estimate, measure_of, show_estimate, show_number
 from steelyard.report.documents.comparison import ClientScore, Comparison, DeviceRow, RuleTables, TargetTable
 from steelyard.report.documents.shared import OnRows
 from steelyard.report.rendering import Table, as_csv, spark

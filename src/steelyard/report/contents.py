@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from steelyard.measures import ERROR, Measure, measure_of
+from steelyard.base.measures import ERROR, Measure, measure_of
 from steelyard.report import figures
 from steelyard.report.baseline import asks_clients
 from steelyard.report.documents.page import ClientCard, ClientCards, RawCriteria, ReportData

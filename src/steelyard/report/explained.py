@@ -10,7 +10,7 @@ from typing import cast
 
 import numpy as np
 
-from steelyard.errors import UserError, brief, listed
+from steelyard.base.errors import UserError, brief, listed
 from steelyard.recommend.interactions import Codes, numbered
 from steelyard.recommend.kgflex import explain
 from steelyard.recommend.kgflex.clients import KgflexClients

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from steelyard.intervals import estimate, show_estimate
+from steelyard.base.measures import estimate, show_estimate
 from steelyard.report.documents.comparison import Recommendation
 from steelyard.report.documents.sweep import AttackBlock, AttackRow, Attacks, Outcome
 from steelyard.report.flawed import flaws_of

@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
 
-from steelyard import files
-from steelyard.errors import told_as
+from steelyard.base import files
+from steelyard.base.errors import told_as
 from steelyard.experiment.loading import to_toml
 from steelyard.report import figures
 from steelyard.report.answer import main_table

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from steelyard.intervals import Z
-from steelyard.measures import MEASURES, Measure
-from steelyard.messages import Counts, Floats
+from steelyard.base.measures import MEASURES, Measure, Z
+from steelyard.messages.updates import Counts, Floats
 from steelyard.report.documents.shared import OnRows, OnSample
 from steelyard.rounds.settings import at_target, devices_needed
 

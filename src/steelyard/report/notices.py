@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from steelyard.errors import UserError, printable
+from steelyard.base.errors import UserError, printable
 from steelyard.report.documents.shared import Chain, Promise, SingleClient
 from steelyard.rounds.progress import RAISE
 from steelyard.runs.reader import History

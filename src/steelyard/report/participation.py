@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from steelyard.intervals import EstimateJson
-from steelyard.measures import measure_of
+from steelyard.base.measures import EstimateJson, measure_of
 from steelyard.report.comparison_tables import cell
 from steelyard.report.documents.comparison import Comparison
 from steelyard.report.rendering import Table

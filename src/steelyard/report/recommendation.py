@@ -13,8 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from steelyard.intervals import Estimate, deviation, estimate, show_estimate
-from steelyard.measures import measure_of
+from steelyard.base.measures import Estimate, deviation, estimate, measure_of, show_estimate
 from steelyard.report.documents.comparison import Recommendation, TestedRule
 from steelyard.report.statistics import LEAST_SEEDS, detectable, holm, paired_p, seeds_for, verdict
 

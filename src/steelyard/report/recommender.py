@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from steelyard.errors import UserError, listed
+from steelyard.base.errors import UserError, listed
 from steelyard.experiment.loading import read_experiment
 from steelyard.experiment.parts import federations_of
 from steelyard.experiment.recommend import RecommendDescription

@@ -9,7 +9,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from steelyard.errors import UserError
+from steelyard.base.errors import UserError
 from steelyard.report.documents.shared import VegaLite
 from steelyard.report.figures.catalogue import Chart, spec
 from steelyard.report.figures.shared import WIDTH, described, lists, rule_colour, rule_dash

@@ -13,19 +13,19 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from steelyard.algorithms.algorithm import Algorithm, ServerStep, Vectors
-from steelyard.errors import UserError, in_words
+from steelyard.base.errors import UserError, in_words
 from steelyard.experiment.description import Description
 from steelyard.experiment.federations import FederationSettings, stored_settings
 from steelyard.experiment.loading import read_experiment
-from steelyard.messages import Floats, Updates
+from steelyard.messages.algorithm import Algorithm, ServerStep, Vectors
+from steelyard.messages.payloads import DenseModels
+from steelyard.messages.updates import Floats, Updates
+from steelyard.proof.signing import DIGEST_BYTES, SALT_BYTES, model_digest
 from steelyard.runs.digests import update_digest
 from steelyard.runs.kept_updates import KeptRound, kept_rounds, read_round
 from steelyard.runs.opening import reading
 from steelyard.runs.reader import History
 from steelyard.runs.verifying import Finding, Findings
-from steelyard.signing import DIGEST_BYTES, SALT_BYTES, model_digest
-from steelyard.update_payloads import DenseModels
 
 TOLERANCE, ROUNDED = 1e-5, 2**-8
 """Sums of float32 numbers are the same to this share of the sum of their sizes, since processors add in other orders;

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from pydantic_core import to_json
 
-from steelyard import files
+from steelyard.base import files
+from steelyard.base.errors import UserError, told_as
 from steelyard.contributions.document import rule_of, stored_contributions
-from steelyard.errors import UserError, told_as
 from steelyard.experiment.federations import stored_settings
 from steelyard.experiment.loading import RUN_FILE
 from steelyard.report.documents.proof import Record, RecordedSite

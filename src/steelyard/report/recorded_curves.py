@@ -12,8 +12,8 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from steelyard.measures import ERROR, TASKS, measure_of
-from steelyard.messages import Floats
+from steelyard.base.measures import ERROR, TASKS, measure_of
+from steelyard.messages.updates import Floats
 from steelyard.report.measures import OF_A_STEP
 from steelyard.runs.opening import unreadable
 from steelyard.runs.reader import START, History, at_once

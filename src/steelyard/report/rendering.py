@@ -16,7 +16,7 @@ from html import escape
 from itertools import zip_longest
 from typing import Literal
 
-from steelyard.errors import no_formula, printable
+from steelyard.base.errors import no_formula, printable
 
 Style = Literal["text", "markdown", "latex"]
 BARS = "▁▂▃▄▅▆▇█"

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from typing_extensions import TypedDict  # typing's own is one that pydantic reads from Python 3.12 on only
 
+from steelyard.base.measures import measure_of
 from steelyard.experiment.description import Description
 from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.loading import recipes
 from steelyard.experiment.recommend import RecommendDescription
-from steelyard.measures import measure_of
 from steelyard.report.baseline import asks_clients
 from steelyard.report.documents.comparison import Recommendation
 from steelyard.report.documents.shared import RecordedRule

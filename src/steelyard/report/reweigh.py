@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from steelyard.errors import UserError
-from steelyard.messages import Floats
+from steelyard.base.errors import UserError
+from steelyard.messages.updates import Floats
 from steelyard.report.documents.run import Reweighed, ReweighedClient
 from steelyard.report.view import FederationView, Frame, RunView
 from steelyard.weighing.rule import Rule, WeighingSettings, label

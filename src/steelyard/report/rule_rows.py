@@ -7,9 +7,8 @@ from typing import get_args
 
 import numpy as np
 
-from steelyard.intervals import Estimate, EstimateJson, estimate
-from steelyard.measures import Measure
-from steelyard.messages import Counts
+from steelyard.base.measures import Estimate, EstimateJson, Measure, estimate
+from steelyard.messages.updates import Counts
 from steelyard.report.documents.comparison import (
     ClassCurve,
     ClientScore,

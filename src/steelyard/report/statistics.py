@@ -9,7 +9,7 @@ import functools
 import math
 from collections.abc import Sequence
 
-from steelyard.intervals import deviation
+from steelyard.base.measures import deviation
 
 ALPHA = 0.05
 POWER = 0.8

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from steelyard.measures import ERROR, Measure, measure_of
-from steelyard.messages import Counts, Floats
+from steelyard.base.measures import ERROR, Measure, measure_of
+from steelyard.messages.updates import Counts, Floats
 from steelyard.report.baseline import asks_clients, is_fedavg
 from steelyard.report.documents.run import (
     Cost,

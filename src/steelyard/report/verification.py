@@ -9,15 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from steelyard import files
-from steelyard.errors import UserError, in_words
+from steelyard.base import files
+from steelyard.base.errors import UserError, in_words
+from steelyard.base.processor import in_words as in_words_of
+from steelyard.base.processor import same_kind
 from steelyard.experiment.continuing import changed_since
 from steelyard.experiment.federations import stored_settings
 from steelyard.experiment.loading import read_experiment
 from steelyard.experiment.recorded import RecordedDescription
 from steelyard.experiment.run_notes import versions
-from steelyard.processor import in_words as in_words_of
-from steelyard.processor import same_kind
+from steelyard.proof.signing import model_digest
 from steelyard.report.documents.proof import FoundJson, VerificationJson
 from steelyard.report.recomputing import look_at_updates
 from steelyard.runs.checkpoint import kept_checkpoints
@@ -25,7 +26,6 @@ from steelyard.runs.columns import Cohorts
 from steelyard.runs.opening import reading
 from steelyard.runs.reader import History
 from steelyard.runs.verifying import Finding, Findings, Keys, look_at_rounds
-from steelyard.signing import model_digest
 from steelyard.weighing.rule import Rule, WeighingSettings, parse_priority
 
 TOLERANCE = 1e-12

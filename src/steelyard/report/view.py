@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import pandas as pd
 
-from steelyard.errors import UserError, listed, nearest
+from steelyard.base.errors import UserError, listed, nearest
 from steelyard.report.baseline import asks_clients, find_baseline
 from steelyard.report.comparison import compare_run
 from steelyard.report.documents.comparison import Comparison

@@ -15,17 +15,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from steelyard import randomness
-from steelyard.activity import doing
+from steelyard.base import randomness
+from steelyard.base.errors import UserError, in_words
+from steelyard.base.logs import doing, logger
 from steelyard.clients.protocol import Clients, ColludingClients, FittingServer, ImaginedServer, LayeredServer, Server
 from steelyard.defence.candidates import Candidates, Directions, around, candidates
-from steelyard.errors import UserError, in_words
-from steelyard.logs import logger
-from steelyard.messages import Counts, Floats, Task, Updates
+from steelyard.messages.payloads import DenseModels, ServerTest
+from steelyard.messages.updates import Counts, Floats, Task, Updates
 from steelyard.rounds.drafting import weigh_soundly
 from steelyard.rounds.server_rows import fit_to_server
 from steelyard.rounds.state import Federation, Plan, RoundState
-from steelyard.update_payloads import DenseModels, ServerTest
 from steelyard.weighing.view import MOST_TESTED
 
 _log = logger(__name__)

@@ -9,16 +9,16 @@ from functools import partial
 import numpy as np
 import torch
 
-from steelyard.algorithms.algorithm import Algorithm, ServerStep, Vectors
+from steelyard.base.errors import UserError
+from steelyard.base.randomness import generator
 from steelyard.defence.robust import RobustRule
-from steelyard.errors import UserError
-from steelyard.messages import Floats, Task, Updates
+from steelyard.messages.algorithm import Algorithm, ServerStep, Vectors
+from steelyard.messages.payloads import DenseModels, SingleModels
+from steelyard.messages.updates import Floats, Task, Updates
 from steelyard.privacy.hidden import BeyondBound, HiddenUpdates
-from steelyard.randomness import generator
 from steelyard.rounds.own_code import step_fault, told_in_one_line
 from steelyard.rounds.soundness import Exploded
 from steelyard.rounds.state import Federation
-from steelyard.update_payloads import DenseModels, SingleModels
 from steelyard.weighing.view import CohortView
 from steelyard.weighing.weights import Weighing
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from steelyard.messages import Counts, Floats
-from steelyard.settings import Section
+from steelyard.base.settings import Section
+from steelyard.messages.updates import Counts, Floats
 
 Measure = Literal["loss", "accuracy", "local-loss", "local-accuracy"]
 Method = Literal["shapley", "leave-one-out", "classes"]

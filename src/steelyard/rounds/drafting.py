@@ -8,16 +8,16 @@ from functools import partial
 
 import numpy as np
 
+from steelyard.base.errors import UserError, in_words
 from steelyard.clients.protocol import ClassifyingServer, FittingServer, LayeredServer, Server
 from steelyard.defence.validate import NOT_FINITE, admit
-from steelyard.errors import UserError, in_words
-from steelyard.messages import Floats, Task, Updates
+from steelyard.messages.payloads import DenseModels, SingleModels
+from steelyard.messages.updates import Floats, Task, Updates
 from steelyard.rounds.combining import Combiner, as_summed, combiner
 from steelyard.rounds.private import PrivateRounds
 from steelyard.rounds.server_rows import server_slopes
 from steelyard.rounds.soundness import Exploded, is_sound, without_culprit
 from steelyard.rounds.state import Draft, Federation, Plan, RoundState
-from steelyard.update_payloads import DenseModels, SingleModels
 from steelyard.weighing.criteria import CohortView, Criterion, CriterionFault
 from steelyard.weighing.view import Memory, read_only
 from steelyard.weighing.weights import Weighing

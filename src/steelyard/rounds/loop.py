@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from steelyard.activity import doing
+from steelyard.base.logs import doing
 from steelyard.clients.protocol import Clients, ReportingServer, Server
-from steelyard.messages import Question, Task, Updates
+from steelyard.messages.payloads import ServerTest
+from steelyard.messages.updates import Question, Task, Updates
 from steelyard.privacy.local import without_losses
 from steelyard.rounds.colluding import with_colluders
 from steelyard.rounds.contributions import RoundValues
@@ -29,7 +30,6 @@ from steelyard.rounds.soundness import Exploded
 from steelyard.rounds.state import CLOCK, Draft, Federation, Plan, Recorder, RoundRecord, RoundState, States, first_like
 from steelyard.rounds.testing import check_tested, choosing, evaluate
 from steelyard.rounds.valuing import value_round
-from steelyard.update_payloads import ServerTest
 from steelyard.weighing.view import Memory
 
 Progress = Callable[[int, Mapping[str, float | None]], None]

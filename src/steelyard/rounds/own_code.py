@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FunctionType
 
-from steelyard.algorithms.algorithm import Algorithm
-from steelyard.errors import UserError, in_words
-from steelyard.messages import Task
-from steelyard.usercode import is_ours
+from steelyard.base.errors import UserError, in_words
+from steelyard.base.usercode import is_ours
+from steelyard.messages.algorithm import Algorithm
+from steelyard.messages.updates import Task
 
 
 @contextmanager

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from steelyard.errors import UserError, in_words
-from steelyard.messages import Floats, Task, Updates
+from steelyard.base.errors import UserError, in_words
+from steelyard.messages.payloads import DenseModels
+from steelyard.messages.updates import Floats, Task, Updates
 from steelyard.privacy.accounting import AccountantName, Release, noise_for
 from steelyard.privacy.central import noisy_sum
 from steelyard.privacy.ledger import Account, Charge, Ledger
@@ -18,7 +19,6 @@ from steelyard.privacy.settings import PrivacySettings, check_delta
 from steelyard.privacy.source import Source, SystemSource, chosen, each_with
 from steelyard.rounds.settings import cohort_size
 from steelyard.rounds.state import Federation, Plan
-from steelyard.update_payloads import DenseModels
 from steelyard.weighing.own import own_cap, weigh_alone
 from steelyard.weighing.weights import Weighing, cap_of
 

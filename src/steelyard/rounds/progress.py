@@ -13,9 +13,8 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from steelyard.activity import current
-from steelyard.errors import in_words
-from steelyard.logs import logger
+from steelyard.base.errors import in_words
+from steelyard.base.logs import current, logger
 
 if TYPE_CHECKING:
     # Only for annotations: tables show scores without waiting for torch.

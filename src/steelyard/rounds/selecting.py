@@ -22,9 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from steelyard import randomness
-from steelyard.messages import Floats, Updates
-from steelyard.settings import Section
+from steelyard.base import randomness
+from steelyard.base.settings import Section
+from steelyard.messages.updates import Floats, Updates
 
 SELECT = "rounds/select"
 """Under this name a federation remembers what is known of clients for the next selection."""

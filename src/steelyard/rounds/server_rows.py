@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from steelyard.base.errors import UserError
 from steelyard.clients.protocol import FittingServer, Server
-from steelyard.errors import UserError
-from steelyard.messages import Floats, Updates
+from steelyard.messages.payloads import DenseModels
+from steelyard.messages.updates import Floats, Updates
 from steelyard.rounds.soundness import Exploded, is_sound
 from steelyard.rounds.state import Draft, Federation, RoundState
-from steelyard.update_payloads import DenseModels
 from steelyard.weighing.fitted import FitSettings, fit_weights
 
 

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from steelyard.messages import Floats
+from steelyard.base.settings import Section
+from steelyard.messages.updates import Floats
 from steelyard.rounds.selecting import SelectSettings
-from steelyard.settings import Section
 
 Share = Annotated[float, Field(gt=0, le=1)]
 SMALL_FEDERATION = 50

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from steelyard.errors import UserError, in_words
-from steelyard.messages import Failure, Task, Updates
+from steelyard.base.errors import UserError, in_words
+from steelyard.messages.updates import Failure, Task, Updates
 
 LARGEST = 1e15
 """No parameter of a model that can still learn is larger."""

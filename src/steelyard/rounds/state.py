@@ -8,12 +8,12 @@ from typing import Protocol
 
 import torch
 
-from steelyard import randomness
-from steelyard.algorithms.algorithm import FACTORS, Algorithm, Vectors
+from steelyard.base import randomness
+from steelyard.base.errors import UserError
 from steelyard.clients.protocol import AdaptedServer, Server
-from steelyard.errors import UserError
 from steelyard.learning.catalogue import no_part
-from steelyard.messages import Evaluations, Floats, LossState, Updates
+from steelyard.messages.algorithm import FACTORS, Algorithm, Vectors
+from steelyard.messages.updates import Evaluations, Floats, LossState, Updates
 from steelyard.rounds.contributions import ContributionSettings, RoundValues
 from steelyard.rounds.selecting import SELECT, SelectSettings
 from steelyard.rounds.settings import cohort_size

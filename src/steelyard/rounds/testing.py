@@ -12,9 +12,9 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from steelyard.base.errors import UserError
 from steelyard.clients.protocol import Clients
-from steelyard.errors import UserError
-from steelyard.messages import Evaluations, Question
+from steelyard.messages.updates import Evaluations, Question
 from steelyard.rounds.state import Draft, Federation, Plan
 from steelyard.weighing.adjusting import chooses
 from steelyard.weighing.policies.policy import Policy

@@ -13,14 +13,14 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from steelyard.base.errors import UserError
+from steelyard.base.measures import Z
+from steelyard.base.randomness import generator
 from steelyard.clients.protocol import Clients, LayeredServer, RowServer, Server
-from steelyard.errors import UserError
-from steelyard.intervals import Z
-from steelyard.messages import Counts, Floats, Question, RowTests
-from steelyard.randomness import generator
+from steelyard.messages.payloads import DenseModels
+from steelyard.messages.updates import Counts, Floats, Question, RowTests
 from steelyard.rounds.contributions import AGREEMENT, ContributionSettings, Measure, RoundValues
 from steelyard.rounds.state import Combine, Draft
-from steelyard.update_payloads import DenseModels
 from steelyard.weighing.policies.policy import cosines
 from steelyard.weighing.shapley import Coalitions, shapley_values
 from steelyard.weighing.view import MOST_TESTED

@@ -15,9 +15,9 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from steelyard.privacy.ledger_marks import Mark
+from steelyard.proof.signing import DIGEST_BYTES, VERSION, SigningKey, field, fingerprint, head_statement, link
+from steelyard.proof.statements import SealedRound, Statement, Tree, slot
 from steelyard.runs.marks import Marks
-from steelyard.signing import DIGEST_BYTES, VERSION, SigningKey, field, fingerprint, head_statement, link
-from steelyard.statements import SealedRound, Statement, Tree, slot
 
 SALT = "salt"
 """A run that promises something to its clients notes a secret under this name; the chain begins with it."""

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from steelyard import files
-from steelyard.errors import UserError
+from steelyard.base import files
+from steelyard.base.errors import UserError
 from steelyard.privacy.ledger_marks import FILE as LEDGER
 from steelyard.privacy.ledger_marks import Mark, first_difference
 from steelyard.runs.chain import SALT, SEEN, Records, marked

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
-from steelyard.errors import UserError, printable
-from steelyard.messages import LossState
+from steelyard.base.errors import UserError, printable
+from steelyard.messages.updates import LossState
 from steelyard.rounds.state import RoundState, States
 from steelyard.runs.tensor_files import CLIENTS, FOLDER, Loaded, check_name, load_all, read_content
 from steelyard.weighing.priorities import OrderState

@@ -12,9 +12,9 @@ from contextlib import closing, suppress
 from functools import cache
 from pathlib import Path
 
-from steelyard import files
-from steelyard.errors import UserError, brief
-from steelyard.files import BESIDE
+from steelyard.base import files
+from steelyard.base.errors import UserError, brief
+from steelyard.base.files import BESIDE
 
 _JOURNAL = bytes.fromhex("d9d505f920a163d7")
 """How SQLite marks the end of a journal that names a further one."""

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from steelyard.messages import Counts, Floats
+from steelyard.messages.updates import Counts, Floats
 
 NUMBERS, WHOLE, KEYS = "<f8", "<i8", "<i4"
 """How numbers stand in the database: little-endian, eight bytes each; clients by their number in four."""

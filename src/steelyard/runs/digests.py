@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 
 from steelyard.algorithms.settings import algorithm_table
-from steelyard.messages import Signed, Updates
+from steelyard.messages.payloads import DenseModels, Payload
+from steelyard.messages.updates import Signed, Updates
+from steelyard.proof.signing import DIGEST_BYTES, model_digest, salted_digest, server_salt, task_digest
 from steelyard.rounds.state import Federation, RoundRecord, RoundState, States
-from steelyard.signing import DIGEST_BYTES, model_digest, salted_digest, server_salt, task_digest
-from steelyard.update_payloads import DenseModels, Payload
 
 SMALL = 1 << 16
 """Up to this many bytes a client, threads cost more than they save."""

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from pydantic_core import to_json
 
-from steelyard import files
-from steelyard.errors import UserError, no_formula, printable, told_as
+from steelyard.base import files
+from steelyard.base.errors import UserError, no_formula, printable, told_as
 from steelyard.runs.reader import History
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from steelyard.errors import UserError, path_of
+from steelyard.base.errors import UserError, path_of
 from steelyard.runs.chain_check import Checked, check
 from steelyard.runs.opening import reading
 from steelyard.runs.remembered import remember, remembered, stamp

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from steelyard.messages import Counts, Floats
+from steelyard.messages.updates import Counts, Floats
 from steelyard.runs.columns import Cohorts, Tested
 
 Key = tuple[str, int]

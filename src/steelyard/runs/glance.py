@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal, TypedDict, cast
 
-from steelyard.errors import UserError
-from steelyard.files import DATABASE
+from steelyard.base.errors import UserError
+from steelyard.base.files import DATABASE
 from steelyard.runs.opening import Unreadable, reading
 from steelyard.runs.process import Writer, read_writer
 from steelyard.runs.typed import NEWEST, Reader, known

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from steelyard.proof.signing import SigningKey
 from steelyard.rounds.state import RoundState
 from steelyard.runs.chain import Records
 from steelyard.runs.checkpoint import checksum, last_checkpoint, pack
@@ -20,7 +21,6 @@ from steelyard.runs.opening import close_log, connect, reading, unreadable
 from steelyard.runs.schema import SCHEMA, WRITE
 from steelyard.runs.tensor_files import TensorFiles
 from steelyard.runs.typed import Reader, declared, known
-from steelyard.signing import SigningKey
 
 _TABLES = ("rounds", "updates", "failures", "evaluations", "untested", "samples", "contributions", "digests", "ended")
 """In the order in which a run writes them: clients get the numbers that one run would have given them."""

@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
-from steelyard import files
-from steelyard.errors import UserError
-from steelyard.messages import Failure, Updates
+from steelyard.base import files
+from steelyard.base.errors import UserError
+from steelyard.messages.payloads import Counts, DenseModels, Floats
+from steelyard.messages.updates import Failure, Updates
 from steelyard.rounds.state import RoundRecord, States
 from steelyard.runs.tensor_files import NAMED, metadata_of, read_content, read_tensors, write_tensors
-from steelyard.update_payloads import Counts, DenseModels, Floats
 
 FOLDER = files.UPDATES
 """Folder of a run in which its updates lie."""

@@ -12,7 +12,7 @@ import sqlite3
 import numpy as np
 from numpy.typing import NDArray
 
-from steelyard.signing import DIGEST_BYTES, SALT_BYTES
+from steelyard.proof.signing import DIGEST_BYTES, SALT_BYTES
 
 Words = NDArray[np.uint64]
 

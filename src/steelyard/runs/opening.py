@@ -12,9 +12,9 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
 
-from steelyard import files
-from steelyard.errors import UserError, brief, one_line
-from steelyard.files import DATABASE
+from steelyard.base import files
+from steelyard.base.errors import UserError, brief, one_line
+from steelyard.base.files import DATABASE
 from steelyard.runs.checks import BROKEN, Damaged, bound, check_files, check_schema, distrust, size_of_database, unbound
 from steelyard.runs.schema import SCHEMA, VERSION
 from steelyard.runs.typed import Reader

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from steelyard.errors import path_of
-from steelyard.messages import Counts, Floats
+from steelyard.base.errors import path_of
+from steelyard.messages.updates import Counts, Floats
 from steelyard.runs.columns import KEYS, WHOLE, Cohorts, Tested, as_table, ranked, sampled, unpack
 from steelyard.runs.facts import START as START
 from steelyard.runs.facts import RunFacts

@@ -14,8 +14,8 @@ import os
 import time
 from pathlib import Path
 
-from steelyard import files
-from steelyard.cache import cache_folder
+from steelyard.base import files
+from steelyard.base.files import cache_folder
 from steelyard.runs.chain_check import Checked
 
 WORTH = 0.5

@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 
 from steelyard.algorithms.settings import AlgorithmSettings
-from steelyard.messages import Evaluations, Updates
+from steelyard.messages.updates import Evaluations, Updates
+from steelyard.proof.signing import fingerprint
 from steelyard.rounds.contributions import RoundValues
 from steelyard.rounds.state import Federation, RoundRecord, States
 from steelyard.runs.columns import KEYS, WHOLE, pack
 from steelyard.runs.digests import Digest
 from steelyard.runs.schema import WRITE
-from steelyard.signing import fingerprint
 from steelyard.weighing.rule import WeighingSettings, show_priority
 
 _CLIENTS = "SELECT name, id FROM clients"

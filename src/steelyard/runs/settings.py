@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from steelyard.settings import Section
+from steelyard.base.settings import Section
 
 
 class StoreSettings(Section):

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 
-from steelyard import files
-from steelyard.errors import MachineError, UserError, told_as
-from steelyard.files import BESIDE, DATABASE, sync_folder, sync_tree
+from steelyard.base import files
+from steelyard.base.errors import MachineError, UserError, told_as
+from steelyard.base.files import BESIDE, DATABASE, sync_folder, sync_tree
 from steelyard.rounds.state import Federation
 from steelyard.runs.store import Store, exists, held
 from steelyard.runs.tensor_files import FOLDER

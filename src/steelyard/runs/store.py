@@ -11,10 +11,12 @@ from dataclasses import astuple, replace
 from pathlib import Path
 from typing import BinaryIO
 
-from steelyard import files
-from steelyard.errors import MachineError, UserError, told_as
-from steelyard.files import BESIDE, DATABASE
+from steelyard.base import files
+from steelyard.base.errors import MachineError, UserError, told_as
+from steelyard.base.files import BESIDE, DATABASE
 from steelyard.privacy.ledger import Ledger
+from steelyard.proof.signing import SigningKey, model_digest
+from steelyard.proof.statements import SealedRound
 from steelyard.rounds.contributions import RoundValues
 from steelyard.rounds.state import Federation, RoundRecord, Snapshot, States
 from steelyard.runs import chain, chain_check, checkpoint
@@ -24,8 +26,6 @@ from steelyard.runs.opening import close_log, connect, reading
 from steelyard.runs.round_rows import RoundRows
 from steelyard.runs.schema import WRITE
 from steelyard.runs.tensor_files import FOLDER, NAMED, TensorFiles
-from steelyard.signing import SigningKey, model_digest
-from steelyard.statements import SealedRound
 
 _TABLES = (
     "rounds", "updates", "failures", "untested", "evaluations", "samples", "ended", "digests", "signatures", "chain",

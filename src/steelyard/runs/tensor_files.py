@@ -20,8 +20,8 @@ from pydantic import BaseModel, Field, TypeAdapter
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from steelyard import files
-from steelyard.errors import UserError, brief
+from steelyard.base import files
+from steelyard.base.errors import UserError, brief
 
 FOLDER = files.CHECKPOINTS
 """Folder of checkpoint files in a run's folder."""

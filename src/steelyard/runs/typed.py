@@ -25,7 +25,7 @@ from pydantic import (
     model_validator,
 )
 
-from steelyard.errors import brief
+from steelyard.base.errors import brief
 from steelyard.runs.checks import Damaged
 
 _CHUNK = 10_000

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from steelyard.errors import UserError
+from steelyard.base.errors import UserError
 from steelyard.rounds.contributions import RoundValues
 from steelyard.runs.columns import KEYS, WHOLE, unpack
 from steelyard.runs.opening import reading, unreadable

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from steelyard.errors import UserError, first_names
+from steelyard.base.errors import UserError, first_names
+from steelyard.proof.signing import fingerprint, head_statement, holds, read_public_key
 from steelyard.runs.chain import NodeStatement, Records, marked
 from steelyard.runs.chain_check import Checked, Row, chain_rows, checked, checkpoint_problem, one_moment
 from steelyard.runs.marks import Marks
-from steelyard.signing import fingerprint, head_statement, holds, read_public_key
 
 SERVER = "server"
 """The file of this name, with .pub, in a folder of keys is the server's."""

@@ -12,9 +12,9 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from steelyard.base.errors import UserError
+from steelyard.base.logs import show
 from steelyard.clients.ranks.group import current
-from steelyard.errors import UserError
-from steelyard.logs import show
 from steelyard.rounds.progress import show_duration
 
 Work = Callable[[Path, int], None]

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from steelyard import files
-from steelyard.errors import MachineError, UserError, own_folder
+from steelyard.base import files
+from steelyard.base.errors import MachineError, UserError, own_folder
 from steelyard.experiment.job_array import Part, in_order
 from steelyard.sweeps.plan_file import SWEEP_FILE, differing, read_sweep, write_plan
 from steelyard.sweeps.running import DIVERGED, finished

@@ -10,13 +10,13 @@ from functools import cached_property
 from itertools import product
 from typing import Any, cast
 
-from steelyard.errors import UserError, brief, listed, nearest
+from steelyard.base.errors import UserError, brief, listed, nearest
+from steelyard.base.settings import put, read_value
 from steelyard.experiment.comparing import CHECKPOINTS, MOST_SEEDS, with_rules
 from steelyard.experiment.description import Description
 from steelyard.experiment.federations import put_federations
 from steelyard.experiment.job_array import PART, Part
 from steelyard.experiment.loading import build
-from steelyard.settings import put, read_value
 
 SHARE = 0.1
 """The share of the training data that settings are chosen on, unless another is given."""

@@ -9,13 +9,13 @@ from typing import Any, cast
 
 import tomli_w
 
-from steelyard import files
-from steelyard.errors import UserError, brief, listed, nearest, told_as
+from steelyard.base import files
+from steelyard.base.errors import UserError, brief, listed, nearest, told_as
+from steelyard.base.files import SWEEP_FILE as SWEEP_FILE
+from steelyard.base.settings import parse
 from steelyard.experiment.code import FOLDER, content_name, keep_code, rename_code, resolve_code
 from steelyard.experiment.job_array import PART, Part
 from steelyard.experiment.loading import build, own_text
-from steelyard.files import SWEEP_FILE as SWEEP_FILE
-from steelyard.settings import parse
 from steelyard.sweeps.plan import Axis, Scalar, Sweep, measures_of
 
 

@@ -11,12 +11,12 @@ from typing import Any, cast
 import numpy as np
 import tomli_w
 
-from steelyard import files
-from steelyard.errors import told_as
+from steelyard.base import files
+from steelyard.base.errors import told_as
+from steelyard.base.measures import estimate
 from steelyard.experiment.description import Description
 from steelyard.experiment.federations import put_federations
 from steelyard.experiment.loading import read_experiment
-from steelyard.intervals import estimate
 from steelyard.report.documents.sweep import SweepDocument, SweepRow, SweepTest
 from steelyard.report.measures import rounds_to_target, worst_tenth
 from steelyard.report.notices import chain_line, chain_of

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from steelyard import files
-from steelyard.errors import MachineError, Stopped, UserError, brief, own_folder, told_as
+from steelyard.base import files
+from steelyard.base.errors import MachineError, Stopped, UserError, brief, own_folder, told_as
 from steelyard.experiment.code import Ask
 from steelyard.experiment.description import Description
 from steelyard.experiment.folders import unnamed_folder

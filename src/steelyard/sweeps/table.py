@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 
-from steelyard.errors import printable
-from steelyard.intervals import EstimateJson, show_estimate
+from steelyard.base.errors import printable
+from steelyard.base.measures import EstimateJson, show_estimate
 from steelyard.report.documents.sweep import SweepDocument, SweepRow
 from steelyard.report.rendering import Style, Table, render
 from steelyard.sweeps.plan import show

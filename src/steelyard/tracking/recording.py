@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from steelyard.logs import logger
+from steelyard.base.logs import logger
 from steelyard.rounds.state import Recorder, RoundRecord, Snapshot, States
 from steelyard.tracking.settings import TrackingSettings
 from steelyard.tracking.trackers import TRACKERS, Tracker

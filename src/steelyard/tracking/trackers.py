@@ -8,7 +8,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Protocol
 
-from steelyard.errors import UserError
+from steelyard.base.errors import UserError
 from steelyard.tracking.settings import TrackingSettings
 
 PARAMETER = 500

@@ -23,10 +23,10 @@ from typing import Literal
 import numpy as np
 from pydantic import Field, model_validator
 
-from steelyard.errors import UserError, listed
-from steelyard.messages import Floats, LossState
-from steelyard.settings import Section
-from steelyard.update_payloads import ServerTest
+from steelyard.base.errors import UserError, listed
+from steelyard.base.settings import Section
+from steelyard.messages.payloads import ServerTest
+from steelyard.messages.updates import Floats, LossState
 from steelyard.weighing.criteria import CohortView, server_criterion
 from steelyard.weighing.losses import FixedLoss, LossRule
 

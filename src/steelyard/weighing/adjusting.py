@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from steelyard.settings import Section
+from steelyard.base.settings import Section
 from steelyard.weighing.priorities import Decision, FixedOrder, Order, OrderState, OrderStrategy
 
 ALL_ORDERS_UP_TO = 4

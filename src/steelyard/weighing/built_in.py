@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
-from steelyard.errors import UserError
-from steelyard.messages import Counts, Floats
+from steelyard.base.errors import UserError
+from steelyard.messages.updates import Counts, Floats
 from steelyard.weighing.criteria import CohortView, Labelled, LocalData, client_criterion, server_criterion
 
 FEW_LABELS = 2048

@@ -8,8 +8,8 @@ from itertools import chain, combinations
 from pathlib import Path
 from typing import Any
 
-from steelyard.errors import UserError, brief, listed, nearest
-from steelyard.settings import parse
+from steelyard.base.errors import UserError, brief, listed, nearest
+from steelyard.base.settings import parse
 
 TOLERANCE = 1e-9
 

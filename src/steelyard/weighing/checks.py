@@ -9,9 +9,9 @@ from typing import Any, get_args
 
 import numpy as np
 
-from steelyard.errors import UserError, brief, expect, listed
-from steelyard.messages import Floats
-from steelyard.settings import LARGEST_REAL
+from steelyard.base.errors import UserError, brief, expect, listed
+from steelyard.base.settings import LARGEST_REAL
+from steelyard.messages.updates import Floats
 from steelyard.weighing.weights import Normalising
 
 

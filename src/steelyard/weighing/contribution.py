@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from steelyard.messages import Floats
-from steelyard.randomness import generator
+from steelyard.base.randomness import generator
+from steelyard.messages.updates import Floats
 from steelyard.weighing.criteria import CohortView, server_criterion
 from steelyard.weighing.shapley import Coalitions, Values, shapley_values
 

@@ -18,10 +18,9 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from steelyard.errors import UserError, brief, expect, texts_of
-from steelyard.messages import Floats
-from steelyard.registry import Registry
-from steelyard.usercode import CRITERIA, is_ours
+from steelyard.base.errors import UserError, brief, expect, texts_of
+from steelyard.base.usercode import CRITERIA, Registry, is_ours
+from steelyard.messages.updates import Floats
 from steelyard.weighing.checks import check_decorator, check_flags, check_measure
 from steelyard.weighing.needs import NO_NEEDS, Capabilities, NeededTask, Needs, unmet
 from steelyard.weighing.view import CohortView as CohortView

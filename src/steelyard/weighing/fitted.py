@@ -22,8 +22,8 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from steelyard.messages import Floats
-from steelyard.settings import Section
+from steelyard.base.settings import Section
+from steelyard.messages.updates import Floats
 
 
 class FitSettings(Section):

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from steelyard.errors import UserError
-from steelyard.messages import Floats
+from steelyard.base.errors import UserError
+from steelyard.messages.updates import Floats
 from steelyard.weighing.criteria import CohortView, server_criterion
 
 

@@ -8,9 +8,9 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from steelyard.errors import UserError
-from steelyard.messages import Floats
-from steelyard.settings import Section
+from steelyard.base.errors import UserError
+from steelyard.base.settings import Section
+from steelyard.messages.updates import Floats
 from steelyard.weighing.weights import ROUNDING, cap_of, floor_of, limited
 
 LIMITS = ("bound", "max_weight", "max_shares", "min_weight", "min_shares")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from steelyard.messages import LossState
-from steelyard.update_payloads import ServerTest
+from steelyard.messages.payloads import ServerTest
+from steelyard.messages.updates import LossState
 
 PLAIN_LOSS = LossState()
 

@@ -12,9 +12,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from steelyard.errors import UserError, brief, path_of
-from steelyard.messages import Floats
-from steelyard.settings import LARGEST_REAL
+from steelyard.base.errors import UserError, brief, path_of
+from steelyard.base.settings import LARGEST_REAL
+from steelyard.messages.updates import Floats
 
 CLIENT = "client"
 

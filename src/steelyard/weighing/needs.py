@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from steelyard.errors import listed
+from steelyard.base.errors import listed
 
 NeededTask = Literal["classes", "regression", "survival", "segmentation", "multi-label"]
 Task = NeededTask | Literal["ranking"]

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from steelyard.errors import UserError
-from steelyard.messages import Floats
+from steelyard.base.errors import UserError
+from steelyard.messages.updates import Floats
 from steelyard.weighing.rule import Rule
 from steelyard.weighing.weights import Weighing, cap_of
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from steelyard.messages import Floats
+from steelyard.messages.updates import Floats
 from steelyard.weighing.criteria import CohortView, server_criterion
 
 

@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
+from steelyard.base.errors import UserError, expect, listed, nearest
+from steelyard.base.settings import PrintedName
 from steelyard.defence.settings import DefenceSettings
-from steelyard.errors import UserError, expect, listed, nearest
-from steelyard.messages import Counts, Floats
-from steelyard.settings import PrintedName
+from steelyard.messages.updates import Counts, Floats
 from steelyard.weighing import capacity as capacities
 from steelyard.weighing import criteria as registry
 from steelyard.weighing import scores

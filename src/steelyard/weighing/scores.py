@@ -10,10 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from steelyard.errors import UserError, listed, nearest
-from steelyard.messages import Floats
-from steelyard.registry import Registry
-from steelyard.usercode import SCORES
+from steelyard.base.errors import UserError, listed, nearest
+from steelyard.base.usercode import SCORES, Registry
+from steelyard.messages.updates import Floats
 
 QUANTIFIERS: dict[str, tuple[float, float] | None] = {
     "all": None,

@@ -16,8 +16,8 @@ from math import comb
 import numpy as np
 from numpy.typing import NDArray
 
-from steelyard.intervals import Z
-from steelyard.messages import Floats
+from steelyard.base.measures import Z
+from steelyard.messages.updates import Floats
 
 EXACT = 12
 """Up to so many players all coalitions are asked for."""

@@ -9,10 +9,10 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from steelyard.errors import UserError, brief, listed
-from steelyard.measures import TASKS
-from steelyard.messages import Floats
-from steelyard.settings import validated
+from steelyard.base.errors import UserError, brief, listed
+from steelyard.base.measures import TASKS
+from steelyard.base.settings import validated
+from steelyard.messages.updates import Floats
 from steelyard.weighing import capacity as capacities
 from steelyard.weighing import criteria as registry
 from steelyard.weighing.measures import Measures, read_measures

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from steelyard.messages import Floats
+from steelyard.messages.updates import Floats
 from steelyard.weighing.contribution import cosines_with_sum
 from steelyard.weighing.criteria import CohortView, server_criterion
 

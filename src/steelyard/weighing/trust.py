@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from steelyard.messages import Counts, Floats
+from steelyard.messages.updates import Counts, Floats
 from steelyard.weighing.criteria import Criterion
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from steelyard.errors import UserError
-from steelyard.messages import Counts, Floats, Updates
-from steelyard.update_payloads import Payload, ServerTest, SingleModels
+from steelyard.base.errors import UserError
+from steelyard.messages.payloads import Payload, ServerTest, SingleModels
+from steelyard.messages.updates import Counts, Floats, Updates
 
 if TYPE_CHECKING:
     import torch  # only for annotations: criteria are listed without waiting for torch
@@ -152,7 +152,7 @@ class CohortView:
     losses: Floats | None = None
     """Mean training loss of the last local epoch."""
     seed: int = 0
-    """The seed of the federation; with `round` it names the streams of chance (`steelyard.randomness`)."""
+    """The seed of the federation; with `round` it names the streams of chance (`steelyard.base.randomness`)."""
     round: int = 0
     """The round, counted from 1."""
     rounds: int = 0

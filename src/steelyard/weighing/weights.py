@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from steelyard.messages import Floats
+from steelyard.messages.updates import Floats
 
 Normalising = Literal["share", "max", "rank"]
 

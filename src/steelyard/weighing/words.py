@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from steelyard.base.errors import UserError, listed, nearest
+from steelyard.base.settings import read_named, read_value
 from steelyard.defence.settings import DEFENCES
-from steelyard.errors import UserError, listed, nearest
-from steelyard.settings import read_named, read_value
 from steelyard.weighing import capacity, scores
 from steelyard.weighing.limits import LIMITS
 from steelyard.weighing.policies.catalogue import known as policies

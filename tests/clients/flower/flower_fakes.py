@@ -18,8 +18,8 @@ from steelyard.clients.flower.arrays import pack
 from steelyard.clients.flower.forms import EVALUATE, INTRODUCE, TRAIN, IntroductionForm, Refused
 from steelyard.clients.flower.grid import FlowerClients
 from steelyard.clients.flower.settings import FederateSettings
-from steelyard.messages import Evaluations, Failure, Question, Task, Updates
-from steelyard.update_payloads import DenseModels
+from steelyard.messages.payloads import DenseModels
+from steelyard.messages.updates import Evaluations, Failure, Question, Task, Updates
 
 # A message can only be made inside a run; these are this run's papers.
 enter_run(1, 1)

@@ -31,8 +31,8 @@ from steelyard.clients.flower.arrays import read as read_array
 from steelyard.clients.flower.arrays import unpack
 from steelyard.clients.flower.forms import Refused
 from steelyard.clients.flower.payloads import CohortRows
-from steelyard.messages import MOST_SAMPLES, Evaluations, Failure, LossState, Question, Task, Updates
-from steelyard.update_payloads import DenseModels
+from steelyard.messages.payloads import DenseModels
+from steelyard.messages.updates import MOST_SAMPLES, Evaluations, Failure, LossState, Question, Task, Updates
 
 CRITERIA = {"DS": lambda value: None if math.isfinite(value) and 0 <= value <= 1000 else f"criterion DS = {value}"}
 PLAIN = tasks.Expected(CRITERIA)

@@ -36,8 +36,8 @@ from steelyard.clients.flower.grid import FlowerClients, NoAnswers
 from steelyard.clients.flower.register import REGISTER
 from steelyard.clients.flower.requesting import Gone, Request, RequestSender
 from steelyard.clients.flower.superlink import SuperLinkFault
-from steelyard.messages import Evaluations, Question, Task, Updates
-from steelyard.update_payloads import DenseModels
+from steelyard.messages.payloads import DenseModels
+from steelyard.messages.updates import Evaluations, Question, Task, Updates
 
 QUESTION = Question("fed", 7, 3, torch.zeros(1, 3))
 

@@ -13,11 +13,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Error
 from tests.clients.flower.flower_fakes import FakeGrid, Node, crowd, failing, honest, reasons, task, until
 
+from steelyard.base.errors import UserError
 from steelyard.clients.flower import wire
 from steelyard.clients.flower.forms import INTRODUCE, TRAIN, IntroductionForm
 from steelyard.clients.flower.grid import FlowerClients
 from steelyard.clients.flower.register import Entry, Register
-from steelyard.errors import UserError
 
 
 def about(features: int, *clients: str) -> Node:

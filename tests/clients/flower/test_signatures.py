@@ -20,10 +20,10 @@ from tests.runs.signed_runs import a_key
 from steelyard.algorithms.settings import algorithm_table
 from steelyard.clients.flower.signatures import Signer
 from steelyard.clients.flower.tasks import Expected, pack_parameters, read_task, read_updates, write_task, write_updates
-from steelyard.messages import Task, Updates
-from steelyard.signing import SigningKey, digest_of_task
-from steelyard.statements import stated
-from steelyard.update_payloads import DenseModels
+from steelyard.messages.payloads import DenseModels
+from steelyard.messages.updates import Task, Updates
+from steelyard.proof.signing import SigningKey, digest_of_task
+from steelyard.proof.statements import stated
 
 RUN = "12"
 TASK = Task("DS", 3, 4, ("a", "b"), torch.tensor([1.0, 2.0, 3.0]))

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from steelyard.algorithms.algorithm import Algorithm, Vectors
 from steelyard.clients.local import ComputeSettings, Simulation, SimulationServer
 from steelyard.data.dataset import ClientRows, Dataset, Population
 from steelyard.learning.augmentation import Augmentation
 from steelyard.learning.models import ConvNet, DenseNet, ModelSettings
 from steelyard.learning.training import TrainingSettings
-from steelyard.messages import LossState, Task, Updates
+from steelyard.messages.algorithm import Algorithm, Vectors
+from steelyard.messages.updates import LossState, Task, Updates
 
 SIZES = (15, 9, 16, 1, 9)
 

@@ -14,7 +14,7 @@ from steelyard.clients.local import Simulation
 from steelyard.clients.local.hostile import attack
 from steelyard.data.dataset import Behaviour
 from steelyard.learning.parameters import Layout
-from steelyard.messages import Task
+from steelyard.messages.updates import Task
 from steelyard.weighing.criteria import get
 
 
@@ -148,7 +148,7 @@ def test_attacks_by_definition(
     kind: str, strength: float, by: str, expected: Any, at_once: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if at_once:  # blocks give the same as all at once
-        monkeypatch.setattr("steelyard.update_payloads.AT_ONCE", {"cpu": at_once, "cuda": at_once})
+        monkeypatch.setattr("steelyard.messages.payloads.AT_ONCE", {"cpu": at_once, "cuda": at_once})
     before, after = attacked(kind, strength, tuple(by))
     hostile = [NAMES.index(name) for name in by]
     # Float32 numbers of up to ten times 4.

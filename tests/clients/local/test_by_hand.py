@@ -12,11 +12,11 @@ from tests.clients.local import engine_cases as cases
 from tests.clients.local.engine_cases import Case
 from torch import nn
 
-from steelyard.algorithms.algorithm import Algorithm, LocalSteps, Vectors
 from steelyard.algorithms.settings import AlgorithmSettings
 from steelyard.clients.local import Simulation
 from steelyard.learning.settings import ModelSettings, TrainingSettings
-from steelyard.messages import Question
+from steelyard.messages.algorithm import Algorithm, LocalSteps, Vectors
+from steelyard.messages.updates import Question
 
 SIZES = (3, 11, 7)
 PEOPLE = cases.population((4,), 3, SIZES)

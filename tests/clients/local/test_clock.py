@@ -15,12 +15,12 @@ from tests.stopping import stopped_and_resumed
 
 from steelyard import Experiment
 from steelyard.algorithms.settings import AlgorithmSettings
+from steelyard.base.settings import validated
 from steelyard.clients.local import ClockedClients, ClockSettings, ComputeSettings, Simulation
 from steelyard.experiment.running import run
 from steelyard.learning.settings import ModelSettings, TrainingSettings
-from steelyard.messages import Task
+from steelyard.messages.updates import Task
 from steelyard.runs.reader import History
-from steelyard.settings import validated
 
 SIZES = {"a": 4, "b": 6, "c": 10}
 FACTS = {

@@ -13,7 +13,7 @@ from steelyard.clients.local import ComputeSettings, Simulation, SimulationServe
 from steelyard.data.dataset import ClientRows, Dataset, Population
 from steelyard.learning.models import ModelSettings
 from steelyard.learning.training import TrainingSettings
-from steelyard.messages import LossState, Task, Updates
+from steelyard.messages.updates import LossState, Task, Updates
 from steelyard.weighing.criteria import Criterion, LocalData, get
 from steelyard.weighing.needs import Needs
 

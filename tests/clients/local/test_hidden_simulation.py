@@ -14,7 +14,7 @@ from tests.stopping import stopped_and_resumed
 from steelyard.clients.local.hidden_simulation import HiddenSimulation, WeightedSteps
 from steelyard.experiment.loading import build
 from steelyard.experiment.running import run
-from steelyard.messages import Task, Updates
+from steelyard.messages.updates import Task, Updates
 from steelyard.privacy.fixed_point import FixedPoint, Grid
 from steelyard.privacy.hidden import BeyondBound, HiddenUpdates
 from steelyard.privacy.secure_client import SecureClient

@@ -21,7 +21,7 @@ from steelyard.clients.local.evaluator import MANY
 from steelyard.data.dataset import Behaviour, ClientRows, Dataset, Population
 from steelyard.learning.models import ModelSettings
 from steelyard.learning.training import TrainingSettings, orders
-from steelyard.messages import Question, Task
+from steelyard.messages.updates import Question, Task
 from steelyard.weighing.criteria import Criterion
 
 SIZES = (5, 3, 8, 1)

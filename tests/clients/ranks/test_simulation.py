@@ -14,7 +14,6 @@ from tests.clients.local.test_contract import simulation
 from tests.clients.ranks.one_process import OneProcess, ranked
 from tests.kit import assert_refused
 
-from steelyard.algorithms.algorithm import Algorithm
 from steelyard.algorithms.settings import AlgorithmSettings
 from steelyard.clients.local import ComputeSettings, Simulation, SimulationServer
 from steelyard.clients.protocol import Clients
@@ -24,8 +23,9 @@ from steelyard.clients.ranks.share import read_task, task_content
 from steelyard.data.dataset import Behaviour
 from steelyard.defence.robust import RobustRule
 from steelyard.defence.settings import DefenceSettings
-from steelyard.messages import Question, Task, Updates
-from steelyard.update_payloads import DenseModels
+from steelyard.messages.algorithm import Algorithm
+from steelyard.messages.payloads import DenseModels
+from steelyard.messages.updates import Question, Task, Updates
 from steelyard.weighing.criteria import get
 
 

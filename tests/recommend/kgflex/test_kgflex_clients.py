@@ -7,8 +7,8 @@ from tests.clients.contract import ClientsContract, Make
 from tests.recommend.fpl_cases import USERS, few_users
 from tests.recommend.kgflex.kgflex_cases import FACTORS, FEATURES, LIMITS, few_features, local_update, of_user, sets_of
 
-from steelyard.messages import Task
-from steelyard.randomness import generator
+from steelyard.base.randomness import generator
+from steelyard.messages.updates import Task
 from steelyard.recommend.clients import LocalRound
 from steelyard.recommend.fpl import Learning, sent_positives
 from steelyard.recommend.kgflex.clients import KgflexClients, KgflexParts, KgflexServer

@@ -22,7 +22,7 @@ from tests.recommend.kgflex.kgflex_cases import (
     sets_of,
 )
 
-from steelyard.randomness import stream_keys
+from steelyard.base.randomness import stream_keys
 from steelyard.recommend.fpl import Learning
 from steelyard.recommend.interactions import build as interactions
 from steelyard.recommend.kgflex import explain

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from tests.conftest import CommandLine
 from tests.kit import assert_refused
 
+from steelyard.base.settings import validated
 from steelyard.recommend.knowledge.features import build
 from steelyard.recommend.knowledge.loading import Loaded, load
 from steelyard.recommend.knowledge.naming import distinct, expanded, prefixed, readable, words
 from steelyard.recommend.knowledge.settings import KnowledgeSettings
 from steelyard.recommend.reading import read
-from steelyard.settings import validated
 
 RDF_TYPE = "http://www.w3.org/1999/02/22-rdf-syntax-ns#type"
 TRIPLES = f"""e:a	http://e/director	e:kubrick

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from steelyard.messages import Floats, Updates
-from steelyard.update_payloads import DenseModels, ServerTest
+from steelyard.messages.payloads import DenseModels, ServerTest
+from steelyard.messages.updates import Floats, Updates
 from steelyard.weighing import criteria as registry
 from steelyard.weighing.policies.policy import Policy
 from steelyard.weighing.view import CohortView, Memory

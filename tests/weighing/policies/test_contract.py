@@ -16,11 +16,11 @@ from tests.weighing.policies.cohorts import LATER, LOSSES, MODELS, SIZES, SKEWED
 
 import steelyard
 from steelyard import Experiment
+from steelyard.base.settings import validated
 from steelyard.experiment.comparing import with_rules
 from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.running import run
 from steelyard.runs.reader import History
-from steelyard.settings import validated
 from steelyard.weighing import criteria
 from steelyard.weighing.policies.catalogue import known
 from steelyard.weighing.policies.describing import described, needs_of

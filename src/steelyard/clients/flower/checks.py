@@ -12,11 +12,11 @@ import torch
 from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
+from steelyard.base.errors import without_controls
 from steelyard.clients.flower import arrays as packing
 from steelyard.clients.flower.forms import FailureForm, Refused
-from steelyard.errors import without_controls
-from steelyard.messages import MOST_SAMPLES, Failure, Floats
-from steelyard.update_payloads import DenseModels, Payload
+from steelyard.messages.payloads import DenseModels, Payload
+from steelyard.messages.updates import MOST_SAMPLES, Failure, Floats
 
 MOST_WORTH = 1e15
 """No criterion of a client is larger: sums over a whole cohort must stay numbers."""

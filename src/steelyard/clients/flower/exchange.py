@@ -12,8 +12,8 @@ from steelyard.clients.flower.checks import clean, reading_one_answer
 from steelyard.clients.flower.forms import Refused
 from steelyard.clients.flower.requesting import Gone, Request, RequestSender, Silence
 from steelyard.clients.flower.roster import Roster
-from steelyard.messages import Failure
-from steelyard.statements import Proof
+from steelyard.messages.updates import Failure
+from steelyard.proof.statements import Proof
 
 _RESTING = "its node was silent and has not answered since"
 _AWAY = "no connected node holds this client"

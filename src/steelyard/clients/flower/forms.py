@@ -10,8 +10,8 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from steelyard.messages import LossState
-from steelyard.statements import Hash, Proof
+from steelyard.messages.updates import LossState
+from steelyard.proof.statements import Hash, Proof
 
 PROTOCOL = 5
 """Version of these forms; both sides must use the same."""

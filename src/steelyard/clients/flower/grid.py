@@ -10,8 +10,9 @@ import torch
 from flwr.app import ArrayRecord, RecordDict
 from flwr.serverapp import Grid
 
-from steelyard.algorithms.algorithm import OWN
 from steelyard.algorithms.settings import algorithm_table
+from steelyard.base.errors import UserError, in_words
+from steelyard.base.logs import logger
 from steelyard.clients.flower import checks, merging
 from steelyard.clients.flower.exchange import Exchange, TaskRequest
 from steelyard.clients.flower.forms import EVALUATE, TRAIN
@@ -24,11 +25,10 @@ from steelyard.clients.flower.roster import Roster
 from steelyard.clients.flower.settings import FederateSettings
 from steelyard.clients.flower.signatures import Signer
 from steelyard.clients.flower.tasks import Expected, Refusal, pack_parameters, read_updates, write_task
-from steelyard.errors import UserError, in_words
-from steelyard.logs import logger
-from steelyard.messages import Evaluations, Failure, Question, Task, Updates
-from steelyard.signing import digest_of_task
-from steelyard.statements import SealedRound
+from steelyard.messages.algorithm import OWN
+from steelyard.messages.updates import Evaluations, Failure, Question, Task, Updates
+from steelyard.proof.signing import digest_of_task
+from steelyard.proof.statements import SealedRound
 
 _log = logger(__name__)
 

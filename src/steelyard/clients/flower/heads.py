@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from steelyard.clients.flower.forms import HEADS, HeadsForm
 from steelyard.clients.flower.requesting import Request, RequestSender
 from steelyard.clients.flower.wire import content
-from steelyard.statements import Proof, SealedRound
+from steelyard.proof.statements import Proof, SealedRound
 
 LARGEST_ANSWER = 64 << 10
 MOST_PROOFS = 256

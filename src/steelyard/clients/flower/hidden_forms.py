@@ -17,11 +17,11 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
+from steelyard.base.errors import UserError
 from steelyard.clients.flower.arrays import unpack
 from steelyard.clients.flower.forms import FailureForm, Form
 from steelyard.clients.flower.payloads import Codec, only_keys
-from steelyard.errors import UserError
-from steelyard.messages import Floats
+from steelyard.messages.updates import Floats
 from steelyard.privacy.secure_client import KEY_SHARES_BYTES
 
 KEYS = "query.keys"

@@ -12,6 +12,7 @@ from flwr.app import ArrayRecord, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
+from steelyard.base.errors import in_words
 from steelyard.clients.flower import arrays as packing
 from steelyard.clients.flower import wire
 from steelyard.clients.flower.exchange import TaskRequest
@@ -34,8 +35,7 @@ from steelyard.clients.flower.hidden_tries import Answer, RoundTry, Shape, Writt
 from steelyard.clients.flower.requesting import Request
 from steelyard.clients.flower.settings import FederateSettings
 from steelyard.clients.flower.tasks import Refusal, pack_parameters
-from steelyard.errors import in_words
-from steelyard.messages import Failure, Floats, Task, Updates
+from steelyard.messages.updates import Failure, Floats, Task, Updates
 from steelyard.privacy.fixed_point import FixedPoint
 from steelyard.privacy.hidden import HiddenUpdates, Summed
 from steelyard.privacy.secure_client import KEY_SHARES_BYTES, PUBLIC_BYTES, Opened, PublicKeys, round_context

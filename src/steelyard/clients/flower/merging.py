@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 
 from steelyard.clients.flower.payloads import Codec, CohortRows
-from steelyard.messages import MOST_SAMPLES, Evaluations, Failure, Question, Task, Updates
-from steelyard.update_payloads import DenseModels, Payload
+from steelyard.messages.payloads import DenseModels, Payload
+from steelyard.messages.updates import MOST_SAMPLES, Evaluations, Failure, Question, Task, Updates
 
 NumberT = TypeVar("NumberT", np.int64, np.float64)
 

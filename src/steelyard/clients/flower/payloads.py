@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from steelyard.clients.flower.arrays import tensor, unpack
 from steelyard.clients.flower.forms import Refused
-from steelyard.messages import Task, Updates
-from steelyard.update_payloads import DenseModels, Payload
+from steelyard.messages.payloads import DenseModels, Payload
+from steelyard.messages.updates import Task, Updates
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from steelyard.clients.flower import arrays as packing
 from steelyard.clients.flower import checks, payloads
 from steelyard.clients.flower.forms import EvaluationForm, QuestionForm
 from steelyard.clients.flower.wire import Header, content, failure_forms, split
-from steelyard.messages import MOST_SAMPLES, Evaluations, Failure, Question
+from steelyard.messages.updates import MOST_SAMPLES, Evaluations, Failure, Question
 
 
 def write_question(question: Question, seconds: float, run: str = "", experiment: str = "") -> RecordDict:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from steelyard.errors import UserError, brief, told_as
-from steelyard.logs import logger
+from steelyard.base.errors import UserError, brief, told_as
+from steelyard.base.logs import logger
 
 _log = logger(__name__)
 

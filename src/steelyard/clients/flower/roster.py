@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from flwr.app import RecordDict
 
+from steelyard.base.errors import UserError
+from steelyard.base.logs import logger
 from steelyard.clients.flower.checks import clean, reading_one_answer
 from steelyard.clients.flower.forms import IntroductionForm, Refused
 from steelyard.clients.flower.introductions import (
@@ -24,8 +26,6 @@ from steelyard.clients.flower.introductions import (
 from steelyard.clients.flower.register import Register
 from steelyard.clients.flower.requesting import RequestSender
 from steelyard.clients.flower.superlink import reaching_superlink
-from steelyard.errors import UserError
-from steelyard.logs import logger
 
 _log = logger(__name__)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from steelyard.settings import Section
+from steelyard.base.settings import Section
 
 
 class FederateSettings(Section):

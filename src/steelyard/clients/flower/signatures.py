@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from steelyard.clients.flower.forms import SignedForm, UpdateForm
-from steelyard.messages import Signed
-from steelyard.signing import DIGEST_BYTES, SALT_BYTES, holds, salted_digest
-from steelyard.statements import Statement
-from steelyard.update_payloads import Payload
+from steelyard.messages.payloads import Payload
+from steelyard.messages.updates import Signed
+from steelyard.proof.signing import DIGEST_BYTES, SALT_BYTES, holds, salted_digest
+from steelyard.proof.statements import Statement
 
 _SIGNATURE_DIGITS = 2 * 104
 """Of the longest signature on P-384. How long one is, is chance; the size of an answer is recorded and must not be."""

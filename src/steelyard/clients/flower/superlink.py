@@ -10,9 +10,9 @@ from pathlib import Path
 
 import httpx
 
+from steelyard.base.errors import UserError
 from steelyard.clients.flower.adapter.messages import PartsNotTaken, RunNotRunning
 from steelyard.clients.flower.register import REGISTER
-from steelyard.errors import UserError
 
 _LEAST_FREE = 1 << 20
 """Bytes; with less, the SuperLink cannot take a message."""

@@ -15,15 +15,15 @@ import torch
 from flwr.app import Array, ArrayRecord, RecordDict
 from numpy.typing import NDArray
 
-from steelyard.algorithms.algorithm import Vectors
 from steelyard.algorithms.settings import algorithm_table
 from steelyard.clients.flower import arrays as packing
 from steelyard.clients.flower import checks, payloads, signatures
 from steelyard.clients.flower.forms import LossForm, Refused, TaskForm, UpdateForm
 from steelyard.clients.flower.wire import Header, content, failure_forms, split, written
-from steelyard.messages import MOST_SAMPLES, Failure, Task, Updates
-from steelyard.statements import Proof
-from steelyard.update_payloads import Payload
+from steelyard.messages.algorithm import Vectors
+from steelyard.messages.payloads import Payload
+from steelyard.messages.updates import MOST_SAMPLES, Failure, Task, Updates
+from steelyard.proof.statements import Proof
 
 Refusal = Callable[[float], str | None]
 """Says why a criterion's value cannot be true, or None when it can."""

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from steelyard.clients.flower import arrays as packing
 from steelyard.clients.flower.checks import clean
 from steelyard.clients.flower.forms import FailureForm, Form, Refused
-from steelyard.messages import Failure
-from steelyard.statements import Proof
+from steelyard.messages.updates import Failure
+from steelyard.proof.statements import Proof
 
 
 def content(form: Form, arrays: Mapping[str, NDArray[Any]]) -> RecordDict:

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from steelyard.algorithms.algorithm import Part, Vectors
+from steelyard.base.randomness import generator, stream_key
 from steelyard.clients.local.client_state import KeptVectors
 from steelyard.clients.local.context import SimulationContext
 from steelyard.clients.local.device_data.cohort import Cohort
@@ -22,8 +22,8 @@ from steelyard.clients.local.engines.choice import ChosenEngine
 from steelyard.learning import parts
 from steelyard.learning.descent import Descent, StackDescent
 from steelyard.learning.training import batch_limit, cut, orders
-from steelyard.messages import Floats
-from steelyard.randomness import generator, stream_key
+from steelyard.messages.algorithm import Part, Vectors
+from steelyard.messages.updates import Floats
 
 GRADIENT = Descent(rate=1.0, momentum=0.0, decay=0.0)
 

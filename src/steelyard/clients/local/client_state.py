@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from steelyard import randomness
-from steelyard.algorithms.algorithm import Algorithm, Vectors
+from steelyard.base import randomness
 from steelyard.data.dataset import HONEST, Behaviour
-from steelyard.messages import Task
+from steelyard.messages.algorithm import Algorithm, Vectors
+from steelyard.messages.updates import Task
 
 VECTOR = "vector"
 """The first part of the names of an algorithm's vectors in a snapshot."""

@@ -13,7 +13,7 @@ from steelyard.clients.local.device_data.dataset import DevicePopulation
 from steelyard.clients.local.engines.engine import TrainingSetup
 from steelyard.clients.local.evaluator import Evaluator, evaluations
 from steelyard.clients.local.personal import OwnModels
-from steelyard.messages import Evaluations, LossState, Question
+from steelyard.messages.updates import Evaluations, LossState, Question
 
 Tune = Callable[[Question], torch.Tensor | None]
 """From a question to the models that clients have trained on before they test them; None where they do not."""

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from steelyard import randomness
+from steelyard.base import randomness
 from steelyard.clients.local.context import SimulationContext
 from steelyard.clients.local.settings import ClockSettings
 from steelyard.clients.protocol import Clients, WrappedClients
-from steelyard.messages import Failure, Floats, Task, Updates
-from steelyard.update_payloads import DenseModels
+from steelyard.messages.payloads import DenseModels
+from steelyard.messages.updates import Failure, Floats, Task, Updates
 
 KIND = "late"
 

@@ -14,7 +14,7 @@ from steelyard.clients.local.device_data.cohort import Cohort
 from steelyard.clients.local.device_data.dataset import DevicePopulation
 from steelyard.clients.local.personal import OwnModels
 from steelyard.learning.descent import Descent
-from steelyard.messages import Failure, LossState, Task
+from steelyard.messages.updates import Failure, LossState, Task
 
 
 class CohortBuilder:

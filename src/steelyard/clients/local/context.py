@@ -9,20 +9,20 @@ from functools import cached_property
 import numpy as np
 import torch
 
+from steelyard.base.errors import UserError, fault
 from steelyard.clients.local.device_data.dataset import DeviceDataset, DevicePopulation
 from steelyard.clients.local.device_data.memory import MatrixPool
 from steelyard.clients.local.engines.engine import TrainingSetup
 from steelyard.clients.local.hardware import device_of, memory_of, threads_of
 from steelyard.clients.local.settings import ComputeSettings
 from steelyard.data.dataset import Population
-from steelyard.errors import UserError, fault
 from steelyard.learning import losses
 from steelyard.learning.catalogue import NAMES
 from steelyard.learning.models import Factory
 from steelyard.learning.parameters import Layout, for_training
 from steelyard.learning.settings import ModelSettings, TrainingSettings
 from steelyard.learning.training import seeded, train_client
-from steelyard.messages import LossState
+from steelyard.messages.updates import LossState
 
 COUNTS = 200_000
 """Numbers of samples by client and class that a run's record holds at most."""

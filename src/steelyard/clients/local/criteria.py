@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from steelyard.clients.local.device_data.dataset import DevicePopulation, Ints
-from steelyard.messages import Counts, Floats
+from steelyard.messages.updates import Counts, Floats
 from steelyard.weighing.criteria import Criterion, LocalData
 
 SIZE = "DS"

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from steelyard.activity import doing
-from steelyard.messages import Failure, Floats
+from steelyard.base.logs import doing
+from steelyard.messages.updates import Failure, Floats
 from steelyard.privacy.ckks import CkksKeys
 from steelyard.privacy.fixed_point import FixedPoint, Grid
 from steelyard.privacy.hidden import Summed, check_weights

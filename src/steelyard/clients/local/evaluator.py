@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from steelyard.base.measures import ERROR
 from steelyard.clients.local.convolution.stacked import ConvSteps
 from steelyard.clients.local.device_data.dataset import DeviceDataset, Ints, TestRows
 from steelyard.clients.local.engines.engine import TrainingSetup
@@ -21,8 +22,7 @@ from steelyard.learning import evaluation, losses
 from steelyard.learning.descent import Descent
 from steelyard.learning.outputs import outputs_of
 from steelyard.learning.training import class_weights
-from steelyard.measures import ERROR
-from steelyard.messages import Evaluations, Floats, LossState, Question
+from steelyard.messages.updates import Evaluations, Floats, LossState, Question
 
 if TYPE_CHECKING:
     from steelyard.clients.local.kernels.steps import KernelSteps

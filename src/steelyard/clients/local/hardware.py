@@ -6,8 +6,8 @@ import os
 
 import torch
 
+from steelyard.base.errors import UserError
 from steelyard.clients.local.settings import ComputeSettings
-from steelyard.errors import UserError
 
 
 def device_of(settings: ComputeSettings) -> torch.device:

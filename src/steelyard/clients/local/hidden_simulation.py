@@ -15,11 +15,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from steelyard.activity import doing
-from steelyard.algorithms.algorithm import Algorithm
+from steelyard.base.errors import in_words
+from steelyard.base.logs import doing
 from steelyard.clients.protocol import Clients, WrappedClients
-from steelyard.errors import in_words
-from steelyard.messages import Failure, Floats, Task, Updates
+from steelyard.messages.algorithm import Algorithm
+from steelyard.messages.payloads import DenseModels
+from steelyard.messages.updates import Failure, Floats, Task, Updates
 from steelyard.privacy.fixed_point import FixedPoint, Words
 from steelyard.privacy.hidden import HiddenUpdates, Summed, beyond
 from steelyard.privacy.masked_sum import masked_sum
@@ -29,7 +30,6 @@ from steelyard.privacy.secure_round import HiddenWords, secure_sum
 from steelyard.privacy.secure_server import SecureServer
 from steelyard.privacy.settings import FEWEST, AggregationSettings
 from steelyard.privacy.sharing import SHARE_BYTES
-from steelyard.update_payloads import DenseModels
 
 if TYPE_CHECKING:
     from steelyard.privacy.ckks import CkksKeys

@@ -21,12 +21,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from steelyard import randomness
+from steelyard.base import randomness
 from steelyard.data.dataset import HONEST, Behaviour
 from steelyard.data.flaw_kinds import OMNISCIENT
 from steelyard.learning.parameters import Layout
-from steelyard.messages import Task
-from steelyard.update_payloads import DenseModels, spans
+from steelyard.messages.payloads import DenseModels, spans
+from steelyard.messages.updates import Task
 
 
 def attack(

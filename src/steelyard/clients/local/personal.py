@@ -8,18 +8,18 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from steelyard.algorithms.algorithm import LAST, OWN, Algorithm, Listening, LocalTraining, SecondTraining
 from steelyard.algorithms.flexlora import cut_to_ranks
+from steelyard.base.errors import UserError
 from steelyard.clients.local.client_state import KeptVectors
 from steelyard.clients.local.context import SimulationContext
 from steelyard.clients.local.device_data.cohort import Cohort
 from steelyard.clients.local.device_data.dataset import DevicePopulation
 from steelyard.clients.local.engines.choice import ChosenEngine
 from steelyard.clients.local.evaluator import Evaluator, evaluations
-from steelyard.errors import UserError
 from steelyard.learning import parts
 from steelyard.learning.catalogue import no_part
-from steelyard.messages import Evaluations, Floats, LossState, Question
+from steelyard.messages.algorithm import LAST, OWN, Algorithm, Listening, LocalTraining, SecondTraining
+from steelyard.messages.updates import Evaluations, Floats, LossState, Question
 
 TESTED_TOGETHER = 64
 """Clients whose own models lie in memory at once while they are tested."""

@@ -8,17 +8,17 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import torch
 
-from steelyard import randomness
+from steelyard.base import randomness
+from steelyard.base.errors import UserError
 from steelyard.clients.local.device_data.dataset import DevicePopulation
 from steelyard.clients.local.engines.execution import threads_for
 from steelyard.clients.local.simulation import Simulation
 from steelyard.data.dataset import Rows
-from steelyard.errors import UserError
 from steelyard.learning import evaluation, losses
 from steelyard.learning.parameters import Layout
 from steelyard.learning.training import chance_of, orders, train_client
-from steelyard.messages import Counts, LossState, RowTests
-from steelyard.update_payloads import ServerTest
+from steelyard.messages.payloads import ServerTest
+from steelyard.messages.updates import Counts, LossState, RowTests
 
 
 class SimulationServer:

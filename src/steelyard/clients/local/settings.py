@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from steelyard.settings import Section
+from steelyard.base.settings import Section
 
 Precision = Literal["float32", "tf32", "bfloat16"]
 

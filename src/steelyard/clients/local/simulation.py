@@ -10,7 +10,6 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from steelyard.algorithms.algorithm import Algorithm, LocalTraining
 from steelyard.clients.local.by_hand import HandEngine
 from steelyard.clients.local.client_state import KeptModels, KeptVectors
 from steelyard.clients.local.client_tests import ClientTests
@@ -30,8 +29,9 @@ from steelyard.clients.local.settings import ComputeSettings
 from steelyard.data.fingerprint import fingerprint
 from steelyard.learning.models import Factory
 from steelyard.learning.settings import ModelSettings, TrainingSettings
-from steelyard.messages import Evaluations, Failure, Floats, LossState, Question, Task, Updates
-from steelyard.update_payloads import DenseModels
+from steelyard.messages.algorithm import Algorithm, LocalTraining
+from steelyard.messages.payloads import DenseModels
+from steelyard.messages.updates import Evaluations, Failure, Floats, LossState, Question, Task, Updates
 from steelyard.weighing.criteria import Criterion
 
 

@@ -19,10 +19,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
+from steelyard.base.errors import MachineError, UserError, brief
 from steelyard.clients.ranks.heartbeat import SILENCE, Heartbeat, silence
 from steelyard.clients.ranks.receiving import Receiving
 from steelyard.clients.ranks.wire import Arriving, Content, Packed
-from steelyard.errors import MachineError, UserError, brief
 
 MEETING = timedelta(seconds=120)
 """How long processes wait for each other at the start."""

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
-from steelyard.errors import UserError, brief
+from steelyard.base.errors import UserError, brief
 
 SILENCE = "STEELYARD_RANK_SILENCE"
 """In the environment of rank 0: seconds without a sign of life after which a rank counts as lost."""

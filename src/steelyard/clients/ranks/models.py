@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from steelyard.clients.ranks.wire import Content
-from steelyard.update_payloads import DenseModels, Floats, ServerTest, SingleModels, spans
+from steelyard.messages.payloads import DenseModels, Floats, ServerTest, SingleModels, spans
 
 
 class Asking(Protocol):

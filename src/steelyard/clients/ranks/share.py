@@ -12,14 +12,14 @@ import torch
 
 from steelyard import __version__
 from steelyard.algorithms.settings import AlgorithmSettings, algorithm_table
+from steelyard.base.errors import UserError, in_words
+from steelyard.base.settings import validated
 from steelyard.clients.local import Simulation, SimulationServer
 from steelyard.clients.local.evaluator import Evaluator
 from steelyard.clients.ranks.wire import Content
-from steelyard.errors import UserError, in_words
-from steelyard.messages import Failure, LossState, Task, Updates
-from steelyard.settings import validated
-from steelyard.signing import digest_of_task
-from steelyard.update_payloads import DenseModels
+from steelyard.messages.payloads import DenseModels
+from steelyard.messages.updates import Failure, LossState, Task, Updates
+from steelyard.proof.signing import digest_of_task
 
 
 def own_versions() -> dict[str, str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from steelyard.base.errors import UserError
 from steelyard.clients.local import Simulation, SimulationServer
 from steelyard.clients.local.device_data.dataset import DeviceDataset
 from steelyard.clients.local.device_data.schedule import step_counts
@@ -22,8 +23,7 @@ from steelyard.clients.ranks.models import RankedModels
 from steelyard.clients.ranks.share import Share, joined, own_versions, task_content
 from steelyard.clients.ranks.wire import Content
 from steelyard.data.flaw_kinds import OMNISCIENT
-from steelyard.errors import UserError
-from steelyard.messages import LossState, Task, Updates
+from steelyard.messages.updates import LossState, Task, Updates
 
 FEWEST_ROWS = 256
 """Rows from which on tests are shared out: on fewer, a model is tested sooner than it is sent."""

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
-from steelyard.errors import UserError, brief, listed, nearest
+from steelyard.base.errors import UserError, brief, listed, nearest
 from steelyard.recommend.baselines import (
     bpr_mf,
     fcf,

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from steelyard.activity import doing
-from steelyard.randomness import generator
+from steelyard.base.logs import doing
+from steelyard.base.randomness import generator
 from steelyard.recommend.engines import choose_engine
 from steelyard.recommend.fpl import Learning, initial_table, initial_vector
 from steelyard.recommend.interactions import Codes, Interactions

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from steelyard.activity import doing
-from steelyard.randomness import generator
+from steelyard.base.logs import doing
+from steelyard.base.randomness import generator
 from steelyard.recommend.baselines.neighbours import matrix
 from steelyard.recommend.interactions import Codes, Interactions
 from steelyard.recommend.lists import Scores

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from steelyard.errors import UserError
-from steelyard.randomness import stream_key
+from steelyard.base.errors import UserError
+from steelyard.base.randomness import stream_key
 from steelyard.recommend.baselines.neighbours import matrix
 from steelyard.recommend.interactions import Codes, Interactions
 from steelyard.recommend.lists import Scores

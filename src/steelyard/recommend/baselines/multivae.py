@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from steelyard.activity import doing
-from steelyard.randomness import stream_key
+from steelyard.base.logs import doing
+from steelyard.base.randomness import stream_key
 from steelyard.recommend.baselines.neighbours import matrix
 from steelyard.recommend.interactions import Codes, Interactions
 from steelyard.recommend.lists import Scores

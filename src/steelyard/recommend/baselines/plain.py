@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from steelyard.randomness import stream_keys, uniforms
+from steelyard.base.randomness import stream_keys, uniforms
 from steelyard.recommend.interactions import Codes, Interactions
 from steelyard.recommend.lists import Scores
 from steelyard.recommend.ranking import Floats

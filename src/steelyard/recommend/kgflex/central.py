@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from steelyard.randomness import generator, words_at
+from steelyard.base.randomness import generator, words_at
 from steelyard.recommend.fpl import Learning, descent_weight
 from steelyard.recommend.interactions import Codes
 from steelyard.recommend.kgflex.intersections import Block

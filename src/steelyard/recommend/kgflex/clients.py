@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from steelyard.data.fingerprint import digest
-from steelyard.messages import Task
+from steelyard.messages.payloads import Payload
+from steelyard.messages.updates import Task
 from steelyard.recommend.clients import LocalRound, RecommendClients
 from steelyard.recommend.fpl import Learning
 from steelyard.recommend.interactions import Codes
@@ -27,7 +28,6 @@ from steelyard.recommend.server import RecommendServer
 from steelyard.recommend.settings import KgflexSettings
 from steelyard.recommend.sparse import Floats32, SparseRows
 from steelyard.recommend.users import Users
-from steelyard.update_payloads import Payload
 from steelyard.weighing.criteria import LocalData
 
 

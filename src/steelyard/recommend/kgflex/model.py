@@ -26,7 +26,7 @@ from functools import cached_property
 
 import numpy as np
 
-from steelyard.randomness import generator
+from steelyard.base.randomness import generator
 from steelyard.recommend.interactions import Codes
 from steelyard.recommend.kgflex.selection import Selection
 from steelyard.recommend.knowledge.features import Csr, ItemFeatures

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from steelyard.randomness import stream_keys, words_at
+from steelyard.base.randomness import stream_keys, words_at
 from steelyard.recommend.interactions import Codes
 from steelyard.recommend.knowledge.features import Csr, ItemFeatures
 from steelyard.recommend.ranking import Floats

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from steelyard.errors import UserError
+from steelyard.base.errors import UserError
 from steelyard.recommend.interactions import Codes
 from steelyard.recommend.knowledge.features import Csr
 from steelyard.recommend.knowledge.graph import Graph

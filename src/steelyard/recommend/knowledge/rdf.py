@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from steelyard.errors import UserError, brief, listed
+from steelyard.base.errors import UserError, brief, listed
 from steelyard.recommend.knowledge.graph import Triples
 from steelyard.recommend.knowledge.naming import LABELS
 

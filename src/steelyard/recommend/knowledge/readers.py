@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from steelyard.base.errors import UserError, brief, listed
 from steelyard.data.delimited import read_cells, read_text
-from steelyard.errors import UserError, brief, listed
 from steelyard.recommend.interactions import numbered
 from steelyard.recommend.knowledge.graph import Triples
 from steelyard.recommend.knowledge.table import FeatureTable, from_columns

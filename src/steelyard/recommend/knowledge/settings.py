@@ -7,8 +7,8 @@ from typing import Literal
 
 from pydantic import Field
 
+from steelyard.base.settings import Section
 from steelyard.recommend.knowledge.naming import expanded
-from steelyard.settings import Section
 
 FormatName = Literal["auto", "rdf", "triples", "recbole", "kgflex", "map", "attributes"]
 BLOCKED = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing_extensions import TypedDict  # typing's own is one that pydantic reads from Python 3.12 on only
 
-from steelyard.intervals import EstimateJson
+from steelyard.base.measures import EstimateJson
 
 
 class ArenaRule(TypedDict):

@@ -6,7 +6,7 @@ from typing import Any, Literal, Required
 
 from typing_extensions import TypedDict  # typing's own is one that pydantic reads from Python 3.12 on only
 
-from steelyard.intervals import EstimateJson as EstimateJson
+from steelyard.base.measures import EstimateJson as EstimateJson
 
 Scalar = str | int | float | bool
 """One value of a field, as a sweep gives it."""

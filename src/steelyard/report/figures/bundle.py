@@ -6,7 +6,7 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
-from steelyard.cache import cache_folder
+from steelyard.base.files import cache_folder
 
 
 def bundle() -> str:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from altair.utils.schemapi import debug_mode
 
-from steelyard.errors import UserError, listed, nearest
+from steelyard.base.errors import UserError, listed, nearest
 from steelyard.report.documents.shared import VegaLite
 from steelyard.report.figures import adapters, adapting, class_f1, curves, devices, split, targets, weights
 from steelyard.report.view import RunView

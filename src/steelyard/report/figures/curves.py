@@ -10,9 +10,8 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from steelyard.errors import listed
-from steelyard.intervals import estimate
-from steelyard.measures import TASKS, measure_of
+from steelyard.base.errors import listed
+from steelyard.base.measures import TASKS, estimate, measure_of
 from steelyard.report.figures.shared import (
     HEIGHT,
     POINTS,

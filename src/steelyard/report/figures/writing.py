@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from steelyard import files
-from steelyard.errors import UserError, told_as
+from steelyard.base import files
+from steelyard.base.errors import UserError, told_as
 from steelyard.report.comparison_tables import curves_csv
 from steelyard.report.documents.comparison import Comparison
 from steelyard.report.documents.shared import VegaLite

@@ -15,7 +15,7 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field, PositiveFloat
 
-from steelyard.messages import Floats
+from steelyard.messages.updates import Floats
 from steelyard.weighing.needs import Needs
 from steelyard.weighing.policies.optimising import Adam, softmax
 from steelyard.weighing.policies.policy import Measures, Policy, by_client, policy, remember

@@ -17,7 +17,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from steelyard.messages import Floats
+from steelyard.messages.updates import Floats
 from steelyard.weighing.needs import Needs
 from steelyard.weighing.policies.policy import Measures, Policy, by_client, policy, remember
 from steelyard.weighing.view import CohortView, Memory

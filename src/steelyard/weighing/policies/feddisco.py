@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from pydantic import NonNegativeFloat
 
-from steelyard.messages import Floats
+from steelyard.messages.updates import Floats
 from steelyard.weighing.policies.policy import Measures, Policy, policy
 from steelyard.weighing.view import CohortView
 from steelyard.weighing.weights import normalise

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from steelyard.messages import Floats
+from steelyard.messages.updates import Floats
 from steelyard.weighing.policies.policy import Measures, Policy, by_name, policy
 from steelyard.weighing.view import CohortView
 

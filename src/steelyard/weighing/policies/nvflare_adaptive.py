@@ -19,7 +19,7 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
-from steelyard.messages import Counts, Floats
+from steelyard.messages.updates import Counts, Floats
 from steelyard.weighing.needs import Needs
 from steelyard.weighing.policies.optimising import nearest_shares
 from steelyard.weighing.policies.policy import Measures, Policy, policy

@@ -14,11 +14,10 @@ from typing import ClassVar, Literal, TypeVar
 
 import numpy as np
 
-from steelyard.errors import UserError
-from steelyard.messages import Floats
-from steelyard.registry import Registry
-from steelyard.settings import Section
-from steelyard.usercode import POLICIES
+from steelyard.base.errors import UserError
+from steelyard.base.settings import Section
+from steelyard.base.usercode import POLICIES, Registry
+from steelyard.messages.updates import Floats
 from steelyard.weighing.needs import NO_NEEDS, Needs
 from steelyard.weighing.view import CohortView, Memory
 

@@ -13,8 +13,8 @@ from typing import ClassVar
 
 from pydantic import NonNegativeFloat, PositiveFloat
 
-from steelyard.errors import UserError
-from steelyard.messages import Floats
+from steelyard.base.errors import UserError
+from steelyard.messages.updates import Floats
 from steelyard.weighing.policies.policy import AppliesTo, Measures, Policy, policy
 from steelyard.weighing.view import CohortView
 

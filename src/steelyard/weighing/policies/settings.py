@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import model_validator
 
-from steelyard.errors import UserError, brief, listed, nearest
-from steelyard.settings import Named, validated
-from steelyard.usercode import POLICIES
+from steelyard.base.errors import UserError, brief, listed, nearest
+from steelyard.base.settings import Named, validated
+from steelyard.base.usercode import POLICIES
 from steelyard.weighing.policies import catalogue
 from steelyard.weighing.policies.policy import Policy
 

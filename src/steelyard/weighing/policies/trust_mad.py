@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 from pydantic import NonNegativeFloat
 
-from steelyard.messages import Floats
+from steelyard.messages.updates import Floats
 from steelyard.weighing.policies.policy import Measures, Policy, policy
 from steelyard.weighing.view import CohortView
 

@@ -19,7 +19,7 @@ from steelyard.clients.local.engines.engine_trial import Trial, run_trial
 from steelyard.clients.local.engines.sequential import SequentialEngine
 from steelyard.clients.local.engines.table import ENGINES, DoesNotFit, can_fork, candidates, make, parse
 from steelyard.learning.models import DenseNet, ModelSettings
-from steelyard.messages import Floats
+from steelyard.messages.updates import Floats
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 MLP = cases.case("mlp, mini")

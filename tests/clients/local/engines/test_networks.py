@@ -14,13 +14,13 @@ from tests.clients.local.engine_cases import Case
 from tests.kit import assert_refused
 from torch import nn
 
+from steelyard.base.usercode import find_code
 from steelyard.clients.local import SimulationServer
 from steelyard.clients.local.engines import fingerprint
 from steelyard.learning.parameters import Layout
 from steelyard.learning.parts import check_part
 from steelyard.learning.training import TrainingSettings, train_client
-from steelyard.messages import LossState
-from steelyard.usercode import find_code
+from steelyard.messages.updates import LossState
 
 
 def test_what_is_frozen_is_the_same_for_every_seed() -> None:

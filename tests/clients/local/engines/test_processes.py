@@ -19,7 +19,7 @@ from steelyard.clients.local import ComputeSettings, Simulation, SimulationServe
 from steelyard.clients.local.engines import processes, table
 from steelyard.learning.models import ModelSettings
 from steelyard.learning.training import TrainingSettings
-from steelyard.messages import Task
+from steelyard.messages.updates import Task
 
 pytestmark = [
     pytest.mark.skipif(not table.can_fork(), reason="processes are forks"),

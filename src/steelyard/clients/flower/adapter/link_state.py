@@ -15,8 +15,8 @@ from typing import Any
 from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkState
 from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
 
+from steelyard.base.logs import logger
 from steelyard.clients.flower.parts import largest_answer
-from steelyard.logs import logger
 
 _log = logger(__name__)
 

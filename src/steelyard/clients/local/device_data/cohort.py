@@ -14,7 +14,7 @@ from steelyard.data.dataset import HONEST, Behaviour
 from steelyard.learning.descent import Descent
 from steelyard.learning.settings import TrainingSettings
 from steelyard.learning.training import chance_of, orders
-from steelyard.messages import LossState, Task
+from steelyard.messages.updates import LossState, Task
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,12 +13,12 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from steelyard.base.randomness import generator
 from steelyard.data.dataset import HONEST, Behaviour, ClientRows, Dataset, Population
 from steelyard.data.sources import FurtherTask
 from steelyard.learning.augmentation import Augmentation
 from steelyard.learning.models import Factory, build
 from steelyard.learning.settings import ModelSettings
-from steelyard.randomness import generator
 from steelyard.weighing.criteria import Labelled, LocalData
 from steelyard.weighing.view import read_only
 

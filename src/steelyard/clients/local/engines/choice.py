@@ -8,7 +8,8 @@ from collections.abc import Mapping
 
 import torch
 
-from steelyard.activity import doing
+from steelyard.base.errors import UserError
+from steelyard.base.logs import doing
 from steelyard.clients.local.device_data.cohort import Cohort
 from steelyard.clients.local.device_data.schedule import step_counts
 from steelyard.clients.local.engines import choice_file
@@ -16,8 +17,7 @@ from steelyard.clients.local.engines.engine import Engine, TrainingSetup
 from steelyard.clients.local.engines.engine_trial import MARGIN, Trial, run_trial
 from steelyard.clients.local.engines.sequential import SequentialEngine
 from steelyard.clients.local.engines.table import ENGINES, STACKING, DoesNotFit, candidates, make, parse
-from steelyard.errors import UserError
-from steelyard.messages import Floats
+from steelyard.messages.updates import Floats
 
 
 class ChosenEngine:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from steelyard.cache import cache_folder
+from steelyard.base.files import cache_folder
 from steelyard.clients.local.device_data.cohort import Cohort
 from steelyard.clients.local.engines import fingerprint
 from steelyard.clients.local.engines.engine import TrainingSetup

@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from steelyard.clients.local.device_data.schedule import CurrentStep
 from steelyard.clients.local.engines.graph_steps import MappedStep, Program, Tensors
 from steelyard.learning.augmentation import Augmentation
-from steelyard.messages import LossState
+from steelyard.messages.updates import LossState
 
 
 class CompiledStep(MappedStep):

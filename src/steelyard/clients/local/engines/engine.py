@@ -13,7 +13,7 @@ from steelyard.clients.local.settings import Precision
 from steelyard.learning.parameters import Layout
 from steelyard.learning.settings import TrainingSettings
 from steelyard.learning.training import normalises_batches
-from steelyard.messages import Floats
+from steelyard.messages.updates import Floats
 
 
 @dataclass(frozen=True, eq=False)

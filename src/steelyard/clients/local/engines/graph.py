@@ -18,7 +18,7 @@ from steelyard.clients.local.engines.graph_buffers import StackBuffers
 from steelyard.clients.local.engines.graph_steps import GraphStep
 from steelyard.learning.descent import Descent
 from steelyard.learning.training import batch_limit
-from steelyard.messages import LossState
+from steelyard.messages.updates import LossState
 
 
 class _Kind(NamedTuple):

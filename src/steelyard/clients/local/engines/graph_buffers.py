@@ -23,7 +23,7 @@ from steelyard.clients.local.device_data.dataset import DeviceDataset
 from steelyard.clients.local.device_data.schedule import CurrentStep, Schedule, sent
 from steelyard.clients.local.engines.graph_steps import GraphStep
 from steelyard.learning.descent import StackDescent
-from steelyard.messages import LossState
+from steelyard.messages.updates import LossState
 
 Launch = Callable[[], None]
 TOGETHER = 8

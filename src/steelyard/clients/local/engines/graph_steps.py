@@ -19,7 +19,7 @@ from steelyard.clients.local.steps.stacked_steps import SHARES, StackedSteps
 from steelyard.clients.local.steps.writers import writer
 from steelyard.learning.augmentation import Augmentation
 from steelyard.learning.descent import Descent
-from steelyard.messages import LossState
+from steelyard.messages.updates import LossState
 
 Tensors = Sequence[torch.Tensor]
 Program = Callable[[Tensors, Tensors, Tensors], torch.Tensor]

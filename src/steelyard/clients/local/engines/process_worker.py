@@ -26,7 +26,7 @@ from steelyard.learning.augmentation import Augmentation
 from steelyard.learning.descent import Descent
 from steelyard.learning.settings import TrainingSettings
 from steelyard.learning.training import chance_of, orders
-from steelyard.messages import LossState
+from steelyard.messages.updates import LossState
 
 HEAP = 256 << 20
 """Bytes of a process's memory that lie on large pages; they are taken when they are first written to."""

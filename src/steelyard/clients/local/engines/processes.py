@@ -24,12 +24,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from steelyard.base.errors import UserError
 from steelyard.clients.local.device_data.cohort import Cohort
 from steelyard.clients.local.device_data.schedule import longest_first, step_counts
 from steelyard.clients.local.engines.engine import TrainingSetup, Unstacked
 from steelyard.clients.local.engines.execution import single_threaded
 from steelyard.clients.local.engines.process_worker import Share, serve
-from steelyard.errors import UserError
 
 SHARE = 8
 """Clients of a share at most; memory for their models is taken when it is first written to."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from steelyard.base.errors import UserError, listed, nearest
 from steelyard.clients.local.convolution.keras import KerasSteps
 from steelyard.clients.local.convolution.stacked import ConvSteps
 from steelyard.clients.local.convolution.winograd import KERNELS as WINOGRAD_KERNELS
@@ -21,7 +22,6 @@ from steelyard.clients.local.engines.vmap import VmapEngine
 from steelyard.clients.local.kernels.available import kernel_descent, kernel_passes, kernel_steps, ready
 from steelyard.clients.local.layers.replacing import unmasked_norms
 from steelyard.clients.local.steps.stacked_steps import StackedSteps
-from steelyard.errors import UserError, listed, nearest
 from steelyard.learning.descent import Descent
 
 SMALL_BATCH = 64

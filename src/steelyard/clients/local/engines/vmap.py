@@ -18,7 +18,7 @@ from steelyard.clients.local.layers.replacing import stackable
 from steelyard.learning import losses
 from steelyard.learning.descent import StackDescent
 from steelyard.learning.dropout import NamedDropout
-from steelyard.messages import LossState
+from steelyard.messages.updates import LossState
 
 Named = dict[str, torch.Tensor]
 

@@ -18,7 +18,7 @@ from steelyard.clients.local.steps.gradients import output_gradient
 from steelyard.clients.local.steps.stacked_steps import SHARES
 from steelyard.clients.local.steps.writers import Writer, writer
 from steelyard.learning.descent import Descent
-from steelyard.messages import LossState
+from steelyard.messages.updates import LossState
 
 FEW = 64
 """Samples a client up to which a dense layer is bound by reading its weights; beyond, the library's products are."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from steelyard.learning import losses
-from steelyard.messages import LossState
+from steelyard.messages.updates import LossState
 
 OutputGradient = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 """(outputs [..., n, o], labels [..., n], weights [..., n]) → (gradient [..., n, o], loss of each sample [..., n])."""

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from steelyard.algorithms.algorithm import Algorithm, Vectors
-from steelyard.update_payloads import Counts, DenseModels, Floats, Payload
+from steelyard.messages.algorithm import Algorithm, Vectors
+from steelyard.messages.payloads import Counts, DenseModels, Floats, Payload
 
 if TYPE_CHECKING:
     # Only for annotations: rules and criteria are looked up and tried on paper without waiting for torch.

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steelyard import randomness
+from steelyard.base import randomness
 
 
 def test_a_stream_is_a_function_of_its_four_words() -> None:

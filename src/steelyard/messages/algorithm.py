@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from steelyard.settings import Section
+from steelyard.base.settings import Section
 
 if TYPE_CHECKING:
     # Only for annotations: settings are read without waiting for torch.

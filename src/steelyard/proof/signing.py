@@ -18,8 +18,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from steelyard.errors import UserError
-from steelyard.messages import LossState, Task
+from steelyard.base.errors import UserError
+from steelyard.messages.updates import LossState, Task
 
 if TYPE_CHECKING:
     import torch

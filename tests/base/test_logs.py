@@ -11,7 +11,7 @@ import pytest
 from tests.kit import named
 from tests.warm import command_environment
 
-START = "import logging, warnings\nfrom steelyard import logs\nlog = logs.logger('steelyard.here')\n"
+START = "import logging, warnings\nfrom steelyard.base import logs\nlog = logs.logger('steelyard.here')\n"
 
 
 def run(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -26,7 +26,7 @@ def test_what_a_command_in_this_process_asked_for_reaches_no_other_test(monkeypa
 
 
 def test_a_process_that_a_command_started_says_as_much_and_into_the_same_file(tmp_path: Path) -> None:
-    child = "from steelyard import logs; logs.show(); logs.logger('__main__').info('of the child')"
+    child = "from steelyard.base import logs; logs.show(); logs.logger('__main__').info('of the child')"
     done = run(
         f"import subprocess, sys; from pathlib import Path\nlogs.show('warning', Path('{tmp_path}/log'))\n"
         f'subprocess.run([sys.executable, "-c", """{child}"""], check=True)'

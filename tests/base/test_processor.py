@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.warm import command_environment
 
-from steelyard.processor import (
+from steelyard.base.processor import (
     DECIDES,
     KERNELS,
     MACHINE,
@@ -49,7 +49,7 @@ def test_a_setting_that_changes_kernels_changes_what_a_result_names() -> None:
     import subprocess
     import sys
 
-    words = [sys.executable, "-c", "from steelyard.processor import kernels; print(kernels())"]
+    words = [sys.executable, "-c", "from steelyard.base.processor import kernels; print(kernels())"]
     found = {
         subprocess.run(words, env=command_environment(**more), capture_output=True, text=True, check=True).stdout
         for more in ({}, {"ATEN_CPU_CAPABILITY": "default"})

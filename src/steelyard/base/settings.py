@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import ast
+import functools
+import inspect
 import re
+import textwrap
 import tomllib
-from collections.abc import Mapping, Sequence
+import types
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from steelyard.errors import UserError, brief
-from steelyard.explaining import explain
+from steelyard.base.errors import UserError, brief, listed, nearest
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -224,3 +228,149 @@ def validated(
         return model.model_validate(dict(document), context=context)
     except ValidationError as error:
         raise UserError(f"{where}: {explain(error, model)}" if where else explain(error, model)) from None
+
+
+# What a validation refused, in one line: the field, what it held, what is allowed.
+
+
+_ALLOWED = {
+    # What pydantic calls these is no word of TOML's.
+    **dict.fromkeys(("model_type", "model_attributes_type", "dict_type", "mapping_type"), "a section of fields"),
+    **dict.fromkeys(("tuple_type", "list_type", "set_type"), "a list"),
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float", "int_parsing_size"), "a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
+    **dict.fromkeys(("path_type", "string_type"), "text"),
+    "string_unicode": "text in UTF-8",
+}
+
+
+def explain(error: ValidationError, model: type[BaseModel]) -> str:
+    """Put the first error of a validation into one line: the field, what it held, what is allowed."""
+    problems = error.errors(include_url=False)
+    # A field that does not exist may be why others do not fit.
+    first = next((problem for problem in problems if problem["type"] == "extra_forbidden"), problems[0])
+    path = _path(model, first["loc"])
+    name = ".".join(str(part) for part in path)
+    # A field that may be of several kinds is named once for each of them.
+    others = {tuple(_path(model, problem["loc"])) for problem in problems} - {tuple(path)}
+    more = f" (and {len(others)} more)" if others else ""
+    got = first.get("input")
+    if first["type"] == "extra_forbidden":
+        fields = known_fields(model, path[:-1])
+        hint = _elsewhere(model, str(path[-1])) or nearest(str(path[-1]), fields)
+        return f"{brief(name, '')}: unknown field{hint}; allowed here: {listed(fields)}{more}"
+    if first["type"] == "missing":
+        return f"{name}: missing; this field must be given{more}"
+    if first["type"] == "value_error":
+        text = first["msg"].removeprefix("Value error, ")
+        return f"{name}.{text}{more}" if name else f"{text}{more}"
+    hint = ""
+    if first["type"] == "literal_error" and isinstance(got, str):
+        hint = nearest(got, [part for part in first["msg"].split("'") if part.strip() not in ("", ",", "or")][1:])
+    alike = [problem for problem in problems if _path(model, problem["loc"]) == path]
+    allowed = listed(dict.fromkeys(_allowed(problem) for problem in alike))
+    shown = "a table" if isinstance(got, dict) else brief(got)
+    return f"{name}: got {shown}{hint}; allowed: {allowed}{more}"
+
+
+def _elsewhere(model: type[BaseModel], field: str) -> str:
+    """Return `" (did you mean 'weighing.plugins'?)"` for a field that other sections have, or an empty string."""
+    found = [f"'{name}.{field}'" for name in known_fields(model, []) if field in known_fields(model, [name])]
+    return f" (did you mean {' or '.join(found)}?)" if 0 < len(found) < 4 else ""
+
+
+def _path(model: type[BaseModel], location: Sequence[int | str]) -> list[int | str]:
+    """Return where a problem is, without the words that pydantic adds for its own branches."""
+    path: list[int | str] = []
+    current: Any = model
+    for part in location:
+        if part == "[key]":
+            break
+        section = isinstance(current, type) and issubclass(current, BaseModel)
+        if not section and not isinstance(part, int) and get_origin(current) not in (dict, Mapping):
+            break
+        path.append(part)
+        current = _step(current, part)
+    return path
+
+
+def _allowed(problem: Any) -> str:
+    """Say what a field takes, in words of people who write experiment files."""
+    kind, message = problem["type"], problem["msg"]
+    context = problem.get("ctx", {})
+    if kind in ("too_short", "too_long"):
+        bound, word = (context["min_length"], "at least") if kind == "too_short" else (context["max_length"], "at most")
+        return f"{word} {bound} value{'' if bound == 1 else 's'}"
+    if kind in ("string_too_long", "string_too_short"):
+        return message.removeprefix("String should have ")
+    return _ALLOWED.get(kind) or str(message).removeprefix("Input should be ").removeprefix("a valid ")
+
+
+def known_fields(model: type[BaseModel], path: Sequence[int | str]) -> list[str]:
+    """Return the field names of the section at a path, for the nearest match to a misspelt one."""
+    current: Any = model
+    for part in path:
+        current = _step(current, part)
+        if current is None:
+            return []
+    return sorted(current.model_fields) if isinstance(current, type) and issubclass(current, BaseModel) else []
+
+
+def _step(annotation: Any, part: int | str) -> Any:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        field = annotation.model_fields.get(str(part))
+        return None if field is None else _unwrap(field.annotation)
+    inner = [argument for argument in get_args(annotation) if argument is not Ellipsis]
+    return _unwrap(inner[-1]) if inner else None
+
+
+def _unwrap(annotation: Any) -> Any:
+    if get_origin(annotation) in (Union, types.UnionType):
+        models = [argument for argument in get_args(annotation) if argument is not type(None)]
+        return _unwrap(models[0])
+    return annotation
+
+
+# What fields of an experiment mean: the strings under them in the code, for the schema and the reference.
+
+
+@functools.cache
+def field_texts(section: type[BaseModel]) -> dict[str, str]:
+    """Return the string under each field of a section, those of the sections that it derives from included."""
+    found = dict[str, str]()
+    for base in reversed(section.__mro__):
+        if issubclass(base, Section):
+            found.update(_own_texts(base))
+    return {name: text for name, text in found.items() if name in section.model_fields}
+
+
+def _own_texts(section: type[BaseModel]) -> Iterator[tuple[str, str]]:
+    try:
+        source = inspect.getsource(section)
+    except (OSError, TypeError):
+        return  # Made in an interactive session: there is no file to read.
+    definition = ast.parse(textwrap.dedent(source)).body[0]
+    assert isinstance(definition, ast.ClassDef)
+    for field, under in pairwise(definition.body):
+        match field, under:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                yield name, inspect.cleandoc(text)
+            case _:
+                pass
+
+
+def schema_with_texts(section: type[BaseModel]) -> dict[str, Any]:
+    """Return the JSON schema of a section and of all that it holds, every field with its meaning."""
+    schema = section.model_json_schema()
+    known = {kind.__name__: kind for kind in _all_below(Section)}
+    for name, part in {section.__name__: schema, **schema.get("$defs", {})}.items():
+        for field, text in field_texts(known[name]).items() if name in known else ():
+            part["properties"][field].setdefault("description", text)
+    return schema
+
+
+def _all_below(section: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    for below in section.__subclasses__():
+        yield below
+        yield from _all_below(below)

@@ -16,8 +16,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-from steelyard.messages import Signed, Task, Updates
-from steelyard.signing import (
+from steelyard.messages.updates import Signed, Task, Updates
+from steelyard.proof.signing import (
     DIGEST_BYTES,
     SigningKey,
     field,

@@ -10,9 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steelyard.intervals import estimate, show_estimate, wilson
+from steelyard.base.measures import MEASURES, TASKS, estimate, measure_of, show_estimate, wilson
 from steelyard.learning import evaluation
-from steelyard.measures import MEASURES, TASKS, measure_of
 from steelyard.weighing import criteria as registry
 
 

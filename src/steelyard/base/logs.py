@@ -11,12 +11,12 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import MutableMapping
-from contextlib import suppress
+from collections.abc import Generator, MutableMapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from steelyard.errors import UserError, brief, listed, one_line
+from steelyard.base.errors import UserError, brief, listed, one_line
 
 LEVEL, FILE = "STEELYARD_LOG_LEVEL", "STEELYARD_LOG_FILE"
 """Environment variables: how much is said, and a file that gets every line."""
@@ -125,3 +125,28 @@ def _as_message(message: Warning | str, *where: object, **more: object) -> None:
 
 
 _log = logger(__name__)
+
+
+# What the program is doing just now, in words: work says it, and whoever shows progress asks for it.
+
+
+_now_doing: list[tuple[str, float]] = []
+
+
+@contextmanager
+def doing(what: str) -> Generator[None]:
+    """Say what the work inside is; use it around anything that may take more than a few seconds."""
+    _log.debug(what)
+    entry = (what, time.monotonic())
+    _now_doing.append(entry)
+    try:
+        yield
+    finally:
+        # Work in several threads may end in any order: each takes back its own word.
+        _now_doing.remove(entry)
+
+
+def current() -> tuple[str, float] | None:
+    """Return what is being done, the widest word first, and since when (`time.monotonic`) its innermost part."""
+    entries = list(_now_doing)
+    return (": ".join(what for what, _ in entries), entries[-1][1]) if entries else None

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from steelyard.errors import UserError
+from steelyard.base.errors import UserError
 
 DATABASE, BESIDE = "run.sqlite", ("-wal", "-shm", "-journal")
 """A run's database, and the endings of what SQLite keeps beside it while it is written."""
@@ -274,3 +274,14 @@ def in_bytes(count: int) -> str:
         if count >= length:
             return f"{count / length:.3g} {unit}"
     return f"{count} B"
+
+
+# The folder for what can be made again: choices of engines, scripts of figures.
+
+
+def cache_folder() -> Path:
+    """Return where things are kept between runs: $STEELYARD_CACHE, else steelyard/ in the user's cache folder."""
+    given = os.environ.get("STEELYARD_CACHE")
+    if given:
+        return Path(given)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "steelyard"

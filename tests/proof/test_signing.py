@@ -20,11 +20,11 @@ from tests.kit import assert_refused, named
 from tests.runs.records import updates
 from tests.runs.signed_runs import a_key
 
-from steelyard import signing
-from steelyard.messages import LossState, Task
-from steelyard.signing import SigningKey, field, fingerprint, head_statement, holds, link
-from steelyard.statements import Proof, SealedRound, Statement, Tree, root_along, slot, stated
-from steelyard.update_payloads import DenseModels
+from steelyard.messages.payloads import DenseModels
+from steelyard.messages.updates import LossState, Task
+from steelyard.proof import signing
+from steelyard.proof.signing import SigningKey, field, fingerprint, head_statement, holds, link
+from steelyard.proof.statements import Proof, SealedRound, Statement, Tree, root_along, slot, stated
 
 PLACES = st.sets(st.binary(min_size=32, max_size=32), min_size=1, max_size=9)
 VALUES = st.one_of(

@@ -17,11 +17,11 @@ from tests.warm import warm_command
 from torch import nn
 
 import steelyard
+from steelyard.base.errors import UserError
+from steelyard.base.usercode import NotAllowed, find_code, load_code, only
 from steelyard.cli.options import asking
-from steelyard.errors import UserError
 from steelyard.learning import models
 from steelyard.learning.settings import ModelSettings
-from steelyard.usercode import NotAllowed, find_code, load_code, only
 from steelyard.weighing.criteria import load_plugins
 
 

@@ -1,0 +1,1 @@
+"""What every room stands on: errors, files, settings, chance, logs, measures, code that users write."""

@@ -1,0 +1,1 @@
+"""What is hashed and signed, so that a later change of a run shows; reads no run."""
