@@ -27,6 +27,7 @@ SMALLEST: dict[str, str] = {
     "flower_replies": "--megabytes 0.5 --clients 3 --strategies MD>DS/max --here",
     "large_models": "--megabytes 0.5 --clients 3 --rules MD>DS/max --here",
     "private_round": "out --models mlp --clients 10 --protections plain --seeds 1 --samples 20",
+    "walk": "csv --steps",
 }
 """The arguments of a script's smallest work; _ stands for a space within an argument."""
 SLOW: dict[str, str] = {

@@ -1,0 +1,145 @@
+"""Which files a reader walks through: `python -m benchmarks.walk csv|round|fpl [--steps]` follows one real run.
+
+Prints the files of src in the order in which they are first entered, and how often control comes back to a file that it
+had left. A step is a function that calls another one; each counts once, however often a loop takes it, and the ways
+back after the last step count for nothing. Files outside a walk's own rooms are passed through without a word.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from functools import partial
+from inspect import CO_OPTIMIZED
+from itertools import groupby
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
+
+import steelyard
+
+SOURCE = Path(steelyard.__file__).parent
+
+
+class Place(NamedTuple):
+    """A function of src; what is defined inside it is a part of it."""
+
+    file: str
+    function: str
+
+
+class Walk(NamedTuple):
+    """Something that can be followed."""
+
+    rooms: tuple[str, ...]
+    """Files below these count; empty for all of src."""
+    prepare: Callable[[Path], Callable[[], object]]
+    """Takes an empty folder, does what comes before, and returns what is followed."""
+
+
+def csv(folder: Path) -> Callable[[], object]:
+    """A CSV column becomes a tensor: the table of four hospitals is read, filled and scaled."""
+    from steelyard.api import Experiment
+    from steelyard.data import load
+
+    described = Experiment.load("hospitals")
+    assert isinstance(described, Experiment)
+    return partial(load, described.data)
+
+
+def round(folder: Path) -> Callable[[], object]:
+    """A round's row is stored, joins the chain, and is verified."""
+    from benchmarks.store import write_run
+    from steelyard.experiment.loading import load, to_toml
+    from steelyard.report.verification import verify
+
+    described = to_toml(load("quickstart"))
+
+    def follow() -> None:
+        write_run(folder / "run", 1, 3)
+        (folder / "run" / "experiment.toml").write_text(described, encoding="utf-8")
+        verify(folder / "run")
+
+    return follow
+
+
+def fpl(folder: Path) -> Callable[[], object]:
+    """Interactions in a file become precision at 10, by way of an epoch of FPL."""
+    from steelyard.api import RecommendExperiment
+
+    lines = [f"{user}\t{user * 7 % 5 + item}\t5\t{item}" for user in range(30) for item in range(25)]
+    (folder / "ratings.tsv").write_text("\n".join(lines), encoding="utf-8")
+    changes = ["rounds.epochs=1", "rounds.evaluate_every=1", "ranking.score=precision"]
+    experiment = RecommendExperiment.load("fpl-amazon", [*changes, f"interactions.path={folder / 'ratings.tsv'}"])
+    return lambda: experiment.run(out=folder / "run", progress=False)
+
+
+WALKS: dict[str, Walk] = {
+    "csv": Walk((), csv),
+    "round": Walk(("runs", "proof", "report"), round),
+    "fpl": Walk(("recommend",), fpl),
+}
+
+
+def place_of(frame: FrameType | None, rooms: tuple[str, ...]) -> Place | None:
+    """Return the innermost function of the rooms that a frame runs in; None while a module is being imported."""
+    found = None
+    while frame is not None:
+        code = frame.f_code
+        path = Path(code.co_filename)
+        if path.is_relative_to(SOURCE):
+            if not code.co_flags & CO_OPTIMIZED:  # the body of a module or of a class
+                return None
+            file = path.relative_to(SOURCE).as_posix()
+            if found is None and (not rooms or file.removesuffix(".py").split("/")[0] in rooms):
+                found = Place(file, code.co_qualname.split(".<locals>")[0])
+        frame = frame.f_back
+    return found
+
+
+@contextmanager
+def followed(rooms: tuple[str, ...]) -> Generator[list[Place]]:
+    """Write down every step between functions of the rooms, each once: where it comes from, and where it leads."""
+    steps: dict[tuple[Place | None, Place], None] = {}
+    places: list[Place] = []
+
+    def look(frame: FrameType, event: str, _: object) -> None:
+        if event != "call" or not frame.f_code.co_filename.startswith(str(SOURCE)):
+            return
+        to, before = place_of(frame, rooms), place_of(frame.f_back, rooms)
+        if to is not None and to != before:
+            steps[before, to] = None
+
+    sys.setprofile(look)
+    try:
+        yield places
+    finally:
+        sys.setprofile(None)
+        places += [place for step in steps for place in step if place is not None]
+
+
+def main() -> None:
+    """Follow one walk and print its files."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("name", choices=WALKS)
+    parser.add_argument("--steps", action="store_true", help="print every function, file by file")
+    chosen = parser.parse_args()
+    walk = WALKS[chosen.name]
+    with tempfile.TemporaryDirectory() as scratch:
+        run = walk.prepare(Path(scratch))
+        with followed(walk.rooms) as places:
+            run()
+    stays = [file for file, _ in groupby(place.file for place in places)]
+    if chosen.steps:
+        for file, inside in groupby(places, key=lambda place: place.file):
+            print(f"{file}: {', '.join(dict.fromkeys(place.function for place in inside))}")
+    files = list(dict.fromkeys(stays))
+    print("\n".join(files))
+    print(f"{chosen.name}: {len(files)} files, {len(stays)} stays, {len(stays) - len(files)} returns")
+
+
+if __name__ == "__main__":
+    main()
