@@ -187,7 +187,7 @@ def _policy_page(made: Any, figures: Mapping[str, Any]) -> str:
 
 def models_page() -> str:
     """The networks that come with the package: what each is for, how large it is, the fields that change it."""
-    from steelyard.learning.catalogue import BUILT_IN
+    from steelyard.learning.settings import BUILT_IN
 
     lines = [
         "# Networks",

@@ -24,7 +24,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from steelyard.learning.networks import Lstm, ResidualNet, Transformer, moderate_cnn, resnet18
+from steelyard.learning.models import Lstm, ResidualNet, Transformer, moderate_cnn, resnet18
 
 BATCH = 20
 CPU_REPEATS, CPU_SECONDS = 4, 6.0

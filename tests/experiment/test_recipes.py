@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from steelyard.api import Experiment
-from steelyard.learning.catalogue import count
+from steelyard.learning.settings import count
 
 
 def test_the_authors_network_is_an_option_of_the_same_size() -> None:

@@ -18,8 +18,7 @@ from steelyard.base import randomness
 from steelyard.data import DataSettings, in_memory
 from steelyard.data.loading import normalised
 from steelyard.learning.augmentation import LAYER, Augmentation
-from steelyard.learning.drawing_layers import NamedAttention, NamedGRU, NamedLSTM, name_draws
-from steelyard.learning.dropout import drawing, mask, set_chance
+from steelyard.learning.dropout import NamedAttention, NamedGRU, NamedLSTM, drawing, mask, name_draws, set_chance
 
 
 def test_a_mask_by_hand() -> None:

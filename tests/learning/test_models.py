@@ -12,9 +12,9 @@ from torch import nn
 
 import steelyard
 from steelyard.base.errors import UserError
-from steelyard.learning.catalogue import BUILT_IN, BuiltIn
 from steelyard.learning.models import ModelSettings, build
 from steelyard.learning.parameters import Layout
+from steelyard.learning.settings import BUILT_IN, BuiltIn
 
 
 @pytest.mark.parametrize("shape", [(1, 16, 18), (1, 18, 16)])

@@ -189,7 +189,7 @@ def export(
 
 def models(format: FormatOption = "text") -> None:
     """List the built-in networks: what each is for, how large it is, and the fields that change it."""
-    from steelyard.learning.catalogue import BUILT_IN
+    from steelyard.learning.settings import BUILT_IN
 
     if format == "json":
         print_json(

@@ -20,9 +20,8 @@ from steelyard.experiment import learning_checks
 from steelyard.experiment.contribution_checks import check_common_model, check_measure, check_private
 from steelyard.experiment.description import Description
 from steelyard.experiment.privacy_checks import check_cohorts
-from steelyard.learning.catalogue import DENSE, NAMES, no_part
 from steelyard.learning.effective_rows import effective_rows_of
-from steelyard.learning.settings import ModelSettings, TrainingSettings
+from steelyard.learning.settings import DENSE, NAMES, ModelSettings, TrainingSettings, no_part
 from steelyard.privacy.requirements import check_installed
 from steelyard.rounds.contributions import ContributionSettings
 from steelyard.weighing.needs import Capabilities

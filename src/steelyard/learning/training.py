@@ -18,7 +18,6 @@ from steelyard.learning import losses
 from steelyard.learning.augmentation import Augmentation
 from steelyard.learning.descent import Descent
 from steelyard.learning.dropout import drawing, set_chance
-from steelyard.learning.outputs import outputs_of
 from steelyard.learning.parameters import Layout, for_training, still_layers
 from steelyard.learning.settings import TrainingSettings
 from steelyard.messages.updates import LossState
@@ -221,3 +220,27 @@ def class_weights(loss: LossState, device: torch.device | str) -> torch.Tensor |
 def chance_of(seed: int, round: int, client: str) -> int:
     """Return the seed of layers that draw at random in this client's training of this round."""
     return stream_key(seed, round, client, "layers")
+
+
+# Calling a module of the user.
+
+
+def outputs_of(module: nn.Module, features: torch.Tensor) -> torch.Tensor:
+    """Return what a model makes of some samples, [samples, outputs]; use it wherever a user's module is called."""
+    when = "while it trains" if module.training else "while it is tested"
+    try:
+        found = module(features)
+    except (UserError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # whatever the user's module does
+        shape = tuple(features.shape[1:])
+        raise UserError(
+            f"model.name: the model fails {when}, on {len(features)} samples of shape {shape}: {fault(error)}"
+        ) from error
+    if not isinstance(found, torch.Tensor) or found.dim() != 2 or len(found) != len(features):
+        shown = f"shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
+        raise UserError(
+            f"model.name: the model returned {shown} {when}, for {len(features)} samples; "
+            "allowed: one tensor [samples, outputs], in training as in tests"
+        )
+    return found

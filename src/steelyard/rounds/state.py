@@ -11,7 +11,7 @@ import torch
 from steelyard.base import randomness
 from steelyard.base.errors import UserError
 from steelyard.clients.protocol import AdaptedServer, Server
-from steelyard.learning.catalogue import no_part
+from steelyard.learning.settings import no_part
 from steelyard.messages.algorithm import FACTORS, Algorithm, Vectors
 from steelyard.messages.updates import Evaluations, Floats, LossState, Updates
 from steelyard.rounds.contributions import ContributionSettings, RoundValues

@@ -19,7 +19,7 @@ from steelyard.clients.local.context import SimulationContext
 from steelyard.clients.local.device_data.cohort import Cohort
 from steelyard.clients.local.device_data.dataset import DevicePopulation, Ints
 from steelyard.clients.local.engines.choice import ChosenEngine
-from steelyard.learning import parts
+from steelyard.learning import parameters
 from steelyard.learning.descent import Descent, StackDescent
 from steelyard.learning.training import batch_limit, cut, orders
 from steelyard.messages.algorithm import Part, Vectors
@@ -74,7 +74,7 @@ class HandSteps:
         self._taken = 0
 
     def part(self, part: Part) -> torch.Tensor:
-        return parts.mask(self._engine.context.setup.module, part, self.start.device)
+        return parameters.mask(self._engine.context.setup.module, part, self.start.device)
 
     def trained(self, start: torch.Tensor) -> torch.Tensor:
         out = torch.empty_like(start)

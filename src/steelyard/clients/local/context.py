@@ -17,10 +17,9 @@ from steelyard.clients.local.hardware import device_of, memory_of, threads_of
 from steelyard.clients.local.settings import ComputeSettings
 from steelyard.data.dataset import Population
 from steelyard.learning import losses
-from steelyard.learning.catalogue import NAMES
 from steelyard.learning.models import Factory
 from steelyard.learning.parameters import Layout, for_training
-from steelyard.learning.settings import ModelSettings, TrainingSettings
+from steelyard.learning.settings import NAMES, ModelSettings, TrainingSettings
 from steelyard.learning.training import seeded, train_client
 from steelyard.messages.updates import LossState
 

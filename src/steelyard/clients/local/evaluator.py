@@ -20,8 +20,7 @@ from steelyard.clients.local.steps.dense import dense
 from steelyard.data.sources import FurtherTask
 from steelyard.learning import evaluation, losses
 from steelyard.learning.descent import Descent
-from steelyard.learning.outputs import outputs_of
-from steelyard.learning.training import class_weights
+from steelyard.learning.training import class_weights, outputs_of
 from steelyard.messages.updates import Evaluations, Floats, LossState, Question
 
 if TYPE_CHECKING:

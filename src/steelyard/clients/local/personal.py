@@ -16,8 +16,8 @@ from steelyard.clients.local.device_data.cohort import Cohort
 from steelyard.clients.local.device_data.dataset import DevicePopulation
 from steelyard.clients.local.engines.choice import ChosenEngine
 from steelyard.clients.local.evaluator import Evaluator, evaluations
-from steelyard.learning import parts
-from steelyard.learning.catalogue import no_part
+from steelyard.learning import parameters
+from steelyard.learning.settings import no_part
 from steelyard.messages.algorithm import LAST, OWN, Algorithm, Listening, LocalTraining, SecondTraining
 from steelyard.messages.updates import Evaluations, Floats, LossState, Question
 
@@ -42,7 +42,7 @@ class OwnModels:
     def check(self, algorithms: Sequence[Algorithm]) -> None:
         """Refuse algorithms that keep a part of the model apart which it does not have."""
         for algorithm in algorithms:
-            parts.check_part(self.context.setup.module, algorithm.private, algorithm.name)
+            parameters.check_part(self.context.setup.module, algorithm.private, algorithm.name)
             if algorithm.factored and not len(self.context.setup.layout.adapters):
                 raise UserError(no_part(algorithm.name, "adapters"))
 
@@ -50,12 +50,12 @@ class OwnModels:
         """Return for each parameter whether clients keep it to themselves."""
         part = algorithm.private
         if part not in self._masks:
-            self._masks[part] = parts.mask(self.context.setup.module, part, self.context.device)
+            self._masks[part] = parameters.mask(self.context.setup.module, part, self.context.device)
         return self._masks[part]
 
     def spans(self, algorithm: Algorithm) -> tuple[tuple[int, int], ...]:
         """Return begin and end of what the server's model keeps as it is."""
-        return parts.spans(self.context.setup.module, algorithm.private)
+        return parameters.spans(self.context.setup.module, algorithm.private)
 
     def begin(self, cohort: Cohort) -> Cohort:
         """Return the cohort with each job beginning where its algorithm says."""

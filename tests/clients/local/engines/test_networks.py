@@ -17,8 +17,7 @@ from torch import nn
 from steelyard.base.usercode import find_code
 from steelyard.clients.local import SimulationServer
 from steelyard.clients.local.engines import fingerprint
-from steelyard.learning.parameters import Layout
-from steelyard.learning.parts import check_part
+from steelyard.learning.parameters import Layout, check_part
 from steelyard.learning.training import TrainingSettings, train_client
 from steelyard.messages.updates import LossState
 

@@ -17,7 +17,7 @@ from steelyard.clients.local.device_data.schedule import CurrentStep
 from steelyard.clients.local.steps.dense import dense, dense_back
 from steelyard.clients.local.steps.gradients import OutputGradient
 from steelyard.clients.local.steps.writers import Views, Writer
-from steelyard.learning.keras_cnn import RATES, KerasNet
+from steelyard.learning.models import RATES, KerasNet
 from steelyard.learning.parameters import Layout
 
 aten = torch.ops.aten

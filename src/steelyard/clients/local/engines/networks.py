@@ -11,8 +11,7 @@ from steelyard.clients.local.convolution.stacked import ConvSteps
 from steelyard.clients.local.layers.replacing import has_hooks
 from steelyard.clients.local.steps.dense import DenseSteps
 from steelyard.clients.local.steps.stacked_steps import StackedSteps
-from steelyard.learning.keras_cnn import KerasNet
-from steelyard.learning.models import ConvNet, DenseNet
+from steelyard.learning.models import ConvNet, DenseNet, KerasNet
 from steelyard.learning.parameters import Layout
 
 

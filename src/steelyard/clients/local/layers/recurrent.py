@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from steelyard.clients.local.layers.recurrent_kernel import fits, lstm_steps
-from steelyard.learning.drawing_layers import NamedGRU, NamedLSTM
+from steelyard.learning.dropout import NamedGRU, NamedLSTM
 
 State = tuple[torch.Tensor, ...]
 
