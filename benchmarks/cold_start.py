@@ -25,6 +25,7 @@ from steelyard.recommend.baselines.plain import random
 from steelyard.recommend.baselines.vsm import vsm
 from steelyard.recommend.clients import LocalRound
 from steelyard.recommend.fpl import Learning
+from steelyard.recommend.histories import Histories, Users
 from steelyard.recommend.interactions import Codes, Interactions
 from steelyard.recommend.kgflex.clients import KgflexClients, KgflexParts, KgflexServer
 from steelyard.recommend.kgflex.model import Knowledge
@@ -33,9 +34,7 @@ from steelyard.recommend.knowledge.features import ItemFeatures
 from steelyard.recommend.lists import Scores
 from steelyard.recommend.metrics import NDCG, HitRate, ItemCoverage
 from steelyard.recommend.ranking import Floats, GroundTruth, top
-from steelyard.recommend.sampling import Histories
 from steelyard.recommend.settings import KgflexSettings
-from steelyard.recommend.users import Users
 from steelyard.rounds.loop import one_round
 from steelyard.rounds.state import Federation, Plan
 from steelyard.weighing.rule import Rule, WeighingSettings

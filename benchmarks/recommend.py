@@ -28,14 +28,12 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import numpy as np
 
 from steelyard.data.files import find
-from steelyard.recommend.clients import LocalRound, RecommendClients
+from steelyard.recommend.clients import LocalRound, RecommendClients, RecommendServer
 from steelyard.recommend.fpl import MODES, Learning
+from steelyard.recommend.histories import Histories, Users
 from steelyard.recommend.interactions import Interactions
 from steelyard.recommend.ranking import GroundTruth
 from steelyard.recommend.reading import read
-from steelyard.recommend.sampling import Histories
-from steelyard.recommend.server import RecommendServer
-from steelyard.recommend.users import Users
 from steelyard.rounds.loop import one_round
 from steelyard.rounds.state import Federation, Plan, RoundState
 from steelyard.weighing.rule import Rule, WeighingSettings

@@ -9,10 +9,9 @@ from collections import defaultdict
 import numpy as np
 
 from steelyard.recommend.fpl import Learning, initial_table, initial_vector, sent_positives
+from steelyard.recommend.histories import Histories, Triples, Users, draw_triples, round_keys, user_keys
 from steelyard.recommend.interactions import build
 from steelyard.recommend.ranking import GroundTruth
-from steelyard.recommend.sampling import Histories, Triples, draw_triples, round_keys, user_keys
-from steelyard.recommend.users import Users
 
 USERS, ITEMS, FACTORS = 9, 14, 4
 

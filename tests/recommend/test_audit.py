@@ -6,8 +6,8 @@ import pytest
 from steelyard.experiment.loading import build
 from steelyard.experiment.recommend_audit import audit
 from steelyard.recommend.audit import CuriousServer, judge
+from steelyard.recommend.histories import Histories
 from steelyard.recommend.interactions import build as table
-from steelyard.recommend.sampling import Histories
 from steelyard.recommend.sparse import SparseRows
 
 

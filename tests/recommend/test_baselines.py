@@ -22,13 +22,13 @@ from steelyard.recommend.baselines.pointwise import Mf, NeuMf
 from steelyard.recommend.baselines.svd import solve as least_squares
 from steelyard.recommend.baselines.vsm import tf_idf, vsm
 from steelyard.recommend.fpl import Learning
+from steelyard.recommend.histories import Histories, draw_triples, round_keys, user_keys
 from steelyard.recommend.interactions import build
 from steelyard.recommend.knowledge import features
 from steelyard.recommend.knowledge.features import ItemFeatures
 from steelyard.recommend.metrics import Precision, measure
 from steelyard.recommend.ranking import GroundTruth
 from steelyard.recommend.reading import read
-from steelyard.recommend.sampling import Histories, draw_triples, round_keys, user_keys
 
 
 @pytest.fixture(scope="module")

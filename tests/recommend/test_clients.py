@@ -11,15 +11,12 @@ from tests.recommend.fpl_cases import FACTORS, ITEMS, USERS, few_users
 
 from steelyard.base.randomness import generator
 from steelyard.messages.updates import Task
-from steelyard.recommend.clients import LocalRound, RecommendClients
-from steelyard.recommend.communication import Traffic
+from steelyard.recommend.clients import LocalRound, RecommendClients, RecommendServer, Traffic
 from steelyard.recommend.fpl import Learning
+from steelyard.recommend.histories import Histories, Users
 from steelyard.recommend.interactions import Interactions, build
 from steelyard.recommend.parallel import PairRows
 from steelyard.recommend.ranking import GroundTruth
-from steelyard.recommend.sampling import Histories
-from steelyard.recommend.server import RecommendServer
-from steelyard.recommend.users import Users
 
 UP, DOWN = 4 + 4 * (FACTORS + 1), 4 * (FACTORS + 1)
 """Bytes of a row: up with the item's number, down without."""

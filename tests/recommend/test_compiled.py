@@ -11,10 +11,11 @@ from tests.recommend.fpl_cases import FACTORS, USERS, draw, few_histories, start
 
 from steelyard.experiment.loading import build
 from steelyard.experiment.running import resume, run
-from steelyard.recommend import engines, fpl, parallel, sampling, sequential
+from steelyard.recommend import engines, fpl, parallel, sequential
+from steelyard.recommend import histories as drawing
 from steelyard.recommend.fpl import Learning
+from steelyard.recommend.histories import Histories, round_keys, user_keys
 from steelyard.recommend.interactions import build as table_of
-from steelyard.recommend.sampling import Histories, round_keys, user_keys
 from steelyard.report.recommender import open_run
 from steelyard.runs.reader import History
 
@@ -44,7 +45,7 @@ def test_what_is_drawn_sent_and_counted_is_equal_to_the_last_bit(
         histories = histories.with_decoys(decoys, seed)
     users = np.random.default_rng(seed).integers(histories.users, size=9)
     keys = round_keys(user_keys(seed, histories.names, "triples")[users], np.arange(9))
-    slow, fast = (module.draw_triples(histories, users, keys, count) for module in (sampling, compiled))
+    slow, fast = (module.draw_triples(histories, users, keys, count) for module in (drawing, compiled))
     for name in ("positives", "negatives", "real"):  # of three whole numbers, not computed ones
         np.testing.assert_array_equal(getattr(fast, name), getattr(slow, name))
     shares = np.full(9, share)

@@ -18,9 +18,9 @@ from steelyard.recommend.fpl import (
     local_pass,
     sent_positives,
 )
+from steelyard.recommend.histories import Histories, Triples, user_keys
 from steelyard.recommend.interactions import build
 from steelyard.recommend.parallel import PairRows, distinct_rows
-from steelyard.recommend.sampling import Histories, Triples, user_keys
 from steelyard.recommend.sequential import sequential_rounds
 
 LEARNING = Learning(0.3, FACTORS, user_decay=0.2, positive_decay=0.1, negative_decay=0.01)

@@ -13,10 +13,11 @@ from pydantic import model_validator
 
 from steelyard.base.errors import UserError
 from steelyard.experiment.description import Description
-from steelyard.recommend.capabilities import KGFLEX_CAPABILITIES, USER_CAPABILITIES
 from steelyard.recommend.fpl import Schedule
 from steelyard.recommend.knowledge.settings import KnowledgeSettings
 from steelyard.recommend.settings import (
+    KGFLEX_CAPABILITIES,
+    USER_CAPABILITIES,
     EpochSettings,
     FplSettings,
     InteractionSettings,
@@ -36,9 +37,8 @@ if TYPE_CHECKING:
     from steelyard.experiment.recommend_node import ModelSettings
     from steelyard.privacy.local import DeviceNoise
     from steelyard.privacy.settings import PrivacySettings
-    from steelyard.recommend.clients import LocalRound, RecommendClients
+    from steelyard.recommend.clients import LocalRound, RecommendClients, RecommendServer
     from steelyard.recommend.run_data import RunData
-    from steelyard.recommend.server import RecommendServer
 
 
 class RecommendDescription(Description):

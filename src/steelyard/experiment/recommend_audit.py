@@ -15,8 +15,8 @@ from steelyard.messages.updates import Task, Updates
 from steelyard.privacy.local import DeviceNoise
 from steelyard.recommend.audit import CuriousServer, Evidence, judge
 from steelyard.recommend.clients import RecommendClients
+from steelyard.recommend.histories import Histories
 from steelyard.recommend.parallel import PairRows
-from steelyard.recommend.sampling import Histories
 from steelyard.recommend.sparse import SparseRows
 from steelyard.rounds.loop import one_round
 

@@ -10,13 +10,12 @@ from steelyard.base.errors import UserError
 from steelyard.clients.node import NodeClients, NodeConfig
 from steelyard.experiment.enough_rows import EnoughRows
 from steelyard.experiment.node_rows import own_seed, refuse_few
-from steelyard.recommend.clients import LocalRound, RecommendClients
+from steelyard.recommend.clients import LocalRound, RecommendClients, RecommendServer
 from steelyard.recommend.kgflex.clients import KgflexClients, KgflexParts, KgflexServer
 from steelyard.recommend.knowledge.loading import load_features
 from steelyard.recommend.knowledge.settings import KnowledgeSettings
 from steelyard.recommend.run_data import RunData, assemble, filtered_interactions, load_run_data, split_interactions
 from steelyard.recommend.sampled import Sampled
-from steelyard.recommend.server import RecommendServer
 from steelyard.recommend.settings import FplSettings, InteractionSettings, ItemSettings, KgflexSettings, RankingSettings
 from steelyard.weighing.criteria import Criterion
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from steelyard.recommend.sampling import Histories
+from steelyard.recommend.histories import Histories
 from steelyard.recommend.sparse import SparseRows
 
 Evidence = NDArray[np.bool_]

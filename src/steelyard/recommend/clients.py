@@ -14,21 +14,83 @@ import torch
 from steelyard.base.errors import UserError
 from steelyard.base.randomness import generator
 from steelyard.data.fingerprint import digest
-from steelyard.messages.payloads import Payload
+from steelyard.messages.payloads import Payload, ServerTest
 from steelyard.messages.updates import Evaluations, Failure, Question, Task, Updates
-from steelyard.recommend.communication import Traffic, row_bytes
 from steelyard.recommend.engines import Engine, choose_engine
-from steelyard.recommend.fpl import Learning, initial_vector
+from steelyard.recommend.fpl import Learning, initial_table, initial_vector
+from steelyard.recommend.histories import Histories, MaskKind, Triples, Users, round_keys, user_keys
 from steelyard.recommend.interactions import Codes, Flags
 from steelyard.recommend.judging import Judge
 from steelyard.recommend.parallel import PairRows
 from steelyard.recommend.ranking import Floats
 from steelyard.recommend.sampled import Sampled
-from steelyard.recommend.sampling import Histories, MaskKind, Triples, round_keys, user_keys
 from steelyard.recommend.sequential import TableChange, ahead
 from steelyard.recommend.sparse import Floats32
-from steelyard.recommend.users import Users
 from steelyard.weighing.criteria import Criterion, LocalData
+
+ID_BYTES = 4
+NUMBER_BYTES = 4
+
+
+def row_bytes(factors: int) -> int:
+    """Return the size of one row as sent: an item's 32-bit number, its factors and its bias as 32-bit floats."""
+    return ID_BYTES + NUMBER_BYTES * (factors + 1)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What has travelled: rows of the shared table down to users and up from them, and their bytes."""
+
+    down_vectors: int = 0
+    up_vectors: int = 0
+    down_bytes: int = 0
+    up_bytes: int = 0
+
+    def plus(self, *, down: int, up: int, width: int) -> Traffic:
+        """Add a round; the table goes down whole and in order, so its rows need no numbers."""
+        return Traffic(
+            self.down_vectors + down,
+            self.up_vectors + up,
+            self.down_bytes + down * (width - ID_BYTES),
+            self.up_bytes + up * width,
+        )
+
+    def numbers(self) -> tuple[int, int, int, int]:
+        """Return the four counts, for a checkpoint."""
+        return self.down_vectors, self.up_vectors, self.down_bytes, self.up_bytes
+
+    @property
+    def vectors(self) -> int:
+        """All vectors both ways: what TCC estimates."""
+        return self.down_vectors + self.up_vectors
+
+    def __str__(self) -> str:
+        return (
+            f"{self.vectors:,} vectors ({self.down_vectors:,} down, {self.up_vectors:,} up), "
+            f"{self.down_bytes + self.up_bytes:,} bytes"
+        )
+
+
+@dataclass(frozen=True)
+class RecommendServer:
+    """The server of FPL: it holds the shared table and no data of its own; derive from it for other tables."""
+
+    rows: int
+    factors: int
+    bias_spread: float = 0.0
+    """Standard deviation of the first biases."""
+
+    def initial(self, seed: int) -> torch.Tensor:
+        return torch.from_numpy(self._first(seed).reshape(-1))
+
+    def _first(self, seed: int) -> Floats32:
+        return initial_table(seed, self.rows, self.factors, bias_spread=self.bias_spread)
+
+    def test(self, seed: int, models: torch.Tensor) -> ServerTest:
+        raise UserError(
+            "criterion VP: the server of a recommender has no test set and sees no whole model; allowed: other criteria"
+        )
+
 
 _TRIPLES_AT_ONCE = 1_000_000
 """Triples of one-user rounds that are drawn together; a bound of memory, not of the result."""

@@ -17,8 +17,8 @@ from numba import njit
 from numpy.typing import NDArray
 
 from steelyard.recommend.fpl import Learning, LocalPass
+from steelyard.recommend.histories import TRIES, Histories, Items, Keys, Triples
 from steelyard.recommend.interactions import Codes, Flags
-from steelyard.recommend.sampling import TRIES, Histories, Items, Keys, Triples
 from steelyard.recommend.simd import blocks_of, load, padded, parts_of, store, total
 from steelyard.recommend.sparse import Floats32
 

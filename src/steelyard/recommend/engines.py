@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from steelyard.base.errors import UserError
-from steelyard.recommend import fpl, parallel, sampling, sequential
+from steelyard.recommend import fpl, histories, parallel, sequential
 from steelyard.recommend.fpl import LocalPass
+from steelyard.recommend.histories import Triples
 from steelyard.recommend.interactions import Codes, Flags
-from steelyard.recommend.sampling import Triples
 from steelyard.recommend.sparse import Floats32
 
 COMPILED_FROM = 100_000
@@ -31,7 +31,7 @@ class Engine:
 
 NUMPY = Engine(
     "numpy",
-    sampling.draw_triples,
+    histories.draw_triples,
     fpl.sent_positives,
     parallel.distinct_rows,
     parallel.local_pass_in_blocks,

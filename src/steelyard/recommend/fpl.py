@@ -30,8 +30,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steelyard.base.randomness import generator, words_at
+from steelyard.recommend.histories import Items, Keys, Triples
 from steelyard.recommend.interactions import Flags
-from steelyard.recommend.sampling import Items, Keys, Triples
 from steelyard.recommend.sparse import Floats32, SparseRows
 
 LARGEST_MARGIN = np.float32(80)

@@ -11,13 +11,13 @@ import numpy as np
 
 from steelyard.messages.updates import Evaluations, Question
 from steelyard.recommend import metrics, sampled
+from steelyard.recommend.histories import Users
 from steelyard.recommend.interactions import Codes
 from steelyard.recommend.lists import Scores, best_unseen
 from steelyard.recommend.metrics import PerUser
 from steelyard.recommend.ranking import Floats
 from steelyard.recommend.sampled import Sampled
 from steelyard.recommend.sparse import Floats32
-from steelyard.recommend.users import Users
 
 if TYPE_CHECKING:
     import torch

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from steelyard.recommend.histories import Histories
 from steelyard.recommend.interactions import Codes, Interactions, Names
 from steelyard.recommend.ranking import top
-from steelyard.recommend.sampling import Histories
 
 Scores = Callable[[Codes], NDArray[np.floating]]
 """Gives the scores of all items for some users, [users, items]."""

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from steelyard.messages.updates import Floats
 from steelyard.privacy.source import Source
 from steelyard.recommend.fpl import Learning, LocalPass, changes, local_pass
+from steelyard.recommend.histories import Items, Triples
 from steelyard.recommend.interactions import Codes, Flags
-from steelyard.recommend.sampling import Items, Triples
 from steelyard.recommend.sparse import Floats32, SparseRows, combine_each
 
 

@@ -14,13 +14,12 @@ from steelyard.base.errors import UserError, listed
 from steelyard.data.files import State, find, states_of
 from steelyard.recommend import filters, splits
 from steelyard.recommend.fpl import Learning
+from steelyard.recommend.histories import Histories, Users
 from steelyard.recommend.interactions import SECOND_FILE, Interactions, ascending, joined, numbered
 from steelyard.recommend.ranking import Floats, GroundTruth, memberships
 from steelyard.recommend.reading import read, read_columns
-from steelyard.recommend.sampling import Histories
 from steelyard.recommend.settings import FplSettings, InteractionSettings, ItemSettings, RankingSettings
 from steelyard.recommend.splits import Split
-from steelyard.recommend.users import Users
 
 
 @dataclass(frozen=True, eq=False)

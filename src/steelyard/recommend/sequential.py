@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from steelyard.messages.updates import Floats
 from steelyard.recommend.fpl import Learning, LocalPass, local_pass
+from steelyard.recommend.histories import Triples
 from steelyard.recommend.interactions import Codes, Flags
-from steelyard.recommend.sampling import Triples
 from steelyard.recommend.sparse import Floats32, add_rows
 
 ResultT = TypeVar("ResultT")

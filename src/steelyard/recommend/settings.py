@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -12,9 +13,10 @@ from steelyard.base.errors import UserError
 from steelyard.base.settings import Section
 from steelyard.recommend.filters import Duplicates
 from steelyard.recommend.fpl import MODES, EpochKind, Mode
-from steelyard.recommend.sampling import MaskKind
+from steelyard.recommend.histories import MaskKind
 from steelyard.recommend.splits import SplitKind
 from steelyard.rounds.settings import RoundSettings, Share
+from steelyard.weighing.needs import Capabilities
 
 ModeName = Literal["sFPL", "sFPL+", "pFPL", "pFPL+", "custom"]
 Probability = Annotated[float, Field(ge=0, le=1)]
@@ -182,3 +184,20 @@ class KgflexSettings(Section):
     """Step of users' own vectors, which no server sums over users; default: fpl.learning_rate, as in the thesis."""
     batch: int | None = Field(default=None, ge=1, le=1_000_000)
     """Train centrally, in batches of so many triples with all data in one place; default: the rounds of FPL."""
+
+
+USER_CAPABILITIES = Capabilities(
+    "a recommender",
+    task="ranking",
+    classes=0,
+    marks=frozenset(),
+    lacks_test_set="and the server of a recommender holds no interactions; allowed: criteria without a test set",
+    label_counts=False,
+    first_losses=False,
+    slopes=False,
+    layers=False,
+    client_tests=False,
+)
+"""Labels are the items or categories that a user took; single updates are seen, but there are no classes or marks."""
+KGFLEX_CAPABILITIES = replace(USER_CAPABILITIES, name="KGFlex", expertise=True)
+"""Users of KGFlex also know how many features tell their items from others."""

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from steelyard.messages.updates import Floats
 from steelyard.privacy.source import Source, lattice_step, normals
+from steelyard.recommend.histories import Items
 from steelyard.recommend.interactions import Codes
-from steelyard.recommend.sampling import Items
 
 if TYPE_CHECKING:
     import torch

@@ -12,7 +12,7 @@ import numpy as np
 
 from steelyard.base.errors import UserError, brief, listed
 from steelyard.recommend.interactions import Codes, numbered
-from steelyard.recommend.kgflex import explain
+from steelyard.recommend.kgflex import model
 from steelyard.recommend.kgflex.clients import KgflexClients
 from steelyard.recommend.kgflex.model import Knowledge
 from steelyard.recommend.kgflex.selection import Selection
@@ -47,7 +47,7 @@ class Explained:
         number, wanted = number_of(finished.run_data, user), self._item(item)
         table = self.clients.table(finished.model)
         views = self.clients.views(finished.federation, finished.seed)
-        found = explain.reasons(table, views, self.knowledge, number, wanted)
+        found = model.reasons(table, views, self.knowledge, number, wanted)
         hops = self.clients.parts.features.hops
         return {
             "user": user,
@@ -71,7 +71,7 @@ class Explained:
     def after(self, lists: Codes) -> Selection:
         """Return the features that users' lists would select if they were their items."""
         names, seed = self.clients.users.histories.names, self.finished.seed
-        return explain.after_lists(self.knowledge, lists, names, seed, self.clients.parts.settings)
+        return model.after_lists(self.knowledge, lists, names, seed, self.clients.parts.settings)
 
     def kept(self, cutoff: int) -> KeptFeatures:
         """Return the quartiles over users of the share of her features that her list keeps (Table 6.2).
@@ -82,11 +82,11 @@ class Explained:
         lists, _ = self.finished.lists(cutoff)
         after, selection = self.after(lists), self.knowledge.selection
         flags = {
-            "shown": explain.shown(self.knowledge, lists),
-            "informative": explain.informative_again(self.knowledge, after),
+            "shown": model.shown(self.knowledge, lists),
+            "informative": model.informative_again(self.knowledge, after),
         }
         shares = {
-            name: {"all" if top is None else str(top): _quartiles(explain.kept(selection, flag, top)) for top in TOPS}
+            name: {"all" if top is None else str(top): _quartiles(model.kept(selection, flag, top)) for top in TOPS}
             for name, flag in flags.items()
         }
         # Fewer than a hundred where fewer are selected by anyone.
@@ -104,7 +104,7 @@ class Explained:
         lists, _ = self.finished.lists(cutoff)
         rows: list[CloudWord] = []
         for when, selection in (("before", self.knowledge.selection), ("after", self.after(lists))):
-            weights = explain.cloud(selection)
+            weights = model.cloud(selection)
             for rank, feature in enumerate(_prominent(selection, top), 1):
                 rows.append(
                     {"when": when, "rank": rank, "feature": self.names[feature], "weight": float(weights[feature])}
@@ -120,7 +120,7 @@ def open_explained(folder: Path, rule: str | None = None) -> Explained:
     return Explained(finished, finished.clients)
 
 
-def _reason(feature: str, hops: int, reason: explain.Reason) -> FeatureReason:
+def _reason(feature: str, hops: int, reason: model.Reason) -> FeatureReason:
     return cast(FeatureReason, {**asdict(reason), "feature": feature, "hops": hops})
 
 
@@ -131,5 +131,5 @@ def _quartiles(shares: np.ndarray) -> list[float | None]:
 
 def _prominent(selection: Selection, top: int) -> Sequence[int]:
     """Return the features with the largest sums of gains, best first, ties by ascending number."""
-    weights = explain.cloud(selection)
+    weights = model.cloud(selection)
     return [feature for feature in np.argsort(-weights, kind="stable")[:top].tolist() if weights[feature] > 0]

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence, Set
 import numpy as np
 from tests.recommend.fpl_cases import ITEMS, few_histories
 
+from steelyard.recommend.histories import Histories
 from steelyard.recommend.kgflex.model import Knowledge
 from steelyard.recommend.kgflex.selection import select
 from steelyard.recommend.knowledge.features import ItemFeatures, build
-from steelyard.recommend.sampling import Histories
 
 FEATURES, FACTORS = 17, 3
 LIMITS = (4, 3)

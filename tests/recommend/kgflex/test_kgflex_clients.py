@@ -11,8 +11,8 @@ from steelyard.base.randomness import generator
 from steelyard.messages.updates import Task
 from steelyard.recommend.clients import LocalRound
 from steelyard.recommend.fpl import Learning, sent_positives
+from steelyard.recommend.histories import draw_triples, round_keys, user_keys
 from steelyard.recommend.kgflex.clients import KgflexClients, KgflexParts, KgflexServer
-from steelyard.recommend.sampling import draw_triples, round_keys, user_keys
 from steelyard.recommend.settings import KgflexSettings
 
 NAMES = tuple(f"u{user}" for user in range(USERS))

@@ -14,9 +14,9 @@ from steelyard.experiment import running
 from steelyard.experiment.loading import build
 from steelyard.experiment.recommend import RecommendDescription
 from steelyard.experiment.recommend_audit import watch
+from steelyard.recommend.histories import Histories
 from steelyard.recommend.interactions import build as interactions
 from steelyard.recommend.kgflex.selection import Selection, expertise
-from steelyard.recommend.sampling import Histories
 from steelyard.report.recommender import open_run
 from steelyard.result import Result
 

@@ -24,14 +24,13 @@ from tests.recommend.kgflex.kgflex_cases import (
 
 from steelyard.base.randomness import stream_keys
 from steelyard.recommend.fpl import Learning
+from steelyard.recommend.histories import Histories, Triples, draw_triples
 from steelyard.recommend.interactions import build as interactions
-from steelyard.recommend.kgflex import explain
-from steelyard.recommend.kgflex.central import central_epoch
-from steelyard.recommend.kgflex.local_pass import local_pass
+from steelyard.recommend.kgflex import model
 from steelyard.recommend.kgflex.model import Knowledge, initial_features, initial_views, scores
 from steelyard.recommend.kgflex.selection import draw_others, feature_gain, information_gain, select
+from steelyard.recommend.kgflex.training import central_epoch, local_pass
 from steelyard.recommend.knowledge.features import build
-from steelyard.recommend.sampling import Histories, Triples, draw_triples
 
 LEARNING = Learning(0.4, FACTORS)
 
@@ -121,7 +120,7 @@ def test_scores_are_those_of_equation_6_12_and_reasons_add_up_to_them(case):
         expected = [score(k, p, table[:, :-1], table[:, -1], of[item]) for item in range(ITEMS)]
         assert found[row] == pytest.approx(expected, abs=1e-5)
         for item in range(ITEMS):
-            reasons = explain.reasons(table, views, knowledge, user, item)
+            reasons = model.reasons(table, views, knowledge, user, item)
             parts = [each.gain * (each.personal + each.common) for each in reasons]
             assert sum(parts) == pytest.approx(expected[item], abs=1e-5)
             assert {each.feature for each in reasons} == of[item] & k.keys()
@@ -177,7 +176,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[np.ndarray, Triples]]:
         found.append((users, draw_triples(histories, users, keys, count)))
         return found[-1][1]
 
-    monkeypatch.setattr("steelyard.recommend.kgflex.central.draw_triples", noted)
+    monkeypatch.setattr("steelyard.recommend.kgflex.training.draw_triples", noted)
     return found
 
 
@@ -218,7 +217,7 @@ def test_what_is_kept_is_counted_as_with_sets(case, top: int | None):
     selection, of = knowledge.selection, sets_of(knowledge.items)
     lists = np.stack([np.random.default_rng(u).permutation(ITEMS)[:3] for u in range(histories.users)])
     lists[3] = -1
-    found = explain.kept(selection, explain.shown(knowledge, lists), top)
+    found = model.kept(selection, model.shown(knowledge, lists), top)
     for user in range(histories.users):
         mine = selection.entries(user)
         gains = dict(zip(selection.features[mine].tolist(), selection.weights[mine].tolist(), strict=True))

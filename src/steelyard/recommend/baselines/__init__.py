@@ -19,11 +19,11 @@ from steelyard.recommend.baselines import (
     svd,
     vsm,
 )
+from steelyard.recommend.histories import Histories
 from steelyard.recommend.interactions import Codes, Interactions
 from steelyard.recommend.knowledge.features import ItemFeatures
 from steelyard.recommend.lists import Scores, best_unseen
 from steelyard.recommend.ranking import Floats
-from steelyard.recommend.sampling import Histories
 
 Maker = Callable[..., Scores]
 Setting = float | int | str

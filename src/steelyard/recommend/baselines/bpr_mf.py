@@ -14,9 +14,9 @@ from steelyard.base.logs import doing
 from steelyard.base.randomness import generator
 from steelyard.recommend.engines import choose_engine
 from steelyard.recommend.fpl import Learning, initial_table, initial_vector
+from steelyard.recommend.histories import Histories, round_keys, user_keys
 from steelyard.recommend.interactions import Codes, Interactions
 from steelyard.recommend.lists import Scores
-from steelyard.recommend.sampling import Histories, round_keys, user_keys
 from steelyard.recommend.sparse import Floats32
 
 

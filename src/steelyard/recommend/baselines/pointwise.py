@@ -16,10 +16,10 @@ from torch import nn
 
 from steelyard.base.logs import doing
 from steelyard.base.randomness import stream_key
+from steelyard.recommend.histories import Histories, draw_triples, round_keys, user_keys
 from steelyard.recommend.interactions import Codes, Interactions
 from steelyard.recommend.lists import Scores
 from steelyard.recommend.ranking import Floats
-from steelyard.recommend.sampling import Histories, draw_triples, round_keys, user_keys
 
 
 class Mf(nn.Module):

@@ -12,22 +12,19 @@ import torch
 from steelyard.data.fingerprint import digest
 from steelyard.messages.payloads import Payload
 from steelyard.messages.updates import Task
-from steelyard.recommend.clients import LocalRound, RecommendClients
+from steelyard.recommend.clients import LocalRound, RecommendClients, RecommendServer
 from steelyard.recommend.fpl import Learning
+from steelyard.recommend.histories import Histories, Triples, Users, draw_triples, round_keys
 from steelyard.recommend.interactions import Codes
-from steelyard.recommend.kgflex.central import central_epoch
-from steelyard.recommend.kgflex.local_pass import local_pass
 from steelyard.recommend.kgflex.model import Knowledge, initial_features, initial_views
 from steelyard.recommend.kgflex.model import scores as kgflex_scores
 from steelyard.recommend.kgflex.selection import expertise, select
+from steelyard.recommend.kgflex.training import central_epoch, local_pass
 from steelyard.recommend.knowledge.features import ItemFeatures
 from steelyard.recommend.ranking import Floats
-from steelyard.recommend.sampling import Histories, Triples, draw_triples, round_keys
 from steelyard.recommend.sequential import TableChange
-from steelyard.recommend.server import RecommendServer
 from steelyard.recommend.settings import KgflexSettings
 from steelyard.recommend.sparse import Floats32, SparseRows
-from steelyard.recommend.users import Users
 from steelyard.weighing.criteria import LocalData
 
 

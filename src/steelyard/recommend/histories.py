@@ -6,8 +6,8 @@ together, in which order they answer, or whether they live in one process or on 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from steelyard.base.randomness import generator, stream_keys, words_at
 from steelyard.recommend.interactions import Codes, Interactions
+from steelyard.recommend.ranking import Floats, GroundTruth
 
 Items = NDArray[np.int32]
 Keys = NDArray[np.uint64]
@@ -181,3 +182,54 @@ def _taken(histories: Histories, users: Codes, items: Items) -> NDArray[np.bool_
     flat = histories.bits.reshape(-1)
     byte = flat[users * histories.bits.shape[1] + (items >> 3)]
     return ((byte >> (items & 7).astype(np.uint8)) & 1).astype(np.bool_)
+
+
+# What lies on the devices
+
+
+@dataclass(frozen=True, eq=False)
+class Users:
+    """Histories, tests, and each user's own settings; `histories`, `truth` and `shares` number users alike."""
+
+    histories: Histories
+    truth: GroundTruth
+    shares: Floats
+    """π of each user."""
+    kinds: Codes
+    """A label per entry of `histories.items`: the item's category, or the item itself; LD counts distinct ones."""
+    facts: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, Mapping[str, float]])
+    """Further facts about users, for criteria of your own."""
+
+    def keep(self, names: Iterable[str]) -> Users:
+        """Return only these users, in the order they have here; the numbering of items stays.
+
+        Use it on a node that holds some of the users and must hold nothing of the others.
+        """
+        histories, truth = self.histories, self.truth
+        wanted = set(names)
+        kept = np.array([index for index, name in enumerate(histories.names) if name in wanted], dtype=np.int64)
+        renumbered = np.full(histories.users, -1, dtype=np.int64)
+        renumbered[kept] = np.arange(len(kept))
+        entries = np.repeat(renumbered, histories.drawn_from) >= 0
+        trained, tested = renumbered[truth.train_user], renumbered[truth.test_user]
+        return Users(
+            histories=Histories(
+                names=tuple(histories.names[index] for index in kept.tolist()),
+                catalogue=histories.catalogue,
+                starts=np.concatenate([[0], np.cumsum(histories.drawn_from[kept])]).astype(np.int64),
+                items=histories.items[entries],
+                fakes=histories.fakes[kept],
+            ),
+            truth=replace(
+                truth,
+                users=len(kept),
+                train_user=trained[trained >= 0],
+                train_item=truth.train_item[trained >= 0],
+                test_user=tested[tested >= 0],
+                test_item=truth.test_item[tested >= 0],
+                liked=None if truth.liked is None else truth.liked[trained >= 0],
+            ),
+            shares=self.shares[kept],
+            kinds=self.kinds[entries],
+            facts={name: facts for name, facts in self.facts.items() if name in wanted},
+        )

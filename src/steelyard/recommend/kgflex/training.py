@@ -1,4 +1,4 @@
-"""A round's local pass of many users at once: one number per feature in place of vectors (see `model`)."""
+"""KGFlex in training: a round's local pass of many users at once, and batches with all data in one place."""
 
 from __future__ import annotations
 
@@ -8,12 +8,53 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from steelyard.base.randomness import generator, words_at
 from steelyard.recommend.fpl import Learning, descent_weight
+from steelyard.recommend.histories import Histories, Items, Triples, draw_triples, round_keys, stretches, user_keys
 from steelyard.recommend.interactions import Codes, Flags
-from steelyard.recommend.kgflex.intersections import Block, Intersections
 from steelyard.recommend.kgflex.model import Knowledge
-from steelyard.recommend.sampling import Items, Triples
-from steelyard.recommend.sparse import Floats32, SparseRows
+from steelyard.recommend.kgflex.selection import Selection
+from steelyard.recommend.knowledge.features import ItemFeatures
+from steelyard.recommend.ranking import Floats
+from steelyard.recommend.sparse import Floats32, SparseRows, add_rows
+
+
+@dataclass(frozen=True, eq=False)
+class Intersections:
+    """The meeting features of pairs in CSR form: pair j has entries[starts[j] : starts[j + 1]], ascending."""
+
+    starts: Codes
+    entries: Items
+    """Positions in the block's part of the selection: 0 is the first entry of its first user."""
+    rows: Items
+    """For each entry, the position of its user in the block."""
+
+
+class Block:
+    """Some users whose features are looked up together; a table of users × features says where each one's lie."""
+
+    def __init__(self, selection: Selection, users: Codes, features: ItemFeatures) -> None:
+        self.users, self.sizes = users, selection.sizes[users]
+        self.own = stretches(selection.starts[users], self.sizes)
+        """The entries of the selection that are these users', in their order."""
+        self.owners = np.repeat(np.arange(len(users), dtype=np.int32), self.sizes)
+        self._width = features.features
+        self._index, self._items = features.matrix.indices, features.matrix.indptr.astype(np.int64)
+        self._counts = features.per_item()
+        self._where = np.full(len(users) * self._width, -1, dtype=np.int32)
+        cells = self.owners.astype(np.int64) * self._width + selection.features[self.own]
+        self._where[cells] = np.arange(len(self.own), dtype=np.int32)
+
+    def meet(self, rows: Codes, items: Items) -> Intersections:
+        """Return F_u ∩ F_i of pairs, each of a user by her position in the block and an item."""
+        counts = self._counts[items]
+        pair = np.repeat(np.arange(len(items), dtype=np.int32), counts)
+        found = self._where[np.repeat(rows * self._width, counts) + self._index[stretches(self._items[items], counts)]]
+        met = np.flatnonzero(found >= 0)
+        pair = pair[met]
+        starts = np.concatenate([[0], np.cumsum(np.bincount(pair, minlength=len(items)))])
+        return Intersections(starts, found[met], rows.astype(np.int32)[pair])
+
 
 _LOOKUPS = 1 << 22
 """About how many features of items are looked up together; it bounds the memory of a block."""
@@ -206,3 +247,91 @@ def _of_step(found: Intersections, step: int, users: int) -> tuple[Items, Items]
     """Return the entries and their users of one step's pairs."""
     part = slice(int(found.starts[step * users]), int(found.starts[(step + 1) * users]))
     return found.entries[part], found.rows[part]
+
+
+# All data in one place: mini-batches of triples, in which private and shared parameters move together.
+
+
+def central_epoch(
+    table: Floats32,
+    views: Floats32,
+    knowledge: Knowledge,
+    histories: Histories,
+    users: Codes,
+    learning: Learning,
+    *,
+    batch: int,
+    seed: int,
+    epoch: int,
+    own_rate: float | None = None,
+) -> tuple[Floats32, Floats]:
+    """Visit as many triples as there are positives; `views` are moved, the new table and users' mean losses returned.
+
+    A triple's user is drawn by her number of items, so that every interaction counts the same; the steps of a batch
+    are taken together, all from the parameters before it.
+    """
+    table = table.copy()
+    count = int(histories.drawn_from[users].sum())
+    weights = histories.drawn_from[users] / max(count, 1)
+    drawn = users[generator(seed, epoch, "", "kgflex central").choice(len(users), size=count, p=weights)]
+    keys = round_keys(user_keys(seed, histories.names, "kgflex central")[drawn], epoch)
+    # A user who comes up several times in an epoch draws from another position of her stream each time.
+    keys = words_at(keys, np.arange(count, dtype=np.uint64))
+    triples = draw_triples(histories, drawn, keys, 1)
+    losses = np.zeros(histories.users)
+    for begin in range(0, count, batch):
+        part = slice(begin, begin + batch)
+        pairs = (drawn[part], triples.positives[part, 0], triples.negatives[part, 0])
+        margins = _batch(table, views, knowledge, *pairs, learning, own_rate or learning.rate)
+        losses += np.bincount(drawn[part], np.logaddexp(0, -margins), histories.users)
+    return table, losses / np.maximum(np.bincount(drawn, minlength=histories.users), 1)
+
+
+def _batch(
+    table: Floats32,
+    views: Floats32,
+    knowledge: Knowledge,
+    users: Codes,
+    liked: Items,
+    others: Items,
+    learning: Learning,
+    own_rate: float,
+) -> Floats32:
+    """Take one batch's step on both sides; return the margins x̂ of its triples."""
+    hers, row = np.unique(users, return_inverse=True)
+    block = Block(knowledge.selection, hers, knowledge.items)
+    entries, triple, sign = _differences(block, row, liked, others)
+    own = block.own[entries]
+    feature, gain = knowledge.selection.features[own], knowledge.selection.weights[own] * sign
+    with np.errstate(over="ignore", invalid="ignore"):
+        mine, shared = views[own], table[feature]
+        parts = gain * (np.einsum("ef,ef->e", mine, shared[:, :-1]) + shared[:, -1])
+        margins = np.bincount(triple, parts, len(users)).astype(np.float32)
+        step: Floats32 = gain * descent_weight(margins)[triple]
+        rate, (user, positive, negative) = np.float32(learning.rate), learning.decays
+        change: Floats32 = step[:, None] * shared[:, :-1]
+        change -= np.float32(user) * mine
+        change *= np.float32(own_rate)
+        add_rows(views, own, change)
+        rows = np.empty_like(shared)
+        decay = np.where(sign > 0, np.float32(positive), np.float32(negative))
+        rows[:, :-1] = step[:, None] * mine - decay[:, None] * shared[:, :-1]
+        rows[:, -1] = step
+        add_rows(table, feature, rate * rows)
+    return margins
+
+
+def _differences(block: Block, row: Codes, liked: Items, others: Items) -> tuple[Items, Codes, Floats32]:
+    """Return the entries in which the two items of each triple differ, their triples, and c_f."""
+    sides = [block.meet(row, items) for items in (liked, others)]
+    entries = np.concatenate([side.entries for side in sides])
+    triple = np.concatenate([np.repeat(np.arange(len(row)), np.diff(side.starts)) for side in sides])
+    sign = np.ones(len(entries), dtype=np.float32)
+    sign[len(sides[0].entries) :] = -1
+    # A feature of both items stands here twice, next to itself once sorted by triple and entry: both are left out.
+    key = triple * max(len(block.own), 1) + entries
+    order = np.argsort(key, kind="stable")
+    same = key[order][1:] == key[order][:-1]
+    alone = ~(np.append(same, False) | np.insert(same, 0, False)) if len(key) else np.zeros(0, dtype=np.bool_)
+    kept = order[alone]
+    return entries[kept], triple[kept], sign[kept]
