@@ -32,9 +32,9 @@ from steelyard.proof.signing import SigningKey, key_pair, model_digest, task_dig
 from steelyard.proof.statements import Statement
 from steelyard.report.verification import verify
 from steelyard.runs.chain import Records
+from steelyard.runs.database import reading
 from steelyard.runs.digests import Digests
-from steelyard.runs.opening import reading
-from steelyard.runs.reader import History
+from steelyard.runs.history import History
 from steelyard.runs.store import Store
 
 SKIPPED = 2

@@ -24,7 +24,7 @@ import numpy as np
 from benchmarks.papers import NAMED
 from steelyard.base.measures import estimate
 from steelyard.report.statistics import ALPHA, equivalence_p, holm, paired_p
-from steelyard.runs.reader import History
+from steelyard.runs.history import History
 from steelyard.weighing.adjusting import chooses
 
 SEEDS, MARGIN = 10, 0.01

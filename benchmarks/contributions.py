@@ -25,8 +25,7 @@ from steelyard.contributions.retraining import retrain
 from steelyard.experiment.loading import build, load
 from steelyard.experiment.running import run
 from steelyard.rounds.contributions import ContributionSettings
-from steelyard.runs.reader import History
-from steelyard.runs.valued import RETRAINED, read_values
+from steelyard.runs.history import RETRAINED, History, read_values
 from steelyard.weighing.shapley import Z
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]

@@ -25,7 +25,7 @@ import torch
 from steelyard.base.measures import estimate, show_estimate
 from steelyard.experiment.loading import build
 from steelyard.experiment.running import run
-from steelyard.runs.reader import History
+from steelyard.runs.history import History
 
 MODELS: dict[str, dict[str, Any]] = {
     "cnn": {"name": "cnn-mnist"},

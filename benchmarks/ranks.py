@@ -22,7 +22,7 @@ import numpy as np
 import tomli_w
 
 from benchmarks.simulators.work import BENCHES, Bench, make_data
-from steelyard.runs.reader import History
+from steelyard.runs.history import History
 
 
 def experiment(bench: Bench, data: Path, device: str, engine: str, rounds: int) -> str:

@@ -186,7 +186,7 @@ def one_step(step: str, folder: Path) -> dict[str, float]:
     from steelyard.report.view import RunView
     from steelyard.rounds.settings import RoundSettings
     from steelyard.runs.export import export_run
-    from steelyard.runs.reader import History
+    from steelyard.runs.history import History
 
     done: dict[str, Callable[[], object]] = {
         # As the end of a run does it; while nobody writes to the run, reports remember it.
@@ -195,7 +195,7 @@ def one_step(step: str, folder: Path) -> dict[str, float]:
         # What a browser has the page do: open the run, and draw every figure of it.
         "page": lambda: figures.draw_all(Figures(folder.parent).view([folder.name])),
         "summary": lambda: summarise(folder, RoundSettings(count=1)),
-        "parquet": lambda: export_run(folder, "parquet", folder / "tables"),
+        "parquet": lambda: export_run(History(folder), "parquet", folder / "tables"),
     }
     pd.DataFrame({"warm": [1]}).groupby("warm").sum()
     began, worked = time.perf_counter(), time.process_time()

@@ -74,7 +74,7 @@ def measure(step: str, folder: Path) -> dict[str, float]:
     from steelyard.report.summary import summarise
     from steelyard.rounds.settings import RoundSettings
     from steelyard.runs.export import export_run
-    from steelyard.runs.reader import History
+    from steelyard.runs.history import History
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     last = History(folder).last_round
@@ -86,7 +86,7 @@ def measure(step: str, folder: Path) -> dict[str, float]:
         "clients": lambda: History(folder).clients,
         "evaluations": lambda: History(folder).evaluations,
         "summary": lambda: summarise(folder, RoundSettings(count=last)),
-        "csv": lambda: export_run(folder, "csv"),
+        "csv": lambda: export_run(History(folder), "csv"),
     }
     pd.DataFrame({"warm": [1]}).groupby("warm").sum()
     began, worked = time.perf_counter(), time.process_time()

@@ -42,9 +42,8 @@ from steelyard.experiment.loading import build
 from steelyard.messages.updates import Question, Task
 from steelyard.recommend import reading
 from steelyard.recommend.wire import sparse_codec
-from steelyard.runs.checkpoint import checksum, restore
+from steelyard.runs.checkpoint import checksum, read_tensors, restore
 from steelyard.runs.schema import SCHEMA
-from steelyard.runs.tensor_files import read_tensors
 from steelyard.weighing import table as weighing_table
 
 SECONDS = 1.0

@@ -21,7 +21,7 @@ from steelyard.learning.parameters import Layout
 from steelyard.learning.training import orders as batch_orders
 from steelyard.learning.training import train_client
 from steelyard.messages.updates import LossState
-from steelyard.runs.tensor_files import read_tensors
+from steelyard.runs.checkpoint import read_tensors
 
 CHANGES: dict[str, Any] = {
     "partition": {"clients": 8, "alpha": 0.4, "size_spread": 0.6},

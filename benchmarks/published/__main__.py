@@ -35,7 +35,7 @@ from steelyard.base.errors import Stopped
 from steelyard.experiment.comparing import seeds_of, with_rules
 from steelyard.experiment.loading import build
 from steelyard.experiment.running import resume, run
-from steelyard.runs.reader import History
+from steelyard.runs.history import History
 
 VARIANTS = Path(__file__).parent.parent / "scaffold"
 """Where SCAFFOLD with one step taken differently is."""

@@ -23,7 +23,7 @@ from steelyard.data.files import find
 from steelyard.experiment.comparing import seeds_of, with_rules
 from steelyard.experiment.loading import build
 from steelyard.experiment.running import run
-from steelyard.runs.reader import History
+from steelyard.runs.history import History
 
 NUMBERS = ["age", "sex", "trestbps", "chol", "fbs", "thalach", "exang", "oldpeak"]
 SERVER = "beta1=0.9,tau=1e-8"

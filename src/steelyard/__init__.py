@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from steelyard.data import Dataset, Population, in_memory
     from steelyard.messages.algorithm import Algorithm, LocalSteps, LocalTraining, ServerStep
     from steelyard.result import Result
-    from steelyard.runs.reader import History
+    from steelyard.runs.history import History
     from steelyard.weighing.criteria import CohortView, LocalData, client_criterion, server_criterion
     from steelyard.weighing.rule import Rule, WeighingSettings
     from steelyard.weighing.table import Weighed, weigh
@@ -64,7 +64,7 @@ _HOMES = {
         "steelyard.data": ("Dataset", "Population", "in_memory"),
         "steelyard.base.errors": ("UserError",),
         "steelyard.result": ("Result",),
-        "steelyard.runs.reader": ("History",),
+        "steelyard.runs.history": ("History",),
         "steelyard.base.usercode": ("loss", "model"),
         "steelyard.weighing.criteria": ("CohortView", "LocalData", "client_criterion", "server_criterion"),
         "steelyard.weighing.rule": ("Rule", "WeighingSettings"),

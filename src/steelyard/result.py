@@ -16,7 +16,7 @@ from steelyard.report.comparison import compare_run
 from steelyard.report.documents.comparison import Comparison
 from steelyard.report.documents.run import Summary
 from steelyard.report.summary import short_account, summarise
-from steelyard.runs.reader import History
+from steelyard.runs.history import History
 
 if TYPE_CHECKING:
     import altair as alt

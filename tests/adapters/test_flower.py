@@ -20,7 +20,7 @@ from tests.kit import assert_refused
 from steelyard.adapters import ClientTest, flower_replies
 from steelyard.flower import Weighed
 from steelyard.runs.glance import glance
-from steelyard.runs.reader import History
+from steelyard.runs.history import History
 
 SENT: dict[str, Any] = {"w": np.zeros((2, 3), dtype=np.float32), "seen": np.array(0, np.int64)}
 RULE = "quality>AG/max"

@@ -30,7 +30,7 @@ from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
 
 from steelyard.nvflare import ServerRows, WeighedAggregator
 from steelyard.runs.glance import glance
-from steelyard.runs.reader import History
+from steelyard.runs.history import History
 
 SENT: dict[str, Any] = {"w": np.zeros((2, 3), dtype=np.float32), "b": np.zeros(2, dtype=np.float32)}
 

@@ -25,7 +25,7 @@ from steelyard.adapters import ClientTest, Recorder, WeighedRounds
 from steelyard.adapters.importing import import_file
 from steelyard.messages.updates import MOST_SAMPLES
 from steelyard.runs.glance import glance
-from steelyard.runs.reader import History
+from steelyard.runs.history import History
 from steelyard.weighing.rule import Rule
 
 CLIENTS = ("north", "south", "west")

@@ -14,7 +14,7 @@ from steelyard.experiment.loading import build
 from steelyard.experiment.running import run
 from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import Task
-from steelyard.runs.reader import History
+from steelyard.runs.history import History
 from steelyard.weighing.table import read_words
 
 SAID = ("LD>DS", "mean(DS,LD)/max", "capped(DS;max_shares=1.2)", "owa(DS,LD;most)")

@@ -18,7 +18,7 @@ from steelyard.experiment.parts import federations_of
 from steelyard.experiment.running import run
 from steelyard.report.figures import draw
 from steelyard.report.view import RunView
-from steelyard.runs.reader import History
+from steelyard.runs.history import History
 
 SERVER = {"partition": {"server": "fraction", "server_fraction": 0.1}}
 

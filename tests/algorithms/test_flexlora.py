@@ -19,8 +19,8 @@ from steelyard.learning.parameters import Layout
 from steelyard.messages.algorithm import FACTORS, ServerStep
 from steelyard.messages.payloads import DenseModels
 from steelyard.report.summary import summarise
+from steelyard.runs.history import History
 from steelyard.runs.kept_updates import read_round
-from steelyard.runs.reader import History
 
 
 class Adapted(nn.Module):

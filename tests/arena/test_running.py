@@ -38,7 +38,7 @@ from steelyard.base.errors import MachineError, Stopped
 from steelyard.base.processor import MACHINE
 from steelyard.experiment.job_array import Part
 from steelyard.report.statistics import ALPHA
-from steelyard.runs.reader import History
+from steelyard.runs.history import History
 from steelyard.sweeps.plan import PlannedRun
 from steelyard.sweeps.running import How
 
@@ -200,7 +200,12 @@ def test_what_the_machine_lacks_is_no_failure_of_the_candidate(tmp_path: Path, m
     for place, error, expected, words in (
         ("steelyard.data.loading.load", UserError("data.path: found no 'digits'"), MachineError, r"scene \w+: data"),
         ("steelyard.arena.running.run_or_resume", RuntimeError("ours"), RuntimeError, "ours"),
-        ("steelyard.runs.setup._put_together", OSError(28, "No space left"), UserError, "cannot be written: No space"),
+        (
+            "steelyard.runs.joining._put_together",
+            OSError(28, "No space left"),
+            UserError,
+            "cannot be written: No space",
+        ),
     ):
         with monkeypatch.context() as missing:
             missing.setattr(place, raising(error))

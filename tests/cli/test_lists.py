@@ -22,8 +22,7 @@ from steelyard.base.files import in_bytes
 from steelyard.cli.lists import age, score_of, sparkline
 from steelyard.cli.summaries import show_summary
 from steelyard.cli.top import Board
-from steelyard.runs.glance import glance
-from steelyard.runs.process import this_process
+from steelyard.runs.glance import glance, this_process
 from steelyard.runs.store import Store
 
 

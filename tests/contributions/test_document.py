@@ -12,8 +12,7 @@ from tests.runs.records import federation, record, state
 
 from steelyard.contributions.document import Contributions, stored_contributions
 from steelyard.rounds.contributions import RoundValues
-from steelyard.runs.store import Store
-from steelyard.runs.valued import add_values
+from steelyard.runs.store import Store, add_values
 
 
 def in_round(

@@ -21,7 +21,7 @@ from steelyard.experiment.loading import build
 from steelyard.experiment.parts import as_begun
 from steelyard.experiment.running import run
 from steelyard.rounds.loop import one_round
-from steelyard.runs.reader import History
+from steelyard.runs.history import History
 
 
 def experiment(**sections: Any) -> Any:

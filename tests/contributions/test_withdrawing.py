@@ -17,7 +17,7 @@ from steelyard.contributions.finding import without
 from steelyard.contributions.withdrawing import withdraw
 from steelyard.experiment.running import run
 from steelyard.report.verification import verify
-from steelyard.runs.reader import History
+from steelyard.runs.history import History
 
 
 @pytest.fixture(scope="module")

@@ -32,8 +32,7 @@ from steelyard.federate import node_ledger, receipts
 from steelyard.learning.models import ModelSettings
 from steelyard.learning.training import TrainingSettings
 from steelyard.privacy import sharing
-from steelyard.runs import schema
-from steelyard.runs.typed import declared
+from steelyard.runs.schema import declared
 from steelyard.sweeps import result
 
 
@@ -84,8 +83,8 @@ def test_every_file_key_tensor_and_table_that_is_written_is_named() -> None:
     tables = dict(
         re.findall(r"^## `(\w+)`$(.*?)(?=^## |\Z)", made_pages()["reference/database.md"], re.MULTILINE | re.DOTALL)
     )
-    assert list(tables) == list(declared(schema.SCHEMA))
-    for table, columns in declared(schema.SCHEMA).items():
+    assert list(tables) == list(declared())
+    for table, columns in declared().items():
         assert [column for column in columns if not re.search(rf"\b{column}\b", tables[table])] == []
 
 

@@ -15,7 +15,7 @@ from tests.adapters.flower_grid import Nodes
 from tests.warm import ROOT
 
 from steelyard.clients.flower.adapter.messages import enter_run
-from steelyard.runs.reader import History
+from steelyard.runs.history import History
 
 APP = ROOT / "examples" / "flower_digits"
 RULE = "power(VP)^3"

@@ -32,7 +32,7 @@ from steelyard.clients.local.engines import choice_file
 from steelyard.experiment.loading import build
 from steelyard.experiment.running import resume, run
 from steelyard.privacy.ledger_marks import FILE
-from steelyard.runs.reader import History
+from steelyard.runs.history import History
 from steelyard.runs.store import exists
 
 PLAIN = changed(SMALL, rounds={"count": 4}, weighing={"criteria": ["DS", "LD"]}, compute={"threads": 1})

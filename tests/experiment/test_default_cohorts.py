@@ -15,7 +15,7 @@ from steelyard.privacy.accounting import Release, spent
 from steelyard.privacy.ledger import Ledger
 from steelyard.privacy.ledger_marks import FILE
 from steelyard.result import Result
-from steelyard.runs.reader import History
+from steelyard.runs.history import History
 
 
 def of(clients: int = 12, **rounds: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from steelyard import Experiment, LocalData, UserError, client_criterion
 from steelyard.clients.node import NodeConfig
 from steelyard.data.facts import FactSettings
 from steelyard.experiment.loading import build, load, read_experiment
-from steelyard.runs.reader import History
+from steelyard.runs.history import History
 
 NAMES = [f"client-{number:03}" for number in range(4)]
 

@@ -14,7 +14,7 @@ from steelyard.experiment.comparing import with_rules
 from steelyard.experiment.loading import build, load
 from steelyard.experiment.running import resume, run
 from steelyard.report.hostile import outcome
-from steelyard.runs.reader import History
+from steelyard.runs.history import History
 from steelyard.runs.store import Store
 from steelyard.sweeps.attacking import attack_names, under_attack
 

@@ -26,9 +26,9 @@ from steelyard.experiment import running
 from steelyard.experiment.code import named_code
 from steelyard.experiment.loading import load, read_experiment, to_toml
 from steelyard.federate.app_folder import write_app
+from steelyard.runs.checkpoint import read_tensors
 from steelyard.runs.export import export_run
-from steelyard.runs.reader import History
-from steelyard.runs.tensor_files import read_tensors
+from steelyard.runs.history import History
 
 MARK = "import os\nwith open(os.environ['MARK'], 'a') as f:\n    f.write(__file__ + '\\n')\n"
 
@@ -128,7 +128,7 @@ def test_a_run_keeps_its_code_and_reading_never_runs_it(file: Path, tmp_path: Pa
     result = Result(moved)
     assert result.experiment.named_code()["model.name"] == f"{moved}/code/nets.py:build"
     assert result.table["rules"]
-    assert len(export_run(moved, "csv", None)) == 6
+    assert len(export_run(History(moved), "csv", None)) == 6
     assert marks(tmp_path) == before
 
 

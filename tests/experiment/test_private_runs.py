@@ -22,7 +22,7 @@ from steelyard.messages.updates import Task
 from steelyard.privacy.accounting import Release, spent
 from steelyard.privacy.ledger import Ledger
 from steelyard.privacy.ledger_marks import FILE
-from steelyard.runs.reader import History
+from steelyard.runs.history import History
 
 BASE = changed(
     {**SMALL, "partition": {"scheme": "iid", "clients": 10}},

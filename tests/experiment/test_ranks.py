@@ -19,7 +19,7 @@ from tests.warm import command_environment, warm_command
 
 from steelyard import __version__
 from steelyard.clients.ranks import share
-from steelyard.runs.reader import History
+from steelyard.runs.history import History
 
 Ranked = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -19,7 +19,7 @@ from steelyard.experiment.loading import build, to_toml
 from steelyard.federate.certificates import make_certificates, make_key
 from steelyard.federate.local import rounds_of
 from steelyard.federate.processes import Process, end_all, environment
-from steelyard.runs.reader import History
+from steelyard.runs.history import History
 
 LONG = ("--set", "rounds.count=2000", "--set", "rounds.evaluate_every=2000")
 

@@ -16,7 +16,7 @@ from steelyard.experiment.running import run
 from steelyard.federate import client_app
 from steelyard.federate.run_config import experiment_text
 from steelyard.federate.server_app import federate
-from steelyard.runs.reader import History
+from steelyard.runs.history import History
 from steelyard.runs.store import Store
 
 SMALL: dict[str, Any] = kit.changed(

@@ -34,7 +34,7 @@ from steelyard.federate.client_app import within
 from steelyard.federate.run_config import experiment_of
 from steelyard.federate.server_app import clients_behind, federate
 from steelyard.messages.updates import Question, Task
-from steelyard.runs.reader import History
+from steelyard.runs.history import History
 
 ON_TWO = NodeConfig.read({"partition-id": 0, "num-partitions": 2})
 ALGORITHMS = {

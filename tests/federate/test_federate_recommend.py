@@ -20,7 +20,7 @@ from steelyard.federate.run_config import experiment_text
 from steelyard.federate.server_app import federate
 from steelyard.recommend.sparse import SparseRows
 from steelyard.recommend.wire import sparse_codec
-from steelyard.runs.reader import History
+from steelyard.runs.history import History
 
 
 def interactions(tmp_path: Path) -> Path:

@@ -40,7 +40,7 @@ from steelyard.federate.local_federation import LocalFederation, started
 from steelyard.federate.local_launch import Launch
 from steelyard.federate.receipt_answers import listed
 from steelyard.report.verification import verify
-from steelyard.runs.reader import History
+from steelyard.runs.history import History
 from steelyard.runs.verifying import Keys
 
 ENV = {**os.environ, "PYTHONPATH": str(SOURCES.parent), "FLWR_TELEMETRY_ENABLED": "0"}

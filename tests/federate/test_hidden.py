@@ -42,7 +42,7 @@ from steelyard.privacy.secure_client import SecureClient, self_key
 from steelyard.privacy.secure_server import Unopened
 from steelyard.privacy.settings import AggregationSettings
 from steelyard.rounds.soundness import Exploded
-from steelyard.runs.reader import History
+from steelyard.runs.history import History
 
 OPENED = described(
     weighing={"criteria": ["DS", "LD"], "priority": "LD>DS"},

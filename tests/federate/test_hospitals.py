@@ -19,7 +19,7 @@ from tests.federate.real_federation import (
     wait_until,
 )
 
-from steelyard.runs.reader import History
+from steelyard.runs.history import History
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -26,7 +26,7 @@ from steelyard.federate.node_link import NodeLink
 from steelyard.federate.node_state import NodeStates
 from steelyard.federate.node_workers import WorkerDied, Workers, WorkersSpec
 from steelyard.federate.processes import is_running
-from steelyard.runs.tensor_files import write_tensors
+from steelyard.runs.checkpoint import write_tensors
 
 
 def link(

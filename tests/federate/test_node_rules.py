@@ -30,7 +30,7 @@ from steelyard.federate.node_worker import answer
 from steelyard.federate.run_config import experiment_text
 from steelyard.federate.server_app import federate
 from steelyard.messages.updates import LossState, Question, Task
-from steelyard.runs.reader import History
+from steelyard.runs.history import History
 
 
 def disclosure(round: int = 1, noise: float = 2.0, run: str = "run", **more: Any) -> Disclosure:

@@ -24,7 +24,7 @@ from steelyard.messages.updates import LossState, Signed, Task
 from steelyard.proof.signing import SigningKey, fingerprint, read_public_key
 from steelyard.proof.statements import Proof, Statement
 from steelyard.runs.chain import Records
-from steelyard.runs.opening import reading
+from steelyard.runs.database import reading
 from steelyard.runs.verifying import Keys
 
 TASK = Task("DS", 1, 1, ("a",), torch.zeros(2), LossState("cross-entropy"))

@@ -24,7 +24,7 @@ from steelyard.page.guard import PAGE_HEADER, Keys
 from steelyard.page.jobs import Jobs
 from steelyard.page.server import ServerView
 from steelyard.page.serving import listen
-from steelyard.runs.process import this_process
+from steelyard.runs.glance import this_process
 
 # A tenth of a second goes into reading the list of authorities, which plain HTTP never asks.
 request: Callable[..., httpx.Response] = functools.partial(httpx.request, verify=False)

@@ -23,8 +23,7 @@ from steelyard.federate.outcomes import note_outcome
 from steelyard.federate.server_folder import ServerFolder, server_folder
 from steelyard.federate.server_runs import new_run, runs_of
 from steelyard.page.jobs import own_code
-from steelyard.runs.glance import glance
-from steelyard.runs.process import this_process
+from steelyard.runs.glance import glance, this_process
 
 
 def state_of(page: Page, run: str) -> str:

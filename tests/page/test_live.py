@@ -12,7 +12,7 @@ from tests.page.page_server import Written, finished, serving
 
 from steelyard.page.figures import Figures
 from steelyard.page.live import LiveHistory
-from steelyard.runs.reader import History
+from steelyard.runs.history import History
 
 
 def same(live: LiveHistory, folder: Path) -> None:

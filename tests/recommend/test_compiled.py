@@ -17,7 +17,7 @@ from steelyard.recommend.fpl import Learning
 from steelyard.recommend.histories import Histories, round_keys, user_keys
 from steelyard.recommend.interactions import build as table_of
 from steelyard.report.recommender import open_run
-from steelyard.runs.reader import History
+from steelyard.runs.history import History
 
 pytest.importorskip("numba", reason="numba is not installed")
 

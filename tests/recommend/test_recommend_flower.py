@@ -25,7 +25,7 @@ from steelyard.federate.run_config import experiment_text
 from steelyard.federate.server_app import federate
 from steelyard.messages.updates import Question, Task
 from steelyard.report.recommender import open_run
-from steelyard.runs.reader import History
+from steelyard.runs.history import History
 
 BUSY = threading.Lock()
 NAMES = ["ada", "ben", "cleo", "dan", "eve"]

@@ -16,7 +16,7 @@ from steelyard.report.recommendation import Compared, Measure, recommend
 from steelyard.report.recorded_curves import Curve
 from steelyard.report.reporting_rows import recommendation_of
 from steelyard.report.statistics import detectable, seeds_for
-from steelyard.runs.reader import History
+from steelyard.runs.history import History
 
 ROWS = Measure("accuracy", "on the server's 46 rows")
 

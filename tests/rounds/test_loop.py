@@ -26,8 +26,8 @@ from steelyard.learning.training import orders as batch_orders
 from steelyard.learning.training import train_client
 from steelyard.messages.updates import LossState, Task
 from steelyard.rounds.own_code import told_in_one_line, training_fault
-from steelyard.runs.reader import History
-from steelyard.runs.tensor_files import read_tensors
+from steelyard.runs.checkpoint import read_tensors
+from steelyard.runs.history import History
 from steelyard.weighing.priorities import OrderState
 
 

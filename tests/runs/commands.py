@@ -31,10 +31,10 @@ def steelyard(
 
 def _kill_after(last: int, during: str) -> None:
     """Make the store of this process the last thing that it uses."""
-    from steelyard.runs import tensor_files
+    from steelyard.runs import checkpoint
     from steelyard.runs.store import Store
 
-    commit, write_tensors = Store.commit, tensor_files.write_tensors
+    commit, write_tensors = Store.commit, checkpoint.write_tensors
 
     def commit_and_die(self: Store, round: int, *rest: object, **options: object) -> None:
         commit(self, round, *rest, **options)  # type: ignore[arg-type]
@@ -50,4 +50,4 @@ def _kill_after(last: int, during: str) -> None:
     if during == "commit":
         Store.commit = commit_and_die  # type: ignore[method-assign]
     else:
-        tensor_files.write_tensors = write_and_die
+        checkpoint.write_tensors = write_and_die

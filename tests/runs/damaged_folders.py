@@ -41,8 +41,7 @@ from steelyard.report.summary import summarise
 from steelyard.report.view import RunView
 from steelyard.runs.export import export_run
 from steelyard.runs.glance import glances
-from steelyard.runs.heaviest import heaviest
-from steelyard.runs.reader import History
+from steelyard.runs.history import History
 from steelyard.runs.schema import SCHEMA
 from steelyard.runs.store import Store
 
@@ -252,12 +251,12 @@ def questions(root: Path, scratch: Path) -> dict[str, Callable[[], object]]:
         "page": lambda: Listing(root, Jobs(root)).runs(),
         "frames": frames,
         "live": lambda: LiveHistory(bad).snapshot(),
-        "heaviest": lambda: heaviest(bad),
+        "heaviest": lambda: History(bad).heaviest(),
         "checkpoint": lambda: History(bad).last_checkpoint(),
         "table": tables_of,
         "summary": summary,
         "report": lambda: embedded(contents(RunView([bad]))),
-        "export": lambda: export_run(bad, "csv", force=True),
+        "export": lambda: export_run(History(bad), "csv", force=True),
         "resume": resumed,
     }
 

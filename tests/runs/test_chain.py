@@ -26,10 +26,10 @@ from steelyard.privacy.ledger import Charge, Ledger
 from steelyard.privacy.ledger_marks import FILE, Mark
 from steelyard.proof.signing import read_public_key
 from steelyard.report.notices import chain_of
-from steelyard.runs import chain, facts, remembered
-from steelyard.runs.chain_check import Checked
-from steelyard.runs.opening import reading
-from steelyard.runs.reader import History
+from steelyard.runs import chain, history
+from steelyard.runs.chain import Checked
+from steelyard.runs.database import reading
+from steelyard.runs.history import History
 from steelyard.runs.store import Store
 
 NAMES = ("DS>LD", "other")
@@ -279,8 +279,8 @@ def test_a_sealed_round_holds_its_head_the_one_before_and_the_servers_signature(
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("STEELYARD_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(remembered, "WORTH", 0.0)
-    monkeypatch.setattr(remembered, "FINE", -60.0)
+    monkeypatch.setattr(history, "WORTH", 0.0)
+    monkeypatch.setattr(history, "FINE", -60.0)
     return tmp_path / "cache" / "chains"
 
 
@@ -298,8 +298,8 @@ def folder(tmp_path: Path) -> Path:
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Every look that computes a chain."""
     found: list[Path] = []
-    check = facts.check
-    monkeypatch.setattr(facts, "check", lambda db, folder: (found.append(folder), check(db, folder))[1])
+    check = history.check
+    monkeypatch.setattr(history, "check", lambda db, folder: (found.append(folder), check(db, folder))[1])
     return found
 
 
@@ -327,11 +327,11 @@ def test_a_run_in_writing_and_one_just_written_are_not_remembered(
         db.execute("UPDATE info SET value = value")
         db.execute("INSERT INTO info VALUES ('other', '1')")
         db.commit()
-        assert remembered.stamp(folder) is None
+        assert history.stamp(folder) is None
         chain_of(History(folder))
-    monkeypatch.setattr(remembered, "FINE", 300.0)
+    monkeypatch.setattr(history, "FINE", 300.0)
     chain_of(History(folder))
-    remembered.remember(folder, remembered.stamp(folder), Checked("head", 2), 600.0)
+    history.remember(folder, history.stamp(folder), Checked("head", 2), 600.0)
     assert not cache.exists()
 
 

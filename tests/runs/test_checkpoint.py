@@ -23,9 +23,9 @@ from steelyard.base.errors import UserError
 from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import LossState, Updates
 from steelyard.rounds.state import RoundState
-from steelyard.runs import checkpoint, tensor_files
+from steelyard.runs import checkpoint
+from steelyard.runs.checkpoint import FOLDER, TensorFiles, load_all, metadata_of, read_content, read_tensors
 from steelyard.runs.kept_updates import keep_round, kept_rounds, path_of_round, read_round
-from steelyard.runs.tensor_files import FOLDER, TensorFiles, load_all, metadata_of, read_content, read_tensors
 from steelyard.weighing.priorities import OrderState
 
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
@@ -99,8 +99,8 @@ def test_tensors_come_back_from_a_file_to_the_last_bit(
     tmp_path_factory: pytest.TempPathFactory, tensors: dict[str, torch.Tensor]
 ) -> None:
     path = tmp_path_factory.mktemp("checkpoint") / "x.safetensors"
-    tensor_files.write_tensors(path, tensors)
-    found = tensor_files.read_tensors(path)
+    checkpoint.write_tensors(path, tensors)
+    found = checkpoint.read_tensors(path)
     assert found.keys() == tensors.keys()
     assert all(same_bits(found[name], tensors[name]) for name in tensors)
 
@@ -108,8 +108,8 @@ def test_tensors_come_back_from_a_file_to_the_last_bit(
 def test_views_that_share_memory_and_gradients_are_written_as_they_stand(tmp_path: Path) -> None:
     table = torch.arange(6.0).reshape(2, 3)
     given = {"row": table[1], "turned": table.t(), "learnt": torch.ones(2, requires_grad=True)}
-    tensor_files.write_tensors(tmp_path / "x.safetensors", given)
-    found = tensor_files.read_tensors(tmp_path / "x.safetensors")
+    checkpoint.write_tensors(tmp_path / "x.safetensors", given)
+    found = checkpoint.read_tensors(tmp_path / "x.safetensors")
     assert found["row"].tolist() == [3.0, 4.0, 5.0]
     assert found["turned"].tolist() == [[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]
     assert found["learnt"].tolist() == [1.0, 1.0]
@@ -117,21 +117,21 @@ def test_views_that_share_memory_and_gradients_are_written_as_they_stand(tmp_pat
 
 def test_a_file_is_replaced_whole_and_leaves_no_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x.safetensors"
-    tensor_files.write_tensors(path, {"a": torch.zeros(2)})
+    checkpoint.write_tensors(path, {"a": torch.zeros(2)})
 
     def fail(_: int) -> None:
         # What is on its way to the disk must not stand under the name of the whole file yet.
-        assert tensor_files.read_tensors(path)["a"].tolist() == [0.0, 0.0]
-        assert tensor_files.read_tensors(path.with_name("x.safetensors.part"))["a"].tolist() == [1.0, 1.0]
+        assert checkpoint.read_tensors(path)["a"].tolist() == [0.0, 0.0]
+        assert checkpoint.read_tensors(path.with_name("x.safetensors.part"))["a"].tolist() == [1.0, 1.0]
         raise OSError("no space left")
 
     with monkeypatch.context() as patch:
         patch.setattr("os.fsync", fail)
         with pytest.raises(OSError, match="no space left"):
-            tensor_files.write_tensors(path, {"a": torch.ones(2)})
-    assert tensor_files.read_tensors(path)["a"].tolist() == [0.0, 0.0]
-    tensor_files.write_tensors(path, {"a": torch.ones(2)})
-    assert tensor_files.read_tensors(path)["a"].tolist() == [1.0, 1.0]
+            checkpoint.write_tensors(path, {"a": torch.ones(2)})
+    assert checkpoint.read_tensors(path)["a"].tolist() == [0.0, 0.0]
+    checkpoint.write_tensors(path, {"a": torch.ones(2)})
+    assert checkpoint.read_tensors(path)["a"].tolist() == [1.0, 1.0]
     assert [entry.name for entry in tmp_path.iterdir()] == ["x.safetensors"]
 
 
@@ -170,7 +170,7 @@ STEPS = st.lists(
 )
 
 
-@mock.patch.object(tensor_files, "MOST_FILES", 3)
+@mock.patch.object(checkpoint, "MOST_FILES", 3)
 @settings(max_examples=40)  # each writes and reads up to a dozen files
 @given(STEPS)
 def test_any_course_of_changes_and_resumes_comes_back_to_the_bit(

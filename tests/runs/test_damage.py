@@ -27,15 +27,12 @@ from steelyard.base import files
 from steelyard.base.errors import UserError
 from steelyard.report.summary import summarise
 from steelyard.rounds.settings import RoundSettings
-from steelyard.runs.checkpoint import checksum, pack
-from steelyard.runs.checks import Damaged, bound, check_files, size_of_database, unbound
+from steelyard.runs.checkpoint import checksum, pack, write_tensors
+from steelyard.runs.database import Damaged, Reader, bound, check_files, size_of_database, unbound
 from steelyard.runs.export import export_run
-from steelyard.runs.reader import History
+from steelyard.runs.history import History, read_values
 from steelyard.runs.schema import SCHEMA
-from steelyard.runs.store import Store, tidy
-from steelyard.runs.tensor_files import write_tensors
-from steelyard.runs.typed import Reader
-from steelyard.runs.valued import add_values, read_values
+from steelyard.runs.store import Store, add_values, tidy
 
 
 def five_rounds(folder: Path) -> None:
@@ -240,7 +237,7 @@ def test_a_page_of_garbage_is_named_and_never_continued_from(run: Path, page: in
         resumed(run)
     said = ""
     try:
-        export_run(run, "csv", run / "out")
+        export_run(History(run), "csv", run / "out")
     except UserError as error:
         said = str(error)
     assert not said or "cannot be read" in said or "not a readable run database" in said
@@ -265,7 +262,7 @@ def test_a_run_on_a_read_only_medium_is_read(killed: Path) -> None:
         history = History(folder)
         assert (history.last_round, len(history.clients)) == (3, 12)
         assert_refused(partial(Store, folder), "cannot be written: Read-only file system; allowed: a writable folder")
-        assert_refused(lambda folder=folder: export_run(folder, "csv"), "Read-only file system")
+        assert_refused(lambda folder=folder: export_run(History(folder), "csv"), "Read-only file system")
     assert sorted(path.name for path in killed.iterdir()) == before
 
 
@@ -490,7 +487,7 @@ def test_what_a_run_names_neither_reaches_the_terminal_nor_is_a_formula(runs: Pa
         assert (",'=red" in done.stdout) == ("csv" in more)
     assert "\n'=red" in (runs.parent / "c.csv").read_text(encoding="utf-8")
     change(runs / "bad", "UPDATE federations SET rule = char(9) || '=1+1'")
-    assert "\n'\\t=1+1," in export_run(runs / "bad", "csv")[1].read_text(encoding="utf-8")
+    assert "\n'\\t=1+1," in export_run(History(runs / "bad"), "csv")[1].read_text(encoding="utf-8")
 
 
 def test_rounds_that_do_not_fit_together_are_one_line(runs: Path, refused: Callable[..., str]) -> None:

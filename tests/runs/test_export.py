@@ -19,7 +19,7 @@ from tests.runs.records import add, begun, record
 
 from steelyard.base.errors import UserError, printable
 from steelyard.runs.export import csv_lines, export_run, no_formula
-from steelyard.runs.reader import History
+from steelyard.runs.history import History
 
 
 @pytest.fixture
@@ -34,14 +34,14 @@ def run(tmp_path: Path) -> Iterator[Path]:
 def test_parquet_files_hold_the_same_tables(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pyarrow")
     history = History(run)
-    for path in export_run(run, "parquet"):
+    for path in export_run(History(run), "parquet"):
         found, expected = pd.read_parquet(path), getattr(history, path.stem)
         assert list(found.columns) == list(expected.columns)
         rows = [frame.astype(object).where(frame.notna(), None).to_numpy().tolist() for frame in (found, expected)]
         assert rows[0] == rows[1]
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"needs pyarrow: pip install 'steelyard\[parquet\]'; allowed: csv, json"):
-        export_run(run, "parquet", force=True)
+        export_run(History(run), "parquet", force=True)
 
 
 ODD = st.text(st.sampled_from('a,"\n\r ü;'), max_size=6)
@@ -68,19 +68,21 @@ def test_any_table_is_read_back_from_csv_to_the_last_bit(
 
 
 def test_files_are_written_again_only_where_that_is_asked_for(run: Path, tmp_path: Path) -> None:
-    written = export_run(run, "csv")
+    written = export_run(History(run), "csv")
     tables = ("federations", "rounds", "clients", "evaluations", "untested", "listening")
     assert written == [run / "export" / f"{name}.csv" for name in tables]
     written[0].write_text("edited")
-    assert_refused(partial(export_run, run, "csv"), "federations.csv: exists already", "another --out, or --force")
+    assert_refused(
+        partial(export_run, History(run), "csv"), "federations.csv: exists already", "another --out, or --force"
+    )
     assert written[0].read_text() == "edited"
-    assert export_run(run, "csv", force=True) == written
+    assert export_run(History(run), "csv", force=True) == written
     assert written[0].read_text() != "edited"
-    (row,) = json.loads(export_run(run, "json", tmp_path / "out")[1].read_text())
+    (row,) = json.loads(export_run(History(run), "json", tmp_path / "out")[1].read_text())
     assert row["accuracy"] == 0.333333333333333  # 15 digits
     (tmp_path / "file").write_text("")
     words = ("--out: ", "file/x cannot be made: Not a directory", "a writable folder")
-    assert_refused(partial(export_run, run, "csv", tmp_path / "file" / "x"), *words)
+    assert_refused(partial(export_run, History(run), "csv", tmp_path / "file" / "x"), *words)
 
 
 def test_only_what_needs_quotes_or_marks_has_them() -> None:

@@ -15,9 +15,18 @@ import pytest
 from tests.kit import assert_refused
 from tests.runs.records import CRITERIA, add, begun, record, state, updates
 
-from steelyard.runs.glance import accuracies, find_runs, glance, glances, run_folder
-from steelyard.runs.heaviest import heaviest
-from steelyard.runs.process import Writer, read_writer, started, this_process
+from steelyard.runs.glance import (
+    Writer,
+    accuracies,
+    find_runs,
+    glance,
+    glances,
+    read_writer,
+    run_folder,
+    started,
+    this_process,
+)
+from steelyard.runs.history import History
 from steelyard.runs.store import Store
 from steelyard.weighing.rule import Rule, WeighingSettings
 
@@ -116,11 +125,8 @@ def test_no_name_leads_outside(links: Path) -> None:
 
 
 def test_who_counts_most_is_of_the_last_round(tmp_path: Path) -> None:
-    found = heaviest(make_run(tmp_path / "a"), shown=1)
-    assert found is not None
-    assert (found.round, found.cohort) == (2, 2)
-    assert found.clients == (("a", 0.75),)
-    assert heaviest(make_run(tmp_path / "b", rounds=0)) is None
+    assert History(make_run(tmp_path / "a")).heaviest() == (2, [("a", 0.75), ("b", 0.25)])
+    assert History(make_run(tmp_path / "b", rounds=0)).heaviest() is None
     # Of equal weights those of the first names, also where more are sorted than a sort takes one by one.
     store, names = begun(tmp_path / "c"), tuple("abcdefghijklmnopqrstuvwxyz")
     raw = np.tile([1.0, 2.0], 13)
@@ -128,9 +134,9 @@ def test_who_counts_most_is_of_the_last_round(tmp_path: Path) -> None:
     weighing = Rule(WeighingSettings(criteria=CRITERIA)).weigh(np.stack([raw, raw], axis=1))
     add(store, record(updates=sent, weighing=weighing), last=True)
     store.close()
-    ties = heaviest(tmp_path / "c")
+    ties = History(tmp_path / "c").heaviest()
     assert ties is not None
-    assert [name for name, _ in ties.clients] == ["b", "d", "f"]
+    assert [name for name, _ in ties[1][:3]] == ["b", "d", "f"]
 
 
 def test_all_that_a_look_tells(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from tests.stopping import stopped
 from tests.warm import warm_command
 
 from steelyard import Experiment
-from steelyard.runs.reader import History
+from steelyard.runs.history import History
 from steelyard.runs.store import Store
 
 KEPT = "of somebody else"

@@ -22,10 +22,9 @@ from tests.runs.records import RAW, begun, evaluations, federation, record, stat
 from steelyard.base.errors import UserError
 from steelyard.messages.updates import Failure
 from steelyard.rounds.state import RoundRecord
-from steelyard.runs.joining import join_rounds
-from steelyard.runs.opening import connect
-from steelyard.runs.reader import History
-from steelyard.runs.setup import discard, set_up
+from steelyard.runs.database import connect
+from steelyard.runs.history import History
+from steelyard.runs.joining import discard, join_rounds, set_up
 from steelyard.runs.store import Store, exists
 from steelyard.weighing.priorities import OrderState
 from steelyard.weighing.rule import Rule, WeighingSettings

@@ -20,7 +20,7 @@ from tests.runs.signed_runs import TEXT, a_key, signed_run
 from steelyard.base.errors import UserError
 from steelyard.report.verification import Verification, verify
 from steelyard.runs.schema import SCHEMA
-from steelyard.runs.valued import add_values
+from steelyard.runs.store import add_values
 
 COSTS = {("rounds", column) for column in ("seconds", "cpu", "gpu", "up", "down")}
 

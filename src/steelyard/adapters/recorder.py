@@ -31,11 +31,11 @@ from steelyard.experiment.run_notes import versions, why
 from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import MOST_SAMPLES, Evaluations, Failure, Updates
 from steelyard.rounds.state import Federation, RoundRecord, RoundState
-from steelyard.runs.process import this_process
-from steelyard.runs.reader import History
-from steelyard.runs.setup import set_up
+from steelyard.runs.database import LARGEST_FIGURE
+from steelyard.runs.glance import this_process
+from steelyard.runs.history import History
+from steelyard.runs.joining import set_up
 from steelyard.runs.store import Store, exists
-from steelyard.runs.typed import LARGEST_FIGURE
 from steelyard.weighing.priorities import OrderState
 from steelyard.weighing.rule import Rule, label
 from steelyard.weighing.trust import trusted, warnings

@@ -26,7 +26,7 @@ from steelyard.base.settings import validated
 from steelyard.experiment.code import content_name, rename_code
 from steelyard.experiment.run_notes import versions
 from steelyard.report.documents.arena import ArenaDocument
-from steelyard.runs.reader import History
+from steelyard.runs.history import History
 from steelyard.sweeps.running import finished
 
 ARCHIVE, PICTURE, REPORT = "arena.json", "arena.svg", "report.html"

@@ -13,7 +13,7 @@ from steelyard.base.settings import Section
 from steelyard.experiment.loading import own_text, read_experiment
 from steelyard.report.recorded_curves import read_curves
 from steelyard.report.reporting_rows import recommendation_of
-from steelyard.runs.reader import History, at_once
+from steelyard.runs.history import History, at_once
 from steelyard.sweeps.running import finished
 
 FAILED = ".failed"

@@ -15,7 +15,7 @@ from steelyard.arena.plan import Arena
 from steelyard.base.settings import Section
 from steelyard.experiment.running import run
 from steelyard.report.reporting_rows import reported
-from steelyard.runs.reader import History
+from steelyard.runs.history import History
 from steelyard.sweeps.running import finished
 
 APART = 2

@@ -12,7 +12,7 @@ from steelyard.arena.verdict import OPEN, judge
 from steelyard.base import files
 from steelyard.base.errors import MachineError, Stopped, UserError, one_line, told_as
 from steelyard.base.logs import logger
-from steelyard.runs.reader import History
+from steelyard.runs.history import History
 from steelyard.runs.store import held
 from steelyard.sweeps.jobs import check_jobs, in_processes, time_left
 from steelyard.sweeps.plan import PlannedRun

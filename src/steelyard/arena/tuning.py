@@ -19,7 +19,7 @@ from steelyard.experiment.federations import FederationSettings
 from steelyard.experiment.loading import read_experiment
 from steelyard.experiment.rule_words import parse_rules
 from steelyard.report.recorded_curves import read_curves
-from steelyard.runs.reader import History
+from steelyard.runs.history import History
 from steelyard.sweeps.jobs import check_jobs, in_processes, time_left
 from steelyard.sweeps.plan import PlannedRun
 from steelyard.sweeps.running import ALONE, How, finished, run_or_resume

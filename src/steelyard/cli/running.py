@@ -83,7 +83,7 @@ def resume(
             from steelyard.experiment.parts import part_of
             from steelyard.federate.resuming import resume as resume_run
             from steelyard.result import Result
-            from steelyard.runs.reader import History
+            from steelyard.runs.history import History
             from steelyard.sweeps.attacking import is_attack
             from steelyard.sweeps.plan_file import is_sweep
 
@@ -211,7 +211,7 @@ def _print_groups(folder: Path, format: TableFormat) -> None:
     from steelyard.report.notices import chain_of
     from steelyard.report.recorded_curves import read_curves
     from steelyard.report.rendering import render
-    from steelyard.runs.reader import History
+    from steelyard.runs.history import History
 
     if format in ("json", "csv"):
         raise UserError(f"--format: got '{format}' with --groups; allowed: text, markdown, latex")

@@ -182,8 +182,9 @@ def export(
 ) -> None:
     """Write a run's rounds, clients and evaluations as files."""
     from steelyard.runs.export import export_run
+    from steelyard.runs.history import History
 
-    for path in export_run(folder, to, out, force=force):
+    for path in export_run(History(folder), to, out, force=force):
         print(printable(str(path)))
 
 

@@ -20,10 +20,12 @@ from steelyard.base.errors import UserError
 from steelyard.base.measures import measure_of
 from steelyard.cli.lists import age, nothing, plain, sparkline, state_of
 from steelyard.runs.glance import Glance, accuracies, find_runs, glance, signature, why_unreadable
-from steelyard.runs.heaviest import heaviest
+from steelyard.runs.history import History
 
 RULES = 4
 """Rules of one run that are shown; the rest are counted."""
+HEAVIEST = 3
+"""Clients of the newest round that are shown."""
 RUNS = 30
 """Runs that are shown at most, before the height of the terminal is asked."""
 
@@ -103,10 +105,10 @@ def _body(run: Glance, width: int) -> list[RenderableType]:
         blocks.append(Text(f"  and {len(run.rules) - RULES} more rules", style="dim"))
     if run.ended:
         blocks.append(plain(f"  {run.ended}"))
-    counts = heaviest(run.folder)
-    if counts is not None:
-        shares = ", ".join(f"{client} {share:.0%}" for client, share in counts.clients)
-        text = plain(f"  heaviest of {counts.cohort} in round {counts.round}: {shares}")
+    if (heaviest := History(run.folder).heaviest()) is not None:
+        round, weights = heaviest
+        shares = ", ".join(f"{client} {share:.0%}" for client, share in weights[:HEAVIEST])
+        text = plain(f"  heaviest of {len(weights)} in round {round}: {shares}")
         text.truncate(width, overflow="ellipsis")
         blocks.append(text)
     return blocks

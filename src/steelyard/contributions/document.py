@@ -12,8 +12,7 @@ from steelyard.base.errors import UserError, listed, nearest
 from steelyard.contributions.intervals import Series, add_over_rounds, over_seeds, widened
 from steelyard.messages.updates import Floats
 from steelyard.rounds.contributions import Measure, Method
-from steelyard.runs.reader import History
-from steelyard.runs.valued import RETRAINED, SOURCES, StoredValues, read_values
+from steelyard.runs.history import RETRAINED, SOURCES, History, StoredValues, read_values
 
 UNITS = {
     "loss": "loss on the server's rows",

@@ -12,7 +12,7 @@ from steelyard.experiment.description import Description
 from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.loading import read_experiment
 from steelyard.rounds.contributions import ContributionSettings, Measure, Method
-from steelyard.runs.reader import History
+from steelyard.runs.history import History
 
 if TYPE_CHECKING:
     from steelyard.contributions.retraining import Without

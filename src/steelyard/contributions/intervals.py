@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from steelyard.base.measures import Z, half_per_deviation
 from steelyard.messages.updates import Counts, Floats
-from steelyard.runs.valued import StoredValues
+from steelyard.runs.history import StoredValues
 
 Interval = tuple[Floats, Floats]
 """A value and its standard error, one of each for every client."""

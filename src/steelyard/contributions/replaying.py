@@ -24,11 +24,11 @@ from steelyard.proof.signing import model_digest
 from steelyard.rounds.contributions import ContributionSettings, RoundValues
 from steelyard.rounds.loop import run_rounds
 from steelyard.rounds.state import Federation, Plan, RoundRecord, Snapshot, States
-from steelyard.runs.chain_check import require_whole
+from steelyard.runs.chain import require_whole
+from steelyard.runs.database import reading
+from steelyard.runs.history import History
 from steelyard.runs.kept_updates import kept_rounds, read_round
-from steelyard.runs.opening import reading
-from steelyard.runs.reader import History
-from steelyard.runs.valued import add_values
+from steelyard.runs.store import add_values
 
 if TYPE_CHECKING:
     from steelyard.data.dataset import DatasetOrSeeded

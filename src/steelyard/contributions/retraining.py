@@ -25,8 +25,8 @@ from steelyard.rounds.contributions import ContributionSettings, Measure, RoundV
 from steelyard.rounds.loop import run_rounds
 from steelyard.rounds.state import Federation, RoundRecord, Snapshot, States
 from steelyard.rounds.valuing import Test, overall_first, tester
-from steelyard.runs.reader import History
-from steelyard.runs.valued import RETRAINED, add_values
+from steelyard.runs.history import RETRAINED, History
+from steelyard.runs.store import add_values
 from steelyard.weighing.shapley import Coalitions, shapley_values
 
 if TYPE_CHECKING:

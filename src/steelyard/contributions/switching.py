@@ -13,7 +13,7 @@ from steelyard.contributions.finding import default_measure
 from steelyard.contributions.replaying import check_simulated
 from steelyard.experiment.continuing import TEXT, changed_experiment
 from steelyard.experiment.loading import RUN_FILE, own_text, read_experiment
-from steelyard.runs.reader import History
+from steelyard.runs.history import History
 from steelyard.runs.store import Store
 
 

@@ -24,9 +24,9 @@ from steelyard.experiment.folders import new_folder
 from steelyard.experiment.loading import RUN_FILE, read_experiment, run_file
 from steelyard.experiment.parts import federations_of
 from steelyard.experiment.running import resume, run
+from steelyard.runs.database import reading
+from steelyard.runs.history import History
 from steelyard.runs.kept_updates import path_of_round
-from steelyard.runs.opening import reading
-from steelyard.runs.reader import History
 from steelyard.runs.store import Store
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from steelyard.experiment.running import resume, run
 from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import Evaluations, Floats, Question, Task, Updates
 from steelyard.privacy.canaries import lower_bound
-from steelyard.runs.reader import History
+from steelyard.runs.history import History
 
 OTHERS = 10
 """Clients with data beside the canaries."""

@@ -18,7 +18,7 @@ from steelyard.experiment.code import FOLDER, digest
 from steelyard.experiment.loading import RUN_FILE, own_text, read_experiment
 from steelyard.experiment.run_notes import versions
 from steelyard.runs.chain import SALT
-from steelyard.runs.reader import History
+from steelyard.runs.history import History
 from steelyard.runs.store import Store
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from steelyard.messages.algorithm import Algorithm
 from steelyard.privacy.settings import PrivacySettings
 from steelyard.rounds.contributions import ContributionSettings
 from steelyard.rounds.settings import RoundSettings
-from steelyard.runs.settings import StoreSettings
-from steelyard.tracking.settings import TrackingSettings
+from steelyard.runs.schema import StoreSettings
+from steelyard.tracking import TrackingSettings
 from steelyard.weighing import criteria as registry
 from steelyard.weighing.rule import WeighingSettings, criteria_of
 

@@ -18,11 +18,10 @@ from steelyard.experiment.job_array import PART, in_order
 from steelyard.experiment.loading import RUN_FILE, read_experiment
 from steelyard.experiment.parts import federations_of, part_of
 from steelyard.proof.signing import head_key
-from steelyard.runs.chain_check import require_whole
-from steelyard.runs.joining import join_rounds
-from steelyard.runs.process import this_process
-from steelyard.runs.reader import History
-from steelyard.runs.setup import set_up
+from steelyard.runs.chain import require_whole
+from steelyard.runs.glance import this_process
+from steelyard.runs.history import History
+from steelyard.runs.joining import join_rounds, set_up
 from steelyard.runs.store import exists
 from steelyard.weighing.trust import unlimited
 

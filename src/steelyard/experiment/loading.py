@@ -20,7 +20,7 @@ from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.paths import resolve_paths
 from steelyard.experiment.recommend import RecommendDescription
 from steelyard.experiment.recorded import RecordedDescription
-from steelyard.runs.opening import instead_of_a_run
+from steelyard.runs.database import instead_of_a_run
 
 LONGEST = 1_000_000
 """Bytes of an experiment file in a run's folder that are looked at; none of ours comes near."""

@@ -20,8 +20,8 @@ from steelyard.experiment.guarantees import private_rounds
 from steelyard.experiment.job_array import PART, Part
 from steelyard.experiment.loading import RUN_FILE, own_text, read_experiment
 from steelyard.rounds.state import Federation, Plan
-from steelyard.runs.reader import History
-from steelyard.tracking.trackers import check as check_tracker
+from steelyard.runs.history import History
+from steelyard.tracking import check as check_tracker
 from steelyard.weighing.adafed import loss_rule
 from steelyard.weighing.adjusting import strategy_of
 from steelyard.weighing.rule import Rule

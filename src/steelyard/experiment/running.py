@@ -31,14 +31,13 @@ from steelyard.proof.signing import head_key
 from steelyard.rounds.loop import Progress, run_rounds
 from steelyard.rounds.progress import show_progress
 from steelyard.rounds.settings import cohort_size
-from steelyard.runs.chain import RUN, SALT
-from steelyard.runs.chain_check import require_whole
-from steelyard.runs.process import this_process
-from steelyard.runs.reader import History
-from steelyard.runs.setup import discard, set_up
+from steelyard.runs.chain import RUN, SALT, require_whole
+from steelyard.runs.glance import this_process
+from steelyard.runs.history import History
+from steelyard.runs.joining import discard, set_up
 from steelyard.runs.store import Store, tidy
-from steelyard.tracking.recording import Tracked
-from steelyard.tracking.trackers import check as check_tracker
+from steelyard.tracking import Tracked
+from steelyard.tracking import check as check_tracker
 from steelyard.weighing.trust import trusted
 
 _log = logger(__name__)

@@ -20,8 +20,8 @@ from steelyard.federate.local_federation import LocalFederation, started
 from steelyard.federate.local_launch import FOLDER, Launch, read_launch
 from steelyard.federate.outcomes import is_server_app, rounds_of
 from steelyard.rounds.progress import show_progress, weighed_one
-from steelyard.runs.opening import reading
-from steelyard.runs.reader import History
+from steelyard.runs.database import reading
+from steelyard.runs.history import History
 from steelyard.runs.store import exists
 
 MOST_NODES = 256

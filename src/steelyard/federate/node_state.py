@@ -18,7 +18,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from steelyard.base.errors import UserError, told_as
 from steelyard.base.files import owners_only
 from steelyard.clients.flower import arrays as packing
-from steelyard.runs.tensor_files import read_tensors, write_tensors
+from steelyard.runs.checkpoint import read_tensors, write_tensors
 
 State = Mapping[str, torch.Tensor]
 _PREFIX, _ABOUT, _TENSORS = "steelyard/", "/about", "/tensors"

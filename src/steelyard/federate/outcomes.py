@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from steelyard.base.errors import UserError
-from steelyard.runs.opening import reading
+from steelyard.runs.database import reading
 
 Status = Literal["running", "finished", "stopped"]
 LOG = "log.txt"

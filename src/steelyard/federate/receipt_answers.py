@@ -13,7 +13,7 @@ from steelyard.federate.receipts import FILE, PROOFS, Receipt, read, read_proofs
 from steelyard.proof.signing import fingerprint
 from steelyard.proof.statements import UNSIGNED, Proof
 from steelyard.runs.chain import Records
-from steelyard.runs.opening import reading
+from steelyard.runs.database import reading
 from steelyard.runs.verifying import SERVER, Keys
 
 Outcome = Literal["signed", "took part", "absent", "did not take part", "differs"]

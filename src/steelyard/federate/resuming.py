@@ -11,7 +11,7 @@ from steelyard.experiment.continuing import accept_experiment
 from steelyard.experiment.running import resume as resume_simulated
 from steelyard.federate import require_flower
 from steelyard.federate.local_launch import read_launch
-from steelyard.runs.reader import History
+from steelyard.runs.history import History
 from steelyard.runs.store import exists
 
 

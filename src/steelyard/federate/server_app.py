@@ -26,7 +26,7 @@ from steelyard.experiment.running import resume, run
 from steelyard.federate.outcomes import LOG, Status, note_outcome
 from steelyard.federate.processes import LAUNCHER, is_running
 from steelyard.federate.run_config import experiment_of, experiment_text
-from steelyard.runs.reader import History
+from steelyard.runs.history import History
 from steelyard.runs.store import exists
 
 _log = logger(__name__)

@@ -12,7 +12,7 @@ from steelyard.clients.flower.register import Entry, read_register
 from steelyard.federate.outcomes import read_json
 from steelyard.federate.server_folder import ServerFolder
 from steelyard.federate.server_runs import runs_of
-from steelyard.runs.opening import reading
+from steelyard.runs.database import reading
 
 _CONNECTED_SECONDS = 20.0
 """A node calls every few seconds or has a call held; Flower takes one for gone after twenty."""

@@ -21,7 +21,7 @@ from steelyard.report.headline import headline
 from steelyard.report.reporting_rows import servers_rows
 from steelyard.report.view import RunView, plain
 from steelyard.runs.glance import RunDocument, glance, run_folder
-from steelyard.runs.reader import History
+from steelyard.runs.history import History
 
 CLIENTS = 2000
 """Clients that the page offers by name; more are counted."""

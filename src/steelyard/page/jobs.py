@@ -20,8 +20,7 @@ from steelyard.base.settings import parse
 from steelyard.experiment.code import named_code
 from steelyard.experiment.loading import RUN_FILE, load, own_text, recipes
 from steelyard.page.form import assignments
-from steelyard.runs.glance import Glance, RunDocument, glance, run_folder
-from steelyard.runs.process import started
+from steelyard.runs.glance import Glance, RunDocument, glance, run_folder, started
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 LOGS = ".page"

@@ -13,7 +13,7 @@ import numpy as np
 from steelyard.messages.updates import Counts, Floats
 from steelyard.runs.columns import Cohorts, EntriesT, Tested, as_table, between, cut, entry_columns, runs_of, sampled
 from steelyard.runs.glance import run_folder, signature
-from steelyard.runs.reader import LOOKED_AT, START, History
+from steelyard.runs.history import LOOKED_AT, START, History
 
 if TYPE_CHECKING:
     import pandas as pd

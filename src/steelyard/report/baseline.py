@@ -11,7 +11,7 @@ from steelyard.base.measures import MEASURES, Measure, estimate
 from steelyard.report.documents.comparison import PairedTest, RuleTests, Verdict
 from steelyard.report.documents.shared import RecordedRule
 from steelyard.report.statistics import holm, paired_p, verdict
-from steelyard.runs.reader import History
+from steelyard.runs.history import History
 
 
 def is_fedavg(settings: RecordedRule) -> bool:

@@ -31,7 +31,7 @@ from steelyard.report.rule_rows import (
     server_row,
     testing_row,
 )
-from steelyard.runs.reader import History, at_once
+from steelyard.runs.history import History, at_once
 
 
 @at_once

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from steelyard.report.documents.run import FlawedShares, RuleSummary
-from steelyard.runs.reader import History
+from steelyard.runs.history import History
 
 SMALL = 0.02
 """Rules within this of each other, on one seed, count as equal."""

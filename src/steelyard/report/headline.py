@@ -7,7 +7,7 @@ from collections import Counter
 from steelyard.report.documents.comparison import Recommendation
 from steelyard.report.notices import chain_line, chain_of, single_client_lines, single_client_rounds
 from steelyard.report.view import RunView, flawed_means
-from steelyard.runs.reader import History
+from steelyard.runs.history import History
 
 
 def headline(view: RunView) -> list[str]:

@@ -17,7 +17,7 @@ from steelyard.report.recommendation import Compared, Measure, recommend
 from steelyard.report.recorded_curves import read_curves
 from steelyard.report.rendering import Table, paragraph, render, wrapped
 from steelyard.rounds.settings import RoundSettings
-from steelyard.runs.reader import History, at_once
+from steelyard.runs.history import History, at_once
 
 CLEAN = "clean"
 """The name of the run without hostile clients."""

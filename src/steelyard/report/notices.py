@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from steelyard.base.errors import UserError, printable
 from steelyard.report.documents.shared import Chain, Promise, SingleClient
 from steelyard.rounds.progress import RAISE
-from steelyard.runs.reader import History
+from steelyard.runs.history import History
 
 _PROMISE = TypeAdapter(Promise)
 

@@ -19,7 +19,7 @@ from steelyard.recommend.interactions import Codes
 from steelyard.recommend.ranking import Floats
 from steelyard.recommend.run_data import RunData, number_of, titles_of
 from steelyard.report.documents.recommenders import Communication, ListedItem, RecommenderReport
-from steelyard.runs.reader import History
+from steelyard.runs.history import History
 from steelyard.weighing.rule import WeighingSettings
 
 

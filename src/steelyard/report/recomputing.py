@@ -21,10 +21,10 @@ from steelyard.messages.algorithm import Algorithm, ServerStep, Vectors
 from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import Floats, Updates
 from steelyard.proof.signing import DIGEST_BYTES, SALT_BYTES, model_digest
+from steelyard.runs.database import reading
 from steelyard.runs.digests import update_digest
+from steelyard.runs.history import History
 from steelyard.runs.kept_updates import KeptRound, kept_rounds, read_round
-from steelyard.runs.opening import reading
-from steelyard.runs.reader import History
 from steelyard.runs.verifying import Finding, Findings
 
 TOLERANCE, ROUNDED = 1e-5, 2**-8

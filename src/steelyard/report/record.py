@@ -21,7 +21,7 @@ from steelyard.report.notices import privacy_lines, privacy_of
 from steelyard.report.record_page import record_html
 from steelyard.report.verification import Verification, verify
 from steelyard.report.view import RunView
-from steelyard.runs.reader import History
+from steelyard.runs.history import History
 from steelyard.weighing import criteria
 
 NO_PURPOSE = "not said: `description` of the experiment is empty"

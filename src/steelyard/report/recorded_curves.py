@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from steelyard.base.measures import ERROR, TASKS, measure_of
 from steelyard.messages.updates import Floats
 from steelyard.report.measures import OF_A_STEP
-from steelyard.runs.opening import unreadable
-from steelyard.runs.reader import START, History, at_once
+from steelyard.runs.database import unreadable
+from steelyard.runs.history import START, History, at_once
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,7 +20,7 @@ from steelyard.report.documents.shared import RecordedRule
 from steelyard.report.notices import privacy_of, single_client_rounds
 from steelyard.report.recommendation import Compared, Measure, recommend
 from steelyard.report.recorded_curves import Curve
-from steelyard.runs.reader import History
+from steelyard.runs.history import History
 
 LEAST_ROWS = 30
 """With fewer rows, one that is right by chance moves the accuracy by more than three points: they decide nothing."""

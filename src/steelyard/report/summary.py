@@ -33,8 +33,8 @@ from steelyard.report.rendering import Table, as_text
 from steelyard.report.reporting_rows import servers_rows
 from steelyard.rounds.settings import RoundSettings
 from steelyard.runs.columns import Tested
-from steelyard.runs.opening import unreadable
-from steelyard.runs.reader import History, at_once
+from steelyard.runs.database import unreadable
+from steelyard.runs.history import History, at_once
 from steelyard.weighing import criteria
 
 TOP = 5

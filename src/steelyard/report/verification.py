@@ -23,8 +23,8 @@ from steelyard.report.documents.proof import FoundJson, VerificationJson
 from steelyard.report.recomputing import look_at_updates
 from steelyard.runs.checkpoint import kept_checkpoints
 from steelyard.runs.columns import Cohorts
-from steelyard.runs.opening import reading
-from steelyard.runs.reader import History
+from steelyard.runs.database import reading
+from steelyard.runs.history import History
 from steelyard.runs.verifying import Finding, Findings, Keys, look_at_rounds
 from steelyard.weighing.rule import Rule, WeighingSettings, parse_priority
 

@@ -20,8 +20,8 @@ from steelyard.report.documents.run import FlawedShares
 from steelyard.report.documents.shared import RecordedRule
 from steelyard.report.flawed import flawed_shares, flaws_of
 from steelyard.runs.columns import sampled as sampled
-from steelyard.runs.frames import clients_frame, evaluations_frame
-from steelyard.runs.reader import LOOKED_AT, History
+from steelyard.runs.export import clients_frame, evaluations_frame
+from steelyard.runs.history import LOOKED_AT, History
 
 if TYPE_CHECKING:
     from steelyard.experiment.description import Description

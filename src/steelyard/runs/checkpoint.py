@@ -1,10 +1,17 @@
-"""Checkpoints: the states of all federations as tensors (`tensor_files`) and one JSON text, with a checksum."""
+"""Checkpoints: the states of all federations as tensors in a safetensors file and one JSON text, with a checksum.
+
+A checkpoint's file holds what has changed. Its metadata hold a table of the older files that it needs: their SHA-256,
+and which of the clients' tensors are in which. An older file stays as long as a checkpoint that is kept names it.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 import sqlite3
+import weakref
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -12,12 +19,218 @@ from typing import Any
 
 import torch
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 
-from steelyard.base.errors import UserError, printable
+from steelyard.base import files
+from steelyard.base.errors import UserError, brief, printable
 from steelyard.messages.updates import LossState
 from steelyard.rounds.state import RoundState, States
-from steelyard.runs.tensor_files import CLIENTS, FOLDER, Loaded, check_name, load_all, read_content
 from steelyard.weighing.priorities import OrderState
+
+FOLDER = files.CHECKPOINTS
+"""Folder of checkpoint files in a run's folder."""
+NAMED = re.compile(r"round-\d{6,}\.safetensors")
+"""What a run calls its checkpoint files; nothing else in their folder is ever opened or removed."""
+CLIENTS = "clients/"
+"""How the names of tensors begin that clients keep; only these are left where they are."""
+MOST_FILES = 32
+"""Older files that a checkpoint names at most."""
+LEAST_LIVE = 0.25
+"""An older file of whose clients' tensors less than this share is needed gives them to the new one."""
+_OLDER = "older"
+
+
+class _Older(BaseModel, extra="forbid", frozen=True, strict=True):
+    """What a checkpoint says of an older file."""
+
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    keys: list[str]
+
+
+_TABLE = TypeAdapter(dict[str, _Older])
+
+
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: dict[str, str] | None = None) -> bytes:
+    """Write a safetensors file so that it is there whole or not at all, and return its bytes."""
+    content = save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}, metadata)
+    files.write(path, content)
+    return content
+
+
+def read_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """Read a safetensors file; a damaged one is named in the error."""
+    return _tensors(path, read_content(path))
+
+
+def read_content(path: Path) -> bytes:
+    """Return the bytes of a checkpoint's file; one that cannot be read is named in the error."""
+    try:
+        return files.read_bytes(path)
+    except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"{path}: not a readable checkpoint: {reason}") from error
+
+
+def _tensors(path: Path, content: bytes) -> dict[str, torch.Tensor]:
+    try:
+        return load(content)
+    except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
+        raise UserError(f"{path}: not a readable checkpoint: {error}") from error
+
+
+def metadata_of(content: bytes) -> dict[str, str]:
+    """Return the texts by name that a safetensors file holds beside its tensors; it has been read as tensors before."""
+    length = int.from_bytes(content[:8], "little")
+    return json.loads(content[8 : 8 + length]).get("__metadata__", {})
+
+
+def _older(path: Path, content: bytes) -> dict[str, _Older]:
+    """Return the older files that a checkpoint's file names; it has been read as tensors before."""
+    try:
+        found = _TABLE.validate_json(metadata_of(content).get(_OLDER, "{}"))
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise UserError(f"{path}: not a readable checkpoint: its table of older files is damaged") from error
+    for name in found:
+        check_name(path.parent, name)
+    return found
+
+
+def check_name(folder: Path, name: object) -> None:
+    """Refuse a name that no run gives to a checkpoint: it comes from a file or database that anybody may have made."""
+    if not isinstance(name, str) or not NAMED.fullmatch(name):
+        raise UserError(f"{folder}: {brief(name)} is no name of a checkpoint; allowed: as the run wrote it")
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """A file that was written: its SHA-256, and how many bytes of clients' tensors it holds."""
+
+    sha256: str
+    bytes: int
+
+    @classmethod
+    def of(cls, content: bytes, tensors: Mapping[str, torch.Tensor]) -> _Stored:
+        """Return what is remembered of a file."""
+        size = sum(tensor.nbytes for key, tensor in tensors.items() if key.startswith(CLIENTS))
+        return cls(hashlib.sha256(content).hexdigest(), size)
+
+
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """The tensors of a checkpoint, and in which of its files each was found."""
+
+    file: str = ""
+    tensors: Mapping[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
+    places: Mapping[str, str] = field(default_factory=dict[str, str])
+    stored: Mapping[str, _Stored] = field(default_factory=dict[str, _Stored])
+
+
+def load_all(folder: Path, file: str, content: bytes, *, strict: bool = True) -> Loaded:
+    """Return all tensors of a checkpoint, given the bytes of its own file, of the older files that it names too.
+
+    An older file that is not as it was written is refused; without `strict` its tensors are taken as they are.
+    """
+    path = folder / FOLDER / file
+    tensors = _tensors(path, content)
+    places = dict.fromkeys(tensors, file)
+    stored = {file: _Stored.of(content, tensors)}
+    for name, entry in _older(path, content).items():
+        where = folder / FOLDER / name
+        inner = read_content(where)
+        if strict and hashlib.sha256(inner).hexdigest() != entry.sha256:
+            raise UserError(f"{where}: not the checkpoint that was written: its checksum differs")
+        held = _tensors(where, inner)
+        stored[name] = _Stored.of(inner, held)
+        for key in entry.keys:
+            if key not in held:
+                raise UserError(f"{where}: not the checkpoint that was written: {brief(key)} is missing")
+            if key not in tensors:
+                tensors[key], places[key] = held[key], name
+    return Loaded(file, tensors, places, stored)
+
+
+@dataclass(frozen=True, eq=False)
+class _Held:
+    """A client's tensor that some file holds already."""
+
+    tensor: weakref.ref[torch.Tensor]
+    version: int
+    file: str
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor, file: str) -> _Held | None:
+        """Return it, or None for a tensor that torch keeps no version of: whether it changes cannot be known."""
+        return None if tensor.is_inference() else cls(weakref.ref(tensor), tensor._version, file)
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is this very one, not written into since."""
+        return self.tensor() is tensor and tensor._version == self.version
+
+
+class TensorFiles:
+    """Writes the tensors of one run's checkpoints, and remembers which file holds which of the clients'.
+
+    Whoever keeps tensors for clients never writes into one that is held, but puts a new one in its place: the same
+    object is the same numbers. A tensor that is another object each time is written each time.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / FOLDER
+        self._held: dict[str, _Held] = {}
+        self._stored: dict[str, _Stored] = {}
+        self._named: dict[str, frozenset[str]] = {}
+
+    def start_from(self, loaded: Loaded) -> None:
+        """Go on from a checkpoint that was read: what its clients go on with unchanged is not written again."""
+        self._stored = dict(loaded.stored)
+        self._held = self._remembered(loaded.tensors, loaded.places)
+        self._named = {loaded.file: frozenset(loaded.stored) - {loaded.file}}
+
+    def write(self, file: str, tensors: Mapping[str, torch.Tensor], *, whole: bool = False) -> bytes:
+        """Write a checkpoint's file, whole or with what has changed since the last one, and return its bytes."""
+        left = {} if whole else self._left_in_place(tensors)
+        table: dict[str, list[str]] = {}
+        for key, name in left.items():
+            table.setdefault(name, []).append(key)
+        older = {name: {"sha256": self._stored[name].sha256, "keys": keys} for name, keys in table.items()}
+        changed = {key: tensor for key, tensor in tensors.items() if key not in left}
+        content = write_tensors(self._folder / file, changed, {_OLDER: json.dumps(older)} if older else None)
+        self._stored = {name: self._stored[name] for name in table} | {file: _Stored.of(content, changed)}
+        self._held = self._remembered(tensors, dict.fromkeys(changed, file) | left)
+        self._named[file] = frozenset(table)
+        return content
+
+    @staticmethod
+    def _remembered(tensors: Mapping[str, torch.Tensor], places: Mapping[str, str]) -> dict[str, _Held]:
+        mine = {key: _Held.of(tensor, places[key]) for key, tensor in tensors.items() if key.startswith(CLIENTS)}
+        return {key: held for key, held in mine.items() if held is not None}
+
+    def _left_in_place(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
+        """Return which tensors need not be written, each with the older file that holds it."""
+        same = {
+            key: held.file
+            for key, held in self._held.items()
+            if (mine := tensors.get(key)) is not None and held.holds(mine)
+        }
+        live: Counter[str] = Counter()
+        for key, name in same.items():
+            live[name] += tensors[key].nbytes
+        emptied = {name for name, size in live.items() if size < LEAST_LIVE * self._stored[name].bytes}
+        others = sorted(live.keys() - emptied, key=lambda name: (live[name], name))
+        if len(others) > MOST_FILES:
+            emptied |= set(others[: len(others) - MOST_FILES // 2])
+        return {key: name for key, name in same.items() if name not in emptied}
+
+    def needed(self, file: str) -> frozenset[str]:
+        """Return the older files that a checkpoint's file names; one that cannot be read is an error."""
+        if file not in self._named:
+            path = self._folder / file
+            content = read_content(path)
+            _tensors(path, content)
+            self._named[file] = frozenset(_older(path, content))
+        return self._named[file]
+
 
 KEPT = 2
 """Checkpoints that a run keeps: the newest, and the one before it in case the newest turns out damaged."""

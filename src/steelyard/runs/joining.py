@@ -1,26 +1,118 @@
-"""The rounds of several run folders as those of one: each folder is a part of one comparison."""
+"""Making the folder of a run: from its parts as they are set up, or from the rounds of several folders.
+
+A folder is a run, whole, or it is none.
+"""
 
 from __future__ import annotations
 
+import os
+import shutil
 import sqlite3
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from steelyard.base import files
+from steelyard.base.errors import MachineError, UserError, told_as
+from steelyard.base.files import BESIDE, DATABASE, sync_folder, sync_tree
 from steelyard.proof.signing import SigningKey
-from steelyard.rounds.state import RoundState
+from steelyard.rounds.state import Federation, RoundState
 from steelyard.runs.chain import Records
-from steelyard.runs.checkpoint import checksum, last_checkpoint, pack
-from steelyard.runs.checks import BROKEN
+from steelyard.runs.checkpoint import FOLDER, TensorFiles, checksum, last_checkpoint, pack
 from steelyard.runs.columns import KEYS, unpack
 from steelyard.runs.columns import pack as pack_column
+from steelyard.runs.database import BROKEN, Reader, close_log, connect, known, reading, unreadable
 from steelyard.runs.kept_updates import join_kept
-from steelyard.runs.opening import close_log, connect, reading, unreadable
-from steelyard.runs.schema import SCHEMA, WRITE
-from steelyard.runs.tensor_files import TensorFiles
-from steelyard.runs.typed import Reader, declared, known
+from steelyard.runs.schema import WRITE, declared
+from steelyard.runs.store import Store, exists, held
+
+DRAFT = ".setup"
+"""Folder in which a run is put together; what is in it is no run yet."""
+
+
+def set_up(
+    folder: Path,
+    texts: Mapping[str, str],
+    info: Mapping[str, object],
+    federations: Sequence[Federation],
+    made: Iterable[str] = (),
+    fill: Callable[[Path], None] | None = None,
+) -> None:
+    """Make a folder a run: texts by file name, facts, rules. All of it is there, on the disk, or the folder is no run.
+
+    The database comes last, in one rename, and a folder without it is no run; what a set-up that was killed has left
+    behind is replaced. `made` are further files and folders in it that are of this run: flushed with the rest, and
+    removed with it where the set-up fails. `fill` writes rounds into the draft of the folder, which it is given.
+    """
+    with told_as(f"{folder}: cannot be written", "a writable folder with room on the disk", kind=MachineError):
+        fresh = not folder.exists()
+        folder.mkdir(parents=True, exist_ok=True)
+        own = {*made, *(name for name in texts if not (folder / name).exists())}
+        files.check_run(folder)
+        with held(folder):
+            if exists(folder):
+                raise UserError(f"{folder}: holds a run already; allowed: a new folder, or `steelyard resume {folder}`")
+            try:
+                for name in made:
+                    sync_tree(folder / name)
+                _put_together(folder, texts, info, federations, fill)
+            except BaseException:
+                if not exists(folder):
+                    discard(folder, own)
+                raise
+        if fresh:
+            sync_folder(folder.parent)
+
+
+def _put_together(
+    folder: Path,
+    texts: Mapping[str, str],
+    info: Mapping[str, object],
+    federations: Sequence[Federation],
+    fill: Callable[[Path], None] | None,
+) -> None:
+    draft = folder / DRAFT
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir()
+    with closing(Store(draft)) as store:
+        store.register(federations)
+        store.note(**info)
+    if fill is not None:
+        fill(draft)
+    with (draft / DATABASE).open("rb") as file:
+        os.fsync(file.fileno())
+    for name, text in texts.items():
+        files.write(folder / name, text.encode())
+    shutil.rmtree(folder / FOLDER, ignore_errors=True)
+    for name in (FOLDER, files.UPDATES):
+        if (draft / name).exists():
+            (draft / name).replace(folder / name)
+    for ending in BESIDE:
+        # They would be taken for a part of the new database.
+        (folder / (DATABASE + ending)).unlink(missing_ok=True)
+    sync_folder(folder)
+    (draft / DATABASE).replace(folder / DATABASE)
+    sync_folder(folder)
+    shutil.rmtree(draft, ignore_errors=True)
+
+
+def discard(folder: Path, made: Iterable[str]) -> None:
+    """Take back what `set_up` made, where a run fails before its first round: its folder is free again.
+
+    Other files in the folder stay, and so does the folder then.
+    """
+    with suppress(OSError):
+        for ending in ("", *BESIDE):
+            (folder / (DATABASE + ending)).unlink(missing_ok=True)
+        for name in (*made, files.LOCK, DRAFT, FOLDER):
+            if (folder / name).is_dir() and not (folder / name).is_symlink():
+                shutil.rmtree(folder / name, ignore_errors=True)
+            else:
+                (folder / name).unlink(missing_ok=True)
+        folder.rmdir()
+
 
 _TABLES = ("rounds", "updates", "failures", "evaluations", "untested", "samples", "contributions", "digests", "ended")
 """In the order in which a run writes them: clients get the numbers that one run would have given them."""
@@ -40,7 +132,7 @@ class _Part:
 
     @classmethod
     def of(cls, folder: Path, reader: Reader) -> _Part:
-        rows = reader.rows("federations", tuple(declared(SCHEMA)["federations"]), "ORDER BY id")
+        rows = reader.rows("federations", tuple(declared()["federations"]), "ORDER BY id")
         return cls(folder, reader, {row[1]: row for row in rows}, dict(reader.rows("clients", ("id", "name"))))
 
 
@@ -60,7 +152,7 @@ class _Joined:
 
     def copy(self, part: _Part, table: str, key: int, number: int, round: int, *, single: bool) -> None:
         """Copy the rows of a federation's round; without `single`, not what is of single clients."""
-        columns = tuple(declared(SCHEMA)[table])
+        columns = tuple(declared()[table])
         order = "ORDER BY client" if "client" in columns else ""
         for row in part.reader.rows(table, columns, f"{_HERE} {order}", key, round):
             values: dict[str, Any] = {**dict(zip(columns, row, strict=True)), "federation": number}

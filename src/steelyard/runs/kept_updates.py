@@ -22,7 +22,7 @@ from steelyard.base.errors import UserError
 from steelyard.messages.payloads import Counts, DenseModels, Floats
 from steelyard.messages.updates import Failure, Updates
 from steelyard.rounds.state import RoundRecord, States
-from steelyard.runs.tensor_files import NAMED, metadata_of, read_content, read_tensors, write_tensors
+from steelyard.runs.checkpoint import NAMED, metadata_of, read_content, read_tensors, write_tensors
 
 FOLDER = files.UPDATES
 """Folder of a run in which its updates lie."""

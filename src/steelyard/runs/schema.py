@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal
 
-from steelyard.runs.typed import declared
+from pydantic import Field
+
+from steelyard.base.settings import Section
 
 VERSION = 9
 
@@ -89,7 +97,7 @@ CREATE TABLE IF NOT EXISTS digests (
     task TEXT,                   -- SHA-256 of what clients were asked; NULL: nobody was
     updates BLOB,                -- salted SHA-256 of each client's update, 32 bytes each; NULL: none was taken
     salts BLOB,                  -- the salts, 16 bytes each; NULL: nodes keep them
-    marks BLOB,                  -- by which a change is found in its client's row (runs/marks.py), 8 bytes each
+    marks BLOB,                  -- by which a change is found in its client's row (runs/chain.py), 8 bytes each
     PRIMARY KEY (federation, round)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS signatures (              -- of nodes, each over all digests of its clients in a round
@@ -118,8 +126,58 @@ CREATE TABLE IF NOT EXISTS checkpoints (
 """
 
 
+_KINDS: Mapping[str, tuple[type, str]] = {
+    "INTEGER": (int, "whole number from 0 on"),
+    "REAL": (float, "number"),
+    "TEXT": (str, "text"),
+    "BLOB": (bytes, "column of numbers"),
+}
+_COLUMNS = (
+    'SELECT m.name, c.name, c.type, c."notnull", c.pk FROM sqlite_master m JOIN pragma_table_info(m.name) c '
+    "WHERE m.type = 'table'"
+)
+
+
+@dataclass(frozen=True)
+class Column:
+    kind: type
+    words: str
+    may_lack: bool
+
+
+@cache
+def declared(schema: str = SCHEMA) -> Mapping[str, Mapping[str, Column]]:
+    """Return the columns of each table that statements make, by name, in their order."""
+    found: dict[str, dict[str, Column]] = {}
+    with closing(sqlite3.connect(":memory:")) as model:
+        model.executescript(schema)
+        for table, name, kind, needed, key in model.execute(_COLUMNS):
+            found.setdefault(table, {})[name] = Column(*_KINDS[kind], not (needed or key))
+    return found
+
+
 WRITE: Mapping[str, str] = {
     table: f"INSERT OR REPLACE INTO {table} VALUES ({', '.join('?' * len(columns))})"
-    for table, columns in declared(SCHEMA).items()
+    for table, columns in declared().items()
 }
 """By table, the statement that writes a whole row, in place of the one that is there."""
+
+
+class StoreSettings(Section):
+    """[store]: where the run folder is made and how often a checkpoint is written."""
+
+    folder: Path = Path("runs")
+    """Folder in which a run's own folder is made, unless --out names that folder itself."""
+    checkpoint_every: int = Field(default=1, ge=1)
+    """Write a checkpoint each k rounds; a killed run repeats at most k rounds when resumed, to the same bits."""
+    keep: Literal["models", "updates"] = "models"
+    """models: the newest models, to go on from; updates: also what each client sent in each round and the model that
+    came of it, so that what it added can be found later without training again, and `steelyard verify` computes every
+    model again. How much room that takes is said before the run."""
+    keep_as: Literal["float32", "bfloat16"] = "float32"
+    """How kept updates are written; bfloat16 takes half the room and rounds them, so that values become approximate."""
+    clients_every: int = Field(default=1, ge=1)
+    """Write what single clients sent and weighed each k rounds, and in the last; for runs of many short rounds."""
+    digests: Literal["cheap", "every"] = "cheap"
+    """Digests of single updates in the chain of a simulation. cheap: where they take little beside training; every: all
+    of them, which can take half as long as training again. Across machines all are taken."""

@@ -1,6 +1,6 @@
 """Checking a run's folder by itself: every round against the chain, every signature against its key.
 
-Where `chain_check.check` stops at the first round that differs, this goes on: each round is held against the head that
+Where `chain.check` stops at the first round that differs, this goes on: each round is held against the head that
 was written before it, so that every change is named in its own round, and by the marks in its own client.
 """
 
@@ -13,9 +13,18 @@ from pathlib import Path
 
 from steelyard.base.errors import UserError, first_names
 from steelyard.proof.signing import fingerprint, head_statement, holds, read_public_key
-from steelyard.runs.chain import NodeStatement, Records, marked
-from steelyard.runs.chain_check import Checked, Row, chain_rows, checked, checkpoint_problem, one_moment
-from steelyard.runs.marks import Marks
+from steelyard.runs.chain import (
+    Checked,
+    Marks,
+    NodeStatement,
+    Records,
+    Row,
+    chain_rows,
+    checked,
+    checkpoint_problem,
+    marked,
+    one_moment,
+)
 
 SERVER = "server"
 """The file of this name, with .pub, in a folder of keys is the server's."""

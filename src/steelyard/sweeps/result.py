@@ -21,7 +21,7 @@ from steelyard.report.documents.sweep import SweepDocument, SweepRow, SweepTest
 from steelyard.report.measures import rounds_to_target, worst_tenth
 from steelyard.report.notices import chain_line, chain_of
 from steelyard.report.rendering import as_csv
-from steelyard.runs.reader import History
+from steelyard.runs.history import History
 from steelyard.sweeps.plan import LOWER, Sweep, show
 from steelyard.sweeps.plan_file import read_runs, read_sweep
 from steelyard.sweeps.running import TEST, diverged, done, finished

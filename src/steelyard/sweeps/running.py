@@ -17,7 +17,7 @@ from steelyard.experiment.loading import read_experiment
 from steelyard.experiment.running import resume, run
 from steelyard.rounds.drafting import TooFewClients
 from steelyard.rounds.soundness import Exploded
-from steelyard.runs.reader import History
+from steelyard.runs.history import History
 from steelyard.runs.store import exists, held
 from steelyard.sweeps.jobs import check_jobs, in_processes
 from steelyard.sweeps.plan import PlannedRun, Sweep

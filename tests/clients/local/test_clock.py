@@ -20,7 +20,7 @@ from steelyard.clients.local import ClockedClients, ClockSettings, ComputeSettin
 from steelyard.experiment.running import run
 from steelyard.learning.settings import ModelSettings, TrainingSettings
 from steelyard.messages.updates import Task
-from steelyard.runs.reader import History
+from steelyard.runs.history import History
 
 SIZES = {"a": 4, "b": 6, "c": 10}
 FACTS = {

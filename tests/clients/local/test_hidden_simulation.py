@@ -19,7 +19,7 @@ from steelyard.privacy.fixed_point import FixedPoint, Grid
 from steelyard.privacy.hidden import BeyondBound, HiddenUpdates
 from steelyard.privacy.secure_client import SecureClient
 from steelyard.privacy.settings import AggregationSettings
-from steelyard.runs.reader import History
+from steelyard.runs.history import History
 from steelyard.runs.store import Store
 
 SECURE: dict[str, Any] = {"aggregation": {"kind": "secure"}}

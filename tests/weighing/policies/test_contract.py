@@ -20,7 +20,7 @@ from steelyard.base.settings import validated
 from steelyard.experiment.comparing import with_rules
 from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.running import run
-from steelyard.runs.reader import History
+from steelyard.runs.history import History
 from steelyard.weighing import criteria
 from steelyard.weighing.policies.catalogue import known
 from steelyard.weighing.policies.describing import described, needs_of

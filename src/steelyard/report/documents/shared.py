@@ -48,7 +48,7 @@ class RecordedLoss(TypedDict, total=False):
 
 
 class RecordedRule(TypedDict, total=False):
-    """What readers ask of a rule's settings as a run stored them; `runs.typed` has checked them."""
+    """What readers ask of a rule's settings as a run stored them; `runs.database` has checked them."""
 
     criteria: Required[list[str]]
     score: str

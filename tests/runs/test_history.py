@@ -18,10 +18,9 @@ from steelyard.messages.updates import Failure
 from steelyard.rounds.contributions import RoundValues
 from steelyard.rounds.state import RoundRecord
 from steelyard.runs.columns import KEYS, WHOLE, between, pack, ranked, unpack
-from steelyard.runs.frames import listening_frame
-from steelyard.runs.reader import History
-from steelyard.runs.store import Store
-from steelyard.runs.valued import add_values, read_values
+from steelyard.runs.export import listening_frame
+from steelyard.runs.history import History, read_values
+from steelyard.runs.store import Store, add_values
 from steelyard.weighing.rule import Rule, WeighingSettings
 
 METRICS = {"recall": np.array([0.5, 0.25])}

@@ -1,4 +1,4 @@
-"""Reading a run, also while it is being written: data frames and arrays per round, per client, per evaluation.
+"""Reading a run, also while it is being written: facts, data frames, arrays per round and per client, its chain.
 
 pandas is imported inside methods, for speed of start: not everyone who opens a run reads its data frames.
 """
@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import copy
 import functools
+import hashlib
 import json
+import os
+import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -18,16 +22,208 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from steelyard.base.errors import path_of
+from steelyard.base import files
+from steelyard.base.errors import UserError, path_of
+from steelyard.base.files import cache_folder
 from steelyard.messages.updates import Counts, Floats
+from steelyard.rounds.contributions import RoundValues
+from steelyard.runs.chain import Checked, check
 from steelyard.runs.columns import KEYS, WHOLE, Cohorts, Tested, as_table, ranked, sampled, unpack
-from steelyard.runs.facts import START as START
-from steelyard.runs.facts import RunFacts
-from steelyard.runs.opening import kept_open, reading, unreadable
-from steelyard.runs.typed import NEWEST, known
+from steelyard.runs.database import NEWEST, kept_open, known, reading, unreadable
 
 if TYPE_CHECKING:
     import pandas as pd
+    from torch import Tensor
+
+    from steelyard.rounds.state import RoundState
+
+
+_LAST = "ORDER BY round DESC LIMIT 1"
+START = -1
+"""The round before the first: what comes after it is everything."""
+
+
+class RunFacts:
+    """The part of a `History` that no single round has; each is read when it is first asked for, and then kept."""
+
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = path_of(folder, "History", "the folder of a run")
+        with reading(self.folder):
+            pass  # a folder without a run is refused here, not when something is asked
+
+    def _rows(self, table: str, columns: Sequence[str], where: str = "", *values: int | str) -> list[tuple[Any, ...]]:
+        with reading(self.folder) as connection:
+            return connection.rows(table, columns, where, *values)
+
+    @cached_property
+    def info(self) -> dict[str, str]:
+        """Facts about the run: status, versions, engine, notes."""
+        with reading(self.folder) as connection:
+            return connection.info()
+
+    @property
+    def notes(self) -> str:
+        """What a reader of the run should know: of the engine that trained its clients, of its data and rules."""
+        return "; ".join(filter(None, (self.info.get("engine_notes"), self.info.get("notes"))))
+
+    @property
+    def last_round(self) -> int:
+        """The newest whole round at this moment; -1 before the first. Cheap: ask it to see whether a run moved on."""
+        found = self._rows("rounds", ("round",), _LAST)
+        return int(found[0][0]) if found else START
+
+    @cached_property
+    def flaws(self) -> pd.DataFrame:
+        """What makes clients worth less than others: seed, client, flaw in words; a row for each flaw of a client."""
+        # For speed of start: not everyone who opens a run reads its data frames.
+        import pandas as pd
+
+        stored: dict[str, dict[str, list[str]]] = json.loads(self.info.get("flaws", "{}"))
+        rows = [
+            (int(seed), client, words)
+            for seed, clients in stored.items()
+            for client, every in clients.items()
+            for words in every
+        ]
+        return pd.DataFrame(rows, columns=["seed", "client", "flaw"])
+
+    @cached_property
+    def ended(self) -> dict[tuple[str, int], tuple[int, str]]:
+        """Which rules ended early because their model exploded: by (rule, seed), the round and the reason."""
+        with reading(self.folder) as connection:
+            rows = connection.rows("ended", ("federation", "round", "reason"))
+            names = connection.federations()
+            return {known(names, key, "federation"): (round, reason) for key, round, reason in rows}
+
+    @cached_property
+    def models(self) -> dict[tuple[str, int], str]:
+        """The SHA-256 of the model that each rule ended with, by (rule, seed): equal bits have equal digests."""
+        with reading(self.folder) as connection:
+            rows = connection.rows("digests", ("federation", "model"), "ORDER BY round")
+            names = connection.federations()
+            return {known(names, key, "federation"): model for key, model in rows}
+
+    @cached_property
+    def personal(self) -> frozenset[str]:
+        """The rules whose clients tested models of their own: their scores on clients are these models'."""
+        return frozenset(map(str, json.loads(self.info.get("personal", "[]"))))
+
+    @cached_property
+    def chain(self) -> Checked:
+        """The run's chain of rounds, computed again: its head, and what is not as it was written."""
+        with reading(self.folder) as connection:
+            return check(connection, self.folder)
+
+    @cached_property
+    def shown_chain(self) -> Checked:
+        """The chain for those who show it: as `chain`, or as it was last found while nobody has written to the run."""
+        known = vars(self).get("chain") or remembered(self.folder)
+        if known is None:
+            before, begun = stamp(self.folder), time.perf_counter()
+            known = self.chain
+            remember(self.folder, before, known, time.perf_counter() - begun)
+        return known
+
+    def labels(self, seed: int) -> dict[str, list[int]]:
+        """Return by client how many training samples it has of each class; empty where the run does not know it."""
+        return json.loads(self.info.get("labels", "{}")).get(str(seed), {})
+
+    @cached_property
+    def federations(self) -> pd.DataFrame:
+        """The rules that ran side by side: name, rule, seed, settings as JSON."""
+        # For speed of start: not everyone who opens a run reads its data frames.
+        import pandas as pd
+
+        rows = self._rows("federations", ("name", "rule", "algorithm", "seed", "settings"), "ORDER BY id")
+        kinds = {"federation": "str", "rule": "str", "algorithm": "str", "seed": "int64", "settings": "str"}
+        return pd.DataFrame(rows, columns=list(kinds)).astype(kinds)
+
+    @cached_property
+    def _keys(self) -> dict[tuple[str, int], tuple[int, tuple[str, ...]]]:
+        """Return the number and the criteria of each federation, by rule and seed; they never change in a run."""
+        with reading(self.folder) as connection:
+            names = connection.federations()
+            texts = dict(connection.rows("federations", ("id", "settings")))
+        return {who: (key, tuple(json.loads(texts[key])["criteria"])) for key, who in names.items()}
+
+    def _federation(self, rule: str, seed: int) -> tuple[int, tuple[str, ...]]:
+        found = self._keys.get((rule, seed))
+        if found is None:
+            raise UserError(f"{self.folder}: no rule '{rule}' with seed {seed} in this run")
+        return found
+
+    def last_checkpoint(self) -> tuple[dict[str, RoundState], dict[str, Tensor]]:
+        """Return the states of the last checkpoint and what the clients keep in it; both empty before the first."""
+        # For speed of start: most readers of a run never look at its models, and those need torch.
+        from steelyard.runs.checkpoint import last_checkpoint
+
+        with reading(self.folder) as connection:
+            found = last_checkpoint(connection, self.folder)
+        return found.states, found.kept
+
+
+_COLUMNS = (
+    "federation", "round", "measure", "method", "source", "clients", "added", "error", "sizes", "before", "after",
+)  # fmt: skip
+RETRAINED = "retrained"
+"""The source of values for which coalitions were trained."""
+SOURCES: Mapping[str, str] = {
+    "run": "measured while the run went",
+    "kept": "from the updates that the run kept",
+    "replay": "from a replay of the run, to the same models",
+    "rounded": "from kept updates rounded to bfloat16: approximate",
+    RETRAINED: "from models trained again for every coalition",
+}
+"""What values can be made from, the best first; the database holds the word, readers are shown the sentence."""
+
+
+@dataclass(frozen=True, eq=False)
+class StoredValues:
+    """The values of one round of one federation as the database holds them."""
+
+    rule: str
+    seed: int
+    round: int
+    source: str
+    found: RoundValues
+
+
+def read_values(folder: Path) -> list[StoredValues]:
+    """Return all values that a run's folder holds, by federation and round; none where nothing was measured."""
+    with reading(folder) as connection:
+        rows = connection.rows("contributions", _COLUMNS, "ORDER BY federation, round")
+        federations = connection.federations()
+        names: dict[int, str] = dict(connection.rows("clients", ("id", "name")))
+        return [_stored(folder, row, federations, names) for row in rows]
+
+
+def _stored(
+    folder: Path, row: tuple[object, ...], federations: Mapping[int, tuple[str, int]], names: Mapping[int, str]
+) -> StoredValues:
+    key, round, measure, method, source, clients, added, error, sizes, before, after = row
+    assert isinstance(key, int)
+    assert isinstance(round, int)
+    assert isinstance(clients, bytes)
+    assert isinstance(added, bytes)
+    assert isinstance(error, bytes)
+    assert isinstance(sizes, bytes)
+    assert isinstance(before, float)
+    assert isinstance(after, float)
+    count, groups = len(clients) // 4, len(sizes) // 8
+    try:
+        keys = unpack([clients], [count], KEYS).tolist()
+        values = np.nan_to_num(unpack([added], [count], width=1 + groups))
+        errors, rows = unpack([error], [count]), unpack([sizes], [groups], WHOLE)
+        if not rows.sum():
+            raise ValueError("no test rows")
+    except ValueError as problem:
+        raise unreadable(folder, f"contributions of round {round}: {problem}") from problem
+    found = RoundValues(
+        *(str(measure), str(method), tuple(known(names, key, "client") for key in keys)),
+        *(values, errors, rows, before, after),
+    )
+    return StoredValues(*known(federations, key, "federation"), round, str(source), found)
+
 
 Run = TypeVar("Run", bound="RunFacts | Path | str")
 Given = ParamSpec("Given")
@@ -122,7 +318,7 @@ class History(RunFacts):
 
     def clients_after(self, round: int) -> pd.DataFrame:
         """Return the rows of `clients` after a round, read now."""
-        from steelyard.runs.frames import clients_frame
+        from steelyard.runs.export import clients_frame
 
         parts = [((rule, seed), self.cohorts(rule, seed, round)) for rule, seed in self._keys]
         return clients_frame(parts, self.failures_after(round))
@@ -149,7 +345,7 @@ class History(RunFacts):
 
     def evaluations_after(self, round: int) -> pd.DataFrame:
         """Return the rows of `evaluations` after a round, read now."""
-        from steelyard.runs.frames import evaluations_frame
+        from steelyard.runs.export import evaluations_frame
 
         return evaluations_frame([((rule, seed), self.tested(rule, seed, round)) for rule, seed in self._keys])
 
@@ -221,7 +417,7 @@ class History(RunFacts):
     @cached_property
     def listening(self) -> pd.DataFrame:
         """How clients weighed each other's models for themselves: rule, seed, round, client, hears, weight."""
-        from steelyard.runs.frames import listening_frame
+        from steelyard.runs.export import listening_frame
 
         names = dict(self._rows("clients", ("id", "name")))
         parts: list[tuple[str, int, int, list[str], Floats]] = []
@@ -242,6 +438,22 @@ class History(RunFacts):
         """Return (clients, rounds, weights [rounds, clients]) of one federation; NaN where a client did not answer."""
         found = self.cohorts(rule, seed, after)
         return found.clients, found.rounds, found.table(found.weight)
+
+    def heaviest(self) -> tuple[int, list[tuple[str, float]]] | None:
+        """Return the newest round that has weights of the main rule, and (client, weight) in it, the largest first.
+
+        None before any client was weighed. Only that round is read.
+        """
+        for (rule, seed), (key, _) in self._keys.items():
+            # Not simply the newest round: a store may keep single clients each k rounds only.
+            for (round,) in self._rows("updates", ("round",), NEWEST, key):
+                found = self.cohorts(rule, seed, after=round - 1)
+                weights = np.nan_to_num(found.weight)
+                order = np.argsort(-weights, kind="stable")
+                ranked = [(found.clients[found.client[at]], float(weights[at])) for at in order]
+                return (round, ranked) if np.isfinite(found.weight).any() else None
+            break  # the first federation is the main rule's
+        return None
 
     def tested(self, rule: str, seed: int, after: int = START) -> Tested:
         """Return how the model of one federation did at each client in the rounds after one, as arrays."""
@@ -312,3 +524,64 @@ class History(RunFacts):
         if count > 8 * len(bits):
             raise unreadable(self.folder, f"samples of {rule}, seed {seed}: not the bits of their count")
         return np.unpackbits(np.frombuffer(bits, np.uint8), count=count).astype(np.bool_)
+
+
+WORTH = 0.5
+"""Seconds that a look at a chain must take to be remembered."""
+FINE, COARSE = 0.1, 2.0
+"""Seconds since the last write: within a tick of a file system's clock, or a second of it, two have the same time."""
+Stamp = list[list[int]]
+
+
+def stamp(folder: Path) -> Stamp | None:
+    """Return which files a look at a chain reads, and their state; None while a run is being written, or on Windows."""
+    if os.name == "nt":
+        return None  # st_ctime is when the file was made
+    if any(_state(folder / f"{files.DATABASE}{ending}")[2:3] > [0] for ending in ("-wal", "-journal")):
+        return None
+    database = _state(folder / files.DATABASE)
+    return [database, _state(folder / files.LEDGER)] if database else None
+
+
+def _state(path: Path) -> list[int]:
+    try:
+        at = path.stat()
+    except OSError:
+        return []
+    return [at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns]
+
+
+def remembered(folder: Path) -> Checked | None:
+    """Return what was found of a run whose files are as they were then; None where it has to be computed."""
+    now = stamp(folder)
+    if now is None:
+        return None
+    try:
+        known = json.loads(_path(folder).read_text(encoding="utf-8"))
+        head, round, ledger = known["head"], known["round"], known["ledger"]
+        if known["stamp"] != now or type(head) is not str or type(round) is not int or type(ledger) is not bool:
+            return None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return Checked(head, round, "", ledger)
+
+
+def remember(folder: Path, before: Stamp | None, found: Checked, seconds: float) -> None:
+    """Keep what a look has found, given the files' state before it; a chain with a problem is never kept."""
+    if before is None or found.problem or seconds < WORTH or before != stamp(folder):
+        return
+    begun = time.time() - seconds
+    if any(begun - at / 1e9 < (FINE if at % 10**9 else COARSE) for state in before for at in state[3:]):
+        return
+    path = _path(folder)
+    kept = {"stamp": before, "head": found.head, "round": found.round, "ledger": found.ledger}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.write(path, json.dumps(kept).encode())
+    except OSError:
+        return  # a cache that cannot be written is no error
+
+
+def _path(folder: Path) -> Path:
+    name = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()
+    return cache_folder() / "chains" / f"{name}.json"
