@@ -22,8 +22,8 @@ import torch
 from torch import nn
 
 from steelyard import Experiment
-from steelyard.data.mnist import read_mnist
-from steelyard.data.source_settings import DataSettings
+from steelyard.data.sources.bundled import read_mnist
+from steelyard.data.sources.source import DataSettings
 
 WIDE, CLASSES = 64, 10
 RULES = ("fedavg", "adafed-weights", "adafed")

@@ -33,11 +33,11 @@ from steelyard.base.settings import parse
 from steelyard.clients.flower import questions, tasks, wire
 from steelyard.clients.flower.forms import Form, Refused
 from steelyard.clients.flower.introductions import introduction
-from steelyard.data.leaf import read_leaf
-from steelyard.data.mnist import read_idx
-from steelyard.data.npz import read_npz
-from steelyard.data.settings import DataSettings
-from steelyard.data.tables import read_table
+from steelyard.data import DataSettings
+from steelyard.data.sources.bundled import read_idx
+from steelyard.data.sources.csv import read_table
+from steelyard.data.sources.leaf import read_leaf
+from steelyard.data.sources.npz import read_npz
 from steelyard.experiment.loading import build
 from steelyard.messages.updates import Question, Task
 from steelyard.recommend import reading

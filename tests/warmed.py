@@ -9,8 +9,8 @@ import threading
 
 import steelyard
 from steelyard.cli.main import command_line
-from steelyard.data.bundled import read_digits
-from steelyard.data.settings import DataSettings
+from steelyard.data import DataSettings
+from steelyard.data.sources.bundled import read_digits
 from steelyard.experiment.run_notes import versions
 
 command_line()

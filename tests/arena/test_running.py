@@ -198,7 +198,7 @@ def test_what_fails_without_the_candidate_too_is_no_failure_of_it(
 def test_what_the_machine_lacks_is_no_failure_of_the_candidate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = small_arena("LD", tmp_path / "out")
     for place, error, expected, words in (
-        ("steelyard.data.loading.load", UserError("data.path: found no 'digits'"), MachineError, r"scene \w+: data"),
+        ("steelyard.data.scaling.load", UserError("data.path: found no 'digits'"), MachineError, r"scene \w+: data"),
         ("steelyard.arena.running.run_or_resume", RuntimeError("ours"), RuntimeError, "ours"),
         (
             "steelyard.runs.joining._put_together",

@@ -17,8 +17,8 @@ from steelyard.data import (
     in_memory,
     share_out,
 )
-from steelyard.data.backdoor import stamped as stamped_with
-from steelyard.data.sensors import blur
+from steelyard.data.flawed import blur
+from steelyard.data.flawed import stamped as stamped_with
 
 CLIENTS, CLASSES = 8, 4
 

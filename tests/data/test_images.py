@@ -14,8 +14,8 @@ from tests.data.test_sources import leaf_file
 from tests.kit import assert_refused
 
 from steelyard.data import Dataset, DataSettings, PartitionSettings, load, share_out
-from steelyard.data.looking import look
-from steelyard.data.summary import DataSummary
+from steelyard.data.inspect import look
+from steelyard.data.inspect_tables import DataSummary
 
 Image = pytest.importorskip("PIL.Image")
 

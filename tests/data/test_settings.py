@@ -16,7 +16,7 @@ from steelyard.data import (
     check_together,
 )
 from steelyard.data.facts import FactSettings
-from steelyard.data.loading import load
+from steelyard.data.scaling import load
 
 IID = {"scheme": "iid", "clients": 4}
 WHO = {"clients": ["client-002"]}

@@ -15,7 +15,7 @@ import torch
 from tests.kit import assert_refused
 
 from steelyard.data import DataSettings, in_memory, load
-from steelyard.data.looking import look
+from steelyard.data.inspect import look
 
 # digits and diabetes ------------------------------------------------------------------------------------------------
 

@@ -15,9 +15,9 @@ from tests.kit import assert_refused
 
 from steelyard.data import Dataset, DataSettings, PartitionSettings, load, share_out
 from steelyard.data.dataset import RawColumns
-from steelyard.data.delimited import read_cells, separator_of
-from steelyard.data.looking import look
+from steelyard.data.inspect import look
 from steelyard.data.scaling import fill_and_scale
+from steelyard.data.tables import read_cells, separator_of
 from steelyard.recommend.reading import read as ratings
 from steelyard.recommend.reading import read_columns
 

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from steelyard.base import randomness
 from steelyard.data import DataSettings, in_memory
-from steelyard.data.loading import normalised
+from steelyard.data.scaling import normalised
 from steelyard.learning.augmentation import LAYER, Augmentation
 from steelyard.learning.dropout import NamedAttention, NamedGRU, NamedLSTM, drawing, mask, name_draws, set_chance
 

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from steelyard.base.errors import MachineError, UserError, brief, listed, nearest
 from steelyard.base.settings import Section, change, parse, validated
-from steelyard.data.settings import DataSettings
+from steelyard.data import DataSettings
 from steelyard.experiment.description import Description
 from steelyard.experiment.federations import FederationSettings, put_federations
 from steelyard.experiment.loading import build
@@ -97,7 +97,7 @@ class Suite(Section):
     def check_data(self, scenes: Sequence[str], changes: Sequence[str] = ()) -> None:
         """Read the data of these scenes, each once, so that what is missing is said before hours of the first ones."""
         # For speed of start: a suite is also read for its names alone.
-        from steelyard.data.loading import load
+        from steelyard.data.scaling import load
         from steelyard.experiment.learning import LearningDescription
 
         seen: list[DataSettings] = []

@@ -11,7 +11,7 @@ import typer
 from steelyard.base.errors import UserError, brief
 
 if TYPE_CHECKING:
-    from steelyard.data.looking import Form
+    from steelyard.data.inspect import Form
 
 
 def new(
@@ -54,7 +54,7 @@ def new(
     if any(file.exists() and path.exists() and file.samefile(path) for path in paths):
         raise UserError(f"new: '{file}' is the data itself; allowed: another name, such as my.toml")
     # For speed of start: --help must not wait for torch.
-    from steelyard.data.looking import look
+    from steelyard.data.inspect import look
     from steelyard.experiment.proposing import check_target, propose, write
 
     check_target(file, force=force)

@@ -70,8 +70,8 @@ def show(
 
 def _draw_split(described: Description, figure: Path | None, format: str) -> None:
     """Read the data of an experiment, share them out and draw that; nothing is trained."""
-    from steelyard.data.loading import load as load_data
     from steelyard.data.partition import share_out
+    from steelyard.data.scaling import load as load_data
     from steelyard.experiment.learning import LearningDescription
     from steelyard.report.split import account, draw_letters, split_of
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from steelyard.data.settings import DataSettings, FlawSettings, PartitionSettings, check_flaws, check_together
+from steelyard.data.flaws import FlawSettings, check_flaws
+from steelyard.data.schemes import PartitionSettings, check_together
+from steelyard.data.sources.source import DataSettings
 
 if TYPE_CHECKING:
     from steelyard.data.dataset import ClientRows, Dataset, Population
-    from steelyard.data.handed_over import in_memory
-    from steelyard.data.loading import load
+    from steelyard.data.memory import in_memory
     from steelyard.data.partition import share_out
+    from steelyard.data.scaling import load
 
 __all__ = [
     "ClientRows",
@@ -33,8 +35,8 @@ __all__ = [
 
 _HOMES = {
     **dict.fromkeys(("ClientRows", "Dataset", "Population"), "dataset"),
-    "in_memory": "handed_over",
-    "load": "loading",
+    "in_memory": "memory",
+    "load": "scaling",
     "share_out": "partition",
 }
 

@@ -1,203 +1,323 @@
-"""Data that a user already holds: tensors or arrays."""
+"""Data that a user already holds, in whatever form: arrays, a frame, or a data set of another library."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import prod
-from typing import Any
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from steelyard.base.errors import UserError, brief
+from steelyard.base.errors import UserError, brief, expect, listed, nearest, texts_of
+from steelyard.base.settings import validated
+from steelyard.data import dataset
 from steelyard.data.dataset import Dataset
-from steelyard.data.sources import FurtherTask
+from steelyard.data.sources.csv import class_note, parse_numbers, table_dataset
+from steelyard.data.sources.npz import channels_first
+from steelyard.data.sources.source import DataSettings
+from steelyard.data.tables import Table, tidy
 
-MOST_CLASSES = 100_000
+if TYPE_CHECKING:
+    import pandas
 
 
 def in_memory(
-    features: torch.Tensor | ArrayLike,
-    labels: torch.Tensor | ArrayLike,
+    features: Any,
+    labels: torch.Tensor | ArrayLike | None = None,
     owners: Sequence[Any] | NDArray[Any] | None = None,
     *,
-    held_out: ArrayLike | None = None,
-    marks: Mapping[str, ArrayLike] | None = None,
+    label: str | None = None,
+    owner: str | None = None,
+    held_out: str | ArrayLike | None = None,
+    marks: Mapping[str, Any] | None = None,
     classes: int | None = None,
     name: str = "memory",
+    task: Literal["classes", "regression"] | None = None,
+    normalise: Literal["unit", "standard", "client"] = "client",
+    categories: Sequence[str] | None = None,
+    ignore: Sequence[str] = (),
+    missing: Literal["mean", "zero", "drop", "refuse"] = "mean",
     tokens: bool = False,
 ) -> Dataset:
-    """Build a data set from tensors or arrays; use it for any data that Steelyard has no reader for.
+    """Build a data set from what you hold; use it for any data that Steelyard has no reader for.
+
+    `features` may be
+
+    - tensors or arrays, with `labels` and, if known, `owners`, one for each row;
+    - a pandas (or polars) frame, `label` and `owner` naming its columns; all other columns are inputs, but for those in
+      `ignore`. `categories`, `missing`, `normalise`, and columns named by `held_out` and `marks`, mean what they mean
+      in a `[data]` section of source csv. A label with fractions is a regression target;
+    - a torch Dataset whose items are (sample, label) or (sample, label, owner), or mappings; images may be PIL's;
+    - a torchvision data set; without a transform its `data` and `targets` are taken as they are;
+    - one split of a Hugging Face data set, `label` and `owner` naming its columns.
 
     Whole-number labels are classes 0, 1, 2, ... (`classes` of them, default the largest plus one); floating-point
-    labels are a regression target. Labels (rows, height, width) are masks, a class for each pixel, and labels (rows,
-    labels) of 0 and 1 say which of several a row has. uint8 features are pixels and are divided by 255 when used; all
-    others become float32, or int64 with `tokens`. `owners` names each row's person, `held_out` marks the rows of a test
-    part, `marks` are further 0/1 attributes of the rows such as "sharp".
+    labels are a regression target. Labels [rows, labels] of 0 and 1 are several for each row, [rows, height, width] are
+    masks: a class for each pixel. uint8 features are pixels and are divided by 255 when used; all others become
+    float32, or int64 with `tokens`, for networks with an embedding. `owners` names each row's person, `held_out` marks
+    the rows of a test part, `marks` are further 0/1 attributes of the rows such as "sharp".
+
+        >>> steelyard.in_memory(numpy.zeros((4, 3)), [0, 1, 0, 1], ["ann", "ann", "bob", "bob"])  # a row each
+        Dataset('memory': 4 samples of 3, 2 classes, 2 owners)
+
+    Raises:
+        UserError: rows and labels differ in number, numbers are not finite, no column is named, or a kind
+            of data is not known.
     """
-    inputs = _features(name, features, tokens)
-    targets, count, task = _labels(name, labels, classes, tuple(inputs.shape[-2:]))
-    if len(inputs) != len(targets):
+    expect("in_memory: tokens", tokens, bool, "true or false")
+    _check_options(name, label, owner, marks, classes, task, ignore)
+    found: Columns | None = None
+    frame: Any = None
+    if is_columns(features):
+        found = from_columns(features, label, owner, name)
+        frame, label = found.frame, found.label
+    elif is_frame(features):
+        frame = features if hasattr(features, "iloc") else features.to_pandas()
+    if frame is not None:
+        roles = {
+            "labels": labels if label is None else label,
+            "owner": owners if owner is None else owner,
+            "held_out": held_out,
+        }
+        fields = {"categories": categories, "ignore": tuple(ignore), "missing": missing, "normalise": normalise}
+        return _from_frame(frame, roles, {**fields, "task": task, "classes": classes, "marks": dict(marks or {})}, name)
+    if found is None and labels is not None:
+        found = Columns(features, labels)
+    found = found or from_torchvision(features) or from_items(features, label, owner, name)
+    if isinstance(held_out, str):
         raise UserError(
-            f"{name}: got {len(inputs)} rows of features and {len(targets)} labels; expected as many of each"
+            f"{name}: held_out is the word '{held_out}', and this is no frame; expected a value for each row"
         )
-    if not len(targets):
-        raise UserError(f"{name}: got no rows; expected at least one")
-    people = None if owners is None else owner_names(one_axis(name, "owners", owners))
-    test = None if held_out is None else _numbers(name, "held_out", held_out).astype(np.bool_)
-    extra = {mark: _numbers(name, mark, values).astype(np.float64) for mark, values in (marks or {}).items()}
-    columns: dict[str, NDArray[Any] | None] = {"owners": people, "held_out": test, **extra}
-    for column, values in columns.items():
-        if values is not None and values.shape != (len(targets),):
-            raise UserError(
-                f"{name}: {column} has shape {values.shape}; expected one value for each of the {len(targets)} rows"
-            )
-    if task is None:
-        return Dataset(name, inputs, targets, count, people, test, extra)
-    return Dataset(name, inputs, targets, 0, people, test, extra, task=task, targets=count)
+    target, notes = _target(found.labels if labels is None else labels, task, name)
+    people = found.owners if owners is None else owners
+    options: dict[str, Any] = {"held_out": held_out, "marks": marks, "classes": classes, "name": name, "tokens": tokens}
+    return replace(dataset.of_arrays(found.features, target, people, **options), notes=notes)
 
 
-def _features(name: str, features: torch.Tensor | ArrayLike, tokens: bool) -> torch.Tensor:
-    tensor = features.detach().cpu() if isinstance(features, torch.Tensor) else _tensor(name, "features", features)
-    if tensor.ndim < 2:
-        raise UserError(f"{name}: features has shape {tuple(tensor.shape)}; expected (rows, ...) with two or more axes")
-    if not prod(tensor.shape[1:]):
-        raise UserError(f"{name}: features has shape {tuple(tensor.shape)}; expected at least one number per row")
-    if tensor.is_complex():
-        raise UserError(f"{name}: features is complex numbers; expected real ones")
-    if tokens:
-        if tensor.is_floating_point() or int(tensor.min()) < 0:
-            raise UserError(f"{name}: features are no tokens; expected whole numbers from 0")
-        return tensor.to(torch.int64).contiguous()
-    if tensor.dtype == torch.uint8:
-        return tensor.contiguous()
-    tensor = tensor.to(torch.float32).contiguous()
-    if not bool(torch.isfinite(tensor).all()):
-        raise UserError(f"{name}: features holds nan or infinite values; expected finite numbers")
-    return tensor
+def _check_options(
+    name: object, label: object, owner: object, marks: object, classes: object, task: object, ignore: object
+) -> None:
+    expect("in_memory: name", name, str, "text")
+    for option, value in (("label", label), ("owner", owner)):
+        expect(f"in_memory: {option}", value, (str, type(None)), "the name of a column")
+    expect("in_memory: marks", marks, (Mapping, type(None)), "a mapping of names to values, one for each row")
+    expect("in_memory: classes", classes, (int, type(None)), "a whole number of classes")
+    if classes is not None and not 1 <= cast("int", classes) <= dataset.MOST_CLASSES:
+        raise UserError(f"in_memory: classes: got {brief(classes)}; allowed: 1 to {dataset.MOST_CLASSES}")
+    if not isinstance(task, str | None) or task not in ("classes", "regression", None):
+        raise UserError(f"in_memory: task: got {brief(task)}; allowed: classes, regression, or None")
+    texts_of(ignore, "in_memory: ignore", 'a list of columns, such as ["id"]')
 
 
-def _labels(
-    name: str, labels: torch.Tensor | ArrayLike, classes: int | None, image: tuple[int, ...]
-) -> tuple[torch.Tensor, int, FurtherTask | None]:
-    """Return labels, how many classes or labels there are, and the task where they are masks or several labels."""
-    tensor = labels.detach().cpu() if isinstance(labels, torch.Tensor) else _tensor(name, "labels", labels)
-    if tensor.ndim == 2 and tensor.shape[1] > 1:
-        if not bool(((tensor == 0) | (tensor == 1)).all()):
-            raise UserError(f"{name}: labels (rows, {tensor.shape[1]}) hold other values than 0 and 1; expected these")
-        return tensor.to(torch.float32), tensor.shape[1], "multi-label"
-    if tensor.ndim == 3 and len(tensor):
-        return *_masks(name, tensor, classes, image), "segmentation"
-    if tensor.ndim != 1:
-        raise UserError(
-            f"{name}: labels has shape {tuple(tensor.shape)}; expected one label per row, several of 0 and 1, or a mask"
-        )
-    return *_single(name, tensor, classes), None
-
-
-def _masks(name: str, tensor: torch.Tensor, classes: int | None, image: tuple[int, ...]) -> tuple[torch.Tensor, int]:
-    """Return masks as bytes (rows, pixels), and the number of classes of a pixel."""
-    if tuple(tensor.shape[1:]) != image:
-        raise UserError(f"{name}: masks are {tuple(tensor.shape[1:])} and images {image}; expected the same size")
-    if tensor.is_floating_point() or tensor.is_complex():
-        raise UserError(f"{name}: masks are no whole numbers; expected a class for each pixel")
-    least, most = int(tensor.min()), int(tensor.max())
-    count = most + 1 if classes is None else classes
-    if least < 0 or most >= count or not 2 <= count <= 256:
-        raise UserError(
-            f"{name}: masks run from {least} to {most}; expected classes 0 (background) to "
-            f"{255 if classes is None else count - 1}, two classes at least"
-        )
-    return tensor.to(torch.uint8).flatten(1), count
-
-
-def _single(name: str, tensor: torch.Tensor, classes: int | None) -> tuple[torch.Tensor, int]:
-    if tensor.is_floating_point():
-        if classes:
-            raise UserError(f"{name}: labels are floating-point numbers with classes={classes}; expected whole numbers")
-        if not bool(torch.isfinite(tensor).all()):
-            raise UserError(f"{name}: labels holds nan or infinite values; expected finite numbers")
-        return tensor.to(torch.float32), 0
-    if tensor.is_complex():
-        raise UserError(f"{name}: labels is complex numbers; expected whole numbers, or real ones for a regression")
-    tensor = tensor.to(torch.int64)
-    if not len(tensor):
-        return tensor, classes or 0
-    least, most = int(tensor.min()), int(tensor.max())
-    count = most + 1 if classes is None else classes
-    if count > MOST_CLASSES:
-        raise UserError(
-            f"{name}: labels run up to {count - 1}; expected classes 0 to at most {MOST_CLASSES - 1}, "
-            "or floating-point numbers for a regression"
-        )
-    if least < 0 or most >= count:
-        hint = ", numbered from 0 (such as 0 and 1 in place of -1 and 1)" if least < 0 else ""
-        raise UserError(f"{name}: labels run from {least} to {most}; expected classes 0 to {count - 1}{hint}")
-    return tensor, count
-
-
-def _numbers(name: str, part: str, values: ArrayLike) -> NDArray[Any]:
+def _target(labels: Any, task: str | None, name: str) -> tuple[Any, tuple[str, ...]]:
+    """Return labels as numbers: words are numbered in ascending order, and a note says so."""
+    if isinstance(labels, torch.Tensor):
+        return labels.float() if task == "regression" else labels, ()
     try:
-        array = np.asarray(values)
+        values: NDArray[Any] = np.asarray(labels)
     except ValueError:
-        raise UserError(f"{name}: {part} has rows of different lengths; expected one shape for all") from None
-    if array.dtype.kind not in "biuf":
-        raise UserError(f"{name}: {part} is {_kind(array)}; expected numbers")
-    # torch knows neither other byte orders nor extended precision.
-    wide = array.dtype.kind == "f" and array.dtype.itemsize > 8
-    return array.astype(np.float64) if wide else array.astype(array.dtype.newbyteorder("="), copy=False)
+        raise UserError(f"{name}: labels have different lengths; expected one label per row") from None
+    if values.dtype.kind in "USO" and all(isinstance(value, str) for value in values.reshape(-1).tolist()):
+        levels, numbers = np.unique(values.astype(np.str_), return_inverse=True)
+        return numbers.reshape(-1), (class_note(f"{name}: classes", levels.tolist()),)
+    return values.astype(np.float32) if task == "regression" and values.dtype.kind in "biu" else values, ()
 
 
-def one_axis(name: str, part: str, values: object) -> NDArray[Any]:
-    """Return values as an array of one axis; what has none or more is refused."""
+def _from_frame(frame: Any, roles: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> Dataset:
+    """Read a frame as source csv reads a file; a role is the name of a column, or one value for each row."""
+    frame = frame.rename(columns=lambda column: str(column).strip())
+    columns = [str(column) for column in frame.columns]
+    named: dict[str, str] = {}
+    for role, given in roles.items():
+        if given is None:
+            continue
+        if isinstance(given, str):
+            if given not in columns:
+                raise UserError(
+                    f"{name}: found no column '{given}' for {role}{nearest(given, columns)}; allowed: {listed(columns)}"
+                )
+            named[role] = given
+            continue
+        values = dataset.one_axis(name, role, given)
+        if values.shape != (len(frame),):
+            raise UserError(
+                f"{name}: {role} has shape {values.shape}; expected one value for each of the {len(frame)} rows"
+            )
+        named[role] = f"(given {role})"
+        frame = frame.assign(**{named[role]: values})
+    if "labels" not in named:
+        raise UserError(f"{name}: no label is named; expected label=, one of the columns {listed(columns)}")
+    cells = tidy(frame, name, named.get("owner"))
+    wanted = {"source": "csv", "path": Path(name), **fields, **named}
+    if fields["task"] is None and fields["classes"] is None:
+        numbers = parse_numbers(cells[named["labels"]])
+        fractions = np.isfinite(numbers).all() and bool((numbers != np.floor(numbers)).any())
+        wanted["task"] = "regression" if fractions else None
+    given = {key: value for key, value in wanted.items() if value is not None}
+    settings = validated(DataSettings, {"owner": None, **given}, name)
+    return table_dataset(Table(Path(name), cells), settings)
+
+
+def no_file(settings: DataSettings) -> Dataset:
+    """Say how a data set of source "memory" is given, since there is no file to read."""
+    raise UserError(
+        "data.source: got 'memory', which has no file; allowed: a data set handed over in Python, "
+        "experiment.run(dataset=steelyard.in_memory(...))"
+    )
+
+
+# Data sets of other libraries, recognised by what they can do: no such library is imported here.
+
+
+INPUTS = ("image", "img", "images", "pixel_values", "features", "x", "input", "inputs")
+"""Names under which data sets keep the sample, in the order in which they are looked for."""
+LABELS = ("label", "labels", "target", "targets", "y", "class", "fine_label")
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """What a foreign data set holds, one entry per row; `frame` and `label` instead where it is a table."""
+
+    features: Any
+    labels: Any
+    owners: Any = None
+    frame: pandas.DataFrame | None = None
+    label: str | None = None
+
+
+def is_frame(data: Any) -> bool:
+    """Whether this is a pandas frame, or another that turns into one (polars, pyarrow)."""
+    return (hasattr(data, "iloc") and hasattr(data, "columns")) or callable(getattr(data, "to_pandas", None))
+
+
+def is_columns(data: Any) -> bool:
+    """Whether this is a data set of named columns as Hugging Face's are."""
+    return hasattr(data, "column_names") and callable(getattr(data, "with_format", None))
+
+
+def from_columns(data: Any, label: str | None, owner: str | None, name: str) -> Columns:
+    """Return the columns of a Hugging Face data set: a column of images or vectors, or a table of single values."""
+    names: Any = data.column_names
+    if isinstance(names, Mapping):
+        raise UserError(
+            f"{name}: got a data set of several parts ({listed(map(str, names))}); expected one of them, such as "
+            f"data['{next(iter(names), 'train')}']"
+        )
+    plain = data.with_format(None)
+    known = [str(column) for column in names]
+    chosen = _choose(label, LABELS, known, "label", name)
+    people = None if owner is None else list(plain[_choose(owner, (), known, "owner", name)])
+    inputs = [column for column in known if column not in (chosen, owner)]
+    sample = next((column for column in INPUTS if column in inputs), inputs[0] if len(inputs) == 1 else None)
+    if sample is not None and _is_sample(plain[0][sample]):
+        return Columns(stacked(list(plain[sample]), name), list(plain[chosen]), people)
+    # For speed of start: arrays need no pandas.
+    import pandas
+
+    frame = pandas.DataFrame({column: list(plain[column]) for column in known})
+    return Columns(None, None, frame=frame, label=chosen)
+
+
+def from_torchvision(data: Any) -> Columns | None:
+    """Return `data` and `targets` of a torchvision data set that has no transform; None for anything else."""
+    features, labels = getattr(data, "data", None), getattr(data, "targets", None)
+    transformed = any(getattr(data, part, None) is not None for part in ("transform", "target_transform", "transforms"))
+    if features is None or labels is None or transformed or not hasattr(features, "shape"):
+        return None
+    return Columns(torch.from_numpy(channels_first(np.asarray(features)).copy()), labels)
+
+
+def from_items(data: Any, label: str | None, owner: str | None, name: str) -> Columns:
+    """Go through the items of a torch Dataset: (sample, label), (sample, label, owner), or mappings with such keys."""
+    tensors: Any = getattr(data, "tensors", None)
+    if isinstance(tensors, tuple) and len(tensors) in (2, 3):
+        return Columns(tensors[0], tensors[1], np.asarray(tensors[2]) if len(tensors) == 3 else None)
+    if not hasattr(data, "__getitem__") or not hasattr(data, "__len__") or isinstance(data, str | bytes | Mapping):
+        raise UserError(
+            f"{name}: got {type(data).__name__} and no labels; expected arrays with labels, a frame with label=, or a "
+            "data set with a length and items of (sample, label)"
+        )
     try:
-        array = np.asarray(values)
-    except (ValueError, TypeError, RuntimeError):
-        array = np.zeros(())
-    if array.ndim != 1:
-        found = f"has shape {array.shape}" if array.ndim else f"is {brief(values)}"
-        raise UserError(f"{name}: {part} {found}; expected a list or an array with a value for each row")
-    return array
+        rows = [data[row] for row in range(len(data))]
+    except (TypeError, RuntimeError) as problem:
+        raise UserError(
+            f"{name}: cannot be gone through item by item ({problem}); expected a data set of items"
+        ) from None
+    if not rows:
+        raise UserError(f"{name}: got no rows; expected at least one")
+    if isinstance(rows[0], Mapping):
+        known = [str(key) for key in rows[0]]
+        target = _choose(label, LABELS, known, "label", name)
+        inputs = [key for key in known if key not in (target, owner)]
+        sample = _choose(inputs[0] if len(inputs) == 1 else None, INPUTS, inputs, "sample", name)
+        people = None if owner is None else [row[_choose(owner, (), known, "owner", name)] for row in rows]
+        parts = ([row[sample] for row in rows], [row[target] for row in rows], people)
+    else:
+        width = len(rows[0]) if isinstance(rows[0], Sequence) and not isinstance(rows[0], str) else 0
+        for number, row in enumerate(rows):
+            if width not in (2, 3) or not isinstance(row, Sequence) or len(row) != width:
+                raise UserError(
+                    f"{name}: item {number} is {_kind_of(row)}; expected (sample, label) or (sample, label, owner)"
+                )
+        columns = [list(column) for column in zip(*rows, strict=True)]
+        parts = (columns[0], columns[1], columns[2] if width == 3 else None)
+    features, labels, owners = parts
+    return Columns(stacked(features, name), _scalars(labels), None if owners is None else _scalars(owners))
 
 
-def _kind(array: NDArray[Any]) -> str:
-    """Say in plain words what an array holds."""
-    words = {"U": "text", "S": "text", "c": "complex numbers", "M": "dates", "m": "spans of time", "V": "records"}
-    return words.get(array.dtype.kind, "objects")
+def stacked(samples: Sequence[Any], name: str) -> torch.Tensor:
+    """Return samples of one shape as one tensor; pictures become bytes, channels first, grey only if all are."""
+    if all(_is_picture(sample) for sample in samples):
+        grey = all(sample.mode in ("1", "L", "LA") for sample in samples)
+        samples = [sample.convert("L" if grey else "RGB") for sample in samples]
+    arrays = [sample.detach().cpu().numpy() if isinstance(sample, torch.Tensor) else sample for sample in samples]
+    try:
+        values = [np.atleast_1d(np.asarray(array)) for array in arrays]
+    except ValueError:
+        raise UserError(f"{name}: a sample has rows of different lengths; expected one shape for all") from None
+    for number, value in enumerate(values):
+        if value.dtype.kind not in "biuf":
+            raise UserError(f"{name}: sample {number} is {_kind_of(samples[number])}; expected numbers or a picture")
+        if value.shape != values[0].shape:
+            raise UserError(
+                f"{name}: sample {number} has shape {value.shape}, sample 0 {values[0].shape}; expected one shape for "
+                "all, as a transform that resizes gives"
+            )
+    together = np.stack(values)
+    if together.dtype == np.uint8 or together.ndim == 4:
+        together = channels_first(together) if together.ndim > 2 else together
+    return torch.from_numpy(np.ascontiguousarray(together))
 
 
-def _tensor(name: str, part: str, values: ArrayLike) -> torch.Tensor:
-    array = _numbers(name, part, values)
-    if array.dtype.kind == "u" and array.dtype.itemsize > 1:
-        array = array.astype(np.int64)
-    return torch.from_numpy(np.array(array, order="C"))
+def _choose(given: str | None, usual: Sequence[str], known: Sequence[str], role: str, name: str) -> str:
+    if given is not None:
+        if given not in known:
+            raise UserError(f"{name}: found no '{given}' for {role}{nearest(given, known)}; allowed: {listed(known)}")
+        return given
+    found = next((column for column in usual if column in known), None)
+    if found is None:
+        hint = f"{role}=, one of" if role != "sample" else "one of the names " + listed(usual) + " among"
+        raise UserError(f"{name}: cannot tell the {role} among {listed(known)}; expected {hint} these")
+    return found
 
 
-def owner_names(values: NDArray[Any], word: str = "user") -> NDArray[np.str_]:
-    """Return a name per row: whole numbers become word-007, zero-padded so that they sort as numbers; words stay.
-
-    A row without a name (empty, NaN or None) is refused: it would join all such rows to one person.
-    """
-    values = np.asarray(values)
-    if values.dtype.kind in "iu":
-        if len(values) and int(values.min()) < 0:
-            return np.array([f"{word}-{value}" for value in values.tolist()])
-        width = max(3, len(str(int(values.max())))) if len(values) else 3
-        return np.array([f"{word}-{value:0{width}d}" for value in values.tolist()])
-    if values.dtype.kind == "f" and not bool(np.isfinite(values).all()):
-        raise UserError(f"{word}: row {_first(~np.isfinite(values))} has no owner (nan); expected one for every row")
-    if values.dtype.kind == "S":
-        values = np.char.decode(values, "utf-8", "replace")
-    if values.dtype.kind not in "biufUO":
-        raise UserError(f"{word}: owners are {_kind(values)}; expected text or whole numbers")
-    missing = [value is None or value != value for value in values.ravel().tolist()]
-    names = np.array([str(value) for value in values.ravel().tolist()], dtype=np.str_).reshape(values.shape)
-    nameless = np.array(missing, dtype=np.bool_) | (np.char.strip(names).ravel() == "")
-    if nameless.any():
-        raise UserError(f"{word}: row {_first(nameless)} has no owner; expected one for every row")
-    return names
+def _is_picture(value: Any) -> bool:
+    return callable(getattr(value, "convert", None)) and hasattr(value, "mode") and hasattr(value, "size")
 
 
-def _first(found: NDArray[np.bool_]) -> int:
-    return int(np.flatnonzero(found.ravel())[0]) + 1
+def _is_sample(value: Any) -> bool:
+    """Whether a cell holds a whole sample: a picture or several numbers."""
+    several = isinstance(value, torch.Tensor | np.ndarray | list | tuple)
+    return _is_picture(value) or (several and np.ndim(value) > 0)
+
+
+def _scalars(values: Sequence[Any]) -> NDArray[Any] | list[Any]:
+    return [value.item() if hasattr(value, "item") and np.ndim(value) == 0 else value for value in values]
+
+
+def _kind_of(value: Any) -> str:
+    length = f" of {len(value)}" if isinstance(value, Sequence) and not isinstance(value, str) else ""
+    return f"{type(value).__name__}{length}"

@@ -6,6 +6,7 @@ fraction leaves the clients' rows as they were.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -15,12 +16,11 @@ from steelyard.base import randomness
 from steelyard.base.errors import UserError
 from steelyard.data import schemes
 from steelyard.data.dataset import ClientRows, Dataset, Population, Rows
-from steelyard.data.flaws import flawed
+from steelyard.data.flawed import flawed
+from steelyard.data.flaws import FlawSettings
 from steelyard.data.scaling import prepare
-from steelyard.data.settings import FlawSettings, PartitionSettings, client_name
-from steelyard.data.sources import without_classes
-from steelyard.data.testsets import held_out_tests, own_tests, split_locally
-from steelyard.data.validation import hold_back
+from steelyard.data.schemes import PartitionSettings, client_name
+from steelyard.data.sources.source import without_classes
 
 
 @dataclass(frozen=True)
@@ -255,3 +255,157 @@ def _with_tests(
         notes = [*notes, *found]
     clients = zip(parts.names, parts.rows, tests, strict=True)
     return [ClientRows(name, np.sort(rows), np.sort(test)) for name, rows, test in clients], notes
+
+
+# Local test sets: a part of the client's own rows, or rows of the source's test part.
+
+
+def split_locally(rows: Rows, fraction: float, client: str, seed: int) -> tuple[Rows, Rows]:
+    """Split one client's rows at random into train and test: the fraction rounded half up, at least 1, never all."""
+    count = min(max(1, math.floor(fraction * len(rows) + 0.5)), len(rows) - 1)
+    mixed = randomness.generator(seed, client=client, purpose="partition/split").permutation(np.sort(rows))
+    return np.sort(mixed[count:]), np.sort(mixed[:count])
+
+
+def own_tests(dataset: Dataset, names: list[str]) -> list[Rows]:
+    """Return each user's own rows of the source's test part (LEAF)."""
+    assert dataset.owners is not None
+    assert dataset.held_out is not None
+    rows = np.flatnonzero(dataset.held_out).astype(np.int64)
+    owners = dataset.owners[rows]
+    order = np.argsort(owners, kind="stable")
+    ordered = owners[order]
+    starts, ends = np.searchsorted(ordered, names, "left"), np.searchsorted(ordered, names, "right")
+    return [rows[order[start:end]] for start, end in zip(starts, ends, strict=True)]
+
+
+def held_out_tests(
+    dataset: Dataset, settings: PartitionSettings, train: list[Rows], seed: int, weighs: Rows
+) -> tuple[list[Rows], list[str]]:
+    """Deal each client a test set from the source's test part; also return notes on rows that serve two clients.
+
+    Under iid, or with test_labels = all, the rows are dealt at random. Otherwise a client's test rows have the labels
+    of its training rows in the same proportion (largest remainder). Rows go to one client only as long as they last.
+    The rows in `weighs` are left out: the server weighs on them. With test_order = stored, clients get consecutive
+    slices of the test part instead, as papers 000 and 004 cut MNIST's.
+    """
+    assert dataset.held_out is not None
+    pool = np.setdiff1d(np.flatnonzero(dataset.held_out).astype(np.int64), weighs)
+    count = settings.test_samples or len(pool) // len(train)
+    if not 1 <= count <= len(pool):
+        raise UserError(
+            f"partition.test_samples: got {settings.test_samples or 'nothing'} for {len(train)} clients; "
+            f"allowed: 1 to {len(pool)} (rows in the test part of {dataset.name})"
+        )
+    if settings.test_order == "stored":
+        return _slices(pool, count, len(train), dataset.name), []
+    chance = randomness.generator(seed, purpose="partition/held-out")
+    if settings.scheme == "iid" or settings.test_labels == "all" or dataset.classes == 0:
+        dealt = schemes.deal(chance.permutation(pool), [count] * len(train))
+        return dealt, _shared(len(train) * count, dealt)
+    labels = dataset.labels.numpy()
+    wanted = np.stack(
+        [schemes.apportion(np.bincount(labels[rows], minlength=dataset.classes), count) for rows in train]
+    )
+    parts: list[list[Rows]] = [[] for _ in train]
+    for label in range(dataset.classes):
+        rows = chance.permutation(pool[labels[pool] == label])
+        if wanted[:, label].max() > len(rows):
+            raise UserError(
+                f"partition.test_samples: {count} rows by the client's labels ask for {wanted[:, label].max()} rows of "
+                f"class {label}; allowed: at most {len(rows)} of it, or test_labels = 'all'"
+            )
+        for part, dealt in zip(parts, schemes.deal(rows, wanted[:, label].tolist()), strict=True):
+            part.append(dealt)
+    tests = [np.concatenate(part) for part in parts]
+    return tests, _shared(len(train) * count, tests)
+
+
+def _slices(pool: Rows, count: int, clients: int, name: str) -> list[Rows]:
+    """Cut the first clients · count rows into one slice of `count` rows after the other, each row in one slice."""
+    if count * clients > len(pool):
+        raise UserError(
+            f"partition.test_samples: got {count} for {clients} clients with test_order 'stored'; allowed: at most "
+            f"{len(pool) // clients} (the test part of {name} has {len(pool)} rows, each used once)"
+        )
+    return list(pool[: count * clients].reshape(clients, count))
+
+
+def _shared(total: int, tests: list[Rows]) -> list[str]:
+    again = total - len(np.unique(np.concatenate(tests)))
+    return [f"local test sets: {again} of {total} rows also serve another client"] if again else []
+
+
+# A validation split: training rows that are tested on in place of the test set, so that settings can be chosen.
+# The rows that a partition keeps for testing, at the clients and at the server, are in no part of it.
+
+
+def hold_back(
+    dataset: Dataset, settings: PartitionSettings, share: float, clients: Sequence[ClientRows], server: Rows, seed: int
+) -> tuple[list[ClientRows], Rows, Rows, list[str]]:
+    """Return clients that test on a share of their training rows, the server's rows that weigh, those that report.
+
+    Each client's share is that of every class, by largest remainder. A server that weighs on test rows (held-out, or
+    the same that report) weighs on rows held back instead: on half of each client's, or, where the same rows report, on
+    all. No row that is held back is trained on by anybody, also where clients share rows.
+    """
+    rows = len(np.unique(np.concatenate([client.train for client in clients])))
+    if share * rows < 1:
+        raise UserError(
+            f"partition.validation: got {share:g}, less than one of {rows:,} training rows; allowed: a larger share"
+        )
+    back = [_drawn(dataset, client, share, seed) for client in clients]
+    held = np.unique(np.concatenate(back))
+    tests, weighs = back, server
+    if settings.server_report == "same":
+        weighs = held
+    elif settings.server == "held-out":
+        weighs, tests = _halves(back, held, seed)
+    report = {"none": held[:0], "same": held, "apart": np.setdiff1d(held, weighs)}[settings.server_report]
+    moved = [
+        replace(client, train=np.setdiff1d(client.train, held), test=held[:0] if settings.test == "none" else test)
+        for client, test in zip(clients, tests, strict=True)
+    ]
+    for client in moved:
+        if not len(client.train):
+            raise UserError(
+                f"partition.validation: got {share:g}, which leaves {client.client} nothing to train on; allowed: a "
+                "smaller share, or clients with more rows"
+            )
+    return moved, weighs, report, [f"tested on a validation split, {len(held)} of {rows} training rows; no test set"]
+
+
+def _drawn(dataset: Dataset, client: ClientRows, share: float, seed: int) -> Rows:
+    """Return the rows that one client holds back, ascending: the share rounded half up, at least 1, never all.
+
+    A row's draw is its own, so that clients that share a row tend to hold it back both.
+    """
+    rows = client.train
+    count = min(max(1, math.floor(share * len(rows) + 0.5)), len(rows) - 1)
+    if count < 1:
+        return rows[:0]
+    key = randomness.stream_keys(seed, 0, [""], "partition/validation")
+    order = np.argsort(randomness.words_at(key, rows.astype(np.uint64)), kind="stable")
+    if dataset.classes == 0:
+        return np.sort(rows[order[:count]])
+    mixed = rows[order]
+    labels = dataset.labels.numpy()[mixed]
+    wanted = schemes.apportion(np.bincount(labels, minlength=dataset.classes), count)
+    parts = [mixed[labels == label][:number] for label, number in enumerate(wanted.tolist()) if number]
+    return np.sort(np.concatenate(parts))
+
+
+def _halves(back: Sequence[Rows], held: Rows, seed: int) -> tuple[Rows, list[Rows]]:
+    """Return the half of the rows on which the server weighs, and what each client is left to test on."""
+    key = randomness.stream_keys(seed, 0, [""], "partition/validation/server")
+    weighs: list[Rows] = []
+    for rows in back:
+        order = np.argsort(randomness.words_at(key, rows.astype(np.uint64)), kind="stable")
+        weighs.append(rows[order[: len(rows) // 2]])
+    chosen = np.unique(np.concatenate(weighs))
+    if not len(chosen):
+        raise UserError(
+            "partition.validation: holds back one row of each client, and the server weighs on half of them; allowed: "
+            "a larger share"
+        )
+    return chosen, [np.setdiff1d(rows, chosen) for rows in back]

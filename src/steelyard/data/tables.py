@@ -1,261 +1,474 @@
-"""Tables from CSV or Parquet: one row per sample, a column to predict, one that says whose row it is, and inputs."""
+"""Tables as people keep them: one file, a folder of files, a pattern, several files; CSV, Parquet, Excel, SPSS, Stata.
+
+`read_tables` gives typed columns under a header, several files joined by the names of their columns; `read_cells` gives
+every cell as text, for interactions, item tables and knowledge graphs. pandas is imported inside functions, for speed
+of start: much of the package reads no tables.
+"""
 
 from __future__ import annotations
 
+import csv
+import glob
+import gzip
+import io
+import re
+import warnings
+import zipfile
+import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
+from steelyard.base.errors import UserError, first_names, listed, nearest
+from steelyard.data import files
+from steelyard.data.files import find, search_folders
+from steelyard.data.sources.source import BY_FILE, is_pattern
 
-from steelyard.base.errors import UserError, listed
-from steelyard.data.dataset import Dataset, RawColumns
-from steelyard.data.memory import in_memory, owner_names
-from steelyard.data.scaling import fill_and_scale, with_columns
-from steelyard.data.settings import DataSettings
-from steelyard.data.sheets import Table, read_tables
-from steelyard.data.table_columns import (
-    LARGEST,
-    InputColumn,
-    as_numbers,
-    input_column,
-    numbered,
-    parse_numbers,
-    plain,
-    survival_note,
-)
-
-COMPLETE = "complete"
-"""The mark of every table: the share of a row's inputs that are not empty."""
-_EVENT_WORDS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-_TEST_WORDS = {"true": True, "1": True, "test": True, "false": False, "0": False, "train": False}
+if TYPE_CHECKING:
+    import pandas
 
 
-def read_table(settings: DataSettings) -> Dataset:
-    """Return the data of one file; use it for rows of numbers and categories, such as patients of several hospitals."""
-    return table_dataset(table_of(settings), settings)
+EMPTY = ("", "?", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "None", "<NA>", "#N/A")
+"""Cells that say that nothing was recorded; in the owner's column only the empty cell does, since NA may be a name."""
+DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
+TABLE = "a whole table, such as a .csv or .parquet file"
+_HEAD = 1 << 16
+_LINES, _LONGEST = 3, 1 << 25
+"""A wide table has few lines in its first 64 KB: so many are read, of at most so many characters each."""
+_COMMA_NUMBER = re.compile(r"[+-]?\d+,\d+(e[+-]?\d+)?", re.IGNORECASE)
+_POINT_NUMBER = re.compile(r"[+-]?\d+\.\d+(e[+-]?\d+)?", re.IGNORECASE)
 
 
-def table_of(settings: DataSettings) -> Table:
-    """Return the table that a `[data]` section of source csv names, as it was read."""
-    paths = settings.files or (settings.path or Path(),)
-    roles = {
-        "data.labels": settings.labels,
-        "data.event": settings.event,
-        "data.owner": settings.owner,
-        "data.held_out": settings.held_out,
-    }
-    return read_tables(paths, settings.owner, {role: name for role, name in roles.items() if name})
+@dataclass(frozen=True)
+class Form:
+    """How a CSV file is written."""
+
+    columns: list[str]
+    delimiter: str
+    decimal: str
 
 
-def table_dataset(table: Table, settings: DataSettings) -> Dataset:
-    """Return a frame as a data set; use it for frames that were read from a file or handed over in Python.
+def read_delimited(path: Path, owner: str | None, named: set[str]) -> pandas.DataFrame:
+    """Return the table of a file, every cell that says nothing as missing; `named` are the columns that settings name.
 
-    Inputs are first the columns of numbers, in the file's order, then a 0/1 column for each level of each category,
-    then the indicators of missing cells. Numbers are filled and scaled over all rows here, and by training rows alone
-    when the data set is shared out.
+    Use it for files of any size: only the first lines are looked at in Python, pandas reads the rest.
     """
-    assert settings.labels is not None
-    _check_names(table, settings)
-    roles = {settings.labels, *settings.further_labels, settings.event, settings.owner, settings.held_out}
-    roles |= set(settings.ignore)
-    inputs = [name for name in table.names if name not in roles]
-    if not inputs:
-        raise UserError(
-            f"{table.path}: no column is left as an input; expected at least one beside label, owner and ignore"
-        )
-    columns = {name: input_column(table, name, settings) for name in inputs}
-    empty = np.column_stack([column.empty for column in columns.values()])
-    kept, notes = _kept_rows(table, inputs, empty, settings)
-    notes += survival_note(table, settings.labels, inputs) if settings.event is None else []
-    raw = _raw(columns, settings)
-    labels, found = _labels(table, settings, kept)
-    owners = None if settings.owner is None else _owners(table, settings.owner)
-    test = None if settings.held_out is None else _yes_or_no(table, "held_out", settings.held_out, kept, _TEST_WORDS)
-    marks = {COMPLETE: 1.0 - empty.mean(axis=1)}
-    marks |= {mark: _mark(table, mark, column) for mark, column in settings.marks.items()}
-    raw = raw.of_rows(kept)
-    numbers = fill_and_scale(raw, np.arange(len(kept)), np.arange(len(kept)))
-    dataset = in_memory(
-        np.concatenate([numbers.astype(np.float32), raw.flags], axis=1),
-        labels,
-        None if owners is None else owners[kept],
-        held_out=None if test is None else test,
-        marks={name: values[kept] for name, values in marks.items()},
-        classes=settings.classes if settings.positive_above is None else 2,
-        name=table.path.name,
+    form = recognise(path, named)
+    # For speed of start: much of the package reads no tables.
+    import pandas
+
+    empty = {name: [""] if name == owner else list(EMPTY) for name in form.columns}
+    # header=0 replaces the file's own names, so that spaces around them are gone.
+    options: dict[str, Any] = {"names": form.columns, "header": 0, "sep": form.delimiter, "decimal": form.decimal}
+    frame = parse(
+        path,
+        path,
+        TABLE,
+        **options,
+        encoding="utf-8-sig",
+        skipinitialspace=True,
+        keep_default_na=False,
+        na_values=empty,
+        low_memory=False,
     )
-    notes = (*table.notes, *notes, *found)
-    task = "survival" if settings.task == "survival" else dataset.task
-    return replace(with_columns(dataset, raw, numbers), raw=raw, notes=notes, task=task)
+    if not isinstance(frame.index, pandas.RangeIndex):
+        raise UserError(f"{path}: rows have more cells than there are column names; expected one cell per column")
+    if frame.empty:
+        raise UserError(f"{path}: holds column names and no rows; expected at least one row")
+    # pandas reads a wide table column by column, and warns when a column is added to what that leaves.
+    return frame.copy()
 
 
-def _check_names(table: Table, settings: DataSettings) -> None:
-    single = {
-        "labels": settings.labels,
-        "event": settings.event,
-        "owner": settings.owner,
-        "held_out": settings.held_out,
-        **{f"further_labels.{place}": name for place, name in enumerate(settings.further_labels)},
-    }
-    several: dict[str, Sequence[str]] = {
-        "categories": settings.categories or (),
-        "ignore": settings.ignore,
-        "indicators": settings.indicators,
-        "levels": tuple(settings.levels),
-        "na_values": tuple(settings.na_values),
-    }
-    roles: dict[str, str] = {}
-    for field, name in single.items():
-        if name is None:
-            continue
-        table.cells(field, name)
-        if name in roles:
-            raise UserError(f"data.{field}: got '{name}', which is data.{roles[name]} too; allowed: another column")
-        roles[name] = field
-    for field, names in several.items():
-        for name in names:
-            table.cells(field, name)
-            if field not in ("ignore", "na_values") and (name in roles or name in settings.ignore):
-                used = f"data.{roles.get(name, 'ignore')}"
-                raise UserError(f"data.{field}: got '{name}', which is {used} and no input; allowed: input columns")
+_BROKEN = (OSError, EOFError, zlib.error, zipfile.BadZipFile, UnicodeError)
 
 
-def _kept_rows(
-    table: Table, inputs: list[str], empty: NDArray[np.bool_], settings: DataSettings
-) -> tuple[NDArray[np.int64], list[str]]:
-    """Return the rows to use, by what is to become of empty cells, and what to note about those."""
-    rows, total = np.arange(len(empty)), int(empty.sum())
-    if not total:
-        return rows, []
-    note = f"{table.path.name}: {total:,} of {empty.size:,} input cells are empty"
-    if settings.missing == "refuse":
-        row, column = (int(index) for index in np.argwhere(empty)[0])
-        raise UserError(
-            f"{table.path}: column '{inputs[column]}' is empty in {table.row(row)}, and data.missing is 'refuse'; "
-            "allowed: full rows, or missing = mean, zero or drop"
-        )
-    if settings.missing != "drop":
-        return rows, [f"{note}; numbers are filled with {'their mean' if settings.missing == 'mean' else '0'}"]
-    rows = rows[~empty.any(axis=1)]
-    if not len(rows):
-        raise UserError(
-            f"{table.path}: every row has an empty cell, and data.missing is 'drop'; allowed: mean, zero, or "
-            "data.ignore for columns that are mostly empty"
-        )
-    return rows, [f"{note}; {len(empty) - len(rows):,} of {len(empty):,} rows left out"]
+def parse(path: Path, source: Path | io.StringIO, expected: str, **options: Any) -> pandas.DataFrame:
+    """Let pandas read delimited text; what it cannot read is one line that ends in what was expected."""
+    # For speed of start: much of the package reads no tables.
+    import pandas
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pandas.errors.ParserWarning)
+            return pandas.read_csv(source, **options)
+    except (*_BROKEN, ValueError, pandas.errors.ParserError, pandas.errors.ParserWarning) as problem:
+        raise unreadable(path, problem, expected) from None
 
 
-def _raw(columns: dict[str, InputColumn], settings: DataSettings) -> RawColumns:
-    rows = len(next(iter(columns.values())).empty)
-    numbers = [column.numbers for column in columns.values() if column.numbers is not None]
-    flags = [column.levels for column in columns.values() if column.levels is not None]
-    flags += [columns[name].empty.astype(np.float32)[:, None] for name in settings.indicators]
-    return RawColumns(
-        np.column_stack(numbers) if numbers else np.zeros((rows, 0)),
-        np.concatenate(flags, axis=1) if flags else np.zeros((rows, 0), dtype=np.float32),
-        settings.normalise,
-        "zero" if settings.missing == "zero" else "mean",
+def read_text(path: Path, expected: str) -> str:
+    """Return a file's text, unpacked if its name ends in .gz; bytes that are no UTF-8 are taken for Latin-1."""
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; expected {expected}")
+    raw = files.read_bytes(path)
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        text = raw.decode("latin-1")
+    if not text.strip():
+        raise UserError(f"{path}: the file is empty; expected {expected}")
+    return text
+
+
+def read_cells(
+    path: Path, expected: str, separator: str | None = None, *, columns: int | None = None, strip: bool = True
+) -> pandas.DataFrame:
+    """Return a file as cells of text, rows by line and columns by number; cells that a line lacks are empty.
+
+    `expected` says what the file should hold, for the error line. Columns are named 0, 1, ...; a header is a row.
+    """
+    text = read_text(path, expected)
+    separator = separator or separator_of(text.split("\n", 1)[0], path) or "\t"
+    if separator == "::":
+        text, separator = text.replace("\t", " ").replace("::", "\t"), "\t"
+    frame = parse(
+        path,
+        io.StringIO(text.rstrip("\r\n")),
+        expected,
+        sep=separator,
+        header=None,
+        dtype=object,
+        keep_default_na=False,
+        na_filter=False,
+        quoting=csv.QUOTE_MINIMAL if separator in (",", ";") else csv.QUOTE_NONE,
+        skip_blank_lines=False,
     )
+    if strip:
+        frame = frame.map(str.strip)
+    # Blank lines at the end are no rows.
+    filled = len(frame)
+    while filled and not any(str(cell).strip() for cell in frame.iloc[filled - 1]):
+        filled -= 1
+    if not filled:
+        raise UserError(f"{path}: the file is empty; expected {expected}")
+    if columns is not None and frame.shape[1] != columns:
+        raise UserError(f"{path}: {frame.shape[1]} columns; expected {expected}")
+    return frame.iloc[:filled]
 
 
-def _labels(table: Table, settings: DataSettings, kept: NDArray[np.int64]) -> tuple[NDArray[Any], list[str]]:
-    """Return the labels of the kept rows, as numbers of classes or a target, and what the numbers stand for."""
-    assert settings.labels is not None
-    if settings.task == "multi-label":
-        columns = {"labels": settings.labels}
-        columns |= {f"further_labels.{place}": name for place, name in enumerate(settings.further_labels)}
-        found = {name: _yes_or_no(table, field, name, kept) for field, name in columns.items()}
-        counts = ", ".join(f"{name} in {int(has.sum()):,}" for name, has in found.items())
-        return np.column_stack(list(found.values())).astype(np.int64), [f"{table.path.name}: labels of rows: {counts}"]
-    cells = table.cells("labels", settings.labels).iloc[kept]
-    where = f"{table.path}: column '{settings.labels}' (data.labels)"
-    if cells.isna().any():
-        row = int(kept[int(np.flatnonzero(cells.isna().to_numpy())[0])])
-        raise UserError(f"{where} is empty in {table.row(row)}; expected a label in every row")
-    numbers = parse_numbers(cells)
-    bad = np.flatnonzero(~(np.abs(numbers) < LARGEST))
-    if settings.task != "classes" or settings.positive_above is not None or settings.classes is not None:
-        if len(bad):
-            row = table.row(int(kept[int(bad[0])]))
-            raise UserError(f"{where} holds {str(cells.iloc[int(bad[0])])[:40]!r} in {row}; expected a number")
-        if settings.task == "regression":
-            return numbers.astype(np.float32), []
-        if settings.task == "survival":
-            return _times(table, settings, kept, numbers, where)
-        if settings.positive_above is not None:
-            return (numbers > settings.positive_above).astype(np.int64), []
-    if len(bad) and not np.isnan(numbers).any():
-        # Numbers throughout, some of them beyond all counting: a slip, not a class of that name.
-        row = table.row(int(kept[int(bad[0])]))
-        raise UserError(f"{where} holds {str(cells.iloc[int(bad[0])])[:40]!r} in {row}; expected finite numbers")
-    if not len(bad) and bool((numbers != np.floor(numbers)).any()):
-        fraction = numbers[numbers != np.floor(numbers)][0]
+def separator_of(first: str, path: Path) -> str | None:
+    """Return what divides the cells of a file by its first line: `::`, a tab, or the commonest of comma, ; and |.
+
+    In a .csv a bar stands between the values of a cell, unless there is neither comma nor semicolon.
+    """
+    first = re.sub(r'"[^"]*"', "", first)  # a mark inside quotes divides nothing
+    for mark in ("::", "\t"):
+        if mark in first:
+            return mark
+    marks = [mark for mark in (",", ";", "|") if mark in first]
+    if ".csv" in path.suffixes and len(marks) > 1:
+        marks = [mark for mark in marks if mark != "|"]
+    return max(marks, key=first.count, default=None)
+
+
+def recognise(path: Path, named: set[str]) -> Form:
+    """Find out how a CSV file is written from its beginning; what cannot be a table with a header is refused."""
+    head, whole = _head(path)
+    if not head.strip():
+        raise UserError(f"{path}: is empty; expected a line of column names and a row for each sample")
+    if "\0" in head:
+        raise UserError(f"{path}: is not a text file; expected a .csv in UTF-8, or a .parquet file")
+    first = next(line for line in head.splitlines() if line.strip())
+    delimiter = separator_of(first.replace("::", ""), path)
+    if delimiter is None:
         raise UserError(
-            f"{where} holds {fraction:g}; expected whole numbers or words for classes, data.positive_above, or "
-            "data.task = 'regression'"
+            f"{path}: the first line {first[:40]!r} has one column only; expected names with "
+            f"{listed(DELIMITERS.values())} between them"
         )
-    if settings.classes is not None:
-        return numbers.astype(np.int64), []
-    return _class_numbers(cells, where, f"{table.path.name}: classes of '{settings.labels}'")
-
-
-def _times(
-    table: Table, settings: DataSettings, kept: NDArray[np.int64], times: NDArray[np.float64], where: str
-) -> tuple[NDArray[np.float32], list[str]]:
-    """Return times with a minus where the event had not come until then (`losses.cox`), and how often it came."""
-    early = np.flatnonzero(~(times > 0))
-    if len(early):
-        row = table.row(int(kept[int(early[0])]))
-        raise UserError(f"{where} holds {times[early[0]]:g} in {row}; expected a time above 0")
-    assert settings.event is not None
-    came = _yes_or_no(table, "event", settings.event, kept)
-    if not came.any():
-        raise UserError(f"{table.path}: column '{settings.event}' (data.event) says of no row that the event came")
-    note = f"{table.path.name}: the event came in {int(came.sum()):,} of {len(came):,} rows"
-    return np.where(came, times, -times).astype(np.float32), [note]
-
-
-def _yes_or_no(
-    table: Table, field: str, column: str, kept: NDArray[np.int64], known: Mapping[str, bool] = _EVENT_WORDS
-) -> NDArray[np.bool_]:
-    """Return a column of true/false, 1/0 or yes/no (or other words that are `known`) for the kept rows."""
-    words = [plain(str(value)).lower() for value in table.cells(field, column).iloc[kept].tolist()]
-    for row, word in zip(kept.tolist(), words, strict=True):
-        if word not in known:
+    lines = [line for line in csv.reader(io.StringIO(head, newline=""), delimiter=delimiter) if line]
+    lines = lines if whole or len(lines) < 2 else lines[:-1]
+    columns = [name.strip() for name in lines[0]]
+    _check_header(path, columns, named)
+    for number, line in enumerate(lines[1:], start=1):
+        if len(line) != len(columns):
             raise UserError(
-                f"{table.path}: column '{column}' (data.{field}) holds '{word[:40]}' in {table.row(row)}; "
-                f"allowed: {listed(known)}"
+                f"{path}: row {number} has {len(line)} cells; expected {len(columns)}, one for each column name "
+                f"(the {DELIMITERS[delimiter]} divides cells)"
             )
-    return np.array([known[word] for word in words])
+    return Form(columns, delimiter, _decimal(delimiter, lines[1:]))
 
 
-def _class_numbers(cells: Any, where: str, title: str) -> tuple[NDArray[np.int64], list[str]]:
-    """Number the labels that there are in ascending order, numbers before words."""
-    texts = [plain(str(value)) for value in cells.tolist()]
-    if len(set(texts)) < 2:
-        raise UserError(f"{where} holds '{texts[0][:40]}' in every row; expected two classes or more, or data.classes")
-    return numbered(texts, title)
+def _head(path: Path) -> tuple[str, bool]:
+    """Return the beginning of a file, some lines at least, however wide; and whether that is all of it."""
+    try:
+        packed = path.suffix.lower() == ".gz"
+        with (gzip.open if packed else open)(path, "rt", encoding="utf-8-sig", newline="") as content:
+            head = content.read(_HEAD)
+            if head.count("\n") < _LINES:
+                head += "".join(content.readline(_LONGEST) for _ in range(_LINES))
+            return head, not content.read(1)
+    except _BROKEN as problem:
+        raise unreadable(path, problem) from None
 
 
-def _owners(table: Table, name: str) -> NDArray[np.str_]:
-    cells = table.cells("owner", name)
-    nameless = cells.isna().to_numpy() | (cells.astype(str).str.strip() == "").to_numpy()
-    if nameless.any():
-        row = table.row(int(np.flatnonzero(nameless)[0]))
-        raise UserError(f"{table.path}: column '{name}' (data.owner) is empty in {row}; expected an owner in every row")
-    values: NDArray[Any] = np.asarray(cells)
-    if values.dtype.kind == "f" and bool(np.all(values == np.floor(values))):
-        values = values.astype(np.int64)
-    if values.dtype.kind in "iu":
-        return owner_names(values, name)
-    return np.array([str(value).strip() for value in values.tolist()])
+def unreadable(path: Path, problem: Exception, expected: str = TABLE) -> UserError:
+    """Return the one line about a file that cannot be read."""
+    if isinstance(problem, UnicodeError):
+        return UserError(f"{path}: is not UTF-8 text; expected a .csv saved as UTF-8, or a .parquet file")
+    reason = (str(problem).splitlines() or [type(problem).__name__])[0].removeprefix("Error tokenizing data. C error: ")
+    return UserError(f"{path}: cannot be read as a table ({reason.strip()}); expected {expected}")
 
 
-def _mark(table: Table, mark: str, column: str) -> NDArray[np.float64]:
-    name = column.removeprefix("not ")
-    values = as_numbers(table, name, table.cells(f"marks.{mark}", name), guess=False)
-    assert values is not None
-    return ((values > 0) != column.startswith("not ")).astype(np.float64)
+def _check_header(path: Path, columns: list[str], named: set[str]) -> None:
+    numbers = [name for name in columns if _is_number(name)]
+    if 2 * len(numbers) > len(columns) and not named <= set(columns):
+        raise UserError(
+            f"{path}: the first line holds numbers such as '{numbers[0]}', not column names; "
+            "expected a first line of names"
+        )
+    for name, count in Counter(columns).items():
+        if not name:
+            raise UserError(f"{path}: column {columns.index('') + 1} has no name; expected a name for each column")
+        if count > 1:
+            raise UserError(f"{path}: names column '{name}' {count} times; expected each name once")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text.replace(",", "."))
+    except ValueError:
+        return False
+    return True
+
+
+def _decimal(delimiter: str, lines: list[list[str]]) -> str:
+    """Return the decimal sign: a comma only where cells such as 1,5 stand and none such as 1.5."""
+    if delimiter == ",":
+        return "."
+    cells = [cell.strip() for line in lines for cell in line]
+    comma = any(_COMMA_NUMBER.fullmatch(cell) for cell in cells)
+    return "," if comma and not any(_POINT_NUMBER.fullmatch(cell) for cell in cells) else "."
+
+
+# Tables of several files and forms.
+
+
+ORIGIN = "a table (.csv, .csv.gz, .parquet, .xlsx, .sav, .dta) with names of columns, or a folder of such files"
+INCLUDED = Path(__file__).parent / "included"
+_TEXT = (".csv", ".tsv", ".txt")
+_PACKAGES = {
+    **dict.fromkeys((".parquet", ".pq"), ("read_parquet", "pyarrow")),
+    **dict.fromkeys((".xlsx", ".xlsm"), ("read_excel", "openpyxl")),
+    ".xls": ("read_excel", "xlrd"),
+    ".sav": ("read_spss", "pyreadstat"),
+    ".dta": ("read_stata", "pandas"),
+}
+"""By the end of a file's name: what of pandas reads it, and the package that this needs."""
+MOST_SHOWN = 12
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """A frame and where it came from."""
+
+    path: Path
+    frame: pandas.DataFrame
+    notes: tuple[str, ...] = ()
+    """What joining several files had to do."""
+    starts: Mapping[str, int] | None = None
+    """By file: its first row in the frame, ascending; None for one file."""
+    added: tuple[str, ...] = ()
+    """Columns that no file has: the one of their names."""
+
+    @cached_property
+    def names(self) -> list[str]:
+        return [str(name) for name in self.frame.columns]
+
+    def cells(self, field: str, name: str) -> Any:
+        """Return one column as a Series; `field` is the setting that named it, for the error line."""
+        if name not in self.frame.columns:
+            raise UserError(
+                f"data.{field}: found no column '{name}' in {self.path}{nearest(name, self.names)}; "
+                f"allowed: {first_names(self.names, MOST_SHOWN)}"
+            )
+        return self.frame[name]
+
+    def row(self, number: int) -> str:
+        """Say which row of which file a row of the frame is, counted from 1, for an error line."""
+        if self.starts is None:
+            return f"row {number + 1}"
+        file, start = [(file, start) for file, start in self.starts.items() if start <= number][-1]
+        return f"row {number - start + 1} of {file}"
+
+
+def read_tables(paths: Sequence[Path], owner: str | None, named: Mapping[str, str]) -> Table:
+    """Return what lies at these paths as one table, every cell that says nothing as missing.
+
+    `named` are the columns that settings name, by field: each file must have them. With `owner` = "file" a column of
+    that name says from which file a row is, unless the files have such a column themselves.
+    """
+    expanded = [_expanded(path) for path in paths]
+    found = [file for files, _ in expanded for file in files]
+    left = [name for _, others in expanded for name in others]
+    wanted = {name for name in named.values() if name != BY_FILE}
+    sheets = [(path, part, frame) for path in found for part, frame in _read(path, owner, wanted).items()]
+    names = _sheet_names([(path, part) for path, part, _ in sheets])
+    frames = [frame for _, _, frame in sheets]
+    where = paths[0] if len(paths) == 1 else Path(_common(found))
+    if len(frames) > 1:
+        _check_columns(dict(zip(names, frames, strict=True)), named)
+        if owner is None:
+            raise UserError(
+                f"data.owner: got nothing, and {where} is {len(frames)} tables; allowed: '{BY_FILE}' (each is one "
+                f"client), or a column, such as {first_names([str(name) for name in frames[0]])}"
+            )
+    added = (BY_FILE,) if owner == BY_FILE and not any(BY_FILE in frame for frame in frames) else ()
+    if added:
+        frames = [frame.assign(**{BY_FILE: name}) for frame, name in zip(frames, names, strict=True)]
+    if len(frames) == 1:
+        return Table(found[0], frames[0], added=added)
+    return replace(_joined(where, names, [path for path, _, _ in sheets], frames, left), added=added)
+
+
+def _joined(
+    where: Path, names: Sequence[str], paths: Sequence[Path], frames: Sequence[pandas.DataFrame], left: Sequence[str]
+) -> Table:
+    import pandas
+
+    starts: dict[str, int] = {}
+    row = 0
+    for name, path, frame in zip(names, paths, frames, strict=True):
+        starts[path.name if path.name not in starts else f"{path.name} ({name})"] = row
+        row += len(frame)
+    notes = [f"{where.name}: {len(frames)} tables joined by the names of their columns"]
+    notes += _differences(dict(zip(names, frames, strict=True)))
+    if left:
+        notes.append(f"{where.name}: no tables, left out: {first_names(left)}")
+    # A file without a column has nothing recorded there.
+    return Table(where, pandas.concat(frames, ignore_index=True, sort=False), tuple(notes), starts)
+
+
+def _differences(frames: Mapping[str, pandas.DataFrame]) -> list[str]:
+    """Say once which columns some files lack; their cells are empty there."""
+    having: dict[str, list[str]] = {}
+    for name, frame in frames.items():
+        for column in frame.columns:
+            having.setdefault(str(column), []).append(name)
+    parts = []
+    for column, owners in having.items():
+        lacking = [name for name in frames if name not in owners]
+        if lacking:
+            alike = [other for other in having if other != column and other.casefold() == column.casefold()]
+            hint = f", is it '{alike[0]}'?" if alike else ""
+            few = f"only in {first_names(owners)}" if len(owners) < len(lacking) else f"not in {first_names(lacking)}"
+            parts.append(f"'{column}' ({few}{hint})")
+    return [f"columns that are not in every table, empty there: {first_names(parts, MOST_SHOWN)}"] if parts else []
+
+
+def _check_columns(frames: Mapping[str, pandas.DataFrame], named: Mapping[str, str]) -> None:
+    for field, column in named.items():
+        for name, frame in frames.items():
+            if column not in frame.columns and column != BY_FILE:
+                columns = [str(one) for one in frame.columns]
+                raise UserError(
+                    f"{field}: found no column '{column}' in the table '{name}'{nearest(column, columns)}; "
+                    f"allowed: a column that every table has"
+                )
+
+
+def _expanded(path: Path) -> tuple[list[Path], list[str]]:
+    """Return the files that a path means, and the names of those in a folder that are no tables."""
+    if path.parts[:1] == (INCLUDED.name,):
+        known = sorted(f"{INCLUDED.name}/{file.name}" for file in INCLUDED.glob("*.csv"))
+        if path.as_posix() not in known:
+            hint = nearest(path.as_posix(), known)
+            raise UserError(f"data.path: got '{path}'{hint}; allowed: {listed(known)}, or a file")
+        return [INCLUDED / path.name], []
+    if is_pattern(path):
+        bases = [Path()] if path.is_absolute() else search_folders()
+        matches = next((found for base in bases if (found := glob.glob(str(base / path.expanduser())))), [])
+        files = sorted(Path(match) for match in matches if Path(match).is_file())
+        if files:
+            return files, []
+    place = find(path, ORIGIN)
+    if not place.is_dir():
+        return [place], []
+    inside = sorted(file for file in place.iterdir() if not file.name.startswith("."))
+    tables = [file for file in inside if file.is_file() and _suffix(file) in (*_TEXT, *_PACKAGES)]
+    if not tables:
+        ends = listed((*_TEXT, *_PACKAGES))
+        raise UserError(f"data.path: the folder '{place}' holds no table ({ends}); expected {ORIGIN}")
+    return tables, [file.name for file in inside if file not in tables]
+
+
+def _suffix(path: Path) -> str:
+    return Path(path.stem).suffix.lower() if path.suffix.lower() == ".gz" else path.suffix.lower()
+
+
+def _common(paths: Sequence[Path]) -> str:
+    return " ".join(path.name for path in paths[:2]) + (" ..." if len(paths) > 2 else "")
+
+
+def _sheet_names(sheets: Sequence[tuple[Path, str]]) -> list[str]:
+    """Return a name for each table: its file's, with the sheet of a workbook; with its folder where two are alike."""
+    single = len({path for path, _ in sheets}) == 1
+    names = [part if part and single else "-".join(filter(None, (_stem(path), part))) for path, part in sheets]
+    if len(set(names)) < len(names):
+        names = [f"{path.absolute().parent.name}-{name}" for name, (path, _) in zip(names, sheets, strict=True)]
+    twice = next((name for name, count in Counter(names).items() if count > 1), None)
+    if twice is not None:
+        raise UserError(f"data.path: two tables would be client '{twice}'; allowed: each file once, by its own name")
+    return names
+
+
+def _stem(path: Path) -> str:
+    return Path(path.stem).stem if path.suffix.lower() == ".gz" else path.stem
+
+
+def _read(path: Path, owner: str | None, named: set[str]) -> dict[str, pandas.DataFrame]:
+    """Return the tables of one file by the name of their sheet; one without sheets has the name ''."""
+    kind = _PACKAGES.get(_suffix(path))
+    if kind is None:
+        return {"": read_delimited(path, owner, named)}
+    import pandas
+
+    reader, package = kind
+    options: dict[str, Any] = {"sheet_name": None} if reader == "read_excel" else {}
+    try:
+        found: Any = getattr(pandas, reader)(path, **options)
+    except ImportError:
+        extra = f"pip install {package}" if package != "pyarrow" else "pip install 'steelyard[parquet]'"
+        raise UserError(
+            f"data.path: '{path}' needs {package}, which is not installed; allowed: `{extra}`, or a .csv"
+        ) from None
+    except Exception as problem:  # what other packages raise on a damaged file is of classes of their own
+        raise unreadable(path, problem) from None
+    sheets: dict[str, pandas.DataFrame] = found if isinstance(found, dict) else {"": found}
+    filled = {str(name): frame for name, frame in sheets.items() if len(sheets) == 1 or not frame.empty}
+    if not filled:
+        raise UserError(f"{path}: holds no rows; expected at least one")
+    return {name if len(filled) > 1 else "": tidy(frame, path, owner) for name, frame in filled.items()}
+
+
+def tidy(frame: pandas.DataFrame, where: object, owner: str | None = None) -> pandas.DataFrame:
+    """Return a frame with rows counted from 0, names as text, moments and durations in days, words for "empty" empty.
+
+    Use it for frames that no CSV was read for: Parquet, or a frame that a user hands over; `where` begins the errors.
+    """
+    import pandas
+
+    frame = frame.reset_index(drop=True)
+    frame.columns = [str(name).strip() for name in frame.columns]
+    for name, count in Counter(frame.columns).items():
+        if count > 1:
+            raise UserError(f"{where}: names column '{name}' {count} times; expected each name once")
+    if not len(frame):
+        raise UserError(f"{where}: holds no rows; expected at least one")
+    changed: dict[str, Any] = {}
+    for name in frame.columns:
+        cells: Any = frame[name]
+        if isinstance(cells.dtype, pandas.CategoricalDtype):
+            cells = changed[name] = cells.astype(object)
+        kind = cells.dtype
+        if pandas.api.types.is_datetime64_any_dtype(kind):
+            naive = cells.dt.tz_convert("UTC").dt.tz_localize(None) if getattr(kind, "tz", None) is not None else cells
+            changed[name] = (naive - pandas.Timestamp(0)) / pandas.Timedelta(days=1)
+        elif pandas.api.types.is_timedelta64_dtype(kind):
+            changed[name] = cells / pandas.Timedelta(days=1)
+        elif pandas.api.types.is_object_dtype(kind) or pandas.api.types.is_string_dtype(kind):
+            empty = {"", *(() if name == owner else EMPTY)}
+            words = [isinstance(cell, str) and cell.strip() in empty for cell in cells.tolist()]
+            changed[name] = cells.mask(pandas.Series(words, dtype=bool))
+    return frame.assign(**changed)

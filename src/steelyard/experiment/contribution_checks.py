@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from steelyard.base.errors import UserError
-from steelyard.data.settings import PartitionSettings
+from steelyard.data import PartitionSettings
 from steelyard.messages.algorithm import Algorithm
 from steelyard.privacy.settings import PrivacySettings
 from steelyard.rounds.contributions import ContributionSettings

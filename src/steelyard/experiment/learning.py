@@ -14,8 +14,8 @@ from pydantic import model_validator
 from steelyard.base.errors import UserError
 from steelyard.base.measures import TASKS, TaskMeasures, measure_of
 from steelyard.clients.local import ClockSettings, ComputeSettings
+from steelyard.data import DataSettings, FlawSettings, PartitionSettings, check_flaws, check_together
 from steelyard.data.facts import FactSettings
-from steelyard.data.settings import DataSettings, FlawSettings, PartitionSettings, check_flaws, check_together
 from steelyard.experiment import learning_checks
 from steelyard.experiment.contribution_checks import check_common_model, check_measure, check_private
 from steelyard.experiment.description import Description

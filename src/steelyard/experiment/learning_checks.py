@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from steelyard.algorithms.settings import AlgorithmSettings
 from steelyard.base.errors import UserError, listed
-from steelyard.data.flaw_kinds import OMNISCIENT
-from steelyard.data.settings import DataSettings, FlawSettings, PartitionSettings
+from steelyard.data import DataSettings, FlawSettings, PartitionSettings
+from steelyard.data.flaws import OMNISCIENT
 from steelyard.experiment.federations import FederationSettings
 from steelyard.messages.algorithm import Algorithm
 from steelyard.privacy.settings import PrivacySettings

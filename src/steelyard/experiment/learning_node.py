@@ -13,9 +13,8 @@ from steelyard.base.errors import UserError
 from steelyard.clients.local import ComputeSettings, Simulation
 from steelyard.clients.node import NodeClients, NodeConfig
 from steelyard.clients.protocol import Clients
-from steelyard.data import load
+from steelyard.data import DataSettings, PartitionSettings, load
 from steelyard.data.dataset import ClientRows, Dataset, Population, keep_rows
-from steelyard.data.settings import DataSettings, PartitionSettings
 from steelyard.experiment.enough_rows import EnoughRows
 from steelyard.experiment.learning_simulation import LearningSections
 from steelyard.experiment.node_rows import own_partition, own_seed, refuse_few, with_enough

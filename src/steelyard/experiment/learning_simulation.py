@@ -13,12 +13,11 @@ from steelyard.clients.protocol import Clients
 from steelyard.clients.ranks.group import current
 from steelyard.clients.ranks.placing import on_rank
 from steelyard.clients.ranks.simulation import RankedSimulation
-from steelyard.data import load, share_out
+from steelyard.data import DataSettings, FlawSettings, PartitionSettings, load, share_out
 from steelyard.data.dataset import Dataset, DatasetOrSeeded, Population
 from steelyard.data.facts import FactSettings
-from steelyard.data.loading import normalised
-from steelyard.data.settings import DataSettings, FlawSettings, PartitionSettings
-from steelyard.data.sources import TaskKind
+from steelyard.data.scaling import normalised
+from steelyard.data.sources.source import TaskKind
 from steelyard.learning.settings import ModelSettings, TrainingSettings
 from steelyard.privacy.local import DeviceNoise
 from steelyard.weighing.criteria import Criterion

@@ -10,10 +10,9 @@ from steelyard.base.errors import UserError, listed
 from steelyard.base.settings import Section, validated
 from steelyard.base.usercode import NotAllowed
 from steelyard.clients.node import NodeConfig
-from steelyard.data.files import find
-from steelyard.data.fingerprint import file_digest
-from steelyard.data.settings import DataSettings, PartitionSettings
-from steelyard.data.source_settings import is_pattern
+from steelyard.data import DataSettings, PartitionSettings
+from steelyard.data.files import file_digest, find
+from steelyard.data.sources.source import is_pattern
 from steelyard.recommend.settings import InteractionSettings
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from steelyard.base.errors import UserError, brief, listed
 from steelyard.base.settings import Section, put
 from steelyard.base.usercode import NotAllowed
 from steelyard.clients.node import NodeConfig
-from steelyard.data.settings import DataSettings
+from steelyard.data import DataSettings
 from steelyard.experiment.code import file_name, rename_code
 from steelyard.experiment.description import Description
 from steelyard.experiment.learning import LearningDescription

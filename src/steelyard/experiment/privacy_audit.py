@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from steelyard.base.randomness import generator
-from steelyard.data import load
-from steelyard.data.settings import DataSettings
+from steelyard.data import DataSettings, load
 from steelyard.learning.inversion import gradient, likeness, read_off, search
 from steelyard.learning.models import build
 from steelyard.learning.settings import ModelSettings

@@ -14,7 +14,7 @@ import numpy as np
 
 from steelyard.base.errors import UserError, first_names, without_controls
 from steelyard.base.settings import parse
-from steelyard.data.summary import DataSummary
+from steelyard.data.inspect_tables import DataSummary
 from steelyard.experiment.loading import build
 from steelyard.experiment.paths import resolve_paths
 from steelyard.rounds.settings import default_fraction

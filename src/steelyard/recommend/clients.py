@@ -13,7 +13,7 @@ import torch
 
 from steelyard.base.errors import UserError
 from steelyard.base.randomness import generator
-from steelyard.data.fingerprint import digest
+from steelyard.data.files import digest
 from steelyard.messages.payloads import Payload, ServerTest
 from steelyard.messages.updates import Evaluations, Failure, Question, Task, Updates
 from steelyard.recommend.engines import Engine, choose_engine

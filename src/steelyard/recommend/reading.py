@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from steelyard.base.errors import UserError, listed
-from steelyard.data.delimited import read_cells
+from steelyard.data.tables import read_cells
 from steelyard.recommend.interactions import Interactions, ascending, numbered
 
 if TYPE_CHECKING:

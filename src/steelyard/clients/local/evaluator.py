@@ -17,7 +17,7 @@ from steelyard.clients.local.engines.networks import is_convolutional, is_dense
 from steelyard.clients.local.kernels.available import kernel_steps
 from steelyard.clients.local.settings import Precision
 from steelyard.clients.local.steps.dense import dense
-from steelyard.data.sources import FurtherTask
+from steelyard.data.sources.source import FurtherTask
 from steelyard.learning import evaluation, losses
 from steelyard.learning.descent import Descent
 from steelyard.learning.training import class_weights, outputs_of

@@ -23,7 +23,7 @@ import torch
 
 from steelyard.base import randomness
 from steelyard.data.dataset import HONEST, Behaviour
-from steelyard.data.flaw_kinds import OMNISCIENT
+from steelyard.data.flaws import OMNISCIENT
 from steelyard.learning.parameters import Layout
 from steelyard.messages.payloads import DenseModels, spans
 from steelyard.messages.updates import Task

@@ -26,7 +26,7 @@ from steelyard.clients.local.hardware import peak_memory
 from steelyard.clients.local.hostile import attack
 from steelyard.clients.local.personal import OwnModels
 from steelyard.clients.local.settings import ComputeSettings
-from steelyard.data.fingerprint import fingerprint
+from steelyard.data.files import fingerprint
 from steelyard.learning.models import Factory
 from steelyard.learning.settings import ModelSettings, TrainingSettings
 from steelyard.messages.algorithm import Algorithm, LocalTraining

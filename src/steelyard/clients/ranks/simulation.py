@@ -22,7 +22,7 @@ from steelyard.clients.ranks.group import RankLost, Ranks
 from steelyard.clients.ranks.models import RankedModels
 from steelyard.clients.ranks.share import Share, joined, own_versions, task_content
 from steelyard.clients.ranks.wire import Content
-from steelyard.data.flaw_kinds import OMNISCIENT
+from steelyard.data.flaws import OMNISCIENT
 from steelyard.messages.updates import LossState, Task, Updates
 
 FEWEST_ROWS = 256

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from steelyard.data.fingerprint import digest
+from steelyard.data.files import digest
 from steelyard.messages.payloads import Payload
 from steelyard.messages.updates import Task
 from steelyard.recommend.clients import LocalRound, RecommendClients, RecommendServer

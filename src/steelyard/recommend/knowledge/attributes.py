@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from steelyard.base.errors import UserError, brief, listed
-from steelyard.data.delimited import read_cells
+from steelyard.data.tables import read_cells
 from steelyard.recommend.interactions import Codes
 from steelyard.recommend.knowledge.table import FeatureTable, from_columns
 from steelyard.recommend.reading import KNOWN

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from steelyard.base.errors import UserError, brief, listed
-from steelyard.data.delimited import read_cells, read_text
+from steelyard.data.tables import read_cells, read_text
 from steelyard.recommend.interactions import numbered
 from steelyard.recommend.knowledge.graph import Triples
 from steelyard.recommend.knowledge.table import FeatureTable, from_columns

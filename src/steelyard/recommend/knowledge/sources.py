@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from steelyard.base.errors import UserError, listed
-from steelyard.data.delimited import read_text
 from steelyard.data.files import find
+from steelyard.data.tables import read_text
 from steelyard.recommend.knowledge import attributes, rdf, readers, table
 from steelyard.recommend.knowledge.graph import Triples
 from steelyard.recommend.knowledge.settings import FormatName, SourceSettings

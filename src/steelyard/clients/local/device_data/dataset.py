@@ -15,7 +15,7 @@ from torch import nn
 
 from steelyard.base.randomness import generator
 from steelyard.data.dataset import HONEST, Behaviour, ClientRows, Dataset, Population
-from steelyard.data.sources import FurtherTask
+from steelyard.data.sources.source import FurtherTask
 from steelyard.learning.augmentation import Augmentation
 from steelyard.learning.models import Factory, build
 from steelyard.learning.settings import ModelSettings

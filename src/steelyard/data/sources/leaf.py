@@ -20,10 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steelyard.base.errors import UserError, brief
-from steelyard.data.dataset import Dataset
+from steelyard.data.dataset import Dataset, of_arrays
 from steelyard.data.files import find, read_text
-from steelyard.data.memory import in_memory
-from steelyard.data.settings import DataSettings
+from steelyard.data.sources.source import DataSettings
 
 PADDING, UNKNOWN, FIRST = 0, 1, 2
 """Tokens before the text, of characters beyond the alphabet, and the first that stands for something."""
@@ -104,10 +103,10 @@ def read_leaf(settings: DataSettings) -> Dataset:
     texts = _texts(rows)
     if texts is not None:
         features, targets, classes = _tokens(folder, texts, labels, settings)
-        return in_memory(features, targets, people, held_out=held_out, classes=classes, name=name, tokens=True)
+        return of_arrays(features, targets, people, held_out=held_out, classes=classes, name=name, tokens=True)
     features = _features(folder, rows, settings.size)
     targets = _classes(folder, labels)
-    return in_memory(features, targets, people, held_out=held_out, classes=settings.classes, name=name)
+    return of_arrays(features, targets, people, held_out=held_out, classes=settings.classes, name=name)
 
 
 def _texts(rows: list[Any]) -> list[str] | None:
@@ -201,7 +200,7 @@ def _features(folder: Path, rows: list[Any], size: int) -> NDArray[Any]:
 
 def _pictures(folder: Path, names: list[str], size: int) -> NDArray[np.uint8]:
     # For speed of start: most LEAF folders hold no images.
-    from steelyard.data.images import Pictures
+    from steelyard.data.sources.images import Pictures
 
     folders = [base / "raw" / "img_align_celeba" for base in (folder, folder.parent, folder.parent / "data")]
     raw = next((candidate for candidate in folders if candidate.is_dir()), None)

@@ -14,11 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steelyard.base.errors import UserError, listed, nearest
-from steelyard.data.dataset import Dataset
+from steelyard.data.dataset import Dataset, of_arrays, owner_names
 from steelyard.data.files import find
-from steelyard.data.memory import in_memory, owner_names
-from steelyard.data.settings import DataSettings
-from steelyard.data.table_columns import class_note
+from steelyard.data.sources.csv import class_note
+from steelyard.data.sources.source import DataSettings
 
 ORIGIN = "an .npz file with arrays of features, labels and owners (numpy.savez), one row each"
 _OWNERS = ("writer", "user", "owner", "identity")
@@ -55,7 +54,7 @@ def read_npz(settings: DataSettings) -> Dataset:
     people = None if owner is None else owner_names(_column(path, arrays, "owner", owner), owner)
     test = None if settings.held_out is None else _column(path, arrays, "held_out", settings.held_out)
     marks = {name: _mark(path, arrays, name, column) for name, column in settings.marks.items()}
-    dataset = in_memory(features, labels, people, held_out=test, marks=marks, classes=settings.classes, name=path.name)
+    dataset = of_arrays(features, labels, people, held_out=test, marks=marks, classes=settings.classes, name=path.name)
     return replace(dataset, notes=(*dataset.notes, *notes))
 
 

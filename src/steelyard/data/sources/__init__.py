@@ -1,0 +1,1 @@
+"""Where data come from: a reader with its own settings each."""
