@@ -104,8 +104,11 @@ def test_no_answer_is_an_error_of_the_connection_which_is_not_used_again(tls: Pa
 
 
 def test_a_call_that_is_given_up_leaves_no_answer_for_the_next(tls: Path, monkeypatch: pytest.MonkeyPatch):
+    given_up = asyncio.Event()
+
     async def late(head: bytes, body: bytes) -> bytes:
-        await asyncio.sleep(1.0 if body == b"slow" else 0.0)
+        if body == b"slow":
+            await given_up.wait()
         return said(body)
 
     async def test(played: PlayedSuperLink, calls: SuperLinkCalls) -> None:
@@ -113,6 +116,7 @@ def test_a_call_that_is_given_up_leaves_no_answer_for_the_next(tls: Path, monkey
         with pytest.raises(TimeoutError):
             await calls.post("/v1/call", b"slow", {})
         monkeypatch.undo()
+        given_up.set()
         assert (await calls.post("/v1/call", b"quick", {})).content == b"quick"
 
     play_superlink(tls, late, test)
@@ -129,15 +133,18 @@ class Played:
 
     def __init__(self) -> None:
         self.polls, self.asked, self.alive = HeldPolls(), 0, list[list[str]]()
+        self.looks = 0
+        """How often the SuperLink was asked for news."""
         self.answer, self.hears = EMPTY, True
         self.pushed: list[str] = []
         self.connected = asyncio.Event()
 
     async def superlink(self, path: str, content: bytes, headers: object) -> Answer:
+        self.looks += 1
         if not self.hears:
             return Answer(404, b"")
         self.alive.append(json.loads(content)["alive"])
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.001)  # others have their turn
         names, self.pushed = self.pushed, []
         return Answer(200, json.dumps({"serial": 1, "names": names}).encode())
 
@@ -149,6 +156,12 @@ class Played:
         await self.connected.wait()  # Set: the caller is gone.
         return {"type": "http.disconnect"}
 
+    async def looked(self, times: int = 2) -> None:
+        """Wait until news were asked for so often again, by which time those of the last answer have been heard."""
+        wanted = self.looks + times
+        while self.looks < wanted:
+            await asyncio.sleep(0)
+
     def hold(self, name: str, seconds: float = 20.0) -> Coroutine[Any, Any, Answer]:
         return self.polls.hold(name, CALLER, seconds, self.receive, self.ask)
 
@@ -157,7 +170,7 @@ def play(test: Callable[[Played], Coroutine[Any, Any, None]]) -> None:
     async def run() -> None:
         played = Played()
         listening = asyncio.create_task(played.polls.listen(played.superlink))
-        await asyncio.sleep(0.1)
+        await played.looked()
         await asyncio.wait_for(test(played), 30)
         listening.cancel()
 
@@ -167,10 +180,10 @@ def play(test: Callable[[Played], Coroutine[Any, Any, None]]) -> None:
 def test_a_held_call_is_passed_on_when_its_message_comes_and_not_before():
     async def test(played: Played) -> None:
         held = asyncio.create_task(played.hold("a"))
-        await asyncio.sleep(0.2)
+        await played.looked()
         assert (played.asked, played.polls.held) == (1, {"a": "ssh line"})
         played.pushed = ["b"]
-        await asyncio.sleep(0.1)
+        await played.looked(3)
         assert played.asked == 1
         played.answer, played.pushed = MESSAGE, ["a"]
         assert await held == MESSAGE
@@ -178,9 +191,9 @@ def test_a_held_call_is_passed_on_when_its_message_comes_and_not_before():
         # There may be another message behind it: the next call is passed on at once.
         assert await played.hold("a") == MESSAGE
         played.answer = EMPTY
-        assert await played.hold("a", 0.1) == EMPTY
+        assert await played.hold("a", 0.0) == EMPTY
         asked = played.asked
-        assert await played.hold("a", 0.1) == EMPTY
+        assert await played.hold("a", 0.0) == EMPTY
         assert played.asked == asked  # Nothing has come: the SuperLink is not asked again.
 
     play(test)
@@ -205,8 +218,8 @@ def test_whose_call_is_held_is_said_to_be_alive(monkeypatch: pytest.MonkeyPatch)
 
     async def test(played: Played) -> None:
         held = asyncio.create_task(played.hold("a"))
-        await asyncio.sleep(0.3)
-        assert ["a"] in played.alive
+        while ["a"] not in played.alive:
+            await played.looked()
         held.cancel()
         assert await held == EMPTY
 
@@ -216,7 +229,7 @@ def test_whose_call_is_held_is_said_to_be_alive(monkeypatch: pytest.MonkeyPatch)
 def test_without_news_every_call_is_passed_on_at_once():
     async def test(played: Played) -> None:
         played.hears = False
-        await asyncio.sleep(0.2)
+        await played.looked(1)
         assert await played.hold("a") == EMPTY
         assert await played.hold("a") == EMPTY
         assert played.asked == 2

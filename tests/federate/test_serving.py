@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from http.client import HTTPSConnection
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -355,8 +355,20 @@ def test_nobody_else_takes_the_port_before_the_superlink_listens():
 CALL = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
+class Ahead(BoundedLoop):
+    """Its clock can be set forward, so that nobody waits for a limit."""
+
+    ahead = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.ahead
+
+
 async def application(scope: Any, receive: Any, send: Any) -> None:
-    await asyncio.sleep(0.6 if scope["path"] == "/slow" else 0.0)
+    for _ in range(4 if scope["path"] == "/slow" else 0):
+        cast(Ahead, asyncio.get_running_loop()).ahead += bounded.HEAD_SECONDS
+        await asyncio.sleep(0)  # The server looks at its connections meanwhile.
+        await asyncio.sleep(0)
     await send({"type": "http.response.start", "status": 204, "headers": []})
     await send({"type": "http.response.body", "body": b""})
 
@@ -375,7 +387,7 @@ def against_server(play: Any) -> None:
             await play(lambda: asyncio.open_connection("127.0.0.1", port))
         server.close()
 
-    with asyncio.Runner(loop_factory=BoundedLoop) as runner:
+    with asyncio.Runner(loop_factory=Ahead) as runner:
         runner.run(main())
 
 
@@ -401,18 +413,35 @@ def test_a_connection_without_a_whole_head_is_ended(monkeypatch: pytest.MonkeyPa
     against_server(play)
 
 
+async def answered(connection: Any, call: bytes = CALL) -> bool:
+    """Whether a call over a connection has its answer, or the server ends the connection."""
+    reader, writer = connection
+    writer.write(call)
+    try:
+        return b" 204 " in await reader.readuntil(b"\r\n\r\n")
+    except (EOFError, ConnectionError):
+        return False
+
+
+def test_a_call_that_is_being_answered_takes_as_long_as_it_takes(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(bounded, "HEAD_SECONDS", 0.2)
+
+    async def play(connect: Any) -> None:
+        assert await answered(await connect(), CALL.replace(b"/ ", b"/slow "))
+
+    against_server(play)
+
+
 def test_one_address_has_so_many_connections_and_gets_them_back(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(bounded, "MOST_FROM_ONE", 3)
 
     async def play(connect: Any) -> None:
         held = [await connect() for _ in range(3)]
-        await asyncio.sleep(0.1)
+        assert [await answered(each) for each in held] == [True] * 3  # The server has all of them.
         one_more, _ = await connect()
         assert await ended(one_more)
         held[0][1].close()
-        await asyncio.sleep(0.2)
-        reader, writer = await connect()
-        writer.write(CALL)
-        assert b" 204 " in await reader.readuntil(b"\r\n\r\n")
+        while not await answered(await connect()):  # Until the server has seen it.
+            pass
 
     against_server(play)

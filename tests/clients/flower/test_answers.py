@@ -243,6 +243,13 @@ class TestArrays:
         assert (found.dtype, found.shape) == (written.dtype, written.shape)
         np.testing.assert_array_equal(found, Array(written).numpy())
 
+    def test_a_header_is_read_without_ast(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """In two threads at once Python 3.11.7 fails to parse now and then (gh-106905): a client's answer was lost."""
+        sent = Array(np.ones((2, 3), dtype=np.float32))
+        for name in ("parse", "literal_eval"):
+            monkeypatch.delattr(f"ast.{name}")
+        assert unpack(sent, "models", "<f4", (2, 3)).tolist() == [[1.0] * 3] * 2
+
     @settings(max_examples=200)
     @given(st.binary(max_size=200))
     def test_bytes_of_any_kind_never_break_the_reader(self, data: bytes) -> None:

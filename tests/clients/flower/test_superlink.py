@@ -158,8 +158,10 @@ def test_answers_and_refusals_are_flowers_own(superlink: SuperLink):
 
 def test_a_call_for_a_message_is_held_until_there_is_one(superlink: SuperLink, monkeypatch: pytest.MonkeyPatch):
     there: list[Pulled] = []
+    looks: list[Any] = []
 
     def look(request: Any, state: Any) -> PullMessagesResponse:
+        looks.append(request)
         return PullMessagesResponse(messages_list=there)
 
     monkeypatch.setitem(direct_calls._HANDLERS, PULL, look)
@@ -168,10 +170,12 @@ def test_a_call_for_a_message_is_held_until_there_is_one(superlink: SuperLink, m
     async def wait(client: httpx.AsyncClient) -> bytes:
         empty = await client.post(PULL, content=pull, headers=superlink.headers(**{WAIT_HEADER: "0.05"}))
         assert empty.content == b""
+        looks.clear()
         held = asyncio.create_task(
             client.post(PULL, content=pull, headers=superlink.headers(**{WAIT_HEADER: "20"}), timeout=60)
         )
-        await asyncio.sleep(0.3)
+        while not looks:
+            await asyncio.sleep(0.001)
         assert not held.done()
         assert superlink.state.nodes[superlink.node].online_until > time.time() + 10  # It is a sign of life.
         there.append(Pulled())
@@ -183,12 +187,16 @@ def test_a_call_for_a_message_is_held_until_there_is_one(superlink: SuperLink, m
 
 
 def test_the_proxy_asks_once_for_all_and_keeps_alive_whose_calls_it_holds(superlink: SuperLink):
+    def is_alive() -> bool:
+        return superlink.state.nodes[superlink.node].online_until > time.time() + 10
+
     async def ask(client: httpx.AsyncClient) -> list[dict[str, Any]]:
         async def news(after: int, alive: list[str]) -> dict[str, Any]:
             return (await client.post(NEWS, json={"after": after, "alive": alive}, timeout=60)).json()
 
         waiting = asyncio.create_task(news(0, [superlink.name, b64encode(b"a stranger").decode()]))
-        await asyncio.sleep(0.2)
+        while not is_alive():
+            await asyncio.sleep(0.001)
         superlink.direct.note([superlink.name])
         first = await waiting
         superlink.direct.note(["other"])
@@ -196,7 +204,7 @@ def test_the_proxy_asks_once_for_all_and_keeps_alive_whose_calls_it_holds(superl
 
     first, second = superlink.play(superlink.direct, ask)
     assert (first["names"], second["names"]) == ([superlink.name], ["other"])
-    assert superlink.state.nodes[superlink.node].online_until > time.time() + 10
+    assert is_alive()
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("", 0.0), ("20", 20.0), ("1e9", LONGEST_HOLD), ("nan", 0.0)])
