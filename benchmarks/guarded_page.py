@@ -44,9 +44,9 @@ def verdict(lines: Sequence[Line], rule: str) -> str:
     cost = max(found.cost, 0.0)
     missed = ", missed" if cost > tables.MOST_COST else ""
     return (
-        f"With a fifth of the clients hostile and lying, `guarded` loses at most {' and '.join(lost)}{backdoor}. Where "
-        f"nobody is hostile it costs at most {cost:.1f} points (target {tables.MOST_COST}{missed}), the worst of "
-        f"{len({each['data'] for each in lines})} data sets."
+        "With a fifth of the clients hostile and lying, `guarded` lost to the 21 attacks that were run at most "
+        f"{' and '.join(lost)}{backdoor}. Where nobody is hostile it costs at most {cost:.1f} points (target "
+        f"{tables.MOST_COST}{missed}), the worst of {len({each['data'] for each in lines})} data sets."
     )
 
 

@@ -27,11 +27,13 @@ from tests.warm import WarmProcess
 
 import steelyard
 from steelyard.base.errors import Stopped, UserError
+from steelyard.base.processor import KERNELS, kernels
 from steelyard.clients.local import Simulation
 from steelyard.clients.local.engines import choice_file
 from steelyard.experiment.loading import build
 from steelyard.experiment.running import resume, run
 from steelyard.privacy.ledger_marks import FILE
+from steelyard.report.verification import verify
 from steelyard.runs.history import History
 from steelyard.runs.store import exists
 
@@ -89,6 +91,15 @@ def test_an_edited_field_is_named_with_both_values_and_can_be_accepted(
     assert json.loads(accepted) == ["training.learning_rate: 0.1 when the run began, 0.3 now"]
     ((text,),) = query(part, "SELECT value FROM info WHERE key = 'experiment_text'")
     assert text == file.read_text()
+
+
+def test_another_processor_is_said_and_named_beside_the_first(part: Path, command: CommandLine) -> None:
+    change(part, "UPDATE info SET value = 'AVX0 0' WHERE key = ?", KERNELS)
+    said = goes_on(command, part)
+    assert f"the set of the processor's kernels was AVX0 0 when the run began, and is {kernels()} now" in said
+    found = verify(part)
+    assert found.code == 0
+    assert f"(AVX0 0; {kernels()})" in found.found.checked["made on"]
 
 
 def test_another_experiment_is_another_run_whatever_is_accepted(part: Path, refused: Callable[..., str]) -> None:

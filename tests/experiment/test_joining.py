@@ -13,6 +13,7 @@ from tests.rounds.test_soundness import broken_from
 from tests.runs.contents import assert_same_bits, change, query
 
 from steelyard import History, UserError
+from steelyard.base.processor import KERNELS, kernels
 from steelyard.experiment.job_array import Part, in_order
 from steelyard.experiment.joining import join_runs
 from steelyard.experiment.loading import build
@@ -90,6 +91,17 @@ def test_a_stopped_part_goes_on_as_that_part(tmp_path: Path, three: list[Path]) 
     resume(folder)
     assert query(folder, "SELECT name FROM federations ORDER BY id") == [("DS>LD#3",), ("LD#4",)]
     assert_same_bits(folder, three[0])
+
+
+def test_a_part_of_another_processor_is_said_and_named_beside_the_others(
+    tmp_path: Path, three: list[Path], messages: list[str]
+) -> None:
+    other = shutil.copytree(three[1], tmp_path / "other")
+    change(other, "UPDATE info SET value = 'AVX0 0' WHERE key = ?", KERNELS)
+    joined = join_runs([three[0], other, three[2]], tmp_path / "joined")
+    said = f"{KERNELS}: {kernels()} in {three[0]}, AVX0 0 in {other}: last bits may differ from one run's"
+    assert [line for line in messages if "last bits" in line] == [said]
+    assert History(joined).info[KERNELS] == f"{kernels()}; AVX0 0"
 
 
 def test_what_does_not_fit_is_named_in_one_line(tmp_path: Path, three: list[Path]) -> None:

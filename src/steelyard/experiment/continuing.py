@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from steelyard.base import files
 from steelyard.base.errors import UserError, brief, in_words, listed
-from steelyard.base.processor import KERNELS, MACHINE, THREADS, TORCH
+from steelyard.base.processor import DECIDES, KERNELS, MACHINE, THREADS, TORCH
 from steelyard.base.settings import parse
 from steelyard.clients.protocol import FingerprintedClients
 from steelyard.clients.ranks.group import rank_count
@@ -154,6 +154,16 @@ def changed_versions(history: History) -> list[str]:
         for name, words in names.items()
         if (before := history.info.get(name)) is not None and before != now.get(name)
     ]
+
+
+def also_made_by(history: History) -> dict[str, str]:
+    """Return what a run's record says of its processor, torch and threads once these here have added rounds to it."""
+    now, before = versions(), history.info
+    return {
+        name: f"{before[name]}; {now[name]}"
+        for name in DECIDES
+        if name in before and now[name] not in before[name].split("; ")
+    }
 
 
 def check_models(states: States, federations: Sequence[Federation], server: Server) -> None:

@@ -19,7 +19,7 @@ from steelyard.clients.protocol import CheckedClients, CountedServer, Fingerprin
 from steelyard.clients.ranks.group import RankLost, rank_count
 from steelyard.experiment.code import FOLDER as CODE
 from steelyard.experiment.code import Ask
-from steelyard.experiment.continuing import begun_with, changed_versions, check_models
+from steelyard.experiment.continuing import also_made_by, begun_with, changed_versions, check_models
 from steelyard.experiment.description import Description
 from steelyard.experiment.folders import new_folder
 from steelyard.experiment.guarantees import ended_early, guarantee_record, open_ledger, remaining
@@ -180,6 +180,7 @@ def resume(
         with closing(_open(folder, parts.experiment, simulated=assemble is None)) as store:
             if changes:
                 store.note(accepted=list(changes), **parts.begun(folder))
+            store.note(**also_made_by(history))
             return _go(parts, folder, store, progress, accept=accept_changes)
 
 
