@@ -40,7 +40,7 @@ def verdict(lines: Sequence[Line], rule: str) -> str:
         if (most := found.most(scheme, 0.2)) is not None
     ]
     door = found.backdoor.get(0.2)
-    backdoor = "" if door is None else f", and a backdoor works in at most {door:.1f} % (target 10)"
+    backdoor = "" if door is None else f". A backdoor worked in at most {door:.1f} % (target 10)"
     cost = max(found.cost, 0.0)
     missed = ", missed" if cost > tables.MOST_COST else ""
     return (
