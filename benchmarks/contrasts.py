@@ -25,7 +25,7 @@ from benchmarks.papers import NAMED
 from steelyard.base.measures import estimate
 from steelyard.report.statistics import ALPHA, equivalence_p, holm, paired_p
 from steelyard.runs.history import History
-from steelyard.weighing.adjusting import chooses
+from steelyard.weighing.order import chooses
 
 SEEDS, MARGIN = 10, 0.01
 """Seeds that each contrast was planned with, and the gain within which two rules count as equal: one point."""

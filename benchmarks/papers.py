@@ -21,7 +21,7 @@ import sys
 from itertools import permutations
 from pathlib import Path
 
-from steelyard.weighing.policies import catalogue
+from steelyard.weighing import policy as catalogue
 
 TF32 = ("--set", "compute.precision=tf32")
 BF16 = ("--set", "compute.precision=bfloat16")

@@ -39,7 +39,7 @@ def write_run(
     from steelyard.messages.updates import Evaluations, LossState, Updates
     from steelyard.rounds.state import Federation, RoundRecord, RoundState
     from steelyard.runs.store import Store
-    from steelyard.weighing.priorities import OrderState
+    from steelyard.weighing.order import OrderState
     from steelyard.weighing.rule import Rule, WeighingSettings
 
     draw = np.random.default_rng(0)

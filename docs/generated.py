@@ -113,7 +113,7 @@ def _argument(parameter: Any) -> str:
 
 def criteria_page() -> str:
     """Every built-in criterion: what it is, who measures it, what it needs."""
-    from steelyard.weighing import criteria
+    from steelyard.weighing import criterion as criteria
 
     lines = [
         "# Criteria",
@@ -133,7 +133,7 @@ def criteria_page() -> str:
 
 def policy_pages() -> dict[str, str]:
     """A page for each policy: its equation and where it comes from, what it assumes, its parameters, figures."""
-    from steelyard.weighing.policies.catalogue import known
+    from steelyard.weighing.policy import known
 
     figures = tomllib.loads((Path(__file__).parent / "policies.toml").read_text(encoding="utf-8"))
     return {
@@ -142,8 +142,8 @@ def policy_pages() -> dict[str, str]:
 
 
 def _policy_page(made: Any, figures: Mapping[str, Any]) -> str:
-    from steelyard.weighing import criteria
-    from steelyard.weighing.policies.describing import described
+    from steelyard.weighing import criterion as criteria
+    from steelyard.weighing.policy import described
 
     found = described(made)
     title, _, rest = (sys.modules[made.__module__].__doc__ or "").strip().partition("\n")

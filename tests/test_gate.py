@@ -20,7 +20,7 @@ import torch
 
 from steelyard.algorithms import registry as algorithms
 from steelyard.base.errors import UserError
-from steelyard.weighing import criteria
+from steelyard.weighing import criterion
 
 steelyard: Any = import_module("steelyard")
 """As a user has it who checks no types."""
@@ -220,7 +220,7 @@ def test_a_public_callable_works_or_says_what_is_wrong(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for registry in (criteria._registry, algorithms._registry):
+    for registry in (criterion._registry, algorithms._registry):
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))
     held_to_the_gate(name, ALL[name])
 
@@ -249,7 +249,7 @@ def test_a_public_name_has_an_example_that_runs(name: str, study: Path, monkeypa
     examples = doctest.DocTestParser().get_examples(documented.__doc__)
     assert examples, f"{name} has no example"
     monkeypatch.chdir(study)
-    for registry in (criteria._registry, algorithms._registry):
+    for registry in (criterion._registry, algorithms._registry):
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))
     load = steelyard.Experiment.load
     quick = ["rounds.count=1", "compute.engine=stacked", "model.name=logistic"]

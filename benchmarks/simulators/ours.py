@@ -12,7 +12,7 @@ from steelyard.data.dataset import ClientRows, Dataset, Population
 from steelyard.learning.models import ModelSettings
 from steelyard.learning.training import TrainingSettings
 from steelyard.messages.updates import Task
-from steelyard.weighing.criteria import get
+from steelyard.weighing.criterion import get
 
 bench = chosen()
 data = make_data(bench)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from steelyard.messages.algorithm import Algorithm, LocalSteps, LocalTraining, ServerStep
     from steelyard.result import Result
     from steelyard.runs.history import History
-    from steelyard.weighing.criteria import CohortView, LocalData, client_criterion, server_criterion
+    from steelyard.weighing.criterion import CohortView, LocalData, client_criterion, server_criterion
     from steelyard.weighing.rule import Rule, WeighingSettings
     from steelyard.weighing.table import Weighed, weigh
 
@@ -66,7 +66,7 @@ _HOMES = {
         "steelyard.result": ("Result",),
         "steelyard.runs.history": ("History",),
         "steelyard.base.usercode": ("loss", "model"),
-        "steelyard.weighing.criteria": ("CohortView", "LocalData", "client_criterion", "server_criterion"),
+        "steelyard.weighing.criterion": ("CohortView", "LocalData", "client_criterion", "server_criterion"),
         "steelyard.weighing.rule": ("Rule", "WeighingSettings"),
         "steelyard.weighing.table": ("Weighed", "weigh"),
     }.items()

@@ -23,7 +23,7 @@ from steelyard.messages.algorithm import Algorithm, Listening
 from steelyard.messages.updates import Task, Updates
 from steelyard.rounds.loop import run_rounds
 from steelyard.rounds.state import Federation, Plan, RoundRecord
-from steelyard.weighing import criteria
+from steelyard.weighing import criterion
 from steelyard.weighing.rule import Rule, WeighingSettings
 
 SIZES = {"a": 4, "b": 12, "c": 8, "d": 20, "e": 16}
@@ -68,7 +68,7 @@ class LastRound:
 
 def watched(population: Population, training: TrainingSettings, engine: str = "loop", model: Any = None) -> Watched:
     model = model or ModelSettings(name="linear")
-    return Watched({3: population}, model, training, ComputeSettings(engine=engine), [criteria.get("DS")])
+    return Watched({3: population}, model, training, ComputeSettings(engine=engine), [criterion.get("DS")])
 
 
 def rounds(clients: Simulation, algorithm: Algorithm, plan: Plan, momentum: float = 0.0) -> tuple[torch.Tensor, Any]:

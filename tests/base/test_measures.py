@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from steelyard.base.measures import MEASURES, TASKS, estimate, measure_of, show_estimate, wilson
 from steelyard.learning import evaluation
-from steelyard.weighing import criteria as registry
+from steelyard.weighing import criterion as registry
 
 
 def test_a_score_with_a_standard_error_has_students_interval_within_its_range() -> None:

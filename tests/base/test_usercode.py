@@ -22,7 +22,7 @@ from steelyard.base.usercode import NotAllowed, find_code, load_code, only
 from steelyard.cli.options import asking
 from steelyard.learning import models
 from steelyard.learning.settings import ModelSettings
-from steelyard.weighing.criteria import load_plugins
+from steelyard.weighing.criterion import load_plugins
 
 
 class Written(nn.Linear):

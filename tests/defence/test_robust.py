@@ -17,9 +17,7 @@ from hypothesis import strategies as st
 from tests.kit import assert_refused
 
 from steelyard.base.settings import validated
-from steelyard.defence.bucketing import buckets
-from steelyard.defence.robust import RobustRule
-from steelyard.defence.rules import mixing
+from steelyard.defence.robust import RobustRule, buckets, mixing
 from steelyard.defence.settings import BY_COORDINATE, DEFENCES, DefenceSettings
 from steelyard.messages.payloads import DenseModels
 

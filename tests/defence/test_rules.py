@@ -6,11 +6,19 @@ import numpy as np
 import pytest
 import torch
 
-from steelyard.defence import rules
-from steelyard.defence.bucketing import buckets
-from steelyard.defence.flame import flame, largest_group
-from steelyard.defence.geometry import distances, distances_to, hostile_count, lengths, shares
-from steelyard.defence.spectral import scores, spectral
+from steelyard.defence import robust
+from steelyard.defence.robust import (
+    buckets,
+    distances,
+    distances_to,
+    flame,
+    hostile_count,
+    largest_group,
+    lengths,
+    shares,
+    spectral,
+    spectral_scores,
+)
 
 
 def gram(*updates: tuple[float, ...]) -> np.ndarray:
@@ -42,20 +50,20 @@ def at(*degrees: float) -> np.ndarray:
 def test_the_radius_is_a_quantile_that_leans_on_the_round_before(
     sizes: list[float], given: tuple[float, ...], radius: float
 ) -> None:
-    assert rules.radius_of(np.array(sizes), *given) == pytest.approx(radius)
-    assert rules.radius_of(np.array([4.0]), before=16.0) == 4.0
+    assert robust.radius_of(np.array(sizes), *given) == pytest.approx(radius)
+    assert robust.radius_of(np.array([4.0]), before=16.0) == 4.0
 
 
 def test_an_update_is_cut_to_the_radius_and_one_of_length_0_stays() -> None:
-    assert rules.factors(np.array([0.0, 0.5, 2.0, 8.0]), 2.0) == pytest.approx([1, 1, 1, 0.25])
-    assert rules.factors(np.array([0.0, 8.0]), 0.0) == pytest.approx([1, 0])
-    assert rules.clipped(np.array([0.5, 0.5]), np.array([1.0, 4.0]), 2.0) == pytest.approx([0.5, 0.25])
+    assert robust.factors(np.array([0.0, 0.5, 2.0, 8.0]), 2.0) == pytest.approx([1, 1, 1, 0.25])
+    assert robust.factors(np.array([0.0, 8.0]), 0.0) == pytest.approx([1, 0])
+    assert robust.clipped(np.array([0.5, 0.5]), np.array([1.0, 4.0]), 2.0) == pytest.approx([0.5, 0.25])
 
 
 def test_centred_clipping_by_hand() -> None:
     # One parameter, updates 1 and 9, equal weights, radius 2. From 0: ½·1 + ½·2 = 1.5; from there −¼ + 1 = 2.25.
     for steps, value in (((1,), 1.5), ((2,), 2.25), ((), 2.25 - 0.625 + 1.0)):
-        found = rules.centred_clip(np.array([0.5, 0.5]), gram((1.0,), (9.0,)), lambda _away: 2.0, *steps)
+        found = robust.centred_clip(np.array([0.5, 0.5]), gram((1.0,), (9.0,)), lambda _away: 2.0, *steps)
         assert found @ [1.0, 9.0] == pytest.approx(value)
 
 
@@ -65,29 +73,29 @@ def test_centred_clipping_by_hand() -> None:
 def test_krum_scores_by_the_mean_square_of_the_nearest_honest_ones() -> None:
     # On a line at 0, 1, 3, 4, 20. One hostile: three nearest each; scores (1+9+16), (1+4+9), (4+1+9), (16+9+1), …
     products = gram((0.0,), (1.0,), (3.0,), (4.0,), (20.0,))
-    assert rules.chosen(products, 1).tolist() == [0, 1, 2, 3]
+    assert robust.nearest_to_others(products, 1).tolist() == [0, 1, 2, 3]
     # Two hostile: the two nearest; 1+9, 1+4, 1+4, 1+9: of the equal ones, the earlier.
-    assert rules.chosen(products, 2).tolist() == [0, 1, 2]
+    assert robust.nearest_to_others(products, 2).tolist() == [0, 1, 2]
     # At 0, 1, 3, 6, 7: 1+9, 1+4, 4+9, 9+1, 1+16: the nearest counts too.
-    assert rules.chosen(gram((0.0,), (1.0,), (3.0,), (6.0,), (7.0,)), 2).tolist() == [0, 1, 3]
+    assert robust.nearest_to_others(gram((0.0,), (1.0,), (3.0,), (6.0,), (7.0,)), 2).tolist() == [0, 1, 3]
     # Nobody can be told from another where none is near enough to count: the first stay.
-    assert rules.chosen(gram((5.0,), (6.0,)), 1).tolist() == [0]
+    assert robust.nearest_to_others(gram((5.0,), (6.0,)), 1).tolist() == [0]
     # Of clients without weight all count alike.
-    found = rules.multi_krum(np.array([0.0, 0.0, 0.0, 1.0]), gram((0.0,), (1.0,), (2.0,), (50.0,)), 0.25)
+    found = robust.multi_krum(np.array([0.0, 0.0, 0.0, 1.0]), gram((0.0,), (1.0,), (2.0,), (50.0,)), 0.25)
     assert found == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0])
 
 
 def test_mixing_takes_each_itself_first() -> None:
     # Two at one point and one away, one hostile: two each; both at the point average themselves.
-    mixed = rules.mixing(gram((1.0,), (1.0,), (5.0,)), 0.3)
+    mixed = robust.mixing(gram((1.0,), (1.0,), (5.0,)), 0.3)
     assert mixed.tolist() == [[0.5, 0.5, 0.0], [0.5, 0.5, 0.0], [0.5, 0.0, 0.5]]
-    assert rules.mixing(gram((5.0,)), 0.3).tolist() == [[1.0]]
+    assert robust.mixing(gram((5.0,)), 0.3).tolist() == [[1.0]]
 
 
 def test_those_who_stand_out_along_the_first_principal_direction_are_left_out() -> None:
     updates = np.array([[1.0, 0.1], [-1.0, 0.1], [0.0, -0.1], [0.0, 0.0], [10.0, 0.0]])
     centred = updates - updates.mean(axis=0)
-    assert scores(gram(*updates)) == pytest.approx(np.square(centred @ np.linalg.svd(centred)[2][0]))
+    assert spectral_scores(gram(*updates)) == pytest.approx(np.square(centred @ np.linalg.svd(centred)[2][0]))
     weights = np.array([0.2, 0.2, 0.1, 0.5])
     found = spectral(weights, gram((1.0, 0.0), (0.9, 0.1), (1.1, 0.1), (-8.0, 0.0)), 0.25)
     assert found == pytest.approx([0.4, 0.4, 0.2, 0])
@@ -100,13 +108,13 @@ def test_those_who_stand_out_along_the_first_principal_direction_are_left_out() 
 def test_the_geometric_median_stops_at_an_update_that_it_meets() -> None:
     # Three updates at one point: the steps reach it to within the least distance, and do not divide by 0.
     products = gram((2.0, 0.0), (2.0, 0.0), (2.0, 0.0), (0.0, 5.0))
-    found = rules.geometric_median(np.full(4, 0.25), products, steps=50)
+    found = robust.geometric_median(np.full(4, 0.25), products, steps=50)
     assert found[:3].sum() == pytest.approx(1.0, abs=1e-5)
     # A millionth by default: nearer than that counts as that far. On a line 0, 0 and 1, the pulls are 1/ν and 1.
-    near = rules.geometric_median(np.full(3, 1 / 3), gram((0.0,), (0.0,), (1.0,)), steps=2)
+    near = robust.geometric_median(np.full(3, 1 / 3), gram((0.0,), (0.0,), (1.0,)), steps=2)
     assert 0.0 < near[2] < 2e-6
     # No step at all leaves the start: lengths 1, 2 and 8, so the last is cut to a quarter.
-    start = rules.geometric_median(np.array([1.0, 1.0, 2.0]), gram((1.0,), (-2.0,), (8.0,)), steps=0)
+    start = robust.geometric_median(np.array([1.0, 1.0, 2.0]), gram((1.0,), (-2.0,), (8.0,)), steps=0)
     assert start == pytest.approx([0.25, 0.25, 0.125])
 
 
@@ -114,14 +122,14 @@ def test_the_geometric_median_stops_at_an_update_that_it_meets() -> None:
 
 
 def test_fltrust_of_those_who_sent_nothing_or_have_no_weight() -> None:
-    found = rules.fltrust(np.array([0.5, 0.25, 0.25]), np.array([2.0, 0.0, 4.0]), np.array([2.0, 0.0, 2.0]), 1.0)
+    found = robust.fltrust(np.array([0.5, 0.25, 0.25]), np.array([2.0, 0.0, 4.0]), np.array([2.0, 0.0, 2.0]), 1.0)
     # Cosines 1, 0 and ½: 0.5 and 0.125 of 0.625, each brought to length 1.
     assert found == pytest.approx([0.8 / 2, 0, 0.2 / 4])
     # A server that learnt nothing trusts nobody.
-    assert not rules.fltrust(np.ones(2) / 2, np.ones(2), np.zeros(2), 0.0).any()
-    assert not rules.fltrust(np.array([0.0, 1.0]), np.ones(2), np.array([1.0, -1.0]), 1.0).any()
+    assert not robust.fltrust(np.ones(2) / 2, np.ones(2), np.zeros(2), 0.0).any()
+    assert not robust.fltrust(np.array([0.0, 1.0]), np.ones(2), np.array([1.0, -1.0]), 1.0).any()
     # Small trust is trust: only the direction counts.
-    assert rules.fltrust(np.array([1.0]), np.array([1e-3]), np.array([1e-6]), 1.0) == pytest.approx([1e3])
+    assert robust.fltrust(np.array([1.0]), np.array([1e-3]), np.array([1e-6]), 1.0) == pytest.approx([1e3])
 
 
 # ---------------------------------------------------------------- FLAME
@@ -162,20 +170,20 @@ def test_medians_between_clients_and_beside_those_without_weight() -> None:
         ([0.1, 0.2, 0.6, 0.1], [4.0, 4.0]),
         ([0.0, 0.0, 0.0, 1.0], [8.0, 2.0]),
     ):
-        assert rules.median(values, torch.tensor(weights, dtype=torch.float64)).tolist() == pytest.approx(middle)
+        assert robust.median(values, torch.tensor(weights, dtype=torch.float64)).tolist() == pytest.approx(middle)
     # Sums of weights round: ten times 0.1 reaches a half after five to within a billionth.
     tenths = torch.full((10,), 0.1, dtype=torch.float64)
-    assert rules.median(torch.arange(10.0)[:, None], tenths).tolist() == pytest.approx([4.5])
+    assert robust.median(torch.arange(10.0)[:, None], tenths).tolist() == pytest.approx([4.5])
 
 
 def test_the_trimmed_mean_cuts_a_client_in_two() -> None:
     values = torch.tensor([[0.0], [10.0], [20.0]])
     weights = torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64)
     # Without 0.3 at both ends: 0.2 of the first, 0.2 of the second.
-    found = rules.trimmed_mean(values, weights, 0.3)
+    found = robust.trimmed_mean(values, weights, 0.3)
     assert found.tolist() == pytest.approx([5.0])
     assert found.dtype == torch.float32
-    assert rules.trimmed_mean(values, weights, 0.0).tolist() == pytest.approx([7.5])
+    assert robust.trimmed_mean(values, weights, 0.0).tolist() == pytest.approx([7.5])
 
 
 # ---------------------------------------------------------------- buckets

@@ -19,7 +19,7 @@ from steelyard.privacy import central
 from steelyard.privacy.accounting import Release, spent
 from steelyard.rounds import private
 from steelyard.rounds.private import PrivateRounds
-from steelyard.weighing import own
+from steelyard.weighing import rule
 
 
 def test_a_lone_sample_is_read_and_noise_hides_it() -> None:
@@ -91,14 +91,14 @@ def test_an_honest_run_is_not_refuted_and_the_round_that_was_run_twice_is_counte
     assert found.canaries == 300
 
 
-LARGEST, CAP = PrivateRounds.largest_weight, own.own_cap
+LARGEST, CAP = PrivateRounds.largest_weight, rule.own_cap
 
 
 @pytest.mark.parametrize(
     ("place", "name", "faulty", "noise", "rate"),
     [
         (PrivateRounds, "largest_weight", lambda self, of, answered: LARGEST(self, of, answered) / 10, 3.0, 0.5),
-        (own, "own_cap", lambda rule, expected: 10 * CAP(rule, expected), 3.0, 0.5),
+        (rule, "own_cap", lambda rule, expected: 10 * CAP(rule, expected), 3.0, 0.5),
         (central, "clip_factors", lambda lengths, clip: np.ones_like(lengths), 3.0, 0.5),
         (private, "each_with", lambda source, names, rate: list(names), 1.0, 0.02),
         (PrivateRounds, "_release", lambda self, of, noise: Release(noise, "poisson", 0.001), 1.0, 0.5),

@@ -19,7 +19,7 @@ from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import Failure, LossState
 from steelyard.rounds.state import Federation, RoundRecord
 from steelyard.runs.store import Store
-from steelyard.weighing.priorities import OrderState
+from steelyard.weighing.order import OrderState
 
 RULES = ("VP>DS", "fedavg", "online(DS>LD)")
 

@@ -12,7 +12,7 @@ from steelyard.messages.payloads import DenseModels, ServerTest
 from steelyard.messages.updates import Evaluations, Failure, LossState, Question, Task, Updates
 from steelyard.rounds.loop import run_rounds
 from steelyard.rounds.state import Federation, Plan, RoundRecord, RoundState, Snapshot, States
-from steelyard.weighing.priorities import OrderState
+from steelyard.weighing.order import OrderState
 from steelyard.weighing.rule import Rule, WeighingSettings
 
 NAMES = tuple("abcdefghij")

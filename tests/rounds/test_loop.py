@@ -28,7 +28,7 @@ from steelyard.messages.updates import LossState, Task
 from steelyard.rounds.own_code import told_in_one_line, training_fault
 from steelyard.runs.checkpoint import read_tensors
 from steelyard.runs.history import History
-from steelyard.weighing.priorities import OrderState
+from steelyard.weighing.order import OrderState
 
 
 def experiment(**changes: Any) -> Experiment:

@@ -23,10 +23,9 @@ from steelyard.rounds.private import PrivateRounds
 from steelyard.rounds.selecting import SELECT, SelectSettings
 from steelyard.rounds.soundness import Exploded
 from steelyard.rounds.state import CLOCK, Plan, RoundState
-from steelyard.weighing.adjusting import AdjustSettings, strategy_of
-from steelyard.weighing.policies.policy import Policy
-from steelyard.weighing.priorities import OrderState
-from steelyard.weighing.view import CohortView
+from steelyard.weighing.cohort import CohortView
+from steelyard.weighing.order import AdjustSettings, OrderState, strategy_of
+from steelyard.weighing.policy import Policy
 from steelyard.weighing.weights import Weighing
 
 

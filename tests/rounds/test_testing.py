@@ -20,12 +20,11 @@ from steelyard.messages.updates import Evaluations, Failure, Floats, Question, T
 from steelyard.rounds.loop import run_rounds
 from steelyard.rounds.state import Federation, Plan, RoundRecord, RoundState
 from steelyard.rounds.testing import check_tested
-from steelyard.weighing.adjusting import AdjustSettings, chooses, strategy_of
-from steelyard.weighing.needs import Needs
-from steelyard.weighing.policies.policy import Policy
-from steelyard.weighing.priorities import Decision, OrderState
+from steelyard.weighing.cohort import CohortView, Memory
+from steelyard.weighing.criterion import Needs
+from steelyard.weighing.order import AdjustSettings, Decision, OrderState, chooses, strategy_of
+from steelyard.weighing.policy import Policy
 from steelyard.weighing.rule import Rule, WeighingSettings, show_priority
-from steelyard.weighing.view import CohortView, Memory
 
 CRITERIA = ("DS", "LD", "CB")
 

@@ -13,7 +13,7 @@ from steelyard.messages.updates import Evaluations, Failure, LossState, Updates
 from steelyard.rounds.contributions import RoundValues
 from steelyard.rounds.state import Federation, RoundRecord, RoundState
 from steelyard.runs.store import Store
-from steelyard.weighing.priorities import OrderState
+from steelyard.weighing.order import OrderState
 from steelyard.weighing.rule import Rule, WeighingSettings
 
 CRITERIA = ("DS", "LD")

@@ -26,7 +26,7 @@ from steelyard.rounds.state import RoundState
 from steelyard.runs import checkpoint
 from steelyard.runs.checkpoint import FOLDER, TensorFiles, load_all, metadata_of, read_content, read_tensors
 from steelyard.runs.kept_updates import keep_round, kept_rounds, path_of_round, read_round
-from steelyard.weighing.priorities import OrderState
+from steelyard.weighing.order import OrderState
 
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
 

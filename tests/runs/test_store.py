@@ -26,7 +26,7 @@ from steelyard.runs.database import connect
 from steelyard.runs.history import History
 from steelyard.runs.joining import discard, join_rounds, set_up
 from steelyard.runs.store import Store, exists
-from steelyard.weighing.priorities import OrderState
+from steelyard.weighing.order import OrderState
 from steelyard.weighing.rule import Rule, WeighingSettings
 
 FILES = {"experiment.toml": "name = 'x'\n"}

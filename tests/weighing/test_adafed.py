@@ -11,10 +11,17 @@ from tests.kit import assert_refused
 
 from steelyard.messages.payloads import ServerTest
 from steelyard.messages.updates import LossState
-from steelyard.weighing import criteria as registry
-from steelyard.weighing.adafed import BarronLoss, ClassLoss, LossSettings, barron_shape, class_weights, loss_rule
-from steelyard.weighing.criteria import CohortView
-from steelyard.weighing.losses import FixedLoss
+from steelyard.weighing import criterion as registry
+from steelyard.weighing.adafed import (
+    BarronLoss,
+    ClassLoss,
+    FixedLoss,
+    LossSettings,
+    barron_shape,
+    class_weights,
+    loss_rule,
+)
+from steelyard.weighing.criterion import CohortView
 
 TEST = ServerTest(np.array([0.5, 0.25, 0.0]), np.array([[0.6, 0.2], [0.4, 0.0], [0.0, 0.0]]))
 

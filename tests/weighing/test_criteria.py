@@ -17,19 +17,22 @@ from tests.kit import assert_refused
 
 from steelyard.base.usercode import load_entry_points
 from steelyard.messages.payloads import ServerTest
-from steelyard.weighing import built_in, checks, criteria
-from steelyard.weighing.criteria import (
+from steelyard.weighing import builtin, criterion, rule
+from steelyard.weighing.criterion import (
+    NO_NEEDS,
+    Capabilities,
     CohortView,
     Criterion,
     Labelled,
     LocalData,
+    Needs,
     client_criterion,
     get,
     known,
     load_plugins,
     server_criterion,
+    unmet,
 )
-from steelyard.weighing.needs import NO_NEEDS, Capabilities, Needs, unmet
 from steelyard.weighing.rule import Rule, WeighingSettings
 
 
@@ -57,7 +60,7 @@ def test_measures_by_hand() -> None:
     assert get("CB").on_client(local([1, 1])) == 0
     assert get("EQ").on_server(view([3, 4, 5])).tolist() == [1, 1, 1]
     assert get("MD").on_server(view([0, 1, 3, 8])) == pytest.approx([1, 0.5**0.5, 0.5, 1 / 3])
-    labels = [number % 7 for number in range(built_in.FEW_LABELS + 1)]
+    labels = [number % 7 for number in range(builtin.FEW_LABELS + 1)]
     assert get("LD").on_client(local(labels)) == get("LD").on_client(local(labels[:-1])) == 7, "many as few"
     for classes in (0, 3):
         assert_refused(lambda c=classes: get("CB").on_client(local([0, 1], c)), "CB", classes or "none", "2 classes")
@@ -161,7 +164,7 @@ def test_a_script_and_an_entry_point_register(tmp_path: Path, monkeypatch: pytes
     script = tmp_path / "mine.py"
     script.write_text(text.format(name="SCRIPTED"))
     load_plugins([str(script)])
-    assert criteria.get("SCRIPTED").description == "mine"
+    assert criterion.get("SCRIPTED").description == "mine"
 
     (tmp_path / "offered_criteria.py").write_text(text.format(name="OFFERED"))
     info = tmp_path / "offered-1.0.dist-info"
@@ -170,7 +173,7 @@ def test_a_script_and_an_entry_point_register(tmp_path: Path, monkeypatch: pytes
     (info / "entry_points.txt").write_text("[steelyard.criteria]\nmine = offered_criteria\n")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     load_entry_points.cache_clear()
-    assert criteria.get("OFFERED").measured_by == "client"
+    assert criterion.get("OFFERED").measured_by == "client"
     load_plugins(["offered_criteria"])
     assert "offered_criteria" in sys.modules
 
@@ -181,7 +184,7 @@ def test_names_and_files_that_are_wrong_are_named(tmp_path: Path) -> None:
     assert_refused(lambda: load_plugins([str(tmp_path / "none.py")]), "none.py")
     assert_refused(lambda: load_plugins([str(tmp_path / "broken.py")]), "broken.py", "ZeroDivisionError")
     for name in ("", "A>B", "-"):
-        assert_refused(lambda n=name: criteria.add(replace(client(float), name=n)), f"criterion name '{name}'")
+        assert_refused(lambda n=name: criterion.add(replace(client(float), name=n)), f"criterion name '{name}'")
 
 
 def test_decorators_pass_on_what_they_are_given_and_have_plain_defaults() -> None:
@@ -230,7 +233,7 @@ def test_a_measure_that_looks_at_what_clients_say_is_no_truer_than_they_are(
     def said(view: CohortView) -> np.ndarray:
         return view.samples
 
-    found = criteria.get(name)
+    found = criterion.get(name)
     assert found.uses_claims is claims
     assert (found.maximum, found.of_one) == (2.0, True)
     assert found.needs == Needs(models=False, task="classes", first_losses="needs_first_losses" in given)
@@ -269,9 +272,9 @@ def test_what_is_handed_over_wrongly_in_python_is_one_line(call: Callable[[], ob
 
 
 def test_what_is_at_a_border_is_taken() -> None:
-    assert checks.order_of((1, 0), "ab") == [1, 0]
-    checks.check_decorator("d", "X", "", checks.LARGEST_REAL)
-    checks.check_measure("d", "X", max)  # a function in C, whose arguments nobody can look up
+    assert rule.order_of((1, 0), "ab") == [1, 0]
+    criterion.check_decorator("d", "X", "", criterion.LARGEST_REAL)
+    criterion.check_measure("d", "X", max)  # a function in C, whose arguments nobody can look up
 
 
 KNOWN = {

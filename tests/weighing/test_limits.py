@@ -11,11 +11,9 @@ from hypothesis import strategies as st
 from tests.kit import assert_refused, small
 
 import steelyard
-from steelyard.weighing import criteria
-from steelyard.weighing.limits import LimitSettings
-from steelyard.weighing.rule import Rule, WeighingSettings
-from steelyard.weighing.trust import bounded_samples, limit_of, trust_of, warnings
-from steelyard.weighing.weights import cap_of, floor_of, limited
+from steelyard.weighing import criterion
+from steelyard.weighing.rule import Rule, WeighingSettings, bounded_samples, limit_of, trust_of, trust_warnings
+from steelyard.weighing.weights import LimitSettings, cap_of, floor_of, limited
 
 
 @pytest.mark.parametrize(
@@ -138,7 +136,7 @@ def rule(**given: object) -> WeighingSettings:
     ],
 )
 def test_the_kinds(name: str, given: dict[str, object], kind: str) -> None:
-    assert trust_of(criteria.get(name), rule(**given)) == kind
+    assert trust_of(criterion.get(name), rule(**given)) == kind
 
 
 def test_a_claim_counts_at_most_a_multiple_of_the_median() -> None:
@@ -164,7 +162,7 @@ def test_claimed_samples_are_cut_for_measures_that_use_them() -> None:
 
 def test_the_line_that_warns() -> None:
     def told(settings: WeighingSettings) -> list[str]:
-        return warnings([Rule(settings)])
+        return trust_warnings([Rule(settings)])
 
     assert told(rule())[0].startswith("DS: self-reported without a bound")
     for quiet in ({"bound": 3.0}, {"max_weight": 0.2}, {"attested": ["DS"]}):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from tests.kit import assert_refused
 
-from steelyard.weighing.criteria import LocalData
+from steelyard.weighing.criterion import LocalData
 from steelyard.weighing.rule import Rule, WeighingSettings, criteria_of, label, parse_priority, show_priority
 from steelyard.weighing.words import WORDS, Frame, read_rule, split
 

@@ -12,8 +12,8 @@ from tests.kit import assert_refused
 
 from steelyard.base.errors import UserError
 from steelyard.weighing import scores
-from steelyard.weighing.capacity import TOLERANCE, checked, from_table, read, subsets, two_additive
 from steelyard.weighing.rule import Rule, WeighingSettings
+from steelyard.weighing.scores import TOLERANCE, checked_capacity, from_table, read_capacity, subsets, two_additive
 from steelyard.weighing.weights import to_weights
 
 ALICE_BOB = np.array([[0.9, 0.2, 0.4], [0.1, 0.8, 0.5]])
@@ -144,13 +144,17 @@ def test_a_capacity_can_be_written_in_several_ways() -> None:
     assert subsets(2) == [NOTHING, A, B, BOTH]
     table = {"A": 0.25, "B": 0.5}
     expected = {NOTHING: 0.0, A: 0.25, B: 0.5, BOTH: 1.0}
-    assert from_table(table, AB) == read(table, AB) == read({"capacity": table}, AB) == expected
+    assert from_table(table, AB) == read_capacity(table, AB) == read_capacity({"capacity": table}, AB) == expected
     for key in ("A+B", "A|B", "{A, B}", "( B ,A )"):
         assert from_table({**table, key: 1.0}, AB) == expected
     assert two_additive({"A": 0.5, "B": 0.25}, {"A,B": 0.25}, AB) == {NOTHING: 0.0, A: 0.5, B: 0.25, BOTH: 1.0}
     masses = {"A": 0.25, "B": 0.75}
     expected = {NOTHING: 0.0, A: 0.25, B: 0.75, BOTH: 1.0}
-    assert read({"two_additive": masses}, AB) == read({"two_additive": {"singles": masses}}, AB) == expected
+    assert (
+        read_capacity({"two_additive": masses}, AB)
+        == read_capacity({"two_additive": {"singles": masses}}, AB)
+        == expected
+    )
 
 
 @pytest.mark.parametrize(
@@ -166,7 +170,7 @@ def test_a_capacity_can_be_written_in_several_ways() -> None:
     ],
 )
 def test_a_capacity_that_is_none_is_one_line(document: dict[str, object], parts: tuple[object, ...]) -> None:
-    assert_refused(lambda: read(document, AB), "capacity", *parts)
+    assert_refused(lambda: read_capacity(document, AB), "capacity", *parts)
 
 
 def test_masses_of_three_criteria_are_refused() -> None:
@@ -175,9 +179,9 @@ def test_masses_of_three_criteria_are_refused() -> None:
 
 def test_rounding_is_no_fault_and_more_is() -> None:
     # Capacities written with few digits or summed from masses miss 0, 1 and monotony by rounding errors.
-    checked({NOTHING: TOLERANCE, A: 0.5, B: 0.5, BOTH: 1.0}, AB)
-    checked({A: 0.5, B: 0.5, BOTH: 1 - TOLERANCE / 2}, AB)
-    checked({A: 1.0, B: 0.5}, AB)  # equal worth of a part and the whole is monotone
+    checked_capacity({NOTHING: TOLERANCE, A: 0.5, B: 0.5, BOTH: 1.0}, AB)
+    checked_capacity({A: 0.5, B: 0.5, BOTH: 1 - TOLERANCE / 2}, AB)
+    checked_capacity({A: 1.0, B: 0.5}, AB)  # equal worth of a part and the whole is monotone
     for wrong in ({NOTHING: 2 * TOLERANCE}, {BOTH: 1 - 2 * TOLERANCE}, {A: 1.0 + 2 * TOLERANCE}):
         with pytest.raises(UserError):
-            checked({A: 0.5, B: 0.5, BOTH: 1.0, **wrong}, AB)
+            checked_capacity({A: 0.5, B: 0.5, BOTH: 1.0, **wrong}, AB)

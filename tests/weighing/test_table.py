@@ -14,9 +14,8 @@ from tests.kit import assert_refused
 from tests.warm import command_environment
 
 import steelyard
-from steelyard.weighing.measures import read_table
 from steelyard.weighing.rule import WeighingSettings
-from steelyard.weighing.table import RuleOptions, read_words, weigh, weigh_file
+from steelyard.weighing.table import RuleOptions, read_table, read_words, weigh, weigh_file
 
 CLIENTS = {"ann": {"quality": 0.5, "DS": 300}, "bob": {"quality": 0.9, "DS": 100}}
 

@@ -12,8 +12,7 @@ from hypothesis.extra.numpy import arrays
 from tests.kit import assert_refused
 
 from steelyard.weighing.fitted import FitSettings, fit_weights, one_step
-from steelyard.weighing.own import own_cap, weigh_alone
-from steelyard.weighing.rule import Rule, WeighingSettings
+from steelyard.weighing.rule import Rule, WeighingSettings, own_cap, weigh_alone
 from steelyard.weighing.weights import normalise, to_weights
 
 sizes = arrays(np.float64, st.integers(1, 40), elements=st.integers(0, 5000).map(float))

@@ -16,9 +16,8 @@ from steelyard.base.settings import LARGEST_REAL
 from steelyard.experiment.recorded import FILE
 from steelyard.messages.updates import MOST_SAMPLES
 from steelyard.runs.store import exists
-from steelyard.weighing.measures import number
 from steelyard.weighing.rule import Rule, WeighingSettings
-from steelyard.weighing.table import check_columns, column_criterion, read_words, weigh
+from steelyard.weighing.table import check_columns, column_criterion, number, read_words, weigh
 
 _ROUND, _CLIENT, _WEIGHT, _REASON, _SAMPLES = "round", "client", "weight", "reason", "samples"
 _ACCURACY, _LOSS = "accuracy", "loss"

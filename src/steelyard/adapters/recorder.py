@@ -36,10 +36,9 @@ from steelyard.runs.glance import this_process
 from steelyard.runs.history import History
 from steelyard.runs.joining import set_up
 from steelyard.runs.store import Store, exists
-from steelyard.weighing.priorities import OrderState
-from steelyard.weighing.rule import Rule, label
-from steelyard.weighing.trust import trusted, warnings
-from steelyard.weighing.view import Memory
+from steelyard.weighing.cohort import Memory
+from steelyard.weighing.order import OrderState
+from steelyard.weighing.rule import Rule, label, trust_warnings, trusted
 from steelyard.weighing.weights import Weighing
 
 
@@ -157,7 +156,7 @@ class Recorder:
             writer=this_process().text(),
             measured_by={criterion.name: criterion.measured_by for criterion in self._rule.criteria},
             trust={self._federation.rule_name: trusted(self._rule)},
-            notes="; ".join(warnings([self._rule])),
+            notes="; ".join(trust_warnings([self._rule])),
         )
         self._begun = time.monotonic()
         if self.round < 0:

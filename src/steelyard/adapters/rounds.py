@@ -18,11 +18,11 @@ from steelyard.base.settings import LARGEST_REAL, validated
 from steelyard.messages.updates import MOST_SAMPLES, Task, Updates
 from steelyard.rounds.drafting import weigh_soundly
 from steelyard.rounds.state import Draft, Federation, Plan, RoundState
-from steelyard.weighing import criteria as registry
-from steelyard.weighing.needs import Capabilities, unmet
-from steelyard.weighing.priorities import OrderState
+from steelyard.weighing import criterion as registry
+from steelyard.weighing.cohort import Memory
+from steelyard.weighing.criterion import Capabilities, unmet
+from steelyard.weighing.order import OrderState
 from steelyard.weighing.rule import Rule, WeighingSettings, label
-from steelyard.weighing.view import Memory
 from steelyard.weighing.words import Frame, read_rule
 
 SAMPLES = "DS"

@@ -16,7 +16,7 @@ from steelyard.experiment.federations import FederationSettings
 from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.loading import build, load
 from steelyard.experiment.rule_words import parse_rules
-from steelyard.weighing import criteria
+from steelyard.weighing import criterion
 
 
 @dataclass(frozen=True)
@@ -83,10 +83,10 @@ def _of_code(text: str, rule: str | None, base: Description, ask: Ask) -> tuple[
         raise UserError(f"arena: there is no file {brief(text)}; allowed: the path of a Python file, or a rule's name")
     ask(text, {"arena": text})
     load_algorithms([str(path)])
-    criteria.load_plugins([str(path)])
+    criterion.load_plugins([str(path)])
     module = load_code(str(path), "arena", ALGORITHMS).__name__
     mine = [name for name, made in algorithms().items() if made.__module__ == module]
-    measures = [name for name, each in criteria.known().items() if getattr(each.measure, "__module__", "") == module]
+    measures = [name for name, each in criterion.known().items() if getattr(each.measure, "__module__", "") == module]
     if not mine and not measures:
         raise UserError(f"{text}: defines no criterion and no algorithm; allowed: one of them, as the guide shows")
     if rule is None and len(mine) + len(measures) > 1:

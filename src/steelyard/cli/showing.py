@@ -101,9 +101,8 @@ def criteria(
     format: FormatOption = "text",
 ) -> None:
     """List the criteria: what each measures, who takes the measure, what it is about, how far it can be trusted."""
-    from steelyard.weighing.criteria import known, load_plugins
-    from steelyard.weighing.rule import WeighingSettings
-    from steelyard.weighing.trust import trust_of
+    from steelyard.weighing.criterion import known, load_plugins
+    from steelyard.weighing.rule import WeighingSettings, trust_of
 
     load_plugins(plugin or [])
     plain = WeighingSettings()
@@ -159,8 +158,7 @@ def algorithms(
 
 def policies(format: FormatOption = "text") -> None:
     """List the policies, weights by others: what each weighs by, what it needs, and its parameters with defaults."""
-    from steelyard.weighing.policies.catalogue import known
-    from steelyard.weighing.policies.describing import described
+    from steelyard.weighing.policy import described, known
 
     found = [described(made) for made in known().values()]
     if format == "json":

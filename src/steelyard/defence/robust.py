@@ -14,16 +14,335 @@ import numpy as np
 import torch
 
 from steelyard.base.randomness import generator
-from steelyard.defence import rules
-from steelyard.defence.bucketing import buckets
-from steelyard.defence.flame import flame
-from steelyard.defence.geometry import lengths as lengths_of
 from steelyard.defence.settings import BY_COORDINATE, DefenceSettings
-from steelyard.defence.spectral import spectral
 from steelyard.messages.payloads import Floats, SingleModels
 
 _FIXED = partial(generator, 0, 0)
 """The chance of a rule that stands outside any run."""
+
+
+# ---------------------------------------------------------------- geometry
+#
+# The updates of a cohort as a robust rule sees them: their inner products, and sums of them.
+#
+# Most robust rules only stretch, drop and add updates u_a = Θ_a − Θ, so all they need is the Gram matrix G = ⟨u_a,
+# u_b⟩, and their result is a vector of coefficients c: the new model is Θ + Σ c_a u_a. That costs one product,
+# whatever the number of steps a rule takes.
+
+
+def distances(gram: Floats) -> Floats:
+    """Return ‖u_a − u_b‖ of all pairs: [clients, clients]."""
+    squares = np.diag(gram)
+    return np.sqrt(np.maximum(squares[:, None] + squares[None, :] - 2.0 * gram, 0.0))
+
+
+def lengths(gram: Floats) -> Floats:
+    """Return ‖u_a‖ of every client."""
+    return np.sqrt(np.maximum(np.diag(gram), 0.0))
+
+
+def distances_to(gram: Floats, coefficients: Floats) -> Floats:
+    """Return ‖u_a − v‖ of every client to the point v = Σ c_b u_b."""
+    products = gram @ coefficients
+    squares = np.diag(gram) - 2.0 * products + coefficients @ products
+    return np.sqrt(np.maximum(squares, 0.0))
+
+
+def hostile_count(clients: int, share: float) -> int:
+    """Return how many of a cohort may be hostile: the share, rounded up, but always fewer than half."""
+    return min(int(np.ceil(share * clients - 1e-9)), max(0, (clients - 1) // 2))
+
+
+def shares(weights: Floats) -> Floats:
+    """Return the weights divided by their sum; equal ones where all are 0."""
+    total = weights.sum()
+    return weights / total if total > 0 else np.full(len(weights), 1.0 / max(len(weights), 1))
+
+
+HALF = 1e-9
+"""So near to one half of the weight counts as one half: sums of weights round."""
+
+
+# ---------------------------------------------------------------- adaptive norm clipping
+#
+# Adaptive norm clipping: no update counts longer than a radius that follows the cohort.
+#
+#     Θ ← Θ + Σ w_a · min(1, r/‖u_a‖) · u_a        r = the q-quantile of ‖u_a‖ over the cohort
+#
+# Z. Sun, P. Kairouz, A. T. Suresh, H. B. McMahan: "Can You Really Backdoor Federated Learning?" (2019) clips to a fixed
+# radius; G. Andrew, O. Thakkar, H. B. McMahan, S. Ramaswamy: "Differentially Private Learning with Adaptive Clipping"
+# (NeurIPS 2021) lets the radius follow a quantile of the lengths. Here the server sees the lengths, so it takes the
+# quantile itself; it is not weighted, since a client that claims a large weight must not move the radius.
+
+
+def radius_of(lengths: Floats, quantile: float = 0.5, smooth: float = 0.0, before: float | None = None) -> float:
+    """Return this round's radius: r = q^(1−s) · r_before^s, with q the quantile of the lengths."""
+    found = float(np.quantile(lengths, quantile)) if len(lengths) else 0.0
+    if before is None or not smooth or found <= 0 or before <= 0:
+        return found
+    return float(found ** (1.0 - smooth) * before**smooth)
+
+
+def factors(lengths: Floats, radius: float) -> Floats:
+    """Return min(1, r/‖u_a‖) of every client; an update of length 0 stays."""
+    return np.minimum(1.0, np.divide(radius, lengths, out=np.ones_like(lengths), where=lengths > 0))
+
+
+def clipped(weights: Floats, lengths: Floats, radius: float) -> Floats:
+    """Return the coefficients of the updates: the weights, each times how much of its update is left."""
+    return weights * factors(lengths, radius)
+
+
+# ---------------------------------------------------------------- centred clipping
+#
+# Centred clipping: updates are clipped around a centre, which moves to their mean, and again.
+#
+#     v ← v + Σ w_a · min(1, τ/‖u_a − v‖) · (u_a − v)        from v = 0, L steps
+#
+# S. P. Karimireddy, L. He, M. Jaggi: "Learning from History for Byzantine Robust Optimization" (ICML 2021). Their
+# centre starts from the last aggregate of momenta; an update here is a difference to the last global model, so v = 0,
+# that model, is where history left off. τ is given, or a quantile of the distances to the centre in each step.
+
+
+def centred_clip(weights: Floats, gram: Floats, radius: Callable[[Floats], float], steps: int = 3) -> Floats:
+    """Return the coefficients c of the centre v = Σ c_a u_a after some steps; `radius` maps distances to τ."""
+    centre = np.zeros(len(weights))
+    for _ in range(steps):
+        away = distances_to(gram, centre)
+        taken = weights * factors(away, radius(away))
+        # v + Σ t_a (u_a − v) = (1 − Σ t_a) v + Σ t_a u_a.
+        centre = (1.0 - taken.sum()) * centre + taken
+    return centre
+
+
+# ---------------------------------------------------------------- multi-Krum
+#
+# Multi-Krum: only the clients whose updates lie nearest to those of the others are combined.
+#
+# P. Blanchard, E. M. El Mhamdi, R. Guerraoui, J. Stainer: "Machine Learning with Adversaries: Byzantine Tolerant
+# Gradient Descent" (NeurIPS 2017). With f hostile of n, a score is the mean squared distance to the n − f − 1 nearest,
+# the number of honest clients beside itself (the paper takes one fewer); the n − f best scores are kept, with their
+# weights.
+
+
+def nearest_to_others(gram: Floats, hostile: int) -> np.ndarray:
+    """Return the positions of the n − f clients with the best scores, ascending; of equal ones the earlier."""
+    count = len(gram)
+    nearest = np.sort(np.square(distances(gram)), axis=1)[:, 1 : count - hostile]
+    scores = nearest.mean(axis=1) if nearest.shape[1] else np.zeros(count)
+    return np.sort(np.argsort(scores, kind="stable")[: count - hostile])
+
+
+def multi_krum(weights: Floats, gram: Floats, share: float) -> Floats:
+    """Return the coefficients: the weights of those chosen, brought back to a sum of 1; the others get 0."""
+    kept = nearest_to_others(gram, hostile_count(len(gram), share))
+    found = np.zeros(len(weights))
+    found[kept] = shares(weights[kept])
+    return found
+
+
+# ---------------------------------------------------------------- the geometric median
+#
+# The geometric median of the updates: the point with the least weighted sum of distances, by Weiszfeld's steps.
+#
+#     β_a = w_a / max(ν, ‖u_a − z‖)        z ← Σ β_a u_a / Σ β_a        from the clipped mean
+#
+# K. Pillutla, S. M. Kakade, Z. Harchaoui: "Robust Aggregation for Federated Learning" (IEEE TSP 2022), the smoothed
+# Weiszfeld algorithm. Half of the weight can be hostile, and a hostile update pulls no harder for being long. The start
+# is the mean of updates clipped to their median length: not 0, since a free rider's update is 0 and from a point where
+# an update lies the steps hardly move away; and not the mean, which a huge update takes too far to come back in a few
+# steps.
+
+
+def geometric_median(weights: Floats, gram: Floats, steps: int = 8, least_distance: float = 1e-6) -> Floats:
+    """Return the coefficients of the geometric median after some steps."""
+    sizes = lengths(gram)
+    point = clipped(shares(weights), sizes, radius_of(sizes))
+    for _ in range(steps):
+        point = shares(weights / np.maximum(distances_to(gram, point), least_distance))
+    return point
+
+
+# ---------------------------------------------------------------- FLTrust
+#
+# FLTrust: an update counts as far as it points where the server's own update points, and at the server's length.
+#
+#     TS_a = max(0, cos(u_a, u_0))        Θ ← Θ + Σ w_a TS_a (‖u_0‖/‖u_a‖) u_a / Σ w_a TS_a
+#
+# X. Cao, M. Fang, J. Liu, N. Z. Gong: "FLTrust: Byzantine-robust Federated Learning via Trust Bootstrapping" (NDSS
+# 2021). u_0 is what the server gets by training on its root data, the rows that it weighs on. The paper's weights are
+# equal.
+
+
+def fltrust(weights: Floats, lengths: Floats, products: Floats, root_length: float) -> Floats:
+    """Return the coefficients from ‖u_a‖, ⟨u_a, u_0⟩ and ‖u_0‖; all 0, which keeps the old model, where none agrees."""
+    scale = lengths * root_length
+    cosines = np.divide(products, scale, out=np.zeros_like(lengths), where=scale > 0)
+    trusted = weights * np.maximum(cosines, 0.0)
+    if trusted.sum() <= 0:
+        return np.zeros(len(weights))
+    trusted /= trusted.sum()
+    return np.divide(trusted * root_length, lengths, out=np.zeros_like(lengths), where=lengths > 0)
+
+
+# ---------------------------------------------------------------- nearest-neighbour mixing
+#
+# Nearest-neighbour mixing: every update becomes the mean of its n − f nearest ones, before a robust rule looks at it.
+#
+# Y. Allouah, S. Farhadkhani, R. Guerraoui, N. Gupta, R. Pinot, J. Stephan: "Fixing by Mixing: A Recipe for Optimal
+# Byzantine ML under Heterogeneity" (AISTATS 2023). Honest clients with different data then look alike, hostile ones far
+# away are drawn in or left out.
+
+
+def mixing(gram: Floats, share: float) -> Floats:
+    """Return the matrix M whose row a averages the n − f updates nearest to u_a, itself included: y = M u."""
+    count = len(gram)
+    kept = count - hostile_count(count, share)
+    away = distances(gram)
+    np.fill_diagonal(away, -1.0)  # itself first, also beside others that lie at the same point
+    nearest = np.argsort(away, axis=1, kind="stable")[:, :kept]
+    mixed = np.zeros((count, count))
+    np.put_along_axis(mixed, nearest, 1.0 / max(kept, 1), axis=1)
+    return mixed
+
+
+# ---------------------------------------------------------------- coordinate-wise median and trimmed mean
+#
+# Coordinate-wise median and trimmed mean, with weights: each parameter by itself, sorted over the clients.
+#
+# D. Yin, Y. Chen, K. Ramchandran, P. Bartlett: "Byzantine-Robust Distributed Learning: Towards Optimal Statistical
+# Rates" (ICML 2018). With weights, a client counts as much as its weight on the way from 0 to 1 along the sorted
+# values: the median is the value at one half, the trimmed mean the mean of what lies between β and 1 − β. Equal weights
+# give the paper's rules, β = f/n the mean without the f least and the f greatest.
+
+
+def median(values: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Return the weighted median of values [clients, parameters]; where half the weight ends between two, their mean.
+
+    `weights` [clients] are float64 and sum to 1.
+    """
+    ordered, order = values.sort(dim=0)
+    reached = weights[order].cumsum(dim=0)
+    low = (reached < 0.5 - HALF).sum(dim=0).clamp_(max=len(values) - 1)
+    high = (reached <= 0.5 + HALF).sum(dim=0).clamp_(max=len(values) - 1)
+    # A client without weight between the two is no neighbour of the middle.
+    return (ordered.gather(0, low[None])[0] + ordered.gather(0, high[None])[0]) / 2
+
+
+def trimmed_mean(values: torch.Tensor, weights: torch.Tensor, share: float) -> torch.Tensor:
+    """Return the mean of what is left of values [clients, parameters] without this share of the weight at each end."""
+    ordered, order = values.sort(dim=0)
+    mine = weights[order]
+    ends = mine.cumsum(dim=0)
+    begins = ends - mine
+    left = (ends.clamp(max=1.0 - share) - begins.clamp(min=share)).clamp_(min=0.0)
+    return ((left * ordered.to(torch.float64)).sum(dim=0) / left.sum(dim=0)).to(values.dtype)
+
+
+# ---------------------------------------------------------------- the spectral check
+#
+# The spectral check: who stands out along the direction in which the updates differ most is left out.
+#
+#     s_a = ⟨u_a − ū, v⟩²,   v the first principal direction of the updates;   the n − f least s_a are kept
+#
+# V. Shejwalkar, A. Houmansadr: "Manipulating the Byzantine" (NDSS 2021), divide-and-conquer (DnC) with one pass over
+# all parameters, which the Gram matrix holds exactly; the paper samples parameters to save memory. Hostile clients
+# who push together make that direction theirs.
+
+
+def spectral_scores(gram: Floats) -> Floats:
+    """Return s_a of every client: with H the centring matrix, λ₁ x_a² of the first eigenpair (λ₁, x) of H G H."""
+    count = len(gram)
+    centring = np.eye(count) - 1.0 / max(count, 1)
+    values, vectors = np.linalg.eigh(centring @ gram @ centring)
+    return np.maximum(values[-1], 0.0) * np.square(vectors[:, -1])
+
+
+def spectral(weights: Floats, gram: Floats, share: float) -> Floats:
+    """Return the coefficients: the weights of those kept, brought back to a sum of 1; the others get 0."""
+    count = len(weights)
+    kept = np.sort(np.argsort(spectral_scores(gram), kind="stable")[: count - hostile_count(count, share)])
+    found = np.zeros(count)
+    found[kept] = shares(weights[kept])
+    return found
+
+
+# ---------------------------------------------------------------- FLAME
+#
+# FLAME: the largest group of updates that point alike, clipped to the median length, with a little noise.
+#
+#     kept: the more than half of the clients that join first as the cosine distance 1 − cos(u_a, u_b) grows
+#     Θ ← Θ + Σ_kept w_a min(1, S/‖u_a‖) u_a / Σ_kept w_a + N(0, (λS)²),   S the median of ‖u_a‖
+#
+# T. D. Nguyen et al.: "FLAME: Taming Backdoors in Federated Learning" (USENIX Security 2022). The paper groups by
+# HDBSCAN with clusters of at least n/2 + 1; no two such fit side by side, so that what is left of it is single
+# linkage, cut where the first component is so large. λ is 0.001 in the paper's image experiments.
+#
+# That always drops almost half of the clients, honest ones too. With a reach ρ > 1 clients go on joining up to ρ times
+# the distance at which the group became the majority: whoever is not clearly apart stays.
+
+
+def largest_group(gram: Floats, reach: float = 1.0) -> np.ndarray:
+    """Return the positions of the first component of more than half of the clients, ascending; all where it is tied.
+
+    With a reach also those who join it up to that many times the distance at which it became so large.
+    """
+    count = len(gram)
+    sizes = lengths(gram)
+    scale = np.outer(sizes, sizes)
+    away = 1.0 - np.divide(gram, scale, out=np.zeros_like(gram), where=scale > 0)
+    group = np.arange(count)
+    pairs = np.argwhere(np.triu(np.ones((count, count), dtype=np.bool_), 1))
+    kept, furthest = np.arange(count), np.inf
+    for a, b in pairs[np.argsort(away[pairs[:, 0], pairs[:, 1]], kind="stable")]:
+        if away[a, b] > furthest:
+            break
+        group[group == group[b]] = group[a]
+        mine = np.flatnonzero(group == group[a])
+        if 2 * len(mine) > count:
+            kept = mine
+            if reach <= 1:
+                break
+            furthest = min(furthest, reach * away[a, b])
+    return kept
+
+
+def flame(weights: Floats, gram: Floats, reach: float = 1.0) -> tuple[Floats, float]:
+    """Return the coefficients, and the median length S that the noise is a share of."""
+    sizes = lengths(gram)
+    middle = float(np.median(sizes)) if len(sizes) else 0.0
+    kept = largest_group(gram, reach)
+    found = np.zeros(len(weights))
+    cut = np.minimum(1.0, np.divide(middle, sizes, out=np.ones_like(sizes), where=sizes > 0))
+    found[kept] = shares(weights[kept]) * cut[kept]
+    return found, middle
+
+
+# ---------------------------------------------------------------- bucketing
+#
+# Bucketing: updates are shuffled into buckets of s, and each bucket counts as one update, its mean.
+#
+#     y_b = Σ_{a in b} w_a u_a / Σ_{a in b} w_a        w_b = Σ_{a in b} w_a
+#
+# S. P. Karimireddy, L. He, M. Jaggi: "Byzantine-Robust Learning on Heterogeneous Datasets via Bucketing" (ICLR 2022).
+# Buckets differ less from each other than clients do, by √s, so that a robust rule after it drops fewer honest ones;
+# but a bucket with one hostile client is hostile, so f of n become f of n/s. The paper's weights are equal.
+
+
+def buckets(weights: Floats, size: int, chance: np.random.Generator) -> tuple[Floats, Floats]:
+    """Return M whose rows average the clients of each bucket, y = M u, and the weights of the buckets."""
+    count = len(weights)
+    order = chance.permutation(count)
+    rows = -(-count // size)
+    member = np.zeros((rows, count))
+    member[np.arange(count) // size, order] = 1.0
+    totals = member @ weights
+    # Where nobody in a bucket has weight it has none either; its mean is then that of all in it.
+    inside = np.where(totals[:, None] > 0, member * weights, member)
+    return inside / inside.sum(axis=1, keepdims=True), totals
+
+
+# ---------------------------------------------------------------- a rule on a cohort
 
 
 class RobustRule:
@@ -78,21 +397,21 @@ class RobustRule:
         settings = self.settings
         match settings.rule:
             case "clip":
-                return rules.clipped(weights, lengths_of(gram), self._clip_radius(gram))
+                return clipped(weights, lengths(gram), self._clip_radius(gram))
             case "multi-krum":
-                return rules.multi_krum(weights, gram, settings.share)
+                return multi_krum(weights, gram, settings.share)
             case "spectral":
                 return spectral(weights, gram, settings.share)
             case "flame":
                 return flame(weights, gram, settings.reach or 1.0)[0]
             case "centred-clip":
-                return rules.centred_clip(weights, gram, self._radius, settings.steps or 3)
+                return centred_clip(weights, gram, self._radius, settings.steps or 3)
             case "geometric-median":
-                return rules.geometric_median(weights, gram, settings.steps or 8, settings.least_distance or 1e-6)
+                return geometric_median(weights, gram, settings.steps or 8, settings.least_distance or 1e-6)
             case "fltrust":
                 products, length = self._root
                 mine = products if mixing is None else mixing @ products
-                return rules.fltrust(weights, lengths_of(gram), mine, length)
+                return fltrust(weights, lengths(gram), mine, length)
             case _:
                 return weights
 
@@ -103,14 +422,14 @@ class RobustRule:
         return self._clip_radius(self._gram if mixing is None else mixing @ self._gram @ mixing.T)
 
     def _clip_radius(self, gram: Floats) -> float:
-        return self._radius(lengths_of(gram), self._radius_before)
+        return self._radius(lengths(gram), self._radius_before)
 
     def _radius(self, distances: Floats, before: float | None = None) -> float:
         settings = self.settings
         if settings.radius is not None:
             return settings.radius
         quantile = 0.5 if settings.quantile is None else settings.quantile
-        return rules.radius_of(distances, quantile, settings.smooth or 0.0, before)
+        return radius_of(distances, quantile, settings.smooth or 0.0, before)
 
     @cached_property
     def _gram(self) -> Floats:
@@ -124,7 +443,7 @@ class RobustRule:
 
     @cached_property
     def _nearest(self) -> Floats:
-        return rules.mixing(self._gram, self.settings.share)
+        return mixing(self._gram, self.settings.share)
 
     def _mixed(self, weights: Floats) -> tuple[Floats | None, Floats]:
         """Return the matrix that averages updates before the rule looks at them, and the weights of its rows."""
@@ -158,7 +477,7 @@ class RobustRule:
             for row, (mixing, mine) in enumerate(ready):
                 values = models if mixing is None else mixing @ models
                 if self.settings.rule == "median":
-                    found[row, span] = rules.median(values, mine)
+                    found[row, span] = median(values, mine)
                 else:
-                    found[row, span] = rules.trimmed_mean(values, mine, self.settings.share)
+                    found[row, span] = trimmed_mean(values, mine, self.settings.share)
         return found

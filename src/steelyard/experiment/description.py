@@ -22,7 +22,7 @@ from steelyard.rounds.contributions import ContributionSettings
 from steelyard.rounds.settings import RoundSettings
 from steelyard.runs.schema import StoreSettings
 from steelyard.tracking import TrackingSettings
-from steelyard.weighing import criteria as registry
+from steelyard.weighing import criterion as registry
 from steelyard.weighing.rule import WeighingSettings, criteria_of
 
 READING: Mapping[str, Any] = {"reading": True}

@@ -8,7 +8,7 @@ from typing import Any
 from steelyard.algorithms.settings import AlgorithmSettings
 from steelyard.base.errors import UserError, listed
 from steelyard.messages.algorithm import Algorithm
-from steelyard.weighing.needs import Capabilities, unmet
+from steelyard.weighing.criterion import Capabilities, unmet
 from steelyard.weighing.rule import WeighingSettings, label
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from steelyard.experiment.description import Description
     from steelyard.rounds.private import PrivateRounds
     from steelyard.rounds.state import Federation, Plan, RoundState, States
-    from steelyard.weighing.criteria import Criterion
+    from steelyard.weighing.criterion import Criterion
 
 
 def criteria_bounds(privacy: PrivacySettings, criteria: Sequence[Criterion], classes: int | None) -> dict[str, float]:

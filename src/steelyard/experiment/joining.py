@@ -23,7 +23,7 @@ from steelyard.runs.glance import this_process
 from steelyard.runs.history import History
 from steelyard.runs.joining import join_rounds, set_up
 from steelyard.runs.store import exists
-from steelyard.weighing.trust import unlimited
+from steelyard.weighing.rule import unlimited
 
 _log = logger(__name__)
 

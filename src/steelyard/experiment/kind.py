@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 from steelyard.base.errors import UserError
 from steelyard.base.settings import Section
 from steelyard.rounds.contributions import ContributionSettings
-from steelyard.weighing.needs import Capabilities
+from steelyard.weighing.criterion import Capabilities
 from steelyard.weighing.rule import WeighingSettings
 
 if TYPE_CHECKING:

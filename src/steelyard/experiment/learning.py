@@ -24,7 +24,7 @@ from steelyard.learning.effective_rows import effective_rows_of
 from steelyard.learning.settings import DENSE, NAMES, ModelSettings, TrainingSettings, no_part
 from steelyard.privacy.requirements import check_installed
 from steelyard.rounds.contributions import ContributionSettings
-from steelyard.weighing.needs import Capabilities
+from steelyard.weighing.criterion import Capabilities
 from steelyard.weighing.rule import WeighingSettings
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from steelyard.data.scaling import normalised
 from steelyard.data.sources.source import TaskKind
 from steelyard.learning.settings import ModelSettings, TrainingSettings
 from steelyard.privacy.local import DeviceNoise
-from steelyard.weighing.criteria import Criterion
+from steelyard.weighing.criterion import Criterion
 
 
 @dataclass(frozen=True)

@@ -23,14 +23,14 @@ from steelyard.rounds.state import Federation, Plan
 from steelyard.runs.history import History
 from steelyard.tracking import check as check_tracker
 from steelyard.weighing.adafed import loss_rule
-from steelyard.weighing.adjusting import strategy_of
+from steelyard.weighing.order import strategy_of
 from steelyard.weighing.rule import Rule
 
 if TYPE_CHECKING:
     from steelyard.clients.protocol import Clients, Server
     from steelyard.data.dataset import DatasetOrSeeded
     from steelyard.rounds.private import PrivateRounds
-    from steelyard.weighing.criteria import Criterion
+    from steelyard.weighing.criterion import Criterion
 
 Assembly = Callable[[], "tuple[Clients, Server]"]
 

@@ -12,7 +12,7 @@ from steelyard.messages.algorithm import Algorithm
 from steelyard.privacy.hidden import check_cohort
 from steelyard.privacy.settings import FEWEST, AggregationSettings, CentralSettings, PrivacySettings
 from steelyard.rounds.settings import RoundSettings
-from steelyard.weighing import criteria as registry
+from steelyard.weighing import criterion as registry
 from steelyard.weighing.rule import WeighingSettings
 
 

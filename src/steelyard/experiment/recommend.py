@@ -25,8 +25,8 @@ from steelyard.recommend.settings import (
     KgflexSettings,
     RankingSettings,
 )
-from steelyard.weighing import criteria as registry
-from steelyard.weighing.needs import Capabilities, unmet
+from steelyard.weighing import criterion as registry
+from steelyard.weighing.criterion import Capabilities, unmet
 from steelyard.weighing.rule import WeighingSettings
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from steelyard.recommend.knowledge.settings import KnowledgeSettings
 from steelyard.recommend.run_data import RunData, assemble, filtered_interactions, load_run_data, split_interactions
 from steelyard.recommend.sampled import Sampled
 from steelyard.recommend.settings import FplSettings, InteractionSettings, ItemSettings, KgflexSettings, RankingSettings
-from steelyard.weighing.criteria import Criterion
+from steelyard.weighing.criterion import Criterion
 
 _MOST_ROWS = 10**8
 

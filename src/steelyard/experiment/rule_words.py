@@ -12,8 +12,8 @@ from steelyard.base.logs import logger
 from steelyard.base.settings import validated
 from steelyard.experiment.description import Description
 from steelyard.experiment.federations import FederationSettings, federation_label, plain, put_federations
-from steelyard.weighing import criteria as registry
-from steelyard.weighing.policies.catalogue import known as policies
+from steelyard.weighing import criterion as registry
+from steelyard.weighing.policy import known as policies
 from steelyard.weighing.words import WORDS, Frame, read_rule, split
 
 _log = logger(__name__)

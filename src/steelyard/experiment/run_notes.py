@@ -20,7 +20,7 @@ from steelyard.privacy.settings import PrivacySettings
 from steelyard.rounds.progress import weighed_one
 from steelyard.rounds.state import Federation, RoundRecord, Snapshot, States
 from steelyard.runs.store import Store
-from steelyard.weighing.trust import warnings
+from steelyard.weighing.rule import trust_warnings
 
 if TYPE_CHECKING:
     from steelyard.clients.protocol import Clients
@@ -36,7 +36,7 @@ def run_facts(
     """Return what a reader of the run should know: how the clients work, and what in the rules is open to lies."""
     facts = dict(clients.describe())
     rules = [federation.rule for federation in federations]
-    notes = [facts.get("notes", ""), *warnings(rules)]
+    notes = [facts.get("notes", ""), *trust_warnings(rules)]
     if privacy is not None:
         notes += guarantee_notes(privacy, [name for rule in rules for name in rule.names])
     text = "; ".join(note for note in notes if note)

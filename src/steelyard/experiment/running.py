@@ -38,7 +38,7 @@ from steelyard.runs.joining import discard, set_up
 from steelyard.runs.store import Store, tidy
 from steelyard.tracking import Tracked
 from steelyard.tracking import check as check_tracker
-from steelyard.weighing.trust import trusted
+from steelyard.weighing.rule import trusted
 
 _log = logger(__name__)
 

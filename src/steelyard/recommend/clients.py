@@ -26,7 +26,7 @@ from steelyard.recommend.ranking import Floats
 from steelyard.recommend.sampled import Sampled
 from steelyard.recommend.sequential import TableChange, ahead
 from steelyard.recommend.sparse import Floats32
-from steelyard.weighing.criteria import Criterion, LocalData
+from steelyard.weighing.criterion import Criterion, LocalData
 
 ID_BYTES = 4
 NUMBER_BYTES = 4

@@ -16,7 +16,7 @@ from steelyard.recommend.fpl import MODES, EpochKind, Mode
 from steelyard.recommend.histories import MaskKind
 from steelyard.recommend.splits import SplitKind
 from steelyard.rounds.settings import RoundSettings, Share
-from steelyard.weighing.needs import Capabilities
+from steelyard.weighing.criterion import Capabilities
 
 ModeName = Literal["sFPL", "sFPL+", "pFPL", "pFPL+", "custom"]
 Probability = Annotated[float, Field(ge=0, le=1)]

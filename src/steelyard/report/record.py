@@ -22,7 +22,7 @@ from steelyard.report.record_page import record_html
 from steelyard.report.verification import Verification, verify
 from steelyard.report.view import RunView
 from steelyard.runs.history import History
-from steelyard.weighing import criteria
+from steelyard.weighing import criterion
 
 NO_PURPOSE = "not said: `description` of the experiment is empty"
 NOT_MEASURED = "not measured in this run (`steelyard contributions`)"
@@ -83,7 +83,7 @@ def rule_sentence(text: str) -> str:
         return "its settings are not of this version"
     if rule.trained_by == "server":
         return "No client is weighed: the server trains on its own rows alone."
-    known = criteria.known()
+    known = criterion.known()
     named = [f"{name} ({known[name].description})" if name in known else name for name in rule.criteria]
     if rule.policy is not None:
         words = f"Weights by {rule.policy.name}, computed from {', '.join(named)}"

@@ -35,7 +35,7 @@ from steelyard.rounds.settings import RoundSettings
 from steelyard.runs.columns import Tested
 from steelyard.runs.database import unreadable
 from steelyard.runs.history import History, at_once
-from steelyard.weighing import criteria
+from steelyard.weighing import criterion
 
 TOP = 5
 MOST_RULES = 12
@@ -200,7 +200,7 @@ def _clients(history: History, rules: list[str], seed: int) -> int:
 
 def _criteria(rule: str, settings: RecordedRule, history: History) -> list[CriterionUsed]:
     """Say for each criterion of a rule who measured it, so that a reader knows what a client could have lied about."""
-    known = {name: found.measured_by for name, found in criteria.known().items()}
+    known = {name: found.measured_by for name, found in criterion.known().items()}
     known |= json.loads(history.info.get("measured_by", "{}"))
     trusted = json.loads(history.info.get("trust", "{}")).get(rule, {})
     return [

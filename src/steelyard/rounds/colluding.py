@@ -19,13 +19,13 @@ from steelyard.base import randomness
 from steelyard.base.errors import UserError, in_words
 from steelyard.base.logs import doing, logger
 from steelyard.clients.protocol import Clients, ColludingClients, FittingServer, ImaginedServer, LayeredServer, Server
-from steelyard.defence.candidates import Candidates, Directions, around, candidates
+from steelyard.defence.colluding import Candidates, Directions, around, candidates
 from steelyard.messages.payloads import DenseModels, ServerTest
 from steelyard.messages.updates import Counts, Floats, Task, Updates
 from steelyard.rounds.drafting import weigh_soundly
 from steelyard.rounds.server_rows import fit_to_server
 from steelyard.rounds.state import Federation, Plan, RoundState
-from steelyard.weighing.view import MOST_TESTED
+from steelyard.weighing.cohort import MOST_TESTED
 
 _log = logger(__name__)
 

@@ -19,7 +19,7 @@ from steelyard.privacy.hidden import BeyondBound, HiddenUpdates
 from steelyard.rounds.own_code import step_fault, told_in_one_line
 from steelyard.rounds.soundness import Exploded
 from steelyard.rounds.state import Federation
-from steelyard.weighing.view import CohortView
+from steelyard.weighing.cohort import CohortView
 from steelyard.weighing.weights import Weighing
 
 RADIUS = "defence/radius"

@@ -10,7 +10,7 @@ import numpy as np
 
 from steelyard.base.errors import UserError, in_words
 from steelyard.clients.protocol import ClassifyingServer, FittingServer, LayeredServer, Server
-from steelyard.defence.validate import NOT_FINITE, admit
+from steelyard.defence.admission import NOT_FINITE, admit
 from steelyard.messages.payloads import DenseModels, SingleModels
 from steelyard.messages.updates import Floats, Task, Updates
 from steelyard.rounds.combining import Combiner, as_summed, combiner
@@ -18,8 +18,8 @@ from steelyard.rounds.private import PrivateRounds
 from steelyard.rounds.server_rows import server_slopes
 from steelyard.rounds.soundness import Exploded, is_sound, without_culprit
 from steelyard.rounds.state import Draft, Federation, Plan, RoundState
-from steelyard.weighing.criteria import CohortView, Criterion, CriterionFault
-from steelyard.weighing.view import Memory, read_only
+from steelyard.weighing.cohort import Memory, read_only
+from steelyard.weighing.criterion import CohortView, Criterion, CriterionFault
 from steelyard.weighing.weights import Weighing
 
 

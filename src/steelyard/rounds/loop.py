@@ -30,7 +30,7 @@ from steelyard.rounds.soundness import Exploded
 from steelyard.rounds.state import CLOCK, Draft, Federation, Plan, Recorder, RoundRecord, RoundState, States, first_like
 from steelyard.rounds.testing import check_tested, choosing, evaluate
 from steelyard.rounds.valuing import value_round
-from steelyard.weighing.view import Memory
+from steelyard.weighing.cohort import Memory
 
 Progress = Callable[[int, Mapping[str, float | None]], None]
 

@@ -19,7 +19,7 @@ from steelyard.privacy.settings import PrivacySettings, check_delta
 from steelyard.privacy.source import Source, SystemSource, chosen, each_with
 from steelyard.rounds.settings import cohort_size
 from steelyard.rounds.state import Federation, Plan
-from steelyard.weighing.own import own_cap, weigh_alone
+from steelyard.weighing.rule import own_cap, weigh_alone
 from steelyard.weighing.weights import Weighing, cap_of
 
 CRITERIA, UPDATE = "criteria", "update"

@@ -17,10 +17,10 @@ from steelyard.messages.updates import Evaluations, Floats, LossState, Updates
 from steelyard.rounds.contributions import ContributionSettings, RoundValues
 from steelyard.rounds.selecting import SELECT, SelectSettings
 from steelyard.rounds.settings import cohort_size
-from steelyard.weighing.losses import FixedLoss, LossRule
-from steelyard.weighing.priorities import FixedOrder, Order, OrderState, OrderStrategy
+from steelyard.weighing.adafed import FixedLoss, LossRule
+from steelyard.weighing.cohort import Memory
+from steelyard.weighing.order import FixedOrder, Order, OrderState, OrderStrategy
 from steelyard.weighing.rule import Rule
-from steelyard.weighing.view import Memory
 from steelyard.weighing.weights import Weighing
 
 CLOCK = "rounds/clock"

@@ -16,9 +16,8 @@ from steelyard.base.errors import UserError
 from steelyard.clients.protocol import Clients
 from steelyard.messages.updates import Evaluations, Question
 from steelyard.rounds.state import Draft, Federation, Plan
-from steelyard.weighing.adjusting import chooses
-from steelyard.weighing.policies.policy import Policy
-from steelyard.weighing.priorities import Order
+from steelyard.weighing.order import Order, chooses
+from steelyard.weighing.policy import Policy
 
 
 def check_tested(federation: Federation, plan: Plan, first: Evaluations) -> None:

@@ -21,9 +21,9 @@ from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import Counts, Floats, Question, RowTests
 from steelyard.rounds.contributions import AGREEMENT, ContributionSettings, Measure, RoundValues
 from steelyard.rounds.state import Combine, Draft
-from steelyard.weighing.policies.policy import cosines
+from steelyard.weighing.cohort import MOST_TESTED
+from steelyard.weighing.policy import cosines
 from steelyard.weighing.shapley import Coalitions, shapley_values
-from steelyard.weighing.view import MOST_TESTED
 
 GROUPS = 64
 """Test rows are put into so many groups, by their place in the test set."""

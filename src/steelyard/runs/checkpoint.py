@@ -26,7 +26,7 @@ from steelyard.base import files
 from steelyard.base.errors import UserError, brief, printable
 from steelyard.messages.updates import LossState
 from steelyard.rounds.state import RoundState, States
-from steelyard.weighing.priorities import OrderState
+from steelyard.weighing.order import OrderState
 
 FOLDER = files.CHECKPOINTS
 """Folder of checkpoint files in a run's folder."""

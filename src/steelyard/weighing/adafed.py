@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -27,8 +27,41 @@ from steelyard.base.errors import UserError, listed
 from steelyard.base.settings import Section
 from steelyard.messages.payloads import ServerTest
 from steelyard.messages.updates import Floats, LossState
-from steelyard.weighing.criteria import CohortView, server_criterion
-from steelyard.weighing.losses import FixedLoss, LossRule
+from steelyard.weighing.criterion import CohortView, server_criterion
+
+PLAIN_LOSS = LossState()
+
+
+class LossRule(Protocol):
+    """Decides which loss the clients use next; adaptive losses look at the server's test of the new model."""
+
+    @property
+    def adapts(self) -> bool:
+        """Whether `after` needs the server's test of the new model."""
+        ...
+
+    def first(self) -> LossState:
+        """Return the loss of the first round."""
+        ...
+
+    def after(self, loss: LossState, test: ServerTest) -> LossState:
+        """Return the loss of the next round, from how the new model does on the server's test set."""
+        ...
+
+
+@dataclass(frozen=True)
+class FixedLoss:
+    """The same loss every round; use it for every rule whose loss does not adapt."""
+
+    loss: LossState = PLAIN_LOSS
+    adapts: bool = False
+
+    def first(self) -> LossState:
+        return self.loss
+
+    def after(self, loss: LossState, test: ServerTest) -> LossState:
+        return loss
+
 
 # ---------------------------------------------------------------- the weights p_i (lines 4-9)
 

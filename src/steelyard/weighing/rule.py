@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from numbers import Integral
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
-from steelyard.base.errors import UserError, expect, listed, nearest
+from steelyard.base.errors import UserError, brief, expect, listed, nearest
 from steelyard.base.settings import PrintedName
 from steelyard.defence.settings import DefenceSettings
 from steelyard.messages.updates import Counts, Floats
-from steelyard.weighing import capacity as capacities
-from steelyard.weighing import criteria as registry
+from steelyard.weighing import criterion as registry
 from steelyard.weighing import scores
+from steelyard.weighing import scores as capacities
 from steelyard.weighing.adafed import LossSettings
-from steelyard.weighing.adjusting import AdjustSettings
-from steelyard.weighing.checks import check_how, items_of, measures_of, order_of, values_of
+from steelyard.weighing.cohort import CohortView
+from steelyard.weighing.criterion import Criterion
 from steelyard.weighing.fitted import FitSettings
-from steelyard.weighing.limits import LimitSettings
-from steelyard.weighing.policies.settings import PolicySettings, check_policy, policy_criteria
-from steelyard.weighing.trust import bounded, bounded_samples
-from steelyard.weighing.view import CohortView
-from steelyard.weighing.weights import Normalising, Weighing, normalise, to_weights
+from steelyard.weighing.order import AdjustSettings
+from steelyard.weighing.policy import PolicySettings, check_policy, policy_criteria
+from steelyard.weighing.weights import LimitSettings, Normalising, Weighing, cap_of, normalise, to_weights
 
 
 def _list_scores(schema: dict[str, Any]) -> None:
@@ -152,7 +151,7 @@ class WeighingSettings(LimitSettings):
             case "choquet":
                 if self.capacity is None:
                     raise UserError("capacity: missing; score = 'choquet' needs a worth for every subset of criteria")
-                return scores.choquet(capacities.read(self.capacity, self.criteria))
+                return scores.choquet(capacities.read_capacity(self.capacity, self.criteria))
             case "power":
                 return scores.power(1.0 if self.power is None else self.power)
             case name:
@@ -316,3 +315,181 @@ class Rule:
     def samples(self, claimed: Counts) -> Counts:
         """Return the numbers of samples that criteria of the server may use: as claimed, cut at the bound."""
         return bounded_samples(claimed, self.settings)
+
+
+# ---------------------------------------------------------------- what is handed over in Python
+
+
+def values_of(values: object, names: Sequence[str], where: str = "values") -> Floats:
+    """Return an array whose last axis has a number for each of the criteria."""
+    try:
+        found = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        found = None
+    if found is None or not found.ndim or found.shape[-1] != len(names):
+        raise UserError(
+            f"{where}: got {brief(values)}; allowed: an array [clients, {len(names)}], a number for each of "
+            f"{listed(names)}"
+        )
+    return found
+
+
+def measures_of(raw: object, names: Sequence[str]) -> Floats:
+    """Return raw measures [clients, criteria], each a finite number from 0 on."""
+    found = values_of(raw, names, "raw")
+    if found.ndim != 2 or not len(found) or not bool((np.isfinite(found) & (found >= 0)).all()):
+        raise UserError(
+            f"raw: got {brief(found.tolist())}; allowed: an array [clients, criteria] of finite numbers from 0 on"
+        )
+    return found
+
+
+def order_of(order: object, names: Sequence[str]) -> list[int]:
+    """Return an order of the criteria, as their positions."""
+    places = list(range(len(names)))
+    found = list[Any](order) if isinstance(order, list | tuple) else []
+    if not all(isinstance(place, Integral) for place in found) or sorted(found) != places:
+        raise UserError(f"order: got {brief(order)}; allowed: the positions 0 to {len(names) - 1}, each once")
+    return found
+
+
+def check_how(how: object) -> None:
+    """Refuse a way of normalising that there is not."""
+    if not isinstance(how, str | None) or how not in (None, "rule", *get_args(Normalising)):
+        raise UserError(f"how: got {brief(how)}; allowed: rule, {listed(get_args(Normalising))}, None")
+
+
+def items_of(values: object, kind: type, where: str, allowed: str) -> list[Any]:
+    """Return things of one kind that a user gave in some order."""
+    if not isinstance(values, Iterable) or isinstance(values, str):
+        raise UserError(f"{where}: got {brief(values)}; allowed: {allowed}")
+    try:
+        found = list[Any](values)
+    except (RuntimeError, TypeError):
+        found = [None]
+    for value in found:
+        expect(where, value, kind, allowed)
+    return found
+
+
+# ---------------------------------------------------------------- trust
+#
+# How far a criterion can be trusted, and bounds on what clients say of themselves.
+#
+# | kind | who vouches for the number |
+# |---|---|
+# | measured | the server took it from the update itself or from rows of its own |
+# | bounded | the client says it, but it counts no more than the task can hold or a multiple of the cohort's median |
+# | attested | the client says it, and whoever runs the federation declares that it can be believed |
+# | self-reported | the client says it, and nothing limits what it says: such a criterion is named in the run's notes |
+
+
+Trust = Literal["measured", "bounded", "attested", "self-reported"]
+
+
+def trust_of(criterion: Criterion, settings: WeighingSettings) -> Trust:
+    """Return how far a criterion can be trusted under a rule."""
+    if criterion.measured_by == "server" and not criterion.uses_claims:
+        return "measured"
+    if criterion.name in settings.attested:
+        return "attested"
+    limited = criterion.maximum is not None or criterion.at_most_classes
+    return "bounded" if limited or settings.bound is not None else "self-reported"
+
+
+def trusted(rule: Rule) -> dict[str, Trust]:
+    """Return how far each criterion of a rule can be trusted, by name."""
+    return {criterion.name: trust_of(criterion, rule.settings) for criterion in rule.criteria}
+
+
+def limit_of(values: Floats, bound: float) -> float:
+    """Return what a value counts at most: `bound` times the cohort's median, or where that is 0 of values above 0."""
+    middle = float(np.median(values)) if len(values) else 0.0
+    if middle <= 0:
+        above = values[values > 0]
+        middle = float(np.median(above)) if len(above) else 0.0
+    return bound * middle
+
+
+def bounded(raw: Floats, criteria: Sequence[Criterion], settings: WeighingSettings) -> Floats:
+    """Return raw measures [clients, criteria] in which what clients say of themselves is cut at its bound."""
+    if settings.bound is None:
+        return raw
+    found = raw.copy()
+    for column, criterion in enumerate(criteria):
+        # Losses and label counts are what clients say too, although the server makes the measure of them.
+        said = criterion.measured_by == "client" or criterion.needs.first_losses or criterion.needs.label_counts
+        if said and criterion.name not in settings.attested:
+            found[:, column] = np.minimum(found[:, column], limit_of(found[:, column], settings.bound))
+    return found
+
+
+def bounded_samples(samples: Counts, settings: WeighingSettings) -> Counts:
+    """Return the numbers of samples that clients claim, cut likewise, for criteria of the server that use them."""
+    if settings.bound is None or "DS" in settings.attested or not len(samples):
+        return samples
+    most = max(1, int(limit_of(samples.astype(np.float64), settings.bound)))
+    return np.minimum(samples, most)
+
+
+def trust_warnings(rules: Iterable[Rule]) -> list[str]:
+    """Return one line that names the criteria of some rules which nothing limits; none where there are none."""
+    return unlimited((rule.settings, trusted(rule)) for rule in rules)
+
+
+def unlimited(rules: Iterable[tuple[WeighingSettings, Mapping[str, str]]]) -> list[str]:
+    """Return the same where it is noted already how far the criteria of each rule can be trusted."""
+    found = dict.fromkeys(
+        name
+        for settings, trust in rules
+        if settings.trained_by == "clients" and not settings.capped
+        for name, trusted_as in trust.items()
+        if trusted_as == "self-reported"
+    )
+    if not found:
+        return []
+    names = ", ".join(found)
+    return [f"{names}: self-reported without a bound; a hostile client could claim any weight (see weighing.bound)"]
+
+
+# ---------------------------------------------------------------- weights of a client alone
+#
+# Weights that follow from a client alone, for guarantees under which no client's data may move another's weight.
+#
+# Every other rule shares weight out over a cohort, so whoever comes, leaves or changes moves everybody's. Here the
+# cohort's sums are replaced by numbers that are known beforehand: a typical client's criteria ĉ and the expected number
+# of clients m. A client like the typical one gets 1/m, and
+#
+#     w_a = min(w_max, f(c_a / ĉ m) / (m · f(1/m, ..., 1/m)))        normalise = "share"
+#     w_a = min(w_max, f(min(1, c_a / ĉ)) / (m · f(1, ..., 1)))      normalise = "max"
+#
+# The weights sum to about 1, not to 1: what is missing, or too much, is a shorter or longer step.
+
+
+def own_cap(rule: Rule, expected: float) -> float:
+    """Return w_max in cohorts of so many clients on average; a rule without a cap is refused."""
+    settings = rule.settings
+    if not settings.capped:
+        raise UserError(
+            "weighing.max_weight: missing; allowed: max_weight or max_shares, one of which must bound the weights"
+        )
+    by_shares = np.inf if settings.max_shares is None else settings.max_shares / expected
+    return float(min(by_shares, cap_of(1, settings.max_weight)))
+
+
+def weigh_alone(
+    rule: Rule, raw: Floats, references: Floats, expected: float, order: Sequence[int] | None = None
+) -> Weighing:
+    """Weigh each client by itself, from raw measures [clients, criteria] and those of a typical client [criteria]."""
+    if rule.settings.normalise == "share":
+        normalised, typical = raw / (references * expected), np.full(len(references), 1.0 / expected)
+    else:
+        normalised, typical = np.minimum(1.0, raw / references), np.ones(len(references))
+    standard = float(rule.score(typical[None], order)[0])
+    if standard <= 0:
+        raise UserError(
+            "weighing.score: is 0 for a typical client; allowed with privacy.central.weights = 'own': scores above 0"
+        )
+    scores = rule.score(normalised, order)
+    weights = np.minimum(scores / (standard * expected), own_cap(rule, expected))
+    return Weighing(rule.names, raw, normalised, scores, weights, (), False)

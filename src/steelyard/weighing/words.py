@@ -15,10 +15,10 @@ from typing import Any
 from steelyard.base.errors import UserError, listed, nearest
 from steelyard.base.settings import read_named, read_value
 from steelyard.defence.settings import DEFENCES
-from steelyard.weighing import capacity, scores
-from steelyard.weighing.limits import LIMITS
-from steelyard.weighing.policies.catalogue import known as policies
+from steelyard.weighing import scores
+from steelyard.weighing.policy import known as policies
 from steelyard.weighing.rule import WeighingSettings, parse_priority
+from steelyard.weighing.weights import LIMITS
 
 STRATEGIES = ("online", "greedy", "bandit")
 WORDS = (
@@ -240,7 +240,7 @@ def _with_parameters(kind: str, inside: str, word: str, frame: Frame) -> dict[st
             else {"quantifier": parameter}
         )
     else:
-        given["capacity"] = capacity.read_file(Path(parameter), frame.option)
+        given["capacity"] = scores.read_capacity_file(Path(parameter), frame.option)
     return given
 
 

@@ -15,7 +15,7 @@ from steelyard.clients.local.hostile import attack
 from steelyard.data.dataset import Behaviour
 from steelyard.learning.parameters import Layout
 from steelyard.messages.updates import Task
-from steelyard.weighing.criteria import get
+from steelyard.weighing.criterion import get
 
 
 def behaving(**how: object) -> Simulation:

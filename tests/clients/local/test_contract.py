@@ -15,7 +15,7 @@ from steelyard.clients.local import ComputeSettings, Simulation, SimulationServe
 from steelyard.clients.local.engines import engine_trial
 from steelyard.clients.protocol import Clients
 from steelyard.data.dataset import Behaviour, ClientRows, Population
-from steelyard.weighing.criteria import get
+from steelyard.weighing.criterion import get
 
 TRAINING = cases.TRAINING["mini"]
 

@@ -14,8 +14,7 @@ from steelyard.data.dataset import ClientRows, Dataset, Population
 from steelyard.learning.models import ModelSettings
 from steelyard.learning.training import TrainingSettings
 from steelyard.messages.updates import LossState, Task, Updates
-from steelyard.weighing.criteria import Criterion, LocalData, get
-from steelyard.weighing.needs import Needs
+from steelyard.weighing.criterion import Criterion, LocalData, Needs, get
 
 LABELS = torch.tensor([0, 0, 1, 2, 1, 1, 2, 0])
 FEATURES = torch.linspace(-1, 1, 16).view(8, 2)

@@ -22,7 +22,7 @@ from steelyard.data.dataset import Behaviour, ClientRows, Dataset, Population
 from steelyard.learning.models import ModelSettings
 from steelyard.learning.training import TrainingSettings, orders
 from steelyard.messages.updates import Question, Task
-from steelyard.weighing.criteria import Criterion
+from steelyard.weighing.criterion import Criterion
 
 SIZES = (5, 3, 8, 1)
 

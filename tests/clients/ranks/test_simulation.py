@@ -26,7 +26,7 @@ from steelyard.defence.settings import DefenceSettings
 from steelyard.messages.algorithm import Algorithm
 from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import Question, Task, Updates
-from steelyard.weighing.criteria import get
+from steelyard.weighing.criterion import get
 
 
 class TestContract(ClientsContract):

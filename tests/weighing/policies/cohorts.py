@@ -10,9 +10,9 @@ import torch
 
 from steelyard.messages.payloads import DenseModels, ServerTest
 from steelyard.messages.updates import Floats, Updates
-from steelyard.weighing import criteria as registry
-from steelyard.weighing.policies.policy import Policy
-from steelyard.weighing.view import CohortView, Memory
+from steelyard.weighing import criterion as registry
+from steelyard.weighing.cohort import CohortView, Memory
+from steelyard.weighing.policy import Policy
 from steelyard.weighing.weights import to_weights
 
 START = torch.tensor([0.5, -1.0, 0.25, 2.0, 0.0, -0.5])

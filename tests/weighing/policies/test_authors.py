@@ -14,6 +14,7 @@ import pytest
 import torch
 from tests.weighing.policies.cohorts import LATER, LATER_LOSSES, LOSSES, MODELS, SKEWED, START, cohort, weighed
 
+from steelyard.weighing.cohort import Memory
 from steelyard.weighing.policies.afl import Afl
 from steelyard.weighing.policies.cgsv import Cgsv
 from steelyard.weighing.policies.fedawa import FedAwa
@@ -23,12 +24,11 @@ from steelyard.weighing.policies.feddisco import FedDisco
 from steelyard.weighing.policies.fedlaw import FedLaw
 from steelyard.weighing.policies.fedscs import FedScs
 from steelyard.weighing.policies.nvflare_adaptive import NvflareAdaptive
-from steelyard.weighing.policies.optimising import nearest_shares
 from steelyard.weighing.policies.q_fedavg import QFedAvg
 from steelyard.weighing.policies.shapfed import ShapFed
 from steelyard.weighing.policies.term import Term
 from steelyard.weighing.policies.trust_mad import TrustMad
-from steelyard.weighing.view import Memory
+from steelyard.weighing.policy import nearest_shares
 
 
 def test_feddisco() -> None:

@@ -21,12 +21,10 @@ from steelyard.experiment.comparing import with_rules
 from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.running import run
 from steelyard.runs.history import History
-from steelyard.weighing import criteria
-from steelyard.weighing.policies.catalogue import known
-from steelyard.weighing.policies.describing import described, needs_of
-from steelyard.weighing.policies.policy import Policy
+from steelyard.weighing import criterion
+from steelyard.weighing.cohort import Memory
+from steelyard.weighing.policy import Policy, described, known, needs_of
 from steelyard.weighing.table import read_words
-from steelyard.weighing.view import Memory
 
 ALL = sorted(known())
 
@@ -81,7 +79,7 @@ def test_what_every_policy_keeps(name: str) -> None:
     assert np.isfinite(weighed(made(name), alone)).all()
     assert np.isfinite(weighed(made(name), cohort(cohorts.START.repeat(3, 1)))).all()
     # Clients say what criteria of the run need and nothing else: alone, the policy would have no such figures.
-    asked = [criteria.known()[criterion].needs for criterion in known()[name].criteria]
+    asked = [criterion.known()[each].needs for each in known()[name].criteria]
     assert not known()[name].needs.label_counts or any(needs.label_counts for needs in asked)
     assert not known()[name].needs.first_losses or any(needs.first_losses for needs in asked)
 

@@ -15,12 +15,10 @@ from steelyard.weighing.policies.fedce import FedCe
 from steelyard.weighing.policies.feddg_ga import FedDgGa, adjusted
 from steelyard.weighing.policies.fedscs import FedScs
 from steelyard.weighing.policies.nvflare_adaptive import NvflareAdaptive
-from steelyard.weighing.policies.optimising import nearest_shares
-from steelyard.weighing.policies.policy import by_client, policy, remember
 from steelyard.weighing.policies.q_fedavg import QFedAvg
-from steelyard.weighing.policies.settings import policy_class, policy_criteria
 from steelyard.weighing.policies.term import Term
 from steelyard.weighing.policies.trust_mad import TrustMad
+from steelyard.weighing.policy import by_client, nearest_shares, policy, policy_class, policy_criteria, remember
 
 CHANGES = (MODELS - START).double().numpy()
 

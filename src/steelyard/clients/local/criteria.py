@@ -11,7 +11,7 @@ import torch
 
 from steelyard.clients.local.device_data.dataset import DevicePopulation, Ints
 from steelyard.messages.updates import Counts, Floats
-from steelyard.weighing.criteria import Criterion, LocalData
+from steelyard.weighing.criterion import Criterion, LocalData
 
 SIZE = "DS"
 """The criterion that is a client's number of samples: what it claims of its size, it claims here too."""

@@ -32,7 +32,7 @@ from steelyard.learning.settings import ModelSettings, TrainingSettings
 from steelyard.messages.algorithm import Algorithm, LocalTraining
 from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import Evaluations, Failure, Floats, LossState, Question, Task, Updates
-from steelyard.weighing.criteria import Criterion
+from steelyard.weighing.criterion import Criterion
 
 
 class Simulation:

@@ -25,7 +25,7 @@ from steelyard.recommend.ranking import Floats
 from steelyard.recommend.sequential import TableChange
 from steelyard.recommend.settings import KgflexSettings
 from steelyard.recommend.sparse import Floats32, SparseRows
-from steelyard.weighing.criteria import LocalData
+from steelyard.weighing.criterion import LocalData
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,10 +16,9 @@ import numpy as np
 from pydantic import PositiveFloat
 
 from steelyard.messages.updates import Floats
-from steelyard.weighing.needs import Needs
-from steelyard.weighing.policies.optimising import nearest_shares
-from steelyard.weighing.policies.policy import Measures, Policy, by_name, policy
-from steelyard.weighing.view import CohortView
+from steelyard.weighing.cohort import CohortView
+from steelyard.weighing.criterion import Needs
+from steelyard.weighing.policy import Measures, Policy, by_name, nearest_shares, policy
 
 MIXTURE = "afl/mixture"
 

@@ -16,9 +16,9 @@ import numpy as np
 from pydantic import Field, PositiveFloat
 
 from steelyard.messages.updates import Floats
-from steelyard.weighing.needs import Needs
-from steelyard.weighing.policies.policy import AppliesTo, Measures, Policy, by_client, cosines, policy, remember
-from steelyard.weighing.view import CohortView
+from steelyard.weighing.cohort import CohortView
+from steelyard.weighing.criterion import Needs
+from steelyard.weighing.policy import AppliesTo, Measures, Policy, by_client, cosines, policy, remember
 from steelyard.weighing.weights import normalise
 
 REPUTATION = "cgsv/reputation"

@@ -16,10 +16,9 @@ import numpy as np
 from pydantic import Field, PositiveFloat
 
 from steelyard.messages.updates import Floats
-from steelyard.weighing.needs import Needs
-from steelyard.weighing.policies.optimising import Adam, softmax
-from steelyard.weighing.policies.policy import Measures, Policy, by_client, policy, remember
-from steelyard.weighing.view import CohortView
+from steelyard.weighing.cohort import CohortView
+from steelyard.weighing.criterion import Needs
+from steelyard.weighing.policy import Adam, Measures, Policy, by_client, policy, remember, softmax
 from steelyard.weighing.weights import normalise
 
 VALUES = "fedawa/values"

@@ -18,9 +18,9 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from steelyard.messages.updates import Floats
-from steelyard.weighing.needs import Needs
-from steelyard.weighing.policies.policy import Measures, Policy, by_client, policy, remember
-from steelyard.weighing.view import CohortView, Memory
+from steelyard.weighing.cohort import CohortView, Memory
+from steelyard.weighing.criterion import Needs
+from steelyard.weighing.policy import Measures, Policy, by_client, policy, remember
 
 WEIGHTS, COSINES, COUNTS, SCORES = "fedce/weights", "fedce/cosines", "fedce/counts", "fedce/scores"
 FIRST = [0.0, 1.0]

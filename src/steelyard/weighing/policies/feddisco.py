@@ -13,8 +13,8 @@ from typing import ClassVar
 from pydantic import NonNegativeFloat
 
 from steelyard.messages.updates import Floats
-from steelyard.weighing.policies.policy import Measures, Policy, policy
-from steelyard.weighing.view import CohortView
+from steelyard.weighing.cohort import CohortView
+from steelyard.weighing.policy import Measures, Policy, policy
 from steelyard.weighing.weights import normalise
 
 

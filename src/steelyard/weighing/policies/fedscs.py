@@ -14,8 +14,8 @@ from typing import ClassVar
 import numpy as np
 
 from steelyard.messages.updates import Floats
-from steelyard.weighing.policies.policy import Measures, Policy, by_name, policy
-from steelyard.weighing.view import CohortView
+from steelyard.weighing.cohort import CohortView
+from steelyard.weighing.policy import Measures, Policy, by_name, policy
 
 SCORES, ROUNDS = "fedscs/scores", "fedscs/rounds"
 EPSILON = 1e-12

@@ -20,10 +20,9 @@ import numpy as np
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from steelyard.messages.updates import Counts, Floats
-from steelyard.weighing.needs import Needs
-from steelyard.weighing.policies.optimising import nearest_shares
-from steelyard.weighing.policies.policy import Measures, Policy, policy
-from steelyard.weighing.view import CohortView
+from steelyard.weighing.cohort import CohortView
+from steelyard.weighing.criterion import Needs
+from steelyard.weighing.policy import Measures, Policy, nearest_shares, policy
 from steelyard.weighing.weights import normalise
 
 ROUNDS, STREAK, COHORT = "nvflare-adaptive/rounds", "nvflare-adaptive/streak", "nvflare-adaptive/cohort"

@@ -15,8 +15,8 @@ from pydantic import NonNegativeFloat, PositiveFloat
 
 from steelyard.base.errors import UserError
 from steelyard.messages.updates import Floats
-from steelyard.weighing.policies.policy import AppliesTo, Measures, Policy, policy
-from steelyard.weighing.view import CohortView
+from steelyard.weighing.cohort import CohortView
+from steelyard.weighing.policy import AppliesTo, Measures, Policy, policy
 
 LEAST = 1e-10
 """What the authors' code adds to every loss, so that its powers are numbers."""

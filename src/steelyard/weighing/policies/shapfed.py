@@ -16,9 +16,9 @@ import numpy as np
 from pydantic import Field
 
 from steelyard.messages.updates import Floats
-from steelyard.weighing.needs import Needs
-from steelyard.weighing.policies.policy import Measures, Policy, by_client, cosines, policy, remember
-from steelyard.weighing.view import CohortView
+from steelyard.weighing.cohort import CohortView
+from steelyard.weighing.criterion import Needs
+from steelyard.weighing.policy import Measures, Policy, by_client, cosines, policy, remember
 from steelyard.weighing.weights import to_weights
 
 VALUES, WEIGHTS = "shapfed/values", "shapfed/weights"

@@ -16,8 +16,8 @@ import numpy as np
 from pydantic import Field
 
 from steelyard.messages.updates import Floats
-from steelyard.weighing.policies.policy import AppliesTo, Measures, Policy, policy
-from steelyard.weighing.view import CohortView
+from steelyard.weighing.cohort import CohortView
+from steelyard.weighing.policy import AppliesTo, Measures, Policy, policy
 
 ESTIMATE = "term/estimate"
 

@@ -15,8 +15,8 @@ import numpy as np
 from pydantic import NonNegativeFloat
 
 from steelyard.messages.updates import Floats
-from steelyard.weighing.policies.policy import Measures, Policy, policy
-from steelyard.weighing.view import CohortView
+from steelyard.weighing.cohort import CohortView
+from steelyard.weighing.policy import Measures, Policy, policy
 
 SCALE = 1.4826
 """MAD times this is the standard deviation of normal numbers."""

@@ -19,8 +19,8 @@ from steelyard.data.sources.source import FurtherTask
 from steelyard.learning.augmentation import Augmentation
 from steelyard.learning.models import Factory, build
 from steelyard.learning.settings import ModelSettings
-from steelyard.weighing.criteria import Labelled, LocalData
-from steelyard.weighing.view import read_only
+from steelyard.weighing.cohort import read_only
+from steelyard.weighing.criterion import Labelled, LocalData
 
 Ints = NDArray[np.int64]
 

@@ -13,12 +13,20 @@ from torch import nn
 
 from steelyard.learning.parameters import Layout
 from steelyard.messages.payloads import DenseModels, Floats, ServerTest
-from steelyard.weighing.built_in import model_divergence
-from steelyard.weighing.contribution import agreement, gain
-from steelyard.weighing.kernel_divergence import kernel_divergence
-from steelyard.weighing.root_direction import root_direction
-from steelyard.weighing.track_record import LIMIT, MEMORY, SLACK, after, cosines_with_others, track_record
-from steelyard.weighing.view import CohortView
+from steelyard.weighing.builtin import (
+    LIMIT,
+    MEMORY,
+    SLACK,
+    after,
+    agreement,
+    cosines_with_others,
+    gain,
+    kernel_divergence,
+    model_divergence,
+    root_direction,
+    track_record,
+)
+from steelyard.weighing.cohort import CohortView
 
 NONE = ServerTest(np.zeros(0), np.zeros((0, 0)))
 

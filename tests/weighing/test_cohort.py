@@ -15,9 +15,8 @@ from tests.kit import assert_refused
 from steelyard.base.randomness import generator
 from steelyard.messages.payloads import DenseModels, Floats, ServerTest
 from steelyard.messages.updates import Updates
-from steelyard.weighing.contribution import coalition_weights, contributions, shapley_value
-from steelyard.weighing.criteria import CohortView, Criterion
-from steelyard.weighing.needs import Needs
+from steelyard.weighing.builtin import coalition_weights, contributions, shapley_value
+from steelyard.weighing.criterion import CohortView, Criterion, Needs
 from steelyard.weighing.shapley import Coalitions, shapley_values
 
 START = torch.tensor([1.0, 0.0, -1.0])
@@ -113,7 +112,7 @@ def test_models_are_tested_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> No
     view = CohortView.of(updates(), START, everything)
     weights = np.array([[1.0, 0, 0], [0, 0, 0], [0, 0.5, 0.5]])
     whole = view.test(weights)
-    monkeypatch.setattr("steelyard.weighing.view.MOST_TESTED", 6)
+    monkeypatch.setattr("steelyard.weighing.cohort.MOST_TESTED", 6)
     parts = view.test(weights)
     assert asked == [3, 2, 1]
     assert whole.accuracy.tolist() == [2.0, 1.0, 2.0]  # nobody's weight: the model that was sent

@@ -23,7 +23,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from steelyard.defence.geometry import lengths
+from steelyard.defence.robust import lengths
 from steelyard.messages.payloads import Counts, DenseModels, Floats
 
 IPM = (0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0)

@@ -11,12 +11,12 @@ import torch
 from tests.kit import named
 
 from steelyard.algorithms.scaffold import Scaffold
-from steelyard.defence.validate import NOT_FINITE, admit
+from steelyard.defence.admission import NOT_FINITE, admit
 from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import Task, Updates
-from steelyard.weighing import criteria
+from steelyard.weighing import criterion
 
-DS, CB, MD, LD = (criteria.get(name) for name in ("DS", "CB", "MD", "LD"))
+DS, CB, MD, LD = (criterion.get(name) for name in ("DS", "CB", "MD", "LD"))
 TASK = Task("f", 0, 3, ("a", "b", "c"), torch.zeros(4))
 (CONTROL,) = Scaffold.sends
 WITH_VECTORS = replace(TASK, algorithm=Scaffold())

@@ -9,16 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steelyard.weighing.adjusting import (
+from steelyard.weighing.order import (
     AdjustSettings,
     BanditOrder,
     Budget,
+    Decision,
+    FixedOrder,
     GreedyOrder,
     OnlineOrder,
+    OrderState,
     other_orders,
     strategy_of,
 )
-from steelyard.weighing.priorities import Decision, FixedOrder, OrderState
 
 # Three criteria A, B, C as listed: the six orders in lexicographic order.
 ORDERS = ABC, ACB, BAC, BCA, CAB, CBA = tuple(permutations(range(3)))

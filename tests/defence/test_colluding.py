@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from steelyard.defence.candidates import Candidates, Directions, Named, around, candidates
+from steelyard.defence.colluding import Candidates, Directions, Named, around, candidates
 
 HONEST = torch.tensor([[3.0, 0.0, 4.0], [1.0, 0.0, 0.0], [5.0, 0.0, 12.0]])
 OWN = torch.tensor([[1.0, 2.0, 2.0], [0.0, 0.0, 6.0]])

@@ -9,14 +9,63 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import permutations
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from pydantic import Field
 
 from steelyard.base.settings import Section
-from steelyard.weighing.priorities import Decision, FixedOrder, Order, OrderState, OrderStrategy
+
+Order = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class OrderState:
+    """What a strategy carries from round to round; part of the checkpoint."""
+
+    order: Order
+    """The order that the next round starts with."""
+    reference: float
+    """The accuracy that the next round is held against."""
+    testing_rounds: int = 0
+    """Extra tests so far, beyond one a round."""
+    memory: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Whatever else a strategy must remember, as plain JSON values."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a strategy decided after it saw the accuracies of the orders that it tried."""
+
+    chosen: int
+    """Position of the order to keep among the orders tried; 0 is the one the round started with."""
+    tests: int
+    """How many testing rounds this decision cost."""
+    state: OrderState
+
+
+class OrderStrategy(Protocol):
+    """Chooses priority orders online; one object serves a whole run and holds no state of its own."""
+
+    def others(self, state: OrderState, accuracy: float, seed: int, round: int) -> Sequence[Order]:
+        """Return the orders to test in addition to the current one, given its accuracy this round."""
+        ...
+
+    def decide(self, state: OrderState, tried: Sequence[Order], accuracies: Sequence[float]) -> Decision:
+        """Choose among the orders tried (the current one first) and return the state for the next round."""
+        ...
+
+
+class FixedOrder:
+    """Keep the order that the rule was given; use it for every rule without online adjustment."""
+
+    def others(self, state: OrderState, accuracy: float, seed: int, round: int) -> Sequence[Order]:
+        return ()
+
+    def decide(self, state: OrderState, tried: Sequence[Order], accuracies: Sequence[float]) -> Decision:
+        return Decision(0, 0, replace(state, reference=accuracies[0]))
+
 
 ALL_ORDERS_UP_TO = 4
 """With more criteria than this, m! orders are too many: the neighbours of the current order are tried instead."""
