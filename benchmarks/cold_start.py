@@ -21,8 +21,7 @@ import numpy as np
 
 from benchmarks.cold_start_data import Case, Draw, draw, prepared
 from steelyard.base.measures import estimate, show_estimate
-from steelyard.recommend.baselines.plain import random
-from steelyard.recommend.baselines.vsm import vsm
+from steelyard.recommend.baselines.neighbours import random, vsm
 from steelyard.recommend.clients import LocalRound
 from steelyard.recommend.fpl import Learning
 from steelyard.recommend.histories import Histories, Users
@@ -31,9 +30,8 @@ from steelyard.recommend.kgflex.clients import KgflexClients, KgflexParts, Kgfle
 from steelyard.recommend.kgflex.model import Knowledge
 from steelyard.recommend.kgflex.model import scores as kgflex_scores
 from steelyard.recommend.knowledge.features import ItemFeatures
-from steelyard.recommend.lists import Scores
 from steelyard.recommend.metrics import NDCG, HitRate, ItemCoverage
-from steelyard.recommend.ranking import Floats, GroundTruth, top
+from steelyard.recommend.ranking import Floats, GroundTruth, Scores, top
 from steelyard.recommend.settings import KgflexSettings
 from steelyard.rounds.loop import one_round
 from steelyard.rounds.state import Federation, Plan

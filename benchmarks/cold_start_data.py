@@ -10,11 +10,9 @@ import numpy as np
 
 from steelyard.base.randomness import generator
 from steelyard.data.files import find
-from steelyard.recommend.filters import keep
-from steelyard.recommend.interactions import Codes, Interactions, build
+from steelyard.recommend.interactions import Codes, Interactions, build, keep
 from steelyard.recommend.knowledge.features import ItemFeatures
-from steelyard.recommend.knowledge.loading import load_features
-from steelyard.recommend.knowledge.settings import KnowledgeSettings
+from steelyard.recommend.knowledge.loading import KnowledgeSettings, load_features
 from steelyard.recommend.ranking import GroundTruth
 from steelyard.recommend.reading import read
 

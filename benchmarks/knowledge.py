@@ -21,9 +21,8 @@ import numpy as np
 
 from steelyard.base.randomness import generator
 from steelyard.data.files import find
-from steelyard.recommend.knowledge.loading import load
+from steelyard.recommend.knowledge.loading import KnowledgeSettings, load
 from steelyard.recommend.knowledge.readers import read_links, read_triples
-from steelyard.recommend.knowledge.settings import KnowledgeSettings
 
 FOLDER = "movielens_1m_dbpedia"
 FACTS = {

@@ -16,13 +16,12 @@ import numpy as np
 
 from steelyard.data.files import find
 from steelyard.recommend.baselines.neighbours import item_knn
-from steelyard.recommend.filters import core
+from steelyard.recommend.evaluate import best_unseen
 from steelyard.recommend.histories import Histories
-from steelyard.recommend.lists import best_unseen
+from steelyard.recommend.interactions import core, temporal
 from steelyard.recommend.metrics import ItemCoverage, Precision, Recall
 from steelyard.recommend.ranking import GroundTruth
 from steelyard.recommend.reading import read
-from steelyard.recommend.splits import temporal
 
 CUTOFF = 10
 

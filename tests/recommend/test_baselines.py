@@ -11,16 +11,11 @@ from tests.recommend.conftest import two_tastes
 from tests.recommend.fpl_cases import slow_round
 
 from steelyard.base.randomness import generator
-from steelyard.recommend import filters, splits
+from steelyard.recommend import interactions
 from steelyard.recommend.baselines import BASELINES, recommend, settings_of
-from steelyard.recommend.baselines.bpr_mf import BprMf
-from steelyard.recommend.baselines.fcf import item_gradient, solve
-from steelyard.recommend.baselines.kahfm import informed
-from steelyard.recommend.baselines.multivae import MultiVae, loss
-from steelyard.recommend.baselines.neighbours import matrix
-from steelyard.recommend.baselines.pointwise import Mf, NeuMf
-from steelyard.recommend.baselines.svd import solve as least_squares
-from steelyard.recommend.baselines.vsm import tf_idf, vsm
+from steelyard.recommend.baselines.factors import BprMf, informed, item_gradient, least_squares, user_vectors
+from steelyard.recommend.baselines.neighbours import matrix, tf_idf, vsm
+from steelyard.recommend.baselines.networks import Mf, MultiVae, NeuMf, loss
 from steelyard.recommend.fpl import Learning
 from steelyard.recommend.histories import Histories, draw_triples, round_keys, user_keys
 from steelyard.recommend.interactions import build
@@ -35,7 +30,7 @@ from steelyard.recommend.reading import read
 def split():
     rows = two_tastes(users=60, taken=10)
     columns = list(zip(*rows, strict=True))
-    return splits.temporal(build(columns[0], columns[1], columns[2], columns[3]), 0.2)
+    return interactions.temporal(build(columns[0], columns[1], columns[2], columns[3]), 0.2)
 
 
 def known(train) -> ItemFeatures:
@@ -231,7 +226,7 @@ def test_fcf_solves_its_equations():
     random = np.random.default_rng(1)
     taken = matrix(build(["a", "a", "b", "c"], ["0", "1", "1", "2"]))
     table, confidence, decay = random.normal(size=(3, 2)), 4.0, 0.7
-    vectors = solve(taken, table, confidence, decay)
+    vectors = user_vectors(taken, table, confidence, decay)
     dense = np.asarray(taken.todense())
     for user in range(3):
         weights = np.diag(1 + confidence * dense[user])
@@ -284,8 +279,8 @@ def test_vsm_is_the_cosine_of_a_user_and_an_item_also_of_one_that_nobody_took():
 
 
 def test_facebook_books_most_popular(shared):
-    data = filters.core(read(shared("facebook_books/dataset.tsv.gz")), 5, 5)
-    split = splits.shuffled(data, 0.2, 42)
+    data = interactions.core(read(shared("facebook_books/dataset.tsv.gz")), 5, 5)
+    split = interactions.shuffled(data, 0.2, 42)
     assert len(split.train) == 10490
     lists, _ = recommend("popular", split.train, 10)
     ten, one = (measure(GroundTruth.of(split).view(lists, cutoff)) for cutoff in (10, 1))
@@ -297,7 +292,7 @@ def test_facebook_books_most_popular(shared):
 
 
 def test_amazon_digital_music_most_popular(shared):
-    split = splits.temporal(read(shared("amazon_digital_music/AmazonDigitalMusic.tsv.gz")), 0.2)
+    split = interactions.temporal(read(shared("amazon_digital_music/AmazonDigitalMusic.tsv.gz")), 0.2)
     assert (len(split.train), len(split.test)) == (61408, 14524)
     lists, _ = recommend("popular", split.train, 10)
     truth = GroundTruth.of(split)

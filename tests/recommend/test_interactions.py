@@ -9,7 +9,7 @@ from tests.kit import assert_refused, changed
 
 from steelyard.experiment import running
 from steelyard.experiment.loading import build as described
-from steelyard.recommend import filters, splits
+from steelyard.recommend import interactions
 from steelyard.recommend.interactions import ascending, build
 from steelyard.recommend.reading import read
 from steelyard.result import Result
@@ -85,13 +85,13 @@ def test_ids_ascend_as_text_where_one_of_them_is_no_number():
 def test_duplicates_keep_the_earliest_the_latest_or_the_mean():
     data = build(["a", "a", "a"], ["x", "x", "y"], [1, 5, 2], [20, 10, 30])
     for kept, ratings in (("first", [5, 2]), ("last", [1, 2]), ("mean", [3, 2]), ("keep", [1, 5, 2])):
-        assert filters.single(data, kept).rating.tolist() == ratings
+        assert interactions.single(data, kept).rating.tolist() == ratings
 
 
 def test_core_repeats_until_both_sides_hold():
     # Item z has one row; without it user c has one row; without her item y has one row; and so on down to a, b on x, w.
     data = build(list("aabbcc"), list("xwxwyz"))
-    kept = filters.core(data, 2, 2)
+    kept = interactions.core(data, 2, 2)
     assert (kept.users.tolist(), kept.items.tolist(), len(kept)) == (["a", "b"], ["w", "x"], 4)
     note = kept.dropped[-1]
     assert (note.interactions, note.users, note.items) == (2, 1, 2)
@@ -99,7 +99,7 @@ def test_core_repeats_until_both_sides_hold():
 
 def test_temporal_split_takes_the_newest_with_ties_in_file_order():
     data = build(["a"] * 5 + ["b"] * 4, list("vwxyz") + list("vwxy"), time=[5, 4, 3, 5, 1, 1, 2, 3, 4])
-    split = splits.temporal(data, 0.2)
+    split = interactions.temporal(data, 0.2)
     # a: int(1.0) = 1 of five, the upper of the two rows at time 5; b: int(0.8) = 0.
     assert split.test.items[split.test.item].tolist() == ["v"]
     assert len(split.train) == 8
@@ -107,15 +107,15 @@ def test_temporal_split_takes_the_newest_with_ties_in_file_order():
 
 
 def test_newest_leaves_one_out_but_never_all():
-    test = splits.newest(build(["a", "a", "b"], list("xyx"), time=[2, 1, 5]), 1).test
+    test = interactions.newest(build(["a", "a", "b"], list("xyx"), time=[2, 1, 5]), 1).test
     assert (test.user.tolist(), test.item.tolist()) == ([0], [0])
 
 
 def test_random_split_does_not_depend_on_other_users():
     both = build(["a"] * 10 + ["b"] * 10, [str(i) for i in range(10)] * 2)
     alone = both.select(both.user == 0)
-    whole = splits.random(both, 0.3, seed=3)
-    part = splits.random(alone, 0.3, seed=3)
+    whole = interactions.random(both, 0.3, seed=3)
+    part = interactions.random(alone, 0.3, seed=3)
     assert len(part.test) == 3
     assert whole.test.item[whole.test.user == 0].tolist() == part.test.item.tolist()
 
@@ -128,15 +128,15 @@ def test_shuffled_split_is_the_published_one():
         row = [0, 0, 0, 0, 1]
         source.shuffle(row)
         marks.append(row)
-    test = splits.shuffled(data, 0.2, 42).test
+    test = interactions.shuffled(data, 0.2, 42).test
     assert test.item[test.user == 0].tolist() == [marks[0].index(1)]
     assert test.item[test.user == 1].tolist() == [marks[1].index(1)]
 
 
 def test_impossible_splits_are_refused():
     data = build(["a"], ["x"])
-    assert_refused(lambda: splits.temporal(data), "no time column")
-    assert_refused(lambda: splits.random(data, 1), "split share", "1")
+    assert_refused(lambda: interactions.temporal(data), "no time column")
+    assert_refused(lambda: interactions.random(data, 1), "split share", "1")
 
 
 # ---------------------------------------------------------------- a part of the training rows to choose settings on
@@ -149,7 +149,7 @@ def validating(description: dict, **interactions):
 def test_validation_is_the_newest_of_each_users_training_part():
     # Anna has 10 rows at times 0 to 9, Bob 5: of the training part (8 and 4) a quarter is 2 and 1.
     data = build(["anna"] * 10 + ["bob"] * 5, [f"i{k}" for k in [*range(10), *range(5)]], time=[*range(10), *range(5)])
-    parts = splits.validation(splits.temporal(data, 0.2).train, 0.25)
+    parts = interactions.validation(interactions.temporal(data, 0.2).train, 0.25)
     assert list(zip(parts.test.user.tolist(), parts.test.item.tolist(), strict=True)) == [(0, 6), (0, 7), (1, 3)]
     assert len(parts.train) == 9
 

@@ -22,7 +22,7 @@ from steelyard.cli.options import (
 )
 from steelyard.cli.printing import metric_table, print_json, print_table, print_wrapped
 from steelyard.cli.recommend_files import baseline, evaluate, features, split
-from steelyard.recommend.knowledge.naming import counted
+from steelyard.recommend.knowledge.features import counted
 from steelyard.report.rendering import Table
 
 app = typer.Typer(help="Federated recommenders: data, metrics, leakage, lists.", no_args_is_help=True)
@@ -55,7 +55,7 @@ def lists(
     rule: RuleOption = None,
 ) -> None:
     """Write every user's list of a run, for `evaluate` or other tools."""
-    from steelyard.recommend.lists import write_lists
+    from steelyard.recommend.evaluate import write_lists
     from steelyard.report.recommender import open_run
 
     length = parse_cutoffs(str(cutoff))[0]

@@ -19,7 +19,7 @@ from steelyard.rounds.progress import watching
 
 if TYPE_CHECKING:
     from steelyard.experiment.description import Description
-    from steelyard.recommend.knowledge.settings import KnowledgeSettings
+    from steelyard.recommend.knowledge.loading import KnowledgeSettings
 
 
 def evaluate(
@@ -77,12 +77,11 @@ def split(
     seed: Annotated[int, typer.Option(help="For the kinds random and shuffled.")] = 42,
 ) -> None:
     """Filter interactions, split them per user, and say what was dropped and why."""
-    from steelyard.recommend import filters, splits
-    from steelyard.recommend.lists import write_interactions
-    from steelyard.recommend.reading import read
+    from steelyard.recommend import interactions
+    from steelyard.recommend.reading import read, write_interactions
 
     files = _new_files(out, ("train", "test", "catalogue", *(() if validation is None else ("validation",))))
-    table = filters.keep(
+    table = interactions.keep(
         read(_located(data)),
         duplicates=duplicates,
         threshold=threshold,
@@ -94,10 +93,10 @@ def split(
         raise UserError(f"{data}: nothing is left after the filters; allowed: a lower core, threshold or minimum")
     for line in table.report():
         typer.echo(line)
-    halves = splits.split(table, kind, share=share, count=count, seed=seed)
+    halves = interactions.split(table, kind, share=share, count=count, seed=seed)
     sides = {"train": halves.train, "test": halves.test}
     if validation is not None:
-        again = splits.validation(halves.train, validation, seed, drawn=kind in splits.DRAWN)
+        again = interactions.validation(halves.train, validation, seed, drawn=kind in interactions.DRAWN)
         sides = {"train": again.train, "validation": again.test, "test": halves.test}
     for name, side in sides.items():
         if not len(side):
@@ -153,9 +152,9 @@ def baseline(
     """Train a baseline and write each user's list of items that she did not train on."""
     from steelyard.experiment.loading import load
     from steelyard.recommend.baselines import needs_features, recommend, settings_of
+    from steelyard.recommend.evaluate import write_lists
     from steelyard.recommend.interactions import build
     from steelyard.recommend.knowledge.loading import load_features
-    from steelyard.recommend.lists import write_lists
     from steelyard.recommend.reading import read, read_columns
 
     chosen = settings_of(kind, setting or [])
@@ -188,8 +187,8 @@ def features(
     """Show how many features came from which hop of the knowledge graph, and what was dropped where."""
     from steelyard.data.files import find
     from steelyard.experiment.loading import load
+    from steelyard.recommend.knowledge.features import counted
     from steelyard.recommend.knowledge.loading import load as load_knowledge
-    from steelyard.recommend.knowledge.naming import counted
     from steelyard.recommend.run_data import filtered_interactions
 
     described = load(experiment, changes or [])

@@ -14,7 +14,7 @@ from pydantic import model_validator
 from steelyard.base.errors import UserError
 from steelyard.experiment.description import Description
 from steelyard.recommend.fpl import Schedule
-from steelyard.recommend.knowledge.settings import KnowledgeSettings
+from steelyard.recommend.knowledge.loading import KnowledgeSettings
 from steelyard.recommend.settings import (
     KGFLEX_CAPABILITIES,
     USER_CAPABILITIES,

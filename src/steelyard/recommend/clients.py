@@ -17,13 +17,12 @@ from steelyard.data.files import digest
 from steelyard.messages.payloads import Payload, ServerTest
 from steelyard.messages.updates import Evaluations, Failure, Question, Task, Updates
 from steelyard.recommend.engines import Engine, choose_engine
+from steelyard.recommend.evaluate import Judge, Sampled
 from steelyard.recommend.fpl import Learning, initial_table, initial_vector
 from steelyard.recommend.histories import Histories, MaskKind, Triples, Users, round_keys, user_keys
 from steelyard.recommend.interactions import Codes, Flags
-from steelyard.recommend.judging import Judge
 from steelyard.recommend.parallel import PairRows
 from steelyard.recommend.ranking import Floats
-from steelyard.recommend.sampled import Sampled
 from steelyard.recommend.sequential import TableChange, ahead
 from steelyard.recommend.sparse import Floats32
 from steelyard.weighing.criterion import Criterion, LocalData

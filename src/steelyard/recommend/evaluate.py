@@ -1,18 +1,32 @@
-"""Scoring any system's lists from files: what `steelyard recommend evaluate` does, for use from Python as well."""
+"""Judging recommenders: lists from files, every user's list in the loop, test items among sampled negatives.
+
+Figures of sampled negatives compare with nothing but their like; the full ranking is the default.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from steelyard.base.errors import UserError
-from steelyard.recommend.interactions import Codes, ascending
+from steelyard.base.randomness import stream_keys, words
+from steelyard.messages.updates import Evaluations, Question
+from steelyard.recommend import metrics
+from steelyard.recommend.histories import Histories, Users
+from steelyard.recommend.interactions import Codes, Names, ascending
 from steelyard.recommend.metrics import METRICS, PerUser, bias_disparity, measure
-from steelyard.recommend.ranking import Floats, GroundTruth, View, memberships
+from steelyard.recommend.ranking import Floats, GroundTruth, Scores, View, memberships, top
 from steelyard.recommend.reading import Table, number_rows, read_columns, read_table
+from steelyard.recommend.sparse import Floats32
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,11 +99,11 @@ def _catalogue(
             )
         return ascending(known | shown)
     items = set(read_columns(catalogue, {"item": "item"})["item"])
-    for words, others in (("recommended", shown), ("training or test", known)):
+    for role, others in (("recommended", shown), ("training or test", known)):
         if others - items:
             example = ascending(others - items)[0]
             raise UserError(
-                f"{catalogue}: {len(others - items)} {words} items are not in the catalogue, for one {example!r}; "
+                f"{catalogue}: {len(others - items)} {role} items are not in the catalogue, for one {example!r}; "
                 "allowed: a catalogue with every item"
             )
     return ascending(items)
@@ -195,3 +209,172 @@ def compare(first: Floats, second: Floats) -> Comparison:
 def compare_views(metric: PerUser, first: View, second: View) -> Comparison:
     """Compare two systems' lists under one metric, over the users who have a relevant test item."""
     return compare(metric.per_user(first)[first.judged], metric.per_user(second)[second.judged])
+
+
+def write_lists(
+    path: Path,
+    users: Sequence[str] | Names,
+    items: Sequence[str] | Names,
+    lists: Codes,
+    scores: NDArray[np.floating] | None = None,
+) -> None:
+    """Write lists[users, ranks] as a TSV with header; without scores, minus the rank stands for one."""
+    with path.open("w", encoding="utf-8") as out:
+        out.write("user\titem\tscore\n")
+        for row, name in enumerate(users):
+            for rank, item in enumerate(lists[row].tolist()):
+                if item >= 0:
+                    score = -rank if scores is None else float(scores[row, rank])
+                    out.write(f"{name}\t{items[item]}\t{score:.9g}\n")
+
+
+def best_unseen(
+    histories: Histories, scores: Scores, cutoff: int, cells: int = 1 << 22
+) -> tuple[Codes, NDArray[np.float64]]:
+    """Return each user's k best items that are not in her history, and their scores; users go through in blocks.
+
+    `scores(users)` gives the scores of all items; ties go by ascending item number. Use it for any system: FPL and
+    every baseline get their lists here. `cells` is how many scores are held at a time.
+    """
+    step = max(1, cells // max(histories.catalogue, 1))
+    lists: list[Codes] = []
+    values: list[NDArray[np.float64]] = []
+    for start in range(0, histories.users, step):
+        block = np.arange(start, min(start + step, histories.users))
+        found = scores(block)
+        best = top(found, histories.seen(block), cutoff)
+        lists.append(best)
+        values.append(np.take_along_axis(found, np.maximum(best, 0), axis=1).astype(np.float64))
+    return np.concatenate(lists), np.concatenate(values)
+
+
+# Leave-one-out with sampled negatives: the protocol of X. He et al., *Neural Collaborative Filtering*, 2017. Each
+# user's newest item is held out and ranked among 99 drawn ones; HR@k asks whether it is among the first k, nDCG@k adds
+# how far up. It is cheap, but its figures are much higher than those of the full ranking, and may order systems
+# differently (W. Krichene, S. Rendle, *On Sampled Metrics for Item Recommendation*, 2020).
+
+
+_CELLS = 1 << 22
+"""Scores or words held at a time."""
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """How many negatives stand beside each test item, and the seed that they are drawn by, the same in every run."""
+
+    count: int = 99
+    seed: int = 42
+
+
+def draw_negatives(truth: GroundTruth, names: Sequence[str], sampled: Sampled) -> Codes:
+    """Return [users, count]: distinct items that each user neither trained on nor is tested on; -1 where none is left.
+
+    Every item gets a word of the user's own stream and those with the smallest words are drawn, so a draw depends on
+    the user's name, the seed and her items alone, whoever else there is.
+    """
+    keys = stream_keys(sampled.seed, 0, names, "sampled negatives")
+    found = np.full((truth.users, sampled.count), -1, dtype=np.int64)
+    step = max(1, _CELLS // max(truth.items, 1))
+    drawn = min(sampled.count, truth.items)
+    for start in range(0, truth.users, step):
+        block = slice(start, min(start + step, truth.users))
+        taken = np.zeros((block.stop - start, truth.items), dtype=np.bool_)
+        for user, item in ((truth.train_user, truth.train_item), (truth.test_user, truth.test_item)):
+            inside = (user >= start) & (user < block.stop)
+            taken[user[inside] - start, item[inside]] = True
+        order = np.where(taken, np.uint64(0xFFFFFFFFFFFFFFFF), words(keys[block], truth.items))
+        chosen = np.argsort(order, axis=1, kind="stable")[:, :drawn]
+        found[block, :drawn] = np.where(np.take_along_axis(taken, chosen, axis=1), -1, chosen)
+    return found
+
+
+def ranks(truth: GroundTruth, negatives: Codes, scores: Scores) -> Codes:
+    """Return the rank, from 0, of each relevant test item among its user's negatives; ties by ascending item number."""
+    found = np.empty(len(truth.test_user), dtype=np.int64)
+    step = max(1, _CELLS // max(truth.items, 1))
+    for start in range(0, truth.users, step):
+        users = np.arange(start, min(start + step, truth.users))
+        pairs = np.flatnonzero((truth.test_user >= start) & (truth.test_user < start + step))
+        if not len(pairs):
+            continue
+        table = np.nan_to_num(scores(users), nan=-np.inf, posinf=np.inf, neginf=-np.inf)
+        row, item = truth.test_user[pairs] - start, truth.test_item[pairs]
+        others = negatives[truth.test_user[pairs]]
+        mine, theirs = table[row, item][:, None], table[row[:, None], others]
+        ahead = (theirs > mine) | ((theirs == mine) & (others < item[:, None]))
+        found[pairs] = (ahead & (others >= 0)).sum(axis=1)
+    return found
+
+
+def per_user(truth: GroundTruth, ranks: Codes, cutoff: int) -> dict[str, Floats]:
+    """Return HR@k and nDCG@k of every user, means over her test items: one of them in leave-one-out."""
+    inside = ranks < cutoff
+    gains = {"hit_rate": inside.astype(np.float64), "ndcg": np.where(inside, 1.0 / np.log2(ranks + 2.0), 0.0)}
+    tests = np.maximum(truth.relevant, 1)
+    return {name: np.bincount(truth.test_user, gain, truth.users) / tests for name, gain in gains.items()}
+
+
+# How a model is judged in the loop.
+
+
+SCORES: Mapping[str, PerUser] = {
+    metric.name: metric
+    for metric in (metrics.NDCG(), metrics.Precision(), metrics.Recall(), metrics.HitRate(), metrics.UserF1())
+}
+"""The metrics that can score a user's list in the loop."""
+
+ModelScores = Callable[["torch.Tensor", Codes], Floats32]
+"""Gives a model's scores of all items for some users, [users, items]."""
+
+
+@dataclass(frozen=True, eq=False)
+class Judge:
+    """Judges any model that scores all items for a user; use it in the clients of a recommender."""
+
+    users: Users
+    cutoff: int = 10
+    score: str = "ndcg"
+    """The name of the score among the metrics."""
+    sampled: Sampled | None = None
+    """Rank each test item among so many sampled negatives; None: the full ranking."""
+
+    @cached_property
+    def tested(self) -> Codes:
+        """Users with a relevant test item, in the order of their names."""
+        names = self.users.histories.names
+        order = np.array(sorted(range(len(names)), key=names.__getitem__), dtype=np.int64)
+        return order[self.users.truth.relevant[order] > 0]
+
+    @cached_property
+    def _negatives(self) -> Codes:
+        assert self.sampled is not None
+        return draw_negatives(self.users.truth, self.users.histories.names, self.sampled)
+
+    def lists(self, scores: Scores, cutoff: int) -> tuple[Codes, Floats]:
+        """Return every user's list of unseen items, best first, and their scores; users in the order of histories."""
+        return best_unseen(self.users.histories, scores, cutoff, cells=1 << 23)
+
+    def measure(self, scores: Scores) -> dict[str, Floats]:
+        """Return each metric by name, one value per user of `tested`."""
+        if self.sampled is not None:
+            truth = self.users.truth
+            found = per_user(truth, ranks(truth, self._negatives, scores), self.cutoff)
+            return {name: values[self.tested] for name, values in found.items()}
+        view = self.users.truth.view(self.lists(scores, self.cutoff)[0], self.cutoff)
+        return {name: metric.per_user(view)[self.tested] for name, metric in SCORES.items()}
+
+    def answer(self, question: Question, scores: ModelScores) -> Evaluations:
+        """Return the score of every candidate model, and all metrics of the first."""
+        found = [self.measure(lambda users, model=model: scores(model, users)) for model in question.models]
+        own = np.stack([each[self.score] for each in found])
+        prefix = "" if self.sampled is None else "sampled_"
+        return Evaluations(
+            federation=question.federation,
+            round=question.round,
+            clients=tuple(self.users.histories.names[user] for user in self.tested.tolist()),
+            # Every user counts once, so that the overall score is the metric's mean over users.
+            samples=np.ones(len(self.tested), dtype=np.int64),
+            scores=own,
+            losses=1.0 - own,
+            metrics={f"{prefix}{name}@{self.cutoff}": values for name, values in found[0].items()},
+        )

@@ -6,15 +6,14 @@ by her relevant test items alone. Lists, test and training share one numbering o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from steelyard.recommend.interactions import Codes, Flags, Interactions, numbered
-from steelyard.recommend.splits import Split
+from steelyard.recommend.interactions import Codes, Flags, Interactions, Split, numbered
 
 Floats = NDArray[np.float64]
 HEAD_SHARE = (4, 5)
@@ -185,3 +184,10 @@ def top(scores: NDArray[np.floating], seen: Flags, cutoff: int) -> Codes:
     best = np.take_along_axis(chosen, order, axis=1)
     best = np.where(np.isneginf(np.take_along_axis(values, order, axis=1)), -1, best)
     return np.pad(best, ((0, 0), (0, cutoff - count)), constant_values=-1).astype(np.int64)
+
+
+# Ranked lists of any system that scores all items.
+
+
+Scores = Callable[[Codes], NDArray[np.floating]]
+"""Gives the scores of all items for some users, [users, items]."""

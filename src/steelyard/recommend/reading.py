@@ -183,3 +183,15 @@ def read_columns(path: str | Path, wanted: Mapping[str, str | int]) -> dict[str,
         raise UserError(f"{path}: {cells.shape[1]} columns; allowed: at least {max(indices.values()) + 1}")
     rows = cells.iloc[1:] if header else cells
     return {name: rows.iloc[:, index].tolist() for name, index in indices.items()}
+
+
+def write_interactions(path: Path, data: Interactions) -> None:
+    """Write interactions as a TSV with header user, item, rating, time (where known) and further columns."""
+    # For speed of start: much of the package reads no tables.
+    import pandas as pd
+
+    frame: dict[str, np.ndarray] = {"user": data.users[data.user], "item": data.items[data.item], "rating": data.rating}
+    if data.time is not None:
+        frame["time"] = data.time.astype(np.int64) if (data.time % 1 == 0).all() else data.time
+    frame |= dict(data.columns)
+    pd.DataFrame(frame).to_csv(path, sep="\t", index=False, float_format="%g")

@@ -12,14 +12,13 @@ import numpy as np
 
 from steelyard.base.errors import UserError, listed
 from steelyard.data.files import State, find, states_of
-from steelyard.recommend import filters, splits
+from steelyard.recommend import interactions
 from steelyard.recommend.fpl import Learning
 from steelyard.recommend.histories import Histories, Users
-from steelyard.recommend.interactions import SECOND_FILE, Interactions, ascending, joined, numbered
+from steelyard.recommend.interactions import SECOND_FILE, Interactions, Split, ascending, joined, numbered
 from steelyard.recommend.ranking import Floats, GroundTruth, memberships
 from steelyard.recommend.reading import read, read_columns
 from steelyard.recommend.settings import FplSettings, InteractionSettings, ItemSettings, RankingSettings
-from steelyard.recommend.splits import Split
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +93,7 @@ def filtered_interactions(path: Path, settings: InteractionSettings) -> Interact
     if settings.test is not None:
         further = find(settings.test, "a table of interactions", field="test (interactions.test)")
         data = joined(data, read(further, columns))
-    data = filters.keep(
+    data = interactions.keep(
         data,
         duplicates=settings.duplicates,
         threshold=settings.threshold,
@@ -123,13 +122,15 @@ def _numbered_by(data: Interactions, catalogue: Path) -> Interactions:
 def split_interactions(data: Interactions, settings: InteractionSettings) -> Split:
     """Split as the settings say; with a validation share, the test side is a part of each user's training rows."""
     if settings.split == "fixed":
-        whole = splits.by_flag(data, data.columns[SECOND_FILE] == "yes")
+        whole = interactions.by_flag(data, data.columns[SECOND_FILE] == "yes")
     else:
-        whole = splits.split(data, settings.split, share=settings.share, count=settings.count, seed=settings.split_seed)
+        whole = interactions.split(
+            data, settings.split, share=settings.share, count=settings.count, seed=settings.split_seed
+        )
     if settings.validation is None:
         return whole
-    drawn = settings.split in splits.DRAWN
-    return splits.validation(whole.train, settings.validation, settings.split_seed, drawn=drawn)
+    drawn = settings.split in interactions.DRAWN
+    return interactions.validation(whole.train, settings.validation, settings.split_seed, drawn=drawn)
 
 
 def _about_items(

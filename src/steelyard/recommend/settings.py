@@ -11,10 +11,9 @@ from pydantic_core import PydanticCustomError
 
 from steelyard.base.errors import UserError
 from steelyard.base.settings import Section
-from steelyard.recommend.filters import Duplicates
 from steelyard.recommend.fpl import MODES, EpochKind, Mode
 from steelyard.recommend.histories import MaskKind
-from steelyard.recommend.splits import SplitKind
+from steelyard.recommend.interactions import Duplicates, SplitKind
 from steelyard.rounds.settings import RoundSettings, Share
 from steelyard.weighing.criterion import Capabilities
 

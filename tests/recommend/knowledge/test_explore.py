@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from scipy import sparse
 from tests.kit import assert_refused
 
-from steelyard.recommend.knowledge import explore
-from steelyard.recommend.knowledge.graph import Graph, Triples, build
+from steelyard.recommend.knowledge import graph as knowledge_graph
+from steelyard.recommend.knowledge.graph import Graph, Triples, Walk, build, explore
 
 Found = set[tuple[str, tuple[str, ...], str]]
 """Item, chain and object."""
@@ -38,7 +38,7 @@ def explored(triples: list[tuple[str, str, str]], items: list[str], **walk: obje
     links = sparse.coo_array((np.ones(len(rows), bool), (rows, nodes)), shape=(len(items), len(graph.nodes))).tocsr()
     return {
         (items[row], reached.chain, graph.nodes[reached.objects[column]])
-        for reached in explore.explore(graph, links, explore.Walk(**walk))  # type: ignore[arg-type]
+        for reached in explore(graph, links, Walk(**walk))  # type: ignore[arg-type]
         for row, column in zip(*reached.matrix.nonzero(), strict=True)
     }
 
@@ -92,5 +92,5 @@ def test_products_find_what_a_walk_finds(
 
 
 def test_an_exploration_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(explore, "MOST", 1)
+    monkeypatch.setattr(knowledge_graph, "MOST", 1)
     assert_refused(lambda: explored(PLACES, ["Rijksmuseum"], hops=2), "knowledge.hops", "fewer hops")

@@ -13,10 +13,8 @@ from tests.conftest import CommandLine
 from tests.kit import assert_refused
 
 from steelyard.base.settings import validated
-from steelyard.recommend.knowledge.features import build
-from steelyard.recommend.knowledge.loading import Loaded, load
-from steelyard.recommend.knowledge.naming import distinct, expanded, prefixed, readable, words
-from steelyard.recommend.knowledge.settings import KnowledgeSettings
+from steelyard.recommend.knowledge.features import build, distinct, expanded, prefixed, readable, words
+from steelyard.recommend.knowledge.loading import KnowledgeSettings, Loaded, load
 from steelyard.recommend.reading import read
 
 RDF_TYPE = "http://www.w3.org/1999/02/22-rdf-syntax-ns#type"

@@ -12,17 +12,18 @@ import pytest
 from tests.kit import assert_refused, named
 
 from steelyard.recommend.knowledge import rdf
-from steelyard.recommend.knowledge.attributes import read_attributes
 from steelyard.recommend.knowledge.graph import Triples
 from steelyard.recommend.knowledge.readers import (
+    FeatureTable,
+    joined,
     link_file,
+    read_attributes,
     read_ids,
     read_kg,
     read_links,
     read_map,
     read_triples,
 )
-from steelyard.recommend.knowledge.table import FeatureTable, joined
 
 E = "http://e/"
 TURTLE = """@prefix e: <http://e/> .

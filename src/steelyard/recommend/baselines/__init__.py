@@ -7,41 +7,30 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
 from steelyard.base.errors import UserError, brief, listed, nearest
-from steelyard.recommend.baselines import (
-    bpr_mf,
-    fcf,
-    kahfm,
-    libraries,
-    multivae,
-    neighbours,
-    plain,
-    pointwise,
-    svd,
-    vsm,
-)
+from steelyard.recommend.baselines import factors, neighbours, networks
+from steelyard.recommend.evaluate import best_unseen
 from steelyard.recommend.histories import Histories
 from steelyard.recommend.interactions import Codes, Interactions
 from steelyard.recommend.knowledge.features import ItemFeatures
-from steelyard.recommend.lists import Scores, best_unseen
-from steelyard.recommend.ranking import Floats
+from steelyard.recommend.ranking import Floats, Scores
 
 Maker = Callable[..., Scores]
 Setting = float | int | str
 
 BASELINES: Mapping[str, Maker] = {
-    "random": plain.random,
-    "popular": plain.popular,
+    "random": neighbours.random,
+    "popular": neighbours.popular,
     "user-knn": neighbours.user_knn,
     "item-knn": neighbours.item_knn,
-    "svd": svd.svd,
-    "mf": pointwise.mf,
-    "neumf": pointwise.neumf,
-    "bpr-mf": bpr_mf.bpr_mf,
-    "bpr": libraries.bpr,
-    "kahfm": kahfm.kahfm,
-    "vae": multivae.vae,
-    "fcf": fcf.fcf,
-    "vsm": vsm.vsm,
+    "svd": factors.svd,
+    "mf": networks.mf,
+    "neumf": networks.neumf,
+    "bpr-mf": factors.bpr_mf,
+    "bpr": factors.bpr,
+    "kahfm": factors.kahfm,
+    "vae": networks.vae,
+    "fcf": factors.fcf,
+    "vsm": neighbours.vsm,
 }
 """The baselines by name: each takes training interactions and a seed, some item features, and returns scores."""
 

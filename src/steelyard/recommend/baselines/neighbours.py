@@ -1,7 +1,7 @@
-"""User-kNN and item-kNN (thesis §2.2.1), with the choices that change what the authors' tables hold.
+"""Baselines that compare: user-kNN and item-kNN (thesis §2.2.1), VSM; and the two that know nobody.
 
-Ratings count as ones or as they are; the sum over neighbours is divided by nothing, by the weights of those that count
-(Eq. 2.2, 2.3), or by the weights of all k neighbours, as the authors' framework does.
+In kNN ratings count as ones or as they are; the sum over neighbours is divided by nothing, by the weights of those that
+count (Eq. 2.2, 2.3), or by the weights of all k neighbours, as the authors' framework does.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from steelyard.base.randomness import stream_keys, uniforms
 from steelyard.recommend.interactions import Codes, Interactions
-from steelyard.recommend.lists import Scores
-from steelyard.recommend.ranking import Floats
+from steelyard.recommend.knowledge.features import Csr, ItemFeatures
+from steelyard.recommend.ranking import Floats, Scores
 
 Similarity = Literal["cosine", "pearson", "jaccard", "euclidean"]
 Ratings = Literal["ones", "kept"]
@@ -191,3 +192,61 @@ def _dense(found: Any) -> Floats:
 
 def _divided(sums: Floats, weights: Floats, divide: Divide) -> Floats:
     return sums if divide == "nothing" else sums / np.where(weights > 0, weights, 1.0)
+
+
+def random(train: Interactions, seed: int = 1) -> Scores:
+    """Score items by chance, each user from her own stream; the floor that anything learnt must leave behind."""
+    keys = stream_keys(seed, 0, train.users.tolist(), "random baseline")
+
+    def scores(users: Codes) -> Floats:
+        return uniforms(keys[users], len(train.items))
+
+    return scores
+
+
+def popular(train: Interactions, seed: int = 1) -> Scores:
+    """Score items by their number of training interactions, the same for everyone."""
+    popularity = train.per_item().astype(np.float64)
+
+    def scores(users: Codes) -> Floats:
+        return np.broadcast_to(popularity, (len(users), len(popularity)))
+
+    return scores
+
+
+# VSM, the vector space model: items as TF-IDF vectors of their features, a user as the sum of her items' vectors. An
+# item scores by the cosine of the two. No interaction of the item itself is needed, so an item that nobody has taken
+# yet is ranked like any other.
+
+
+def vsm(train: Interactions, features: ItemFeatures, seed: int = 1) -> Scores:
+    """Score items by the cosine between their TF-IDF vectors and the user's profile (the thesis' VSM).
+
+    A user without items, or whose items have no features, has no profile: all items score 0.
+    """
+    from scipy import sparse  # For speed of start: much of the package needs no SciPy.
+
+    items = tf_idf(features)
+    profiles = sparse.csr_array(matrix(train)).astype(np.float64) @ items
+    lengths = np.sqrt(profiles.multiply(profiles).sum(axis=1))
+    by_feature = items.T.tocsr()
+
+    def scores(users: Codes) -> Floats:
+        products = np.asarray((profiles[users] @ by_feature).toarray(), dtype=np.float64)
+        return products / np.maximum(lengths[users], np.finfo(np.float64).tiny)[:, None]
+
+    return scores
+
+
+def tf_idf(features: ItemFeatures) -> Csr:
+    """Return the items as vectors of length 1: ln(N / n_f) for each feature f of theirs, of N items with features.
+
+    A feature of every item weighs nothing; an item of such features alone, or without any, is the zero vector.
+    """
+    from scipy import sparse  # For speed of start: much of the package needs no SciPy.
+
+    documents = int((features.per_item() > 0).sum())
+    rarity = np.log(np.maximum(documents, 1) / np.maximum(features.per_feature(), 1))
+    weighed = features.matrix.astype(np.float64) @ sparse.diags_array(rarity)
+    lengths = np.sqrt(weighed.multiply(weighed).sum(axis=1))
+    return (sparse.diags_array(1.0 / np.where(lengths > 0, lengths, 1.0)) @ weighed).tocsr()

@@ -2,15 +2,256 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 from numpy.typing import NDArray
 
-from steelyard.recommend.interactions import Codes
-from steelyard.recommend.knowledge.naming import counted
+from steelyard.recommend.interactions import Codes, Flags
+
+PREFIXES: Mapping[str, str] = {
+    "dbo": "http://dbpedia.org/ontology/",
+    "dbp": "http://dbpedia.org/property/",
+    "dbr": "http://dbpedia.org/resource/",
+    "dct": "http://purl.org/dc/terms/",
+    "dc": "http://purl.org/dc/elements/1.1/",
+    "foaf": "http://xmlns.com/foaf/0.1/",
+    "gold": "http://purl.org/linguistics/gold/",
+    "owl": "http://www.w3.org/2002/07/owl#",
+    "prov": "http://www.w3.org/ns/prov#",
+    "rdf": "http://www.w3.org/1999/02/22-rdf-syntax-ns#",
+    "rdfs": "http://www.w3.org/2000/01/rdf-schema#",
+    "schema": "http://schema.org/",
+    "skos": "http://www.w3.org/2004/02/skos/core#",
+    "wd": "http://www.wikidata.org/entity/",
+    "wdt": "http://www.wikidata.org/prop/direct/",
+}
+"""Prefixes that may stand in settings, as in dbo:director."""
+
+LABELS = frozenset({PREFIXES["rdfs"] + "label", PREFIXES["skos"] + "prefLabel"})
+"""Predicates that name an entity: they make names, never features."""
+INVERSE = "⁻¹"
+"""Follows a predicate that is walked from its object to its subject."""
+ARROW = " → "
+
+
+def expanded(name: str) -> str:
+    """Return the full IRI of a prefixed name such as dbo:director; anything else as it is."""
+    prefix, colon, rest = name.partition(":")
+    return PREFIXES[prefix] + rest if colon and prefix in PREFIXES and not rest.startswith("//") else name
+
+
+def prefixed(iri: str) -> str:
+    """Return an IRI in its short form where its vocabulary is known: dbo:director; anything else as it is."""
+    for prefix, base in PREFIXES.items():
+        if iri.startswith(base):
+            return f"{prefix}:{iri[len(base) :]}"
+    return iri
+
+
+def words(text: str) -> str:
+    """Return the last part of an IRI as words, "Steven Spielberg"; text that is no IRI stays as it is."""
+    if "://" not in text:
+        return text
+    last = text.rstrip("/#").replace("#", "/").rsplit("/", 1)[-1]
+    # A percent sign may hide bytes that are no text; those are replaced.
+    return unquote(last, errors="replace").replace("_", " ").strip() or text
+
+
+def distinct(names: Iterable[str], labels: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return a readable form of each name: its label, else its words; where two would read the same, more of both."""
+    known = labels or {}
+    names = list(dict.fromkeys(names))
+    short = {name: known.get(name) or words(name) for name in names}
+    times = Counter(short.values())
+    return {name: short[name] if times[short[name]] == 1 else prefixed(name) for name in names}
+
+
+def readable(
+    chains: Sequence[tuple[str, ...]], objects: Sequence[str], labels: Mapping[str, str] | None = None
+) -> tuple[str, ...]:
+    """Return each feature ⟨ρ, ω⟩ in words: "director → birthPlace: Cincinnati"."""
+    steps = distinct((step.removesuffix(INVERSE) for chain in chains for step in chain), labels)
+    ends = distinct(objects, labels)
+    worded = {chain: ARROW.join(_step(step, steps) for step in chain) for chain in dict.fromkeys(chains)}
+    return tuple(f"{worded[chain]}: {ends[end]}" for chain, end in zip(chains, objects, strict=True))
+
+
+def _step(step: str, names: Mapping[str, str]) -> str:
+    return names[step.removesuffix(INVERSE)] + (INVERSE if step.endswith(INVERSE) else "")
+
+
+def counted(count: int, word: str) -> str:
+    """Return a number with its noun: "1 triple", "2,000 triples"."""
+    return f"{count:,} {word}{'' if count == 1 else 's'}"
+
+
+# The sieve: which features are kept: those of enough items and not of nearly all, and at most so many of each hop.
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How often a feature may and must occur."""
+
+    min_items: int = 10
+    max_share: float = 1.0
+    max_features: int | None = None
+
+
+@dataclass(eq=False)
+class _HopFeatures:
+    """The features of one number of hops that are left so far, and how many were dropped."""
+
+    found: int = 0
+    rare: int = 0
+    common: int = 0
+    chains: list[tuple[str, ...]] = field(default_factory=list[tuple[str, ...]])
+    objects: list[str] = field(default_factory=list[str])
+    items: list[Codes] = field(default_factory=list[Codes])
+    features: list[Codes] = field(default_factory=list[Codes])
+
+
+class Sieve:
+    """Takes features chain by chain, keeps those within the limits, and counts what it drops.
+
+    The first `items` rows of every matrix are the data set's items; features are counted over all rows.
+    """
+
+    def __init__(self, items: int, limits: Limits) -> None:
+        self.items = items
+        self.limits = limits
+        self._hops: dict[int, _HopFeatures] = {}
+
+    def add(self, chains: Sequence[tuple[str, ...]], objects: Sequence[str], matrix: Csr) -> None:
+        """Take the columns of a CSC matrix as features, each with its chain and its object."""
+        hops = np.fromiter(map(len, chains), dtype=np.int64, count=len(chains))
+        keep, rare, common = self._within(matrix)
+        for hop in np.unique(hops).tolist():
+            into = self._hops.setdefault(hop, _HopFeatures())
+            mine = hops == hop
+            into.found += int(mine.sum())
+            into.rare += int((rare & mine).sum())
+            into.common += int((common & mine).sum())
+            columns = np.flatnonzero(keep & mine)
+            part = matrix[: self.items, columns].tocoo()
+            into.items.append(part.row.astype(np.int64))
+            into.features.append(part.col.astype(np.int64) + len(into.objects))
+            into.objects += [objects[column] for column in columns.tolist()]
+            into.chains += [chains[column] for column in columns.tolist()]
+
+    def _within(self, matrix: Csr) -> tuple[Flags, Flags, Flags]:
+        """Return which columns are kept, which are too rare (or no item of the data has them), which too common."""
+        counts = np.diff(matrix.indptr)
+        here = counts if matrix.shape[0] == self.items else np.diff(matrix[: self.items].indptr)
+        rare = (counts < self.limits.min_items) | (here == 0)
+        common = ~rare & (counts > self.limits.max_share * matrix.shape[0])
+        return ~rare & ~common, rare, common
+
+    def result(self, labels: dict[str, str]) -> tuple[ItemFeatures, list[HopCount]]:
+        """Return the features that are kept, ordered by hop, chain and object, and the count of each hop."""
+        chains: list[tuple[str, ...]] = []
+        objects: list[str] = []
+        items: list[Codes] = []
+        features: list[Codes] = []
+        counts: list[HopCount] = []
+        for hop, kept in sorted(self._hops.items()):
+            number, item, feature = self._capped(kept)
+            items.append(item)
+            features.append(feature + len(objects))
+            objects += [kept.objects[each] for each in number]
+            chains += [kept.chains[each] for each in number]
+            beyond = len(kept.objects) - len(number)
+            counts.append(HopCount(hop, kept.found, kept.rare, kept.common, beyond, len(item)))
+        hops = np.array([len(chain) for chain in chains], dtype=np.int8)
+        none = np.zeros(0, dtype=np.int64)
+        pairs = (np.concatenate([*items, none]), np.concatenate([*features, none]))
+        return build(*pairs, self.items, readable(chains, objects, labels), hops), counts
+
+    def _capped(self, kept: _HopFeatures) -> tuple[list[int], Codes, Codes]:
+        """Return the features of one hop that stay, in order, and their pairs with the features numbered anew."""
+        none = np.zeros(0, dtype=np.int64)
+        item, feature = np.concatenate([*kept.items, none]), np.concatenate([*kept.features, none])
+        order = sorted(range(len(kept.objects)), key=lambda each: (kept.chains[each], kept.objects[each]))
+        most = self.limits.max_features
+        if most is not None and len(order) > most:
+            times = np.bincount(feature, minlength=len(order))
+            best = sorted(order, key=lambda each: -int(times[each]))[:most]
+            chosen = set(best)
+            order = [each for each in order if each in chosen]
+        number = np.full(len(kept.objects), -1, dtype=np.int64)
+        number[np.array(order, dtype=np.int64)] = np.arange(len(order))
+        stays = number[feature] >= 0
+        return order, item[stays], number[feature[stays]]
+
+
+# The account: what became of a graph on the way to features: how many came from which hop, and what was dropped where.
+
+
+@dataclass(frozen=True)
+class HopCount:
+    """The features of one number of hops: found, dropped for each reason, kept."""
+
+    hop: int
+    found: int
+    rare: int
+    """Dropped: of fewer items than knowledge.min_items."""
+    common: int
+    """Dropped: of a larger share of the items than knowledge.max_share."""
+    beyond: int
+    """Dropped: beyond knowledge.max_features."""
+    pairs: int
+    """Pairs of an item and a kept feature."""
+
+    @property
+    def kept(self) -> int:
+        """Number of features that are left."""
+        return self.found - self.rare - self.common - self.beyond
+
+
+@dataclass(frozen=True)
+class FeatureReport:
+    """The account of one loading of features; read it to see what an experiment's items are described by."""
+
+    sources: Sequence[str]
+    """What each file held."""
+    items: int
+    linked: int
+    """Items of the data set that the sources know."""
+    described: int
+    """Items that have at least one feature in the end."""
+    hops: Sequence[HopCount]
+    blocked: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Blocked predicates that the sources held, with the number of triples or pairs that were left out."""
+
+    def lines(self) -> list[str]:
+        """Return the account for people, one line each."""
+        shown = [*self.sources]
+        shown += [f"blocked: {prefixed(name)}, {counted(count, 'time')}" for name, count in self.blocked.items()]
+        for each in self.hops:
+            dropped = {"rare": each.rare, "common": each.common, "beyond the cap": each.beyond}
+            reasons = ", ".join(f"{count:,} {why}" for why, count in dropped.items() if count) or "none"
+            shown.append(
+                f"{counted(each.hop, 'hop')}: {each.found:,} found, dropped: {reasons}, "
+                f"kept: {each.kept:,} in {counted(each.pairs, 'pair')}"
+            )
+        shown.append(f"items: {self.items:,}, known to the sources: {self.linked:,}, with features: {self.described:,}")
+        return shown
+
+    def document(self) -> dict[str, Any]:
+        """Return the account for programs."""
+        return {
+            "sources": list(self.sources),
+            "items": self.items,
+            "linked": self.linked,
+            "described": self.described,
+            "blocked": dict(self.blocked),
+            "hops": [{**asdict(each), "kept": each.kept} for each in self.hops],
+        }
+
 
 Hops = NDArray[np.int8]
 Csr = Any

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from steelyard.base.errors import UserError, brief, listed
+from steelyard.recommend.knowledge.features import LABELS
 from steelyard.recommend.knowledge.graph import Triples
-from steelyard.recommend.knowledge.naming import LABELS
 
 FORMATS = {".nt": "N_TRIPLES", ".nq": "N_QUADS", ".ttl": "TURTLE", ".trig": "TRIG"}
 """The ends of names by which the form of a file is known; .gz or .bz2 may follow."""
