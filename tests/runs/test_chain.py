@@ -280,7 +280,7 @@ def test_a_sealed_round_holds_its_head_the_one_before_and_the_servers_signature(
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("STEELYARD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(history, "WORTH", 0.0)
-    monkeypatch.setattr(history, "FINE", -60.0)
+    monkeypatch.setattr(history, "SETTLED", -60.0)
     return tmp_path / "cache" / "chains"
 
 
@@ -327,11 +327,9 @@ def test_a_run_in_writing_and_one_just_written_are_not_remembered(
         db.execute("UPDATE info SET value = value")
         db.execute("INSERT INTO info VALUES ('other', '1')")
         db.commit()
-        assert history.stamp(folder) is None
         chain_of(History(folder))
-    monkeypatch.setattr(history, "FINE", 300.0)
+    monkeypatch.setattr(history, "SETTLED", 300.0)
     chain_of(History(folder))
-    history.remember(folder, history.stamp(folder), Checked("head", 2), 600.0)
     assert not cache.exists()
 
 
@@ -339,7 +337,7 @@ def test_a_damaged_memory_is_as_none(cache: Path, folder: Path, looks: list[Path
     chain_of(History(folder))
     path = next(cache.iterdir())
     kept = json.loads(path.read_text())
-    for text in ("", "[]", json.dumps({"stamp": kept["stamp"]}), json.dumps({**kept, "head": 3})):
+    for text in ("", "[]", json.dumps({"state": kept["state"]}), json.dumps({**kept, "head": 3})):
         path.write_text(text)
         assert chain_of(History(folder))["head"] == kept["head"]
         assert json.loads(path.read_text()) == kept

@@ -317,7 +317,7 @@ def reader(*statements: str, size: int = 1 << 20) -> Reader:
     made.executescript(SCHEMA)
     for statement in statements:
         made.execute(statement)
-    made.schema, made.size = SCHEMA, size
+    made.size = size
     return made
 
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     # Only for annotations: rules and criteria are looked up and tried on paper without waiting for torch.
     import torch
 
+COLUMNS = ("samples", "losses", "bytes_sent", "steps", "first_losses", "label_counts")
+"""The arrays of `Updates` that have an entry, or a row, for each client; those after the second may be missing."""
 MOST_SAMPLES = 10**12
 """More samples than any device can hold; a larger number is a lie or a mistake."""
 
@@ -139,18 +141,13 @@ class Updates:
         return replace(
             self,
             clients=tuple(self.clients[i] for i in rows),
-            samples=self.samples[rows],
             criteria={name: values[rows] for name, values in self.criteria.items()},
-            losses=self.losses[rows],
             payload=self.payload.select(rows),
             failures=(*self.failures, *refused),
-            bytes_sent=None if self.bytes_sent is None else self.bytes_sent[rows],
-            steps=None if self.steps is None else self.steps[rows],
-            first_losses=None if self.first_losses is None else self.first_losses[rows],
-            label_counts=None if self.label_counts is None else self.label_counts[rows],
             vectors={name: vectors[rows] for name, vectors in self.vectors.items()},
             listening=None if self.listening is None else self.listening[np.ix_(rows, rows)],
             late={name: share for name, share in self.late.items() if name in {self.clients[i] for i in rows}},
+            **{name: column[rows] for name in COLUMNS if (column := getattr(self, name)) is not None},
         )
 
 

@@ -3,6 +3,10 @@
 docs/reference/chain.md defines it; this file is that definition as code. A record is written from the rows of the
 database, by the writer of a run and by everyone who checks it alike, so that what is hashed is what is kept. It holds
 nothing that differs between a run and the same run killed and resumed: no times, no numbers that stand for names.
+
+Marks stand beside it: eight bytes for each client of a round, so that a change is found in its client's row and not
+only in its round. A mark is no proof, and need not be one: it is a sum of the row's words, each times an odd number of
+its own, modulo 2⁶⁴, so that no change of one word leaves it as it was, and a whole cohort takes one product.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import struct
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,10 +31,10 @@ from steelyard.privacy.ledger_marks import FILE as LEDGER
 from steelyard.privacy.ledger_marks import Mark, first_difference
 from steelyard.proof.signing import (
     DIGEST_BYTES,
-    SALT_BYTES,
     VERSION,
     SigningKey,
     field,
+    fields,
     fingerprint,
     head_statement,
     link,
@@ -43,23 +48,35 @@ RUN = "federation_run"
 SEEN = "ledger_seen"
 """Under this name a resume notes how far the ledger had come."""
 
-_ROUND = (
-    "accuracy", "priority", "tried", "tests", "cohort", "answered", "kept_old", "zero_criteria", "zero_scores", "loss",
-    "server_accuracy", "server_macro_f1", "server_metrics", "simulated", "epsilon",
-)  # fmt: skip
-"""All of a round but its seconds and bytes."""
-_PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("rounds", _ROUND),
-    ("updates", ("clients", "samples", "bytes", "loss", "score", "weight", "raw", "normalised", "listening")),
-    ("digests", ("task", "model", "updates", "salts")),
-    ("evaluations", ("clients", "samples", "score", "loss", "metrics", "figures")),
-    ("samples", ("hits", "count")),
-    ("ended", ("reason",)),
-)
-_SINGLE = ("failures", "untested")
-"""Tables with a row for each client and a reason. What nodes signed is in the tree of statements, not here."""
+_PARTS: Mapping[str, tuple[str, ...]] = {
+    "rounds": (
+        *("accuracy", "priority", "tried", "tests", "cohort", "answered", "kept_old", "zero_criteria", "zero_scores"),
+        *("loss", "server_accuracy", "server_macro_f1", "server_metrics", "simulated", "epsilon"),
+    ),
+    "updates": ("clients", "samples", "bytes", "loss", "score", "weight", "raw", "normalised", "listening"),
+    "digests": ("task", "model", "updates", "salts"),
+    "evaluations": ("clients", "samples", "score", "loss", "metrics", "figures"),
+    "samples": ("hits", "count"),
+    "ended": ("reason",),
+}
+"""Tables with one row for a federation's round; of `rounds` all but its seconds and bytes."""
 _VALUES = ("measure", "method", "clients", "added", "error", "sizes", "before", "after")
 """What each client added, as measured while the run went; what was found out afterwards is not in the record."""
+_REASONS = {"failures": "why it was left out", "untested": "why it was not tested"}
+"""Tables with a row for each client and a reason. What nodes signed is in the tree of statements, not here."""
+_MARKED = {
+    "its update": ("updates", ("samples", "bytes", "loss", "score", "weight", "raw", "normalised", "listening")),
+    "its test": ("evaluations", ("samples", "score", "loss", "figures")),
+}
+_BY_METRIC = "figures"
+"""This column stands as [metrics, clients], all others as [clients, ...]."""
+_HERE = "WHERE federation = ? AND round = ?"
+_ODD = np.random.Generator(np.random.PCG64(7)).integers(0, 2**63, 1 << 14, dtype=np.uint64) * np.uint64(2) + 1
+"""The odd numbers; a row of more words begins again with the first."""
+
+Words = NDArray[np.uint64]
+Row = tuple[int, object, object, object]
+"""Of the chain: round, bytes and SHA-256 of the ledger, head."""
 
 
 class NodeStatement(NamedTuple):
@@ -73,26 +90,41 @@ class NodeStatement(NamedTuple):
     """Of the statement."""
 
 
+class Link(NamedTuple):
+    """A round of the chain, held against the head that was written before it."""
+
+    round: int
+    expected: int
+    """The round that follows the one before; another one where rounds are missing."""
+    whole: bool
+    head: object
+    statements: list[NodeStatement]
+
+
+class _Client(NamedTuple):
+    name: str
+    field: bytes
+    word: int
+
+
 class Records:
-    """Writes records from the rows of a run's database; names are looked up once."""
+    """Writes records and marks from the rows of a run's database; names are looked up once."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
-        self._names: dict[int, bytes] = {}
-        self._texts: dict[int, str] = {}
+        self._clients: dict[int, _Client] = {}
         self._last: tuple[bytes, bytes] = (b"", b"")
-        self._marks = Marks(db)
-        federations = db.execute("SELECT name, id, rule, seed, settings, algorithm FROM federations").fetchall()
-        self._federations = sorted(federations, key=lambda row: str(row[0]))
+
+    @cached_property
+    def _federations(self) -> list[tuple[str, int, object, object, object, object]]:
+        found = self._db.execute("SELECT name, id, rule, seed, settings, algorithm FROM federations").fetchall()
+        return sorted(found, key=lambda row: str(row[0]))
 
     def first(self) -> str:
         """Return the head before round 0: which rules and seeds run side by side, and the salt if there is one."""
-        parts = [field("chain", VERSION)]
-        salt = self._db.execute("SELECT value FROM info WHERE key = ?", (SALT,)).fetchone()
-        parts += [] if salt is None else [field(SALT, salt[0])]
+        parts = [field("chain", VERSION), field(SALT, fact(self._db, SALT))]
         for name, _, rule, seed, settings, algorithm in self._federations:
-            parts += [field("federation", name), field("rule", rule), field("seed", seed)]
-            parts += [field("settings", settings), field("algorithm", algorithm)]
+            parts.append(fields(federation=name, rule=rule, seed=seed, settings=settings, algorithm=algorithm))
         return hashlib.sha256(b"".join(parts)).hexdigest()
 
     def record(self, round: int, mark: Mark | None) -> bytes:
@@ -102,135 +134,151 @@ class Records:
             inner = b"".join(self._federation(key, round, settings))
             parts += [field("federation", name), inner] if inner else []
         if mark is not None:
-            parts += [field("ledger_bytes", mark.bytes), field("ledger", mark.sha256)]
+            parts.append(fields(ledger_bytes=mark.bytes, ledger=mark.sha256))
         return b"".join(parts)
 
-    def head(
-        self, round: int, before: str, mark: Mark | None, statements: Sequence[NodeStatement] | None = None
-    ) -> str:
-        """Return the head after a round, given the one before, and its statements where they are at hand."""
-        tree = self.tree(round, self.statements(round) if statements is None else statements)
-        return link(before, round, tree.root, hashlib.sha256(self.record(round, mark)).hexdigest())
+    def links(self, rows: Sequence[Row]) -> Iterator[Link]:
+        """Hold each round against the head that was written before it."""
+        before, expected = self.first(), 0
+        for round, size, sha256, written in rows:
+            statements = self.statements(round)
+            whole = round == expected and self._head(round, before, marked(size, sha256), statements) == written
+            yield Link(round, expected, whole, written, statements)
+            before, expected = str(written), round + 1
 
-    def tree(self, round: int, statements: Sequence[NodeStatement]) -> Tree:
-        """Return the tree over the statements of a round."""
+    def _head(self, round: int, before: str, mark: Mark | None, statements: Sequence[NodeStatement]) -> str:
+        record = hashlib.sha256(self.record(round, mark)).hexdigest()
+        return link(before, round, self._tree(round, statements).root, record)
+
+    def _tree(self, round: int, statements: Sequence[NodeStatement]) -> Tree:
         run = self.run
         return Tree({slot(run, one.statement.federation, round, one.key): one.digest for one in statements})
 
     def sealed(self, round: int) -> SealedRound | None:
         """Return a round of the chain with all that proofs about it need; None where it has no head yet."""
-        rows = {
-            row[0]: row[1:]
-            for row in self._db.execute(
-                "SELECT round, ledger_bytes, ledger, head, key, signature FROM chain WHERE round IN (?, ?)",
-                (round - 1, round),
-            ).fetchall()
-        }
-        if round not in rows or rows[round][2] is None:
+        query = "SELECT round, head, ledger_bytes, ledger, key, signature FROM chain WHERE round IN (?, ?)"
+        rows = {row[0]: row[1:] for row in self._db.execute(query, (round - 1, round)).fetchall()}
+        head, size, sha256, key, signature = rows.get(round, (None,) * 5)
+        if head is None:
             return None
-        size, sha256, head, key, signature = rows[round]
         line = self._db.execute("SELECT line FROM keys WHERE key = ?", (key,)).fetchone()
+        signed = (str(line[0]), bytes(signature or b"")) if line else ("", b"")
+        before = str(rows[round - 1][0]) if round - 1 in rows else self.first()
         record = hashlib.sha256(self.record(round, marked(size, sha256))).hexdigest()
-        before = str(rows[round - 1][2]) if round - 1 in rows else self.first()
-        line, signature = (str(line[0]), bytes(signature or b"")) if line else ("", b"")
-        tree = self.tree(round, self.statements(round))
-        return SealedRound(self.run, round, before, record, str(head), line, signature, tree)
+        tree = self._tree(round, self.statements(round))
+        return SealedRound(self.run, round, before, record, str(head), *signed, tree)
 
     def statements(self, round: int) -> list[NodeStatement]:
         """Return what nodes signed in a round, by rule and key."""
         found: list[NodeStatement] = []
         run = self.run
+        query = f"SELECT key, clients, others, before, signature FROM signatures {_HERE} ORDER BY key"
         for federation, number, *_ in self._federations:
-            rows = self._db.execute(
-                "SELECT key, clients, others, before, signature FROM signatures WHERE federation = ? AND round = ? "
-                "ORDER BY key",
-                (number, round),
-            ).fetchall()
+            rows = self._db.execute(query, (number, round)).fetchall()
             if not rows:
                 continue
-            task, digests = self._digests(number, round)
+            task, updates = self._row("digests", ("task", "updates"), number, round) or ("", None)
+            (clients,) = self._row("updates", ("clients",), number, round) or (None,)
+            digests = dict(zip(_numbers(clients), _cut(updates), strict=False))
             for key, clients, others, before, signature in rows:
-                numbers = _numbers(clients)
-                rest = iter(_cut(others))
-                named = {self._name(one): digests.get(one) or next(rest, b"") for one in numbers}
-                said = Statement(run, federation, round, task, str(before or ""), named)
+                numbers, rest = _numbers(clients), iter(_cut(others))
+                clients_of = zip(numbers, self._named(numbers), strict=True)
+                named = {client.name: digests.get(one) or next(rest, b"") for one, client in clients_of}
+                said = Statement(run, federation, round, str(task), str(before or ""), named)
                 found.append(NodeStatement(said, str(key), signature, said.digest()))
         return found
-
-    def _name(self, number: int) -> str:
-        if number not in self._texts:
-            self._texts |= dict(self._db.execute("SELECT id, CAST(name AS TEXT) FROM clients").fetchall())
-        return self._texts.get(number, f"number {number}")
 
     @property
     def run(self) -> str:
         """What nodes know the run by; empty where there are none."""
-        row = self._db.execute("SELECT value FROM info WHERE key = ?", (RUN,)).fetchone()
-        return "" if row is None else str(row[0])
+        return str(fact(self._db, RUN) or "")
 
-    def marks(self, round: int) -> list[tuple[str, int, object]]:
-        """Return the marks of a round as they were written: (federation, its number, marks)."""
-        rows = self._db.execute("SELECT federation, marks FROM digests WHERE round = ?", (round,)).fetchall()
-        written = dict(rows)
-        return [(name, key, written.get(key)) for name, key, *_ in self._federations]
+    def _row(self, table: str, columns: Sequence[str], federation: int, round: int) -> tuple[object, ...] | None:
+        query = f"SELECT {', '.join(columns)} FROM {table} {_HERE}"
+        return self._db.execute(query, (federation, round)).fetchone()
 
-    def _digests(self, federation: int, round: int) -> tuple[str, dict[int, bytes]]:
-        """Return the task's digest of a federation's round, and each client's."""
-        row = self._db.execute(
-            "SELECT d.task, d.updates, u.clients FROM digests d LEFT JOIN updates u USING (federation, round) "
-            "WHERE federation = ? AND round = ?",
-            (federation, round),
-        ).fetchone()
-        task, updates, clients = row or ("", None, None)
-        return str(task), dict(zip(_numbers(clients), _cut(updates), strict=False))
+    def _reasons(self, table: str, federation: int, round: int) -> list[tuple[object, object]]:
+        query = f"SELECT c.name, l.reason FROM {table} l LEFT JOIN clients c ON c.id = l.client {_HERE} ORDER BY c.name"
+        return self._db.execute(query, (federation, round)).fetchall()
 
     def _federation(self, key: int, round: int, settings: object) -> Iterator[bytes]:
-        here = (key, round)
-        for table, columns in _PARTS:
-            query = f"SELECT {', '.join(columns)} FROM {table} WHERE federation = ? AND round = ?"
-            row = self._db.execute(query, here).fetchone()
-            if row is None:
-                continue
-            yield field("table", table)
-            if table == "updates":
-                yield from (field("criterion", name) for name in _criteria(settings))
-            yield from self._columns(columns, row)
-        for table in _SINGLE:
-            rows = self._db.execute(
-                f"SELECT c.name, l.reason FROM {table} l LEFT JOIN clients c ON c.id = l.client "
-                "WHERE l.federation = ? AND l.round = ? ORDER BY c.name",
-                here,
-            ).fetchall()
+        for table, columns in _PARTS.items():
+            row = self._row(table, columns, key, round)
+            if row is not None:
+                yield field("table", table)
+                if table == "updates":
+                    yield from (field("criterion", name) for name in _criteria(settings))
+                yield from self._columns(columns, row)
+        for table in _REASONS:
+            rows = self._reasons(table, key, round)
             yield field("table", table) if rows else b""
-            for name, reason in rows:
-                yield field("client", name) + field("reason", reason)
-        values = self._db.execute(
-            f"SELECT {', '.join(_VALUES)} FROM contributions WHERE federation = ? AND round = ? AND source = 'run' "
-            "ORDER BY measure, method",
-            here,
-        ).fetchall()
-        for row in values:
+            yield from (fields(client=name, reason=reason) for name, reason in rows)
+        query = f"SELECT {', '.join(_VALUES)} FROM contributions {_HERE} AND source = 'run' ORDER BY measure, method"
+        for row in self._db.execute(query, (key, round)).fetchall():
             yield field("table", "contributions")
             yield from self._columns(_VALUES, row)
 
     def _columns(self, columns: Sequence[str], row: Sequence[object]) -> Iterator[bytes]:
         for column, value in zip(columns, row, strict=True):
-            yield self._clients(value) if column == "clients" else field(column, value)
+            yield self._names(value) if column == "clients" else field(column, value)
 
-    def _clients(self, numbers: object) -> bytes:
+    def _names(self, numbers: object) -> bytes:
         """Return the names of a round's clients, a field each."""
         if not isinstance(numbers, bytes) or len(numbers) % 4:
             return field("clients", numbers)
-        if numbers == self._last[0]:
-            return self._last[1]  # as where everybody answers in every round
-        keys = _numbers(numbers)
-        if not self._names.keys() >= set(keys):
-            # Written out once for all rounds: names never change in a run, and new ones get higher numbers.
-            known = self._db.execute("SELECT id, name FROM clients WHERE id > ?", (len(self._names),))
-            self._names |= {key: field("client", name) for key, name in known.fetchall()}
-        written = b"".join(self._names.get(key) or field("client", key) for key in keys)
-        self._last = (numbers, written)
-        return written
+        if numbers != self._last[0]:  # as where everybody answers in every round
+            self._last = (numbers, b"".join(client.field for client in self._named(_numbers(numbers))))
+        return self._last[1]
+
+    def _named(self, numbers: Sequence[int]) -> list[_Client]:
+        """Return clients by their numbers; one that has no name stands as its number."""
+        if not self._clients.keys() >= set(numbers):
+            # Names never change in a run, and new ones get higher numbers.
+            new = self._db.execute("SELECT id, name FROM clients WHERE id > ?", (len(self._clients),))
+            self._clients |= {n: _Client(str(name), field("client", name), _word(name)) for n, name in new.fetchall()}
+        found = self._clients
+        return [found.get(n) or _Client(f"number {n}", field("client", n), n & 0xFFFF) for n in numbers]
+
+    def changes(self, round: int) -> Iterator[tuple[str, str | None, str]]:
+        """Yield (federation, client, what) for what is not as it was marked; without a client, what is of none."""
+        then = dict(self._db.execute("SELECT federation, marks FROM digests WHERE round = ?", (round,)).fetchall())
+        for federation, key, *_ in self._federations:
+            now, written = list(self._marks(key, round)), then.get(key)
+            if isinstance(written, bytes) and len(written) == 8 * len(now):
+                words = np.frombuffer(written, "<u8").tolist()
+                changed = (
+                    (client, what) for (client, what, mark), word in zip(now, words, strict=True) if mark != word
+                )
+                yield from ((federation, client, what) for client, what in changed)
+            elif now or written:
+                yield federation, None, "who took part"
+
+    def _marks(self, federation: int, round: int) -> Iterator[tuple[str | None, str, int]]:
+        """Yield (client, what, mark) for who sent, was tested, was left out or was not tested, and each signature."""
+        for what, (table, columns) in _MARKED.items():
+            yield from ((name, what, mark) for name, mark in self._column_marks(table, columns, federation, round))
+        for table, what in _REASONS.items():
+            reasons = self._reasons(table, federation, round)
+            yield from ((str(name), what, _word(name, reason)) for name, reason in reasons)
+        query = f"SELECT key, hex(clients), hex(others), before, hex(signature) FROM signatures {_HERE} ORDER BY key"
+        for row in self._db.execute(query, (federation, round)).fetchall():
+            yield None, f"what the node {row[0]} signed", _word(*row)
+
+    def _column_marks(self, table: str, columns: Sequence[str], federation: int, round: int) -> list[tuple[str, int]]:
+        """Return the clients of a table's row with the mark of each."""
+        clients, *values = self._row(table, ("clients", *columns), federation, round) or (None,)
+        found = self._named(_numbers(clients))
+        if not found:
+            return []
+        words = [np.array([[client.word] for client in found], dtype=np.uint64)]
+        words += [_words(one, len(found), column == _BY_METRIC) for column, one in zip(columns, values, strict=True)]
+        if table == "updates":
+            digests = self._row("digests", ("updates", "salts"), federation, round) or (None, None)
+            words += [_words(each, len(found)) for each in digests]
+        rows = np.concatenate(words, axis=1)
+        return list(
+            zip((client.name for client in found), (rows @ np.resize(_ODD, rows.shape[1])).tolist(), strict=True)
+        )
 
     def extend(self, after: int, last: int, signer: SigningKey | None = None) -> str:
         """Write the heads of the rounds after one, up to and with the last, into their rows; returns the last head.
@@ -243,7 +291,7 @@ class Records:
             "SELECT round, ledger_bytes, ledger FROM chain WHERE round > ? AND round <= ? ORDER BY round", (after, last)
         ).fetchall()
         for round, size, sha256 in rows:
-            head = self.head(round, head, marked(size, sha256))
+            head = self._head(round, head, marked(size, sha256), self.statements(round))
             self._db.execute("UPDATE chain SET head = ? WHERE round = ?", (head, round))
             if signer is not None:
                 key = fingerprint(signer.line)
@@ -251,11 +299,15 @@ class Records:
                 self._db.execute("INSERT OR IGNORE INTO keys VALUES (?, ?)", (key, signer.line))
                 self._db.execute("UPDATE chain SET key = ?, signature = ? WHERE round = ?", (key, signature, round))
             for _, key, *_ in self._federations:
-                self._db.execute(
-                    "UPDATE digests SET marks = ? WHERE federation = ? AND round = ?",
-                    (self._marks.of(key, round), key, round),
-                )
+                marks = np.array([mark for *_, mark in self._marks(key, round)], dtype="<u8").tobytes()
+                self._db.execute(f"UPDATE digests SET marks = ? {_HERE}", (marks, key, round))
         return head
+
+
+def fact(db: sqlite3.Connection, key: str) -> str | None:
+    """Return what a run notes under a name; None where it notes nothing."""
+    row = db.execute("SELECT value FROM info WHERE key = ?", (key,)).fetchone()
+    return None if row is None else row[0]
 
 
 def _numbers(packed: object) -> tuple[int, ...]:
@@ -280,6 +332,18 @@ def _criteria(settings: object) -> list[str]:
         return []
 
 
+def _words(value: object, count: int, across: bool = False) -> Words:
+    """Return a column as words [clients, words of each]; one of another length than its clients' counts for all."""
+    if not isinstance(value, bytes) or len(value) % (8 * count):
+        return np.full((count, 1), 0 if value is None else _word(value), dtype=np.uint64)
+    words = np.frombuffer(value, "<u8")
+    return words.reshape(-1, count).T if across else words.reshape(count, -1)
+
+
+def _word(*values: object) -> int:
+    return int.from_bytes(hashlib.sha256("\0".join(map(str, values)).encode()).digest()[:8], "little")
+
+
 def marked(size: object, sha256: object) -> Mark | None:
     """Return how far the privacy ledger had come, as a row of the chain says; None without a ledger."""
     if size is None and sha256 is None:
@@ -301,17 +365,11 @@ class Checked:
     """Whether the run keeps a privacy ledger, for which nothing can be excused."""
 
 
-Row = tuple[int, object, object, object]
-"""Of the chain: round, bytes and SHA-256 of the ledger, head."""
-
-
 def check(db: sqlite3.Connection, folder: Path) -> Checked:
     """Compute a run's chain again from its rows and its ledger, and say where it first differs."""
     with one_moment(db):
         rows = chain_rows(db)
-        sealed = [row for row in rows if row[3] is not None]
-        problem = _first_problem(db, sealed)
-        return checked(db, folder, rows, problem)
+        return checked(db, folder, rows, _first_problem(db, [row for row in rows if row[3] is not None]))
 
 
 def chain_rows(db: sqlite3.Connection) -> list[Row]:
@@ -321,35 +379,30 @@ def chain_rows(db: sqlite3.Connection) -> list[Row]:
 
 def checked(db: sqlite3.Connection, folder: Path, rows: Sequence[Row], problem: str) -> Checked:
     """Return what a look at the rounds has shown, once the ledger was looked at too."""
-    seen = db.execute("SELECT value FROM info WHERE key = ?", (SEEN,)).fetchone()
-    salted = db.execute("SELECT 1 FROM info WHERE key = ?", (SALT,)).fetchone() is not None
     marks = [(marked(size, sha256), f"round {round} was written") for round, size, sha256, _ in rows]
-    marks.append((_read_mark(seen), "the run was last resumed"))
+    marks.append((_read_mark(fact(db, SEEN)), "the run was last resumed"))
     known = sorted(((mark, when) for mark, when in marks if mark is not None), key=lambda each: each[0].bytes)
     # The ledger is read after the rows: it may have grown meanwhile, and is never behind them.
     found = first_difference(folder / LEDGER, [mark for mark, _ in known])
     if found is not None:
         problem = f"{LEDGER}: the ledger of this run {found[1]} when {known[found[0]][1]}"
     last = next((row for row in reversed(rows) if row[3] is not None), (-1, None, None, ""))
-    return Checked(str(last[3]), int(last[0]), problem, salted or bool(known) or files.is_file(folder / LEDGER))
+    ledger = bool(known) or fact(db, SALT) is not None or files.is_file(folder / LEDGER)
+    return Checked(str(last[3]), int(last[0]), problem, ledger)
 
 
 def _first_problem(db: sqlite3.Connection, sealed: Sequence[Row]) -> str:
-    records = Records(db)
-    head = records.first()
-    heads: dict[int, object] = {}
-    for expected, (round, size, sha256, written) in enumerate(sealed):
-        if round != expected:
-            return f"round {expected} is missing from its chain"
-        head = records.head(round, head, marked(size, sha256))
-        if head != written:
-            return f"round {round} is not as it was written"
-        heads[round] = head
-    return checkpoint_problem(db, heads)
+    for one in Records(db).links(sealed):
+        if one.round != one.expected:
+            return f"round {one.expected} is missing from its chain"
+        if not one.whole:
+            return f"round {one.round} is not as it was written"
+    return checkpoint_problem(db, sealed)
 
 
-def checkpoint_problem(db: sqlite3.Connection, heads: Mapping[int, object]) -> str:
-    """Say which checkpoint does not follow the chain, given the heads of its rounds; empty where all do."""
+def checkpoint_problem(db: sqlite3.Connection, sealed: Sequence[Row]) -> str:
+    """Say which checkpoint does not follow the chain, given its rows that have heads; empty where all do."""
+    heads = {round: head for round, _, _, head in sealed}
     checkpoints = db.execute("SELECT round, head FROM checkpoints ORDER BY round").fetchall()
     for round, written in checkpoints:
         if heads.get(round) != written:
@@ -377,9 +430,11 @@ def ledger_seen(db: sqlite3.Connection) -> dict[str, object]:
     return {} if mark is None else {SEEN: [mark.bytes, mark.sha256]}
 
 
-def _read_mark(row: tuple[str] | None) -> Mark | None:
+def _read_mark(noted: str | None) -> Mark | None:
+    if noted is None:
+        return None
     try:
-        size, sha256 = json.loads("[null, null]" if row is None else row[0])
+        size, sha256 = json.loads(noted)
     except (ValueError, TypeError, RecursionError):
         return Mark(0, "")  # not what we wrote: it differs from every ledger
     return marked(size, sha256)
@@ -393,106 +448,3 @@ def one_moment(db: sqlite3.Connection) -> Generator[None]:
         yield
     finally:
         db.rollback()
-
-
-Words = NDArray[np.uint64]
-
-_TABLES: dict[str, tuple[str, ...]] = {
-    "updates": ("samples", "bytes", "loss", "score", "weight", "raw", "normalised", "listening"),
-    "evaluations": ("samples", "score", "loss", "figures"),
-}
-_BY_METRIC = "figures"
-"""This column stands as [metrics, clients], all others as [clients, ...]."""
-_REASONS = ("failures", "untested")
-_MOST_WORDS = 1 << 14
-_ODD = np.random.Generator(np.random.PCG64(7)).integers(0, 2**63, _MOST_WORDS, dtype=np.uint64) * np.uint64(2) + 1
-"""The odd numbers; a row of more words begins again with the first."""
-
-
-class Marks:
-    """Computes the marks of rounds from a run's rows; use `of` to write them and `names` to say whose they are."""
-
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self._db = db
-        self._clients: dict[int, tuple[str, int]] = {}
-
-    def of(self, federation: int, round: int) -> bytes:
-        """Return the marks of a round: of clients that sent, that were tested, that were left out, that were not."""
-        parts = [mark for table in _TABLES for mark in self._columns(table, federation, round)[1]]
-        parts += [_word(name, reason) for table in _REASONS for name, reason in self._reasons(table, federation, round)]
-        parts += [_word(*map(str, row)) for row in self._signatures(federation, round)]
-        return np.array(parts, dtype="<u8").tobytes()
-
-    def others(self, federation: int, round: int, written: object) -> list[tuple[str | None, str]]:
-        """Return the clients whose rows are not as they were marked, and what of each; None: of no single client."""
-        names: list[tuple[str | None, str]] = []
-        for table, words in zip(_TABLES, ("its update", "its test"), strict=True):
-            names += [(name, words) for name in self._columns(table, federation, round)[0]]
-        for table, words in zip(_REASONS, ("why it was left out", "why it was not tested"), strict=True):
-            names += [(name, words) for name, _ in self._reasons(table, federation, round)]
-        names += [(None, f"what the node {key} signed") for key, *_ in self._signatures(federation, round)]
-        if not isinstance(written, bytes) or len(written) != 8 * len(names):
-            return [(None, "who took part")] if names or written else []
-        now = np.frombuffer(self.of(federation, round), "<u8") != np.frombuffer(written, "<u8")
-        return [names[at] for at in np.flatnonzero(now).tolist()]
-
-    def _reasons(self, table: str, federation: int, round: int) -> list[tuple[str, str]]:
-        return self._db.execute(
-            f"SELECT CAST(c.name AS TEXT), CAST(l.reason AS TEXT) FROM {table} l JOIN clients c ON c.id = l.client "
-            "WHERE federation = ? AND round = ? ORDER BY c.name",
-            (federation, round),
-        ).fetchall()
-
-    def _signatures(self, federation: int, round: int) -> list[tuple[object, ...]]:
-        return self._db.execute(
-            "SELECT key, hex(clients), hex(others), before, hex(signature) FROM signatures "
-            "WHERE federation = ? AND round = ? ORDER BY key",
-            (federation, round),
-        ).fetchall()
-
-    def _columns(self, table: str, federation: int, round: int) -> tuple[list[str], list[int]]:
-        """Return the clients of a table's row and the mark of each."""
-        where = "WHERE federation = ? AND round = ?"
-        row = self._db.execute(
-            f"SELECT clients, {', '.join(_TABLES[table])} FROM {table} {where}", (federation, round)
-        ).fetchone()
-        if row is None or not isinstance(row[0], bytes) or len(row[0]) % 4:
-            return [], []
-        found = [self._client(key) for key in np.frombuffer(row[0], "<i4").tolist()]
-        names, count = [name for name, _ in found], len(found)
-        words: list[Words] = [np.array([[word] for _, word in found], dtype=np.uint64)]
-        for column, value in zip(_TABLES[table], row[1:], strict=True):
-            words.append(_of(value, count, across=column == _BY_METRIC))
-        if table == "updates":
-            query = f"SELECT updates, salts FROM digests {where}"
-            digests, salts = self._db.execute(query, (federation, round)).fetchone() or (None, None)
-            words += [_of(digests, count, DIGEST_BYTES), _of(salts, count, SALT_BYTES)]
-        return names, _sums(np.concatenate(words, axis=1)).tolist() if count else []
-
-    def _client(self, key: int) -> tuple[str, int]:
-        if key not in self._clients:
-            query = "SELECT id, CAST(name AS TEXT) FROM clients WHERE id > ?"  # new clients get higher numbers
-            known = self._db.execute(query, (len(self._clients),)).fetchall()
-            self._clients |= {number: (name, _word(name)) for number, name in known}
-        return self._clients.get(key, (f"number {key}", key & 0xFFFF))
-
-
-def _of(value: object, count: int, size: int | None = None, *, across: bool = False) -> Words:
-    """Return a column as words [clients, words of each]; one of another length than its clients' counts for all."""
-    if not isinstance(value, bytes) or not count:
-        return np.full((count, 1), 0 if value is None else _word(str(value)), dtype=np.uint64)
-    if len(value) % (8 * count) or (size is not None and len(value) != size * count):
-        return np.full((count, 1), _word(value.hex()), dtype=np.uint64)
-    words = np.frombuffer(value, "<u8")
-    return words.reshape(-1, count).T if across else words.reshape(count, -1)
-
-
-def _sums(words: Words) -> Words:
-    """Return for each row the sum of its words times an odd number each, modulo 2⁶⁴."""
-    if words.shape[1] <= _MOST_WORDS:
-        return (words * _ODD[: words.shape[1]]).sum(axis=1, dtype=np.uint64)
-    return (words * np.resize(_ODD, words.shape[1])).sum(axis=1, dtype=np.uint64)
-
-
-def _word(*texts: str) -> int:
-    return int.from_bytes(hashlib.sha256("\0".join(texts).encode()).digest()[:8], "little")

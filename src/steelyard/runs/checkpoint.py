@@ -251,18 +251,8 @@ def pack(states: States, clients: Mapping[str, torch.Tensor]) -> tuple[dict[str,
     tensors |= {CLIENTS + name: tensor for name, tensor in clients.items()}
     for name, state in states.items():
         tensors |= {f"{SERVER}{kept}/{name}": tensor for kept, tensor in state.tensors.items()}
-    rest = {
-        name: {
-            "round": state.round,
-            "loss": asdict(state.loss),
-            "orders": asdict(state.orders),
-            "finished": state.finished,
-            "memory": state.memory,
-            "ended": state.ended,
-        }
-        for name, state in states.items()
-    }
-    return tensors, json.dumps(rest)
+    rest = {name: {key: getattr(state, key) for key in _Rest.model_fields} for name, state in states.items()}
+    return tensors, json.dumps(rest, default=asdict)
 
 
 def without_models(states: States) -> dict[str, RoundState]:
@@ -303,8 +293,7 @@ def unpack(tensors: Mapping[str, torch.Tensor], text: str) -> tuple[dict[str, Ro
             for key, tensor in tensors.items()
             if key.startswith(SERVER) and key.removeprefix(SERVER).partition("/")[2] == name
         }
-        fields = (rest.loss, rest.orders, rest.finished, rest.memory, rest.ended, kept)
-        states[name] = RoundState(rest.round, model, *fields)
+        states[name] = RoundState(parameters=model, tensors=kept, **dict(rest))
     kept = {name.removeprefix(CLIENTS): tensor for name, tensor in tensors.items() if name.startswith(CLIENTS)}
     return states, kept
 

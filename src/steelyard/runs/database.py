@@ -215,7 +215,6 @@ class Reader(sqlite3.Connection):
 
     size = 1 << 20
     """Bytes of the database: no table holds more."""
-    schema = ""
 
     def rows(self, table: str, columns: Sequence[str], where: str = "", *values: int | str) -> list[tuple[Any, ...]]:
         """Return columns of one table, each value of its column's type; what is not finite is unknown (None)."""
@@ -227,7 +226,7 @@ class Reader(sqlite3.Connection):
             left -= sum(len(value) for row in part for value in row if isinstance(value, str | bytes))
             if left < 0 or len(found) * _ROW > self.size:
                 raise Damaged(f"{table} holds more than its file does")
-        kinds = declared(self.schema)[table]
+        kinds = declared()[table]
         checked = [
             _check(table, name, kinds[name], column)
             for name, column in zip(columns, zip(*found, strict=True), strict=False)
@@ -236,7 +235,7 @@ class Reader(sqlite3.Connection):
 
     def kinds(self, table: str, columns: Sequence[str]) -> dict[str, str]:
         """Return the columns of a data frame: by name, what pandas calls their type."""
-        kinds = declared(self.schema)[table]
+        kinds = declared()[table]
         return {name: _FRAMES[kinds[name].kind] for name in columns}
 
     def info(self) -> dict[str, str]:
@@ -249,7 +248,7 @@ class Reader(sqlite3.Connection):
     def check_tables(self) -> None:
         """Read what a writer takes over from a database as it is: every value of its type, no table without end."""
         for table in _TAKEN_OVER:
-            self.rows(table, tuple(declared(self.schema)[table]))
+            self.rows(table, tuple(declared()[table]))
 
     def federations(self) -> dict[int, tuple[str, int]]:
         """Return the rule and the seed of each federation by its number."""
@@ -469,7 +468,7 @@ def _for_reading(path: Path) -> Reader:
         connection = _from_read_only(path)
     with _closed_on_error(connection):
         bound(connection, size)
-        connection.size, connection.schema = size, SCHEMA
+        connection.size = size
         _check_tables(connection, path)
     return connection
 

@@ -6,7 +6,6 @@ import json
 import os
 import socket
 import subprocess
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal, TypedDict, cast
@@ -101,21 +100,10 @@ class Glance:
 
     def document(self) -> RunDocument:
         """Return it for programs."""
-        rules = cast("list[RuleDocument]", [asdict(rule) for rule in self.rules])
-        return {
-            "name": self.name,
-            "state": self.state,
-            "round": self.round,
-            "rounds": self.rounds,
-            "measure": self.measure,
-            "accuracy": self.accuracy,
-            "rules": rules,
-            "changed": self.changed,
-            "bytes": self.bytes,
-            "problem": self.problem,
-            "ended": self.ended,
-            "flower": self.flower,
-        }
+        rules = [asdict(rule) for rule in self.rules]
+        return cast(
+            "RunDocument", {name: getattr(self, name) for name in RunDocument.__annotations__} | {"rules": rules}
+        )
 
 
 def find_runs(root: Path) -> list[str]:
@@ -125,23 +113,13 @@ def find_runs(root: Path) -> list[str]:
     """
     if not root.is_dir():
         raise UserError(f"{root}: no such folder; allowed: a folder with runs in it")
-    found = [(_changed(folder), name) for name, folder in _search(root, root, DEPTH)]
+    found: list[tuple[float, str]] = []
+    for path, inner, _ in os.walk(root):
+        folder = Path(path)
+        name, run = folder.relative_to(root), _is_run(folder)
+        found += [(_changed(folder), name.as_posix())] if run else []
+        inner[:] = [] if run or len(name.parts) == DEPTH else [each for each in inner if not each.startswith(".")]
     return [name for _, name in sorted(found, reverse=True)]
-
-
-def _search(root: Path, folder: Path, depth: int) -> Iterator[tuple[str, Path]]:
-    if _is_run(folder):
-        yield folder.relative_to(root).as_posix(), folder
-        return
-    if depth == 0:
-        return
-    try:
-        with os.scandir(folder) as entries:
-            inner = sorted(e.name for e in entries if e.is_dir(follow_symlinks=False) and not e.name.startswith("."))
-    except OSError:
-        return
-    for name in inner:
-        yield from _search(root, folder / name, depth - 1)
 
 
 def _is_run(folder: Path) -> bool:

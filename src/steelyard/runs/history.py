@@ -13,6 +13,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -21,15 +22,16 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel
 
 from steelyard.base import files
 from steelyard.base.errors import UserError, path_of
-from steelyard.base.files import cache_folder
 from steelyard.messages.updates import Counts, Floats
 from steelyard.rounds.contributions import RoundValues
 from steelyard.runs.chain import Checked, check
 from steelyard.runs.columns import KEYS, WHOLE, Cohorts, Tested, as_table, ranked, sampled, unpack
 from steelyard.runs.database import NEWEST, kept_open, known, reading, unreadable
+from steelyard.runs.schema import declared
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,8 +45,106 @@ START = -1
 """The round before the first: what comes after it is everything."""
 
 
-class RunFacts:
-    """The part of a `History` that no single round has; each is read when it is first asked for, and then kept."""
+RETRAINED = "retrained"
+"""The source of values for which coalitions were trained."""
+SOURCES: Mapping[str, str] = {
+    "run": "measured while the run went",
+    "kept": "from the updates that the run kept",
+    "replay": "from a replay of the run, to the same models",
+    "rounded": "from kept updates rounded to bfloat16: approximate",
+    RETRAINED: "from models trained again for every coalition",
+}
+"""What values can be made from, the best first; the database holds the word, readers are shown the sentence."""
+
+
+@dataclass(frozen=True, eq=False)
+class StoredValues:
+    """The values of one round of one federation as the database holds them."""
+
+    rule: str
+    seed: int
+    round: int
+    source: str
+    found: RoundValues
+
+
+def read_values(folder: Path) -> list[StoredValues]:
+    """Return all values that a run's folder holds, by federation and round; none where nothing was measured."""
+    with reading(folder) as connection:
+        rows = connection.rows("contributions", tuple(declared()["contributions"]), "ORDER BY federation, round")
+        federations = connection.federations()
+        names: dict[int, str] = dict(connection.rows("clients", ("id", "name")))
+        found: list[StoredValues] = []
+        for key, round, measure, method, source, clients, added, error, sizes, before, after in rows:
+            count, groups = len(clients) // 4, len(sizes) // 8
+            try:
+                keys = unpack([clients], [count], KEYS).tolist()
+                values = np.nan_to_num(unpack([added], [count], width=1 + groups))
+                errors, tested = unpack([error], [count]), unpack([sizes], [groups], WHOLE)
+                if not tested.sum():
+                    raise ValueError("no test rows")
+            except ValueError as problem:
+                raise unreadable(folder, f"contributions of round {round}: {problem}") from problem
+            who = tuple(known(names, one, "client") for one in keys)
+            each = RoundValues(measure, method, who, values, errors, tested, before, after)
+            found.append(StoredValues(*known(federations, key, "federation"), round, source, each))
+        return found
+
+
+Run = TypeVar("Run", bound="History | Path | str")
+Given = ParamSpec("Given")
+Answer = TypeVar("Answer")
+
+_ROUNDS = tuple(declared()["rounds"])[2:]
+_UPDATES = ("round", "clients", "samples", "bytes", "loss", "score", "weight", "raw", "normalised")
+_EVALUATIONS = ("round", "clients", "samples", "score", "loss", "metrics", "figures")
+_AFTER = "WHERE round > ? ORDER BY federation, round"
+_OF_ONE_AFTER = "WHERE federation = ? AND round > ? ORDER BY round"
+_LISTENING = "WHERE federation = ? AND listening IS NOT NULL ORDER BY round"
+_SPACED = (
+    "WHERE federation = ? AND round > ? AND (round % ? = 0 OR round = (SELECT MAX(round) FROM updates WHERE "
+    "federation = ?)) ORDER BY round"
+)
+LOOKED_AT = 200_000
+"""Entries (a round and a client) of one rule and seed that those who draw a run look at, about."""
+_ASKED = 10_000
+"""Rounds that one question to SQLite names; it allows some more."""
+
+
+def _check_ascending(rounds: Sequence[int]) -> None:
+    if any(later <= earlier for earlier, later in pairwise(rounds)):
+        raise ValueError("rounds come twice, or out of order")
+
+
+def at_once(asks: Callable[Concatenate[Run, Given], Answer]) -> Callable[Concatenate[Run, Given], Answer]:
+    """Let a function ask the run that it gets first from one open database; use it where many questions are asked."""
+
+    @functools.wraps(asks)
+    def asking(run: Run, *given: Given.args, **named: Given.kwargs) -> Answer:
+        folder = run.folder if isinstance(run, History) else path_of(run, "History", "the folder of a run")
+        with kept_open(folder):
+            return asks(run, *given, **named)
+
+    return asking
+
+
+class History:
+    """What happened in a run; each data frame is read when it is first asked for, and then kept.
+
+    `rounds` has a row per rule, seed and round; `clients` one per client asked (raw and normalised criteria, score,
+    weight, or the reason it was left out); `evaluations` one per client tested. The methods read again at every call:
+    `cohorts`, `weights`, `tested` and `scores` give one federation as arrays, which is much faster than frames where
+    a run is long, and whatever takes `after` reads only the rounds after that one, for those who follow a run.
+
+        >>> history = steelyard.History("runs/mine")
+        >>> history.clients[["round", "client", "weight"]]  # a pandas frame, a row for each client of each round
+
+    Raises:
+        UserError: `folder` holds no run, one of another version, or one that was damaged.
+    """
+
+    every = 1
+    """What single clients sent is read of every so manyth round, and of the last: see `spaced`."""
 
     def __init__(self, folder: Path | str) -> None:
         self.folder = path_of(folder, "History", "the folder of a run")
@@ -117,12 +217,7 @@ class RunFacts:
     @cached_property
     def shown_chain(self) -> Checked:
         """The chain for those who show it: as `chain`, or as it was last found while nobody has written to the run."""
-        known = vars(self).get("chain") or remembered(self.folder)
-        if known is None:
-            before, begun = stamp(self.folder), time.perf_counter()
-            known = self.chain
-            remember(self.folder, before, known, time.perf_counter() - begun)
-        return known
+        return vars(self).get("chain") or checked_once(self.folder, lambda: self.chain)
 
     def labels(self, seed: int) -> dict[str, list[int]]:
         """Return by client how many training samples it has of each class; empty where the run does not know it."""
@@ -160,129 +255,6 @@ class RunFacts:
         with reading(self.folder) as connection:
             found = last_checkpoint(connection, self.folder)
         return found.states, found.kept
-
-
-_COLUMNS = (
-    "federation", "round", "measure", "method", "source", "clients", "added", "error", "sizes", "before", "after",
-)  # fmt: skip
-RETRAINED = "retrained"
-"""The source of values for which coalitions were trained."""
-SOURCES: Mapping[str, str] = {
-    "run": "measured while the run went",
-    "kept": "from the updates that the run kept",
-    "replay": "from a replay of the run, to the same models",
-    "rounded": "from kept updates rounded to bfloat16: approximate",
-    RETRAINED: "from models trained again for every coalition",
-}
-"""What values can be made from, the best first; the database holds the word, readers are shown the sentence."""
-
-
-@dataclass(frozen=True, eq=False)
-class StoredValues:
-    """The values of one round of one federation as the database holds them."""
-
-    rule: str
-    seed: int
-    round: int
-    source: str
-    found: RoundValues
-
-
-def read_values(folder: Path) -> list[StoredValues]:
-    """Return all values that a run's folder holds, by federation and round; none where nothing was measured."""
-    with reading(folder) as connection:
-        rows = connection.rows("contributions", _COLUMNS, "ORDER BY federation, round")
-        federations = connection.federations()
-        names: dict[int, str] = dict(connection.rows("clients", ("id", "name")))
-        return [_stored(folder, row, federations, names) for row in rows]
-
-
-def _stored(
-    folder: Path, row: tuple[object, ...], federations: Mapping[int, tuple[str, int]], names: Mapping[int, str]
-) -> StoredValues:
-    key, round, measure, method, source, clients, added, error, sizes, before, after = row
-    assert isinstance(key, int)
-    assert isinstance(round, int)
-    assert isinstance(clients, bytes)
-    assert isinstance(added, bytes)
-    assert isinstance(error, bytes)
-    assert isinstance(sizes, bytes)
-    assert isinstance(before, float)
-    assert isinstance(after, float)
-    count, groups = len(clients) // 4, len(sizes) // 8
-    try:
-        keys = unpack([clients], [count], KEYS).tolist()
-        values = np.nan_to_num(unpack([added], [count], width=1 + groups))
-        errors, rows = unpack([error], [count]), unpack([sizes], [groups], WHOLE)
-        if not rows.sum():
-            raise ValueError("no test rows")
-    except ValueError as problem:
-        raise unreadable(folder, f"contributions of round {round}: {problem}") from problem
-    found = RoundValues(
-        *(str(measure), str(method), tuple(known(names, key, "client") for key in keys)),
-        *(values, errors, rows, before, after),
-    )
-    return StoredValues(*known(federations, key, "federation"), round, str(source), found)
-
-
-Run = TypeVar("Run", bound="RunFacts | Path | str")
-Given = ParamSpec("Given")
-Answer = TypeVar("Answer")
-
-_ROUNDS = (
-    *("accuracy", "priority", "tried", "tests", "cohort", "answered", "kept_old", "zero_criteria", "zero_scores"),
-    *("loss", "server_accuracy", "server_macro_f1", "server_metrics", "seconds", "simulated", "epsilon"),
-    *("cpu", "gpu", "up", "down"),
-)
-_UPDATES = ("round", "clients", "samples", "bytes", "loss", "score", "weight", "raw", "normalised")
-_EVALUATIONS = ("round", "clients", "samples", "score", "loss", "metrics", "figures")
-_AFTER = "WHERE round > ? ORDER BY federation, round"
-_OF_ONE_AFTER = "WHERE federation = ? AND round > ? ORDER BY round"
-_LISTENING = "WHERE federation = ? AND listening IS NOT NULL ORDER BY round"
-_SPACED = (
-    "WHERE federation = ? AND round > ? AND (round % ? = 0 OR round = (SELECT MAX(round) FROM updates WHERE "
-    "federation = ?)) ORDER BY round"
-)
-LOOKED_AT = 200_000
-"""Entries (a round and a client) of one rule and seed that those who draw a run look at, about."""
-_ASKED = 10_000
-"""Rounds that one question to SQLite names; it allows some more."""
-
-
-def _check_ascending(rounds: Sequence[int]) -> None:
-    if any(later <= earlier for earlier, later in pairwise(rounds)):
-        raise ValueError("rounds come twice, or out of order")
-
-
-def at_once(asks: Callable[Concatenate[Run, Given], Answer]) -> Callable[Concatenate[Run, Given], Answer]:
-    """Let a function ask the run that it gets first from one open database; use it where many questions are asked."""
-
-    @functools.wraps(asks)
-    def asking(run: Run, *given: Given.args, **named: Given.kwargs) -> Answer:
-        folder = run.folder if isinstance(run, RunFacts) else path_of(run, "History", "the folder of a run")
-        with kept_open(folder):
-            return asks(run, *given, **named)
-
-    return asking
-
-
-class History(RunFacts):
-    """What happened in a run; each data frame is read when it is first asked for, and then kept.
-
-    `rounds` has a row per rule, seed and round; `clients` one per client asked (raw and normalised criteria, score,
-    weight, or the reason it was left out); `evaluations` one per client tested. The methods read again at every call:
-    `cohorts`, `weights`, `tested` and `scores` give one federation as arrays, which is much faster than frames where
-    a run is long, and whatever takes `after` reads only the rounds after that one, for those who follow a run.
-
-        >>> history = steelyard.History("runs/mine")
-        >>> history.clients[["round", "client", "weight"]]  # a pandas frame, a row for each client of each round
-
-    Raises:
-        UserError: `folder` holds no run, one of another version, or one that was damaged.
-    """
-
-    every = 1
-    """What single clients sent is read of every so manyth round, and of the last: see `spaced`."""
 
     def _frame(self, table: str, columns: Sequence[str], after: int) -> pd.DataFrame:
         """Return columns of the rounds after one as a data frame, behind the rule and the seed that they belong to."""
@@ -421,15 +393,13 @@ class History(RunFacts):
 
         names = dict(self._rows("clients", ("id", "name")))
         parts: list[tuple[str, int, int, list[str], Floats]] = []
-        for rule, seed in self._keys:
-            key, _ = self._federation(rule, seed)
-            for round, clients, blob in self._rows("updates", ("round", "clients", "listening"), _LISTENING, key):
+        for (rule, seed), (federation, _) in self._keys.items():
+            rows = self._rows("updates", ("round", "clients", "listening"), _LISTENING, federation)
+            for round, clients, blob in rows:
                 count = len(clients) // 4
                 try:
-                    keys = unpack([clients], [count], KEYS).tolist()
-                    parts.append(
-                        (rule, seed, round, [names[key] for key in keys], unpack([blob], [count], width=count))
-                    )
+                    who = [names[key] for key in unpack([clients], [count], KEYS).tolist()]
+                    parts.append((rule, seed, round, who, unpack([blob], [count], width=count)))
                 except (ValueError, KeyError) as error:
                     raise unreadable(self.folder, f"listening of {rule}, seed {seed}: {error}") from error
         return listening_frame(parts)
@@ -526,62 +496,57 @@ class History(RunFacts):
         return np.unpackbits(np.frombuffer(bits, np.uint8), count=count).astype(np.bool_)
 
 
-WORTH = 0.5
-"""Seconds that a look at a chain must take to be remembered."""
-FINE, COARSE = 0.1, 2.0
-"""Seconds since the last write: within a tick of a file system's clock, or a second of it, two have the same time."""
-Stamp = list[list[int]]
+WORTH, SETTLED = 0.5, 2.0
+"""Seconds that a look at a chain must take to be remembered, and seconds since the last write: two writes within one
+second of a file system's clock may have the same time."""
 
 
-def stamp(folder: Path) -> Stamp | None:
-    """Return which files a look at a chain reads, and their state; None while a run is being written, or on Windows."""
-    if os.name == "nt":
-        return None  # st_ctime is when the file was made
-    if any(_state(folder / f"{files.DATABASE}{ending}")[2:3] > [0] for ending in ("-wal", "-journal")):
-        return None
-    database = _state(folder / files.DATABASE)
-    return [database, _state(folder / files.LEDGER)] if database else None
+class _Remembered(BaseModel, extra="forbid", strict=True):
+    """A chain that was found whole, and the state of the files that were read.
+
+    It is kept in the user's cache folder, never in the run's: whoever can change a run could change that, too. The
+    system sets `st_ctime` at every write and nobody can set it back, so that a changed run is computed again.
+    `steelyard verify`, `resume` and all that goes on from a run never ask here.
+    """
+
+    state: tuple[tuple[int, ...], ...]
+    head: str
+    round: int
+    ledger: bool
 
 
-def _state(path: Path) -> list[int]:
-    try:
-        at = path.stat()
-    except OSError:
-        return []
-    return [at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns]
+def _state(folder: Path) -> tuple[tuple[int, ...], ...] | None:
+    """Return device, inode, size and times of what a look at a chain reads; None while a run is being written."""
+    found: list[tuple[int, ...]] = []
+    for name in (files.DATABASE, files.LEDGER, f"{files.DATABASE}-wal", f"{files.DATABASE}-journal"):
+        with suppress(OSError):
+            at = (folder / name).stat()
+            found.append((at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns))
+            if name not in (files.DATABASE, files.LEDGER) and at.st_size:
+                return None
+    # On Windows st_ctime is when a file was made.
+    return None if os.name == "nt" else tuple(found)
 
 
-def remembered(folder: Path) -> Checked | None:
-    """Return what was found of a run whose files are as they were then; None where it has to be computed."""
-    now = stamp(folder)
-    if now is None:
-        return None
-    try:
-        known = json.loads(_path(folder).read_text(encoding="utf-8"))
-        head, round, ledger = known["head"], known["round"], known["ledger"]
-        if known["stamp"] != now or type(head) is not str or type(round) is not int or type(ledger) is not bool:
-            return None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
-    return Checked(head, round, "", ledger)
-
-
-def remember(folder: Path, before: Stamp | None, found: Checked, seconds: float) -> None:
-    """Keep what a look has found, given the files' state before it; a chain with a problem is never kept."""
-    if before is None or found.problem or seconds < WORTH or before != stamp(folder):
-        return
-    begun = time.time() - seconds
-    if any(begun - at / 1e9 < (FINE if at % 10**9 else COARSE) for state in before for at in state[3:]):
-        return
-    path = _path(folder)
-    kept = {"stamp": before, "head": found.head, "round": found.round, "ledger": found.ledger}
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        files.write(path, json.dumps(kept).encode())
-    except OSError:
-        return  # a cache that cannot be written is no error
-
-
-def _path(folder: Path) -> Path:
-    name = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()
-    return cache_folder() / "chains" / f"{name}.json"
+def checked_once(folder: Path, check: Callable[[], Checked]) -> Checked:
+    """Return what a look at a chain shows, or has shown as long as nobody has written to its files."""
+    path = files.cache_folder() / "chains" / f"{hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()}.json"
+    before, begun = _state(folder), time.time()
+    with suppress(OSError, ValueError):
+        known = _Remembered.model_validate_json(path.read_text(encoding="utf-8"))
+        if known.state == before:
+            return Checked(known.head, known.round, "", known.ledger)
+    found = check()
+    last = max((when / 1e9 for state in before or () for when in state[3:]), default=begun)
+    if (
+        before
+        and not found.problem
+        and time.time() - begun >= WORTH
+        and begun - last >= SETTLED
+        and before == _state(folder)
+    ):
+        kept = _Remembered(state=before, head=found.head, round=found.round, ledger=found.ledger)
+        with suppress(OSError):  # a cache that cannot be written is no error
+            path.parent.mkdir(parents=True, exist_ok=True)
+            files.write(path, kept.model_dump_json().encode())
+    return found

@@ -63,7 +63,7 @@ def path_of_round(folder: Path, round: int) -> Path:
 def keep_round(folder: Path, round: int, records: Sequence[RoundRecord], states: States, keep_as: Kept) -> None:
     """Write the updates of a round of all federations, and the models that it ended with, these never rounded."""
     tensors = {f"{_AFTER}{record.federation}": states[record.federation].parameters for record in records}
-    about: dict[str, dict[str, Any]] = {}
+    about: dict[str, dict[str, object]] = {}
     for record in records:
         updates = record.updates
         if updates is None or not isinstance(updates.payload, DenseModels):
@@ -72,8 +72,10 @@ def keep_round(folder: Path, round: int, records: Sequence[RoundRecord], states:
         tensors[f"models/{record.federation}"] = models if keep_as == "float32" else models.to(ROUNDED)
         for name, sent in updates.vectors.items():
             tensors[f"sent/{name}/{record.federation}"] = sent
-        about[record.federation] = _described(updates, updates.payload)
-    write_tensors(path_of_round(folder, round), tensors, {"updates": json.dumps(about)})
+        about[record.federation] = {
+            name: getattr(updates.payload if name == "frozen" else updates, name) for name in _About.model_fields
+        }
+    write_tensors(path_of_round(folder, round), tensors, {"updates": json.dumps(about, default=_plain)})
 
 
 def join_kept(parts: Sequence[Path], folder: Path) -> None:
@@ -89,25 +91,9 @@ def join_kept(parts: Sequence[Path], folder: Path) -> None:
         write_tensors(folder / FOLDER / name, tensors, {"updates": json.dumps(about)})
 
 
-def _described(updates: Updates, payload: DenseModels) -> dict[str, Any]:
-    def listed(values: Counts | Floats | None) -> list[Any] | None:
-        return None if values is None else values.tolist()
-
-    return {
-        "clients": updates.clients,
-        "samples": listed(updates.samples),
-        "bytes_sent": listed(updates.bytes_sent),
-        "steps": listed(updates.steps),
-        "label_counts": listed(updates.label_counts),
-        "losses": listed(updates.losses),
-        "first_losses": listed(updates.first_losses),
-        "listening": listed(updates.listening),
-        "criteria": {name: listed(values) for name, values in updates.criteria.items()},
-        "failures": [asdict(failure) for failure in updates.failures],
-        "frozen": payload.frozen,
-        "late": dict(updates.late),
-        "simulated": updates.simulated,
-    }
+def _plain(value: Counts | Floats | Failure) -> object:
+    """Return what JSON does not know in its words."""
+    return asdict(value) if isinstance(value, Failure) else value.tolist()
 
 
 def kept_rounds(folder: Path) -> bool:

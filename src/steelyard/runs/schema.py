@@ -146,11 +146,11 @@ class Column:
 
 
 @cache
-def declared(schema: str = SCHEMA) -> Mapping[str, Mapping[str, Column]]:
+def declared() -> Mapping[str, Mapping[str, Column]]:
     """Return the columns of each table that statements make, by name, in their order."""
     found: dict[str, dict[str, Column]] = {}
     with closing(sqlite3.connect(":memory:")) as model:
-        model.executescript(schema)
+        model.executescript(SCHEMA)
         for table, name, kind, needed, key in model.execute(_COLUMNS):
             found.setdefault(table, {})[name] = Column(*_KINDS[kind], not (needed or key))
     return found

@@ -30,13 +30,9 @@ from steelyard.runs.columns import KEYS, WHOLE, pack
 from steelyard.runs.database import close_log, connect, reading
 from steelyard.runs.digests import Digest, Digests
 from steelyard.runs.kept_updates import Kept, keep_round
-from steelyard.runs.schema import WRITE
+from steelyard.runs.schema import WRITE, declared
 from steelyard.weighing.rule import WeighingSettings, show_priority
 
-_TABLES = (
-    "rounds", "updates", "failures", "untested", "evaluations", "samples", "ended", "digests", "signatures", "chain",
-    "checkpoints", "contributions",
-)  # fmt: skip
 _BEGUN = "SELECT 1 FROM rounds LIMIT 1"
 _COUNTED = (
     "SELECT f.name, COUNT(*) FROM federations f JOIN rounds r ON r.federation = f.id WHERE r.round <= ? GROUP BY f.id"
@@ -72,7 +68,6 @@ class Store:
         self.ledger: Ledger | None = None
         """The privacy ledger of a run that has one, set before its first round: the chain holds how far it has come."""
         self._digests, self._chained = Digests(every=every_digest), -1
-        self._records: chain.Records | None = None
         self._tensors = TensorFiles(folder)
         files.check_run(folder)
         with told_as(f"{folder}: cannot be written", "a writable folder", kind=MachineError):
@@ -83,12 +78,12 @@ class Store:
             self._db = connect(folder, write=True)
             with reading(folder) as connection:
                 connection.check_tables()
-            self._rows = RoundRows(self._db)
-        except (UserError, sqlite3.Error) as error:
+            with self._reading():
+                self._rows = RoundRows(self._db)
+        except UserError:
             self._lock.close()
-            if isinstance(error, UserError):
-                raise
-            raise UserError(f"{folder / DATABASE}: damaged: {error}") from error
+            raise
+        self._records = chain.Records(self._db)
 
     def register(self, federations: Sequence[Federation]) -> None:
         """Name the federations of this run; on a resume they are already there."""
@@ -110,6 +105,14 @@ class Store:
     def _note(self, info: Mapping[str, object]) -> None:
         rows = [(key, value if isinstance(value, str) else json.dumps(value)) for key, value in info.items()]
         self._db.executemany(WRITE["info"], rows)
+
+    @contextmanager
+    def _reading(self) -> Generator[None]:
+        """Turn damaged pages into one line."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise UserError(f"{self.folder / DATABASE}: damaged: {error}") from error
 
     @contextmanager
     def _writing(self, what: str) -> Generator[None]:
@@ -152,7 +155,6 @@ class Store:
                 self._db.execute(WRITE["chain"], (round, *mark, None, None, None))
                 if kept is not None:
                     self._rows.digest(self._digests.collect())
-                    self._records = self._records or chain.Records(self._db)
                     head = self._records.extend(self._chained, round, self.signer)
                     self._db.execute(WRITE["checkpoints"], (*kept, head))
                     self._db.execute(_FORGET, (checkpoint.KEPT,))
@@ -162,7 +164,6 @@ class Store:
 
     def sealed(self, round: int) -> SealedRound | None:
         """Return a round of the chain with what proofs about it need; None where it has no head yet."""
-        self._records = self._records or chain.Records(self._db)
         return self._records.sealed(round)
 
     def sweep(self) -> None:
@@ -191,40 +192,34 @@ class Store:
         and the chain. Where the last checkpoint is damaged, the one before is taken. `accept` goes on where rounds are
         missing or changed or no checkpoint is sound; for a run that keeps a privacy ledger the chain must be whole.
         """
-        try:
+        with self._reading():
             restored = checkpoint.restore(self._db, self.folder, accept=accept)
-        except sqlite3.Error as error:
-            raise UserError(f"{self.folder / DATABASE}: damaged: {error}") from error
-        if not accept and (gap := self._gap(restored)):
-            raise UserError(f"{self.folder / DATABASE}: damaged: {gap}; allowed: the file as it was")
-        restored = self._as_chained(restored, accept=accept)
+            if not accept and (gap := self._gap(restored)):
+                raise UserError(f"{self.folder / DATABASE}: damaged: {gap}; allowed: the file as it was")
+            restored = self._as_chained(restored, accept=accept)
         with self._writing("where it goes on from"), self._db:
             self._note(chain.ledger_seen(self._db))
         self.forget_after(restored.round)
         self._chained = restored.round
-        salt = self._db.execute("SELECT value FROM info WHERE key = ?", (chain.SALT,)).fetchone()
         models = {name: model_digest(state.parameters) for name, state in restored.states.items()}
-        self._digests.go_on("" if salt is None else salt[0], models)
+        self._digests.go_on(chain.fact(self._db, chain.SALT) or "", models)
         self._tensors.start_from(restored.loaded)
         return restored
 
     def forget_after(self, round: int) -> None:
         """Forget all rounds after one, which has a checkpoint or is the one before the first."""
         with self._writing("where it goes on from"), self._db:
-            for table in _TABLES:
+            for table in (table for table, columns in declared().items() if "round" in columns):
                 self._db.execute(f"DELETE FROM {table} WHERE round > ?", (round,))
 
     def _as_chained(self, restored: checkpoint.Restored, *, accept: bool) -> checkpoint.Restored:
         """Hold rounds, ledger and models against the chain; a difference that is accepted is noted as a problem."""
-        try:
-            checked = chain.check(self._db, self.folder)
-            for name, state in restored.states.items():
-                row = self._db.execute(_MODEL, (name, state.round)).fetchone()
-                if self.keep_models and not checked.problem and row != (model_digest(state.parameters),):
-                    words = f"the checkpoint's model of {name} is not the one that round {state.round} ended with"
-                    checked = replace(checked, problem=words)
-        except sqlite3.Error as error:
-            raise UserError(f"{self.folder / DATABASE}: damaged: {error}") from error
+        checked = chain.check(self._db, self.folder)
+        for name, state in restored.states.items():
+            row = self._db.execute(_MODEL, (name, state.round)).fetchone()
+            if self.keep_models and not checked.problem and row != (model_digest(state.parameters),):
+                words = f"the checkpoint's model of {name} is not the one that round {state.round} ended with"
+                checked = replace(checked, problem=words)
         chain.require_whole(checked, self.folder, accept=accept)
         return replace(restored, problems=(*restored.problems, checked.problem)) if checked.problem else restored
 

@@ -15,14 +15,12 @@ from steelyard.base.errors import UserError, first_names
 from steelyard.proof.signing import fingerprint, head_statement, holds, read_public_key
 from steelyard.runs.chain import (
     Checked,
-    Marks,
+    Link,
     NodeStatement,
     Records,
-    Row,
     chain_rows,
     checked,
     checkpoint_problem,
-    marked,
     one_moment,
 )
 
@@ -96,11 +94,13 @@ def look_at_rounds(db: sqlite3.Connection, folder: Path, found: Findings, keys: 
     with one_moment(db):
         rows = chain_rows(db)
         sealed = [row for row in rows if row[3] is not None]
-        signatures = _Signatures(db, found, keys)
-        heads = _walk(db, sealed, found, signatures)
+        records, signatures = Records(db), _Signatures(db, found, keys)
+        for one in records.links(sealed):
+            found.changed += _differences(records, one)
+            signatures.add(one.statements)
         found.differ = {finding.round for finding in found.changed}
         signatures.look()
-        shallow = checked(db, folder, rows, checkpoint_problem(db, heads) if sealed else "")
+        shallow = checked(db, folder, rows, checkpoint_problem(db, sealed) if sealed else "")
     if not sealed:
         found.unchecked.append(Finding("it has no head yet: no checkpoint was written"))
         return shallow
@@ -111,31 +111,16 @@ def look_at_rounds(db: sqlite3.Connection, folder: Path, found: Findings, keys: 
     return shallow
 
 
-def _walk(db: sqlite3.Connection, sealed: Sequence[Row], found: Findings, signatures: _Signatures) -> dict[int, object]:
-    """Hold each round against the head that was written before it; returns the heads that were written."""
-    records, marks = Records(db), Marks(db)
-    before, expected = records.first(), 0
-    heads: dict[int, object] = {}
-    for round, size, sha256, written in sealed:
-        if gap := round != expected:
-            found.changed.append(Finding(f"missing from the chain: round {round} cannot be held against it", expected))
-        statements = records.statements(round)
-        others = list(_others(records, marks, round))
-        if not gap and records.head(round, before, marked(size, sha256), statements) != written:
-            general = "its rules, its seeds or its salt" if round == 0 else "its figures, its models or its head"
-            others = others or [Finding(f"{general} are not as they were written", round)]
-        found.changed += others
-        signatures.add(statements)
-        heads[round] = written
-        before, expected = str(written), round + 1
-    return heads
-
-
-def _others(records: Records, marks: Marks, round: int) -> Iterator[Finding]:
-    """Yield every client whose row is not as it was marked."""
-    for name, key, written in records.marks(round):
-        for client, what in marks.others(key, round, written):
-            yield Finding(f"{what} under {name} is not as it was written", round, client)
+def _differences(records: Records, one: Link) -> Iterator[Finding]:
+    """Yield what is not as it was written in a round: by client where the marks say whose, else of the whole round."""
+    if gap := one.round != one.expected:
+        yield Finding(f"missing from the chain: round {one.round} cannot be held against it", one.expected)
+    changes = list(records.changes(one.round))
+    for federation, client, what in changes:
+        yield Finding(f"{what} under {federation} is not as it was written", one.round, client)
+    if not (gap or one.whole or changes):
+        general = "its rules, its seeds or its salt" if one.round == 0 else "its figures, its models or its head"
+        yield Finding(f"{general} are not as they were written", one.round)
 
 
 class _Signatures:
