@@ -39,9 +39,8 @@ from steelyard.federate.local import follow, resume_local
 from steelyard.federate.local_federation import LocalFederation, started
 from steelyard.federate.local_launch import Launch
 from steelyard.federate.receipt_answers import listed
-from steelyard.report.verification import verify
+from steelyard.report.verification import Keys, verify
 from steelyard.runs.history import History
-from steelyard.runs.verifying import Keys
 
 ENV = {**os.environ, "PYTHONPATH": str(SOURCES.parent), "FLWR_TELEMETRY_ENABLED": "0"}
 HIDDEN = {"weighing": {"criteria": ["DS", "LD"], "priority": "LD>DS"}, "privacy": {"aggregation": {"kind": "secure"}}}

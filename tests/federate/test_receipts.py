@@ -23,9 +23,9 @@ from steelyard.federate.receipt_answers import Answer, listed, prove
 from steelyard.messages.updates import LossState, Signed, Task
 from steelyard.proof.signing import SigningKey, fingerprint, read_public_key
 from steelyard.proof.statements import Proof, Statement
+from steelyard.report.verification import Keys
 from steelyard.runs.chain import Records
 from steelyard.runs.database import reading
-from steelyard.runs.verifying import Keys
 
 TASK = Task("DS", 1, 1, ("a",), torch.zeros(2), LossState("cross-entropy"))
 ABSENT = (2, "b")

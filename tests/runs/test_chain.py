@@ -227,7 +227,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("what", CHANGES)
 def test_the_first_round_that_differs_is_named(plain: Path, tmp_path: Path, what: str) -> None:
-    """Each single cell is changed in test_verifying.py; here whole rows and links are."""
+    """Each single cell is changed in report/test_verification.py; here whole rows and links are."""
     folder = Path(shutil.copytree(plain, tmp_path / "run"))
     statement, problem = CHANGES[what]
     change(folder, statement)

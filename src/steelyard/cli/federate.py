@@ -132,7 +132,7 @@ def show_receipts(
     (the run differs).
     """
     from steelyard.federate.receipt_answers import CODES, listed, prove
-    from steelyard.runs.verifying import Keys
+    from steelyard.proof.signing import Keys
 
     trusted = None if keys is None else Keys.read(keys)
     found = listed(state, trusted) if run is None else prove(state, run, trusted)

@@ -10,11 +10,10 @@ from typing import Literal
 from steelyard.base import files
 from steelyard.base.errors import UserError, first_names
 from steelyard.federate.receipts import FILE, PROOFS, Receipt, read, read_proofs, written
-from steelyard.proof.signing import fingerprint
+from steelyard.proof.signing import SERVER, Keys, fingerprint
 from steelyard.proof.statements import UNSIGNED, Proof
 from steelyard.runs.chain import Records
 from steelyard.runs.database import reading
-from steelyard.runs.verifying import SERVER, Keys
 
 Outcome = Literal["signed", "took part", "absent", "did not take part", "differs"]
 CODES: dict[Outcome, int] = {"signed": 0, "took part": 0, "absent": 0, "did not take part": 1, "differs": 2}

@@ -14,7 +14,8 @@ import json
 import os
 import struct
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from dataclasses import field as dataclass_field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -229,3 +230,37 @@ def head_key() -> SigningKey | None:
     if os.stat(file).st_mode & 0o077:
         raise UserError(f"key: {file} can be read by others; allowed: mode 600 (`chmod 600 {file}`)")
     return key
+
+
+SERVER = "server"
+"""The file of this name, with .pub, in a folder of keys is the server's."""
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Public keys that a checker trusts: by name of their file, each one line of OpenSSH."""
+
+    named: Mapping[str, str] = dataclass_field(default_factory=dict[str, str])
+    folder: Path | None = None
+    """None: the keys are those that the run's own folder holds."""
+
+    @classmethod
+    def read(cls, folder: Path) -> Keys:
+        """Read every .pub file of a folder."""
+        if not folder.is_dir():
+            raise UserError(f"--keys: {folder} is no folder; allowed: a folder of .pub files")
+        found = {file.stem: read_public_key(file) for file in sorted(folder.glob("*.pub"))}
+        if not found:
+            raise UserError(f"--keys: no .pub file in {folder}; allowed: a folder with the public keys of nodes")
+        return cls(found, folder)
+
+    def refusal(self, signer: str, client: str | None) -> str | None:
+        """Say why a key may not sign for a client (None: for the server), or None where it may."""
+        assert self.folder is not None
+        name = SERVER if client is None else client
+        if name in self.named:
+            return None if fingerprint(self.named[name]) == signer else f"signed by {signer}, not by {name}.pub"
+        nodes = {fingerprint(line) for key, line in self.named.items() if key != SERVER}
+        if client is not None and signer in nodes:
+            return None
+        return f"signed by {signer}, which is no key of {self.folder}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -24,8 +25,10 @@ from steelyard.proof.signing import DIGEST_BYTES, SALT_BYTES, model_digest
 from steelyard.runs.database import reading
 from steelyard.runs.digests import update_digest
 from steelyard.runs.history import History
-from steelyard.runs.kept_updates import KeptRound, kept_rounds, read_round
-from steelyard.runs.verifying import Finding, Findings
+from steelyard.runs.kept_updates import KeptRound, read_round
+
+if TYPE_CHECKING:
+    from steelyard.report.verification import Findings
 
 TOLERANCE, ROUNDED = 1e-5, 2**-8
 """Sums of float32 numbers are the same to this share of the sum of their sizes, since processors add in other orders;
@@ -64,8 +67,6 @@ class _Federation:
 
 def look_at_updates(folder: Path, history: History, found: Findings, last: int) -> None:
     """Hold what a run kept of each round up to the last against its chain, and compute the models again from it."""
-    if not kept_rounds(folder):
-        return
     experiment = read_experiment(folder)
     rounded = experiment.store.keep_as != "float32"
     federations = _federations(folder, history, experiment)
@@ -73,7 +74,7 @@ def look_at_updates(folder: Path, history: History, found: Findings, last: int) 
         try:
             kept = read_round(folder, round)
         except UserError as error:
-            found.changed.append(Finding(str(error), round))
+            found.change(str(error), round)
             kept = KeptRound({}, {})
         for one in federations:
             if round in one.digests:
@@ -100,25 +101,21 @@ def _look_at_digests(one: _Federation, kept: KeptRound, round: int, found: Findi
     """Hold the updates and the model that were kept of a round against the chain."""
     model, digests, salts = one.digests[round]
     if one.name in kept.models and model_digest(kept.models[one.name]) != model:
-        found.changed.append(Finding(f"the kept model of {one.words} is not the one that the round ended with", round))
+        found.change(f"the kept model of {one.words} is not the one that the round ended with", round)
     updates = kept.updates.get(one.name)
     content = None if updates is None else updates.payload.content()
     if rounded or updates is None or content is None:
         return
     count = len(updates.clients)
     if updates.clients != one.weights.get(round, ((), None))[0]:
-        found.changed.append(
-            Finding(f"the kept updates of {one.words} are not of the clients that were weighed", round)
-        )
+        found.change(f"the kept updates of {one.words} are not of the clients that were weighed", round)
     elif not isinstance(digests, bytes) or not isinstance(salts, bytes) or len(digests) != DIGEST_BYTES * count:
-        found.unchecked.append(Finding(f"the chain has no digests of the updates of {one.words}", round))
+        found.skip(f"the chain has no digests of the updates of {one.words}", round)
     else:
         for at, (client, part) in enumerate(zip(updates.clients, content, strict=True)):
             salt = salts[at * SALT_BYTES : (at + 1) * SALT_BYTES]
             if update_digest(salt, part) != digests[at * DIGEST_BYTES : (at + 1) * DIGEST_BYTES]:
-                found.changed.append(
-                    Finding(f"its kept update of {one.words} is not the one of its digest", round, client)
-                )
+                found.change(f"its kept update of {one.words} is not the one of its digest", round, client)
 
 
 def _follow(one: _Federation, kept: KeptRound, round: int, found: Findings, share: float, changed: bool) -> None:
@@ -136,7 +133,7 @@ def _follow(one: _Federation, kept: KeptRound, round: int, found: Findings, shar
     if round in one.kept_old:
         again, allowed = before, torch.zeros_like(before)
     elif updates is None or round not in one.weights or not isinstance(updates.payload, DenseModels):
-        found.unchecked.append(Finding(f"no updates of {one.words} were kept", round))
+        found.skip(f"no updates of {one.words} were kept", round)
         return
     else:
         again, allowed = _again(one, one.algorithm, before, updates, updates.payload, one.weights[round][1], share)
@@ -145,7 +142,7 @@ def _follow(one: _Federation, kept: KeptRound, round: int, found: Findings, shar
         one.algorithm, one.reason = None, "its step needs the cohort's share of all clients, which is not kept"
     elif bool((apart > allowed).any()):
         said = f"the model of {one.words} is up to {float(apart.max()):.3g} from what its updates and weights give"
-        found.changed.append(Finding(said, round))
+        found.change(said, round)
     else:
         one.counted += 1
 

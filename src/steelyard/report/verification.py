@@ -1,16 +1,21 @@
-"""Whether a run's folder is what its run wrote: the chain, the signatures, and what can be computed again from it."""
+"""Whether a run's folder is what its run wrote: the chain, the signatures, and what can be computed again from it.
+
+Where `chain.check` stops at the first round that differs, this goes on: each round is held against the head that was
+written before it, so that every change is named in its own round, and by the marks in its own client.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from steelyard.base import files
-from steelyard.base.errors import UserError, in_words
+from steelyard.base.errors import UserError, first_names, in_words
 from steelyard.base.processor import in_words as in_words_of
 from steelyard.base.processor import same_kind
 from steelyard.experiment.continuing import changed_since
@@ -18,15 +23,192 @@ from steelyard.experiment.federations import stored_settings
 from steelyard.experiment.loading import read_experiment
 from steelyard.experiment.recorded import RecordedDescription
 from steelyard.experiment.run_notes import versions
-from steelyard.proof.signing import model_digest
+from steelyard.proof.signing import Keys, fingerprint, head_statement, holds, model_digest
 from steelyard.report.documents.proof import FoundJson, VerificationJson
 from steelyard.report.recomputing import look_at_updates
+from steelyard.runs.chain import (
+    Checked,
+    Link,
+    NodeStatement,
+    Records,
+    chain_rows,
+    checked,
+    checkpoint_problem,
+    one_moment,
+)
 from steelyard.runs.checkpoint import kept_checkpoints
 from steelyard.runs.columns import Cohorts
 from steelyard.runs.database import reading
 from steelyard.runs.history import History
-from steelyard.runs.verifying import Finding, Findings, Keys, look_at_rounds
+from steelyard.runs.kept_updates import kept_rounds
 from steelyard.weighing.rule import Rule, WeighingSettings, parse_priority
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is not as it was written, or cannot be checked."""
+
+    what: str
+    round: int | None = None
+    client: str | None = None
+
+    def line(self) -> str:
+        """Return it in words: where, then what."""
+        where = [] if self.round is None else [f"round {self.round}"]
+        where += [] if self.client is None else [f"client {self.client}"]
+        return f"{', '.join(where)}: {self.what}" if where else self.what
+
+
+@dataclass
+class Findings:
+    """What a look at a run has shown so far; the looks add to it."""
+
+    changed: list[Finding] = field(default_factory=list[Finding])
+    unchecked: list[Finding] = field(default_factory=list[Finding])
+    """What cannot be checked here: a key is missing, there is no chain yet."""
+    checked: dict[str, str] = field(default_factory=dict[str, str])
+    """What was looked at, in words."""
+    differ: set[int | None] = field(default_factory=set[int | None])
+    """Rounds whose rows are not those of the chain: nothing more is computed from them."""
+
+    def change(self, what: str, round: int | None = None, client: str | None = None) -> None:
+        """Note what is not as it was written."""
+        self.changed.append(Finding(what, round, client))
+
+    def skip(self, what: str, round: int | None = None, client: str | None = None) -> None:
+        """Note what cannot be checked."""
+        self.unchecked.append(Finding(what, round, client))
+
+
+def look_at_rounds(db: sqlite3.Connection, folder: Path, found: Findings, keys: Keys | None = None) -> Checked:
+    """Hold every round, checkpoint, line of the ledger and signature against the chain, in one walk.
+
+    Signatures are checked by the keys in the folder, or by those that the checker trusts.
+    """
+    with one_moment(db):
+        rows = chain_rows(db)
+        sealed = [row for row in rows if row[3] is not None]
+        records, signatures = Records(db), _Signatures(db, found, keys)
+        for one in records.links(sealed):
+            _look_at_round(records, one, found)
+            signatures.add(one.statements)
+        found.differ = {finding.round for finding in found.changed}
+        signatures.look()
+        shallow = checked(db, folder, rows, checkpoint_problem(db, sealed) if sealed else "")
+    if not sealed:
+        found.skip("it has no head yet: no checkpoint was written")
+        return shallow
+    # A checkpoint cannot follow a chain that is known to differ.
+    if shallow.problem and not (found.differ and "checkpoint" in shallow.problem):
+        found.change(shallow.problem)
+    found.checked["chain"] = f"{len(sealed)} rounds, as written" if not found.differ else f"{len(sealed)} rounds"
+    return shallow
+
+
+def _look_at_round(records: Records, one: Link, found: Findings) -> None:
+    """Note what is not as it was written: by client where the marks say whose, else of the whole round."""
+    if gap := one.round != one.expected:
+        found.change(f"missing from the chain: round {one.round} cannot be held against it", one.expected)
+    changes = list(records.changes(one.round))
+    for federation, client, what in changes:
+        found.change(f"{what} under {federation} is not as it was written", one.round, client)
+    if not (gap or one.whole or changes):
+        general = "its rules, its seeds or its salt" if one.round == 0 else "its figures, its models or its head"
+        found.change(f"{general} are not as they were written", one.round)
+
+
+class _Signatures:
+    """The signatures of a run: `add` the statements of each round in order, then `look`.
+
+    A statement names the digest of the one before it, so a signature that holds stands for all statements that lead up
+    to it: of each node the last one is checked, and any other that the next one does not name.
+    """
+
+    def __init__(self, db: sqlite3.Connection, found: Findings, keys: Keys | None) -> None:
+        self._db, self._found, self._keys = db, found, keys
+        self._lines = dict(db.execute("SELECT key, line FROM keys").fetchall())
+        self._last: dict[tuple[str, str], NodeStatement] = {}
+        """By key and rule: the newest statement."""
+        self._rounds: dict[tuple[str, str], list[int]] = {}
+        """The rounds of those that lead up to it, and its own."""
+        self._asked: set[tuple[str, str | None]] = set()
+        """Keys with the client (None: the server) for whom it was asked whether they may sign."""
+        self._counted = 0
+
+    def add(self, statements: Sequence[NodeStatement]) -> None:
+        """Take the statements of a round."""
+        for one in statements:
+            self._counted += 1
+            for client in one.statement.digests:
+                self._may_sign(one.key, one.statement.round, client)
+            line = (one.key, one.statement.federation)
+            if line in self._last and one.statement.before != self._last[line].digest:
+                self._end(line)
+            self._last[line] = one
+            self._rounds.setdefault(line, []).append(one.statement.round)
+
+    def look(self) -> None:
+        """Check what was added, and the server's signatures of heads."""
+        for key, line in self._lines.items():
+            if not _is_key(key, line):
+                self._found.change(f"the public key {key} is not the one of its fingerprint")
+        for line in list(self._last):
+            self._end(line)
+        heads = self._look_at_heads()
+        by = "the keys that lie in the run's own folder"
+        if self._keys is not None:
+            by = f"the keys in {self._keys.folder}"
+        if self._counted or heads:
+            self._found.checked["signatures"] = f"{self._counted} of nodes, {heads} of the server, by {by}"
+        elif self._keys is not None:
+            self._found.skip("it holds no signatures for --keys to check")
+
+    def _end(self, line: tuple[str, str]) -> None:
+        """Check the last statement of a line; where it does not hold, those before it, until one does."""
+        one, rounds = self._last.pop(line), self._rounds.pop(line)[:-1]
+        records = Records(self._db)
+        while not self._holds(one) and rounds:
+            stated = records.statements(rounds.pop())
+            one = next(each for each in stated if (each.key, each.statement.federation) == line)
+
+    def _holds(self, one: NodeStatement) -> bool:
+        said = one.statement
+        if self._signed(one.key, one.signature, said.content()):
+            return True
+        single = next(iter(said.digests)) if len(said.digests) == 1 else None
+        whose = "its node's signature" if single else f"the signature of the node of {first_names(list(said.digests))}"
+        self._found.change(f"{whose} does not hold", said.round, single)
+        return False
+
+    def _look_at_heads(self) -> int:
+        run, counted = Records(self._db).run, 0
+        heads = "SELECT round, head, key, signature FROM chain WHERE key IS NOT NULL OR signature IS NOT NULL"
+        for round, head, signer, signature in self._db.execute(f"{heads} ORDER BY round").fetchall():
+            counted += 1
+            self._may_sign(signer, round, None)
+            if not self._signed(signer, signature, head_statement(run, round, str(head))):
+                self._found.change("the server's signature of the head does not hold", round)
+        return counted
+
+    def _may_sign(self, signer: str, round: int, client: str | None) -> None:
+        """Note, in the first round of it, that a key is not one that the checker trusts for a client or the server."""
+        if self._keys is None or (signer, client) in self._asked:
+            return
+        self._asked.add((signer, client))
+        if refusal := self._keys.refusal(signer, client):
+            whose = "the server's signature of the head" if client is None else "its node's signature"
+            self._found.skip(f"{whose}, here and later: {refusal}", round, client)
+
+    def _signed(self, signer: str, signature: object, content: bytes) -> bool:
+        return isinstance(signature, bytes) and holds(str(self._lines.get(signer, "")), signature, content)
+
+
+def _is_key(key: str, line: str) -> bool:
+    try:
+        return fingerprint(line) == key
+    except (ValueError, IndexError):
+        return False
+
 
 TOLERANCE = 1e-12
 """Weights are the same up to this on every processor: they are computed in float64, whose rounding is 2e-16."""
@@ -99,7 +281,7 @@ def verify(folder: Path, keys: Path | None = None, head: str | None = None) -> V
     with reading(folder) as db:
         chain = look_at_rounds(db, folder, found, trusted)
         if head is not None and (head.lower(),) not in db.execute("SELECT head FROM chain").fetchall():
-            found.changed.append(Finding(f"no round has the head {head[:64]}; its last is {chain.head}"))
+            found.change(f"no round has the head {head[:64]}; its last is {chain.head}")
         _look_at_models(db, folder, found)
         ((later,),) = db.execute("SELECT COUNT(*) FROM contributions WHERE source != 'run'").fetchall()
     if later:
@@ -107,17 +289,18 @@ def verify(folder: Path, keys: Path | None = None, head: str | None = None) -> V
             f"those found out after the run (rows: {later}) are not in the chain and were not checked"
         )
     if (said := changed_since(folder)) is not None:
-        found.changed.append(Finding(said))
+        found.change(said)
     try:
         history = History(folder)
         found.checked["made on"] = _made_on(history.info)
         _look_at_weights(history, found)
-        look_at_updates(folder, history, found, chain.round)
+        if kept_rounds(folder):
+            look_at_updates(folder, history, found, chain.round)
     except UserError as error:
         # A change that is named already may leave columns that cannot be read: the rest was looked at.
         if not found.changed:
             raise
-        found.unchecked.append(Finding(str(error)))
+        found.skip(str(error))
     return Verification(str(folder), chain.head, chain.round, found)
 
 
@@ -127,14 +310,12 @@ def _look_at_models(db: Any, folder: Path, found: Findings) -> None:
     rounds: list[str] = []
     for round, restored in kept_checkpoints(db, folder):
         if isinstance(restored, UserError):
-            found.changed.append(Finding(str(restored), round))
+            found.change(str(restored), round)
             continue
         kept = {name: state for name, state in restored.states.items() if state.parameters.numel()}
         for name, state in kept.items():
             if db.execute(query, (name, state.round)).fetchone() != (model_digest(state.parameters),):
-                found.changed.append(
-                    Finding(f"the model of {in_words(name)} is not the one that it ended with", state.round)
-                )
+                found.change(f"the model of {in_words(name)} is not the one that it ended with", state.round)
         rounds += [str(round)] if kept else []
     if rounds:
         found.checked["models"] = f"of the checkpoints after round {' and '.join(reversed(rounds))}, by their digests"
@@ -177,12 +358,12 @@ def _compared(cohorts: Cohorts, rule: Rule, orders: Mapping[int, str | None], na
         try:
             again = rule.weigh(raw, position, clients=clients)
         except (UserError, ValueError, FloatingPointError) as error:
-            found.changed.append(Finding(f"its criteria under {name} cannot be weighed: {error}", round))
+            found.change(f"its criteria under {name} cannot be weighed: {error}", round)
             continue
         counted += 1
         for at in np.flatnonzero(np.abs(again.weights - weights) > TOLERANCE).tolist():
             said = f"weight {weights[at]:.6g} under {name}, where criteria and rule give {again.weights[at]:.6g}"
-            found.changed.append(Finding(said, round, clients[at]))
+            found.change(said, round, clients[at])
     return counted
 
 

@@ -148,7 +148,8 @@ class Records:
 
     def _head(self, round: int, before: str, mark: Mark | None, statements: Sequence[NodeStatement]) -> str:
         record = hashlib.sha256(self.record(round, mark)).hexdigest()
-        return link(before, round, self._tree(round, statements).root, record)
+        root = self._tree(round, statements).root if statements else None
+        return link(before, round, root, record)
 
     def _tree(self, round: int, statements: Sequence[NodeStatement]) -> Tree:
         run = self.run
