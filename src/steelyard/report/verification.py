@@ -40,7 +40,6 @@ from steelyard.runs.checkpoint import kept_checkpoints
 from steelyard.runs.columns import Cohorts
 from steelyard.runs.database import reading
 from steelyard.runs.history import History
-from steelyard.runs.kept_updates import kept_rounds
 from steelyard.weighing.rule import Rule, WeighingSettings, parse_priority
 
 
@@ -294,7 +293,7 @@ def verify(folder: Path, keys: Path | None = None, head: str | None = None) -> V
         history = History(folder)
         found.checked["made on"] = _made_on(history.info)
         _look_at_weights(history, found)
-        if kept_rounds(folder):
+        if files.names_in(folder / files.UPDATES):
             look_at_updates(folder, history, found, chain.round)
     except UserError as error:
         # A change that is named already may leave columns that cannot be read: the rest was looked at.
