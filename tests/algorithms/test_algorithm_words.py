@@ -134,7 +134,7 @@ def test_a_method_that_nobody_would_ask_for_is_refused(name: str, value: object,
 
 # ---------------------------------------------------------------- what runs keep
 
-RULES = ["scaffold,feddyn(alpha=0.1),fedadam,fedavgm+LD,fedprox(mu=0.5),client-momentum+centred-clip(EQ)"]
+RULES = ["scaffold,feddyn(alpha=0.1),fedadam,fedavgm+LD,fedprox(mu=0.5),client-momentum+clip(EQ)"]
 PERSONAL = ["local-only,fine-tuned,ditto,apfl,fedrep(head_epochs=2),fedala,fedfomo"]
 
 

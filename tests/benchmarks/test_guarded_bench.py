@@ -46,7 +46,7 @@ def test_a_stopped_piece_goes_on_and_runs_no_cell_twice(
 ) -> None:
     monkeypatch.setattr(guarded, "EARLY", 1)
     monkeypatch.setattr(guarded, "CONVERGED", 2)
-    words = ["guarded", str(tmp_path), "--rules", "EQ centred-clip(TR)", "--seeds", "1", "--shares", "0.2"]
+    words = ["guarded", str(tmp_path), "--rules", "EQ clip(TR)", "--seeds", "1", "--shares", "0.2"]
     words += ["--attacks", "backdoor", "--part", "1/2"]
     monkeypatch.setattr(sys, "argv", [*words, "--seconds", "0.001"])
     with pytest.raises(SystemExit) as stopped:
@@ -56,7 +56,7 @@ def test_a_stopped_piece_goes_on_and_runs_no_cell_twice(
     guarded.main()
     lines = [json.loads(text) for text in (tmp_path / "digits-1of2.jsonl").read_text().splitlines()]
     assert [(each["scheme"], each["attack"], each["rule"]) for each in lines] == [
-        ("iid", attack, rule) for attack in ("clean", "backdoor") for rule in ("EQ", "centred-clip(TR)")
+        ("iid", attack, rule) for attack in ("clean", "backdoor") for rule in ("EQ", "clip(TR)")
     ]
     assert "alarms" in lines[1]
     assert len(lines[2]["backdoor"]) == 1

@@ -8,12 +8,9 @@ import torch
 
 from steelyard.defence import robust
 from steelyard.defence.robust import (
-    buckets,
     distances,
     distances_to,
-    flame,
     hostile_count,
-    largest_group,
     lengths,
     shares,
     spectral,
@@ -24,11 +21,6 @@ from steelyard.defence.robust import (
 def gram(*updates: tuple[float, ...]) -> np.ndarray:
     matrix = np.array(updates)
     return matrix @ matrix.T
-
-
-def at(*degrees: float) -> np.ndarray:
-    turned = np.deg2rad(np.array(degrees))
-    return np.stack([np.cos(turned), np.sin(turned)], axis=1)
 
 
 # ---------------------------------------------------------------- clipping
@@ -58,13 +50,6 @@ def test_an_update_is_cut_to_the_radius_and_one_of_length_0_stays() -> None:
     assert robust.factors(np.array([0.0, 0.5, 2.0, 8.0]), 2.0) == pytest.approx([1, 1, 1, 0.25])
     assert robust.factors(np.array([0.0, 8.0]), 0.0) == pytest.approx([1, 0])
     assert robust.clipped(np.array([0.5, 0.5]), np.array([1.0, 4.0]), 2.0) == pytest.approx([0.5, 0.25])
-
-
-def test_centred_clipping_by_hand() -> None:
-    # One parameter, updates 1 and 9, equal weights, radius 2. From 0: ½·1 + ½·2 = 1.5; from there −¼ + 1 = 2.25.
-    for steps, value in (((1,), 1.5), ((2,), 2.25), ((), 2.25 - 0.625 + 1.0)):
-        found = robust.centred_clip(np.array([0.5, 0.5]), gram((1.0,), (9.0,)), lambda _away: 2.0, *steps)
-        assert found @ [1.0, 9.0] == pytest.approx(value)
 
 
 # ---------------------------------------------------------------- the nearest to each other
@@ -132,33 +117,6 @@ def test_fltrust_of_those_who_sent_nothing_or_have_no_weight() -> None:
     assert robust.fltrust(np.array([1.0]), np.array([1e-3]), np.array([1e-6]), 1.0) == pytest.approx([1e3])
 
 
-# ---------------------------------------------------------------- FLAME
-
-
-def test_the_group_grows_by_the_nearest_until_it_is_more_than_half() -> None:
-    # 0, 10 and 25 degrees join one after another: three of five. 170 and 180 are nearer to each other, but two.
-    updates = at(0, 10, 25, 170, 180)
-    assert largest_group(gram(*updates)).tolist() == [0, 1, 2]
-    # Length does not matter, and an update of length 0 points nowhere.
-    assert largest_group(gram(*updates * np.array([[1.0], [50.0], [1.0], [1.0], [9.0]]))).tolist() == [0, 1, 2]
-    assert largest_group(gram((0.0, 0.0), (1.0, 0.0), (1.0, 0.01))).tolist() == [1, 2]
-    # The third joins at 1 − cos 15° = 0.0341 and makes the majority; the fourth is 1.77 times as far, 1 − cos 20°.
-    products = gram(*at(0, 10, 25, 45, 180))
-    for reach, size in ((1.0, 3), (1.7, 3), (1.8, 4), (1e6, 5)):
-        assert largest_group(products, reach).tolist() == list(range(size))
-    assert flame(np.full(5, 0.2), products, 1.8)[0] == pytest.approx([0.25, 0.25, 0.25, 0.25, 0])
-    assert flame(np.full(5, 0.2), products)[0] == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0, 0])
-
-
-def test_updates_are_clipped_to_the_median_length_of_all() -> None:
-    updates = at(0, 10, 25, 180) * np.array([[1.0], [2.0], [8.0], [4.0]])
-    found, middle = flame(np.array([0.2, 0.2, 0.4, 0.2]), gram(*updates))
-    # Lengths 1, 2, 8, 4: their median is 3. Weights of those kept: a quarter, a quarter, a half.
-    assert middle == pytest.approx(3.0)
-    assert found == pytest.approx([0.25, 0.25, 0.5 * 3 / 8, 0])
-    assert flame(np.ones(1), np.array([[9.0]]))[0] == pytest.approx([1])
-
-
 # ---------------------------------------------------------------- coordinate by coordinate
 
 
@@ -184,38 +142,6 @@ def test_the_trimmed_mean_cuts_a_client_in_two() -> None:
     assert found.tolist() == pytest.approx([5.0])
     assert found.dtype == torch.float32
     assert robust.trimmed_mean(values, weights, 0.0).tolist() == pytest.approx([7.5])
-
-
-# ---------------------------------------------------------------- buckets
-
-
-class InOrder(np.random.Generator):
-    """Chance that leaves everything where it is."""
-
-    def __init__(self) -> None:
-        super().__init__(np.random.PCG64(0))
-
-    def permutation(self, x: int) -> np.ndarray:  # type: ignore[override]
-        return np.arange(x)
-
-
-def test_a_bucket_is_the_weighted_mean_of_its_clients_and_has_their_weight() -> None:
-    means, weights = buckets(np.array([0.1, 0.3, 0.2, 0.2, 0.2]), 2, InOrder())
-    # Buckets {a, b}, {c, d}, {e}: a has a quarter of the first.
-    assert means == pytest.approx(np.array([[0.25, 0.75, 0, 0, 0], [0, 0, 0.5, 0.5, 0], [0, 0, 0, 0, 1.0]]))
-    assert weights == pytest.approx([0.4, 0.4, 0.2])
-    # One without weight has none, and divides by no 0.
-    means, weights = buckets(np.array([0.0, 0.0, 1.0]), 2, InOrder())
-    assert means == pytest.approx(np.array([[0.5, 0.5, 0], [0, 0, 1]]))
-    assert weights == pytest.approx([0, 1])
-
-
-def test_every_client_is_in_one_bucket_and_the_weighted_sum_stays() -> None:
-    given = np.random.default_rng(3).dirichlet(np.ones(11))
-    means, weights = buckets(given, 3, np.random.default_rng(7))
-    assert ((means > 0).sum(axis=0) == 1).all()
-    assert sorted((means > 0).sum(axis=1).tolist()) == [2, 3, 3, 3]
-    assert weights @ means == pytest.approx(given)
 
 
 # ---------------------------------------------------------------- the geometry below the rules

@@ -36,13 +36,13 @@ SMALL: dict[str, Any] = {
 }
 
 
-def test_the_record_of_clients_and_the_chance_of_buckets_survive_a_stop_and_alarms_are_counted(
+def test_the_record_of_clients_survives_a_stop_and_alarms_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     document = {**SMALL, "rounds": {"count": 5, "fraction": 1.0}}
     document["partition"] = {**SMALL["partition"], "scheme": "iid"}
     del document["partition"]["alpha"]
-    rules = ["client-momentum+clip(product(RD,TR);buckets=2)", "flame(TR)", "EQ"]
+    rules = ["client-momentum+clip(product(RD,TR);mix)", "spectral(TR)", "EQ"]
     described = under_attack(with_rules(build(document), rules), "scaled-reversal", 0.2)
     assert_a_stop_changes_nothing(described, tmp_path, monkeypatch)
     found = outcome(tmp_path / "whole", described.rounds)

@@ -8,18 +8,13 @@ candidates of online adjustment) share what does not depend on weights.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
 import torch
 
-from steelyard.base.randomness import generator
 from steelyard.defence.settings import BY_COORDINATE, DefenceSettings
 from steelyard.messages.payloads import Floats, SingleModels
-
-_FIXED = partial(generator, 0, 0)
-"""The chance of a rule that stands outside any run."""
-
 
 # ---------------------------------------------------------------- geometry
 #
@@ -91,28 +86,6 @@ def factors(lengths: Floats, radius: float) -> Floats:
 def clipped(weights: Floats, lengths: Floats, radius: float) -> Floats:
     """Return the coefficients of the updates: the weights, each times how much of its update is left."""
     return weights * factors(lengths, radius)
-
-
-# ---------------------------------------------------------------- centred clipping
-#
-# Centred clipping: updates are clipped around a centre, which moves to their mean, and again.
-#
-#     v ← v + Σ w_a · min(1, τ/‖u_a − v‖) · (u_a − v)        from v = 0, L steps
-#
-# S. P. Karimireddy, L. He, M. Jaggi: "Learning from History for Byzantine Robust Optimization" (ICML 2021). Their
-# centre starts from the last aggregate of momenta; an update here is a difference to the last global model, so v = 0,
-# that model, is where history left off. τ is given, or a quantile of the distances to the centre in each step.
-
-
-def centred_clip(weights: Floats, gram: Floats, radius: Callable[[Floats], float], steps: int = 3) -> Floats:
-    """Return the coefficients c of the centre v = Σ c_a u_a after some steps; `radius` maps distances to τ."""
-    centre = np.zeros(len(weights))
-    for _ in range(steps):
-        away = distances_to(gram, centre)
-        taken = weights * factors(away, radius(away))
-        # v + Σ t_a (u_a − v) = (1 − Σ t_a) v + Σ t_a u_a.
-        centre = (1.0 - taken.sum()) * centre + taken
-    return centre
 
 
 # ---------------------------------------------------------------- multi-Krum
@@ -267,81 +240,6 @@ def spectral(weights: Floats, gram: Floats, share: float) -> Floats:
     return found
 
 
-# ---------------------------------------------------------------- FLAME
-#
-# FLAME: the largest group of updates that point alike, clipped to the median length, with a little noise.
-#
-#     kept: the more than half of the clients that join first as the cosine distance 1 − cos(u_a, u_b) grows
-#     Θ ← Θ + Σ_kept w_a min(1, S/‖u_a‖) u_a / Σ_kept w_a + N(0, (λS)²),   S the median of ‖u_a‖
-#
-# T. D. Nguyen et al.: "FLAME: Taming Backdoors in Federated Learning" (USENIX Security 2022). The paper groups by
-# HDBSCAN with clusters of at least n/2 + 1; no two such fit side by side, so that what is left of it is single
-# linkage, cut where the first component is so large. λ is 0.001 in the paper's image experiments.
-#
-# That always drops almost half of the clients, honest ones too. With a reach ρ > 1 clients go on joining up to ρ times
-# the distance at which the group became the majority: whoever is not clearly apart stays.
-
-
-def largest_group(gram: Floats, reach: float = 1.0) -> np.ndarray:
-    """Return the positions of the first component of more than half of the clients, ascending; all where it is tied.
-
-    With a reach also those who join it up to that many times the distance at which it became so large.
-    """
-    count = len(gram)
-    sizes = lengths(gram)
-    scale = np.outer(sizes, sizes)
-    away = 1.0 - np.divide(gram, scale, out=np.zeros_like(gram), where=scale > 0)
-    group = np.arange(count)
-    pairs = np.argwhere(np.triu(np.ones((count, count), dtype=np.bool_), 1))
-    kept, furthest = np.arange(count), np.inf
-    for a, b in pairs[np.argsort(away[pairs[:, 0], pairs[:, 1]], kind="stable")]:
-        if away[a, b] > furthest:
-            break
-        group[group == group[b]] = group[a]
-        mine = np.flatnonzero(group == group[a])
-        if 2 * len(mine) > count:
-            kept = mine
-            if reach <= 1:
-                break
-            furthest = min(furthest, reach * away[a, b])
-    return kept
-
-
-def flame(weights: Floats, gram: Floats, reach: float = 1.0) -> tuple[Floats, float]:
-    """Return the coefficients, and the median length S that the noise is a share of."""
-    sizes = lengths(gram)
-    middle = float(np.median(sizes)) if len(sizes) else 0.0
-    kept = largest_group(gram, reach)
-    found = np.zeros(len(weights))
-    cut = np.minimum(1.0, np.divide(middle, sizes, out=np.ones_like(sizes), where=sizes > 0))
-    found[kept] = shares(weights[kept]) * cut[kept]
-    return found, middle
-
-
-# ---------------------------------------------------------------- bucketing
-#
-# Bucketing: updates are shuffled into buckets of s, and each bucket counts as one update, its mean.
-#
-#     y_b = Σ_{a in b} w_a u_a / Σ_{a in b} w_a        w_b = Σ_{a in b} w_a
-#
-# S. P. Karimireddy, L. He, M. Jaggi: "Byzantine-Robust Learning on Heterogeneous Datasets via Bucketing" (ICLR 2022).
-# Buckets differ less from each other than clients do, by √s, so that a robust rule after it drops fewer honest ones;
-# but a bucket with one hostile client is hostile, so f of n become f of n/s. The paper's weights are equal.
-
-
-def buckets(weights: Floats, size: int, chance: np.random.Generator) -> tuple[Floats, Floats]:
-    """Return M whose rows average the clients of each bucket, y = M u, and the weights of the buckets."""
-    count = len(weights)
-    order = chance.permutation(count)
-    rows = -(-count // size)
-    member = np.zeros((rows, count))
-    member[np.arange(count) // size, order] = 1.0
-    totals = member @ weights
-    # Where nobody in a bucket has weight it has none either; its mean is then that of all in it.
-    inside = np.where(totals[:, None] > 0, member * weights, member)
-    return inside / inside.sum(axis=1, keepdims=True), totals
-
-
 # ---------------------------------------------------------------- a rule on a cohort
 
 
@@ -349,8 +247,7 @@ class RobustRule:
     """One robust rule on one cohort; make it once a round and combine as many weightings as you like.
 
     `gram_of` computes the inner products of the updates, `root_of` those with the server's own update u_0 and its
-    length, `radius_before` is last round's radius, which adaptive clipping may lean on; `chance` gives the round's
-    generator for a purpose.
+    length, `radius_before` is last round's radius, which adaptive clipping may lean on.
     """
 
     def __init__(
@@ -361,7 +258,6 @@ class RobustRule:
         gram_of: Callable[[], Floats],
         root_of: Callable[[], tuple[Floats, float]] | None = None,
         radius_before: float | None = None,
-        chance: Callable[..., np.random.Generator] = _FIXED,
     ) -> None:
         self.settings = settings
         self.payload = payload
@@ -369,14 +265,11 @@ class RobustRule:
         self._gram_of = gram_of
         self._root_of = root_of
         self._radius_before = radius_before
-        self._chance = chance
 
     def combine(self, weights: Floats) -> torch.Tensor:
         """Return the new model for weights [clients], or one row per candidate for [candidates, clients]."""
         rows = np.atleast_2d(weights)
         found = self._by_coordinate(rows) if self.settings.rule in BY_COORDINATE else self._by_product(rows)
-        if self.settings.rule == "flame":
-            found = found + self._noise
         found = self.payload.keep_frozen(found, self.parameters)
         return found if np.ndim(weights) > 1 else found[0]
 
@@ -388,29 +281,25 @@ class RobustRule:
 
     def coefficients(self, weights: Floats) -> Floats:
         """Return c of the new model Θ + Σ c_a u_a; for rules that need only inner products."""
-        mixing, mixed = self._mixed(weights)
-        if mixing is None:
-            return self._coefficients(mixed, self._gram, mixing)
-        return mixing.T @ self._coefficients(mixed, mixing @ self._gram @ mixing.T, mixing)
+        found = self._coefficients(weights)
+        return found if self._nearest is None else self._nearest.T @ found
 
-    def _coefficients(self, weights: Floats, gram: Floats, mixing: Floats | None) -> Floats:
-        settings = self.settings
+    def _coefficients(self, weights: Floats) -> Floats:
+        settings, gram = self.settings, self._mixed_gram
         match settings.rule:
             case "clip":
-                return clipped(weights, lengths(gram), self._clip_radius(gram))
+                return clipped(weights, lengths(gram), self.radius)
             case "multi-krum":
                 return multi_krum(weights, gram, settings.share)
             case "spectral":
                 return spectral(weights, gram, settings.share)
-            case "flame":
-                return flame(weights, gram, settings.reach or 1.0)[0]
-            case "centred-clip":
-                return centred_clip(weights, gram, self._radius, settings.steps or 3)
             case "geometric-median":
                 return geometric_median(weights, gram, settings.steps or 8, settings.least_distance or 1e-6)
             case "fltrust":
-                products, length = self._root
-                mine = products if mixing is None else mixing @ products
+                if self._root_of is None:
+                    raise AssertionError("fltrust without a server that trains is refused before a run")
+                products, length = self._root_of()
+                mine = products if self._nearest is None else self._nearest @ products
                 return fltrust(weights, lengths(gram), mine, length)
             case _:
                 return weights
@@ -418,64 +307,33 @@ class RobustRule:
     @cached_property
     def radius(self) -> float:
         """The radius of clip in this round, for the next round to lean on."""
-        mixing, _ = self._mixed(np.ones(len(self.payload.like)))
-        return self._clip_radius(self._gram if mixing is None else mixing @ self._gram @ mixing.T)
-
-    def _clip_radius(self, gram: Floats) -> float:
-        return self._radius(lengths(gram), self._radius_before)
-
-    def _radius(self, distances: Floats, before: float | None = None) -> float:
         settings = self.settings
         if settings.radius is not None:
             return settings.radius
         quantile = 0.5 if settings.quantile is None else settings.quantile
-        return radius_of(distances, quantile, settings.smooth or 0.0, before)
+        return radius_of(lengths(self._mixed_gram), quantile, settings.smooth or 0.0, self._radius_before)
 
     @cached_property
     def _gram(self) -> Floats:
         return self._gram_of()
 
     @cached_property
-    def _root(self) -> tuple[Floats, float]:
-        if self._root_of is None:
-            raise AssertionError("fltrust without a server that trains is refused before a run")
-        return self._root_of()
+    def _nearest(self) -> Floats | None:
+        """The matrix that averages updates before the rule looks at them; None where it sees them as they are."""
+        return mixing(self._gram, self.settings.share) if self.settings.mix else None
 
     @cached_property
-    def _nearest(self) -> Floats:
-        return mixing(self._gram, self.settings.share)
-
-    def _mixed(self, weights: Floats) -> tuple[Floats | None, Floats]:
-        """Return the matrix that averages updates before the rule looks at them, and the weights of its rows."""
-        if self.settings.mix:
-            return self._nearest, weights
-        if self.settings.buckets is not None:
-            return buckets(weights, self.settings.buckets, self._chance(purpose="defence/buckets"))
-        return None, weights
-
-    @cached_property
-    def _noise(self) -> torch.Tensor:
-        """FLAME's noise, one vector for every weighting of a round."""
-        share = 0.001 if self.settings.noise is None else self.settings.noise
-        middle = flame(np.ones(len(self._gram)), self._gram)[1]
-        drawn = self._chance(purpose="defence/noise").standard_normal(len(self.parameters), dtype=np.float32)
-        return torch.from_numpy(drawn).to(self.parameters) * (share * middle)
+    def _mixed_gram(self) -> Floats:
+        return self._gram if self._nearest is None else self._nearest @ self._gram @ self._nearest.T
 
     def _by_coordinate(self, weights: Floats) -> torch.Tensor:
         kind, device = self.payload.like.dtype, self.payload.like.device
-        ready: list[tuple[torch.Tensor | None, torch.Tensor]] = []
-        for each in weights:
-            mixing, mixed = self._mixed(each / each.sum())
-            ready.append(
-                (
-                    None if mixing is None else torch.as_tensor(mixing, dtype=kind, device=device),
-                    torch.as_tensor(mixed, dtype=torch.float64, device=device),
-                )
-            )
+        nearest = None if self._nearest is None else torch.as_tensor(self._nearest, dtype=kind, device=device)
+        shares = [torch.as_tensor(each / each.sum(), dtype=torch.float64, device=device) for each in weights]
         found = torch.empty((len(weights), len(self.parameters)), dtype=kind, device=device)
         for span, models in self.payload.blocks():
-            for row, (mixing, mine) in enumerate(ready):
-                values = models if mixing is None else mixing @ models
+            values = models if nearest is None else nearest @ models
+            for row, mine in enumerate(shares):
                 if self.settings.rule == "median":
                     found[row, span] = median(values, mine)
                 else:

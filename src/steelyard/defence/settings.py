@@ -15,27 +15,25 @@ DefenceName = Literal[
     "median",
     "trimmed-mean",
     "multi-krum",
-    "centred-clip",
     "geometric-median",
     "fltrust",
     "spectral",
-    "flame",
     "none",
 ]
 DEFENCES: tuple[str, ...] = get_args(DefenceName)
 BY_COORDINATE: frozenset[str] = frozenset({"median", "trimmed-mean"})
 """Rules that look at each parameter by itself; all others need only the inner products of the updates."""
+REMOVED = {"flame": "spectral", "centred-clip": "clip or spectral"}
+"""Rules that were there until 0.2, and what to use in their place."""
 
 # Which parameter belongs to which rules: one given for another rule is a mistake that must not pass in silence.
 _PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "hostile": ("trimmed-mean", "multi-krum", "spectral"),
-    "radius": ("clip", "centred-clip"),
-    "quantile": ("clip", "centred-clip"),
+    "radius": ("clip",),
+    "quantile": ("clip",),
     "smooth": ("clip",),
-    "steps": ("centred-clip", "geometric-median"),
+    "steps": ("geometric-median",),
     "least_distance": ("geometric-median",),
-    "noise": ("flame",),
-    "reach": ("flame",),
 }
 
 
@@ -47,31 +45,33 @@ class DefenceSettings(Section):
 
     rule: DefenceName = "clip"
     """clip: no update longer than a radius; median, trimmed-mean: coordinate by coordinate; multi-krum: only the
-    clients nearest to each other; centred-clip: clipped around the centre, some steps; geometric-median: the point with
-    the least sum of distances; fltrust: as far as an update points where the server's own does;
-    spectral: without those who stand out where the updates differ most; flame: the largest group that points alike,
-    clipped, with noise; none: the plain sum."""
+    clients nearest to each other; geometric-median: the point with the least sum of distances; fltrust: as far as an
+    update points where the server's own does; spectral: without those who stand out where the updates differ most;
+    none: the plain sum."""
     mix: bool = False
     """First replace every update by the mean of its nearest ones, n less the hostile: helps where clients differ."""
-    buckets: Annotated[int, Field(ge=2, le=1000)] | None = None
-    """First shuffle the clients into buckets of this size, each of which counts as one update, its weighted mean."""
     hostile: Annotated[float, Field(ge=0, lt=0.5)] | None = None
     """trimmed-mean, multi-krum, spectral, mix: the share of a cohort that may be hostile. Default 0.3."""
     radius: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """clip, centred-clip: the radius itself; default: it adapts, see `quantile`."""
+    """clip: the radius itself; default: it adapts, see `quantile`."""
     quantile: Annotated[float, Field(gt=0, le=1)] | None = None
-    """clip, centred-clip: the radius is this quantile of the cohort's lengths, in each round anew. Default 0.5."""
+    """clip: the radius is this quantile of the cohort's lengths, in each round anew. Default 0.5."""
     smooth: Annotated[float, Field(ge=0, lt=1)] | None = None
     """clip: how much of last round's radius stays, s: r_t = q^(1−s) · r_(t−1)^s. Default 0."""
     steps: Annotated[int, Field(ge=1, le=1000)] | None = None
-    """centred-clip, geometric-median: number of steps. Default 3 and 8."""
+    """geometric-median: number of steps. Default 8."""
     least_distance: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """geometric-median: smoothing ν: nearer than this counts as this far. Default 1e-6."""
 
-    noise: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    """flame: standard deviation of the noise on each parameter, as a share of the median length. Default 0.001."""
-    reach: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
-    """flame: clients join the group up to this many times the distance at which it is the majority. Default 1."""
+    @model_validator(mode="before")
+    @classmethod
+    def _still_here(cls, value: Any) -> Any:
+        if isinstance(value, dict):
+            if (rule := value.get("rule")) in REMOVED:
+                raise UserError(f"rule: '{rule}' was removed after 0.2. Use {REMOVED[rule]}.")
+            if "buckets" in value:
+                raise UserError("buckets: was removed after 0.2. Use mix = true.")
+        return value
 
     @model_validator(mode="after")
     def _fits(self) -> DefenceSettings:
@@ -80,8 +80,6 @@ class DefenceSettings(Section):
                 continue
             more = " or mix = true" if name == "hostile" else ""
             raise UserError(f"{name}: given with rule = '{self.rule}'; allowed only with {listed(allowed)}{more}")
-        if self.mix and self.buckets is not None:
-            raise UserError("buckets: given together with mix; allowed: one of the two")
         if self.radius is not None and (self.quantile is not None or self.smooth is not None):
             raise UserError(
                 "radius: given together with quantile or smooth; allowed: a fixed radius, or quantile and smooth"
@@ -91,7 +89,7 @@ class DefenceSettings(Section):
     @property
     def robust(self) -> bool:
         """Whether anything but the plain weighted sum is made of the updates."""
-        return self.rule != "none" or self.mix or self.buckets is not None
+        return self.rule != "none" or self.mix
 
     @property
     def share(self) -> float:

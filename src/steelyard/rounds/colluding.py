@@ -1,7 +1,7 @@
 """Colluders that know the rule: each round they try the rule itself on every candidate and send the worst.
 
 They see all updates and all claims of their cohort. In place of the server's rows they have rows of their own, as many
-as one client has, and in place of the server's chance (buckets, noise) chance of their own. A candidate is worst where
+as one client has, and have to guess the server's chance. A candidate is worst where
 the model that the rule makes of it is right on the fewest of these rows, and of equal ones where it loses most.
 """
 
@@ -74,7 +74,7 @@ class _Trial:
         plan: Plan,
         rows: list[int],
     ) -> None:
-        # The server's chance is its own: colluders that knew it would undo what bucketing is for.
+        # The server's chance is its own, and colluders have to guess it.
         guess = randomness.stream_key(task.seed, task.round, purpose="attack/guess")
         self.federation, self.task = replace(federation, seed=guess), replace(task, seed=guess)
         self.state, self.updates, self.server, self.plan, self.rows = state, updates, server, plan, rows

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from steelyard.base.errors import UserError
-from steelyard.base.randomness import generator
 from steelyard.defence.robust import RobustRule
 from steelyard.messages.algorithm import Algorithm, ServerStep, Vectors
 from steelyard.messages.payloads import DenseModels, SingleModels
@@ -117,10 +116,7 @@ def _average(
         raise UserError(
             "weighing.defence.rule: got 'fltrust', but this server has no rows to train on; allowed: the other rules"
         )
-    chance = partial(generator, federation.seed, task.round)
-    rule = RobustRule(
-        *(settings, payload, task.parameters, lambda: view.gram, lambda: view.root, view.memory.get(RADIUS), chance)
-    )
+    rule = RobustRule(settings, payload, task.parameters, lambda: view.gram, lambda: view.root, view.memory.get(RADIUS))
 
     def combine(weights: Floats) -> torch.Tensor:
         found = rule.combine(weights)

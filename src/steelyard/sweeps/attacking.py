@@ -55,7 +55,7 @@ ATTACKS: Mapping[str, Sequence[Mapping[str, Any]]] = {
 """By name: the flaws that make a client hostile; docs/reference/defence.md has the formulas."""
 
 RULES = (
-    *("fedavg", "EQ", "clip(EQ)", "median(EQ)", "trimmed-mean(EQ)", "multi-krum(EQ)", "centred-clip(EQ)"),
+    *("fedavg", "EQ", "clip(EQ)", "median(EQ)", "trimmed-mean(EQ)", "multi-krum(EQ)"),
     *("geometric-median(EQ)", "guarded"),
 )
 """What `steelyard attack` compares by default; FLTrust joins where the server has rows of its own."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from steelyard.base.errors import UserError, listed, nearest
 from steelyard.base.settings import read_named, read_value
-from steelyard.defence.settings import DEFENCES
+from steelyard.defence.settings import DEFENCES, REMOVED
 from steelyard.weighing import scores
 from steelyard.weighing.policy import known as policies
 from steelyard.weighing.rule import WeighingSettings, parse_priority
@@ -25,12 +25,11 @@ WORDS = (
     *(*STRATEGIES, "online-apart", "budget(20)", "fedavg", "adafed", "adafed-weights", "mean", "product"),
     "power(VP)^3",
     *("weighted-mean(DS=2,LD=1)", "owa(DS,LD;most)", "choquet(DS,LD;FILE)", "fitted(RULE)", "RULE/max", "RULE/rank"),
-    *("clip(RULE)", "median(RULE)", "trimmed-mean(RULE)", "multi-krum(RULE)", "centred-clip(RULE)"),
+    *("clip(RULE)", "median(RULE)", "trimmed-mean(RULE)", "multi-krum(RULE)"),
     *(
         "geometric-median(RULE)",
         "fltrust(RULE)",
         "spectral(RULE)",
-        "flame(RULE)",
         "capped(RULE;bound=3;max_shares=2)",
         "guarded",
         "server-only",
@@ -109,7 +108,7 @@ def read_rule(word: str, frame: Frame) -> dict[str, Any]:
         return {"policy": read_named(word, frame.option)}
     if wrapped := re.fullmatch(r"fitted\((.*)\)", word):
         return _fitted(wrapped[1].strip(), frame)
-    if defended := re.fullmatch(rf"({'|'.join((*DEFENCES, 'capped'))})\((.*)\)", word):
+    if defended := re.fullmatch(rf"({'|'.join((*DEFENCES, *REMOVED, 'capped'))})\((.*)\)", word):
         return _defended(defended[1], defended[2].strip(), frame)
     if divided := re.fullmatch(r"(.+)/(share|max|rank)", word):
         return _normalised(divided[1], divided[2], frame)
