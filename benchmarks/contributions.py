@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from steelyard.contributions.intervals import METHOD_ERROR, Series, add_over_rounds, over_seeds, widened
-from steelyard.contributions.retraining import retrain
+from steelyard.contributions.document import METHOD_ERROR, Series, add_over_rounds, over_seeds, widened
+from steelyard.contributions.replaying import retrain
 from steelyard.experiment.loading import build, load
 from steelyard.experiment.running import run
 from steelyard.rounds.contributions import ContributionSettings

@@ -16,12 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from steelyard.privacy.ckks import CkksKeys
-from steelyard.privacy.fixed_point import FixedPoint, Grid
-from steelyard.privacy.masked_sum import masked_sum
+from steelyard.privacy.encryption import CkksKeys
+from steelyard.privacy.hidden import FixedPoint, Grid
 from steelyard.privacy.paillier import Packing, PaillierKeys
-from steelyard.privacy.secure_client import KEY_SHARES_BYTES, PUBLIC_BYTES, SecureClient
-from steelyard.privacy.secure_server import SecureServer
+from steelyard.privacy.secure import KEY_SHARES_BYTES, PUBLIC_BYTES, SecureClient, SecureServer
+from steelyard.privacy.secure_round import masked_sum
 from steelyard.privacy.settings import AggregationSettings
 from steelyard.privacy.sharing import SHARE_BYTES
 

@@ -32,7 +32,7 @@ from steelyard.clients.local import Simulation
 from steelyard.clients.local.engines import choice_file
 from steelyard.experiment.loading import build
 from steelyard.experiment.running import resume, run
-from steelyard.privacy.ledger_marks import FILE
+from steelyard.privacy.ledger import FILE
 from steelyard.report.verification import verify
 from steelyard.runs.history import History
 from steelyard.runs.store import exists

@@ -12,8 +12,7 @@ from tests.kit import SMALL
 from steelyard.experiment.loading import build
 from steelyard.experiment.running import run
 from steelyard.privacy.accounting import Release, spent
-from steelyard.privacy.ledger import Ledger
-from steelyard.privacy.ledger_marks import FILE
+from steelyard.privacy.ledger import FILE, Ledger
 from steelyard.result import Result
 from steelyard.runs.history import History
 

@@ -15,7 +15,7 @@ from steelyard.experiment.extraction_audit import audit_extraction
 from steelyard.experiment.membership_audit import audit_membership
 from steelyard.experiment.privacy_audit import audit_inversion
 from steelyard.experiment.privacy_sweeps import sweep_inversion
-from steelyard.privacy import central
+from steelyard.privacy import clipping
 from steelyard.privacy.accounting import Release, spent
 from steelyard.rounds import private
 from steelyard.rounds.private import PrivateRounds
@@ -99,7 +99,7 @@ LARGEST, CAP = PrivateRounds.largest_weight, rule.own_cap
     [
         (PrivateRounds, "largest_weight", lambda self, of, answered: LARGEST(self, of, answered) / 10, 3.0, 0.5),
         (rule, "own_cap", lambda rule, expected: 10 * CAP(rule, expected), 3.0, 0.5),
-        (central, "clip_factors", lambda lengths, clip: np.ones_like(lengths), 3.0, 0.5),
+        (clipping, "clip_factors", lambda lengths, clip: np.ones_like(lengths), 3.0, 0.5),
         (private, "each_with", lambda source, names, rate: list(names), 1.0, 0.02),
         (PrivateRounds, "_release", lambda self, of, noise: Release(noise, "poisson", 0.001), 1.0, 0.5),
     ],

@@ -20,8 +20,7 @@ from steelyard.experiment.loading import build
 from steelyard.experiment.running import resume, run
 from steelyard.messages.updates import Task
 from steelyard.privacy.accounting import Release, spent
-from steelyard.privacy.ledger import Ledger
-from steelyard.privacy.ledger_marks import FILE
+from steelyard.privacy.ledger import FILE, Ledger
 from steelyard.runs.history import History
 
 BASE = changed(

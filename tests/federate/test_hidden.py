@@ -36,10 +36,8 @@ from steelyard.federate.hidden_node import HiddenRound, read_hide, read_share
 from steelyard.federate.server_app import federate
 from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import Task, Updates
-from steelyard.privacy.fixed_point import FixedPoint
-from steelyard.privacy.masks import stream
-from steelyard.privacy.secure_client import SecureClient, self_key
-from steelyard.privacy.secure_server import Unopened
+from steelyard.privacy.hidden import FixedPoint
+from steelyard.privacy.secure import SecureClient, Unopened, self_key, stream
 from steelyard.privacy.settings import AggregationSettings
 from steelyard.rounds.soundness import Exploded
 from steelyard.runs.history import History

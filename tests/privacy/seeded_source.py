@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from steelyard.privacy.source import Words
+from steelyard.privacy.noise import Words
 
 
 class SeededSource:

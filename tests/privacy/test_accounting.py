@@ -13,11 +13,20 @@ from scipy.stats import binom, norm
 from tests.conftest import CommandLine
 from tests.kit import assert_refused, named
 
-from steelyard.privacy.accounting import Release, noise_for, spent, together
-from steelyard.privacy.canaries import chance, lower_bound
-from steelyard.privacy.losses import farthest, fixed_delta, poisson_delta, poisson_losses, repeated
-from steelyard.privacy.mechanisms import gaussian_epsilon
-from steelyard.privacy.planning import BudgetPlan, plan
+from steelyard.privacy.accounting import (
+    Release,
+    chance,
+    farthest,
+    fixed_delta,
+    gaussian_epsilon,
+    lower_bound,
+    poisson_delta,
+    poisson_losses,
+    repeated,
+    spent,
+    together,
+)
+from steelyard.privacy.planning import BudgetPlan, noise_for, plan
 
 DELTA = 1e-5
 

@@ -18,7 +18,7 @@ from sympy import isprime, nextprime
 from tests.kit import assert_refused, named
 
 from steelyard.privacy import sharing
-from steelyard.privacy.fixed_point import FixedPoint, Grid
+from steelyard.privacy.hidden import FixedPoint, Grid
 
 SECRETS = st.binary(min_size=32, max_size=32)
 
@@ -219,7 +219,7 @@ SLOTS = 4096
 @pytest.fixture(scope="module")
 def ckks() -> ModuleType:
     pytest.importorskip("tenseal")
-    return importlib.import_module("steelyard.privacy.ckks")
+    return importlib.import_module("steelyard.privacy.encryption")
 
 
 @pytest.fixture(scope="module")

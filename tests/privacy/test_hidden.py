@@ -15,10 +15,11 @@ from pydantic import ValidationError
 from tests.kit import assert_refused, refusal
 
 from steelyard.messages.updates import Failure
-from steelyard.privacy import requirements
-from steelyard.privacy.fixed_point import FixedPoint
+from steelyard.privacy import accounting
+from steelyard.privacy import hidden as room
 from steelyard.privacy.hidden import (
     BeyondBound,
+    FixedPoint,
     HiddenUpdates,
     Summed,
     beyond,
@@ -211,12 +212,13 @@ def test_what_does_not_go_together_is_one_line(given: dict[str, Any], line: str)
 
 
 def test_a_package_that_is_missing_is_named_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    requirements.check_accounting()
+    accounting.check_accounting()
     missing = ("tenseal", "dp_accounting")
-    monkeypatch.setattr(requirements, "find_spec", lambda name: None if name in missing else name)
-    assert_refused(requirements.check_accounting, "privacy", "dp-accounting", "pip install 'steelyard[privacy]'")
-    requirements.check_installed(AggregationSettings(kind="paillier"))
-    call = partial(requirements.check_installed, AggregationSettings(kind="ckks"))
+    for module in (accounting, room):
+        monkeypatch.setattr(module, "find_spec", lambda name: None if name in missing else name)
+    assert_refused(accounting.check_accounting, "privacy", "dp-accounting", "pip install 'steelyard[privacy]'")
+    room.check_installed(AggregationSettings(kind="paillier"))
+    call = partial(room.check_installed, AggregationSettings(kind="ckks"))
     assert_refused(call, "privacy.aggregation.kind: 'ckks'", "tenseal", "pip install 'steelyard[encryption]'")
 
 

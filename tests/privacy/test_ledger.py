@@ -12,8 +12,7 @@ from tests.kit import assert_refused
 
 from steelyard.base.errors import UserError
 from steelyard.privacy.accounting import Release, spent
-from steelyard.privacy.ledger import Account, Charge, Ledger
-from steelyard.privacy.ledger_marks import first_difference
+from steelyard.privacy.ledger import Account, Charge, Ledger, first_difference
 
 DELTA = 1e-5
 

@@ -13,31 +13,25 @@ from hypothesis import strategies as st
 from tests.kit import assert_refused, named
 from tests.privacy.seeded_source import SeededSource
 
-from steelyard.privacy import mechanisms
-from steelyard.privacy.source import (
-    chosen,
-    each_with,
-    laplacians,
-    lattice_step,
-    normals,
-    uniforms,
-)
+from steelyard.privacy import noise as mechanisms
+from steelyard.privacy.accounting import gaussian_delta, gaussian_epsilon, gaussian_noise
+from steelyard.privacy.noise import chosen, each_with, laplacians, lattice_step, normals, uniforms
 
 
 @pytest.mark.parametrize(
     ("epsilon", "noise"), [(0.1, 30.749566), (0.5, 7.031827), (1.0, 3.730632), (4.0, 1.081162), (10.0, 0.499889)]
 )
 def test_the_analytic_gaussian_has_balle_and_wangs_figures(epsilon: float, noise: float) -> None:
-    assert mechanisms.gaussian_noise(epsilon, 1e-5) == pytest.approx(noise, abs=5e-7)
+    assert gaussian_noise(epsilon, 1e-5) == pytest.approx(noise, abs=5e-7)
 
 
 @given(epsilon=st.floats(0.01, 50), delta=st.floats(1e-12, 0.2))
 @settings(max_examples=60, deadline=None)
 def test_noise_and_epsilon_are_inverse_and_never_promise_too_much(epsilon: float, delta: float) -> None:
-    noise = mechanisms.gaussian_noise(epsilon, delta)
-    assert mechanisms.gaussian_delta(epsilon, noise) <= delta
-    assert mechanisms.gaussian_delta(epsilon, noise * 0.999) > delta
-    assert mechanisms.gaussian_epsilon(delta, noise) == pytest.approx(epsilon, rel=1e-6)
+    noise = gaussian_noise(epsilon, delta)
+    assert gaussian_delta(epsilon, noise) <= delta
+    assert gaussian_delta(epsilon, noise * 0.999) > delta
+    assert gaussian_epsilon(delta, noise) == pytest.approx(epsilon, rel=1e-6)
 
 
 def test_normals_and_laplacians_have_their_moments() -> None:
@@ -74,7 +68,7 @@ def test_laplace_keeps_its_promise_on_two_neighbours() -> None:
         assert np.mean(zeros < threshold) <= math.e * np.mean(ones < threshold) + 0.02
     assert zeros.std() == pytest.approx(math.sqrt(2), abs=0.05)
     normal = mechanisms.gaussian(np.zeros(20_000), 2.0, 1.0, 1e-5, source)
-    assert normal.std() == pytest.approx(2 * mechanisms.gaussian_noise(1.0, 1e-5), rel=0.02)
+    assert normal.std() == pytest.approx(2 * gaussian_noise(1.0, 1e-5), rel=0.02)
 
 
 def test_cohorts_are_drawn_with_their_probability() -> None:
@@ -111,8 +105,8 @@ REFUSED = named(
         ("nothing moves", lambda: mechanisms.exponential(np.zeros(2), 0.0, 1.0, SeededSource(1)), ("sensitivity", 0)),
         ("none", lambda: mechanisms.exponential(np.zeros(0), 1.0, 1.0, SeededSource(1)), ("utilities", "empty")),
         ("NaN", lambda: mechanisms.exponential(np.array([np.nan]), 1.0, 1.0, SeededSource(1)), ("utilities", "finite")),
-        ("no end", lambda: mechanisms.gaussian_noise(math.inf, 1e-5), ("epsilon", "inf")),
-        ("delta 1", lambda: mechanisms.gaussian_noise(1.0, 1.0), ("delta", 1, "numbers between 0 and 1")),
+        ("no end", lambda: gaussian_noise(math.inf, 1e-5), ("epsilon", "inf")),
+        ("delta 1", lambda: gaussian_noise(1.0, 1.0), ("delta", 1, "numbers between 0 and 1")),
         *((f"level {level}", lambda level=level: told([level], 3, 1.0, 1), ("values", "0 to 2")) for level in (3, -1)),
     ]
 )
@@ -153,13 +147,13 @@ def test_the_exponential_mechanism_takes_the_first_whose_share_is_passed() -> No
 
 def test_the_gaussian_mechanism_at_its_edges() -> None:
     # δ at ε = 0 is Φ(1/2z) − Φ(−1/2z): 0.3829 for z = 1.
-    assert mechanisms.gaussian_delta(0.0, 1.0) == pytest.approx(0.38292492254802624, rel=1e-12)
-    assert mechanisms.gaussian_delta(5000.0, 0.001) == pytest.approx(1.0)
-    assert mechanisms.gaussian_epsilon(mechanisms.gaussian_delta(0.0, 1.0), 1.0) == 0.0
-    assert mechanisms.gaussian_epsilon(0.38, 1.0) > 0
+    assert gaussian_delta(0.0, 1.0) == pytest.approx(0.38292492254802624, rel=1e-12)
+    assert gaussian_delta(5000.0, 0.001) == pytest.approx(1.0)
+    assert gaussian_epsilon(gaussian_delta(0.0, 1.0), 1.0) == 0.0
+    assert gaussian_epsilon(0.38, 1.0) > 0
     # The least noise, to a few last bits: any less passes the budget.
-    least = mechanisms.gaussian_noise(1.0, 1e-5)
-    assert mechanisms.gaussian_delta(1.0, least) <= 1e-5 < mechanisms.gaussian_delta(1.0, least * (1 - 1e-12))
+    least = gaussian_noise(1.0, 1e-5)
+    assert gaussian_delta(1.0, least) <= 1e-5 < gaussian_delta(1.0, least * (1 - 1e-12))
 
 
 def told(values: Any, levels: int, epsilon: float, seed: int) -> np.ndarray:

@@ -17,19 +17,19 @@ from tests.privacy.seeded_source import SeededSource
 from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import Task, Updates
 from steelyard.privacy.accounting import Release, spent
-from steelyard.privacy.central import bounded_sum, clip_factors, lengths_of, noisy_sum
-from steelyard.privacy.local import (
+from steelyard.privacy.clipping import (
     DeviceNoise,
-    criteria_release,
-    device_epsilon,
-    device_noise,
+    bounded_sum,
+    clip_factors,
+    lengths_of,
     noised,
     noisy_models,
-    plain_noise,
+    noisy_sum,
     without_losses,
 )
+from steelyard.privacy.noise import SystemSource, normals
+from steelyard.privacy.planning import criteria_release, device_epsilon, device_noise, plain_noise
 from steelyard.privacy.settings import OWNERS_DELTA, PrivacySettings
-from steelyard.privacy.source import SystemSource, normals
 
 NUMBERS = st.floats(-1e6, 1e6, width=32)
 

@@ -15,23 +15,22 @@ from hypothesis import strategies as st
 from tests.kit import assert_refused
 
 from steelyard.base.errors import UserError
-from steelyard.privacy import masks
-from steelyard.privacy.fixed_point import FixedPoint, Words
-from steelyard.privacy.hidden import Summed
-from steelyard.privacy.masked_sum import mask_rows, masked_sum, pair_keys
-from steelyard.privacy.secure_client import (
+from steelyard.privacy import secure
+from steelyard.privacy.hidden import FixedPoint, Summed, Words
+from steelyard.privacy.secure import (
     KEY_SHARES_BYTES,
     Opened,
     PublicKeys,
     SecureClient,
+    SecureServer,
+    Unopened,
     Unreadable,
     Withdrawn,
     round_context,
     seed_hash,
     self_key,
 )
-from steelyard.privacy.secure_round import MOST_TRIES, HiddenWords, blame, secure_sum
-from steelyard.privacy.secure_server import SecureServer, Unopened
+from steelyard.privacy.secure_round import MOST_TRIES, HiddenWords, blame, mask_rows, masked_sum, pair_keys, secure_sum
 from steelyard.privacy.settings import FEWEST, AggregationSettings
 
 CONTEXT = b"run/federation/round 1"
@@ -215,7 +214,7 @@ def test_keys_are_derived_by_hkdf_for_their_purpose_and_round():
     ours, theirs = (each.public_key().public_bytes_raw() for each in (one, other))
     pair = hashlib.sha256(context + b"".join(sorted((ours, theirs)))).digest()
     expected = hkdf(one.exchange(other.public_key()), b"steelyard/1/mask/" + pair)
-    assert masks.agree(one, theirs, "mask", context) == masks.agree(other, ours, "mask", context) == expected
+    assert secure.agree(one, theirs, "mask", context) == secure.agree(other, ours, "mask", context) == expected
 
 
 def test_each_refusal_of_a_client_says_why():
@@ -497,11 +496,11 @@ def test_a_stream_is_aes_256_in_counter_mode_and_the_same_however_it_is_cut():
     key, words = bytes(range(32)), np.dtype("<u4")
     cipher = AES.new(key, AES.MODE_ECB)
     blocks = cipher.encrypt(bytes(16)) + cipher.encrypt((1).to_bytes(16, "big"))
-    whole = masks.stream(key, 1000, words)
+    whole = secure.stream(key, 1000, words)
     assert whole[:8].tobytes() == blocks
-    assert masks.stream(key, 200, words, 400).tolist() == whole[400:600].tolist()
+    assert secure.stream(key, 200, words, 400).tolist() == whole[400:600].tolist()
     # 1 MiB and a block.
     long = 2**18
-    assert masks.stream(key, long + 4, words)[long:].tolist() == masks.stream(key, 4, words, long).tolist()
+    assert secure.stream(key, long + 4, words)[long:].tolist() == secure.stream(key, 4, words, long).tolist()
     with pytest.raises(ValueError, match="multiple of 4"):
-        masks.stream(key, 4, words, 2)
+        secure.stream(key, 4, words, 2)

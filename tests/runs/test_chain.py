@@ -22,8 +22,7 @@ from tests.runs.signed_runs import RUN, signed_run
 
 from steelyard.messages.updates import Failure
 from steelyard.privacy.accounting import Release
-from steelyard.privacy.ledger import Charge, Ledger
-from steelyard.privacy.ledger_marks import FILE, Mark
+from steelyard.privacy.ledger import FILE, Charge, Ledger, Mark
 from steelyard.proof.signing import read_public_key
 from steelyard.report.notices import chain_of
 from steelyard.runs import chain, history

@@ -19,7 +19,7 @@ from steelyard.rounds.progress import watching
 
 if TYPE_CHECKING:
     from steelyard.contributions.document import Contributions
-    from steelyard.contributions.retraining import Without
+    from steelyard.contributions.replaying import Without
 
 
 def contributions(

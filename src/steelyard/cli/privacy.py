@@ -61,8 +61,8 @@ def plan_budget(
 ) -> None:
     """Find the noise multiplier for a budget over some rounds, or what a noise multiplier costs."""
     with watching(not quiet()), doing("adding up rounds"):
+        from steelyard.privacy.accounting import check_accounting
         from steelyard.privacy.planning import plan
-        from steelyard.privacy.requirements import check_accounting
 
         check_accounting()
         found = plan(
@@ -125,7 +125,7 @@ def audit(
     _check_audit(noise, sampling, delta, canaries, figures)
     with watching(not quiet()):
         with doing("starting"):
-            from steelyard.privacy.requirements import check_accounting
+            from steelyard.privacy.accounting import check_accounting
 
         check_accounting()
         users = None if recommender is None else _audit_recommender(recommender, trust)

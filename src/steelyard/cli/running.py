@@ -88,7 +88,7 @@ def resume(
             from steelyard.sweeps.plan_file import is_sweep
 
         if contributions:
-            from steelyard.contributions.switching import switch_on
+            from steelyard.contributions.finding import switch_on
 
             switch_on(folder)
         for holds, go_on_with in ((is_sweep, resume_sweep), (is_attack, finish_attack), (is_arena, finish_arena)):

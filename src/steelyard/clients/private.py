@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from steelyard.clients.protocol import Clients, WrappedClients
 from steelyard.messages.updates import Task, Updates
-from steelyard.privacy.local import DeviceNoise
+from steelyard.privacy.clipping import DeviceNoise
 
 
 class PrivateClients(WrappedClients):

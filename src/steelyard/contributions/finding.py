@@ -1,21 +1,25 @@
-"""What `steelyard contributions` does: take what a run has, or find it out."""
+"""What `steelyard contributions` does: take what a run has, or find it out, or have the run measure it."""
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import tomli_w
+
+from steelyard.base import files
 from steelyard.base.errors import UserError
 from steelyard.contributions.document import Contributions, stored_contributions
 from steelyard.experiment.contribution_checks import check_private
 from steelyard.experiment.description import Description
 from steelyard.experiment.learning import LearningDescription
-from steelyard.experiment.loading import read_experiment
+from steelyard.experiment.loading import RUN_FILE, own_text, read_experiment
 from steelyard.rounds.contributions import ContributionSettings, Measure, Method
 from steelyard.runs.history import History
 
 if TYPE_CHECKING:
-    from steelyard.contributions.retraining import Without
+    from steelyard.contributions.replaying import Without
     from steelyard.data.dataset import DatasetOrSeeded
     from steelyard.experiment.code import Ask
 
@@ -45,8 +49,7 @@ def contributions(
     if not isinstance(found, str) and (retrained or len(found["rounds"]) >= History(folder).last_round):
         return found
     # For speed of start: what is there already needs no torch.
-    from steelyard.contributions.replaying import replay
-    from steelyard.contributions.retraining import retrain
+    from steelyard.contributions.replaying import replay, retrain
 
     settings = ContributionSettings(measure=measure or default_measure(experiment), method=method)
     find = retrain if retrained else replay
@@ -74,7 +77,7 @@ def without(
     Weighing again is approximate: the others' updates stay those that they sent while the client took part.
     """
     # For speed of start, as above.
-    from steelyard.contributions.retraining import check_client, retrained_without
+    from steelyard.contributions.replaying import check_client, retrained_without
 
     folder = Path(folder)
     if retrained:
@@ -106,3 +109,33 @@ def default_measure(experiment: Description) -> Measure:
     """Return the measure that is taken unless another is named: the loss on the server's rows, or else on clients'."""
     on_clients = isinstance(experiment, LearningDescription) and experiment.partition.server == "none"
     return "local-loss" if on_clients else "loss"
+
+
+def switch_on(folder: Path) -> None:
+    """Have a run measure what each client adds, from the round with which it goes on; one that does stays as it is.
+
+    The section is added to the run's own experiment file. No model changes by it.
+    """
+    # For speed of start, as above.
+    from steelyard.contributions.replaying import check_simulated
+    from steelyard.experiment.continuing import TEXT, changed_experiment
+    from steelyard.runs.store import Store
+
+    files.check_run(folder)
+    experiment = read_experiment(folder)
+    if experiment.contributions is not None:
+        return
+    history = History(folder)
+    check_simulated(history)
+    if history.info.get("status") == "finished":
+        raise UserError(
+            f"--contributions: {folder} has finished; allowed: a run that goes on, or `steelyard contributions "
+            f"{folder}`, which finds it out afterwards"
+        )
+    changed_experiment(history, accept=False)
+    section = {"contributions": {"measure": default_measure(experiment)}}
+    experiment.changed(section)  # refuses what cannot be measured
+    with closing(Store(folder)) as store:
+        text = f"{own_text(folder / RUN_FILE)}\n{tomli_w.dumps(section)}"
+        files.write(folder / RUN_FILE, text.encode())
+        store.note(**{TEXT: text})

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 
 from steelyard.base import files
 from steelyard.base.errors import UserError
-from steelyard.contributions.replaying import check_simulated, tests_decide
-from steelyard.contributions.retraining import check_client
+from steelyard.contributions.replaying import check_client, check_simulated, tests_decide
 from steelyard.experiment.continuing import TEXT
 from steelyard.experiment.description import Description
 from steelyard.experiment.folders import new_folder

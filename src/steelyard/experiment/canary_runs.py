@@ -28,7 +28,7 @@ from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.running import resume, run
 from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import Evaluations, Floats, Question, Task, Updates
-from steelyard.privacy.canaries import lower_bound
+from steelyard.privacy.accounting import lower_bound
 from steelyard.runs.history import History
 
 OTHERS = 10

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from steelyard.base import files
 from steelyard.base.errors import UserError, listed
+from steelyard.privacy.accounting import check_accounting
+from steelyard.privacy.clipping import DeviceNoise
 from steelyard.privacy.ledger import Ledger
-from steelyard.privacy.local import DeviceNoise, device_noise
-from steelyard.privacy.requirements import check_accounting
+from steelyard.privacy.planning import device_noise
 from steelyard.privacy.settings import PrivacySettings
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from steelyard.experiment.description import Description
 from steelyard.experiment.privacy_checks import check_cohorts
 from steelyard.learning.effective_rows import effective_rows_of
 from steelyard.learning.settings import DENSE, NAMES, ModelSettings, TrainingSettings, no_part
-from steelyard.privacy.requirements import check_installed
+from steelyard.privacy.hidden import check_installed
 from steelyard.rounds.contributions import ContributionSettings
 from steelyard.weighing.criterion import Capabilities
 from steelyard.weighing.rule import WeighingSettings
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from steelyard.clients.protocol import Clients, Server
     from steelyard.data.dataset import DatasetOrSeeded
     from steelyard.experiment.learning_simulation import LearningSections
-    from steelyard.privacy.local import DeviceNoise
+    from steelyard.privacy.clipping import DeviceNoise
 
 
 class LearningDescription(Description):

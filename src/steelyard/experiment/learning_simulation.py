@@ -19,7 +19,7 @@ from steelyard.data.facts import FactSettings
 from steelyard.data.scaling import normalised
 from steelyard.data.sources.source import TaskKind
 from steelyard.learning.settings import ModelSettings, TrainingSettings
-from steelyard.privacy.local import DeviceNoise
+from steelyard.privacy.clipping import DeviceNoise
 from steelyard.weighing.criterion import Criterion
 
 

@@ -16,7 +16,7 @@ import torch
 from steelyard.experiment.privacy_audit import PROTECTIONS, Protection, Victims, picked, sent, victims
 from steelyard.learning.inversion import gradient
 from steelyard.messages.updates import Floats
-from steelyard.privacy.source import Source
+from steelyard.privacy.noise import Source
 
 STRANGERS = 100
 """Samples that nobody trained on, for each client that is attacked."""

@@ -24,6 +24,7 @@ from steelyard.experiment.node_rows import own_partition, own_reading
 from steelyard.experiment.recommend import RecommendDescription
 from steelyard.messages.algorithm import Algorithm
 from steelyard.messages.updates import Question, Task
+from steelyard.privacy.planning import device_epsilon
 from steelyard.privacy.settings import OWNERS_DELTA
 from steelyard.recommend.settings import InteractionSettings
 from steelyard.weighing import criterion as registry
@@ -127,8 +128,6 @@ def _with_requirements(experiment: Description, node: NodeConfig) -> Description
 
 def _check_epsilon(experiment: Description, most: float) -> None:
     """Refuse noise under which a client would spend more than the owner of this node allows."""
-    from steelyard.privacy.local import device_epsilon  # Late for speed of start: it imports torch.
-
     assert experiment.privacy is not None
     rules = list(experiment.rules().values())
     names = {name for rule in rules for name in rule.criteria}

@@ -16,9 +16,9 @@ from steelyard.learning.inversion import gradient, likeness, read_off, search
 from steelyard.learning.models import build
 from steelyard.learning.settings import ModelSettings
 from steelyard.messages.updates import Floats
-from steelyard.privacy.central import noisy_sum
-from steelyard.privacy.mechanisms import gaussian_noise
-from steelyard.privacy.source import Source, SystemSource
+from steelyard.privacy.accounting import gaussian_noise
+from steelyard.privacy.clipping import noisy_sum
+from steelyard.privacy.noise import Source, SystemSource
 
 Way = Literal["analytic", "search"]
 READ = 0.99

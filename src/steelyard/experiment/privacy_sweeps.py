@@ -10,7 +10,7 @@ import torch
 from steelyard.experiment.canary_runs import CanaryResult, audit_runs
 from steelyard.experiment.privacy_audit import Attack, Protection, attack_many, attack_one, guess, victims
 from steelyard.learning.inversion import likeness
-from steelyard.privacy.source import Source
+from steelyard.privacy.noise import Source
 
 EPSILONS = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 10_000.0)
 COHORTS = (1, 2, 3, 5, 10, 20, 50, 100)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from steelyard.clients.protocol import Clients
     from steelyard.data.dataset import DatasetOrSeeded
     from steelyard.experiment.recommend_node import ModelSettings
-    from steelyard.privacy.local import DeviceNoise
+    from steelyard.privacy.clipping import DeviceNoise
     from steelyard.privacy.settings import PrivacySettings
     from steelyard.recommend.clients import LocalRound, RecommendClients, RecommendServer
     from steelyard.recommend.run_data import RunData

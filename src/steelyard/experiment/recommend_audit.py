@@ -12,7 +12,7 @@ from steelyard.base.errors import UserError
 from steelyard.experiment.parts import federations_of, plan_of
 from steelyard.experiment.recommend import RecommendDescription
 from steelyard.messages.updates import Task, Updates
-from steelyard.privacy.local import DeviceNoise
+from steelyard.privacy.clipping import DeviceNoise
 from steelyard.recommend.audit import CuriousServer, Evidence, judge
 from steelyard.recommend.clients import RecommendClients
 from steelyard.recommend.histories import Histories

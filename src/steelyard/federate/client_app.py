@@ -34,7 +34,7 @@ from steelyard.federate.hidden_node import HiddenRound, read_hide, read_share
 from steelyard.federate.node_ledger import Disclosure, NodeLedger, ledger_name
 from steelyard.federate.node_state import NodeStates
 from steelyard.messages.updates import Evaluations, Failure, Question, Task
-from steelyard.privacy.local import criteria_release
+from steelyard.privacy.planning import criteria_release
 from steelyard.proof.signing import SigningKey, digest_of_task
 from steelyard.proof.statements import Proof
 

@@ -33,9 +33,8 @@ from steelyard.clients.flower.hidden_forms import (
 from steelyard.clients.flower.payloads import only_keys
 from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import Failure, Task, Updates
-from steelyard.privacy.fixed_point import FixedPoint, Words
-from steelyard.privacy.hidden import beyond
-from steelyard.privacy.secure_client import (
+from steelyard.privacy.hidden import FixedPoint, Words, beyond
+from steelyard.privacy.secure import (
     KEY_SHARES_BYTES,
     PUBLIC_BYTES,
     PublicKeys,

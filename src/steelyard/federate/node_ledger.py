@@ -28,7 +28,7 @@ from steelyard.base.files import owners_only
 from steelyard.base.usercode import NotAllowed
 from steelyard.clients.node import NodeConfig
 from steelyard.privacy.accounting import Mechanism, Release, spent
-from steelyard.privacy.ledger_marks import Mark, first_difference
+from steelyard.privacy.ledger import Mark, first_difference
 from steelyard.privacy.settings import OWNERS_DELTA, Noise, Positive
 
 FILE = "ledger.jsonl"

@@ -4,6 +4,8 @@ A run that is killed may have used noise that its checkpoint does not know of; w
 checkpoint are run again with new noise, and both count. So the ledger is a file of its own that only grows: one line of
 JSON for each charge, flushed to the disk before the charge returns. A line that was cut by a power failure belongs to
 noise that was never drawn.
+
+Marks say how far a ledger had come, for those who check it later: a chain of rounds, a node.
 """
 
 from __future__ import annotations
@@ -22,8 +24,44 @@ from pydantic import BaseModel, Field, ValidationError
 from steelyard.base import files
 from steelyard.base.errors import UserError, printable
 from steelyard.privacy.accounting import AccountantName, Mechanism, Release, Sampling, Spending, spent
-from steelyard.privacy.ledger_marks import Mark
 from steelyard.privacy.settings import Noise
+
+FILE = files.LEDGER
+"""The ledger's file in a run's folder."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """How far a ledger had come, and what stood in it: its first bytes, and their SHA-256 in hexadecimal digits."""
+
+    bytes: int
+    sha256: str
+
+
+def first_difference(path: Path, marks: Sequence[Mark]) -> tuple[int, str] | None:
+    """Return the place of the first mark that a ledger's file does not bear out, and how; None where it bears out all.
+
+    Marks come in the order of their bytes. What follows the last is not looked at: a ledger is ahead of the rounds that
+    were written, never behind them.
+    """
+    try:
+        content = files.read_bytes(path)
+    except FileNotFoundError:
+        content = None
+    except OSError as error:
+        return 0, f"cannot be read ({error.strerror}), and could be"
+    hashed, done = hashlib.sha256(), 0
+    for place, mark in enumerate(marks):
+        if mark.bytes and content is None:
+            return place, "is gone, and was there"
+        held = content or b""
+        if len(held) < mark.bytes:
+            return place, f"has {len(held):,} bytes, and had {mark.bytes:,}"
+        hashed.update(held[done : mark.bytes])
+        done = mark.bytes
+        if hashed.hexdigest() != mark.sha256:
+            return place, "no longer holds the charges that it held"
+    return None
 
 
 class _Line(BaseModel, extra="forbid", strict=True, allow_inf_nan=False):

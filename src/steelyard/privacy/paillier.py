@@ -24,7 +24,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric import rsa
 from numpy.typing import NDArray
 
-from steelyard.privacy.fixed_point import FixedPoint
+from steelyard.privacy.hidden import FixedPoint
 
 _gmp: Any = gmpy2  # it has no types
 _AT_ONCE = 16

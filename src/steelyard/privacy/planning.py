@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from steelyard.base.errors import UserError
-from steelyard.privacy.accounting import AccountantName, Release, noise_for, spent
-from steelyard.privacy.settings import LEAST_DELTA, check_delta
+from steelyard.privacy.accounting import (
+    AccountantName,
+    Mechanism,
+    Release,
+    Spending,
+    spent,
+)
+from steelyard.privacy.settings import LEAST_DELTA, OWNERS_DELTA, PrivacySettings, check_delta
 
 
 @dataclass(frozen=True)
@@ -84,3 +93,120 @@ def _noise(epsilon: float, delta: float, release: Release, rounds: int, accounta
         return noise_for(epsilon, delta, [(release, rounds)], accountant)
     except UserError as error:
         raise UserError(f"--{error}") from None  # what is wrong is the option of that name
+
+
+def plain_noise(settings: PrivacySettings, rounds: int, criteria: int) -> float:
+    """Return the least noise with which so many rounds keep to the budget, each with an update and so many criteria."""
+    limit, given = settings.budget.epsilon, settings.criteria_noise
+    assert limit is not None, "settings without noise and budget are refused"
+    release, count = criteria_release(settings, given or 1.0), criteria * rounds
+    asked = [(Release(1.0), rounds)] + ([(release, count)] if given is None and count else [])
+    beside = {release: count} if given is not None and count else {}
+    return noise_for(limit, settings.budget.delta, asked, settings.budget.accountant or "pld", beside)
+
+
+def criteria_release(settings: PrivacySettings, noise: float) -> Release:
+    """Return what releasing one criterion with so much noise is to the accountant."""
+    kinds: dict[str, Mechanism] = {"gaussian": "gaussian", "laplace": "laplace"}
+    return Release(noise, mechanism=kinds.get(settings.criteria_mechanism, "pure"))
+
+
+def device_noise(settings: PrivacySettings, rounds: int, criteria: int) -> float:
+    """Return a device's noise multiplier: the one given, or enough for a device that takes part in every round.
+
+    A device cannot know how often it will be asked, and need not believe what a server says of it.
+    """
+    assert settings.local is not None
+    charged = criteria if settings.criteria == "charged" else 0
+    return settings.local.noise if settings.local.noise is not None else plain_noise(settings, rounds, charged)
+
+
+def device_epsilon(settings: PrivacySettings, rounds: int, criteria: int, rules: int = 1) -> float:
+    """Return the ε of so many rounds with an update and so many criteria each; criteria that are public cost nothing.
+
+    For the owner of a device, who need not take the server's δ. Rules side by side ask for an update each, while noise
+    that is found from a budget is found for one of them.
+    """
+    noise = device_noise(settings, rounds, criteria)
+    times = rounds * rules
+    charged = criteria * times if settings.criteria == "charged" else 0
+    spending = Counter({Release(noise): times}) + Counter(
+        {criteria_release(settings, settings.criteria_noise or noise): charged}
+    )
+    return spent(spending, OWNERS_DELTA)
+
+
+_Cost = tuple[float, float]
+"""A noise, and what it costs."""
+
+
+def noise_for(
+    epsilon: float,
+    delta: float,
+    releases: Iterable[tuple[Release, int]],
+    accountant: AccountantName = "pld",
+    beside: Spending | None = None,
+) -> float:
+    """Return the least noise multiplier with which these releases keep to (ε, δ); their own noise is not looked at.
+
+    `beside` is what else is released, with its noise as it is.
+    Found from above, so that the result keeps to the budget: exactly where no cohort is sampled, else to within some
+    ten-thousandths, with the coarse steps.
+    """
+    asked = list(releases)
+
+    def cost(noise: float) -> float:
+        spending = Counter(beside or {})
+        for release, count in asked:
+            spending[replace(release, noise=noise)] += count
+        return spent(spending, delta, accountant, coarse=True)
+
+    if epsilon <= 0:
+        raise UserError(f"epsilon: got {epsilon:g}; allowed: numbers above 0")
+    # Plain releases are counted exactly and at once; distributions of losses take seconds and round by more than this.
+    exact = accountant == "pld" and all(release.exact for release, _ in [*asked, *(beside or {}).items()])
+    low, high = _between(cost, epsilon, delta)
+    return _narrowed(cost, epsilon, low, high, 1 + 1e-9 if exact else 1.0002)
+
+
+_LEAST_NOISE = 0.01
+"""Less is no noise to speak of, and is not looked for."""
+
+
+def _between(cost: Callable[[float], float], epsilon: float, delta: float) -> tuple[_Cost, _Cost]:
+    """Return a noise that costs too much and one, twice as much, that does not, each with its cost."""
+    low = high = (1.0, cost(1.0))
+    while high[1] > epsilon:
+        if high[0] * 2 > 1e6:
+            raise UserError(
+                f"epsilon: {epsilon:g} at delta {delta:g} needs more noise than any model survives; allowed: a larger ε"
+            )
+        low, high = high, (high[0] * 2, cost(high[0] * 2))
+    while low[1] <= epsilon:
+        if low[0] / 2 <= _LEAST_NOISE:
+            return (_LEAST_NOISE, math.inf), low
+        low, high = (low[0] / 2, cost(low[0] / 2)), low
+    return low, high
+
+
+def _narrowed(cost: Callable[[float], float], epsilon: float, low: _Cost, high: _Cost, apart: float) -> float:
+    """Return the noise of `high` once it is at most `apart` times that of `low`.
+
+    Costs are nearly a power of the noise, so a straight line through the logarithms of the two leads close to the one
+    sought: a few costs instead of the twenty that halving takes, and none of them far from it, where they take longest.
+    """
+    tried = 0
+    while high[0] / low[0] > apart:
+        at = math.sqrt(low[0] * high[0])
+        if tried < 8 and high[1] > 0 and low[1] < math.inf:
+            part = math.log(low[1] / epsilon) / math.log(low[1] / high[1])
+            at = low[0] * (high[0] / low[0]) ** part * apart**0.2  # a little above: it keeps to the budget then
+            # Close to an end that is known: the other end goes to just within reach of it.
+            if high[0] / at < apart:
+                at = high[0] / apart**0.95
+            elif at / low[0] < apart:
+                at = low[0] * apart**0.95
+        found = (at, cost(at))
+        low, high = (low, found) if found[1] <= epsilon else (found, high)
+        tried += 1
+    return high[0]

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from steelyard.messages.updates import Floats
-from steelyard.privacy.source import Source
+from steelyard.privacy.noise import Source
 from steelyard.recommend.fpl import Learning, LocalPass, changes, local_pass
 from steelyard.recommend.histories import Items, Triples
 from steelyard.recommend.interactions import Codes, Flags

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steelyard.messages.updates import Floats
-from steelyard.privacy.source import Source, lattice_step, normals
+from steelyard.privacy.noise import Source, lattice_step, normals
 from steelyard.recommend.histories import Items
 from steelyard.recommend.interactions import Codes
 
@@ -121,7 +121,7 @@ class SparseRows:
         Every item gets a row: which items a user names would disclose as much as what she says of them.
         """
         # For speed of start: settings of recommenders are read without torch.
-        from steelyard.privacy.central import clip_factors
+        from steelyard.privacy.clipping import clip_factors
 
         whole, width = self._merged, self.values.shape[1]
         fine = lattice_step(deviation)

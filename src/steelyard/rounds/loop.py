@@ -16,7 +16,7 @@ from steelyard.base.logs import doing
 from steelyard.clients.protocol import Clients, ReportingServer, Server
 from steelyard.messages.payloads import ServerTest
 from steelyard.messages.updates import Question, Task, Updates
-from steelyard.privacy.local import without_losses
+from steelyard.privacy.clipping import without_losses
 from steelyard.rounds.colluding import with_colluders
 from steelyard.rounds.contributions import RoundValues
 from steelyard.rounds.drafting import TooFewClients, weigh_soundly

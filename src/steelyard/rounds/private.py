@@ -11,12 +11,12 @@ import torch
 from steelyard.base.errors import UserError, in_words
 from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import Floats, Task, Updates
-from steelyard.privacy.accounting import AccountantName, Release, noise_for
-from steelyard.privacy.central import noisy_sum
+from steelyard.privacy.accounting import AccountantName, Release
+from steelyard.privacy.clipping import noised, noisy_sum
 from steelyard.privacy.ledger import Account, Charge, Ledger
-from steelyard.privacy.local import criteria_release, device_noise, noised, plain_noise
+from steelyard.privacy.noise import Source, SystemSource, chosen, each_with
+from steelyard.privacy.planning import criteria_release, device_noise, noise_for, plain_noise
 from steelyard.privacy.settings import PrivacySettings, check_delta
-from steelyard.privacy.source import Source, SystemSource, chosen, each_with
 from steelyard.rounds.settings import cohort_size
 from steelyard.rounds.state import Federation, Plan
 from steelyard.weighing.rule import own_cap, weigh_alone

@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 
 from steelyard.base import files
 from steelyard.base.errors import UserError
-from steelyard.privacy.ledger_marks import FILE as LEDGER
-from steelyard.privacy.ledger_marks import Mark, first_difference
+from steelyard.privacy.ledger import FILE as LEDGER
+from steelyard.privacy.ledger import Mark, first_difference
 from steelyard.proof.signing import (
     DIGEST_BYTES,
     VERSION,

@@ -15,9 +15,8 @@ from steelyard.clients.local.hidden_simulation import HiddenSimulation, Weighted
 from steelyard.experiment.loading import build
 from steelyard.experiment.running import run
 from steelyard.messages.updates import Task, Updates
-from steelyard.privacy.fixed_point import FixedPoint, Grid
-from steelyard.privacy.hidden import BeyondBound, HiddenUpdates
-from steelyard.privacy.secure_client import SecureClient
+from steelyard.privacy.hidden import BeyondBound, FixedPoint, Grid, HiddenUpdates
+from steelyard.privacy.secure import SecureClient
 from steelyard.privacy.settings import AggregationSettings
 from steelyard.runs.history import History
 from steelyard.runs.store import Store

@@ -22,7 +22,7 @@ from steelyard.clients.flower.arrays import unpack
 from steelyard.clients.flower.forms import FailureForm, Form
 from steelyard.clients.flower.payloads import Codec, only_keys
 from steelyard.messages.updates import Floats
-from steelyard.privacy.secure_client import KEY_SHARES_BYTES
+from steelyard.privacy.secure import KEY_SHARES_BYTES
 
 KEYS = "query.keys"
 SHARE = "query.share"

@@ -36,11 +36,9 @@ from steelyard.clients.flower.requesting import Request
 from steelyard.clients.flower.settings import FederateSettings
 from steelyard.clients.flower.tasks import Refusal, pack_parameters
 from steelyard.messages.updates import Failure, Floats, Task, Updates
-from steelyard.privacy.fixed_point import FixedPoint
-from steelyard.privacy.hidden import HiddenUpdates, Summed
-from steelyard.privacy.secure_client import KEY_SHARES_BYTES, PUBLIC_BYTES, Opened, PublicKeys, round_context
+from steelyard.privacy.hidden import FixedPoint, HiddenUpdates, Summed
+from steelyard.privacy.secure import KEY_SHARES_BYTES, PUBLIC_BYTES, Opened, PublicKeys, SecureServer, round_context
 from steelyard.privacy.secure_round import HiddenWords, secure_sum
-from steelyard.privacy.secure_server import SecureServer
 from steelyard.privacy.settings import FEWEST, AggregationSettings
 from steelyard.privacy.sharing import SHARE_BYTES
 

@@ -16,8 +16,7 @@ from steelyard.clients.flower.forms import Form, Refused
 from steelyard.clients.flower.hidden_forms import AnswerForm, rows
 from steelyard.clients.flower.payloads import only_keys
 from steelyard.messages.updates import Failure, Task
-from steelyard.privacy.secure_client import PUBLIC_BYTES
-from steelyard.privacy.secure_server import SecureServer
+from steelyard.privacy.secure import PUBLIC_BYTES, SecureServer
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,9 +9,8 @@ import numpy as np
 
 from steelyard.base.logs import doing
 from steelyard.messages.updates import Failure, Floats
-from steelyard.privacy.ckks import CkksKeys
-from steelyard.privacy.fixed_point import FixedPoint, Grid
-from steelyard.privacy.hidden import Summed, check_weights
+from steelyard.privacy.encryption import CkksKeys
+from steelyard.privacy.hidden import FixedPoint, Grid, Summed, check_weights
 from steelyard.privacy.paillier import Packing, PaillierKeys
 from steelyard.privacy.settings import AggregationSettings
 

@@ -21,18 +21,14 @@ from steelyard.clients.protocol import Clients, WrappedClients
 from steelyard.messages.algorithm import Algorithm
 from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import Failure, Floats, Task, Updates
-from steelyard.privacy.fixed_point import FixedPoint, Words
-from steelyard.privacy.hidden import HiddenUpdates, Summed, beyond
-from steelyard.privacy.masked_sum import masked_sum
-from steelyard.privacy.requirements import check_installed
-from steelyard.privacy.secure_client import PUBLIC_BYTES, Opened, SecureClient, Unreadable, round_context
-from steelyard.privacy.secure_round import HiddenWords, secure_sum
-from steelyard.privacy.secure_server import SecureServer
+from steelyard.privacy.hidden import FixedPoint, HiddenUpdates, Summed, Words, beyond, check_installed
+from steelyard.privacy.secure import PUBLIC_BYTES, Opened, SecureClient, SecureServer, Unreadable, round_context
+from steelyard.privacy.secure_round import HiddenWords, masked_sum, secure_sum
 from steelyard.privacy.settings import FEWEST, AggregationSettings
 from steelyard.privacy.sharing import SHARE_BYTES
 
 if TYPE_CHECKING:
-    from steelyard.privacy.ckks import CkksKeys
+    from steelyard.privacy.encryption import CkksKeys
     from steelyard.privacy.paillier import PaillierKeys
 
 

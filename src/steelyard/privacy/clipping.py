@@ -1,4 +1,16 @@
-"""Local differential privacy: every device clips its update and adds noise before anything leaves it.
+"""Updates that are clipped and get noise: by the server once (central), or by every device (local).
+
+**Central**: clip every update to C, sum with bounded weights, add noise once.
+
+    Θ ← Θ + Σ_a w_a · clip_C(u_a) + N(0, (z·C·w_max)² I)        w_a ≤ w_max
+
+One client moves the sum by at most C·w_max, whatever its data are (H. B. McMahan, D. Ramage, K. Talwar, L. Zhang:
+"Learning Differentially Private Recurrent Language Models", ICLR 2018, with weights of a rule in place of theirs). That
+holds as long as no client's weight depends on another client; docs/algorithms/privacy.md has the argument. Each
+client's part is cut to the noise's lattice towards 0, which never makes it longer, so the bound is exact and no
+trailing bit shows it.
+
+**Local**: every device clips its update and adds noise before anything leaves it.
 
     sent = Θ + clip_C(u) + N(0, (z·2C)² I)
 
@@ -10,8 +22,7 @@ and charged as well; its losses are not sent.
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Protocol, runtime_checkable
@@ -20,57 +31,87 @@ import numpy as np
 import torch
 
 from steelyard.base.errors import UserError
-from steelyard.messages.payloads import DenseModels, Payload
+from steelyard.messages.payloads import DenseModels, Payload, spans
 from steelyard.messages.updates import Floats, Task, Updates
-from steelyard.privacy.accounting import Mechanism, Release, noise_for, spent
-from steelyard.privacy.central import noisy_sum
-from steelyard.privacy.mechanisms import exponential, randomised_response
-from steelyard.privacy.settings import OWNERS_DELTA, PrivacySettings
-from steelyard.privacy.source import Source, SystemSource, laplacians, lattice_step, normals
+from steelyard.privacy.noise import (
+    Source,
+    SystemSource,
+    exponential,
+    laplacians,
+    lattice_step,
+    normals,
+    randomised_response,
+)
+from steelyard.privacy.settings import PrivacySettings
+
+SLACK = 1e-9
+"""Updates are clipped to C less this share: norms of millions of numbers round, and the bound must hold."""
+
+
+def clip_factors(lengths: Floats, clip: float) -> Floats:
+    """Return by how much each update is shortened: min(1, C/‖u‖), a little less so that rounding cannot exceed C.
+
+    Nothing shortens an update without a length (NaN, infinite): its factor is 0, and whoever calls leaves it out.
+    """
+    lengths = np.where(np.isfinite(lengths), lengths, np.inf)
+    return clip / np.maximum(lengths, clip) * (1.0 - SLACK)
+
+
+def lengths_of(models: torch.Tensor, parameters: torch.Tensor) -> Floats:
+    """Return ‖Θ_a − Θ‖₂ of each model [clients, parameters] in double precision, some parameters at a time."""
+    squares = models.new_zeros(len(models), dtype=torch.float64)
+    for _, changes in _changes(models, parameters):
+        squares += changes.square().sum(dim=1)
+    return squares.sqrt().cpu().numpy()
+
+
+def bounded_sum(models: torch.Tensor, parameters: torch.Tensor, coefficients: Floats, fine: float) -> torch.Tensor:
+    """Return Σ c_a (Θ_a − Θ) as whole multiples of the lattice's step, each client's part cut towards 0: [parameters].
+
+    In double precision, in which whole numbers are exact: the order of the clients changes nothing.
+    """
+    total = models.new_zeros(models.shape[1], dtype=torch.float64)
+    scale = torch.from_numpy(coefficients / fine)[:, None].to(total)
+    for here, changes in _changes(models, parameters):
+        total[here] = (changes * scale).trunc().sum(dim=0)
+    return total
+
+
+def noisy_sum(
+    models: torch.Tensor,
+    parameters: torch.Tensor,
+    weights: Floats,
+    clip: float,
+    deviation: float,
+    source: Source,
+    frozen: tuple[tuple[int, int], ...] = (),
+) -> torch.Tensor:
+    """Return Θ + Σ w_a clip_C(Θ_a − Θ) + noise of that standard deviation; what is frozen stays as it is.
+
+    With no client at all it is Θ and noise: whether anybody was there must not show. An update that holds NaN or an
+    infinite number is left out: no clipping bounds it, and where it holds them is a fact of the data without noise.
+    """
+    fine = lattice_step(deviation)
+    coefficients = weights * clip_factors(lengths_of(models, parameters), clip)
+    if not coefficients.all():
+        models, coefficients = models[torch.from_numpy(coefficients > 0)], coefficients[coefficients > 0]
+    steps = bounded_sum(models, parameters, coefficients, fine)
+    noise = np.rint(normals(source, len(steps)) * (deviation / fine))
+    steps += torch.from_numpy(noise).to(steps)
+    for begin, end in frozen:
+        steps[begin:end] = 0.0
+    moved = parameters.to(steps) + steps * fine
+    return moved.to(parameters.dtype)
+
+
+def _changes(models: torch.Tensor, parameters: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Yield Θ_a − Θ of all models in double precision, some parameters at a time, and which these are."""
+    for here in spans(models.shape[1], len(models), models.device.type):
+        yield here, models[:, here].double() - parameters[here].to(models.device).double()
+
 
 SIZE = "DS"
 """The criterion that is a client's number of samples."""
-
-
-def plain_noise(settings: PrivacySettings, rounds: int, criteria: int) -> float:
-    """Return the least noise with which so many rounds keep to the budget, each with an update and so many criteria."""
-    limit, given = settings.budget.epsilon, settings.criteria_noise
-    assert limit is not None, "settings without noise and budget are refused"
-    release, count = criteria_release(settings, given or 1.0), criteria * rounds
-    asked = [(Release(1.0), rounds)] + ([(release, count)] if given is None and count else [])
-    beside = {release: count} if given is not None and count else {}
-    return noise_for(limit, settings.budget.delta, asked, settings.budget.accountant or "pld", beside)
-
-
-def criteria_release(settings: PrivacySettings, noise: float) -> Release:
-    """Return what releasing one criterion with so much noise is to the accountant."""
-    kinds: dict[str, Mechanism] = {"gaussian": "gaussian", "laplace": "laplace"}
-    return Release(noise, mechanism=kinds.get(settings.criteria_mechanism, "pure"))
-
-
-def device_noise(settings: PrivacySettings, rounds: int, criteria: int) -> float:
-    """Return a device's noise multiplier: the one given, or enough for a device that takes part in every round.
-
-    A device cannot know how often it will be asked, and need not believe what a server says of it.
-    """
-    assert settings.local is not None
-    charged = criteria if settings.criteria == "charged" else 0
-    return settings.local.noise if settings.local.noise is not None else plain_noise(settings, rounds, charged)
-
-
-def device_epsilon(settings: PrivacySettings, rounds: int, criteria: int, rules: int = 1) -> float:
-    """Return the ε of so many rounds with an update and so many criteria each; criteria that are public cost nothing.
-
-    For the owner of a device, who need not take the server's δ. Rules side by side ask for an update each, while noise
-    that is found from a budget is found for one of them.
-    """
-    noise = device_noise(settings, rounds, criteria)
-    times = rounds * rules
-    charged = criteria * times if settings.criteria == "charged" else 0
-    spending = Counter({Release(noise): times}) + Counter(
-        {criteria_release(settings, settings.criteria_noise or noise): charged}
-    )
-    return spent(spending, OWNERS_DELTA)
 
 
 def noised(

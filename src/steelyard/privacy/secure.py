@@ -1,8 +1,14 @@
-"""One client's part of one round of secure aggregation; the same code in a simulation and on a node.
+"""Secure aggregation: masks, a client's part of one round, the server's; one code for simulations and nodes.
 
-The client makes fresh keys, shares what opens its masks among the others, hides its words, and at the end helps to open
-the sum, once. It never reveals both kinds of share of the same client: the server says who stayed, and all others count
-as gone. What it refuses, it refuses for good: the round goes on without it.
+**Masks** are streams of random words from 256-bit keys, which two clients agree on and a server cannot know. Keys come
+from X25519 (RFC 7748) and HKDF-SHA256, streams from AES-256 in counter mode; all of it is the `cryptography` package,
+which is OpenSSL underneath. A key makes one stream, in one round, and is then thrown away.
+
+**The client** makes fresh keys, shares what opens its masks among the others, hides its words, and at the end helps to
+open the sum, once. It never reveals both kinds of share of the same client: the server says who stayed, and all others
+count as gone. What it refuses, it refuses for good: the round goes on without it.
+
+**The server** carries messages, adds up hidden words, and opens their sum alone.
 """
 
 from __future__ import annotations
@@ -11,18 +17,87 @@ import hashlib
 import hmac
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from numpy.typing import NDArray
 
-from steelyard.base.errors import first_names
+from steelyard.base.errors import UserError, first_names
 from steelyard.privacy import sharing
-from steelyard.privacy.fixed_point import Words
-from steelyard.privacy.masks import KEY_BYTES, add_stream, agree, derive, is_key
+from steelyard.privacy.hidden import Words
 from steelyard.privacy.settings import FEWEST, AggregationSettings
+
+KEY_BYTES = 32
+_BLOCK = 16  # bytes of an AES block
+_ZEROS = bytes(1 << 20)
+_PROBE = X25519PrivateKey.from_private_bytes(bytes(range(1, 33)))  # nobody's: what it agrees on is thrown away
+
+
+def agree(own: X25519PrivateKey, other: bytes, purpose: str, context: bytes) -> bytes:
+    """Return the key that two clients share for one purpose: the same on both sides, unknown to everybody else.
+
+    `context` names run, federation and round; the two public keys go into the derivation as well, so that a key belongs
+    to one pair, one round and one purpose. Raises ValueError for a public key that is none.
+    """
+    secret = own.exchange(X25519PublicKey.from_public_bytes(other))
+    first, second = sorted((own.public_key().public_bytes_raw(), other))
+    return derive(secret, purpose, context + first + second)
+
+
+def is_key(public: bytes) -> bool:
+    """Whether 32 bytes are a public key with which a secret can be agreed on: no point of low order.
+
+    With such a point X25519 gives zero whoever asks, so that everybody knows the "secret" (RFC 7748, section 6.1).
+    """
+    try:
+        _PROBE.exchange(X25519PublicKey.from_public_bytes(public))
+    except ValueError:
+        return False
+    return True
+
+
+def derive(secret: bytes, purpose: str, context: bytes) -> bytes:
+    """Return a 256-bit key for one purpose from a secret; keys for different purposes say nothing about each other."""
+    info = b"steelyard/1/" + purpose.encode() + b"/" + hashlib.sha256(context).digest()
+    return HKDF(algorithm=hashes.SHA256(), length=KEY_BYTES, salt=None, info=info).derive(secret)
+
+
+def stream(key: bytes, count: int, dtype: np.dtype[Any], begin: int = 0) -> Words:
+    """Return `count` words of a key's stream from word `begin` on, which must lie on a block of 16 bytes.
+
+    Word i is the same however the stream is cut, so a long vector can be masked piece by piece.
+    """
+    first, rest = divmod(begin * dtype.itemsize, _BLOCK)
+    if rest:
+        raise ValueError(f"begin: got {begin}; allowed: a multiple of {_BLOCK // dtype.itemsize}")
+    size = count * dtype.itemsize
+    zeros = _ZEROS[:size] if size <= len(_ZEROS) else bytes(size)
+    words: NDArray[np.uint8] = np.empty(size + _BLOCK - 1, dtype=np.uint8)  # OpenSSL wants room for one block more
+    cipher = Cipher(algorithms.AES256(key), modes.CTR(first.to_bytes(_BLOCK, "big")))
+    cipher.encryptor().update_into(zeros, words.data)
+    return words[:size].view(dtype)
+
+
+def add_stream(words: Words, key: bytes, *, sign: int, begin: int = 0) -> None:
+    """Add a key's stream to words in place, or take it away; `begin` is where in the vector these words stand."""
+    mask = stream(key, len(words), words.dtype, begin)
+    if sign > 0:
+        np.add(words, mask, out=words)
+    else:
+        np.subtract(words, mask, out=words)
+
+
+# Secure client: One client's part of one round of secure aggregation; the same code in a simulation and on a node.
+
 
 PUBLIC_BYTES = 3 * KEY_BYTES
 """Length of what a client shows at the start of a round."""
@@ -296,3 +371,135 @@ class SecureClient:
 def same(one: bytes, other: bytes) -> bool:
     """Whether two secrets are equal, in a time that does not depend on where they differ."""
     return hmac.compare_digest(one, other)
+
+
+# ---- the server
+
+
+_MOST_BLOCKS = 100
+"""How many sets of helpers are tried at most: in a large cohort each costs a second."""
+
+
+class Unopened(UserError):
+    """Too few clients stayed to open a sum, or what they revealed does not fit; the run stops and can be resumed."""
+
+
+@dataclass(eq=False)
+class SecureServer:
+    """One try at a round of one cohort on the server; `context` is that of the clients.
+
+    `keys` and `key_shares` (by receiver, then by sender) are what the clients sent in the first two stages.
+    """
+
+    context: bytes
+    settings: AggregationSettings
+    what: str
+    """What is summed, for error lines: "round 3 of DS"."""
+    keys: dict[str, PublicKeys] = field(default_factory=dict[str, PublicKeys])
+    key_shares: dict[str, dict[str, bytes]] = field(default_factory=dict[str, dict[str, bytes]])
+    fewest: int = FEWEST
+    """How many must stay whatever the cohort's size: in a second try at a round, as many as in the first."""
+    _known: dict[tuple[str, ...], list[int]] = field(default_factory=dict[tuple[str, ...], list[int]], repr=False)
+
+    @property
+    def least(self) -> int:
+        """How many clients must stay to the end."""
+        return max(self.fewest, self.settings.least(len(self.keys)))
+
+    def admit(self, shown: Mapping[str, PublicKeys]) -> dict[str, str]:
+        """Take the keys of a cohort; return of whom they cannot be used, and why.
+
+        Every other client would withdraw because of such keys, so the one that shows them is left out instead.
+        """
+        counts = Counter(part for keys in shown.values() for part in (keys.channel, keys.mask))
+        refused: dict[str, str] = {}
+        for name, keys in sorted(shown.items()):
+            if not keys.usable():
+                refused[name] = "its key is not a valid key"
+            elif max(counts[keys.channel], counts[keys.mask]) > 1:
+                refused[name] = "shows the same key twice, or one that another client shows"
+            else:
+                self.keys[name] = keys
+        return refused
+
+    def require(self, count: int, stage: str) -> None:
+        """Give the round up where fewer clients are left than must stay."""
+        if count < self.least:
+            raise Unopened(
+                f"{self.what}: {count} of {len(self.keys)} clients {stage}, and it takes {self.least} to open a "
+                "sum (privacy.aggregation.threshold); allowed: resume the run when more clients are there"
+            )
+
+    def keep_shares(self, sender: str, shares: Mapping[str, bytes]) -> None:
+        """Take the encrypted shares of one client for all others; the server can read none of them."""
+        if set(shares) != set(self.keys) - {sender}:
+            raise ValueError("key shares: not one for each other client; allowed: one for each")
+        for receiver, share in shares.items():
+            self.key_shares.setdefault(receiver, {})[sender] = share
+
+    def shares_for(self, receiver: str, members: Sequence[str]) -> dict[str, bytes]:
+        """Return the encrypted key shares for one client from those that go on."""
+        mine = self.key_shares.get(receiver, {})
+        return {sender: mine[sender] for sender in members if sender != receiver}
+
+    def open(
+        self, total: Words, members: Sequence[str], survivors: Sequence[str], revealed: Mapping[str, Opened]
+    ) -> Words:
+        """Take all masks off the sum of the survivors' hidden words, and return the plain sum, word for word.
+
+        `members` hid their words for each other, `survivors` are those whose words arrived, `revealed` is what they
+        gave to open the sum.
+        """
+        self.require(len(survivors), "sent their hidden update")
+        self.require(len(revealed), "helped to open the sum")
+        plain = total.copy()
+        for name in sorted(survivors):
+            known = self.keys[name].seed
+            shares = {helper: opened.seeds.get(name, b"") for helper, opened in revealed.items()}
+            seed = self._recover(name, shares, lambda seed, known=known: same(seed_hash(seed, self.context), known))
+            add_stream(plain, self_key(seed, self.context), sign=-1)
+        for name in sorted(set(members) - set(survivors)):
+            shown = self.keys[name].mask
+            shares = {helper: opened.keys.get(name, b"") for helper, opened in revealed.items()}
+            secret = self._recover(name, shares, lambda secret, shown=shown: _public(secret) == shown)
+            key = X25519PrivateKey.from_private_bytes(secret)
+            for other in survivors:
+                # The survivor added it with its own sign, and the one that is gone never took it away.
+                add_stream(plain, agree(key, self.keys[other].mask, "mask", self.context), sign=-sign_of(other, name))
+        return plain
+
+    def _recover(self, name: str, shares: Mapping[str, bytes], fits: Callable[[bytes], bool]) -> bytes:
+        """Return a client's secret from the shares that others revealed; one false share among enough does no harm."""
+        for chosen in self._choices([name for name in sorted(shares) if len(shares[name]) == sharing.SHARE_BYTES]):
+            try:
+                secret = sharing.recovered([shares[helper] for helper in chosen], self._factors(chosen))
+            except ValueError:
+                continue
+            if fits(secret):
+                return secret
+        raise Unopened(
+            f"{self.what}: the shares of {name}'s secret do not match its key of this round: it sent "
+            "false shares, or clients that returned them changed them; the sum stays hidden"
+        )
+
+    def _choices(self, helpers: Sequence[str]) -> Iterator[tuple[str, ...]]:
+        """Yield sets of helpers that are just enough: the first, then others, in each of which a block is missing.
+
+        As many as are not needed make a block, so that whoever lies is missing from one of the sets.
+        """
+        spare = len(helpers) - self.least
+        if spare >= 0:
+            yield tuple(helpers[: self.least])
+        for begin in range(0, min(len(helpers), spare * _MOST_BLOCKS), max(spare, 1)):
+            yield tuple([*helpers[:begin], *helpers[begin + spare :]][: self.least])
+
+    def _factors(self, chosen: tuple[str, ...]) -> list[int]:
+        """Return the factors of interpolation for these helpers; all secrets of a round mostly need the same."""
+        if chosen not in self._known:
+            point = {client: number for number, client in enumerate(sorted(self.keys), start=1)}
+            self._known[chosen] = sharing.lagrange_at_zero([point[helper] for helper in chosen])
+        return self._known[chosen]
+
+
+def _public(secret: bytes) -> bytes:
+    return X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()

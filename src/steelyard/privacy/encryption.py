@@ -15,7 +15,7 @@ import numpy as np
 import tenseal
 from numpy.typing import NDArray
 
-from steelyard.privacy.fixed_point import MODULUS_BITS, Grid
+from steelyard.privacy.hidden import MODULUS_BITS, Grid
 
 DEGREE = 8192
 """Degree of the ring; with a modulus of 120 bits far above 128 bits of security, which would allow 218."""
