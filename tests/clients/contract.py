@@ -126,7 +126,8 @@ class ClientsContract:
         for question, answer in zip(questions, together, strict=True):
             assert (answer.federation, answer.round) == (question.federation, question.round)
             (alone,) = make().evaluate([question])
-            assert_same_evaluations(answer, alone)
+            # All models of a seed may be one stack: float32 sums of a few hundred numbers in another order.
+            assert_same_evaluations(answer, alone, 1e-5)
 
     def test_a_snapshot_restores_the_next_round_bit_for_bit(self, make: Make, start: torch.Tensor) -> None:
         clients = make()
@@ -174,13 +175,15 @@ def assert_same_updates(found: Updates, expected: Updates, start: torch.Tensor, 
     np.testing.assert_allclose(found.losses, expected.losses, rtol=rounding)
 
 
-def assert_same_evaluations(found: Evaluations, expected: Evaluations) -> None:
+def assert_same_evaluations(found: Evaluations, expected: Evaluations, rounding: float = 0.0) -> None:
     assert found.clients == expected.clients
     assert found.metrics.keys() == expected.metrics.keys()
-    for name in ("samples", "scores", "losses", "right"):
+    for name in ("samples", "right"):
         np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+    for name in ("scores", "losses"):
+        np.testing.assert_allclose(getattr(found, name), getattr(expected, name), rtol=rounding)
     for name, values in expected.metrics.items():
-        np.testing.assert_array_equal(found.metrics[name], values)
+        np.testing.assert_allclose(found.metrics[name], values, rtol=rounding)
 
 
 def assert_same_state(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
