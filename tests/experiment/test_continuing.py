@@ -29,7 +29,7 @@ import steelyard
 from steelyard.base.errors import Stopped, UserError
 from steelyard.base.processor import KERNELS, kernels
 from steelyard.clients.local import Simulation
-from steelyard.clients.local.engines import choice_file
+from steelyard.clients.local.engines import choice
 from steelyard.experiment.loading import build
 from steelyard.experiment.running import resume, run
 from steelyard.privacy.ledger import FILE
@@ -286,7 +286,7 @@ COST = ["seconds", "cpu", "gpu"]
 
 
 def test_the_recorded_engine_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice_file, "read", lambda key: choice_file.Choice("stacked:2"))
+    monkeypatch.setattr(choice, "read", lambda key: choice.Choice("stacked:2"))
     whole = History(run(build(DRAWING), out=tmp_path / "whole"))
     with monkeypatch.context() as stopping:
         stop_in_round(3, stopping)
@@ -294,7 +294,7 @@ def test_the_recorded_engine_is_taken_back(tmp_path: Path, monkeypatch: pytest.M
             run(build(DRAWING), out=tmp_path / "stopped")
     assert History(tmp_path / "stopped").info["engine_choice"] == "stacked:2"
     # A trial on another day might say so.
-    monkeypatch.setattr(choice_file, "read", lambda key: choice_file.Choice("threads"))
+    monkeypatch.setattr(choice, "read", lambda key: choice.Choice("threads"))
     resumed = History(resume(tmp_path / "stopped"))
     assert (resumed.info["engine_choice"], resumed.info["engine_reason"]) == ("stacked:2", "asked for")
     assert resumed.rounds.drop(columns=COST).equals(whole.rounds.drop(columns=COST))

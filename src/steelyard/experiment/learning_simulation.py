@@ -11,8 +11,7 @@ from steelyard.clients.local import ClockedClients, ClockSettings, ComputeSettin
 from steelyard.clients.private import PrivateClients
 from steelyard.clients.protocol import Clients
 from steelyard.clients.ranks.group import current
-from steelyard.clients.ranks.placing import on_rank
-from steelyard.clients.ranks.simulation import RankedSimulation
+from steelyard.clients.ranks.simulation import RankedSimulation, on_rank
 from steelyard.data import DataSettings, FlawSettings, PartitionSettings, load, share_out
 from steelyard.data.dataset import Dataset, DatasetOrSeeded, Population
 from steelyard.data.facts import FactSettings

@@ -8,13 +8,8 @@ from tests.clients.local import engine_cases as cases
 from torch import nn
 from torch.nn import functional
 
-from steelyard.clients.local.convolution.pooled import (
-    LibraryConvolution,
-    PooledConvolution,
-)
-from steelyard.clients.local.convolution.winograd import WinogradConvolution
-from steelyard.clients.local.layers.convolution import StackedLinear
-from steelyard.clients.local.layers.replacing import stackable, unmasked_norms
+from steelyard.clients.local.cnn.pooled import LibraryConvolution, PooledConvolution, WinogradConvolution
+from steelyard.clients.local.layers import StackedLinear, stackable, unmasked_norms
 
 
 def reference(

@@ -16,8 +16,8 @@ from tests.kit import assert_refused
 from torch.nn import functional
 
 from steelyard.clients.local import ComputeSettings, Simulation, SimulationServer
-from steelyard.clients.local.device_data.memory import MatrixPool
 from steelyard.clients.local.evaluator import MANY
+from steelyard.clients.local.hardware import MatrixPool
 from steelyard.data.dataset import Behaviour, ClientRows, Dataset, Population
 from steelyard.learning.models import ModelSettings
 from steelyard.learning.training import TrainingSettings, orders

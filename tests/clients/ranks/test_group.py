@@ -17,10 +17,8 @@ from tests.kit import assert_refused
 
 from steelyard.clients.local import ComputeSettings
 from steelyard.clients.local.hardware import threads_of
-from steelyard.clients.ranks.balancing import SLACK, share_out
-from steelyard.clients.ranks.group import Place, current, join, rank_count
-from steelyard.clients.ranks.heartbeat import Heartbeat, silence
-from steelyard.clients.ranks.placing import on_rank
+from steelyard.clients.ranks.group import Heartbeat, Place, current, join, rank_count, silence
+from steelyard.clients.ranks.simulation import SLACK, on_rank, share_out
 
 MET = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 

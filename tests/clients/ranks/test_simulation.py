@@ -18,8 +18,8 @@ from steelyard.algorithms.settings import AlgorithmSettings
 from steelyard.clients.local import ComputeSettings, Simulation, SimulationServer
 from steelyard.clients.protocol import Clients
 from steelyard.clients.ranks import simulation as ranked_simulation
-from steelyard.clients.ranks.models import RankedModels
 from steelyard.clients.ranks.share import read_task, task_content
+from steelyard.clients.ranks.simulation import RankedModels
 from steelyard.data.dataset import Behaviour
 from steelyard.defence.robust import RobustRule
 from steelyard.defence.settings import DefenceSettings

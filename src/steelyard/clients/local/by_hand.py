@@ -15,10 +15,10 @@ import torch
 
 from steelyard.base.randomness import generator, stream_key
 from steelyard.clients.local.client_state import KeptVectors
+from steelyard.clients.local.cohort import Cohort
 from steelyard.clients.local.context import SimulationContext
-from steelyard.clients.local.device_data.cohort import Cohort
-from steelyard.clients.local.device_data.dataset import DevicePopulation, Ints
 from steelyard.clients.local.engines.choice import ChosenEngine
+from steelyard.clients.local.population import DevicePopulation, Ints
 from steelyard.learning import parameters
 from steelyard.learning.descent import Descent, StackDescent
 from steelyard.learning.training import batch_limit, cut, orders

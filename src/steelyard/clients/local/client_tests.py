@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from steelyard.clients.local.context import SimulationContext
-from steelyard.clients.local.device_data.dataset import DevicePopulation
 from steelyard.clients.local.engines.engine import TrainingSetup
 from steelyard.clients.local.evaluator import Evaluator, evaluations
 from steelyard.clients.local.personal import OwnModels
+from steelyard.clients.local.population import DevicePopulation
 from steelyard.messages.updates import Evaluations, LossState, Question
 
 Tune = Callable[[Question], torch.Tensor | None]

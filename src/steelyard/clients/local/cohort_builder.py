@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from steelyard.clients.local.client_state import KeptModels, KeptVectors
+from steelyard.clients.local.cohort import Cohort
 from steelyard.clients.local.context import SimulationContext
-from steelyard.clients.local.device_data.cohort import Cohort
-from steelyard.clients.local.device_data.dataset import DevicePopulation
 from steelyard.clients.local.personal import OwnModels
+from steelyard.clients.local.population import DevicePopulation
 from steelyard.learning.descent import Descent
 from steelyard.messages.updates import Failure, LossState, Task
 

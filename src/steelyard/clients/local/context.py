@@ -10,10 +10,9 @@ import numpy as np
 import torch
 
 from steelyard.base.errors import UserError, fault
-from steelyard.clients.local.device_data.dataset import DeviceDataset, DevicePopulation
-from steelyard.clients.local.device_data.memory import MatrixPool
 from steelyard.clients.local.engines.engine import TrainingSetup
-from steelyard.clients.local.hardware import device_of, memory_of, threads_of
+from steelyard.clients.local.hardware import MatrixPool, device_of, memory_of, threads_of
+from steelyard.clients.local.population import DeviceDataset, DevicePopulation
 from steelyard.clients.local.settings import ComputeSettings
 from steelyard.data.dataset import Population
 from steelyard.learning import losses

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from steelyard.clients.local.device_data.dataset import DevicePopulation, Ints
+from steelyard.clients.local.population import DevicePopulation, Ints
 from steelyard.messages.updates import Counts, Floats
 from steelyard.weighing.criterion import Criterion, LocalData
 

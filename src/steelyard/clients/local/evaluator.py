@@ -9,14 +9,13 @@ import numpy as np
 import torch
 
 from steelyard.base.measures import ERROR
-from steelyard.clients.local.convolution.stacked import ConvSteps
-from steelyard.clients.local.device_data.dataset import DeviceDataset, Ints, TestRows
+from steelyard.clients.local.cnn.steps import ConvSteps
 from steelyard.clients.local.engines.engine import TrainingSetup
-from steelyard.clients.local.engines.execution import arithmetic, threads_for
-from steelyard.clients.local.engines.networks import is_convolutional, is_dense
-from steelyard.clients.local.kernels.available import kernel_steps
+from steelyard.clients.local.engines.table import is_convolutional, is_dense, kernel_steps
+from steelyard.clients.local.hardware import arithmetic, threads_for
+from steelyard.clients.local.population import DeviceDataset, Ints, TestRows
 from steelyard.clients.local.settings import Precision
-from steelyard.clients.local.steps.dense import dense
+from steelyard.clients.local.steps import dense
 from steelyard.data.sources.source import FurtherTask
 from steelyard.learning import evaluation, losses
 from steelyard.learning.descent import Descent
@@ -24,7 +23,7 @@ from steelyard.learning.training import class_weights, outputs_of
 from steelyard.messages.updates import Evaluations, Floats, LossState, Question
 
 if TYPE_CHECKING:
-    from steelyard.clients.local.kernels.steps import KernelSteps
+    from steelyard.clients.local.cnn.gpu import KernelSteps
 
 
 MANY = 64

@@ -11,11 +11,11 @@ import torch
 from steelyard.algorithms.flexlora import cut_to_ranks
 from steelyard.base.errors import UserError
 from steelyard.clients.local.client_state import KeptVectors
+from steelyard.clients.local.cohort import Cohort
 from steelyard.clients.local.context import SimulationContext
-from steelyard.clients.local.device_data.cohort import Cohort
-from steelyard.clients.local.device_data.dataset import DevicePopulation
 from steelyard.clients.local.engines.choice import ChosenEngine
 from steelyard.clients.local.evaluator import Evaluator, evaluations
+from steelyard.clients.local.population import DevicePopulation
 from steelyard.learning import parameters
 from steelyard.learning.settings import no_part
 from steelyard.messages.algorithm import LAST, OWN, Algorithm, Listening, LocalTraining, SecondTraining

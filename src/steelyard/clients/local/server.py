@@ -10,8 +10,8 @@ import torch
 
 from steelyard.base import randomness
 from steelyard.base.errors import UserError
-from steelyard.clients.local.device_data.dataset import DevicePopulation
-from steelyard.clients.local.engines.execution import threads_for
+from steelyard.clients.local.hardware import threads_for
+from steelyard.clients.local.population import DevicePopulation
 from steelyard.clients.local.simulation import Simulation
 from steelyard.data.dataset import Rows
 from steelyard.learning import evaluation, losses

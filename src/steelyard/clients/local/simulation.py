@@ -13,18 +13,17 @@ import torch
 from steelyard.clients.local.by_hand import HandEngine
 from steelyard.clients.local.client_state import KeptModels, KeptVectors
 from steelyard.clients.local.client_tests import ClientTests
+from steelyard.clients.local.cohort import Cohort, step_counts
 from steelyard.clients.local.cohort_builder import CohortBuilder
 from steelyard.clients.local.context import Populations, SimulationContext
 from steelyard.clients.local.criteria import ClientCriteria, Facts
-from steelyard.clients.local.device_data.cohort import Cohort
-from steelyard.clients.local.device_data.dataset import DevicePopulation, Ints
-from steelyard.clients.local.device_data.schedule import step_counts
 from steelyard.clients.local.engines.choice import ChosenEngine
 from steelyard.clients.local.engines.engine import TrainingSetup
 from steelyard.clients.local.evaluator import Evaluator
 from steelyard.clients.local.hardware import peak_memory
 from steelyard.clients.local.hostile import attack
 from steelyard.clients.local.personal import OwnModels
+from steelyard.clients.local.population import DevicePopulation, Ints
 from steelyard.clients.local.settings import ComputeSettings
 from steelyard.data.files import fingerprint
 from steelyard.learning.models import Factory

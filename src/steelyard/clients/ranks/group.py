@@ -1,28 +1,179 @@
 """The processes of one run: how they find each other, ask and answer, and what happens when one is gone.
 
-They are started by torchrun, or by anything else that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+They are started by torchrun, or by anything else that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Every rank
+counts up while it lives, so that one that hangs is named long before it would answer.
 """
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
 import socket
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from time import monotonic
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from steelyard.base.errors import MachineError, UserError, brief
-from steelyard.clients.ranks.heartbeat import SILENCE, Heartbeat, silence
-from steelyard.clients.ranks.receiving import Receiving
 from steelyard.clients.ranks.wire import Arriving, Content, Packed
+
+SILENCE = "STEELYARD_RANK_SILENCE"
+"""In the environment of rank 0: seconds without a sign of life after which a rank counts as lost."""
+USUAL, LEAST, MOST = 60.0, 2.0, 86_400.0
+
+
+class Counters(Protocol):
+    """What torch's store does that signs of life need; it answers at once."""
+
+    def add(self, key: str, amount: int, /) -> int: ...
+
+
+def silence(environment: Mapping[str, str]) -> float:
+    """Return how many seconds a rank may give no sign of life."""
+    text = environment.get(SILENCE) or str(USUAL)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not LEAST <= seconds <= MOST:
+        raise UserError(f"{SILENCE}: got {brief(text)} in the environment; allowed: {LEAST:g} to {MOST:g} seconds")
+    return seconds
+
+
+class Heartbeat:
+    """Counters of all ranks in the store by which they have met; a rank that is stopped does not count on."""
+
+    def __init__(self, counters: Counters, seconds: float) -> None:
+        self._counters, self.seconds = counters, seconds
+        self.every = min(5.0, seconds / 4)
+
+    def start(self, rank: int) -> None:
+        """Count for a rank from now on, until its process ends."""
+        threading.Thread(target=self._count, args=(rank,), name="heartbeat", daemon=True).start()
+
+    def _count(self, rank: int) -> None:
+        pause = threading.Event()
+        while not pause.wait(self.every):
+            try:
+                self._counters.add(_key(rank), 1)
+            except Exception:
+                return  # the store went with rank 0: this rank hears of that where it waits for it
+
+    def watch(self, waiting: Callable[[], Collection[int]], lost: Callable[[int], None], done: threading.Event) -> None:
+        """Report a rank that is waited for and has given no sign, until `done`.
+
+        Looks are counted, not time: where all processes were stopped together, as by a batch system, none is late.
+        """
+        silent: dict[int, tuple[int, int]] = {}
+        while not done.wait(self.every):
+            for rank in waiting():
+                try:
+                    count = int(self._counters.add(_key(rank), 0))
+                except Exception:
+                    return
+                before, looks = silent.get(rank, (count, 0))
+                silent[rank] = (count, looks + 1 if count == before else 0)
+                if silent[rank][1] * self.every > self.seconds:
+                    lost(rank)
+                    return
+
+
+def _key(rank: int) -> str:
+    return f"steelyard/heartbeat/{rank}"
+
+
+class Receiving:
+    """A question to some ranks and their answers, each awaited by a thread of its own: an end is noticed at once.
+
+    Waiting in torch itself, this process would hear neither Ctrl-C nor the end of another rank.
+    """
+
+    def __init__(self, ranks: Sequence[int], send: Callable[[], None], receive: Callable[[int], Content]) -> None:
+        self._ranks, self._send, self._receive = ranks, send, receive
+        self._changed = threading.Condition()
+        self._answers: dict[int, Content] = {}
+        self._sent = False
+        self._lost: Exception | None = None
+        self._waiting = True
+        self.over = threading.Event()
+        """Set once all have answered, or one is lost."""
+        threading.Thread(target=self._ask, name="ask", daemon=True).start()
+
+    def waiting(self) -> list[int]:
+        """Return the ranks that have not answered yet."""
+        with self._changed:
+            return [rank for rank in self._ranks if rank not in self._answers]
+
+    def _ask(self) -> None:
+        try:
+            self._send()
+        except Exception as error:
+            self.give_up(error)
+            return
+        for rank in self._ranks:
+            threading.Thread(target=self._take, args=(rank,), name=f"rank {rank}", daemon=True).start()
+        with self._changed:
+            self._sent = True
+            if not self._ranks:
+                self.over.set()
+            self._changed.notify()
+
+    def _take(self, rank: int) -> None:
+        try:
+            answer = self._receive(rank)
+        except Exception as error:
+            self.give_up(error)
+            return
+        with self._changed:
+            self._answers[rank] = answer
+            if len(self._answers) == len(self._ranks):
+                self.over.set()
+            self._changed.notify()
+
+    def give_up(self, error: Exception) -> None:
+        """Take note that a rank is lost; the first one counts."""
+        with self._changed:
+            first, self._lost = self._lost is None, self._lost or error
+            self.over.set()
+            self._changed.notify()
+            if first and not self._waiting:
+                # This process may be in the middle of a long training of its own.
+                _thread.interrupt_main()
+
+    def sent(self) -> None:
+        """Wait until the question is with all of them."""
+        self._until(lambda: self._sent)
+
+    def wait(self) -> dict[int, Content]:
+        """Return all answers; a rank that is lost is an error as soon as it is known."""
+        self._until(lambda: len(self._answers) == len(self._ranks))
+        return self._answers
+
+    def _until(self, done: Callable[[], bool]) -> None:
+        with self._changed:
+            self._waiting = True
+            while not done() and self._lost is None:
+                self._changed.wait()
+            self._waiting = False
+            if self._lost is not None:
+                raise self._lost
+
+    def lost(self, seconds: float) -> Exception | None:
+        """Return the first rank's loss, where there is one or comes to be one within so many seconds."""
+        end = monotonic() + seconds
+        with self._changed:
+            while not self.over.is_set() and monotonic() < end:
+                self._changed.wait(end - monotonic())
+            return self._lost
+
 
 MEETING = timedelta(seconds=120)
 """How long processes wait for each other at the start."""

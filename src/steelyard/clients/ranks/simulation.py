@@ -2,28 +2,213 @@
 
 from __future__ import annotations
 
+import heapq
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
-from typing import Any
+from functools import cached_property
+from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from steelyard.base.errors import UserError
 from steelyard.clients.local import Simulation, SimulationServer
-from steelyard.clients.local.device_data.dataset import DeviceDataset
-from steelyard.clients.local.device_data.schedule import step_counts
+from steelyard.clients.local.cohort import step_counts
 from steelyard.clients.local.engines.engine import TrainingSetup
 from steelyard.clients.local.evaluator import Evaluator
+from steelyard.clients.local.hardware import device_of, memory_of, threads_of
+from steelyard.clients.local.population import DeviceDataset
+from steelyard.clients.local.settings import ComputeSettings
 from steelyard.clients.protocol import WrappedClients
-from steelyard.clients.ranks.balancing import share_out
-from steelyard.clients.ranks.group import RankLost, Ranks
-from steelyard.clients.ranks.models import RankedModels
+from steelyard.clients.ranks.group import Place, RankLost, Ranks
 from steelyard.clients.ranks.share import Share, joined, own_versions, task_content
 from steelyard.clients.ranks.wire import Content
 from steelyard.data.flaws import OMNISCIENT
+from steelyard.messages.payloads import DenseModels, Floats, ServerTest, SingleModels, spans
 from steelyard.messages.updates import LossState, Task, Updates
+
+SLACK = 1.1
+"""Whole federations go to one rank each where that takes at most so many times as long: no sum is then sent around."""
+
+Unit = tuple[int, tuple[str, ...], int]
+"""What is given to one rank as a whole: a task by its place, some of its clients, and their steps."""
+Shares = list[list[list[str]]]
+"""For each rank and each task the clients that the rank trains, ascending."""
+
+
+def share_out(steps: Sequence[Mapping[str, int]], whole: Sequence[bool], ranks: int) -> Shares:
+    """Give the clients of tasks to ranks; `steps` are those of each task's clients, `whole` tasks are not split."""
+    together: list[Unit] = [(task, tuple(clients), sum(clients.values())) for task, clients in enumerate(steps)]
+    apart: list[Unit] = [
+        unit
+        for task, clients in enumerate(steps)
+        for unit in ([together[task]] if whole[task] else [(task, (name,), n) for name, n in clients.items()])
+    ]
+    split, longest = _given(apart, ranks)
+    if len(steps) > 1:
+        unsplit, longest_unsplit = _given(together, ranks)
+        if longest_unsplit <= SLACK * longest:
+            split = unsplit
+    found: Shares = [[[] for _ in steps] for _ in range(ranks)]
+    for rank, units in enumerate(split):
+        for task, clients, _ in units:
+            found[rank][task] += clients
+    return [[sorted(clients) for clients in tasks] for tasks in found]
+
+
+def _given(units: Sequence[Unit], ranks: int) -> tuple[list[list[Unit]], int]:
+    """Give each unit, longest first, to the rank that has least; returns also the most steps that a rank has."""
+    given: list[list[Unit]] = [[] for _ in range(ranks)]
+    loads = [(0, rank) for rank in range(ranks)]
+    for unit in sorted(units, key=lambda unit: (-unit[2], unit[0], unit[1])):
+        load, rank = heapq.heappop(loads)
+        given[rank].append(unit)
+        heapq.heappush(loads, (load + unit[2], rank))
+    return given, max(load for load, _ in loads)
+
+
+def on_rank(compute: ComputeSettings, place: Place) -> ComputeSettings:
+    """Return the settings for one of several processes of a machine: what is given stays, the rest is shared out.
+
+    The ranks of a machine take its CUDA devices in turn, unless one is named.
+    """
+    changes: dict[str, object] = {}
+    sharing = place.local_count
+    device = device_of(compute)
+    if device.type == "cuda" and compute.device in ("auto", "cuda"):
+        devices = torch.cuda.device_count()
+        device = torch.device("cuda", place.local_rank % devices)
+        changes["device"] = str(device)
+        sharing = math.ceil(place.local_count / devices)
+    if compute.threads is None:
+        changes["threads"] = max(1, threads_of(compute) // place.local_count)
+    if compute.memory_gb is None:
+        changes["memory_gb"] = memory_of(compute, device) / sharing / 1e9
+    return compute.model_copy(update=changes)
+
+
+class Asking(Protocol):
+    """From a command and what each rank is given for it to the answers by rank."""
+
+    def __call__(self, command: str, contents: Mapping[int, Content]) -> Mapping[int, Content]: ...
+
+
+class RankedModels(DenseModels):
+    """Whole local models, each on the rank that trained it.
+
+    Sums, distances and tests are done there, and only what comes of them travels. Sums are added up in the order of
+    the ranks. Whoever asks for `models` gets all of them into the memory of this process, once a round.
+    """
+
+    at_hand = False
+
+    def __init__(
+        self,
+        ask: Asking,
+        task: tuple[int, int],
+        seed: int,
+        places: Sequence[tuple[int, int]],
+        received: torch.Tensor,
+        memory: Callable[[int], torch.Tensor],
+        frozen: tuple[tuple[int, int], ...] = (),
+    ) -> None:
+        """Name the rank and the row there of each client; `task` is the number of the training, and its place in it.
+
+        `memory` gives a matrix for so many models, where all of them are wanted here.
+        """
+        object.__setattr__(self, "frozen", frozen)
+        self._ask, self._task, self._seed, self._received = ask, task, seed, received
+        self._places, self._memory = tuple(places), memory
+
+    @cached_property
+    def models(self) -> torch.Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """All models, copied into this process."""
+        found = self._memory(len(self._places))
+        for span, models in self.blocks():
+            found[:, span] = models
+        return found
+
+    @property
+    def nbytes(self) -> int:
+        return 4 * len(self._places) * self._received.numel()
+
+    @property
+    def like(self) -> torch.Tensor:
+        return self._received.new_empty((len(self._places), 0))
+
+    def blocks(self) -> Iterator[tuple[slice, torch.Tensor]]:
+        for span in spans(self._received.numel(), len(self._places), self._received.device.type):
+            found = self._received.new_empty((len(self._places), span.stop - span.start))
+            for clients, rows in self._asked("rows", span=[span.start, span.stop]):
+                found[clients] = rows.to(found.device)
+            yield span, found
+
+    def combine(self, parameters: torch.Tensor, weights: Floats) -> torch.Tensor:
+        given = np.asarray(weights, dtype=np.float64)
+        total = self._received.new_zeros((*given.shape[:-1], self._received.numel()))
+        by_rank = {rank: given[..., clients] for rank, clients in self._clients().items()}
+        for _, part in self._asked("sum", by_rank):
+            total += part.to(total.device)
+        return self.keep_frozen(total, parameters)
+
+    def divergence(self, parameters: torch.Tensor) -> Floats:
+        # The ranks have the model that they were sent.
+        known = torch.equal(parameters.to(self._received.device), self._received)
+        return self._in_order(self._asked("divergence", parameters=None if known else parameters), np.float64)
+
+    def gram(self, parameters: torch.Tensor) -> Floats:
+        return SingleModels.gram(self, parameters)
+
+    def finite(self) -> NDArray[np.bool_]:
+        return self._in_order(self._asked("finite"), np.bool_)
+
+    def tested(self, test: Callable[[torch.Tensor], ServerTest]) -> ServerTest:
+        """Return the test of every model by the server of the rank that holds it: all have the same rows."""
+        answers = self._asked("tested", seed=self._seed)
+        order = np.argsort([client for clients, _ in answers for client in clients])
+        return ServerTest.joined([ServerTest(**found) for _, found in answers], order)
+
+    def select(self, keep: Sequence[int]) -> RankedModels:
+        places = [self._places[place] for place in keep]
+        return RankedModels(self._ask, self._task, self._seed, places, self._received, self._memory, self.frozen)
+
+    def content(self) -> Sequence[NDArray[Any]] | None:
+        return DenseModels(self.models).content()
+
+    def _clients(self) -> dict[int, list[int]]:
+        """By rank, in order: which of the clients it trained."""
+        found: dict[int, list[int]] = {rank: [] for rank in sorted({rank for rank, _ in self._places})}
+        for client, (rank, _) in enumerate(self._places):
+            found[rank].append(client)
+        return found
+
+    def _asked(
+        self, command: str, weights: Mapping[int, Floats] | None = None, **given: Content
+    ) -> list[tuple[list[int], Content]]:
+        """Have each rank do something with its models; returns the clients that it trained, and its answer."""
+        clients = self._clients()
+        contents = {
+            rank: {
+                **given,
+                "task": self._task,
+                "rows": np.array([self._places[client][1] for client in mine], dtype=np.int64),
+                **({} if weights is None else {"weights": weights[rank]}),
+            }
+            for rank, mine in clients.items()
+        }
+        answers = self._ask(command, contents)
+        return [(clients[rank], answers[rank]) for rank in clients]
+
+    def _in_order(self, answers: Sequence[tuple[list[int], Content]], kind: Any) -> NDArray[Any]:
+        found = np.zeros(len(self._places), dtype=kind)
+        for clients, values in answers:
+            found[clients] = values
+        return found
+
 
 FEWEST_ROWS = 256
 """Rows from which on tests are shared out: on fewer, a model is tested sooner than it is sent."""

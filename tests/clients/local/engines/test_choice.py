@@ -12,12 +12,12 @@ from tests.clients.local import engine_cases as cases
 from tests.clients.local.engine_cases import Case
 from tests.kit import assert_refused
 
-from steelyard.clients.local.device_data.cohort import Cohort
-from steelyard.clients.local.engines import choice_file, engine_trial, table
+from steelyard.clients.local.cohort import Cohort
+from steelyard.clients.local.engines import choice, table, trial
 from steelyard.clients.local.engines.engine import TrainingSetup
-from steelyard.clients.local.engines.engine_trial import Trial, run_trial
-from steelyard.clients.local.engines.sequential import SequentialEngine
+from steelyard.clients.local.engines.loop import SequentialEngine
 from steelyard.clients.local.engines.table import ENGINES, DoesNotFit, can_fork, candidates, make, parse
+from steelyard.clients.local.engines.trial import Trial, run_trial
 from steelyard.learning.models import DenseNet, ModelSettings
 from steelyard.messages.updates import Floats
 
@@ -82,12 +82,12 @@ def test_of_two_trials_the_first_to_write_decides_and_a_damaged_file_is_tried_ag
     own_cache.mkdir()
     for notes in ("", ', "notes": null'):
         (own_cache / "engines.json").write_text(f'{{"key": {{"engine": "loop", "why": "long ago"{notes}}}}}')
-        assert choice_file.read("key") is None
-    first = choice_file.Choice("stacked:2", ("told",))
-    for later in (first, choice_file.Choice("threads")):
-        assert choice_file.write("key", later, "why") == first
-    assert choice_file.read("key") == first
-    assert choice_file.read("other") is None
+        assert choice.kept_choice("key") is None
+    first = choice.Choice("stacked:2", ("told",))
+    for later in (first, choice.Choice("threads")):
+        assert choice.keep_choice("key", later, "why") == first
+    assert choice.kept_choice("key") == first
+    assert choice.kept_choice("other") is None
 
 
 class OneWrong(SequentialEngine):
@@ -143,7 +143,7 @@ def test_an_engine_may_be_as_far_as_rounding_takes_the_loop(
     rounding: float, refused: set[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Two updates with independent noise of .03 are .042 apart, and three times that is allowed; never more than .3.
-    monkeypatch.setattr(engine_trial, "SequentialEngine", lambda given: Noisy(given, rounding))
+    monkeypatch.setattr(trial, "SequentialEngine", lambda given: Noisy(given, rounding))
     engines = {str(share): lambda given, share=share: Noisy(given, share) for share in (0.01, 0.1, 0.2, 0.4)}
     assert set(run_trial(*work(), engines, timed=False).refused) == {str(share) for share in refused}
 

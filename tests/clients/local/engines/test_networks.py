@@ -16,7 +16,7 @@ from torch import nn
 
 from steelyard.base.usercode import find_code
 from steelyard.clients.local import SimulationServer
-from steelyard.clients.local.engines import fingerprint
+from steelyard.clients.local.engines import choice
 from steelyard.learning.parameters import Layout, check_part
 from steelyard.learning.training import TrainingSettings, train_client
 from steelyard.messages.updates import LossState
@@ -70,8 +70,8 @@ def hooked() -> nn.Module:
 def test_modules_of_the_same_shapes_are_told_apart(
     one: Callable[[], nn.Module], other: Callable[[], nn.Module]
 ) -> None:
-    assert fingerprint.of_module(one()) == fingerprint.of_module(one())
-    assert fingerprint.of_module(one()) != fingerprint.of_module(other())
+    assert choice.of_module(one()) == choice.of_module(one())
+    assert choice.of_module(one()) != choice.of_module(other())
 
 
 def test_the_source_of_a_users_code_counts(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_the_source_of_a_users_code_counts(tmp_path: Path) -> None:
         file.write_text(
             f"import torch\nclass Net(torch.nn.Linear):\n    def forward(self, x):\n        return self.{part}"
         )
-        sources.append(fingerprint.of_module(find_code(f"{file}:Net", "model.name", [])(3, 2))[3])
+        sources.append(choice.of_module(find_code(f"{file}:Net", "model.name", [])(3, 2))[3])
     assert sources[0] != sources[1]
 
 

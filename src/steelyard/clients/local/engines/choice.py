@@ -1,23 +1,174 @@
-"""Which engine trains a cohort: the one asked for, the one found before on this machine, or the fastest in a trial."""
+"""Which engine trains a cohort: the one asked for, the one found before on this machine, or the fastest in a trial.
+
+What was found stands in a small file, so that later runs choose the same.
+"""
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
+import inspect
+import json
+import os
+import platform
 import textwrap
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import nn
 
 from steelyard.base.errors import UserError
+from steelyard.base.files import cache_folder
 from steelyard.base.logs import doing
-from steelyard.clients.local.device_data.cohort import Cohort
-from steelyard.clients.local.device_data.schedule import step_counts
-from steelyard.clients.local.engines import choice_file
+from steelyard.clients.local.cohort import Cohort, step_counts
 from steelyard.clients.local.engines.engine import Engine, TrainingSetup
-from steelyard.clients.local.engines.engine_trial import MARGIN, Trial, run_trial
-from steelyard.clients.local.engines.sequential import SequentialEngine
-from steelyard.clients.local.engines.table import ENGINES, STACKING, DoesNotFit, candidates, make, parse
+from steelyard.clients.local.engines.loop import SequentialEngine
+from steelyard.clients.local.engines.table import ENGINES, STACKING, DoesNotFit, candidates, has_hooks, make, parse
+from steelyard.clients.local.engines.trial import MARGIN, Trial, run_trial
+from steelyard.learning import losses
 from steelyard.messages.updates import Floats
+
+
+def choice_key(setup: TrainingSetup, cohort: Cohort, engines: Sequence[str]) -> str:
+    """Return a name for this model, this kind of work, this machine and the engines there are to choose from."""
+    cuda = setup.device.type == "cuda"
+    facts = {
+        "model": of_module(setup.module),
+        "features": tuple(cohort.dataset.features.shape[1:]),
+        "augment": repr(cohort.dataset.augment),
+        "training": setup.training.model_dump(mode="json", exclude={"learning_rate"}),
+        "loss": of_loss(cohort.loss.name),
+        "clients": _rough(len(cohort)),
+        "samples": _rough(int(cohort.sizes.max())),
+        "device": torch.cuda.get_device_name(setup.device) if cuda else platform.processor() or platform.machine(),
+        "machine": platform.node(),
+        "precision": setup.precision,
+        "threads": setup.threads,
+        "chunk": setup.chunk,
+        "torch": torch.__version__,
+        "engines": list(engines),
+    }
+    return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=12).hexdigest()
+
+
+def _rough(number: int) -> int:
+    """The next power of two: a few clients more or less do not call for another trial."""
+    return 1 << (number - 1).bit_length()
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An engine as compute.engine takes it, and what every run that takes it should tell of it."""
+
+    engine: str
+    notes: tuple[str, ...] = ()
+
+
+def kept_choice(name: str) -> Choice | None:
+    """Return what is kept under this name, or None."""
+    return _choice(_load().get(name))
+
+
+def _choice(found: Any) -> Choice | None:
+    """What an entry holds; None for an older one, which has no notes."""
+    if not isinstance(found, dict) or not isinstance(found.get("engine"), str):
+        return None
+    return Choice(found["engine"], tuple(map(str, found["notes"]))) if isinstance(found.get("notes"), list) else None
+
+
+def keep_choice(name: str, choice: Choice, why: str) -> Choice:
+    """Keep a choice and return the one that holds: of two runs that try at the same time, the first decides."""
+    try:
+        with _locked():
+            known = _load()
+            if (first := _choice(known.get(name))) is not None:
+                return first
+            known[name] = {"engine": choice.engine, "why": why, "notes": list(choice.notes)}
+            target = cache_folder() / "engines.json"
+            fresh = target.with_suffix(f".{os.getpid()}")
+            fresh.write_text(json.dumps(known, indent=1, sort_keys=True))
+            fresh.replace(target)
+    except OSError:
+        pass  # nowhere to keep it: the run's own record still says what was chosen
+    return choice
+
+
+def _load() -> dict[str, Any]:
+    try:
+        known = json.loads((cache_folder() / "engines.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return known if isinstance(known, dict) else {}
+
+
+@contextmanager
+def _locked() -> Generator[None]:
+    cache_folder().mkdir(parents=True, exist_ok=True)
+    with open(cache_folder() / "engines.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+# What a choice depends on in a module and in a loss: kinds of layers, what is trained, modes, and source.
+
+
+_PLAIN = (bool, int, float, str, type(None))
+
+
+def of_module(module: nn.Module) -> list[Any]:
+    """Return what tells one module from another that has the same class and shapes; plain values, for a key.
+
+    Two modules with equal fingerprints train alike: the same layers with the same settings, the same parameters
+    frozen, and the same code.
+    """
+    layers = [
+        (name, _kind(layer), layer.extra_repr(), layer.training, has_hooks(layer), _settings(layer))
+        for name, layer in module.named_modules()
+    ]
+    parameters = [(name, list(value.shape), value.requires_grad) for name, value in module.named_parameters()]
+    buffers = [(name, list(value.shape), str(value.dtype)) for name, value in module.named_buffers()]
+    own = {type(layer) for layer in module.modules() if not type(layer).__module__.startswith("torch.")}
+    return [layers, parameters, buffers, sorted(of_code(kind) for kind in own)]
+
+
+def of_loss(name: str) -> str:
+    """Return what tells one loss from another; for a loss of the user's its source counts, not only its name."""
+    return name if name in losses.LOSSES else f"{name} {of_code(losses.own(name))}"
+
+
+def of_code(code: type | Callable[..., Any]) -> str:
+    """Return a digest of the file that defines a class or function, or of its compiled code where there is no file."""
+    try:
+        module = inspect.getmodule(code)
+        text = inspect.getsource(code if module is None or module.__name__ == "__main__" else module)
+    except (OSError, TypeError):
+        functions = [value for value in vars(code).values() if hasattr(value, "__code__")] if _has_vars(code) else []
+        text = repr([_compiled(value) for value in (code, *functions)])
+    return hashlib.blake2b(f"{_kind(code)} {text}".encode(), digest_size=12).hexdigest()
+
+
+def _has_vars(code: object) -> bool:
+    return hasattr(code, "__dict__")
+
+
+def _compiled(function: object) -> tuple[str, str]:
+    body = getattr(function, "__code__", None)
+    return ("", "") if body is None else (body.co_code.hex(), repr(body.co_names))
+
+
+def _kind(value: object) -> str:
+    kind = value if hasattr(value, "__qualname__") else type(value)
+    return f"{getattr(kind, '__module__', '')}.{getattr(kind, '__qualname__', '')}"
+
+
+def _settings(layer: nn.Module) -> list[tuple[str, Any]]:
+    """The plain numbers and words that a layer holds, such as a dropout rate that its forward uses."""
+    held = ((name, value) for name, value in vars(layer).items() if not name.startswith("_"))
+    return sorted((name, repr(value)) for name, value in held if isinstance(value, (*_PLAIN, tuple)))
 
 
 class ChosenEngine:
@@ -80,8 +231,8 @@ class ChosenEngine:
 
     def _automatic(self, cohort: Cohort) -> Engine:
         names = candidates(self.setup, int(step_counts(cohort.sizes, self.setup.training).sum()))
-        key = choice_file.key(self.setup, cohort, names)
-        known = choice_file.read(key)
+        key = choice_key(self.setup, cohort, names)
+        known = kept_choice(key)
         if known is None:
             known = self._tried(key, names, cohort)
         else:
@@ -90,7 +241,7 @@ class ChosenEngine:
         self.notes += known.notes
         return make(self.setup, *parse(known.engine))
 
-    def _tried(self, key: str, names: list[str], cohort: Cohort) -> choice_file.Choice:
+    def _tried(self, key: str, names: list[str], cohort: Cohort) -> Choice:
         """Try the engines, keep the winner for later runs, and return the choice that holds.
 
         It names the size of the stacks too, which free memory may change from run to run.
@@ -101,7 +252,7 @@ class ChosenEngine:
         engine = make(self.setup, *parse(found.best))
         best = with_stack_size(parse(found.best)[0], engine.stack_size(cohort))
         self.reason = f"fastest in a trial, {MARGIN:.0%} counting as equal: {found.describe()}"
-        return choice_file.write(key, choice_file.Choice(best, notes_of(found, best)), found.describe())
+        return keep_choice(key, Choice(best, notes_of(found, best)), found.describe())
 
     def describe(self) -> Mapping[str, str]:
         """Return what was chosen and why."""

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from steelyard.clients.local.device_data.cohort import Cohort
+from steelyard.clients.local.cohort import Cohort
 from steelyard.clients.local.settings import Precision
 from steelyard.learning.parameters import Layout
 from steelyard.learning.settings import TrainingSettings

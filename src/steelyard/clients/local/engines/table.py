@@ -4,25 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeGuard
+
+import torch
+from torch import nn
 
 from steelyard.base.errors import UserError, listed, nearest
-from steelyard.clients.local.convolution.keras import KerasSteps
-from steelyard.clients.local.convolution.stacked import ConvSteps
-from steelyard.clients.local.convolution.winograd import KERNELS as WINOGRAD_KERNELS
-from steelyard.clients.local.engines.compiled import CompiledStep
+from steelyard.clients.local.cnn.cpu import FusedEngine
+from steelyard.clients.local.cnn.pooled import KERNELS as WINOGRAD_KERNELS
+from steelyard.clients.local.cnn.steps import ConvSteps
 from steelyard.clients.local.engines.engine import Engine, TrainingSetup
-from steelyard.clients.local.engines.fused import FusedEngine
-from steelyard.clients.local.engines.graph import GraphEngine
-from steelyard.clients.local.engines.graph_steps import GraphStep, HandDerivedStep, MappedStep
-from steelyard.clients.local.engines.networks import hand_derived_steps, is_convolutional
+from steelyard.clients.local.engines.graphs import GraphEngine
+from steelyard.clients.local.engines.loop import SequentialEngine, ThreadsEngine
 from steelyard.clients.local.engines.processes import ProcessesEngine, can_fork
-from steelyard.clients.local.engines.sequential import SequentialEngine, ThreadsEngine
-from steelyard.clients.local.engines.stacked import StackedEngine
-from steelyard.clients.local.engines.vmap import VmapEngine
-from steelyard.clients.local.kernels.available import kernel_descent, kernel_passes, kernel_steps, ready
-from steelyard.clients.local.layers.replacing import unmasked_norms
-from steelyard.clients.local.steps.stacked_steps import StackedSteps
+from steelyard.clients.local.engines.stacked import StackedEngine, VmapEngine
+from steelyard.clients.local.engines.steps import CompiledStep, GraphStep, HandDerivedStep, MappedStep
+from steelyard.clients.local.hardware import ready
+from steelyard.clients.local.layers import has_hooks, unmasked_norms
+from steelyard.clients.local.steps import DenseSteps, StackedSteps
 from steelyard.learning.descent import Descent
+from steelyard.learning.models import ConvNet, DenseNet
+from steelyard.learning.parameters import Layout
+
+if TYPE_CHECKING:
+    from steelyard.clients.local.cnn.gpu import KernelSteps
 
 SMALL_BATCH = 64
 """Samples of a step up to which saving multiplications is worth a trial: beyond, what it moves leaves the caches."""
@@ -189,10 +194,31 @@ def _make_stacked(setup: TrainingSetup, chunk: int | None) -> Engine:
 def _on_device(setup: TrainingSetup, steps: StackedSteps, descent: Descent) -> GraphStep:
     """Kernels of our own where there are some for this network and Triton to make them; torch's operators else."""
     descent = kernel_descent(descent, setup.device)
-    if isinstance(steps, KerasSteps):
-        kernel_passes(steps, setup.device)
     own = kernel_steps(steps, descent, setup.precision, setup.device) if isinstance(steps, ConvSteps) else None
     return own or HandDerivedStep(steps, descent)
+
+
+def kernel_steps(steps: ConvSteps, descent: Descent, precision: str, device: torch.device) -> KernelSteps | None:
+    """Return the steps through kernels of our own, or None where these do not fit the network or the device.
+
+    Use it wherever a network is trained or tested on a GPU; torch's operators do what is left.
+    """
+    if not ready(device):
+        return None
+    # Late, for speed of start and because it imports Triton, which is not everywhere.
+    from steelyard.clients.local.cnn.gpu import KernelSteps
+
+    found = KernelSteps(steps, descent, precision)
+    return found if found.fits else None
+
+
+def kernel_descent(descent: Descent, device: torch.device) -> Descent:
+    """Return the same local optimiser with its steps in one kernel, or as it is where there is no Triton."""
+    if not ready(device):
+        return descent
+    from steelyard.clients.local.kernels import KernelDescent  # For speed of start; it imports Triton.
+
+    return KernelDescent.like(descent)
 
 
 ENGINES: dict[str, EngineKind] = {
@@ -210,3 +236,37 @@ ENGINES: dict[str, EngineKind] = {
     )
 }
 """Every engine by name, in the order in which messages list them."""
+
+
+def is_convolutional(module: nn.Module) -> TypeGuard[ConvNet]:
+    """Whether a module computes exactly what the built-in convolutional network does."""
+    return isinstance(module, ConvNet) and _unchanged(module, ConvNet)
+
+
+def is_dense(module: nn.Module) -> TypeGuard[DenseNet]:
+    """Whether a module computes exactly what the built-in dense network does."""
+    return isinstance(module, DenseNet) and _unchanged(module, DenseNet)
+
+
+def _unchanged(module: nn.Module, network: type[nn.Module]) -> bool:
+    # A user's subclass may add layers or compute something else, and steps written out for the network would then be
+    # wrong: they are used only where both how the network is made and how it is run are the network's own, where no
+    # layer was replaced or given a hook, and where every parameter is trained.
+    kind = type(module)
+    if kind.forward is not network.forward or kind.__init__ is not network.__init__:
+        return False
+    inner = [layer for layer in module.modules() if layer is not module]
+    return (
+        all(type(layer) in (nn.Linear, nn.Conv2d, nn.ModuleList) for layer in inner)
+        and not any(has_hooks(layer) or "forward" in vars(layer) for layer in (module, *inner))
+        and all(parameter.requires_grad for parameter in module.parameters())
+    )
+
+
+def hand_derived_steps(module: nn.Module, layout: Layout, precision: str) -> StackedSteps | None:
+    """Return the hand-derived steps of a built-in network, or None for a module of which nothing is known."""
+    if is_dense(module):
+        return DenseSteps(module, layout)
+    if is_convolutional(module):
+        return ConvSteps(module, layout, half=precision == "bfloat16")
+    return None

@@ -1,0 +1,354 @@
+"""The jobs of a round, from one task or from many, in the form in which engines take them; the schedule of a stack."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from steelyard.clients.local.population import DeviceDataset, DevicePopulation, Ints, as_numbers
+from steelyard.data.dataset import HONEST, Behaviour
+from steelyard.learning.descent import Descent
+from steelyard.learning.settings import TrainingSettings
+from steelyard.learning.training import batch_limit, chance_of, orders
+from steelyard.messages.updates import LossState, Task
+
+
+@dataclass(frozen=True, eq=False)
+class Cohort:
+    """Clients to be trained together: they share the data set and the form of the loss, not the starting model."""
+
+    tasks: tuple[Task, ...]
+    populations: tuple[DevicePopulation, ...]
+    """The population of each task's seed, as it trains this round."""
+    loss: LossState
+    """Form of the loss; the class weights are per task."""
+    descent: Descent
+    """How every job takes a step."""
+    task: Ints
+    """For each job, the position of its task."""
+    client: Ints
+    """For each job, the position of its client in the task's population."""
+    starts: tuple[torch.Tensor, ...]
+    """Distinct starting models."""
+    origin: Ints
+    """For each job, which starting model it trains from."""
+    corrections: torch.Tensor | None = None
+    """[jobs, parameters]: each job's correction, where the descent is corrected."""
+
+    def __len__(self) -> int:
+        return len(self.task)
+
+    @property
+    def dataset(self) -> DeviceDataset:
+        return self.populations[0].dataset
+
+    @property
+    def sizes(self) -> Ints:
+        """Number of training samples of each job."""
+        found = np.zeros(len(self), dtype=np.int64)
+        for number, population in enumerate(self.populations):
+            mine = self.task == number
+            found[mine] = population.sizes[self.client[mine]]
+        return found
+
+    def name(self, job: int) -> str:
+        return self.populations[self.task[job]].names[self.client[job]]
+
+    def behaviour(self, job: int) -> Behaviour:
+        """Return how the client of a job departs from the protocol."""
+        behaviours = self.populations[self.task[job]].behaviours
+        return behaviours.get(self.name(job), HONEST) if behaviours else HONEST
+
+    def jobs(self, number: int) -> tuple[slice, list[str]]:
+        """Return where the jobs of a task stand, and the names of their clients; jobs of one task stand together."""
+        begin, end = np.searchsorted(self.task, (number, number + 1)).tolist()
+        return slice(begin, end), [self.name(job) for job in range(begin, end)]
+
+    def begin_at(self, models: torch.Tensor) -> Cohort:
+        """Return the same jobs, each beginning at its row of models [jobs, parameters]."""
+        return replace(self, starts=tuple(models.unbind()), origin=np.arange(len(self)))
+
+    def take(self, jobs: Sequence[int] | Ints) -> Cohort:
+        """Return some of the jobs, in the order asked for."""
+        picked = np.asarray(jobs, dtype=np.int64)
+        corrections = self.corrections
+        if corrections is not None:
+            corrections = corrections[torch.from_numpy(picked).to(corrections.device)]
+        mine = {"task": self.task[picked], "client": self.client[picked], "origin": self.origin[picked]}
+        return replace(self, **mine, corrections=corrections)
+
+    def samples(self, job: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return features and labels of one job."""
+        population = self.populations[self.task[job]]
+        begin = int(population.begins[self.client[job]])
+        end = begin + int(population.sizes[self.client[job]])
+        return population.dataset.gather(population.rows[begin:end]), population.labels[begin:end]
+
+    def order(self, job: int, training: TrainingSettings) -> NDArray[np.int64]:
+        """Return the order in which one job visits its samples: [epochs, size]."""
+        task = self.tasks[self.task[job]]
+        size = int(self.populations[self.task[job]].sizes[self.client[job]])
+        return orders(task.seed, task.round, [self.name(job)], size, training)[0]
+
+    def loss_of(self, job: int) -> LossState:
+        """Return the loss of one job with its class weights."""
+        return replace(self.loss, class_weights=self.tasks[self.task[job]].loss.class_weights)
+
+    def class_weights(self) -> torch.Tensor | None:
+        """Return κ of every job, [jobs, classes], or None where every class of every job counts 1."""
+        given = [task.loss.class_weights for task in self.tasks]
+        if all(weights is None for weights in given):
+            return None
+        width = max(len(weights) for weights in given if weights is not None)
+        table = torch.tensor([weights or (1.0,) * width for weights in given], dtype=torch.float32)
+        return table[torch.from_numpy(self.task)].to(self.dataset.device)
+
+    def keys(self, device: torch.device) -> torch.Tensor:
+        """Return the key of the stream from which each job's dropout by name draws, [jobs]."""
+        tasks = [self.tasks[number] for number in self.task]
+        found = [chance_of(task.seed, task.round, self.name(job)) for job, task in enumerate(tasks)]
+        return torch.tensor(found, dtype=torch.int64, device=device)
+
+    def start(self, device: torch.device) -> torch.Tensor:
+        """Return the starting model of every job, stacked: [jobs, parameters]."""
+        return self.spread(self.distinct(device)).contiguous()
+
+    def distinct(self, device: torch.device) -> torch.Tensor:
+        """Return the starting models that these jobs have among them, each once; `spread` gives every job its own."""
+        return torch.stack([self.starts[origin].to(device) for origin in np.unique(self.origin)])
+
+    def spread(self, distinct: torch.Tensor) -> torch.Tensor:
+        """Return the row of every job: a view where all begin alike."""
+        if len(distinct) == 1:
+            return distinct.expand(len(self), -1)
+        places = np.unique(self.origin, return_inverse=True)[1]
+        return distinct[torch.from_numpy(places).to(distinct.device)]
+
+
+# The schedule: which samples every client of a stack uses in every step, and the step that is being taken.
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """Steps of stacked clients. Clients stand by falling number of steps, so those still at work are a prefix."""
+
+    rows: torch.Tensor
+    """[steps, clients, batch]: rows of the data set; padding repeats a row of the client."""
+    labels: torch.Tensor
+    """[steps, clients, batch]; a mask or several labels have one axis more."""
+    weights: torch.Tensor
+    """[steps, clients, batch]: κ of the label over the size of the client's batch; 0 for padding."""
+    report: torch.Tensor
+    """[steps, clients, batch]: κ over the client's number of samples in its last epoch, else 0."""
+    valid: torch.Tensor
+    """[steps, clients, batch]: whether this is a sample and no padding; κ may be 0 for a sample, too."""
+    active: Ints
+    """[steps]: how many clients at the front still have work."""
+
+    @property
+    def steps(self) -> int:
+        return len(self.active)
+
+
+@dataclass(frozen=True, eq=False)
+class CurrentStep:
+    """The step that the first `busy` clients of a stack are taking, and its samples.
+
+    Where `number` is a counter on the device, the same object serves every step of a captured graph.
+    """
+
+    dataset: DeviceDataset
+    tables: Schedule
+    number: int | torch.Tensor
+    losses: torch.Tensor
+    """[clients]: the losses of the last epoch so far."""
+    busy: int
+    keys: torch.Tensor | None
+    """[clients]: the streams from which draws by name come; None where nothing is drawn."""
+
+    @property
+    def samples(self) -> int:
+        """Samples of each client, padding included."""
+        return self.tables.rows.shape[2]
+
+    @property
+    def counter(self) -> torch.Tensor:
+        """The number of the step, on the device."""
+        assert isinstance(self.number, torch.Tensor)
+        return self.number
+
+    def now(self, table: torch.Tensor) -> torch.Tensor:
+        """Return this step's part of a table [steps, clients, ...]."""
+        if isinstance(self.number, int):
+            return table[self.number, : self.busy]
+        return table.index_select(0, self.number)[0, : self.busy]
+
+    @property
+    def taken(self) -> torch.Tensor:
+        """The samples of this step as they lie in the data set."""
+        return self.dataset.take(self.now(self.tables.rows))
+
+    @property
+    def features(self) -> torch.Tensor:
+        """The samples of this step as they are trained on: where images are changed at random, as changed now."""
+        features = as_numbers(self.taken)
+        return features if self.dataset.augment is None else self.dataset.augment(features, self.chance)
+
+    @property
+    def labels(self) -> torch.Tensor:
+        return self.now(self.tables.labels)
+
+    @property
+    def weights(self) -> torch.Tensor:
+        return self.now(self.tables.weights)
+
+    @property
+    def valid(self) -> torch.Tensor:
+        return self.now(self.tables.valid)
+
+    @property
+    def chance(self) -> torch.Tensor:
+        """The clients' streams and the number of the step, [clients, 2]: what draws by name come from."""
+        assert self.keys is not None  # who trains with draws gives the streams
+        mine, number = self.keys[: self.busy], self.number
+        steps = torch.full_like(mine, number) if isinstance(number, int) else number.expand_as(mine)
+        return torch.stack([mine, steps], dim=1)
+
+    def add(self, each: torch.Tensor) -> None:
+        """Count these samples' losses where they are reported; padding may hold anything."""
+        report = self.now(self.tables.report)
+        self.losses[: self.busy] += torch.where(report > 0, each * report, torch.zeros_like(each)).sum(dim=1)
+
+
+def step_counts(sizes: Ints, training: TrainingSettings, *, joined: bool = False) -> Ints:
+    """Return how many steps clients of these sizes take in a round.
+
+    `joined`: the network normalises over batches, so a last batch of one row is joined to the one before.
+    """
+    if training.updates is not None or training.batch_size == "full":
+        return np.full(len(sizes), training.updates or training.epochs, dtype=np.int64)
+    steps = -(-sizes // training.batch_size)
+    single = joined & (sizes % training.batch_size == 1) & (steps > 1)
+    return training.epochs * (steps - single)
+
+
+def longest_first(cohort: Cohort, training: TrainingSettings, *, joined: bool = False) -> NDArray[np.int64]:
+    """Return the jobs by falling number of steps and samples; jobs that are alike keep their order."""
+    sizes = cohort.sizes
+    return np.lexsort((np.arange(len(sizes)), -sizes, -step_counts(sizes, training, joined=joined)))
+
+
+def schedule(cohort: Cohort, training: TrainingSettings, *, joined: bool = False) -> Schedule:
+    """Lay out the steps of a cohort whose jobs stand by falling number of steps."""
+    sizes, device = cohort.sizes, cohort.dataset.device
+    counts = step_counts(sizes, training, joined=joined)
+    batch = max(_widest(training, int(size), joined) for size in np.unique(sizes))
+    alike = _alike(cohort, sizes, training)
+    steps = int(counts.max())
+    # What the host makes goes to the device once: the order of the samples for each job, shares for each size only.
+    order = np.zeros((len(cohort), steps, batch), dtype=np.int64)
+    shares = np.zeros((2, steps, len(alike), batch), dtype=np.float32)
+    begins, kind = np.zeros(len(cohort), dtype=np.int64), np.zeros(len(cohort), dtype=np.int64)
+    for number, (mine, jobs, size, visited) in enumerate(alike):
+        begins[jobs], kind[jobs] = mine, number
+        passes = -(-size // batch_limit(training, size)) - _single(training, size, joined)
+        _fill(order, shares[:, :, number], jobs, visited, batch_limit(training, size), passes, int(counts[jobs[0]]))
+    positions = (sent(order, device) + sent(begins, device)[:, None, None]).transpose(0, 1).contiguous()
+    scale, report = sent(shares, device).index_select(2, sent(kind, device)).unbind()
+    rows, labels = _look_up(cohort, positions)
+    kappa = _kappa(cohort, labels)
+    valid = scale > 0
+    if labels.is_floating_point() and labels.dim() == positions.dim():
+        # Padding has no time, for losses that hold the samples of a batch against each other.
+        labels = labels * valid
+    active = (counts[None, :] > np.arange(steps)[:, None]).sum(axis=1)
+    return Schedule(rows, labels, scale * kappa, report * kappa, valid, active)
+
+
+def sent(array: NDArray[Any], device: torch.device) -> torch.Tensor:
+    """Return an array on a device, without waiting for what the device is doing."""
+    found = torch.from_numpy(array)
+    return found.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else found.to(device)
+
+
+def _single(training: TrainingSettings, size: int, joined: bool) -> bool:
+    """Whether a pass ends with one row that is joined to the batch before."""
+    batch = batch_limit(training, size)
+    return joined and size > batch and size % batch == 1
+
+
+def _widest(training: TrainingSettings, size: int, joined: bool) -> int:
+    """Return how many samples the largest batch of a client holds."""
+    return batch_limit(training, size) + _single(training, size, joined)
+
+
+def _alike(cohort: Cohort, sizes: Ints, training: TrainingSettings) -> list[tuple[Ints, Ints, int, NDArray[np.int64]]]:
+    """Jobs of one task and one size at a time, with the order in which they visit their samples."""
+    found: list[tuple[Ints, Ints, int, NDArray[np.int64]]] = []
+    for number, task in enumerate(cohort.tasks):
+        mine = np.flatnonzero(cohort.task == number)
+        population = cohort.populations[number]
+        for size in np.unique(sizes[mine]):
+            jobs = mine[sizes[mine] == size]
+            names = [population.names[position] for position in cohort.client[jobs]]
+            order = orders(task.seed, task.round, names, int(size), training)
+            found.append((population.begins[cohort.client[jobs]], jobs, int(size), order))
+    return found
+
+
+def _fill(
+    order: NDArray[np.int64],
+    shares: NDArray[np.float32],
+    jobs: Ints,
+    visited: NDArray[np.int64],
+    batch: int,
+    steps: int,
+    taken: int,
+) -> None:
+    """Write the batches of jobs of one size, `steps` of them a pass: which samples, and the share of each."""
+    _, passes, size = visited.shape
+    # All batches of a pass but the last are whole; the last has what is left.
+    whole = (steps - 1) * batch
+    widest = max(batch, size - whole)
+    padded = np.zeros((len(jobs), passes, steps, widest), dtype=np.int64)
+    padded[:, :, :-1, :batch] = visited[:, :, :whole].reshape(len(jobs), passes, steps - 1, batch)
+    padded[:, :, -1, : size - whole] = visited[:, :, whole:]
+    order[jobs, :taken, :widest] = padded.reshape(len(jobs), passes * steps, widest)[:, :taken]
+    valid = np.zeros((steps, widest), dtype=np.float32)
+    valid[:-1, :batch] = 1
+    valid[-1, : size - whole] = 1
+    scale, report = shares
+    scale[:taken, :widest] = np.tile(valid / valid.sum(axis=1, keepdims=True), (passes, 1))[:taken]
+    # The last pass, or what of it the steps allow.
+    last = np.tile(valid, (passes, 1))[:taken][-steps:]
+    report[taken - len(last) : taken, :widest] = last / last.sum()
+
+
+def _look_up(cohort: Cohort, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Turn positions in population's list of samples into rows of the data set and the labels trained on."""
+    populations = {id(population): population for population in cohort.populations}
+    if len(populations) == 1:
+        population = cohort.populations[0]
+        return population.rows[positions], population.labels[positions]
+    rows = torch.empty_like(positions)
+    kind = cohort.populations[0].labels
+    labels = torch.empty((*positions.shape, *kind.shape[1:]), dtype=kind.dtype, device=positions.device)
+    for population in populations.values():
+        mine = np.flatnonzero([cohort.populations[t] is population for t in cohort.task])
+        jobs = torch.from_numpy(mine).to(positions.device)
+        rows[:, jobs] = population.rows[positions[:, jobs]]
+        labels[:, jobs] = population.labels[positions[:, jobs]]
+    return rows, labels
+
+
+def _kappa(cohort: Cohort, labels: torch.Tensor) -> torch.Tensor:
+    table = cohort.class_weights()
+    if table is None:
+        return torch.ones((), device=labels.device)
+    jobs = torch.arange(len(cohort), device=labels.device)[None, :, None]
+    return table[jobs, labels.long()]

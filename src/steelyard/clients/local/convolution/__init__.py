@@ -1,1 +1,0 @@
-"""The training step of the built-in convolutional network, derived by hand: for stacked clients and for one client."""

@@ -1,1 +1,0 @@
-"""Training steps derived by hand, without autograd: the pieces that all networks share, and the dense network."""
