@@ -286,7 +286,7 @@ COST = ["seconds", "cpu", "gpu"]
 
 
 def test_the_recorded_engine_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "read", lambda key: choice.Choice("stacked:2"))
+    monkeypatch.setattr(choice, "kept_choice", lambda key: choice.Choice("stacked:2"))
     whole = History(run(build(DRAWING), out=tmp_path / "whole"))
     with monkeypatch.context() as stopping:
         stop_in_round(3, stopping)
@@ -294,7 +294,7 @@ def test_the_recorded_engine_is_taken_back(tmp_path: Path, monkeypatch: pytest.M
             run(build(DRAWING), out=tmp_path / "stopped")
     assert History(tmp_path / "stopped").info["engine_choice"] == "stacked:2"
     # A trial on another day might say so.
-    monkeypatch.setattr(choice, "read", lambda key: choice.Choice("threads"))
+    monkeypatch.setattr(choice, "kept_choice", lambda key: choice.Choice("threads"))
     resumed = History(resume(tmp_path / "stopped"))
     assert (resumed.info["engine_choice"], resumed.info["engine_reason"]) == ("stacked:2", "asked for")
     assert resumed.rounds.drop(columns=COST).equals(whole.rounds.drop(columns=COST))
