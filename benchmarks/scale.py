@@ -184,7 +184,7 @@ def one_step(step: str, folder: Path) -> dict[str, float]:
     from steelyard.report.notices import chain_of
     from steelyard.report.summary import summarise
     from steelyard.report.view import RunView
-    from steelyard.rounds.settings import RoundSettings
+    from steelyard.rounds.plan import RoundSettings
     from steelyard.runs.export import export_run
     from steelyard.runs.history import History
 

@@ -72,7 +72,7 @@ def measure(step: str, folder: Path) -> dict[str, float]:
     import pandas as pd
 
     from steelyard.report.summary import summarise
-    from steelyard.rounds.settings import RoundSettings
+    from steelyard.rounds.plan import RoundSettings
     from steelyard.runs.export import export_run
     from steelyard.runs.history import History
 

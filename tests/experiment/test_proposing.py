@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from steelyard.base.errors import UserError
 from steelyard.data.inspect_tables import DataSummary
 from steelyard.experiment.proposing import propose, toml
-from steelyard.rounds.settings import cohort_size
+from steelyard.rounds.plan import cohort_size
 
 
 def seen(**changes: Any) -> DataSummary:

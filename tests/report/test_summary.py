@@ -19,7 +19,7 @@ from steelyard.report.reweigh import cohorts, reweigh
 from steelyard.report.summary import summarise
 from steelyard.report.view import RunView
 from steelyard.result import Result
-from steelyard.rounds.settings import RoundSettings
+from steelyard.rounds.plan import RoundSettings
 from steelyard.runs.store import Store
 from steelyard.weighing.rule import Rule, WeighingSettings
 

@@ -20,7 +20,7 @@ from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import Failure, Task, Updates
 from steelyard.privacy.hidden import HiddenUpdates, Summed
 from steelyard.privacy.settings import AggregationSettings
-from steelyard.rounds.combining import RADIUS, Combiner, combiner
+from steelyard.rounds.drafting import RADIUS, Combiner, combiner
 from steelyard.rounds.loop import run_rounds
 from steelyard.rounds.state import Plan
 from steelyard.weighing.fitted import fit_weights

@@ -19,7 +19,7 @@ from steelyard.base.settings import validated
 from steelyard.experiment.running import run
 from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import Failure, Updates
-from steelyard.rounds.selecting import SelectSettings
+from steelyard.rounds.plan import SelectSettings
 from steelyard.rounds.state import Plan
 
 NAMES = [f"c{number:02}" for number in range(20)]

@@ -19,8 +19,8 @@ from steelyard.messages.updates import Counts, Floats, LossState, Task, Updates
 from steelyard.privacy.settings import PrivacySettings
 from steelyard.rounds.drafting import discounted, weigh_soundly
 from steelyard.rounds.loop import TooFewClients, make_task, run_rounds
+from steelyard.rounds.plan import SELECT, SelectSettings
 from steelyard.rounds.private import PrivateRounds
-from steelyard.rounds.selecting import SELECT, SelectSettings
 from steelyard.rounds.soundness import Exploded
 from steelyard.rounds.state import CLOCK, Plan, RoundState
 from steelyard.weighing.cohort import CohortView

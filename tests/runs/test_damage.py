@@ -26,7 +26,7 @@ from tests.runs.records import add, begun, record, state, values
 from steelyard.base import files
 from steelyard.base.errors import UserError
 from steelyard.report.summary import summarise
-from steelyard.rounds.settings import RoundSettings
+from steelyard.rounds.plan import RoundSettings
 from steelyard.runs.checkpoint import checksum, pack, write_tensors
 from steelyard.runs.database import Damaged, Reader, bound, check_files, size_of_database, unbound
 from steelyard.runs.export import export_run

@@ -19,7 +19,7 @@ from steelyard.experiment.kind import Kind
 from steelyard.messages.algorithm import Algorithm
 from steelyard.privacy.settings import PrivacySettings
 from steelyard.rounds.contributions import ContributionSettings
-from steelyard.rounds.settings import RoundSettings
+from steelyard.rounds.plan import RoundSettings
 from steelyard.runs.schema import StoreSettings
 from steelyard.tracking import TrackingSettings
 from steelyard.weighing import criterion as registry

@@ -11,7 +11,7 @@ from steelyard.data.flaws import OMNISCIENT
 from steelyard.experiment.federations import FederationSettings
 from steelyard.messages.algorithm import Algorithm
 from steelyard.privacy.settings import PrivacySettings
-from steelyard.rounds.settings import RoundSettings
+from steelyard.rounds.plan import RoundSettings
 from steelyard.weighing.adafed import CLASS_METRICS
 from steelyard.weighing.rule import WeighingSettings
 

@@ -11,7 +11,7 @@ from steelyard.base.errors import UserError, listed
 from steelyard.messages.algorithm import Algorithm
 from steelyard.privacy.hidden import check_cohort
 from steelyard.privacy.settings import FEWEST, AggregationSettings, CentralSettings, PrivacySettings
-from steelyard.rounds.settings import RoundSettings
+from steelyard.rounds.plan import RoundSettings
 from steelyard.weighing import criterion as registry
 from steelyard.weighing.rule import WeighingSettings
 

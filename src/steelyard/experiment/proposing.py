@@ -17,7 +17,7 @@ from steelyard.base.settings import parse
 from steelyard.data.inspect_tables import DataSummary
 from steelyard.experiment.loading import build
 from steelyard.experiment.paths import resolve_paths
-from steelyard.rounds.settings import default_fraction
+from steelyard.rounds.plan import default_fraction
 
 ENOUGH_FOR_SERVER = 400
 """From so many rows on the server can keep some, on which it weighs clients."""

@@ -29,8 +29,8 @@ from steelyard.experiment.parts import Assembly, Parts, as_begun, assembled, fed
 from steelyard.experiment.run_notes import RunRecorder, run_facts, versions, why
 from steelyard.proof.signing import head_key
 from steelyard.rounds.loop import Progress, run_rounds
+from steelyard.rounds.plan import cohort_size
 from steelyard.rounds.progress import show_progress
-from steelyard.rounds.settings import cohort_size
 from steelyard.runs.chain import RUN, SALT, require_whole
 from steelyard.runs.glance import this_process
 from steelyard.runs.history import History

@@ -14,7 +14,7 @@ from steelyard.base.settings import Section
 from steelyard.recommend.fpl import MODES, EpochKind, Mode
 from steelyard.recommend.histories import MaskKind
 from steelyard.recommend.interactions import Duplicates, SplitKind
-from steelyard.rounds.settings import RoundSettings, Share
+from steelyard.rounds.plan import RoundSettings, Share
 from steelyard.weighing.criterion import Capabilities
 
 ModeName = Literal["sFPL", "sFPL+", "pFPL", "pFPL+", "custom"]

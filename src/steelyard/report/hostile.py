@@ -16,7 +16,7 @@ from steelyard.report.flawed import flaws_of
 from steelyard.report.recommendation import Compared, Measure, recommend
 from steelyard.report.recorded_curves import read_curves
 from steelyard.report.rendering import Table, paragraph, render, wrapped
-from steelyard.rounds.settings import RoundSettings
+from steelyard.rounds.plan import RoundSettings
 from steelyard.runs.history import History, at_once
 
 CLEAN = "clean"

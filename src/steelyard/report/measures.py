@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from steelyard.base.measures import MEASURES, Measure, Z
 from steelyard.messages.updates import Counts, Floats
 from steelyard.report.documents.shared import OnRows, OnSample
-from steelyard.rounds.settings import at_target, devices_needed
+from steelyard.rounds.plan import at_target, devices_needed
 
 OF_A_STEP = ("product_error", "factor_error")
 """Figures beside the server's tests of a round that are about the server's step: what weighing adapters lost."""

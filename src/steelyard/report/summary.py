@@ -31,7 +31,7 @@ from steelyard.report.measures import OF_A_STEP, on_rows, on_sample, rounds_to_t
 from steelyard.report.notices import chain_of, privacy_of, single_client_lines, single_client_rounds
 from steelyard.report.rendering import Table, as_text
 from steelyard.report.reporting_rows import servers_rows
-from steelyard.rounds.settings import RoundSettings
+from steelyard.rounds.plan import RoundSettings
 from steelyard.runs.columns import Tested
 from steelyard.runs.database import unreadable
 from steelyard.runs.history import History, at_once

@@ -20,13 +20,11 @@ from steelyard.privacy.clipping import without_losses
 from steelyard.rounds.colluding import with_colluders
 from steelyard.rounds.contributions import RoundValues
 from steelyard.rounds.drafting import TooFewClients, weigh_soundly
-from steelyard.rounds.own_code import told_in_one_line, training_fault
+from steelyard.rounds.plan import SELECT, reached
 from steelyard.rounds.private import PrivateRounds, nobody
 from steelyard.rounds.progress import SPENT
-from steelyard.rounds.selecting import SELECT
 from steelyard.rounds.server_rows import fit_to_server, train_alone
-from steelyard.rounds.settings import reached
-from steelyard.rounds.soundness import Exploded
+from steelyard.rounds.soundness import Exploded, told_in_one_line, training_fault
 from steelyard.rounds.state import CLOCK, Draft, Federation, Plan, Recorder, RoundRecord, RoundState, States, first_like
 from steelyard.rounds.testing import check_tested, choosing, evaluate
 from steelyard.rounds.valuing import value_round

@@ -17,7 +17,7 @@ from steelyard.privacy.ledger import Account, Charge, Ledger
 from steelyard.privacy.noise import Source, SystemSource, chosen, each_with
 from steelyard.privacy.planning import criteria_release, device_noise, noise_for, plain_noise
 from steelyard.privacy.settings import PrivacySettings, check_delta
-from steelyard.rounds.settings import cohort_size
+from steelyard.rounds.plan import cohort_size
 from steelyard.rounds.state import Federation, Plan
 from steelyard.weighing.rule import own_cap, weigh_alone
 from steelyard.weighing.weights import Weighing, cap_of

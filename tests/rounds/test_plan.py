@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from steelyard.rounds.settings import RoundSettings, devices_needed, reached
+from steelyard.rounds.plan import RoundSettings, devices_needed, reached
 
 
 @given(st.integers(1, 50))
