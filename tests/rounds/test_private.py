@@ -172,22 +172,22 @@ def test_rounds_are_afforded_until_the_budget_is_reached(accountant: str) -> Non
 
 def test_a_secret_cohort_follows_no_seed_and_a_public_one_does() -> None:
     secret = rounds()
-    drawn = [secret.cohort(RULE, 1, NAMES[::-1]) for _ in range(40)]
+    drawn = [secret.cohort(PLAN, RULE, 1, NAMES[::-1], {}) for _ in range(40)]
     assert {len(cohort) for cohort in drawn} == {5}
     assert all(list(cohort) == sorted(cohort) for cohort in drawn)
     assert len(set(drawn)) > 30
     assert {name for cohort in drawn for name in cohort} == set(NAMES)
     poisson = rounds(replace(PLAN, poisson=True))
-    sizes = [len(poisson.cohort(RULE, 1, NAMES)) for _ in range(300)]
+    sizes = [len(poisson.cohort(PLAN, RULE, 1, NAMES, {})) for _ in range(300)]
     assert np.mean(sizes) == pytest.approx(5.0, abs=0.6)
     assert len(set(sizes)) > 4
     public = rounds(cohorts="public")
-    assert public.cohort(RULE, 7, NAMES) == PLAN.cohort(3, 7, NAMES)
+    assert public.cohort(PLAN, RULE, 7, NAMES, {}) == PLAN.cohort(3, 7, NAMES)
 
 
 def test_clients_that_come_later_are_counted_from_then_on() -> None:
     made = rounds()
-    made.cohort(RULE, 2, NAMES[:8])
+    made.cohort(PLAN, RULE, 2, NAMES[:8], {})
     assert made.charges(RULE, 2)[0].release == Release(2.0, "fixed", 2 / 8)
 
 

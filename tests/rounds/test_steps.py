@@ -20,7 +20,7 @@ from steelyard.privacy.settings import PrivacySettings
 from steelyard.rounds.drafting import discounted, weigh_soundly
 from steelyard.rounds.loop import TooFewClients, make_task, run_rounds
 from steelyard.rounds.plan import SELECT, SelectSettings
-from steelyard.rounds.private import PrivateRounds
+from steelyard.rounds.private import NO_GUARANTEE, PrivateRounds
 from steelyard.rounds.soundness import Exploded
 from steelyard.rounds.state import CLOCK, Plan, RoundState
 from steelyard.weighing.cohort import CohortView
@@ -391,7 +391,7 @@ def test_nobody_claims_more_classes_than_the_server_knows(noisy: bool) -> None:
     for server in (Classifying(), Server()):
         if private is not None:
             private.prepare([made], {3: clients.names(3)})
-        run_rounds([made], {"f": state(0)}, clients, server, plan, kept, private=private)
+        run_rounds([made], {"f": state(0)}, clients, server, plan, kept, guarantee=private or NO_GUARANTEE)
     refused, believed = (record.updates for record in kept.records)
     assert (refused.clients, [failure.client for failure in refused.failures]) == (("a", "c"), ["b"])
     assert believed.clients == ("a", "b", "c")

@@ -30,6 +30,7 @@ from steelyard.experiment.run_notes import RunRecorder, run_facts, versions, why
 from steelyard.proof.signing import head_key
 from steelyard.rounds.loop import Progress, run_rounds
 from steelyard.rounds.plan import cohort_size
+from steelyard.rounds.private import NO_GUARANTEE
 from steelyard.rounds.progress import show_progress
 from steelyard.runs.chain import RUN, SALT, require_whole
 from steelyard.runs.glance import this_process
@@ -205,7 +206,9 @@ def _go(parts: Parts, folder: Path, store: Store, progress: bool | Progress, *, 
     try:
         with _shown(progress, parts.plan.rounds, measure_of(experiment.score_name).percent) as report:
             states = remaining(states, federations, private)
-            states = run_rounds(federations, states, clients, parts.server, parts.plan, tracked, report, private)
+            states = run_rounds(
+                federations, states, clients, parts.server, parts.plan, tracked, report, private or NO_GUARANTEE
+            )
     except BaseException as error:
         with suppress(UserError):  # where the disk is full, what went wrong first is what is reported
             store.note(status="stopped", stopped=why(error))

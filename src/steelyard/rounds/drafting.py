@@ -17,7 +17,7 @@ from steelyard.messages.algorithm import Algorithm, ServerStep, Vectors
 from steelyard.messages.payloads import DenseModels, SingleModels
 from steelyard.messages.updates import Floats, Task, Updates
 from steelyard.privacy.hidden import BeyondBound, HiddenUpdates
-from steelyard.rounds.private import PrivateRounds
+from steelyard.rounds.private import NO_GUARANTEE, Guarantee, PrivateRounds
 from steelyard.rounds.server_rows import server_slopes
 from steelyard.rounds.soundness import Exploded, is_sound, step_fault, told_in_one_line, without_culprit
 from steelyard.rounds.state import Draft, Federation, Plan, RoundState
@@ -188,12 +188,12 @@ def weigh_soundly(
     updates: Updates,
     server: Server,
     plan: Plan,
-    private: PrivateRounds | None = None,
+    guarantee: Guarantee = NO_GUARANTEE,
 ) -> Draft:
     """Weigh and combine; where that gives no sound model, again without the client that is farthest away."""
-    if private is not None and private.central:
+    if isinstance(guarantee, PrivateRounds) and guarantee.central:
         # Clipped updates cannot make a model explode, and to leave a client out for it would be a release about it.
-        return _weigh_privately(federation, state, task, updates, server, plan, private)
+        return _weigh_privately(federation, state, task, updates, server, plan, guarantee)
     draft = _weigh(federation, state, task, updates, server, plan)
     while not draft.kept_old and not is_sound(draft.model):
         draft = _weigh(federation, state, task, without_culprit(task, draft.updates, plan.min_clients), server, plan)

@@ -16,12 +16,11 @@ from steelyard.base.logs import doing
 from steelyard.clients.protocol import Clients, ReportingServer, Server
 from steelyard.messages.payloads import ServerTest
 from steelyard.messages.updates import Question, Task, Updates
-from steelyard.privacy.clipping import without_losses
 from steelyard.rounds.colluding import with_colluders
 from steelyard.rounds.contributions import RoundValues
 from steelyard.rounds.drafting import TooFewClients, weigh_soundly
 from steelyard.rounds.plan import SELECT, reached
-from steelyard.rounds.private import PrivateRounds, nobody
+from steelyard.rounds.private import NO_GUARANTEE, Guarantee, nobody
 from steelyard.rounds.progress import SPENT
 from steelyard.rounds.server_rows import fit_to_server, train_alone
 from steelyard.rounds.soundness import Exploded, told_in_one_line, training_fault
@@ -41,12 +40,12 @@ def run_rounds(
     plan: Plan,
     recorder: Recorder,
     progress: Progress | None = None,
-    private: PrivateRounds | None = None,
+    guarantee: Guarantee = NO_GUARANTEE,
 ) -> dict[str, RoundState]:
     """Run all federations from their states to the last round, in lock step, and return their final states.
 
-    With an empty `states` the run starts anew: the first models are evaluated and recorded as round 0. `private` keeps
-    the run's privacy guarantee; a federation whose budget does not reach for another round rests, and so does
+    With an empty `states` the run starts anew: the first models are evaluated and recorded as round 0. `guarantee`
+    is that of privacy; a federation whose budget does not reach for another round rests, and so does
     one whose model exploded, unless there is no other: then the run stops.
     """
     if not states:
@@ -56,7 +55,7 @@ def run_rounds(
     for round in range(begun + 1, plan.rounds + 1):
         active = [federation for federation in federations if not states[federation.name].finished]
         with doing(f"round {round}/{plan.rounds}"):
-            records = one_round(active, states, clients, server, plan, round, private)
+            records = one_round(active, states, clients, server, plan, round, guarantee)
             last = round == plan.rounds or not _active(states)
             with doing("writing it down"):
                 recorder.commit(round, records, states, clients.snapshot, last=last)
@@ -117,19 +116,18 @@ def one_round(
     server: Server,
     plan: Plan,
     round: int,
-    private: PrivateRounds | None = None,
+    guarantee: Guarantee = NO_GUARANTEE,
 ) -> list[RoundRecord]:
     """Do one round of every federation; `states` is brought up to date, the records say what happened."""
     begun, used = time.perf_counter(), time.process_time()
     asking = [federation for federation in federations if federation.rule.settings.trained_by == "clients"]
-    tasks = [make_task(federation, states[federation.name], clients, plan, round, private) for federation in asking]
-    if private is not None:
-        for federation in asking:
-            private.require(federation, round)
+    tasks = [make_task(federation, states[federation.name], clients, plan, round, guarantee) for federation in asking]
+    for federation in asking:
+        guarantee.require(federation, round)
     # Looked at before anything is charged: a federation whose last round this is must be tested.
-    ending = [f.name for f in asking if private is not None and not private.affords(f, (round, round + 1))]
+    ending = [f.name for f in asking if not guarantee.affords(f, (round, round + 1))]
     with doing(f"training {sum(len(task.clients) for task in tasks):,} clients"):
-        answers = iter(zip(tasks, _train(asking, tasks, clients, private), strict=True))
+        answers = iter(zip(tasks, _train(asking, tasks, clients, guarantee), strict=True))
     drafts: list[Draft] = []
     exploded: dict[str, Exploded] = {}
     with doing("weighing"):
@@ -139,7 +137,7 @@ def one_round(
                 if federation in asking:
                     task, answer = next(answers)
                     answer = with_colluders(federation, state, task, answer, clients, server, plan)
-                    drafts.append(weigh_soundly(federation, state, task, answer, server, plan, private))
+                    drafts.append(weigh_soundly(federation, state, task, answer, server, plan, guarantee))
                 else:
                     drafts.append(train_alone(federation, state, server, round))
             except Exploded as error:
@@ -157,8 +155,8 @@ def one_round(
         state, record = _finish(draft, server, plan, time.perf_counter() - begun)
         name = draft.federation.name
         record = replace(record, contributions=values.get(name, ()))
-        if private is not None and draft.federation in asking:
-            record = replace(record, epsilon=private.epsilon(name, coarse=not last and name not in ending))
+        if draft.federation in asking:
+            record = replace(record, epsilon=guarantee.epsilon(name, coarse=not last and name not in ending))
             state = replace(state, finished=state.finished or name in ending)
         states[name] = state
         records.append(record)
@@ -186,18 +184,15 @@ def _end(exploded: Mapping[str, Exploded], states: dict[str, RoundState], plan: 
 
 
 def _train(
-    asking: Sequence[Federation], tasks: Sequence[Task], clients: Clients, private: PrivateRounds | None
+    asking: Sequence[Federation], tasks: Sequence[Task], clients: Clients, guarantee: Guarantee
 ) -> list[Updates]:
     """Have all cohorts train; what devices release of themselves is charged first, and an empty cohort asks nobody."""
-    if private is not None:
-        for place, federation in enumerate(asking):
-            private.before_training(federation, tasks[place])
+    for place, federation in enumerate(asking):
+        guarantee.before_training(federation, tasks[place])
     asked = [index for index, task in enumerate(tasks) if task.clients]
     with told_in_one_line(partial(training_fault, tasks)):
         answers = clients.train([tasks[index] for index in asked]) if asked else []
-    if private is not None and not private.central:
-        answers = [without_losses(answer) for answer in answers]
-    found = dict(zip(asked, answers, strict=True))
+    found = dict(zip(asked, map(guarantee.released, answers), strict=True))
     return [found[index] if index in found else nobody(task) for index, task in enumerate(tasks)]
 
 
@@ -207,7 +202,7 @@ def make_task(
     clients: Clients,
     plan: Plan,
     round: int,
-    private: PrivateRounds | None = None,
+    guarantee: Guarantee = NO_GUARANTEE,
 ) -> Task:
     """Select this round's cohort by stable id and name the work; unless it is to be secret, seed and round decide."""
     names = clients.names(federation.seed)
@@ -215,10 +210,8 @@ def make_task(
         names = [name for name in names if name in federation.members]
     if not names:
         raise TooFewClients("no client is registered; allowed: at least one client with training samples")
-    seed, algorithm = federation.seed, federation.algorithm
-    cohort = (
-        plan.cohort(seed, round, names, state.memory) if private is None else private.cohort(federation, round, names)
-    )
+    algorithm = federation.algorithm
+    cohort = guarantee.cohort(plan, federation, round, names, state.memory)
     return Task(
         *(federation.name, federation.seed, round, cohort, state.parameters, state.loss, algorithm),
         vectors={name: state.tensors[name] for name in algorithm.receives},

@@ -12,20 +12,57 @@ from steelyard.base.errors import UserError, in_words
 from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import Floats, Task, Updates
 from steelyard.privacy.accounting import AccountantName, Release
-from steelyard.privacy.clipping import noised, noisy_sum
+from steelyard.privacy.clipping import noised, noisy_sum, without_losses
 from steelyard.privacy.ledger import Account, Charge, Ledger
 from steelyard.privacy.noise import Source, SystemSource, chosen, each_with
 from steelyard.privacy.planning import criteria_release, device_noise, noise_for, plain_noise
 from steelyard.privacy.settings import PrivacySettings, check_delta
 from steelyard.rounds.plan import cohort_size
 from steelyard.rounds.state import Federation, Plan
+from steelyard.weighing.cohort import Memory
 from steelyard.weighing.rule import own_cap, weigh_alone
 from steelyard.weighing.weights import Weighing, cap_of
 
 CRITERIA, UPDATE = "criteria", "update"
 
 
-class PrivateRounds:
+class Guarantee:
+    """What a run guarantees of its clients' privacy: this one nothing; `PrivateRounds` is one that does."""
+
+    @property
+    def central(self) -> bool:
+        """Whether the server adds the noise."""
+        return False
+
+    def cohort(
+        self, plan: Plan, federation: Federation, round: int, names: Sequence[str], memory: Mapping[str, Memory]
+    ) -> tuple[str, ...]:
+        """Return who takes part in a round."""
+        return plan.cohort(federation.seed, round, names, memory)
+
+    def require(self, federation: Federation, round: int) -> None:
+        """Refuse a round that would pass the budget, before anybody is asked or anything is charged."""
+
+    def affords(self, federation: Federation, rounds: Sequence[int]) -> bool:
+        """Whether these rounds, and all that is charged already, stay within the budget."""
+        return True
+
+    def before_training(self, federation: Federation, task: Task) -> None:
+        """Charge what the devices themselves will release; call it before any of them is asked."""
+
+    def released(self, updates: Updates) -> Updates:
+        """Return of an answer what is released with the guarantee."""
+        return updates
+
+    def epsilon(self, federation: str, *, coarse: bool = False) -> float | None:
+        """Return what a federation's rounds so far have cost any one client, as ε; None where nobody counts."""
+        return None
+
+
+NO_GUARANTEE = Guarantee()
+
+
+class PrivateRounds(Guarantee):
     """The privacy guarantee of one run; make it once, hand it to the loop, and ask it what was spent.
 
     `bounds` are the largest values of criteria, `device_criteria` how many of them devices send with noise. `source` is
@@ -74,7 +111,6 @@ class PrivateRounds:
 
     @property
     def central(self) -> bool:
-        """Whether the server adds the noise."""
         return self.settings.central is not None
 
     @property
@@ -165,11 +201,9 @@ class PrivateRounds:
     # ------------------------------------------------------------------ what is left
 
     def epsilon(self, federation: str, *, coarse: bool = False) -> float:
-        """Return what a federation's rounds so far have cost any one client, as ε."""
         return self.ledger.account(federation).epsilon(self.delta, self.accountant, coarse=coarse)
 
     def affords(self, federation: Federation, rounds: Sequence[int]) -> bool:
-        """Whether these rounds, and all that is charged already, stay within the budget."""
         limit = self.settings.budget.epsilon
         if limit is None or federation.name not in self._noise:
             return True
@@ -177,11 +211,8 @@ class PrivateRounds:
         return self._within(self.ledger.account(federation.name).plus(more), limit)
 
     def require(self, federation: Federation, round: int) -> None:
-        """Refuse a round that would pass the budget, before anybody is asked or anything is charged.
-
-        The round before looked ahead; but a round that is run again after a resume was charged twice, and other clients
-        may have come.
-        """
+        # The round before looked ahead; but a round that is run again after a resume was charged twice, and other
+        # clients may have come.
         if not self.affords(federation, (round,)):
             raise UserError(
                 f"privacy.budget.epsilon: got {self.settings.budget.epsilon:g}, and round {round} of "
@@ -197,20 +228,24 @@ class PrivateRounds:
 
     # ------------------------------------------------------------------ one round
 
-    def cohort(self, federation: Federation, round: int, names: Sequence[str]) -> tuple[str, ...]:
+    def cohort(
+        self, plan: Plan, federation: Federation, round: int, names: Sequence[str], memory: Mapping[str, Memory]
+    ) -> tuple[str, ...]:
         """Return a round's cohort; a secret one is drawn from the source and depends on no seed."""
         self._names[federation.seed] = tuple(sorted(names))
         if not self.secret:
-            return self.plan.cohort(federation.seed, round, names)
+            return plan.cohort(federation.seed, round, names)
         ordered = sorted(names)
         if self.plan.poisson:
             return tuple(each_with(self.source, ordered, self.plan.fraction))
         return tuple(chosen(self.source, ordered, self._size(len(ordered))))
 
     def before_training(self, federation: Federation, task: Task) -> None:
-        """Charge what the devices themselves will release; call it before any of them is asked."""
         if self.settings.local is not None:
             self.ledger.charge(self.charges(federation, task.round, task.clients))
+
+    def released(self, updates: Updates) -> Updates:
+        return updates if self.central else without_losses(updates)
 
     def weigh(self, federation: Federation, task: Task, raw: Floats, order: Sequence[int]) -> Weighing:
         """Weigh a cohort for a noisy sum: each client by itself, or over the cohort by criteria that are released."""
