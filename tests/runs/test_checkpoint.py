@@ -312,3 +312,11 @@ def test_a_file_of_updates_that_is_another_is_refused(
     held = {name: each.clone() for name, each in read_tensors(path).items()}
     save_file(held if tensors is None else tensors, path, metadata=about or metadata)
     assert_refused(partial(read_round, tmp_path, 3), path, words, "allowed: the file as it was written")
+
+
+def test_a_tensor_that_names_no_federation_is_passed_over(tmp_path: Path):
+    kept(tmp_path, updates(round=3))
+    path = path_of_round(tmp_path, 3)
+    held = {name: each.clone() for name, each in read_tensors(path).items()}
+    save_file({**held, "sent/odd": torch.zeros(2)}, path, metadata=metadata_of(read_content(path)))
+    assert read_round(tmp_path, 3).updates["DS>LD"].vectors == {}

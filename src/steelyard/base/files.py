@@ -84,19 +84,19 @@ def _refused(path: Path, found: os.stat_result, allowed: str) -> UserError:
     return UserError(f"{path}: is {what}; allowed: {allowed}")
 
 
-def files_in(folder: Path, names: Iterable[str], alone: Collection[str] = ()) -> set[str]:
-    """Return which of these names in a folder are files; a link, a folder or a device in the place of one is refused.
+def files_in(folder: Path, names: Iterable[str], alone: Collection[str] = (), *, folders: bool = False) -> set[str]:
+    """Return which of these names in a folder are files, or folders; a link or device in the place of one is refused.
 
     Those of `alone` may have no second name (a hard link) either: use it before a file is written in place.
     """
-    there: set[str] = set()
-    for name, found in _statuses(folder, names).items():
-        if not stat.S_ISREG(found.st_mode):
-            raise _refused(folder / name, found, "a file of the run's own")
+    kind, allowed = (stat.S_IFDIR, "a folder") if folders else (stat.S_IFREG, "a file")
+    there = _statuses(folder, names)
+    for name, found in there.items():
+        if stat.S_IFMT(found.st_mode) != kind:
+            raise _refused(folder / name, found, f"{allowed} of the run's own")
         if name in alone and found.st_nlink > 1:
             raise UserError(f"{folder / name}: has {found.st_nlink} names (hard links); allowed: a copy of its own")
-        there.add(name)
-    return there
+    return set(there)
 
 
 def _statuses(folder: Path, names: Iterable[str]) -> dict[str, os.stat_result]:
@@ -117,7 +117,7 @@ def is_file(path: Path, *, alone: bool = False) -> bool:
 def is_folder(path: Path) -> bool:
     """Whether a folder is there; a link or a file in its place is refused."""
     folder, name = _named(path)
-    return bool(_folders_in(folder, [name]))
+    return bool(files_in(folder, [name], folders=True))
 
 
 def _named(path: Path) -> tuple[Path, str]:
@@ -126,19 +126,11 @@ def _named(path: Path) -> tuple[Path, str]:
     return path.parent, path.name
 
 
-def _folders_in(folder: Path, names: Iterable[str]) -> set[str]:
-    there = _statuses(folder, names)
-    for name, found in there.items():
-        if not stat.S_ISDIR(found.st_mode):
-            raise _refused(folder / name, found, "a folder of the run's own")
-    return set(there)
-
-
 def check_run(folder: Path) -> None:
     """Refuse a run's folder in which a link stands where the run writes, before anything in it is touched."""
     in_place = (DATABASE, *(DATABASE + ending for ending in BESIDE), LEDGER)
     files_in(folder, (*in_place, LOCK, RUN_FILE, REPORT), alone=in_place)
-    _folders_in(folder, (CHECKPOINTS, CODE, EXPORT, FIGURES, FLOWER, UPDATES))
+    files_in(folder, (CHECKPOINTS, CODE, EXPORT, FIGURES, FLOWER, UPDATES), folders=True)
 
 
 def refuse_links(folder: Path, remade: Iterable[str] = ()) -> None:

@@ -10,7 +10,6 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -38,7 +37,7 @@ from steelyard.runs.chain import (
 )
 from steelyard.runs.checkpoint import kept_checkpoints
 from steelyard.runs.columns import Cohorts
-from steelyard.runs.database import reading
+from steelyard.runs.database import Reader, reading
 from steelyard.runs.history import History
 from steelyard.weighing.rule import Rule, WeighingSettings, parse_priority
 
@@ -303,7 +302,7 @@ def verify(folder: Path, keys: Path | None = None, head: str | None = None) -> V
     return Verification(str(folder), chain.head, chain.round, found)
 
 
-def _look_at_models(db: Any, folder: Path, found: Findings) -> None:
+def _look_at_models(db: Reader, folder: Path, found: Findings) -> None:
     """Hold the models of the checkpoints against the digests of their rounds."""
     query = "SELECT model FROM digests d JOIN federations f ON f.id = d.federation WHERE f.name = ? AND d.round = ?"
     rounds: list[str] = []

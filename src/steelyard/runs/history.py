@@ -268,11 +268,10 @@ class History:
                 clients = dict(connection.rows("clients", ("id", "name")))
                 at = names.index("client")
                 rows = [(*row[:at], known(clients, row[at], "client"), *row[at + 1 :]) for row in rows]
-            found = [known(federations, row[0], "federation") for row in rows]
-        frame = pd.DataFrame([(*who, *row[1:]) for who, row in zip(found, rows, strict=True)])
-        kinds = {"rule": "str", "seed": "int64", "round": "int64", **connection.kinds(table, columns)}
-        frame.columns = list(kinds) if len(rows) else frame.columns
-        return frame.reindex(columns=list(kinds)).astype(kinds | ({"client": "str"} if "client" in columns else {}))
+            found = [(*known(federations, row[0], "federation"), *row[1:]) for row in rows]
+        kinds = {"rule": "str", "seed": "int64", **connection.kinds(table, names[1:])}
+        kinds |= {"client": "str"} if "client" in columns else {}
+        return pd.DataFrame(found, columns=list(kinds)).astype(kinds)
 
     @cached_property
     def rounds(self) -> pd.DataFrame:

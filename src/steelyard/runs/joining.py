@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from steelyard.base import files
 from steelyard.base.errors import MachineError, UserError, told_as
 from steelyard.base.files import BESIDE, DATABASE, sync_folder, sync_tree
@@ -182,7 +184,7 @@ def join_rounds(
             last = _copy(db, list(map(_Part.of, parts, readers)), names, clients_every)
             head = Records(db).extend(-1, last, signer)
             states: dict[str, RoundState] = {}
-            kept: dict[str, Any] = {}
+            kept: dict[str, Tensor] = {}
             for reader, part in zip(readers, parts, strict=True):
                 found = last_checkpoint(reader, part)
                 states |= found.states

@@ -129,7 +129,12 @@ def _updates(path: Path, name: str, round: int, about: _About, tensors: Mapping[
         raise UserError(f"{path}: no updates of {name}; allowed: the file as it was written")
 
     # Sorted: safetensors names what a file holds in another order each time.
-    sent = {key.split("/")[1]: tensors[key] for key in sorted(tensors) if key.startswith("sent/") and _of(key, name)}
+    sent: dict[str, torch.Tensor] = {}
+    for key in sorted(tensors):
+        kind, _, place = key.partition("/")
+        vector, _, federation = place.partition("/")
+        if (kind, federation) == ("sent", name):
+            sent[vector] = tensors[key]
     return Updates(
         federation=name,
         round=round,
@@ -156,7 +161,3 @@ def _counts(values: list[int] | list[list[int]] | None) -> Counts | None:
 
 def _floats(values: list[float] | list[list[float]] | None) -> Floats | None:
     return None if values is None else np.array(values, dtype=np.float64)
-
-
-def _of(key: str, federation: str) -> bool:
-    return key.split("/", 2)[2] == federation
