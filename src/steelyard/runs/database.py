@@ -257,6 +257,14 @@ class Reader(sqlite3.Connection):
             raise Damaged("federations: a rule and a seed come twice")
         return found
 
+    def by_federation(
+        self, table: str, columns: Sequence[str], where: str = "", *values: int | str
+    ) -> list[tuple[Any, ...]]:
+        """Return columns as `rows` does, behind the rule and the seed, a pair, that each row belongs to."""
+        rows = self.rows(table, ("federation", *columns), where, *values)
+        federations = self.federations()
+        return [(known(federations, key, "federation"), *rest) for key, *rest in rows]
+
 
 _FEDERATION = ("id", "rule", "seed")
 _TAKEN_OVER = ("clients", "federations", "failures", "untested", "ended", "chain", "checkpoints")

@@ -36,7 +36,9 @@ def clients_frame(parts: Sequence[tuple[Key, Cohorts]], failures: pd.DataFrame) 
     for kind in ("raw", "normalised"):
         for name in criteria:
             frame[f"{kind}_{name}"] = _joined([_criterion(found, kind, name) for _, found in parts])
-    return _with_failures(frame, failures, [key for key, _ in parts]) if len(failures) else frame
+    if not len(failures):
+        return frame
+    return ordered(pd.concat([frame, failures.reindex(columns=frame.columns)]), [key for key, _ in parts])
 
 
 def evaluations_frame(parts: Sequence[tuple[Key, Tested]]) -> pd.DataFrame:
@@ -99,12 +101,12 @@ def _criterion(found: Cohorts, kind: str, name: str) -> Floats:
     return getattr(found, kind)[:, found.criteria.index(name)]
 
 
-def _with_failures(frame: pd.DataFrame, failures: pd.DataFrame, order: Sequence[Key]) -> pd.DataFrame:
-    joined = pd.concat([frame, failures.reindex(columns=frame.columns)])
-    rank = {key: index for index, key in enumerate(order)}
-    joined["federation"] = [rank[key] for key in zip(joined["rule"], joined["seed"], strict=True)]
-    joined = joined.sort_values(["federation", "round", "client"], ignore_index=True)
-    return joined.drop(columns="federation")
+def ordered(frame: pd.DataFrame, federations: Sequence[Key]) -> pd.DataFrame:
+    """Return rows of clients in the order of the federations, then by round and client."""
+    rank = {key: index for index, key in enumerate(federations)}
+    place = [rank[key] for key in zip(frame["rule"], frame["seed"], strict=True)]
+    frame = frame.assign(federation=place).sort_values(["federation", "round", "client"], ignore_index=True)
+    return frame.drop(columns="federation")
 
 
 TABLES = ("federations", "rounds", "clients", "evaluations", "untested", "listening")

@@ -12,7 +12,7 @@ from typing import Literal, TypedDict, cast
 
 from steelyard.base.errors import UserError
 from steelyard.base.files import DATABASE
-from steelyard.runs.database import NEWEST, Reader, Unreadable, known, reading
+from steelyard.runs.database import NEWEST, Reader, Unreadable, reading
 
 State = Literal["running", "finished", "stopped", "killed", "unknown", "unreadable"]
 DEPTH = 4
@@ -249,11 +249,9 @@ def accuracies(folder: Path) -> dict[tuple[str, int], list[tuple[int, float]]]:
     """Return (round, accuracy) of the tested rounds, per rule and seed; what small curves are drawn from."""
     found: dict[tuple[str, int], list[tuple[int, float]]] = {}
     with reading(folder) as connection:
-        names = connection.federations()
-        columns = ("federation", "round", "accuracy")
-        for key, round, accuracy in connection.rows("rounds", columns, _ALL_TESTED):
+        for who, round, accuracy in connection.by_federation("rounds", ("round", "accuracy"), _ALL_TESTED):
             if accuracy is not None:  # one that is not finite
-                found.setdefault(known(names, key, "federation"), []).append((round, accuracy))
+                found.setdefault(who, []).append((round, accuracy))
     return found
 
 

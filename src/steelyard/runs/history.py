@@ -71,11 +71,12 @@ class StoredValues:
 def read_values(folder: Path) -> list[StoredValues]:
     """Return all values that a run's folder holds, by federation and round; none where nothing was measured."""
     with reading(folder) as connection:
-        rows = connection.rows("contributions", tuple(declared()["contributions"]), "ORDER BY federation, round")
-        federations = connection.federations()
+        rows = connection.by_federation(
+            "contributions", tuple(declared()["contributions"])[1:], "ORDER BY federation, round"
+        )
         names: dict[int, str] = dict(connection.rows("clients", ("id", "name")))
         found: list[StoredValues] = []
-        for key, round, measure, method, source, clients, added, error, sizes, before, after in rows:
+        for who, round, measure, method, source, clients, added, error, sizes, before, after in rows:
             count, groups = len(clients) // 4, len(sizes) // 8
             try:
                 keys = unpack([clients], [count], KEYS).tolist()
@@ -85,9 +86,9 @@ def read_values(folder: Path) -> list[StoredValues]:
                     raise ValueError("no test rows")
             except ValueError as problem:
                 raise unreadable(folder, f"contributions of round {round}: {problem}") from problem
-            who = tuple(known(names, one, "client") for one in keys)
-            each = RoundValues(measure, method, who, values, errors, tested, before, after)
-            found.append(StoredValues(*known(federations, key, "federation"), round, source, each))
+            each = tuple(known(names, one, "client") for one in keys)
+            made = RoundValues(measure, method, each, values, errors, tested, before, after)
+            found.append(StoredValues(*who, round, source, made))
         return found
 
 
@@ -191,17 +192,14 @@ class History:
     def ended(self) -> dict[tuple[str, int], tuple[int, str]]:
         """Which rules ended early because their model exploded: by (rule, seed), the round and the reason."""
         with reading(self.folder) as connection:
-            rows = connection.rows("ended", ("federation", "round", "reason"))
-            names = connection.federations()
-            return {known(names, key, "federation"): (round, reason) for key, round, reason in rows}
+            rows = connection.by_federation("ended", ("round", "reason"))
+            return {who: (round, reason) for who, round, reason in rows}
 
     @cached_property
     def models(self) -> dict[tuple[str, int], str]:
         """The SHA-256 of the model that each rule ended with, by (rule, seed): equal bits have equal digests."""
         with reading(self.folder) as connection:
-            rows = connection.rows("digests", ("federation", "model"), "ORDER BY round")
-            names = connection.federations()
-            return {known(names, key, "federation"): model for key, model in rows}
+            return dict(connection.by_federation("digests", ("model",), "ORDER BY round"))
 
     @cached_property
     def personal(self) -> frozenset[str]:
@@ -260,18 +258,15 @@ class History:
         """Return columns of the rounds after one as a data frame, behind the rule and the seed that they belong to."""
         import pandas as pd
 
-        names = ("federation", "round", *columns)
+        names = ("round", *columns)
         with reading(self.folder) as connection:
-            rows = connection.rows(table, names, _AFTER, after)
-            federations = connection.federations()
+            rows = [(*who, *rest) for who, *rest in connection.by_federation(table, names, _AFTER, after)]
+            kinds = {"rule": "str", "seed": "int64", **connection.kinds(table, names)}
             if "client" in columns:
-                clients = dict(connection.rows("clients", ("id", "name")))
-                at = names.index("client")
+                clients, at = dict(connection.rows("clients", ("id", "name"))), list(kinds).index("client")
                 rows = [(*row[:at], known(clients, row[at], "client"), *row[at + 1 :]) for row in rows]
-            found = [(*known(federations, row[0], "federation"), *row[1:]) for row in rows]
-        kinds = {"rule": "str", "seed": "int64", **connection.kinds(table, names[1:])}
-        kinds |= {"client": "str"} if "client" in columns else {}
-        return pd.DataFrame(found, columns=list(kinds)).astype(kinds)
+                kinds |= {"client": "str"}
+        return pd.DataFrame(rows, columns=list(kinds)).astype(kinds)
 
     @cached_property
     def rounds(self) -> pd.DataFrame:
@@ -304,10 +299,10 @@ class History:
         return self._reasons("untested", START)
 
     def _reasons(self, table: Literal["failures", "untested"], after: int) -> pd.DataFrame:
+        from steelyard.runs.export import ordered
+
         frame = self._frame(table, ("client", "reason"), after).rename(columns={"reason": "failure"})
-        order = {who: index for index, who in enumerate(self._keys)}
-        frame["federation"] = [order[who] for who in zip(frame["rule"], frame["seed"], strict=True)]
-        return frame.sort_values(["federation", "round", "client"], ignore_index=True).drop(columns="federation")
+        return ordered(frame, list(self._keys))
 
     @cached_property
     def evaluations(self) -> pd.DataFrame:
