@@ -34,15 +34,14 @@ MODELS: dict[str, dict[str, Any]] = {
 PARAMETERS = {"cnn": 1_663_370, "mlp": 25_450}
 CLIP = {"cnn": 1.0, "mlp": 1.0}
 EPSILON, DELTA = 8.0, 1e-5
-PROTECTIONS = ("plain", "central", "local", "secure", "ckks", "paillier")
-ENCRYPTED = {"ckks": 1, "paillier": 2}
+PROTECTIONS = ("plain", "central", "local", "secure", "ckks")
+ENCRYPTED = {"ckks": 1}
 NAMES = {
     "plain": "in the open",
     "central": "central noise",
     "local": "local noise",
     "secure": "secure aggregation",
     "ckks": "CKKS",
-    "paillier": "Paillier, 3072 bits",
 }
 
 
@@ -139,7 +138,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--models", default="cnn,mlp")
     parser.add_argument("--clients", default="10,100")
-    parser.add_argument("--protections", default="plain,central,local,secure,ckks,paillier")
+    parser.add_argument("--protections", default="plain,central,local,secure,ckks")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--samples", type=int, default=600, help="rows of a client; fewer for a trial")
     parser.add_argument("--minutes", type=float, default=15.0, help="begin no cell after so long")

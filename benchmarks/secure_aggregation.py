@@ -1,8 +1,8 @@
 """What hiding updates costs: `python -m benchmarks.secure_aggregation [OUT.json] [--parameters N --clients 10,100]`.
 
 Secure aggregation is timed part by part as one client and the server do it, with nobody and with a tenth of the cohort
-gone; Paillier and CKKS for one client and for the server. Times are processor time: on a machine shared with others it
-says more than the clock. Paillier is timed on a few ciphertexts and multiplied by how many there are.
+gone; CKKS for one client and for the server. Times are processor time: on a machine shared with others it
+says more than the clock.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from steelyard.privacy.encryption import CkksKeys
+from steelyard.clients.local.encrypted_sums import CkksKeys
 from steelyard.privacy.hidden import FixedPoint, Grid
-from steelyard.privacy.paillier import Packing, PaillierKeys
 from steelyard.privacy.secure import KEY_SHARES_BYTES, PUBLIC_BYTES, SecureClient, SecureServer
 from steelyard.privacy.secure_round import masked_sum
 from steelyard.privacy.settings import AggregationSettings
@@ -79,33 +78,6 @@ def secure(count: int, size: int, gone: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def paillier(size: int, clients: int, tries: int = 12) -> dict[str, Any]:
-    """Time Paillier at 3072 bits on some ciphertexts, for a vector of `size` numbers."""
-    settings = AggregationSettings(kind="paillier")
-    clock = Clock()
-    keys = PaillierKeys.generate(settings.modulus_bits)
-    made = clock.lap()
-    packing = Packing(FixedPoint.of(settings.word_bits, settings.bound, clients), settings.modulus_bits)
-    ciphertexts = -(-size // packing.slots)
-    plains = packing.pack(np.random.default_rng(0).normal(size=packing.slots * tries) * 0.01)
-    clock.lap()
-    sent = [keys.encrypt(plain) for plain in plains]
-    encrypting = clock.lap() / tries
-    total = sent[0]
-    for _ in range(200):
-        total = keys.public.add(total, sent[1])
-    adding = clock.lap() / 200
-    for cipher in sent:
-        keys.decrypt(cipher)
-    decrypting = clock.lap() / tries
-    return {
-        "bits": settings.modulus_bits, "parameters": size, "slots": packing.slots, "ciphertexts": ciphertexts,
-        "key_seconds": made, "encrypt_seconds": round(encrypting * ciphertexts, 2),
-        "add_seconds": round(adding * ciphertexts, 2), "decrypt_seconds": round(decrypting * ciphertexts, 2),
-        "client_bytes": ciphertexts * keys.public.cipher_bytes,
-    }  # fmt: skip
-
-
 def ckks(size: int, clients: int) -> dict[str, Any]:
     """Time CKKS on a vector of `size` numbers."""
     clock = Clock()
@@ -137,7 +109,6 @@ def main() -> None:
     found = {
         "machine": f"{platform.machine()}, {platform.system()}",
         "secure": [secure(count, asked.parameters, gone) for count in cohorts for gone in (0, count // 10)],
-        "paillier": [paillier(size, 100) for size in (1_000_000, asked.parameters)],
         "ckks": [ckks(size, 100) for size in (1_000_000, asked.parameters)],
     }
     text = json.dumps(found, indent=1)

@@ -26,9 +26,6 @@ ALLOWED = {
     "ISC", "MIT", "MIT-0", "MIT-CMU", "MPL-2.0", "PSF-2.0", "Unlicense", "Zlib", "public domain",
 }  # fmt: skip
 
-EXCEPTIONS = {"gmpy2": "LGPL-3.0-or-later"}
-"""A library that is loaded, not copied, and only with the extra `encryption`."""
-
 OTHER_NAMES = {
     "3-Clause BSD License": "BSD-3-Clause",
     "Apache 2.0": "Apache-2.0",
@@ -60,7 +57,7 @@ def allowed(name: str, found: str) -> bool:
     choices = [set(re.split(r" AND ", choice.strip("() "))) for choice in found.split(" OR ")]
     if name.startswith(("nvidia-", "cuda-")):
         return True  # What torch is built on where it is built for GPUs; the docs name it.
-    return EXCEPTIONS.get(name) == found or any(choice <= ALLOWED for choice in choices)
+    return any(choice <= ALLOWED for choice in choices)
 
 
 def asked_for() -> dict[str, list[Requirement]]:

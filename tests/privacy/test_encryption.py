@@ -1,20 +1,18 @@
-"""Numbers in the open and hidden: secret shares, fixed-point numbers, Paillier and CKKS."""
+"""Numbers in the open and hidden: secret shares, fixed-point numbers and CKKS."""
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
-import sys
 from collections.abc import Callable
 from fractions import Fraction
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sympy import isprime, nextprime
+from sympy import isprime
 from tests.kit import assert_refused, named
 
 from steelyard.privacy import sharing
@@ -173,53 +171,13 @@ def test_the_grid_of_ckks_by_hand():
     assert_refused(lambda: Grid.of(1e6, 10_000), "leaves 0 binary places")
 
 
-@pytest.mark.parametrize(
-    ("plain", "factor", "digest"),
-    [
-        (123456789, 987654321, "204b2f85fd33174d17cc161767dab83f851beaa823912215ff411871e1a06718"),
-        (-5, 3**500, "06f1e10b763446e60e68a42a08c1ba57a264ad939e95a2add61c7d4256339bac"),
-    ],
-)
-def test_ciphertexts_that_phe_made_are_read(room: Any, plain: int, factor: int, digest: str):
-    """The paper's equation gives the ciphertext of phe 1.5.0 (the digest is of its digits), and it is read here."""
-    p, q = (int(nextprime((3 << 1022) + more)) for more in (0, 1 << 1000))
-    n = p * q
-    cipher = (1 + n * plain) * pow(factor, n, n * n) % (n * n)
-    assert hashlib.sha256(str(cipher).encode()).hexdigest() == digest
-    assert room.PaillierKeys(p, q).decrypt(cipher) == plain % n
-
-
-def test_packing_by_hand(room: Any):
-    """Two clients, 16 bits, up to 1: 2·(2^p + 1) ≤ 32767 gives p = 13, an offset of 16383; 2047 bits are 127 slots."""
-    packing = room.Packing(FixedPoint.of(16, 1.0, 2), 2048)
-    assert (packing.encoding.places, packing.offset, packing.slots) == (13, 16383, 127)
-    (plain,) = packing.pack(np.array([0.5, -1.0]))
-    assert plain == (4096 + 16383) + ((16383 - 8192) << 16)
-    assert packing.unpack([plain + plain], 2, 2).tolist() == [1.0, -2.0]
-
-
-@settings(deadline=None, max_examples=40)
-@given(st.sampled_from([(16, 0.25), (32, 16.0), (64, 3.0)]), st.integers(1, 12), st.integers(1, 300), st.data())
-def test_no_slot_ever_carries_into_the_next(
-    room: Any, kind: tuple[int, float], clients: int, size: int, data: st.DataObject
-):
-    bits, bound = kind
-    packing = room.Packing(FixedPoint.of(bits, bound, clients), 3072)
-    came = data.draw(st.integers(1, clients))  # others have dropped out
-    values = bound * np.array(data.draw(st.lists(st.sampled_from([-1.0, 1.0]), min_size=size, max_size=size)))
-    packed = packing.pack(values)
-    assert all(0 <= plain < 2**3071 for plain in packed)
-    exact = packing.encoding.decode(packing.encoding.encode(values)) * came
-    np.testing.assert_allclose(packing.unpack([each * came for each in packed], size, came), exact, rtol=1e-15)
-
-
 SLOTS = 4096
 
 
 @pytest.fixture(scope="module")
 def ckks() -> ModuleType:
     pytest.importorskip("tenseal")
-    return importlib.import_module("steelyard.privacy.encryption")
+    return importlib.import_module("steelyard.clients.local.encrypted_sums")
 
 
 @pytest.fixture(scope="module")
@@ -282,49 +240,3 @@ def test_the_server_adds_and_cannot_read(ckks: ModuleType, keys: Any):
 def test_what_cannot_be_shared_is_refused(call: Callable[[], object], line: str):
     with pytest.raises(ValueError, match=f"^{line}"):
         call()
-
-
-@pytest.mark.parametrize(("drawn", "base"), [(lambda below: 0, 1), (lambda below: below - 1, -1)])
-def test_the_random_factor_is_drawn_from_1_to_below_the_prime_and_is_an_nth_residue(
-    paillier: Any, monkeypatch: pytest.MonkeyPatch, drawn: Callable[[int], int], base: int
-):
-    """n-th residues are the ciphertexts of 0."""
-    assert paillier.decrypt(paillier.encrypt(0)) == 0
-    monkeypatch.setattr("secrets.randbelow", drawn)
-    # 1, or −1 modulo each prime: to an odd power it stays what it is, modulo the prime's square.
-    assert paillier.encrypt(0) == base % int(paillier.public.square)
-
-
-@pytest.fixture(scope="module")
-def paillier(room: Any) -> Any:
-    return room.PaillierKeys.generate(2048)
-
-
-def test_ciphertexts_add_are_multiplied_and_never_look_the_same(paillier: Any):
-    public, n = paillier.public, int(paillier.public.n)
-    assert (public.n.bit_length(), public.cipher_bytes) == (2048, 512)
-    plains = [*range(20), 7, n - 1]
-    ciphers = paillier.encrypt_all(plains)
-    assert len(set(ciphers)) == len(plains)
-    assert paillier.decrypt_all(ciphers) == plains
-    assert paillier.decrypt(public.add(paillier.encrypt(n - 1), paillier.encrypt(5))) == 4
-    assert paillier.decrypt(public.multiply(ciphers[7], 1000)) == 7000
-    assert paillier.decrypt(public.multiply(ciphers[7], -1)) == n - 7
-    assert paillier.encrypt_all([]) == []
-    for plain in (-1, n):
-        with pytest.raises(ValueError, match="plain: negative or too large"):
-            paillier.encrypt(plain)
-
-
-@pytest.fixture(scope="module")
-def room() -> Any:
-    """Paillier's cryptosystem, where gmpy2 is missing with Python's own powers."""
-    with pytest.MonkeyPatch.context() as patch:
-        if importlib.util.find_spec("gmpy2") is None:
-
-            def many(bases: list[int], power: int, modulus: int) -> list[int]:
-                return [pow(base, power, modulus) for base in bases]
-
-            own = SimpleNamespace(mpz=int, powmod=pow, invert=lambda a, n: pow(a, -1, n), powmod_base_list=many)
-            patch.setitem(sys.modules, "gmpy2", own)
-        return importlib.import_module("steelyard.privacy.paillier")

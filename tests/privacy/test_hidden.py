@@ -155,7 +155,7 @@ def test_an_update_that_cannot_be_written_down_is_named_with_its_largest_change(
 
 
 def test_a_cohort_must_be_large_enough_to_hide_in_and_small_enough_to_be_summed():
-    for kind in ("secure", "paillier", "ckks"):
+    for kind in ("secure", "ckks"):
         found = AggregationSettings(kind=kind)
         check_cohort(found, 3)
         assert_refused(
@@ -217,7 +217,7 @@ def test_a_package_that_is_missing_is_named_with_how_to_get_it(monkeypatch: pyte
     for module in (accounting, room):
         monkeypatch.setattr(module, "find_spec", lambda name: None if name in missing else name)
     assert_refused(accounting.check_accounting, "privacy", "dp-accounting", "pip install 'steelyard[privacy]'")
-    room.check_installed(AggregationSettings(kind="paillier"))
+    room.check_installed(AggregationSettings())
     call = partial(room.check_installed, AggregationSettings(kind="ckks"))
     assert_refused(call, "privacy.aggregation.kind: 'ckks'", "tenseal", "pip install 'steelyard[encryption]'")
 
@@ -237,9 +237,11 @@ def test_the_model_is_the_weighted_mean_of_those_who_stayed():
     ("fields", "words"),
     [
         ({"kind": "ckks", "threshold": 0.9}, "threshold: given with kind = 'ckks'; allowed only with secure"),
-        ({"kind": "ckks", "bits": 32}, "bits: given with kind = 'ckks'; allowed only with secure, paillier"),
-        ({"key_bits": 3072}, "key_bits: given with kind = 'secure'; allowed only with paillier"),
-        ({"kind": "paillier", "key_bits": 3000}, "key_bits: got 3000; allowed: a multiple of 256, such as 3072"),
+        ({"kind": "ckks", "bits": 32}, "bits: given with kind = 'ckks'; allowed only with secure"),
+        (
+            {"kind": "paillier", "key_bits": 3072},
+            "kind: 'paillier' was removed. Write kind = 'secure' or kind = 'ckks'",
+        ),
         ({"threshold": 0.5}, "threshold"),
     ],
 )
@@ -250,7 +252,7 @@ def test_aggregation_that_promises_nothing_is_refused(fields: dict[str, Any], wo
 
 def test_how_many_must_stay() -> None:
     plain = AggregationSettings()
-    assert (plain.word_bits, plain.modulus_bits) == (32, 3072)
+    assert plain.word_bits == 32
     # Two thirds, rounded up; more than half; at least two.
     assert [plain.least(count) for count in (1, 2, 3, 4, 9, 10, 100)] == [2, 2, 2, 3, 6, 7, 67]
     # 0.7 · 10 is 7.000000000000001 at worst, and 7 are enough.

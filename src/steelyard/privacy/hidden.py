@@ -297,7 +297,6 @@ def check_cohort(settings: AggregationSettings, clients: int) -> None:
 
 _NEEDED = {
     "secure": {"cryptography": "privacy"},
-    "paillier": {"cryptography": "privacy", "gmpy2": "encryption"},
     "ckks": {"cryptography": "privacy", "tenseal": "encryption"},
 }
 """By kind of aggregation: the modules that it cannot do without, and the extra that brings each."""

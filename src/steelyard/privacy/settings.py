@@ -7,23 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 from pydantic import Field, model_validator
 
-from steelyard.base.errors import UserError, listed
+from steelyard.base.errors import UserError
 from steelyard.base.settings import Section
 
-AggregationKind = Literal["secure", "paillier", "ckks"]
+AggregationKind = Literal["secure", "ckks"]
 FEWEST = 3
 """In a sum of two, each of the two could take its own part away."""
-
-# Which field belongs to which kinds: one given for another kind is a mistake that must not pass in silence.
-_PARAMETERS: Mapping[str, tuple[str, ...]] = {
-    "threshold": ("secure",),
-    "bits": ("secure", "paillier"),
-    "key_bits": ("paillier",),
-}
 
 
 class AggregationSettings(Section):
@@ -33,40 +26,38 @@ class AggregationSettings(Section):
     """
 
     kind: AggregationKind = "secure"
-    """secure: masks that cancel in the sum, and survive clients that drop out; paillier, ckks: homomorphic encryption
-    under a key that the clients share. secure is by far the cheapest."""
+    """secure: masks that cancel in the sum, and survive clients that drop out; ckks: homomorphic encryption under a key
+    that the clients share. secure is by far the cheapest."""
     threshold: Annotated[float, Field(gt=0.5, le=1)] | None = None
     """secure: the share of a cohort that must stay to the end; with fewer the round is given up, and fewer than that
     cannot open anything together. Default 2/3."""
     bits: Literal[16, 32, 64] | None = None
-    """secure, paillier: bits of each number on the wire; more are more precise. Default 32."""
+    """secure: bits of each number on the wire; more are more precise. Default 32."""
     bound: Annotated[float, Field(gt=0, le=1e6)] = 16.0
     """No parameter may change by more than this in one round: sums are sized by it. A client whose update is larger
     takes no part in that round."""
     largest_weight: Annotated[float, Field(gt=0, le=1)] = 0.5
     """A client sends nothing where its share of the weight would be larger: a sum that is nearly one update does not
     hide it."""
-    key_bits: Annotated[int, Field(ge=2048, le=8192)] | None = None
-    """paillier: bits of the modulus. Default 3072."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _kept(cls, given: object) -> object:
+        if isinstance(given, Mapping) and cast("Mapping[str, object]", given).get("kind") == "paillier":
+            raise UserError("kind: 'paillier' was removed. Write kind = 'secure' or kind = 'ckks', without key_bits")
+        return cast("object", given)
 
     @model_validator(mode="after")
     def _fits(self) -> AggregationSettings:
-        for name, allowed in _PARAMETERS.items():
-            if getattr(self, name) is not None and self.kind not in allowed:
-                raise UserError(f"{name}: given with kind = '{self.kind}'; allowed only with {listed(allowed)}")
-        if self.key_bits is not None and self.key_bits % 256:
-            raise UserError(f"key_bits: got {self.key_bits}; allowed: a multiple of 256, such as 3072")
+        for name in ("threshold", "bits"):
+            if getattr(self, name) is not None and self.kind != "secure":
+                raise UserError(f"{name}: given with kind = '{self.kind}'; allowed only with secure")
         return self
 
     @property
     def word_bits(self) -> int:
         """Bits of each number, with the default."""
         return 32 if self.bits is None else self.bits
-
-    @property
-    def modulus_bits(self) -> int:
-        """Bits of a Paillier modulus, with the default."""
-        return 3072 if self.key_bits is None else self.key_bits
 
     def least(self, clients: int) -> int:
         """Return how many of so many clients must stay to the end: more than half of them, and at least two."""

@@ -78,7 +78,6 @@ def both(settings: AggregationSettings | None = None, **stages: str) -> tuple[Up
         ({}, {"open": "2 3"}),
         ({}, {"mask": "5", "open": "6"}),
         ({"bits": 64}, {"share": "1", "mask": "2"}),
-        ({"kind": "paillier", "key_bits": 2048}, {"mask": "2 5"}),
         ({"kind": "ckks"}, {"mask": "2 5"}),
     ],
 )
@@ -97,9 +96,8 @@ def test_the_weighted_mean_of_those_who_stayed_whoever_drops_out(settings: dict[
     assert summed.clients == tuple(plain.clients[row] for row in stayed)
     told = [failure.client for failure in (*answer.failures, *summed.dropped)]
     assert sorted(told) == sorted(gone("share", 1) | gone("mask", 1))
-    # 650 numbers in eleven ciphertexts of 63 slots and 512 bytes, or in one of CKKS.
-    largest = {"paillier": 11 * 512, "ckks": 140_000}.get(settings.get("kind", ""))
-    assert largest is None or max(summed.bytes_sent.values()) <= largest
+    # 650 numbers in one ciphertext of CKKS.
+    assert settings.get("kind") != "ckks" or max(summed.bytes_sent.values()) <= 140_000
 
 
 def test_a_client_that_cannot_write_its_update_down_says_so_and_stays_away():
@@ -110,7 +108,7 @@ def test_a_client_that_cannot_write_its_update_down_says_so_and_stays_away():
     assert "privacy.aggregation.bound" in answer.failures[0].reason
 
 
-KINDS = [{"kind": "secure"}, {"kind": "paillier", "key_bits": 2048}, {"kind": "ckks"}]
+KINDS = [{"kind": "secure"}, {"kind": "ckks"}]
 
 
 def send_too_much(monkeypatch: pytest.MonkeyPatch, client: str, by: float) -> None:

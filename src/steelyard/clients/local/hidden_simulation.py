@@ -21,15 +21,14 @@ from steelyard.clients.protocol import Clients, WrappedClients
 from steelyard.messages.algorithm import Algorithm
 from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import Failure, Floats, Task, Updates
-from steelyard.privacy.hidden import FixedPoint, HiddenUpdates, Summed, Words, beyond, check_installed
+from steelyard.privacy.hidden import FixedPoint, Grid, HiddenUpdates, Summed, Words, beyond, check_installed
 from steelyard.privacy.secure import PUBLIC_BYTES, Opened, SecureClient, SecureServer, Unreadable, round_context
 from steelyard.privacy.secure_round import HiddenWords, masked_sum, secure_sum
 from steelyard.privacy.settings import FEWEST, AggregationSettings
 from steelyard.privacy.sharing import SHARE_BYTES
 
 if TYPE_CHECKING:
-    from steelyard.privacy.encryption import CkksKeys
-    from steelyard.privacy.paillier import PaillierKeys
+    from steelyard.clients.local.encrypted_sums import CkksKeys
 
 
 Absent = Callable[[str, int], frozenset[str]]
@@ -49,7 +48,7 @@ class HiddenSimulation(WrappedClients):
     def __init__(self, clients: Clients, settings: AggregationSettings, absent: Absent = _nobody) -> None:
         super().__init__(clients)
         self.settings, self._absent = settings, absent
-        self._keys: PaillierKeys | CkksKeys | None = None
+        self._keys: CkksKeys | None = None
 
     def check(self, algorithms: Sequence[Algorithm]) -> None:
         """Refuse what the simulation refuses, and a missing library."""
@@ -81,13 +80,13 @@ class HiddenSimulation(WrappedClients):
             answer = answer.select(keep, [Failure(name, "dropped out") for name in answer.clients if name in gone])
         return replace(answer, payload=HiddenUpdates(answer.clients, summing, self.settings))
 
-    def _shared_keys(self, task: Task) -> PaillierKeys | CkksKeys:
+    def _shared_keys(self, task: Task) -> CkksKeys:
         """Return the keys that the clients share; made when they are first needed, and never part of a checkpoint."""
         if self._keys is None:
-            from steelyard.clients.local.encrypted_sums import make_keys  # Late for speed of start; an extra too.
+            from steelyard.clients.local.encrypted_sums import CkksKeys  # Late for speed of start; an extra too.
 
             with doing("making the clients' keys"):
-                self._keys = make_keys(self.settings, len(self.names(task.seed)))
+                self._keys = CkksKeys(Grid.of(self.settings.bound, len(self.names(task.seed))))
         return self._keys
 
     def describe(self) -> Mapping[str, str]:
