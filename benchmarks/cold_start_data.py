@@ -10,7 +10,7 @@ import numpy as np
 
 from steelyard.base.randomness import generator
 from steelyard.data.files import find
-from steelyard.recommend.interactions import Codes, Interactions, build, keep
+from steelyard.recommend.interactions import Codes, Interactions, build, core, single
 from steelyard.recommend.knowledge.features import ItemFeatures
 from steelyard.recommend.knowledge.loading import KnowledgeSettings, load_features
 from steelyard.recommend.ranking import GroundTruth
@@ -105,7 +105,7 @@ def data_of(case: Case) -> Interactions:
     users = [user for part in parts for user in part.users[part.user].tolist()]
     items = [item for part in parts for item in part.items[part.item].tolist()]
     rating = np.concatenate([part.rating for part in parts]).tolist()
-    return keep(build(users, items, rating), duplicates="first", k_core=case.core)
+    return core(single(build(users, items, rating)), case.core, case.core)
 
 
 def prepared(name: str) -> tuple[Case, Interactions, ItemFeatures]:

@@ -17,7 +17,6 @@ from steelyard.result import Result
 FORMS = {
     "ratings.dat": "1::10::5::100\n2::9::3::50\n",
     "u.data": "1\t10\t5\t100\n2\t9\t3\t50\n",
-    "ml.inter": "user_id:token\titem_id:token\trating:float\ttimestamp:float\n1\t10\t5\t100\n2\t9\t3\t50\n",
     "amazon.tsv": "user_id\titem_id\trating\tutc\n1\t10\t5\t100\n2\t9\t3\t50\n",
     "other order.csv": "timestamp,rating,movieId,userId\n100,5,10,1\n50,3,9,2\n",
 }
@@ -69,6 +68,7 @@ def test_headerless_pairs_own_column_names_and_ids_with_leading_zeros(tmp_path: 
         ("bad.tsv", "user\titem\ttime\n1\t2\t2012-04-03\n1\t2\tsoon\n", ["line 3", "time", "'soon'"]),
         ("bad.tsv", "user\titem\n1\t\n", ["line 2", "item", "''"]),
         ("bad.tsv", "", ["empty"]),
+        ("ml.inter", "user_id:token\titem_id:token\n1\t10\n", ["no longer read", "benchmarks.recbole"]),
         ("bad.tsv", "1\t2\n1\t2\t3\t4\n", ["same number of fields"]),
         ("bad.tsv.gz", "not gzip", ["cannot be read"]),
     ],
@@ -149,7 +149,7 @@ def validating(description: dict, **interactions):
 def test_validation_is_the_newest_of_each_users_training_part():
     # Anna has 10 rows at times 0 to 9, Bob 5: of the training part (8 and 4) a quarter is 2 and 1.
     data = build(["anna"] * 10 + ["bob"] * 5, [f"i{k}" for k in [*range(10), *range(5)]], time=[*range(10), *range(5)])
-    parts = interactions.validation(interactions.temporal(data, 0.2).train, 0.25)
+    parts = interactions.InteractionSettings(path=Path("any")).cut_again(interactions.temporal(data, 0.2).train, 0.25)
     assert list(zip(parts.test.user.tolist(), parts.test.item.tolist(), strict=True)) == [(0, 6), (0, 7), (1, 3)]
     assert len(parts.train) == 9
 

@@ -13,6 +13,7 @@ import typer
 
 from steelyard.base.errors import UserError, brief, new_file, own_folder, printable
 from steelyard.base.logs import doing, quiet
+from steelyard.base.settings import validated
 from steelyard.cli.options import ExperimentArgument, FormatOption, SetOption, parse_cutoffs
 from steelyard.cli.printing import metric_table, print_json, print_table
 from steelyard.rounds.progress import watching
@@ -55,9 +56,7 @@ def evaluate(
 
 
 def split(
-    data: Annotated[
-        Path, typer.Argument(help="Interactions (.dat, .data, .inter, .tsv, .gz), here or in STEELYARD_DATA.")
-    ],
+    data: Annotated[Path, typer.Argument(help="Interactions (.dat, .data, .tsv, .gz), here or in STEELYARD_DATA.")],
     out: Annotated[Path, typer.Option(help="Folder for train.tsv, test.tsv and catalogue.tsv.")],
     kind: Annotated[
         Literal["temporal", "random", "shuffled", "newest"], typer.Option(help="How each user's rows are cut.")
@@ -77,26 +76,22 @@ def split(
     seed: Annotated[int, typer.Option(help="For the kinds random and shuffled.")] = 42,
 ) -> None:
     """Filter interactions, split them per user, and say what was dropped and why."""
-    from steelyard.recommend import interactions
+    from steelyard.recommend.interactions import InteractionSettings
     from steelyard.recommend.reading import read, write_interactions
 
     files = _new_files(out, ("train", "test", "catalogue", *(() if validation is None else ("validation",))))
-    table = interactions.keep(
-        read(_located(data)),
-        duplicates=duplicates,
-        threshold=threshold,
-        k_core=core,
-        min_user=min_user,
-        min_item=min_item,
-    )
+    fields = {"path": data, "duplicates": duplicates, "threshold": threshold, "core": core, "min_user": min_user}
+    fields |= {"min_item": min_item, "split": kind, "share": share, "count": count, "validation": validation}
+    settings = validated(InteractionSettings, {**fields, "split_seed": seed}, "recommend split")
+    table = settings.keep(read(_located(data)))
     if not len(table):
         raise UserError(f"{data}: nothing is left after the filters; allowed: a lower core, threshold or minimum")
     for line in table.report():
         typer.echo(line)
-    halves = interactions.split(table, kind, share=share, count=count, seed=seed)
+    halves = settings.cut(table)
     sides = {"train": halves.train, "test": halves.test}
     if validation is not None:
-        again = interactions.validation(halves.train, validation, seed, drawn=kind in interactions.DRAWN)
+        again = settings.cut_again(halves.train, validation)
         sides = {"train": again.train, "validation": again.test, "test": halves.test}
     for name, side in sides.items():
         if not len(side):

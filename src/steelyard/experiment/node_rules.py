@@ -26,7 +26,7 @@ from steelyard.messages.algorithm import Algorithm
 from steelyard.messages.updates import Question, Task
 from steelyard.privacy.planning import device_epsilon
 from steelyard.privacy.settings import OWNERS_DELTA
-from steelyard.recommend.settings import InteractionSettings
+from steelyard.recommend.interactions import InteractionSettings
 from steelyard.weighing import criterion as registry
 
 _FILES = {

@@ -13,17 +13,17 @@ from pydantic import model_validator
 
 from steelyard.base.errors import UserError
 from steelyard.experiment.description import Description
+from steelyard.recommend.evaluate import RankingSettings
 from steelyard.recommend.fpl import Schedule
+from steelyard.recommend.interactions import InteractionSettings
 from steelyard.recommend.knowledge.loading import KnowledgeSettings
+from steelyard.recommend.run_data import ItemSettings
 from steelyard.recommend.settings import (
     KGFLEX_CAPABILITIES,
     USER_CAPABILITIES,
     EpochSettings,
     FplSettings,
-    InteractionSettings,
-    ItemSettings,
     KgflexSettings,
-    RankingSettings,
 )
 from steelyard.weighing import criterion as registry
 from steelyard.weighing.criterion import Capabilities, unmet

@@ -11,11 +11,19 @@ from steelyard.clients.node import NodeClients, NodeConfig
 from steelyard.experiment.enough_rows import EnoughRows
 from steelyard.experiment.node_rows import own_seed, refuse_few
 from steelyard.recommend.clients import LocalRound, RecommendClients, RecommendServer
-from steelyard.recommend.evaluate import Sampled
+from steelyard.recommend.evaluate import RankingSettings, Sampled
+from steelyard.recommend.interactions import InteractionSettings
 from steelyard.recommend.kgflex.clients import KgflexClients, KgflexParts, KgflexServer
 from steelyard.recommend.knowledge.loading import KnowledgeSettings, load_features
-from steelyard.recommend.run_data import RunData, assemble, filtered_interactions, load_run_data, split_interactions
-from steelyard.recommend.settings import FplSettings, InteractionSettings, ItemSettings, KgflexSettings, RankingSettings
+from steelyard.recommend.run_data import (
+    ItemSettings,
+    RunData,
+    assemble,
+    filtered_interactions,
+    load_run_data,
+    split_interactions,
+)
+from steelyard.recommend.settings import FplSettings, KgflexSettings
 from steelyard.weighing.criterion import Criterion
 
 _MOST_ROWS = 10**8

@@ -9,13 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field, model_validator
 
 from steelyard.base.errors import UserError
 from steelyard.base.randomness import stream_keys, words
+from steelyard.base.settings import Section
 from steelyard.messages.updates import Evaluations, Question
 from steelyard.recommend import metrics
 from steelyard.recommend.histories import Histories, Users
@@ -325,6 +327,28 @@ SCORES: Mapping[str, PerUser] = {
 
 ModelScores = Callable[["torch.Tensor", Codes], Floats32]
 """Gives a model's scores of all items for some users, [users, items]."""
+
+
+class RankingSettings(Section):
+    """[ranking]: how each user's list is judged."""
+
+    cutoff: int = Field(default=10, ge=1, le=10_000)
+    """k: length of the list."""
+    score: Literal["ndcg", "precision", "recall", "hit_rate", "f1_per_user"] = "ndcg"
+    """The score of a user in the loop; the others are recorded beside it."""
+    threshold: float | None = None
+    """A test item is relevant from this rating on; default: every test item is."""
+    protocol: Literal["full", "sampled"] = "full"
+    """full: rank all items that the user did not train on. sampled: rank each relevant test item among a few drawn ones
+    (with split = "newest": leave-one-out of the NCF papers); its figures compare with nothing but their like."""
+    negatives: int = Field(default=99, ge=1, le=1_000_000)
+    """For protocol = "sampled": how many items that she never took are drawn for each user, by `split_seed`."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.protocol == "sampled" and self.score not in ("ndcg", "hit_rate"):
+            raise UserError(f"score: got '{self.score}' with protocol = 'sampled'; allowed with it: ndcg, hit_rate")
+        return self
 
 
 @dataclass(frozen=True, eq=False)

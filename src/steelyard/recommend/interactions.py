@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from pathlib import Path
+from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field, model_validator
 
 from steelyard.base.errors import UserError
 from steelyard.base.randomness import stream_keys, words
+from steelyard.base.settings import Section
 
 Codes = NDArray[np.int64]
 Flags = NDArray[np.bool_]
@@ -174,25 +177,6 @@ def joined(first: Interactions, second: Interactions) -> Interactions:
 Duplicates = Literal["first", "last", "mean", "keep"]
 
 
-def keep(
-    data: Interactions,
-    *,
-    duplicates: Duplicates = "first",
-    threshold: float | None = None,
-    k_core: int = 0,
-    min_user: int = 0,
-    min_item: int = 0,
-) -> Interactions:
-    """Apply all filters in their order: repeated pairs, ratings below the threshold, users and items with few rows.
-
-    Use it where the filters come from settings or a command.
-    """
-    data = single(data, duplicates)
-    if threshold is not None:
-        data = at_least(data, threshold)
-    return core(data, max(k_core, min_user), max(k_core, min_item))
-
-
 def single(data: Interactions, keep: Duplicates = "first") -> Interactions:
     """Leave one row per user and item: the earliest, the latest, or the first with the mean rating.
 
@@ -247,11 +231,6 @@ def core(data: Interactions, users: int = 0, items: int = 0) -> Interactions:
 # Splits: what each user trains on and what she is tested on.
 
 
-SplitKind = Literal["temporal", "random", "shuffled", "newest"]
-DRAWN = frozenset({"random", "shuffled"})
-"""The kinds that draw rows without a look at their times."""
-
-
 @dataclass(frozen=True, eq=False)
 class Split:
     """The two sides of a split, which share one numbering of users and items."""
@@ -266,32 +245,6 @@ class Split:
     @property
     def items(self) -> int:
         return len(self.train.items)
-
-
-def split(data: Interactions, kind: SplitKind, *, share: float = 0.2, count: int = 1, seed: int = 42) -> Split:
-    """Split in the way of that name; `count` is for "newest", `seed` for "random" and "shuffled".
-
-    Use it where the kind comes from a setting or a command.
-    """
-    match kind:
-        case "temporal":
-            return temporal(data, share)
-        case "random":
-            return random(data, share, seed)
-        case "shuffled":
-            return shuffled(data, share, seed)
-        case "newest":
-            return newest(data, count)
-
-
-def validation(train: Interactions, share: float, seed: int = 42, *, drawn: bool = False) -> Split:
-    """Split a training part again: its newest int(share · n) rows of each user are what settings are chosen on.
-
-    Use it for every choice that must not see the test set. Without times, and where the test rows themselves were
-    `drawn`, they are drawn from each user's own stream: to foretell what a user takes later is another task than to
-    fill gaps, so settings chosen on one need not suit the other.
-    """
-    return random(train, share, seed, "validation") if drawn or train.time is None else temporal(train, share)
 
 
 def by_flag(data: Interactions, test: Flags) -> Split:
@@ -363,3 +316,83 @@ def _rank(data: Interactions, key: np.ndarray) -> np.ndarray:
     rank = np.empty(len(data), dtype=np.int64)
     rank[order] = np.arange(len(data)) - np.repeat(starts, data.per_user())
     return rank
+
+
+# The section of an experiment.
+
+
+class InteractionSettings(Section):
+    """[interactions]: the data, what is kept of it, and how each user's part is split."""
+
+    path: Path
+    """File of interactions in any known form; relative paths are looked for here, in STEELYARD_DATA, ../shared/data."""
+    catalogue: Path | None = None
+    """File of all item ids, also those nobody took; devices that hold only their own rows need it to number items."""
+    columns: dict[Literal["user", "item", "rating", "time"], str] = Field(default_factory=dict)
+    """The header's own names for user, item, rating and time, where they are not the usual ones."""
+    duplicates: Duplicates = "first"
+    """What stays of a repeated pair: its first row, its last, the first with the mean rating, or all ("keep")."""
+    threshold: float | None = None
+    """Keep rows rated at least this, as likes; default: keep all."""
+    core: int = Field(default=0, ge=0)
+    """Keep the k-core: users and items with at least k rows, until both hold."""
+    min_user: int = Field(default=0, ge=0)
+    """Keep users with at least this many rows."""
+    min_item: int = Field(default=0, ge=0)
+    """Keep items with at least this many rows; with min_user, again and again until both hold."""
+    test: Path | None = None
+    """A second file whose rows follow those of `path` before anything is dropped; split = "fixed" tests on them."""
+    split: Literal["temporal", "random", "shuffled", "newest", "fixed"] = "temporal"
+    """How each user's rows are cut: her newest, her own random draw, one shuffle for all, leave-the-newest-out, or
+    "fixed": the rows of the file `test`."""
+    share: float = Field(default=0.2, gt=0, lt=1)
+    """Share of each user's rows that is tested on."""
+    count: int = Field(default=1, ge=1)
+    """For split = "newest": how many rows of each user are tested on."""
+    validation: float | None = Field(default=None, gt=0, lt=1)
+    """Share of each user's training part to be tested on in place of the test set, which is then not touched: for
+    choosing settings. Her latest rows, or drawn where the split is random or shuffled. Default: use the test set."""
+    split_seed: int = Field(default=42, ge=0)
+    """Seed of the random and shuffled splits; kept apart from the experiment's seed, so that seeds share a split."""
+    category_column: str | None = None
+    """A column of the interactions that holds the item's category (Foursquare: "type")."""
+    pi_column: str | None = None
+    """A column of the interactions that holds the user's own π; her first row counts."""
+
+    @model_validator(mode="after")
+    def _test_file(self) -> Self:
+        if self.split == "fixed" and self.test is None:
+            raise UserError("split: got 'fixed' without a file of test rows; allowed: with interactions.test")
+        return self
+
+    def keep(self, data: Interactions) -> Interactions:
+        """Apply all filters in their order: repeated pairs, ratings below the threshold, users and items with few."""
+        data = single(data, self.duplicates)
+        if self.threshold is not None:
+            data = at_least(data, self.threshold)
+        return core(data, max(self.core, self.min_user), max(self.core, self.min_item))
+
+    def cut(self, data: Interactions) -> Split:
+        """Cut off the test set; use `cut_again` on its training part where settings are to be chosen."""
+        match self.split:
+            case "temporal":
+                return temporal(data, self.share)
+            case "random":
+                return random(data, self.share, self.split_seed)
+            case "shuffled":
+                return shuffled(data, self.share, self.split_seed)
+            case "newest":
+                return newest(data, self.count)
+            case "fixed":
+                return by_flag(data, data.columns[SECOND_FILE] == "yes")
+
+    def cut_again(self, train: Interactions, share: float) -> Split:
+        """Cut a training part: int(share · n) rows of each user are what settings are chosen on.
+
+        They are her newest; without times, and where the test rows themselves were drawn, they are drawn from her own
+        stream: to foretell what a user takes later is another task than to fill gaps, so settings chosen on one need
+        not suit the other.
+        """
+        if train.time is None or self.split in ("random", "shuffled"):
+            return random(train, share, self.split_seed, "validation")
+        return temporal(train, share)

@@ -1,12 +1,12 @@
-"""Reading interactions: MovieLens `.dat` and `u.data`, RecBole `.inter`, and TSV or CSV with or without a header.
+"""Reading interactions: MovieLens `.dat` and `u.data`, and TSV or CSV with or without a header; writing them.
 
-The form is seen in the file itself: `::` between fields is MovieLens, `name:type` in the first line is RecBole, a
-first line that names a user and an item column is a header, anything else is user, item, rating, time in that order.
-A name that ends in `.gz` is unpacked on the fly.
+The form is seen in the file itself: `::` between fields is MovieLens, a first line that names a user and an item column
+is a header, anything else is user, item, rating, time in that order. A name that ends in `.gz` is unpacked on the fly.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -32,8 +32,9 @@ KNOWN: Mapping[str, tuple[str, ...]] = {
     "time": ("time", "timestamp", "utc", "date", "datetime", "ts", "unixreviewtime"),
 }
 """Names under which a header may give a column; compared in lower case."""
-EXPECTED = "interactions, with the same number of fields on each line (.dat, .data, .inter, .tsv or .csv, plain or .gz)"
+EXPECTED = "interactions, with the same number of fields on each line (.dat, .data, .tsv or .csv, plain or .gz)"
 _ORDER = ("user", "item", "rating", "time")
+_RECBOLE = re.compile(r"\w+:(token|float)(_seq)?")
 _FOURSQUARE = "%a %b %d %H:%M:%S %z %Y"
 
 
@@ -89,12 +90,22 @@ class Table:
         raise UserError(f"{self.path}: line {row + self.first_line}: {name} is {value!r}; allowed: {allowed}{hint}")
 
 
+def read_rows(
+    path: Path, expected: str, separator: str | None = None, *, columns: int | None = None, strip: bool = True
+) -> pd.DataFrame:
+    """Return a file's cells as `read_cells` does; RecBole's own form, `name:type` in the first line, is refused."""
+    cells = read_cells(path, expected, separator, columns=columns, strip=strip)
+    if any(_RECBOLE.fullmatch(str(cell).strip()) for cell in cells.iloc[0]):
+        raise UserError(f"{path}: RecBole's files are no longer read. Run: python -m benchmarks.recbole {path} OUT.tsv")
+    return cells
+
+
 def read_table(path: Path, columns: Mapping[str, str] | None = None) -> Table:
     """Return a file's columns as text; use `read` unless you need the raw text.
 
     `columns` maps any of user, item, rating and time to the header's own names.
     """
-    cells = read_cells(path, EXPECTED, strip=False)
+    cells = read_rows(path, EXPECTED, strip=False)
     if cells.shape[1] == 1:
         first = str(cells.iloc[0, 0])
         raise UserError(f"{path}: line 1 is {first[:60]!r}; allowed separators: tab, '::', comma, ';', '|'")
@@ -109,7 +120,7 @@ def read_table(path: Path, columns: Mapping[str, str] | None = None) -> Table:
 
 def _header(cells: list[str], wanted: Mapping[str, str], path: Path) -> list[str] | None:
     """Return the columns' names if the first line is a header, else None."""
-    plain = [cell.split(":")[0].strip().strip('"') for cell in cells]
+    plain = [cell.strip().strip('"') for cell in cells]
     unknown = [f"{key}={name}" for key, name in wanted.items() if name not in plain]
     if unknown:
         raise UserError(f"{path}: columns {listed(unknown)}: not in the header; it has: {listed(plain)}")
@@ -125,7 +136,7 @@ def _header(cells: list[str], wanted: Mapping[str, str], path: Path) -> list[str
         raise UserError(f"{path}: the header names '{twice[0]}' more than once; allowed: each column once")
     if "user" in names and "item" in names:
         return names
-    if wanted or any(":" in cell and not cell.replace(":", "").isdigit() for cell in cells[:2]):
+    if wanted:
         raise UserError(f"{path}: no user and item columns; the header has: {listed(plain)}")
     return None
 
@@ -163,8 +174,8 @@ def read_columns(path: str | Path, wanted: Mapping[str, str | int]) -> dict[str,
     A first line that names an item column is a header. Use it for what is known of items rather than of interactions.
     """
     path = Path(path)
-    cells = read_cells(path, "one item on each line")
-    plain = [str(cell).split(":")[0].lower() for cell in cells.iloc[0]]
+    cells = read_rows(path, "one item on each line")
+    plain = [str(cell).lower() for cell in cells.iloc[0]]
     header = any(name in KNOWN["item"] for name in plain)
     indices: dict[str, int] = {}
     for name, column in wanted.items():

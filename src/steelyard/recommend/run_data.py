@@ -11,14 +11,28 @@ from pathlib import Path
 import numpy as np
 
 from steelyard.base.errors import UserError, listed
+from steelyard.base.settings import Section
 from steelyard.data.files import State, find, states_of
-from steelyard.recommend import interactions
+from steelyard.recommend.evaluate import RankingSettings
 from steelyard.recommend.fpl import Learning
 from steelyard.recommend.histories import Histories, Users
-from steelyard.recommend.interactions import SECOND_FILE, Interactions, Split, ascending, joined, numbered
+from steelyard.recommend.interactions import Interactions, InteractionSettings, Split, ascending, joined, numbered
 from steelyard.recommend.ranking import Floats, GroundTruth, memberships
 from steelyard.recommend.reading import read, read_columns
-from steelyard.recommend.settings import FplSettings, InteractionSettings, ItemSettings, RankingSettings
+from steelyard.recommend.settings import FplSettings
+
+
+class ItemSettings(Section):
+    """[items]: what is known of items: titles for people, categories for label diversity and bias disparity."""
+
+    path: Path
+    """Table of items, such as MovieLens' movies.dat or u.item."""
+    item: str | int = "item"
+    """Column of the item's id: a header name, or a number from 1."""
+    title: str | int | None = None
+    """Column of the title."""
+    category: str | int | None = None
+    """Column of the category; several are joined by `|` in the cell."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,14 +107,7 @@ def filtered_interactions(path: Path, settings: InteractionSettings) -> Interact
     if settings.test is not None:
         further = find(settings.test, "a table of interactions", field="test (interactions.test)")
         data = joined(data, read(further, columns))
-    data = interactions.keep(
-        data,
-        duplicates=settings.duplicates,
-        threshold=settings.threshold,
-        k_core=settings.core,
-        min_user=settings.min_user,
-        min_item=settings.min_item,
-    )
+    data = settings.keep(data)
     if not len(data):
         raise UserError(
             f"interactions: nothing is left of {path} ({'; '.join(data.report())}); allowed: looser filters"
@@ -121,16 +128,8 @@ def _numbered_by(data: Interactions, catalogue: Path) -> Interactions:
 
 def split_interactions(data: Interactions, settings: InteractionSettings) -> Split:
     """Split as the settings say; with a validation share, the test side is a part of each user's training rows."""
-    if settings.split == "fixed":
-        whole = interactions.by_flag(data, data.columns[SECOND_FILE] == "yes")
-    else:
-        whole = interactions.split(
-            data, settings.split, share=settings.share, count=settings.count, seed=settings.split_seed
-        )
-    if settings.validation is None:
-        return whole
-    drawn = settings.split in interactions.DRAWN
-    return interactions.validation(whole.train, settings.validation, settings.split_seed, drawn=drawn)
+    whole = settings.cut(data)
+    return whole if settings.validation is None else settings.cut_again(whole.train, settings.validation)
 
 
 def _about_items(

@@ -3,81 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
-from steelyard.base.errors import UserError
 from steelyard.base.settings import Section
 from steelyard.recommend.fpl import MODES, EpochKind, Mode
 from steelyard.recommend.histories import MaskKind
-from steelyard.recommend.interactions import Duplicates, SplitKind
 from steelyard.rounds.plan import RoundSettings, Share
 from steelyard.weighing.criterion import Capabilities
 
 ModeName = Literal["sFPL", "sFPL+", "pFPL", "pFPL+", "custom"]
 Probability = Annotated[float, Field(ge=0, le=1)]
 Limit = Annotated[int, Field(ge=0, le=1_000_000)]
-
-
-class InteractionSettings(Section):
-    """[interactions]: the data, what is kept of it, and how each user's part is split."""
-
-    path: Path
-    """File of interactions in any known form; relative paths are looked for here, in STEELYARD_DATA, ../shared/data."""
-    catalogue: Path | None = None
-    """File of all item ids, also those nobody took; devices that hold only their own rows need it to number items."""
-    columns: dict[Literal["user", "item", "rating", "time"], str] = Field(default_factory=dict)
-    """The header's own names for user, item, rating and time, where they are not the usual ones."""
-    duplicates: Duplicates = "first"
-    """What stays of a repeated pair: its first row, its last, the first with the mean rating, or all ("keep")."""
-    threshold: float | None = None
-    """Keep rows rated at least this, as likes; default: keep all."""
-    core: int = Field(default=0, ge=0)
-    """Keep the k-core: users and items with at least k rows, until both hold."""
-    min_user: int = Field(default=0, ge=0)
-    """Keep users with at least this many rows."""
-    min_item: int = Field(default=0, ge=0)
-    """Keep items with at least this many rows; with min_user, again and again until both hold."""
-    test: Path | None = None
-    """A second file whose rows follow those of `path` before anything is dropped; split = "fixed" tests on them."""
-    split: SplitKind | Literal["fixed"] = "temporal"
-    """How each user's rows are cut: her newest, her own random draw, one shuffle for all, leave-the-newest-out, or
-    "fixed": the rows of the file `test`."""
-    share: float = Field(default=0.2, gt=0, lt=1)
-    """Share of each user's rows that is tested on."""
-    count: int = Field(default=1, ge=1)
-    """For split = "newest": how many rows of each user are tested on."""
-    validation: float | None = Field(default=None, gt=0, lt=1)
-    """Share of each user's training part to be tested on in place of the test set, which is then not touched: for
-    choosing settings. Her latest rows, or drawn where the split is random or shuffled. Default: use the test set."""
-    split_seed: int = Field(default=42, ge=0)
-    """Seed of the random and shuffled splits; kept apart from the experiment's seed, so that seeds share a split."""
-    category_column: str | None = None
-    """A column of the interactions that holds the item's category (Foursquare: "type")."""
-    pi_column: str | None = None
-    """A column of the interactions that holds the user's own π; her first row counts."""
-
-    @model_validator(mode="after")
-    def _test_file(self) -> Self:
-        if self.split == "fixed" and self.test is None:
-            raise UserError("split: got 'fixed' without a file of test rows; allowed: with interactions.test")
-        return self
-
-
-class ItemSettings(Section):
-    """[items]: what is known of items: titles for people, categories for label diversity and bias disparity."""
-
-    path: Path
-    """Table of items, such as MovieLens' movies.dat or u.item."""
-    item: str | int = "item"
-    """Column of the item's id: a header name, or a number from 1."""
-    title: str | int | None = None
-    """Column of the title."""
-    category: str | int | None = None
-    """Column of the category; several are joined by `|` in the cell."""
 
 
 class FplSettings(Section):
@@ -118,28 +57,6 @@ class FplSettings(Section):
     def flags(self) -> Mode | None:
         """Which of the thesis' four modes this is; None for "custom"."""
         return MODES.get(self.mode)
-
-
-class RankingSettings(Section):
-    """[ranking]: how each user's list is judged."""
-
-    cutoff: int = Field(default=10, ge=1, le=10_000)
-    """k: length of the list."""
-    score: Literal["ndcg", "precision", "recall", "hit_rate", "f1_per_user"] = "ndcg"
-    """The score of a user in the loop; the others are recorded beside it."""
-    threshold: float | None = None
-    """A test item is relevant from this rating on; default: every test item is."""
-    protocol: Literal["full", "sampled"] = "full"
-    """full: rank all items that the user did not train on. sampled: rank each relevant test item among a few drawn ones
-    (with split = "newest": leave-one-out of the NCF papers); its figures compare with nothing but their like."""
-    negatives: int = Field(default=99, ge=1, le=1_000_000)
-    """For protocol = "sampled": how many items that she never took are drawn for each user, by `split_seed`."""
-
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        if self.protocol == "sampled" and self.score not in ("ndcg", "hit_rate"):
-            raise UserError(f"score: got '{self.score}' with protocol = 'sampled'; allowed with it: ndcg, hit_rate")
-        return self
 
 
 class EpochSettings(RoundSettings):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,10 +15,8 @@ from steelyard.recommend.knowledge.graph import Triples
 from steelyard.recommend.knowledge.readers import (
     FeatureTable,
     joined,
-    link_file,
     read_attributes,
     read_ids,
-    read_kg,
     read_links,
     read_map,
     read_triples,
@@ -104,17 +101,9 @@ def test_several_files_of_rdf_are_one_graph(file: Callable[..., Path]) -> None:
 # ---------------------------------------------------------------- tables
 
 
-def test_three_columns_recboles_graphs_and_links(file: Callable[..., Path]) -> None:
+def test_three_columns_and_links(file: Callable[..., Path]) -> None:
     table = file("t.tsv", 'head\trelation\ttail\n<http://e/a>\tp\tb \n<http://e/a>\tq\t"c\n' + "\n" * 100_000)
     assert rows(read_triples(table)) == {("a", "p", "b"), ("a", "q", '"c')}
-    # The header says which column is which.
-    text = "tail_id:token\thead_id:token\trelation_id:token\nm.1\tm.2\tfilm.genre\n"
-    assert rows(read_kg(file("d.kg", text))) == {("m.2", "film.genre", "m.1")}
-    graph = file("d.kg.gz", b"")
-    assert link_file(graph) is None
-    link = file("d.link.gz", gzip.compress(b"item_id:token\tentity_id:token\n7\tm.2\n"))
-    assert link_file(graph) == link
-    assert read_links(link) == (["7"], ["m.2"])
     titled = file("m.tsv", "1\tA title\t<http://e/a>\n2\t\thttp://e/b\n")
     assert read_links(titled) == (["1", "2"], ["http://e/a", "http://e/b"])
 
@@ -146,11 +135,6 @@ MARKS = ["0"] * 8 + ["1"] + ["0"] * 9 + ["1"]
             *("u.item", "|".join(["5", "Misérables, Les", "1-1-95", "", "http://x", *MARKS]).encode("latin-1"), {}),
             {("5", "genre", "Drama"), ("5", "genre", "Western")},
         ),
-        (
-            "ml.item",
-            "item_id:token\tmovie_title:token_seq\tyear:token\tclass:token_seq\n1\tToy Story\t1995\tA B\n",
-            *({}, {("1", "year", "1995"), ("1", "class", "A"), ("1", "class", "B")}),
-        ),
         ("a.csv", "x,Drama,1|2\ny,War,\n", {"item": 1, "code": "3"}, {("x", "code", "1"), ("x", "code", "2")}),
     ],
 )
@@ -174,7 +158,7 @@ no_columns = partial(read_attributes, columns={})
             ("not packed", rdf.read_rdf, "g.nt.gz", "no gzip", ["cannot be read"]),
             ("a short line", read_triples, "t.tsv", "a\tp\tb\nc\td\n", ["line 2", "empty cell"]),
             ("nothing", read_triples, "t.tsv", "\n", ["the file is empty"]),
-            ("no RecBole", read_kg, "d.kg", "a\tb\tc\n", ["line 1", "a, b, c"]),
+            ("RecBole", read_triples, "d.kg", "tail_id:token\thead_id:token\tr:token\n", ["benchmarks.recbole"]),
             ("no item before", read_map, "map.tsv", "7\t1\n\t3\n", ["line 2", "'3'"]),
             ("no header", no_columns, "a.csv", "a,b,c\n", ["3 columns", "{genre = 3}"]),
             ("titles alone", no_columns, "a.csv", "item,title\nx,1\n", ["no column of attributes", "item, title"]),

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, field_validator
+from pydantic_core import PydanticCustomError
 
 from steelyard.base.errors import UserError, listed
 from steelyard.base.settings import Section
@@ -23,7 +24,7 @@ from steelyard.recommend.knowledge.features import FeatureReport, ItemFeatures, 
 from steelyard.recommend.knowledge.graph import Triples
 from steelyard.recommend.knowledge.readers import FeatureTable
 
-FormatName = Literal["auto", "rdf", "triples", "recbole", "kgflex", "map", "attributes"]
+FormatName = Literal["auto", "rdf", "triples", "kgflex", "map", "attributes"]
 BLOCKED = (
     *("dbo:wikiPageWikiLink", "owl:sameAs", "rdf:type", "gold:hypernym", "rdfs:seeAlso", "dbp:wordnet_type"),
     *("dbo:wikiPageExternalLink", "dbo:thumbnail", "prov:wasDerivedFrom", "dbp:wikiPageUsesTemplate"),
@@ -37,7 +38,8 @@ class SourceSettings(Section):
     path: Path
     """The file, plain or packed; relative paths are looked for here, in STEELYARD_DATA, ../shared/data."""
     format: FormatName = "auto"
-    """What the file is: RDF, triples as TSV, RecBole, KGFlex's ids, a map of ids, attributes; "auto": by its name."""
+    """What the file is: RDF, triples as TSV, KGFlex's ids, a map of ids, attributes; "auto": by its name."""
+
     links: Path | None = None
     """Which entity of the graph each item is: item in the first column, entity in the last; default: ids are equal."""
     entities: Path | None = None
@@ -49,6 +51,15 @@ class SourceSettings(Section):
     """Names of entities or objects for people: id in the first column, name in the last."""
     columns: dict[str, str | int] = Field(default_factory=dict)
     """For "attributes": column of each attribute (header name, or number from 1), and of the `item`."""
+
+    @field_validator("format", mode="before")
+    @classmethod
+    def _converted(cls, value: object) -> object:
+        if value == "recbole":
+            raise PydanticCustomError(
+                "plain", "a file of triples; RecBole's are no longer read. Run: python -m benchmarks.recbole IN OUT.tsv"
+            )
+        return value
 
 
 class KnowledgeSettings(Section):
@@ -81,7 +92,6 @@ class KnowledgeSettings(Section):
 _READS = {
     "rdf": "links",
     "triples": "links",
-    "recbole": "links",
     "kgflex": "predicates",
     "map": "",
     "attributes": "columns",
@@ -129,12 +139,7 @@ class Source:
         if self.settings.links is not None:
             path = find(self.settings.links, readers.LINKS, field=f"links ({self.field}.links)")
             return readers.read_links(path)
-        near = readers.link_file(self.path) if self.format == "recbole" else None
-        return readers.read_links(near) if near is not None else (list(item_ids), list(item_ids))
-
-    def triples(self) -> Triples:
-        """Read a graph that is no RDF."""
-        return readers.read_kg(self.path) if self.format == "recbole" else readers.read_triples(self.path)
+        return list(item_ids), list(item_ids)
 
     def table(self) -> FeatureTable:
         """Read features or attributes; those of another data set stand under the items of this one."""
@@ -165,8 +170,6 @@ def recognised(settings: SourceSettings, path: Path) -> FormatName:
     plain = path.name.removesuffix(".gz").removesuffix(".bz2").lower()
     if rdf.format_of(path) is not None:
         return "rdf"
-    if plain.endswith(".kg"):
-        return "recbole"
     if settings.predicates is not None:
         return "kgflex"
     if settings.links is not None and settings.entities is None:
@@ -181,7 +184,7 @@ def recognised(settings: SourceSettings, path: Path) -> FormatName:
 
 def read_graphs(sources: Sequence[Source], start: set[str], hops: int, inverse: bool) -> list[Triples]:
     """Read the graphs among the sources, which are one: of RDF only what can be reached from `start`, over any file."""
-    whole = [source.triples() for source in sources if source.is_graph and source.format != "rdf"]
+    whole = [readers.read_triples(source.path) for source in sources if source.is_graph and source.format != "rdf"]
     streamed = [source.path for source in sources if source.format == "rdf"]
     return [*whole, rdf.read_rdf(streamed, start, hops, inverse, whole)] if streamed else whole
 

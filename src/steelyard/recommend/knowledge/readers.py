@@ -1,8 +1,7 @@
-"""Readers of graphs, features and links in delimited files; `rdf` reads graphs in RDF, `attributes` plain attributes.
+"""Readers of features, attributes, graphs and links in delimited files; `rdf` reads graphs in RDF.
 
-Triples as TSV: subject, predicate and object on each line. RecBole: `.kg` holds head, relation and tail, `.link` the
-entity of each item. KGFlex's ids: `item_features` (item, predicate id, object id) and `predicate_mapping` (chain, id,
-hops). LinkedDatasets' `map.tsv`: an item's id, then the ids of its features.
+Triples as TSV: subject, predicate and object on each line. KGFlex: `item_features` (item, predicate id, object id)
+and `predicate_mapping` (chain, id, hops). LinkedDatasets' `map.tsv`: an item's id, then the ids of its features.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steelyard.base.errors import UserError, brief, listed
-from steelyard.data.tables import read_cells, read_text
+from steelyard.data.tables import read_text
 from steelyard.recommend.interactions import Codes, numbered
 from steelyard.recommend.knowledge.graph import Texts, Triples
-from steelyard.recommend.reading import KNOWN
+from steelyard.recommend.reading import KNOWN, read_rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -85,7 +84,7 @@ def joined(tables: Sequence[FeatureTable]) -> FeatureTable:
 # Plain attributes of items: genres of MovieLens' movies.dat or u.item, any CSV or TSV.
 
 
-EXPECTED = "an item and its attributes on each line: movies.dat, u.item, .item, CSV or TSV"
+EXPECTED = "an item and its attributes on each line: movies.dat, u.item, CSV or TSV"
 GENRES = (
     *("unknown", "Action", "Adventure", "Animation", "Children's", "Comedy", "Crime", "Documentary", "Drama"),
     *("Fantasy", "Film-Noir", "Horror", "Musical", "Mystery", "Romance", "Sci-Fi", "Thriller", "War", "Western"),
@@ -97,12 +96,10 @@ _UNIQUE = ("title", "name", "url", "description", "image")
 
 @dataclass(frozen=True)
 class Column:
-    """One attribute: its name, the index of its column, and what stands between several values of a cell."""
+    """One attribute: its name, and the index of its column."""
 
     name: str
     index: int
-    between: str | None = "|"
-    """None: blanks, as in RecBole's token_seq."""
 
 
 def read_attributes(path: Path, columns: Mapping[str, str | int] | None = None) -> FeatureTable:
@@ -111,11 +108,11 @@ def read_attributes(path: Path, columns: Mapping[str, str | int] | None = None) 
     `columns` maps the name of an attribute to its column (a header's name, or a number from 1), and `item` to the
     item's. Without it, all columns of a header but titles and the like count, and what MovieLens is known to have.
     """
-    cells = read_cells(path, EXPECTED)
+    cells = read_rows(path, EXPECTED)
     if _is_u_item(cells) and not columns:
         return _marked(cells)
     header = [str(cell) for cell in cells.iloc[0].tolist()]
-    plain = [cell.split(":")[0].strip().lower() for cell in header]
+    plain = [cell.lower() for cell in header]
     headed = any(name in KNOWN["item"] for name in plain) or (bool(columns) and _names_all(columns or {}, plain))
     rows = cells.iloc[1:] if headed else cells
     item, chosen = _chosen(path, columns or {}, header if headed else [], cells.shape[1])
@@ -124,7 +121,7 @@ def read_attributes(path: Path, columns: Mapping[str, str | int] | None = None) 
     if (owners == "").any():
         line = int(np.flatnonzero(owners == "")[0]) + (2 if headed else 1)
         raise UserError(f"{path}: line {line}: no item id; expected {EXPECTED}")
-    found = [_pairs(owners, rows[column.index], column.between) for column in chosen]
+    found = [_pairs(owners, rows[column.index]) for column in chosen]
     chain: Codes = np.repeat(np.arange(len(chosen)), [len(values) for _, values in found])
     return from_columns(
         np.concatenate([items for items, _ in found]),
@@ -151,12 +148,11 @@ def _marked(cells: pd.DataFrame) -> FeatureTable:
     )
 
 
-def _pairs(owners: np.ndarray, cells: Any, between: str | None) -> tuple[np.ndarray, np.ndarray]:
+def _pairs(owners: np.ndarray, cells: Any) -> tuple[np.ndarray, np.ndarray]:
     """Return item and value of every value in a column."""
-    parts = cells.str.split(between).explode()
-    counts = cells.str.split(between).str.len().to_numpy(dtype=np.int64)
-    values = parts.fillna("").str.strip().to_numpy(dtype=object)
-    items = np.repeat(owners, np.maximum(counts, 1))
+    parts = cells.str.split("|")
+    values = parts.explode().str.strip().to_numpy(dtype=object)
+    items = np.repeat(owners, parts.str.len().to_numpy(dtype=np.int64))
     filled = values != ""
     return items[filled], values[filled]
 
@@ -165,15 +161,18 @@ def _chosen(
     path: Path, columns: Mapping[str, str | int], header: list[str], width: int
 ) -> tuple[int, tuple[Column, ...]]:
     """Return the column of the item and those of the attributes."""
-    plain = [cell.split(":")[0].strip() for cell in header]
-    lower = [name.lower() for name in plain]
+    lower = [name.lower() for name in header]
     item = next((i for i, name in enumerate(lower) if name in KNOWN["item"]), 0)
     if columns:
         found = {name: _index(path, name, column, lower, width) for name, column in columns.items()}
         item = found.pop("item", item)
-        chosen = [Column(name, index, _between(header, index)) for name, index in found.items()]
+        chosen = [Column(name, index) for name, index in found.items()]
     elif header:
-        chosen = [Column(plain[i], i, _between(header, i)) for i in range(width) if i != item and _filled(header[i])]
+        chosen = [
+            Column(name, i)
+            for i, name in enumerate(header)
+            if i != item and not any(word in name.lower() for word in _UNIQUE)
+        ]
     elif width == 2:
         chosen = [Column("attribute", 1)]
     elif width == 3 and ".dat" in path.suffixes:
@@ -181,17 +180,10 @@ def _chosen(
     else:
         raise UserError(f"{path}: {width} columns without a header; allowed: columns = {{genre = 3}} to say which")
     if not chosen:
-        raise UserError(f"{path}: no column of attributes; {f'its header has: {listed(plain)}' if plain else EXPECTED}")
+        raise UserError(
+            f"{path}: no column of attributes; {f'its header has: {listed(header)}' if header else EXPECTED}"
+        )
     return item, tuple(chosen)
-
-
-def _filled(cell: str) -> bool:
-    name, _, kind = cell.lower().partition(":")
-    return not kind.startswith("float") and not any(word in name for word in _UNIQUE)
-
-
-def _between(header: list[str], index: int) -> str | None:
-    return None if header and header[index].endswith(":token_seq") else "|"
 
 
 def _index(path: Path, name: str, column: str | int, header: list[str], width: int) -> int:
@@ -209,42 +201,22 @@ def _index(path: Path, name: str, column: str | int, header: list[str], width: i
 
 
 TRIPLES = "subject, predicate and object on each line, separated by tabs"
-KG = "a RecBole .kg file: head_id:token, relation_id:token and tail_id:token in its first line"
 IDS = "item, predicate id and object id on each line, separated by tabs (KGFlex's item_features)"
 MAPPING = "predicate chain, predicate id and hops on each line, separated by tabs (KGFlex's predicate_mapping)"
 MAP = "an item id and its feature ids on each line, separated by tabs (map.tsv of LinkedDatasets)"
-LINKS = "an item and its entity on each line (first and last column), as in mappingLinkedData.tsv or a .link file"
+LINKS = "an item and its entity on each line (first and last column), as in mappingLinkedData.tsv"
 _SUBJECTS = frozenset({"subject", "head", "s", "h"})
-_KG_COLUMNS = ("head_id", "relation_id", "tail_id")
 _MOST_HOPS = 9
 
 
 def read_triples(path: Path) -> Triples:
     """Read a table of triples, such as the edge lists that go with many data sets; .gz is unpacked."""
-    cells = read_cells(path, TRIPLES, "\t", columns=3)
+    cells = read_rows(path, TRIPLES, "\t", columns=3)
     skip = 1 if str(cells.iloc[0, 0]).lower() in _SUBJECTS else 0
     cells = cells.iloc[skip:]
     no_empty(path, cells, TRIPLES, 1 + skip)
     subjects, predicates, objects = ([bare(text) for text in cells[column].tolist()] for column in range(3))
     return Triples(subjects, predicates, objects)
-
-
-def read_kg(path: Path) -> Triples:
-    """Read a `.kg` file; its first line says which column is which."""
-    cells = read_cells(path, KG, "\t")
-    header = [str(cell).split(":")[0] for cell in cells.iloc[0].tolist()]
-    if sorted(set(header) & set(_KG_COLUMNS)) != sorted(_KG_COLUMNS) or len(set(header)) != len(header):
-        raise UserError(f"{path}: line 1 names {listed(header)}; expected {KG}")
-    cells = cells.iloc[1:]
-    no_empty(path, cells, KG, 2)
-    return Triples(*(cells[header.index(name)].tolist() for name in _KG_COLUMNS))
-
-
-def link_file(path: Path) -> Path | None:
-    """Return the `.link` file that lies beside a `.kg` file, plain or packed; None if there is none."""
-    stem = path.name.removesuffix(".gz").removesuffix(".kg")
-    candidates = [path.with_name(f"{stem}.link{suffix}") for suffix in ("", ".gz")]
-    return next((candidate for candidate in candidates if candidate.is_file()), None)
 
 
 def read_map(path: Path) -> FeatureTable:
@@ -263,7 +235,7 @@ def read_map(path: Path) -> FeatureTable:
 def read_ids(path: Path, predicates: Path) -> FeatureTable:
     """Read both files; objects keep their ids unless a table of names is given beside."""
     chains = read_mapping(predicates)
-    cells = read_cells(path, IDS, "\t", columns=3)
+    cells = read_rows(path, IDS, "\t", columns=3)
     no_empty(path, cells, IDS)
     ids = list(chains)
     chain = numbered(cells[1].to_numpy(dtype=object), ids)
@@ -276,7 +248,7 @@ def read_ids(path: Path, predicates: Path) -> FeatureTable:
 
 def read_mapping(path: Path) -> dict[str, tuple[str, ...]]:
     """Return the predicate chain of each predicate id; `~` joins the hops."""
-    cells = read_cells(path, MAPPING, "\t", columns=3)
+    cells = read_rows(path, MAPPING, "\t", columns=3)
     no_empty(path, cells, MAPPING)
     found: dict[str, tuple[str, ...]] = {}
     for line, (text, name, hops) in enumerate(cells.itertuples(index=False), 1):
@@ -323,13 +295,12 @@ def no_empty(path: Path, cells: pd.DataFrame, expected: str, first_line: int = 1
 def read_pairs(path: Path, expected: str, header: frozenset[str] = frozenset()) -> tuple[list[str], list[str]]:
     """Return the first and the last column of a table: item and entity, id and label.
 
-    The first line is a header if it names its first column as one of `header`, or `name:type` as RecBole does.
+    The first line is a header if it names its first column as one of `header`.
     """
-    cells = read_cells(path, expected)
+    cells = read_rows(path, expected)
     if cells.shape[1] < 2:
         raise UserError(f"{path}: {cells.shape[1]} column; expected {expected}")
-    head = str(cells.iloc[0, 0])
-    skip = 1 if head.endswith(":token") or head.lower() in header else 0
+    skip = 1 if str(cells.iloc[0, 0]).lower() in header else 0
     cells = cells.iloc[skip:, [0, -1]]
     no_empty(path, cells, expected, 1 + skip)
     return cells.iloc[:, 0].tolist(), [bare(text) for text in cells.iloc[:, 1].tolist()]
