@@ -22,7 +22,6 @@ import torch
 from torch import nn
 
 from steelyard import Experiment
-from steelyard.data.sources.bundled import read_mnist
 from steelyard.data.sources.source import DataSettings
 
 WIDE, CLASSES = 64, 10
@@ -38,7 +37,7 @@ def small(images: torch.Tensor) -> torch.Tensor:
 @cache
 def pretrained() -> nn.Sequential:
     """Return the network after three epochs of MNIST; the same on every call."""
-    data = read_mnist(DataSettings(source="mnist"))
+    data = DataSettings(source="mnist").read()
     rows, labels = small(data.features), data.labels.long()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)

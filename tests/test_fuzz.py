@@ -35,9 +35,6 @@ from steelyard.clients.flower.forms import Form, Refused
 from steelyard.clients.flower.introductions import introduction
 from steelyard.data import DataSettings
 from steelyard.data.sources.bundled import read_idx
-from steelyard.data.sources.csv import read_table
-from steelyard.data.sources.leaf import read_leaf
-from steelyard.data.sources.npz import read_npz
 from steelyard.experiment.loading import build
 from steelyard.messages.updates import Question, Task
 from steelyard.recommend import reading
@@ -139,14 +136,14 @@ def _reads(name: str, reader: Callable[[Path], object]) -> Callable[[bytes, Path
     return read
 
 
-def _read_settings(reader: Callable[[DataSettings], object], **fields: Any) -> Callable[[Path], object]:
-    return lambda path: reader(DataSettings(path=path, **fields))
+def _read_settings(**fields: Any) -> Callable[[Path], object]:
+    return lambda path: DataSettings(path=path, **fields).read()
 
 
 def _read_leaf(content: bytes, folder: Path) -> None:
     _laid("leaf/train/a.json", content, folder)
     _laid("leaf/test/a.json", _LEAF, folder)
-    read_leaf(DataSettings(source="leaf", path=folder / "leaf"))
+    DataSettings(source="leaf", path=folder / "leaf").read()
 
 
 _TASK = Task("DS", 1, 1, ("a", "b"), torch.zeros(6))
@@ -312,13 +309,13 @@ TARGETS = [
     ),
     Target(
         "npz",
-        _reads("d.npz", _read_settings(read_npz, source="npz")),
+        _reads("d.npz", _read_settings(source="npz")),
         st.one_of(damaged(_npz_file()), st.just(_PICKLE), st.just(b"PK\x03\x04" + _PICKLE)),
     ),
     *(
         Target(name, _reads(file, reader), st.one_of(*map(damaged, wholes), st.just(_PICKLE)))
         for name, file, reader, wholes in (
-            ("csv", "d.csv", _read_settings(read_table, source="csv", labels="target", owner="own"), [_CSV]),
+            ("csv", "d.csv", _read_settings(source="csv", labels="target", owner="own"), [_CSV]),
             ("clients", "clients.csv", lambda path: weighing_table.weigh_file(path, ""), [_CLIENTS]),
             ("ratings", "ratings.tsv", reading.read, [_RATINGS, _DAT]),
             ("checkpoint", "round.safetensors", read_tensors, [_MODELS]),

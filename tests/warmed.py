@@ -10,12 +10,11 @@ import threading
 import steelyard
 from steelyard.cli.main import command_line
 from steelyard.data import DataSettings
-from steelyard.data.sources.bundled import read_digits
 from steelyard.experiment.run_notes import versions
 
 command_line()
 versions()
-read_digits(DataSettings())
+DataSettings().read()
 
 # Commands import late what they alone need. Rooms that read Flower are left out: a fork of gRPC is not to be trusted.
 ROOMS = ("arena", "cli", "contributions", "experiment", "page", "report", "runs", "sweeps", "tracking")

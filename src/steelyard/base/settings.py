@@ -12,10 +12,21 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, cast, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
-from pydantic_core import PydanticCustomError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    GetJsonSchemaHandler,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError, PydanticUndefined, to_jsonable_python
 
 from steelyard.base.errors import UserError, brief, listed, nearest
 
@@ -67,6 +78,87 @@ class Section(BaseModel, metaclass=_OneLine):
             except RecursionError:
                 raise PydanticCustomError("plain", "values that are less deeply nested") from None
         return value
+
+
+class Kinds(Section):
+    """A section of one of several kinds, told apart by one field: derive a root, and from it a class for each kind.
+
+    `class Csv(DataSettings, named="csv")` makes a kind known; `DataSettings(source="csv", ...)`, also inside another
+    section, is then a `Csv`. A field for any kind is a `SerializeAsAny[DataSettings]`, so that all its fields are
+    written.
+    """
+
+    told_by: ClassVar[str]
+    """The root's field that names the kind."""
+    usual: ClassVar[str | None] = None
+    """The kind where none is named."""
+    kinds: ClassVar[dict[str, type[Kinds]]]
+    """The kinds of a root, by name."""
+    named: ClassVar[str] = ""
+    """The name of a kind; empty for a root and for what kinds have in common."""
+
+    def __init_subclass__(cls, named: str = "", **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.named = named
+        if Kinds in cls.__bases__:
+            cls.kinds = {}
+        elif named in cls.kinds:
+            raise UserError(f"{cls.told_by} {named}: registered twice; give one of them another name")
+        elif named:
+            cls.kinds[named] = cls
+
+    def __new__(cls, **fields: Any) -> Self:
+        """Make a section of the kind that is named."""
+        return super().__new__(cls if cls.named else cast("type[Self]", cls._chosen(fields)))
+
+    @classmethod
+    def _chosen(cls, given: Mapping[str, Any]) -> type[Kinds]:
+        name = given.get(cls.told_by) or cls.usual
+        if name is None:
+            raise UserError(f"{cls.told_by}: missing; allowed: {listed(cls.kinds)}")
+        if not isinstance(name, str) or name not in cls.kinds:
+            hint = nearest(name, cls.kinds) if isinstance(name, str) else ""
+            raise UserError(f"{cls.told_by}: got {brief(name)}{hint}; allowed: {listed(cls.kinds)}")
+        return cls.kinds[name]
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _of_its_kind(cls, given: Any, checked: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
+        """Check fields as the kind that is named asks; a field of other kinds that says nothing is left out."""
+        if not isinstance(given, Mapping):
+            return checked(given)
+        fields = cast("Mapping[str, Any]", given)
+        if not cls.named:
+            return cast("Self", cls._chosen(fields).model_validate(fields, context=info.context))
+        own = {cls.told_by: cls.named}
+        for name, value in fields.items():
+            having = {kind: section for kind, section in cls.kinds.items() if name in section.model_fields}
+            if name in cls.model_fields or not having:
+                own[name] = value
+            elif value is not None and all(value != _written_default(section, name) for section in having.values()):
+                raise ValueError(
+                    f"{name}: got {brief(value)} with {cls.told_by} '{cls.named}'; allowed with: {listed(having)}"
+                )
+        return checked(own)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        if cls.named:
+            return handler(core)
+        kinds = {name: handler(kind.__pydantic_core_schema__) for name, kind in cls.kinds.items()}
+        for name, schema in kinds.items():
+            for field, text in field_texts(cls.kinds[name]).items():
+                schema["properties"][field]["description"] = text
+            schema["properties"][cls.told_by] |= {"const": name, "default": name}
+        return {"oneOf": list(kinds.values()), "discriminator": {"propertyName": cls.told_by}}
+
+
+def _written_default(section: type[BaseModel], field: str) -> Any:
+    """Return the default of a field as a file of an earlier version may hold it; a field without one has none."""
+    found = section.model_fields[field]
+    return (
+        PydanticUndefined if found.is_required() else to_jsonable_python(found.get_default(call_default_factory=True))
+    )
 
 
 class Named(Section):
@@ -314,18 +406,26 @@ def known_fields(model: type[BaseModel], path: Sequence[int | str]) -> list[str]
         current = _step(current, part)
         if current is None:
             return []
-    return sorted(current.model_fields) if isinstance(current, type) and issubclass(current, BaseModel) else []
+    return sorted(_fields_of(current)) if isinstance(current, type) and issubclass(current, BaseModel) else []
+
+
+def _fields_of(section: type[BaseModel]) -> dict[str, FieldInfo]:
+    """Return the fields of a section by name; of one of several kinds those of all its kinds."""
+    kinds = section.kinds.values() if issubclass(section, Kinds) and not section.named else ()
+    return {name: field for each in (section, *kinds) for name, field in each.model_fields.items()}
 
 
 def _step(annotation: Any, part: int | str) -> Any:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        field = annotation.model_fields.get(str(part))
+        field = _fields_of(annotation).get(str(part))
         return None if field is None else _unwrap(field.annotation)
     inner = [argument for argument in get_args(annotation) if argument is not Ellipsis]
     return _unwrap(inner[-1]) if inner else None
 
 
 def _unwrap(annotation: Any) -> Any:
+    if get_origin(annotation) is Annotated:
+        return _unwrap(get_args(annotation)[0])
     if get_origin(annotation) in (Union, types.UnionType):
         models = [argument for argument in get_args(annotation) if argument is not type(None)]
         return _unwrap(models[0])

@@ -29,10 +29,10 @@ from steelyard.data.inspect_tables import (
 )
 from steelyard.data.memory import INPUTS, LABELS
 from steelyard.data.scaling import load
-from steelyard.data.sources.csv import in_order
-from steelyard.data.sources.images import FOLDER, LAYOUT, Folders, Pictures, beside, paired, read_table
-from steelyard.data.sources.npz import read_arrays
-from steelyard.data.sources.source import DataSettings, is_pattern
+from steelyard.data.sources.bundled import Mnist
+from steelyard.data.sources.images import FOLDER, LAYOUT, Folders, Images, Pictures, beside, paired, read_table
+from steelyard.data.sources.npz import Npz, read_arrays
+from steelyard.data.sources.source import in_order, is_pattern
 
 SAMPLED = 64
 """Images that are opened; the others are only counted."""
@@ -133,7 +133,7 @@ def _owners_and_parts(
 def _by_table(
     path: Path, pictures: Pictures, label: str, owner: str | None, fields: dict[str, tuple[Any, str]]
 ) -> Found:
-    table = read_table(DataSettings(source="images", path=path), path)
+    table = read_table(Images(path=path), path)
     rows = np.flatnonzero([name in pictures for name in table.images])
     if not len(rows):
         raise UserError(f"{table.path}: none of its {len(table.images)} images is in {path}; expected their names")
@@ -231,8 +231,8 @@ def _look_at_arrays(path: Path, label: str | None, owner: str | None) -> DataSum
     values = arrays[features]
     if values.dtype != np.uint8 and values.dtype.kind in "iuf" and (values.min() < -1 or values.max() > 1.5):
         fields["normalise"] = ("standard", "mean 0, deviation 1 per column or channel, from the training part")
-    document = {"source": "npz", "path": path, **{name: value for name, (value, _) in fields.items()}}
-    dataset = load(validated(DataSettings, document, "new"))
+    document = {"path": path, **{name: value for name, (value, _) in fields.items()}}
+    dataset = load(validated(Npz, document, "new"))
     summary = of_dataset(dataset, "npz", fields, [f"{path.name}: arrays {few(list(arrays), 12)}", *dataset.notes])
     return _accounted(summary, f"label '{shown(label)}'", f"owners, by '{shown(owner)}'" if owner else "owners")
 
@@ -292,7 +292,7 @@ def _look_at_idx(path: Path, label: str | None, owner: str | None) -> DataSummar
             raise UserError(f"--{option}: got '{shown(given)}' with --idx, whose files say that; allowed: leave it out")
     folder = path if path.is_dir() else path.parent
     try:
-        dataset = load(DataSettings(source="mnist", path=folder))
+        dataset = load(Mnist(path=folder))
     except UserError as error:
         others = "IDX files by other names or with other classes: save their arrays with numpy.savez and use --npz"
         raise UserError(f"--idx: {error}; {others}") from None

@@ -13,9 +13,10 @@ import numpy as np
 
 from steelyard.base.errors import UserError, listed, nearest, without_controls
 from steelyard.base.settings import validated
+from steelyard.data.columns import LARGEST, parse_numbers, survival_line, survival_pair, table_dataset
 from steelyard.data.dataset import Dataset
-from steelyard.data.sources.csv import LARGEST, parse_numbers, survival_line, survival_pair, table_dataset
-from steelyard.data.sources.source import BY_FILE, DataSettings, TaskKind
+from steelyard.data.sources.csv import Csv
+from steelyard.data.sources.source import BY_FILE, TaskKind
 from steelyard.data.tables import Table, read_tables
 
 MOST_NAMED = 5
@@ -182,9 +183,9 @@ def look_at_table(paths: Sequence[Path], label: str | None, owner: str | None) -
     return replace(summary, fields=fields, account=tuple(account), hints=tuple(hints))
 
 
-def _settings(path: Path, fields: dict[str, tuple[Any, str]], normalise: str) -> DataSettings:
+def _settings(path: Path, fields: dict[str, tuple[Any, str]], normalise: str) -> Csv:
     document = {name: value for name, (value, _) in fields.items()}
-    return validated(DataSettings, {"source": "csv", "path": path, "normalise": normalise, **document}, "new")
+    return validated(Csv, {"path": path, "normalise": normalise, **document}, "new")
 
 
 def _known(table: Table, names: Sequence[str], name: str, option: str) -> None:

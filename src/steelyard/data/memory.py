@@ -14,10 +14,11 @@ from numpy.typing import ArrayLike, NDArray
 from steelyard.base.errors import UserError, brief, expect, listed, nearest, texts_of
 from steelyard.base.settings import validated
 from steelyard.data import dataset
+from steelyard.data.columns import parse_numbers, table_dataset
 from steelyard.data.dataset import Dataset
-from steelyard.data.sources.csv import class_note, parse_numbers, table_dataset
+from steelyard.data.sources.csv import Csv
 from steelyard.data.sources.npz import channels_first
-from steelyard.data.sources.source import DataSettings
+from steelyard.data.sources.source import class_note
 from steelyard.data.tables import Table, tidy
 
 if TYPE_CHECKING:
@@ -151,22 +152,14 @@ def _from_frame(frame: Any, roles: Mapping[str, Any], fields: Mapping[str, Any],
     if "labels" not in named:
         raise UserError(f"{name}: no label is named; expected label=, one of the columns {listed(columns)}")
     cells = tidy(frame, name, named.get("owner"))
-    wanted = {"source": "csv", "path": Path(name), **fields, **named}
+    wanted = {"path": Path(name), **fields, **named}
     if fields["task"] is None and fields["classes"] is None:
         numbers = parse_numbers(cells[named["labels"]])
         fractions = np.isfinite(numbers).all() and bool((numbers != np.floor(numbers)).any())
         wanted["task"] = "regression" if fractions else None
     given = {key: value for key, value in wanted.items() if value is not None}
-    settings = validated(DataSettings, {"owner": None, **given}, name)
+    settings = validated(Csv, {"owner": None, **given}, name)
     return table_dataset(Table(Path(name), cells), settings)
-
-
-def no_file(settings: DataSettings) -> Dataset:
-    """Say how a data set of source "memory" is given, since there is no file to read."""
-    raise UserError(
-        "data.source: got 'memory', which has no file; allowed: a data set handed over in Python, "
-        "experiment.run(dataset=steelyard.in_memory(...))"
-    )
 
 
 # Data sets of other libraries, recognised by what they can do: no such library is imported here.

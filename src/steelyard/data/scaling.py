@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib import import_module
 
 import numpy as np
 import torch
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 
 from steelyard.base.errors import UserError
 from steelyard.data.dataset import ClientRows, Dataset, RawColumns, Rows, keep_rows, share_of_rows
-from steelyard.data.sources.source import AugmentSettings, DataSettings, sources
+from steelyard.data.sources.source import AugmentSettings, DataSettings, FileSource
 from steelyard.learning.augmentation import Augmentation
 
 Numbers = NDArray[np.float64]
@@ -92,9 +91,9 @@ def _server_rows(dataset: Dataset, clients: Sequence[ClientRows], server: Rows) 
 
 def load(settings: DataSettings) -> Dataset:
     """Read the data set that the settings name; use it before `share_out`."""
-    dataset = _read(settings)
+    dataset = settings.read()
     # images draw their share before any picture is decoded.
-    if settings.share < 1 and settings.source != "images":
+    if isinstance(settings, FileSource) and settings.share < 1 and settings.source != "images":
         kept = share_of_rows(dataset.owners, len(dataset), settings.share, settings.seed)
         dataset = keep_rows(dataset, kept)
     return normalised(dataset, settings)
@@ -132,12 +131,6 @@ def augmented(dataset: Dataset, settings: AugmentSettings, *, standard: bool) ->
         dataset, black = standardised(dataset, None if standard else given)
         augment = replace(augment, black=tuple(black.flatten().tolist()))
     return replace(dataset, augment=augment if augment.pad or augment.flip else None)
-
-
-def _read(settings: DataSettings) -> Dataset:
-    # For speed of start: each reader is imported only where its source is named.
-    module, _, function = sources()[settings.source].reader.partition(":")
-    return getattr(import_module(module), function)(settings)
 
 
 def standardised(

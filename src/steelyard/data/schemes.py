@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 
 from steelyard.base.errors import UserError
 from steelyard.base.settings import Section
-from steelyard.data.sources.source import Count, DataSettings, refuse_misplaced, without_classes
+from steelyard.data.sources.source import Count, DataSettings, without_classes
 
 if TYPE_CHECKING:
     # Only for annotations: settings are read without torch.
@@ -25,6 +25,16 @@ if TYPE_CHECKING:
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 _ATTEMPTS = 300
+
+
+def _refuse_misplaced(section: Section, choice: str, only: Mapping[str, tuple[str, ...]]) -> None:
+    """Refuse a field that was set although the section's source or scheme has no use for it."""
+    chosen = getattr(section, choice)
+    for name, allowed in only.items():
+        value = getattr(section, name)
+        default = type(section).model_fields[name].get_default(call_default_factory=True)
+        if chosen not in allowed and value != default:
+            raise ValueError(f"{name}: got {value!r} with {choice} '{chosen}'; allowed with: {', '.join(allowed)}")
 
 
 def apportion(shares: Floats | Ints, total: int) -> Ints:
@@ -435,7 +445,7 @@ class PartitionSettings(Section):
             "self_balancing": ("dirichlet",),
             "samples": ("iid", "dirichlet", "natural", "given"),
         }
-        refuse_misplaced(self, "scheme", only)
+        _refuse_misplaced(self, "scheme", only)
         if self.scheme == "table" and self.table and self.clients not in (None, len(self.table)):
             raise ValueError(f"clients: got {self.clients}; allowed: {len(self.table)}, the lines of the table")
         if self.scheme in COUNTED and self.clients is None:
@@ -488,7 +498,7 @@ class PartitionSettings(Section):
                 "overlap: got true with test 'local': one client could train on what another tests on; "
                 "allowed: test = held-out or none"
             )
-        refuse_misplaced(self, "server", {"server_fraction": ("fraction",), "server_balance": ("fraction",)})
+        _refuse_misplaced(self, "server", {"server_fraction": ("fraction",), "server_balance": ("fraction",)})
         if self.server_weighs is not None and self.server_report != "apart":
             raise ValueError(
                 f"server_weighs: got {self.server_weighs} with server_report '{self.server_report}'; allowed with: "

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from steelyard.base.errors import UserError, first_names, listed, nearest
 from steelyard.data import files
 from steelyard.data.files import find, search_folders
-from steelyard.data.sources.source import BY_FILE, is_pattern
+from steelyard.data.sources.source import BY_FILE, MOST_SHOWN, is_pattern
 
 if TYPE_CHECKING:
     import pandas
@@ -256,7 +256,6 @@ _PACKAGES = {
     ".dta": ("read_stata", "pandas"),
 }
 """By the end of a file's name: what of pandas reads it, and the package that this needs."""
-MOST_SHOWN = 12
 
 
 @dataclass(frozen=True, eq=False)

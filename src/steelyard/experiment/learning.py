@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, Self
 
-from pydantic import model_validator
+from pydantic import SerializeAsAny, model_validator
 
 from steelyard.base.errors import UserError
 from steelyard.base.measures import TASKS, TaskMeasures, measure_of
 from steelyard.clients.local import ClockSettings, ComputeSettings
 from steelyard.data import DataSettings, FlawSettings, PartitionSettings, check_flaws, check_together
 from steelyard.data.facts import FactSettings
+from steelyard.data.sources.source import Memory
 from steelyard.experiment import learning_checks
 from steelyard.experiment.contribution_checks import check_common_model, check_measure, check_private
 from steelyard.experiment.description import Description
@@ -43,7 +44,7 @@ class LearningDescription(Description):
 
     kind: Literal["learning"] = "learning"
     """What is trained: "learning" is a model on samples; recommenders are of kind "recommend"."""
-    data: DataSettings = DataSettings()
+    data: SerializeAsAny[DataSettings] = DataSettings()
     partition: PartitionSettings = PartitionSettings(clients=10)
     flaws: tuple[FlawSettings, ...] = ()
     """Clients of unequal worth: which of them have which flaw, one `[[flaws]]` section each."""
@@ -264,13 +265,13 @@ class LearningDescription(Description):
 
         A function that gives data is called once for a seed: the one that is returned knows this seed's already.
         """
-        if dataset is None or self.data.source != "memory":
+        if dataset is None or not isinstance(self.data, Memory):
             return self, dataset
         # For speed of start: most experiments are given no data.
         from steelyard.experiment.learning_simulation import first_called
 
         dataset, kind = first_called(dataset, seed)
-        if kind is not None and "task" in self.data.model_fields_set and self.data.task != kind:
+        if kind is not None and self.data.task not in (None, kind):
             raise UserError(f"data.task: got '{self.data.task}' for data that are '{kind}'; allowed: that, or nothing")
         return (self if kind is None else self.changed({"data.task": kind})), dataset
 

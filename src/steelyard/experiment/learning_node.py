@@ -15,6 +15,7 @@ from steelyard.clients.node import NodeClients, NodeConfig
 from steelyard.clients.protocol import Clients
 from steelyard.data import DataSettings, PartitionSettings, load
 from steelyard.data.dataset import ClientRows, Dataset, Population, keep_rows
+from steelyard.data.sources.csv import Csv
 from steelyard.experiment.enough_rows import EnoughRows
 from steelyard.experiment.learning_simulation import LearningSections
 from steelyard.experiment.node_rows import own_partition, own_seed, refuse_few, with_enough
@@ -90,7 +91,7 @@ def _dataset(data: DataSettings, node: NodeConfig) -> Dataset:
         return load(data)
     if data.source in ("digits", "diabetes"):
         raise UserError(f"node config data: got {node.data}, but data.source = '{data.source}' comes with the package")
-    dataset = load(data.model_copy(update={"path": node.data, "files": ()}))
+    dataset = load(data.model_copy(update={"path": node.data} | ({"files": ()} if isinstance(data, Csv) else {})))
     if not node.own_data:
         return dataset
     if len(node.names) == 1:

@@ -16,6 +16,7 @@ from steelyard.base.settings import Section, put
 from steelyard.base.usercode import NotAllowed
 from steelyard.clients.node import NodeConfig
 from steelyard.data import DataSettings
+from steelyard.data.sources.source import FileSource
 from steelyard.experiment.code import file_name, rename_code
 from steelyard.experiment.description import Description
 from steelyard.experiment.learning import LearningDescription
@@ -231,13 +232,11 @@ def _as_read(asked: DataSettings, node: NodeConfig) -> DataSettings:
             "table [data] there"
         )
     own = own_reading(DataSettings, node, source=asked.source)
-    unsaid: dict[str, Any] = {}
-    if own.classes is None:
-        unsaid["classes"] = asked.classes
+    if not isinstance(own, FileSource) or not isinstance(asked, FileSource):
+        return own.model_copy(update={"seed": asked.seed})
+    unsaid: dict[str, Any] = {"classes": asked.classes} if own.classes is None else {}
     if own.share == 1:
         unsaid["seed"] = asked.seed
-    if own.source == "npz" and {own.labels, asked.labels} <= {None, "y"}:
-        unsaid["labels"] = asked.labels
     return own.model_copy(update=unsaid)
 
 

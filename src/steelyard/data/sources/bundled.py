@@ -5,27 +5,44 @@ from __future__ import annotations
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
+from steelyard.base import randomness
 from steelyard.base.errors import UserError
-from steelyard.data.dataset import Dataset, of_arrays, owner_names
 from steelyard.data.files import find, read_bytes
 from steelyard.data.sources.npz import read_arrays
-from steelyard.data.sources.source import DataSettings
+from steelyard.data.sources.source import DataSettings, SourceCapabilities
 
+if TYPE_CHECKING:
+    # For speed of start: settings are read without torch.
+    from steelyard.data.dataset import Dataset
+
+SIDE = 16
+"""Pixels of a side of the images that are made from digits."""
 _DIGITS = ("datasets", "data", "digits.csv.gz")
 """Where they lie in scikit-learn."""
 
 
-def read_digits(settings: DataSettings) -> Dataset:
-    """Return scikit-learn's 1,797 digits as 1×8×8 images between 0 and 1; use it where no download is wanted."""
-    table = _digits()
-    pixels = table[:, :-1].reshape(-1, 1, 8, 8) / np.float32(16)
-    return of_arrays(pixels, table[:, -1].astype(np.int64), classes=10, name="digits")
+class Digits(DataSettings, named="digits"):
+    """scikit-learn's 1,797 digits as 1×8×8 images between 0 and 1; use it where no download is wanted."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (1, 8, 8)
+
+    def capabilities(self) -> SourceCapabilities:
+        return SourceCapabilities(classes=10)
+
+    def read(self) -> Dataset:
+        # For speed of start: settings are read without torch.
+        from steelyard.data.dataset import of_arrays
+
+        table = _digits()
+        pixels = table[:, :-1].reshape(-1, 1, 8, 8) / np.float32(16)
+        return of_arrays(pixels, table[:, -1].astype(np.int64), classes=10, name="digits")
 
 
 @cache
@@ -40,14 +57,56 @@ def _digits() -> NDArray[np.float32]:
     return np.loadtxt(path, delimiter=",", dtype=np.float32)
 
 
-def read_diabetes(settings: DataSettings) -> Dataset:
-    """Return scikit-learn's 442 patients, 10 scaled columns and the disease's progression; use it to try regression."""
-    # For speed of start: few experiments use these data sets.
-    from sklearn.datasets import load_diabetes
+class Diabetes(DataSettings, named="diabetes"):
+    """scikit-learn's 442 patients, 10 scaled columns and the disease's progression; use it to try regression."""
 
-    bunch: Any = load_diabetes()
-    target = np.asarray(bunch.target, dtype=np.float32)
-    return of_arrays(np.asarray(bunch.data, dtype=np.float32), target, name="diabetes")
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (10,)
+
+    def capabilities(self) -> SourceCapabilities:
+        return SourceCapabilities("regression", classes=0)
+
+    def read(self) -> Dataset:
+        # For speed of start: few experiments use these data sets.
+        from sklearn.datasets import load_diabetes
+
+        from steelyard.data.dataset import of_arrays
+
+        bunch: Any = load_diabetes()
+        target = np.asarray(bunch.target, dtype=np.float32)
+        return of_arrays(np.asarray(bunch.data, dtype=np.float32), target, name="diabetes")
+
+
+class DigitMasks(DataSettings, named="digit-masks"):
+    """scikit-learn's digits, each somewhere on a larger image with its strokes as the mask; for a first try.
+
+    A pixel of digit d is class d + 1 where it is at least half as bright as can be, all others are background. Where
+    each digit lies is drawn once, the same on every machine.
+    """
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (1, SIDE, SIDE)
+
+    def capabilities(self) -> SourceCapabilities:
+        return SourceCapabilities("segmentation", classes=0)
+
+    def read(self) -> Dataset:
+        # For speed of start: settings are read without torch.
+        from steelyard.data.dataset import of_arrays
+
+        digits = Digits().read()
+        pixels, labels = digits.features.numpy()[:, 0], digits.labels.numpy()
+        side = pixels.shape[-1]
+        chance = randomness.generator(0, purpose="data/digit-masks")
+        corners = chance.integers(0, SIDE - side + 1, size=(len(pixels), 2))
+        images = np.zeros((len(pixels), 1, SIDE, SIDE), dtype=np.float32)
+        masks = np.zeros((len(pixels), SIDE, SIDE), dtype=np.uint8)
+        for row, (top, left) in enumerate(corners.tolist()):
+            images[row, 0, top : top + side, left : left + side] = pixels[row]
+            masks[row, top : top + side, left : left + side] = (pixels[row] >= 0.5) * (labels[row] + 1)
+        return of_arrays(images, masks, classes=11, name="digit-masks")
 
 
 # MNIST, packed or not, with the writers of QMNIST where they are at hand.
@@ -61,24 +120,37 @@ ORIGIN = (
 _UNSIGNED_BYTES = 0x08
 
 
-def read_mnist(settings: DataSettings) -> Dataset:
-    """Return MNIST as uint8 images 1×28×28, its 10,000 test rows marked as held out; use it for the image experiments.
+class Mnist(DataSettings, named="mnist"):
+    """MNIST as uint8 images 1×28×28, its 10,000 test rows held out, with writers from QMNIST where they are at hand."""
 
-    Writers are read from `mnist_writers.npz` (arrays `train_writer` and `test_writer`) if the folder has it.
-    """
-    folder = find(settings.path, ORIGIN, default="mnist")
-    if not folder.is_dir():
-        raise UserError(f"data.path: '{folder}' is a file; expected {ORIGIN}")
-    train_images, train_labels = _part(folder, "train")
-    test_images, test_labels = _part(folder, "t10k")
-    if train_images.shape[1:] != test_images.shape[1:]:
-        raise UserError(
-            f"{folder}: images are {train_images.shape[1:]} and, to test, {test_images.shape[1:]}; expected one size"
-        )
-    labels = torch.from_numpy(np.concatenate([train_labels, test_labels]).astype(np.int64))
-    held_out = np.arange(len(labels)) >= len(train_labels)
-    images = torch.from_numpy(np.concatenate([train_images, test_images])[:, None])
-    return Dataset("mnist", images, labels, 10, _writers(folder, len(train_labels), len(test_labels)), held_out)
+    path: Path | None = None
+    """The folder of the IDX files and, if it is there, of `mnist_writers.npz` (arrays `train_writer` and
+    `test_writer`). A relative path is looked for beside the experiment's file, then in the working folder, then in the
+    folder that the environment variable STEELYARD_DATA names, then in ../shared/data. Default: the folder mnist in
+    STEELYARD_DATA, ../shared/data or data."""
+
+    def capabilities(self) -> SourceCapabilities:
+        return SourceCapabilities(classes=10, owners=True, held_out=True)
+
+    def read(self) -> Dataset:
+        # For speed of start: settings are read without torch.
+        from steelyard.data.dataset import of_arrays, owner_names
+
+        folder = find(self.path, ORIGIN, default="mnist")
+        if not folder.is_dir():
+            raise UserError(f"data.path: '{folder}' is a file; expected {ORIGIN}")
+        (train_images, train_labels), (test_images, test_labels) = (_part(folder, part) for part in ("train", "t10k"))
+        if train_images.shape[1:] != test_images.shape[1:]:
+            raise UserError(
+                f"{folder}: images are {train_images.shape[1:]} and, to test, {test_images.shape[1:]}; "
+                "expected one size"
+            )
+        labels = np.concatenate([train_labels, test_labels]).astype(np.int64)
+        images = np.concatenate([train_images, test_images])[:, None]
+        writers = _writers(folder, len(train_labels), len(test_labels))
+        people = None if writers is None else owner_names(writers, "writer")
+        held_out = np.arange(len(labels)) >= len(train_labels)
+        return of_arrays(images, labels, people, held_out=held_out, classes=10, name="mnist")
 
 
 def _part(folder: Path, part: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
@@ -121,7 +193,7 @@ def read_idx(path: Path, axes: int) -> NDArray[np.uint8]:
     return values.reshape(shape)
 
 
-def _writers(folder: Path, train: int, test: int) -> NDArray[np.str_] | None:
+def _writers(folder: Path, train: int, test: int) -> NDArray[np.int64] | None:
     path = folder / "mnist_writers.npz"
     if not path.is_file():
         return None
@@ -129,4 +201,4 @@ def _writers(folder: Path, train: int, test: int) -> NDArray[np.str_] | None:
     for name, count in (("train_writer", train), ("test_writer", test)):
         if name not in arrays or arrays[name].shape != (count,) or arrays[name].dtype.kind not in "iu":
             raise UserError(f"{path}: lacks whole numbers '{name}' of length {count}; expected one writer per image")
-    return owner_names(np.concatenate([arrays["train_writer"], arrays["test_writer"]]).astype(np.int64), "writer")
+    return np.concatenate([arrays["train_writer"], arrays["test_writer"]]).astype(np.int64)

@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
-from steelyard.base import randomness
 from steelyard.base.errors import UserError, listed, nearest
-from steelyard.data.dataset import Dataset, of_arrays, owner_names, share_of_rows
 from steelyard.data.files import find, read_text
-from steelyard.data.sources.bundled import read_digits
-from steelyard.data.sources.csv import class_note, numbered
 from steelyard.data.sources.npz import class_numbers
-from steelyard.data.sources.source import DataSettings
+from steelyard.data.sources.source import FileSource, Side, SourceCapabilities, class_note, numbered
 from steelyard.data.tables import parse
 
 if TYPE_CHECKING:
     import pandas
     from PIL.Image import Image
+
+    # For speed of start: settings are read without torch.
+    from steelyard.data.dataset import Dataset
 
 
 FOLDER = "folder"
@@ -133,7 +133,7 @@ class Table:
         return ((values > 0) != column.startswith("not ")).astype(np.float64)
 
 
-def read_table(settings: DataSettings, images: Path) -> Table:
+def read_table(settings: Images, images: Path) -> Table:
     """Return the attribute table of these images, joined with the file of identities where there is one."""
     path = find(settings.attributes, TABLE_ORIGIN, field="attributes") if settings.attributes else _table_beside(images)
     frame = _read_csv(path) if ".csv" in path.suffixes else _read_celeba(path)
@@ -242,44 +242,87 @@ MASK = "m"
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 
 
-def read_images(settings: DataSettings) -> Dataset:
-    """Return images as uint8 tensors channels×size×size with label, person and marks.
+class Images(FileSource, named="images"):
+    """Images as uint8 tensors channels×size×size with label, person and marks.
 
-    Use it for images in folders named after their classes, or with an attribute table such as CelebA's. Rows of the
-    table whose image is not there are left out and counted in the notes.
+    Use it for images in folders named after their classes, with an attribute table such as CelebA's, or with masks.
+    Rows of the table whose image is not there are left out and counted in the notes.
     """
-    pictures = Pictures(find(settings.path, ORIGIN))
-    if settings.task == "segmentation":
-        return read_masked(pictures, settings)
-    if settings.classes is not None:
-        raise UserError(f"data.classes: got {settings.classes} with images in classes; allowed: task = 'segmentation'")
-    table = _table(settings, pictures)
-    rows = np.flatnonzero([name in pictures for name in table.images])
-    if not len(rows):
-        raise UserError(
-            f"{table.path}: none of its {len(table.images)} images is in {pictures.path}; expected their names"
+
+    path: Path
+    """The folder or .zip of images, looked for beside the experiment's file, then in the working folder, then in the
+    folder that the environment variable STEELYARD_DATA names, then in ../shared/data."""
+    labels: str | None = None
+    """The column that is the label (default Smiling), or "folder", the name of the folder that holds the image (default
+    where there is no table)."""
+    owner: str | None = None
+    """The column that names the person (default identity), or "folder", the folder around that of the class, as in
+    OWNER/CLASS/IMAGE."""
+    held_out: Literal["folder"] | None = None
+    """"folder" where images lie in train/CLASS and test/CLASS."""
+    task: Literal["classes", "segmentation"] = "classes"
+    """classes, or segmentation: each image has a mask of the same name in a folder beside its own."""
+    marks: dict[str, str] = Field(default_factory=dict)
+    """Further attributes of each row, as name = "column" or name = "not column", each 0/1. Default: sharp = "not
+    Blurry", which the criterion image sharpness reads."""
+    attributes: Path | None = None
+    """The attribute table, a .csv or CelebA's list_attr text file, either also .gz. Default: the only such file beside
+    the images."""
+    identities: Path | None = None
+    """CelebA's text file of image names and identities; not needed where the table has the person's column."""
+    size: Side = 64
+    """Width and height in pixels; others are cut to the central square and scaled."""
+    colours: Literal["rgb", "grey"] = "rgb"
+    """Three channels, or one of grey."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (1 if self.colours == "grey" else 3, self.size, self.size)
+
+    def capabilities(self) -> SourceCapabilities:
+        # In folders without a table there are no marks; with one, only the table can tell.
+        unmarked = self.labels == FOLDER and self.attributes is None
+        marks = frozenset(self.marks) if self.marks or unmarked else None
+        given = self.held_out is not None
+        classes = 0 if self.task == "segmentation" else None
+        return SourceCapabilities(self.task, classes, marks, owners=True, held_out=given, splits_owners=given)
+
+    def read(self) -> Dataset:
+        # For speed of start: settings are read without torch.
+        from steelyard.data.dataset import of_arrays, share_of_rows
+
+        pictures = Pictures(find(self.path, ORIGIN))
+        if self.task == "segmentation":
+            return read_masked(pictures, self)
+        if self.classes is not None:
+            raise UserError(f"data.classes: got {self.classes} with images in classes; allowed: task = 'segmentation'")
+        table = _table(self, pictures)
+        rows = np.flatnonzero([name in pictures for name in table.images])
+        if not len(rows):
+            raise UserError(
+                f"{table.path}: none of its {len(table.images)} images is in {pictures.path}; expected their names"
+            )
+        missing = len(table.images) - len(rows)
+        notes = [f"{missing} of {len(table.images)} rows of {table.path.name} have no image"] if missing else []
+        folders = Folders.of(pictures.path, [pictures.inside(table.images[row]) for row in rows])
+        labels = _labels(table, self, rows, folders, notes)
+        people = _people(table, self, rows, folders)
+        test = folders.held_out() if self.held_out == FOLDER else None
+        marks = {name: table.mark(name, column)[rows] for name, column in _marks(table, self).items()}
+        kept = share_of_rows(people, len(rows), self.share, self.seed)
+        dataset = of_arrays(
+            pictures.read([table.images[row] for row in rows[kept]], self.size, self.colours),
+            labels[kept],
+            None if people is None else people[kept],
+            held_out=None if test is None else test[kept],
+            marks={name: values[kept] for name, values in marks.items()},
+            classes=int(labels.max()) + 1,
+            name=pictures.path.stem,
         )
-    missing = len(table.images) - len(rows)
-    notes = [f"{missing} of {len(table.images)} rows of {table.path.name} have no image"] if missing else []
-    folders = Folders.of(pictures.path, [pictures.inside(table.images[row]) for row in rows])
-    labels = _labels(table, settings, rows, folders, notes)
-    people = _people(table, settings, rows, folders)
-    test = folders.held_out() if settings.held_out == FOLDER else None
-    marks = {name: table.mark(name, column)[rows] for name, column in _marks(table, settings).items()}
-    kept = share_of_rows(people, len(rows), settings.share, settings.seed)
-    dataset = of_arrays(
-        pictures.read([table.images[row] for row in rows[kept]], settings.size, settings.colours),
-        labels[kept],
-        None if people is None else people[kept],
-        held_out=None if test is None else test[kept],
-        marks={name: values[kept] for name, values in marks.items()},
-        classes=int(labels.max()) + 1,
-        name=pictures.path.stem,
-    )
-    return replace(dataset, notes=tuple(notes))
+        return replace(dataset, notes=tuple(notes))
 
 
-def _table(settings: DataSettings, pictures: Pictures) -> Table:
+def _table(settings: Images, pictures: Pictures) -> Table:
     """The attribute table, or one without attributes where the folders say what the images are."""
     by_folder = settings.labels == FOLDER or (
         settings.labels is None and beside(pictures.path) is None and Folders.of(pictures.path, pictures.names).by_class
@@ -290,7 +333,7 @@ def _table(settings: DataSettings, pictures: Pictures) -> Table:
 
 
 def _labels(
-    table: Table, settings: DataSettings, rows: NDArray[np.int64], folders: Folders, notes: list[str]
+    table: Table, settings: Images, rows: NDArray[np.int64], folders: Folders, notes: list[str]
 ) -> NDArray[np.int64]:
     if settings.labels == FOLDER or (settings.labels is None and not table.columns):
         labels, numbered_notes = numbered(folders.classes().tolist(), f"{folders.path.name}: classes")
@@ -299,7 +342,7 @@ def _labels(
     return class_numbers(table.column("labels", settings.labels or "Smiling"), table.path)[rows]
 
 
-def _people(table: Table, settings: DataSettings, rows: NDArray[np.int64], folders: Folders) -> NDArray[np.str_] | None:
+def _people(table: Table, settings: Images, rows: NDArray[np.int64], folders: Folders) -> NDArray[np.str_] | None:
     if settings.owner == FOLDER:
         return folders.owners()
     if settings.owner is None and "identity" not in table.columns:
@@ -309,11 +352,14 @@ def _people(table: Table, settings: DataSettings, rows: NDArray[np.int64], folde
             f"data.owner: got '{settings.owner}' without a table of the images; allowed: folder, or data.attributes, "
             "a .csv with a column of image names and one of owners"
         )
+    # For speed of start: settings are read without torch.
+    from steelyard.data.dataset import owner_names
+
     name = settings.owner or "identity"
     return owner_names(table.column("owner", name)[rows], name)
 
 
-def _marks(table: Table, settings: DataSettings) -> dict[str, str]:
+def _marks(table: Table, settings: Images) -> dict[str, str]:
     return settings.marks or ({"sharp": "not Blurry"} if "Blurry" in table.columns else {})
 
 
@@ -418,16 +464,17 @@ def _square(image: Image, size: int, *, exact: bool = False) -> Image:
 IMAGES = ("images", "image", "imgs")
 MASKS = ("masks", "mask", "labels")
 PAIRS = "images/NAME.png with masks/NAME.png beside it, or OWNER/images/NAME.png with OWNER/masks/NAME.png"
-SIDE = 16
-"""Pixels of a side of the images that are made from digits."""
 
 
-def read_masked(pictures: Pictures, settings: DataSettings) -> Dataset:
+def read_masked(pictures: Pictures, settings: Images) -> Dataset:
     """Return images with the masks of the same name; use it for folders of pairs, one around those of each client.
 
     Masks are grey, black and white or with a palette; their values are the classes, in ascending order, unless
     `data.classes` says how many there are: then each value is the number of its class.
     """
+    # For speed of start: settings are read without torch.
+    from steelyard.data.dataset import of_arrays, share_of_rows
+
     pairs, alone = paired(pictures.names)
     if not pairs:
         raise UserError(f"data.path: '{pictures.path}' holds no image with a mask; expected {PAIRS}")
@@ -470,9 +517,7 @@ def paired(names: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
     return [(images[key], masks[key]) for key in sorted(images.keys() & masks.keys())], alone
 
 
-def _numbered(
-    values: NDArray[np.uint8], settings: DataSettings, pictures: Pictures
-) -> tuple[NDArray[np.uint8], list[str]]:
+def _numbered(values: NDArray[np.uint8], settings: Images, pictures: Pictures) -> tuple[NDArray[np.uint8], list[str]]:
     """Return masks as numbers of classes, and what they stand for where the files hold others."""
     levels: list[Any] = np.unique(values).tolist()
     if settings.classes is not None:
@@ -488,21 +533,3 @@ def _numbered(
     numbers = np.searchsorted(levels, values).astype(np.uint8)
     named = [class_note(f"{pictures.path.name}: classes of pixels", levels)]
     return numbers, [] if levels == list(range(len(levels))) else named
-
-
-def read_digit_masks(settings: DataSettings) -> Dataset:
-    """Return scikit-learn's digits, each somewhere on a larger image with its strokes as the mask; for a first try.
-
-    A pixel of digit d is class d + 1 where it is at least half as bright as can be, all others are background. Where
-    each digit lies is drawn once, the same on every machine.
-    """
-    digits = read_digits(settings)
-    pixels, labels = digits.features.numpy()[:, 0], digits.labels.numpy()
-    side = pixels.shape[-1]
-    corners = randomness.generator(0, purpose="data/digit-masks").integers(0, SIDE - side + 1, size=(len(pixels), 2))
-    images = np.zeros((len(pixels), 1, SIDE, SIDE), dtype=np.float32)
-    masks = np.zeros((len(pixels), SIDE, SIDE), dtype=np.uint8)
-    for row, (top, left) in enumerate(corners.tolist()):
-        images[row, 0, top : top + side, left : left + side] = pixels[row]
-        masks[row, top : top + side, left : left + side] = (pixels[row] >= 0.5) * (labels[row] + 1)
-    return of_arrays(images, masks, classes=11, name="digit-masks")

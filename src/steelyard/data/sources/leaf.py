@@ -14,15 +14,19 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from steelyard.base.errors import UserError, brief
-from steelyard.data.dataset import Dataset, of_arrays
 from steelyard.data.files import find, read_text
-from steelyard.data.sources.source import DataSettings
+from steelyard.data.sources.source import FileSource, Side, SourceCapabilities
+
+if TYPE_CHECKING:
+    # For speed of start: settings are read without torch.
+    from steelyard.data.dataset import Dataset
 
 PADDING, UNKNOWN, FIRST = 0, 1, 2
 """Tokens before the text, of characters beyond the alphabet, and the first that stands for something."""
@@ -72,41 +76,59 @@ TWEET, SENTIMENT = 4, 4
 """Where the text of a tweet stands in a row of Sent140, and its label of a good mood."""
 
 
-def read_leaf(settings: DataSettings) -> Dataset:
-    """Return a LEAF data set, each row with its user, the test/ rows held out; use it with scheme given or natural.
+class Leaf(FileSource, named="leaf"):
+    """A LEAF data set, each row with its user, the test/ rows held out; use it with scheme given or natural.
 
     784 numbers per row become an image 1×28×28 (FEMNIST). Rows that are names of images (CelebA) are decoded from
-    data/raw/img_align_celeba beside the folder, at data.size pixels. Texts become rows of tokens: characters where the
-    labels are the next character (Shakespeare), words else (Sent140). Other rows must be lists of numbers.
+    data/raw/img_align_celeba beside the folder. Texts become rows of tokens: characters where the labels are the next
+    character (Shakespeare), words else (Sent140). Other rows must be lists of numbers.
     """
-    folder = find(settings.path, ORIGIN)
-    if not folder.is_dir():
-        raise UserError(f"data.path: '{folder}' is a file; expected {ORIGIN}")
-    folder = folder / "data" if (folder / "data" / "train").is_dir() else folder
-    rows: list[Any] = []
-    labels: list[Any] = []
-    owners: list[str] = []
-    held_out: list[bool] = []
-    for part in ("train", "test"):
-        files = sorted([*(folder / part).glob("*.json"), *(folder / part).glob("*.json.gz")])
-        if not files:
-            raise UserError(f"{folder / part}: holds no .json file; expected {ORIGIN}")
-        for path in files:
-            for user, inputs, targets in _users(path):
-                rows.extend(inputs)
-                labels.extend(targets)
-                owners.extend([user] * len(inputs))
-                held_out.extend([part == "test"] * len(inputs))
-    if not rows:
-        raise UserError(f"{folder}: holds no rows; expected {ORIGIN}")
-    name, people = folder.resolve().name, np.array(owners)
-    texts = _texts(rows)
-    if texts is not None:
-        features, targets, classes = _tokens(folder, texts, labels, settings)
-        return of_arrays(features, targets, people, held_out=held_out, classes=classes, name=name, tokens=True)
-    features = _features(folder, rows, settings.size)
-    targets = _classes(folder, labels)
-    return of_arrays(features, targets, people, held_out=held_out, classes=settings.classes, name=name)
+
+    path: Path
+    """The folder with train/ and test/, looked for beside the experiment's file, then in the working folder, then in
+    the folder that the environment variable STEELYARD_DATA names, then in ../shared/data."""
+    size: Side = 64
+    """Images: width and height in pixels; others are cut to the central square and scaled."""
+    length: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    """Text: tokens of a row; a shorter text has padding (token 0) before it. Default: 80 characters, 25 words."""
+    vocabulary: Annotated[int, Field(ge=3, le=10_000_000)] = 10_000
+    """Words: number of tokens that words are hashed to; the model must know as many, in `model.arguments`."""
+
+    def capabilities(self) -> SourceCapabilities:
+        return SourceCapabilities(classes=self.classes, owners=True, held_out=True, splits_owners=True)
+
+    def read(self) -> Dataset:
+        # For speed of start: settings are read without torch.
+        from steelyard.data.dataset import of_arrays
+
+        folder = find(self.path, ORIGIN)
+        if not folder.is_dir():
+            raise UserError(f"data.path: '{folder}' is a file; expected {ORIGIN}")
+        folder = folder / "data" if (folder / "data" / "train").is_dir() else folder
+        rows: list[Any] = []
+        labels: list[Any] = []
+        owners: list[str] = []
+        held_out: list[bool] = []
+        for part in ("train", "test"):
+            files = sorted([*(folder / part).glob("*.json"), *(folder / part).glob("*.json.gz")])
+            if not files:
+                raise UserError(f"{folder / part}: holds no .json file; expected {ORIGIN}")
+            for path in files:
+                for user, inputs, targets in _users(path):
+                    rows.extend(inputs)
+                    labels.extend(targets)
+                    owners.extend([user] * len(inputs))
+                    held_out.extend([part == "test"] * len(inputs))
+        if not rows:
+            raise UserError(f"{folder}: holds no rows; expected {ORIGIN}")
+        name, people = folder.resolve().name, np.array(owners)
+        texts = _texts(rows)
+        if texts is not None:
+            features, targets, classes = _tokens(folder, texts, labels, self)
+            return of_arrays(features, targets, people, held_out=held_out, classes=classes, name=name, tokens=True)
+        features = _features(folder, rows, self.size)
+        targets = _classes(folder, labels)
+        return of_arrays(features, targets, people, held_out=held_out, classes=self.classes, name=name)
 
 
 def _texts(rows: list[Any]) -> list[str] | None:
@@ -122,7 +144,7 @@ def _texts(rows: list[Any]) -> list[str] | None:
 
 
 def _tokens(
-    folder: Path, texts: list[str], labels: list[Any], settings: DataSettings
+    folder: Path, texts: list[str], labels: list[Any], settings: Leaf
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], int | None]:
     """Return tokens, labels and how many classes there are."""
     letters = all(isinstance(label, str) and len(label) == 1 for label in labels[:100])

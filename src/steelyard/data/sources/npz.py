@@ -8,54 +8,92 @@ import zipfile
 import zlib
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from steelyard.base.errors import UserError, listed, nearest
-from steelyard.data.dataset import Dataset, of_arrays, owner_names
 from steelyard.data.files import find
-from steelyard.data.sources.csv import class_note
-from steelyard.data.sources.source import DataSettings
+from steelyard.data.sources.source import FileSource, SourceCapabilities, class_note
+
+if TYPE_CHECKING:
+    # For speed of start: settings are read without torch.
+    from steelyard.data.dataset import Dataset
 
 ORIGIN = "an .npz file with arrays of features, labels and owners (numpy.savez), one row each"
 _OWNERS = ("writer", "user", "owner", "identity")
 
 
-def read_npz(settings: DataSettings) -> Dataset:
-    """Return the data of one npz file; use it for UNIPEN-62, FEMNIST or any data packed by writer or user.
+class Npz(FileSource, named="npz"):
+    """NumPy arrays in one file; use it for UNIPEN-62, FEMNIST or any data packed by writer or user.
 
-    Images may be (rows, height, width) or have channels last or first; they become channels first.
+    Images may be (rows, height, width) or have channels last or first; they become channels first. A file with arrays
+    `attributes` and `attribute_names` also offers each of those names as an array.
     """
-    path = find(settings.path, ORIGIN)
-    arrays = read_arrays(path)
-    features = channels_first(_column(path, arrays, "features", settings.features))
-    if features.ndim < 2:
-        raise UserError(f"{path}: data.features has shape {features.shape}; expected (rows, ...) with two or more axes")
-    raw = _column(path, arrays, "labels", settings.labels or "y")
-    rows = len(features)
-    notes: tuple[str, ...] = ()
-    axes, shown = 1, f"({rows},), one per row"
-    if settings.task == "segmentation":
-        axes, shown = 3, f"({rows}, height, width), a mask per row"
-    elif settings.task == "multi-label":
-        axes, shown = 2, f"({rows}, labels), 0 or 1 each"
-    if raw.ndim != axes or len(raw) != rows:
-        raise UserError(f"{path}: data.labels has shape {raw.shape}; expected {shown}")
-    if axes > 1:
-        labels = raw
-    elif settings.task == "regression":
-        labels = raw.astype(np.float32) if raw.dtype.kind in "biuf" else raw
-    else:
-        labels = class_numbers(raw, path)
-        notes = numbering(raw, labels, f"{path.name}: classes of '{settings.labels or 'y'}'")
-    owner = settings.owner or next((name for name in _OWNERS if name in arrays), None)
-    people = None if owner is None else owner_names(_column(path, arrays, "owner", owner), owner)
-    test = None if settings.held_out is None else _column(path, arrays, "held_out", settings.held_out)
-    marks = {name: _mark(path, arrays, name, column) for name, column in settings.marks.items()}
-    dataset = of_arrays(features, labels, people, held_out=test, marks=marks, classes=settings.classes, name=path.name)
-    return replace(dataset, notes=(*dataset.notes, *notes))
+
+    path: Path
+    """The .npz file, looked for beside the experiment's file, then in the working folder, then in the folder that the
+    environment variable STEELYARD_DATA names, then in ../shared/data."""
+    features: str = "x"
+    """Name of the array with one sample per row."""
+    labels: str = "y"
+    """Name of the array of labels."""
+    owner: str | None = None
+    """Name of the array that says whose row it is. Default: the first there is of writer, user, owner, identity."""
+    held_out: str | None = None
+    """Name of a true/false array that marks the rows of the source's own test part."""
+    task: Literal["classes", "regression", "segmentation", "multi-label"] = "classes"
+    """Whether labels are classes (whole numbers or words), the target of a regression, masks (rows, height, width), or
+    several for each row (rows, labels), 0 or 1."""
+    marks: dict[str, str] = Field(default_factory=dict)
+    """Further attributes of each row, as name = "array" or name = "not array", each 0/1."""
+
+    def capabilities(self) -> SourceCapabilities:
+        return SourceCapabilities(
+            self.task,
+            classes=self.classes if self.task == "classes" else 0,
+            marks=frozenset(self.marks),
+            owners=True,
+            held_out=self.held_out is not None,
+            splits_owners=True,
+        )
+
+    def read(self) -> Dataset:
+        # For speed of start: settings are read without torch.
+        from steelyard.data.dataset import of_arrays, owner_names
+
+        path = find(self.path, ORIGIN)
+        arrays = read_arrays(path)
+        features = channels_first(_column(path, arrays, "features", self.features))
+        if features.ndim < 2:
+            raise UserError(
+                f"{path}: data.features has shape {features.shape}; expected (rows, ...) with two or more axes"
+            )
+        raw = _column(path, arrays, "labels", self.labels)
+        rows = len(features)
+        notes: tuple[str, ...] = ()
+        axes, shown = 1, f"({rows},), one per row"
+        if self.task == "segmentation":
+            axes, shown = 3, f"({rows}, height, width), a mask per row"
+        elif self.task == "multi-label":
+            axes, shown = 2, f"({rows}, labels), 0 or 1 each"
+        if raw.ndim != axes or len(raw) != rows:
+            raise UserError(f"{path}: data.labels has shape {raw.shape}; expected {shown}")
+        if axes > 1:
+            labels = raw
+        elif self.task == "regression":
+            labels = raw.astype(np.float32) if raw.dtype.kind in "biuf" else raw
+        else:
+            labels = class_numbers(raw, path)
+            notes = numbering(raw, labels, f"{path.name}: classes of '{self.labels}'")
+        owner = self.owner or next((name for name in _OWNERS if name in arrays), None)
+        people = None if owner is None else owner_names(_column(path, arrays, "owner", owner), owner)
+        test = None if self.held_out is None else _column(path, arrays, "held_out", self.held_out)
+        marks = {name: _mark(path, arrays, name, column) for name, column in self.marks.items()}
+        dataset = of_arrays(features, labels, people, held_out=test, marks=marks, classes=self.classes, name=path.name)
+        return replace(dataset, notes=(*dataset.notes, *notes))
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:

@@ -1,0 +1,369 @@
+"""Tables to learn from: a row per sample, a column to predict, one that says whose row it is, and inputs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steelyard.base.errors import UserError, listed
+from steelyard.data.dataset import Dataset, RawColumns, of_arrays, owner_names
+from steelyard.data.scaling import fill_and_scale, with_columns
+from steelyard.data.sources.source import COMPLETE, in_order, number_of, numbered, plain
+from steelyard.data.tables import Table
+
+if TYPE_CHECKING:
+    from steelyard.data.sources.csv import Csv
+
+_EVENT_WORDS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+_TEST_WORDS = {"true": True, "1": True, "test": True, "false": False, "0": False, "train": False}
+
+
+def table_dataset(table: Table, settings: Csv) -> Dataset:
+    """Return a frame as a data set; use it for frames that were read from a file or handed over in Python.
+
+    Inputs are first the columns of numbers, in the file's order, then a 0/1 column for each level of each category,
+    then the indicators of missing cells. Numbers are filled and scaled over all rows here, and by training rows alone
+    when the data set is shared out.
+    """
+    _check_names(table, settings)
+    roles = {settings.labels, *settings.further_labels, settings.event, settings.owner, settings.held_out}
+    roles |= set(settings.ignore)
+    inputs = [name for name in table.names if name not in roles]
+    if not inputs:
+        raise UserError(
+            f"{table.path}: no column is left as an input; expected at least one beside label, owner and ignore"
+        )
+    columns = {name: input_column(table, name, settings) for name in inputs}
+    empty = np.column_stack([column.empty for column in columns.values()])
+    kept, notes = _kept_rows(table, inputs, empty, settings)
+    notes += survival_note(table, settings.labels, inputs) if settings.event is None else []
+    raw = _raw(columns, settings)
+    labels, found = _labels(table, settings, kept)
+    owners = None if settings.owner is None else _owners(table, settings.owner)
+    test = None if settings.held_out is None else _yes_or_no(table, "held_out", settings.held_out, kept, _TEST_WORDS)
+    marks = {COMPLETE: 1.0 - empty.mean(axis=1)}
+    marks |= {mark: _mark(table, mark, column) for mark, column in settings.marks.items()}
+    raw = raw.of_rows(kept)
+    numbers = fill_and_scale(raw, np.arange(len(kept)), np.arange(len(kept)))
+    dataset = of_arrays(
+        np.concatenate([numbers.astype(np.float32), raw.flags], axis=1),
+        labels,
+        None if owners is None else owners[kept],
+        held_out=None if test is None else test,
+        marks={name: values[kept] for name, values in marks.items()},
+        classes=settings.classes if settings.positive_above is None else 2,
+        name=table.path.name,
+    )
+    notes = (*table.notes, *notes, *found)
+    task = "survival" if settings.task == "survival" else dataset.task
+    return replace(with_columns(dataset, raw, numbers), raw=raw, notes=notes, task=task)
+
+
+def _check_names(table: Table, settings: Csv) -> None:
+    single = {
+        "labels": settings.labels,
+        "event": settings.event,
+        "owner": settings.owner,
+        "held_out": settings.held_out,
+        **{f"further_labels.{place}": name for place, name in enumerate(settings.further_labels)},
+    }
+    several: dict[str, Sequence[str]] = {
+        "categories": settings.categories or (),
+        "ignore": settings.ignore,
+        "indicators": settings.indicators,
+        "levels": tuple(settings.levels),
+        "na_values": tuple(settings.na_values),
+    }
+    roles: dict[str, str] = {}
+    for field, name in single.items():
+        if name is None:
+            continue
+        table.cells(field, name)
+        if name in roles:
+            raise UserError(f"data.{field}: got '{name}', which is data.{roles[name]} too; allowed: another column")
+        roles[name] = field
+    for field, names in several.items():
+        for name in names:
+            table.cells(field, name)
+            if field not in ("ignore", "na_values") and (name in roles or name in settings.ignore):
+                used = f"data.{roles.get(name, 'ignore')}"
+                raise UserError(f"data.{field}: got '{name}', which is {used} and no input; allowed: input columns")
+
+
+def _kept_rows(
+    table: Table, inputs: list[str], empty: NDArray[np.bool_], settings: Csv
+) -> tuple[NDArray[np.int64], list[str]]:
+    """Return the rows to use, by what is to become of empty cells, and what to note about those."""
+    rows, total = np.arange(len(empty)), int(empty.sum())
+    if not total:
+        return rows, []
+    note = f"{table.path.name}: {total:,} of {empty.size:,} input cells are empty"
+    if settings.missing == "refuse":
+        row, column = (int(index) for index in np.argwhere(empty)[0])
+        raise UserError(
+            f"{table.path}: column '{inputs[column]}' is empty in {table.row(row)}, and data.missing is 'refuse'; "
+            "allowed: full rows, or missing = mean, zero or drop"
+        )
+    if settings.missing != "drop":
+        return rows, [f"{note}; numbers are filled with {'their mean' if settings.missing == 'mean' else '0'}"]
+    rows = rows[~empty.any(axis=1)]
+    if not len(rows):
+        raise UserError(
+            f"{table.path}: every row has an empty cell, and data.missing is 'drop'; allowed: mean, zero, or "
+            "data.ignore for columns that are mostly empty"
+        )
+    return rows, [f"{note}; {len(empty) - len(rows):,} of {len(empty):,} rows left out"]
+
+
+def _raw(columns: dict[str, InputColumn], settings: Csv) -> RawColumns:
+    rows = len(next(iter(columns.values())).empty)
+    numbers = [column.numbers for column in columns.values() if column.numbers is not None]
+    flags = [column.levels for column in columns.values() if column.levels is not None]
+    flags += [columns[name].empty.astype(np.float32)[:, None] for name in settings.indicators]
+    return RawColumns(
+        np.column_stack(numbers) if numbers else np.zeros((rows, 0)),
+        np.concatenate(flags, axis=1) if flags else np.zeros((rows, 0), dtype=np.float32),
+        settings.normalise,
+        "zero" if settings.missing == "zero" else "mean",
+    )
+
+
+def _labels(table: Table, settings: Csv, kept: NDArray[np.int64]) -> tuple[NDArray[Any], list[str]]:
+    """Return the labels of the kept rows, as numbers of classes or a target, and what the numbers stand for."""
+    if settings.task == "multi-label":
+        columns = {"labels": settings.labels}
+        columns |= {f"further_labels.{place}": name for place, name in enumerate(settings.further_labels)}
+        found = {name: _yes_or_no(table, field, name, kept) for field, name in columns.items()}
+        counts = ", ".join(f"{name} in {int(has.sum()):,}" for name, has in found.items())
+        return np.column_stack(list(found.values())).astype(np.int64), [f"{table.path.name}: labels of rows: {counts}"]
+    cells = table.cells("labels", settings.labels).iloc[kept]
+    where = f"{table.path}: column '{settings.labels}' (data.labels)"
+    if cells.isna().any():
+        row = int(kept[int(np.flatnonzero(cells.isna().to_numpy())[0])])
+        raise UserError(f"{where} is empty in {table.row(row)}; expected a label in every row")
+    numbers = parse_numbers(cells)
+    bad = np.flatnonzero(~(np.abs(numbers) < LARGEST))
+    if settings.task != "classes" or settings.positive_above is not None or settings.classes is not None:
+        if len(bad):
+            row = table.row(int(kept[int(bad[0])]))
+            raise UserError(f"{where} holds {str(cells.iloc[int(bad[0])])[:40]!r} in {row}; expected a number")
+        if settings.task == "regression":
+            return numbers.astype(np.float32), []
+        if settings.task == "survival":
+            return _times(table, settings, kept, numbers, where)
+        if settings.positive_above is not None:
+            return (numbers > settings.positive_above).astype(np.int64), []
+    if len(bad) and not np.isnan(numbers).any():
+        # Numbers throughout, some of them beyond all counting: a slip, not a class of that name.
+        row = table.row(int(kept[int(bad[0])]))
+        raise UserError(f"{where} holds {str(cells.iloc[int(bad[0])])[:40]!r} in {row}; expected finite numbers")
+    if not len(bad) and bool((numbers != np.floor(numbers)).any()):
+        fraction = numbers[numbers != np.floor(numbers)][0]
+        raise UserError(
+            f"{where} holds {fraction:g}; expected whole numbers or words for classes, data.positive_above, or "
+            "data.task = 'regression'"
+        )
+    if settings.classes is not None:
+        return numbers.astype(np.int64), []
+    return _class_numbers(cells, where, f"{table.path.name}: classes of '{settings.labels}'")
+
+
+def _times(
+    table: Table, settings: Csv, kept: NDArray[np.int64], times: NDArray[np.float64], where: str
+) -> tuple[NDArray[np.float32], list[str]]:
+    """Return times with a minus where the event had not come until then (`losses.cox`), and how often it came."""
+    early = np.flatnonzero(~(times > 0))
+    if len(early):
+        row = table.row(int(kept[int(early[0])]))
+        raise UserError(f"{where} holds {times[early[0]]:g} in {row}; expected a time above 0")
+    assert settings.event is not None
+    came = _yes_or_no(table, "event", settings.event, kept)
+    if not came.any():
+        raise UserError(f"{table.path}: column '{settings.event}' (data.event) says of no row that the event came")
+    note = f"{table.path.name}: the event came in {int(came.sum()):,} of {len(came):,} rows"
+    return np.where(came, times, -times).astype(np.float32), [note]
+
+
+def _yes_or_no(
+    table: Table, field: str, column: str, kept: NDArray[np.int64], known: Mapping[str, bool] = _EVENT_WORDS
+) -> NDArray[np.bool_]:
+    """Return a column of true/false, 1/0 or yes/no (or other words that are `known`) for the kept rows."""
+    words = [plain(str(value)).lower() for value in table.cells(field, column).iloc[kept].tolist()]
+    for row, word in zip(kept.tolist(), words, strict=True):
+        if word not in known:
+            raise UserError(
+                f"{table.path}: column '{column}' (data.{field}) holds '{word[:40]}' in {table.row(row)}; "
+                f"allowed: {listed(known)}"
+            )
+    return np.array([known[word] for word in words])
+
+
+def _class_numbers(cells: Any, where: str, title: str) -> tuple[NDArray[np.int64], list[str]]:
+    """Number the labels that there are in ascending order, numbers before words."""
+    texts = [plain(str(value)) for value in cells.tolist()]
+    if len(set(texts)) < 2:
+        raise UserError(f"{where} holds '{texts[0][:40]}' in every row; expected two classes or more, or data.classes")
+    return numbered(texts, title)
+
+
+def _owners(table: Table, name: str) -> NDArray[np.str_]:
+    cells = table.cells("owner", name)
+    nameless = cells.isna().to_numpy() | (cells.astype(str).str.strip() == "").to_numpy()
+    if nameless.any():
+        row = table.row(int(np.flatnonzero(nameless)[0]))
+        raise UserError(f"{table.path}: column '{name}' (data.owner) is empty in {row}; expected an owner in every row")
+    values: NDArray[Any] = np.asarray(cells)
+    if values.dtype.kind == "f" and bool(np.all(values == np.floor(values))):
+        values = values.astype(np.int64)
+    if values.dtype.kind in "iu":
+        return owner_names(values, name)
+    return np.array([str(value).strip() for value in values.tolist()])
+
+
+def _mark(table: Table, mark: str, column: str) -> NDArray[np.float64]:
+    name = column.removeprefix("not ")
+    values = as_numbers(table, name, table.cells(f"marks.{mark}", name), guess=False)
+    assert values is not None
+    return ((values > 0) != column.startswith("not ")).astype(np.float64)
+
+
+# The input columns of a table: numbers with empty cells, and categories as 0/1 columns.
+
+
+_MOST_LEVELS = 100
+LARGEST = 1e38
+"""Above this a number may be infinite as float32."""
+
+
+@dataclass(frozen=True, eq=False)
+class InputColumn:
+    """One input: numbers with NaN for empty cells, or 0/1 columns of its levels."""
+
+    empty: NDArray[np.bool_]
+    numbers: NDArray[np.float64] | None
+    levels: NDArray[np.float32] | None
+
+
+def input_column(table: Table, name: str, settings: Csv) -> InputColumn:
+    """Return one input column, as numbers or as a category; use it for every column that is no label, owner or so."""
+    cells = table.cells("ignore", name)
+    named = name in settings.levels or name in (settings.categories or ())
+    codes = [plain(text) for text in settings.na_values.get(name, ())]
+    if codes and not named:
+        # What means "not recorded" in a column of numbers is empty before the column's kind is judged.
+        absent = np.isin(parse_numbers(cells), [number_of(code) for code in codes])
+        cells = cells.mask(absent | [isinstance(cell, str) and cell.strip() in codes for cell in cells.tolist()])
+    numbers = None if named else as_numbers(table, name, cells, guess=settings.categories is None)
+    if numbers is not None:
+        empty = np.isnan(numbers)
+        if empty.all():
+            raise UserError(f"{table.path}: column '{name}' is empty in all rows; expected values, or data.ignore")
+        return InputColumn(empty, numbers, None)
+    return _category(table, name, cells, settings, named)
+
+
+def parse_numbers(cells: Any) -> NDArray[np.float64]:
+    """Return cells as numbers, NaN where a cell is empty or no number; true and false are 1 and 0."""
+    # For speed of start: much of the package reads no tables.
+    import pandas
+
+    try:
+        found: Any = pandas.to_numeric(cells, errors="coerce")
+    except TypeError:
+        # Cells that are lists or tables are no numbers, and no category either.
+        return np.full(len(cells), np.nan)
+    return np.array(found.to_numpy(dtype=np.float64, na_value=np.nan))
+
+
+def as_numbers(table: Table, name: str, cells: Any, *, guess: bool) -> NDArray[np.float64] | None:
+    """Return a column as numbers, or None for a column of text where that may be one (`guess`)."""
+    there: NDArray[np.bool_] = cells.notna().to_numpy()
+    numbers = parse_numbers(cells)
+    bad = there & ~(np.abs(numbers) < LARGEST)
+    if bad.any():
+        words = there & np.isnan(numbers)
+        if guess and 2 * int(words.sum()) > int(there.sum()):
+            return None
+        row = int(np.flatnonzero(words if words.any() else bad)[0])
+        wanted = "a number with a decimal point (or name the column in data.categories or data.ignore)"
+        if not words.any():
+            wanted = "finite numbers (or say in data.na_values that it means: not recorded)"
+        raise UserError(
+            f"{table.path}: column '{name}' holds {str(cells.iloc[row])[:40]!r} in {table.row(row)}; expected {wanted}"
+        )
+    return numbers
+
+
+def _category(table: Table, name: str, cells: Any, settings: Csv, named: bool) -> InputColumn:
+    # For speed of start: much of the package reads no tables.
+    import pandas
+
+    codes: NDArray[np.int64]
+    found: Any
+    try:
+        codes, found = pandas.factorize(cells)
+    except TypeError:
+        raise UserError(
+            f"{table.path}: column '{name}' holds lists or tables; expected one value in each cell (or name the column "
+            "in data.ignore)"
+        ) from None
+    texts = [plain(str(value)) for value in found.tolist()]
+    unknown = {plain(text) for text in settings.na_values.get(name, ())} | {""}
+    levels = [plain(text) for text in settings.levels.get(name, ())] or sorted(set(texts) - unknown, key=in_order)
+    if not named and len(levels) > _MOST_LEVELS:
+        raise UserError(
+            f"{table.path}: column '{name}' is text with {len(levels)} different values; expected at most "
+            f"{_MOST_LEVELS} for a category (or name it in data.ignore or data.categories)"
+        )
+    if not levels:
+        raise UserError(f"{table.path}: column '{name}' is empty in all rows; expected values, or data.ignore")
+    index = {level: number for number, level in enumerate(levels)}
+    for text in texts:
+        if text not in index and text not in unknown:
+            row = int(np.flatnonzero(codes == texts.index(text))[0])
+            raise UserError(
+                f"{table.path}: column '{name}' holds '{text[:40]}' in {table.row(row)}; "
+                f"allowed by data.levels: {listed(levels)}"
+            )
+    # the last entry stands for factorize's -1, an empty cell.
+    of_code = np.array([*(index.get(text, -1) for text in texts), -1])
+    level = of_code[codes]
+    flags = (level[:, None] == np.arange(len(levels))).astype(np.float32)
+    return InputColumn(level < 0, None, flags)
+
+
+_TIME = re.compile(r"(^|_)(time|days|weeks|months|years|duration|survival|follow_?up|os|pfs|dfs|tte)(_|$)")
+_EVENT = re.compile(r"(^|_)(event|status|deaths?|dead|died|deceased|censor(ed|ing)?|relapsed?|recurrence|vital)(_|$)")
+
+
+def survival_pair(frame: Any, label: str | None = None) -> tuple[str, str] | None:
+    """Return the columns that look like the time to an event and whether it came, one of them the label if named."""
+    names = {str(name): re.sub(r"[^a-z]+", "_", str(name).lower()) for name in frame.columns}
+    events = [name for name, plain in names.items() if _EVENT.search(plain) and frame[name].nunique() == 2]
+    times = [name for name, plain in names.items() if _TIME.search(plain) and name not in events]
+    times = [name for name in times if frame[name].nunique() > 2 and bool((parse_numbers(frame[name]) >= 0).any())]
+    pairs = [(time, event) for time in times for event in events]
+    return next((pair for pair in pairs if label is None or label in pair), None)
+
+
+def survival_line(time: str, event: str) -> str:
+    """Say how data of the time to an event is learnt as such."""
+    return (
+        f"'{time}' and '{event}' look like the time to an event; data.task = 'survival' with labels = '{time}' and "
+        f"event = '{event}' learns both (Cox regression): here, what did not happen until then counts as never"
+    )
+
+
+def survival_note(table: Table, label: str, inputs: Sequence[str]) -> list[str]:
+    """Return what to say where the label is one half of a time and an event: it is learnt, but not as such."""
+    pair = survival_pair(table.frame, label)
+    if pair is None:
+        return []
+    other = pair[0] if label == pair[1] else pair[1]
+    leak = f"; the input '{other}' gives the answer away: name it in data.ignore" if other in inputs else ""
+    return [f"{table.path.name}: {survival_line(*pair)}{leak}"]
