@@ -46,7 +46,11 @@ REFUSED: list[tuple[type, dict[str, Any], str]] = [
     (PartitionSettings, {**IID, "num_partitions": 5}, "clients: got it twice, also as 'num_partitions'"),
     (FlawSettings, {"kind": "labels-flipped", "how": "class", **WHO}, "classes: got 0 with how 'class'"),
     (FlawSettings, {"kind": "labels-flipped", "how": "class", "classes": [0], **WHO}, "which is the target too"),
-    (FlawSettings, {"kind": "labels-flipped", "amount": 1.5, **WHO}, "amount: got 1.5 with kind 'labels-flipped'"),
+    (
+        FlawSettings,
+        {"kind": "labels-flipped", "amount": 1.5, **WHO},
+        "amount: got 1.5; allowed: less than or equal to 1",
+    ),
     (FlawSettings, {"kind": "copy", **WHO}, "clients: got names with kind 'copy'"),
     (FlawSettings, {"kind": "noisy", "pick": "random", "count": 1, **WHO}, "pick: got both clients and pick"),
     (FlawSettings, {"kind": "noisy", "pick": "random"}, "share: got neither share and count"),
@@ -139,7 +143,7 @@ PAGE = (REFERENCE / "data.md").read_text(encoding="utf-8")
 def test_every_flaw_source_and_scheme_is_described():
     page = (REFERENCE / "experiments.md").read_text(encoding="utf-8")
     for words, where in (
-        (FlawSettings.model_json_schema()["properties"]["kind"]["enum"], page),
+        (FlawSettings.kinds, page),
         (DataSettings.kinds, PAGE),
         (PartitionSettings.model_json_schema()["properties"]["scheme"]["enum"], PAGE),
     ):

@@ -465,7 +465,7 @@ def schema_with_texts(section: type[BaseModel]) -> dict[str, Any]:
     schema = section.model_json_schema()
     known = {kind.__name__: kind for kind in _all_below(Section)}
     for name, part in {section.__name__: schema, **schema.get("$defs", {})}.items():
-        for field, text in field_texts(known[name]).items() if name in known else ():
+        for field, text in field_texts(known[name]).items() if name in known and "properties" in part else ():
             part["properties"][field].setdefault("description", text)
     return schema
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from steelyard.base import randomness
 from steelyard.base.errors import UserError, nearest
 from steelyard.data.dataset import HONEST, Backdoor, Behaviour, ClientRows, Dataset, Population, Rows
-from steelyard.data.flaws import NEEDS_CLASSES, FlawSettings
+from steelyard.data.flaws import BackdoorTaught, Boosted, Copy, FlawSettings, LabelsFlipped
 from steelyard.data.schemes import client_name
 
 
@@ -118,13 +118,13 @@ class BadSensors:
         self.population = population
         self.images = population.dataset.features.dim() > 2
 
-    def spoilt(self, features: torch.Tensor, flaw: FlawSettings, chance: np.random.Generator) -> torch.Tensor:
-        """Return spoilt features [rows, ...] of the same type; `flaw` is noisy, blurred or missing."""
-        if flaw.kind == "noisy":
-            return self._noisy(features, flaw.size * self._range.deviation, chance)
-        values = features.numpy().astype(np.float32)
-        values = blur(values, flaw.size) if flaw.kind == "blurred" else self._missing(values, flaw.size, chance)
-        return _as(features.dtype, values)
+    def noisy(self, features: torch.Tensor, times: float, chance: np.random.Generator) -> torch.Tensor:
+        """Return features with Gaussian noise of so many standard deviations."""
+        return self._noisy(features, times * self._range.deviation, chance)
+
+    def blank(self, features: torch.Tensor, share: float, chance: np.random.Generator) -> torch.Tensor:
+        """Return features of which a share of the columns or pixels hold nothing."""
+        return _as(features.dtype, self._missing(features.numpy().astype(np.float32), share, chance))
 
     def with_noise(self, features: torch.Tensor, variance: float, chance: np.random.Generator) -> torch.Tensor:
         """Return features with Gaussian noise: of this variance where the brightest pixel, or a deviation, is 1."""
@@ -230,7 +230,7 @@ class ChangingPopulation:
     sensors: BadSensors
     behaviours: dict[str, Behaviour] = field(default_factory=dict[str, Behaviour])
     words: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
-    aim: FlawSettings | None = None
+    aim: LabelsFlipped | BackdoorTaught | None = None
     """The last flaw that teaches to take some rows for another class: how often that works is measured."""
     last: list[str] = field(default_factory=list[str])
     """The clients that the flaw before this one touched; of a copy the new ones."""
@@ -280,18 +280,20 @@ class ChangingPopulation:
             backdoor=found,
         )
 
-    def _aimed(self, dataset: Dataset, tests: Mapping[str, Rows], aim: FlawSettings) -> tuple[Dataset, Backdoor]:
+    def _aimed(
+        self, dataset: Dataset, tests: Mapping[str, Rows], aim: LabelsFlipped | BackdoorTaught
+    ) -> tuple[Dataset, Backdoor]:
         target = aim.target or 0
         if aim.how == "pixels":
             return with_tests(dataset, tests, target, self.bright)
-        wanted = self.trigger(aim)[1] if aim.how == "semantic" else dataset.labels.numpy() == aim.classes[0]
+        wanted = self.trigger(aim)[1] if isinstance(aim, BackdoorTaught) else dataset.labels.numpy() == aim.classes[0]
         return dataset, Backdoor(target, {client: rows[wanted[rows]] for client, rows in tests.items()})
 
-    def trigger(self, flaw: FlawSettings) -> tuple[Rows, NDArray[np.bool_]]:
+    def trigger(self, flaw: BackdoorTaught) -> tuple[Rows, NDArray[np.bool_]]:
         """Return the training rows that stand for a semantic backdoor, and for all rows whether they do."""
         dataset = self.population.dataset
         trained = np.unique(np.concatenate([rows.train for rows in self.population.clients]))
-        of = flaw.classes[0] if flaw.classes else ((flaw.target or 0) + 1) % dataset.classes
+        of = flaw.classes[0] if flaw.classes else (flaw.target + 1) % dataset.classes
         shown = semantic(dataset, trained, of)
         return trained[shown[trained]], shown
 
@@ -320,38 +322,84 @@ def _with_rows(dataset: Dataset, changed: list[ChangingClient]) -> Dataset:
     )
 
 
-def in_words(flaw: FlawSettings, of: str = "") -> str:
-    """Say in a few words what is wrong with a client that has this flaw; `of` is the client that a copy copies."""
-    if flaw.kind == "labels-flipped" and flaw.how == "class":
-        return f"class {flaw.classes[0]} labelled {flaw.target} ({100 * flaw.size:g}%)"
-    size, percent, many = f"{flaw.size:g}", f"{100 * flaw.size:g}%", "" if flaw.size == 1 else "s"
-    named = ", ".join(map(str, flaw.classes))
-    since = "" if flaw.from_round is None else f" from round {flaw.from_round}"
-    return {
-        "labels-flipped": f"labels flipped {'in pairs ' if flaw.how == 'pairs' else ''}({percent})",
-        "noisy": f"noise of {size} standard deviation{many}",
-        "blurred": f"blurred (sigma {size})",
-        "missing": f"features missing ({percent})",
-        "rows-repeated": f"rows repeated {size} times",
-        "classes-missing": f"classes {named} missing" if named else f"classes missing ({percent})",
-        "few-steps": f"few steps ({percent} of the rows)",
-        "stale": f"model {size} round{many} old",
-        "copy": f"copy of {of}",
-        "own-model": "trains its own model",
-        "free-rider": "colluding free rider" if flaw.how == "colluding" else "free rider",
-        "claims-size": f"claims {size} times its size{since}",
-        "claims-criteria": f"inflates its criteria{since}",
-        "reversed": f"update reversed, {size} times",
-        "gaussian": f"update of noise, {size} times",
-        "alie": f"ALIE ({size} standard deviations)",
-        "ipm": f"IPM ({size} times)",
-        "min-max": "min-max",
-        "adaptive": f"adaptive ({flaw.how})",
-        "boosted": f"boosted to replace the model{'' if flaw.size == 1 else f', {size} times'}",
-        "bias": f"bias of class {flaw.target} pushed, {size} times",
-        "backdoor": f"{'semantic ' if flaw.how == 'semantic' else ''}backdoor to class {flaw.target} "
-        f"({percent} of the rows)",
-    }[flaw.kind]
+class FlawedClient:
+    """One client of a changing population, as a flaw changes it."""
+
+    def __init__(self, changing: ChangingPopulation, name: str, seed: int, index: int) -> None:
+        self.name, self._changing, self._seed = name, changing, seed
+        self.chance = randomness.generator(seed, client=name, purpose=f"flaws/{index}")
+        self.classes = changing.population.dataset.classes
+
+    @property
+    def _client(self) -> ChangingClient:
+        return self._changing.clients[self.name]
+
+    @property
+    def rows(self) -> int:
+        """The number of its training rows."""
+        return len(self._client.rows)
+
+    @property
+    def labels(self) -> torch.Tensor:
+        """The labels that it trains on so far."""
+        return self._changing.labels(self._client)
+
+    def label_chance(self) -> np.random.Generator:
+        """Return what draws wrong labels, another for labels that an earlier flaw has changed."""
+        again = "" if self._client.labels is None else f"/{len(self._changing.words.get(self.name, ()))}"
+        return randomness.generator(self._seed, client=self.name, purpose=f"partition/wrong-labels{again}")
+
+    def relabel(self, labels: NDArray[np.int64]) -> None:
+        """Give its rows these labels."""
+        self._set(labels=torch.from_numpy(labels))
+
+    def take(self, positions: Rows) -> None:
+        """Leave it some of its training rows."""
+        self._changing.clients[self.name] = self._client.take(positions)
+
+    def behave(self, **changes: Any) -> None:
+        """Let it depart from the protocol."""
+        behaviour = replace(self._changing.behaviours.get(self.name, HONEST), **changes)
+        if behaviour != HONEST:
+            self._changing.behaviours[self.name] = behaviour
+
+    def aim(self, flaw: LabelsFlipped | BackdoorTaught) -> None:
+        """Let it be measured how often rows are taken for another class, as this flaw teaches."""
+        self._changing.aim = flaw
+
+    def add_noise(self, times: float) -> None:
+        """Add noise of so many standard deviations."""
+        self._set(features=self._changing.sensors.noisy(self._features, times, self.chance))
+
+    def blur(self, sigma: float) -> None:
+        """Blur its images, which are sharp no longer."""
+        values = blur(self._features.numpy().astype(np.float32), sigma)
+        self._set(features=_as(self._features.dtype, values), marks={**self._client.marks, "sharp": 0.0})
+
+    def blank(self, share: float) -> None:
+        """Empty a share of its columns or pixels."""
+        marks = self._client.marks
+        complete = marks.get("complete", 1.0) * (1 - share)
+        features = self._changing.sensors.blank(self._features, share, self.chance)
+        self._set(features=features, marks={**marks, "complete": complete})
+
+    def teach(self, flaw: BackdoorTaught) -> None:
+        """Put a backdoor into a share of its rows."""
+        changing = self._changing
+        given = self._features, self.labels, flaw.amount, flaw.target
+        if flaw.how == "semantic":
+            images = changing.population.dataset.features[torch.from_numpy(changing.trigger(flaw)[0])]
+            features, labels = replaced(*given, images, self.chance)
+        else:
+            features, labels = poison(*given, changing.bright, self.chance)
+        self._set(features=features, labels=labels)
+
+    @property
+    def _features(self) -> torch.Tensor:
+        return self._changing.features(self._client)
+
+    def _set(self, **changes: Any) -> None:
+        self._changing.clients[self.name] = replace(self._client, **changes)
 
 
 def flawed(population: Population, flaws: Sequence[FlawSettings], seed: int, noise: float | None = None) -> Population:
@@ -367,17 +415,16 @@ def flawed(population: Population, flaws: Sequence[FlawSettings], seed: int, noi
         touched: list[str] = []
         concerned = _who(changing, flaw, index, seed)
         for name in concerned:
-            if flaw.kind == "copy":
+            if isinstance(flaw, Copy):
                 touched.append(_copy(changing, flaw, name))
-            else:
-                chance = randomness.generator(seed, client=name, purpose=f"flaws/{index}")
-                _change(changing, flaw, name, chance, seed)
-                if flaw.kind == "boosted":
-                    # Model replacement: all of them together, each with an equal say, make up for the honest ones.
-                    times = flaw.size * len(changing.clients) / len(concerned)
-                    changing.behaviours[name] = replace(changing.behaviours[name], strength=times)
-                changing.note(name, in_words(flaw))
-                touched.append(name)
+                continue
+            flaw.change(FlawedClient(changing, name, seed, index))
+            if isinstance(flaw, Boosted):
+                # Model replacement: all of them together, each with an equal say, make up for the honest ones.
+                times = flaw.amount * len(changing.clients) / len(concerned)
+                changing.behaviours[name] = replace(changing.behaviours[name], strength=times)
+            changing.note(name, flaw.words())
+            touched.append(name)
         changing.last = touched
     return changing.done()
 
@@ -396,24 +443,24 @@ def _add_noise(changing: ChangingPopulation, noise: float, seed: int) -> None:
 
 
 def _check(dataset: Dataset, index: int, flaw: FlawSettings) -> None:
-    if flaw.kind in NEEDS_CLASSES and dataset.classes < 2:
+    where = f"flaws.{index}.kind: got '{flaw.kind}'"
+    if flaw.needs_classes and dataset.classes < 2:
         raise UserError(
-            f"flaws.{index}.kind: got '{flaw.kind}', which needs two classes or more, but {dataset.name} has "
-            f"{dataset.classes or 'none'}; allowed: kinds without classes"
+            f"{where}, which needs two classes or more, but {dataset.name} has {dataset.classes or 'none'}; allowed: "
+            "kinds without classes"
         )
-    if flaw.classes and max(flaw.classes) >= dataset.classes:
-        raise UserError(f"flaws.{index}.classes: got {max(flaw.classes)}; allowed: 0 to {dataset.classes - 1}")
-    if flaw.target is not None and flaw.target >= dataset.classes:
-        raise UserError(f"flaws.{index}.target: got {flaw.target}; allowed: 0 to {dataset.classes - 1}")
-    if flaw.kind in ("blurred", "backdoor") and dataset.features.dim() != 4:
+    for name, highest in flaw.named_classes.items():
+        if highest >= dataset.classes:
+            raise UserError(f"flaws.{index}.{name}: got {highest}; allowed: 0 to {dataset.classes - 1}")
+    if flaw.needs_images and dataset.features.dim() != 4:
         raise UserError(
-            f"flaws.{index}.kind: got '{flaw.kind}', which needs images, but a sample of {dataset.name} has the shape "
-            f"{dataset.shape}; allowed: noisy, missing"
+            f"{where}, which needs images, but a sample of {dataset.name} has the shape {dataset.shape}; allowed: "
+            "noisy, missing"
         )
-    if flaw.kind in ("noisy", "missing") and dataset.tokens:
+    if flaw.needs_numbers and dataset.tokens:
         raise UserError(
-            f"flaws.{index}.kind: got '{flaw.kind}', but the rows of {dataset.name} are tokens of a text; allowed: "
-            "flaws of labels, rows and behaviour"
+            f"{where}, but the rows of {dataset.name} are tokens of a text; allowed: flaws of labels, rows and "
+            "behaviour"
         )
 
 
@@ -422,8 +469,7 @@ def _who(changing: ChangingPopulation, flaw: FlawSettings, index: int, seed: int
     if flaw.pick is None:
         for name in flaw.names:
             if name not in changing.clients:
-                where = "of" if flaw.kind == "copy" else "clients"
-                raise UserError(f"flaws.{index}.{where}: no client '{name}'{nearest(name, changing.clients)}")
+                raise UserError(f"flaws.{index}.{flaw.who}: no client '{name}'{nearest(name, changing.clients)}")
         return sorted(set(flaw.names))
     if flaw.pick == "same":
         return changing.last
@@ -443,108 +489,12 @@ def _who(changing: ChangingPopulation, flaw: FlawSettings, index: int, seed: int
     return sorted(free[position] for position in order[:wanted].tolist())
 
 
-def _copy(changing: ChangingPopulation, flaw: FlawSettings, of: str) -> str:
+def _copy(changing: ChangingPopulation, flaw: Copy, of: str) -> str:
     """Add one more client with the rows that a client has so far; returns its name."""
     originals = changing.population.names
     copies = len(changing.clients) - len(originals)
     numbered = originals == [client_name(number, len(originals)) for number in range(len(originals))]
     name = client_name(len(originals) + copies, len(originals)) if numbered else f"{of}-copy-{copies}"
     changing.clients[name] = changing.clients[of]
-    changing.note(name, in_words(flaw, of))
+    changing.note(name, flaw.words(of))
     return name
-
-
-def _change(
-    changing: ChangingPopulation, flaw: FlawSettings, name: str, chance: np.random.Generator, seed: int
-) -> None:
-    """Give one client one flaw: change its rows, or how it behaves."""
-    client, behaviour = changing.clients[name], changing.behaviours.get(name, HONEST)
-    match flaw.kind:
-        case "labels-flipped":
-            client = _flip(changing, client, flaw, name, seed)
-        case "noisy" | "blurred" | "missing":
-            features = changing.sensors.spoilt(changing.features(client), flaw, chance)
-            client = replace(client, features=features, marks=_marked(client.marks, flaw))
-        case "rows-repeated":
-            client = client.take(_repeated(len(client.rows), flaw.size, chance))
-        case "classes-missing":
-            client = client.take(_without_classes(changing.labels(client).numpy(), flaw, name, chance))
-        case "few-steps":
-            behaviour = replace(behaviour, work=flaw.size)
-        case "stale":
-            behaviour = replace(behaviour, stale=int(flaw.size))
-        case "own-model":
-            behaviour = replace(behaviour, own_model=True)
-        case "free-rider":
-            behaviour = replace(behaviour, free_rider=True, pretends=flaw.how == "colluding")
-        case "claims-size":
-            behaviour = replace(behaviour, claims=flaw.size, lies_from=flaw.from_round or 1)
-        case "claims-criteria":
-            behaviour = replace(behaviour, claims=flaw.size, inflates=flaw.size, lies_from=flaw.from_round or 1)
-        case "reversed" | "gaussian" | "alie" | "ipm" | "min-max" | "boosted" | "bias":
-            behaviour = replace(behaviour, attack=flaw.kind, strength=flaw.size, target=flaw.target or 0)
-        case "adaptive":
-            behaviour = replace(behaviour, attack="adaptive", family=flaw.how or "all")
-        case "backdoor":
-            changing.aim = flaw
-            given = changing.features(client), changing.labels(client), flaw.size, flaw.target or 0
-            if flaw.how == "semantic":
-                images = changing.population.dataset.features[torch.from_numpy(changing.trigger(flaw)[0])]
-                features, labels = replaced(*given, images, chance)
-            else:
-                features, labels = poison(*given, changing.bright, chance)
-            client = replace(client, features=features, labels=labels)
-        case "copy":
-            raise AssertionError("a copy is a client of its own")
-    changing.clients[name] = client
-    if behaviour != HONEST:
-        changing.behaviours[name] = behaviour
-
-
-def _marked(marks: Mapping[str, float], flaw: FlawSettings) -> dict[str, float]:
-    """Return what the marks that criteria read become: blurred images are not sharp, missing columns not complete."""
-    match flaw.kind:
-        case "blurred":
-            return {**marks, "sharp": 0.0}
-        case "missing":
-            return {**marks, "complete": marks.get("complete", 1.0) * (1 - flaw.size)}
-        case _:
-            return dict(marks)
-
-
-def _flip(
-    changing: ChangingPopulation, client: ChangingClient, flaw: FlawSettings, name: str, seed: int
-) -> ChangingClient:
-    """Replace the labels of some rows by one of the other classes: any, all equally likely, or the next one."""
-    classes = changing.population.dataset.classes
-    again = "" if client.labels is None else f"/{len(changing.words.get(name, ()))}"
-    chance = randomness.generator(seed, client=name, purpose=f"partition/wrong-labels{again}")
-    labels: NDArray[np.int64] = changing.labels(client).numpy().copy()
-    if flaw.how == "class":
-        changing.aim = flaw
-        mine = np.flatnonzero(labels == flaw.classes[0])
-        labels[chance.permutation(mine)[: round(flaw.size * len(mine))]] = flaw.target or 0
-        return replace(client, labels=torch.from_numpy(labels))
-    chosen = chance.permutation(len(labels))[: round(flaw.size * len(labels))]
-    steps = 1 if flaw.how == "pairs" else chance.integers(1, classes, size=len(chosen))
-    labels[chosen] = (labels[chosen] + steps) % classes
-    return replace(client, labels=torch.from_numpy(labels))
-
-
-def _repeated(rows: int, times: float, chance: np.random.Generator) -> Rows:
-    """Return which rows a client has that keeps one in `times`, each repeated until there are as many as before."""
-    kept = chance.permutation(rows)[: max(1, round(rows / times))]
-    return np.sort(np.resize(kept, rows)).astype(np.int64)
-
-
-def _without_classes(labels: NDArray[np.int64], flaw: FlawSettings, name: str, chance: np.random.Generator) -> Rows:
-    """Return the rows that are left when a client loses some of its classes; one class always stays."""
-    present = np.unique(labels)
-    count = min(max(1, round(flaw.size * len(present))), len(present) - 1)
-    missing = np.array(flaw.classes) if flaw.classes else chance.permutation(present)[:count]
-    rows = np.flatnonzero(~np.isin(labels, missing)).astype(np.int64)
-    if not len(rows):
-        raise UserError(
-            f"flaws.classes: {in_words(flaw)} leaves {name} without a row; allowed: classes beside which it has others"
-        )
-    return rows

@@ -46,7 +46,7 @@ class LearningDescription(Description):
     """What is trained: "learning" is a model on samples; recommenders are of kind "recommend"."""
     data: SerializeAsAny[DataSettings] = DataSettings()
     partition: PartitionSettings = PartitionSettings(clients=10)
-    flaws: tuple[FlawSettings, ...] = ()
+    flaws: tuple[SerializeAsAny[FlawSettings], ...] = ()
     """Clients of unequal worth: which of them have which flaw, one `[[flaws]]` section each."""
     facts: FactSettings = FactSettings()
     """What is known of simulated clients' devices and users, for criteria about them."""

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from steelyard.algorithms.settings import AlgorithmSettings
 from steelyard.base.errors import UserError, listed
 from steelyard.data import DataSettings, FlawSettings, PartitionSettings
-from steelyard.data.flaws import OMNISCIENT
 from steelyard.experiment.federations import FederationSettings
 from steelyard.messages.algorithm import Algorithm
 from steelyard.privacy.settings import PrivacySettings
@@ -126,14 +125,14 @@ def check_federated(
 
 def check_flaws_on_node(flaws: Sequence[FlawSettings], share: float | None) -> None:
     """Refuse flawed clients that look at more than a node sees; `share` of the clients take part in a round."""
-    looking = [flaw.kind for flaw in flaws if flaw.kind == "stale" or flaw.how == "colluding"]
+    looking = [flaw.kind for flaw in flaws if flaw.needs_models]
     if share != 1 and looking:
         shown = "not given" if share is None else f"= {share:g}"
         raise UserError(
             f"flaws: got kind '{looking[0]}' with rounds.fraction {shown}, and a node does not see the models of "
             "rounds that it sits out; allowed across machines: rounds.fraction = 1"
         )
-    seeing = [flaw.kind for flaw in flaws if flaw.kind in OMNISCIENT]
+    seeing = [flaw.kind for flaw in flaws if flaw.sees_others]
     if seeing:
         raise UserError(
             f"flaws: got kind '{seeing[0]}', whose clients see the updates of all others, and a node sees only its "
