@@ -1,7 +1,7 @@
 """An epoch of pFPL+ against an epoch of implicit's BPR: MovieLens 1M, a million triples, 20 factors, 2 threads each.
 
     python -m benchmarks.recommend --format json
-    python -m benchmarks.recommend --engines      # an epoch of each mode of FPL, with NumPy and compiled by numba
+    python -m benchmarks.recommend --modes        # an epoch of each mode of FPL
 
 Ours is a whole round of the loop (draw, local passes, admit, weigh, combine) without evaluation; theirs is the time
 that `implicit` itself reports per iteration. The two take turns, so that a busy machine slows both alike; medians are
@@ -50,7 +50,7 @@ def data(rows: int | None = None) -> Interactions:
 class Ours:
     """A mode of FPL on all users, through the round loop."""
 
-    def __init__(self, table: Interactions, mode: str = "pFPL+", engine: str = "auto") -> None:
+    def __init__(self, table: Interactions, mode: str = "pFPL+") -> None:
         histories = Histories.of(table)
         truth = GroundTruth.between(table, table)
         schedule = MODES[mode].schedule(histories.users, histories.total)
@@ -59,7 +59,7 @@ class Ours:
         local = LocalRound(schedule.triples, sequential=schedule.rounds_per_epoch if schedule.users == 1 else None)
         self.rounds = schedule.rounds_per_epoch if local.sequential is None else 1
         users = Users(histories, truth, np.ones(histories.users), histories.items.astype(np.int64))
-        self.clients = RecommendClients(users, Learning(RATE, FACTORS), local, threads=THREADS, engine=engine)
+        self.clients = RecommendClients(users, Learning(RATE, FACTORS), local, threads=THREADS)
         self.server = RecommendServer(histories.catalogue, FACTORS)
         self.federation = Federation("EQ", "EQ", 1, Rule(WeighingSettings(criteria=("EQ",))))
         self.states: dict[str, RoundState] = {"EQ": self.federation.start(self.server)}
@@ -127,17 +127,15 @@ def measure(repeats: int, rows: int | None) -> dict[str, Any]:
     }
 
 
-def engines(table: Interactions) -> Iterator[dict[str, Any]]:
-    """Time one epoch of each mode with each engine, after one to warm up; processor time beside, for busy machines."""
+def modes(table: Interactions) -> Iterator[dict[str, Any]]:
+    """Time one epoch of each mode, after one to warm up; processor time beside, for busy machines."""
     for mode in MODES:
-        found: dict[str, Any] = {"mode": mode}
-        for engine in ("numpy", "compiled"):
-            ours = Ours(table, mode, engine)
-            ours.epoch()
-            begun = time.process_time()
-            seconds = ours.epoch()
-            found[engine] = {"seconds": round(seconds, 3), "processor": round(time.process_time() - begun, 3)}
-            found["triples"] = ours.epoch_triples
+        ours = Ours(table, mode)
+        ours.epoch()
+        begun = time.process_time()
+        seconds = ours.epoch()
+        processor = round(time.process_time() - begun, 3)
+        found = {"mode": mode, "seconds": round(seconds, 3), "processor": processor, "triples": ours.epoch_triples}
         yield found | {"machine": machine()}
 
 
@@ -152,11 +150,11 @@ def main() -> None:
     parser.add_argument("--format", choices=("text", "json"), default="text")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--memory", action="store_true", help="only run three epochs of ours and print the peak in MB")
-    parser.add_argument("--engines", action="store_true", help="compare the two engines instead, mode by mode")
+    parser.add_argument("--modes", action="store_true", help="time an epoch of each mode of FPL instead")
     parser.add_argument("--rows", type=int, help="only so many ratings")
     chosen = parser.parse_args()
-    if chosen.engines:
-        for found in engines(data(chosen.rows)):
+    if chosen.modes:
+        for found in modes(data(chosen.rows)):
             print(json.dumps(found), flush=True)
         return
     if chosen.memory:

@@ -8,8 +8,10 @@ from collections import defaultdict
 
 import numpy as np
 
-from steelyard.recommend.fpl import Learning, initial_table, initial_vector, sent_positives
-from steelyard.recommend.histories import Histories, Triples, Users, draw_triples, round_keys, user_keys
+from steelyard.base.randomness import words_at
+from steelyard.recommend.compiled import draw_triples, sent_positives
+from steelyard.recommend.fpl import Learning, initial_table, initial_vector
+from steelyard.recommend.histories import Histories, Triples, Users, round_keys, user_keys
 from steelyard.recommend.interactions import build
 from steelyard.recommend.ranking import GroundTruth
 
@@ -50,6 +52,25 @@ def draw(
     triples = draw_triples(histories, users, round_keys(user_keys(seed, histories.names, "t")[users], round), count)
     sent = sent_positives(user_keys(seed, histories.names, "m")[users], np.full(len(users), share), triples.positives)
     return triples, sent
+
+
+def slow_draw(histories: Histories, user: int, key: np.uint64, count: int) -> list[tuple[int, int, bool]]:
+    """A user's triples, and whether the positive is no decoy: 32 tries for a negative, then one of those left."""
+    first, last = int(histories.starts[user]), int(histories.starts[user + 1])
+    hers, own = histories.items[first:last].tolist(), set(histories.own(user).tolist())
+    left = sorted(set(range(histories.catalogue)) - set(hers))
+    drawn = []
+    for step in range(count):
+        tries = [word(key, step + (attempt << 32)) for attempt in range(33)]
+        liked = (tries[0] >> 32) * len(hers) >> 32
+        others = [(each & 0xFFFFFFFF) * histories.catalogue >> 32 for each in tries[:32]]
+        last_resort = left[(tries[32] & 0xFFFFFFFF) * len(left) >> 32]
+        drawn.append((hers[liked], next((i for i in others if i in left), last_resort), liked < len(own)))
+    return drawn
+
+
+def word(key: np.uint64, position: int) -> int:
+    return int(words_at(np.array([key]), np.array([position], dtype=np.uint64))[0])
 
 
 def slow_round(table, vectors, users, triples, sent, learning: Learning, *, in_turn: bool = False):

@@ -16,8 +16,9 @@ from steelyard.recommend.baselines import BASELINES, recommend, settings_of
 from steelyard.recommend.baselines.factors import BprMf, informed, item_gradient, least_squares, user_vectors
 from steelyard.recommend.baselines.neighbours import matrix, tf_idf, vsm
 from steelyard.recommend.baselines.networks import Mf, MultiVae, NeuMf, loss
+from steelyard.recommend.compiled import draw_triples
 from steelyard.recommend.fpl import Learning
-from steelyard.recommend.histories import Histories, draw_triples, round_keys, user_keys
+from steelyard.recommend.histories import Histories, round_keys, user_keys
 from steelyard.recommend.interactions import build
 from steelyard.recommend.knowledge import features
 from steelyard.recommend.knowledge.features import ItemFeatures
@@ -161,14 +162,10 @@ def test_svd_solves_its_least_squares():
         np.testing.assert_allclose(left, 0.0, atol=1e-9)
 
 
-@pytest.mark.parametrize("engine", ["numpy", "compiled"])
-def test_bpr_mf_takes_the_steps_of_bpr_one_after_the_other(engine: str):
-    """The machinery that computes many steps at once, against one step at a time."""
-    if engine == "compiled":
-        pytest.importorskip("numba")
+def test_bpr_mf_takes_the_steps_of_bpr_one_after_the_other():
     rows = two_tastes(users=8, items=12, taken=4)
     train, learning = build([row[0] for row in rows], [row[1] for row in rows]), Learning(0.1, 3)
-    model = BprMf(train, 5, learning, engine)
+    model = BprMf(train, 5, learning)
     table, vectors = model.table.astype(np.float64), model.vectors.astype(np.float64)
     histories = Histories.of(train)
     for epoch in (1, 2):

@@ -15,8 +15,8 @@ from steelyard.recommend.clients import LocalRound, RecommendClients, RecommendS
 from steelyard.recommend.fpl import Learning
 from steelyard.recommend.histories import Histories, Users
 from steelyard.recommend.interactions import Interactions, build
-from steelyard.recommend.parallel import PairRows
 from steelyard.recommend.ranking import GroundTruth
+from steelyard.recommend.sparse import PairRows
 
 UP, DOWN = 4 + 4 * (FACTORS + 1), 4 * (FACTORS + 1)
 """Bytes of a row: up with the item's number, down without."""

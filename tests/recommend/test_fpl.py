@@ -1,27 +1,25 @@
 """FPL against the slow reference, by hand, and as properties: draws, passes, rounds of many users and of one."""
 
+import importlib
 import math
+import sys
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from tests.recommend.fpl_cases import FACTORS, ITEMS, USERS, draw, few_histories, slow_round, start
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.kit import assert_refused
+from tests.recommend.fpl_cases import FACTORS, ITEMS, USERS, draw, few_histories, slow_draw, slow_round, start, word
 
-from steelyard.recommend.fpl import (
-    MODES,
-    Learning,
-    Schedule,
-    changes,
-    initial_table,
-    initial_vector,
-    local_pass,
-    sent_positives,
-)
-from steelyard.recommend.histories import Histories, Triples, user_keys
+from steelyard.recommend.compiled import distinct_rows, draw_triples, local_pass, sent_positives, sequential_rounds
+from steelyard.recommend.fpl import MODES, Learning, Schedule, initial_table, initial_vector
+from steelyard.recommend.histories import Histories, Triples, round_keys, user_keys
 from steelyard.recommend.interactions import build
-from steelyard.recommend.parallel import PairRows, distinct_rows
-from steelyard.recommend.sequential import sequential_rounds
+from steelyard.recommend.settings import FplSettings
+from steelyard.recommend.sparse import PairRows
 
 LEARNING = Learning(0.3, FACTORS, user_decay=0.2, positive_decay=0.1, negative_decay=0.01)
 EVERYONE = np.arange(USERS)
@@ -102,6 +100,36 @@ def test_decoys_are_claimed_but_do_not_move_the_vector(histories):
     np.testing.assert_allclose(mixed.gradients, whole.gradients, rtol=1e-6)
 
 
+@settings(max_examples=60)
+@given(
+    taken=st.lists(st.sets(st.integers(0, 10), min_size=1, max_size=11), min_size=1, max_size=6),
+    count=st.integers(1, 7),
+    decoys=st.sampled_from([0.0, 0.5, 2.0]),
+    share=st.sampled_from([0.0, 0.3, 1.0]),
+    seed=st.integers(0, 1000),
+)
+def test_what_is_drawn_sent_and_counted_is_equal_to_the_last_bit(
+    taken: list[set[int]], count: int, decoys: float, share: float, seed: int
+) -> None:
+    # Of twelve items up to eleven are taken: negatives are often drawn again, some by the last resort.
+    pairs = [(f"u{user}", str(item)) for user, items in enumerate(taken) for item in sorted(items)]
+    histories = Histories.of(build(*zip(*pairs, strict=True), all_items=[str(i) for i in range(12)]))
+    if decoys:
+        histories = histories.with_decoys(decoys, seed)
+    users = np.random.default_rng(seed).integers(histories.users, size=9)
+    keys = round_keys(user_keys(seed, histories.names, "triples")[users], np.arange(9))
+    triples = draw_triples(histories, users, keys, count)
+    sent = sent_positives(keys, np.full(9, share), triples.positives)
+    distinct = distinct_rows(triples, sent)
+    for row, (user, key) in enumerate(zip(users.tolist(), keys, strict=True)):
+        liked, others, real = zip(*slow_draw(histories, user, key, count), strict=True)
+        assert (tuple(triples.positives[row]), tuple(triples.negatives[row])) == (liked, others)
+        assert tuple(triples.real[row]) == real if triples.real is not None else all(real)
+        shown = [(word(key, item) >> 11) / (1 << 53) < share for item in liked]
+        assert sent[row].tolist() == shown
+        assert distinct[row] == len({i for i, passed in zip(liked, shown, strict=True) if passed}) + len(set(others))
+
+
 # ---------------------------------------------------------------- where it starts
 
 
@@ -149,22 +177,47 @@ def test_large_margins_neither_overflow_nor_warn():
 # ---------------------------------------------------------------- rounds of many users
 
 
-@pytest.mark.parametrize(("count", "share", "cohort"), [(1, 1.0, [0]), (7, 0.0, [2, 5, 6]), (7, 0.5, range(USERS))])
-def test_a_parallel_round_equals_the_slow_one(histories, count, share, cohort):
+@pytest.mark.parametrize(
+    ("count", "share", "cohort", "factors"),
+    [(1, 1.0, [0], FACTORS), (7, 0.0, [2, 5, 6], FACTORS), (7, 0.5, range(USERS), 70)],  # 70: two parts a row
+)
+def test_a_parallel_round_equals_the_slow_one(histories, count, share, cohort, factors):
     """pFPL and pFPL+ and anything between, also one user alone."""
-    table, vectors = start(histories)
+    table, vectors = start(histories, factors=factors)
+    learning = replace(LEARNING, factors=factors)
     users = np.array(cohort)
     triples, sent = draw(histories, users, count, share=share)
-    done = local_pass(table, vectors[users], triples, LEARNING)
-    payload = PairRows(triples, sent, done.gradients, table, LEARNING)
-    new, moved, told = slow_round(table, vectors, users, triples, sent, LEARNING)
+    done = local_pass(table, vectors[users], triples, learning)
+    payload = PairRows(triples, sent, done.gradients, table, learning)
+    new, moved, told = slow_round(table, vectors, users, triples, sent, learning)
     assert distinct_rows(triples, sent).tolist() == [len(each) for each in told]
     # Found in float32, expected in float64; changes that cancel leave the absolute part.
     np.testing.assert_allclose(done.vectors, moved[users], rtol=1e-5, atol=1e-6)
     weights = np.full(len(users), 1 / len(users))
-    for rows in (payload, changes(table, triples, sent, done.gradients, LEARNING)):
-        found = rows.combine(torch.from_numpy(table.reshape(-1)), weights).numpy().reshape(-1, FACTORS + 1)
+    for rows in (payload, payload.sparse()):
+        found = rows.combine(torch.from_numpy(table.reshape(-1)), weights).numpy().reshape(-1, factors + 1)
         np.testing.assert_allclose(found, new, rtol=1e-5, atol=1e-6)
+
+
+def test_pieces_on_threads_change_nothing(histories):
+    """The same loop over one user at a time, whoever is in the piece."""
+    claimed = histories.with_decoys(1.0, 3)
+    triples, _ = draw(claimed, EVERYONE, 6)
+    whole, pieces = (local_pass(*start(claimed), triples, LEARNING, threads=3, piece=each) for each in (1000, 12))
+    for name in ("vectors", "gradients", "losses"):
+        assert np.array_equal(getattr(whole, name), getattr(pieces, name))
+
+
+@pytest.mark.parametrize("wild", [np.nan, 1e30])
+def test_a_step_that_runs_away_is_seen_as_such(histories, wild: float) -> None:
+    table, vectors = start(histories)
+    triples, _ = draw(histories, EVERYONE, 6)
+    items = [triples.positives[2, 0], triples.negatives[2, 0]]
+    table[items] = [[wild], [-wild]]
+    done = local_pass(table, vectors, triples, LEARNING)
+    met = np.isin(np.hstack([triples.positives, triples.negatives]), items).any(axis=1)
+    assert np.isfinite(done.gradients[~met]).all()
+    assert np.isfinite(done.vectors[2]).all() == np.isfinite(wild)
 
 
 @pytest.fixture
@@ -200,17 +253,18 @@ def test_divergence_selection_and_broken_numbers(payload):
         assert rows.finite().tolist() == [user != 3 for user in range(USERS)]
 
 
-# ---------------------------------------------------------------- rounds of one user each, done many at a time
+# ---------------------------------------------------------------- rounds of one user each
 
 
-@pytest.mark.parametrize("count", [1, 5])
-def test_groups_equal_rounds_of_one_user_each(histories, count):
+@pytest.mark.parametrize(("count", "factors"), [(1, FACTORS), (5, 70)])
+def test_rounds_of_one_user_each_equal_the_slow_ones(histories, count, factors):
     """sFPL and sFPL+: 60 rounds of a random user, each on the table that the last one left."""
-    table, vectors = start(histories)
+    table, vectors = start(histories, factors=factors)
+    learning = replace(LEARNING, factors=factors)
     visitors = np.random.default_rng(2).integers(USERS, size=60)
     triples, sent = draw(histories, visitors, count, round=np.arange(60), share=0.6)
-    new, own, _ = slow_round(table, vectors, visitors, triples, sent, LEARNING, in_turn=True)
-    sequential_rounds(table, vectors, visitors, triples, sent, LEARNING)
+    new, own, _ = slow_round(table, vectors, visitors, triples, sent, learning, in_turn=True)
+    sequential_rounds(table, vectors, visitors, triples, sent, learning)
     # Sixty rounds in float32 against the same in float64.
     np.testing.assert_allclose(vectors, own, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(table, new, rtol=1e-4, atol=1e-5)
@@ -262,3 +316,16 @@ def test_an_epoch_visits_every_interaction_about_once_and_oftener_in_the_tables(
     assert mode.schedule(6040, 1_000_209) == Schedule(users, triples, rounds)
     assert mode.schedule(6040, 1_000_209, "tables") == Schedule(users, triples, in_tables)
     assert mode.schedule(100, 10).rounds_per_epoch >= 1
+
+
+# ---------------------------------------------------------------- what computes
+
+
+def test_without_numba_one_line_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "numba", None)
+    monkeypatch.delitem(sys.modules, "steelyard.recommend.compiled")
+    assert_refused(lambda: importlib.import_module("steelyard.recommend.compiled"), "numba", "steelyard[recommend]")
+
+
+def test_runs_that_named_an_engine_are_read() -> None:
+    assert FplSettings.model_validate({"engine": "numpy", "factors": 5}) == FplSettings(factors=5)

@@ -21,9 +21,8 @@ from steelyard.messages.updates import Task
 from steelyard.privacy.accounting import Release, spent
 from steelyard.recommend import sparse
 from steelyard.recommend.fpl import Schedule
-from steelyard.recommend.parallel import PairRows
 from steelyard.recommend.run_data import load_run_data
-from steelyard.recommend.sparse import SparseRows
+from steelyard.recommend.sparse import PairRows, SparseRows
 from steelyard.report.recommender import open_run
 from steelyard.result import Result
 

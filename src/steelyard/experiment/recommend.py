@@ -223,10 +223,6 @@ class RecommendDescription(Description):
 
         return ModelSettings(self.fpl, self.kgflex, self.knowledge, self.ranking, self.local_round())
 
-    def with_engine(self, choice: str) -> Self:
-        """Return the experiment with the engine that an earlier run recorded, so that a resume gives the same bits."""
-        return self.changed({"fpl.engine": choice})
-
     def on_node(self, node: NodeConfig) -> NodeClients:
         """Build the users that live on one node; each user's vector stays in the node's state."""
         from steelyard.experiment.recommend_node import host

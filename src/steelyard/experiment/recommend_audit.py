@@ -16,8 +16,7 @@ from steelyard.privacy.clipping import DeviceNoise
 from steelyard.recommend.audit import CuriousServer, Evidence, judge
 from steelyard.recommend.clients import RecommendClients
 from steelyard.recommend.histories import Histories
-from steelyard.recommend.parallel import PairRows
-from steelyard.recommend.sparse import SparseRows
+from steelyard.recommend.sparse import PairRows, SparseRows
 from steelyard.rounds.loop import one_round
 
 
@@ -82,11 +81,7 @@ def watch(experiment: RecommendDescription, rounds: Sequence[int]) -> list[Guess
         )
     run_data = experiment.run_data()
     histories = run_data.histories
-    clients = _Watched(
-        *(run_data.users, run_data.learning, experiment.local_round()),
-        threads=experiment.fpl.threads,
-        engine=experiment.fpl.engine,
-    )
+    clients = _Watched(*(run_data.users, run_data.learning, experiment.local_round()), threads=experiment.fpl.threads)
     clients.curious = CuriousServer(histories.users, histories.catalogue)
     clients.noise = experiment.device_noise()
     _, server = experiment.assemble()

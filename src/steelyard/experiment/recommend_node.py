@@ -62,7 +62,6 @@ def users_of(run_data: RunData, model: ModelSettings, criteria: Sequence[Criteri
         "sampled": Sampled(ranking.negatives, run_data.split_seed) if ranking.protocol == "sampled" else None,
         "criteria": criteria,
         "threads": model.fpl.threads,
-        "engine": model.fpl.engine,
     }
     if model.kgflex is None or model.knowledge is None:
         return RecommendClients(*known, **options)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -16,15 +18,13 @@ from steelyard.base.randomness import generator
 from steelyard.data.files import digest
 from steelyard.messages.payloads import Payload, ServerTest
 from steelyard.messages.updates import Evaluations, Failure, Question, Task, Updates
-from steelyard.recommend.engines import Engine, choose_engine
+from steelyard.recommend import compiled
 from steelyard.recommend.evaluate import Judge, Sampled
 from steelyard.recommend.fpl import Learning, initial_table, initial_vector
-from steelyard.recommend.histories import Histories, MaskKind, Triples, Users, round_keys, user_keys
+from steelyard.recommend.histories import Floats32, Histories, MaskKind, Triples, Users, round_keys, user_keys
 from steelyard.recommend.interactions import Codes, Flags
-from steelyard.recommend.parallel import PairRows
 from steelyard.recommend.ranking import Floats
-from steelyard.recommend.sequential import TableChange, ahead
-from steelyard.recommend.sparse import Floats32
+from steelyard.recommend.sparse import PairRows, TableChange
 from steelyard.weighing.criterion import Criterion, LocalData
 
 ID_BYTES = 4
@@ -91,8 +91,24 @@ class RecommendServer:
         )
 
 
+ResultT = TypeVar("ResultT")
 _TRIPLES_AT_ONCE = 1_000_000
 """Triples of one-user rounds that are drawn together; a bound of memory, not of the result."""
+
+
+def ahead(work: Callable[[int], ResultT], items: Iterable[int], threads: int) -> Iterator[ResultT]:
+    """Yield `work` of each item in order; with two threads or more the next one is done meanwhile."""
+    if threads < 2:
+        yield from map(work, items)
+        return
+    with ThreadPoolExecutor(1) as pool:
+        following = deque[Future[ResultT]]()
+        for item in items:
+            following.append(pool.submit(work, item))
+            if len(following) > 1:
+                yield following.popleft().result()
+        while following:
+            yield following.popleft().result()
 
 
 @dataclass(frozen=True)
@@ -124,13 +140,11 @@ class RecommendClients:
         sampled: Sampled | None = None,
         criteria: Iterable[Criterion] = (),
         threads: int | None = None,
-        engine: str = "auto",
     ) -> None:
         self.users, self.learning, self.local_round = users, learning, local_round
         self.judge = Judge(users, cutoff, score, sampled)
         self.criteria = [criterion for criterion in criteria if criterion.measured_by == "client"]
         self.threads = threads or min(2, os.cpu_count() or 1)
-        self._engine = engine
         self._names = sorted(users.histories.names)
         self.index_of = {name: index for index, name in enumerate(users.histories.names)}
         self._everyone = np.array([self.index_of[name] for name in self._names], dtype=np.int64)
@@ -141,12 +155,6 @@ class RecommendClients:
         self._measured: dict[tuple[int, str], Floats] = {}
         self._refused: dict[tuple[int, str], dict[int, str]] = {}
         """By seed and criterion: why users cannot be weighed by it."""
-
-    @cached_property
-    def engine(self) -> Engine:
-        """What computes; chosen when it is first needed, since lists and tests of a finished run need none."""
-        visits = (self.local_round.sequential or 0) * self.local_round.triples
-        return choose_engine(self._engine, max(self.users.histories.total, visits))
 
     @property
     def shared_rows(self) -> int:
@@ -160,7 +168,7 @@ class RecommendClients:
     def _options(self) -> dict[str, Any]:
         judge = self.judge
         measures = {"cutoff": judge.cutoff, "score": judge.score, "sampled": judge.sampled}
-        return {**measures, "criteria": self.criteria, "threads": self.threads, "engine": self._engine}
+        return {**measures, "criteria": self.criteria, "threads": self.threads}
 
     def names(self, seed: int) -> Sequence[str]:
         return self._names
@@ -228,14 +236,14 @@ class RecommendClients:
     ) -> tuple[Payload, Floats, Codes]:
         """Do one round of the whole cohort; return payload, losses and the number of rows each user sends."""
         keys = round_keys(self._user_keys(task.seed, "triples")[cohort], task.round)
-        triples = self.engine.draw_triples(histories, cohort, keys, self.local_round.triples)
+        triples = compiled.draw_triples(histories, cohort, keys, self.local_round.triples)
         sent = self._sent(task.seed, task.round, cohort, triples)
-        done = self.engine.local_pass(table, vectors[cohort], triples, self.learning, self.threads)
+        done = compiled.local_pass(table, vectors[cohort], triples, self.learning, self.threads)
         # A pass that ran away is refused by the server; the device goes back to the vector it had.
         good = np.isfinite(done.vectors).all(axis=1)
         vectors[cohort[good]] = done.vectors[good]
         payload = PairRows(triples, sent, done.gradients, table, self.learning)
-        return payload, done.losses.mean(axis=1, dtype=np.float64), self.engine.distinct_rows(triples, sent)
+        return payload, done.losses.mean(axis=1, dtype=np.float64), compiled.distinct_rows(triples, sent)
 
     def _in_sequence(
         self, task: Task, cohort: Codes, histories: Histories, table: Floats32, vectors: Floats32
@@ -249,13 +257,13 @@ class RecommendClients:
         def drawn(begin: int) -> tuple[Codes, Triples, Flags, Codes]:
             turns, mine = rounds[begin : begin + step], users[begin : begin + step]
             keys = round_keys(self._user_keys(task.seed, "triples")[mine], turns)
-            triples = self.engine.draw_triples(histories, mine, keys, self.local_round.triples)
+            triples = compiled.draw_triples(histories, mine, keys, self.local_round.triples)
             sent = self._sent(task.seed, turns, mine, triples)
-            return mine, triples, sent, self.engine.distinct_rows(triples, sent)
+            return mine, triples, sent, compiled.distinct_rows(triples, sent)
 
         # Draws do not depend on the model: the next ones are made while these are visited.
         for mine, triples, sent, distinct in ahead(drawn, range(0, len(users), step), self.threads):
-            found = self.engine.sequential_rounds(after, vectors, mine, triples, sent, self.learning)
+            found = compiled.sequential_rounds(after, vectors, mine, triples, sent, self.learning)
             losses += np.bincount(mine, found, histories.users)
             rows += np.bincount(mine, distinct, histories.users)
         mean_losses = losses / np.maximum(np.bincount(users, minlength=histories.users), 1)
@@ -272,7 +280,7 @@ class RecommendClients:
     def _sent(self, seed: int, round: int | Codes, users: Codes, triples: Triples) -> Flags:
         keys = self._user_keys(seed, "mask")[users]
         fresh = round_keys(keys, round) if self.local_round.mask == "round" else keys
-        return self.engine.sent_positives(fresh, self.users.shares[users], triples.positives)
+        return compiled.sent_positives(fresh, self.users.shares[users], triples.positives)
 
     def _user_keys(self, seed: int, purpose: str) -> np.ndarray:
         if (seed, purpose) not in self._keys:
@@ -356,7 +364,6 @@ class RecommendClients:
             "clients": f"{len(self._names)} users, simulated",
             "triples_per_user": str(self.local_round.triples),
             "threads": str(self.threads),
-            "engine_choice": self.engine.name,
         }
         return facts | {f"traffic {name}": str(kept) for name, kept in self._traffic.items()}
 

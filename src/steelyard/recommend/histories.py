@@ -19,10 +19,9 @@ from steelyard.recommend.interactions import Codes, Interactions
 from steelyard.recommend.ranking import Floats, GroundTruth
 
 Items = NDArray[np.int32]
+Floats32 = NDArray[np.float32]
 Keys = NDArray[np.uint64]
 MaskKind = Literal["round", "persistent"]
-TRIES = 32
-"""Draws of a negative before the rest is looked up; few users have so many items that this happens."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,54 +133,6 @@ def user_keys(seed: int, names: Sequence[str], purpose: str) -> Keys:
 def round_keys(keys: Keys, round: int | Codes) -> Keys:
     """Return the users' keys of one round, or of one round each."""
     return words_at(keys, np.asarray(round, dtype=np.uint64))
-
-
-def draw_triples(histories: Histories, users: Codes, keys: Keys, count: int) -> Triples:
-    """Draw `count` triples for each user: i⁺ evenly from her items, i⁻ evenly from all that are not.
-
-    Both come from one 64-bit word per triple; a negative that turns out to be hers is drawn again.
-    """
-    words = words_at(keys[:, None], np.arange(count, dtype=np.uint64))
-    half = np.uint64(32)
-    sizes = histories.drawn_from[users][:, None].astype(np.uint64)
-    drawn = (((words >> half) * sizes) >> half).astype(np.int64)
-    positives = histories.items[histories.starts[users][:, None] + drawn]
-    negatives = _scaled(words, histories.catalogue)
-    _draw_again(histories, users, keys, negatives)
-    real = drawn < histories.sizes[users][:, None] if histories.fakes.any() else None
-    return Triples(positives, negatives, real)
-
-
-def _draw_again(histories: Histories, users: Codes, keys: Keys, negatives: Items) -> None:
-    """Replace, in `negatives` itself, every item that its user has taken."""
-    count = negatives.shape[1]
-    flat = negatives.reshape(-1)
-    again = np.flatnonzero(_taken(histories, np.repeat(users, count), flat))
-    for attempt in range(1, TRIES):
-        if not len(again):
-            return
-        rows, columns = np.divmod(again, count)
-        # Tries after the first lie far out in the stream, where no number of triples reaches.
-        words = words_at(keys[rows], columns.astype(np.uint64) + np.uint64(attempt << 32))
-        flat[again] = _scaled(words, histories.catalogue)
-        again = again[_taken(histories, users[rows], flat[again])]
-    for index in again.tolist():
-        row, column = divmod(index, count)
-        taken = histories.items[histories.starts[users[row]] : histories.starts[users[row] + 1]]
-        free = np.setdiff1d(np.arange(histories.catalogue), taken)
-        word = words_at(keys[row : row + 1], np.array([column + (TRIES << 32)], dtype=np.uint64))
-        flat[index] = free[int(_scaled(word, len(free))[0])]
-
-
-def _scaled(word: Keys, size: int) -> Items:
-    """Map the low half of each word evenly to 0 .. size − 1."""
-    return (((word & np.uint64(0xFFFFFFFF)) * np.uint64(size)) >> np.uint64(32)).astype(np.int32)
-
-
-def _taken(histories: Histories, users: Codes, items: Items) -> NDArray[np.bool_]:
-    flat = histories.bits.reshape(-1)
-    byte = flat[users * histories.bits.shape[1] + (items >> 3)]
-    return ((byte >> (items & 7).astype(np.uint8)) & 1).astype(np.bool_)
 
 
 # What lies on the devices

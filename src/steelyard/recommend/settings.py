@@ -49,9 +49,12 @@ class FplSettings(Section):
     """Decoys: items that are not hers which a user claims as positives, per item that is; 1 doubles her history."""
     threads: int = Field(default=2, ge=1, le=1024)
     """Threads of the simulation; they do not change the result."""
-    engine: Literal["auto", "numpy", "compiled"] = "auto"
-    """What computes: NumPy, or loops compiled by numba, many times as fast; "auto" takes these where numba is installed
-    and an epoch has 100,000 triples or more. The two draw the same and agree up to the rounding of sums."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_older_versions(cls, given: object) -> object:
+        """Read runs of versions that had a choice of engines; they differ in the rounding of sums."""
+        return {name: value for name, value in given.items() if name != "engine"} if isinstance(given, dict) else given
 
     @property
     def flags(self) -> Mode | None:

@@ -12,27 +12,15 @@ from numpy.typing import NDArray
 
 from steelyard.messages.updates import Floats
 from steelyard.privacy.noise import Source, lattice_step, normals
-from steelyard.recommend.histories import Items
-from steelyard.recommend.interactions import Codes
+from steelyard.recommend.fpl import Learning
+from steelyard.recommend.histories import Floats32, Items, Triples
+from steelyard.recommend.interactions import Flags
 
 if TYPE_CHECKING:
     import torch
 
 GRAM_BLOCK = 256
 """Users whose inner products with all others are computed together."""
-
-Floats32 = NDArray[np.float32]
-
-
-def add_rows(table: Floats32, rows: Codes | Items, values: Floats32) -> None:
-    """Add values to rows of a table, in order; a row may be named many times."""
-    from scipy import sparse  # For speed of start: only a round that is summed needs it.
-
-    distinct, position = np.unique(rows, return_inverse=True)
-    scatter = sparse.csc_array(
-        (np.ones(len(rows), np.float32), position, np.arange(len(rows) + 1)), shape=(len(distinct), len(rows))
-    )
-    table[distinct] += np.asarray(scatter @ values, dtype=np.float32)
 
 
 def combine_each(parameters: torch.Tensor, weights: Floats, change: Callable[[Floats], Floats32]) -> torch.Tensor:
@@ -157,3 +145,115 @@ class SparseRows:
         """Return for each user her rows one after the other: the item's number, then its values."""
         rows = np.concatenate([self.rows[:, None], np.ascontiguousarray(self.values).view(np.int32)], axis=1)
         return np.split(rows, np.searchsorted(self.owners, np.arange(1, self.clients)))
+
+
+@dataclass(frozen=True, eq=False)
+class PairRows:
+    """The changes of a whole simulated cohort, kept as the triples they come from: half the memory, the same sum.
+
+    A triple changes two rows by the same gradient with opposite signs, less the decay of each (see `fpl`). `sparse()`
+    writes out what each user really sends.
+    """
+
+    triples: Triples
+    sent: Flags
+    """[users, T]: which positive changes are sent."""
+    gradients: Floats32
+    """[users, T, width]"""
+    table: Floats32
+    """[items, width]: the shared table as it was at the start of the round."""
+    learning: Learning
+
+    def combine(self, parameters: torch.Tensor, weights: Floats) -> torch.Tensor:
+        return combine_each(parameters, weights, lambda each: self._sum(each).reshape(-1))
+
+    def _sum(self, weights: Floats) -> Floats32:
+        """Return α · n · Σ w_u Δ_u as a table; rows are added in the order of users."""
+        from scipy import sparse  # For speed of start: only a round that is summed needs it.
+
+        positives, negatives = self.triples.positives, self.triples.negatives
+        (users, count), (items, width) = positives.shape, self.table.shape
+        scale = (self.learning.rate * users * weights).astype(np.float32)
+        up = np.where(self.sent, scale[:, None], np.float32(0))
+        down = np.broadcast_to(scale[:, None], (users, count))
+        # One column per triple with two entries: the product goes through the gradients in order and adds each to two
+        # rows of a table that fits the cache, which is faster than any scatter.
+        signs = np.stack([up, -down], axis=2).reshape(-1)
+        rows = np.stack([positives, negatives], axis=2).reshape(-1)
+        ends = np.arange(0, 2 * users * count + 1, 2, dtype=np.int32)
+        scatter = sparse.csc_array((signs, rows, ends), shape=(items, users * count))
+        total = np.asarray(scatter @ self.gradients.reshape(-1, width), dtype=np.float32)
+        _, positive, negative = self.learning.decays
+        decay = positive * np.bincount(positives.reshape(-1), up.reshape(-1), items)
+        decay += negative * np.bincount(negatives.reshape(-1), down.reshape(-1), items)
+        total[:, :-1] -= decay[:, None].astype(np.float32) * self.table[:, :-1]
+        return total
+
+    def sparse(self) -> SparseRows:
+        """Return Δ_u of each user, row by row (steps 3 and 4 in `fpl`); an item has one row per triple it stands in."""
+        users, count, width = self.gradients.shape
+        _, positive, negative = self.learning.decays
+        liked, others = self.triples.positives, self.triples.negatives
+        values = np.stack([self.gradients, -self.gradients], axis=2)
+        values[:, :, 0, :-1] -= np.float32(positive) * self.table[liked][..., :-1]
+        values[:, :, 1, :-1] -= np.float32(negative) * self.table[others][..., :-1]
+        keep = np.stack([self.sent, np.ones_like(self.sent)], axis=2).reshape(-1)
+        rows = np.stack([liked, others], axis=2).reshape(-1)
+        owners = np.repeat(np.arange(users, dtype=np.int32), 2 * count)
+        return SparseRows(users, owners[keep], rows[keep], values.reshape(-1, width)[keep], self.learning.rate)
+
+    def noised(self, clip: float, deviation: float, source: Source) -> SparseRows:
+        """Return what the users send with local noise on every row of the table."""
+        return self.sparse().noised(len(self.table), clip, deviation, source)
+
+    def merged(self) -> SparseRows:
+        """Return the rows as each user sends them: every item once, changes summed, in ascending order."""
+        return self.sparse().merged()
+
+    def divergence(self, parameters: torch.Tensor) -> Floats:
+        return self.sparse().divergence(parameters)
+
+    def gram(self, parameters: torch.Tensor) -> Floats:
+        return self.sparse().gram(parameters)
+
+    def select(self, keep: Sequence[int]) -> PairRows:
+        rows = list(keep)
+        return PairRows(self.triples.select(rows), self.sent[rows], self.gradients[rows], self.table, self.learning)
+
+    def finite(self) -> NDArray[np.bool_]:
+        # One sum over everything is finite in all but broken rounds; only then is it worth looking at each user.
+        with np.errstate(over="ignore", invalid="ignore"):
+            whole = bool(np.isfinite(self.gradients.sum()))
+        if whole:
+            return np.ones(len(self.gradients), dtype=np.bool_)
+        return np.asarray(np.isfinite(self.gradients).reshape(len(self.gradients), -1).all(axis=1))
+
+    def content(self) -> None:
+        """Return None: nobody sends these triples, and each user's change can be made again from the seed."""
+
+
+@dataclass(frozen=True, eq=False)
+class TableChange:
+    """The change of the shared table over many one-user rounds: with one user a round, nothing is weighed."""
+
+    clients: int
+    change: torch.Tensor
+
+    def combine(self, parameters: torch.Tensor, weights: Floats) -> torch.Tensor:
+        found = parameters.detach().cpu() + self.change
+        return found.repeat(len(weights), 1) if np.ndim(weights) > 1 else found
+
+    def divergence(self, parameters: torch.Tensor) -> Floats:
+        return np.full(self.clients, float(self.change.norm()))
+
+    def gram(self, parameters: torch.Tensor) -> Floats:
+        return np.full((self.clients, self.clients), float(self.change.double().square().sum()))
+
+    def select(self, keep: Sequence[int]) -> TableChange:
+        return TableChange(len(keep), self.change)
+
+    def finite(self) -> NDArray[np.bool_]:
+        return np.full(self.clients, bool(self.change.isfinite().all()))
+
+    def content(self) -> None:
+        """Return None: each user's change went into the table before the next user's was made."""

@@ -14,8 +14,7 @@ from steelyard.clients.flower import payloads
 from steelyard.clients.flower.arrays import unpack
 from steelyard.clients.flower.forms import Refused
 from steelyard.messages.payloads import Payload
-from steelyard.recommend.parallel import PairRows
-from steelyard.recommend.sparse import SparseRows
+from steelyard.recommend.sparse import PairRows, SparseRows
 
 
 def sparse_codec(rate: float, width: int, most: int) -> payloads.Codec:

@@ -10,8 +10,9 @@ from tests.recommend.kgflex.kgflex_cases import FACTORS, FEATURES, LIMITS, few_f
 from steelyard.base.randomness import generator
 from steelyard.messages.updates import Task
 from steelyard.recommend.clients import LocalRound
-from steelyard.recommend.fpl import Learning, sent_positives
-from steelyard.recommend.histories import draw_triples, round_keys, user_keys
+from steelyard.recommend.compiled import draw_triples, sent_positives
+from steelyard.recommend.fpl import Learning
+from steelyard.recommend.histories import round_keys, user_keys
 from steelyard.recommend.kgflex.clients import KgflexClients, KgflexParts, KgflexServer
 from steelyard.recommend.settings import KgflexSettings
 

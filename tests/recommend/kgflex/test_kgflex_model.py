@@ -23,8 +23,9 @@ from tests.recommend.kgflex.kgflex_cases import (
 )
 
 from steelyard.base.randomness import stream_keys
+from steelyard.recommend.compiled import draw_triples
 from steelyard.recommend.fpl import Learning
-from steelyard.recommend.histories import Histories, Triples, draw_triples
+from steelyard.recommend.histories import Histories, Triples
 from steelyard.recommend.interactions import build as interactions
 from steelyard.recommend.kgflex import model
 from steelyard.recommend.kgflex.model import Knowledge, initial_features, initial_views, scores

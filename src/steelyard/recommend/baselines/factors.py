@@ -13,13 +13,12 @@ from steelyard.base.errors import UserError
 from steelyard.base.logs import doing
 from steelyard.base.randomness import generator, stream_key
 from steelyard.recommend.baselines.neighbours import matrix
-from steelyard.recommend.engines import choose_engine
+from steelyard.recommend.compiled import draw_triples, sequential_rounds
 from steelyard.recommend.fpl import Learning, initial_table, initial_vector
-from steelyard.recommend.histories import Histories, round_keys, user_keys
+from steelyard.recommend.histories import Floats32, Histories, round_keys, user_keys
 from steelyard.recommend.interactions import Codes, Interactions
 from steelyard.recommend.knowledge.features import Csr, ItemFeatures
 from steelyard.recommend.ranking import Floats, Scores
-from steelyard.recommend.sparse import Floats32
 
 # BPR-MF as the thesis has it: S. Rendle et al., *BPR: Bayesian Personalized Ranking from Implicit Feedback*, 2009. A
 # step draws a user evenly, one of her items and one that she did not take, evenly too, and moves the user's vector,
@@ -33,10 +32,8 @@ class BprMf:
     A step of BPR is a round of FPL with one user, one triple and everything sent, so the machinery is that of sFPL.
     """
 
-    def __init__(self, train: Interactions, seed: int, learning: Learning, engine: str = "auto") -> None:
+    def __init__(self, train: Interactions, seed: int, learning: Learning) -> None:
         self.histories, self.seed, self.learning = Histories.of(train), seed, learning
-        # Long vectors, such as kaHFM's of thousands, take as long as many triples.
-        self._engine = choose_engine(engine, self.histories.total * max(1, learning.factors // 100))
         names = self.histories.names
         self.table = initial_table(seed, self.histories.catalogue, learning.factors)
         self.vectors = np.stack([initial_vector(seed, name, learning.factors) for name in names])
@@ -54,9 +51,9 @@ class BprMf:
         turns = generator(self.seed, self.epochs, "", "bpr-mf turns").integers(len(self._drawn), size=count)
         users = self._drawn[turns]
         keys = round_keys(self._keys[users], (self.epochs - 1) * count + np.arange(count))
-        triples = self._engine.draw_triples(self.histories, users, keys, 1)
+        triples = draw_triples(self.histories, users, keys, 1)
         everything = np.ones((count, 1), dtype=np.bool_)
-        self._engine.sequential_rounds(self.table, self.vectors, users, triples, everything, self.learning)
+        sequential_rounds(self.table, self.vectors, users, triples, everything, self.learning)
 
     def train(self, epochs: int) -> None:
         """Go through some epochs and say where it is."""

@@ -25,7 +25,8 @@ from torch import nn
 from steelyard.base.logs import doing
 from steelyard.base.randomness import stream_key
 from steelyard.recommend.baselines.neighbours import matrix
-from steelyard.recommend.histories import Histories, draw_triples, round_keys, user_keys
+from steelyard.recommend.compiled import draw_triples
+from steelyard.recommend.histories import Histories, round_keys, user_keys
 from steelyard.recommend.interactions import Codes, Interactions
 from steelyard.recommend.ranking import Floats, Scores
 

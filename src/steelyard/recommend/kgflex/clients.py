@@ -13,8 +13,9 @@ from steelyard.data.files import digest
 from steelyard.messages.payloads import Payload
 from steelyard.messages.updates import Task
 from steelyard.recommend.clients import LocalRound, RecommendClients, RecommendServer
+from steelyard.recommend.compiled import draw_triples
 from steelyard.recommend.fpl import Learning
-from steelyard.recommend.histories import Histories, Triples, Users, draw_triples, round_keys
+from steelyard.recommend.histories import Floats32, Histories, Triples, Users, round_keys
 from steelyard.recommend.interactions import Codes
 from steelyard.recommend.kgflex.model import Knowledge, initial_features, initial_views
 from steelyard.recommend.kgflex.model import scores as kgflex_scores
@@ -22,9 +23,8 @@ from steelyard.recommend.kgflex.selection import expertise, select
 from steelyard.recommend.kgflex.training import central_epoch, local_pass
 from steelyard.recommend.knowledge.features import ItemFeatures
 from steelyard.recommend.ranking import Floats
-from steelyard.recommend.sequential import TableChange
 from steelyard.recommend.settings import KgflexSettings
-from steelyard.recommend.sparse import Floats32, SparseRows
+from steelyard.recommend.sparse import SparseRows, TableChange
 from steelyard.weighing.criterion import LocalData
 
 

@@ -27,13 +27,12 @@ from functools import cached_property
 import numpy as np
 
 from steelyard.base.randomness import generator
-from steelyard.recommend.histories import Histories, stretches
+from steelyard.recommend.histories import Floats32, Histories, stretches
 from steelyard.recommend.interactions import Codes, Flags
 from steelyard.recommend.kgflex.selection import Selection, select
 from steelyard.recommend.knowledge.features import Csr, ItemFeatures
 from steelyard.recommend.ranking import Floats
 from steelyard.recommend.settings import KgflexSettings
-from steelyard.recommend.sparse import Floats32
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,11 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steelyard.base.randomness import stream_keys, words_at
-from steelyard.recommend.histories import Histories, Items
+from steelyard.recommend.histories import Floats32, Histories, Items
 from steelyard.recommend.interactions import Codes
 from steelyard.recommend.knowledge.features import Csr, ItemFeatures
 from steelyard.recommend.ranking import Floats
-from steelyard.recommend.sparse import Floats32
 
 Criterion = Literal["information", "ratio", "gini"]
 _CELLS = 1 << 23
