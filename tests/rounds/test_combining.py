@@ -294,7 +294,7 @@ class Opaque(Clients):
 @pytest.mark.parametrize(
     ("field", "value", "rule", "server"),
     [
-        ("weighing.defence.rule", "'fltrust'", {"defence": {"rule": "fltrust"}}, Server()),
+        ("weighing", "no rows to train on", {"defence": {"rule": "fltrust"}}, Server()),
         ("weighing.fit", "no rows", {"fit": {"steps": 3}}, Server()),
         ("weighing.trained_by", "'server'", {"trained_by": "server"}, Server()),
         ("weighing.defence", "no single models", {"defence": {"rule": "median"}}, None),

@@ -248,9 +248,9 @@ def test_slopes_and_last_layers_are_there_where_the_server_knows_them() -> None:
     view = looked_at(Knows(), replace(state(4), parameters=torch.full((10,), 0.5)), learning_rate=0.5)
     assert (view.seed, view.round, view.rounds, view.rate) == (3, 5, 9, 0.5)
     # The gradient at (¼, ¾, 0, ...) is (5/4, 7/4, 1, ...); a's model is 1 in the first column, b's in the second.
-    assert view.slopes_of(np.array([0.25, 0.75])).tolist() == [1.25, 1.75]
+    assert view.slopes(np.array([0.25, 0.75])).tolist() == [1.25, 1.75]
     # Columns 0 and 1: a moved by (½, −½), b by (−½, ½); columns 1 and 2: a by (−½, −½), b by (½, −½).
-    assert view.class_grams_of().tolist() == [[[0.5, -0.5], [-0.5, 0.5]], [[0.5, 0.0], [0.0, 0.5]]]
+    assert view.class_grams.tolist() == [[[0.5, -0.5], [-0.5, 0.5]], [[0.5, 0.0], [0.0, 0.5]]]
     # Both kernels moved by ½ in each of their one and four numbers.
     assert view.kernel_norms.tolist() == [[0.5, 1.0], [0.5, 1.0]]
 

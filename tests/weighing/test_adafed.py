@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from tests.kit import assert_refused
+from tests.weighing.policies.cohorts import answering
 
 from steelyard.messages.payloads import ServerTest
 from steelyard.messages.updates import LossState
@@ -30,7 +31,7 @@ REGRESSION = ServerTest(np.zeros(2), np.zeros((2, 0)), {"mape": np.array([0.25, 
 
 
 def view(test: ServerTest) -> CohortView:
-    return CohortView(np.array([100, 300, 50])[: len(test.accuracy)], lambda: np.zeros(3), lambda: test)
+    return answering(np.array([100, 300, 50])[: len(test.accuracy)], validation=test)
 
 
 def test_what_the_server_measures_on_its_own_test_set() -> None:

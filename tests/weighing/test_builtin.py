@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tests.kit import assert_refused
+from tests.weighing.policies.cohorts import answering
 from torch import nn
 
 from steelyard.learning.parameters import Layout
 from steelyard.messages.payloads import DenseModels, Floats, ServerTest
+from steelyard.messages.updates import Updates
 from steelyard.weighing.builtin import (
     LIMIT,
     MEMORY,
@@ -26,20 +27,14 @@ from steelyard.weighing.builtin import (
     root_direction,
     track_record,
 )
-from steelyard.weighing.cohort import CohortView
-
-NONE = ServerTest(np.zeros(0), np.zeros((0, 0)))
+from steelyard.weighing.cohort import Cohort, CohortView, ServerSide
 
 
 def seen(updates: Any, **more: Any) -> CohortView:
     """A view of a cohort with these updates."""
-    return CohortView(
-        samples=more.pop("samples", np.ones(len(updates), np.int64)),
-        divergence_of=more.pop("divergence_of", lambda: np.linalg.norm(updates, axis=1)),
-        validation_of=lambda: NONE,
-        gram_of=lambda: updates @ updates.T,
-        **more,
-    )
+    ones = np.ones(len(updates), np.int64)
+    parts = {"divergence": np.linalg.norm(updates, axis=1), "gram": updates @ updates.T, **more}
+    return answering(parts.pop("samples", ones), parts.pop("clients", ()), **parts)
 
 
 def test_agreement_is_the_mean_cosine_with_the_others() -> None:
@@ -59,7 +54,7 @@ def test_gain_is_what_the_loss_grows_without_the_client() -> None:
         found = (np.atleast_2d(weights) == 0) @ worth
         return ServerTest(np.zeros(len(found)), np.zeros((len(found), 0)), losses=found)
 
-    found = gain(seen(np.eye(3), samples=np.array([10, 10, 20]), test_of=test))
+    found = gain(seen(np.eye(3), samples=np.array([10, 10, 20]), test=test))
     np.testing.assert_allclose(found, [0.5, 0.0, 0.1], atol=1e-15)
 
 
@@ -69,8 +64,8 @@ def layered(changes: torch.Tensor, module: nn.Module) -> CohortView:
     payload = DenseModels(origin + changes)
     return seen(
         changes,
-        divergence_of=lambda: payload.divergence(origin),
-        kernel_norms_of=lambda: payload.kernel_norms(origin, layout.kernels),
+        divergence=payload.divergence(origin),
+        kernel_norms=payload.kernel_norms(origin, layout.kernels),
     )
 
 
@@ -90,14 +85,31 @@ def test_it_is_the_mean_over_kernels_and_leaves_biases_out() -> None:
 def test_layers_that_are_not_there_are_named() -> None:
     scale = nn.ParameterList([nn.Parameter(torch.ones(2))])
     assert_refused(lambda: kernel_divergence(layered(torch.zeros(1, 2), scale)), "criterion MK", "no kernels")
-    assert_refused(lambda: kernel_divergence(seen(np.ones((1, 1)))), "knows no layers")
+    assert_refused(
+        lambda: kernel_divergence(Cohort.of(sent(DenseModels(torch.ones(1, 1))), torch.zeros(1), ServerSide())),
+        "no layers",
+    )
+
+
+class Training(ServerSide):
+    """A server that has trained this model."""
+
+    def __init__(self, model: torch.Tensor) -> None:
+        self.model = model
+
+    def trained(self) -> torch.Tensor:
+        return self.model
+
+
+def sent(payload: DenseModels) -> Updates:
+    count = len(payload.models)
+    return Updates("f", 1, tuple(map(str, range(count))), np.ones(count, np.int64), {}, np.zeros(count), payload)
 
 
 def rooted(root: torch.Tensor | None) -> CohortView:
     origin = torch.tensor([7.0, -2.0])
     payload = DenseModels(origin + torch.tensor([[3.0, 0.0], [0.0, 5.0], [-1.0, 0.0], [4.0, 4.0], [0.0, 0.0]]))
-    along: Callable[[], Any] | None = None if root is None else lambda: payload.along_root(origin, origin + root)
-    return seen(np.zeros((5, 2)), divergence_of=lambda: payload.divergence(origin), root_of=along)
+    return Cohort.of(sent(payload), origin, ServerSide() if root is None else Training(origin + root))
 
 
 def test_the_cosine_with_what_the_server_learned_counts_from_0_on() -> None:

@@ -11,12 +11,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.kit import assert_refused
+from tests.weighing.policies.cohorts import WithRows, answering
 
 from steelyard.base.randomness import generator
 from steelyard.messages.payloads import DenseModels, Floats, ServerTest
 from steelyard.messages.updates import Updates
 from steelyard.weighing.builtin import coalition_weights, contributions, shapley_value
-from steelyard.weighing.criterion import CohortView, Criterion, Needs
+from steelyard.weighing.cohort import Cohort, CohortView, ServerSide
+from steelyard.weighing.criterion import Criterion, Needs
 from steelyard.weighing.shapley import Coalitions, shapley_values
 
 START = torch.tensor([1.0, 0.0, -1.0])
@@ -44,7 +46,7 @@ def test_everything_that_clients_told_is_in_the_view() -> None:
         "first_losses": np.array([1.0, 2.0, 3.0]),
         "label_counts": np.array([[5, 0], [3, 3], [0, 7]]),
     }
-    view = CohortView.of(updates(**told), START, first_number, {"a": [1]})
+    view = Cohort.of(updates(**told), START, WithRows(first_number), {"a": [1]})
     assert (view.clients, view.memory) == (("a", "b", "c"), {"a": [1]})
     for name, expected in {**told, "samples": np.array([5, 6, 7]), "losses": np.array([0.1, 0.2, 0.3])}.items():
         assert getattr(view, name).tolist() == expected.tolist()
@@ -52,7 +54,7 @@ def test_everything_that_clients_told_is_in_the_view() -> None:
     assert view.gram.tolist() == GRAM
     assert view.validation.accuracy.tolist() == [2, 1, 3]
     assert view.test(np.array([0.5, 0.5, 0.0])).accuracy == pytest.approx([1.5])
-    silent = CohortView.of(updates(), START, first_number)
+    silent = Cohort.of(updates(), START, WithRows(first_number))
     assert [getattr(silent, name) for name in told] == [None] * 3
     assert (silent.memory, silent.remembered) == ({}, {})
 
@@ -60,23 +62,30 @@ def test_everything_that_clients_told_is_in_the_view() -> None:
 def test_a_part_is_asked_for_once_and_one_that_is_not_there_is_named() -> None:
     asked: list[int] = []
     test = ServerTest(np.zeros(1), np.zeros((1, 0)))
-    view = CohortView(np.ones(1, dtype=np.int64), lambda: np.zeros(1), lambda: (asked.append(1), test)[1])
-    assert [view.validation, view.validation] == [test, test]
+    view = Cohort.of(updates(), START, WithRows(lambda _: (asked.append(1), test)[1]))
+    assert view.validation is view.validation
     assert asked == [1]
-    assert_refused(lambda: view.test(np.ones(1)), "weighing.criteria", "tests no models")
-    assert_refused(lambda: view.slopes(np.ones(1)), "weighing.policy", "no rows")
-    hidden = CohortView.of(updates(payload=object()), START, first_number)
-    assert_refused(lambda: hidden.validation, "weighing.criteria", "no single models")
+    alone = Cohort.of(updates(), START, ServerSide())
+    ones = np.ones(3)
+    assert_refused(lambda: alone.test(ones), "weighing.criteria", "tests no models")
+    assert_refused(lambda: alone.slopes(ones), "weighing.policy", "no rows")
+    assert_refused(lambda: alone.class_grams, "weighing.policy", "no last layer")
+    for name in ("divergence", "gram", "validation", "along_start", "root", "class_grams", "kernel_norms"):
+        assert_refused(lambda name=name: getattr(CohortView(ones), name), "weighing", "no single models")
+    for ask in (CohortView(ones).test, CohortView(ones).slopes):
+        assert_refused(lambda ask=ask: ask(ones), "weighing", "no single models")
+    hidden = Cohort.of(updates(payload=object()), START, WithRows(first_number))
+    assert_refused(lambda: hidden.validation, "weighing", "no single models")
     for need in ("label_counts", "first_losses"):
         criterion = Criterion("X", "server", "model", "", lambda view: np.ones(3), needs=Needs(**{need: True}))
         assert_refused(lambda c=criterion: c.on_server(hidden), "criterion X")
-        told = CohortView.of(updates(**{need: np.ones((3, 2))}), START, first_number)
+        told = Cohort.of(updates(**{need: np.ones((3, 2))}), START, WithRows(first_number))
         assert criterion.on_server(told).tolist() == [1, 1, 1]
 
 
 def test_memory_goes_from_round_to_round_and_leaves_the_past_alone() -> None:
     before = {"X": [1.0], "Y": "kept"}
-    view = CohortView.of(updates(), START, first_number, before)
+    view = Cohort.of(updates(), START, WithRows(first_number), before)
     view.remember("X", np.array([2.5, 3.5]))
     assert view.memory == {"X": [1.0], "Y": "kept"}
     assert view.remembered == {"X": [2.5, 3.5], "Y": "kept"}
@@ -87,7 +96,7 @@ def test_memory_goes_from_round_to_round_and_leaves_the_past_alone() -> None:
 def test_what_the_server_looks_at_cannot_be_written() -> None:
     given, remembered = updates(steps=np.array([1, 2, 3])), {"A": {"a": 1.0}}
     parts = {"errors": {"mape": np.ones(3)}, "losses": np.ones(3), "by_class": {"recall": np.ones((3, 2))}}
-    view = CohortView.of(given, START, lambda _: ServerTest(np.ones(3), np.ones((3, 2)), **parts), remembered)
+    view = Cohort.of(given, START, WithRows(lambda _: ServerTest(np.ones(3), np.ones((3, 2)), **parts)), remembered)
     shown = view.validation
     arrays = [shown.accuracy, shown.f1, shown.errors["mape"], shown.losses, shown.by_class["recall"]]
     assert shown.errors["mape"].tolist() == [1, 1, 1]
@@ -109,7 +118,7 @@ def test_models_are_tested_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> No
         errors, by_class = {"mse": found[:, 0] + 1}, {"recall": found[:, 1:] + 2}
         return ServerTest(found[:, 0], found[:, 1:], errors, found[:, 2], by_class)
 
-    view = CohortView.of(updates(), START, everything)
+    view = Cohort.of(updates(), START, WithRows(everything))
     weights = np.array([[1.0, 0, 0], [0, 0, 0], [0, 0.5, 0.5]])
     whole = view.test(weights)
     monkeypatch.setattr("steelyard.weighing.cohort.MOST_TESTED", 6)
@@ -183,13 +192,7 @@ def cohort(goods: Floats, samples: list[int]) -> CohortView:
         losses = 1.0 - np.atleast_2d(weights) @ goods
         return ServerTest(np.zeros(len(losses)), np.zeros((len(losses), 0)), losses=losses)
 
-    return CohortView(
-        samples=np.array(samples),
-        divergence_of=lambda: np.zeros(len(samples)),
-        validation_of=lambda: ServerTest(np.zeros(0), np.zeros((0, 0))),
-        test_of=test,
-        clients=tuple(map(str, range(len(samples)))),
-    )
+    return answering(samples, clients=list(map(str, range(len(samples)))), test=test)
 
 
 def test_contributions_of_a_cohort_sum_to_what_the_round_gained() -> None:
@@ -214,7 +217,7 @@ def test_nobody_has_no_weight_and_clients_without_samples_count_alike() -> None:
 
 
 def test_a_view_made_of_another_remembers_what_that_one_did() -> None:
-    first = CohortView.of(updates(), START, first_number)
+    first = Cohort.of(updates(), START, WithRows(first_number))
     first.remember("A-mean", 1)
     second = replace(first, round=2)
     second.remember("B-mean", 2)

@@ -14,9 +14,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.kit import assert_refused
+from tests.weighing.policies.cohorts import answering
 
 from steelyard.base.usercode import load_entry_points
-from steelyard.messages.payloads import ServerTest
 from steelyard.weighing import builtin, criterion, rule
 from steelyard.weighing.criterion import (
     NO_NEEDS,
@@ -41,8 +41,7 @@ def local(labels: list[int], classes: int = 2, **more: Any) -> LocalData:
 
 
 def view(divergence: list[float]) -> CohortView:
-    none = ServerTest(np.zeros(0), np.zeros((0, 0)))
-    return CohortView(np.ones(len(divergence), dtype=np.int64), lambda: np.array(divergence), lambda: none)
+    return answering(np.ones(len(divergence), dtype=np.int64), divergence=np.array(divergence))
 
 
 def server(measure: Callable[[CohortView], Any]) -> Criterion:

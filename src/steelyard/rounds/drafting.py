@@ -14,15 +14,14 @@ from steelyard.clients.protocol import ClassifyingServer, FittingServer, Layered
 from steelyard.defence.admission import NOT_FINITE, admit
 from steelyard.defence.robust import RobustRule
 from steelyard.messages.algorithm import Algorithm, ServerStep, Vectors
-from steelyard.messages.payloads import DenseModels, SingleModels
-from steelyard.messages.updates import Floats, Task, Updates
+from steelyard.messages.payloads import DenseModels, ServerTest, SingleModels
+from steelyard.messages.updates import Counts, Floats, Task, Updates
 from steelyard.privacy.hidden import BeyondBound, HiddenUpdates
 from steelyard.rounds.private import NO_GUARANTEE, Guarantee, PrivateRounds
-from steelyard.rounds.server_rows import server_slopes
 from steelyard.rounds.soundness import Exploded, is_sound, step_fault, told_in_one_line, without_culprit
 from steelyard.rounds.state import Draft, Federation, Plan, RoundState
-from steelyard.weighing.cohort import Memory, read_only
-from steelyard.weighing.criterion import CohortView, Criterion, CriterionFault
+from steelyard.weighing.cohort import Cohort, CohortView, Memory, ServerSide
+from steelyard.weighing.criterion import Criterion, CriterionFault
 from steelyard.weighing.weights import Weighing
 
 RADIUS = "defence/radius"
@@ -115,10 +114,6 @@ def _average(
     if not isinstance(payload, SingleModels):
         raise UserError(
             "weighing.defence: the server sees no single models in this run; allowed: no [weighing.defence]"
-        )
-    if settings.needs_root and view.root_of is None:
-        raise UserError(
-            "weighing.defence.rule: got 'fltrust', but this server has no rows to train on; allowed: the other rules"
         )
     rule = RobustRule(settings, payload, task.parameters, lambda: view.gram, lambda: view.root, view.memory.get(RADIUS))
 
@@ -289,34 +284,46 @@ def _require(task: Task, updates: Updates, least: int) -> None:
         )
 
 
-def _view(federation: Federation, state: RoundState, updates: Updates, server: Server, plan: Plan) -> CohortView:
-    view = CohortView.of(updates, state.parameters, partial(server.test, federation.seed), state.memory)
-    payload, seed = updates.payload, federation.seed
-    view = replace(
-        view,
-        samples=read_only(federation.rule.samples(updates.samples)),
-        seed=seed,
+class _OfServer(ServerSide):
+    """What a run's server can do for the view of one federation's cohort; its kind says what that is."""
+
+    def __init__(self, server: Server, federation: Federation, state: RoundState) -> None:
+        self._server, self._seed, self._state = server, federation.seed, state
+
+    def test(self, models: torch.Tensor) -> ServerTest:
+        return self._server.test(self._seed, models)
+
+    def trained(self) -> torch.Tensor:
+        if not isinstance(self._server, FittingServer):
+            return super().trained()
+        return self._server.train(self._seed, self._state.round + 1, self._state.parameters)
+
+    def gradient(self, model: torch.Tensor) -> torch.Tensor:
+        if not isinstance(self._server, FittingServer):
+            return super().gradient(model)
+        return self._server.gradients([self._seed], model[None])[0]
+
+    def kernels(self) -> Counts:
+        return self._server.kernels(self._seed) if isinstance(self._server, LayeredServer) else super().kernels()
+
+    def output_layer(self) -> Counts:
+        if not isinstance(self._server, LayeredServer):
+            return super().output_layer()
+        return self._server.output_layer(self._seed)
+
+
+def _view(federation: Federation, state: RoundState, updates: Updates, server: Server, plan: Plan) -> Cohort:
+    return Cohort.of(
+        updates,
+        state.parameters,
+        _OfServer(server, federation, state),
+        state.memory,
+        samples=federation.rule.samples(updates.samples),
+        seed=federation.seed,
         round=state.round + 1,
         rounds=plan.rounds,
         rate=federation.learning_rate * plan.rate(state.round + 1),
     )
-    if isinstance(server, FittingServer) and isinstance(payload, SingleModels):
-        view = replace(view, root_of=partial(_root, server, seed, payload, state))
-    if isinstance(server, LayeredServer) and isinstance(payload, SingleModels):
-        kernels = partial(server.kernels, seed)
-        view = replace(view, kernel_norms_of=lambda: payload.kernel_norms(state.parameters, kernels()))
-    if not isinstance(payload, DenseModels):
-        return view
-    if isinstance(server, FittingServer):
-        view = replace(view, slopes_of=partial(server_slopes, server, seed, payload, state.parameters))
-    if isinstance(server, LayeredServer):
-        rows = partial(server.output_layer, seed)
-        view = replace(view, class_grams_of=lambda: payload.grams_of(state.parameters, rows()))
-    return view
-
-
-def _root(server: FittingServer, seed: int, payload: SingleModels, state: RoundState) -> tuple[Floats, float]:
-    return payload.along_root(state.parameters, server.train(seed, state.round + 1, state.parameters))
 
 
 def _measured(task: Task, criteria: Sequence[Criterion], updates: Updates, view: CohortView) -> np.ndarray:

@@ -11,7 +11,7 @@ import torch
 from steelyard.base.errors import UserError
 from steelyard.clients.protocol import FittingServer, Server
 from steelyard.messages.payloads import DenseModels
-from steelyard.messages.updates import Floats, Updates
+from steelyard.messages.updates import Updates
 from steelyard.rounds.soundness import Exploded, is_sound
 from steelyard.rounds.state import Draft, Federation, RoundState
 from steelyard.weighing.fitted import FitSettings, fit_weights
@@ -28,15 +28,6 @@ def train_alone(federation: Federation, state: RoundState, server: Server, round
     nobody = Updates(federation.name, round, (), np.zeros(0, np.int64), {}, none, DenseModels(model[None][:0]))
     order = state.orders.order
     return Draft(federation, state, nobody, None, model, order, state.memory, tensors=state.tensors)
-
-
-def server_slopes(
-    server: FittingServer, seed: int, payload: DenseModels, parameters: torch.Tensor, weights: Floats
-) -> Floats:
-    """Return ∂L/∂wᵢ = ⟨∇L(Σ wⱼθⱼ), θᵢ⟩ of the server's loss, one number for each client."""
-    model = payload.combine(parameters, weights)
-    (gradient,) = server.gradients([seed], model[None])
-    return (payload.models @ gradient.to(payload.models.device)).double().cpu().numpy()
 
 
 def fit_to_server(drafts: Sequence[Draft], server: Server) -> None:

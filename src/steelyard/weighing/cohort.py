@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steelyard.base.errors import UserError
-from steelyard.messages.payloads import Payload, ServerTest, SingleModels
+from steelyard.messages.payloads import DenseModels, Payload, ServerTest, SingleModels
 from steelyard.messages.updates import Counts, Floats, Updates
 
 if TYPE_CHECKING:
@@ -95,27 +95,39 @@ def _read_only_test(test: ServerTest) -> ServerTest:
     return ServerTest(read_only(test.accuracy), read_only(test.f1), errors, read_only(test.losses), by_class)
 
 
-def _nothing_to_test(weights: Floats) -> ServerTest:
-    raise UserError(
-        "weighing.criteria: the server tests no models in this run; allowed: criteria that need no test set of the "
-        "server"
-    )
+def _no_models() -> UserError:
+    return UserError("weighing: the server sees no single models in this run; allowed: criteria and rules without them")
 
 
-def _nothing_to_fit(weights: Floats) -> Floats:
-    raise UserError("weighing.policy: the server learns from no rows of its own in this run; allowed: other policies")
+class ServerSide:
+    """What the server itself can do for a view of a cohort; by default nothing, each answer a line that says so."""
 
+    def test(self, models: torch.Tensor) -> ServerTest:
+        """Test models [models, parameters] on rows of the server."""
+        raise UserError(
+            "weighing.criteria: the server tests no models in this run; allowed: criteria that need no test set of the "
+            "server"
+        )
 
-def _no_root() -> Any:
-    raise UserError("weighing: this server has no rows to train on; allowed: criteria and rules without u_0")
+    def trained(self) -> torch.Tensor:
+        """Return the model that the server trains this round on rows of its own, from the one that the cohort got."""
+        raise UserError("weighing: this server has no rows to train on; allowed: criteria but RD, defences but fltrust")
 
+    def gradient(self, model: torch.Tensor) -> torch.Tensor:
+        """Return the gradient of the server's loss at a model."""
+        raise UserError(
+            "weighing.policy: the server learns from no rows of its own in this run; allowed: other policies"
+        )
 
-def _no_layers() -> Any:
-    raise UserError("weighing: this server knows no layers of single models; allowed: criteria that do not need them")
+    def kernels(self) -> Counts:
+        """Return where each layer's kernel begins and ends in the flat model: [kernels, 2]."""
+        raise UserError(
+            "weighing: this server knows no layers of single models; allowed: criteria that do not need them"
+        )
 
-
-def _no_models() -> Any:
-    raise UserError("weighing.policy: the server sees no single models in this run; allowed: policies without them")
+    def output_layer(self) -> Counts:
+        """Return the positions [outputs, parameters of each] of the last layer's rows in the flat model."""
+        raise UserError("weighing.policy: this server knows no last layer of the network; allowed: other policies")
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,16 +143,6 @@ class CohortView:
 
     samples: Counts
     """Number of training samples of each client, as it says."""
-    divergence_of: Callable[[], Floats]
-    """Computes `divergence`."""
-    validation_of: Callable[[], ServerTest]
-    """Computes `validation`."""
-    gram_of: Callable[[], Floats] = lambda: np.zeros((0, 0))
-    """Computes `gram`."""
-    test_of: Callable[[Floats], ServerTest] = _nothing_to_test
-    """Computes `test`."""
-    root_of: Callable[[], tuple[Floats, float]] | None = None
-    """Computes `root`; None where the server trains on no rows of its own."""
     clients: tuple[str, ...] = ()
     """The ids of the clients; the key for what is remembered of single clients, since the next cohort is another."""
     label_counts: Counts | None = None
@@ -159,119 +161,56 @@ class CohortView:
     """How many rounds are planned; 0 where nobody knows."""
     rate: float = 0.0
     """The clients' learning rate in this round; 0 where nobody knows."""
-    slopes_of: Callable[[Floats], Floats] = _nothing_to_fit
-    """Computes `slopes`."""
-    along_start_of: Callable[[], tuple[float, Floats]] = _no_models
-    """Computes `along_start`."""
-    class_grams_of: Callable[[], Floats] = _no_models
-    """Computes `class_grams`."""
-    kernel_norms_of: Callable[[], Floats] = _no_layers
-    """Computes `kernel_norms`."""
     memory: Mapping[str, Memory] = field(default_factory=dict[str, Memory])
     """What was remembered in the rounds before, by name; empty in the first round."""
     changes: dict[str, Memory] = field(default_factory=dict[str, Memory], repr=False)
     """What was remembered in this round; a view that `replace` makes of this one goes on with the same."""
 
-    @classmethod
-    def of(
-        cls,
-        updates: Updates,
-        parameters: torch.Tensor,
-        test: Callable[[torch.Tensor], ServerTest],
-        memory: Mapping[str, Memory] | None = None,
-    ) -> CohortView:
-        """Return the view of a cohort's updates; `parameters` is the model it got, `test` tests models."""
-        payload = updates.payload
-
-        def validation() -> ServerTest:
-            if not isinstance(payload, SingleModels):
-                raise UserError(
-                    "weighing.criteria: the server sees no single models in this run; allowed: criteria that do not "
-                    "need them"
-                )
-            return payload.tested(test)
-
-        def combined(weights: Floats) -> ServerTest:
-            rows = np.atleast_2d(weights)
-            # Some models at a time: all coalitions of twelve clients are 4,096.
-            size = max(1, MOST_TESTED // max(1, parameters.numel()))
-            parts = [test(_models(payload, parameters, rows[at : at + size])) for at in range(0, len(rows), size)]
-            return parts[0] if len(parts) == 1 else ServerTest.joined(parts)
-
-        return cls(
-            samples=read_only(updates.samples),
-            divergence_of=lambda: read_only(payload.divergence(parameters)),
-            validation_of=lambda: _read_only_test(validation()),
-            gram_of=lambda: read_only(payload.gram(parameters)),
-            test_of=combined,
-            along_start_of=(lambda: payload.along_start(parameters))
-            if isinstance(payload, SingleModels)
-            else _no_models,
-            clients=updates.clients,
-            label_counts=_or_none(updates.label_counts),
-            steps=_or_none(updates.steps),
-            first_losses=_or_none(updates.first_losses),
-            losses=_or_none(updates.losses),
-            # A copy: what a criterion changes in it would otherwise be remembered here, and forgotten by a checkpoint.
-            memory=copy.deepcopy(dict(memory or {})),
-        )
-
-    @classmethod
-    def of_table(cls, clients: Sequence[str], rows: Floats) -> CohortView:
-        """Return the view of clients of whom nothing is known but a table of measures."""
-        return cls(
-            samples=np.ones(len(rows), np.int64),
-            divergence_of=_no_models,
-            validation_of=lambda: _nothing_to_test(rows),
-            gram_of=_no_models,
-            clients=tuple(clients),
-        )
-
     @cached_property
     def divergence(self) -> Floats:
         """‖Θ − Θ_a‖₂ of every client, over all parameters together."""
-        return self.divergence_of()
+        raise _no_models()
 
     @cached_property
     def gram(self) -> Floats:
         """⟨Θ_a − Θ, Θ_b − Θ⟩ of every pair of clients: [clients, clients]; norms and cosines follow."""
-        return self.gram_of()
+        raise _no_models()
 
     @cached_property
     def validation(self) -> ServerTest:
         """Every client's model on the server's test set."""
-        return self.validation_of()
+        raise _no_models()
 
     @cached_property
     def along_start(self) -> tuple[float, Floats]:
         """‖Θ‖² and ⟨Θ, Θ_a − Θ⟩ of every client: with `gram`, the angles between whole models follow."""
-        return self.along_start_of()
+        raise _no_models()
 
     @cached_property
     def root(self) -> tuple[Floats, float]:
         """⟨Θ_a − Θ, u_0⟩ of every client and ‖u_0‖, with u_0 what the server learned this round from its own rows."""
-        return _no_root() if self.root_of is None else self.root_of()
+        raise _no_models()
 
     @cached_property
     def class_grams(self) -> Floats:
         """As `gram`, over the rows of the last layer, one for each class: [classes, clients, clients]."""
-        return self.class_grams_of()
+        raise _no_models()
 
     @cached_property
     def kernel_norms(self) -> Floats:
         """‖W_l − W_al‖₂ of every client and every layer's kernel, without biases: [clients, kernels]."""
-        return self.kernel_norms_of()
+        raise _no_models()
 
     def test(self, weights: Floats) -> ServerTest:
         """Test the models that these weights combine on the server's test set: [clients], or [models, clients].
 
         Weights that are all 0 stand for the model that the cohort received.
         """
-        return self.test_of(weights)
+        raise _no_models()
 
     def slopes(self, weights: Floats) -> Floats:
         """Return ∂L/∂w of the server's loss at the model Σ w_a Θ_a, one number for each client."""
-        return self.slopes_of(weights)
+        raise _no_models()
 
     def remember(self, name: str, value: object) -> None:
         """Keep a value for the next rounds of this federation: `memory[name]` has it from the next round on.
@@ -291,12 +230,106 @@ class CohortView:
         return {**self.memory, **self.changes}
 
 
-def _models(payload: Payload, parameters: torch.Tensor, weights: Floats) -> torch.Tensor:
-    found = payload.combine(parameters, weights)
-    nobody = ~weights.any(axis=1)
-    if nobody.any():
-        found[np.flatnonzero(nobody)] = parameters.to(found.device, found.dtype)
-    return found
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Cohort(CohortView):
+    """The view of a cohort whose updates are here; what it costs is spent once, when it is first asked for."""
+
+    payload: Payload
+    parameters: torch.Tensor
+    """The model that the cohort got."""
+    server: ServerSide = field(default_factory=ServerSide)
+
+    @classmethod
+    def of(
+        cls,
+        updates: Updates,
+        parameters: torch.Tensor,
+        server: ServerSide,
+        memory: Mapping[str, Memory] | None = None,
+        *,
+        samples: Counts | None = None,
+        seed: int = 0,
+        round: int = 0,
+        rounds: int = 0,
+        rate: float = 0.0,
+    ) -> Cohort:
+        """Return the view of a cohort's updates; `samples` stand in place of those that the clients claim."""
+        return cls(
+            samples=read_only(updates.samples if samples is None else samples),
+            clients=updates.clients,
+            label_counts=_or_none(updates.label_counts),
+            steps=_or_none(updates.steps),
+            first_losses=_or_none(updates.first_losses),
+            losses=_or_none(updates.losses),
+            seed=seed,
+            round=round,
+            rounds=rounds,
+            rate=rate,
+            # A copy: what a criterion changes in it would otherwise be remembered here, and forgotten by a checkpoint.
+            memory=copy.deepcopy(dict(memory or {})),
+            payload=updates.payload,
+            parameters=parameters,
+            server=server,
+        )
+
+    @property
+    def _single(self) -> SingleModels:
+        if not isinstance(self.payload, SingleModels):
+            raise _no_models()
+        return self.payload
+
+    @property
+    def _dense(self) -> DenseModels:
+        if not isinstance(self.payload, DenseModels):
+            raise _no_models()
+        return self.payload
+
+    @cached_property
+    def divergence(self) -> Floats:
+        return read_only(self.payload.divergence(self.parameters))
+
+    @cached_property
+    def gram(self) -> Floats:
+        return read_only(self.payload.gram(self.parameters))
+
+    @cached_property
+    def validation(self) -> ServerTest:
+        return _read_only_test(self._single.tested(self.server.test))
+
+    @cached_property
+    def along_start(self) -> tuple[float, Floats]:
+        return self._single.along_start(self.parameters)
+
+    @cached_property
+    def root(self) -> tuple[Floats, float]:
+        return self._single.along_root(self.parameters, self.server.trained())
+
+    @cached_property
+    def class_grams(self) -> Floats:
+        return self._dense.grams_of(self.parameters, self.server.output_layer())
+
+    @cached_property
+    def kernel_norms(self) -> Floats:
+        return self._single.kernel_norms(self.parameters, self.server.kernels())
+
+    def test(self, weights: Floats) -> ServerTest:
+        rows = np.atleast_2d(weights)
+        # Some models at a time: all coalitions of twelve clients are 4,096.
+        size = max(1, MOST_TESTED // max(1, self.parameters.numel()))
+        parts = [self.server.test(self._models(rows[at : at + size])) for at in range(0, len(rows), size)]
+        return parts[0] if len(parts) == 1 else ServerTest.joined(parts)
+
+    def slopes(self, weights: Floats) -> Floats:
+        payload = self._dense
+        gradient = self.server.gradient(payload.combine(self.parameters, weights))
+        return (payload.models @ gradient.to(payload.models.device)).double().cpu().numpy()
+
+    def _models(self, weights: Floats) -> torch.Tensor:
+        found = self.payload.combine(self.parameters, weights)
+        nobody = ~weights.any(axis=1)
+        if nobody.any():
+            found[np.flatnonzero(nobody)] = self.parameters.to(found.device, found.dtype)
+        return found
 
 
 def _listed(value: object) -> object:

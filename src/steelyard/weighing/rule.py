@@ -296,7 +296,7 @@ class Rule:
         how = self.settings.normalise if how == "rule" else how
         normalised, zero = (believed, np.zeros(raw.shape[1])) if how is None else normalise(believed, how)
         if self.policy is not None:
-            looked_at = view or CohortView.of_table(clients, believed)
+            looked_at = view or CohortView(np.ones(len(believed), np.int64), clients=tuple(clients))
             found = self.policy.weigh({name: believed[:, column] for column, name in enumerate(self.names)}, looked_at)
         else:
             found = self.score(normalised, order)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
 from steelyard.messages.payloads import DenseModels, ServerTest
-from steelyard.messages.updates import Floats, Updates
+from steelyard.messages.updates import Counts, Floats, Updates
 from steelyard.weighing import criterion as registry
-from steelyard.weighing.cohort import CohortView, Memory
+from steelyard.weighing.cohort import Cohort, CohortView, Memory, ServerSide
 from steelyard.weighing.policy import Policy
 from steelyard.weighing.weights import to_weights
 
@@ -42,6 +42,31 @@ def server_slopes(models: torch.Tensor, weights: Floats) -> Floats:
     return given.grad.numpy()
 
 
+class WithRows(ServerSide):
+    """A server that tests models by a function, and knows the last layer."""
+
+    def __init__(self, test: Callable[[torch.Tensor], ServerTest]) -> None:
+        self.test = test  # type: ignore[method-assign]
+
+    def output_layer(self) -> Counts:
+        return OUTPUT
+
+
+class Sloped(Cohort):
+    """A cohort whose server knows its slopes by torch alone."""
+
+    def slopes(self, weights: Floats) -> Floats:
+        return server_slopes(self._dense.models, weights)
+
+
+def answering(
+    samples: Any, clients: Sequence[str] = (), memory: Mapping[str, Memory] | None = None, **answers: Any
+) -> CohortView:
+    """A view that answers with these values, and by these functions of weights."""
+    given = {name: staticmethod(each) if callable(each) else each for name, each in answers.items()}
+    return type("Answering", (CohortView,), given)(np.asarray(samples), clients=tuple(clients), memory=memory or {})
+
+
 def cohort(
     models: torch.Tensor = MODELS,
     *,
@@ -66,17 +91,8 @@ def cohort(
         first_losses=np.array(losses),
         label_counts=np.array(counts),
     )
-    view = CohortView.of(
-        updates, START, lambda found: ServerTest(np.zeros(len(found)), np.zeros((len(found), 0))), memory
-    )
-    return replace(
-        view,
-        round=round,
-        rounds=rounds,
-        rate=0.1,
-        slopes_of=lambda weights: server_slopes(models, weights),
-        class_grams_of=lambda: DenseModels(models).grams_of(START, OUTPUT),
-    )
+    nothing = WithRows(lambda found: ServerTest(np.zeros(len(found)), np.zeros((len(found), 0))))
+    return Sloped.of(updates, START, nothing, memory, round=round, rounds=rounds, rate=0.1)
 
 
 def weighed(policy: Policy, view: CohortView) -> Floats:
