@@ -20,6 +20,8 @@ from steelyard.base.settings import validated
 from steelyard.defence.robust import RobustRule, mixing
 from steelyard.defence.settings import BY_COORDINATE, DEFENCES, DefenceSettings
 from steelyard.messages.payloads import DenseModels
+from steelyard.weighing.rule import WeighingSettings
+from steelyard.weighing.words import label
 
 SIZE = 13
 WITHOUT_ROOT = [name for name in DEFENCES if name != "fltrust"]
@@ -248,16 +250,16 @@ def test_what_is_not_trained_stays_bit_for_bit(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "robust", "share", "label"),
+    ("fields", "robust", "share", "name"),
     [
         ({}, True, 0.3, "clip(DS)"),
         ({"rule": "none"}, False, 0.3, "none(DS)"),
         ({"rule": "none", "mix": True, "hostile": 0.0}, True, 0.0, "none(DS;mix;hostile=0)"),
     ],
 )
-def test_what_a_section_stands_for(fields: dict[str, object], robust: bool, share: float, label: str) -> None:
+def test_what_a_section_stands_for(fields: dict[str, object], robust: bool, share: float, name: str) -> None:
     found = DefenceSettings.model_validate(fields)
-    assert (found.robust, found.share, found.label("DS")) == (robust, share, label)
+    assert (found.robust, found.share, label(WeighingSettings(defence=found))) == (robust, share, name)
     assert found.needs_root == (found.rule == "fltrust")
 
 

@@ -24,7 +24,8 @@ from steelyard.weighing.cohort import CohortView, Memory
 from steelyard.weighing.criterion import Needs
 from steelyard.weighing.order import AdjustSettings, Decision, OrderState, chooses, strategy_of
 from steelyard.weighing.policy import Policy
-from steelyard.weighing.rule import Rule, WeighingSettings, show_priority
+from steelyard.weighing.rule import Rule, WeighingSettings
+from steelyard.weighing.words import show_priority
 
 CRITERIA = ("DS", "LD", "CB")
 

@@ -9,11 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.kit import assert_refused
 
+from steelyard.base.errors import UserError
 from steelyard.weighing.criterion import LocalData
-from steelyard.weighing.rule import Rule, WeighingSettings, criteria_of, label, parse_priority, show_priority
-from steelyard.weighing.words import WORDS, Frame, read_rule, split
+from steelyard.weighing.rule import Rule, WeighingSettings, criteria_of, parse_priority
+from steelyard.weighing.words import WORDS, Frame, label, read_rule, show_priority, split
 
 BASE = WeighingSettings(criteria=["DS", "LD", "MD"], priority="MD>DS>LD")
 KNOWN = ("DS", "LD", "MD", "VP", "VE", "EQ")
@@ -32,7 +35,7 @@ def settings(**given: Any) -> WeighingSettings:
     [
         ({"priority": "LD>DS"}, "LD>DS"),
         ({"criteria": ["DS"], "score": "power", "power": 2.5}, "power(DS)^2.5"),
-        ({"score": " Weighted_Mean ", "weights": [1, 2]}, "weighted-mean(DS,LD)"),
+        ({"score": " Weighted_Mean ", "weights": [1, 2]}, "weighted-mean(DS=1,LD=2)"),
         ({"adjust": {"report": "apart", "budget": 3}}, "online-apart(DS>LD)@3"),
         ({"loss": {"adapt": "barron"}}, "DS>LD+barron"),
         ({"criteria": ["DS", "LD", "MD"], "priority": "LD>DS>MD", "adjust": {}}, "online(LD>DS>MD)"),
@@ -42,6 +45,53 @@ def settings(**given: Any) -> WeighingSettings:
 )
 def test_a_rule_is_named_by_what_it_does(given: dict[str, Any], name: str) -> None:
     assert label(settings(**given)) == name
+
+
+orders = st.lists(st.sampled_from(["DS", "LD", "MD", "EQ"]), min_size=1, max_size=4, unique=True)
+tenths = st.integers(11, 99).map(lambda tenth: tenth / 10)
+scored = st.one_of(
+    orders.map(">".join),
+    st.builds("power({})^{:g}".format, orders.map(",".join), tenths),
+    st.builds(
+        "{}({})".format, st.sampled_from(["mean", "product"]), orders.filter(lambda order: len(order) > 1).map(",".join)
+    ),
+    st.builds("weighted-mean(DS={:g},LD={:g})".format, tenths, tenths),
+    st.sampled_from(
+        ["owa(DS,LD;most)", "owa(DS,LD;0.7,0.3)", "feddisco(a=0.25)", "online(DS>MD)@3/max", "bandit-apart"]
+    ),
+    st.just("greedy(LD>DS)"),
+)
+wrapped = st.one_of(
+    scored,
+    st.builds("{}/{}".format, scored, st.sampled_from(["max", "rank"])),
+    st.builds(
+        "fitted({};steps={};shrink={:g})".format, scored, st.integers(1, 99), tenths.map(lambda tenth: tenth / 10)
+    ),
+)
+capped = wrapped | st.builds(
+    "capped({};bound=3;max_shares={:g};floors.a=0.1)".format, wrapped, tenths.map(lambda t: t + 1)
+)
+defended = st.one_of(
+    st.just("server-only"),
+    capped,
+    st.builds("clip({};quantile=0.25)".format, capped),
+    st.builds("{}({};mix;hostile=0.2)".format, st.sampled_from(["median", "spectral", "none"]), capped),
+)
+
+
+@given(defended)
+def test_what_is_printed_of_a_rule_is_read_as_that_rule(word: str) -> None:
+    try:
+        read = WeighingSettings(**_plain(read_rule(word, FRAME)))
+    except UserError:  # parts that do not go together
+        return
+    again = WeighingSettings(**_plain(read_rule(label(read), FRAME)))
+    assert (again, label(again)) == (read, label(read))
+
+
+def _plain(given: dict[str, Any]) -> dict[str, Any]:
+    """Without the name that a word may give itself."""
+    return {name: value for name, value in given.items() if name != "name"}
 
 
 @pytest.mark.parametrize(

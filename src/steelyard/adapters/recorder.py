@@ -38,8 +38,9 @@ from steelyard.runs.joining import set_up
 from steelyard.runs.store import Store, exists
 from steelyard.weighing.cohort import Memory
 from steelyard.weighing.order import OrderState
-from steelyard.weighing.rule import Rule, label, trust_warnings, trusted
+from steelyard.weighing.rule import Rule, trust_warnings, trusted
 from steelyard.weighing.weights import Weighing
+from steelyard.weighing.words import label
 
 
 @dataclass(frozen=True)

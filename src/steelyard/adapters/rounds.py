@@ -22,8 +22,8 @@ from steelyard.weighing import criterion as registry
 from steelyard.weighing.cohort import Memory
 from steelyard.weighing.criterion import Capabilities, unmet
 from steelyard.weighing.order import OrderState
-from steelyard.weighing.rule import Rule, WeighingSettings, label
-from steelyard.weighing.words import Frame, read_rule
+from steelyard.weighing.rule import Rule, WeighingSettings
+from steelyard.weighing.words import Frame, label, read_rule
 
 SAMPLES = "DS"
 MEMORY = 1 << 28

@@ -100,10 +100,3 @@ class DefenceSettings(Section):
     def needs_root(self) -> bool:
         """Whether the server must train on rows of its own."""
         return self.rule == "fltrust"
-
-    def label(self, rule: str) -> str:
-        """Name a rule under this defence: "clip(DS)", "trimmed-mean(DS;hostile=0.3)", "median(DS;mix)"."""
-        given: dict[str, Any] = self.model_dump(exclude_none=True, exclude={"rule", "mix"})
-        words = ["mix"] if self.mix else []
-        words += [f"{name}={value:g}" for name, value in given.items()]
-        return f"{self.rule}({';'.join([rule, *words])})"

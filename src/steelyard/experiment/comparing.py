@@ -14,7 +14,7 @@ from steelyard.experiment.federations import FederationSettings, put_federations
 from steelyard.experiment.loading import build, read_document
 from steelyard.experiment.rule_words import parse_rules, rules_with_reasons
 from steelyard.experiment.running import run
-from steelyard.weighing.rule import show_priority
+from steelyard.weighing.words import show_priority
 
 if TYPE_CHECKING:
     from steelyard.data.dataset import DatasetOrSeeded

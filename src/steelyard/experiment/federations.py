@@ -9,7 +9,8 @@ from steelyard.algorithms.settings import AlgorithmSettings
 from steelyard.base.errors import UserError, listed
 from steelyard.messages.algorithm import Algorithm
 from steelyard.weighing.criterion import Capabilities, unmet
-from steelyard.weighing.rule import WeighingSettings, label
+from steelyard.weighing.rule import WeighingSettings
+from steelyard.weighing.words import label
 
 
 class FederationSettings(WeighingSettings):

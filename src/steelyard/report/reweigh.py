@@ -10,7 +10,8 @@ from steelyard.base.errors import UserError
 from steelyard.messages.updates import Floats
 from steelyard.report.documents.run import Reweighed, ReweighedClient
 from steelyard.report.view import FederationView, Frame, RunView
-from steelyard.weighing.rule import Rule, WeighingSettings, label
+from steelyard.weighing.rule import Rule, WeighingSettings
+from steelyard.weighing.words import label
 
 LABEL = "The weights that this rule would have given to these updates; not a result: no model was trained with them."
 

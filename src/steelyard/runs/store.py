@@ -31,7 +31,8 @@ from steelyard.runs.database import close_log, connect, reading
 from steelyard.runs.digests import Digest, Digests
 from steelyard.runs.kept_updates import Kept, keep_round
 from steelyard.runs.schema import WRITE, declared
-from steelyard.weighing.rule import WeighingSettings, show_priority
+from steelyard.weighing.rule import WeighingSettings
+from steelyard.weighing.words import show_priority
 
 _BEGUN = "SELECT 1 FROM rounds LIMIT 1"
 _COUNTED = (

@@ -188,44 +188,6 @@ def parse_priority(text: str, criteria: Sequence[str]) -> tuple[int, ...]:
     return tuple(criteria.index(name) for name in names)
 
 
-def show_priority(order: Sequence[int], criteria: Sequence[str]) -> str:
-    """Write an order as "DS>LD>MD"."""
-    return ">".join(criteria[i] for i in order)
-
-
-def label(settings: WeighingSettings) -> str:
-    """Name a rule by what it does, unless the user named it.
-
-    "DS", "DS>LD>MD", "mean(DS,LD)", "online(DS>LD>MD)", "online(DS>LD>MD)@20" with a budget, "VP+class-f1",
-    "DS>LD>MD/max" where criteria are divided by the best, "fitted(DS)", "server-only".
-    """
-    if settings.name is not None:
-        return settings.name
-    if settings.policy is not None:
-        text = settings.policy.label
-    elif settings.score == "prioritized" or (len(settings.criteria) == 1 and settings.score != "power"):
-        text = show_priority(settings.order(), settings.criteria)
-    elif settings.score == "power" and settings.power not in (None, 1):
-        text = f"power({','.join(settings.criteria)})^{settings.power:g}"
-    else:
-        text = f"{settings.score}({','.join(settings.criteria)})"
-    if settings.trained_by == "server":
-        return "server-only"
-    if settings.normalise != "share":
-        text = f"{text}/{settings.normalise}"
-    if settings.adjust is not None:
-        limit = "" if settings.adjust.budget is None else f"@{settings.adjust.budget}"
-        apart = "-apart" if settings.adjust.report == "apart" else ""
-        text = f"{settings.adjust.strategy}{apart}({text}){limit}"
-    if settings.fit is not None:
-        text = f"fitted({text})"
-    if limits := settings.limits():
-        text = f"capped({';'.join([text, *limits])})"
-    if settings.defence is not None:
-        text = settings.defence.label(text)
-    return text if settings.loss is None or settings.loss.adapt == "none" else f"{text}+{settings.loss.adapt}"
-
-
 def criteria_of(rules: Iterable[WeighingSettings]) -> list[registry.Criterion]:
     """Look up the criteria of all rules, each once, in the order of naming, after loading the plugins they name."""
     rules = list(rules)

@@ -18,9 +18,9 @@ from steelyard.base.settings import LARGEST_REAL, validated
 from steelyard.messages.updates import Floats
 from steelyard.weighing import criterion as registry
 from steelyard.weighing import scores as capacities
-from steelyard.weighing.rule import Rule, WeighingSettings, bounded, label
+from steelyard.weighing.rule import Rule, WeighingSettings, bounded
 from steelyard.weighing.weights import Normalising, Weighing
-from steelyard.weighing.words import Frame, read_rule
+from steelyard.weighing.words import Frame, label, read_rule
 
 _WORTH = tuple(task.criterion for task in TASKS.values())
 """The criteria by which a model does well on the server's rows, one for each task."""

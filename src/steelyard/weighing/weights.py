@@ -195,8 +195,3 @@ class LimitSettings(Section):
         if abs(total - 1.0) <= ROUNDING:
             return limited(weights, low, high)
         return limited(weights / total, low, high) * total
-
-    def limits(self) -> list[str]:
-        """Return the limits as words of `--rules` write them: "max_shares=2", "floors.a=0.1"."""
-        found = [f"{name}={value:g}" for name in LIMITS if (value := getattr(self, name)) is not None]
-        return [*found, *(f"floors.{client}={floor:g}" for client, floor in self.floors.items())]

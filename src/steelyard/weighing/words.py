@@ -1,4 +1,4 @@
-"""Rules as words: "DS", "LD>DS>MD/max", "owa(DS,LD;most)", "capped(VP;max_shares=2)", "guarded".
+"""Rules as words, written and read: "DS", "LD>DS>MD/max", "owa(DS,LD;most)", "capped(VP;max_shares=2)", "guarded".
 
 A word is read within a frame: the criteria that may be named, and those that a word without any takes. What each word
 means is in docs/reference/experiments.md.
@@ -7,7 +7,7 @@ means is in docs/reference/experiments.md.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -92,6 +92,62 @@ def split(text: str, at: str = ",") -> list[str]:
     return [part.strip() for part in parts if part.strip()]
 
 
+def show_priority(order: Sequence[int], criteria: Sequence[str]) -> str:
+    """Write an order as "DS>LD>MD"."""
+    return ">".join(criteria[i] for i in order)
+
+
+def label(settings: WeighingSettings) -> str:
+    """Name a rule by what it does, unless the user named it.
+
+    "DS", "DS>LD>MD", "mean(DS,LD)", "online(DS>LD>MD)", "online(DS>LD>MD)@20" with a budget, "VP+class-f1",
+    "DS>LD>MD/max" where criteria are divided by the best, "fitted(DS)", "server-only".
+    """
+    if settings.name is not None:
+        return settings.name
+    if settings.policy is not None:
+        text = settings.policy.label
+    elif settings.score == "prioritized" or (len(settings.criteria) == 1 and settings.score != "power"):
+        text = show_priority(settings.order(), settings.criteria)
+    elif settings.score == "power" and settings.power not in (None, 1):
+        text = f"power({','.join(settings.criteria)})^{settings.power:g}"
+    else:
+        text = f"{settings.score}({_scored(settings)})"
+    if settings.trained_by == "server":
+        return "server-only"
+    if settings.normalise != "share":
+        text = f"{text}/{settings.normalise}"
+    if settings.adjust is not None:
+        limit = "" if settings.adjust.budget is None else f"@{settings.adjust.budget}"
+        apart = "-apart" if settings.adjust.report == "apart" else ""
+        text = f"{settings.adjust.strategy}{apart}({text}){limit}"
+    if settings.fit is not None:
+        text = f"fitted({';'.join([text, *_assigned(settings.fit.model_dump(exclude_defaults=True))])})"
+    limits = {name: value for name in LIMITS if (value := getattr(settings, name)) is not None}
+    if limits or settings.floors:
+        floors = {f"floors.{client}": floor for client, floor in settings.floors.items()}
+        text = f"capped({';'.join([text, *_assigned({**limits, **floors})])})"
+    if (defence := settings.defence) is not None:
+        given = defence.model_dump(exclude_none=True, exclude={"rule", "mix"})
+        text = f"{defence.rule}({';'.join([text, *(['mix'] if defence.mix else []), *_assigned(given)])})"
+    return text if settings.loss is None or settings.loss.adapt == "none" else f"{text}+{settings.loss.adapt}"
+
+
+def _scored(settings: WeighingSettings) -> str:
+    """Write the criteria of a score with its weights or quantifier; of a capacity, the criteria alone."""
+    names = ",".join(settings.criteria)
+    if settings.score == "weighted-mean" and settings.weights is not None:
+        return ",".join(_assigned(dict(zip(settings.criteria, settings.weights, strict=True))))
+    if settings.score != "owa":
+        return names
+    return f"{names};{settings.quantifier or ','.join(f'{weight:g}' for weight in settings.weights or ())}"
+
+
+def _assigned(values: Mapping[str, float]) -> list[str]:
+    """Write fields as words do, "max_shares=2"."""
+    return [f"{name}={value:g}" for name, value in values.items()]
+
+
 def read_rule(word: str, frame: Frame) -> dict[str, Any]:
     """Return the settings that a word stands for, as they would be in an experiment file."""
     if frame.known is not None and all(part.strip() in frame.known for part in word.split(">")):
@@ -129,7 +185,8 @@ def read_rule(word: str, frame: Frame) -> dict[str, Any]:
         adjust: dict[str, Any] = {"strategy": strategy}
         adjust |= {} if limit is None else {"budget": int(limit)}
         adjust |= {} if kind == strategy else {"report": "apart"}
-        return {**_ordered(inside, frame), "adjust": adjust}
+        given = _unnamed(inside, frame) if inside and "/" in inside else _ordered(inside, frame)
+        return {**given, "adjust": adjust}
     if kind in ("weighted-mean", "owa", "choquet"):
         return _with_parameters(kind, inside or "", word, frame)
     if kind == "power" or (kind in scores.known() and kind != "prioritized"):
