@@ -1,7 +1,7 @@
-"""What a database must be before anything is asked of it: it may have been made by anybody, to do anything.
+"""Opening a run's database, for writing or for questions; it may have been made by anybody, to do anything.
 
-Its files are plain ones, its tables are exactly ours, and no question takes more steps, rows or bytes than a database
-of its size can need.
+Its files are plain ones, its tables are exactly ours, no question takes more steps, rows or bytes than a database of
+its size can need, and every value is of its column's type. Whatever is wrong is an error in one line.
 """
 
 from __future__ import annotations
@@ -72,20 +72,10 @@ def check_files(path: Path, *, write: bool) -> bool:
     return path.name in there
 
 
-def check_schema(connection: sqlite3.Connection, schema: str) -> None:
-    """Refuse tables, views, triggers and indices that are not those of `schema`, to the letter."""
-    ours = _made_by(schema)
-    seen = _objects(connection)
-    for kind, name, *_ in sorted(seen - ours):
-        raise Damaged(f"the {brief(kind, '')} {brief(name)} is not one of a run's database")
-    for kind, name, *_ in sorted(ours - seen):
-        raise Damaged(f"the {kind} {name!r} is missing")
-
-
 @cache
-def _made_by(schema: str) -> frozenset[tuple[str, ...]]:
+def _ours() -> frozenset[tuple[str, ...]]:
     with closing(sqlite3.connect(":memory:")) as model:
-        model.executescript(schema)
+        model.executescript(SCHEMA)
         return _objects(model)
 
 
@@ -367,12 +357,16 @@ def connect(folder: Path, *, write: bool) -> sqlite3.Connection:
 
 
 def _check_tables(connection: sqlite3.Connection, path: Path) -> None:
-    """Refuse a database of another version, or with other tables than ours."""
+    """Refuse a database of another version, or whose tables, views, triggers and indices are not ours to the letter."""
     row = connection.execute(_VERSION).fetchone()
     found = row[0] if row else None
     if found != str(VERSION):
         raise UserError(f"{path}: schema {brief(found, '')}; this version reads schema {VERSION}")
-    check_schema(connection, SCHEMA)
+    ours, seen = _ours(), _objects(connection)
+    for kind, name, *_ in sorted(seen - ours):
+        raise Damaged(f"the {brief(kind, '')} {brief(name)} is not one of a run's database")
+    for kind, name, *_ in sorted(ours - seen):
+        raise Damaged(f"the {kind} {name!r} is missing")
 
 
 class _Kept(threading.local):
@@ -403,17 +397,15 @@ def reading(folder: Path) -> Generator[Reader]:
 @contextmanager
 def kept_open(folder: Path) -> Generator[None]:
     """Let `reading` open and check a run's database once for a block; each question still sees the newest round."""
-    if folder in _KEPT.readers:
-        yield
-        return
-    connection = connect(folder, write=False)
-    assert isinstance(connection, Reader)
-    _KEPT.readers[folder] = connection
-    try:
-        yield
-    finally:
-        del _KEPT.readers[folder]
-        connection.close()
+    with reading(folder) as connection:
+        if folder in _KEPT.readers:
+            yield
+            return
+        _KEPT.readers[folder] = connection
+        try:
+            yield
+        finally:
+            del _KEPT.readers[folder]
 
 
 def unreadable(folder: Path, reason: object) -> Unreadable:
@@ -439,28 +431,24 @@ def _closed_on_error(connection: sqlite3.Connection) -> Generator[None]:
 def _for_writing(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=_WAIT)
     with _closed_on_error(connection):
-        _prepare_writing(connection, path)
-    return connection
-
-
-def _prepare_writing(connection: sqlite3.Connection, path: Path) -> None:
-    distrust(connection)
-    if connection.execute(_ANY_TABLE).fetchone():
-        # Before anything is read on or written: pages may point to each other, and a trigger that somebody put there
-        # would run with the first row.
-        bound(connection, size_of_database(path))
-        (found,) = connection.execute(_FIRST_DAMAGE).fetchone()
-        if found != "ok":
-            raise Damaged(f"damaged: {found}; allowed: the file as it was")
+        distrust(connection)
+        if connection.execute(_ANY_TABLE).fetchone():
+            # Before anything is read on or written: pages may point to each other, and a trigger that somebody put
+            # there would run with the first row.
+            bound(connection, size_of_database(path))
+            (found,) = connection.execute(_FIRST_DAMAGE).fetchone()
+            if found != "ok":
+                raise Damaged(f"damaged: {found}; allowed: the file as it was")
+            _check_tables(connection, path)
+            unbound(connection)
+        with suppress(sqlite3.OperationalError):  # while somebody reads a run at rest; it is written all the same
+            connection.executescript(_KEEP_A_LOG)
+        connection.executescript(_PATIENT)
+        with connection:
+            connection.executescript(SCHEMA)
+            connection.execute(_NOTE_VERSION, (str(VERSION),))
         _check_tables(connection, path)
-        unbound(connection)
-    with suppress(sqlite3.OperationalError):  # while somebody reads a run at rest; it is written all the same
-        connection.executescript(_KEEP_A_LOG)
-    connection.executescript(_PATIENT)
-    with connection:
-        connection.executescript(SCHEMA)
-        connection.execute(_NOTE_VERSION, (str(VERSION),))
-    _check_tables(connection, path)
+    return connection
 
 
 def _for_reading(path: Path) -> Reader:
