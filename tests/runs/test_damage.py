@@ -444,6 +444,13 @@ def test_what_does_not_belong_in_a_database_is_one_line_that_names_it(
         assert reader.execute("SELECT COUNT(*) FROM rounds").fetchone() == rows
 
 
+def test_a_comment_in_a_table_may_be_of_another_version(run: Path) -> None:
+    renamed = "UPDATE sqlite_master SET sql = replace(sql, 'runs/chain.py', 'runs/marks.py') WHERE name = 'digests'"
+    change(run, "PRAGMA writable_schema=1", renamed)
+    assert "runs/marks.py" in query(run, "SELECT sql FROM sqlite_master WHERE name = 'digests'")[0][0]
+    assert History(run).last_round == 4
+
+
 def test_a_figure_that_is_not_finite_is_unknown_and_the_largest_ones_stay(run: Path) -> None:
     for round, value in ((0, "9e999"), (1, "-9e999"), (2, "1e200"), (3, "-1e200")):
         change(run, f"UPDATE rounds SET accuracy = {value} WHERE round = {round}")

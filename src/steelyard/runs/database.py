@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 import sqlite3
 import tempfile
@@ -46,6 +47,7 @@ _STEPS_PER_BYTE = 50
 _LEAST = 1 << 20
 """Bytes for which the smallest database is taken."""
 _LONGEST = 1_000_000_000
+_COMMENT = re.compile(r"\s*--[^\n]*")
 _OBJECTS = "SELECT type, name, tbl_name, sql FROM sqlite_master LIMIT 1000"
 _DISTRUST = ("PRAGMA trusted_schema=OFF", "PRAGMA cell_size_check=ON")
 
@@ -80,7 +82,9 @@ def _ours() -> frozenset[tuple[str, ...]]:
 
 
 def _objects(connection: sqlite3.Connection) -> frozenset[tuple[str, ...]]:
-    return frozenset(tuple(map(str, row)) for row in connection.execute(_OBJECTS))
+    """Return what a database holds, as the statements that made it, without our comments."""
+    rows = connection.execute(_OBJECTS)
+    return frozenset((*map(str, names), _COMMENT.sub("", str(made))) for *names, made in rows)
 
 
 def size_of_database(path: Path) -> int:
