@@ -122,7 +122,8 @@ def test_only_who_is_there_is_asked(tmp_path: Path) -> None:
     [
         ("", "has the columns none;"),
         ("client;from;to\n", "has the columns client;from;to"),
-        ("client,from,to\na,1\n", "row 2 is a, 1"),
+        ("client,from,to\na,1\n", "line 2: 2 cells"),
+        ("client,from,to\n\na,1,x\n", "line 3 is a, 1, x"),
         ("client,from,to\na,3,1\n", "available.a: got 3 to 1"),
         ("client,from,to\na,1,nan\n", "available.a.0.1: got nan"),
     ],

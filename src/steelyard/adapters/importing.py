@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from steelyard.adapters.recorder import ClientTest, Recorder
 from steelyard.base.errors import UserError, brief, listed, one_line, own_folder
+from steelyard.base.files import csv_rows
 from steelyard.base.settings import LARGEST_REAL
 from steelyard.experiment.recorded import FILE
 from steelyard.messages.updates import MOST_SAMPLES
@@ -196,21 +197,7 @@ def _json_rows(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, dict[str
 
 
 def _csv_rows(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    reader = csv.reader(lines)
-    header: list[str] = []
-    for row in reader:
-        if not any(cell.strip() for cell in row):
-            continue
-        where = f"{path}, line {reader.line_num}"
-        if not header:
-            header = [cell.strip() for cell in row]
-            if len(set(header)) != len(header) or "" in header:
-                raise UserError(f"{where}: header {','.join(header)}; allowed: each column named, each name once")
-            _needed(where, header)
-            continue
-        if len(row) != len(header):
-            raise UserError(f"{where}: {len(row)} cells; allowed: {len(header)}, as in the header")
-        yield reader.line_num, dict(zip(header, row, strict=True))
+    yield from csv_rows(lines, str(path), _needed)[1]
 
 
 def _needed(where: str, columns: Sequence[str]) -> None:

@@ -2,14 +2,16 @@
 
 A path below the folder of a run, of a sweep or of attacks is walked from there, one name at a time, and a link on the
 way is refused; that folder itself and those above it may be links. Of any other path only the last name may be no link.
-Nothing is ever cut off in place: a file that has a second name elsewhere keeps what it holds.
+Nothing is ever cut off in place: a file that has a second name elsewhere keeps what it holds. Also the one reader of a
+CSV whose columns are found by name.
 """
 
 from __future__ import annotations
 
+import csv
 import os
 import stat
-from collections.abc import Collection, Generator, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -277,3 +279,46 @@ def cache_folder() -> Path:
     if given:
         return Path(given)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "steelyard"
+
+
+Rows = Iterator[tuple[int, dict[str, str]]]
+"""Rows of a CSV with a header: the line of the file, and the cells by column, blanks around them gone."""
+
+
+def csv_rows(
+    lines: Iterable[str], where: str, check: Callable[[str, list[str]], None] | None = None
+) -> tuple[list[str], Rows]:
+    """Return the header of a CSV and its rows; use it where columns are found by name. Blank lines are no rows.
+
+    `check` is called with the place of the header and the columns, and refuses those that will not do.
+    """
+    reader = csv.reader(lines)
+    filled = ([cell.strip() for cell in row] for row in reader if any(cell.strip() for cell in row))
+    header = next(filled, [])
+    if len(set(header)) != len(header) or "" in header:
+        raise UserError(
+            f"{where}, line {reader.line_num}: header {','.join(header)}; allowed: each column named, each name once"
+        )
+    if header and check is not None:
+        check(f"{where}, line {reader.line_num}", header)
+
+    def rows() -> Rows:
+        for row in filled:
+            if len(row) != len(header):
+                raise UserError(
+                    f"{where}, line {reader.line_num}: {len(row)} cells; allowed: {len(header)}, as in the header"
+                )
+            yield reader.line_num, dict(zip(header, row, strict=True))
+
+    return header, rows()
+
+
+def read_csv(path: Path, where: str) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
+    """Return the header and the rows of a CSV file with few rows, each with its line."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            header, rows = csv_rows(file, where)
+            return header, list(rows)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UserError(f"{where} cannot be read: {reason}; allowed: a CSV file with a header") from None

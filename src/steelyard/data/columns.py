@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from steelyard.base.errors import UserError, listed
 from steelyard.data.dataset import Dataset, RawColumns, of_arrays, owner_names
-from steelyard.data.scaling import fill_and_scale, with_columns
+from steelyard.data.scaling import fill_and_scale
 from steelyard.data.sources.source import COMPLETE, in_order, number_of, numbered, plain
 from steelyard.data.tables import Table
 
@@ -61,7 +61,7 @@ def table_dataset(table: Table, settings: Csv) -> Dataset:
     )
     notes = (*table.notes, *notes, *found)
     task = "survival" if settings.task == "survival" else dataset.task
-    return replace(with_columns(dataset, raw, numbers), raw=raw, notes=notes, task=task)
+    return replace(dataset, raw=raw, notes=notes, task=task)
 
 
 def _check_names(table: Table, settings: Csv) -> None:

@@ -109,6 +109,24 @@ class Dataset:
         chosen = self.features[torch.from_numpy(rows)]
         return chosen.float() / 255 if chosen.dtype == torch.uint8 else chosen
 
+    def take(self, rows: Rows) -> Dataset:
+        """Return the data set with only these rows, in this order; the number of classes stays."""
+        index = torch.from_numpy(rows)
+        return replace(
+            self,
+            features=self.features[index],
+            labels=self.labels[index],
+            owners=None if self.owners is None else self.owners[rows],
+            held_out=None if self.held_out is None else self.held_out[rows],
+            marks={name: values[rows] for name, values in self.marks.items()},
+            raw=None if self.raw is None else self.raw.of_rows(rows),
+        )
+
+    def append(self, rows: Rows, features: torch.Tensor) -> Dataset:
+        """Return the data set with further rows, which have these features and are in all else as those given."""
+        both = np.concatenate([np.arange(len(self)), rows])
+        return replace(self.take(both), features=torch.cat([self.features, features]))
+
 
 DatasetOrSeeded = Dataset | Callable[[int], Dataset]
 """Data handed over from Python: the same for every seed, or a function that returns those of a seed."""
@@ -232,20 +250,6 @@ def share_of_rows(owners: NDArray[np.str_] | None, count: int, share: float, see
     order = chance.permutation(len(people))
     reached = int(np.searchsorted(np.cumsum(sizes[order]), wanted)) + 1
     return np.flatnonzero(np.isin(index.reshape(-1), order[:reached])).astype(np.int64)
-
-
-def keep_rows(dataset: Dataset, rows: Rows) -> Dataset:
-    """Return the data set with only these rows, in this order; the number of classes stays."""
-    index = torch.from_numpy(rows)
-    return replace(
-        dataset,
-        features=dataset.features[index],
-        labels=dataset.labels[index],
-        owners=None if dataset.owners is None else dataset.owners[rows],
-        held_out=None if dataset.held_out is None else dataset.held_out[rows],
-        marks={name: values[rows] for name, values in dataset.marks.items()},
-        raw=None if dataset.raw is None else dataset.raw.of_rows(rows),
-    )
 
 
 # Building one from arrays.

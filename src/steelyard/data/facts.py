@@ -6,7 +6,6 @@ The words are those of a real node's configuration: what a node says with `devic
 
 from __future__ import annotations
 
-import csv
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +16,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from steelyard.base.errors import UserError, listed, nearest
+from steelyard.base.files import read_csv
 from steelyard.base.randomness import generator
 from steelyard.base.settings import Section
 
@@ -151,29 +151,19 @@ def _possible(name: str, numbers: Sequence[float]) -> bool:
 
 def read_facts(path: Path) -> dict[str, dict[str, dict[str, float]]]:
     """Read a CSV of facts: by device or user, then by the fact's name, then by client."""
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = list(csv.reader(file))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"path: {path} cannot be read: {error}; allowed: a CSV file") from error
-    header = [cell.strip() for cell in rows[0]] if rows else []
+    header, rows = read_csv(path, f"path: {path}")
     found: dict[str, dict[str, dict[str, float]]] = {kind: {} for kind in KINDS}
     wrong = [name for name in header if name != CLIENT and not name.startswith(tuple(f"{kind}-" for kind in KINDS))]
-    if CLIENT not in header or wrong or len(set(header)) != len(header):
-        raise ValueError(
+    if CLIENT not in header or wrong:
+        raise UserError(
             f"path: {path} has the columns {listed(header) or 'none'}; allowed: client, and columns such as "
             "device-battery or user-trust, each once"
         )
     seen: set[str] = set()
-    for number, row in enumerate(rows[1:], 2):
-        if not any(cell.strip() for cell in row):
-            continue
-        if len(row) != len(header):
-            raise ValueError(f"path: {path}, line {number} has {len(row)} cells; allowed: {len(header)}, as the header")
-        cells = dict(zip(header, (cell.strip() for cell in row), strict=True))
+    for number, cells in rows:
         client = cells.pop(CLIENT)
         if not client or client in seen:
-            raise ValueError(f"path: {path}, line {number} has the client '{client}'; allowed: a name, each once")
+            raise UserError(f"path: {path}, line {number} has the client '{client}'; allowed: a name, each once")
         seen.add(client)
         for column, cell in cells.items():
             if cell:

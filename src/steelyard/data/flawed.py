@@ -81,15 +81,7 @@ def with_tests(dataset: Dataset, tests: Mapping[str, Rows], target: int, bright:
     truth = dataset.labels.numpy()
     mine = {client: rows[truth[rows] != target] for client, rows in tests.items()}
     distinct = np.unique(np.concatenate([np.zeros(0, np.int64), *mine.values()]))
-    index = torch.from_numpy(distinct)
-    bigger = replace(
-        dataset,
-        features=torch.cat([dataset.features, stamped(dataset.features[index], bright)]),
-        labels=torch.cat([dataset.labels, dataset.labels[index]]),
-        owners=None if dataset.owners is None else np.concatenate([dataset.owners, dataset.owners[distinct]]),
-        held_out=None if dataset.held_out is None else np.concatenate([dataset.held_out, dataset.held_out[distinct]]),
-        marks={name: np.concatenate([values, values[distinct]]) for name, values in dataset.marks.items()},
-    )
+    bigger = dataset.append(distinct, stamped(dataset.features[torch.from_numpy(distinct)], bright))
     begin = len(dataset)
     return bigger, Backdoor(target, {client: begin + np.searchsorted(distinct, rows) for client, rows in mine.items()})
 
@@ -306,20 +298,11 @@ class ChangingPopulation:
 def _with_rows(dataset: Dataset, changed: list[ChangingClient]) -> Dataset:
     """Append the changed features of some clients; labels, owners and marks are those of the rows they come from."""
     rows = np.concatenate([client.rows for client in changed])
-    marks = {name: np.concatenate([values, values[rows]]) for name, values in dataset.marks.items()}
-    for name, values in marks.items():
-        values[len(dataset) :] *= np.repeat(
-            [client.marks.get(name, 1.0) for client in changed], [len(client.rows) for client in changed]
-        )
-    features = [client.features for client in changed if client.features is not None]
-    return replace(
-        dataset,
-        features=torch.cat([dataset.features, *features]),
-        labels=torch.cat([dataset.labels, dataset.labels[torch.from_numpy(rows)]]),
-        owners=None if dataset.owners is None else np.concatenate([dataset.owners, dataset.owners[rows]]),
-        held_out=None if dataset.held_out is None else np.concatenate([dataset.held_out, dataset.held_out[rows]]),
-        marks=marks,
-    )
+    bigger = dataset.append(rows, torch.cat([client.features for client in changed if client.features is not None]))
+    sizes = [len(client.rows) for client in changed]
+    for name, values in bigger.marks.items():
+        values[len(dataset) :] *= np.repeat([client.marks.get(name, 1.0) for client in changed], sizes)
+    return bigger
 
 
 class FlawedClient:

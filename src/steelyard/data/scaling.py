@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from steelyard.base.errors import UserError
-from steelyard.data.dataset import ClientRows, Dataset, RawColumns, Rows, keep_rows, share_of_rows
+from steelyard.data.dataset import ClientRows, Dataset, RawColumns, Rows, share_of_rows
 from steelyard.data.sources.source import AugmentSettings, DataSettings, FileSource
 from steelyard.learning.augmentation import Augmentation
 
@@ -95,7 +95,7 @@ def load(settings: DataSettings) -> Dataset:
     # images draw their share before any picture is decoded.
     if isinstance(settings, FileSource) and settings.share < 1 and settings.source != "images":
         kept = share_of_rows(dataset.owners, len(dataset), settings.share, settings.seed)
-        dataset = keep_rows(dataset, kept)
+        dataset = dataset.take(kept)
     return normalised(dataset, settings)
 
 

@@ -14,7 +14,7 @@ from steelyard.clients.local import ComputeSettings, Simulation
 from steelyard.clients.node import NodeClients, NodeConfig
 from steelyard.clients.protocol import Clients
 from steelyard.data import DataSettings, PartitionSettings, load
-from steelyard.data.dataset import ClientRows, Dataset, Population, keep_rows
+from steelyard.data.dataset import ClientRows, Dataset, Population
 from steelyard.data.sources.csv import Csv
 from steelyard.experiment.enough_rows import EnoughRows
 from steelyard.experiment.learning_simulation import LearningSections
@@ -126,7 +126,7 @@ def _population(sections: LearningSections, dataset: Dataset, seed: int, node: N
     ]
     return replace(
         population,
-        dataset=keep_rows(population.dataset, used),
+        dataset=population.dataset.take(used),
         clients=tuple(moved),
         server=np.zeros(0, dtype=np.int64),
         report=np.zeros(0, dtype=np.int64),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,8 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from steelyard.base import randomness
+from steelyard.base.errors import UserError
+from steelyard.base.files import read_csv
 from steelyard.base.settings import Section
 from steelyard.messages.updates import Floats, Updates
 
@@ -134,24 +135,19 @@ class SelectSettings(Section):
 
 def read_trace(path: Path) -> dict[str, list[tuple[float, float]]]:
     """Read a CSV of client, from, to: by client the stretches of time in which it is there."""
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = [row for row in csv.reader(file) if any(cell.strip() for cell in row)]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"path: {path} cannot be read: {error}; allowed: a CSV file") from error
-    if not rows or [cell.strip() for cell in rows[0]] != _COLUMNS:
-        raise ValueError(
-            f"path: {path} has the columns {', '.join(rows[0]) if rows else 'none'}; allowed: client, from, to"
-        )
+    header, rows = read_csv(path, f"path: {path}")
+    if header != _COLUMNS:
+        raise UserError(f"path: {path} has the columns {', '.join(header) or 'none'}; allowed: client, from, to")
     found: dict[str, list[tuple[float, float]]] = {}
-    for number, row in enumerate(rows[1:], 2):
+    for number, row in rows:
+        client, *times = row.values()
         try:
-            client, begin, end = (cell.strip() for cell in row)
-            found.setdefault(client, []).append((float(begin), float(end)))
+            begin, end = map(float, times)
         except ValueError:
-            raise ValueError(
-                f"path: {path}, row {number} is {', '.join(row)}; allowed: a client and two numbers"
+            raise UserError(
+                f"path: {path}, line {number} is {', '.join(row.values())}; allowed: a client and two numbers"
             ) from None
+        found.setdefault(client, []).append((begin, end))
     return found
 
 
