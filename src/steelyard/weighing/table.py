@@ -317,12 +317,16 @@ def _from_frame(frame: Any) -> Measures:
     columns = [str(name) for name in frame.columns]
     if len(set(columns)) != len(columns):
         raise UserError(f"table: columns {', '.join(columns)}; allowed: each name once")
-    own = next((name for name in frame.columns if str(name).lower() == CLIENT), None)
-    clients = list(getattr(frame, "index", range(len(frame)))) if own is None else list(frame[own])
-    kept = [name for name in frame.columns if own is None or name != own]
-    cells = [list(frame[name]) for name in kept]
-    rows = [[column[row] for column in cells] for row in range(len(clients))]
-    return _checked(clients, [str(name) for name in kept], rows)
+    cells = {str(name): list(frame[name]) for name in frame.columns}
+    return _from_columns(cells, list(getattr(frame, "index", range(len(frame)))))
+
+
+def _from_columns(columns: Mapping[str, list[Any]], index: Sequence[object]) -> Measures:
+    """Read columns of one length; without one of clients, the index names them."""
+    own = next((name for name in columns if name.lower() == CLIENT), None)
+    kept = [name for name in columns if name != own]
+    rows = [[columns[name][row] for name in kept] for row in range(len(index))]
+    return _checked(index if own is None else columns[own], kept, rows)
 
 
 def _from_mapping(table: Mapping[object, Any], named: Sequence[str]) -> Measures:
@@ -334,15 +338,11 @@ def _from_mapping(table: Mapping[object, Any], named: Sequence[str]) -> Measures
     if table and len(named) == 1 and not any(isinstance(value, Iterable) for value in table.values()):
         return _checked(list(table), named, [[value] for value in table.values()])
     columns = {str(name): _rows(column) for name, column in table.items()}
-    own = next((name for name in columns if name.lower() == CLIENT), None)
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
         shown = ", ".join(f"{name} {length}" for name, length in lengths.items())
         raise UserError(f"table: columns of different lengths ({shown}); allowed: a value of each for every client")
-    kept = [name for name in columns if name != own]
-    count = next(iter(lengths.values()), 0)
-    rows = [[columns[name][row] for name in kept] for row in range(count)]
-    return _checked(list(range(count)) if own is None else columns[own], kept, rows)
+    return _from_columns(columns, range(next(iter(lengths.values()), 0)))
 
 
 def _from_rows(rows: list[Mapping[object, Any]]) -> Measures:
