@@ -22,7 +22,6 @@ from steelyard.cli.options import (
 )
 from steelyard.cli.printing import metric_table, print_json, print_table, print_wrapped
 from steelyard.cli.recommend_files import baseline, evaluate, features, split
-from steelyard.recommend.knowledge.features import counted
 from steelyard.report.rendering import Table
 
 app = typer.Typer(help="Federated recommenders: data, metrics, leakage, lists.", no_args_is_help=True)
@@ -98,6 +97,7 @@ def explain(
     format: FormatOption = "text",
 ) -> None:
     """Print the features that made an item's score for a user, with their share (KGFlex)."""
+    from steelyard.recommend.knowledge.features import counted
     from steelyard.report.explained import open_explained
 
     count = parse_counts(str(top), "--top")[0]
@@ -134,6 +134,7 @@ def kept(
     format: FormatOption = "text",
 ) -> None:
     """Print how much of users' most informative features their lists keep (KGFlex): quartiles over users."""
+    from steelyard.recommend.knowledge.features import counted
     from steelyard.report.explained import open_explained
 
     found = open_explained(run, rule).kept(parse_cutoffs(str(cutoff))[0])
