@@ -13,7 +13,6 @@ import typer
 
 from steelyard.base.errors import UserError, brief, new_file, own_folder, printable
 from steelyard.base.logs import doing, quiet
-from steelyard.base.settings import validated
 from steelyard.cli.options import ExperimentArgument, FormatOption, SetOption, parse_cutoffs
 from steelyard.cli.printing import metric_table, print_json, print_table
 from steelyard.rounds.progress import watching
@@ -76,6 +75,7 @@ def split(
     seed: Annotated[int, typer.Option(help="For the kinds random and shuffled.")] = 42,
 ) -> None:
     """Filter interactions, split them per user, and say what was dropped and why."""
+    from steelyard.base.settings import validated
     from steelyard.recommend.interactions import InteractionSettings
     from steelyard.recommend.reading import read, write_interactions
 
