@@ -108,7 +108,7 @@ SETTINGS: dict[str, str] = {
     "training.loss=barron": "allowed: 1 output",
     "training.batch_size=0": "training.batch_size: got 0; allowed: greater than or equal to 1, 'full'",
     "compute.device='cuda:99'": "compute.device",
-    "compute.engine='vmap:0'": "compute.engine",
+    "compute.engine='stacked/vmap:0'": "compute.engine",
     "store.folder='learn.toml'": "is a file",
     # code that an experiment names
     "model.name='os:getcwd'": "'os' is part of Python",

@@ -46,9 +46,9 @@ def by_the_loop(name: str, network: str) -> list[Any]:
 @pytest.mark.parametrize(
     ("name", "engine", "network"),
     [
-        *(("apfl", engine, "mlp") for engine in ("threads", "vmap", "stacked:2")),
+        *(("apfl", engine, "mlp") for engine in ("threads", "stacked/vmap", "stacked:2")),
         ("fedrep", "stacked", "cnn"),
-        ("fedala", "vmap", "mlp"),
+        ("fedala", "stacked/vmap", "mlp"),
         ("fedala", "fused", "cnn"),
     ],
 )

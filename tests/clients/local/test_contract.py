@@ -73,7 +73,7 @@ class TestStacks(SimulationContract):
     rounding = 1e-5
 
 
-@pytest.mark.parametrize("engine", ["vmap:3"])
+@pytest.mark.parametrize("engine", ["stacked/vmap:3"])
 class TestStacksOfAnOwnModule(SimulationContract):
     """What vmap is for; a convolution under it takes ten times as long, and keeps no other contract."""
 

@@ -20,26 +20,26 @@ pytestmark = [
     pytest.mark.usefixtures("own_cache"),
 ]
 BROUGHT = [name for name in cases.NETWORKS if name not in ("backbone", "frozen cnn")]
-ANY = ("loop", "vmap", "graph")
+ANY = ("loop", "stacked/vmap", "stacked/graph")
 TABLE = [
     *((f"{name}, {how}", "stacked") for name in cases.MODELS if name not in ("own", "keras") for how in cases.TRAINING),
-    *((f"own, {how}", engine) for how in cases.TRAINING for engine in ("graph", "vmap")),
-    *((f"cnn-digits, {how}", "graph") for how in cases.TRAINING),
+    *((f"own, {how}", engine) for how in cases.TRAINING for engine in ("stacked/graph", "stacked/vmap")),
+    *((f"cnn-digits, {how}", "stacked/graph") for how in cases.TRAINING),
     ("mlp, mini", "auto"),
-    *((f"keras, {how}", "graph") for how in cases.OPTIMISERS),
-    *((f"own, {how}", "graph") for how in cases.OPTIMISERS),
+    *((f"keras, {how}", "stacked/graph") for how in cases.OPTIMISERS),
+    *((f"own, {how}", "stacked/graph") for how in cases.OPTIMISERS),
     *(
         (f"cnn-odd, mini, {padding}", engine)
         for padding in cases.WINDOWS
-        for engine in ("stacked", "graph", "compiled", "vmap", "loop")
+        for engine in ("stacked", "stacked/graph", "stacked/compiled", "stacked/vmap", "loop")
     ),
-    *((f"{name}, {how}", engine) for name in BROUGHT for engine in ("graph", "vmap") for how in ("mini", "adam")
+    *((f"{name}, {how}", engine) for name in BROUGHT for engine in ANY[1:] for how in ("mini", "adam")
       # The bias of keys has no gradient but rounding, which Adam makes as large as any.
       if (name, how) != ("encoded", "adam")),
-    ("normed, heavy", "graph"), ("normed, updates", "graph"),
+    ("normed, heavy", "stacked/graph"), ("normed, updates", "stacked/graph"),
     # A compiler takes up to a minute for each.
-    ("normed, mini", "compiled"),
-    ("frozen dense, mini", "compiled"), ("encoded, mini", "compiled"),
+    ("normed, mini", "stacked/compiled"),
+    ("frozen dense, mini", "stacked/compiled"), ("encoded, mini", "stacked/compiled"),
     # Dropout inside attention and between the layers of an LSTM is ours, one layer of cuDNN at a time.
     ("encoded, mini", "loop"),
     *((f"unet, {how}", engine) for how in ("mini, pixel-cross-entropy", "full, dice") for engine in ANY),
@@ -58,7 +58,7 @@ def allowed(name: str) -> float:
 @pytest.mark.parametrize(("name", "engine"), TABLE)
 def test_every_engine_gives_what_the_loop_gives(name: str, engine: str) -> None:
     what = cases.case(name)
-    if engine == "compiled" and name.partition(",")[0] in cases.NETWORKS:
+    if engine == "stacked/compiled" and name.partition(",")[0] in cases.NETWORKS:
         # Clients that are alike stay in a stack to its end, so that a compiler has one size of it to do.
         what = replace(what, people=cases.population((8, 8), 10, sizes=(15,) * 4))
     expected, start, _ = cases.trained(what)
@@ -137,7 +137,7 @@ def test_steps_launched_together_are_the_same_bits(
 
     def rounds(together: int) -> list[torch.Tensor]:
         monkeypatch.setattr(graphs, "TOGETHER", together)
-        clients = cases.simulated(what, "graph", "cuda", precision=precision)
+        clients = cases.simulated(what, "stacked/graph", "cuda", precision=precision)
         tasks = [cases.task_of(clients, round) for round in (1, 2)]
         return [clients.train([task])[0].payload.models.clone() for task in tasks]  # the buffers are used again
 

@@ -170,6 +170,8 @@ class CurrentStep:
     busy: int
     keys: torch.Tensor | None
     """[clients]: the streams from which draws by name come; None where nothing is drawn."""
+    common: torch.Tensor | None = None
+    """One model that all clients still hold, in the order of the step: its forward is one plain product."""
 
     @property
     def samples(self) -> int:

@@ -26,9 +26,9 @@ class ComputeSettings(Section):
     device: str = "auto"
     """auto (a GPU where there is one), cpu, cuda, or cuda:N."""
     engine: str = "auto"
-    """auto (chosen by a short trial, kept per model and machine) or one of loop, threads, processes, vmap,
-    graph, compiled, fused, winograd, stacked; a choice recorded by an earlier run, such as "vmap:50", is taken back
-    as it is."""
+    """auto (chosen by a short trial, kept per model and machine) or one of loop, threads, processes, stacked, fused.
+    The last two take a kind of step ("stacked/vmap"), and stacks a number of clients: a choice recorded by an earlier
+    run, such as "stacked/vmap:50", is taken back as it is."""
     precision: Precision = "float32"
     """float32, tf32 (matrix units of a GPU with shortened mantissas) or bfloat16 (the heavy products only)."""
     memory_gb: Annotated[PositiveFloat, Field(le=1e6)] | None = None

@@ -26,8 +26,10 @@ MLP = cases.case("mlp, mini")
 
 
 def test_engine_names() -> None:
-    assert parse("vmap:50") == ("vmap", 50)
-    for wrong in ("stackd", "vmap:0", "vmap:x"):
+    assert parse("stacked/vmap:50") == ("stacked/vmap", 50)
+    with pytest.warns(FutureWarning, match="'vmap' is deprecated: use 'stacked/vmap'"):
+        assert parse("vmap:50") == ("stacked/vmap", 50)
+    for wrong in ("stackd", "stacked/vmap:0", "stacked/vmap:x"):
         assert_refused(lambda wrong=wrong: parse(wrong), "compute.engine", wrong)
 
 
@@ -39,21 +41,22 @@ class Wider(DenseNet):
         self.layers[0] = torch.nn.Sequential(torch.nn.Linear(64, 8), torch.nn.Tanh())
 
 
-OWN = "threads vmap:50 vmap:10 loop"
+HAND, WINOGRAD = "stacked/hand", "fused/winograd"
+OWN = "threads stacked/vmap:50 stacked/vmap:10 loop"
 
 
 @pytest.mark.parametrize(
     ("model", "precision", "beside", "tried"),
     [
-        (cases.MODELS["cnn-digits"][0], "float32", {"fused", "winograd", "stacked"}, "winograd fused threads"),
-        (cases.MODELS["cnn-digits"][0], "bfloat16", {"fused", "stacked"}, "fused threads"),
-        (cases.MODELS["mlp"][0], "float32", {"stacked"}, "stacked threads"),
+        (cases.MODELS["cnn-digits"][0], "float32", {"fused", WINOGRAD, HAND}, f"{WINOGRAD} fused threads"),
+        (cases.MODELS["cnn-digits"][0], "bfloat16", {"fused", HAND}, "fused threads"),
+        (cases.MODELS["mlp"][0], "float32", {HAND}, "stacked threads"),
         *((cases.of(own), "float32", set(), OWN) for own in (cases.Own, Wider)),
     ],
 )
 def test_what_fits_on_the_cpu(model: ModelSettings, precision: str, beside: set[str], tried: str) -> None:
     setup = cases.simulated(Case(model, cases.people_of("mlp")), precision=precision).context.setup
-    fitting = {"loop", "threads", "processes", "vmap", *beside}
+    fitting = {"loop", "threads", "processes", "stacked/vmap", *beside}
     assert {name for name, kind in ENGINES.items() if kind.misfit(setup) is None} == fitting
     assert candidates(setup, 100) == tried.split()
     for name in ENGINES:
@@ -62,6 +65,7 @@ def test_what_fits_on_the_cpu(model: ModelSettings, precision: str, beside: set[
         else:
             with pytest.raises(DoesNotFit):
                 make(setup, name)
+    assert make(setup, "stacked").name == (HAND if HAND in beside else "stacked/vmap")
 
 
 def test_a_choice_is_kept_and_taken_back_with_what_is_to_tell_of_it(own_cache: Path) -> None:
@@ -164,15 +168,15 @@ def test_a_later_engine_must_win_by_a_tenth() -> None:
     assert Trial({"a": 1.0, "b": 0.85, "c": 0.8}).best == "b"
 
 
-@pytest.mark.parametrize("asked", ["vmap", "auto"])
+@pytest.mark.parametrize("asked", ["stacked/vmap", "auto"])
 def test_a_simulation_does_not_use_an_engine_that_disagrees(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("vmap", "threads"):
+    for name in ("stacked/vmap", "threads"):
         wrong = replace(table.ENGINES[name], make=lambda setup, chunk: Noisy(setup, 0.1))
-        monkeypatch.setitem(table.ENGINES, name, replace(wrong, compared=table.ENGINES["vmap"].compared))
+        monkeypatch.setitem(table.ENGINES, name, replace(wrong, compared=table.ENGINES["stacked/vmap"].compared))
     what = Case(cases.of(cases.Own), MLP.people)
-    with pytest.warns() if asked == "vmap" else pytest.MonkeyPatch.context() as told:
+    with pytest.warns() if asked == "stacked/vmap" else pytest.MonkeyPatch.context() as told:
         found, _, clients = cases.trained(what, asked)
     assert clients.describe()["engine_choice"] == "loop"
     assert torch.equal(found[0].payload.models, cases.trained(what)[0][0].payload.models)
-    words = str(told[0].message) if asked == "vmap" else clients.describe()["engine_reason"]  # type: ignore[index]
-    assert ("differs from the loop's by 0.1 of its size" if asked == "vmap" else "threads refused") in words
+    words = str(told[0].message) if asked == "stacked/vmap" else clients.describe()["engine_reason"]  # type: ignore[index]
+    assert ("differs from the loop's by 0.1 of its size" if asked == "stacked/vmap" else "threads refused") in words

@@ -219,7 +219,7 @@ class FusedEngine(Unstacked):
 
     def __init__(self, setup: TrainingSetup, module: ConvNet, *, winograd: bool = False) -> None:
         self.setup = setup
-        self.name = "winograd" if winograd else "fused"
+        self.name = "fused/winograd" if winograd else "fused"
         self.order = ConvOrder(module, setup.layout)
         self.workers = WorkerThreads(setup.threads)
         self._of_thread = threading.local()
@@ -251,7 +251,7 @@ class FusedEngine(Unstacked):
         if getattr(self._of_thread, "form", None) != descent.form:
             half = torch.bfloat16 if self.setup.precision == "bfloat16" else torch.float32
             kernel = self.order.kernel
-            second = WinogradConvolution(kernel) if self.name == "winograd" else LibraryConvolution(kernel, half)
+            second = WinogradConvolution(kernel) if self.name == "fused/winograd" else LibraryConvolution(kernel, half)
             self._of_thread.client = FusedClient(self.order, second, descent)
             self._of_thread.form = descent.form
         return self._of_thread.client

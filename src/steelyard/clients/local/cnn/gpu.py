@@ -33,7 +33,7 @@ class KernelSteps:
 
     def __init__(self, steps: ConvSteps, descent: Descent, precision: str) -> None:
         self.steps, self.descent, self.size, self.trained = steps, descent, steps.size, steps.size
-        self.shares = SHARES
+        self.shares, self.draws, self.first_is_shared = SHARES, False, False
         self.native, self.restore = steps.native, steps.restore
         self.how = ARITHMETIC[precision]
         self.below = ARITHMETIC["float32" if precision == "float32" else "tf32"]

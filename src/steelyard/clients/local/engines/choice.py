@@ -27,8 +27,9 @@ from steelyard.base.logs import doing
 from steelyard.clients.local.cohort import Cohort, step_counts
 from steelyard.clients.local.engines.engine import Engine, TrainingSetup
 from steelyard.clients.local.engines.loop import SequentialEngine
-from steelyard.clients.local.engines.table import ENGINES, STACKING, DoesNotFit, candidates, has_hooks, make, parse
+from steelyard.clients.local.engines.table import STACKING, DoesNotFit, candidates, kind_of, make, parse
 from steelyard.clients.local.engines.trial import MARGIN, Trial, run_trial
+from steelyard.clients.local.layers import has_hooks
 from steelyard.learning import losses
 from steelyard.messages.updates import Floats
 
@@ -208,7 +209,7 @@ class ChosenEngine:
             return self._automatic(cohort)
         try:
             engine = make(self.setup, self.name, self.chunk)
-            if ENGINES[self.name].compared:
+            if kind_of(self.setup, self.name).compared:
                 self._must_agree(engine, cohort)
         except DoesNotFit as why:
             return self._fall_back(str(why))
@@ -269,8 +270,8 @@ def notes_of(found: Trial, best: str) -> tuple[str, ...]:
     stacks = [name for name in found.refused if parse(name)[0] in STACKING]
     if stacks and not any(parse(name)[0] in STACKING for name in found.seconds):
         return (f"no engine stacks this model ({_brief(found.refused[stacks[-1]])}); {how}",)
-    if why := found.refused.get("compiled"):
-        return (f"engine compiled is left out ({_brief(why)}); {best.partition(':')[0]} is used",)
+    if why := found.refused.get("stacked/compiled"):
+        return (f"engine stacked/compiled is left out ({_brief(why)}); {best.partition(':')[0]} is used",)
     return ()
 
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from steelyard.clients.local.cohort import Cohort, CurrentStep, Schedule, longest_first, schedule, sent, step_counts
 from steelyard.clients.local.engines.engine import TrainingSetup
-from steelyard.clients.local.engines.steps import GraphStep
+from steelyard.clients.local.engines.steps import StackStep
 from steelyard.clients.local.hardware import arithmetic
 from steelyard.clients.local.population import DeviceDataset
 from steelyard.learning.descent import Descent, StackDescent
@@ -50,7 +50,7 @@ def _without_collection() -> Generator[None]:
 class StackBuffers:
     """The buffers of a stack and the graphs captured over them."""
 
-    stepper: GraphStep
+    stepper: StackStep
     dataset: DeviceDataset
     loss: LossState
     models: torch.Tensor
@@ -71,7 +71,7 @@ class StackBuffers:
     @classmethod
     def empty(
         cls,
-        stepper: GraphStep,
+        stepper: StackStep,
         dataset: DeviceDataset,
         loss: LossState,
         shape: tuple[int, int, int],
@@ -214,15 +214,15 @@ class GraphEngine:
     """Trains stacks of clients with captured graphs; use it on a GPU."""
 
     def __init__(
-        self, setup: TrainingSetup, make_step: Callable[[Descent], GraphStep], name: str, chunk: int | None = None
+        self, setup: TrainingSetup, make_step: Callable[[Descent], StackStep], name: str, chunk: int | None = None
     ) -> None:
         self.setup, self.make_step, self.name = setup, make_step, name
         self.chunk = chunk or setup.chunk
-        self._steppers: dict[Descent, GraphStep] = {}
+        self._steppers: dict[Descent, StackStep] = {}
         self._buffers: dict[_Kind, tuple[StackBuffers, int]] = {}
         """By what they serve, with their bytes; the latest last."""
 
-    def stepper(self, cohort: Cohort) -> GraphStep:
+    def stepper(self, cohort: Cohort) -> StackStep:
         """Return the step of a cohort's descent; made once for each form of it."""
         form = cohort.descent.form
         if form not in self._steppers:

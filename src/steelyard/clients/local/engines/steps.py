@@ -1,4 +1,4 @@
-"""One training step of a stack in the form that a graph captures: derived by hand, through vmap, or compiled."""
+"""One training step of a stack: derived by hand, through vmap, or compiled."""
 
 from __future__ import annotations
 
@@ -10,32 +10,40 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
+from torch.func import functional_call, grad_and_value, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from steelyard.clients.local.cnn.steps import channels_moved
 from steelyard.clients.local.cohort import CurrentStep
 from steelyard.clients.local.engines.engine import TrainingSetup
-from steelyard.clients.local.engines.stacked import MappedGradient
 from steelyard.clients.local.hardware import shortened
-from steelyard.clients.local.layers import stackable, stacked_layout
+from steelyard.clients.local.layers import MaskedBatchNorm, stackable, stacked_layout
 from steelyard.clients.local.population import as_numbers
-from steelyard.clients.local.steps import SHARES, StackedSteps, output_gradient, writer
+from steelyard.clients.local.steps import SHARES, Fresh, StackedSteps, output_gradient, writer
+from steelyard.learning import losses
 from steelyard.learning.augmentation import Augmentation
 from steelyard.learning.descent import Descent
+from steelyard.learning.dropout import NamedDropout
 from steelyard.messages.updates import LossState
 
 Tensors = Sequence[torch.Tensor]
 Program = Callable[[Tensors, Tensors, Tensors], torch.Tensor]
 
 
-class GraphStep(Protocol):
-    """One training step of a stack, in whatever way, on buffers that stay where they are."""
+class StackStep(Protocol):
+    """One training step of a stack, in whatever way."""
 
     shares: tuple[float, ...]
+    """Sizes of the stack for which graphs are captured, as shares of the whole."""
     descent: Descent
     size: int
     trained: int
     """How many numbers at the front are parameters; the rest are buffers, which no descent moves."""
+    draws: bool
+    """Whether a step must be given the clients' streams of chance in any case."""
+    first_is_shared: bool
+    """Whether a step of plain SGD of clients with a common model leaves `models` unread."""
 
     def native(self, flat: torch.Tensor) -> torch.Tensor: ...
 
@@ -51,27 +59,87 @@ class GraphStep(Protocol):
 class HandDerivedStep:
     """Steps of a built-in network."""
 
-    shares = SHARES
+    shares, draws = SHARES, False
 
     def __init__(self, steps: StackedSteps, descent: Descent) -> None:
         self.steps, self.descent, self.size, self.trained = steps, descent, steps.size, steps.size
         self.native, self.restore, self.sample_floats = steps.native, steps.restore, steps.sample_floats
+        self.first_is_shared = steps.first_is_shared
 
     def gradients(self, models: torch.Tensor, into: torch.Tensor | None, current: CurrentStep, loss: LossState) -> None:
-        views = self.steps.views(models)
-        write = writer(views, None if into is None else self.steps.views(into), self.descent.rate)
-        current.add(self.steps.step(views, current, output_gradient(loss), write, None))
+        views, rate = self.steps.views(models), self.descent.rate
+        shared = None if current.common is None else self.steps.views(current.common)
+        write = writer(views, None if into is None else self.steps.views(into), rate)
+        if shared is not None and into is None and self.first_is_shared:
+            write = Fresh(views, shared, rate)
+        current.add(self.steps.step(views, current, output_gradient(loss), write, shared))
+
+
+Named = dict[str, torch.Tensor]
+
+
+class MappedGradient:
+    """The gradient of a stack of clients, by name, for a module whose layers are `stackable`."""
+
+    def __init__(self, module: nn.Module, trained: frozenset[str], loss: LossState) -> None:
+        self.module, self.trained, self.each = module, trained, losses.per_sample(loss)
+        layers = list(module.named_modules())
+        self.norms = [(_inside(name), layer) for name, layer in layers if isinstance(layer, MaskedBatchNorm)]
+        self.dropouts = [(_inside(name) + "chance", layer) for name, layer in layers if isinstance(layer, NamedDropout)]
+        self._mapped = vmap(grad_and_value(self._total, has_aux=True))
+
+    def __call__(self, named: Named, *samples: torch.Tensor) -> tuple[Named, torch.Tensor]:
+        """Return what the step makes of (stacked) parameters and buffers, and each sample's loss.
+
+        Parameters get their gradients, buffers their new values. `samples` are features, labels, weights, which of them
+        are no padding, and streams of chance.
+        """
+        free = {name: value for name, value in named.items() if name in self.trained}
+        held = {name: value for name, value in named.items() if name not in self.trained}
+        slopes, (_, (each, fresh)) = self._mapped(free, held, *samples)
+        return {**held, **fresh, **slopes}, each
+
+    def _total(
+        self,
+        free: Named,
+        held: Named,
+        features: torch.Tensor,
+        labels: torch.Tensor,
+        weights: torch.Tensor,
+        valid: torch.Tensor,
+        chance: torch.Tensor,
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, Named]]:
+        given = {**free, **held, **{name: chance for name, _ in self.dropouts}}
+        given |= {f"{name}valid": valid for name, _ in self.norms}
+        for _, layer in self.dropouts:
+            layer.begin()
+        # Fused attention takes the clients of a stack one by one.
+        with sdpa_kernel(SDPBackend.MATH):
+            outputs = functional_call(self.module, given, (features,))
+        each = self.each(outputs.float(), labels)
+        fresh: Named = {}
+        for name, norm in self.norms:
+            assert norm.fresh is not None  # set when it was called
+            # A client that is done keeps what it has.
+            for kind, value in zip(("running_mean", "running_var"), norm.fresh, strict=True):
+                fresh[name + kind] = torch.where(valid.any(), value, held[name + kind])
+            norm.fresh = None
+        return torch.where(weights > 0, each * weights, torch.zeros_like(each)).sum(), (each, fresh)
+
+
+def _inside(name: str) -> str:
+    return f"{name}." if name else ""
 
 
 class MappedStep:
     """Steps of any module through vmap."""
 
-    shares = SHARES
+    shares, draws, first_is_shared = SHARES, True, False
 
-    def __init__(self, setup: TrainingSetup, descent: Descent) -> None:
+    def __init__(self, setup: TrainingSetup, descent: Descent, *, products: bool = True) -> None:
         self.setup, self.descent = setup, descent
         self.size, self.trained = setup.layout.size, setup.layout.trained
-        self.module = stackable(setup.module, products=True).to(setup.device)
+        self.module = stackable(setup.module, products=products).to(setup.device)
         self.layout, self._turned = stacked_layout(setup.layout, self.module)
 
     def native(self, flat: torch.Tensor) -> torch.Tensor:
@@ -109,7 +177,7 @@ class MappedStep:
             taken, labels, weights, valid, chance = samples
             features = as_numbers(taken) if augment is None else augment(as_numbers(taken), chance)
             with shortened(self.setup.precision, cuts[0].device):
-                found, each = gradient.of(views, features, labels, weights, valid, chance)
+                found, each = gradient(views, features, labels, weights, valid, chance)
             fresh = [found[s.name].reshape(cut.shape) for s, cut in zip(self.layout.slots, cuts, strict=True)]
             for cut, value in zip([*targets, *cuts[trained:]], [*fresh[: len(targets)], *fresh[trained:]], strict=True):
                 cut.copy_(value)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeGuard
 import torch
 from torch import nn
 
-from steelyard.base.errors import UserError, listed, nearest
+from steelyard.base.errors import UserError, deprecated, listed, nearest
 from steelyard.clients.local.cnn.cpu import FusedEngine
 from steelyard.clients.local.cnn.pooled import KERNELS as WINOGRAD_KERNELS
 from steelyard.clients.local.cnn.steps import ConvSteps
@@ -17,8 +17,8 @@ from steelyard.clients.local.engines.engine import Engine, TrainingSetup
 from steelyard.clients.local.engines.graphs import GraphEngine
 from steelyard.clients.local.engines.loop import SequentialEngine, ThreadsEngine
 from steelyard.clients.local.engines.processes import ProcessesEngine, can_fork
-from steelyard.clients.local.engines.stacked import StackedEngine, VmapEngine
-from steelyard.clients.local.engines.steps import CompiledStep, GraphStep, HandDerivedStep, MappedStep
+from steelyard.clients.local.engines.stacked import StackedEngine, in_half_the_memory, near_the_core
+from steelyard.clients.local.engines.steps import CompiledStep, HandDerivedStep, MappedStep, StackStep
 from steelyard.clients.local.hardware import ready
 from steelyard.clients.local.layers import has_hooks, unmasked_norms
 from steelyard.clients.local.steps import DenseSteps, StackedSteps
@@ -50,10 +50,22 @@ class DoesNotFit(Exception):
     """An engine that cannot train this model or does not run on this device, with the reason."""
 
 
+RENAMED = {
+    "vmap": "stacked/vmap",
+    "graph": "stacked/graph",
+    "compiled": "stacked/compiled",
+    "winograd": "fused/winograd",
+}
+"""Names of engines that are kinds of step of one engine now; records of earlier runs have them."""
+
+
 def parse(wanted: str) -> tuple[str, int | None]:
     """Split "name" or "name:chunk"; use it on what a field or an earlier run's record holds."""
     name, colon, chunk = wanted.partition(":")
-    names = ("auto", *ENGINES)
+    names = ("auto", "stacked", *ENGINES)
+    if name in RENAMED:
+        deprecated(f"compute.engine '{name}'", f"'{RENAMED[name]}'", "0.4.0")
+        name = RENAMED[name]
     if name not in names:
         raise UserError(
             f"compute.engine: got '{wanted}'{nearest(name, names)}; allowed: {listed(names)}, or name:chunk"
@@ -65,9 +77,16 @@ def parse(wanted: str) -> tuple[str, int | None]:
     return name, int(chunk)
 
 
+def kind_of(setup: TrainingSetup, name: str) -> EngineKind:
+    """Return the engine of this name; of "stacked" alone, with the kind of step that suits the network."""
+    if name == "stacked":
+        name = "stacked/hand" if _steps(setup) is not None else "stacked/graph" if _on_gpu(setup) else "stacked/vmap"
+    return ENGINES[name]
+
+
 def make(setup: TrainingSetup, name: str, chunk: int | None = None) -> Engine:
     """Make an engine by name, or raise DoesNotFit."""
-    kind = ENGINES[name]
+    kind = kind_of(setup, name)
     why = kind.misfit(setup)
     if why is not None:
         raise DoesNotFit(why)
@@ -83,7 +102,7 @@ WORTH_PROCESSES = 2_000
 """Steps of single clients in a whole run from which processes are worth a trial: it takes up to a second."""
 
 
-STACKING = frozenset({"vmap", "graph", "compiled"})
+STACKING = frozenset({"stacked/vmap", "stacked/graph", "stacked/compiled"})
 """Engines that train any network in stacks, where its layers let them."""
 
 
@@ -94,16 +113,16 @@ def candidates(setup: TrainingSetup, steps: int) -> list[str]:
     """
     built_in = _steps(setup) is not None
     if _on_gpu(setup):
-        compiled = ["compiled"] if setup.rounds * steps >= LONG else []
-        return ["stacked"] if built_in else [*compiled, "graph", "vmap", "loop"]
+        compiled = ["stacked/compiled"] if setup.rounds * steps >= LONG else []
+        return ["stacked"] if built_in else [*compiled, "stacked/graph", "stacked/vmap", "loop"]
     if is_convolutional(setup.module):
         small = setup.training.batch_size != "full" and setup.training.batch_size <= SMALL_BATCH
         winograd = small and _saves_products(setup)
-        return [*(["winograd"] if winograd else []), "fused", "threads"]
+        return [*(["fused/winograd"] if winograd else []), "fused", "threads"]
     if built_in:
         return ["stacked", "threads"]
     processes = setup.threads > 1 and setup.rounds * steps >= WORTH_PROCESSES and can_fork()
-    return [*(["processes"] if processes else []), "threads", "vmap:50", "vmap:10", "loop"]
+    return [*(["processes"] if processes else []), "threads", "stacked/vmap:50", "stacked/vmap:10", "loop"]
 
 
 def _on_gpu(setup: TrainingSetup) -> bool:
@@ -169,29 +188,32 @@ def _make_fused(setup: TrainingSetup, *, winograd: bool) -> Engine:
     return FusedEngine(setup, setup.module, winograd=winograd)
 
 
-def _make_graph(setup: TrainingSetup, chunk: int | None) -> Engine:
-    return GraphEngine(setup, lambda descent: MappedStep(setup, _descent(setup, descent)), "graph", chunk)
-
-
-def _make_compiled(setup: TrainingSetup, chunk: int | None) -> Engine:
-    return GraphEngine(setup, lambda descent: CompiledStep(setup, _descent(setup, descent)), "compiled", chunk)
-
-
 def _descent(setup: TrainingSetup, descent: Descent) -> Descent:
     """The optimiser's own kernels take stacks without buffers between the clients' parameters."""
     whole = setup.layout.trained == setup.layout.size
     return kernel_descent(descent, setup.device) if whole else descent
 
 
-def _make_stacked(setup: TrainingSetup, chunk: int | None) -> Engine:
+def _make_hand(setup: TrainingSetup, chunk: int | None) -> Engine:
     steps = _steps(setup)
     assert steps is not None  # the table says so
     if _on_gpu(setup):
-        return GraphEngine(setup, lambda descent: _on_device(setup, steps, descent), "stacked", chunk)
-    return StackedEngine(setup, steps, chunk)
+        return GraphEngine(setup, lambda descent: _on_device(setup, steps, descent), "stacked/hand", chunk)
+    most = chunk or setup.chunk or near_the_core(setup)
+    return StackedEngine(setup, lambda descent: HandDerivedStep(steps, descent), "stacked/hand", most, setup.threads)
 
 
-def _on_device(setup: TrainingSetup, steps: StackedSteps, descent: Descent) -> GraphStep:
+def _make_vmap(setup: TrainingSetup, chunk: int | None) -> Engine:
+    most = chunk or setup.chunk or in_half_the_memory(setup)
+    return StackedEngine(setup, lambda descent: MappedStep(setup, descent, products=False), "stacked/vmap", most)
+
+
+def _captured(kind: type[MappedStep], name: str) -> Callable[[TrainingSetup, int | None], Engine]:
+    """Return what makes the engine of mapped steps in captured graphs."""
+    return lambda setup, chunk: GraphEngine(setup, lambda descent: kind(setup, _descent(setup, descent)), name, chunk)
+
+
+def _on_device(setup: TrainingSetup, steps: StackedSteps, descent: Descent) -> StackStep:
     """Kernels of our own where there are some for this network and Triton to make them; torch's operators else."""
     descent = kernel_descent(descent, setup.device)
     own = kernel_steps(steps, descent, setup.precision, setup.device) if isinstance(steps, ConvSteps) else None
@@ -227,12 +249,12 @@ ENGINES: dict[str, EngineKind] = {
         EngineKind("loop", lambda setup: None, lambda setup, chunk: SequentialEngine(setup)),
         EngineKind("threads", _fits_cpu, lambda setup, chunk: ThreadsEngine(setup), compared=True),
         EngineKind("processes", _fits_cpu, lambda setup, chunk: _make_processes(setup), compared=True),
-        EngineKind("vmap", _fits_padding, VmapEngine, compared=True),
-        EngineKind("graph", _fits_gpu, _make_graph, compared=True),
-        EngineKind("compiled", _fits_compiler, _make_compiled, compared=True),
+        EngineKind("stacked/hand", _fits_built_in, _make_hand),
+        EngineKind("stacked/vmap", _fits_padding, _make_vmap, compared=True),
+        EngineKind("stacked/graph", _fits_gpu, _captured(MappedStep, "stacked/graph"), compared=True),
+        EngineKind("stacked/compiled", _fits_compiler, _captured(CompiledStep, "stacked/compiled"), compared=True),
         EngineKind("fused", _fits_convolutional, lambda setup, chunk: _make_fused(setup, winograd=False)),
-        EngineKind("winograd", _fits_winograd, lambda setup, chunk: _make_fused(setup, winograd=True)),
-        EngineKind("stacked", _fits_built_in, _make_stacked),
+        EngineKind("fused/winograd", _fits_winograd, lambda setup, chunk: _make_fused(setup, winograd=True)),
     )
 }
 """Every engine by name, in the order in which messages list them."""

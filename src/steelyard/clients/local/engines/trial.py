@@ -148,7 +148,7 @@ def _alone(setup: TrainingSetup, cohort: Cohort) -> tuple[bool, list[str]]:
 
 def _whole_stack(engine: Engine, cohort: Cohort) -> Cohort | None:
     """The jobs of one stack as it will be trained, where each size costs minutes of a compiler; else None."""
-    stack = engine.stack_size(cohort) if engine.name == "compiled" else None
+    stack = engine.stack_size(cohort) if engine.name == "stacked/compiled" else None
     return None if stack is None else cohort.take(range(even(len(cohort), stack)))
 
 
