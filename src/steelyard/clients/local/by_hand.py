@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 from steelyard.base.randomness import generator, stream_key
-from steelyard.clients.local.client_state import KeptVectors
 from steelyard.clients.local.cohort import Cohort
 from steelyard.clients.local.context import SimulationContext
 from steelyard.clients.local.engines.choice import ChosenEngine
+from steelyard.clients.local.kept import Kept
 from steelyard.clients.local.population import DevicePopulation, Ints
 from steelyard.learning import parameters
 from steelyard.learning.descent import Descent, StackDescent
@@ -31,8 +31,8 @@ GRADIENT = Descent(rate=1.0, momentum=0.0, decay=0.0)
 class HandEngine:
     """Trains cohorts whose algorithm takes the steps itself; `main` does the ordinary trainings in between."""
 
-    def __init__(self, context: SimulationContext, vectors: KeptVectors, main: ChosenEngine) -> None:
-        self.context, self._vectors, self.main = context, vectors, main
+    def __init__(self, context: SimulationContext, kept: Kept, main: ChosenEngine) -> None:
+        self.context, self._kept, self.main = context, kept, main
         self._single: ChosenEngine | None = None
 
     def train(self, cohort: Cohort, out: torch.Tensor) -> Floats:
@@ -40,7 +40,7 @@ class HandEngine:
         algorithm, device = cohort.tasks[0].algorithm, self.context.device
         received = torch.stack([task.parameters.to(device) for task in cohort.tasks])[torch.from_numpy(cohort.task)]
         of_tasks = [
-            self._vectors.of(task.federation, algorithm, cohort.jobs(number)[1], received[cohort.jobs(number)[0]])
+            self._kept.vectors(task.federation, algorithm, cohort.jobs(number)[1], received[cohort.jobs(number)[0]])
             for number, task in enumerate(cohort.tasks)
         ]
         kept = {name: torch.cat([found[name] for found in of_tasks]) for name in algorithm.keeps}
@@ -48,7 +48,7 @@ class HandEngine:
         models, keep = algorithm.train(local)
         for number, task in enumerate(cohort.tasks):
             jobs, names = cohort.jobs(number)
-            self._vectors.keep(task.federation, names, {name: rows[jobs] for name, rows in keep.items()})
+            self._kept.keep_vectors(task.federation, names, {name: rows[jobs] for name, rows in keep.items()})
         out.copy_(models)
         return local.losses
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import product as product_of
 from math import ceil, prod
-from typing import Any, TypeGuard
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import nn
@@ -19,8 +19,42 @@ from steelyard.clients.local.hardware import ready
 from steelyard.learning.dropout import NamedGRU, NamedLSTM
 from steelyard.learning.parameters import Layout, for_training, still_layers
 
+Layer = TypeVar("Layer", bound="StackedLayer")
 
-class MaskedBatchNorm(nn.Module):
+
+class StackedLayer(nn.Module):
+    """What stands in the place of one of torch's layers while clients are trained in stacks; see `stacked`."""
+
+    of_products: ClassVar[bool] = False
+    """Whether it only writes the layer as products of matrices, which matrix units want."""
+    AXES: ClassVar[tuple[int, ...]] = ()
+    """The axes of torch's weights in the order in which they stand here, where that is not torch's own."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+
+    @staticmethod
+    def takes(layer: nn.Module) -> bool:
+        """Whether a layer of its kinds can be written so."""
+        return True
+
+
+_STACKED: dict[type[nn.Module], type[StackedLayer]] = {}
+"""By the kind of torch's layer, what stands in its place."""
+
+
+def stacked(*kinds: type[nn.Module]) -> Callable[[type[Layer]], type[Layer]]:
+    """Register a class for layers of exactly these kinds: it is made from such a layer, and keeps its parameters."""
+
+    def register(made: type[Layer]) -> type[Layer]:
+        _STACKED.update(dict.fromkeys(kinds, made))
+        return made
+
+    return register
+
+
+@stacked(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+class MaskedBatchNorm(StackedLayer):
     """nn.BatchNorm over the samples of a batch that are no padding, without a change of its own buffers.
 
     What trains it gives `valid` [samples], above 0 for a sample that counts, and takes the running mean and variance
@@ -32,7 +66,7 @@ class MaskedBatchNorm(nn.Module):
     running_var: torch.Tensor
 
     def __init__(self, layer: _BatchNorm) -> None:
-        super().__init__()
+        super().__init__(layer)
         self.eps, self.momentum = layer.eps, layer.momentum or 0.0
         self.weight: nn.Parameter | None = layer.weight
         self.bias = layer.bias
@@ -42,8 +76,9 @@ class MaskedBatchNorm(nn.Module):
         self.fresh: tuple[torch.Tensor, torch.Tensor] | None = None
 
     @staticmethod
-    def takes(layer: _BatchNorm) -> bool:
+    def takes(layer: nn.Module) -> bool:
         """Whether this layer keeps running means with a fixed share for the newest batch, as torch does unasked."""
+        assert isinstance(layer, _BatchNorm)
         return layer.track_running_stats and layer.momentum is not None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -74,14 +109,15 @@ WIDTHS = (16, 32, 64)
 """Hidden units of an LSTM for which a client's weights stay on a GPU's chip."""
 
 
-class StackedRecurrent(nn.Module):
+@stacked(nn.LSTM, nn.GRU, NamedLSTM, NamedGRU)
+class StackedRecurrent(StackedLayer):
     """nn.LSTM or nn.GRU as products and gates, layer by layer and step by step; the parameters keep their names.
 
     The share of the inputs in all gates of all steps is one product; only that of the last state must wait its turn.
     """
 
     def __init__(self, layer: nn.LSTM | nn.GRU) -> None:
-        super().__init__()
+        super().__init__(layer)
         self.hidden, self.depth, self.first = layer.hidden_size, layer.num_layers, layer.batch_first
         self.ways = ("", "_reverse") if layer.bidirectional else ("",)
         self.lstm = isinstance(layer, nn.LSTM)
@@ -92,10 +128,10 @@ class StackedRecurrent(nn.Module):
             self.register_parameter(name, parameter)
 
     @staticmethod
-    def takes(layer: nn.Module) -> TypeGuard[nn.LSTM | nn.GRU]:
+    def takes(layer: nn.Module) -> bool:
         """Whether this layer can be written so: no projection, nothing between its layers that torch draws."""
-        plain = type(layer) in (nn.LSTM, nn.GRU) and not layer.proj_size and not layer.dropout
-        return plain or type(layer) in (NamedLSTM, NamedGRU)
+        assert isinstance(layer, nn.LSTM | nn.GRU)
+        return isinstance(layer, NamedLSTM | NamedGRU) or not (layer.proj_size or layer.dropout)
 
     def flatten_parameters(self) -> None:
         """Do nothing: users call this on torch's layers."""
@@ -288,11 +324,14 @@ def convolve(images: torch.Tensor, weight: torch.Tensor, stride: Sides, dilation
     return found.reshape(*found.shape[:2], -1, outputs)[:, :, :columns]
 
 
-class StackedLinear(nn.Module):
+@stacked(nn.Linear)
+class StackedLinear(StackedLayer):
     """nn.Linear as a `product`."""
 
+    of_products = True
+
     def __init__(self, layer: nn.Linear) -> None:
-        super().__init__()
+        super().__init__(layer)
         self.weight = layer.weight
         self.bias: nn.Parameter | None = layer.bias
 
@@ -301,14 +340,14 @@ class StackedLinear(nn.Module):
         return found if self.bias is None else found + self.bias.to(found.dtype)
 
 
-class StackedConvolution(nn.Module):
+@stacked(nn.Conv2d)
+class StackedConvolution(StackedLayer):
     """nn.Conv2d as a `product` over the windows of its images; images and weights stand channels last (`AXES`)."""
 
-    AXES = (0, 2, 3, 1)
-    """The axes of torch's weights [outputs, inputs, height, width] in the order in which they stand here."""
+    of_products, AXES = True, (0, 2, 3, 1)
 
     def __init__(self, layer: nn.Conv2d) -> None:
-        super().__init__()
+        super().__init__(layer)
         self.weight = nn.Parameter(layer.weight.detach().permute(self.AXES).contiguous(), layer.weight.requires_grad)
         self.bias = layer.bias
         self.stride: Any = layer.stride
@@ -316,8 +355,9 @@ class StackedConvolution(nn.Module):
         self.padding = _sides(layer)
 
     @staticmethod
-    def takes(layer: nn.Conv2d) -> bool:
+    def takes(layer: nn.Module) -> bool:
         """Whether this is a convolution that can be written so: one group, zeros around the image."""
+        assert isinstance(layer, nn.Conv2d)
         return layer.groups == 1 and layer.padding_mode == "zeros"
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -344,9 +384,6 @@ def _sides(layer: nn.Conv2d) -> tuple[int, int, int, int]:
     return left, left, above, above
 
 
-NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-
-
 def stackable(module: nn.Module, *, products: bool) -> nn.Module:
     """Return a copy in training mode with layers that `torch.func` can map over clients.
 
@@ -365,9 +402,10 @@ def stacked_layout(layout: Layout, module: nn.Module) -> tuple[Layout, dict[str,
     slots = list(layout.slots)
     for number, slot in enumerate(slots):
         name, _, kind = slot.name.rpartition(".")
-        if kind == "weight" and isinstance(layers[name], StackedConvolution):
+        layer = layers[name]
+        if kind == "weight" and isinstance(layer, StackedLayer) and layer.AXES:
             turned[slot.name] = slot.shape
-            slots[number] = replace(slot, shape=tuple(slot.shape[axis] for axis in StackedConvolution.AXES))
+            slots[number] = replace(slot, shape=tuple(slot.shape[axis] for axis in layer.AXES))
     return replace(layout, slots=tuple(slots)), turned
 
 
@@ -396,17 +434,7 @@ def _replaced(layer: nn.Module, known: dict[int, nn.Module], still: frozenset[in
 
 
 def _stacked(layer: nn.Module, products: bool) -> nn.Module | None:
-    kind = type(layer)
-    if has_hooks(layer) or "forward" in vars(layer):
+    made = _STACKED.get(type(layer))
+    if made is None or has_hooks(layer) or "forward" in vars(layer) or (made.of_products and not products):
         return None
-    if kind in NORMS and isinstance(layer, _BatchNorm) and MaskedBatchNorm.takes(layer):
-        return MaskedBatchNorm(layer)
-    if StackedRecurrent.takes(layer):
-        return StackedRecurrent(layer)
-    if products and kind is nn.Linear:
-        assert isinstance(layer, nn.Linear)
-        return StackedLinear(layer)
-    if products and kind is nn.Conv2d:
-        assert isinstance(layer, nn.Conv2d)
-        return StackedConvolution(layer) if StackedConvolution.takes(layer) else None
-    return None
+    return made(layer) if made.takes(layer) else None

@@ -1,8 +1,8 @@
-"""Models of the clients' own: where they begin, what stays at home, second trainings, and what each client tests."""
+"""Models of the clients' own: where they begin, what stays at home, second trainings; tests on the clients' rows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,16 +10,17 @@ import torch
 
 from steelyard.algorithms.flexlora import cut_to_ranks
 from steelyard.base.errors import UserError
-from steelyard.clients.local.client_state import KeptVectors
 from steelyard.clients.local.cohort import Cohort
 from steelyard.clients.local.context import SimulationContext
 from steelyard.clients.local.engines.choice import ChosenEngine
+from steelyard.clients.local.engines.engine import TrainingSetup
 from steelyard.clients.local.evaluator import Evaluator, evaluations
+from steelyard.clients.local.kept import Kept
 from steelyard.clients.local.population import DevicePopulation
 from steelyard.learning import parameters
 from steelyard.learning.settings import no_part
 from steelyard.messages.algorithm import LAST, OWN, Algorithm, Listening, LocalTraining, SecondTraining
-from steelyard.messages.updates import Evaluations, Floats, LossState, Question
+from steelyard.messages.updates import Evaluations, Floats, LossState, Question, Task
 
 TESTED_TOGETHER = 64
 """Clients whose own models lie in memory at once while they are tested."""
@@ -28,9 +29,9 @@ TESTED_TOGETHER = 64
 class OwnModels:
     """What personal algorithms add to a simulation; the vectors themselves are the clients' kept ones."""
 
-    def __init__(self, context: SimulationContext, vectors: KeptVectors) -> None:
+    def __init__(self, context: SimulationContext, kept: Kept) -> None:
         self.context = context
-        self.vectors = vectors
+        self._kept = kept
         self._masks: dict[str, torch.Tensor] = {}
         self._apart: dict[tuple[int, float], DevicePopulation] = {}
 
@@ -66,7 +67,7 @@ class OwnModels:
         for number, task in enumerate(cohort.tasks):
             if task.algorithm.personal:
                 jobs, names = cohort.jobs(number)
-                kept = self.vectors.of(task.federation, task.algorithm, names, models[jobs])
+                kept = self._kept.vectors(task.federation, task.algorithm, names, models[jobs])
                 models[jobs] = task.algorithm.begin(models[jobs], kept, self.private(task.algorithm))
             if ranks[number]:
                 factors = torch.from_numpy(self.context.setup.layout.adapters)
@@ -79,14 +80,12 @@ class OwnModels:
         found = [algorithm.rank_of(name) for name in cohort.jobs(number)[1]] if algorithm.factored else []
         return found if any(rank is not None for rank in found) else []
 
-    def keep(self, cohort: Cohort, models: torch.Tensor) -> None:
-        """Let clients keep their whole model where a part of it is private; what is sent lacks that part."""
-        for number, task in enumerate(cohort.tasks):
-            jobs, names = cohort.jobs(number)
-            if task.algorithm.private != "nothing" and len(names):
-                self.vectors.keep(task.federation, names, {OWN: models[jobs]})
-                private = self.private(task.algorithm).to(models.device)
-                models[jobs] = models[jobs].where(~private, task.parameters.to(models.device))
+    def keep(self, task: Task, names: Sequence[str], models: torch.Tensor) -> None:
+        """Let a task's clients keep their whole model where a part of it is private; what is sent lacks that part."""
+        if task.algorithm.private != "nothing" and len(names):
+            self._kept.keep_vectors(task.federation, names, {OWN: models})
+            private = self.private(task.algorithm).to(models.device)
+            models.copy_(models.where(~private, task.parameters.to(models.device)))
 
     def train_again(
         self, cohort: Cohort, second: SecondTraining | None, local: LocalTraining, engine: ChosenEngine
@@ -115,12 +114,12 @@ class OwnModels:
         task, (jobs, names) = cohort.tasks[number], cohort.jobs(number)
         device = self.context.device
         received = task.parameters.to(device).expand(len(names), -1)
-        last = self.vectors.of(task.federation, task.algorithm, names, received)[LAST]
+        last = self._kept.vectors(task.federation, task.algorithm, names, received)[LAST]
         sent = models[jobs].to(device)
         heard = self._heard(cohort, number, sent, last, evaluator)
         matrix = task.algorithm.listen(heard)
         mixed = matrix @ sent.nan_to_num(0.0, 0.0, 0.0) + (1 - matrix.sum(dim=1, keepdim=True)) * last
-        self.vectors.keep(task.federation, names, {OWN: mixed, LAST: own})
+        self._kept.keep_vectors(task.federation, names, {OWN: mixed, LAST: own})
         return matrix.to(torch.float64).cpu().numpy()
 
     def _heard(
@@ -176,5 +175,79 @@ class OwnModels:
     def _models(self, question: Question, clients: Sequence[str], model: torch.Tensor) -> torch.Tensor:
         """Return what some clients test for one candidate: [clients, parameters]."""
         shared = model.expand(len(clients), -1)
-        kept = self.vectors.of(question.federation, question.algorithm, clients, shared)
+        kept = self._kept.vectors(question.federation, question.algorithm, clients, shared)
         return question.algorithm.own_models(shared, kept, self.private(question.algorithm))
+
+
+Tune = Callable[[Question], torch.Tensor | None]
+"""From a question to the models that clients have trained on before they test them; None where they do not."""
+
+
+class ClientTests:
+    """Answers questions for all clients of a simulation."""
+
+    def __init__(self, context: SimulationContext, own: OwnModels, tune: Tune) -> None:
+        self.context, self._own, self._tune = context, own, tune
+        self.make_evaluator: Callable[[TrainingSetup], Evaluator] = Evaluator
+        """Makes what tests models; another one may share tests out."""
+        self._evaluator: Evaluator | None = None
+
+    def evaluate(self, questions: Sequence[Question]) -> list[Evaluations]:
+        """Test models on every client; one answer per question, in order."""
+        answers: dict[int, Evaluations] = {}
+        for index, question in enumerate(questions):
+            if question.algorithm.personal:
+                population = self.context.population(question.seed)
+                answers[index] = self._own.tested(question, population, self.evaluator, self._tune(question))
+        common = [index for index in range(len(questions)) if index not in answers]
+        for seed in dict.fromkeys(questions[index].seed for index in common):
+            # Questions of one seed concern the same samples: all their models are tested on them in one go.
+            indices = [index for index in common if questions[index].seed == seed]
+            population = self.context.population(seed)
+            loss = self.context.loss(LossState(self.context.training.loss))
+            models = torch.cat([questions[index].models.to(self.context.device) for index in indices])
+            predictions, losses = self.evaluator.test(models, population.dataset, population.tests.unique, loss)
+            counts = [len(questions[index].models) for index in indices]
+            for index, *found in zip(indices, predictions.split(counts), losses.split(counts), strict=True):
+                answers[index] = evaluations(questions[index], population.tests, population.dataset, *found)
+        for seed in dict.fromkeys(question.seed for question in questions):
+            indices = [index for index, question in enumerate(questions) if question.seed == seed]
+            asked = [questions[index] for index in indices]
+            self._try_backdoor(answers, asked, indices, self.context.population(seed))
+        return [answers[index] for index in range(len(questions))]
+
+    def _try_backdoor(
+        self,
+        answers: dict[int, Evaluations],
+        questions: list[Question],
+        indices: list[int],
+        population: DevicePopulation,
+    ) -> None:
+        """Add to answers how often the first model of each question takes the pattern of a backdoor for its class."""
+        backdoor = population.source.backdoor
+        if backdoor is None:
+            return
+        models = torch.stack([question.models[0] for question in questions]).to(self.context.device)
+        held = [backdoor.rows.get(client, np.zeros(0, np.int64)) for client in population.tests.clients]
+        rows, where = np.unique(np.concatenate([np.zeros(0, np.int64), *held]), return_inverse=True)
+        loss = self.context.loss(LossState(self.context.training.loss))
+        found, _ = self.evaluator.test(models, population.dataset, torch.from_numpy(rows).to(self.context.device), loss)
+        fooled = (found == backdoor.target).to(torch.float64).cpu().numpy()[:, where.reshape(-1)]
+        counts = np.array([len(mine) for mine in held], dtype=np.float64)
+        ends = np.cumsum(counts).astype(np.int64)
+        for index, each in zip(indices, fooled, strict=True):
+            parts = np.split(each, ends[:-1])
+            rates = np.array([float(part.mean()) if len(part) else 0.0 for part in parts])
+            more = {"backdoor": rates, "backdoor_rows": counts}
+            answers[index] = replace(answers[index], metrics={**answers[index].metrics, **more})
+
+    @property
+    def evaluator(self) -> Evaluator:
+        """What tests models; made when first needed."""
+        if self._evaluator is None:
+            self._evaluator = self.make_evaluator(self.context.setup)
+        return self._evaluator
+
+    def close(self) -> None:
+        """Let go of what lies on the device."""
+        self._evaluator = None

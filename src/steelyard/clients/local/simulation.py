@@ -11,10 +11,7 @@ import numpy as np
 import torch
 
 from steelyard.clients.local.by_hand import HandEngine
-from steelyard.clients.local.client_state import KeptModels, KeptVectors
-from steelyard.clients.local.client_tests import ClientTests
 from steelyard.clients.local.cohort import Cohort, step_counts
-from steelyard.clients.local.cohort_builder import CohortBuilder
 from steelyard.clients.local.context import Populations, SimulationContext
 from steelyard.clients.local.criteria import ClientCriteria, Facts
 from steelyard.clients.local.engines.choice import ChosenEngine
@@ -22,16 +19,91 @@ from steelyard.clients.local.engines.engine import TrainingSetup
 from steelyard.clients.local.evaluator import Evaluator
 from steelyard.clients.local.hardware import peak_memory
 from steelyard.clients.local.hostile import attack
-from steelyard.clients.local.personal import OwnModels
+from steelyard.clients.local.kept import Kept
+from steelyard.clients.local.personal import ClientTests, OwnModels
 from steelyard.clients.local.population import DevicePopulation, Ints
 from steelyard.clients.local.settings import ComputeSettings
 from steelyard.data.files import fingerprint
+from steelyard.learning.descent import Descent
 from steelyard.learning.models import Factory
 from steelyard.learning.settings import ModelSettings, TrainingSettings
 from steelyard.messages.algorithm import Algorithm, LocalTraining
 from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import Evaluations, Failure, Floats, LossState, Question, Task, Updates
 from steelyard.weighing.criterion import Criterion
+
+
+class CohortBuilder:
+    """Builds the cohorts of a simulation from what its clients kept in earlier rounds."""
+
+    def __init__(self, context: SimulationContext, kept: Kept, own: OwnModels) -> None:
+        self._context, self._kept, self._own = context, kept, own
+
+    def groups(self, tasks: Sequence[Task]) -> list[list[int]]:
+        """Indices of the tasks that can be trained in one stack: one data set, one form of the loss, one descent."""
+        groups: dict[object, list[int]] = {}
+        for index, task in enumerate(tasks):
+            loss, dataset = self._context.loss(task.loss), self._context.population(task.seed).dataset
+            key = (id(dataset), loss.name, loss.shape, loss.scale, self._descent(task))
+            if task.algorithm.by_hand:
+                key = (*key, task.algorithm)
+            groups.setdefault(key, []).append(index)
+        return list(groups.values())
+
+    def gather(self, tasks: Sequence[Task]) -> tuple[Cohort, list[list[Failure]]]:
+        """Return the cohort of tasks that train in one stack, and by task who cannot train, with the reason."""
+        populations = self._at_work(tasks)
+        failures: list[list[Failure]] = [[] for _ in tasks]
+        starts: list[torch.Tensor] = [task.parameters for task in tasks]
+        jobs: list[tuple[int, int, int]] = []
+        for number, (task, population) in enumerate(zip(tasks, populations, strict=True)):
+            self._kept.receive(task, population.behaviours)
+            for name in sorted(task.clients):
+                position = population.position.get(name)
+                why = "not registered" if position is None else self._context.too_few(int(population.sizes[position]))
+                if position is None or why is not None:
+                    failures[number].append(Failure(name, why or ""))
+                    continue
+                start = self._kept.start(task, name, population.behaviours)
+                jobs.append((number, position, number if start is task.parameters else len(starts)))
+                if start is not task.parameters:
+                    starts.append(start)
+        table = np.array(jobs, dtype=np.int64).reshape(-1, 3)
+        loss, descent = self._context.loss(tasks[0].loss), self._descent(tasks[0])
+        form = LossState(loss.name, None, loss.shape, loss.scale)
+        cohort = Cohort(tuple(tasks), populations, form, descent, table[:, 0], table[:, 1], tuple(starts), table[:, 2])
+        cohort = self._own.begin(cohort)
+        return replace(cohort, corrections=self._corrections(cohort)) if descent.corrected else cohort, failures
+
+    def _descent(self, task: Task) -> Descent:
+        """How the clients of a task take their steps in this round."""
+        algorithm, training = task.algorithm, self._context.training
+        descent = Descent.of(training, algorithm.pull, algorithm.corrects)
+        return replace(descent, rate=descent.rate * task.rate, scheduled=training.schedule is not None)
+
+    def _corrections(self, cohort: Cohort) -> torch.Tensor:
+        """What each job's algorithm adds to its gradients or steps, [jobs, parameters]."""
+        parts: list[torch.Tensor] = []
+        for number, task in enumerate(cohort.tasks):
+            _, clients = cohort.jobs(number)
+            received = task.parameters.to(self._context.device).expand(len(clients), -1)
+            kept = self._kept.vectors(task.federation, task.algorithm, clients, received)
+            parts.append(task.algorithm.correction(self.received(task), kept))
+        return torch.cat(parts)
+
+    def received(self, task: Task) -> dict[str, torch.Tensor]:
+        """Return the vectors that come with a task, on the device."""
+        return {name: vector.to(self._context.device) for name, vector in task.vectors.items()}
+
+    def _at_work(self, tasks: Sequence[Task]) -> tuple[DevicePopulation, ...]:
+        """The population of each task as it trains this round; tasks of one seed and round share it."""
+        found: dict[tuple[int, int, float], DevicePopulation] = {}
+        keys = [(task.seed, task.round, task.algorithm.held_back) for task in tasks]
+        for seed, round, share in keys:
+            if (seed, round, share) not in found:
+                training = self._own.holding_back(seed, share)
+                found[seed, round, share] = training.at_work(seed, round)
+        return tuple(found[key] for key in keys)
 
 
 class Simulation:
@@ -65,10 +137,9 @@ class Simulation:
         self.criteria = ClientCriteria(criteria, facts or {})
         self._engine: ChosenEngine | None = None
         self._by_hand: HandEngine | None = None
-        self._kept = KeptModels()
-        self._vectors = KeptVectors()
-        self._own = OwnModels(self.context, self._vectors)
-        self.cohort_builder = CohortBuilder(self.context, self._kept, self._vectors, self._own)
+        self._kept = Kept()
+        self._own = OwnModels(self.context, self._kept)
+        self.cohort_builder = CohortBuilder(self.context, self._kept, self._own)
         self._tests = ClientTests(self.context, self._own, self._tuned)
         self._peak = 0
 
@@ -96,37 +167,33 @@ class Simulation:
         models = self.context.matrix(len(cohort))
         self._peak = max(self._peak, models.numel() * 4)
         losses = self._trained(cohort, models)
-        listening = [number for number, task in enumerate(tasks) if task.algorithm.listens]
-        done = [self._local(cohort, number, models) for number in range(len(tasks))]
-        trained = {number: models[cohort.jobs(number)[0]].clone() for number in listening}
-        self._own.keep(cohort, models)
-        for number, task in enumerate(tasks):
-            local = done[number]
-            if task.algorithm.replaces and local is not None:
-                # Before anybody attacks: what hostile clients send is made from what they would have sent.
-                jobs, names = cohort.jobs(number)
-                sent, keep = task.algorithm.sent(local)
-                models[jobs] = sent.to(models.device)
-                self._vectors.keep(task.federation, names, keep)
-        for number, task in enumerate(tasks):
-            jobs = np.flatnonzero(cohort.task == number)
-            if len(jobs) and cohort.populations[number].behaviours:
-                names = [cohort.name(job) for job in jobs.tolist()]
-                mine = models[jobs[0] : jobs[-1] + 1]
-                attack(task, names, mine, cohort.populations[number].behaviours, self.context.setup.layout)
-        for job in range(len(cohort)):
-            number = cohort.task[job]
-            behaviours = cohort.populations[number].behaviours
-            if behaviours:
-                self._kept.keep(cohort.tasks[number], cohort.name(job), models[job], behaviours)
-        updates = [
-            self._updates(cohort, number, models, losses, failures[number], done[number])
-            for number in range(len(tasks))
-        ]
-        for number, own in trained.items():
-            heard = self._own.listen(cohort, number, models, own, self.evaluator)
-            updates[number] = replace(updates[number], listening=heard)
-        return updates
+        return [self._answer(cohort, number, models, losses, failures[number]) for number in range(len(tasks))]
+
+    def _answer(
+        self, cohort: Cohort, number: int, models: torch.Tensor, losses: Floats, failures: list[Failure]
+    ) -> Updates:
+        """Make what a task's clients send of the models that they have trained, in this order."""
+        task, behaviours = cohort.tasks[number], cohort.populations[number].behaviours
+        jobs, names = cohort.jobs(number)
+        mine = models[jobs]  # a view: jobs of one task stand together
+        # What the algorithm makes of the training, before anything stays at home.
+        local = self._local(cohort, number, mine)
+        trained = mine.clone() if task.algorithm.listens else None
+        self._own.keep(task, names, mine)
+        if task.algorithm.replaces and local is not None:
+            sent, keep = task.algorithm.sent(local)
+            mine.copy_(sent)
+            self._kept.keep_vectors(task.federation, names, keep)
+        # What hostile clients send is made from what they would have sent.
+        if behaviours and names:
+            attack(task, names, mine, behaviours, self.context.setup.layout)
+            for name, model in zip(names, mine, strict=True):
+                self._kept.keep_model(task, name, model, behaviours)
+        # What is measured, and what clients do with each other's models, is of what was sent.
+        updates = self._updates(cohort, number, mine, losses[jobs], failures, local)
+        if trained is None:
+            return updates
+        return replace(updates, listening=self._own.listen(cohort, number, models, trained, self.evaluator))
 
     def _main_engine(self) -> ChosenEngine:
         if self._engine is None:
@@ -158,7 +225,7 @@ class Simulation:
 
     def _hand_engine(self) -> HandEngine:
         if self._by_hand is None:
-            self._by_hand = HandEngine(self.context, self._vectors, self._main_engine())
+            self._by_hand = HandEngine(self.context, self._kept, self._main_engine())
         return self._by_hand
 
     def _trained(self, cohort: Cohort, models: torch.Tensor) -> Floats:
@@ -190,29 +257,25 @@ class Simulation:
         failures: list[Failure],
         local: LocalTraining | None,
     ) -> Updates:
-        jobs = np.flatnonzero(cohort.task == number)
-        task, working = cohort.tasks[number], cohort.populations[number]
+        jobs, names = cohort.jobs(number)
+        task, working, clients = cohort.tasks[number], cohort.populations[number], cohort.client[jobs]
         # Clients measure and report all of their rows, also those that they did not train on this round.
         population = self.context.population(task.seed)
-        clients = cohort.client[jobs]
-        names = tuple(population.names[position] for position in clients.tolist())
-        # Jobs of one task stand together, so its models are a slice of the matrix, not a copy.
-        mine = models[jobs[0] : jobs[-1] + 1] if len(jobs) else models[:0]
-        criteria, refused = self.criteria.measure(population, clients, mine, task.round)
+        criteria, refused = self.criteria.measure(population, clients, models, task.round)
         updates = Updates(
             federation=task.federation,
             round=task.round,
-            clients=names,
+            clients=tuple(names),
             samples=_claimed(population, clients, task.round),
             criteria=criteria,
-            losses=losses[jobs],
-            payload=DenseModels(mine, self.frozen(task.algorithm)),
+            losses=losses,
+            payload=DenseModels(models, self.frozen(task.algorithm)),
             failures=tuple(failures),
             steps=step_counts(working.sizes[clients], self.context.training, joined=self.context.setup.batch_norm),
             first_losses=self._first_losses(task, population, clients) if self.criteria.needs_first_losses else None,
             label_counts=self.criteria.label_counts(population, clients),
         )
-        updates = replace(updates, vectors=self._after_training(task, names, local, mine))
+        updates = replace(updates, vectors=self._after_training(task, names, local, models))
         if not refused:
             return updates
         keep = [row for row, name in enumerate(names) if name not in refused]
@@ -229,9 +292,9 @@ class Simulation:
         start = mine.starts[mine.origin[0]].to(device)[None] if common else mine.start(device)
         counts = step_counts(mine.sizes, self.context.training, joined=self.context.setup.batch_norm)
         steps = torch.from_numpy(counts).to(device, torch.float32)[:, None]
-        kept = self._vectors.of(task.federation, task.algorithm, names, start.expand(len(names), -1))
+        kept = self._kept.vectors(task.federation, task.algorithm, names, start.expand(len(names), -1))
         received = self.cohort_builder.received(task)
-        local = LocalTraining(start, models[jobs].to(device), steps, cohort.descent.rate, received, kept)
+        local = LocalTraining(start, models.to(device), steps, cohort.descent.rate, received, kept)
         return self._own.train_again(mine, task.algorithm.again(local), local, self._main_engine())
 
     def _after_training(
@@ -242,7 +305,7 @@ class Simulation:
             return {name: models.new_zeros((0, models.shape[1])) for name in task.algorithm.sends}
         # A hostile client's vectors follow from the model that it sends, not from the one that it trained.
         keep, sent = task.algorithm.after_training(replace(local, models=models.to(self.context.device)))
-        self._vectors.keep(task.federation, names, keep)
+        self._kept.keep_vectors(task.federation, names, keep)
         return dict(sent)
 
     def _first_losses(self, task: Task, population: DevicePopulation, clients: Ints) -> Floats:
@@ -287,11 +350,10 @@ class Simulation:
         return self._tests.evaluator
 
     def snapshot(self) -> Mapping[str, torch.Tensor]:
-        return {**self._kept.snapshot(), **self._vectors.snapshot()}
+        return self._kept.snapshot()
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
         self._kept.restore(state)
-        self._vectors.restore(state)
 
     def describe(self) -> Mapping[str, str]:
         setup = self.context.setup

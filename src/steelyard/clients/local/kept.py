@@ -13,18 +13,20 @@ from steelyard.data.dataset import HONEST, Behaviour
 from steelyard.messages.algorithm import Algorithm, Vectors
 from steelyard.messages.updates import Task
 
-VECTOR = "vector"
-"""The first part of the names of an algorithm's vectors in a snapshot."""
 
+class Kept:
+    """All that the clients of a simulation keep; part of every checkpoint, so that a resume gives the same bits.
 
-class KeptModels:
-    """The models from which such clients start; part of every checkpoint, so that a resume gives the same bits."""
+    A vector that is held is never written into: whoever keeps a copy of the table can tell what has changed since.
+    """
 
     def __init__(self) -> None:
         self._own: dict[tuple[str, str], torch.Tensor] = {}
         """By federation and client: the model that a client which ignores the global one trains on from."""
         self._past: dict[str, dict[int, torch.Tensor]] = {}
         """By federation and round: the global model that was sent out, as far back as a stale client looks."""
+        self._vectors: dict[tuple[str, str, str], torch.Tensor] = {}
+        """By federation, client and name."""
 
     def receive(self, task: Task, behaviours: Mapping[str, Behaviour]) -> None:
         """Remember the global model of a task for clients that will start from it later; call it before `start`."""
@@ -60,43 +62,12 @@ class KeptModels:
         noise = torch.from_numpy(chance.standard_normal(len(step), dtype=np.float32)).to(step.device)
         return task.parameters + step + 0.1 * step.square().mean().sqrt() * noise
 
-    def keep(self, task: Task, client: str, model: torch.Tensor, behaviours: Mapping[str, Behaviour]) -> None:
+    def keep_model(self, task: Task, client: str, model: torch.Tensor, behaviours: Mapping[str, Behaviour]) -> None:
         """Keep the model that a client ended with, where it will go on from it."""
         if behaviours.get(client, HONEST).own_model:
             self._own[task.federation, client] = model.detach().cpu().clone()
 
-    def snapshot(self) -> dict[str, torch.Tensor]:
-        """Return all models by name; names hold federation and client or round."""
-        own = {json.dumps(["own", *key]): model for key, model in sorted(self._own.items())}
-        past = {
-            json.dumps(["global", federation, round]): model
-            for federation, models in sorted(self._past.items())
-            for round, model in sorted(models.items())
-        }
-        return {**own, **past}
-
-    def restore(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Hold what `snapshot` returned and nothing else."""
-        self._own.clear()
-        self._past.clear()
-        for key, model in state.items():
-            kind, federation, whose, *_ = json.loads(key)
-            if kind == "own":
-                self._own[federation, whose] = model.cpu()
-            elif kind == "global":
-                self._past.setdefault(federation, {})[whose] = model.cpu()
-
-
-class KeptVectors:
-    """The clients' vectors by federation, client and name; part of every checkpoint, as a resume needs them all.
-
-    A tensor that is held is never written into: whoever keeps a copy of the table can tell what has changed since.
-    """
-
-    def __init__(self) -> None:
-        self._held: dict[tuple[str, str, str], torch.Tensor] = {}
-
-    def of(
+    def vectors(
         self, federation: str, algorithm: Algorithm, clients: Sequence[str], received: torch.Tensor
     ) -> dict[str, torch.Tensor]:
         """Return what these clients keep, stacked: [clients, parameters or 1] by name.
@@ -107,28 +78,40 @@ class KeptVectors:
         def stacked(name: str) -> torch.Tensor:
             found = algorithm.fresh(name, received).clone()
             for row, client in enumerate(clients):
-                held = self._held.get((federation, client, name))
+                held = self._vectors.get((federation, client, name))
                 if held is not None:
                     found[row] = held.to(found.device)
             return found
 
         return {name: stacked(name) for name in algorithm.keeps}
 
-    def keep(self, federation: str, clients: Sequence[str], vectors: Vectors) -> None:
+    def keep_vectors(self, federation: str, clients: Sequence[str], vectors: Vectors) -> None:
         """Keep what the clients ended with, [clients, parameters] by name."""
         for name, rows in vectors.items():
             for client, row in zip(clients, rows.detach().cpu(), strict=True):
-                self._held[federation, client, name] = row.clone()
+                self._vectors[federation, client, name] = row.clone()
 
     def snapshot(self) -> dict[str, torch.Tensor]:
-        """Return all vectors by name; names hold federation, client and vector."""
-        return {json.dumps([VECTOR, *key]): held for key, held in sorted(self._held.items())}
+        """Return all of it by name: its kind, then federation, and client, round, or client and vector."""
+        own = {json.dumps(["own", *key]): model for key, model in sorted(self._own.items())}
+        past = {
+            json.dumps(["global", federation, round]): model
+            for federation, models in sorted(self._past.items())
+            for round, model in sorted(models.items())
+        }
+        return {**own, **past, **{json.dumps(["vector", *key]): held for key, held in sorted(self._vectors.items())}}
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
         """Hold what `snapshot` returned and nothing else; entries of other kinds are passed over."""
-        self._held.clear()
+        for table in (self._own, self._past, self._vectors):
+            table.clear()
         for key, held in state.items():
-            kind, *rest = json.loads(key)
-            if kind == VECTOR:
-                federation, client, name = rest
-                self._held[federation, client, name] = held.cpu()
+            match json.loads(key):
+                case ["own", federation, client]:
+                    self._own[federation, client] = held.cpu()
+                case ["global", federation, round]:
+                    self._past.setdefault(federation, {})[round] = held.cpu()
+                case ["vector", federation, client, name]:
+                    self._vectors[federation, client, name] = held.cpu()
+                case _:
+                    pass
