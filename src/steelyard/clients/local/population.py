@@ -120,17 +120,13 @@ class DevicePopulation:
         lazy = {name: how.work for name, how in self.behaviours.items() if how.work < 1 and name in self.position}
         if not lazy:
             return self
-        working = copy.copy(self)
-        working.sizes, working.rows, working.labels = self.sizes.copy(), self.rows.clone(), self.labels.clone()
+        chosen: dict[int, tuple[Ints, int]] = {}
         for name, share in lazy.items():
-            position = self.position[name]
-            begin, size = int(self.begins[position]), int(self.sizes[position])
-            working.sizes[position] = part = min(size, max(1, int(np.rint(share * size))))
+            size = int(self.sizes[self.position[name]])
+            part = min(size, max(1, int(np.rint(share * size))))
             drawn = generator(seed, round, name, "flaws/few-steps").permutation(size)[:part]
-            chosen = torch.from_numpy(begin + np.sort(drawn)).to(self.rows.device)
-            working.rows[begin : begin + part] = self.rows[chosen]
-            working.labels[begin : begin + part] = self.labels[chosen]
-        return working
+            chosen[self.position[name]] = np.sort(drawn), part
+        return self._arranged(chosen)
 
     def holding_back(self, share: float, seed: int) -> DevicePopulation:
         """Return the population with a share of each client's rows kept from training; drawn once for a whole run.
@@ -139,16 +135,24 @@ class DevicePopulation:
         """
         if not share:
             return self
-        apart = copy.copy(self)
-        apart.sizes, apart.rows, apart.labels = self.sizes.copy(), self.rows.clone(), self.labels.clone()
+        chosen: dict[int, tuple[Ints, int]] = {}
         for position, name in enumerate(self.names):
-            begin, size = int(self.begins[position]), int(self.sizes[position])
-            drawn = begin + generator(seed, 0, name, "held back").permutation(size)
-            apart.sizes[position] = part = size - int(np.ceil(share * size)) or min(size, 1)
-            both = np.concatenate([np.sort(drawn[:part]), np.sort(drawn[part:])])
-            order = torch.from_numpy(both).to(self.rows.device)
-            apart.rows[begin : begin + size], apart.labels[begin : begin + size] = self.rows[order], self.labels[order]
-        return apart
+            size = int(self.sizes[position])
+            drawn = generator(seed, 0, name, "held back").permutation(size)
+            part = size - int(np.ceil(share * size)) or min(size, 1)
+            chosen[position] = np.concatenate([np.sort(drawn[:part]), np.sort(drawn[part:])]), part
+        return self._arranged(chosen)
+
+    def _arranged(self, chosen: Mapping[int, tuple[Ints, int]]) -> DevicePopulation:
+        """Return the population with these rows of some clients, by position, in front; they train on the first so many."""
+        found = copy.copy(self)
+        found.sizes, found.rows, found.labels = self.sizes.copy(), self.rows.clone(), self.labels.clone()
+        for position, (rows, count) in chosen.items():
+            begin = int(self.begins[position])
+            span, places = slice(begin, begin + len(rows)), torch.from_numpy(begin + rows).to(self.rows.device)
+            found.sizes[position] = count
+            found.rows[span], found.labels[span] = self.rows[places], self.labels[places]
+        return found
 
     @property
     def labelled(self) -> Labelled:

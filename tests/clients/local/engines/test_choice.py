@@ -14,8 +14,7 @@ from tests.kit import assert_refused
 
 from steelyard.clients.local.cohort import Cohort
 from steelyard.clients.local.engines import choice, table, trial
-from steelyard.clients.local.engines.engine import TrainingSetup
-from steelyard.clients.local.engines.loop import SequentialEngine
+from steelyard.clients.local.engines.engine import SequentialEngine, TrainingSetup
 from steelyard.clients.local.engines.table import ENGINES, DoesNotFit, can_fork, candidates, make, parse
 from steelyard.clients.local.engines.trial import Trial, run_trial
 from steelyard.learning.models import DenseNet, ModelSettings

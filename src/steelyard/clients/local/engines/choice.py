@@ -25,8 +25,7 @@ from steelyard.base.errors import UserError
 from steelyard.base.files import cache_folder
 from steelyard.base.logs import doing
 from steelyard.clients.local.cohort import Cohort, step_counts
-from steelyard.clients.local.engines.engine import Engine, TrainingSetup
-from steelyard.clients.local.engines.loop import SequentialEngine
+from steelyard.clients.local.engines.engine import Engine, SequentialEngine, TrainingSetup
 from steelyard.clients.local.engines.table import STACKING, DoesNotFit, candidates, kind_of, make, parse
 from steelyard.clients.local.engines.trial import MARGIN, Trial, run_trial
 from steelyard.clients.local.layers import has_hooks

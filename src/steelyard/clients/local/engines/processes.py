@@ -33,8 +33,7 @@ from numpy.typing import NDArray
 
 from steelyard.base.errors import UserError
 from steelyard.clients.local.cohort import Cohort, longest_first, step_counts
-from steelyard.clients.local.engines.engine import TrainingSetup, Unstacked
-from steelyard.clients.local.engines.loop import channels_last
+from steelyard.clients.local.engines.engine import TrainingSetup, Unstacked, channels_last
 from steelyard.clients.local.hardware import arithmetic, shortened, single_threaded
 from steelyard.learning.augmentation import Augmentation
 from steelyard.learning.descent import Descent

@@ -75,7 +75,7 @@ class StackedEngine:
         self, stepper: StackStep, cohort: Cohort, jobs: NDArray[np.int64], out: torch.Tensor
     ) -> NDArray[np.float64]:
         device = self.setup.device
-        together = out.device == device and bool(np.all(np.diff(jobs) == 1))
+        together = out.device.type == device.type and bool(np.all(np.diff(jobs) == 1))
         size = (len(jobs), out.shape[1])
         models = out[jobs[0] : jobs[-1] + 1] if together else torch.empty(size, dtype=out.dtype, device=device)
         plan = schedule(cohort, self.setup.training, joined=self.setup.batch_norm)

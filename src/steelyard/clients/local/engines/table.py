@@ -13,9 +13,8 @@ from steelyard.base.errors import UserError, deprecated, listed, nearest
 from steelyard.clients.local.cnn.cpu import FusedEngine
 from steelyard.clients.local.cnn.pooled import KERNELS as WINOGRAD_KERNELS
 from steelyard.clients.local.cnn.steps import ConvSteps
-from steelyard.clients.local.engines.engine import Engine, TrainingSetup
+from steelyard.clients.local.engines.engine import Engine, SequentialEngine, ThreadsEngine, TrainingSetup
 from steelyard.clients.local.engines.graphs import GraphEngine
-from steelyard.clients.local.engines.loop import SequentialEngine, ThreadsEngine
 from steelyard.clients.local.engines.processes import ProcessesEngine, can_fork
 from steelyard.clients.local.engines.stacked import StackedEngine, in_half_the_memory, near_the_core
 from steelyard.clients.local.engines.steps import CompiledStep, HandDerivedStep, MappedStep, StackStep

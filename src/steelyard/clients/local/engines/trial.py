@@ -12,9 +12,8 @@ import numpy as np
 import torch
 
 from steelyard.clients.local.cohort import Cohort
-from steelyard.clients.local.engines.engine import Engine, TrainingSetup
+from steelyard.clients.local.engines.engine import Engine, SequentialEngine, TrainingSetup, train_job
 from steelyard.clients.local.engines.graphs import even
-from steelyard.clients.local.engines.loop import SequentialEngine, train_job
 from steelyard.clients.local.hardware import arithmetic
 from steelyard.learning.training import ClientLoop
 
