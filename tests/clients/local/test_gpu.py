@@ -120,8 +120,8 @@ def test_all_models_are_tested_together(precision: str) -> None:
     found, _, clients = cases.trained(what)
     _, _, there = cases.trained(what, "stacked", "cuda", precision=precision)
     models, rows = found[0].payload.models, torch.arange(17)
-    expected = clients.evaluator.outputs(models, clients.context.population(0).dataset, rows)
-    outputs = there.evaluator.outputs(models.cuda(), there.context.population(0).dataset, rows.cuda()).cpu()
+    expected = clients.context.evaluator.outputs(models, clients.context.population(0).dataset, rows)
+    outputs = there.context.evaluator.outputs(models.cuda(), there.context.population(0).dataset, rows.cuda()).cpu()
     # Float32 sums in another order on the GPU; bfloat16 keeps eight bits of each number.
     assert torch.allclose(outputs, expected, atol=1e-4 if precision == "float32" else 1e-2)
 

@@ -11,6 +11,7 @@ import torch
 
 from steelyard.base.errors import UserError, fault
 from steelyard.clients.local.engines.engine import TrainingSetup
+from steelyard.clients.local.evaluator import Evaluator
 from steelyard.clients.local.hardware import MatrixPool, device_of, memory_of, threads_of
 from steelyard.clients.local.population import DeviceDataset, DevicePopulation
 from steelyard.clients.local.settings import ComputeSettings
@@ -51,6 +52,9 @@ class SimulationContext:
         self._datasets: dict[int, DeviceDataset] = {}
         self._pool: MatrixPool | None = None
         self._checked_losses: set[str] = set()
+        self.make_evaluator: Callable[[TrainingSetup], Evaluator] = Evaluator
+        """Makes what tests models; another one may share tests out."""
+        self._evaluator: Evaluator | None = None
 
     def population(self, seed: int) -> DevicePopulation:
         """Return the population of a seed, laid out on the device."""
@@ -130,6 +134,13 @@ class SimulationContext:
             chunk=self.compute.chunk,
             rounds=self.rounds,
         )
+
+    @property
+    def evaluator(self) -> Evaluator:
+        """What tests models; made when first needed."""
+        if self._evaluator is None:
+            self._evaluator = self.make_evaluator(self.setup)
+        return self._evaluator
 
     def _first_dataset(self) -> DeviceDataset:
         return next(iter(self._populations.values())).dataset
@@ -255,4 +266,4 @@ class SimulationContext:
         """Release the tensors."""
         self._populations.clear()
         self._datasets.clear()
-        self._pool = None
+        self._pool = self._evaluator = None

@@ -13,8 +13,7 @@ from steelyard.base.errors import UserError
 from steelyard.clients.local.cohort import Cohort
 from steelyard.clients.local.context import SimulationContext
 from steelyard.clients.local.engines.choice import ChosenEngine
-from steelyard.clients.local.engines.engine import TrainingSetup
-from steelyard.clients.local.evaluator import Evaluator, evaluations
+from steelyard.clients.local.evaluator import evaluations
 from steelyard.clients.local.kept import Kept
 from steelyard.clients.local.population import DevicePopulation
 from steelyard.learning import parameters
@@ -104,9 +103,7 @@ class OwnModels:
             self._apart[seed, share] = self.context.population(seed).holding_back(share, seed)
         return self._apart[seed, share]
 
-    def listen(
-        self, cohort: Cohort, number: int, models: torch.Tensor, own: torch.Tensor, evaluator: Evaluator
-    ) -> Floats:
+    def listen(self, cohort: Cohort, number: int, models: torch.Tensor, own: torch.Tensor) -> Floats:
         """Let each client of a task weigh the models that all have sent, and keep its own mixture of them.
 
         `own` are the models that the clients trained, whatever they sent. Returns the weights, [clients, models].
@@ -116,15 +113,13 @@ class OwnModels:
         received = task.parameters.to(device).expand(len(names), -1)
         last = self._kept.vectors(task.federation, task.algorithm, names, received)[LAST]
         sent = models[jobs].to(device)
-        heard = self._heard(cohort, number, sent, last, evaluator)
+        heard = self._heard(cohort, number, sent, last)
         matrix = task.algorithm.listen(heard)
         mixed = matrix @ sent.nan_to_num(0.0, 0.0, 0.0) + (1 - matrix.sum(dim=1, keepdim=True)) * last
         self._kept.keep_vectors(task.federation, names, {OWN: mixed, LAST: own})
         return matrix.to(torch.float64).cpu().numpy()
 
-    def _heard(
-        self, cohort: Cohort, number: int, sent: torch.Tensor, last: torch.Tensor, evaluator: Evaluator
-    ) -> Listening:
+    def _heard(self, cohort: Cohort, number: int, sent: torch.Tensor, last: torch.Tensor) -> Listening:
         task = cohort.tasks[number]
         population = self.holding_back(task.seed, task.algorithm.held_back)
         sizes = self.context.population(task.seed).sizes
@@ -137,19 +132,19 @@ class OwnModels:
         rows, counts = torch.cat(spans), [len(span) for span in spans]
         loss = self.context.loss(task.loss)
         given = (population.dataset, population.rows[rows], population.labels[rows], loss)
-        each = torch.cat([evaluator.losses(part, *given) for part in sent.split(TESTED_TOGETHER)])
+        each = torch.cat([self.context.evaluator.losses(part, *given) for part in sent.split(TESTED_TOGETHER)])
         losses = torch.stack([part.mean(dim=1) for part in each.split(counts, dim=1)])
         own = [
-            evaluator.losses(model[None], population.dataset, population.rows[span], population.labels[span], loss)
+            self.context.evaluator.losses(
+                model[None], population.dataset, population.rows[span], population.labels[span], loss
+            )
             for model, span in zip(last, spans, strict=True)
         ]
         before = torch.stack([part.mean() for part in own])
         distances = torch.stack([torch.linalg.vector_norm(sent - model, dim=1) for model in last])
         return Listening(losses, before, distances)
 
-    def tested(
-        self, question: Question, population: DevicePopulation, evaluator: Evaluator, tuned: torch.Tensor | None
-    ) -> Evaluations:
+    def tested(self, question: Question, population: DevicePopulation, tuned: torch.Tensor | None) -> Evaluations:
         """Test each client's own model on the client's own rows, for every candidate of a question.
 
         `tuned` [candidates · clients, parameters] are the models where clients have trained them on before the test.
@@ -168,7 +163,7 @@ class OwnModels:
                 models = self._models(question, names, model) if tuned is None else tuned[first : first + len(names)]
                 for client, own in enumerate(models, begin):
                     span = slice(ends[client] - len(rows[client]), ends[client])
-                    found = evaluator.test(own[None], dataset, rows[client], loss)
+                    found = self.context.evaluator.test(own[None], dataset, rows[client], loss)
                     predictions[candidate, span], losses[candidate, span] = found[0][0], found[1][0]
         return evaluations(question, tests, dataset, predictions, losses)
 
@@ -188,9 +183,6 @@ class ClientTests:
 
     def __init__(self, context: SimulationContext, own: OwnModels, tune: Tune) -> None:
         self.context, self._own, self._tune = context, own, tune
-        self.make_evaluator: Callable[[TrainingSetup], Evaluator] = Evaluator
-        """Makes what tests models; another one may share tests out."""
-        self._evaluator: Evaluator | None = None
 
     def evaluate(self, questions: Sequence[Question]) -> list[Evaluations]:
         """Test models on every client; one answer per question, in order."""
@@ -198,7 +190,7 @@ class ClientTests:
         for index, question in enumerate(questions):
             if question.algorithm.personal:
                 population = self.context.population(question.seed)
-                answers[index] = self._own.tested(question, population, self.evaluator, self._tune(question))
+                answers[index] = self._own.tested(question, population, self._tune(question))
         common = [index for index in range(len(questions)) if index not in answers]
         for seed in dict.fromkeys(questions[index].seed for index in common):
             # Questions of one seed concern the same samples: all their models are tested on them in one go.
@@ -206,7 +198,7 @@ class ClientTests:
             population = self.context.population(seed)
             loss = self.context.loss(LossState(self.context.training.loss))
             models = torch.cat([questions[index].models.to(self.context.device) for index in indices])
-            predictions, losses = self.evaluator.test(models, population.dataset, population.tests.unique, loss)
+            predictions, losses = self.context.evaluator.test(models, population.dataset, population.tests.unique, loss)
             counts = [len(questions[index].models) for index in indices]
             for index, *found in zip(indices, predictions.split(counts), losses.split(counts), strict=True):
                 answers[index] = evaluations(questions[index], population.tests, population.dataset, *found)
@@ -231,7 +223,9 @@ class ClientTests:
         held = [backdoor.rows.get(client, np.zeros(0, np.int64)) for client in population.tests.clients]
         rows, where = np.unique(np.concatenate([np.zeros(0, np.int64), *held]), return_inverse=True)
         loss = self.context.loss(LossState(self.context.training.loss))
-        found, _ = self.evaluator.test(models, population.dataset, torch.from_numpy(rows).to(self.context.device), loss)
+        found, _ = self.context.evaluator.test(
+            models, population.dataset, torch.from_numpy(rows).to(self.context.device), loss
+        )
         fooled = (found == backdoor.target).to(torch.float64).cpu().numpy()[:, where.reshape(-1)]
         counts = np.array([len(mine) for mine in held], dtype=np.float64)
         ends = np.cumsum(counts).astype(np.int64)
@@ -240,14 +234,3 @@ class ClientTests:
             rates = np.array([float(part.mean()) if len(part) else 0.0 for part in parts])
             more = {"backdoor": rates, "backdoor_rows": counts}
             answers[index] = replace(answers[index], metrics={**answers[index].metrics, **more})
-
-    @property
-    def evaluator(self) -> Evaluator:
-        """What tests models; made when first needed."""
-        if self._evaluator is None:
-            self._evaluator = self.make_evaluator(self.context.setup)
-        return self._evaluator
-
-    def close(self) -> None:
-        """Let go of what lies on the device."""
-        self._evaluator = None

@@ -144,7 +144,7 @@ class DevicePopulation:
         return self._arranged(chosen)
 
     def _arranged(self, chosen: Mapping[int, tuple[Ints, int]]) -> DevicePopulation:
-        """Return the population with these rows of some clients, by position, in front; they train on the first so many."""
+        """Return the population with these rows of some clients in front, of which they train on the first so many."""
         found = copy.copy(self)
         found.sizes, found.rows, found.labels = self.sizes.copy(), self.rows.clone(), self.labels.clone()
         for position, (rows, count) in chosen.items():

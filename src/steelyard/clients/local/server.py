@@ -155,7 +155,7 @@ class SimulationServer:
         dataset = self._population(seed).dataset
         rows = _on_device(held, context.device)
         loss = context.loss(LossState(context.training.loss))
-        return dataset.labels[rows], *self.clients.evaluator.test(models.to(context.device), dataset, rows, loss)
+        return dataset.labels[rows], *context.evaluator.test(models.to(context.device), dataset, rows, loss)
 
 
 class ColludingServer(SimulationServer):

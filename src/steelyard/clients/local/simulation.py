@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,8 +15,6 @@ from steelyard.clients.local.cohort import Cohort, step_counts
 from steelyard.clients.local.context import Populations, SimulationContext
 from steelyard.clients.local.criteria import ClientCriteria, Facts
 from steelyard.clients.local.engines.choice import ChosenEngine
-from steelyard.clients.local.engines.engine import TrainingSetup
-from steelyard.clients.local.evaluator import Evaluator
 from steelyard.clients.local.hardware import peak_memory
 from steelyard.clients.local.hostile import attack
 from steelyard.clients.local.kept import Kept
@@ -193,7 +191,7 @@ class Simulation:
         updates = self._updates(cohort, number, mine, losses[jobs], failures, local)
         if trained is None:
             return updates
-        return replace(updates, listening=self._own.listen(cohort, number, models, trained, self.evaluator))
+        return replace(updates, listening=self._own.listen(cohort, number, models, trained))
 
     def _main_engine(self) -> ChosenEngine:
         if self._engine is None:
@@ -217,11 +215,6 @@ class Simulation:
     def frozen(self, algorithm: Algorithm) -> tuple[tuple[int, int], ...]:
         """Return begin and end of what is not trained under an algorithm, as `DenseModels` takes it."""
         return self._own.spans(algorithm)
-
-    def test_with(self, make: Callable[[TrainingSetup], Evaluator]) -> None:
-        """Have models tested by another evaluator."""
-        self._tests.make_evaluator = make
-        self._tests.close()
 
     def _hand_engine(self) -> HandEngine:
         if self._by_hand is None:
@@ -316,7 +309,9 @@ class Simulation:
         samples = torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *spans])).to(self.context.device)
         rows, labels = population.rows[samples], population.labels[samples]
         received = task.parameters[None].to(self.context.device)
-        each = self.evaluator.losses(received, population.dataset, rows, labels, self.context.loss(task.loss))[0]
+        each = self.context.evaluator.losses(received, population.dataset, rows, labels, self.context.loss(task.loss))[
+            0
+        ]
         return np.array([float(part.mean()) for part in each.to(torch.float64).split(sizes.tolist())])
 
     def colluders(self, seed: int) -> Mapping[str, str]:
@@ -343,11 +338,6 @@ class Simulation:
             every[np.searchsorted(clients, cohort.jobs(0)[1])] = models
             parts.append(every)
         return torch.cat(parts).to(self.context.device)
-
-    @property
-    def evaluator(self) -> Evaluator:
-        """What tests models; made when first needed."""
-        return self._tests.evaluator
 
     def snapshot(self) -> Mapping[str, torch.Tensor]:
         return self._kept.snapshot()
@@ -376,7 +366,6 @@ class Simulation:
 
     def close(self) -> None:
         self._engine = self._by_hand = None
-        self._tests.close()
         self.criteria.forget()
         self._own.forget()
         self.context.close()

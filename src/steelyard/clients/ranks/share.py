@@ -97,7 +97,7 @@ class Share:
         dataset, loss = context.population(content["seed"]).dataset, read_loss(content["loss"])
         rows = content["rows"].to(context.device)
         # Not what shares tests out: this is one of the shares.
-        return Evaluator.test(self.simulation.evaluator, content["models"].to(context.device), dataset, rows, loss)
+        return Evaluator.test(context.evaluator, content["models"].to(context.device), dataset, rows, loss)
 
 
 def task_content(task: Task) -> Content:

@@ -232,7 +232,7 @@ class RankedSimulation(WrappedClients):
         self._trainings = 0
         described = {"experiment": dict(experiment), "versions": own_versions()}
         self.ask("assemble", dict.fromkeys(self._others, described))
-        simulation.test_with(lambda setup: RankedEvaluator(setup, self))
+        simulation.context.make_evaluator = lambda setup: RankedEvaluator(setup, self)
 
     @property
     def _others(self) -> range:
