@@ -76,7 +76,7 @@ def read_values(folder: Path) -> list[StoredValues]:
         )
         names: dict[int, str] = dict(connection.rows("clients", ("id", "name")))
         found: list[StoredValues] = []
-        for who, round, measure, method, source, clients, added, error, sizes, before, after in rows:
+        for (rule, seed), round, measure, method, source, clients, added, error, sizes, before, after in rows:
             count, groups = len(clients) // 4, len(sizes) // 8
             try:
                 keys = unpack([clients], [count], KEYS).tolist()
@@ -88,7 +88,7 @@ def read_values(folder: Path) -> list[StoredValues]:
                 raise unreadable(folder, f"contributions of round {round}: {problem}") from problem
             each = tuple(known(names, one, "client") for one in keys)
             made = RoundValues(measure, method, each, values, errors, tested, before, after)
-            found.append(StoredValues(*who, round, source, made))
+            found.append(StoredValues(rule, seed, round, source, made))
         return found
 
 

@@ -137,13 +137,13 @@ def local_pass(
     def part(rows: slice) -> None:
         _pass(*known, table, views, tuple(each[rows] for each in turns), constants, state, losses[rows])
 
-    in_pieces(part, len(users), max(1, _PIECE // losses.shape[1]), threads)
+    in_pieces(part, len(users), max(1, _PIECE // triples.positives.shape[1]), threads)
     met = np.flatnonzero(state[:, _MET])
     entries = stretches(selection.starts[users], sizes)[met]
     owners = np.repeat(np.arange(len(users), dtype=np.int32), sizes)[met]
     kept, hers, shared = state[met], views[entries], table[selection.features[entries]]
     with np.errstate(over="ignore", invalid="ignore"):
-        vectors = kept[:, _SCALE, None] * hers + kept[:, _ALONG, None] * shared[:, :-1]
+        vectors = np.asarray(kept[:, _SCALE, None] * hers + kept[:, _ALONG, None] * shared[:, :-1], dtype=np.float32)
         values = np.empty_like(shared)
         values[:, :-1] = kept[:, _ON_VIEW, None] * hers
         values[:, :-1] += (kept[:, _ON_SHARED] - kept[:, _DECAY])[:, None] * shared[:, :-1]
