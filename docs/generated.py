@@ -78,8 +78,9 @@ def _commands(command: Any, path: str) -> Iterator[tuple[str, TyperCommand]]:
 
 
 def _command(path: str, command: TyperCommand) -> list[str]:
-    arguments = [p for p in command.params if p.param_type_name == "argument" and not getattr(p, "hidden", False)]
-    options = [p for p in command.params if p.param_type_name == "option" and p.name != "help"]
+    params = [param for param in command.params if not getattr(param, "hidden", False)]
+    arguments = [param for param in params if param.param_type_name == "argument"]
+    options = [param for param in params if param.param_type_name == "option" and param.name != "help"]
     shown = " ".join(_argument(argument) for argument in arguments)
     lines = ["```text", f"{path} {shown}".rstrip() + (" [OPTIONS]" if options else ""), "```", ""]
     return [*lines, " ".join((command.help or "").split()), "", *_parameters(arguments, options)]

@@ -14,8 +14,7 @@ from tests.data.test_sources import leaf_file
 from tests.kit import assert_refused
 
 from steelyard.data import Dataset, DataSettings, PartitionSettings, load, share_out
-from steelyard.data.inspect import look
-from steelyard.data.inspect_tables import DataSummary
+from steelyard.data.inspect import DataSummary, look
 
 Image = pytest.importorskip("PIL.Image")
 

@@ -15,7 +15,6 @@ import torch
 from tests.kit import assert_refused
 
 from steelyard.data import DataSettings, in_memory, load
-from steelyard.data.inspect import look
 
 # digits and diabetes ------------------------------------------------------------------------------------------------
 
@@ -137,32 +136,6 @@ def test_a_share_keeps_whole_people(tmp_path):
     assert len(half) == 15
     assert all(count == 3 for count in np.unique(half.owners, return_counts=True)[1])
     assert half.features.shape == (15, 1, 2, 2)
-
-
-def test_a_look_at_arrays_says_what_they_are_and_which_fields_read_them(tmp_path: Path):
-    def looked(owner: str | None = None, **changes: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
-        seen = look("npz", [npz_file(tmp_path / "a.npz", **changes)], None, owner)
-        return {name: value for name, (value, _) in seen.fields.items()}, seen.account
-
-    fields, account = looked("writer", test=NUMBERS > 2)
-    assert fields == {"features": "x", "labels": "y", "owner": "writer", "held_out": "test"}
-    assert account == (
-        "a.npz: arrays x, y, writer, test",
-        "5 rows: images of 1×2×2",
-        "label 'y': 3 classes: 0 2, 1 2, 2 1 rows",
-        "owners, by 'writer': 2, of 2 to 3 rows: writer-003 3, writer-000 2",
-        "test part: 2 rows",
-    )
-    fields, account = looked(x=np.full((5, 3), 4.0), y=NUMBERS / 2)
-    assert fields == {"features": "x", "labels": "y", "task": "regression", "normalise": "standard"}
-    assert account[1:3] == ("5 rows: 3 numbers each", "label 'y': a number")
-    assert looked(y=np.array([[0, 1]] * 5))[0]["task"] == "multi-label"
-    assert_refused(
-        lambda: look("npz", [tmp_path / "a.npz"], "writers"), "--label: found no array 'writers'", "mean 'writer'?"
-    )
-    folder = mnist_folder(tmp_path / "m")
-    assert look("idx", [folder]).account[:2] == ("m: four IDX files", "8 rows: images of 1×2×2")
-    assert_refused(lambda: look("idx", [folder], None, "me"), "--owner: got 'me' with --idx")
 
 
 # LEAF ---------------------------------------------------------------------------------------------------------------

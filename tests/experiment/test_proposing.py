@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steelyard.base.errors import UserError
-from steelyard.data.inspect_tables import DataSummary
+from steelyard.data.inspect import DataSummary
 from steelyard.experiment.proposing import propose, toml
 from steelyard.rounds.plan import cohort_size
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -27,22 +28,24 @@ def new(
     images: Annotated[
         Path | None, typer.Option("--images", help="A folder or .zip of images, in a folder for each class.")
     ] = None,
-    npz: Annotated[Path | None, typer.Option("--npz", help="NumPy arrays in one .npz file.")] = None,
-    idx: Annotated[
-        Path | None, typer.Option("--idx", help="A folder with four IDX files by MNIST's names, classes 0 to 9.")
-    ] = None,
-    label: Annotated[str | None, typer.Option("--label", help="The column or array to predict.")] = None,
+    arrays: Annotated[str | None, typer.Option("--npz", "--idx", hidden=True)] = None,
+    label: Annotated[str | None, typer.Option("--label", help="The column to predict.")] = None,
     owner: Annotated[
-        str | None, typer.Option("--owner", help="The column or array that says whose row it is; images: folder.")
+        str | None, typer.Option("--owner", help="The column that says whose row it is; images: folder.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Write over a file that is there already.")] = False,
 ) -> None:
     """Look at your data and write an experiment for them, with comments, that runs as it is."""
+    if arrays is not None:
+        raise UserError(
+            'new: --npz and --idx were removed. Write an experiment with [data] and source = "npz" or '
+            f'source = "mnist", and path = {json.dumps(arrays)}'
+        )
     # A shell that writes out sites/*.csv leaves all but the first beside the option.
     tables = [*(csv or []), *(more or [])]
     if more and not csv:
         raise UserError(f"new: got {brief(str(more[0]))} beside the file to write; allowed: one file to write")
-    single: dict[Form, Path | None] = {"parquet": parquet, "images": images, "npz": npz, "idx": idx}
+    single: dict[Form, Path | None] = {"parquet": parquet, "images": images}
     named: list[tuple[Form, list[Path]]] = [(form, [path]) for form, path in single.items() if path is not None]
     if tables:
         named.append(("csv", tables))

@@ -1,38 +1,365 @@
-"""A look at somebody's data: a table, images, NumPy arrays or IDX files; an experiment is proposed from it."""
+"""A look at somebody's data, tables or images: what an experiment for them is proposed from.
+
+A look at tables finds the label, owners, the kinds of columns and empty cells.
+"""
 
 from __future__ import annotations
 
 import io
+import re
 import zipfile
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from math import prod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from steelyard.base.errors import UserError, listed, nearest
+from steelyard.base.errors import UserError, listed, nearest, without_controls
 from steelyard.base.settings import validated
-from steelyard.data.dataset import owner_names
-from steelyard.data.inspect_tables import (
-    MOST_CLASSES,
-    DataSummary,
-    counted,
-    few,
-    look_at_table,
-    of_dataset,
-    shown,
-    sizes,
-)
-from steelyard.data.memory import INPUTS, LABELS
-from steelyard.data.scaling import load
-from steelyard.data.sources.bundled import Mnist
+from steelyard.data.columns import LARGEST, parse_numbers, survival_line, survival_pair, table_dataset
+from steelyard.data.dataset import Dataset, owner_names
+from steelyard.data.sources.csv import Csv
 from steelyard.data.sources.images import FOLDER, LAYOUT, Folders, Images, Pictures, beside, paired, read_table
-from steelyard.data.sources.npz import Npz, read_arrays
-from steelyard.data.sources.source import in_order, is_pattern
+from steelyard.data.sources.source import BY_FILE, COMPLETE, TaskKind, in_order, is_pattern
+from steelyard.data.tables import Table, read_tables
+
+MOST_NAMED = 5
+LONGEST = 40
+
+
+@dataclass(frozen=True)
+class DataSummary:
+    """One data set as it was found; `fields` are those of `[data]` beside its source and path, with their comments."""
+
+    source: str
+    rows: int
+    shape: tuple[int, ...]
+    task: TaskKind
+    classes: Mapping[str, int]
+    """Rows of each class, in the order of the classes; empty for a regression."""
+    owners: Mapping[str, int] | None
+    """Rows of each owner."""
+    held_out: int
+    """Rows of the data's own test part."""
+    owners_held_out: bool
+    """Whether each owner has rows in it."""
+    fields: Mapping[str, tuple[Any, str]]
+    account: tuple[str, ...]
+    """Lines for people."""
+    empty: float = 0.0
+    """Share of the input cells that are empty."""
+    positive: bool = False
+    """Whether a regression's target is above 0 in every row."""
+    hints: tuple[str, ...] = field(default=())
+    """What the user may want to do next about the data."""
+
+
+def shown(text: object) -> str:
+    """Return a name from somebody's data as a line can show it: no control characters, not too long."""
+    plain = without_controls(str(text))
+    return plain if len(plain) <= LONGEST else f"{plain[: LONGEST - 3]}..."
+
+
+def few(names: Sequence[object], most: int = MOST_NAMED) -> str:
+    """List some names, and how many more there are."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(shown(name) for name in names[:most]) + more
+
+
+def counted(counts: Mapping[str, int]) -> str:
+    """Say how many rows each of some classes or owners has, the biggest first."""
+    ordered = sorted(counts.items(), key=lambda item: -item[1])
+    return few([f"{shown(name)} {count:,}" for name, count in ordered])
+
+
+def sizes(counts: Mapping[str, int], word: str) -> str:
+    """Say how many owners there are and how large."""
+    return f"{word}: {len(counts):,}, of {min(counts.values()):,} to {max(counts.values()):,} rows: {counted(counts)}"
+
+
+def _of_table(dataset: Dataset, fields: Mapping[str, tuple[Any, str]]) -> DataSummary:
+    """Return what a table that was read whole holds."""
+    labels = dataset.labels.numpy()
+    tested = np.zeros(len(labels), dtype=np.bool_) if dataset.held_out is None else dataset.held_out
+    owners, owned = None, False
+    if dataset.owners is not None:
+        owners = dict(sorted(Counter(dataset.owners.tolist()).items()))
+        # Each owner has rows of both parts.
+        owned = all(set(dataset.owners[rows].tolist()) == set(owners) for rows in (tested, ~tested))
+    return DataSummary(
+        source="csv",
+        rows=len(dataset),
+        shape=dataset.shape,
+        task=dataset.kind,
+        classes={str(number): int((labels == number).sum()) for number in range(dataset.classes)},
+        owners=owners,
+        held_out=int(tested.sum()),
+        owners_held_out=owned,
+        fields=fields,
+        account=(),
+        empty=1.0 - float(dataset.marks[COMPLETE].mean()),
+        positive=dataset.kind == "regression" and bool((labels > 0).all()),
+    )
+
+
+LABELS = ("target", "label", "class", "y", "outcome", "diagnosis")
+OWNERS = re.compile(
+    r"hospital|clinic|site|cent(er|re)|user|client|owner|device|patient|person|writer|bank|store|subject"
+)
+_NUMBERING = re.compile(r"(^|[_ -])(id|key|index|nr|no|number|uuid|guid)$|[a-z]Id$|[a-z]ID$|^Unnamed")
+MOST_CLASSES = 20
+"""Whole numbers with more different values than this are a number to predict, not classes."""
+_MOST_LEVELS = 100
+_MOST_WORDS = 5
+_FEW_ROWS = 30
+"""An owner with fewer rows has no mean and deviation worth scaling by."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column that may be an input."""
+
+    name: str
+    kind: str
+    """number, category, or why it is left out."""
+    empty: float
+    levels: int
+    words: tuple[str, ...] = ()
+    """Words among its numbers, taken to mean that nothing was recorded."""
+    mixed: bool = False
+    """A category half of which looks like numbers: it must be named."""
+
+
+def look_at_table(paths: Sequence[Path], label: str | None, owner: str | None) -> DataSummary:
+    """Look at one table or several; the label is a usual name where none is given, each of several is an owner."""
+    named = {option: name for option, name in (("--label", label), ("--owner", owner)) if name}
+    table = read_tables(paths, owner or BY_FILE, named)
+    if owner is None and table.starts is not None:
+        owner = BY_FILE
+    elif owner is None and BY_FILE in table.added:
+        table = replace(table, frame=table.frame.drop(columns=BY_FILE), added=())
+    frame, path = table.frame, table.path
+    label = _label(table, label)
+    if owner is not None:
+        _known(table, table.names, owner, "--owner")
+        if owner == label:
+            raise UserError(f"--owner: got '{shown(owner)}', which is the label too; allowed: another column")
+    part = next((name for name in table.names if name not in (label, owner) and _is_part(frame[name])), None)
+    pair = survival_pair(frame, label)
+    event = pair[1] if pair is not None and label == pair[0] else None
+    columns = [_column(frame[name], name) for name in table.names if name not in (label, event, owner, part)]
+    columns = [
+        replace(column, kind="gives the answer away") if pair and column.name in pair else column for column in columns
+    ]
+    fields: dict[str, tuple[Any, str]] = {"labels": (label, "the column to predict")}
+    task, label_line = _task(frame[label], label)
+    if event is not None:
+        fields["task"] = ("survival", "the time until something happened, or until the patient was last seen")
+        fields["event"] = (event, "whether it happened then")
+        label_line = f"label '{shown(label)}': the time to an event, which came where '{shown(event)}' says so"
+    elif task == "regression":
+        fields["task"] = (task, "a number to predict, not a class")
+    if owner is not None:
+        own = table.added and owner == BY_FILE
+        fields["owner"] = (owner, f"{'each file is' if own else 'whose row it is:'} one client{'' if own else ' each'}")
+    if part is not None:
+        fields["held_out"] = (part, "marks the rows of the test part")
+    if not any(column.kind in ("number", "category") for column in columns):
+        why = f" (left out: {'; '.join(_why(columns))})" if columns else ""
+        raise UserError(f"{path}: has no column that may be an input{why}; expected one of numbers or categories")
+    fields |= _column_fields(columns)
+    dataset = table_dataset(table, _settings(path, fields, "standard"))
+    account = [*table.notes, f"{path.name}: {len(frame):,} rows, {len(table.names) - len(table.added)} columns"]
+    account += [label_line, *_input_lines(columns)]
+    summary = _of_table(dataset, fields)
+    if summary.owners is not None:
+        if len(summary.owners) < 2:
+            raise UserError(f"--owner: column '{shown(owner)}' names one owner only; expected two or more")
+        account.append(sizes(summary.owners, f"owners, by '{shown(owner)}'"))
+    if part is not None:
+        account.append(f"test part, by '{shown(part)}': {summary.held_out:,} rows")
+    fields["normalise"] = _scaling(summary)
+    hints = [*([survival_line(*pair)] if pair and event is None else []), *_hints(columns, frame, owner)]
+    return replace(summary, fields=fields, account=tuple(account), hints=tuple(hints))
+
+
+def _settings(path: Path, fields: dict[str, tuple[Any, str]], normalise: str) -> Csv:
+    document = {name: value for name, (value, _) in fields.items()}
+    return validated(Csv, {"path": path, "normalise": normalise, **document}, "new")
+
+
+def _known(table: Table, names: Sequence[str], name: str, option: str) -> None:
+    if name not in names:
+        raise UserError(
+            f"{option}: found no column '{shown(name)}' in {table.path}{nearest(name, names)}; "
+            f"allowed: {few(names, 12)}"
+        )
+
+
+def _label(table: Table, label: str | None) -> str:
+    names = [name for name in table.names if name not in table.added]  # Which file a row is from is no answer.
+    if label is not None:
+        _known(table, names, label, "--label")
+        return label
+    usual = [name for name in names if name.lower() in LABELS]
+    pair = survival_pair(table.frame)
+    if not usual and pair is not None:
+        return pair[0]
+    if len(usual) != 1:
+        raise UserError(
+            f"--label: got nothing, and {table.path} has {len(usual) or 'no'} columns called {listed(LABELS)}; "
+            f"allowed: one of {few(names, 12)}"
+        )
+    return usual[0]
+
+
+def _is_part(cells: Any) -> bool:
+    """Whether a column divides the rows into train and test, in these words."""
+    return _says_train_or_test(cells) and bool(cells.notna().all())
+
+
+def _says_train_or_test(cells: Any) -> bool:
+    if cells.dtype.kind in "iuf":
+        return False
+    return {str(value).strip().lower() for value in cells.dropna().unique()[:4].tolist()} == {"train", "test"}
+
+
+def _task(cells: Any, name: str) -> tuple[str, str]:
+    """Say whether the label is a class or a number, and what to note about it."""
+    numbers = parse_numbers(cells)
+    there = cells.notna().to_numpy()
+    values = numbers[there]
+    title = f"label '{shown(name)}'"
+    distinct = int(cells.nunique())
+    if len(values) and bool(np.isfinite(values).all()):
+        fractions = bool((values != np.floor(values)).any())
+        if fractions or distinct > MOST_CLASSES:
+            spread = f"from {values.min():g} to {values.max():g}, mean {values.mean():g}, deviation {values.std():g}"
+            return "regression", f"{title}: a number, {spread}"
+    if distinct > max(_MOST_LEVELS, len(cells) // 2) or (distinct > len(cells) // 2 and distinct > MOST_CLASSES):
+        raise UserError(
+            f"--label: column '{shown(name)}' is text with {distinct:,} different values in {len(cells):,} rows; "
+            "expected classes or numbers"
+        )
+    counts = {str(value): int(count) for value, count in cells.value_counts().items()}
+    return "classes", f"{title}: {distinct} classes: {counted(counts)} rows"
+
+
+def _column(cells: Any, name: str) -> Column:
+    there = cells.notna().to_numpy()
+    empty = 1.0 - float(there.mean())
+    if not there.any():
+        return Column(name, "empty in all rows", empty, 0)
+    try:
+        levels = int(cells.nunique())
+    except TypeError:
+        return Column(name, "lists or tables in its cells", empty, 0)
+    if levels == 1 and there.all():
+        return Column(name, "the same in all rows", empty, levels)
+    if _says_train_or_test(cells):
+        return Column(name, "train or test, but not for all rows", empty, levels)
+    numbers = parse_numbers(cells)
+    bad = there & ~(np.abs(numbers) < LARGEST)
+    infinite = bad & ~np.isnan(numbers)
+    if not bad.any():
+        return Column(name, "numbers the rows" if _numbers_rows(numbers, name) else "number", empty, levels)
+    words = sorted({str(cell).strip() for cell in cells[bad].tolist()})
+    if infinite.any() and len(words) > _MOST_WORDS:
+        return Column(name, "numbers too large to count with", empty, levels)
+    if 2 * int(bad.sum()) <= int(there.sum()):
+        if len(words) <= _MOST_WORDS and all(isinstance(cell, str) for cell in cells[bad & ~infinite].tolist()):
+            return Column(name, "number", empty + float(bad.mean()), levels, words=tuple(words))
+        if levels <= _MOST_LEVELS:
+            return Column(name, "category", empty, levels, mixed=True)
+    if levels > _MOST_LEVELS or (levels > MOST_CLASSES and 2 * levels > int(there.sum())):
+        return Column(name, f"text with {levels:,} different values", empty, levels)
+    return Column(name, "category", empty, levels)
+
+
+def _numbers_rows(numbers: Any, name: str) -> bool:
+    """Whether a column only counts the rows, or is an identifier by its name, a different one in each row."""
+    if len(numbers) < 10 or np.isnan(numbers).any() or len(np.unique(numbers)) < len(numbers):
+        return False
+    steps = np.diff(numbers)
+    return bool((steps == 1).all()) or bool(_NUMBERING.search(name) and (numbers == np.floor(numbers)).all())
+
+
+def _column_fields(columns: Sequence[Column]) -> dict[str, tuple[Any, str]]:
+    fields: dict[str, tuple[Any, str]] = {}
+    left = [column for column in columns if column.kind not in ("number", "category")]
+    if left:
+        fields["ignore"] = ([column.name for column in left], "no inputs: " + "; ".join(_why(left)))
+    if any(column.mixed for column in columns):
+        named = [column.name for column in columns if column.kind == "category"]
+        fields["categories"] = (named, "a 0/1 column for each of their values; some hold numbers and words")
+    words = {column.name: list(column.words) for column in columns if column.words}
+    if words:
+        fields["na_values"] = (words, "words among numbers, taken to mean: not recorded")
+    holes = [column for column in columns if column.kind in ("number", "category") and column.empty > 0]
+    if holes:
+        fields["missing"] = ("mean", "empty cells: the column's mean; or zero, drop, refuse")
+        often = [column.name for column in holes if column.empty >= 0.05 and column.kind == "number"]
+        if often:
+            fields["indicators"] = (often, "one more 0/1 column each: 1 where it is empty")
+    return fields
+
+
+def _why(left: Sequence[Column]) -> list[str]:
+    reasons: dict[str, list[str]] = {}
+    for column in left:
+        reasons.setdefault(column.kind, []).append(column.name)
+    return [f"{few(names)} ({reason})" for reason, names in reasons.items()]
+
+
+def _input_lines(columns: Sequence[Column]) -> list[str]:
+    inputs = [column for column in columns if column.kind in ("number", "category")]
+    categories = [column for column in inputs if column.kind == "category"]
+    line = f"inputs: {len(inputs) - len(categories)} of numbers"
+    if categories:
+        named = few([f"{shown(column.name)} ({column.levels} values)" for column in categories])
+        line += f", {len(categories)} of categories: {named}"
+    lines = [line]
+    holes = sorted((column for column in inputs if column.empty > 0), key=lambda column: -column.empty)
+    if holes:
+        worst = few([f"{shown(column.name)} {column.empty:.0%}" for column in holes])
+        lines.append(f"empty cells: {sum(column.empty for column in inputs) / len(inputs):.1%}, most in {worst}")
+    left = [column for column in columns if column.kind not in ("number", "category")]
+    return [*lines, f"left out: {'; '.join(_why(left))}"] if left else lines
+
+
+def _scaling(summary: DataSummary) -> tuple[str, str]:
+    if summary.owners is not None and np.median(list(summary.owners.values())) >= _FEW_ROWS:
+        return "client", "each owner scales by its own training rows, nothing is shared; or standard: over all"
+    if summary.owners is not None:
+        return ("standard", "over the training rows of all, as most owners have few; or client: each by its own")
+    return "standard", "mean 0, deviation 1 over the training rows of all clients; or client: each by its own"
+
+
+def _hints(columns: Sequence[Column], frame: Any, owner: str | None) -> list[str]:
+    hints: list[str] = []
+    coded = [
+        column.name
+        for column in columns
+        if column.kind == "number" and 2 < column.levels <= 8 and _is_coded(parse_numbers(frame[column.name]))
+    ]
+    if coded:
+        hints.append(f"if these few whole numbers are codes, name them in data.categories: {few(coded)}")
+    if owner is None:
+        likely = [column.name for column in columns if OWNERS.search(column.name.lower()) and column.levels > 1]
+        if likely:
+            hints.append(f"whose row is it? perhaps --owner {shown(likely[0])}")
+    return hints
+
+
+def _is_coded(numbers: Any) -> bool:
+    values = numbers[np.isfinite(numbers)]
+    return bool((values == np.floor(values)).all() and (values >= 0).all() and (values < 100).all())
+
+
+# Images.
+
 
 SAMPLED = 64
 """Images that are opened; the others are only counted."""
@@ -175,8 +502,12 @@ def _kind(pictures: Pictures, name: str) -> tuple[int, int, str]:
         return image.width, image.height, image.mode
 
 
-Form = Literal["csv", "parquet", "npz", "images", "idx"]
-_TEST_ARRAYS = ("held_out", "is_test", "test")
+Form = Literal["csv", "parquet", "images"]
+_EXPECTED: dict[Form, str] = {
+    "csv": "a table (.csv, .xlsx, .sav, .dta) with names of columns, or a folder of such files",
+    "parquet": "a .parquet file",
+    "images": "a folder or .zip of images, in a folder for each class",
+}
 
 
 def look(form: Form, paths: Sequence[Path], label: str | None = None, owner: str | None = None) -> DataSummary:
@@ -184,135 +515,8 @@ def look(form: Form, paths: Sequence[Path], label: str | None = None, owner: str
     for path in paths:
         if not path.exists() and not (form == "csv" and is_pattern(path)):
             raise UserError(f"--{form}: found no '{path}'; expected {_EXPECTED[form]}")
-    path = paths[0]
-    match form:
-        case "csv" | "parquet":
-            if form == "parquet" and path.suffix.lower() not in (".parquet", ".pq"):
-                raise UserError(f"--parquet: got '{path}'; expected a .parquet file")
-            return look_at_table(paths, label, owner)
-        case "images":
-            return look_at_images(path, label, owner)
-        case "npz":
-            return _look_at_arrays(path, label, owner)
-        case "idx":
-            return _look_at_idx(path, label, owner)
-
-
-_EXPECTED: dict[Form, str] = {
-    "csv": "a table (.csv, .xlsx, .sav, .dta) with names of columns, or a folder of such files",
-    "parquet": "a .parquet file",
-    "npz": "an .npz file of NumPy arrays",
-    "images": "a folder or .zip of images, in a folder for each class",
-    "idx": "a folder with four IDX files, named as MNIST's",
-}
-
-
-def _look_at_arrays(path: Path, label: str | None, owner: str | None) -> DataSummary:
-    arrays = read_arrays(path)
-    features = _largest(path, arrays)
-    rows = len(arrays[features])
-    single = [name for name, values in arrays.items() if values.shape == (rows,) and name != features]
-    further = _further_task(arrays, features, label)
-    label = _array_of_labels(path, arrays, single, label) if further is None else further[0]
-    fields: dict[str, tuple[Any, str]] = {
-        "features": (features, "the array of samples, one in each row"),
-        "labels": (label, "the array to predict"),
-    }
-    if further is not None:
-        of_pixels = "a class for each pixel" if further[1] == "segmentation" else "several labels, each 0 or 1"
-        fields["task"] = (further[1], of_pixels)
-    elif _is_number_to_predict(arrays[label]):
-        fields["task"] = ("regression", "a number to predict, not a class")
-    if owner is not None:
-        fields["owner"] = (owner, "whose row it is: one client each")
-    part = next((name for name in _TEST_ARRAYS if name in single and arrays[name].dtype.kind in "bi"), None)
-    if part is not None:
-        fields["held_out"] = (part, "marks the rows of the test part")
-    values = arrays[features]
-    if values.dtype != np.uint8 and values.dtype.kind in "iuf" and (values.min() < -1 or values.max() > 1.5):
-        fields["normalise"] = ("standard", "mean 0, deviation 1 per column or channel, from the training part")
-    document = {"path": path, **{name: value for name, (value, _) in fields.items()}}
-    dataset = load(validated(Npz, document, "new"))
-    summary = of_dataset(dataset, "npz", fields, [f"{path.name}: arrays {few(list(arrays), 12)}", *dataset.notes])
-    return _accounted(summary, f"label '{shown(label)}'", f"owners, by '{shown(owner)}'" if owner else "owners")
-
-
-def _further_task(
-    arrays: dict[str, NDArray[Any]], features: str, label: str | None
-) -> tuple[str, Literal["segmentation", "multi-label"]] | None:
-    """Return the array of masks or of several labels for each row, where there is one, and which it is."""
-    rows = len(arrays[features])
-    for name in ("y", "masks", "mask", *LABELS) if label is None else (label,):
-        values = arrays.get(name)
-        if values is None or name == features or len(values) != rows or values.dtype.kind not in "biu":
-            continue
-        if values.ndim == 3:
-            return name, "segmentation"
-        if values.ndim == 2 and bool(((values == 0) | (values == 1)).all()):
-            return name, "multi-label"
-    return None
-
-
-def _largest(path: Path, arrays: dict[str, NDArray[Any]]) -> str:
-    wide = {name: values for name, values in arrays.items() if values.ndim > 1 and values.dtype.kind in "biuf"}
-    usual = next((name for name in ("x", *INPUTS) if name in wide), None)
-    if usual is None and not wide:
-        raise UserError(f"{path}: has arrays {listed(arrays) or 'none'}; expected one of samples, with a row for each")
-    return usual or max(wide, key=lambda name: wide[name].size)
-
-
-def _array_of_labels(path: Path, arrays: Iterable[str], single: list[str], label: str | None) -> str:
-    if label is not None:
-        if label not in arrays:
-            raise UserError(
-                f"--label: found no array '{shown(label)}' in {path}{nearest(label, single)}; allowed: "
-                f"{few(single, 12) or 'none of its arrays has one value for each row'}"
-            )
-        return label
-    found = next((name for name in ("y", *LABELS) if name in single), None)
-    if found is None:
-        raise UserError(
-            f"--label: got nothing, and {path} has none of {listed(LABELS)}; allowed: one of its arrays with a value "
-            f"for each row ({listed(single) or 'there is none'})"
-        )
-    return found
-
-
-def _is_number_to_predict(values: NDArray[Any]) -> bool:
-    if values.dtype.kind not in "iuf" or not len(values):
-        return False
-    return bool((values != np.floor(values)).any()) or (
-        values.dtype.kind == "f" and len(np.unique(values)) > MOST_CLASSES
-    )
-
-
-def _look_at_idx(path: Path, label: str | None, owner: str | None) -> DataSummary:
-    for option, given in (("label", label), ("owner", owner)):
-        if given is not None:
-            raise UserError(f"--{option}: got '{shown(given)}' with --idx, whose files say that; allowed: leave it out")
-    folder = path if path.is_dir() else path.parent
-    try:
-        dataset = load(Mnist(path=folder))
-    except UserError as error:
-        others = "IDX files by other names or with other classes: save their arrays with numpy.savez and use --npz"
-        raise UserError(f"--idx: {error}; {others}") from None
-    summary = of_dataset(dataset, "mnist", {}, [f"{folder.name}: four IDX files"])
-    return _accounted(summary, "labels", "writers")
-
-
-def _accounted(summary: DataSummary, label: str, owners: str) -> DataSummary:
-    """Add what rows, shapes and labels are."""
-    what = (
-        f"images of {'×'.join(map(str, summary.shape))}"
-        if len(summary.shape) > 1
-        else f"{prod(summary.shape)} numbers each"
-    )
-    lines = [*summary.account, f"{summary.rows:,} rows: {what}"]
-    classes = f"{len(summary.classes)} classes: {counted(summary.classes)} rows" if summary.classes else "a number"
-    further = {"segmentation": "a class for each pixel", "multi-label": "several, each 0 or 1"}
-    lines.append(f"{label}: {further.get(summary.task, classes)}")
-    if summary.owners is not None:
-        lines.append(sizes(summary.owners, owners))
-    if summary.held_out:
-        lines.append(f"test part: {summary.held_out:,} rows")
-    return replace(summary, account=tuple(lines))
+    if form == "images":
+        return look_at_images(paths[0], label, owner)
+    if form == "parquet" and paths[0].suffix.lower() not in (".parquet", ".pq"):
+        raise UserError(f"--parquet: got '{paths[0]}'; expected a .parquet file")
+    return look_at_table(paths, label, owner)

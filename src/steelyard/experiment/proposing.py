@@ -14,7 +14,7 @@ import numpy as np
 
 from steelyard.base.errors import UserError, first_names, without_controls
 from steelyard.base.settings import parse
-from steelyard.data.inspect_tables import DataSummary
+from steelyard.data.inspect import DataSummary
 from steelyard.experiment.loading import build
 from steelyard.experiment.paths import resolve_paths
 from steelyard.rounds.plan import default_fraction
@@ -215,8 +215,6 @@ def _weighing(summary: DataSummary, partition: TomlTable) -> tuple[TomlTable, st
         criteria["VC"] = "how well the client's model orders patients on the server's rows"
     elif "server" in partition.fields and summary.task == "segmentation":
         criteria["VM"] = "how well the masks of the client's model cover those of the server's rows"
-    elif "server" in partition.fields and summary.task == "multi-label":
-        criteria["VL"] = "how well the client's model finds the labels of the server's rows"
     elif "server" in partition.fields and summary.positive:
         criteria["VE"] = "how small the error of the client's model is on the server's rows"
     if summary.empty > 0.01:
