@@ -185,6 +185,7 @@ COHORT = {**CENTRAL, "weights": "cohort", "cohorts": "public"}
         ({"central": CENTRAL, "aggregation": {}}, "central: given together with aggregation"),
         ({"central": {"clip": 1.0}}, "central.noise: missing, and so is budget.epsilon"),
         ({"local": {"clip": 1.0}}, "local.noise: missing, and so is budget.epsilon"),
+        ({"local": {"clip": 1.0}, "budget": {"accountant": "pld"}}, "accountant: was removed after 0.2"),
         ({"local": CENTRAL, "criteria_noise": 1.0}, "criteria_noise: given, but criteria are not charged"),
         (
             {"local": CENTRAL, "criteria": "public", "criteria_bounds": {"DS": 1.0}},

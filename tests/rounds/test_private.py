@@ -100,10 +100,10 @@ def test_devices_with_noise_are_charged_before_they_are_asked() -> None:
 
 
 def test_what_was_spent_is_counted_as_the_budget_says() -> None:
-    made = rounds(cohorts="public", beside={"budget": {"delta": DELTA, "accountant": "rdp"}})
+    made = rounds(cohorts="public", beside={"budget": {"delta": DELTA}})
     for round in (1, 2, 3):
         made.ledger.charge(made.charges(RULE, round, ("c00",)))
-    assert made.epsilon("f") == spent({Release(2.0): 3}, DELTA, "rdp")
+    assert made.epsilon("f") == spent({Release(2.0): 3}, DELTA)
     release = Release(2.0, "fixed", 0.25)
     by_losses = rounds()
     by_losses.ledger.charge(by_losses.charges(RULE, 1))
@@ -151,11 +151,10 @@ def test_a_delta_that_guarantees_nothing_is_refused() -> None:
     assert rounds(beside={**large, "accept_large_delta": True}).delta == 0.05
 
 
-@pytest.mark.parametrize("accountant", ["pld", "rdp"])
-def test_rounds_are_afforded_until_the_budget_is_reached(accountant: str) -> None:
+def test_rounds_are_afforded_until_the_budget_is_reached() -> None:
     release = Release(2.0, "poisson", 0.25)
-    limit = spent({release: 4}, DELTA, accountant) * 1.0001
-    budget = {"epsilon": limit, "delta": DELTA, "accountant": accountant}
+    limit = spent({release: 4}, DELTA) * 1.0001
+    budget = {"epsilon": limit, "delta": DELTA}
     made = rounds(replace(PLAN, poisson=True), beside={"budget": budget})
     made.check_first_round([RULE])
     assert made.affords(RULE, (1, 2, 3, 4))

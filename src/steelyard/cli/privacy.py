@@ -47,10 +47,6 @@ def plan_budget(
         Literal["poisson", "fixed"],
         typer.Option("--sampled", help="poisson: each client by itself; fixed: always as many clients."),
     ] = "poisson",
-    accountant: Annotated[
-        Literal["pld", "rdp"],
-        typer.Option("--accountant", help="pld: privacy loss distributions; rdp: Rényi divergences, which say more."),
-    ] = "pld",
     clients: Annotated[
         int | None, typer.Option("--clients", min=1, help="Number of clients; δ must be below one over it.")
     ] = None,
@@ -72,7 +68,6 @@ def plan_budget(
             sampling=sampling,
             noise=noise,
             sampled=sampled,
-            accountant=accountant,
             clients=clients,
             accept_large_delta=accept_large_delta,
         )
@@ -81,9 +76,8 @@ def plan_budget(
         return
     print(f"noise multiplier {found.noise_multiplier:.4f} (times clip and largest weight)")
     cohorts = "all clients" if sampling == 1 else f"{sampling:.3g} of the clients ({sampled})"
-    besides = f" ({found.epsilon_rdp:.4f} by rdp)" if found.accountant != "rdp" else ""
     print(f"{rounds:,} rounds with {cohorts}, delta {delta:g}")
-    print(f"  epsilon {found.epsilon:.4f} by {found.accountant}{besides}")
+    print(f"  epsilon {found.epsilon:.4f}")
     print(f"  epsilon {found.epsilon_after_first:.4f} after one round")
 
 

@@ -1,9 +1,9 @@
 """What releases cost together: ε at δ of everything that was released about a client, and the noise for a budget.
 
 Plain Gaussian releases add up exactly: k of them with noise z are one with z/√k (Balle and Wang's δ). With sampled
-cohorts the privacy loss is added up by Google's dp-accounting: as privacy loss distributions (pld; below says whose)
-or as Rényi divergences (rdp). Each is bounded by how often a client can have been in a cohort, so that neither is far
-off where the other is good. Laplace noise, and mechanisms that are ε-private by themselves (exponential, randomised
+cohorts the privacy loss is added up by Google's dp-accounting, as privacy loss distributions (pld; below says whose).
+A second bound, by how often a client can have been in a cohort, is better where clients are drawn hardly ever. Laplace
+noise, and mechanisms that are ε-private by themselves (exponential, randomised
 response), are added up by the same library; the latter cost no more than a coin that lies as often as ε lets it (P.
 Kairouz, S. Oh, P. Viswanath: "The Composition Theorem for Differential Privacy", ICML 2015).
 Noise is always counted in units of the longest part that one client can have in a sum.
@@ -41,10 +41,8 @@ is not the worst one.
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
@@ -61,7 +59,6 @@ if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 
-AccountantName = Literal["pld", "rdp"]
 Sampling = Literal["all", "poisson", "fixed"]
 Mechanism = Literal["gaussian", "laplace", "pure"]
 """What a release is: Gaussian or Laplace noise, or anything that is ε-private with ε = 1/noise."""
@@ -112,14 +109,14 @@ Spending = Mapping[Release, int]
 """How many times each release was made."""
 
 
-def spent(spending: Spending, delta: float, accountant: AccountantName = "pld", *, coarse: bool = False) -> float:
+def spent(spending: Spending, delta: float, *, coarse: bool = False) -> float:
     """Return the ε that these releases have cost at δ; 0 for none. `coarse` is faster and never too low."""
     counted = {release: count for release, count in spending.items() if count > 0}
     if not counted:
         return 0.0
-    if all(release.exact for release in counted) and accountant == "pld":
+    if all(release.exact for release in counted):
         return gaussian_epsilon(delta, together(counted))
-    return _spent(tuple(sorted(counted.items())), delta, accountant, COARSE if coarse else FINE)
+    return _spent(tuple(sorted(counted.items())), delta, COARSE if coarse else FINE)
 
 
 def together(spending: Spending) -> float:
@@ -128,14 +125,10 @@ def together(spending: Spending) -> float:
 
 
 @lru_cache(maxsize=4096)
-def _spent(counted: Counted, delta: float, accountant: AccountantName, fine: float) -> float:
+def _spent(counted: Counted, delta: float, fine: float) -> float:
     check_accounting()
-    if all(release.exact for release, _ in counted):
-        return _by_rdp(counted, delta)  # by pld they are in closed form, in `spent`
-    # Every bound here is never too low, so the least of them holds.
+    # Neither bound is ever too low, so the smaller one holds.
     bound = _by_taking_part(counted, delta)
-    if accountant == "rdp":
-        return min(bound, _by_rdp(counted, delta))
     return min(bound, _by_losses(counted, delta, fine)) if bound else 0.0
 
 
@@ -144,19 +137,15 @@ def _by_losses(counted: Counted, delta: float, fine: float) -> float:
         farthest(release.distance_noise, release.rate) if release.mechanism == "gaussian" else 1.0 / release.noise
         for release, _ in counted
     ]
-    bound, reach = math.inf, 2.0 * _by_taking_part(counted, 1e-15)
-    if reach > max(fine * _MOST_STEPS, 10.0 * max(reaches)):
-        # Rényi divergences know better how far many small losses reach together; they take seconds.
-        bound, reach = _by_rdp(counted, delta), min(reach, 2.0 * _by_rdp(counted, 1e-15))
-    reach = max(reach, *reaches)
+    reach = max(2.0 * _by_taking_part(counted, 1e-15), *reaches)
     if reach > _FARTHEST:
-        return bound
+        return math.inf
     step = max(reach / _MOST_STEPS, min(fine, min(reaches) / _LEAST_STEPS))
     total: Any = None
     for release, count in counted:
         mine = repeated(_losses(release, step), count)
         total = mine if total is None else total.compose(mine)
-    return min(bound, float(total.get_epsilon_for_delta(delta)))
+    return float(total.get_epsilon_for_delta(delta))
 
 
 @lru_cache(maxsize=64)
@@ -183,65 +172,6 @@ def _by_taking_part(counted: Counted, delta: float) -> float:
     # What is ε-private without any δ adds its ε at most.
     pure = sum(count / release.noise for release, count in taken.items() if release not in gaussian)
     return pure + (gaussian_epsilon(delta / 2, together(gaussian)) if gaussian else 0.0)
-
-
-def _by_rdp(counted: Counted, delta: float) -> float:
-    import numpy as np
-    from dp_accounting.rdp import compute_epsilon  # Late for speed of start.
-
-    orders = _orders()
-    divergences = np.sum([count * np.asarray(_rdp(release)) for release, count in counted], axis=0)
-    with _without_warnings():
-        epsilon, _ = compute_epsilon(orders, divergences, delta)
-    return float(epsilon)
-
-
-@contextmanager
-def _without_warnings() -> Generator[None]:
-    """Keep back what dp-accounting says of single orders: one that it leaves out only makes ε grow."""
-    logger = logging.getLogger("absl")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
-
-
-def _orders() -> list[float]:
-    # The orders that dp-accounting takes by default.
-    from dp_accounting.rdp import RdpAccountant  # Late for speed of start.
-
-    return list(RdpAccountant().orders)
-
-
-@lru_cache(maxsize=64)
-def _rdp(release: Release) -> tuple[float, ...]:
-    import dp_accounting as dp  # Late for speed of start.
-
-    event: Any = dp.GaussianDpEvent(release.distance_noise)
-    if release.mechanism == "laplace":
-        event = dp.LaplaceDpEvent(release.noise)
-    relation = dp.NeighboringRelation.ADD_OR_REMOVE_ONE
-    if release.mechanism == "pure":
-        # With this probability a fair coin is released in place of the truth.
-        event = dp.RandomizedResponseDpEvent(2.0 / (1.0 + math.exp(min(1.0 / release.noise, 700.0))), 2)
-        relation = dp.NeighboringRelation.REPLACE_ONE
-    elif release.sampling == "poisson":
-        event = dp.PoissonSampledDpEvent(release.rate, event)
-    elif release.sampling == "fixed":
-        # Only the ratio of the two numbers counts.
-        chosen = min(10**9, math.ceil(release.rate * 10**9))
-        event = dp.SampledWithoutReplacementDpEvent(10**9, chosen, event)
-        relation = dp.NeighboringRelation.REPLACE_ONE
-    accountant = dp.rdp.RdpAccountant(neighboring_relation=relation)
-    with _without_warnings():
-        accountant.compose(event)
-    if release.mechanism != "gaussian":
-        return tuple(accountant.rdp.tolist())
-    # Sampling never makes a release dearer: the divergence of the plain one, α/(2z²), bounds each.
-    plain = [order / (2.0 * release.distance_noise**2) for order in _orders()]
-    return tuple(min(pair) for pair in zip(accountant.rdp.tolist(), plain, strict=True))
 
 
 def gaussian_delta(epsilon: float, noise: float) -> float:

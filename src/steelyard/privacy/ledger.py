@@ -23,7 +23,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from steelyard.base import files
 from steelyard.base.errors import UserError, printable
-from steelyard.privacy.accounting import AccountantName, Mechanism, Release, Sampling, Spending, spent
+from steelyard.privacy.accounting import Mechanism, Release, Sampling, Spending, spent
 from steelyard.privacy.settings import Noise
 
 FILE = files.LEDGER
@@ -151,9 +151,9 @@ class Account:
             distinct = {max(distinct, key=lambda mine: sum(count / release.noise**2 for release, count in mine))}
         return [self.everybody + Counter(dict(mine)) for mine in distinct]
 
-    def epsilon(self, delta: float, accountant: AccountantName = "pld", *, coarse: bool = False) -> float:
+    def epsilon(self, delta: float, *, coarse: bool = False) -> float:
         """Return the ε at δ that the worst-hit client has lost; `coarse` is faster and never too low."""
-        return max(spent(spending, delta, accountant, coarse=coarse) for spending in self.worst())
+        return max(spent(spending, delta, coarse=coarse) for spending in self.worst())
 
 
 def _first(error: ValueError) -> str:

@@ -10,7 +10,6 @@ from typing import Literal
 
 from steelyard.base.errors import UserError
 from steelyard.privacy.accounting import (
-    AccountantName,
     Mechanism,
     Release,
     Spending,
@@ -26,16 +25,13 @@ class BudgetPlan:
     noise_multiplier: float
     """Noise in units of the sensitivity: z of privacy.central.noise and privacy.local.noise."""
     epsilon: float
-    """What it costs in the end, by the accountant; at most the budget."""
+    """What it costs in the end; at most the budget."""
     epsilon_after_first: float
     budget: float | None
     delta: float
     rounds: int
     sampling: float
     sampled: str
-    accountant: str
-    epsilon_rdp: float
-    """The same by Rényi divergences, for comparison with other tools."""
 
 
 def plan(
@@ -46,7 +42,6 @@ def plan(
     sampling: float,
     noise: float | None = None,
     sampled: Literal["poisson", "fixed"] = "poisson",
-    accountant: AccountantName = "pld",
     clients: int | None = None,
     accept_large_delta: bool = False,
 ) -> BudgetPlan:
@@ -73,24 +68,22 @@ def plan(
     def release(z: float) -> Release:
         return Release(z, sampled if sampling < 1 or sampled == "fixed" else "all", sampling)
 
-    found = noise if noise is not None else _noise(epsilon or 0.0, delta, release(1.0), rounds, accountant)
+    found = noise if noise is not None else _noise(epsilon or 0.0, delta, release(1.0), rounds)
     return BudgetPlan(
         noise_multiplier=found,
-        epsilon=spent({release(found): rounds}, delta, accountant),
-        epsilon_after_first=spent({release(found): 1}, delta, accountant),
+        epsilon=spent({release(found): rounds}, delta),
+        epsilon_after_first=spent({release(found): 1}, delta),
         budget=epsilon,
         delta=delta,
         rounds=rounds,
         sampling=sampling,
         sampled=sampled,
-        accountant=accountant,
-        epsilon_rdp=spent({release(found): rounds}, delta, "rdp"),
     )
 
 
-def _noise(epsilon: float, delta: float, release: Release, rounds: int, accountant: AccountantName) -> float:
+def _noise(epsilon: float, delta: float, release: Release, rounds: int) -> float:
     try:
-        return noise_for(epsilon, delta, [(release, rounds)], accountant)
+        return noise_for(epsilon, delta, [(release, rounds)])
     except UserError as error:
         raise UserError(f"--{error}") from None  # what is wrong is the option of that name
 
@@ -102,7 +95,7 @@ def plain_noise(settings: PrivacySettings, rounds: int, criteria: int) -> float:
     release, count = criteria_release(settings, given or 1.0), criteria * rounds
     asked = [(Release(1.0), rounds)] + ([(release, count)] if given is None and count else [])
     beside = {release: count} if given is not None and count else {}
-    return noise_for(limit, settings.budget.delta, asked, settings.budget.accountant or "pld", beside)
+    return noise_for(limit, settings.budget.delta, asked, beside)
 
 
 def criteria_release(settings: PrivacySettings, noise: float) -> Release:
@@ -144,7 +137,6 @@ def noise_for(
     epsilon: float,
     delta: float,
     releases: Iterable[tuple[Release, int]],
-    accountant: AccountantName = "pld",
     beside: Spending | None = None,
 ) -> float:
     """Return the least noise multiplier with which these releases keep to (ε, δ); their own noise is not looked at.
@@ -159,12 +151,12 @@ def noise_for(
         spending = Counter(beside or {})
         for release, count in asked:
             spending[replace(release, noise=noise)] += count
-        return spent(spending, delta, accountant, coarse=True)
+        return spent(spending, delta, coarse=True)
 
     if epsilon <= 0:
         raise UserError(f"epsilon: got {epsilon:g}; allowed: numbers above 0")
     # Plain releases are counted exactly and at once; distributions of losses take seconds and round by more than this.
-    exact = accountant == "pld" and all(release.exact for release, _ in [*asked, *(beside or {}).items()])
+    exact = all(release.exact for release, _ in [*asked, *(beside or {}).items()])
     low, high = _between(cost, epsilon, delta)
     return _narrowed(cost, epsilon, low, high, 1 + 1e-9 if exact else 1.0002)
 

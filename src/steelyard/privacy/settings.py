@@ -91,8 +91,16 @@ class BudgetSettings(Section):
     """The run stops before it would pass this ε; default: nothing stops it, and what was spent is shown."""
     delta: Annotated[float, Field(ge=LEAST_DELTA, lt=1)] = 1e-5
     """δ of the guarantee; below one over the number of clients, unless privacy.accept_large_delta says otherwise."""
-    accountant: Literal["pld", "rdp"] | None = None
-    """How rounds are added up: pld (privacy loss distributions, tighter) or rdp (Rényi divergences). Default: pld."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_accountant(cls, given: object) -> object:
+        if isinstance(given, Mapping) and "accountant" in given:
+            raise UserError(
+                "accountant: was removed after 0.2. Rounds are added up by privacy loss distributions (pld). Delete "
+                "the field"
+            )
+        return cast("object", given)
 
 
 class CentralSettings(Section):

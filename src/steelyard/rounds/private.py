@@ -11,7 +11,7 @@ import torch
 from steelyard.base.errors import UserError, in_words
 from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import Floats, Task, Updates
-from steelyard.privacy.accounting import AccountantName, Release
+from steelyard.privacy.accounting import Release
 from steelyard.privacy.clipping import noised, noisy_sum, without_losses
 from steelyard.privacy.ledger import Account, Charge, Ledger
 from steelyard.privacy.noise import Source, SystemSource, chosen, each_with
@@ -96,11 +96,6 @@ class PrivateRounds(Guarantee):
         return self.settings.budget.delta
 
     @property
-    def accountant(self) -> AccountantName:
-        """How rounds are added up."""
-        return self.settings.budget.accountant or "pld"
-
-    @property
     def neighbours(self) -> str:
         """The two neighbouring cases that the guarantee is about."""
         if not self.central:
@@ -136,7 +131,7 @@ class PrivateRounds(Guarantee):
                 continue
             first = Account().plus(self.charges(federation, 1))
             if not self._within(first, limit):
-                cost = first.epsilon(self.delta, self.accountant)
+                cost = first.epsilon(self.delta)
                 raise UserError(
                     f"privacy.budget.epsilon: got {limit:g}, and the first round of '{in_words(federation.name)}' "
                     f"alone costs {cost:.4g}; allowed: a larger budget, or more noise"
@@ -188,7 +183,7 @@ class PrivateRounds(Guarantee):
         assert limit is not None, "settings without noise and budget are refused"
         if self.secret:
             releases = [(self._release(federation, 1.0), self.plan.rounds)]
-            return noise_for(limit, self.delta, releases, self.accountant)
+            return noise_for(limit, self.delta, releases)
         return plain_noise(self.settings, self._most_rounds(federation.seed), self._charged_criteria(federation))
 
     def _most_rounds(self, seed: int) -> int:
@@ -201,7 +196,7 @@ class PrivateRounds(Guarantee):
     # ------------------------------------------------------------------ what is left
 
     def epsilon(self, federation: str, *, coarse: bool = False) -> float:
-        return self.ledger.account(federation).epsilon(self.delta, self.accountant, coarse=coarse)
+        return self.ledger.account(federation).epsilon(self.delta, coarse=coarse)
 
     def affords(self, federation: Federation, rounds: Sequence[int]) -> bool:
         limit = self.settings.budget.epsilon
@@ -222,9 +217,9 @@ class PrivateRounds(Guarantee):
 
     def _within(self, account: Account, limit: float) -> bool:
         # The coarse count is never too low: where it is within, so is the fine one.
-        if account.epsilon(self.delta, self.accountant, coarse=True) <= limit:
+        if account.epsilon(self.delta, coarse=True) <= limit:
             return True
-        return account.epsilon(self.delta, self.accountant) <= limit
+        return account.epsilon(self.delta) <= limit
 
     # ------------------------------------------------------------------ one round
 
