@@ -29,10 +29,9 @@ from steelyard.recommend.interactions import Codes, Interactions
 from steelyard.recommend.kgflex.clients import KgflexClients, KgflexParts, KgflexServer
 from steelyard.recommend.kgflex.model import Knowledge
 from steelyard.recommend.kgflex.model import scores as kgflex_scores
+from steelyard.recommend.kgflex.selection import KgflexSettings
 from steelyard.recommend.knowledge.features import ItemFeatures
-from steelyard.recommend.metrics import NDCG, HitRate, ItemCoverage
-from steelyard.recommend.ranking import Floats, GroundTruth, Scores, top
-from steelyard.recommend.settings import KgflexSettings
+from steelyard.recommend.metrics import NDCG, Floats, GroundTruth, HitRate, ItemCoverage, Scores, top
 from steelyard.rounds.loop import one_round
 from steelyard.rounds.state import Federation, Plan
 from steelyard.weighing.rule import Rule, WeighingSettings

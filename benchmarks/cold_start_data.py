@@ -10,11 +10,10 @@ import numpy as np
 
 from steelyard.base.randomness import generator
 from steelyard.data.files import find
-from steelyard.recommend.interactions import Codes, Interactions, build, core, single
+from steelyard.recommend.interactions import Codes, Interactions, build, core, read, single
 from steelyard.recommend.knowledge.features import ItemFeatures
 from steelyard.recommend.knowledge.loading import KnowledgeSettings, load_features
-from steelyard.recommend.ranking import GroundTruth
-from steelyard.recommend.reading import read
+from steelyard.recommend.metrics import GroundTruth
 
 SHARE = 0.2
 """Of the items, so many are new in a draw."""

@@ -18,10 +18,8 @@ from steelyard.data.files import find
 from steelyard.recommend.baselines.neighbours import item_knn
 from steelyard.recommend.evaluate import best_unseen
 from steelyard.recommend.histories import Histories
-from steelyard.recommend.interactions import core, temporal
-from steelyard.recommend.metrics import ItemCoverage, Precision, Recall
-from steelyard.recommend.ranking import GroundTruth
-from steelyard.recommend.reading import read
+from steelyard.recommend.interactions import core, read, temporal
+from steelyard.recommend.metrics import GroundTruth, ItemCoverage, Precision, Recall
 
 CUTOFF = 10
 

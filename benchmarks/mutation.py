@@ -32,7 +32,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("base/measures.py", "report/statistics.py", "report/measures.py", "report/sign.py"),
         ("base/test_measures.py", "report"),
     ),
-    "metrics": (("recommend/metrics.py", "recommend/ranking.py"), ("recommend/test_metrics.py",)),
+    "metrics": (("recommend/metrics.py",), ("recommend/test_metrics.py",)),
     "report": (("report/*.py",), ("report",)),
     "data": (("data/*.py",), ("data",)),
     "experiment": (("experiment/*.py",), ("experiment",)),

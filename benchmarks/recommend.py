@@ -31,9 +31,8 @@ from steelyard.data.files import find
 from steelyard.recommend.clients import LocalRound, RecommendClients, RecommendServer
 from steelyard.recommend.fpl import MODES, Learning
 from steelyard.recommend.histories import Histories, Users
-from steelyard.recommend.interactions import Interactions
-from steelyard.recommend.ranking import GroundTruth
-from steelyard.recommend.reading import read
+from steelyard.recommend.interactions import Interactions, read
+from steelyard.recommend.metrics import GroundTruth
 from steelyard.rounds.loop import one_round
 from steelyard.rounds.state import Federation, Plan, RoundState
 from steelyard.weighing.rule import Rule, WeighingSettings

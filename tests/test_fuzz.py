@@ -37,7 +37,7 @@ from steelyard.data import DataSettings
 from steelyard.data.sources.bundled import read_idx
 from steelyard.experiment.loading import build
 from steelyard.messages.updates import Question, Task
-from steelyard.recommend import reading
+from steelyard.recommend import interactions
 from steelyard.recommend.wire import sparse_codec
 from steelyard.runs.checkpoint import checksum, read_tensors, restore
 from steelyard.runs.schema import SCHEMA
@@ -317,7 +317,7 @@ TARGETS = [
         for name, file, reader, wholes in (
             ("csv", "d.csv", _read_settings(source="csv", labels="target", owner="own"), [_CSV]),
             ("clients", "clients.csv", lambda path: weighing_table.weigh_file(path, ""), [_CLIENTS]),
-            ("ratings", "ratings.tsv", reading.read, [_RATINGS, _DAT]),
+            ("ratings", "ratings.tsv", interactions.read, [_RATINGS, _DAT]),
             ("checkpoint", "round.safetensors", read_tensors, [_MODELS]),
         )
     ),

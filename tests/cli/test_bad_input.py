@@ -18,7 +18,7 @@ from steelyard.clients.flower.register import Entry, enter
 from steelyard.clients.node import NodeConfig
 from steelyard.experiment.node_rows import check_own
 from steelyard.learning.models import build
-from steelyard.recommend.settings import KgflexSettings
+from steelyard.recommend.kgflex.selection import KgflexSettings
 
 Content = str | bytes
 

@@ -18,8 +18,8 @@ from steelyard.data.dataset import RawColumns
 from steelyard.data.inspect import look
 from steelyard.data.scaling import fill_and_scale
 from steelyard.data.tables import read_cells, separator_of
-from steelyard.recommend.reading import read as ratings
-from steelyard.recommend.reading import read_columns
+from steelyard.recommend.interactions import read as ratings
+from steelyard.recommend.interactions import read_columns
 
 PATIENTS = """hospital,age,sex,bp,ill
 north,40,m,120,yes

@@ -163,7 +163,7 @@ import steelyard
 from steelyard import Experiment
 from steelyard.recommend.interactions import build
 from steelyard.recommend.metrics import measure
-from steelyard.recommend.ranking import GroundTruth
+from steelyard.recommend.metrics import GroundTruth
 
 experiment = Experiment(
     data={"source": "stripes"},

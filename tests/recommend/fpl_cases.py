@@ -13,7 +13,7 @@ from steelyard.recommend.compiled import draw_triples, sent_positives
 from steelyard.recommend.fpl import Learning, initial_table, initial_vector
 from steelyard.recommend.histories import Histories, Triples, Users, round_keys, user_keys
 from steelyard.recommend.interactions import build
-from steelyard.recommend.ranking import GroundTruth
+from steelyard.recommend.metrics import GroundTruth
 
 USERS, ITEMS, FACTORS = 9, 14, 4
 

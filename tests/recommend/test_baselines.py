@@ -19,12 +19,10 @@ from steelyard.recommend.baselines.networks import Mf, MultiVae, NeuMf, loss
 from steelyard.recommend.compiled import draw_triples
 from steelyard.recommend.fpl import Learning
 from steelyard.recommend.histories import Histories, round_keys, user_keys
-from steelyard.recommend.interactions import build
+from steelyard.recommend.interactions import build, read
 from steelyard.recommend.knowledge import features
 from steelyard.recommend.knowledge.features import ItemFeatures
-from steelyard.recommend.metrics import Precision, measure
-from steelyard.recommend.ranking import GroundTruth
-from steelyard.recommend.reading import read
+from steelyard.recommend.metrics import GroundTruth, Precision, measure
 
 
 @pytest.fixture(scope="module")

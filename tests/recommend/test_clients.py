@@ -15,7 +15,7 @@ from steelyard.recommend.clients import LocalRound, RecommendClients, RecommendS
 from steelyard.recommend.fpl import Learning
 from steelyard.recommend.histories import Histories, Users
 from steelyard.recommend.interactions import Interactions, build
-from steelyard.recommend.ranking import GroundTruth
+from steelyard.recommend.metrics import GroundTruth
 from steelyard.recommend.sparse import PairRows
 
 UP, DOWN = 4 + 4 * (FACTORS + 1), 4 * (FACTORS + 1)

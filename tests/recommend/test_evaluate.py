@@ -14,7 +14,7 @@ from steelyard.base.randomness import stream_keys, words
 from steelyard.experiment import running
 from steelyard.experiment.loading import build as described
 from steelyard.recommend.evaluate import Sampled, draw_negatives, load, per_user, ranks
-from steelyard.recommend.ranking import GroundTruth
+from steelyard.recommend.metrics import GroundTruth
 from steelyard.report.recommender import open_run
 from steelyard.result import Result
 

@@ -15,10 +15,9 @@ from tests.kit import assert_refused
 from tests.recommend.fpl_cases import FACTORS, ITEMS, USERS, draw, few_histories, slow_draw, slow_round, start, word
 
 from steelyard.recommend.compiled import distinct_rows, draw_triples, local_pass, sent_positives, sequential_rounds
-from steelyard.recommend.fpl import MODES, Learning, Schedule, initial_table, initial_vector
+from steelyard.recommend.fpl import MODES, FplSettings, Learning, Schedule, initial_table, initial_vector
 from steelyard.recommend.histories import Histories, Triples, round_keys, user_keys
 from steelyard.recommend.interactions import build
-from steelyard.recommend.settings import FplSettings
 from steelyard.recommend.sparse import PairRows
 
 LEARNING = Learning(0.3, FACTORS, user_decay=0.2, positive_decay=0.1, negative_decay=0.01)

@@ -10,8 +10,8 @@ from tests.kit import assert_refused, changed
 from steelyard.experiment import running
 from steelyard.experiment.loading import build as described
 from steelyard.recommend import interactions
-from steelyard.recommend.interactions import ascending, build
-from steelyard.recommend.reading import read
+from steelyard.recommend.interactions import ascending, build, read
+from steelyard.recommend.run_data import InteractionSettings
 from steelyard.result import Result
 
 FORMS = {
@@ -149,7 +149,7 @@ def validating(description: dict, **interactions):
 def test_validation_is_the_newest_of_each_users_training_part():
     # Anna has 10 rows at times 0 to 9, Bob 5: of the training part (8 and 4) a quarter is 2 and 1.
     data = build(["anna"] * 10 + ["bob"] * 5, [f"i{k}" for k in [*range(10), *range(5)]], time=[*range(10), *range(5)])
-    parts = interactions.InteractionSettings(path=Path("any")).cut_again(interactions.temporal(data, 0.2).train, 0.25)
+    parts = InteractionSettings(path=Path("any")).cut_again(interactions.temporal(data, 0.2).train, 0.25)
     assert list(zip(parts.test.user.tolist(), parts.test.item.tolist(), strict=True)) == [(0, 6), (0, 7), (1, 3)]
     assert len(parts.train) == 9
 

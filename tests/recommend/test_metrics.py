@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from steelyard.recommend import metrics as m
 from steelyard.recommend.evaluate import compare
 from steelyard.recommend.interactions import Split, build
-from steelyard.recommend.ranking import GroundTruth, memberships, top
+from steelyard.recommend.metrics import GroundTruth, memberships, top
 
 
 def truth(train, test, users="abc", items="123456", threshold=None, ratings=None) -> GroundTruth:

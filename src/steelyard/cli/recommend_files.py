@@ -76,8 +76,8 @@ def split(
 ) -> None:
     """Filter interactions, split them per user, and say what was dropped and why."""
     from steelyard.base.settings import validated
-    from steelyard.recommend.interactions import InteractionSettings
-    from steelyard.recommend.reading import read, write_interactions
+    from steelyard.recommend.interactions import read, write_interactions
+    from steelyard.recommend.run_data import InteractionSettings
 
     files = _new_files(out, ("train", "test", "catalogue", *(() if validation is None else ("validation",))))
     fields = {"path": data, "duplicates": duplicates, "threshold": threshold, "core": core, "min_user": min_user}
@@ -148,9 +148,8 @@ def baseline(
     from steelyard.experiment.loading import load
     from steelyard.recommend.baselines import needs_features, recommend, settings_of
     from steelyard.recommend.evaluate import write_lists
-    from steelyard.recommend.interactions import build
+    from steelyard.recommend.interactions import build, read, read_columns
     from steelyard.recommend.knowledge.loading import load_features
-    from steelyard.recommend.reading import read, read_columns
 
     chosen = settings_of(kind, setting or [])
     length = parse_cutoffs(str(cutoff))[0]

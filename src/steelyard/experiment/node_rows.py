@@ -13,7 +13,7 @@ from steelyard.clients.node import NodeConfig
 from steelyard.data import DataSettings, PartitionSettings
 from steelyard.data.files import file_digest, find
 from steelyard.data.sources.source import is_pattern
-from steelyard.recommend.interactions import InteractionSettings
+from steelyard.recommend.run_data import InteractionSettings
 
 if TYPE_CHECKING:
     # Only for annotations: the process of a node that speaks to the server does without torch.

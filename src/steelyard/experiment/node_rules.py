@@ -27,7 +27,7 @@ from steelyard.messages.algorithm import Algorithm
 from steelyard.messages.updates import Question, Task
 from steelyard.privacy.planning import device_epsilon
 from steelyard.privacy.settings import OWNERS_DELTA
-from steelyard.recommend.interactions import InteractionSettings
+from steelyard.recommend.run_data import InteractionSettings
 from steelyard.weighing import criterion as registry
 
 _FILES = {

@@ -14,17 +14,10 @@ from pydantic import model_validator
 from steelyard.base.errors import UserError
 from steelyard.experiment.description import Description
 from steelyard.recommend.evaluate import RankingSettings
-from steelyard.recommend.fpl import Schedule
-from steelyard.recommend.interactions import InteractionSettings
+from steelyard.recommend.fpl import USER_CAPABILITIES, EpochSettings, FplSettings, Schedule
+from steelyard.recommend.kgflex.selection import KGFLEX_CAPABILITIES, KgflexSettings
 from steelyard.recommend.knowledge.loading import KnowledgeSettings
-from steelyard.recommend.run_data import ItemSettings
-from steelyard.recommend.settings import (
-    KGFLEX_CAPABILITIES,
-    USER_CAPABILITIES,
-    EpochSettings,
-    FplSettings,
-    KgflexSettings,
-)
+from steelyard.recommend.run_data import InteractionSettings, ItemSettings
 from steelyard.weighing import criterion as registry
 from steelyard.weighing.criterion import Capabilities, unmet
 from steelyard.weighing.rule import WeighingSettings

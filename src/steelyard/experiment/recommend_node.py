@@ -12,10 +12,12 @@ from steelyard.experiment.enough_rows import EnoughRows
 from steelyard.experiment.node_rows import own_seed, refuse_few
 from steelyard.recommend.clients import LocalRound, RecommendClients, RecommendServer
 from steelyard.recommend.evaluate import RankingSettings, Sampled
-from steelyard.recommend.interactions import InteractionSettings
+from steelyard.recommend.fpl import FplSettings
 from steelyard.recommend.kgflex.clients import KgflexClients, KgflexParts, KgflexServer
+from steelyard.recommend.kgflex.selection import KgflexSettings
 from steelyard.recommend.knowledge.loading import KnowledgeSettings, load_features
 from steelyard.recommend.run_data import (
+    InteractionSettings,
     ItemSettings,
     RunData,
     assemble,
@@ -23,7 +25,6 @@ from steelyard.recommend.run_data import (
     load_run_data,
     split_interactions,
 )
-from steelyard.recommend.settings import FplSettings, KgflexSettings
 from steelyard.weighing.criterion import Criterion
 
 _MOST_ROWS = 10**8

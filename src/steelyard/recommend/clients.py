@@ -23,7 +23,7 @@ from steelyard.recommend.evaluate import Judge, Sampled
 from steelyard.recommend.fpl import Learning, initial_table, initial_vector
 from steelyard.recommend.histories import Floats32, Histories, MaskKind, Triples, Users, round_keys, user_keys
 from steelyard.recommend.interactions import Codes, Flags
-from steelyard.recommend.ranking import Floats
+from steelyard.recommend.metrics import Floats
 from steelyard.recommend.sparse import PairRows, TableChange
 from steelyard.weighing.criterion import Criterion, LocalData
 

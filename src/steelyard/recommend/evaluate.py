@@ -21,10 +21,19 @@ from steelyard.base.settings import Section
 from steelyard.messages.updates import Evaluations, Question
 from steelyard.recommend import metrics
 from steelyard.recommend.histories import Floats32, Histories, Users
-from steelyard.recommend.interactions import Codes, Names, ascending
-from steelyard.recommend.metrics import METRICS, PerUser, bias_disparity, measure
-from steelyard.recommend.ranking import Floats, GroundTruth, Scores, View, memberships, top
-from steelyard.recommend.reading import Table, number_rows, read_columns, read_table
+from steelyard.recommend.interactions import Codes, Names, Table, ascending, number_rows, read_columns, read_table
+from steelyard.recommend.metrics import (
+    METRICS,
+    Floats,
+    GroundTruth,
+    PerUser,
+    Scores,
+    View,
+    bias_disparity,
+    measure,
+    memberships,
+    top,
+)
 
 if TYPE_CHECKING:
     import torch

@@ -7,7 +7,7 @@ items she took. The score of an item is x̂_ui = b_i + q_i·p_u (Eq. 4.1).
 A round (§4.3):
 
 1. The server sends all rows to m users.
-2. Each user draws T triples (u, i⁺, i⁻): i⁺ from her items, i⁻ from those that she did not take (`sampling`).
+2. Each user draws T triples (u, i⁺, i⁻): i⁺ from her items, i⁻ from those that she did not take (`histories`).
 3. She visits them one after the other. With x̂ = x̂_ui⁺ − x̂_ui⁻ (Eq. 4.5) and s = σ(−x̂), the derivative of ln σ(x̂) (the
    thesis prints σ(x̂) in Eq. 4.11, a slip), her own vector moves at once, p ← p + α (s (q⁺ − q⁻) − λ p), while the items
    stay as they came; what they should change by is collected with p as it was before the move:
@@ -16,20 +16,24 @@ A round (§4.3):
    of how much of her positive feedback the server may see.
 5. The server adds what it gets: Θ ← Θ + α Σ_u Δ_u (Eq. 4.10; `SparseRows.combine`).
 
-How many users and triples make a round is the `Mode`. This file says it all for many users at once; `parallel` and
-`sequential` do the same faster for whole populations and for long chains of one-user rounds.
+How many users and triples make a round is the `Mode`. `compiled` has the steps, for whole populations and for long
+chains of one-user rounds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
+from pydantic import Field, model_validator
 
 from steelyard.base.randomness import generator
-from steelyard.recommend.histories import Floats32
+from steelyard.base.settings import Section
+from steelyard.recommend.histories import Floats32, MaskKind
+from steelyard.rounds.plan import RoundSettings, Share
+from steelyard.weighing.criterion import Capabilities
 
 EpochKind = Literal["formula", "tables"]
 """How an epoch's rounds are counted: by m · T · rpe = R⁺ (§4.5.2), or as many for the + modes as for the plain ones, R⁺
@@ -139,3 +143,83 @@ def initial_table(seed: int, items: int, factors: int, spread: float = 0.1, bias
 def initial_vector(seed: int, user: str, factors: int, spread: float = 0.1) -> Floats32:
     """Return a user's first vector from N(0, 0.1²), drawn on her device."""
     return generator(seed, 0, user, "fpl vector").normal(0.0, spread, factors).astype(np.float32)
+
+
+# The sections of an experiment of kind "recommend".
+
+ModeName = Literal["sFPL", "sFPL+", "pFPL", "pFPL+", "custom"]
+Probability = Annotated[float, Field(ge=0, le=1)]
+
+
+class FplSettings(Section):
+    """[fpl]: the federated pair-wise learning itself."""
+
+    mode: ModeName = "pFPL+"
+    """sFPL: one user, one triple a round; sFPL+: one user, R⁺/|U| triples; pFPL and pFPL+: all users at once."""
+    factors: int = Field(default=20, ge=1, le=10_000)
+    """Length of the vectors of items and users."""
+    learning_rate: float = Field(default=0.05, gt=0)
+    """α, on the device and on the server."""
+    user_decay: float | None = Field(default=None, ge=0)
+    """λ of users' vectors; default: learning_rate / 20."""
+    positive_decay: float | None = Field(default=None, ge=0)
+    """λ of positive items; default: learning_rate / 20."""
+    negative_decay: float | None = Field(default=None, ge=0)
+    """λ of negative items; default: learning_rate / 200."""
+    epoch: EpochKind = "formula"
+    """formula: an epoch visits R⁺ triples. tables: sFPL+ and pFPL+ have as many rounds as sFPL and pFPL, and so R⁺/|U|
+    times as many triples, as the thesis' tables were made."""
+    bias_spread: float = Field(default=0.0, ge=0, le=1000)
+    """Standard deviation of the items' first biases: 0, or 0.1 as the factors have."""
+    triples: int | None = Field(default=None, ge=1, le=1_000_000)
+    """T for mode = "custom": triples of each user and round; rounds.fraction says how many users."""
+    pi: Probability = 1.0
+    """π: the probability with which a positive item's update is sent; `interactions.pi_column` gives each user hers."""
+    mask: MaskKind = "round"
+    """Draw what is sent anew each round, as in the thesis, or once for all ("persistent"), which rounds cannot undo."""
+    decoys: float = Field(default=0.0, ge=0, le=100)
+    """Decoys: items that are not hers which a user claims as positives, per item that is; 1 doubles her history."""
+    threads: int = Field(default=2, ge=1, le=1024)
+    """Threads of the simulation; they do not change the result."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_older_versions(cls, given: object) -> object:
+        """Read runs of versions that had a choice of engines; they differ in the rounding of sums."""
+        return {name: value for name, value in given.items() if name != "engine"} if isinstance(given, dict) else given
+
+    @property
+    def flags(self) -> Mode | None:
+        """Which of the thesis' four modes this is; None for "custom"."""
+        return MODES.get(self.mode)
+
+
+class EpochSettings(RoundSettings):
+    """[rounds] of a recommender: counted in epochs, each of as many triples as there are positives, or in rounds."""
+
+    count: int = Field(default=0, ge=0, le=1_000_000_000)
+    """Number of rounds, in place of `epochs`; 0: as many as the epochs make."""
+    fraction: Share = 0.1  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Share of the users in each round with fpl.mode = "custom", at least one user; the other modes have their own."""
+    epochs: int = Field(default=20, ge=1, le=1_000_000)
+    """Number of epochs, unless `count` is given; evaluate_every and the store's fields then count epochs too."""
+
+    @property
+    def by_epochs(self) -> bool:
+        """Whether the run is counted in epochs."""
+        return self.count == 0
+
+
+USER_CAPABILITIES = Capabilities(
+    "a recommender",
+    task="ranking",
+    classes=0,
+    marks=frozenset(),
+    lacks_test_set="and the server of a recommender holds no interactions; allowed: criteria without a test set",
+    label_counts=False,
+    first_losses=False,
+    slopes=False,
+    layers=False,
+    client_tests=False,
+)
+"""Labels are the items or categories that a user took; single updates are seen, but there are no classes or marks."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from steelyard.base.randomness import generator, stream_keys, words_at
 from steelyard.recommend.interactions import Codes, Interactions
-from steelyard.recommend.ranking import Floats, GroundTruth
+from steelyard.recommend.metrics import Floats, GroundTruth
 
 Items = NDArray[np.int32]
 Floats32 = NDArray[np.float32]

@@ -7,19 +7,114 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Literal, Self
 
 import numpy as np
+from pydantic import Field, model_validator
 
 from steelyard.base.errors import UserError, listed
 from steelyard.base.settings import Section
 from steelyard.data.files import State, find, states_of
 from steelyard.recommend.evaluate import RankingSettings
-from steelyard.recommend.fpl import Learning
+from steelyard.recommend.fpl import FplSettings, Learning
 from steelyard.recommend.histories import Histories, Users
-from steelyard.recommend.interactions import Interactions, InteractionSettings, Split, ascending, joined, numbered
-from steelyard.recommend.ranking import Floats, GroundTruth, memberships
-from steelyard.recommend.reading import read, read_columns
-from steelyard.recommend.settings import FplSettings
+from steelyard.recommend.interactions import (
+    SECOND_FILE,
+    Duplicates,
+    Interactions,
+    Split,
+    ascending,
+    at_least,
+    by_flag,
+    core,
+    joined,
+    newest,
+    numbered,
+    random,
+    read,
+    read_columns,
+    shuffled,
+    single,
+    temporal,
+)
+from steelyard.recommend.metrics import Floats, GroundTruth, memberships
+
+
+class InteractionSettings(Section):
+    """[interactions]: the data, what is kept of it, and how each user's part is split."""
+
+    path: Path
+    """File of interactions in any known form; relative paths are looked for here, in STEELYARD_DATA, ../shared/data."""
+    catalogue: Path | None = None
+    """File of all item ids, also those nobody took; devices that hold only their own rows need it to number items."""
+    columns: dict[Literal["user", "item", "rating", "time"], str] = Field(default_factory=dict)
+    """The header's own names for user, item, rating and time, where they are not the usual ones."""
+    duplicates: Duplicates = "first"
+    """What stays of a repeated pair: its first row, its last, the first with the mean rating, or all ("keep")."""
+    threshold: float | None = None
+    """Keep rows rated at least this, as likes; default: keep all."""
+    core: int = Field(default=0, ge=0)
+    """Keep the k-core: users and items with at least k rows, until both hold."""
+    min_user: int = Field(default=0, ge=0)
+    """Keep users with at least this many rows."""
+    min_item: int = Field(default=0, ge=0)
+    """Keep items with at least this many rows; with min_user, again and again until both hold."""
+    test: Path | None = None
+    """A second file whose rows follow those of `path` before anything is dropped; split = "fixed" tests on them."""
+    split: Literal["temporal", "random", "shuffled", "newest", "fixed"] = "temporal"
+    """How each user's rows are cut: her newest, her own random draw, one shuffle for all, leave-the-newest-out, or
+    "fixed": the rows of the file `test`."""
+    share: float = Field(default=0.2, gt=0, lt=1)
+    """Share of each user's rows that is tested on."""
+    count: int = Field(default=1, ge=1)
+    """For split = "newest": how many rows of each user are tested on."""
+    validation: float | None = Field(default=None, gt=0, lt=1)
+    """Share of each user's training part to be tested on in place of the test set, which is then not touched: for
+    choosing settings. Her latest rows, or drawn where the split is random or shuffled. Default: use the test set."""
+    split_seed: int = Field(default=42, ge=0)
+    """Seed of the random and shuffled splits; kept apart from the experiment's seed, so that seeds share a split."""
+    category_column: str | None = None
+    """A column of the interactions that holds the item's category (Foursquare: "type")."""
+    pi_column: str | None = None
+    """A column of the interactions that holds the user's own π; her first row counts."""
+
+    @model_validator(mode="after")
+    def _test_file(self) -> Self:
+        if self.split == "fixed" and self.test is None:
+            raise UserError("split: got 'fixed' without a file of test rows; allowed: with interactions.test")
+        return self
+
+    def keep(self, data: Interactions) -> Interactions:
+        """Apply all filters in their order: repeated pairs, ratings below the threshold, users and items with few."""
+        data = single(data, self.duplicates)
+        if self.threshold is not None:
+            data = at_least(data, self.threshold)
+        return core(data, max(self.core, self.min_user), max(self.core, self.min_item))
+
+    def cut(self, data: Interactions) -> Split:
+        """Cut off the test set; use `cut_again` on its training part where settings are to be chosen."""
+        match self.split:
+            case "temporal":
+                return temporal(data, self.share)
+            case "random":
+                return random(data, self.share, self.split_seed)
+            case "shuffled":
+                return shuffled(data, self.share, self.split_seed)
+            case "newest":
+                return newest(data, self.count)
+            case "fixed":
+                return by_flag(data, data.columns[SECOND_FILE] == "yes")
+
+    def cut_again(self, train: Interactions, share: float) -> Split:
+        """Cut a training part: int(share · n) rows of each user are what settings are chosen on.
+
+        They are her newest; without times, and where the test rows themselves were drawn, they are drawn from her own
+        stream: to foretell what a user takes later is another task than to fill gaps, so settings chosen on one need
+        not suit the other.
+        """
+        if train.time is None or self.split in ("random", "shuffled"):
+            return random(train, share, self.split_seed, "validation")
+        return temporal(train, share)
 
 
 class ItemSettings(Section):

@@ -16,7 +16,7 @@ from steelyard.experiment.recommend import RecommendDescription
 from steelyard.recommend.clients import RecommendClients
 from steelyard.recommend.evaluate import Case, figures
 from steelyard.recommend.interactions import Codes
-from steelyard.recommend.ranking import Floats
+from steelyard.recommend.metrics import Floats
 from steelyard.recommend.run_data import RunData, number_of, titles_of
 from steelyard.report.documents.recommenders import Communication, ListedItem, RecommenderReport
 from steelyard.runs.history import History

@@ -14,7 +14,7 @@ from steelyard.recommend.compiled import draw_triples, sent_positives
 from steelyard.recommend.fpl import Learning
 from steelyard.recommend.histories import round_keys, user_keys
 from steelyard.recommend.kgflex.clients import KgflexClients, KgflexParts, KgflexServer
-from steelyard.recommend.settings import KgflexSettings
+from steelyard.recommend.kgflex.selection import KgflexSettings
 
 NAMES = tuple(f"u{user}" for user in range(USERS))
 SEED, RATE = 5, 0.3

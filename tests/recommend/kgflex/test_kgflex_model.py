@@ -28,9 +28,9 @@ from steelyard.recommend.fpl import Learning
 from steelyard.recommend.histories import Histories, Triples
 from steelyard.recommend.interactions import build as interactions
 from steelyard.recommend.kgflex import model
+from steelyard.recommend.kgflex.clients import central_epoch, local_pass
 from steelyard.recommend.kgflex.model import Knowledge, initial_features, initial_views, scores
 from steelyard.recommend.kgflex.selection import draw_others, feature_gain, information_gain, select
-from steelyard.recommend.kgflex.training import central_epoch, local_pass
 from steelyard.recommend.knowledge.features import build
 
 LEARNING = Learning(0.4, FACTORS)
@@ -177,7 +177,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[np.ndarray, Triples]]:
         found.append((users, draw_triples(histories, users, keys, count)))
         return found[-1][1]
 
-    monkeypatch.setattr("steelyard.recommend.kgflex.training.draw_triples", noted)
+    monkeypatch.setattr("steelyard.recommend.kgflex.clients.draw_triples", noted)
     return found
 
 

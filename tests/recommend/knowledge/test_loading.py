@@ -13,9 +13,9 @@ from tests.conftest import CommandLine
 from tests.kit import assert_refused
 
 from steelyard.base.settings import validated
+from steelyard.recommend.interactions import read
 from steelyard.recommend.knowledge.features import build, distinct, expanded, prefixed, readable, words
 from steelyard.recommend.knowledge.loading import KnowledgeSettings, Loaded, load
-from steelyard.recommend.reading import read
 
 RDF_TYPE = "http://www.w3.org/1999/02/22-rdf-syntax-ns#type"
 TRIPLES = f"""e:a	http://e/director	e:kubrick

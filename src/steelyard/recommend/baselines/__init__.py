@@ -12,7 +12,7 @@ from steelyard.recommend.evaluate import best_unseen
 from steelyard.recommend.histories import Histories
 from steelyard.recommend.interactions import Codes, Interactions
 from steelyard.recommend.knowledge.features import ItemFeatures
-from steelyard.recommend.ranking import Floats, Scores
+from steelyard.recommend.metrics import Floats, Scores
 
 Maker = Callable[..., Scores]
 Setting = float | int | str

@@ -18,7 +18,7 @@ from steelyard.recommend.fpl import Learning, initial_table, initial_vector
 from steelyard.recommend.histories import Floats32, Histories, round_keys, user_keys
 from steelyard.recommend.interactions import Codes, Interactions
 from steelyard.recommend.knowledge.features import Csr, ItemFeatures
-from steelyard.recommend.ranking import Floats, Scores
+from steelyard.recommend.metrics import Floats, Scores
 
 # BPR-MF as the thesis has it: S. Rendle et al., *BPR: Bayesian Personalized Ranking from Implicit Feedback*, 2009. A
 # step draws a user evenly, one of her items and one that she did not take, evenly too, and moves the user's vector,

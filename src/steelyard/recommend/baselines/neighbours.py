@@ -14,7 +14,7 @@ import numpy as np
 from steelyard.base.randomness import stream_keys, uniforms
 from steelyard.recommend.interactions import Codes, Interactions
 from steelyard.recommend.knowledge.features import Csr, ItemFeatures
-from steelyard.recommend.ranking import Floats, Scores
+from steelyard.recommend.metrics import Floats, Scores
 
 Similarity = Literal["cosine", "pearson", "jaccard", "euclidean"]
 Ratings = Literal["ones", "kept"]

@@ -28,7 +28,7 @@ from steelyard.recommend.baselines.neighbours import matrix
 from steelyard.recommend.compiled import draw_triples
 from steelyard.recommend.histories import Histories, round_keys, user_keys
 from steelyard.recommend.interactions import Codes, Interactions
-from steelyard.recommend.ranking import Floats, Scores
+from steelyard.recommend.metrics import Floats, Scores
 
 
 class Mf(nn.Module):

@@ -1,4 +1,4 @@
-"""The users of KGFlex as clients of the round loop: FPL's protocol with features in place of items."""
+"""The users of KGFlex as clients of the round loop, and their local passes: FPL with features in place of items."""
 
 from __future__ import annotations
 
@@ -9,23 +9,200 @@ from typing import Any
 import numpy as np
 import torch
 
+from steelyard.base.randomness import generator, words_at
 from steelyard.data.files import digest
 from steelyard.messages.payloads import Payload
 from steelyard.messages.updates import Task
 from steelyard.recommend.clients import LocalRound, RecommendClients, RecommendServer
-from steelyard.recommend.compiled import draw_triples
+from steelyard.recommend.compiled import descent, draw_triples, in_pieces, loop, own_triples
 from steelyard.recommend.fpl import Learning
-from steelyard.recommend.histories import Floats32, Histories, Triples, Users, round_keys
-from steelyard.recommend.interactions import Codes
+from steelyard.recommend.histories import Floats32, Histories, Triples, Users, round_keys, stretches, user_keys
+from steelyard.recommend.interactions import Codes, Flags
 from steelyard.recommend.kgflex.model import Knowledge, initial_features, initial_views
 from steelyard.recommend.kgflex.model import scores as kgflex_scores
-from steelyard.recommend.kgflex.selection import expertise, select
-from steelyard.recommend.kgflex.training import central_epoch, local_pass
+from steelyard.recommend.kgflex.selection import KgflexSettings, expertise, select
 from steelyard.recommend.knowledge.features import ItemFeatures
-from steelyard.recommend.ranking import Floats
-from steelyard.recommend.settings import KgflexSettings
+from steelyard.recommend.metrics import Floats
 from steelyard.recommend.sparse import SparseRows, TableChange
 from steelyard.weighing.criterion import LocalData
+
+_PIECE = 10_000
+"""Triples that are one piece of work for a thread; pieces do not change the result."""
+_SCALE, _ALONG, _ON_VIEW, _ON_SHARED, _ON_BIAS, _DECAY, _PRODUCT, _NORM, _MET, _SENT = _COLUMNS = range(10)
+"""What a pass keeps of each feature of a user: p_f = scale p_f⁰ + along g_f; what is sent of its vector is on_view p_f⁰
++ (on_shared − decay) g_f, and on_bias of its bias; p_f · g_f and g_f · g_f; whether it was met, and is sent."""
+_ALONE, _BOTH = 1, 2
+"""A feature of one item of a triple, with the sign of c_f; one of both."""
+
+
+@dataclass(frozen=True, eq=False)
+class FeaturePass:
+    """What a local pass leaves: new private vectors, what is sent, and the loss of each triple."""
+
+    entries: Codes
+    """The entries of the selection that were met, ascending for each user."""
+    vectors: Floats32
+    """[entries, factors]"""
+    changes: SparseRows
+    losses: Floats32
+    """[users, T]: −ln σ(x̂) of each triple when it was visited."""
+
+
+@loop
+def _begin(view: Any, shared: Any, kept: Any) -> None:
+    """Begin with a feature that is met for the first time."""
+    kept[_SCALE] = kept[_MET] = 1
+    for f in range(len(view)):
+        kept[_PRODUCT] += view[f] * shared[f]
+        kept[_NORM] += shared[f] * shared[f]
+
+
+@loop
+def _meet(items: Any, item: Any, where: Any, first: Any, side: Any, met: Any, liked: bool, count: int) -> int:
+    """Mark the entries of the user that an item has; return how many of them the triple's items have so far."""
+    starts, features = items
+    for feature in features[starts[item] : starts[item + 1]]:
+        entry = where[feature]
+        if entry < 0:
+            continue
+        if side[entry - first] == 0:
+            met[count] = entry
+            count += 1
+            side[entry - first] = _ALONE if liked else -_ALONE
+        else:
+            side[entry - first] = _BOTH
+    return count
+
+
+@loop
+def _pass(items: Any, selection: Any, table: Any, views: Any, turns: Any, constants: Any, state: Any, out: Any) -> None:
+    """Let one user after the other visit her triples in order; of vectors only `_begin` reads some."""
+    starts, features, gains = selection
+    users, begins, positives, negatives, real, sent = turns
+    own_rate, shrinkage, positive, negative, one = constants
+    where = np.full(len(table), -1, np.int64)
+    for row in range(len(users)):
+        first, last = starts[users[row]], starts[users[row] + 1]
+        mine = state[begins[row] : begins[row] + last - first]
+        side, met = np.zeros(last - first, np.int8), np.empty(last - first, np.int64)
+        where[features[first:last]] = np.arange(first, last)
+        for step in range(positives.shape[1]):
+            count = _meet(items, positives[row, step], where, first, side, met, True, 0)
+            count = _meet(items, negatives[row, step], where, first, side, met, False, count)
+            margin = 0.0
+            for entry in met[:count]:
+                kept, sign = mine[entry - first], side[entry - first]
+                shared = table[features[entry]]
+                if kept[_MET] == 0:
+                    _begin(views[entry], shared, kept)
+                if sign != _BOTH:
+                    margin += sign * gains[entry] * (kept[_PRODUCT] + shared[-1])
+            weight, tail = descent(one * np.float32(margin), one)
+            out[row, step] = np.log1p(tail) - min(np.float32(margin), one - one)  # ln(1 + exp −x̂)
+            for entry in met[:count]:
+                kept, sign = mine[entry - first], side[entry - first]
+                side[entry - first] = 0
+                # Where the positive item's part is not sent, c_f is −1 for all of i⁻ and 0 for the others.
+                shown = (0 if sign == _BOTH else sign) if sent[row, step] else (0 if sign == _ALONE else -_ALONE)
+                if shown != 0:
+                    change = weight * gains[entry] * np.float32(shown)
+                    kept[_ON_VIEW] += change * kept[_SCALE]
+                    kept[_ON_SHARED] += change * kept[_ALONG]
+                    kept[_ON_BIAS] += change
+                    kept[_DECAY] += positive if shown > 0 else negative
+                    kept[_SENT] = one
+                if sign != _BOTH and real[row, step]:
+                    change = own_rate * weight * gains[entry] * np.float32(sign)
+                    kept[_PRODUCT] = shrinkage * kept[_PRODUCT] + change * kept[_NORM]
+                    kept[_SCALE] *= shrinkage
+                    kept[_ALONG] = shrinkage * kept[_ALONG] + change
+        where[features[first:last]] = -1
+
+
+def local_pass(
+    table: Floats32,
+    views: Floats32,
+    knowledge: Knowledge,
+    users: Codes,
+    triples: Triples,
+    sent: Flags,
+    learning: Learning,
+    threads: int = 1,
+    own_rate: float | None = None,
+) -> FeaturePass:
+    """Let each user visit her triples in order; a user who stands there twice begins anew each time.
+
+    `own_rate` is the step of users' own vectors, the shared rate unless it is given.
+    """
+    selection, matrix = knowledge.selection, knowledge.items.matrix
+    user, positive, negative = learning.decays
+    rate = learning.rate if own_rate is None else own_rate
+    constants = np.array([rate, 1 - rate * user, positive, negative, 1], dtype=np.float32)
+    sizes = selection.sizes[users]
+    state = np.zeros((int(sizes.sum()), len(_COLUMNS)), dtype=np.float32)
+    losses = np.empty(triples.positives.shape, dtype=np.float32)
+    turns = (users, np.cumsum(sizes) - sizes, triples.positives, triples.negatives, own_triples(triples), sent)
+    known = (matrix.indptr, matrix.indices), (selection.starts, selection.features, selection.weights)
+
+    def part(rows: slice) -> None:
+        _pass(*known, table, views, tuple(each[rows] for each in turns), constants, state, losses[rows])
+
+    in_pieces(part, len(users), max(1, _PIECE // triples.positives.shape[1]), threads)
+    met = np.flatnonzero(state[:, _MET])
+    entries = stretches(selection.starts[users], sizes)[met]
+    owners = np.repeat(np.arange(len(users), dtype=np.int32), sizes)[met]
+    kept, hers, shared = state[met], views[entries], table[selection.features[entries]]
+    with np.errstate(over="ignore", invalid="ignore"):
+        vectors = np.asarray(kept[:, _SCALE, None] * hers + kept[:, _ALONG, None] * shared[:, :-1], dtype=np.float32)
+        values = np.empty_like(shared)
+        values[:, :-1] = kept[:, _ON_VIEW, None] * hers
+        values[:, :-1] += (kept[:, _ON_SHARED] - kept[:, _DECAY])[:, None] * shared[:, :-1]
+        values[:, -1] = kept[:, _ON_BIAS]
+    told = kept[:, _SENT] > 0
+    changes = SparseRows(len(users), owners[told], selection.features[entries[told]], values[told], learning.rate)
+    return FeaturePass(entries, vectors, changes, losses)
+
+
+def central_epoch(
+    table: Floats32,
+    views: Floats32,
+    knowledge: Knowledge,
+    histories: Histories,
+    users: Codes,
+    learning: Learning,
+    *,
+    batch: int,
+    seed: int,
+    epoch: int,
+    own_rate: float | None = None,
+) -> tuple[Floats32, Floats]:
+    """Visit as many triples as there are positives; `views` are moved, the new table and users' mean losses returned.
+
+    A triple's user is drawn by her number of items, so that every interaction counts the same; the steps of a batch
+    are taken together, all from the parameters before it.
+    """
+    table = table.copy()
+    count = int(histories.drawn_from[users].sum())
+    weights = histories.drawn_from[users] / max(count, 1)
+    drawn = users[generator(seed, epoch, "", "kgflex central").choice(len(users), size=count, p=weights)]
+    keys = round_keys(user_keys(seed, histories.names, "kgflex central")[drawn], epoch)
+    # A user who comes up several times in an epoch draws from another position of her stream each time.
+    keys = words_at(keys, np.arange(count, dtype=np.uint64))
+    triples = draw_triples(histories, drawn, keys, 1)
+    everything = np.ones((count, 1), dtype=np.bool_)
+    losses = np.zeros(histories.users)
+    for begin in range(0, count, batch):
+        part = slice(begin, begin + batch)
+        turns = (drawn[part], triples.select(part), everything[part])
+        done = local_pass(table, views, knowledge, *turns, learning, own_rate=own_rate)
+        with np.errstate(over="ignore", invalid="ignore"):
+            np.add.at(views, done.entries, done.vectors - views[done.entries])
+            np.add.at(table, done.changes.rows, np.float32(learning.rate) * done.changes.values)
+        losses += np.bincount(drawn[part], done.losses[:, 0], histories.users)
+    return table, losses / np.maximum(np.bincount(drawn, minlength=histories.users), 1)
+
+
+# The clients of the round loop.
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,10 +29,9 @@ import numpy as np
 from steelyard.base.randomness import generator
 from steelyard.recommend.histories import Floats32, Histories, stretches
 from steelyard.recommend.interactions import Codes, Flags
-from steelyard.recommend.kgflex.selection import Selection, select
+from steelyard.recommend.kgflex.selection import KgflexSettings, Selection, select
 from steelyard.recommend.knowledge.features import Csr, ItemFeatures
-from steelyard.recommend.ranking import Floats
-from steelyard.recommend.settings import KgflexSettings
+from steelyard.recommend.metrics import Floats
 
 
 @dataclass(frozen=True, eq=False)

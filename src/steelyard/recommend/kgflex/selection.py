@@ -8,22 +8,58 @@ at most the best hundred of each number of hops; they are F_u, and k_uf weighs t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field, field_validator
+from pydantic_core import PydanticCustomError
 
 from steelyard.base.randomness import stream_keys, words_at
+from steelyard.base.settings import Section
+from steelyard.recommend.fpl import USER_CAPABILITIES
 from steelyard.recommend.histories import Floats32, Histories, Items
 from steelyard.recommend.interactions import Codes
 from steelyard.recommend.knowledge.features import Csr, ItemFeatures
-from steelyard.recommend.ranking import Floats
+from steelyard.recommend.metrics import Floats
 
 Criterion = Literal["information", "ratio", "gini"]
+Limit = Annotated[int, Field(ge=0, le=1_000_000)]
 _CELLS = 1 << 23
 """Cells of users × items or features that are looked at together."""
+
+
+class KgflexSettings(Section):
+    """[kgflex]: score items by the features that a user and an item share; [knowledge] says where features come from.
+
+    With it, `fpl.factors` is the length of a feature's vectors, and the rest of [fpl] is the protocol that trains them.
+    """
+
+    limits: tuple[Limit, ...] = Field(default=(100, 100), min_length=1, max_length=4)
+    """How many features of one hop a user keeps at most, of two hops, and so on: those with the most information."""
+
+    @field_validator("limits")
+    @classmethod
+    def _keeps_some(cls, limits: tuple[int, ...]) -> tuple[int, ...]:
+        if not any(limits):
+            raise PydanticCustomError("plain", "at least one number above 0, or no feature is kept")
+        return limits
+
+    others: float = Field(default=1.0, gt=0, le=1000)
+    """Items of others per item of hers that gains are measured on: 1 in the thesis; more make small gains surer."""
+    criterion: Criterion = "information"
+    """How k_uf says what a feature tells: information gain (the thesis'), the same over the feature's own entropy
+    (C4.5's gain ratio, which favours rare ones), or the fall of Gini's impurity (the authors' later branch)."""
+    own_rate: float | None = Field(default=None, gt=0)
+    """Step of users' own vectors, which no server sums over users; default: fpl.learning_rate, as in the thesis."""
+    batch: int | None = Field(default=None, ge=1, le=1_000_000)
+    """Train centrally, in batches of so many triples with all data in one place; default: the rounds of FPL."""
+
+
+KGFLEX_CAPABILITIES = replace(USER_CAPABILITIES, name="KGFlex", expertise=True)
+"""Users of KGFlex also know how many features tell their items from others."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 
 from steelyard.base.errors import UserError, brief, listed
 from steelyard.data.tables import read_text
-from steelyard.recommend.interactions import Codes, numbered
+from steelyard.recommend.interactions import KNOWN, Codes, numbered, read_rows
 from steelyard.recommend.knowledge.graph import Texts, Triples
-from steelyard.recommend.reading import KNOWN, read_rows
 
 if TYPE_CHECKING:
     import pandas as pd
