@@ -16,7 +16,6 @@ from tests.kit import assert_refused
 from steelyard.data import Dataset, DataSettings, PartitionSettings, load, share_out
 from steelyard.data.dataset import RawColumns
 from steelyard.data.inspect import look
-from steelyard.data.scaling import fill_and_scale
 from steelyard.data.tables import read_cells, separator_of
 from steelyard.recommend.interactions import read as ratings
 from steelyard.recommend.interactions import read_columns
@@ -232,7 +231,7 @@ def test_what_is_filled_is_finite_and_what_is_there_keeps_its_order(cells, missi
     numbers = np.array([[np.nan if cell is None else cell for cell in row] for row in cells], dtype=np.float64)
     raw = RawColumns(numbers, np.zeros((len(cells), 0), dtype=np.float32), normalise, missing)
     rows = np.arange(len(cells))
-    out = fill_and_scale(raw, rows, rows)
+    out = raw.scaled(rows, rows)
     assert np.isfinite(out).all()
     for column in range(2):
         there = ~np.isnan(numbers[:, column])

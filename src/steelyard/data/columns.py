@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from steelyard.base.errors import UserError, listed
+from steelyard.base.errors import UserError, first_names, listed, nearest
 from steelyard.data.dataset import Dataset, RawColumns, of_arrays, owner_names
-from steelyard.data.scaling import fill_and_scale
-from steelyard.data.sources.source import COMPLETE, in_order, number_of, numbered, plain
+from steelyard.data.sources.source import COMPLETE, MOST_SHOWN, class_note
 from steelyard.data.tables import Table
 
 if TYPE_CHECKING:
@@ -27,72 +26,69 @@ def table_dataset(table: Table, settings: Csv) -> Dataset:
     """Return a frame as a data set; use it for frames that were read from a file or handed over in Python.
 
     Inputs are first the columns of numbers, in the file's order, then a 0/1 column for each level of each category,
-    then the indicators of missing cells. Numbers are filled and scaled over all rows here, and by training rows alone
-    when the data set is shared out.
+    then the indicators of missing cells.
     """
-    _check_names(table, settings)
-    roles = {settings.labels, *settings.further_labels, settings.event, settings.owner, settings.held_out}
-    roles |= set(settings.ignore)
-    inputs = [name for name in table.names if name not in roles]
-    if not inputs:
-        raise UserError(
-            f"{table.path}: no column is left as an input; expected at least one beside label, owner and ignore"
-        )
+    inputs = _inputs(table, settings)
     columns = {name: input_column(table, name, settings) for name in inputs}
     empty = np.column_stack([column.empty for column in columns.values()])
     kept, notes = _kept_rows(table, inputs, empty, settings)
     notes += survival_note(table, settings.labels, inputs) if settings.event is None else []
-    raw = _raw(columns, settings)
     labels, found = _labels(table, settings, kept)
-    owners = None if settings.owner is None else _owners(table, settings.owner)
+    owners = None if settings.owner is None else _owners(table, settings.owner)[kept]
     test = None if settings.held_out is None else _yes_or_no(table, "held_out", settings.held_out, kept, _TEST_WORDS)
     marks = {COMPLETE: 1.0 - empty.mean(axis=1)}
-    marks |= {mark: _mark(table, mark, column) for mark, column in settings.marks.items()}
-    raw = raw.of_rows(kept)
-    numbers = fill_and_scale(raw, np.arange(len(kept)), np.arange(len(kept)))
+    marks |= {mark: _mark(table, column) for mark, column in settings.marks.items()}
     dataset = of_arrays(
-        np.concatenate([numbers.astype(np.float32), raw.flags], axis=1),
+        _raw(columns, settings, kept),
         labels,
-        None if owners is None else owners[kept],
-        held_out=None if test is None else test,
+        owners,
+        held_out=test,
         marks={name: values[kept] for name, values in marks.items()},
         classes=settings.classes if settings.positive_above is None else 2,
         name=table.path.name,
     )
-    notes = (*table.notes, *notes, *found)
     task = "survival" if settings.task == "survival" else dataset.task
-    return replace(dataset, raw=raw, notes=notes, task=task)
+    return replace(dataset, notes=(*table.notes, *notes, *found), task=task)
 
 
-def _check_names(table: Table, settings: Csv) -> None:
-    single = {
-        "labels": settings.labels,
-        "event": settings.event,
-        "owner": settings.owner,
-        "held_out": settings.held_out,
-        **{f"further_labels.{place}": name for place, name in enumerate(settings.further_labels)},
-    }
+def _inputs(table: Table, settings: Csv) -> list[str]:
+    """Return the columns that are inputs; a name that is no column, or has two roles, is refused."""
+    names = [str(name) for name in table.frame.columns]
+    further = {f"further_labels.{place}": name for place, name in enumerate(settings.further_labels)}
+    single: dict[str, str | None] = {
+        role: getattr(settings, role) for role in ("labels", "event", "owner", "held_out")
+    } | further
     several: dict[str, Sequence[str]] = {
         "categories": settings.categories or (),
         "ignore": settings.ignore,
         "indicators": settings.indicators,
         "levels": tuple(settings.levels),
         "na_values": tuple(settings.na_values),
+        **{f"marks.{mark}": (column.removeprefix("not "),) for mark, column in settings.marks.items()},
     }
     roles: dict[str, str] = {}
-    for field, name in single.items():
-        if name is None:
-            continue
-        table.cells(field, name)
-        if name in roles:
-            raise UserError(f"data.{field}: got '{name}', which is data.{roles[name]} too; allowed: another column")
-        roles[name] = field
-    for field, names in several.items():
-        for name in names:
-            table.cells(field, name)
-            if field not in ("ignore", "na_values") and (name in roles or name in settings.ignore):
+    for field, named in {**{field: (name,) for field, name in single.items() if name}, **several}.items():
+        for name in named:
+            if name not in names:
+                raise UserError(
+                    f"data.{field}: found no column '{name}' in {table.path}{nearest(name, names)}; "
+                    f"allowed: {first_names(names, MOST_SHOWN)}"
+                )
+            if field in single:
+                if name in roles:
+                    raise UserError(
+                        f"data.{field}: got '{name}', which is data.{roles[name]} too; allowed: another column"
+                    )
+                roles[name] = field
+            elif field in ("categories", "indicators", "levels") and (name in roles or name in settings.ignore):
                 used = f"data.{roles.get(name, 'ignore')}"
                 raise UserError(f"data.{field}: got '{name}', which is {used} and no input; allowed: input columns")
+    inputs = [name for name in names if name not in roles and name not in settings.ignore]
+    if not inputs:
+        raise UserError(
+            f"{table.path}: no column is left as an input; expected at least one beside label, owner and ignore"
+        )
+    return inputs
 
 
 def _kept_rows(
@@ -120,14 +116,13 @@ def _kept_rows(
     return rows, [f"{note}; {len(empty) - len(rows):,} of {len(empty):,} rows left out"]
 
 
-def _raw(columns: dict[str, InputColumn], settings: Csv) -> RawColumns:
-    rows = len(next(iter(columns.values())).empty)
-    numbers = [column.numbers for column in columns.values() if column.numbers is not None]
-    flags = [column.levels for column in columns.values() if column.levels is not None]
-    flags += [columns[name].empty.astype(np.float32)[:, None] for name in settings.indicators]
+def _raw(columns: dict[str, InputColumn], settings: Csv, kept: NDArray[np.int64]) -> RawColumns:
+    numbers = [column.numbers[kept] for column in columns.values() if column.numbers is not None]
+    flags = [column.levels[kept] for column in columns.values() if column.levels is not None]
+    flags += [columns[name].empty[kept].astype(np.float32)[:, None] for name in settings.indicators]
     return RawColumns(
-        np.column_stack(numbers) if numbers else np.zeros((rows, 0)),
-        np.concatenate(flags, axis=1) if flags else np.zeros((rows, 0), dtype=np.float32),
+        np.column_stack(numbers) if numbers else np.zeros((len(kept), 0)),
+        np.concatenate(flags, axis=1) if flags else np.zeros((len(kept), 0), dtype=np.float32),
         settings.normalise,
         "zero" if settings.missing == "zero" else "mean",
     )
@@ -141,7 +136,7 @@ def _labels(table: Table, settings: Csv, kept: NDArray[np.int64]) -> tuple[NDArr
         found = {name: _yes_or_no(table, field, name, kept) for field, name in columns.items()}
         counts = ", ".join(f"{name} in {int(has.sum()):,}" for name, has in found.items())
         return np.column_stack(list(found.values())).astype(np.int64), [f"{table.path.name}: labels of rows: {counts}"]
-    cells = table.cells("labels", settings.labels).iloc[kept]
+    cells: Any = table.frame[settings.labels].iloc[kept]
     where = f"{table.path}: column '{settings.labels}' (data.labels)"
     if cells.isna().any():
         row = int(kept[int(np.flatnonzero(cells.isna().to_numpy())[0])])
@@ -193,7 +188,7 @@ def _yes_or_no(
     table: Table, field: str, column: str, kept: NDArray[np.int64], known: Mapping[str, bool] = _EVENT_WORDS
 ) -> NDArray[np.bool_]:
     """Return a column of true/false, 1/0 or yes/no (or other words that are `known`) for the kept rows."""
-    words = [plain(str(value)).lower() for value in table.cells(field, column).iloc[kept].tolist()]
+    words = [plain(str(value)).lower() for value in table.frame[column].iloc[kept].tolist()]
     for row, word in zip(kept.tolist(), words, strict=True):
         if word not in known:
             raise UserError(
@@ -212,7 +207,7 @@ def _class_numbers(cells: Any, where: str, title: str) -> tuple[NDArray[np.int64
 
 
 def _owners(table: Table, name: str) -> NDArray[np.str_]:
-    cells = table.cells("owner", name)
+    cells: Any = table.frame[name]
     nameless = cells.isna().to_numpy() | (cells.astype(str).str.strip() == "").to_numpy()
     if nameless.any():
         row = table.row(int(np.flatnonzero(nameless)[0]))
@@ -225,9 +220,9 @@ def _owners(table: Table, name: str) -> NDArray[np.str_]:
     return np.array([str(value).strip() for value in values.tolist()])
 
 
-def _mark(table: Table, mark: str, column: str) -> NDArray[np.float64]:
+def _mark(table: Table, column: str) -> NDArray[np.float64]:
     name = column.removeprefix("not ")
-    values = as_numbers(table, name, table.cells(f"marks.{mark}", name), guess=False)
+    values = as_numbers(table, name, table.frame[name], guess=False)
     assert values is not None
     return ((values > 0) != column.startswith("not ")).astype(np.float64)
 
@@ -251,7 +246,7 @@ class InputColumn:
 
 def input_column(table: Table, name: str, settings: Csv) -> InputColumn:
     """Return one input column, as numbers or as a category; use it for every column that is no label, owner or so."""
-    cells = table.cells("ignore", name)
+    cells: Any = table.frame[name]
     named = name in settings.levels or name in (settings.categories or ())
     codes = [plain(text) for text in settings.na_values.get(name, ())]
     if codes and not named:
@@ -335,6 +330,48 @@ def _category(table: Table, name: str, cells: Any, settings: Csv, named: bool) -
     level = of_code[codes]
     flags = (level[:, None] == np.arange(len(levels))).astype(np.float32)
     return InputColumn(level < 0, None, flags)
+
+
+# Cells that are words or numbers, and labels that become classes 0, 1, 2, ...
+
+
+def plain(text: str) -> str:
+    """Return a cell's text so that 1, 1.0 and " 1" are the same."""
+    text = text.strip()
+    if not is_number(text):
+        return text
+    number = float(text)
+    return str(int(number)) if number.is_integer() and abs(number) < 2**53 else repr(number)
+
+
+def is_number(text: str) -> bool:
+    """Whether a text is a finite number."""
+    return bool(np.isfinite(number_of(text)))
+
+
+def number_of(text: str) -> float:
+    """Return the number that a text is, NaN for other texts."""
+    try:
+        return float(text)
+    except ValueError:
+        return np.nan
+
+
+def in_order(text: str) -> tuple[bool, float, str]:
+    """Sort key of levels and labels: numbers by size, then words."""
+    number = is_number(text)
+    return not number, float(text) if number else 0.0, text
+
+
+def numbered(names: Sequence[str], title: str) -> tuple[NDArray[np.int64], list[str]]:
+    """Number classes in ascending order, numbers before words; also say what the numbers stand for, unless as named."""
+    levels = sorted(set(names), key=in_order)
+    number = {level: value for value, level in enumerate(levels)}
+    natural = all(level == str(value) for level, value in number.items())
+    return np.array([number[name] for name in names], dtype=np.int64), [] if natural else [class_note(title, levels)]
+
+
+# The time to an event.
 
 
 _TIME = re.compile(r"(^|_)(time|days|weeks|months|years|duration|survival|follow_?up|os|pfs|dfs|tte)(_|$)")

@@ -36,6 +36,28 @@ class RawColumns:
         """Return some rows of it."""
         return RawColumns(self.numbers[rows], self.flags[rows], self.normalise, self.missing)
 
+    def scaled(self, train: Rows, rows: Rows) -> NDArray[np.float64]:
+        """Return the numbers of some rows, filled and scaled by what the cells of the rows `train` say.
+
+        Mean and deviation are those of the cells that are there; a column of which `train` holds nothing has mean 0.
+        """
+        seen, values = self.numbers[train], self.numbers[rows]
+        if self.missing == "zero":
+            seen, values = np.nan_to_num(seen, nan=0.0), np.nan_to_num(values, nan=0.0)
+        there = ~np.isnan(seen)
+        count = np.maximum(there.sum(axis=0), 1)
+        mean = np.where(there, seen, 0.0).sum(axis=0) / count
+        filled = np.where(np.isnan(values), mean, values)
+        if self.normalise == "unit":
+            return filled
+        deviation = np.sqrt(np.square(np.where(there, seen - mean, 0.0)).sum(axis=0) / count)
+        deviation[deviation == 0] = 1
+        return (filled - mean) / deviation
+
+    def features(self, numbers: NDArray[np.float64]) -> torch.Tensor:
+        """Return these numbers before the 0/1 columns."""
+        return torch.from_numpy(np.concatenate([numbers.astype(np.float32), self.flags], axis=1))
+
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
@@ -259,7 +281,7 @@ MOST_CLASSES = 100_000
 
 
 def of_arrays(
-    features: torch.Tensor | ArrayLike,
+    features: torch.Tensor | ArrayLike | RawColumns,
     labels: torch.Tensor | ArrayLike,
     owners: Sequence[Any] | NDArray[Any] | None = None,
     *,
@@ -275,8 +297,13 @@ def of_arrays(
     labels are a regression target. Labels (rows, height, width) are masks, a class for each pixel, and labels (rows,
     labels) of 0 and 1 say which of several a row has. uint8 features are pixels and are divided by 255 when used; all
     others become float32, or int64 with `tokens`. `owners` names each row's person, `held_out` marks the rows of a test
-    part, `marks` are further 0/1 attributes of the rows such as "sharp".
+    part, `marks` are further 0/1 attributes of the rows such as "sharp". The columns of a table are scaled over all
+    rows here, and by training rows alone when they are shared out.
     """
+    raw = features if isinstance(features, RawColumns) else None
+    if raw is not None:
+        everything = np.arange(len(raw.numbers))
+        features = raw.features(raw.scaled(everything, everything))
     inputs = _features(name, features, tokens)
     targets, count, task = _labels(name, labels, classes, tuple(inputs.shape[-2:]))
     if len(inputs) != len(targets):
@@ -295,8 +322,8 @@ def of_arrays(
                 f"{name}: {column} has shape {values.shape}; expected one value for each of the {len(targets)} rows"
             )
     if task is None:
-        return Dataset(name, inputs, targets, count, people, test, extra)
-    return Dataset(name, inputs, targets, 0, people, test, extra, task=task, targets=count)
+        return Dataset(name, inputs, targets, count, people, test, extra, raw=raw)
+    return Dataset(name, inputs, targets, 0, people, test, extra, task=task, targets=count, raw=raw)
 
 
 def _features(name: str, features: torch.Tensor | ArrayLike, tokens: bool) -> torch.Tensor:

@@ -18,11 +18,11 @@ import numpy as np
 
 from steelyard.base.errors import UserError, listed, nearest, without_controls
 from steelyard.base.settings import validated
-from steelyard.data.columns import LARGEST, parse_numbers, survival_line, survival_pair, table_dataset
+from steelyard.data.columns import LARGEST, in_order, parse_numbers, survival_line, survival_pair, table_dataset
 from steelyard.data.dataset import Dataset, owner_names
 from steelyard.data.sources.csv import Csv
 from steelyard.data.sources.images import FOLDER, LAYOUT, Folders, Images, Pictures, beside, paired, read_table
-from steelyard.data.sources.source import BY_FILE, COMPLETE, TaskKind, in_order, is_pattern
+from steelyard.data.sources.source import BY_FILE, COMPLETE, TaskKind, is_pattern
 from steelyard.data.tables import Table, read_tables
 
 MOST_NAMED = 5

@@ -7,39 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from steelyard.base.errors import UserError
-from steelyard.data.dataset import ClientRows, Dataset, RawColumns, Rows, share_of_rows
+from steelyard.data.dataset import ClientRows, Dataset, Rows, share_of_rows
 from steelyard.data.sources.source import AugmentSettings, DataSettings, FileSource
 from steelyard.learning.augmentation import Augmentation
-
-Numbers = NDArray[np.float64]
-
-
-def fill_and_scale(raw: RawColumns, train: Rows, rows: Rows) -> Numbers:
-    """Return the numbers of some rows, filled and scaled by what the cells of the rows `train` say.
-
-    Mean and deviation are those of the cells that are there; a column of which `train` holds nothing has mean 0.
-    """
-    seen, values = raw.numbers[train], raw.numbers[rows]
-    if raw.missing == "zero":
-        seen, values = np.nan_to_num(seen, nan=0.0), np.nan_to_num(values, nan=0.0)
-    there = ~np.isnan(seen)
-    count = np.maximum(there.sum(axis=0), 1)
-    mean = np.where(there, seen, 0.0).sum(axis=0) / count
-    filled = np.where(np.isnan(values), mean, values)
-    if raw.normalise == "unit":
-        return filled
-    deviation = np.sqrt(np.square(np.where(there, seen - mean, 0.0)).sum(axis=0) / count)
-    deviation[deviation == 0] = 1
-    return (filled - mean) / deviation
-
-
-def with_columns(dataset: Dataset, raw: RawColumns, numbers: Numbers) -> Dataset:
-    """Return the data set with these numbers before its 0/1 columns, and nothing left to do."""
-    features = np.concatenate([numbers.astype(np.float32), raw.flags], axis=1)
-    return replace(dataset, features=torch.from_numpy(features), raw=None)
 
 
 def prepare(dataset: Dataset, clients: Sequence[ClientRows], server: Rows) -> Dataset:
@@ -53,15 +25,16 @@ def prepare(dataset: Dataset, clients: Sequence[ClientRows], server: Rows) -> Da
         return dataset
     if raw.normalise != "client":
         train = np.unique(np.concatenate([client.train for client in clients]))
-        return with_columns(dataset, raw, fill_and_scale(raw, train, np.arange(len(dataset))))
+        numbers = raw.scaled(train, np.arange(len(dataset)))
+        return replace(dataset, features=raw.features(numbers), raw=None)
     _check_disjoint(clients, len(dataset))
     numbers = np.zeros_like(raw.numbers)
     for client in clients:
         rows = np.concatenate([client.train, client.test])
-        numbers[rows] = fill_and_scale(raw, client.train, rows)
+        numbers[rows] = raw.scaled(client.train, rows)
     for train, rows in _server_rows(dataset, clients, server):
-        numbers[rows] = fill_and_scale(raw, train, rows)
-    return with_columns(dataset, raw, numbers)
+        numbers[rows] = raw.scaled(train, rows)
+    return replace(dataset, features=raw.features(numbers), raw=None)
 
 
 def _check_disjoint(clients: Sequence[ClientRows], count: int) -> None:

@@ -18,7 +18,6 @@ import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -271,18 +270,9 @@ class Table:
     added: tuple[str, ...] = ()
     """Columns that no file has: the one of their names."""
 
-    @cached_property
+    @property
     def names(self) -> list[str]:
         return [str(name) for name in self.frame.columns]
-
-    def cells(self, field: str, name: str) -> Any:
-        """Return one column as a Series; `field` is the setting that named it, for the error line."""
-        if name not in self.frame.columns:
-            raise UserError(
-                f"data.{field}: found no column '{name}' in {self.path}{nearest(name, self.names)}; "
-                f"allowed: {first_names(self.names, MOST_SHOWN)}"
-            )
-        return self.frame[name]
 
     def row(self, number: int) -> str:
         """Say which row of which file a row of the frame is, counted from 1, for an error line."""

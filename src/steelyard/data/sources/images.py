@@ -19,7 +19,7 @@ from pydantic import Field
 from steelyard.base.errors import UserError, listed, nearest
 from steelyard.data.files import find, read_text
 from steelyard.data.sources.npz import class_numbers
-from steelyard.data.sources.source import FileSource, Side, SourceCapabilities, class_note, numbered
+from steelyard.data.sources.source import FileSource, Side, SourceCapabilities, class_note
 from steelyard.data.tables import parse
 
 if TYPE_CHECKING:
@@ -336,6 +336,9 @@ def _labels(
     table: Table, settings: Images, rows: NDArray[np.int64], folders: Folders, notes: list[str]
 ) -> NDArray[np.int64]:
     if settings.labels == FOLDER or (settings.labels is None and not table.columns):
+        # For speed of start: settings are read without torch.
+        from steelyard.data.columns import numbered
+
         labels, numbered_notes = numbered(folders.classes().tolist(), f"{folders.path.name}: classes")
         notes.extend(numbered_notes)
         return labels

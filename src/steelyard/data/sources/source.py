@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, PositiveFloat, model_validator
 
 from steelyard.base.errors import UserError
@@ -165,45 +163,6 @@ class Memory(DataSettings, named="memory"):
             "data.source: got 'memory', which has no file; allowed: a data set handed over in Python, "
             "experiment.run(dataset=steelyard.in_memory(...))"
         )
-
-
-# Labels that are words or numbers apart become classes 0, 1, 2, ...
-
-
-def plain(text: str) -> str:
-    """Return a cell's text so that 1, 1.0 and " 1" are the same."""
-    text = text.strip()
-    if not isnumber_of(text):
-        return text
-    number = float(text)
-    return str(int(number)) if number.is_integer() and abs(number) < 2**53 else repr(number)
-
-
-def isnumber_of(text: str) -> bool:
-    """Whether a text is a finite number."""
-    return bool(np.isfinite(number_of(text)))
-
-
-def number_of(text: str) -> float:
-    """Return the number that a text is, NaN for other texts."""
-    try:
-        return float(text)
-    except ValueError:
-        return np.nan
-
-
-def in_order(text: str) -> tuple[bool, float, str]:
-    """Sort key of levels and labels: numbers by size, then words."""
-    number = isnumber_of(text)
-    return not number, float(text) if number else 0.0, text
-
-
-def numbered(names: Sequence[str], title: str) -> tuple[NDArray[np.int64], list[str]]:
-    """Number classes in ascending order, numbers before words; also say what the numbers stand for, unless as named."""
-    levels = sorted(set(names), key=in_order)
-    number = {level: value for value, level in enumerate(levels)}
-    natural = all(level == str(value) for level, value in number.items())
-    return np.array([number[name] for name in names], dtype=np.int64), [] if natural else [class_note(title, levels)]
 
 
 def class_note(title: str, levels: Sequence[object]) -> str:
