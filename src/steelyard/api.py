@@ -23,12 +23,10 @@ from steelyard.experiment.recommend import RecommendDescription
 from steelyard.report.documents.sweep import SweepDocument
 from steelyard.result import Result
 from steelyard.rounds.progress import shown_by_default, watching
-from steelyard.sweeps.jobs import MOST_JOBS
 from steelyard.sweeps.plan import Scalar, plan
-from steelyard.sweeps.result import BEST, sweep_document, write_sweep_files
-from steelyard.sweeps.running import How
+from steelyard.sweeps.result import BEST, sweep_document, sweep_table, write_sweep_files
+from steelyard.sweeps.running import MOST_JOBS, How
 from steelyard.sweeps.running import sweep as run_sweep
-from steelyard.sweeps.table import sweep_table
 
 if TYPE_CHECKING:
     import altair as alt

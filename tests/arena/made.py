@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from steelyard.arena.candidate import Candidate, read_candidates
 from steelyard.arena.figures import SceneFigures
-from steelyard.arena.plan import Arena, arena_folder, plan
+from steelyard.arena.plan import Arena, Candidate, arena_folder, plan, read_candidates
 from steelyard.arena.suite import load_suite
 from steelyard.experiment.federations import FederationSettings
 

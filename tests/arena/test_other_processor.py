@@ -6,11 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from steelyard.arena.archive import Archive, Checked, replay_answer
-from steelyard.arena.candidate import read_candidates
+from steelyard.arena.archive import APART, Archive, Checked, Replayed, replay_answer, shifted
 from steelyard.arena.figures import SceneFigures
-from steelyard.arena.plan import plan
-from steelyard.arena.replay import APART, Replayed, shifted
+from steelyard.arena.plan import plan, read_candidates
 from steelyard.arena.suite import load_suite
 from steelyard.base.processor import KERNELS, MACHINE, THREADS, TORCH
 

@@ -25,12 +25,19 @@ from steelyard.arena.archive import (
     write_archive,
     write_arena_files,
 )
-from steelyard.arena.candidate import read_candidates
 from steelyard.arena.figures import read_figures, scene_folder
-from steelyard.arena.joining import join_arenas
-from steelyard.arena.openings import OPENED, opening, state_folder
-from steelyard.arena.plan import Arena, arena_folder, plan, read_arena, tuning_folder
-from steelyard.arena.running import run_arena
+from steelyard.arena.plan import (
+    OPENED,
+    Arena,
+    arena_folder,
+    opening,
+    plan,
+    read_arena,
+    read_candidates,
+    state_folder,
+    tuning_folder,
+)
+from steelyard.arena.running import join_arenas, run_arena
 from steelyard.arena.suite import Suite, load_suite
 from steelyard.arena.verdict import judge
 from steelyard.base import files

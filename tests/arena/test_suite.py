@@ -13,13 +13,11 @@ from tests.arena.made import QUICK, SUITE, on_paper, trusting
 from tests.kit import assert_refused
 
 from steelyard import UserError
-from steelyard.arena.candidate import Candidate, read_candidates
+from steelyard.arena.archive import Replayed, distance
 from steelyard.arena.figures import SceneFigures
-from steelyard.arena.plan import plan
-from steelyard.arena.replay import Replayed, distance
-from steelyard.arena.suite import load_suite, suites
+from steelyard.arena.plan import Candidate, plan, read_candidates
+from steelyard.arena.suite import TUNING, Tried, load_suite, suites, tune, tune_rivals
 from steelyard.arena.table import tuning_text
-from steelyard.arena.tuning import TUNING, Tried, tune, tune_rivals
 from steelyard.experiment.federations import FederationSettings
 from steelyard.experiment.job_array import Part
 from steelyard.experiment.learning import LearningDescription

@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 from tests.arena.made import SUITE, figures, on_paper
 
-from steelyard.arena.critical_difference import critical_difference, mean_ranks
 from steelyard.arena.figures import SceneFigures
 from steelyard.arena.page import arena_html, gain_chart, rank_chart
 from steelyard.arena.plan import Arena
 from steelyard.arena.table import arena_text
-from steelyard.arena.verdict import claims, judge, sentence
+from steelyard.arena.verdict import claims, critical_difference, judge, mean_ranks, sentence
 from steelyard.report.documents.arena import ArenaDocument
 from steelyard.report.statistics import ALPHA, holm, paired_p
 

@@ -14,8 +14,7 @@ from tests.conftest import CommandLine
 from tests.kit import SMALL, changed
 
 from steelyard import Experiment
-from steelyard.sweeps.plan import plan
-from steelyard.sweeps.plan_file import write_sweep
+from steelyard.sweeps.plan import plan, write_sweep
 
 Refused = Callable[..., str]
 QUICK = ("--set", "rounds.count=1", "--set", "compute.engine=stacked", "--quiet")

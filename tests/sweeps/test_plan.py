@@ -10,8 +10,17 @@ from tests.kit import assert_refused
 
 from steelyard import Experiment
 from steelyard.experiment.loading import build
-from steelyard.sweeps.plan import Axis, alone, measures_of, plan, read_axes
-from steelyard.sweeps.plan_file import difference, read_runs, read_sweep, write_sweep
+from steelyard.sweeps.plan import (
+    Axis,
+    alone,
+    difference,
+    measures_of,
+    plan,
+    read_axes,
+    read_runs,
+    read_sweep,
+    write_sweep,
+)
 
 BASE = Experiment.model_validate(
     {

@@ -19,8 +19,7 @@ from steelyard.base.measures import estimate
 from steelyard.experiment.loading import load
 from steelyard.report.figures.shared import HEIGHT
 from steelyard.sweeps.figure import sweep_chart
-from steelyard.sweeps.result import sweep_document
-from steelyard.sweeps.table import show_value, sweep_table
+from steelyard.sweeps.result import show_value, sweep_document, sweep_table
 
 EXPERIMENT = {
     "name": "small",

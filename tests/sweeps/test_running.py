@@ -21,11 +21,9 @@ from steelyard import Experiment, in_memory
 from steelyard.experiment.job_array import Part
 from steelyard.experiment.loading import build
 from steelyard.runs.store import held
-from steelyard.sweeps.joining import join_sweeps
 from steelyard.sweeps.plan import plan
-from steelyard.sweeps.result import RESULTS, sweep_document, write_sweep_files
-from steelyard.sweeps.running import How, finished, resume_sweep, sweep
-from steelyard.sweeps.table import sweep_table
+from steelyard.sweeps.result import RESULTS, sweep_document, sweep_table, write_sweep_files
+from steelyard.sweeps.running import How, finished, join_sweeps, resume_sweep, sweep
 
 SMALL = changed(
     kit.SMALL,

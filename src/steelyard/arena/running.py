@@ -3,20 +3,40 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
-from steelyard.arena.figures import FAILED, complete, left_out_for_all, read_figures, rivals_folder, scene_folder
+from steelyard.arena.figures import (
+    FAILED,
+    RIVALS,
+    complete,
+    left_out_for_all,
+    read_figures,
+    rivals_folder,
+    scene_folder,
+)
 from steelyard.arena.plan import SCENES, Arena, read_arena
 from steelyard.arena.verdict import OPEN, judge
 from steelyard.base import files
 from steelyard.base.errors import MachineError, Stopped, UserError, one_line, told_as
+from steelyard.base.files import ARENA_FILE
 from steelyard.base.logs import logger
 from steelyard.runs.history import History
 from steelyard.runs.store import held
-from steelyard.sweeps.jobs import check_jobs, in_processes, time_left
 from steelyard.sweeps.plan import PlannedRun
-from steelyard.sweeps.running import ALONE, How, finished, run_or_resume
+from steelyard.sweeps.running import (
+    ALONE,
+    How,
+    Share,
+    check_jobs,
+    finished,
+    in_processes,
+    join_shares,
+    run_or_resume,
+    time_left,
+)
 
 _log = logger(__name__)
 
@@ -106,3 +126,18 @@ def _try(arena: Arena, name: str, folder: Path, batch: int, how: How) -> None:
             files.write(failure, f"{why}\n".encode())
         else:
             failure.unlink(missing_ok=True)
+
+
+def join_arenas(folders: Sequence[Path], out: Path) -> Path:
+    """Make one arena in a new folder of all parts of one, given in any order; returns the folder."""
+    arenas = {folder: read_arena(folder) for folder in folders}
+    shares = {
+        folder: Share(
+            arena.part,
+            replace(arena, part=None).document(),
+            [f"{SCENES}/{name}" for name in arena.own],
+            [f"{SCENES}/{name}{RIVALS}" for name in arena.own],
+        )
+        for folder, arena in arenas.items()
+    }
+    return join_shares("arena", shares, out, ARENA_FILE, FAILED)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from steelyard.arena.suite import Suite
-from steelyard.arena.tuning import Tried
+from steelyard.arena.suite import Suite, Tried
 from steelyard.base.errors import listed
 from steelyard.base.measures import UNKNOWN, show_estimate
 from steelyard.report.documents.arena import ArenaDocument, ArenaScene

@@ -6,17 +6,50 @@ at most. Whether it is equal within the margin is another question, which the sa
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Mapping, Sequence
 
-from steelyard.arena.critical_difference import critical_difference, mean_ranks
 from steelyard.arena.figures import SceneFigures
 from steelyard.arena.plan import Arena
-from steelyard.base.measures import EstimateJson, estimate
+from steelyard.base.measures import LEVEL, EstimateJson, estimate
 from steelyard.report.anytime import anytime_equivalence_p, anytime_p, spent
 from steelyard.report.documents.arena import ArenaDocument, ArenaRank, ArenaRule, ArenaScene
 from steelyard.report.statistics import ALPHA, LEAST_SEEDS, equivalence_p, holm, paired_p, verdict
+
+LEAST_SCENES = 3
+"""With fewer, ranks are too coarse for any two of them to lie apart."""
+
+
+def mean_ranks(values: Sequence[Sequence[float]]) -> list[float]:
+    """Return the mean rank of each column over the rows; the highest value has rank 1, equal ones share theirs."""
+    ranks = [_ranks_in(row) for row in values]
+    return [math.fsum(row[column] for row in ranks) / len(ranks) for column in range(len(values[0]))]
+
+
+def _ranks_in(row: Sequence[float]) -> list[float]:
+    return [1 + sum(other > value for other in row) + (row.count(value) - 1) / 2 for value in row]
+
+
+def critical_difference(rules: int, scenes: int) -> float | None:
+    """Return how far the mean ranks of so many rules over so many scenes must lie apart to differ at 5 %."""
+    if rules < 2 or scenes < LEAST_SCENES:
+        return None
+    return _studentised(rules) * math.sqrt(rules * (rules + 1) / (6 * scenes))
+
+
+@functools.cache
+def _studentised(rules: int) -> float:
+    """Return the 95 % point of the studentised range of so many means, over √2."""
+    # For speed of start: scipy.stats is large, and only an arena that has ended needs it.
+    from scipy import stats
+
+    return float(stats.studentized_range.ppf(LEVEL, rules, math.inf)) / math.sqrt(2)
+
+
+# The verdict.
+
 
 OPEN = ("not done", "untested", "not distinguishable")
 """Verdicts that more seeds may change."""

@@ -19,7 +19,7 @@ from steelyard.cli.printing import print_json, print_wrapped, terminal_width
 from steelyard.rounds.progress import watching
 
 if TYPE_CHECKING:
-    from steelyard.arena.candidate import Candidate
+    from steelyard.arena.plan import Candidate
     from steelyard.arena.suite import Suite
     from steelyard.report.documents.arena import ArenaDocument
 
@@ -77,11 +77,10 @@ def arena(
             _check(check, format)
             return
         with doing("starting"):
-            from steelyard.arena.candidate import read_candidates
-            from steelyard.arena.plan import arena_folder, plan
+            from steelyard.arena.plan import arena_folder, plan, read_candidates
             from steelyard.arena.suite import load_suite
             from steelyard.experiment.job_array import Part
-            from steelyard.sweeps.jobs import check_jobs
+            from steelyard.sweeps.running import check_jobs
 
         check_jobs(jobs)
         chosen = load_suite(suite)
@@ -113,7 +112,7 @@ def _chosen(
 ) -> tuple[Candidate, dict[str, float], Path | None]:
     """Return the best of a candidate's settings, what they came to, and the folder that they were tried in."""
     from steelyard.arena.plan import tuning_folder
-    from steelyard.arena.tuning import Tried, tune
+    from steelyard.arena.suite import Tried, tune
     from steelyard.sweeps.running import How
 
     if len(found) == 1:
@@ -132,8 +131,8 @@ def _retune(
 ) -> None:
     """Choose the rivals' settings again and show them beside those that are frozen with the suite."""
     from steelyard.arena.plan import tuning_folder
+    from steelyard.arena.suite import tune_rivals
     from steelyard.arena.table import tuning_text
-    from steelyard.arena.tuning import tune_rivals
     from steelyard.sweeps.running import How
 
     folder = tuning_folder(suite, out)

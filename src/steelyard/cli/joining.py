@@ -26,13 +26,13 @@ def join(
     """Put the parts of a comparison, a sweep or an arena (--part 3/8) together: the same as one run of all of it."""
     with watching(not quiet()), doing(f"joining {len(folders)} parts"):
         from steelyard.arena.archive import write_arena_files
-        from steelyard.arena.joining import join_arenas
         from steelyard.arena.plan import is_arena
+        from steelyard.arena.running import join_arenas
         from steelyard.arena.table import arena_text
         from steelyard.experiment.joining import join_runs
-        from steelyard.sweeps.joining import join_sweeps
-        from steelyard.sweeps.plan_file import is_sweep
+        from steelyard.sweeps.plan import is_sweep
         from steelyard.sweeps.result import write_sweep_files
+        from steelyard.sweeps.running import join_sweeps
 
         answer = ""
         if twice := next((folder for folder in folders if folders.count(folder) > 1), None):

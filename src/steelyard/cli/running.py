@@ -85,7 +85,7 @@ def resume(
             from steelyard.result import Result
             from steelyard.runs.history import History
             from steelyard.sweeps.attacking import is_attack
-            from steelyard.sweeps.plan_file import is_sweep
+            from steelyard.sweeps.plan import is_sweep
 
         if contributions:
             from steelyard.contributions.finding import switch_on
@@ -188,7 +188,7 @@ def table(
 ) -> None:
     """Say which rule to use, and show the papers' tables: rounds to target, gains, devices, samples, curves."""
     from steelyard.arena.plan import is_arena
-    from steelyard.sweeps.plan_file import is_sweep
+    from steelyard.sweeps.plan import is_sweep
 
     if is_arena(folder):
         show_arena(folder, format)

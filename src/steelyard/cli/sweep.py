@@ -120,7 +120,7 @@ def resume_sweep(folder: Path, trust: bool, accept_changes: bool, format: TableF
 
 def finish_sweep(work: Callable[[], Path], test: bool, format: TableFormat) -> None:
     """Do the work of a sweep, write its files, run the best on the test set where asked, and show the table."""
-    from steelyard.sweeps.plan_file import read_sweep
+    from steelyard.sweeps.plan import read_sweep
     from steelyard.sweeps.result import BEST, sweep_document, write_sweep_files
 
     folder = watched(work)
@@ -141,8 +141,7 @@ def finish_sweep(work: Callable[[], Path], test: bool, format: TableFormat) -> N
 
 def show_sweep(document: SweepDocument, format: TableFormat) -> None:
     """Print a sweep's table for people or programs."""
-    from steelyard.sweeps.result import sweep_csv
-    from steelyard.sweeps.table import next_lines, sweep_table
+    from steelyard.sweeps.result import next_lines, sweep_csv, sweep_table
 
     if format == "json":
         print_json(document)

@@ -19,8 +19,7 @@ from steelyard.experiment.folders import unnamed_folder
 from steelyard.experiment.loading import build
 from steelyard.report.hostile import CLEAN
 from steelyard.runs.store import held
-from steelyard.sweeps.plan import PlannedRun
-from steelyard.sweeps.plan_file import differing, read_plan, write_plan
+from steelyard.sweeps.plan import PlannedRun, differing, read_plan, write_plan
 from steelyard.sweeps.running import ALONE, How, finished, run_or_resume
 
 INFLATION = "inflation"

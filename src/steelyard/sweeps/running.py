@@ -2,29 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import multiprocessing
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from steelyard.base import files
 from steelyard.base.errors import MachineError, Stopped, UserError, brief, own_folder, told_as
+from steelyard.base.logs import show
+from steelyard.clients.ranks.group import current
 from steelyard.experiment.code import Ask
 from steelyard.experiment.description import Description
 from steelyard.experiment.folders import unnamed_folder
+from steelyard.experiment.job_array import Part, in_order
 from steelyard.experiment.loading import read_experiment
 from steelyard.experiment.running import resume, run
 from steelyard.rounds.drafting import TooFewClients
+from steelyard.rounds.progress import show_duration
 from steelyard.rounds.soundness import Exploded
 from steelyard.runs.history import History
 from steelyard.runs.store import exists, held
-from steelyard.sweeps.jobs import check_jobs, in_processes
-from steelyard.sweeps.plan import PlannedRun, Sweep
-from steelyard.sweeps.plan_file import difference, is_sweep, read_sweep, write_sweep
+from steelyard.sweeps.plan import (
+    SWEEP_FILE,
+    PlannedRun,
+    Sweep,
+    difference,
+    differing,
+    is_sweep,
+    read_sweep,
+    write_plan,
+    write_sweep,
+)
 
 if TYPE_CHECKING:
     from steelyard.data.dataset import DatasetOrSeeded
+
 
 DIVERGED = ".diverged"
 """A file beside a run's folder, of its name with this ending, says why the run has no end: a model exploded."""
@@ -179,3 +200,184 @@ def _folder(planned: Sweep, out: str | Path | None) -> Path:
     if folder.is_dir() and any(folder.iterdir()) and not is_sweep(folder):
         raise UserError(f"--out: {brief(str(folder))} is not empty and holds no sweep; allowed: a new folder")
     return folder
+
+
+# Several runs at a time, each in a process of its own.
+
+
+Work = Callable[[Path, int], None]
+"""What a process does: a folder, and the number of the run in it."""
+
+
+MOST_JOBS = 256
+
+
+def check_jobs(jobs: int) -> None:
+    """Refuse a number of processes that cannot be, or more than one where ranks share out each run."""
+    if not 1 <= jobs <= MOST_JOBS:
+        raise UserError(f"--jobs: got {jobs}; allowed: a whole number from 1 to {MOST_JOBS}")
+    if jobs > 1 and current() is not None:
+        raise UserError(f"--jobs: got {jobs} on several ranks, which share out each run; allowed: 1")
+
+
+def in_processes(work: Work, folder: Path, numbers: Sequence[int], jobs: int, announce: Callable[[int], None]) -> None:
+    """Do each of the numbered runs, `jobs` at a time; the first that fails stops the others, which can go on later.
+
+    Each process gets the same number of the processor's cores, however few runs are left: with another number of
+    threads clients are stacked otherwise, and a call that goes on must give the same bits. Runs are safe against being
+    killed, so that is what a stop does to them.
+    """
+    processes = multiprocessing.get_context("spawn")
+    waiting, free = list(numbers), list(range(jobs))
+    running: dict[Connection, tuple[BaseProcess, int]] = {}
+    try:
+        while waiting or running:
+            while waiting and free:
+                number, core = waiting.pop(0), free.pop(0)
+                announce(number)
+                answer, question = processes.Pipe(duplex=False)
+                process = processes.Process(target=_process, args=(work, folder, number, core, jobs, question))
+                process.start()
+                question.close()
+                running[answer] = (process, core)
+            for answer in wait(list(running)):
+                assert isinstance(answer, Connection)
+                process, core = running.pop(answer)
+                free.append(core)
+                _check(answer, process)
+    finally:
+        for process, _ in running.values():
+            process.kill()
+        for process, _ in running.values():
+            process.join()
+
+
+def time_left(begun: float, position: int, of: int, jobs: int) -> str:
+    """Return the end of the line before a run: the time that those before it took, for what is left; empty at first."""
+    ended = max(0, position - jobs + 1)
+    if not ended:
+        return ""
+    return f"; about {show_duration((time.monotonic() - begun) / ended * (of - ended))} left"
+
+
+def _check(answer: Connection, process: BaseProcess) -> None:
+    try:
+        problem: str | None = answer.recv()
+    except EOFError:
+        process.join()
+        raise UserError(
+            f"--jobs: a run's process ended with code {process.exitcode}, as when memory is short; allowed: fewer jobs"
+        ) from None
+    finally:
+        answer.close()
+    process.join()
+    if problem is not None:
+        raise UserError(problem)
+
+
+def _process(work: Work, folder: Path, number: int, core: int, jobs: int, answer: Connection) -> None:
+    show()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    # Ctrl-C reaches every process of the terminal: the first one stops the others.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        share = max(1, len(cores) // jobs)
+        first = core * share % len(cores)
+        os.sched_setaffinity(0, cores[first : first + share])
+    try:
+        work(folder, number)
+    except UserError as error:
+        answer.send(str(error))
+    else:
+        answer.send(None)
+    answer.close()
+
+
+def _end_with_parent() -> None:
+    """End this process once the one that began it is gone: killed, it can stop nobody, and a second call goes on."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "work is done in a process that was begun for it"
+    parent.join()
+    os._exit(1)
+
+
+# The parts of a sweep or an arena, put together.
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one folder holds of several runs that were shared out."""
+
+    part: Part | None
+    whole: dict[str, Any]
+    """The plan of all runs, as its file holds it without a part."""
+    runs: list[str]
+    """The folders, in this one, of the runs that are its own."""
+    further: Sequence[str] = ()
+    """Folders that belong to some of them, where they are there."""
+
+
+def join_sweeps(folders: Sequence[Path], out: Path) -> Path:
+    """Make one sweep in a new folder of all parts of one, given in any order; returns the folder."""
+    sweeps = {folder: read_sweep(folder) for folder in folders}
+    shares = {
+        folder: Share(
+            sweep.part, replace(sweep, part=None).document(), [sweep.parts[number].folder for number in sweep.own]
+        )
+        for folder, sweep in sweeps.items()
+    }
+    return join_shares("sweep", shares, out, SWEEP_FILE, DIVERGED)
+
+
+def join_shares(
+    kind: Literal["arena", "sweep"], shares: Mapping[Path, Share], out: Path, plan_file: str, failed: str
+) -> Path:
+    """Make one folder of all shares of one whole, given in any order; returns the folder.
+
+    A run without an end has a file beside it, of its name with the ending `failed`, that says why. The shares stay as
+    they are. What is missing, doubled, not done or of another whole is named.
+    """
+    parts = in_order({folder: share.part for folder, share in shares.items()})
+    whole = shares[parts[0]].whole
+    runs: dict[str, Path] = {}
+    for folder in parts:
+        if (field := differing(whole, shares[folder].whole)) is not None:
+            raise UserError(
+                f"{folder}: is a part of another {kind} than {parts[0]}, which differs in {field}; allowed: parts of "
+                "one"
+            )
+        for name in shares[folder].runs:
+            if not finished(folder / name) and not files.is_file(folder / f"{name}{failed}"):
+                raise UserError(
+                    f"{folder}: {name} is not done; allowed: parts that are (`steelyard resume {folder}` goes on with "
+                    "one that was stopped)"
+                )
+            runs[name] = folder
+        runs |= dict.fromkeys(shares[folder].further, folder)
+    out = own_folder(out, "--out")
+    if out.exists() and any(out.iterdir()):
+        raise UserError(f"--out: {out} is not empty; allowed: a new folder")
+    try:
+        for run, folder in runs.items():
+            if files.is_file(reason := folder / f"{run}{failed}"):
+                files.write(out / f"{run}{failed}", files.read_bytes(reason))
+            if (folder / run).exists():
+                files.refuse_links(folder / run)
+                shutil.copytree(folder / run, out / run)
+        # Last: a folder without it is no sweep and no arena.
+        write_plan(out / plan_file, whole)
+    except BaseException as error:
+        # The parts are whole: nothing is lost, and the next call finds the folder free.
+        shutil.rmtree(out, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise MachineError(f"{out}: cannot be written: {_reason(error)}; allowed: a writable folder") from error
+        raise
+    return out
+
+
+def _reason(error: OSError) -> str:
+    """Say why a folder could not be copied: of all its files, the first."""
+    if isinstance(error, shutil.Error):
+        return str(error.args[0][0][-1])
+    return error.strerror or str(error)
