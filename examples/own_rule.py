@@ -8,7 +8,7 @@ import numpy as np
 from steelyard import CohortView, Experiment, server_criterion
 
 
-@server_criterion("STEADY", description="agrees with the others, averaged over rounds", needs_models=True)
+@server_criterion("STEADY", description="agrees with the others, averaged over rounds")
 def steady(view: CohortView) -> np.ndarray:
     """The cosine of each update with the sum of all, half of it from earlier rounds."""
     lengths = np.sqrt(np.diag(view.gram)) + 1e-12

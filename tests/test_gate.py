@@ -157,8 +157,8 @@ DECORATORS: dict[str, Callable[[Any], Any]] = {
             f"G{next(_numbers)}", **{name: bad}
         )(lambda view: 1.0)
         for decorator, names in (
-            (steelyard.client_criterion, ("about", "description", "maximum", "needs_labels", "at_most_classes")),
-            (steelyard.server_criterion, ("about", "description", "maximum", "needs_models", "of_one")),
+            (steelyard.client_criterion, ("about", "description", "maximum", "needs", "at_most_classes")),
+            (steelyard.server_criterion, ("about", "description", "maximum", "needs", "of_one")),
         )
         for name in names
     },
@@ -169,6 +169,10 @@ DECORATORS: dict[str, Callable[[Any], Any]] = {
     **{
         f"@{decorator.__name__}": lambda bad, decorator=decorator: decorator(f"G{next(_numbers)}")(bad)
         for decorator in (steelyard.client_criterion, steelyard.server_criterion)
+    },
+    **{
+        f"Needs({name})": lambda bad, name=name: steelyard.Needs(**{name: bad})
+        for name in ("labels", "classes", "marks")
     },
     "@algorithm": lambda bad: steelyard.algorithm("g")(bad),
     "@model": lambda bad: steelyard.model(bad),

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from steelyard.messages.algorithm import Algorithm, LocalSteps, LocalTraining, ServerStep
     from steelyard.result import Result
     from steelyard.runs.history import History
-    from steelyard.weighing.criterion import CohortView, LocalData, client_criterion, server_criterion
+    from steelyard.weighing.criterion import CohortView, LocalData, Needs, client_criterion, server_criterion
     from steelyard.weighing.rule import Rule, WeighingSettings
     from steelyard.weighing.table import Weighed, weigh
 
@@ -35,6 +35,7 @@ __all__ = [
     "LocalData",
     "LocalSteps",
     "LocalTraining",
+    "Needs",
     "Population",
     "RecommendExperiment",
     "Result",
@@ -66,7 +67,7 @@ _HOMES = {
         "steelyard.result": ("Result",),
         "steelyard.runs.history": ("History",),
         "steelyard.base.usercode": ("loss", "model"),
-        "steelyard.weighing.criterion": ("CohortView", "LocalData", "client_criterion", "server_criterion"),
+        "steelyard.weighing.criterion": ("CohortView", "LocalData", "Needs", "client_criterion", "server_criterion"),
         "steelyard.weighing.rule": ("Rule", "WeighingSettings"),
         "steelyard.weighing.table": ("Weighed", "weigh"),
     }.items()

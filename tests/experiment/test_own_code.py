@@ -244,9 +244,9 @@ def odd(local):
 
 ON_SERVER = """
 import numpy as np
-from steelyard import server_criterion
+from steelyard import Needs, server_criterion
 rounds = []
-@server_criterion("ODD", needs_models=False)
+@server_criterion("ODD", needs=Needs())
 def odd(view):
     rounds.append(1)
     return np.where(np.array(view.clients) == "client-001", float("nan") if len(rounds) > 1 else 1.0, 1.0)

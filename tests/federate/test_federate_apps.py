@@ -111,10 +111,10 @@ class TestAsSimulated:
     def test_what_criteria_of_the_server_need_of_clients(self, tmp_path: Path, criterion: str) -> None:
         plugin = tmp_path / "measures.py"
         plugin.write_text(
-            "from steelyard import server_criterion\n"
-            "@server_criterion('first', needs_first_losses=True)\n"
+            "from steelyard import Needs, server_criterion\n"
+            "@server_criterion('first', needs=Needs(models=True, first_losses=True))\n"
             "def first(view): return view.first_losses\n"
-            "@server_criterion('labels', needs_label_counts=True)\n"
+            "@server_criterion('labels', needs=Needs(models=True, label_counts=True))\n"
             "def labels(view): return (view.label_counts ** 2).sum(1) ** 0.5\n"
         )
         rule = {"criteria": [criterion], "priority": criterion, "plugins": [str(plugin)]}

@@ -106,9 +106,9 @@ def test_rules_beside_share_cohorts_and_the_first_model(tmp_path: Path) -> None:
 # Remembers how often each client was in a cohort, and an average of its losses; weighs by both.
 PLUGIN = """
 import numpy as np
-from steelyard import server_criterion
+from steelyard import Needs, server_criterion
 
-@server_criterion("SEEN", needs_models=False, needs_first_losses=True, needs_label_counts=True)
+@server_criterion("SEEN", needs=Needs(first_losses=True, label_counts=True))
 def seen(view):
     times = dict(view.memory.get("SEEN", {}))
     for client, loss in zip(view.clients, view.first_losses, strict=True):

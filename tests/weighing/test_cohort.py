@@ -77,7 +77,9 @@ def test_a_part_is_asked_for_once_and_one_that_is_not_there_is_named() -> None:
     hidden = Cohort.of(updates(payload=object()), START, WithRows(first_number))
     assert_refused(lambda: hidden.validation, "weighing", "no single models")
     for need in ("label_counts", "first_losses"):
-        criterion = Criterion("X", "server", "model", "", lambda view: np.ones(3), needs=Needs(**{need: True}))
+        criterion = Criterion(
+            name="X", measured_by="server", measure=lambda view: np.ones(3), needs=Needs(**{need: True})
+        )
         assert_refused(lambda c=criterion: c.on_server(hidden), "criterion X")
         told = Cohort.of(updates(**{need: np.ones((3, 2))}), START, WithRows(first_number))
         assert criterion.on_server(told).tolist() == [1, 1, 1]

@@ -45,11 +45,11 @@ def view(divergence: list[float]) -> CohortView:
 
 
 def server(measure: Callable[[CohortView], Any]) -> Criterion:
-    return Criterion("S", "server", "model", "", measure)
+    return Criterion(name="S", measured_by="server", measure=measure)
 
 
 def client(measure: Callable[[LocalData], Any]) -> Criterion:
-    return Criterion("X", "client", "data", "", measure)
+    return Criterion(name="X", measured_by="client", measure=measure)
 
 
 def test_measures_by_hand() -> None:
@@ -183,7 +183,9 @@ def test_names_and_files_that_are_wrong_are_named(tmp_path: Path) -> None:
     assert_refused(lambda: load_plugins([str(tmp_path / "none.py")]), "none.py")
     assert_refused(lambda: load_plugins([str(tmp_path / "broken.py")]), "broken.py", "ZeroDivisionError")
     for name in ("", "A>B", "-"):
-        assert_refused(lambda n=name: criterion.add(replace(client(float), name=n)), f"criterion name '{name}'")
+        assert_refused(
+            lambda n=name: criterion.add(client(float).model_copy(update={"name": n})), f"criterion name '{name}'"
+        )
 
 
 def test_decorators_pass_on_what_they_are_given_and_have_plain_defaults() -> None:
@@ -204,38 +206,44 @@ def test_decorators_pass_on_what_they_are_given_and_have_plain_defaults() -> Non
         *("NEEDY",),
         about="user",
         maximum=3.0,
-        needs_labels=True,
-        needs_classes=3,
-        needs_marks=["a", "b"],
-        needs_task="classes",
+        needs=Needs(labels=True, classes=3, marks=["a", "b"], task="classes"),  # type: ignore[arg-type]
         description="mine",
     )
     def needy(data: LocalData) -> float:
         return 1.0
 
-    assert get("PLAIN") == Criterion("PLAIN", "client", "data", "First line.", plain, None, NO_NEEDS, many)
+    assert get("PLAIN") == Criterion(
+        name="PLAIN", measured_by="client", description="First line.", measure=plain, of_labels=many
+    )
     assert get("PLAIN2") == Criterion(
-        "PLAIN2", "server", "model", "PLAIN2", plain_too, None, Needs(models=True), of_one=False
+        name="PLAIN2",
+        measured_by="server",
+        about="model",
+        description="PLAIN2",
+        measure=plain_too,
+        needs=Needs(models=True),
+        of_one=False,
     )
-    assert get("NEEDY") == Criterion(
-        "NEEDY", "client", "user", "mine", needy, 3.0, Needs(True, 3, ("a", "b"), "classes")
-    )
+    found, needs = get("NEEDY"), Needs(labels=True, classes=3, marks=("a", "b"), task="classes")
+    assert (found.about, found.description, found.maximum, found.needs) == ("user", "mine", 3.0, needs)
 
 
-@pytest.mark.parametrize(("given", "claims"), [({"uses_claims": True}, True), ({"needs_first_losses": True}, True)])
+@pytest.mark.parametrize(
+    ("given", "claims"), [({"uses_claims": True}, True), ({"needs": Needs(task="classes", first_losses=True)}, True)]
+)
 def test_a_measure_that_looks_at_what_clients_say_is_no_truer_than_they_are(
-    given: dict[str, bool], claims: bool
+    given: dict[str, Any], claims: bool
 ) -> None:
     name = f"SAID{'-'.join(given)}"
 
-    @server_criterion(name, maximum=2.0, of_one=True, needs_models=False, needs_task="classes", **given)  # type: ignore[arg-type]
+    @server_criterion(name, maximum=2.0, of_one=True, **given)
     def said(view: CohortView) -> np.ndarray:
         return view.samples
 
     found = criterion.get(name)
     assert found.uses_claims is claims
     assert (found.maximum, found.of_one) == (2.0, True)
-    assert found.needs == Needs(models=False, task="classes", first_losses="needs_first_losses" in given)
+    assert found.needs == given.get("needs", Needs(models=True))
 
 
 RULE = Rule(WeighingSettings(criteria=("DS", "LD")))
@@ -250,17 +258,26 @@ RULE = Rule(WeighingSettings(criteria=("DS", "LD")))
         (lambda: RULE.weigh(np.ones((1, 2)), how="best"), ("how", "'best'")),  # type: ignore[arg-type]
         (lambda: Rule("DS"), ("Rule", "'DS'")),  # type: ignore[arg-type]
         (lambda: Rule(WeighingSettings(criteria=("DS", "MD", "LD")), [get("LD")]), ("known", "lacks DS, MD")),
+        (lambda: Needs(classes=2.5), ("Needs: classes", "2.5; allowed: a whole number")),  # type: ignore[arg-type]
+        (lambda: Needs(marks="sharp"), ("Needs: marks", "'sharp'; allowed: a list")),  # type: ignore[arg-type]
+        (lambda: Needs(labels=1), ("Needs: labels", "1; allowed: true or false")),  # type: ignore[arg-type]
+        (lambda: Needs(label=True), ("Needs: label: unknown field (did you mean 'labels'?)",)),  # type: ignore[call-arg]
         (lambda: server_criterion("X")(3), ('@server_criterion("X")', 3)),  # type: ignore[arg-type]
         (lambda: client_criterion("X")(lambda: 1.0), ('@client_criterion("X")', "too many")),  # type: ignore[arg-type]
         *(
-            (lambda made=made, given=given: made("X", **given), (f"@{made.__name__}: {next(iter(given))}", value))
+            (
+                lambda made=made, given=given: made("X", **given)(float),
+                (f"@{made.__name__}: {next(iter(given))}", value),
+            )
             for made, given, value in (
                 (client_criterion, {"about": "weather"}, "'weather'"),
                 (server_criterion, {"maximum": 2e30}, "2e+30"),
-                (client_criterion, {"needs_classes": 2.5}, "2.5; allowed: a whole number, or None"),
-                (client_criterion, {"needs_marks": "sharp"}, "'sharp'"),
-                (client_criterion, {"needs_labels": 1}, "1; allowed: True or False"),
-                (server_criterion, {"of_one": 1}, 1),
+                (client_criterion, {"needs": True}, "true; allowed: Needs(...)"),
+                (client_criterion, {"needs_labels": True}, "allowed: needs=Needs(labels=...)"),
+                (server_criterion, {"needs_training": True}, "allowed: needs=Needs(slopes=...)"),
+                (server_criterion, {"of_labels": len}, "allowed: description, needs, about, maximum, uses_claims"),
+                (server_criterion, {"of_one": 1}, "1; allowed: true or false"),
+                (client_criterion, {"of_labels": 1}, "1; allowed: a function"),
             )
         ),
     ],
@@ -272,8 +289,8 @@ def test_what_is_handed_over_wrongly_in_python_is_one_line(call: Callable[[], ob
 
 def test_what_is_at_a_border_is_taken() -> None:
     assert rule.order_of((1, 0), "ab") == [1, 0]
-    criterion.check_decorator("d", "X", "", criterion.LARGEST_REAL)
-    criterion.check_measure("d", "X", max)  # a function in C, whose arguments nobody can look up
+    # A function in C, whose arguments nobody can look up.
+    assert client_criterion("BORDER", description="most", maximum=criterion.LARGEST_REAL)(max) is max  # type: ignore[arg-type]
 
 
 KNOWN = {
@@ -385,7 +402,16 @@ def test_a_need_that_is_not_met_is_one_line(needs: Needs, available: Capabilitie
     assert unmet(needs, available, KNOWN) == line
 
 
-EVERYTHING = Needs(True, 2, ("sharp",), "classes", True, True, True, True)
+EVERYTHING = Needs(
+    labels=True,
+    classes=2,
+    marks=("sharp",),
+    task="classes",
+    models=True,
+    test_set=True,
+    label_counts=True,
+    first_losses=True,
+)
 
 
 @pytest.mark.parametrize("available", [UNKNOWN, Capabilities("faces", "classes", 2, frozenset({"sharp", "big"}))])

@@ -276,7 +276,7 @@ def _criteria(settings: WeighingSettings, rows: ServerRows | None) -> list[regis
     found: list[registry.Criterion] = []
     for name in settings.criteria:
         if name not in known:
-            found.append(registry.Criterion(name, "client", "data", "sent by clients", lambda local: 0.0))
+            found.append(registry.Criterion(name=name, measured_by="client", measure=lambda local: 0.0))
             continue
         if known[name].measured_by == "server":
             registry.check(known[name], available)

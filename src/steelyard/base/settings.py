@@ -9,7 +9,7 @@ import re
 import textwrap
 import tomllib
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, cast, get_args, get_origin
@@ -219,6 +219,8 @@ def _kinds(annotation: Any) -> set[Any]:
         return {type(value) for value in inner}
     if get_origin(annotation) is Annotated:
         inner = inner[:1]
+    if get_origin(annotation) is Callable:
+        return {Callable}
     return {annotation}.union(*map(_kinds, inner)) if inner else {annotation}
 
 
@@ -334,6 +336,7 @@ _ALLOWED = {
     **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
     **dict.fromkeys(("path_type", "string_type"), "text"),
     "string_unicode": "text in UTF-8",
+    "callable_type": "a function",
 }
 
 

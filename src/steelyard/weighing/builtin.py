@@ -13,7 +13,7 @@ import numpy as np
 from steelyard.base.errors import UserError
 from steelyard.base.randomness import generator
 from steelyard.messages.updates import Counts, Floats
-from steelyard.weighing.criterion import CohortView, Labelled, LocalData, client_criterion, server_criterion
+from steelyard.weighing.criterion import CohortView, Labelled, LocalData, Needs, client_criterion, server_criterion
 from steelyard.weighing.shapley import Coalitions, Values, shapley_values
 
 FEW_LABELS = 2048
@@ -36,7 +36,7 @@ def dataset_size(local: LocalData) -> float:
 @client_criterion(
     "LD",
     description="label diversity: number of distinct labels",
-    needs_labels=True,
+    needs=Needs(labels=True),
     of_labels=_distinct,
     at_most_classes=True,
 )
@@ -53,8 +53,7 @@ def label_diversity(local: LocalData) -> float:
     "CB",
     description="class balance: rarer class over commoner class (two classes)",
     maximum=1.0,
-    needs_labels=True,
-    needs_classes=2,
+    needs=Needs(labels=True, classes=2),
 )
 def class_balance(local: LocalData) -> float:
     """min(#pos, #neg) / max(#pos, #neg); 0 for a client that holds one class only (paper 000)."""
@@ -78,8 +77,7 @@ def _entropy(counts: Counts, classes: int) -> Floats:
     "LE",
     description="label entropy: how evenly the classes are held, from 0 (one class) to 1 (all alike)",
     maximum=1.0,
-    needs_labels=True,
-    needs_task="classes",
+    needs=Needs(labels=True, task="classes"),
     of_labels=_entropies,
 )
 def label_entropy(local: LocalData) -> float:
@@ -93,7 +91,7 @@ def _mean(marks: Floats) -> float:
 
 
 @client_criterion(
-    "IS", description="image sharpness: share of samples marked sharp", maximum=1.0, needs_marks=("sharp",)
+    "IS", description="image sharpness: share of samples marked sharp", maximum=1.0, needs=Needs(marks=("sharp",))
 )
 def image_sharpness(local: LocalData) -> float:
     """Fraction of the training samples marked sharp; CelebA: not `Blurry` (paper 000)."""
@@ -104,7 +102,7 @@ def image_sharpness(local: LocalData) -> float:
     "CR",
     description="completeness of records: share of input cells that are filled",
     maximum=1.0,
-    needs_marks=("complete",),
+    needs=Needs(marks=("complete",)),
 )
 def completeness(local: LocalData) -> float:
     """Mean share of the inputs of a training sample that are not empty; tables mark each row with its share."""
@@ -115,7 +113,7 @@ def completeness(local: LocalData) -> float:
     "EX",
     about="user",
     description="expertise: number of features that tell a user's items from others beyond chance (KGFlex)",
-    needs_expertise=True,
+    needs=Needs(expertise=True),
 )
 def expertise(local: LocalData) -> float:
     """Number of features with an information gain that chance reaches once in a thousand (thesis chapter 6)."""
@@ -123,7 +121,7 @@ def expertise(local: LocalData) -> float:
 
 
 @server_criterion(
-    "EQ", about="data", description="equal say: 1 for every client", needs_models=False, of_one=True, maximum=1.0
+    "EQ", about="data", description="equal say: 1 for every client", needs=Needs(), of_one=True, maximum=1.0
 )
 def equal_say(view: CohortView) -> Floats:
     """1 for every client: plain averaging, or the plain sum of FPL."""
@@ -133,7 +131,6 @@ def equal_say(view: CohortView) -> Floats:
 @server_criterion(
     "MD",
     description="model divergence: 1/sqrt(distance from the global model + 1)",
-    needs_models=True,
     of_one=True,
     maximum=1.0,
 )
@@ -142,7 +139,7 @@ def model_divergence(view: CohortView) -> Floats:
     return 1.0 / np.sqrt(view.divergence + 1.0)
 
 
-@server_criterion("UL", description="update length: distance from the global model", needs_models=True, of_one=True)
+@server_criterion("UL", description="update length: distance from the global model", of_one=True)
 def update_length(view: CohortView) -> Floats:
     """‖Θ_a − Θ‖₂ over all parameters together; several policies of others start from it."""
     return view.divergence
@@ -152,8 +149,7 @@ def update_length(view: CohortView) -> Floats:
     "LB",
     about="data",
     description="loss before training: that of the received model on the client's rows",
-    needs_models=False,
-    needs_first_losses=True,
+    needs=Needs(first_losses=True),
     of_one=True,
 )
 def loss_before(view: CohortView) -> Floats:
@@ -165,8 +161,7 @@ def loss_before(view: CohortView) -> Floats:
     "LA",
     about="data",
     description="loss of the client's last local epoch",
-    needs_models=False,
-    needs_first_losses=True,
+    needs=Needs(first_losses=True),
     of_one=True,
 )
 def loss_after(view: CohortView) -> Floats:
@@ -180,9 +175,7 @@ def loss_after(view: CohortView) -> Floats:
     "KL",
     about="data",
     description="label skew: KL divergence of the client's labels from an even spread",
-    needs_models=False,
-    needs_task="classes",
-    needs_label_counts=True,
+    needs=Needs(task="classes", label_counts=True),
     of_one=True,
 )
 def label_skew(view: CohortView) -> Floats:
@@ -235,7 +228,7 @@ def cosines_with_sum(gram: Floats) -> Floats:
 @server_criterion(
     "GA",
     description="gain: how much the server's loss grows when the client is left out, at least 0",
-    needs_test_set=True,
+    needs=Needs(models=True, test_set=True),
     uses_claims=True,
 )
 def gain(view: CohortView) -> Floats:
@@ -250,7 +243,7 @@ def gain(view: CohortView) -> Floats:
 @server_criterion(
     "SV",
     description="Shapley value: how much the client lowers the server's loss, over all coalitions, at least 0",
-    needs_test_set=True,
+    needs=Needs(models=True, test_set=True),
     uses_claims=True,
 )
 def shapley_value(view: CohortView) -> Floats:
@@ -348,7 +341,7 @@ def cosines_with_others(gram: Floats) -> Floats:
 @server_criterion(
     "RD",
     description="root direction: cosine of the client's update with what the server's own rows teach, at least 0",
-    needs_training=True,
+    needs=Needs(models=True, test_set=True, slopes=True),
     of_one=True,
     maximum=1.0,
 )
@@ -373,7 +366,7 @@ def root_direction(view: CohortView) -> Floats:
 @server_criterion(
     "MK",
     description="divergence of kernels: 1/sqrt(mean of the layers' kernels' distances + 1), without biases",
-    needs_layers=True,
+    needs=Needs(models=True, layers=True),
     of_one=True,
     maximum=1.0,
 )

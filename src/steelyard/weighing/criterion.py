@@ -15,12 +15,13 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Annotated, Literal, TypeVar
 
 import numpy as np
+from pydantic import ConfigDict, Field, Strict
 
-from steelyard.base.errors import UserError, brief, expect, listed, texts_of
-from steelyard.base.settings import LARGEST_REAL
+from steelyard.base.errors import UserError, brief, expect, listed
+from steelyard.base.settings import LARGEST_REAL, Section, validated
 from steelyard.base.usercode import CRITERIA, Registry, is_ours
 from steelyard.messages.updates import Floats
 from steelyard.weighing.cohort import CohortView as CohortView
@@ -31,17 +32,28 @@ MeasuredBy = Literal["client", "server"]
 About = Literal["data", "model", "device", "user"]
 NeededTask = Literal["classes", "regression", "survival", "segmentation", "multi-label"]
 Task = NeededTask | Literal["ranking"]
+ClientMeasure = Callable[[LocalData], float | bool]
+ServerMeasure = Callable[[CohortView], Floats]
+MeasureT = TypeVar("MeasureT", ClientMeasure, ServerMeasure)
 
 
-@dataclass(frozen=True)
-class Needs:
-    """What must be there for a criterion to be measured, or a policy to weigh; a run that cannot give it refuses it."""
+class Needs(Section):
+    """What must be there for a criterion to be measured, or a policy to weigh; a run that cannot give it refuses it.
+
+    >>> steelyard.Needs(labels=True, classes=2).classes
+    2
+
+    Raises:
+        UserError: a need is unknown, or its value is none that it can have.
+    """
+
+    model_config = ConfigDict(strict=True)
 
     labels: bool = False
     """Whether clients must have labels."""
-    classes: int | None = None
+    classes: int | None = Field(default=None, ge=1)
     """The number of classes that it is made for; None for any number, and for criteria that look at no classes."""
-    marks: tuple[str, ...] = ()
+    marks: Annotated[tuple[str, ...], Strict(strict=False)] = ()
     """Attributes that every training sample must have, such as "sharp"."""
     task: NeededTask | None = None
     """The kind of task that it is made for; None for any."""
@@ -66,6 +78,52 @@ class Needs:
 
 
 NO_NEEDS = Needs()
+SINGLE_MODELS = Needs(models=True)
+NEEDS = {
+    "expertise": ("", "looks at users' features, and {name} has none; allowed: kind = 'recommend' with [kgflex]"),
+    "labels": ("", "looks at labels, and {name} has none; allowed: data with labels"),
+    "test_set": ("rows at the server", "is measured on the server's test set, {lacks_test_set}"),
+    "slopes": (
+        "a server that learns from them",
+        "learns from the server's rows, and {name} only tests on them; allowed: rules that do not",
+    ),
+    "models": (
+        "single updates",
+        "looks at single updates, and {name} hides them; allowed: criteria that clients measure",
+    ),
+    "layers": (
+        "the network's layers",
+        "looks at single layers, and {name} does not name them; allowed: rules that do not",
+    ),
+    "label_counts": (
+        "label counts",
+        "looks at label counts, and {name} does not give them; allowed: criteria that do not",
+    ),
+    "first_losses": (
+        "losses before training",
+        "looks at losses before training, and {name} has none; allowed: criteria that do not",
+    ),
+    "everyone": (
+        "full participation",
+        "needs full participation, and rounds may be without some clients; allowed: rounds.fraction = 1 "
+        "without rounds.select.available and clock.deadline",
+    ),
+    "client_tests": (
+        "clients that test models",
+        "has clients test models in every round; allowed: partition.test with rows, rounds.evaluate_every = 1",
+    ),
+}
+"""Needs that are met or not: what lists call each (nothing where they leave it out), and how a run without it refuses
+it."""
+TASKS: dict[Task, tuple[str, str]] = {
+    "classes": ("measures classes", "has classes"),
+    "regression": ("measures the error of a regression", "is a regression"),
+    "survival": ("measures the order of times to an event", "has times to an event"),
+    "segmentation": ("measures masks", "has masks"),
+    "multi-label": ("measures several labels of a row", "has several labels for a row"),
+    "ranking": ("ranks items", "ranks items"),
+}
+"""What a criterion for a task does, and what data of that task are."""
 
 
 @dataclass(frozen=True)
@@ -90,101 +148,55 @@ class Capabilities:
     client_tests: bool = True
     expertise: bool = False
 
+    @property
+    def test_set(self) -> bool:
+        """Whether the server has rows to test on."""
+        return not self.lacks_test_set
+
 
 def unmet(needs: Needs, available: Capabilities, known: Mapping[str, Needs]) -> str | None:
     """Say what of the needs is not met and what is allowed in its place, or None when everything is.
 
     `known` are the needs of the criteria that could be used in its place, by name.
     """
-    return (
-        _unmet_by_task(needs, available, known)
-        or _unmet_by_rows(needs, available)
-        or _lacking(needs, available)
-        or None
-    )
-
-
-def _unmet_by_task(needs: Needs, available: Capabilities, known: Mapping[str, Needs]) -> str:
+    name = available.name
     if needs.classes is not None and available.classes not in (None, needs.classes):
         found = f"has {available.classes}" if available.classes else "has no classes"
+        return f"is for {needs.classes} classes, and {name} {found}; allowed: data with {needs.classes} classes"
+    if needs.task is not None and available.task not in (None, needs.task):
+        alike = {criterion: other for criterion, other in known.items() if other.test_set == needs.test_set}
+        instead = [criterion for criterion, other in alike.items() if other.task == available.task]
         return (
-            f"is for {needs.classes} classes, and {available.name} {found}; allowed: data with {needs.classes} classes"
+            f"{TASKS[needs.task][0]}, and {name} {TASKS[available.task][1]}; "
+            f"allowed: {listed(instead) or 'criteria for any task'}"
         )
-    if needs.task is None or available.task in (None, needs.task):
-        return ""
-    measures = {
-        "classes": "measures classes",
-        "regression": "measures the error of a regression",
-        "survival": "measures the order of times to an event",
-        "segmentation": "measures masks",
-        "multi-label": "measures several labels of a row",
-    }[needs.task]
-    task = {
-        "classes": "has classes",
-        "regression": "is a regression",
-        "survival": "has times to an event",
-        "segmentation": "has masks",
-        "multi-label": "has several labels for a row",
-        "ranking": "ranks items",
-    }[available.task]
-    alike = {name: other for name, other in known.items() if other.test_set == needs.test_set}
-    instead = [name for name, other in alike.items() if other.task == available.task]
-    return f"{measures}, and {available.name} {task}; allowed: {listed(instead) or 'criteria for any task'}"
-
-
-def _unmet_by_rows(needs: Needs, available: Capabilities) -> str:
-    """Say which marks of samples, or which rows of the server, are not there."""
     for mark in needs.marks:
         if available.marks is not None and mark not in available.marks:
             return (
-                f"needs samples marked {mark}, and {available.name} has none; allowed: a source with that mark "
+                f"needs samples marked {mark}, and {name} has none; allowed: a source with that mark "
                 "(images, npz or csv with data.marks, or memory)"
             )
-    lacking = needs.test_set and available.lacks_test_set
-    return f"is measured on the server's test set, {available.lacks_test_set}" if lacking else ""
-
-
-def _lacking(needs: Needs, available: Capabilities) -> str:
-    """Say what of the needs that are either met or not is not met."""
-    name = available.name
-    if needs.expertise and not available.expertise:
-        return f"looks at users' features, and {name} has none; allowed: kind = 'recommend' with [kgflex]"
-    if needs.labels and not available.labels:
-        return f"looks at labels, and {name} has none; allowed: data with labels"
-    if needs.models and not available.models:
-        return f"looks at single updates, and {name} hides them; allowed: criteria that clients measure"
-    if needs.label_counts and not available.label_counts:
-        return f"looks at label counts, and {name} does not give them; allowed: criteria that do not"
-    if needs.first_losses and not available.first_losses:
-        return f"looks at losses before training, and {name} has none; allowed: criteria that do not"
-    if needs.slopes and not available.slopes:
-        return f"learns from the server's rows, and {name} only tests on them; allowed: rules that do not"
-    if needs.layers and not available.layers:
-        return f"looks at single layers, and {name} does not name them; allowed: rules that do not"
-    if needs.everyone and not available.everyone:
-        return (
-            "needs full participation, and rounds may be without some clients; allowed: rounds.fraction = 1 "
-            "without rounds.select.available and clock.deadline"
-        )
-    if needs.client_tests and not available.client_tests:
-        return "has clients test models in every round; allowed: partition.test with rows, rounds.evaluate_every = 1"
-    return ""
+    for need, (_, refusal) in NEEDS.items():
+        if getattr(needs, need) and not getattr(available, need):
+            return refusal.format(name=name, lacks_test_set=available.lacks_test_set)
+    return None
 
 
 class CriterionFault(UserError):
     """A measure of the user's own fails at the server; whoever knows round and rule adds them."""
 
 
-@dataclass(frozen=True)
-class Criterion:
+class Criterion(Section):
     """One measure of a client's worth; build it with `client_criterion` or `server_criterion`."""
+
+    model_config = ConfigDict(strict=True)
 
     name: str
     measured_by: MeasuredBy
-    about: About
-    description: str
-    measure: Callable[[LocalData], float | bool] | Callable[[CohortView], Floats]
-    maximum: float | None = None
+    about: About = "data"
+    description: str = ""
+    measure: ClientMeasure | ServerMeasure
+    maximum: float | None = Field(default=None, gt=0, le=LARGEST_REAL)
     """Largest raw value that can be true; a client that sends more is refused. The smallest is always 0. Other bounds
     on what a client says of itself belong beside it, and into `refusal`, which the server asks for every client."""
     needs: Needs = NO_NEEDS
@@ -292,17 +304,14 @@ def client_criterion(
     about: About = "data",
     description: str = "",
     maximum: float | None = None,
-    needs_labels: bool = False,
-    needs_classes: int | None = None,
-    needs_marks: Sequence[str] = (),
-    needs_task: NeededTask | None = None,
-    needs_expertise: bool = False,
+    needs: Needs = NO_NEEDS,
     of_labels: Callable[[Labelled], Floats | None] | None = None,
     at_most_classes: bool = False,
-) -> Callable[[Callable[[LocalData], float | bool]], Callable[[LocalData], float | bool]]:
+    **unknown: object,
+) -> Callable[[ClientMeasure], ClientMeasure]:
     """Register a function of LocalData as a criterion that each client measures on itself.
 
-    What it needs, such as `needs_marks=("sharp",)`, is compared with what the data can give before a run starts.
+    What it needs, such as `needs=Needs(marks=("sharp",))`, is compared with what the data can give before a run starts.
     `of_labels` may give the same for many clients at once; a simulation of thousands then measures faster.
     The function gets one client's `LocalData` and returns a number from 0 on, or true or false.
 
@@ -310,25 +319,10 @@ def client_criterion(
         ... def rows(local: steelyard.LocalData) -> float: return min(len(local.labels), 1000)
 
     Raises:
-        UserError: the name is taken or no word, or what is decorated is no function.
+        UserError: the name is taken or no word, an argument is none, or what is decorated is no function.
     """
-    check_decorator("client_criterion", name, description, maximum, **_choices(about, needs_task))
-    marks = texts_of(needs_marks, "@client_criterion: needs_marks", 'a list of names, such as ["sharp"]')
-    check_flags(
-        "client_criterion", needs_labels=needs_labels, needs_expertise=needs_expertise, at_most_classes=at_most_classes
-    )
-    expect("@client_criterion: needs_classes", needs_classes, (int, type(None)), "a whole number, or None")
-    if of_labels is not None and not callable(of_labels):
-        raise UserError(f"@client_criterion: of_labels: got {brief(of_labels)}; allowed: a function, or None")
-    needs = Needs(needs_labels, needs_classes, marks, needs_task, expertise=needs_expertise)
-
-    def register(measure: Callable[[LocalData], float | bool]) -> Callable[[LocalData], float | bool]:
-        check_measure("client_criterion", name, measure)
-        text = description or (measure.__doc__ or name).strip().splitlines()[0]
-        add(Criterion(name, "client", about, text, measure, maximum, needs, of_labels, at_most_classes))
-        return measure
-
-    return register
+    given = {"about": about, "maximum": maximum, "of_labels": of_labels, "at_most_classes": at_most_classes}
+    return _registering("client", name, description, needs, given, unknown)
 
 
 def server_criterion(
@@ -336,22 +330,18 @@ def server_criterion(
     *,
     about: About = "model",
     description: str = "",
-    needs_models: bool = True,
-    needs_test_set: bool = False,
-    needs_task: NeededTask | None = None,
-    needs_label_counts: bool = False,
-    needs_first_losses: bool = False,
-    needs_training: bool = False,
-    needs_layers: bool = False,
+    maximum: float | None = None,
+    needs: Needs = SINGLE_MODELS,
     uses_claims: bool = False,
     of_one: bool = False,
-    maximum: float | None = None,
-) -> Callable[[Callable[[CohortView], Floats]], Callable[[CohortView], Floats]]:
+    **unknown: object,
+) -> Callable[[ServerMeasure], ServerMeasure]:
     """Register a function of CohortView as a criterion that the server measures, so that no client can lie about it.
 
-    What costs clients something is asked of them only where a criterion needs it: `needs_label_counts` makes
-    `view.label_counts` not None, `needs_first_losses` makes `view.first_losses` not None; `needs_training` is for
-    `view.root`, what the server learns from rows of its own, `needs_layers` for `view.kernel_norms`. Say `uses_claims`
+    Without `needs` it is taken to look at single updates; with it, at what it names alone. What costs clients something
+    is asked of them only where a criterion needs it: `Needs(label_counts=True)` makes `view.label_counts` not None,
+    `first_losses` makes `view.first_losses` not None; `test_set` and `slopes` are for `view.root`, what the server
+    learns from rows of its own, `layers` for `view.kernel_norms`. Say `uses_claims`
     where the measure looks at what clients say of themselves (samples, label counts, losses): it is no truer than they
     are. Say `of_one` where a client's value follows from that client alone, and `maximum` where none can be larger:
     noise for privacy can cover no other measures. The function gets the cohort's `CohortView` and returns an array
@@ -361,43 +351,41 @@ def server_criterion(
         ... def near(view: steelyard.CohortView): return 1 / (1 + view.divergence)
 
     Raises:
-        UserError: the name is taken or no word, or what is decorated is no function.
+        UserError: the name is taken or no word, an argument is none, or what is decorated is no function.
     """
-    check_decorator("server_criterion", name, description, maximum, **_choices(about, needs_task))
-    check_flags(
-        "server_criterion",
-        needs_models=needs_models,
-        needs_test_set=needs_test_set,
-        needs_label_counts=needs_label_counts,
-        needs_first_losses=needs_first_losses,
-        needs_training=needs_training,
-        needs_layers=needs_layers,
-        uses_claims=uses_claims,
-        of_one=of_one,
-    )
-    needs = Needs(
-        models=needs_models,
-        test_set=needs_test_set or needs_training,
-        slopes=needs_training,
-        layers=needs_layers,
-        task=needs_task,
-        label_counts=needs_label_counts,
-        first_losses=needs_first_losses,
-    )
+    given = {"about": about, "maximum": maximum, "uses_claims": uses_claims, "of_one": of_one}
+    return _registering("server", name, description, needs, given, unknown)
 
-    def register(measure: Callable[[CohortView], Floats]) -> Callable[[CohortView], Floats]:
-        check_measure("server_criterion", name, measure)
+
+def _registering(
+    measured_by: MeasuredBy,
+    name: str,
+    description: str,
+    needs: Needs,
+    given: Mapping[str, object],
+    unknown: Mapping[str, object],
+) -> Callable[[MeasureT], MeasureT]:
+    """Return the decorator that puts a function into the registry as a criterion; what does not fit is one line."""
+    where = f"@{measured_by}_criterion"
+    # A decorator without parentheses gets the function as its name.
+    expect(where, name, str, f'{where}("NAME"), with the name of the criterion in parentheses')
+    expect(f"{where}: description", description, str, "text")
+    for keyword in unknown:
+        need = {"needs_training": "slopes"}.get(keyword, keyword.removeprefix("needs_"))
+        known = listed(["description", "needs", *given])
+        allowed = f"needs=Needs({need}=...)" if keyword.startswith("needs_") else known
+        raise UserError(f"{where}: {keyword}: unknown argument; allowed: {allowed}")
+    expect(f"{where}: needs", needs, Needs, "Needs(...), such as needs=Needs(labels=True)")
+    claims = {"uses_claims": True} if needs.label_counts or needs.first_losses else {}
+
+    def register(measure: MeasureT) -> MeasureT:
+        _check_measure(f'{where}("{name}")', measure)
         text = description or (measure.__doc__ or name).strip().splitlines()[0]
-        claims = uses_claims or needs_label_counts or needs_first_losses
-        add(Criterion(name, "server", about, text, measure, maximum, needs, uses_claims=claims, of_one=of_one))
+        said = {"name": name, "measured_by": measured_by, "description": text, "measure": measure, "needs": needs}
+        add(validated(Criterion, {**given, **claims, **said}, where))
         return measure
 
     return register
-
-
-def _choices(about: object, task: object) -> dict[str, tuple[object, tuple[str, ...]]]:
-    found: dict[str, tuple[object, tuple[str, ...]]] = {"about": (about, get_args(About))}
-    return found if task is None else {**found, "needs_task": (task, get_args(NeededTask))}
 
 
 def add(criterion: Criterion) -> None:
@@ -429,31 +417,7 @@ def check(criterion: Criterion, available: Capabilities) -> None:
         raise UserError(f"weighing.criteria: {criterion.name} {fault}")
 
 
-def check_decorator(
-    decorator: str, name: object, description: object, maximum: Any, **choices: tuple[object, tuple[str, ...]]
-) -> None:
-    """Refuse what a decorator was given by mistake, before anything is registered; `choices` are words to choose from.
-
-    A decorator without parentheses gets the function as its name.
-    """
-    expect(f"@{decorator}", name, str, f'@{decorator}("NAME"), with the name of the criterion in parentheses')
-    for field, (value, allowed) in choices.items():
-        if not isinstance(value, str) or value not in allowed:
-            raise UserError(f"@{decorator}: {field}: got {brief(value)}; allowed: {listed(allowed)}")
-    expect(f"@{decorator}: description", description, str, "text")
-    if maximum is not None:
-        expect(f"@{decorator}: maximum", maximum, (int, float), "a number above 0, or None")
-        if not 0 < maximum <= LARGEST_REAL:
-            raise UserError(f"@{decorator}: maximum: got {brief(maximum)}; allowed: a number above 0, or None")
-
-
-def check_flags(decorator: str, **flags: object) -> None:
-    """Refuse anything but true and false."""
-    for field, flag in flags.items():
-        expect(f"@{decorator}: {field}", flag, bool, "True or False")
-
-
-def check_measure(decorator: str, name: str, measure: object) -> None:
+def _check_measure(where: str, measure: object) -> None:
     """Refuse what is no function of one argument."""
     wrong = "" if callable(measure) else brief(measure)
     try:
@@ -464,4 +428,4 @@ def check_measure(decorator: str, name: str, measure: object) -> None:
     except TypeError as error:
         wrong = f"{brief(measure)} ({error})"
     if wrong:
-        raise UserError(f'@{decorator}("{name}"): got {wrong}; allowed: a function of one argument')
+        raise UserError(f"{where}: got {wrong}; allowed: a function of one argument")

@@ -21,7 +21,7 @@ from steelyard.base.usercode import POLICIES, Registry
 from steelyard.messages.updates import Floats
 from steelyard.weighing import criterion as registry
 from steelyard.weighing.cohort import CohortView, Memory
-from steelyard.weighing.criterion import NO_NEEDS, Needs
+from steelyard.weighing.criterion import NEEDS, NO_NEEDS, Needs
 
 if TYPE_CHECKING:
     from steelyard.weighing.rule import WeighingSettings
@@ -178,19 +178,6 @@ def check_policy(rule: WeighingSettings, policy: PolicySettings) -> None:
 # ---------------------------------------------------------------- a policy in words
 
 
-NEEDS_IN_WORDS = {
-    "test_set": "rows at the server",
-    "slopes": "a server that learns from them",
-    "models": "single updates",
-    "layers": "the network's layers",
-    "label_counts": "label counts",
-    "first_losses": "losses before training",
-    "everyone": "full participation",
-    "client_tests": "clients that test models",
-}
-"""What a need is called, in the order in which needs are listed."""
-
-
 class Described(TypedDict):
     """A policy for programs, as `steelyard policies --format json` prints it."""
 
@@ -217,7 +204,7 @@ def described(made: type[Policy]) -> Described:
 def needs_of(made: type[Policy]) -> list[str]:
     """Return what a policy and its criteria need, in words."""
     every: list[Needs] = [made.needs, *(registry.get(name).needs for name in made.criteria)]
-    found = [word for need, word in NEEDS_IN_WORDS.items() if any(getattr(needs, need) for needs in every)]
+    found = [word for need, (word, _) in NEEDS.items() if word and any(getattr(needs, need) for needs in every)]
     tasks = {needs.task for needs in every if needs.task is not None}
     return [*found, *(f"a task with {task}" if task == "classes" else f"a {task}" for task in sorted(tasks))]
 

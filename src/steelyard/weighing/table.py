@@ -237,7 +237,7 @@ def _normalising(settings: WeighingSettings, normalise: Normalising | None) -> N
 def column_criterion(name: str) -> registry.Criterion:
     """Return a registered criterion; any other column is taken for something that clients say of themselves."""
     known = registry.known()
-    return known.get(name) or registry.Criterion(name, "client", "data", "a column of a table", lambda local: 0.0)
+    return known.get(name) or registry.Criterion(name=name, measured_by="client", measure=lambda local: 0.0)
 
 
 def _reasons(found: Weighing, believed: Floats, values: Floats, *, floored: bool) -> tuple[str, ...]:

@@ -53,7 +53,13 @@ def train(clients: Simulation, *seeds: int, round: int = 1, loss: LossState | No
 @pytest.mark.parametrize("weights", [None, (1.0, 4.0, 0.5)])
 def test_label_counts_and_first_losses_are_those_of_own_labels_and_the_received_model(weights: Any) -> None:
     clients = simulation(
-        Criterion("X", "server", "data", "", np.ones, needs=Needs(label_counts=True, first_losses=True))
+        Criterion(
+            name="X",
+            measured_by="server",
+            about="data",
+            measure=np.ones,
+            needs=Needs(label_counts=True, first_losses=True),
+        )
     )
     start, kappa = SimulationServer(clients).initial(0), torch.tensor(weights or (1.0, 1.0, 1.0))
     (answer,) = train(clients, 0, loss=LossState("auto", weights))
@@ -81,7 +87,8 @@ def test_criteria_about_data_are_taken_once_for_each_seed_and_those_about_models
 
     clients = simulation(
         get("DS"), get("LD"), get("MD"),
-        Criterion("F", "client", "data", "", first_feature), Criterion("M", "client", "model", "", of_model),
+        Criterion(name="F", measured_by="client", measure=first_feature),
+        Criterion(name="M", measured_by="client", about="model", measure=of_model),
     )  # fmt: skip
     rows = {0: [0, 5, 7], 1: [4, 0, 1, 7]}
     expected = {
@@ -110,7 +117,10 @@ def writes(local: LocalData) -> float:
 
 @pytest.mark.parametrize("about", ["data", "model", "device"])
 def test_a_criterion_that_writes_changes_nothing_for_anybody(about: Any) -> None:
-    clients, honest = simulation(Criterion("RUDE", "client", about, "", writes), get("LD")), simulation()
+    clients, honest = (
+        simulation(Criterion(name="RUDE", measured_by="client", about=about, measure=writes), get("LD")),
+        simulation(),
+    )
     for round in (1, 2):
         (found,), (expected,) = train(clients, 0, round=round), train(honest, 0, round=round)
         assert found.criteria["LD"].tolist() == [3, 1, 1]
@@ -126,8 +136,8 @@ def test_a_criterion_that_writes_changes_nothing_for_anybody(about: Any) -> None
 @pytest.mark.parametrize("at_once", [False, True])
 def test_one_client_s_impossible_measure_leaves_that_client_out(value: Any, reason: str, at_once: bool) -> None:
     bad = Criterion(
-        "BAD", "client", "data", "",
-        lambda local: value if local.client == "c1" else 1.0,
+        name="BAD", measured_by="client",
+        measure=lambda local: value if local.client == "c1" else 1.0,
         of_labels=(lambda many: np.array([1.0, value, 1.0, 1.0], dtype=np.float64)) if at_once else None,
     )  # fmt: skip
     (updates,) = train(simulation(bad), 0)
