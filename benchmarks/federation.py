@@ -101,8 +101,7 @@ def local(document: dict[str, Any], nodes: int, *, tls: bool) -> dict[str, Any]:
 def served(document: dict[str, Any], nodes: int) -> dict[str, Any]:
     """Run one federation through a server's proxy, each node as its owner would start it."""
     from steelyard.experiment.loading import build
-    from steelyard.federate.server_folder import ServerFolder
-    from steelyard.federate.submitting import follow, submit
+    from steelyard.federate.server_folder import ServerFolder, follow, submit
 
     with tempfile.TemporaryDirectory() as scratch, server(Path(scratch), nodes, _clients(document)) as begun:
         root, started = Path(scratch), begun.parts
@@ -138,7 +137,7 @@ class Server:
     def __init__(self, root: Path, nodes: int, clients: int) -> None:
         from steelyard.clients.flower.register import Entry, enter
         from steelyard.federate.certificates import make_certificates, make_key
-        from steelyard.federate.processes import environment, reserved_port
+        from steelyard.federate.workers import environment, reserved_port
         from steelyard.proof.signing import read_public_key
 
         self.root, self.names = root, [f"node-{number}" for number in range(nodes)]
@@ -153,7 +152,7 @@ class Server:
         self.nodes: list[Any] = []
 
     def _start(self, name: str, *words: str) -> Any:
-        from steelyard.federate.processes import Process
+        from steelyard.federate.workers import Process
 
         command = [sys.executable, "-m", "steelyard", "federate", *words]
         return Process(name, command, self._env, self.root / f"{name}.log", self.root)
@@ -169,7 +168,7 @@ class Server:
     def parts(self) -> dict[str, list[int]]:
         """Return the process ids of each node, of the proxy, of the SuperLink and of the server app."""
         found = {node.name: family(node.pid) for node in self.nodes} | {"proxy": [self.serving.pid]}
-        kinds = {b"own_superlink": "superlink", b"flwr-serverapp": "server_app"}
+        kinds = {b"steelyard.federate.connections": "superlink", b"flwr-serverapp": "server_app"}
         for pid in family(self.serving.pid)[1:]:
             with suppress(OSError):
                 words = Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -182,7 +181,7 @@ class Server:
 @contextmanager
 def server(root: Path, nodes: int, clients: int) -> Generator[Server]:
     """Start a server, and end it and its nodes."""
-    from steelyard.federate.processes import end_all
+    from steelyard.federate.workers import end_all
 
     begun = Server(root, nodes, clients)
     try:
@@ -234,7 +233,7 @@ def _clients(document: dict[str, Any]) -> int:
 
 def last_round(out: Path) -> int:
     """Return the last round that a run has stored; -1 before the first."""
-    from steelyard.federate.outcomes import rounds_of
+    from steelyard.federate.server_folder import rounds_of
 
     return rounds_of(out)[0]
 

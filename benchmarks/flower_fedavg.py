@@ -116,7 +116,7 @@ def write(file: Path, text: str) -> None:
 def flower(document: dict[str, Any], nodes: int) -> dict[str, Any]:
     """Run Flower's own processes with its own strategy."""
     from steelyard.federate.app_folder import CONNECTION, connection_file
-    from steelyard.federate.processes import Process, end_all, environment, reserved_port
+    from steelyard.federate.workers import Process, end_all, environment, reserved_port
 
     facts = about(document)
     with tempfile.TemporaryDirectory() as scratch:

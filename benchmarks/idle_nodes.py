@@ -79,7 +79,7 @@ def take_part(
     """Be a node that has nothing to do."""
     import httpx
 
-    from steelyard.federate.node_link import Server as Address
+    from steelyard.federate.node import Server as Address
 
     root = started.root
     fleet = Address(f"127.0.0.1:{started.port}", root / "tls" / "ca.pem", root / name).connection(stop)

@@ -22,11 +22,10 @@ import torch
 from tests.federate.real_federation import Federation, hospitals, server_apps
 from tests.runs.contents import checkpoint, rows
 
-from steelyard.federate.processes import is_running
-from steelyard.federate.server_folder import ServerFolder
-from steelyard.federate.server_runs import ServerRun, runs_of
+from steelyard.federate.server_folder import ServerFolder, ServerRun, runs_of
+from steelyard.federate.workers import is_running
 
-PARTS = {"superlink": b"steelyard.federate.own_superlink", "server app": b"flwr-serverapp"}
+PARTS = {"superlink": b"steelyard.federate.connections", "server app": b"flwr-serverapp"}
 """Parts of a server beside `serve` itself, by a word of their command."""
 KILLS_OF_A_RUN = 3
 PATIENCE = 600.0

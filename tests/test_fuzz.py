@@ -32,7 +32,7 @@ from steelyard.base.errors import UserError
 from steelyard.base.settings import parse
 from steelyard.clients.flower import questions, tasks, wire
 from steelyard.clients.flower.forms import Form, Refused
-from steelyard.clients.flower.introductions import introduction
+from steelyard.clients.flower.roster import introduction
 from steelyard.data import DataSettings
 from steelyard.data.sources.bundled import read_idx
 from steelyard.experiment.loading import build

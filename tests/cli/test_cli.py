@@ -26,10 +26,8 @@ from tests.warm import WarmProcess, command_environment
 
 from steelyard.cli import main
 from steelyard.clients.flower.register import Entry, enter
-from steelyard.federate.outcomes import note_outcome
 from steelyard.federate.receipts import keep
-from steelyard.federate.server_folder import ServerFolder
-from steelyard.federate.server_runs import new_run
+from steelyard.federate.server_folder import ServerFolder, new_run, note_outcome
 from steelyard.messages.updates import LossState, Signed, Task
 from steelyard.proof.statements import Statement
 

@@ -18,7 +18,7 @@ from tests.ports import free_ports
 from steelyard.experiment.loading import build, to_toml
 from steelyard.federate.certificates import make_certificates, make_key
 from steelyard.federate.local import rounds_of
-from steelyard.federate.processes import Process, end_all, environment
+from steelyard.federate.workers import Process, end_all, environment
 from steelyard.runs.history import History
 
 LONG = ("--set", "rounds.count=2000", "--set", "rounds.evaluate_every=2000")

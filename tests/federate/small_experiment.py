@@ -14,7 +14,7 @@ from tests.clients.flower.flower_fakes import FakeGrid
 from steelyard.experiment.loading import build
 from steelyard.experiment.running import run
 from steelyard.federate import client_app
-from steelyard.federate.run_config import experiment_text
+from steelyard.federate.app_folder import experiment_text
 from steelyard.federate.server_app import federate
 from steelyard.runs.history import History
 from steelyard.runs.store import Store

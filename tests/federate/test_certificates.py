@@ -19,7 +19,7 @@ from steelyard.clients.node import NodeConfig
 from steelyard.data import load as load_data
 from steelyard.data import share_out
 from steelyard.experiment.loading import build, load
-from steelyard.federate.app_folder import write_app
+from steelyard.federate.app_folder import experiment_of, write_app
 from steelyard.federate.certificates import (
     check_certificates,
     days_left,
@@ -27,8 +27,7 @@ from steelyard.federate.certificates import (
     make_key,
     renew_certificate,
 )
-from steelyard.federate.node_link import Server
-from steelyard.federate.run_config import experiment_of
+from steelyard.federate.node import Server
 
 
 def test_a_node_names_a_ca_that_is_none(tmp_path: Path) -> None:

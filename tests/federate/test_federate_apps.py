@@ -30,8 +30,8 @@ from steelyard.clients.protocol import Clients
 from steelyard.experiment.loading import build
 from steelyard.experiment.node_rules import agreed_question, agreed_task
 from steelyard.experiment.running import run
+from steelyard.federate.app_folder import experiment_of
 from steelyard.federate.client_app import within
-from steelyard.federate.run_config import experiment_of
 from steelyard.federate.server_app import clients_behind, federate
 from steelyard.messages.updates import Question, Task
 from steelyard.runs.history import History

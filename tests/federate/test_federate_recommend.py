@@ -12,11 +12,11 @@ from flwr.app import Array
 from tests.clients.flower.flower_fakes import FakeGrid, assert_taken_back
 from tests.federate.small_experiment import node, weights
 
-from steelyard.clients.flower.arrays import pack
+from steelyard.clients.flower.wire import pack
 from steelyard.experiment.loading import build
 from steelyard.experiment.running import run
-from steelyard.federate.node_state import NodeStates
-from steelyard.federate.run_config import experiment_text
+from steelyard.federate.app_folder import experiment_text
+from steelyard.federate.client_app import NodeStates
 from steelyard.federate.server_app import federate
 from steelyard.recommend.sparse import SparseRows
 from steelyard.recommend.wire import sparse_codec

@@ -33,12 +33,11 @@ from tests.federate.small_experiment import assert_same_weights, weights
 
 from steelyard.base.errors import UserError
 from steelyard.experiment.running import run
-from steelyard.federate import node_link, receipts
+from steelyard.federate import node, receipts
 from steelyard.federate.certificates import make_key
-from steelyard.federate.local import follow, resume_local
-from steelyard.federate.local_federation import LocalFederation, started
-from steelyard.federate.local_launch import Launch
-from steelyard.federate.receipt_answers import listed
+from steelyard.federate.local import LocalFederation, follow, resume_local, started
+from steelyard.federate.receipts import listed
+from steelyard.federate.server_folder import Launch
 from steelyard.report.verification import Keys, verify
 from steelyard.runs.history import History
 
@@ -78,15 +77,15 @@ def test_two_nodes_with_tls_equal_the_simulation_and_sign_and_nobody_else_comes_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # It could be a node that was killed a moment ago, so it tries for a while; here once.
-    monkeypatch.setattr(node_link, "_FORGOTTEN_SECONDS", 0.0)
+    monkeypatch.setattr(node, "_FORGOTTEN_SECONDS", 0.0)
     # One of four clients a round: in each round one of the nodes is absent, and only the last is evaluated.
     described = experiment(2, partition={"clients": 4}, rounds={"count": 3, "fraction": 0.01, "evaluate_every": 3})
     run(described, out=tmp_path / "simulated")
     folder = tmp_path / "federated"
     with started(folder, described, Launch(2, tls=True)) as federation:
-        stranger = node_link.Server(federation.address, federation.authority, make_key(tmp_path / "stranger")[0])
+        stranger = node.Server(federation.address, federation.authority, make_key(tmp_path / "stranger")[0])
         with pytest.raises(UserError, match="the server refuses this node"):
-            node_link.NodeLink(stranger, None, 0, threading.Event()).run()  # type: ignore[arg-type]
+            node.NodeLink(stranger, None, 0, threading.Event()).run()  # type: ignore[arg-type]
         assert_closed_to_others(federation)
         federation.submit()
         follow(federation, 3)

@@ -16,9 +16,8 @@ from tests.federate.small_experiment import described, federated, grid_of, weigh
 from tests.kit import assert_refused, changed, named
 
 from steelyard.clients.flower import tasks, wire
-from steelyard.clients.flower.arrays import read  # NumPy's own reader is not safe in several threads.
 from steelyard.clients.flower.forms import TRAIN
-from steelyard.clients.flower.hidden_forms import (
+from steelyard.clients.flower.hidden_messages import (
     HIDE,
     KEYS,
     OPEN,
@@ -29,6 +28,7 @@ from steelyard.clients.flower.hidden_forms import (
     OpenForm,
     ShareForm,
 )
+from steelyard.clients.flower.wire import read_array  # NumPy's own reader is not safe in several threads.
 from steelyard.clients.node import NodeConfig
 from steelyard.experiment.node_rules import agreed
 from steelyard.federate.client_app import NodeFault, app
@@ -68,7 +68,7 @@ def spoil(grid: FakeGrid, faults: dict[tuple[str, int], Change | None]) -> None:
         if change is None:
             return [Message(Error(8, "gone"), reply_to=question)]
         text, found = wire.split(answer.content)
-        form, arrays = json.loads(text), {name: read(array, name).copy() for name, array in found.items()}
+        form, arrays = json.loads(text), {name: read_array(array, name).copy() for name, array in found.items()}
         change(form, arrays)
         answer.content["form"] = ConfigRecord({"json": json.dumps(form)})
         answer.content["arrays"] = ArrayRecord({name: Array(array) for name, array in arrays.items()})
@@ -99,7 +99,7 @@ def test_a_federation_gives_the_model_that_updates_in_the_open_give(tmp_path: Pa
 
     def look(question: Message, answer: Message) -> list[Message]:
         if question.metadata.message_type in (TRAIN, HIDE):
-            seen.extend((name, read(array, name)) for name, array in wire.split(answer.content)[1].items())
+            seen.extend((name, read_array(array, name)) for name, array in wire.split(answer.content)[1].items())
         return [answer]
 
     grid.tamper = look

@@ -19,7 +19,7 @@ from tests.federate.real_federation import Federation, hospitals, wait_until
 from tests.kit import named
 
 from steelyard.federate.certificates import make_key
-from steelyard.federate.processes import Process, end_all, environment
+from steelyard.federate.workers import Process, end_all, environment
 
 SHARED = """
 server = "127.0.0.1:{port}"

@@ -22,10 +22,9 @@ from tests.kit import assert_refused
 
 from steelyard.clients.flower.adapter.messages import PartsLost, PartsTree, enter_run, name_message
 from steelyard.federate import node
-from steelyard.federate.node_link import NodeLink
-from steelyard.federate.node_state import NodeStates
-from steelyard.federate.node_workers import WorkerDied, Workers, WorkersSpec
-from steelyard.federate.processes import is_running
+from steelyard.federate.client_app import NodeStates
+from steelyard.federate.node import NodeLink
+from steelyard.federate.workers import WorkerDied, Workers, WorkersSpec, is_running
 from steelyard.runs.checkpoint import write_tensors
 
 
@@ -116,13 +115,13 @@ def test_a_node_joins_however_often_a_busy_server_gave_no_answer(faults: list[st
 
     made = link(list, stop, activate)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("steelyard.federate.node_link.time", SimpleNamespace(monotonic=lambda: clock[-1]))
+        patch.setattr("steelyard.federate.node.time", SimpleNamespace(monotonic=lambda: clock[-1]))
         made.run()
     assert len(joined) == 1
 
 
 def test_a_key_that_another_node_uses_is_given_up(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("steelyard.federate.node_link._FORGOTTEN_SECONDS", 0.1)
+    monkeypatch.setattr("steelyard.federate.node._FORGOTTEN_SECONDS", 0.1)
 
     def activate(seconds: float) -> int:
         raise refused(412)

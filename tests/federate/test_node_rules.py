@@ -25,9 +25,9 @@ from steelyard.clients.flower.forms import EVALUATE, TRAIN
 from steelyard.clients.node import NodeConfig
 from steelyard.experiment.loading import build
 from steelyard.federate import node_ledger
+from steelyard.federate.app_folder import experiment_text
 from steelyard.federate.node_ledger import FILE, MARK, Disclosure, NodeLedger
 from steelyard.federate.node_worker import answer
-from steelyard.federate.run_config import experiment_text
 from steelyard.federate.server_app import federate
 from steelyard.messages.updates import LossState, Question, Task
 from steelyard.runs.history import History

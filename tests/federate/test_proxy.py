@@ -13,11 +13,10 @@ import pytest
 
 from steelyard.base.logs import show
 from steelyard.clients.flower.register import Entry
-from steelyard.federate import contacts, superlink_calls
+from steelyard.federate import contacts, proxy
 from steelyard.federate.certificates import make_certificates
 from steelyard.federate.contacts import Contacts, RefusalLog
-from steelyard.federate.proxy import HeldPolls
-from steelyard.federate.superlink_calls import Answer, SuperLinkCalls
+from steelyard.federate.proxy import Answer, HeldPolls, SuperLinkCalls
 
 Reply = Callable[[bytes, bytes], Awaitable[bytes]]
 
@@ -112,7 +111,7 @@ def test_a_call_that_is_given_up_leaves_no_answer_for_the_next(tls: Path, monkey
         return said(body)
 
     async def test(played: PlayedSuperLink, calls: SuperLinkCalls) -> None:
-        monkeypatch.setattr(superlink_calls, "_SECONDS", 0.3)
+        monkeypatch.setattr(proxy, "_SECONDS", 0.3)
         with pytest.raises(TimeoutError):
             await calls.post("/v1/call", b"slow", {})
         monkeypatch.undo()

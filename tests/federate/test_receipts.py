@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from steelyard.cli.federate import app
 from steelyard.federate import receipts
-from steelyard.federate.receipt_answers import Answer, listed, prove
+from steelyard.federate.receipts import Answer, listed, prove
 from steelyard.messages.updates import LossState, Signed, Task
 from steelyard.proof.signing import SigningKey, fingerprint, read_public_key
 from steelyard.proof.statements import Proof, Statement

@@ -21,7 +21,7 @@ from steelyard.experiment.node_rows import check_own
 from steelyard.experiment.node_rules import agreed
 from steelyard.experiment.running import run
 from steelyard.federate import client_app
-from steelyard.federate.run_config import experiment_text
+from steelyard.federate.app_folder import experiment_text
 from steelyard.federate.server_app import federate
 from steelyard.messages.updates import Question, Task
 from steelyard.report.recommender import open_run

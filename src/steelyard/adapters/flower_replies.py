@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 from steelyard.adapters.recorder import ClientTest
 from steelyard.adapters.rounds import Reply
 from steelyard.base.errors import UserError
-from steelyard.clients.flower import arrays as packing
+from steelyard.clients.flower import wire as packing
 from steelyard.clients.flower.forms import Refused
 
 AT_ONCE = 1 << 28
@@ -123,7 +123,7 @@ def read_reply(client: str, message: Message, key: str) -> Reply | str:
     try:
         for name in list(record):
             # The bytes go as their array comes: a model is in memory once.
-            arrays[name] = packing.read(record.pop(name), name)
+            arrays[name] = packing.read_array(record.pop(name), name)
     except Refused as error:
         return str(error)
     return Reply(client, arrays, metrics[key], metrics)

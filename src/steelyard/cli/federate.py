@@ -131,7 +131,7 @@ def show_receipts(
     """Show what a node signed, round by round, and whether a run holds it; ends with 0 (took part), 1 (did not) or 2
     (the run differs).
     """
-    from steelyard.federate.receipt_answers import CODES, listed, prove
+    from steelyard.federate.receipts import CODES, listed, prove
     from steelyard.proof.signing import Keys
 
     trusted = None if keys is None else Keys.read(keys)

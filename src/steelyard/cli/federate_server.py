@@ -17,8 +17,7 @@ from steelyard.cli.printing import print_json, terminal_width
 from steelyard.federate import require_flower
 
 if TYPE_CHECKING:
-    from steelyard.federate.server_folder import ServerFolder
-    from steelyard.federate.server_runs import ServerRun
+    from steelyard.federate.server_folder import ServerFolder, ServerRun
 
 ServerArgument = Annotated[Path, typer.Argument(help="Folder of the server.")]
 RunNumber = Annotated[
@@ -81,7 +80,7 @@ def submit(
     """Put a run into the queue of a server of this machine and show its rounds; a run folder is gone on with."""
     require_flower()
     from steelyard.experiment.loading import load, read_experiment
-    from steelyard.federate.submitting import submit as submit_run
+    from steelyard.federate.server_folder import submit as submit_run
 
     run = Path(experiment)
     if run.is_dir():
@@ -95,7 +94,7 @@ def submit(
 
 def list_runs(server: ServerArgument, format: FormatOption = "text") -> None:
     """List the runs of a server: which wait, which goes on, how far it is, how the others ended."""
-    from steelyard.federate.server_runs import runs_of
+    from steelyard.federate.server_folder import runs_of
 
     home = _home(server)
     found = [run.document() for run in runs_of(home)]
@@ -120,14 +119,14 @@ def list_runs(server: ServerArgument, format: FormatOption = "text") -> None:
 
 def follow(server: ServerArgument, run: RunNumber = None) -> None:
     """Show the rounds of a run as they come, until it ends; Ctrl-C leaves the run alone."""
-    from steelyard.federate.server_runs import find_run
+    from steelyard.federate.server_folder import find_run
 
     _follow(find_run(_home(server), run))
 
 
 def stop(server: ServerArgument, run: RunNumber = None) -> None:
     """Stop a run, or take it out of the queue; what is done is kept, and submitting its folder goes on with it."""
-    from steelyard.federate.server_runs import find_run
+    from steelyard.federate.server_folder import find_run
 
     found = find_run(_home(server), run)
     if not found.is_open:
@@ -138,7 +137,7 @@ def stop(server: ServerArgument, run: RunNumber = None) -> None:
 
 def nodes(server: ServerArgument, format: FormatOption = "text") -> None:
     """List the registered nodes: when each was last there, its clock, its versions, and what it last refused."""
-    from steelyard.federate.server_nodes import nodes_of
+    from steelyard.federate.contacts import nodes_of
 
     found = nodes_of(_home(server))
     if format == "json":
@@ -161,8 +160,7 @@ def nodes(server: ServerArgument, format: FormatOption = "text") -> None:
 
 def log(server: ServerArgument, run: RunNumber = None) -> None:
     """Print all that the server's part of a run wrote."""
-    from steelyard.federate.server_runs import find_run
-    from steelyard.federate.submitting import lines_of
+    from steelyard.federate.server_folder import find_run, lines_of
 
     for line in lines_of(find_run(_home(server), run)):
         if line is None:
@@ -172,7 +170,7 @@ def log(server: ServerArgument, run: RunNumber = None) -> None:
 
 def _follow(run: ServerRun) -> None:
     """Follow a run until it ends; an interrupt ends the following alone, and says so."""
-    from steelyard.federate.submitting import follow as until_it_ends
+    from steelyard.federate.server_folder import follow as until_it_ends
 
     try:
         print(printable(str(until_it_ends(run))))

@@ -10,7 +10,7 @@ from pydantic import Field, ModelWrapValidatorHandler, ValidationError, Validati
 from steelyard.algorithms.settings import AlgorithmSettings
 from steelyard.base.errors import UserError
 from steelyard.base.settings import PrintedName, ShortName, known_fields, put, validated
-from steelyard.clients.flower.settings import FederateSettings
+from steelyard.clients.flower.register import FederateSettings
 from steelyard.experiment import privacy_checks
 from steelyard.experiment.code import named_code
 from steelyard.experiment.contribution_checks import check_private

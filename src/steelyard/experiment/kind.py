@@ -12,7 +12,7 @@ from steelyard.weighing.criterion import Capabilities
 from steelyard.weighing.rule import WeighingSettings
 
 if TYPE_CHECKING:
-    from steelyard.clients.flower.payloads import Codec
+    from steelyard.clients.flower.wire import Codec
     from steelyard.clients.node import NodeClients, NodeConfig
     from steelyard.clients.protocol import Clients, Server
     from steelyard.data.dataset import DatasetOrSeeded
@@ -124,7 +124,7 @@ class Kind(Section):
     def codec(self) -> Codec:
         """Return how the updates of this kind of experiment travel between machines; whole models unless it says so."""
         # For speed of start; and a simulation needs no Flower.
-        from steelyard.clients.flower.payloads import DENSE
+        from steelyard.clients.flower.wire import DENSE
 
         return DENSE
 

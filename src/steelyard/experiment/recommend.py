@@ -23,7 +23,7 @@ from steelyard.weighing.criterion import Capabilities, unmet
 from steelyard.weighing.rule import WeighingSettings
 
 if TYPE_CHECKING:
-    from steelyard.clients.flower.payloads import Codec
+    from steelyard.clients.flower.wire import Codec
     from steelyard.clients.node import NodeClients, NodeConfig
     from steelyard.clients.protocol import Clients
     from steelyard.data.dataset import DatasetOrSeeded

@@ -2,37 +2,26 @@
 
 The two Flower apps
     `server_app`        the ServerApp: the round loop, with clients on other machines
-    `client_app`        the ClientApp: one node's clients answer one message
-    `run_config`        the experiment inside Flower's run configuration
-    `node_state`        what a node's clients keep between rounds
-    `app_folder`        writes the folder that `flwr run` starts
+    `client_app`        the ClientApp: one node's clients answer one message; what they keep between rounds
+    `hidden_node`       a node's part of a round with hidden updates
+    `app_folder`        writes the folder that `flwr run` starts, with the experiment in its run configuration
 
 On a node's machine
-    `node`              takes part as the node's own file says; all nodes of a federation on one machine
-    `node_link`         speaks to the server: fetches messages, sends answers
-    `node_workers`      starts, asks and replaces the process that does the work
-    `node_worker`       that process: the client app, warm between messages
+    `node`              takes part as the node's own file says: fetches messages, sends answers
+    `node_worker`       the process that does the work: the client app, warm between messages
+    `node_ledger`       every answer that left with noise, and the owner's limit
+    `receipts`          what the node signed, what the server's heads say of it, and what both show
 
 On the server's machine
-    `serving`           a SuperLink on loopback, the proxy, the keys of the register, the runs
-    `proxy`             the only way in: calls of registered nodes, nothing else
-    `superlink_calls`   how it passes them on to the SuperLink
-    `contacts`          what the proxy heard of nodes, and what it refused
-    `server_folder`     where everything of a server lies, and who serves it
-    `server_runs`       the runs that were submitted: what, how they go, how they ended
-    `server_nodes`      the registered nodes, as an operator sees them
-    `run_queue`         starts the runs one after another, and notices when one ends
-    `submitting`        puts a run into the queue and follows it
-    `outcomes`          how a run goes, as its server app says
-
-A federation on one machine
-    `local`             run or resume an experiment with one, and show its rounds
-    `local_federation`  its processes: SuperLink and nodes
-    `local_launch`      how it was started, kept for a resume
-    `processes`         starts processes and ends every one of them
-    `own_superlink`     Flower's SuperLink, closed to other accounts of the machine
+    `serving`           a SuperLink on loopback, the proxy, the keys of the register, the runs one after another
+    `proxy`             the only way in: calls of registered nodes, nothing else, passed on to the SuperLink
+    `connections`       bounds on the proxy's connections; Flower's SuperLink, closed to other accounts of the machine
+    `contacts`          what the proxy heard of nodes and refused; the registered nodes, as an operator sees them
+    `server_folder`     where everything of a server lies; the runs: submitted, followed, ended
 
 Around them
+    `local`             a federation on this machine: its SuperLink and nodes, a run from its start to its end
+    `workers`           starts processes and ends every one of them; asks and replaces the workers of nodes
     `certificates`      certificates for TLS, and keys of nodes
     `resuming`          goes on with any run the way it was started
 """

@@ -1,21 +1,55 @@
-"""Writing a Flower app folder for an experiment: what `flwr run` needs, and a README that says how."""
+"""Writing a Flower app folder: what `flwr run` needs, the experiment as one JSON text, and a README that says how."""
 
 from __future__ import annotations
 
 import json
 import re
+import shlex
 import ssl
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from steelyard import __version__
 from steelyard.base.errors import UserError, brief, told_as, writable
+from steelyard.base.settings import change
 from steelyard.base.usercode import SHIPPED
 from steelyard.experiment.code import FOLDER as CODE
 from steelyard.experiment.code import keep_code
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import build, to_toml
-from steelyard.federate.run_config import DEFAULTS, experiment_text
+
+DEFAULTS: dict[str, str | bool] = {"set": "", "out": "", "resume": False, "report": ""}
+"""Keys of the run configuration beside `experiment`, with their defaults."""
+
+
+def experiment_text(experiment: Description) -> str:
+    """Return an experiment as the JSON text that travels in the run configuration."""
+    return json.dumps(experiment.model_dump(mode="json", exclude_none=True), separators=(",", ":"))
+
+
+def experiment_of(run_config: Mapping[str, Any]) -> Description:
+    """Return the experiment of a run configuration, with the changes of its key `set` applied."""
+    return _experiment(str(run_config.get("experiment") or ""), str(run_config.get("set") or ""))
+
+
+@lru_cache(maxsize=8)
+def _experiment(text: str, changes: str) -> Description:
+    try:
+        document = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UserError(f"run config experiment: not JSON ({error}); write it with `steelyard federate init`") from None
+    if not isinstance(document, dict):
+        raise UserError("run config experiment: not a JSON object; write it with `steelyard federate init`")
+    try:
+        assignments = shlex.split(changes)
+    except ValueError as error:
+        raise UserError(f"run config set: {error}; allowed: section.field=value, separated by spaces") from None
+    for assignment in assignments:
+        change(document, assignment)
+    return build(document, "run config experiment")
+
 
 PACKAGE = "steelyard_app"
 CONNECTION = "federation"

@@ -16,10 +16,9 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from steelyard.base.errors import first_names
-from steelyard.clients.flower import arrays as packing
 from steelyard.clients.flower import wire
 from steelyard.clients.flower.forms import FailureForm, Refused
-from steelyard.clients.flower.hidden_forms import (
+from steelyard.clients.flower.hidden_messages import (
     AnswerForm,
     Bytes,
     HideForm,
@@ -30,7 +29,7 @@ from steelyard.clients.flower.hidden_forms import (
     ShareForm,
     rows,
 )
-from steelyard.clients.flower.payloads import only_keys
+from steelyard.clients.flower.wire import only_keys, read_array, unpack
 from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import Failure, Task, Updates
 from steelyard.privacy.hidden import FixedPoint, Words, beyond
@@ -139,8 +138,8 @@ class HiddenRound:
             raise Refused("weights, key_shares: not one for each client and member")
         trained, record = self._trained(form), self.state[f"{self._name}/models"]
         assert isinstance(record, ArrayRecord)
-        models = packing.read(record["models"], "models")
-        start = packing.read(record["start"], "start").astype(np.float64)
+        models = read_array(record["models"], "models")
+        start = read_array(record["start"], "start").astype(np.float64)
         row = {name: number for number, name in enumerate(trained.clients)}
 
         def hidden(name: str) -> Words:
@@ -228,7 +227,7 @@ def read_share(records: RecordDict) -> tuple[ShareForm, Bytes]:
     text, found = wire.split(records)
     form = ShareForm.read(text)
     only_keys(found, ["keys"])
-    return form, packing.unpack(found["keys"], "keys", "|u1", (len(form.cohort), PUBLIC_BYTES))
+    return form, unpack(found["keys"], "keys", "|u1", (len(form.cohort), PUBLIC_BYTES))
 
 
 def _context(form: RoundForm) -> bytes:
@@ -258,7 +257,7 @@ def read_hide(records: RecordDict) -> tuple[HideForm, Bytes]:
     form = HideForm.read(text)
     only_keys(found, ["key_shares"])
     shape = (len(form.clients), len(form.members), KEY_SHARES_BYTES)
-    return form, packing.unpack(found["key_shares"], "key_shares", "|u1", shape)
+    return form, unpack(found["key_shares"], "key_shares", "|u1", shape)
 
 
 def _known(clients: Mapping[str, SecureClient], name: str) -> SecureClient:

@@ -1,27 +1,281 @@
-"""`steelyard federate node`: takes part in a federation with the installed client app, by the node's own rules."""
+"""`steelyard federate node`: takes part in a federation with the installed client app, by the node's own rules.
+
+This side of a node speaks to the server: fetches messages, has them answered, sends the answers. It speaks Flower's
+fleet protocol and nothing else. No app that a server sends is ever fetched, let alone run.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import ssl
 import sys
 import threading
 import time
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from steelyard.base.errors import UserError, listed, nearest
+import httpx
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.app import Message
+
+from steelyard.base.errors import UserError, listed, nearest, without_controls
 from steelyard.base.logs import logger, show
+from steelyard.clients.flower.adapter.fleet import FleetConnection
+from steelyard.clients.flower.adapter.messages import (
+    DIED,
+    RAISED,
+    MessageParts,
+    PartsLost,
+    PartsNotTaken,
+    PartsTree,
+    error_parts,
+)
+from steelyard.clients.flower.forms import Refused
+from steelyard.clients.flower.news import SIGN_OF_LIFE_SECONDS
+from steelyard.clients.flower.parts import LARGEST_MESSAGE, fetch
 from steelyard.clients.node import FILES, KEYS, NodeConfig
 from steelyard.experiment.node_rows import check_own
 from steelyard.federate.node_ledger import NodeLedger
-from steelyard.federate.node_link import NodeLink, Server
-from steelyard.federate.node_workers import Workers, WorkersSpec
+from steelyard.federate.workers import Worker, WorkerDied, Workers, WorkersSpec, read_frame, write_frame
+from steelyard.proof.signing import read_private_key
 
 _log = logger(__name__)
+
+ResultT = TypeVar("ResultT")
+
+_SHORTEST_PAUSE, _LONGEST_PAUSE, _GROWTH = 0.1, 1.0, 1.3
+_LONGEST_WAIT = 10.0
+_GRACE_SECONDS = 5.0
+_MOST_PULL_SECONDS = 600.0
+_UNAUTHORIZED, _PRECONDITION = 401, 412
+_ANOTHER_SERVER = ("certificate", "wrong_version_number")
+"""Words of an error when the server shows no certificate, or not one of ours."""
+_FORGOTTEN_SECONDS = 35.0
+"""How long a node that was killed may count as connected, and how long a server that starts may not know our key."""
+
+
+class _Unknown(UserError):
+    """The server does not know this node, or not any more."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """Where the server is, how it is known, and by which key we are known to it."""
+
+    address: str
+    authority: Path | None = None
+    """ca.pem; None: no TLS."""
+    key: Path | None = None
+    """The node's private key; None: a key for this start only, where the server lets anybody in."""
+
+    def connection(self, stop: threading.Event) -> FleetConnection:
+        """Return a connection that signs every call; once `stop` is set it waits for no server that is away."""
+        private = ec.generate_private_key(ec.SECP384R1()) if self.key is None else read_private_key(self.key)
+        authority = None if self.authority is None else _authority(self.authority)
+        return FleetConnection(self.address, authority, private, stop)
+
+
+def _authority(file: Path) -> bytes:
+    try:
+        content = file.read_bytes()
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=content.decode("ascii"))
+    except (ssl.SSLError, ValueError):
+        raise UserError(f"ca: {file} is not a certificate; allowed: the server's ca.pem") from None
+    except OSError as error:
+        raise UserError(f"ca: {file} cannot be read: {error.strerror}; allowed: ca.pem") from error
+    return content
+
+
+class NodeLink:
+    """One node's life: join, answer messages until `stop` is set, leave. Call `run` in a thread of its own.
+
+    A call for a message is held by the server, so the thread may be in it long after `stop` is set. Whoever wants to
+    end calls `leave` then, where the link `is_waiting`.
+    """
+
+    def __init__(self, server: Server, workers: Workers, number: int, stop: threading.Event) -> None:
+        self._fleet = server.connection(stop)
+        self._own_key = server.key is None
+        self._workers, self._number, self._stop = workers, number, stop
+        self._worker: Worker | None = None
+        self._warned = False
+        self._heard = False
+        """Whether the server has answered a call for a message since we joined."""
+        self._unheard = 0.0
+        """When a call was last without an answer; the server may have taken it all the same."""
+        self.is_waiting = False
+        """Whether it is asking for a message and has none to answer."""
+
+    def run(self) -> None:
+        """Take part until `stop` is set; raises `UserError` where the server does not want this node."""
+        try:
+            if not self._join():
+                return
+            beat = threading.Thread(target=self._beat, daemon=True, name=f"heartbeat-{self._number}")
+            beat.start()
+            _log.info(f"node {self._number} is connected")
+            if ahead := self._fleet.ahead:
+                where = "ahead of" if ahead > 0 else "behind"
+                line = f"this clock is {abs(ahead):.0f} s {where} the server's, whose time is used; set it right"
+                _log.warning(f"node {self._number}: {line}")
+            self._serve()
+        finally:
+            self.leave()
+
+    def _join(self) -> bool:
+        """Join the federation; False where we are to stop before."""
+        if self._own_key:
+            try:
+                self._call(self._fleet.register)
+            except httpx.HTTPStatusError as error:
+                raise UserError(f"the server refuses a node without a key: {_words(error.response)}") from None
+        # One key is one node. One that was killed, or whose last call got an answer too late, counts as connected for a
+        # while: it waits.
+        begun = time.monotonic()
+        while not self._stop.is_set():
+            try:
+                self._heard = False
+                return self._call(lambda: self._fleet.activate(SIGN_OF_LIFE_SECONDS)) is not None
+            except httpx.HTTPStatusError as error:
+                waited = time.monotonic() - max(begun, self._unheard)
+                if error.response.status_code != _PRECONDITION or waited > _FORGOTTEN_SECONDS:
+                    raise UserError(
+                        f"the server refuses this node: {_words(error.response)}; is its key registered, and does no "
+                        "other node use it?"
+                    ) from None
+                self._stop.wait(1.0)
+        return False
+
+    def leave(self) -> None:
+        """End the worker and say goodbye to the server."""
+        if self._worker is not None:
+            self._worker.end()
+        with contextlib.suppress(httpx.HTTPError, RuntimeError, ValueError):
+            if self._fleet.node:
+                self._fleet.deactivate()
+                if self._own_key:
+                    self._fleet.unregister()
+        if not self.is_waiting:
+            self._fleet.close()
+
+    def _beat(self) -> None:
+        while not self._stop.wait(SIGN_OF_LIFE_SECONDS / 2):
+            if self.is_waiting:
+                continue  # The server holds our call, and knows by it that we are there.
+            with contextlib.suppress(httpx.HTTPError, RuntimeError, ValueError):
+                self._fleet.send_heartbeat(SIGN_OF_LIFE_SECONDS)
+
+    def _serve(self) -> None:
+        pause = _SHORTEST_PAUSE
+        while not self._stop.is_set():
+            begun = time.monotonic()
+            found = self._next_message()
+            if found is None:
+                return
+            if not found:
+                # A server that held our call for long is asked again at once.
+                self._stop.wait(max(0.0, begun + pause - time.monotonic()))
+                pause = min(pause * _GROWTH, _LONGEST_PAUSE)
+                continue
+            pause = _SHORTEST_PAUSE
+            try:
+                self._answer(*found[0])
+            except (httpx.HTTPError, ValueError, RuntimeError, PartsLost, PartsNotTaken) as error:
+                # The run was stopped, the server has no room, or the answer is too late: there will be another message.
+                _log.error(f"a message was not answered: {type(error).__name__}: {error}"[:300])
+
+    def _next_message(self) -> list[tuple[Message, PartsTree]] | None:
+        """Return the next message; a server that has started anew is joined again. None where we are to stop."""
+        self.is_waiting = True
+        try:
+            found = self._call(self._fleet.next_message)
+            self._heard = True
+            return found
+        except _Unknown:
+            if not self._heard:
+                raise
+            return [] if self._join() else None
+        finally:
+            self.is_waiting = False
+
+    def _answer(self, message: Message, tree: PartsTree) -> None:
+        begun, run, name = time.monotonic(), message.metadata.run_id, message.metadata.message_id
+        seconds = min(message.metadata.ttl, _MOST_PULL_SECONDS)  # Flower's own bound is two hours.
+        try:
+            parts = fetch(name, tree, self._fleet.part_puller(run), LARGEST_MESSAGE, seconds, at_once=2)
+        except Refused as refusal:
+            _log.error(f"node {self._number}: a message was refused: {refusal}")
+            self._fleet.confirm(run, name)
+            answer = error_parts(message, RAISED, f"refused: {refusal}")
+        else:
+            self._fleet.confirm(run, name)
+            frame = write_frame({"message": name, "run": run, "node": self._fleet.node}, parts)
+            del parts
+            answer = self._worked(frame, message)
+        announced = self._call(lambda: self._fleet.announce(answer, time.monotonic() - begun))
+        if announced is not None:
+            self._fleet.push_parts(run, answer, announced)
+
+    def _worked(self, frame: bytes, message: Message) -> MessageParts:
+        """Have a message answered by the worker; one that hangs or dies is replaced for the next message."""
+        try:
+            if self._worker is None or self._worker.gone:
+                self._worker = self._workers.worker(self._number)
+            _, parts = read_frame(self._worker.ask(frame, message.metadata.ttl + _GRACE_SECONDS))
+        except (WorkerDied, TimeoutError, UserError) as fault:
+            _log.error(f"node {self._number}: its worker {type(fault).__name__} {fault}")
+            if self._worker is not None:
+                self._worker.end()
+                self._worker = None
+            code = DIED if isinstance(fault, WorkerDied) else RAISED
+            return error_parts(message, code, "" if code == DIED else f"{type(fault).__name__}: {fault}")
+        return MessageParts(parts.pop("head"), parts.pop("tree"), parts)
+
+    def _call(self, call: Callable[[], ResultT]) -> ResultT | None:
+        """Call the server, and again while it is away; None once we are to stop."""
+        wait = 0.5
+        while not self._stop.is_set():
+            try:
+                result = call()
+            except httpx.HTTPStatusError as error:
+                # Other refusals concern one call only, such as one of a run that has ended.
+                if error.response.status_code == _UNAUTHORIZED:
+                    raise _Unknown(f"the server refuses this node: {_words(error.response)}") from None
+                if error.response.status_code < 500:
+                    raise
+                self._unheard = time.monotonic()  # Its SuperLink may have taken the call, and told the proxy too late.
+                self._warn(f"the server answers {error.response.status_code}")
+            except httpx.TransportError as error:
+                # What else goes wrong with TLS (no time for a handshake, an end in the middle of one) is a server that
+                # is busy or starts anew.
+                if any(word in str(error).lower() for word in _ANOTHER_SERVER):
+                    raise UserError(f"ca: the server is not the one that it should be: {error}") from None
+                self._unheard = time.monotonic()
+                self._warn(f"the server is not reached: {error}")
+            except ValueError as error:
+                self._warn(f"the server's answer cannot be read: {error}")
+            else:
+                self._warned = False
+                return result
+            self._stop.wait(wait)
+            wait = min(2 * wait, _LONGEST_WAIT)
+        return None
+
+    def _warn(self, line: str) -> None:
+        if not self._warned and not self._stop.is_set():
+            self._warned = True
+            _log.error(f"node {self._number}: {line}; trying again")
+
+
+def _words(response: httpx.Response) -> str:
+    return " ".join(without_controls(response.text, " ").split())[:200] or f"status {response.status_code}"
+
 
 _OWN = ("server", "ca", "insecure")
 """Keys of a node's file that say where the server is; all others are its `NodeConfig`."""

@@ -27,8 +27,7 @@ from steelyard.clients.flower.adapter.messages import RAISED, enter_run, take_ap
 from steelyard.clients.flower.parts import LARGEST_MESSAGE, opened
 from steelyard.clients.node import NodeConfig
 from steelyard.federate.client_app import NodeFault, app, node_clients
-from steelyard.federate.node_workers import WorkersSpec, read_frame, write_frame
-from steelyard.federate.processes import end_with_parent
+from steelyard.federate.workers import WorkersSpec, end_with_parent, read_frame, write_frame
 
 
 def answer(message: Message, context: Context) -> Message:

@@ -10,7 +10,7 @@ from steelyard.experiment.code import Ask
 from steelyard.experiment.continuing import accept_experiment
 from steelyard.experiment.running import resume as resume_simulated
 from steelyard.federate import require_flower
-from steelyard.federate.local_launch import read_launch
+from steelyard.federate.server_folder import read_launch
 from steelyard.runs.history import History
 from steelyard.runs.store import exists
 

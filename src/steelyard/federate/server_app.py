@@ -17,15 +17,15 @@ from steelyard.base.errors import UserError
 from steelyard.base.logs import logger, show
 from steelyard.clients.flower.grid import FlowerClients
 from steelyard.clients.flower.hidden_grid import HiddenClients
+from steelyard.clients.flower.mailbox import RunStopped
 from steelyard.clients.flower.register import REGISTER, RegisterFile
-from steelyard.clients.flower.superlink import RunStopped
 from steelyard.clients.protocol import Clients, Server
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import read_experiment
 from steelyard.experiment.running import resume, run
-from steelyard.federate.outcomes import LOG, Status, note_outcome
-from steelyard.federate.processes import LAUNCHER, is_running
-from steelyard.federate.run_config import experiment_of, experiment_text
+from steelyard.federate.app_folder import experiment_of, experiment_text
+from steelyard.federate.server_folder import LOG, Status, note_outcome
+from steelyard.federate.workers import LAUNCHER, is_running
 from steelyard.runs.history import History
 from steelyard.runs.store import exists
 

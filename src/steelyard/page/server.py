@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TypedDict
 
 from steelyard.base.errors import UserError
-from steelyard.federate.server_folder import ServerFolder
-from steelyard.federate.server_nodes import NodeDocument, nodes_of
-from steelyard.federate.server_runs import RunDocument, ServerRun, find_run, runs_of
+from steelyard.federate.contacts import NodeDocument, nodes_of
+from steelyard.federate.server_folder import RunDocument, ServerFolder, ServerRun, find_run, runs_of
 from steelyard.page.jobs import Jobs
 
 MOST_RUNS = 50

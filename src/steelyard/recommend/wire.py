@@ -10,28 +10,28 @@ import torch
 from flwr.app import Array
 from numpy.typing import NDArray
 
-from steelyard.clients.flower import payloads
-from steelyard.clients.flower.arrays import unpack
+from steelyard.clients.flower import wire
 from steelyard.clients.flower.forms import Refused
+from steelyard.clients.flower.wire import unpack
 from steelyard.messages.payloads import Payload
 from steelyard.recommend.sparse import PairRows, SparseRows
 
 
-def sparse_codec(rate: float, width: int, most: int) -> payloads.Codec:
+def sparse_codec(rate: float, width: int, most: int) -> wire.Codec:
     """Return how sparse rows travel: each row of a user once, with its item's number.
 
     The server's α, the width of a row and the most rows of a user come from the experiment, never from a message.
     """
 
     def read(arrays: Mapping[str, Array], clients: int, parameters: torch.Tensor) -> Payload:
-        payloads.only_keys(arrays, ["owners", "rows", "values"])
+        wire.only_keys(arrays, ["owners", "rows", "values"])
         owners = unpack(arrays["owners"], "owners", "<i4", (None,))
         rows = unpack(arrays["rows"], "rows", "<i4", (len(owners),))
         values = unpack(arrays["values"], "values", "<f4", (len(owners), width))
         _refuse_numbers(owners, rows, clients, parameters.numel() // width, most)
         return SparseRows(clients, owners.copy(), rows.copy(), values.copy(), rate)
 
-    return payloads.Codec(
+    return wire.Codec(
         kind="sparse",
         payload=(SparseRows, PairRows),
         pack=_pack,

@@ -30,11 +30,11 @@ import flwr
 for file in sorted(folder.glob("*.py")):
     importlib.import_module("steelyard.clients.flower.adapter." + file.stem)
 from flwr.superlink.grid import HttpGrid
-from steelyard.clients.flower.adapter import fleet, transport
+from steelyard.clients.flower.adapter import fleet; from steelyard.clients.flower.adapter import fleet as transport
 assert isinstance(inspect.getattr_static(HttpGrid, "_runtime_client"), property)
 client = fleet.FleetHttpClient("http://127.0.0.1:1")
-transport.bound_answers(client)
-assert isinstance(client._client._transport, transport._Bounded)
+fleet.bound_answers(client)
+assert isinstance(client._client._transport, fleet._Bounded)
 superlink = importlib.import_module("flwr.superlink.cli.flower_superlink")
 assert callable(superlink.flower_superlink) and callable(superlink.uvicorn.run)
 from steelyard.clients.flower.adapter import messages

@@ -27,10 +27,9 @@ from tests.clients.flower.flower_fakes import (
 from steelyard.algorithms.fednova import FedNova
 from steelyard.algorithms.scaffold import CHANGE, CONTROL, Scaffold
 from steelyard.clients.flower import checks, questions, tasks
-from steelyard.clients.flower.arrays import read as read_array
-from steelyard.clients.flower.arrays import unpack
 from steelyard.clients.flower.forms import Refused
-from steelyard.clients.flower.payloads import CohortRows
+from steelyard.clients.flower.wire import CohortRows, unpack
+from steelyard.clients.flower.wire import read_array as read_array
 from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import MOST_SAMPLES, Evaluations, Failure, LossState, Question, Task, Updates
 

@@ -29,13 +29,12 @@ from tests.clients.flower.flower_fakes import (
 )
 from tests.kit import named
 
-from steelyard.clients.flower import polling, tasks, wire
+from steelyard.clients.flower import mailbox, tasks, wire
 from steelyard.clients.flower.adapter.messages import PartsNotTaken, RunNotRunning
 from steelyard.clients.flower.forms import EVALUATE, INTRODUCE, TRAIN, Form
 from steelyard.clients.flower.grid import FlowerClients, NoAnswers
+from steelyard.clients.flower.mailbox import Gone, Request, RequestSender, SuperLinkFault
 from steelyard.clients.flower.register import REGISTER
-from steelyard.clients.flower.requesting import Gone, Request, RequestSender
-from steelyard.clients.flower.superlink import SuperLinkFault
 from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import Evaluations, Question, Task, Updates
 
@@ -230,10 +229,10 @@ class TestSuperLink:
                 done.set()
 
         source = SimpleNamespace(of=lambda grid, most: SimpleNamespace(look=look))
-        monkeypatch.setattr(polling, "AnswerSource", source)
-        asked = {name: polling.PendingRequest(name, 10) for name in "ab"}
+        monkeypatch.setattr(mailbox, "AnswerSource", source)
+        asked = {name: mailbox.PendingRequest(name, 10) for name in "ab"}
         unhurried: Any = SimpleNamespace(wait=lambda seconds: done.is_set(), is_set=done.is_set)
-        polling.AnswerPoller(None, asked, time.monotonic() + 30, take).start(unhurried)  # type: ignore[arg-type]
+        mailbox.AnswerPoller(None, asked, time.monotonic() + 30, take).start(unhurried)  # type: ignore[arg-type]
         assert done.wait(30)
         assert sorted((name, type(answer).__name__) for name, answer in arrived) == [(n, heard) for n in "ab" if heard]
 

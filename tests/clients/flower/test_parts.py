@@ -19,13 +19,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.clients.flower.flower_fakes import FakeGrid, assert_taken_back  # gives this run its papers too
 
-from steelyard.clients.flower import arrays as packing
-from steelyard.clients.flower import polling
-from steelyard.clients.flower.adapter.answers import FoundAnswer
+from steelyard.clients.flower import mailbox
+from steelyard.clients.flower import wire as packing
 from steelyard.clients.flower.adapter.messages import PartsTree, take_apart
+from steelyard.clients.flower.adapter.superlink import FoundAnswer
 from steelyard.clients.flower.forms import AskForm, IntroductionForm, Refused
-from steelyard.clients.flower.introductions import introduction as read_introduction
 from steelyard.clients.flower.parts import fetch, opened
+from steelyard.clients.flower.roster import introduction as read_introduction
 from steelyard.clients.flower.wire import content, split
 
 LARGEST = 16 << 20
@@ -74,9 +74,9 @@ def test_one_piece_named_many_times_is_refused_before_it_is_put_together(monkeyp
         opened(name, parts, LARGEST)
     heard, found = queue.SimpleQueue[object](), [FoundAnswer(name, "asked", tree)]
     source: Any = SimpleNamespace(look=lambda names: found, part_puller=lambda: parts.__getitem__, confirm=str)
-    monkeypatch.setattr(polling, "AnswerSource", SimpleNamespace(of=lambda grid, most: source))
-    asked, grid = {"asked": polling.PendingRequest("asked", LARGEST)}, FakeGrid({})
-    polling.AnswerPoller(grid, asked, time.monotonic() + 30, lambda name, answer: heard.put(answer)).start(stop)  # type: ignore[arg-type]
+    monkeypatch.setattr(mailbox, "AnswerSource", SimpleNamespace(of=lambda grid, most: source))
+    asked, grid = {"asked": mailbox.PendingRequest("asked", LARGEST)}, FakeGrid({})
+    mailbox.AnswerPoller(grid, asked, time.monotonic() + 30, lambda name, answer: heard.put(answer)).start(stop)  # type: ignore[arg-type]
     assert "size: more than 16777216 bytes" in str(heard.get(timeout=30))
     stop.set()
     _, peak = tracemalloc.get_traced_memory()

@@ -18,8 +18,15 @@ from tests.clients.flower.flower_fakes import changed_answer
 from tests.runs.signed_runs import a_key
 
 from steelyard.algorithms.settings import algorithm_table
-from steelyard.clients.flower.signatures import Signer
-from steelyard.clients.flower.tasks import Expected, pack_parameters, read_task, read_updates, write_task, write_updates
+from steelyard.clients.flower.tasks import (
+    Expected,
+    Signer,
+    pack_parameters,
+    read_task,
+    read_updates,
+    write_task,
+    write_updates,
+)
 from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import Task, Updates
 from steelyard.proof.signing import SigningKey, digest_of_task

@@ -24,11 +24,11 @@ from flwr.proto.message_pb2 import PullObjectRequest
 from flwr.proto.node_pb2 import Node
 from flwr.superlink.main import create_app
 
-from steelyard.clients.flower.adapter import direct_calls, link_state, signed_calls
+from steelyard.clients.flower.adapter import direct_calls, fleet, link_state
 from steelyard.clients.flower.adapter.direct_calls import DirectCalls
+from steelyard.clients.flower.adapter.fleet import SignedCalls
 from steelyard.clients.flower.adapter.link_state import NodeMessages, PartsInFiles
 from steelyard.clients.flower.adapter.messages import MessageParts, PartsTree, enter_run, take_apart
-from steelyard.clients.flower.adapter.signed_calls import SignedCalls
 from steelyard.clients.flower.news import LONGEST_HOLD, NEWS, WAIT_HEADER, seconds_to_hold
 from steelyard.clients.flower.parts import group_of
 
@@ -243,7 +243,7 @@ def test_a_call_in_the_middle_of_a_task_is_repeated(path: str, fault: Any):
 
 def test_other_calls_and_a_server_that_stays_busy_are_left_to_the_caller(monkeypatch: pytest.MonkeyPatch):
     now = [0.0]
-    monkeypatch.setattr(signed_calls.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(fleet.time, "monotonic", lambda: now[0])
     stop = SimpleNamespace(is_set=lambda: False, wait=lambda seconds: now.__setitem__(0, now[0] + seconds))
     assert called("pull-messages", lambda _: httpx.Response(503), stop)[1].status_code == 503
     assert now == [0.0]
@@ -254,7 +254,7 @@ def test_other_calls_and_a_server_that_stays_busy_are_left_to_the_caller(monkeyp
 @pytest.mark.parametrize("ahead", [-6, 6, 900])
 def test_a_clock_that_is_wrong_is_noticed_and_the_servers_is_used(ahead: int, monkeypatch: pytest.MonkeyPatch):
     true = datetime(2026, 1, 2, 3, 4, 5, 500_000, tzinfo=UTC)
-    monkeypatch.setattr(signed_calls, "local_time", lambda: true + timedelta(seconds=ahead))
+    monkeypatch.setattr(fleet, "local_time", lambda: true + timedelta(seconds=ahead))
 
     def answer(request: httpx.Request) -> httpx.Response:
         age = (true - datetime.fromisoformat(request.headers["flwr-timestamp"])).total_seconds()

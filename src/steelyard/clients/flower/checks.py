@@ -13,7 +13,6 @@ from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
 from steelyard.base.errors import without_controls
-from steelyard.clients.flower import arrays as packing
 from steelyard.clients.flower.forms import FailureForm, Refused
 from steelyard.messages.payloads import DenseModels, Payload
 from steelyard.messages.updates import MOST_SAMPLES, Failure, Floats
@@ -69,7 +68,7 @@ def refuse_size(text: object, arrays: ArrayRecord, form: int, largest: int) -> i
 
     Over HTTP a larger one is not even fetched; any other grid hands over what it likes.
     """
-    sent = packing.size(arrays) + (len(text) if isinstance(text, str | bytes) else 0)
+    sent = sum(len(array.data) for array in arrays.values()) + (len(text) if isinstance(text, str | bytes) else 0)
     if sent > form + largest:
         raise Refused(f"size: {sent} bytes; allowed: at most {form + largest}")
     return sent

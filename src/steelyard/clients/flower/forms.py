@@ -20,7 +20,7 @@ INTRODUCE = "query.introduce"
 TRAIN = "train.task"
 EVALUATE = "evaluate.question"
 HEADS = "query.heads"
-"""The messages that a server sends, by Flower's message type; `hidden_forms` has those of hidden updates."""
+"""The messages that a server sends, by Flower's message type; `hidden_messages` has those of hidden updates."""
 
 
 LARGEST_FORM = 32 << 20

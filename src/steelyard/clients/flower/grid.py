@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -13,22 +14,179 @@ from flwr.serverapp import Grid
 from steelyard.algorithms.settings import algorithm_table
 from steelyard.base.errors import UserError, in_words
 from steelyard.base.logs import logger
-from steelyard.clients.flower import checks, merging
-from steelyard.clients.flower.exchange import Exchange, TaskRequest
-from steelyard.clients.flower.forms import EVALUATE, TRAIN
-from steelyard.clients.flower.heads import HeadSender
-from steelyard.clients.flower.payloads import DENSE, Codec, CohortRows
+from steelyard.clients.flower import checks
+from steelyard.clients.flower.checks import clean, reading_one_answer
+from steelyard.clients.flower.forms import EVALUATE, HEADS, TRAIN, HeadsForm, Refused
+from steelyard.clients.flower.mailbox import Gone, Request, RequestSender, Silence
 from steelyard.clients.flower.questions import read_evaluations, write_question
-from steelyard.clients.flower.register import Register
-from steelyard.clients.flower.requesting import Request, RequestSender
+from steelyard.clients.flower.register import FederateSettings, Register
 from steelyard.clients.flower.roster import Roster
-from steelyard.clients.flower.settings import FederateSettings
-from steelyard.clients.flower.signatures import Signer
-from steelyard.clients.flower.tasks import Expected, Refusal, pack_parameters, read_updates, write_task
+from steelyard.clients.flower.tasks import (
+    Expected,
+    Refusal,
+    Signer,
+    joined_evaluations,
+    joined_updates,
+    pack_parameters,
+    read_updates,
+    write_task,
+)
+from steelyard.clients.flower.wire import DENSE, Codec, CohortRows, content
 from steelyard.messages.algorithm import OWN
 from steelyard.messages.updates import Evaluations, Failure, Question, Task, Updates
 from steelyard.proof.signing import digest_of_task
-from steelyard.proof.statements import SealedRound
+from steelyard.proof.statements import Proof, SealedRound
+
+LARGEST_ANSWER = 64 << 10
+MOST_PROOFS = 256
+"""Most proofs in one message; what is left goes with the next one."""
+_MOST_KEPT = 512
+"""Rounds that are held in memory for the next node: nodes are mostly equally far."""
+
+
+class HeadSender:
+    """Knows which proofs each node still lacks; `proofs` for a message, `arrived` once the node has answered it."""
+
+    def __init__(self) -> None:
+        self.sealed: Callable[[int], SealedRound | None] = lambda _: None
+        """Where the rounds of the chain are found; none before the run says so."""
+        self.reached: dict[tuple[str, str], int] = {}
+        """By node (its public key) and federation: the last round of which it has the proof."""
+        self.federations: set[str] = set()
+        """Of which proofs were ever asked for."""
+        self._kept: dict[int, SealedRound] = {}
+
+    def proofs(self, node: str | None, federation: str) -> list[Proof]:
+        """Return what a node lacks of one federation; none for a node without a key."""
+        if not node:
+            return []
+        self.federations.add(federation)
+        found: list[Proof] = []
+        first = self.reached.get((node, federation), 0) + 1  # round 0 asks nobody
+        for round in range(first, first + MOST_PROOFS):
+            if (sealed := self._round(round)) is None:
+                break
+            found.append(sealed.proof(federation, node))
+        return found
+
+    def arrived(self, proofs: Sequence[Proof]) -> None:
+        """Note that a node has these."""
+        for proof in proofs:
+            self.reached[proof.node, proof.federation] = proof.round
+
+    def hand_out(
+        self, sender: RequestSender, run: str, nodes: Mapping[int, str | None], seconds: float, round: int
+    ) -> list[str]:
+        """Send these nodes, by their keys, all that they still lack; returns in words who did not take it."""
+        notes: list[str] = []
+        while nodes:
+            lacking = {node: self._all(key) for node, key in nodes.items()}
+            sent = [node for node, proofs in lacking.items() if proofs]
+            forms = [HeadsForm(run=run, proofs=lacking[node], seconds=seconds) for node in sent]
+            requests = [
+                Request(node, HEADS, content(form, {}), round, LARGEST_ANSWER)
+                for node, form in zip(sent, forms, strict=True)
+            ]
+            answers = dict(zip(sent, sender.ask(requests, seconds), strict=True))
+            silent = {node: answer for node, answer in answers.items() if isinstance(answer, str)}
+            notes += [f"node {node} did not take the last heads: {answer}" for node, answer in silent.items()]
+            for node in answers.keys() - silent.keys():
+                self.arrived(lacking[node])
+            nodes = {node: key for node, key in nodes.items() if node in answers and node not in silent}
+        return notes
+
+    def _all(self, key: str | None) -> list[Proof]:
+        return [proof for name in sorted(self.federations) for proof in self.proofs(key, name)]
+
+    def _round(self, round: int) -> SealedRound | None:
+        found = self._kept.get(round) or self.sealed(round)
+        if found is not None:
+            self._kept[round] = found
+            while len(self._kept) > _MOST_KEPT:
+                del self._kept[next(iter(self._kept))]
+        return found
+
+
+_RESTING = "its node was silent and has not answered since"
+_AWAY = "no connected node holds this client"
+
+
+class NodeAnswer(Protocol):
+    """What one node answered: of some clients, and why not of others."""
+
+    @property
+    def failures(self) -> Sequence[Failure]: ...
+
+
+AnswerT = TypeVar("AnswerT", bound=NodeAnswer)
+
+
+@dataclass(eq=False)
+class TaskRequest:
+    """One request on behalf of one task or question."""
+
+    index: int
+    """Which task or question it belongs to."""
+    node: int
+    asked: tuple[str, ...]
+    message: Request
+    proofs: Sequence[Proof] = ()
+    """What signed heads say of the node in earlier rounds, which go with it."""
+
+
+class Exchange:
+    """Asks the nodes that hold some clients; a client without a proper answer is a failure with its reason."""
+
+    def __init__(self, roster: Roster, sender: RequestSender) -> None:
+        self._roster, self._sender = roster, sender
+        self.all_gone = False
+        """Whether no node at all was there any more when the last exchange ended."""
+
+    def group(self, clients: Sequence[str], failures: list[Failure]) -> dict[int, tuple[str, ...]]:
+        """Return who is to be asked where; a client whose node is away or silent is left out, with the reason."""
+        homes = {client: self._roster.holder(client) for client in clients}
+        awake = {node for node in homes.values() if node is not None and not self._roster.is_resting(node)}
+        groups: dict[int, list[str]] = {}
+        for client, node in homes.items():
+            if node is None:
+                failures.append(Failure(client, _AWAY))
+            elif awake and node not in awake:  # Where all are silent, there is nobody else to ask.
+                failures.append(Failure(client, _RESTING))
+            else:
+                groups.setdefault(node, []).append(client)
+        return {node: tuple(sorted(groups[node])) for node in sorted(groups)}
+
+    def send(
+        self,
+        requests: list[TaskRequest],
+        seconds: float,
+        read: Callable[[TaskRequest, RecordDict], AnswerT],
+        failures: list[list[Failure]],
+    ) -> dict[int, list[AnswerT]]:
+        """Send all requests, read what comes back, and put the blame where an answer is missing or refused."""
+        parts: dict[int, list[AnswerT]] = {}
+
+        def take(index: int, content: RecordDict) -> AnswerT | str:
+            # Each answer is read as it arrives and let go of, so that not all of them lie in memory at once.
+            try:
+                with reading_one_answer():
+                    return read(requests[index], content)
+            except Refused as refusal:
+                return str(refusal)
+
+        answers = self._sender.ask([request.message for request in requests], seconds, read=take)
+        self.all_gone = bool(answers) and all(isinstance(answer, Gone) for answer in answers)
+        for request, answer in zip(requests, answers, strict=True):
+            # A node that sends nonsense or an error is there; one that is silent may not be.
+            self._roster.heard(request.node, answered=not isinstance(answer, Silence))
+            if isinstance(answer, str):
+                reason = clean(answer)
+                failures[request.index] += [Failure(client, reason) for client in request.asked]
+            else:
+                failures[request.index] += answer.failures
+                parts.setdefault(request.index, []).append(answer)
+        return parts
+
 
 _log = logger(__name__)
 
@@ -167,7 +325,7 @@ class FlowerClients:
 
         parts = self.exchange.send(requests, self._seconds(tasks), read, failures)
         answers = [
-            merging.updates(task, parts.get(i, []), failures[i], sendings[i].codec, rows[i])
+            joined_updates(task, parts.get(i, []), failures[i], sendings[i].codec, rows[i])
             for i, task in enumerate(tasks)
         ]
         for task, answer in zip(tasks, answers, strict=True):
@@ -218,7 +376,7 @@ class FlowerClients:
                 why = "; ".join(f"{failure.client}: {failure.reason}" for failure in failures[index][:3])
                 raise NoAnswers(f"round {question.round}: no client tested the model ({why or 'no node is connected'})")
         return [
-            merging.evaluations(question, parts[i], failures[i], self._most_counted(parts[i]))
+            joined_evaluations(question, parts[i], failures[i], self._most_counted(parts[i]))
             for i, question in enumerate(questions)
         ]
 

@@ -13,28 +13,33 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from steelyard.base.errors import in_words
-from steelyard.clients.flower import arrays as packing
 from steelyard.clients.flower import wire
-from steelyard.clients.flower.exchange import TaskRequest
 from steelyard.clients.flower.forms import Form
-from steelyard.clients.flower.grid import FlowerClients, Sending
-from steelyard.clients.flower.hidden_forms import (
+from steelyard.clients.flower.grid import FlowerClients, Sending, TaskRequest
+from steelyard.clients.flower.hidden_messages import (
     HIDE,
     KEYS,
     OPEN,
     SHARE,
+    Answer,
     HideForm,
     KeysForm,
     KeyShares,
     OpenForm,
+    RoundTry,
+    Shape,
     ShareForm,
+    Written,
+    keep_shares,
+    key_rows,
     key_shares_codec,
+    read_answer,
     rows,
 )
-from steelyard.clients.flower.hidden_tries import Answer, RoundTry, Shape, Written, keep_shares, key_rows, read_answer
-from steelyard.clients.flower.requesting import Request
-from steelyard.clients.flower.settings import FederateSettings
+from steelyard.clients.flower.mailbox import Request
+from steelyard.clients.flower.register import FederateSettings
 from steelyard.clients.flower.tasks import Refusal, pack_parameters
+from steelyard.clients.flower.wire import pack
 from steelyard.messages.updates import Failure, Floats, Task, Updates
 from steelyard.privacy.hidden import FixedPoint, HiddenUpdates, Summed
 from steelyard.privacy.secure import KEY_SHARES_BYTES, PUBLIC_BYTES, Opened, PublicKeys, SecureServer, round_context
@@ -94,7 +99,7 @@ class HiddenClients(FlowerClients):
             work.server.require(len(work.server.keys), f"showed keys ({why})" if why else "showed keys")
 
     def _sending(self, work: RoundTry) -> Sending:
-        arrays = ArrayRecord({**pack_parameters(work.task), **packing.pack({"keys": key_rows(work)})})
+        arrays = ArrayRecord({**pack_parameters(work.task), **pack({"keys": key_rows(work)})})
         cohort = sorted(work.server.keys)
         return Sending(arrays, key_shares_codec(len(cohort)), cohort, work.attempt)
 

@@ -14,6 +14,8 @@ NEWS = "/steelyard/news"
 """The proxy's call to its SuperLink: for which nodes have messages come? It names those whose calls it holds."""
 WAIT_HEADER = "steelyard-wait"
 """The header in which a node says for how many seconds its call for a message may be held."""
+CLOCK_HEADER, VERSION_HEADER = "steelyard-clock", "steelyard-version"
+"""What a node says of itself beside Flower's own headers: by how much its clock is ahead, and its version."""
 LONGEST_HOLD = 25.0
 """Most seconds that a call is held; a node's own HTTP client gives up after thirty."""
 LOOK_SECONDS = 5.0

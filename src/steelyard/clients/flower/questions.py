@@ -10,10 +10,9 @@ from flwr.app import ArrayRecord, RecordDict
 from numpy.typing import NDArray
 
 from steelyard.algorithms.settings import algorithm_table
-from steelyard.clients.flower import arrays as packing
-from steelyard.clients.flower import checks, payloads
+from steelyard.clients.flower import checks, wire
 from steelyard.clients.flower.forms import EvaluationForm, QuestionForm
-from steelyard.clients.flower.wire import Header, content, failure_forms, split
+from steelyard.clients.flower.wire import Header, content, failure_forms, split, tensor, unpack
 from steelyard.messages.updates import MOST_SAMPLES, Evaluations, Failure, Question
 
 
@@ -37,8 +36,8 @@ def read_question(records: RecordDict) -> tuple[Question, Header]:
     """Return the question that a node received, and what it needs for it."""
     text, arrays = split(records)
     form = QuestionForm.read(text)
-    payloads.only_keys(arrays, ["models"])
-    models = packing.tensor(packing.unpack(arrays["models"], "models", "<f4", (form.candidates, None)))
+    wire.only_keys(arrays, ["models"])
+    models = tensor(unpack(arrays["models"], "models", "<f4", (form.candidates, None)))
     question = Question(form.federation, form.seed, form.round, models, form.detailed)
     return question, Header(form.run, form.experiment, form.seconds, algorithm=form.algorithm)
 
@@ -100,9 +99,9 @@ def read_evaluations(
 def _right(
     arrays: ArrayRecord, samples: NDArray[np.int64], keep: list[int], detailed: bool
 ) -> NDArray[np.bool_] | None:
-    payloads.only_keys(arrays, ["right"] if detailed else [])
+    wire.only_keys(arrays, ["right"] if detailed else [])
     if not detailed:
         return None
-    right = packing.unpack(arrays["right"], "right", "|b1", (int(samples.sum()),))
+    right = unpack(arrays["right"], "right", "|b1", (int(samples.sum()),))
     pieces = np.split(right, np.cumsum(samples)[:-1]) if len(samples) else []
     return np.concatenate([np.zeros(0, dtype=np.bool_), *(pieces[i] for i in keep)])

@@ -1,4 +1,4 @@
-"""The register of a server: which node keys may take part, and which clients each of them may hold."""
+"""Who may take part: the register of a server, which clients each node may hold, and for whom a run waits."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
 from steelyard.base.errors import UserError, brief, told_as
 from steelyard.base.logs import logger
+from steelyard.base.settings import Section
 
 _log = logger(__name__)
 
@@ -145,3 +148,19 @@ def _write(file: Path, entries: Mapping[str, Entry]) -> Register:
             stream.write(json.dumps({"nodes": nodes}, indent=1))
         draft.replace(file)
     return Register(entries)
+
+
+class FederateSettings(Section):
+    """How a run across machines waits for its nodes; a simulation ignores it."""
+
+    nodes: int = Field(default=1, ge=1, le=1_000_000)
+    """Number of nodes to wait for before the first round; give all of them for reproducible cohorts."""
+    start_timeout: float = Field(default=300.0, gt=0)
+    """Seconds to wait for that many nodes to connect and say which clients live on them."""
+    timeout: float = Field(default=600.0, gt=0)
+    """Seconds that a node has to answer one task or question; who has not answered by then is left out of the round."""
+    most_clients: int = Field(default=10_000, ge=1)
+    """Clients that one node may hold, where the server's register says nothing else of its key."""
+    test_bound: float = Field(default=3.0, ge=1, allow_inf_nan=False)
+    """Of a client's test samples at most this many times the median client's count in the accuracy: nobody can check
+    how many it has, and a client that claims a hundred times as many would decide the accuracy alone."""

@@ -1,14 +1,21 @@
-"""A node's calls to its server, in Flower's fleet protocol; every one of them is signed with the node's key."""
+"""A node's calls to its server in Flower's fleet protocol: signed with the node's key, bounded, repeated if need be."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import time
+from base64 import b64encode
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from typing import Any, cast
 
-from cryptography.hazmat.primitives import serialization
+import httpx
+from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Message
+from flwr.common.constant import TIMESTAMP_HEADER
 from flwr.common.serde import message_from_proto
 from flwr.proto.fleet_pb2 import (
     ActivateNodeRequest,
@@ -21,6 +28,7 @@ from flwr.proto.fleet_pb2 import (
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.message_pb2 import Message as MessageProto
 from flwr.proto.node_pb2 import Node
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
 from flwr.supercore.inflatable.inflatable_protobuf_utils import (
     make_confirm_message_received_fn_protobuf,
     make_pull_object_fn_protobuf,
@@ -28,11 +36,148 @@ from flwr.supercore.inflatable.inflatable_protobuf_utils import (
 )
 from flwr.supercore.inflatable.inflatable_utils import push_object_contents_from_iterable
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 from flwr.supernode.fleet_http_client import FleetHttpClient
 
+from steelyard import __version__
 from steelyard.clients.flower.adapter.messages import MessageParts, PartsTree
-from steelyard.clients.flower.adapter.signed_calls import SignedCalls
-from steelyard.clients.flower.adapter.transport import bound_answers
+from steelyard.clients.flower.news import CLOCK_HEADER, VERSION_HEADER, WAIT_HEADER
+from steelyard.clients.flower.parts import LARGEST_PART, LARGEST_TREE
+
+_PARTS = "/pull-object"
+_HEAD = 64 << 10
+
+
+def bound_answers(client: object, largest: int = LARGEST_TREE + _HEAD) -> None:
+    """Let a client of Flower's take no more from one call than a part of a message, or `largest` bytes of all else.
+
+    Answers that are packed (a few MB may unpack to gigabytes) and such that send us elsewhere are not taken at all.
+    """
+    found: httpx.Client = cast(Any, client)._client
+    inner: Any = found
+    if not isinstance(inner._transport, _Bounded):
+        inner._transport = _Bounded(inner._transport, largest)
+        inner._mounts = {url: one and _Bounded(one, largest) for url, one in inner._mounts.items()}
+
+
+class _Bounded(httpx.BaseTransport):
+    def __init__(self, inner: httpx.BaseTransport, largest: int) -> None:
+        self._inner, self._largest = inner, largest
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        request.headers["accept-encoding"] = "identity"
+        response = self._inner.handle_request(request)
+        packed = response.headers.get("content-encoding", "identity") != "identity"
+        if packed or response.is_redirect:
+            response.close()
+            what = "is packed" if packed else "sends us elsewhere"
+            raise httpx.ReadError(f"an answer that {what}; allowed: a plain one", request=request)
+        most = LARGEST_PART + _HEAD if request.url.path.endswith(_PARTS) else self._largest
+        response.stream = _BoundedStream(cast(httpx.SyncByteStream, response.stream), most, request)
+        return response
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class _BoundedStream(httpx.SyncByteStream):
+    def __init__(self, inner: httpx.SyncByteStream, largest: int, request: httpx.Request) -> None:
+        self._inner, self._largest, self._request = inner, largest, request
+
+    def __iter__(self) -> Iterator[bytes]:
+        size = 0
+        for piece in self._inner:
+            size += len(piece)
+            if size > self._largest:
+                raise httpx.ReadError(f"an answer of more than {self._largest} bytes", request=self._request)
+            yield piece
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+_REPEATED = ("pull-object", "push-object", "confirm-message-received")
+"""Calls in the middle of a task: to give up one of them is to give up the task. Who makes the others tries again."""
+_REPEAT_SECONDS, _FIRST_PAUSE, _LONGEST_PAUSE = 30.0, 0.2, 2.0
+_UNAUTHORIZED, _BUSY = 401, 503
+_HOLD_SECONDS = 20.0
+"""How long our call for a message may be held where there is none."""
+_COARSE_SECONDS, _LEAST_DRIFT = 2.0, 3.0
+"""The server writes whole seconds, and looks at its clock once a second, later where it is busy."""
+
+
+class SignedCalls:
+    """Signs each call with a node's key and the time; for a client of Flower's.
+
+    A SuperLink refuses signatures from more than five seconds ahead of its clock. So the time is the server's, as its
+    answers give it. A call in the middle of a task is repeated for a while, but not once `stop` is set.
+    """
+
+    def __init__(self, key: ec.EllipticCurvePrivateKey, stop: threading.Event) -> None:
+        self._key, self._stop = key, stop
+        pem = key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+        self._public = b64encode(pem).decode("ascii")
+        self.ahead = 0.0
+        """By how many seconds our clock is ahead of the server's; 0 where they agree."""
+
+    def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
+        """Send one call; Flower's client asks for this method."""
+        before = self.ahead
+        response = self._patiently(context, call_next)
+        if response.status_code == _UNAUTHORIZED and self.ahead != before:
+            response = self._patiently(context, call_next)
+        return response
+
+    def _patiently(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
+        deadline, pause = time.monotonic() + _REPEAT_SECONDS, _FIRST_PAUSE
+        repeated = context.request.url.path.endswith(_REPEATED)
+        while True:
+            # Who is to stop waits for no server: it may be gone for good, as where one process killed both.
+            last = not repeated or self._stop.is_set() or time.monotonic() > deadline
+            try:
+                response = self._send(context, call_next)
+                if last or response.status_code != _BUSY:
+                    return response
+            except httpx.ConnectError:
+                if last:
+                    raise
+            self._stop.wait(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _send(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
+        stamp = (local_time() - timedelta(seconds=self.ahead)).isoformat()
+        signature = self._key.sign(stamp.encode("ascii"), ec.ECDSA(hashes.SHA256()))
+        context.request.headers.update(
+            {
+                FLEET_HTTP_PUBLIC_KEY_HEADER: self._public,
+                TIMESTAMP_HEADER: stamp,
+                FLEET_HTTP_SIGNATURE_HEADER: b64encode(signature).decode("ascii"),
+                CLOCK_HEADER: f"{self.ahead:g}",
+                VERSION_HEADER: __version__,
+                WAIT_HEADER: f"{_HOLD_SECONDS:g}",
+            }
+        )
+        begun = local_time()
+        response = call_next(context)
+        self._learn(response.headers.get("date", ""), begun)
+        return response
+
+    def _learn(self, date: str, begun: datetime) -> None:
+        """Compare clocks: the server wrote its time between our call and its answer, however long that took."""
+        try:
+            theirs = parsedate_to_datetime(date)
+            least = (begun - theirs).total_seconds() - _COARSE_SECONDS
+            most = (local_time() - theirs).total_seconds()
+        except (ValueError, TypeError):
+            return
+        if not least <= self.ahead <= most:
+            ahead = 0.0 if least <= 0 <= most else round((least + most) / 2)
+            self.ahead = float(ahead) if abs(ahead) >= _LEAST_DRIFT else 0.0
+
+
+def local_time() -> datetime:
+    """Return the time of this machine's clock."""
+    return datetime.now(UTC)
 
 
 @dataclass(frozen=True)

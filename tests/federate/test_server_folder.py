@@ -12,13 +12,11 @@ from pathlib import Path
 import pytest
 from tests.kit import assert_refused
 
-from steelyard.federate import processes
-from steelyard.federate.outcomes import note_outcome
-from steelyard.federate.processes import Process, end_all
-from steelyard.federate.run_queue import RunQueue
-from steelyard.federate.server_folder import ServerFolder
-from steelyard.federate.server_nodes import nodes_of
-from steelyard.federate.server_runs import ServerRun, find_run, new_run, runs_of
+from steelyard.federate import workers
+from steelyard.federate.contacts import nodes_of
+from steelyard.federate.server_folder import ServerFolder, ServerRun, find_run, new_run, note_outcome, runs_of
+from steelyard.federate.serving import RunQueue
+from steelyard.federate.workers import Process, end_all
 
 
 class Queue(RunQueue):
@@ -196,7 +194,7 @@ def alive(pid: int) -> bool:
 
 
 def test_what_a_process_started_in_another_session_is_ended_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(processes, "_ORPHAN_SECONDS", 0.5)
+    monkeypatch.setattr(workers, "_ORPHAN_SECONDS", 0.5)
     process, child = detached(tmp_path, 60)
     assert alive(child)
     end_all([process])
