@@ -19,9 +19,8 @@ from tests.runs.records import federation, record, state
 from tests.warm import command_environment, warm_command
 
 from steelyard.base.files import in_bytes
-from steelyard.cli.lists import age, score_of, sparkline
 from steelyard.cli.summaries import show_summary
-from steelyard.cli.top import Board
+from steelyard.cli.top import Board, age, score_of, sparkline
 from steelyard.runs.glance import glance, this_process
 from steelyard.runs.store import Store
 

@@ -25,9 +25,8 @@ from rich.console import Console
 from tests.report.made_run import make_run
 
 from steelyard.base.errors import UserError, one_line
-from steelyard.cli.lists import show_runs
 from steelyard.cli.summaries import show_summary
-from steelyard.cli.top import Board
+from steelyard.cli.top import Board, show_runs
 from steelyard.experiment.loading import read_experiment
 from steelyard.page.feed import Listing
 from steelyard.page.jobs import Jobs

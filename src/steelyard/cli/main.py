@@ -23,19 +23,15 @@ from steelyard.base import logs
 from steelyard.base.errors import UserError, one_line
 from steelyard.cli.arena import arena
 from steelyard.cli.attack import attack
-from steelyard.cli.contributions import contributions, withdraw
 from steelyard.cli.federate import app as federate_app
-from steelyard.cli.joining import join
-from steelyard.cli.new import new
 from steelyard.cli.options import LogFileOption, QuietOption, VerboseOption, share_options
 from steelyard.cli.privacy import app as privacy_app
-from steelyard.cli.proof import record, verify
+from steelyard.cli.proof import contributions, record, verify, withdraw
 from steelyard.cli.recommend import app as recommend_app
-from steelyard.cli.report import import_run, report, weigh
-from steelyard.cli.running import compare, resume, run, table
-from steelyard.cli.showing import algorithms, criteria, docs, export, models, policies, recipes, show
+from steelyard.cli.running import compare, join, resume, run, table
+from steelyard.cli.showing import algorithms, criteria, docs, export, models, new, policies, recipes, show
 from steelyard.cli.sweep import sweep
-from steelyard.cli.watching import ls, top, watch
+from steelyard.cli.watching import import_run, ls, report, top, watch, weigh
 
 _log = logs.logger(__name__)
 _COMPLETING = "_STEELYARD_COMPLETE"

@@ -1,4 +1,4 @@
-"""`steelyard verify` and `record`: is a run's folder what the run wrote, and what to hand over of it.
+"""`steelyard verify`, `record`, `contributions` and `withdraw`: what a run proves, and what each client added.
 
 What is heavy is imported inside the commands, for speed of start.
 """
@@ -6,13 +6,20 @@ What is heavy is imported inside the commands, for speed of start.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from steelyard.base.errors import printable
-from steelyard.cli.options import FormatOption
-from steelyard.cli.printing import print_json
+from steelyard.base.errors import printable, printable_all
+from steelyard.base.logs import doing, quiet
+from steelyard.cli.finishing import finish
+from steelyard.cli.options import FormatOption, OutOption, ReportOption, RuleOption, TrustOption, asking
+from steelyard.cli.printing import print_json, print_table, print_wrapped, warn_of_changes
+from steelyard.rounds.progress import watching
+
+if TYPE_CHECKING:
+    from steelyard.contributions.document import Contributions
+    from steelyard.contributions.replaying import Without
 
 
 def verify(
@@ -54,3 +61,85 @@ def record(
     tested = attacks or (folder.absolute().parent if is_attack(folder.absolute().parent) else None)
     write_record(folder, out, keys, rule, None if tested is None else outcomes_of(tested))
     print(printable(str(out)))
+
+
+# What each client of a run added to its model; a run without one.
+
+
+def contributions(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    rule: RuleOption = None,
+    measure: Annotated[
+        Literal["loss", "accuracy", "local-loss", "local-accuracy"] | None,
+        typer.Option(
+            help="On the server's rows, or local- on all clients' test rows. Default: as the run did, else loss."
+        ),
+    ] = None,
+    method: Annotated[
+        Literal["shapley", "leave-one-out", "classes"],
+        typer.Option(help="shapley; leave-one-out; classes: agreement by class in the last layer (ShapFed)."),
+    ] = "shapley",
+    without: Annotated[
+        str | None,
+        typer.Option("--without", metavar="CLIENT", help="How the model would do without this client, approximately."),
+    ] = None,
+    retrain: Annotated[
+        bool, typer.Option("--retrain", help="Train every coalition of up to 10 clients; with --without, only the one.")
+    ] = False,
+    trust: TrustOption = False,
+    format: FormatOption = "text",
+) -> None:
+    """Show what each client added to the model, with an interval: as measured, from kept updates or by a replay."""
+    with watching(not quiet()):
+        with doing("starting"):
+            from steelyard.contributions import finding
+
+        ask = asking(trust)
+        if without is None:
+            found = finding.contributions(run, rule, measure, method, retrained=retrain, ask=ask)
+        else:
+            found = finding.without(run, without, rule, measure, retrained=retrain, ask=ask)
+    if format == "json":
+        print_json(found)
+    elif "client" in found:
+        print_wrapped(_without(printable_all(found)))
+    else:
+        show(found)
+    warn_of_changes(run)
+
+
+def withdraw(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    client: Annotated[str, typer.Argument(help="The client that withdraws, by name.")],
+    out: OutOption = None,
+    trust: TrustOption = False,
+    report: ReportOption = False,
+    format: FormatOption = "text",
+) -> None:
+    """Run an experiment again without one client, as if it had never taken part; both folders name each other."""
+    with watching(not quiet()):
+        with doing("starting"):
+            from steelyard.contributions.withdrawing import withdraw as run_without
+            from steelyard.result import Result
+
+        ask = asking(trust)
+        finish(lambda: Result(run_without(run, client, out=out, ask=ask, progress=not quiet())), format, report)
+
+
+def _without(found: Without) -> str:
+    width = "" if found["low"] == found["high"] else f" ({found['low']:.4f} to {found['high']:.4f})"
+    return (
+        f"{found['rule']}: {found['unit']} is {found['after']:.4f}; without {found['client']} it would be "
+        f"{found['without']:.4f}{width}: {found['source']}."
+    )
+
+
+def show(document: Contributions) -> None:
+    """Print what clients added as a table, and what it means."""
+    from steelyard.report.contributed import contribution_table, headline
+
+    document = printable_all(document)
+    print_wrapped(headline(document))
+    print_table(contribution_table(document))
+    for note in document["notes"]:
+        print_wrapped(note)

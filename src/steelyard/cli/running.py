@@ -6,12 +6,13 @@ What is heavy is imported inside the commands, for speed of start.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from steelyard.base.errors import UserError, printable
+from steelyard.base.errors import UserError, brief, printable
 from steelyard.base.logs import doing, logger, quiet
 from steelyard.cli.arena import finish_arena, show_arena
 from steelyard.cli.attack import finish_attack
@@ -33,13 +34,13 @@ from steelyard.cli.options import (
     TrustOption,
     asking,
 )
-from steelyard.cli.participation import compare_shares
 from steelyard.cli.printing import print_json, print_part, terminal_width, warn_of_changes
 from steelyard.cli.sweep import resume_sweep, show_sweep
 from steelyard.rounds.progress import watching
 
 if TYPE_CHECKING:
     from steelyard.report.documents.shared import Chain
+
 
 _log = logger(__name__)
 
@@ -257,3 +258,117 @@ def _warn_of_change(chain: Chain) -> None:
 
     if chain["problem"]:
         _log.warning(chain_line(chain))
+
+
+# `steelyard compare --participation`.
+
+
+LEAST = 2
+"""Clients of a cohort: one alone has nobody to be weighed against."""
+
+
+def compare_shares(
+    experiment: str,
+    rules: Sequence[str],
+    changes: Sequence[str],
+    seeds: tuple[int, int | None],
+    shares: str,
+    out: Path | None,
+    trust: bool,
+    format: TableFormat,
+) -> None:
+    """Run the comparison once for each share, and print a table with a column for each.
+
+    `seeds` are how many, and the first. A share that comes to fewer than two clients is left out and said.
+    """
+    if format == "csv":
+        raise UserError("--format: got 'csv' with --participation; allowed: text, markdown, latex, json")
+    wanted = parse_shares(shares)
+    with watching(not quiet()):
+        with doing("starting"):
+            from steelyard.experiment.comparing import load_comparison, seeds_of
+            from steelyard.experiment.running import run
+            from steelyard.report.participation import participation_tables
+            from steelyard.report.rendering import render
+            from steelyard.result import Result
+
+        found: dict[float, Result] = {}
+        left_out: list[str] = []
+        for share in wanted:
+            fields = [*changes, f"rounds.fraction={share!r}"]
+            described = load_comparison(experiment, fields, rules, seeds[1], asking(trust))
+            clients = described.all_clients
+            if clients is not None and described.rounds.cohort(clients) < LEAST:
+                left_out.append(f"{share:.0%} of {clients} clients is one alone: left out.")
+                continue
+            chosen = seeds_of(described, seeds[0])
+            folder = None if out is None else out / f"participation-{round(100 * share):03d}"
+            done = watched(lambda d=described, c=chosen, f=folder: run(d, seeds=c, out=f, progress=not quiet()))
+            found[share] = Result(done)
+        if not found:
+            raise UserError(f"--participation: got {brief(shares)}; allowed: shares of two clients or more")
+    documents = {share: result.table for share, result in found.items()}
+    if format == "json":
+        rows = [{"share": share, "folder": str(found[share].folder), "table": documents[share]} for share in found]
+        print_json({"participation": rows, "left_out": left_out})
+        return
+    print(render(participation_tables(documents, left_out), [], format, terminal_width()), end="")
+    if format == "text":
+        for share, result in found.items():
+            print(f"{share:.0%}: run stored in {printable(str(result.folder))}")
+
+
+def parse_shares(text: str) -> list[float]:
+    """Return the shares of "1,0.75,0.1", each above 0 and at most 1, without repeats, the largest first."""
+    try:
+        shares = [float(word) for word in text.split(",")]
+    except ValueError:
+        shares = []
+    if not shares or not all(0 < share <= 1 for share in shares):
+        raise UserError(
+            f"--participation: got {brief(text)}; allowed: shares above 0, at most 1, joined by commas, like 1,0.75,0.1"
+        )
+    return sorted(set(shares), reverse=True)
+
+
+# `steelyard join`.
+
+
+_WORDS = {"arena": "an arena", "sweep": "a sweep", "run": "a comparison"}
+
+
+def join(
+    folders: Annotated[list[Path], typer.Argument(help="Folders of all parts that --part made, in any order.")],
+    out: Annotated[Path, typer.Option("--out", help="The new folder of the whole run or sweep.")],
+) -> None:
+    """Put the parts of a comparison, a sweep or an arena (--part 3/8) together: the same as one run of all of it."""
+    with watching(not quiet()), doing(f"joining {len(folders)} parts"):
+        from steelyard.arena.archive import write_arena_files
+        from steelyard.arena.plan import is_arena
+        from steelyard.arena.running import join_arenas
+        from steelyard.arena.table import arena_text
+        from steelyard.experiment.joining import join_runs
+        from steelyard.sweeps.plan import is_sweep
+        from steelyard.sweeps.result import write_sweep_files
+        from steelyard.sweeps.running import join_sweeps
+
+        answer = ""
+        if twice := next((folder for folder in folders if folders.count(folder) > 1), None):
+            raise UserError(f"join: {twice} is given twice; allowed: each part once")
+        kinds = {folder: "arena" if is_arena(folder) else "sweep" if is_sweep(folder) else "run" for folder in folders}
+        first = kinds[folders[0]]
+        if other := next((folder for folder in folders if kinds[folder] != first), None):
+            raise UserError(f"join: {folders[0]} holds a part of {_WORDS[first]}, {other} none; allowed: parts of one")
+        if first == "arena":
+            whole = join_arenas(folders, out)
+            answer = arena_text(write_arena_files(whole), width=terminal_width())
+        elif first == "sweep":
+            whole = join_sweeps(folders, out)
+            write_sweep_files(whole)
+        else:
+            whole = join_runs(folders, out)
+    if answer:
+        print(answer)
+    print(f"{len(folders)} parts joined in {printable(str(whole))}")
+    if not answer:
+        print(f"every table: steelyard table {printable(shlex.quote(str(whole)))}")

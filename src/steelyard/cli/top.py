@@ -1,4 +1,4 @@
-"""`steelyard top`: a live view of runs in the terminal, read anew only where something was written."""
+"""`steelyard ls` and `top`: runs in a folder, once or as a live view that is read anew where something was written."""
 
 from __future__ import annotations
 
@@ -7,20 +7,96 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.table import Table
+from rich.table import Table as Grid
 from rich.text import Text
 
-from steelyard.base.errors import UserError
+from steelyard.base.errors import UserError, without_controls
+from steelyard.base.files import in_bytes
 from steelyard.base.measures import measure_of
-from steelyard.cli.lists import age, nothing, plain, sparkline, state_of
+from steelyard.report.rendering import Table, as_text, bars
 from steelyard.runs.glance import Glance, accuracies, find_runs, glance, signature, why_unreadable
 from steelyard.runs.history import History
+
+STYLES = {"running": "bold cyan", "finished": "green", "stopped": "yellow", "killed": "red", "unreadable": "red"}
+"""How states look; each is also a word, so that nothing hangs on colour."""
+
+
+def show_runs(folder: Path, found: Sequence[Glance]) -> None:
+    """Print the runs of a folder, newest first, as a table that fits the terminal."""
+    console = Console()
+    if not found:
+        console.print(nothing(folder), highlight=False, markup=False, soft_wrap=True)
+        return
+    rows = tuple(
+        (
+            *(without_controls(run.name, "�"), run.state, f"{run.round}/{'?' if run.rounds is None else run.rounds}"),
+            *(score_of(run), age(run.changed), in_bytes(run.bytes)),
+        )
+        for run in found
+    )
+    table = Table("", ("run", "state", "rounds", "accuracy", "age", "size"), rows, names=2)
+    text = Text(as_text(table, console.width))
+    for state, style in STYLES.items():
+        text.highlight_regex(rf"(?<= ){state}(?= )", style)
+    console.print(text)
+    for run in found:
+        if run.problem:
+            console.print(plain(run.problem), style="red", soft_wrap=True)
+        if run.ended:
+            console.print(plain(f"{run.name}: {run.ended}"), style="yellow", soft_wrap=True)
+
+
+def nothing(folder: Path) -> str:
+    """Return what to say where there is no run yet."""
+    return f"no run in {folder} yet; start one: steelyard run quickstart --out {folder}/first"
+
+
+def plain(text: str) -> Text:
+    """Return text from a file as it is: no markup, no control characters."""
+    return Text(without_controls(text, "�"))
+
+
+def state_of(run: Glance) -> Text:
+    """Return the state of a run as a coloured word."""
+    return Text(run.state, style=STYLES.get(run.state, "dim"))
+
+
+def score_of(run: Glance) -> str:
+    """Return the main rule's accuracy, named where it is something else than accuracy."""
+    if run.accuracy is None:
+        return "–"
+    measure = measure_of(run.measure)
+    return measure.show(run.accuracy) if measure.percent else f"{measure.show(run.accuracy)} {measure.name}"
+
+
+def age(seconds: float) -> str:
+    """Write how long ago something was, short: "40 s", "5 min", "3 h", "2 d"."""
+    passed = max(0.0, time.time() - seconds)
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if passed >= length:
+            return f"{int(passed // length)} {unit}"
+    return f"{int(passed)} s"
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """Draw a curve in one line of at most `width` letters: means of equal parts, from the lowest to the highest."""
+    if not values or width < 1:
+        return ""
+    count = min(width, len(values))
+    edges = [len(values) * part // count for part in range(count + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
+    return bars(means, min(means), max(means))
+
+
+# `steelyard top`.
+
 
 RULES = 4
 """Rules of one run that are shown; the rest are counted."""
@@ -80,7 +156,7 @@ class Board:
 
 def _head(run: Glance) -> RenderableType:
     """How far a run is, its name and state, and when it was last written."""
-    head = Table.grid(padding=(0, 1))
+    head = Grid.grid(padding=(0, 1))
     name = run.folder.resolve().name if run.name == "." else run.name  # the folder itself is the run
     head.add_row(_bar(run, 12), plain(name), state_of(run), Text(f"{age(run.changed)} ago", style="dim"))
     return head
@@ -91,7 +167,7 @@ def _body(run: Glance, width: int) -> list[RenderableType]:
     if run.problem:
         return [plain(run.problem)]
     curves = accuracies(run.folder)
-    body = Table.grid(padding=(0, 1))
+    body = Grid.grid(padding=(0, 1))
     for line in run.rules[:RULES]:
         curve = [value for _, value in curves.get((line.rule, line.seed), [])]
         seed = f", seed {line.seed}" if len({inner.seed for inner in run.rules}) > 1 else ""
