@@ -32,7 +32,7 @@ LIBRARY = "STEELYARD_FAULTS"
 LOADED = (
     *("pandas", "safetensors.torch", "scipy.stats", "steelyard.api", "steelyard.cli.main", "steelyard.cli.summaries"),
     *("steelyard.clients.local.simulation", "steelyard.experiment.learning_node", "steelyard.federate.resuming"),
-    *("steelyard.report.comparison_tables", "tests.runs.contents"),
+    *("steelyard.report.tables", "tests.runs.contents"),
 )
 """Modules that are loaded once, before the forks; nothing is computed in that process."""
 SECTOR = 512

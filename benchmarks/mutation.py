@@ -29,7 +29,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "defence": (("defence/*.py",), ("defence",)),
     "signing": (("proof/*.py",), ("proof",)),
     "statistics": (
-        ("base/measures.py", "report/statistics.py", "report/measures.py", "report/sign.py"),
+        ("base/measures.py", "report/statistics.py", "report/curves.py", "report/html.py"),
         ("base/test_measures.py", "report"),
     ),
     "metrics": (("recommend/metrics.py",), ("recommend/test_metrics.py",)),

@@ -20,7 +20,7 @@ from steelyard.experiment.description import Description
 from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.loading import load, read_experiment
 from steelyard.experiment.recommend import RecommendDescription
-from steelyard.report.documents.sweep import SweepDocument
+from steelyard.report.result import SweepDocument
 from steelyard.result import Result
 from steelyard.rounds.progress import shown_by_default, watching
 from steelyard.sweeps.plan import Scalar, plan

@@ -13,8 +13,7 @@ from steelyard.base.errors import UserError, path_of
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import read_experiment
 from steelyard.report.comparison import compare_run
-from steelyard.report.documents.comparison import Comparison
-from steelyard.report.documents.run import Summary
+from steelyard.report.result import Comparison, Summary
 from steelyard.report.summary import short_account, summarise
 from steelyard.runs.history import History
 

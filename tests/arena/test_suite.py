@@ -22,7 +22,7 @@ from steelyard.experiment.federations import FederationSettings
 from steelyard.experiment.job_array import Part
 from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.rule_words import parse_rules
-from steelyard.report.recorded_curves import read_curves
+from steelyard.report.curves import read_curves
 from steelyard.runs.history import History
 from steelyard.sweeps.running import How
 

@@ -14,8 +14,7 @@ from steelyard.arena.figures import SceneFigures
 from steelyard.arena.page import arena_html, gain_chart, rank_chart
 from steelyard.arena.plan import Arena
 from steelyard.arena.table import arena_text
-from steelyard.arena.verdict import claims, critical_difference, judge, mean_ranks, sentence
-from steelyard.report.documents.arena import ArenaDocument
+from steelyard.arena.verdict import ArenaDocument, claims, critical_difference, judge, mean_ranks, sentence
 from steelyard.report.statistics import ALPHA, holm, paired_p
 
 BASE = [0.90, 0.91, 0.92, 0.90, 0.93, 0.91, 0.90, 0.92, 0.91, 0.90]

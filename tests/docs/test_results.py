@@ -11,9 +11,8 @@ from tests.docs.pages import beside
 from tests.warm import ROOT
 
 from steelyard.arena.archive import check_archive, read_archive
-from steelyard.arena.verdict import judge
+from steelyard.arena.verdict import ArenaDocument, judge
 from steelyard.base.measures import show_estimate
-from steelyard.report.documents.arena import ArenaDocument
 
 RESULTS = ROOT / "docs" / "results"
 

@@ -16,11 +16,9 @@ from tests.kit import assert_refused
 
 from steelyard.base.measures import MEASURES, wilson
 from steelyard.report.comparison import describe
-from steelyard.report.comparison_tables import class_tables, comparison_csv
-from steelyard.report.figures.writing import write_curves
-from steelyard.report.groups import group_tables, study_of
-from steelyard.report.measures import jain, on_rows, on_sample, rounds_to_shares, rounds_to_target, worst_tenth
-from steelyard.report.recorded_curves import Curve
+from steelyard.report.curves import Curve, jain, on_rows, on_sample, rounds_to_shares, rounds_to_target, worst_tenth
+from steelyard.report.figures.catalogue import write_curves
+from steelyard.report.tables import class_tables, comparison_csv, group_tables, study_of
 
 SCORE_TABLES = st.tuples(st.integers(0, 6), st.integers(0, 7)).flatmap(
     lambda shape: arrays(np.float64, shape, elements=st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0]))

@@ -11,11 +11,10 @@ from tests.kit import named
 from tests.report.made_run import make_run, shared_run
 from tests.runs.contents import chain_again
 
-from steelyard.report.baseline import is_fedavg
-from steelyard.report.documents.comparison import Recommendation
-from steelyard.report.flawed import sentence
-from steelyard.report.headline import headline
-from steelyard.report.sign import drawn, sign, tilt
+from steelyard.report.html import drawn, headline, sign, tilt
+from steelyard.report.judge import is_fedavg
+from steelyard.report.notices import sentence
+from steelyard.report.result import Recommendation
 from steelyard.report.view import RunView, flawed_means
 from steelyard.runs.store import Store
 

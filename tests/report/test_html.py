@@ -16,9 +16,8 @@ from tests.report.made_run import make_run, shared_run
 
 from steelyard.api import Experiment
 from steelyard.report.html import embedded, html, write_report
-from steelyard.report.recommender_section import recommended
-from steelyard.report.reweigh import reweigh
-from steelyard.report.view import RunView
+from steelyard.report.recommended import recommended
+from steelyard.report.view import RunView, reweigh
 from steelyard.weighing.rule import WeighingSettings
 
 

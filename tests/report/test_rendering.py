@@ -17,9 +17,9 @@ from steelyard import Experiment
 from steelyard.experiment.comparing import with_rules
 from steelyard.experiment.loading import read_experiment
 from steelyard.experiment.running import run
-from steelyard.report.answer import main_table
 from steelyard.report.comparison import compare_run
 from steelyard.report.rendering import Table, as_csv, as_html, as_text, spark
+from steelyard.report.tables import main_table
 
 
 @given(

@@ -10,8 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from steelyard.report.anytime import anytime_equivalence_p, anytime_p, spent
-from steelyard.report.statistics import ALPHA, equivalence_p, holm, paired_p, verdict
+from steelyard.report.statistics import (
+    ALPHA,
+    anytime_equivalence_p,
+    anytime_p,
+    equivalence_p,
+    holm,
+    paired_p,
+    spent,
+    verdict,
+)
 
 SEEDS = 40
 

@@ -13,11 +13,10 @@ from pydantic import TypeAdapter, ValidationError
 from tests.report.made_run import shared_run
 from tests.runs.records import evaluations, federation, record, state, updates
 
-from steelyard.report.contents import contents
-from steelyard.report.documents import comparison, page, run
-from steelyard.report.reweigh import cohorts, reweigh
+from steelyard.report import contents
+from steelyard.report import result as documents
 from steelyard.report.summary import summarise
-from steelyard.report.view import RunView
+from steelyard.report.view import RunView, cohorts, reweigh
 from steelyard.result import Result
 from steelyard.rounds.plan import RoundSettings
 from steelyard.runs.store import Store
@@ -109,12 +108,12 @@ def check(document: object, declared: object) -> None:
 def test_documents_have_the_keys_of_their_types(tmp_path_factory: pytest.TempPathFactory) -> None:
     result = Result(shared_run(tmp_path_factory))
     view = RunView([result.history])
-    check(result.summary, run.Summary)
-    check(result.table, comparison.Comparison)
-    check(contents(view), page.ReportData)
-    check(reweigh(view, view.federation("VP>DS"), WeighingSettings(criteria=("DS",))), run.Reweighed)
+    check(result.summary, documents.Summary)
+    check(result.table, documents.Comparison)
+    check(contents.contents(view), contents.ReportData)
+    check(reweigh(view, view.federation("VP>DS"), WeighingSettings(criteria=("DS",))), documents.Reweighed)
     with pytest.raises((AssertionError, ValidationError)):
-        check(result.summary | {"more": 1}, run.Summary)
+        check(result.summary | {"more": 1}, documents.Summary)
 
 
 @pytest.fixture(scope="module")

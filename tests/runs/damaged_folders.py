@@ -31,12 +31,11 @@ from steelyard.experiment.loading import read_experiment
 from steelyard.page.feed import Listing
 from steelyard.page.jobs import Jobs
 from steelyard.page.live import LiveHistory
-from steelyard.report.answer import write_comparison
 from steelyard.report.comparison import compare_run
-from steelyard.report.comparison_tables import comparison_csv
 from steelyard.report.contents import contents
 from steelyard.report.html import embedded
 from steelyard.report.summary import summarise
+from steelyard.report.tables import comparison_csv, write_comparison
 from steelyard.report.view import RunView
 from steelyard.runs.export import export_run
 from steelyard.runs.glance import glances

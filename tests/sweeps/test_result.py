@@ -17,7 +17,7 @@ from tests.kit import assert_refused
 from steelyard import Experiment, Result, SweepResult
 from steelyard.base.measures import estimate
 from steelyard.experiment.loading import load
-from steelyard.report.figures.shared import HEIGHT
+from steelyard.report.figures.look import HEIGHT
 from steelyard.sweeps.figure import sweep_chart
 from steelyard.sweeps.result import show_value, sweep_document, sweep_table
 

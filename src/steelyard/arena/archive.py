@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from steelyard.arena.figures import SceneFigures, read_figures, rivals_folder, run_figures, scene_folder
 from steelyard.arena.plan import Arena, arena_of, is_arena, read_arena
-from steelyard.arena.verdict import claims, judge
+from steelyard.arena.verdict import ArenaDocument, claims, judge
 from steelyard.base import files
 from steelyard.base.errors import UserError, told_as
 from steelyard.base.processor import in_words, same_kind
@@ -25,8 +25,7 @@ from steelyard.base.settings import Section, validated
 from steelyard.experiment.code import content_name, rename_code
 from steelyard.experiment.run_notes import versions
 from steelyard.experiment.running import run
-from steelyard.report.documents.arena import ArenaDocument
-from steelyard.report.reporting_rows import reported
+from steelyard.report.judge import reported
 from steelyard.runs.history import History
 from steelyard.sweeps.running import finished
 
@@ -116,7 +115,7 @@ def write_arena_files(folder: Path) -> ArenaDocument:
     """Write the archive, the picture and the report of an arena's folder; return the answer that they show."""
     # For speed of start: only an arena that has ended is drawn.
     from steelyard.arena.page import arena_html, rank_chart
-    from steelyard.report.figures.writing import write_figure
+    from steelyard.report.figures.catalogue import write_figure
 
     document = write_archive(folder)
     chart = rank_chart(document)

@@ -11,8 +11,8 @@ from steelyard.arena.plan import SCENES, Arena
 from steelyard.base import files
 from steelyard.base.settings import Section
 from steelyard.experiment.loading import own_text, read_experiment
-from steelyard.report.recorded_curves import read_curves
-from steelyard.report.reporting_rows import recommendation_of
+from steelyard.report.curves import read_curves
+from steelyard.report.judge import recommendation_of
 from steelyard.runs.history import History, at_once
 from steelyard.sweeps.running import finished
 

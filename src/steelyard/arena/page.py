@@ -13,10 +13,10 @@ import altair as alt
 import pandas as pd
 
 from steelyard.arena.table import arena_tables, failure_lines
+from steelyard.arena.verdict import ArenaDocument
 from steelyard.report.assets import text
-from steelyard.report.documents.arena import ArenaDocument
-from steelyard.report.figures.shared import WIDTH, described
-from steelyard.report.figures.writing import svg
+from steelyard.report.figures.catalogue import svg
+from steelyard.report.figures.look import WIDTH, described
 from steelyard.report.rendering import as_html
 
 ROW = 26

@@ -22,7 +22,7 @@ from steelyard.experiment.description import Description
 from steelyard.experiment.federations import FederationSettings, put_federations
 from steelyard.experiment.loading import build, read_experiment
 from steelyard.experiment.rule_words import parse_rules
-from steelyard.report.recorded_curves import read_curves
+from steelyard.report.curves import read_curves
 from steelyard.runs.history import History
 from steelyard.sweeps.plan import PlannedRun
 from steelyard.sweeps.running import ALONE, How, check_jobs, finished, in_processes, run_or_resume, time_left

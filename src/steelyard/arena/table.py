@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 
 from steelyard.arena.suite import Suite, Tried
+from steelyard.arena.verdict import ArenaDocument, ArenaScene
 from steelyard.base.errors import listed
 from steelyard.base.measures import UNKNOWN, show_estimate
-from steelyard.report.documents.arena import ArenaDocument, ArenaScene
 from steelyard.report.rendering import Table, paragraph, render
 
 LONGEST_REASON = 24

@@ -21,7 +21,7 @@ from steelyard.rounds.progress import watching
 if TYPE_CHECKING:
     from steelyard.arena.plan import Candidate
     from steelyard.arena.suite import Suite
-    from steelyard.report.documents.arena import ArenaDocument
+    from steelyard.arena.verdict import ArenaDocument
 
 _log = logger(__name__)
 

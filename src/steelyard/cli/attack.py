@@ -26,7 +26,7 @@ from steelyard.cli.printing import print_json, terminal_width
 from steelyard.rounds.progress import watching
 
 if TYPE_CHECKING:
-    from steelyard.report.documents.sweep import Attacks
+    from steelyard.report.result import Attacks
 
 _log = logger(__name__)
 

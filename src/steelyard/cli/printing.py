@@ -17,7 +17,7 @@ from steelyard.base.logs import logger
 from steelyard.report.rendering import Table, as_text, wrapped
 
 if TYPE_CHECKING:
-    from steelyard.report.documents.shared import Metrics
+    from steelyard.report.result import Metrics
 
 _log = logger(__name__)
 

@@ -205,19 +205,19 @@ def _audit_recommender(name: str, trust: bool) -> RecommenderAudit:
 def _draw_audit(folder: Path, document: Audit, tries: int, steps: int, canaries: Planted) -> list[Path]:
     """Repeat the audit over a range of protections, draw it, and keep its numbers in the document."""
     from steelyard.experiment.privacy_sweeps import show_inversion, sweep_canaries, sweep_inversion
-    from steelyard.report.figures import audited
-    from steelyard.report.figures.writing import write_figure
+    from steelyard.report.figures import data
+    from steelyard.report.figures.catalogue import write_figure
 
     with doing("drawing what is found in a sample's place"):
-        charts = {"inverted-images": audited.pictures(show_inversion(steps))}
+        charts = {"inverted-images": data.pictures(show_inversion(steps))}
     with doing("inverting gradients under more and more noise"):
         document["inversion_sweep"] = sweep_inversion(tries, steps)
-        charts["inversion"] = audited.inversion(document["inversion_sweep"])
+        charts["inversion"] = data.inversion(document["inversion_sweep"])
     with doing("running with canaries and more and more noise"):
         document["canary_sweep"] = sweep_canaries(**canaries)
-        charts["canaries"] = audited.canaries(document["canary_sweep"])
+        charts["canaries"] = data.canaries(document["canary_sweep"])
     if (users := document.get("recommender")) is not None:
-        charts["recommender"] = audited.reconstruction(users["protections"], users["chance"])
+        charts["recommender"] = data.reconstruction(users["protections"], users["chance"])
     made = [folder / f"{name}.svg" for name in charts]
     for chart, path in zip(charts.values(), made, strict=True):
         write_figure(chart, path)

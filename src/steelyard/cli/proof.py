@@ -136,10 +136,10 @@ def _without(found: Without) -> str:
 
 def show(document: Contributions) -> None:
     """Print what clients added as a table, and what it means."""
-    from steelyard.report.contributed import contribution_table, headline
+    from steelyard.report.record import contribution_table, contributions_line
 
     document = printable_all(document)
-    print_wrapped(headline(document))
+    print_wrapped(contributions_line(document))
     print_table(contribution_table(document))
     for note in document["notes"]:
         print_wrapped(note)

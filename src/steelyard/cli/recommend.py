@@ -304,7 +304,7 @@ def explain(
 ) -> None:
     """Print the features that made an item's score for a user, with their share (KGFlex)."""
     from steelyard.recommend.knowledge.features import counted
-    from steelyard.report.explained import open_explained
+    from steelyard.report.recommender import open_explained
 
     count = parse_counts(str(top), "--top")[0]
     found = open_explained(run, rule).why(user, item)
@@ -341,7 +341,7 @@ def kept(
 ) -> None:
     """Print how much of users' most informative features their lists keep (KGFlex): quartiles over users."""
     from steelyard.recommend.knowledge.features import counted
-    from steelyard.report.explained import open_explained
+    from steelyard.report.recommender import open_explained
 
     found = open_explained(run, rule).kept(parse_cutoffs(str(cutoff))[0])
     if format == "json":
@@ -369,9 +369,9 @@ def clouds(
     rule: RuleOption = None,
 ) -> None:
     """Draw the most prominent features in what users took and in what they are shown (KGFlex)."""
-    from steelyard.report.explained import open_explained
-    from steelyard.report.figures.clouds import clouds as draw
-    from steelyard.report.figures.writing import write_figure
+    from steelyard.report.figures.catalogue import write_figure
+    from steelyard.report.figures.data import clouds as draw
+    from steelyard.report.recommender import open_explained
 
     length, count = parse_cutoffs(str(cutoff))[0], parse_counts(str(top), "--top", 500)[0]
     new_file(out)

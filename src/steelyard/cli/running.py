@@ -39,7 +39,7 @@ from steelyard.cli.sweep import resume_sweep, show_sweep
 from steelyard.rounds.progress import watching
 
 if TYPE_CHECKING:
-    from steelyard.report.documents.shared import Chain
+    from steelyard.report.result import Chain
 
 
 _log = logger(__name__)
@@ -208,10 +208,10 @@ def table(
 
 def _print_groups(folder: Path, format: TableFormat) -> None:
     from steelyard.experiment.loading import read_experiment
-    from steelyard.report.groups import group_tables
+    from steelyard.report.curves import read_curves
     from steelyard.report.notices import chain_of
-    from steelyard.report.recorded_curves import read_curves
     from steelyard.report.rendering import render
+    from steelyard.report.tables import group_tables
     from steelyard.runs.history import History
 
     if format in ("json", "csv"):
@@ -233,13 +233,12 @@ def _print_table(
     in_words: bool = False,
 ) -> None:
     from steelyard.experiment.loading import read_experiment
-    from steelyard.report.answer import write_comparison
     from steelyard.report.comparison import compare_run
-    from steelyard.report.comparison_tables import comparison_csv
+    from steelyard.report.tables import comparison_csv, write_comparison
 
     document = compare_run(folder, read_experiment(folder), baseline)
     if curves is not None:
-        from steelyard.report.figures.writing import write_curves
+        from steelyard.report.figures.catalogue import write_curves
 
         write_curves(folder, document, curves)
     if format == "json":
@@ -288,8 +287,8 @@ def compare_shares(
         with doing("starting"):
             from steelyard.experiment.comparing import load_comparison, seeds_of
             from steelyard.experiment.running import run
-            from steelyard.report.participation import participation_tables
             from steelyard.report.rendering import render
+            from steelyard.report.tables import participation_tables
             from steelyard.result import Result
 
         found: dict[float, Result] = {}

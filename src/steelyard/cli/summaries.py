@@ -9,11 +9,11 @@ from typing import cast
 from steelyard.base.errors import printable_all
 from steelyard.base.measures import Measure, measure_of
 from steelyard.cli.printing import print_table, print_wrapped, terminal_width
-from steelyard.report.comparison_tables import on_cell
-from steelyard.report.documents.run import Reweighed, RuleSummary, Summary
 from steelyard.report.notices import chain_line, privacy_lines, single_client_lines
 from steelyard.report.rendering import Table
+from steelyard.report.result import Reweighed, RuleSummary, Summary
 from steelyard.report.summary import ranks_lists, show_measure
+from steelyard.report.tables import on_cell
 from steelyard.rounds.progress import show_score
 from steelyard.weighing.table import WeighedDocument
 

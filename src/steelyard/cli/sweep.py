@@ -29,7 +29,7 @@ from steelyard.cli.printing import print_json, print_part, terminal_width
 from steelyard.rounds.progress import watching
 
 if TYPE_CHECKING:
-    from steelyard.report.documents.sweep import SweepDocument
+    from steelyard.report.result import SweepDocument
 
 _log = logger(__name__)
 

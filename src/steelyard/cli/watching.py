@@ -190,8 +190,7 @@ def _weigh_run(
     seed: int | None,
     format: str,
 ) -> None:
-    from steelyard.report.reweigh import federation_with, reweigh
-    from steelyard.report.view import RunView
+    from steelyard.report.view import RunView, federation_with, reweigh
     from steelyard.weighing.table import RuleOptions, read_words
 
     assert isinstance(options, RuleOptions)

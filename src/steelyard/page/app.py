@@ -21,8 +21,8 @@ from steelyard.page.form import FormField, Recipe, form, list_recipes
 from steelyard.page.guard import Guard, Keys
 from steelyard.page.jobs import Jobs
 from steelyard.page.server import ServerDocument, ServerView
-from steelyard.report.documents.page import RawCriteria
-from steelyard.report.figures.bundle import bundle
+from steelyard.report.contents import RawCriteria
+from steelyard.report.figures.look import bundle
 from steelyard.runs.glance import RunDocument
 
 KINDS = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml", ".html": "text/html"}

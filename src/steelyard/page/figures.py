@@ -12,13 +12,12 @@ from steelyard.experiment.description import Description
 from steelyard.experiment.loading import read_experiment
 from steelyard.page.jobs import read_text
 from steelyard.page.live import Followed, Snapshot
-from steelyard.report.contents import raw_criteria
-from steelyard.report.documents.page import RawCriteria, Themes
-from steelyard.report.documents.shared import VegaLite
+from steelyard.report.contents import RawCriteria, Themes, raw_criteria
 from steelyard.report.figures.catalogue import KINDS, draw, spec
-from steelyard.report.figures.theme import theme
-from steelyard.report.headline import headline
-from steelyard.report.reporting_rows import servers_rows
+from steelyard.report.figures.look import theme
+from steelyard.report.html import headline
+from steelyard.report.judge import servers_rows
+from steelyard.report.result import VegaLite
 from steelyard.report.view import RunView, plain
 from steelyard.runs.glance import RunDocument, glance, run_folder
 from steelyard.runs.history import History

@@ -19,7 +19,7 @@ from steelyard.page.app import create_app
 from steelyard.page.guard import Keys
 from steelyard.page.jobs import Jobs
 from steelyard.page.server import ServerView
-from steelyard.report.figures.bundle import bundle
+from steelyard.report.figures.look import bundle
 
 _log = logger(__name__)
 

@@ -10,12 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from steelyard.base.measures import estimate, show_estimate
-from steelyard.report.documents.comparison import Recommendation
-from steelyard.report.documents.sweep import AttackBlock, AttackRow, Attacks, Outcome
-from steelyard.report.flawed import flaws_of
-from steelyard.report.recommendation import Compared, Measure, recommend
-from steelyard.report.recorded_curves import read_curves
+from steelyard.report.curves import read_curves
+from steelyard.report.decide import Compared, MeasuredOn, recommend
+from steelyard.report.notices import flaws_of
 from steelyard.report.rendering import Table, paragraph, render, wrapped
+from steelyard.report.result import AttackBlock, AttackRow, Attacks, Outcome, Recommendation
 from steelyard.rounds.plan import RoundSettings
 from steelyard.runs.history import History, at_once
 
@@ -153,7 +152,7 @@ def _recommendation(outcomes: Mapping[str, Mapping[str, Outcome]]) -> Recommenda
     }
     where = f"under {next(iter(outcomes))}" if len(outcomes) == 1 else f"under the worst of {len(outcomes)} attacks"
     baseline = "fedavg" if "fedavg" in rules else rules[0]
-    return recommend(least, baseline, Measure("accuracy", where), Compared(command="steelyard attack"))
+    return recommend(least, baseline, MeasuredOn("accuracy", where), Compared(command="steelyard attack"))
 
 
 _EXPLAINED = (

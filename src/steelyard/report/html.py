@@ -5,28 +5,34 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
+from string import Template
 
 from steelyard.base import files
 from steelyard.base.errors import told_as
 from steelyard.experiment.loading import to_toml
 from steelyard.report import figures
-from steelyard.report.answer import main_table
 from steelyard.report.assets import text
-from steelyard.report.comparison_tables import comparison_tables
-from steelyard.report.contents import chosen_federations, contents
-from steelyard.report.documents.page import ReportData
-from steelyard.report.figures.writing import svg
-from steelyard.report.headline import headline
-from steelyard.report.notices import chain_line, chain_of, privacy_lines, privacy_of
-from steelyard.report.recommender_section import TITLES, Recommended, recommended
+from steelyard.report.contents import ReportData, chosen_federations, contents
+from steelyard.report.figures.catalogue import svg
+from steelyard.report.notices import (
+    chain_line,
+    chain_of,
+    privacy_lines,
+    privacy_of,
+    single_client_lines,
+    single_client_rounds,
+)
+from steelyard.report.recommended import TITLES, Recommended, recommended
 from steelyard.report.rendering import Table, as_html
-from steelyard.report.sign import drawn as draw_sign
-from steelyard.report.sign import sign
-from steelyard.report.view import RunView
+from steelyard.report.result import Recommendation
+from steelyard.report.tables import comparison_tables, main_table
+from steelyard.report.view import RunView, flawed_means
+from steelyard.runs.history import History
 
 _ROUNDS = "Rounds until a share"
 """What the titles of the tables of rounds to target hold."""
@@ -168,7 +174,7 @@ def _again() -> str:
     return (
         '<div class="again"><div><p>The raw criteria of every update are stored, so another rule can be tried on them '
         "at once: choose a score, and move the criteria with the arrows or by dragging.</p></div>"
-        f'{draw_sign(0.0, 150.0, "Tips with what flawed clients would weigh.")}</div><div id="reweigh"></div>'
+        f'{drawn(0.0, 150.0, "Tips with what flawed clients would weigh.")}</div><div id="reweigh"></div>'
     )
 
 
@@ -244,3 +250,104 @@ def notebook_html(view: RunView) -> str:
     chart = figures.draw(view, "accuracy") if chart is None else chart
     sentences = "".join(f"<p>{escape(line)}</p>" for line in headline(view))
     return f"<div>{sentences}{_main_tables(view)}{'' if chart is None else svg(chart)}</div>"
+
+
+# The sign: a steelyard that tips with what flawed clients weigh against what their number would give them.
+
+
+STEEPEST = 14.0
+"""Degrees."""
+LEVEL = 0.005
+"""Shares that differ by no more are shown as equal."""
+
+
+def sign(view: RunView) -> tuple[str, str]:
+    """Return the sign as SVG, and one sentence that says what its tilt shows."""
+    federation = view.federation()
+    shares = flawed_means(view, federation.label)
+    if shares is None:
+        return drawn(0.0, 150.0, "A steelyard, level.").replace('class="sign"', 'class="sign plain"'), ""
+    weight, number = shares["weight"], shares["updates"]
+    shown = (
+        f"Under {federation.label} flawed clients were {number:.0%} of those asked and got {weight:.0%} of the weight"
+    )
+    less = number - weight
+    caption = shown + (
+        "." if abs(less) <= LEVEL else ": the beam tips them up." if less > 0 else ": they tip the beam."
+    )
+    return drawn(tilt(number, weight), 96.0 + 96.0 * (1.0 - weight), caption), caption
+
+
+def tilt(number: float, weight: float) -> float:
+    """Return the beam's angle in degrees; above 0 the load goes up: flawed clients weigh less than their number."""
+    return max(-STEEPEST, min(STEEPEST, 40.0 * (number - weight)))
+
+
+def drawn(angle: float, poise: float, title: str) -> str:
+    """Return the sign with its beam at an angle and its sliding weight at a position."""
+    return Template(text("sign.svg")).substitute(
+        angle=f"{angle:.1f}", back=f"{-angle:.1f}", poise=f"{poise:.1f}", title=escape(title)
+    )
+
+
+# The sentences at the top.
+
+
+def headline(view: RunView) -> list[str]:
+    """Return the answer in plain sentences, the recommendation first; several runs come one by one.
+
+    Before it stands only what makes it doubtful: that the run was changed.
+    """
+    if len(view.histories) > 1:
+        parts = zip(view.names, view.histories, strict=True)
+        return [f"{name}: {' '.join(headline(RunView([history])))}" for name, history in parts]
+    history, document = view.histories[0], view.documents[0]
+    changed, single = _changed(history), single_client_lines(single_client_rounds(history))
+    if document is None:
+        return [*changed, *_state(view), *single, "No round has been tested: no accuracy is known."]
+    found = document["recommendation"]
+    return [*changed, found["sentence"], *single, *ended_lines(history), *_flawed(view, found)]
+
+
+def _changed(history: History) -> list[str]:
+    found = chain_of(history)
+    return [f"{chain_line(found)}."] if found["problem"] else []
+
+
+def _state(view: RunView) -> list[str]:
+    lines: list[str] = []
+    for name, history in zip(view.names, view.histories, strict=True):
+        status = history.info.get("status", "unknown")
+        if status != "finished":
+            last = int(history.rounds["round"].to_numpy().max()) if len(history.rounds) else 0
+            planned = f" of {history.info['rounds']}" if "rounds" in history.info else ""
+            lines.append(f"{name} is {status}: round {last}{planned}.")
+    return lines
+
+
+def ended_lines(history: History) -> list[str]:
+    """Return a sentence for each rule and seed that ended before the others because its model exploded."""
+    return [
+        f"{rule}, seed {seed}, ended in round {round}: {reason}. Its figures are those of its last tested model."
+        for (rule, seed), (round, reason) in history.ended.items()
+    ]
+
+
+def _flawed(view: RunView, found: Recommendation) -> list[str]:
+    """Say what flawed clients weighed under the baseline and under the rule that did best, as means over the seeds."""
+    federation = view.federation()
+    flaws = view.flaws(federation)
+    known = {label: shares["weight"] for label in view.labels if (shares := flawed_means(view, label))}
+    if not flaws or not known:
+        return []
+    clients = view.evaluations(federation)["client"].nunique() or view.clients(federation)["client"].nunique()
+    common = Counter(flaw for each in flaws.values() for flaw in each).most_common(1)[0][0]
+    shown = list(known)
+    if len(shown) > 3:
+        sign = -1.0 if found["less_is_better"] else 1.0
+        others = [row for row in found["rules"] if row["difference"] and row["rule"] in known and not row["left_out"]]
+        best = sorted(others, key=lambda row: sign * row["value"]["mean"])[-1:]
+        shown = [label for label in (found["baseline"], *(row["rule"] for row in best)) if label in known]
+    first, *rest = [f"{label} gave them {known[label]:.0%}" for label in shown]
+    shares = ", ".join([f"{first} of all weight", *rest])
+    return [f"{len(flaws)} of {clients} clients were flawed: {common}. {shares}."]

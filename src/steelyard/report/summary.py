@@ -12,25 +12,33 @@ import numpy as np
 
 from steelyard.base.measures import ERROR, Measure, measure_of
 from steelyard.messages.updates import Counts, Floats
-from steelyard.report.baseline import asks_clients, is_fedavg
-from steelyard.report.documents.run import (
+from steelyard.report.curves import OF_A_STEP, on_rows, on_sample, rounds_to_target, worst_devices, worst_tenth
+from steelyard.report.judge import asks_clients, is_fedavg, servers_rows
+from steelyard.report.notices import (
+    chain_of,
+    flawed_shares,
+    flaws_of,
+    privacy_of,
+    sentence,
+    single_client_lines,
+    single_client_rounds,
+)
+from steelyard.report.rendering import Table, as_text
+from steelyard.report.result import (
     Cost,
     CriterionUsed,
     Exploded,
     HeavyClient,
     Lost,
+    OnRows,
+    OnSample,
     Orders,
+    RecordedRule,
     RuleSummary,
     ServerTest,
     Summary,
     TargetReached,
 )
-from steelyard.report.documents.shared import OnRows, OnSample, RecordedRule
-from steelyard.report.flawed import flawed_shares, flaws_of, sentence
-from steelyard.report.measures import OF_A_STEP, on_rows, on_sample, rounds_to_target, worst_devices, worst_tenth
-from steelyard.report.notices import chain_of, privacy_of, single_client_lines, single_client_rounds
-from steelyard.report.rendering import Table, as_text
-from steelyard.report.reporting_rows import servers_rows
 from steelyard.rounds.plan import RoundSettings
 from steelyard.runs.columns import Tested
 from steelyard.runs.database import unreadable

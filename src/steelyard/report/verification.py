@@ -12,19 +12,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from typing_extensions import TypedDict  # typing's own is one that pydantic reads from Python 3.12 on only
 
 from steelyard.base import files
 from steelyard.base.errors import UserError, first_names, in_words
 from steelyard.base.processor import in_words as in_words_of
 from steelyard.base.processor import same_kind
+from steelyard.contributions.document import Contributions
 from steelyard.experiment.continuing import changed_since
 from steelyard.experiment.federations import stored_settings
 from steelyard.experiment.loading import read_experiment
 from steelyard.experiment.recorded import RecordedDescription
 from steelyard.experiment.run_notes import versions
 from steelyard.proof.signing import Keys, fingerprint, head_statement, holds, model_digest
-from steelyard.report.documents.proof import FoundJson, VerificationJson
 from steelyard.report.recomputing import look_at_updates
+from steelyard.report.result import RecordedRule
 from steelyard.runs.chain import (
     Checked,
     Link,
@@ -389,3 +391,58 @@ def _not_by_rule_alone(folder: Path) -> str:
     if clock is not None and clock.late == "next":
         return "late updates are discounted"
     return "another framework combined them" if isinstance(experiment, RecordedDescription) else ""
+
+
+class FoundJson(TypedDict):
+    """One thing that is not as it was written, or cannot be checked."""
+
+    what: str
+    round: int | None
+    client: str | None
+
+
+class VerificationJson(TypedDict):
+    """Whether a run's folder is what its run wrote."""
+
+    run: str
+    verdict: str
+    head: str
+    round: int
+    changed: list[FoundJson]
+    unchecked: list[FoundJson]
+    checked: dict[str, str]
+
+
+class RecordedSite(TypedDict):
+    """What a run knows of one client: training rows, rows by class, flaws, rounds, mean weight."""
+
+    client: str
+    rows: int | None
+    labels: list[int]
+    flaws: list[str]
+    rounds: int
+    weight: float | None
+
+
+class Record(TypedDict):
+    """A run to hand over; what it does not know it says in words."""
+
+    name: str
+    purpose: str
+    rule: str
+    algorithm: str
+    why: list[str]
+    settings: RecordedRule
+    beside: list[str]
+    rounds: int
+    measure: str
+    result: float | None
+    sites: list[RecordedSite]
+    contributions: Contributions | str
+    privacy: list[str]
+    attacks: list[str]
+    notes: str
+    versions: dict[str, str]
+    hashes: dict[str, str]
+    verified: dict[str, str]
+    not_covered: str

@@ -1,9 +1,9 @@
-"""One or several runs as figures read them: every rule under one label, each table read once."""
+"""One or several runs as figures read them: every rule under one label, each table read once; weighing again."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,18 +13,20 @@ import numpy as np
 import pandas as pd
 
 from steelyard.base.errors import UserError, listed, nearest
-from steelyard.report.baseline import asks_clients, find_baseline
+from steelyard.messages.updates import Floats
 from steelyard.report.comparison import compare_run
-from steelyard.report.documents.comparison import Comparison
-from steelyard.report.documents.run import FlawedShares
-from steelyard.report.documents.shared import RecordedRule
-from steelyard.report.flawed import flawed_shares, flaws_of
+from steelyard.report.judge import asks_clients, find_baseline
+from steelyard.report.notices import flawed_shares, flaws_of
+from steelyard.report.result import Comparison, FlawedShares, RecordedRule, Reweighed, ReweighedClient
 from steelyard.runs.columns import sampled as sampled
 from steelyard.runs.export import clients_frame, evaluations_frame
 from steelyard.runs.history import LOOKED_AT, History
+from steelyard.weighing.rule import Rule, WeighingSettings
+from steelyard.weighing.words import label
 
 if TYPE_CHECKING:
     from steelyard.experiment.description import Description
+
 
 Frame = Any
 """A pandas data frame; pandas is typed in part only, so strict checks cannot follow it."""
@@ -208,3 +210,87 @@ def plain(value: Any) -> Any:
     if isinstance(value, float) and not np.isfinite(value):
         return None
     return value
+
+
+# Weighing a run's updates again by another rule, from the raw criteria that it stored: no training, no result.
+
+
+LABEL = "The weights that this rule would have given to these updates; not a result: no model was trained with them."
+
+
+def cohorts(frame: Frame, criteria: Sequence[str]) -> Iterator[tuple[int, list[str], Floats, Floats]]:
+    """Yield (round, clients, raw [clients, criteria], recorded weights) of every round whose updates were weighed."""
+    weighed = frame[frame["weight"].notna()]
+    measured = np.column_stack([weighed[f"raw_{name}"].to_numpy(np.float64) for name in criteria])
+    names = np.array(weighed["client"], dtype=object)
+    weights = weighed["weight"].to_numpy(np.float64)
+    for number, rows in sorted(weighed.groupby("round", sort=True).indices.items()):
+        raw = measured[rows]
+        if np.isfinite(raw).all():
+            yield int(number), [str(client) for client in names[rows]], raw, weights[rows]
+
+
+def federation_with(view: RunView, criteria: Sequence[str], rule: str | None, seed: int | None) -> FederationView:
+    """Return the rule whose updates are weighed again: the one named, else the first that measured all the criteria."""
+    if rule is not None:
+        chosen = view.federation(rule, seed)
+    else:
+        first = view.federation(None, seed)
+        able = [one for one in view.federations if one.seed == first.seed and set(criteria) <= set(one.criteria)]
+        chosen = first if set(criteria) <= set(first.criteria) else next(iter(able), first)
+    missing = [name for name in criteria if name not in chosen.criteria]
+    if missing:
+        known = "; ".join(
+            f"{one.label}: {', '.join(one.criteria)}" for one in view.federations if one.seed == chosen.seed
+        )
+        raise UserError(f"criteria: {', '.join(missing)} not measured under '{chosen.label}'; allowed: {known}")
+    return chosen
+
+
+def reweigh(view: RunView, federation: FederationView, settings: WeighingSettings) -> Reweighed:
+    """Return each client's share of all weight as recorded and as the rule would have given it, over the whole run."""
+    if settings.policy is not None and not settings.policy.made().of_measures:
+        raise UserError(
+            f"rule: '{label(settings)}' looks at updates or remembers rounds; allowed for a stored run: rules of its "
+            "criteria alone"
+        )
+    rule = Rule(settings)
+    recorded: dict[str, float] = {}
+    given: dict[str, float] = {}
+    asked: dict[str, int] = {}
+    rounds = 0
+    for _, clients, raw, before in cohorts(view.clients(federation), settings.criteria):
+        rounds += 1
+        for client, old, new in zip(clients, before, rule.weigh(raw, clients=clients).weights, strict=True):
+            recorded[client] = recorded.get(client, 0.0) + float(old)
+            given[client] = given.get(client, 0.0) + float(new)
+            asked[client] = asked.get(client, 0) + 1
+    if not rounds:
+        raise UserError(
+            f"{federation.history.folder}: no weighed updates under '{federation.label}'; allowed: a run with some"
+        )
+    flaws = view.flaws(federation)
+    old_total, new_total = sum(recorded.values()) or 1.0, sum(given.values()) or 1.0
+    rows: list[ReweighedClient] = [
+        {
+            "client": client,
+            "recorded": recorded[client] / old_total,
+            "weight": given[client] / new_total,
+            "rounds": asked[client],
+            "flaws": flaws.get(client, []),
+        }
+        for client in sorted(given, key=lambda name: (-given[name], name))
+    ]
+    flawed = [row for row in rows if row["flaws"]]
+    return {
+        "run": str(federation.history.folder),
+        "updates_of": federation.rule,
+        "seed": federation.seed,
+        "rule": label(settings),
+        "rounds": rounds,
+        "note": LABEL,
+        "clients": rows,
+        "flawed": {"recorded": sum(row["recorded"] for row in flawed), "weight": sum(row["weight"] for row in flawed)}
+        if flawed
+        else None,
+    }

@@ -10,8 +10,8 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from steelyard.report.documents.sweep import SweepDocument, SweepRow
-from steelyard.report.figures.shared import HEIGHT, WIDTH, described, score_format
+from steelyard.report.figures.look import HEIGHT, WIDTH, described, score_format
+from steelyard.report.result import SweepDocument, SweepRow
 from steelyard.sweeps.plan import show
 
 MOST_LINES = 12

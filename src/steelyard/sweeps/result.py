@@ -18,10 +18,10 @@ from steelyard.base.measures import EstimateJson, estimate, show_estimate
 from steelyard.experiment.description import Description
 from steelyard.experiment.federations import put_federations
 from steelyard.experiment.loading import read_experiment
-from steelyard.report.documents.sweep import SweepDocument, SweepRow, SweepTest
-from steelyard.report.measures import rounds_to_target, worst_tenth
+from steelyard.report.curves import rounds_to_target, worst_tenth
 from steelyard.report.notices import chain_line, chain_of
 from steelyard.report.rendering import Style, Table, as_csv, render
+from steelyard.report.result import SweepDocument, SweepRow, SweepTest
 from steelyard.runs.history import History
 from steelyard.sweeps.plan import LOWER, Sweep, read_runs, read_sweep, show
 from steelyard.sweeps.running import TEST, diverged, done, finished
@@ -183,7 +183,7 @@ def write_sweep_files(folder: Path) -> SweepDocument:
     Use it after a sweep, and again after it went on.
     """
     # For speed of start: only a sweep that has ended is drawn.
-    from steelyard.report.figures.writing import write_figure
+    from steelyard.report.figures.catalogue import write_figure
     from steelyard.sweeps.figure import sweep_chart
 
     document = sweep_document(folder)

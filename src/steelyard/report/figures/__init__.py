@@ -4,9 +4,7 @@
 document, `theme` the look, `bundle` the scripts that show it without a network, `write_figure` a file for a paper.
 """
 
-from steelyard.report.figures.bundle import bundle
-from steelyard.report.figures.catalogue import KINDS, Kind, draw, draw_all, spec
-from steelyard.report.figures.theme import theme
-from steelyard.report.figures.writing import write_figure, write_figures
+from steelyard.report.figures.catalogue import KINDS, Kind, draw, draw_all, spec, write_figure, write_figures
+from steelyard.report.figures.look import bundle, theme
 
 __all__ = ["KINDS", "Kind", "bundle", "draw", "draw_all", "spec", "theme", "write_figure", "write_figures"]

@@ -1,20 +1,22 @@
-"""Which figures there are: one list for the page, the report, the notebook and the files for a paper."""
+"""Which figures there are, one list for the page, the report, the notebook and the files for a paper; writing them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from pathlib import Path
+from typing import Literal
 
 from altair.utils.schemapi import debug_mode
 
-from steelyard.base.errors import UserError, listed, nearest
-from steelyard.report.documents.shared import VegaLite
-from steelyard.report.figures import adapters, adapting, class_f1, curves, devices, split, targets, weights
+from steelyard.base import files
+from steelyard.base.errors import UserError, listed, nearest, told_as
+from steelyard.report.figures import curves, data, weights
+from steelyard.report.figures.look import Chart, theme
+from steelyard.report.result import Comparison, VegaLite
+from steelyard.report.tables import curves_csv
 from steelyard.report.view import RunView
-
-Chart = Any
-"""An Altair chart of any shape: Altair has no common class for them that type checkers can follow."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ _LIST = (
         "On the server's rows; a class that a rule misses stays low.",
         "The server of this run reports no F1 of each class.",
         "view",
-        class_f1.class_f1,
+        curves.class_f1,
     ),
     Kind(
         "adapters",
@@ -101,7 +103,7 @@ _LIST = (
         "Of the weighted sum of their products, less is better.",
         "No rule of this run weighs low-rank adapters as products; algorithm.name = 'flexlora' does.",
         "view",
-        adapters.lost,
+        curves.lost,
     ),
     Kind(
         "flawed",
@@ -117,7 +119,7 @@ _LIST = (
         "Further left is faster, further up reaches more devices.",
         "No rule reached a target; rounds.targets names others.",
         "view",
-        targets.targets,
+        curves.targets,
     ),
     Kind(
         "devices",
@@ -125,7 +127,7 @@ _LIST = (
         "What each device gets from the model after the last round.",
         "No device has been tested yet.",
         "view",
-        devices.devices,
+        data.devices,
     ),
     Kind(
         "weights",
@@ -165,7 +167,7 @@ _LIST = (
         "Which order each round kept, and which it tested.",
         "This rule keeps its order; choose one that adjusts it, or run steelyard compare with --rules online.",
         "federation",
-        adapting.orders,
+        weights.orders,
     ),
     Kind(
         "classes",
@@ -173,7 +175,7 @@ _LIST = (
         "F1 of each class on the server's rows, and its weight in an adaptive loss.",
         "The server of this run reports no F1 of each class.",
         "federation",
-        adapting.classes,
+        weights.classes,
     ),
     Kind(
         "split",
@@ -181,7 +183,7 @@ _LIST = (
         "Training samples of each client, and their classes where the run knows them.",
         "No client has sent its number of samples yet.",
         "federation",
-        split.split,
+        data.split,
     ),
     Kind(
         "client",
@@ -189,7 +191,7 @@ _LIST = (
         "Its weight, its criteria and its own score.",
         "This client was neither asked nor tested under this rule.",
         "client",
-        devices.client,
+        data.client,
     ),
 )
 
@@ -232,3 +234,70 @@ def spec(chart: Chart) -> VegaLite:
     document: VegaLite = chart.to_dict(validate=False)
     document.pop("config", None)
     return document
+
+
+# Files for papers and slides, made without a browser or a network.
+
+
+ENDINGS = (".svg", ".png", ".pdf")
+PAPER = "Helvetica, Arial, 'Liberation Sans', 'DejaVu Sans', sans-serif"
+"""Fonts that are drawn into files; the page takes the reader's own."""
+
+
+def write_figure(chart: Chart, path: Path) -> None:
+    """Write a chart as SVG, PNG (double size) or PDF, by the ending of the file's name."""
+    if path.suffix not in ENDINGS:
+        raise UserError(f"figure: got '{path}'; allowed: a file name that ends in .svg, .png or .pdf")
+    _write({path: _converted(svg(chart), path.suffix)})
+
+
+def write_figures(charts: Mapping[str, Chart], folder: Path) -> list[Path]:
+    """Write every chart as SVG, PNG and PDF into a folder and return the files; all of them, or none."""
+    for name in charts:
+        for ending in ENDINGS:
+            files.is_file(folder / f"{name}{ending}")  # a link is refused before anything is drawn
+    made: dict[Path, bytes] = {}
+    for name, chart in charts.items():
+        drawn = svg(chart)  # what takes long; the others are made from it
+        made |= {folder / f"{name}{ending}": _converted(drawn, ending) for ending in ENDINGS}
+    _write(made)
+    return list(made)
+
+
+def _write(made: Mapping[Path, bytes]) -> None:
+    with told_as(f"{next(iter(made))}: cannot be written", "a writable file"):
+        files.write_all(made)
+
+
+def svg(chart: Chart) -> str:
+    """Return a chart as SVG text; a notebook shows it without scripts."""
+    # For speed of start: only files and notebooks need it.
+    import vl_convert
+
+    return str(vl_convert.vegalite_to_svg(_dressed(spec(chart))))
+
+
+def _converted(drawn: str, ending: str) -> bytes:
+    # For speed of start, as above.
+    import vl_convert
+
+    if ending == ".png":
+        return vl_convert.svg_to_png(drawn, scale=2)
+    return vl_convert.svg_to_pdf(drawn) if ending == ".pdf" else drawn.encode("utf-8")
+
+
+def _dressed(document: VegaLite) -> str:
+    config: VegaLite = theme() | {"font": PAPER, "background": "white"}
+    config["text"] = config["text"] | {"font": PAPER}
+    return json.dumps(document | {"config": config})
+
+
+def write_curves(folder: Path, document: Comparison, path: Path) -> None:
+    """Write the curves of a run as a picture (.svg, .png, .pdf) or as numbers (.csv), by the ending of its name."""
+    if path.suffix in ENDINGS:
+        write_figure(draw(RunView([folder]), "accuracy"), path)
+        return
+    if path.suffix != ".csv":
+        raise UserError(f"--curves: got '{path}'; allowed: a file name that ends in .svg, .png, .pdf or .csv")
+    with told_as(f"--curves: {path} cannot be written", "a writable file"):
+        files.write(path, curves_csv(document).encode("utf-8"))

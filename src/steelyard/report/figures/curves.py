@@ -1,10 +1,10 @@
-"""Figures over the rounds: scores with intervals over seeds, the weight of flawed clients."""
+"""Figures over the rounds: scores, rounds to target, the weight of flawed clients, what adapters lost, F1 by class."""
 
 from __future__ import annotations
 
 import json
 import math
-from typing import Any
+from typing import Any, cast
 
 import altair as alt
 import numpy as np
@@ -12,7 +12,8 @@ import pandas as pd
 
 from steelyard.base.errors import listed
 from steelyard.base.measures import TASKS, estimate, measure_of
-from steelyard.report.figures.shared import (
+from steelyard.report.curves import OF_A_STEP
+from steelyard.report.figures.look import (
     HEIGHT,
     POINTS,
     WIDTH,
@@ -241,3 +242,149 @@ def _share_row(label: str, values: Frame) -> dict[str, Any]:
         "round": [int(number) for number in rounds],
         "share": [plain(float(value)) for value in means],
     }
+
+
+def targets(view: RunView) -> alt.FacetChart | None:
+    """Draw how many rounds each rule needs until a share of the devices reach a target: steep and left is good."""
+    rows = _target_rows(view)
+    if not rows:
+        return None
+    known = [label for label in view.labels if any(row["rule"] == label for row in rows)]
+    order = [_goal(target) for target in sorted({float(row["goal"]) for row in rows})]
+    chart = (
+        alt.Chart(pd.DataFrame(rows))
+        .mark_line(point=alt.OverlayMarkDef(size=36))
+        .encode(
+            alt.X("rounds:Q", title="rounds needed", axis=alt.Axis(tickMinStep=1)),
+            alt.Y("share:Q", title="share of devices", axis=alt.Axis(format="%"), scale=alt.Scale(domain=[0, 1])),
+            rule_colour(view.labels, known),
+            rule_dash(view.labels, known),
+            order=alt.Order("share:Q"),
+            tooltip=[
+                alt.Tooltip("rule:N"),
+                alt.Tooltip("share:Q", format=".0%", title="share of devices"),
+                alt.Tooltip("rounds:Q", format=".1f", title="rounds needed"),
+                alt.Tooltip("unreached:Q", title="seeds that did not reach it"),
+            ],
+        )
+        .properties(width=WIDTH // 2 - 50, height=190)
+        .facet(alt.Facet("target:N", sort=order, title=None))
+        .properties(columns=2)
+    )
+    note = (
+        "A rule that reaches a target in no seed has no point there; where some seeds do not, they count as the limit."
+    )
+    return described(chart, "Rounds needed until a share of the devices reach each target, by rule.", note)
+
+
+def _goal(target: float) -> str:
+    return f"until they reach {target:.0%}"
+
+
+def _target_rows(view: RunView) -> list[dict[str, Any]]:
+    """Return the rounds that each rule needs for each target and share; what no seed reached is left out."""
+    rows: list[dict[str, Any]] = []
+    for index, document in enumerate(view.documents):
+        for section in document["rounds_to_target"] if document else ():
+            base = section["rows"][0]
+            for row in section["rows"]:
+                for cell, first in zip(row["cells"], base["cells"], strict=True):
+                    rounds = cell["mean"] if row is base else first["mean"] - cell["mean"]
+                    if cell["unreached"] < len(cell["values"]):
+                        rows.append(
+                            {
+                                "rule": view.label(index, row["rule"]),
+                                "target": _goal(section["target"]),
+                                "goal": section["target"],
+                                "share": cell["share"],
+                                "rounds": plain(float(rounds)),
+                                "unreached": cell["unreached"],
+                            }
+                        )
+    return rows
+
+
+_WORDS = dict(zip(OF_A_STEP, ("weighing products (done)", "averaging A and B (not done)"), strict=True))
+
+
+def lost(view: RunView) -> alt.LayerChart | None:
+    """Draw what was lost of Σ wᵢBᵢAᵢ by cutting it to its rank, and what averaged factors would have lost."""
+    found: dict[tuple[str, int], list[tuple[int, dict[str, float]]]] = {}
+    for row in cast("list[dict[str, Any]]", view.rounds.to_dict("records")):
+        text = row["server_metrics"]
+        known: dict[str, Any] = json.loads(text) if isinstance(text, str) else {}
+        if OF_A_STEP[0] in known:
+            found.setdefault((str(row["rule"]), int(row["seed"])), []).append((int(row["round"]), known))
+    rows: list[dict[str, Any]] = []
+    for (rule, seed), mine in found.items():
+        chosen = [mine[place] for place in sampled(len(mine), POINTS)]
+        for figure, words in _WORDS.items():
+            values = [known[figure] for _, known in chosen]
+            given = {"rule": rule, "seed": seed, "lost by": words}
+            rows.append({**given, "round": [round for round, _ in chosen], "lost": values})
+    if not rows:
+        return None
+    line = (
+        alt.Chart(lists(rows))
+        .transform_flatten(["round", "lost"])
+        .mark_line(point=max(len(row["round"]) for row in rows) <= 3)
+        .encode(
+            round_axis(min(row["round"][0] for row in rows), max(row["round"][-1] for row in rows)),
+            alt.Y("lost:Q", title="lost of the adapters' weighted sum", axis=alt.Axis(format="%")),
+            alt.Color("lost by:N"),
+            alt.StrokeDash("rule:N"),
+            detail="seed:N",
+            tooltip=[alt.Tooltip("rule:N"), alt.Tooltip("round:Q"), alt.Tooltip("lost:Q", format=".2%")],
+        )
+    )
+    ends = ", ".join(f"{row['rule']}, {row['lost by']}: {row['lost'][-1]:.2%}" for row in rows)
+    chart = alt.layer(line, width=WIDTH, height=HEIGHT)
+    return described(chart, f"What was lost of the weighted sum of the adapters, less is better. Last: {ends}.")
+
+
+ROUNDS = 60
+"""Rounds that a small figure shows at most."""
+MOST = 12
+"""Classes that are drawn; more are too small to read."""
+
+
+def class_f1(view: RunView) -> alt.FacetChart | None:
+    """Draw F1 of each class on the server's reporting rows, round by round, the mean of the seeds of each rule."""
+    frame = view.rounds
+    frame = frame[frame["server_metrics"].notna() & (frame["round"] > 0)]
+    values: dict[tuple[str, int], list[list[float]]] = {}
+    for rule, number, text in zip(frame["rule"], frame["round"], frame["server_metrics"], strict=True):
+        metrics = json.loads(text)
+        if "f1" in metrics:
+            values.setdefault((str(rule), int(number)), []).append(metrics["f1"])
+    if not values:
+        return None
+    known = [label for label in view.labels if any(rule == label for rule, _ in values)]
+    rounds = sorted({number for _, number in values})
+    shown = {rounds[index] for index in sampled(len(rounds), ROUNDS)}
+    rows: list[dict[str, Any]] = []
+    for (rule, number), seeds in values.items():
+        if number in shown:
+            means = np.mean(seeds, axis=0)[:MOST]
+            rows += [
+                {"rule": rule, "round": number, "class": f"class {label}", "f1": plain(float(mean))}
+                for label, mean in enumerate(means)
+            ]
+    classes = len(next(iter(values.values()))[0])
+    chart = (
+        alt.Chart(pd.DataFrame(rows))
+        .mark_line()
+        .encode(
+            alt.X("round:Q", title="round", axis=alt.Axis(tickMinStep=1, grid=False)),
+            alt.Y("f1:Q", title="F1", scale=alt.Scale(domain=[0, 1])),
+            rule_colour(view.labels, known),
+            rule_dash(view.labels, known),
+            tooltip=["rule:N", "round:Q", "class:N", alt.Tooltip("f1:Q", title="F1", format=".3f")],
+        )
+        .properties(width=(WIDTH - 120) // 5, height=90)
+        .facet(
+            alt.Facet("class:N", title=None, sort=[f"class {label}" for label in range(min(classes, MOST))]), columns=5
+        )
+    )
+    note = f"The first {MOST} of {classes} classes." if classes > MOST else ""
+    return described(chart, "F1 of each class on the server's rows over the rounds, by rule.", note)

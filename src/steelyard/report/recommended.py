@@ -10,10 +10,10 @@ import numpy as np
 import pandas as pd
 
 from steelyard.base.errors import UserError
-from steelyard.report.documents.shared import VegaLite
 from steelyard.report.figures.catalogue import Chart, spec
-from steelyard.report.figures.shared import WIDTH, described, lists, rule_colour, rule_dash
+from steelyard.report.figures.look import WIDTH, described, lists, rule_colour, rule_dash
 from steelyard.report.rendering import Table
+from steelyard.report.result import VegaLite
 from steelyard.report.view import RunView
 
 TITLES = {

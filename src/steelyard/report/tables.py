@@ -1,4 +1,4 @@
-"""The papers' tables of a comparison: rounds to target, devices, server, classes, samples, curves."""
+"""The tables of a comparison: the answer with the one behind it, and those of the papers."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from steelyard.base.measures import EstimateJson, Measure, estimate, measure_of, show_estimate, show_number
-from steelyard.report.documents.comparison import ClientScore, Comparison, DeviceRow, RuleTables, TargetTable
-from steelyard.report.documents.shared import OnRows
-from steelyard.report.rendering import Table, as_csv, spark
+from steelyard.report.curves import Curve, rounds_to_target
+from steelyard.report.notices import chain_line
+from steelyard.report.rendering import Style, Table, as_csv, paragraph, render, spark
+from steelyard.report.result import ClientScore, Comparison, DeviceRow, OnRows, RuleTables, TargetTable
+from steelyard.report.statistics import LEAST_SEEDS, MOST_SEEDS
+from steelyard.report.summary import ranks_lists
+from steelyard.rounds.progress import RAISE
 
 F1_ROUNDS = 6
 """Rounds that the table of macro F1 shows."""
@@ -274,3 +278,236 @@ def curves_csv(document: Comparison) -> str:
         for point in zip(curve["rounds"], curve["mean"], curve["low"], curve["high"], strict=True)
     ]
     return as_csv(("rule", "round", "mean", "low", "high"), rows)
+
+
+# The answer of a comparison: the recommendation and the table behind it.
+
+
+def write_comparison(
+    document: Comparison, style: Style, width: int | None = None, *, all_tables: bool = True, in_words: bool = False
+) -> str:
+    """Return the recommendation and the table behind it, then all other tables if wanted.
+
+    `in_words` adds every test of every rule in words. Plain text is broken to `width`, where given.
+    """
+    tables = [*_weighed_one(document), main_table(document), *(comparison_tables(document) if all_tables else ())]
+    sentences = [test["sentence"] for test in document["verdicts"]] if in_words else []
+    answer = paragraph(document["recommendation"]["sentence"], style, width)
+    # Last, where a terminal stands: a run that was changed is not to be missed. A head is copied, so it is not broken.
+    chain = paragraph(chain_line(document["chain"]), style)
+    return f"{answer}\n\n{render(tables, sentences, style, width)}" + (f"\n{chain}\n" if chain else "")
+
+
+def main_table(document: Comparison, name: str = "") -> Table:
+    """Return the table behind the recommendation: the measure that decides, and how flawed and worst clients fared."""
+    found = document["recommendation"]
+    last = min(document["last"], document["rounds"])
+    measure = measure_of(found["measure"])
+    factor, digits = measure.factor, 1 if measure.percent else 4
+    columns: dict[str, dict[str, str]] = {}
+    for cells_of in (algorithm_cells(document), tested_cells(document)):
+        if heading := cells_of(None):
+            columns[heading[0]] = {rule: cells_of(rule)[0] for rule in document["rules"]}
+    columns[measure.heading] = {row["rule"]: cell(row["value"], digits, factor) for row in found["rules"]}
+    others = [row for row in found["rules"] if row["difference"] is not None]
+    if others:
+        columns[f"against {found['baseline']}"] = {
+            row["rule"]: _signed(row["difference"], digits, factor) for row in others if row["difference"]
+        }
+    if any(row["p_holm"] is not None for row in others):
+        columns["p"] = {row["rule"]: _p(row["p_holm"]) for row in others}
+    if document["flawed"]:
+        columns["weight of flawed (%)"] = {row["rule"]: cell(row["weight"], 1, 100.0) for row in document["flawed"]}
+    columns |= _local_columns(document, on_server="server" in found["where"])
+    if any(row["testing_rounds"]["mean"] > 0 for row in document["testing"]):
+        columns["testing rounds"] = {row["rule"]: cell(row["testing_rounds"]) for row in document["testing"]}
+    rules = [row["rule"] for row in found["rules"]]
+    rows = tuple((rule, *(cells.get(rule, "–") for cells in columns.values())) for rule in rules)
+    best = rules.index(found["rule"]) if found["rule"] is not None and len(rules) > 1 else None
+    over = f"mean of the last {last} tested rounds" if last > 1 else f"after round {document['rounds']}"
+    shown = f"{measure.name[:1].upper()}{measure.name[1:]}"
+    title = f"{name}{shown} {found['where']}, {over}"
+    return Table(title, ("rule", *columns), rows, _main_note(document), best=best)
+
+
+def _local_columns(document: Comparison, *, on_server: bool) -> dict[str, dict[str, str]]:
+    """The clients' own tests beside what decides: over all of their rows where the server decides, and the worst."""
+    if not document["devices"]:
+        return {}
+    measure = measure_of(document["measure"])
+    unit = " (%)" if measure.percent else ""
+    digits = 1 if unit else 4
+    rows = document["devices"]
+    columns: dict[str, dict[str, str]] = {}
+    # The server may test by another measure than clients are scored by: RMSE, and minus RMSE.
+    other = measure_of(document["recommendation"]["measure"]) != measure
+    if on_server:
+        name = f"{measure.name} on the clients{unit}" if other else f"on the clients{unit}"
+        columns[name] = {row["rule"]: cell(row["final"], digits, measure.factor) for row in rows}
+    whose = " of the users" if ranks_lists(document["measure"]) else " of the clients" if other else ""
+    columns[f"worst tenth{whose}{unit}"] = {row["rule"]: worst_cell(row, digits, measure) for row in rows}
+    if counts := {row["rule"]: f"{found['rows']:,}" for row in rows if (found := row["worst_tenth_on"])}:
+        columns["rows of the worst"] = counts
+    return columns
+
+
+def _signed(value: EstimateJson, digits: int, factor: float) -> str:
+    text = cell(value, digits, factor)
+    return text if text[0] in "−–" else f"+{text}"
+
+
+def _p(value: float | None) -> str:
+    return "–" if value is None else "<0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def _main_note(document: Comparison) -> str:
+    found = document["recommendation"]
+    seeds = len(document["seeds"])
+    notes = [f"mean ± 95 % interval over {seeds} seeds"] if seeds > 1 else ["one seed"]
+    if any(row["p_holm"] is not None for row in found["rules"]):
+        notes.append("p: paired t-test against the first rule after Holm's correction")
+    if seeds >= LEAST_SEEDS and len(found["rules"]) > 1:
+        small = "1 %" if found["less_is_better"] else "1 point" if measure_of(found["measure"]).percent else "0.01"
+        needed = found["seeds_needed"]
+        count = f"more than {MOST_SEEDS:,}" if needed is None else f"about {needed}"
+        notes.append(f"a difference of {small} would need {count} seeds")
+    if document["devices"]:
+        who = "users' lists" if ranks_lists(document["measure"]) else "clients' own tests"
+        notes.append(f"the {who} are those after round {document['rounds']}")
+    known = [measure_of(found["measure"]), *([measure_of(document["measure"])] if document["devices"] else [])]
+    alike = len({measure.direction for measure in known}) == 1
+    notes.append(known[0].direction if alike else ", ".join(f"{each.name}: {each.direction}" for each in known))
+    notes += [f"{row['rule']} is not held against it: {row['left_out']}" for row in found["rules"] if row["left_out"]]
+    text = "; ".join(notes)
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def _weighed_one(document: Comparison) -> list[Table]:
+    """Which federations had rounds of one client: no rule is compared in those rounds."""
+    found = document.get("weighed_one", [])
+    if not found:
+        return []
+    rows = [(row["rule"], str(row["seed"]), f"{row['rounds']} of {row['of']}") for row in found]
+    note = f"No rule can prefer one client to another there. {RAISE}"
+    return [Table("Warning: rounds that weighed one client only", ("rule", "seed", "rounds"), tuple(rows), note)]
+
+
+# Rounds to target in the shape of paper 003's Table 1: three groups of shares, three studies.
+
+
+GROUPS: tuple[tuple[str, tuple[float, float]], ...] = (("Low", (0.2, 0.3)), ("Mid", (0.4, 0.5)), ("High", (0.7, 0.75)))
+"""Shares of the devices by group, as in the paper."""
+STUDIES = {"Ind": "single criteria", "MCA": "fixed orders", "Final": "online adjustment, by its first order"}
+
+
+def study_of(rule: str) -> str:
+    """Return which study of paper 003 a rule belongs to, by its name: DS, DS>LD>MD or online(DS>LD>MD)."""
+    if rule.startswith(("online(", "online-apart(")):
+        return "Final"
+    return "MCA" if ">" in rule else "Ind"
+
+
+def group_tables(curves: Sequence[Curve], targets: Sequence[float], limit: int, *, above: bool = False) -> list[Table]:
+    """Return one table a target; use it for a comparison of single criteria, fixed orders and online starts.
+
+    A cell is the mean over seeds; a seed that does not get there counts as the limit, which makes the cell "≥"; "—" is
+    for cells that no seed reached, and for means over cells one of which nobody reached.
+    """
+    rules = sorted(dict.fromkeys(curve.rule for curve in curves), key=lambda rule: list(STUDIES).index(study_of(rule)))
+    seeds = len({curve.seed for curve in curves})
+    headings = ["study", "rule"]
+    for name, shares in GROUPS:
+        headings += [*(f"{name} {share:.0%}" for share in shares), f"{name} mean"]
+    found: list[Table] = []
+    for target in targets:
+        cells = {
+            rule: _cells([curve for curve in curves if curve.rule == rule], target, limit, above) for rule in rules
+        }
+        rows: list[tuple[str, ...]] = []
+        for study in STUDIES:
+            mine = [rule for rule in rules if study_of(rule) == study]
+            rows += [(study, rule, *_shown(cells[rule])) for rule in mine]
+            if study != "Ind" and len(mine) > 1:
+                columns = zip(*(cells[rule] for rule in mine), strict=True)
+                rows.append((study, "Mean", *_shown([_mean(column) for column in columns])))
+        note = f"Rounds, mean of {seeds} seeds; ≥: some did not get there in {limit} rounds; —: none did. "
+        note += "Studies: " + ", ".join(f"{name} {text}" for name, text in STUDIES.items()) + "."
+        title = f"Rounds until a share of the devices {'are above' if above else 'reach'} {target:.0%}"
+        found.append(Table(title, tuple(headings), tuple(rows), note, names=2))
+    return found
+
+
+Cell = tuple[float, int, int]
+"""Mean rounds (unreached as the limit), how many runs it is made of, and how many of these reached the target."""
+
+
+def _cells(curves: Sequence[Curve], target: float, limit: int, above: bool) -> list[Cell]:
+    """Return six shares and three group means: each share of a group, then their mean."""
+    found: list[Cell] = []
+    for _, shares in GROUPS:
+        pair: list[Cell] = []
+        for share in shares:
+            rounds = [rounds_to_target(curve.rounds, curve.scores, target, share, above=above) for curve in curves]
+            counted = [limit if number is None else number for number in rounds]
+            reached = sum(number is not None for number in rounds)
+            pair.append((sum(counted) / len(counted), len(counted), reached))
+        found += [*pair, _mean(pair)]
+    return found
+
+
+def _mean(cells: Sequence[Cell]) -> Cell:
+    """The mean of cells; where nobody reached one of them there is nothing to take a mean of."""
+    reached = 0 if any(not cell[2] for cell in cells) else sum(cell[2] for cell in cells)
+    return sum(cell[0] for cell in cells) / len(cells), sum(cell[1] for cell in cells), reached
+
+
+def _shown(cells: Sequence[Cell]) -> list[str]:
+    return ["—" if not reached else f"{'≥' if reached < count else ''}{mean:.1f}" for mean, count, reached in cells]
+
+
+# One comparison at several participations, a column for each share of the clients.
+
+
+def participation_tables(documents: Mapping[float, Comparison], left_out: Sequence[str] = ()) -> list[Table]:
+    """Return how every rule does at each share: what decides, and the worst client where clients test.
+
+    Every figure has the interval over seeds that the comparison itself has.
+    """
+    first = next(iter(documents.values()))
+    tables = [_table(documents, "Accuracy on the server's rows", _server_share, 100.0)]
+    measure = first["measure"]
+    factor = measure_of(measure).factor
+    title = f"Local {measure}, all test samples"
+    tables.append(_table(documents, title, lambda each: {row["rule"]: row["final"] for row in each["devices"]}, factor))
+    tables.append(_table(documents, f"Local {measure} of the worst client", _worst, factor))
+    seeds = len(first["seeds"])
+    note = f"After the last round. {'One seed.' if seeds == 1 else f'Mean ± 95 % interval over {seeds} seeds.'}"
+    note = " ".join([note, *left_out])
+    return [Table(table.title, table.headings, table.rows, note) for table in tables if table is not None]
+
+
+def _server_share(document: Comparison) -> dict[str, EstimateJson]:
+    return {row["rule"]: row["accuracy"] for row in document["server"] if "accuracy" in row}
+
+
+def _worst(document: Comparison) -> dict[str, EstimateJson]:
+    return {row["rule"]: row["worst"] for row in document["devices"]}
+
+
+def _table(
+    documents: Mapping[float, Comparison],
+    title: str,
+    figures: Callable[[Comparison], dict[str, EstimateJson]],
+    factor: float,
+) -> Table | None:
+    """Return one figure of all rules at all shares; None where the runs have no such figure."""
+    found = {share: figures(document) for share, document in documents.items()}
+    if not any(found.values()):
+        return None
+    digits, unit = (2, " (%)") if factor == 100.0 else (4, "")
+    rules = dict.fromkeys(rule for document in documents.values() for rule in document["rules"])
+    rows = [
+        (rule, *(cell(known[rule], digits, factor) if rule in known else "–" for known in found.values()))
+        for rule in rules
+    ]
+    return Table(f"{title}{unit}, by participation", ("rule", *(f"{share:.0%}" for share in found)), tuple(rows))

@@ -12,13 +12,13 @@ from tests.kit import named
 from tests.report.made_run import shared_run
 
 from steelyard.experiment.loading import read_experiment
-from steelyard.report.recommendation import Compared, Measure, recommend
-from steelyard.report.recorded_curves import Curve
-from steelyard.report.reporting_rows import recommendation_of
+from steelyard.report.curves import Curve
+from steelyard.report.decide import Compared, MeasuredOn, recommend
+from steelyard.report.judge import recommendation_of
 from steelyard.report.statistics import detectable, seeds_for
 from steelyard.runs.history import History
 
-ROWS = Measure("accuracy", "on the server's 46 rows")
+ROWS = MeasuredOn("accuracy", "on the server's 46 rows")
 
 
 def test_a_rule_that_is_better_in_every_seed_is_recommended_with_its_interval() -> None:
@@ -91,7 +91,7 @@ def test_one_seed_and_two_recommend_nothing_and_say_how_many_would(seeds: int) -
 
 
 def test_errors_are_better_when_lower_and_no_percentages() -> None:
-    errors = Measure("RMSE", "on the server's 80 rows", less_is_better=True)
+    errors = MeasuredOn("RMSE", "on the server's 80 rows", less_is_better=True)
     found = recommend({"DS": [3.0, 3.1, 3.2], "VE": [2.0, 2.0, 2.3], "EQ": [4.0, 4.2, 4.3]}, "DS", errors)
     assert found["rule"] == "VE"
     assert [row["verdict"] for row in found["rules"]] == ["", "better", "worse"]

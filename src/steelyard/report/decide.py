@@ -14,12 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from steelyard.base.measures import Estimate, deviation, estimate, measure_of, show_estimate
-from steelyard.report.documents.comparison import Recommendation, TestedRule
+from steelyard.report.result import Recommendation, TestedRule
 from steelyard.report.statistics import LEAST_SEEDS, detectable, holm, paired_p, seeds_for, verdict
 
 
 @dataclass(frozen=True)
-class Measure:
+class MeasuredOn:
     """What rules are held against each other by, and on which rows."""
 
     name: str
@@ -77,7 +77,7 @@ class Compared:
 
 
 def recommend(
-    values: Mapping[str, Sequence[float]], baseline: str, measure: Measure, compared: Compared | None = None
+    values: Mapping[str, Sequence[float]], baseline: str, measure: MeasuredOn, compared: Compared | None = None
 ) -> Recommendation:
     """Return which rule to use, from one value for each rule and seed, and the tests behind it.
 
@@ -107,7 +107,7 @@ def recommend(
 
 
 def _tests(
-    values: Mapping[str, Sequence[float]], baseline: str, measure: Measure, left_out: Mapping[str, str]
+    values: Mapping[str, Sequence[float]], baseline: str, measure: MeasuredOn, left_out: Mapping[str, str]
 ) -> list[TestedRule]:
     """Hold every rule against the baseline; those that are left out are shown, and take no part in the correction."""
     rules = [baseline, *(rule for rule in values if rule != baseline)]
@@ -143,7 +143,7 @@ def _verdict(difference: Estimate, adjusted: float | None, sign: float) -> str:
     return verdict(sign * difference.mean, adjusted if len(difference.values) >= LEAST_SEEDS else None)
 
 
-def _gain(row: TestedRule, measure: Measure) -> float:
+def _gain(row: TestedRule, measure: MeasuredOn) -> float:
     """Return how much better a rule is than the baseline; below 0 where it is worse."""
     assert row["difference"] is not None, "the baseline is not held against itself"
     return -row["difference"]["mean"] if measure.less_is_better else row["difference"]["mean"]
@@ -171,7 +171,7 @@ def _seeds_needed(rows: Sequence[TestedRule], small: float, seeds: int) -> int |
 
 
 def _answer(
-    rows: Sequence[TestedRule], baseline: str, measure: Measure, compared: Compared, needed: int | None
+    rows: Sequence[TestedRule], baseline: str, measure: MeasuredOn, compared: Compared, needed: int | None
 ) -> tuple[str | None, str]:
     """Return the rule to use, None where none is recommended, and the sentence that says it."""
     seeds = len(rows[0]["value"]["values"])
@@ -215,7 +215,7 @@ def _answer(
 
 
 def _on_other_rows(
-    row: TestedRule, baseline: str, values: Mapping[str, Sequence[float]], measure: Measure
+    row: TestedRule, baseline: str, values: Mapping[str, Sequence[float]], measure: MeasuredOn
 ) -> tuple[TestedRule, bool]:
     """Return a rule that some rows chose as the others find it, and whether it is better there: one test, at 5 %."""
     pairs = zip(values[row["rule"]], values[baseline], strict=True)
@@ -224,12 +224,12 @@ def _on_other_rows(
     return {**row, "difference": found.as_json()}, verdict(sign * found.mean, paired_p(found.values)) == "better"
 
 
-def _difference(row: TestedRule, measure: Measure) -> str:
+def _difference(row: TestedRule, measure: MeasuredOn) -> str:
     found = row["difference"]
     return show_estimate(found, 1, 100.0, signed=True) if measure.percent else show_estimate(found, 4, signed=True)
 
 
-def _too_few(rows: Sequence[TestedRule], baseline: str, measure: Measure, command: str) -> str:
+def _too_few(rows: Sequence[TestedRule], baseline: str, measure: MeasuredOn, command: str) -> str:
     best = max(rows, key=lambda row: _gain(row, measure))
     gain = _gain(best, measure)
     count = {1: "one seed", 2: "two seeds"}[len(rows[0]["value"]["values"])]
@@ -240,12 +240,12 @@ def _too_few(rows: Sequence[TestedRule], baseline: str, measure: Measure, comman
     return f"{found}, but {count} cannot tell it from chance: {command} can."
 
 
-def _named(difference: float, measure: Measure) -> str:
+def _named(difference: float, measure: MeasuredOn) -> str:
     """Write a difference with what it is of, where points do not say it."""
     return measure.amount(difference) if measure.percent else f"{measure.name} {measure.amount(difference)}"
 
 
-def _use(better: Sequence[TestedRule], baseline: str, measure: Measure, controls: frozenset[str]) -> str:
+def _use(better: Sequence[TestedRule], baseline: str, measure: MeasuredOn, controls: frozenset[str]) -> str:
     best, *others = better
     assert best["difference"] is not None, "a rule that is better is not the baseline"
     ends = sorted(abs(best["difference"][end]) for end in ("low", "high"))
@@ -271,7 +271,7 @@ def _alike(best: TestedRule, other: TestedRule) -> bool:
     return p is None or p >= 0.05
 
 
-def _keep(rows: Sequence[TestedRule], baseline: str, measure: Measure, seeds: int) -> str:
+def _keep(rows: Sequence[TestedRule], baseline: str, measure: MeasuredOn, seeds: int) -> str:
     one = rows[0]["rule"] if len(rows) == 1 else ""
     if all(row["verdict"] == "worse" for row in rows):
         return f"Keep {baseline}: with {seeds} seeds {one or 'every other rule'} is worse {measure.where}."
