@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks.cold_start_data import Case, Draw, draw, prepared
 from steelyard.base.measures import estimate, show_estimate
-from steelyard.recommend.baselines.neighbours import random, vsm
+from steelyard.recommend.baselines.neighbours import Random, Vsm
 from steelyard.recommend.clients import LocalRound
 from steelyard.recommend.fpl import Learning
 from steelyard.recommend.histories import Histories, Users
@@ -126,9 +126,9 @@ def systems(case: Case, epochs: dict[int, int], threads: int) -> dict[str, Calla
 
     few, many = MOST
     made: Sequence[Callable[[Draw], Scores]] = (
-        lambda drawn: random(drawn.train),
+        lambda drawn: Random().scores(drawn.train, 1),
         popular_features,
-        lambda drawn: vsm(drawn.train, drawn.features),
+        lambda drawn: Vsm().scores(drawn.train, 1, drawn.features),
         kgflex(few),
         kgflex(many),
         kgflex(few, unseen=True),

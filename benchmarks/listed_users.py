@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from steelyard.data.files import find
-from steelyard.recommend.baselines.neighbours import item_knn
+from steelyard.recommend.baselines.neighbours import ItemKnn
 from steelyard.recommend.evaluate import best_unseen
 from steelyard.recommend.histories import Histories
 from steelyard.recommend.interactions import core, read, temporal
@@ -27,7 +27,7 @@ CUTOFF = 10
 def measured(path: Path, neighbours: int) -> dict[str, float]:
     """Return the figures of item-kNN that divides by all neighbours' weights, without items of score 0."""
     split = temporal(core(read(path), users=20))
-    scores = item_knn(split.train, neighbours=neighbours, divide="all")
+    scores = ItemKnn(neighbours=neighbours, divide="all").scores(split.train, 1)
     lists, values = best_unseen(Histories.of(split.train), scores, CUTOFF)
     # Items of score 0 would fill the lists in the order of their numbers.
     view = GroundTruth.of(split).view(np.where(values > 0, lists, -1), CUTOFF)

@@ -29,7 +29,7 @@ from typing import Any
 
 from steelyard import Experiment
 from steelyard.api import RecommendExperiment
-from steelyard.recommend.baselines import needs_features, recommend
+from steelyard.recommend.baselines import baseline, recommend
 from steelyard.recommend.evaluate import Case, figures
 from steelyard.recommend.knowledge.features import ItemFeatures
 from steelyard.recommend.knowledge.loading import load_features
@@ -112,8 +112,9 @@ class Bench:
     def measure(self, fit: Fit) -> dict[str, float]:
         """Train and return the metrics."""
         rows = self.testing if fit.part == "test" else self.choosing
-        known = self.known if needs_features(fit.kind) else None
-        return measured(rows, recommend(fit.kind, rows.split.train, CUTOFF, fit.seed, fit.point, known)[0])
+        chosen = baseline(fit.kind, fit.point)
+        known = self.known if chosen.of_features else None
+        return measured(rows, recommend(chosen, rows.split.train, CUTOFF, fit.seed, known)[0])
 
 
 class Fits:

@@ -1,7 +1,8 @@
 """Baselines: each must beat chance where there is something to learn; FCF is held to its equations."""
 
-import inspect
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -9,13 +10,14 @@ import torch
 from tests.kit import assert_refused
 from tests.recommend.conftest import two_tastes
 from tests.recommend.fpl_cases import slow_round
+from tests.warm import command_environment
 
 from steelyard.base.randomness import generator
 from steelyard.recommend import interactions
-from steelyard.recommend.baselines import BASELINES, recommend, settings_of
-from steelyard.recommend.baselines.factors import BprMf, informed, item_gradient, least_squares, user_vectors
-from steelyard.recommend.baselines.neighbours import matrix, tf_idf, vsm
-from steelyard.recommend.baselines.networks import Mf, MultiVae, NeuMf, loss
+from steelyard.recommend.baselines import BASELINES, baseline, recommend
+from steelyard.recommend.baselines.factors import BprModel, informed, item_gradient, least_squares, user_vectors
+from steelyard.recommend.baselines.neighbours import Vsm, matrix, tf_idf
+from steelyard.recommend.baselines.networks import MfNetwork, MultiVae, NeuMfNetwork, loss
 from steelyard.recommend.compiled import draw_triples
 from steelyard.recommend.fpl import Learning
 from steelyard.recommend.histories import Histories, round_keys, user_keys
@@ -41,11 +43,11 @@ def known(train) -> ItemFeatures:
 
 def short(kind: str) -> dict[str, int]:
     """Settings with which a learner learns for three epochs: enough for what holds however much it has learned."""
-    return {"epochs": 3} if "epochs" in inspect.signature(BASELINES[kind]).parameters else {}
+    return {"epochs": 3} if "epochs" in type(baseline(kind)).model_fields else {}
 
 
 def lists_of(kind: str, train, cutoff: int, seed: int = 1):
-    return recommend(kind, train, cutoff, seed=seed, settings=short(kind), features=known(train))
+    return recommend(baseline(kind, short(kind)), train, cutoff, seed, known(train))
 
 
 @pytest.fixture(params=sorted(BASELINES))
@@ -93,7 +95,7 @@ def test_learners_beat_chance(split, kind):
     # Two of the twelve items left of a user's own taste are in her test set; by chance it is two of 32.
     # NeuMF begins near 0 and takes small steps: on 480 rows its default has seen too little.
     own = {"rate": 0.03, "epochs": 8} if kind == "neumf" else {}
-    lists, _ = recommend(kind, split.train, 5, seed=1, settings=own, features=known(split.train))
+    lists, _ = recommend(baseline(kind, own), split.train, 5, features=known(split.train))
     assert Precision()(GroundTruth.of(split).view(lists, 5)) > 0.12
 
 
@@ -142,8 +144,8 @@ def test_scores_by_ratings_similarity_and_divisor(similarity: str, kept: bool, d
         return scores
 
     settings = {"neighbours": 3, "similarity": similarity, "ratings": "kept" if kept else "ones", "divide": divide}
-    by_items = BASELINES["item-knn"](train, **settings)(np.arange(8))
-    by_users = BASELINES["user-knn"](train, **settings)(np.arange(8))
+    by_items = baseline("item-knn", settings).scores(train, 1)(np.arange(8))
+    by_users = baseline("user-knn", settings).scores(train, 1)(np.arange(8))
     np.testing.assert_allclose(by_items, expected(table), atol=1e-9)
     np.testing.assert_allclose(by_users, expected(table.T).T, atol=1e-9)
 
@@ -163,7 +165,7 @@ def test_svd_solves_its_least_squares():
 def test_bpr_mf_takes_the_steps_of_bpr_one_after_the_other():
     rows = two_tastes(users=8, items=12, taken=4)
     train, learning = build([row[0] for row in rows], [row[1] for row in rows]), Learning(0.1, 3)
-    model = BprMf(train, 5, learning)
+    model = BprModel(train, 5, learning)
     table, vectors = model.table.astype(np.float64), model.vectors.astype(np.float64)
     histories = Histories.of(train)
     for epoch in (1, 2):
@@ -190,12 +192,12 @@ def test_kahfm_begins_from_tf_idf_and_means_of_it():
 
 def test_mf_and_neumf_are_the_networks_of_their_papers():
     torch.manual_seed(1)
-    plain = Mf(3, 4, 2)
+    plain = MfNetwork(3, 4, 2)
     plain.user_bias.weight.data.normal_()
     plain.item_bias.weight.data.normal_()
     expected = plain.user_bias.weight[1, 0] + plain.item_bias.weight[2, 0] + plain.user.weight[1] @ plain.item.weight[2]
     assert plain(torch.tensor([1]), torch.tensor([2])).item() == pytest.approx(expected.item())
-    model = NeuMf(3, 4, 2)
+    model = NeuMfNetwork(3, 4, 2)
     p, q = model.user.weight[1], model.item.weight[2]
     deep = torch.cat([model.deep_user.weight[1], model.deep_item.weight[2]])
     for layer in (model.layers[0], model.layers[2]):
@@ -236,12 +238,30 @@ def test_fcf_solves_its_equations():
 
 def test_unknown_baselines_and_settings_are_named():
     for kind, given, parts in (
-        ("user-nn", [], ["user-nn", "'user-knn'"]),
-        ("item-knn", ["neighbors=3"], ["neighbors", "neighbours"]),
-        ("item-knn", ["similarity=cosin"], ["similarity", "'cosin'", "'cosine'"]),
+        ("user-nn", {}, ["user-nn", "'user-knn'"]),
+        ("item-knn", {"neighbors": 3}, ["neighbors", "neighbours"]),
+        ("item-knn", {"similarity": "cosin"}, ["similarity", "'cosin'", "'cosine'"]),
+        ("popular", {"factors": 3}, ["popular", "factors", "allowed here: none"]),
+        ("mf", {"factors": 10_001}, ["factors", "10001", "10000"]),
+        ("mf", {"batch": 0}, ["batch", "0", "1"]),
+        ("fcf", {"rate": 0}, ["rate", "0"]),
+        ("svd", {"decay": -1}, ["decay", "-1"]),
     ):
-        assert_refused(lambda kind=kind, given=given: settings_of(kind, given), *parts)
-    assert settings_of("item-knn", ["divide=all", "neighbours=700"]) == {"divide": "all", "neighbours": 700}
+        assert_refused(lambda kind=kind, given=given: baseline(kind, given), *parts)
+
+
+def test_only_what_draws_triples_needs_numba():
+    code = (
+        "import sys; sys.modules['numba'] = None\n"
+        "from steelyard.recommend.baselines import baseline, recommend\n"
+        "from steelyard.recommend.interactions import build\n"
+        "for kind in ('random', 'user-knn', 'svd', 'vae', 'mf'):\n"
+        "    recommend(baseline(kind), build(list('aab'), list('xyy')), 1)\n"
+        "    print(kind, flush=True)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=command_environment(), capture_output=True, text=True)
+    assert done.stdout.split() == ["random", "user-knn", "svd", "vae"]
+    assert "UserError: recommend: needs numba" in done.stderr
 
 
 # ---------------------------------------------------------------- VSM
@@ -260,14 +280,14 @@ def test_tf_idf_by_hand():
 
 def test_vsm_is_the_cosine_of_a_user_and_an_item_also_of_one_that_nobody_took():
     train = build(["u", "u", "v"], ["0", "1", "4"], all_items=list("01234"))
-    scores = vsm(train, KNOWN)(np.array([0, 1]))
+    scores = Vsm().scores(train, 1, KNOWN)(np.array([0, 1]))
     items = tf_idf(KNOWN).toarray()
     profile = items[0] + items[1]
     assert scores[0] == pytest.approx(items @ profile / np.linalg.norm(profile))
     # An item without features is like nothing, and makes no profile.
     assert scores[0, 4] == 0
     assert not scores[1].any()
-    assert_refused(lambda: recommend("vsm", build(["u"], ["1"]), 2), "vsm needs features", "--knowledge")
+    assert_refused(lambda: recommend(Vsm(), build(["u"], ["1"]), 2), "vsm needs features", "--knowledge")
 
 
 # ---------------------------------------------------------------- two published cases of most popular lists
@@ -277,7 +297,7 @@ def test_facebook_books_most_popular(shared):
     data = interactions.core(read(shared("facebook_books/dataset.tsv.gz")), 5, 5)
     split = interactions.shuffled(data, 0.2, 42)
     assert len(split.train) == 10490
-    lists, _ = recommend("popular", split.train, 10)
+    lists, _ = recommend(baseline("popular"), split.train, 10)
     ten, one = (measure(GroundTruth.of(split).view(lists, cutoff)) for cutoff in (10, 1))
     # Published with four decimals.
     for name, values in {"ndcg": (0.0939, 0.0829), "gini": (0.0127, 0.0007)}.items():
@@ -289,7 +309,7 @@ def test_facebook_books_most_popular(shared):
 def test_amazon_digital_music_most_popular(shared):
     split = interactions.temporal(read(shared("amazon_digital_music/AmazonDigitalMusic.tsv.gz")), 0.2)
     assert (len(split.train), len(split.test)) == (61408, 14524)
-    lists, _ = recommend("popular", split.train, 10)
+    lists, _ = recommend(baseline("popular"), split.train, 10)
     truth = GroundTruth.of(split)
     ten = measure(truth.view(lists, 10))
     # Published with five decimals.

@@ -354,7 +354,7 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
     if first["type"] == "extra_forbidden":
         fields = known_fields(model, path[:-1])
         hint = _elsewhere(model, str(path[-1])) or nearest(str(path[-1]), fields)
-        return f"{brief(name, '')}: unknown field{hint}; allowed here: {listed(fields)}{more}"
+        return f"{brief(name, '')}: unknown field{hint}; allowed here: {listed(fields) or 'none'}{more}"
     if first["type"] == "missing":
         return f"{name}: missing; this field must be given{more}"
     if first["type"] == "value_error":

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -156,16 +156,20 @@ def baseline(
     ] = None,
 ) -> None:
     """Train a baseline and write each user's list of items that she did not train on."""
+    from steelyard.base.settings import change
     from steelyard.experiment.loading import load
-    from steelyard.recommend.baselines import needs_features, recommend, settings_of
+    from steelyard.recommend import baselines
     from steelyard.recommend.evaluate import write_lists
     from steelyard.recommend.interactions import build, read, read_columns
     from steelyard.recommend.knowledge.loading import load_features
 
-    chosen = settings_of(kind, setting or [])
+    settings: dict[str, Any] = {}
+    for assignment in setting or []:
+        change(settings, assignment)
+    chosen = baselines.baseline(kind, settings)
     length = parse_cutoffs(str(cutoff))[0]
     new_file(out)
-    if needs_features(kind) != (knowledge is not None):
+    if chosen.of_features != (knowledge is not None):
         needed = "needs it" if knowledge is None else "looks at no features"
         raise UserError(
             f"--knowledge: {kind} {needed}; allowed: an experiment with [knowledge] for vsm and kahfm, none for others"
@@ -178,7 +182,7 @@ def baseline(
             table = build(*names, table.rating.tolist(), all_items=everything)
         features = None if knowledge is None else load_features(_knowledge_of(load(knowledge), knowledge), table.items)
         with doing(f"training on {len(table):,} interactions"):
-            lists, scores = recommend(kind, table, length, seed, chosen, features)
+            lists, scores = baselines.recommend(chosen, table, length, seed, features)
     write_lists(out, table.users, table.items, lists, scores)
     typer.echo(f"lists of {length} for {len(table.users):,} users in {out}")
 

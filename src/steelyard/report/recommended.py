@@ -78,7 +78,7 @@ def recommended(view: RunView) -> Recommended:
 
 def _systems(view: RunView, index: int) -> list[_System]:
     # For speed of start: only the reports of recommenders need what reads their data.
-    from steelyard.recommend.baselines import recommend
+    from steelyard.recommend.baselines import baseline, recommend
     from steelyard.recommend.evaluate import Case, figures
     from steelyard.report.recommender import open_run
 
@@ -91,7 +91,7 @@ def _systems(view: RunView, index: int) -> list[_System]:
         made, _ = run.lists(cutoff)
         pairs = [(view.label(index, rule), made)]
         if not found:
-            popular, _ = recommend("popular", run.run_data.split.train, cutoff)
+            popular, _ = recommend(baseline("popular"), run.run_data.split.train, cutoff)
             pairs.append(
                 (f"{view.names[index]} · most popular" if len(view.histories) > 1 else "most popular", popular)
             )

@@ -12,8 +12,8 @@ from threadpoolctl import threadpool_limits
 from steelyard.base.errors import UserError
 from steelyard.base.logs import doing
 from steelyard.base.randomness import generator, stream_key
+from steelyard.recommend.baselines import Baseline, Count, Rate, Weight, Width
 from steelyard.recommend.baselines.neighbours import matrix
-from steelyard.recommend.compiled import draw_triples, sequential_rounds
 from steelyard.recommend.fpl import Learning, initial_table, initial_vector
 from steelyard.recommend.histories import Floats32, Histories, round_keys, user_keys
 from steelyard.recommend.interactions import Codes, Interactions
@@ -26,8 +26,8 @@ from steelyard.recommend.metrics import Floats, Scores
 # `implicit`'s BPR draws negatives from what others took, which pushes popular items down.
 
 
-class BprMf:
-    """A model in training, epoch by epoch; use it where a run is looked at on the way, else the baseline `bpr_mf`.
+class BprModel:
+    """A model in training, epoch by epoch; use it where a run is looked at on the way, else the baseline `BprMf`.
 
     A step of BPR is a round of FPL with one user, one triple and everything sent, so the machinery is that of sFPL.
     """
@@ -44,6 +44,9 @@ class BprMf:
 
     def epoch(self) -> None:
         """Take as many steps as there are interactions, each on what the one before left."""
+        # For speed of start, and in an extra.
+        from steelyard.recommend.compiled import draw_triples, sequential_rounds
+
         self.epochs += 1
         count = self.histories.total
         if not len(self._drawn):
@@ -66,11 +69,17 @@ class BprMf:
         return self.vectors[users] @ self.table[:, :-1].T + self.table[:, -1]
 
 
-def bpr_mf(train: Interactions, seed: int = 1, factors: int = 20, rate: float = 0.05, epochs: int = 50) -> Scores:
+class BprMf(Baseline, named="bpr-mf"):
     """BPR-MF with evenly drawn negatives; the weights of regularisation follow from the rate, as in FPL (§4.5.3)."""
-    model = BprMf(train, seed, Learning(rate, factors))
-    model.train(epochs)
-    return model.scores
+
+    factors: Width = 20
+    rate: Rate = 0.05
+    epochs: Count = 50
+
+    def scores(self, train: Interactions, seed: int, features: ItemFeatures | None = None) -> Scores:
+        model = BprModel(train, seed, Learning(self.rate, self.factors))
+        model.train(self.epochs)
+        return model.scores
 
 
 # kaHFM: V. W. Anelli et al., *How to Make Latent Factors Interpretable by Feeding Factorization Machines with Knowledge
@@ -78,16 +87,22 @@ def bpr_mf(train: Interactions, seed: int = 1, factors: int = 20, rate: float = 
 # are then trained as in BPR-MF, so that a factor keeps the meaning of its feature.
 
 
-def kahfm(train: Interactions, features: ItemFeatures, seed: int = 1, rate: float = 0.05, epochs: int = 30) -> Scores:
+class Kahfm(Baseline, named="kahfm"):
     """BPR-MF that begins from what is known of items; use it as the thesis' row kaHFM (Tables 6.1 to 6.3)."""
-    model = informed(train, features, seed, rate)
-    model.train(epochs)
-    return model.scores
+
+    of_features = True
+    rate: Rate = 0.05
+    epochs: Count = 30
+
+    def scores(self, train: Interactions, seed: int, features: ItemFeatures | None = None) -> Scores:
+        model = informed(train, self.needed(features), seed, self.rate)
+        model.train(self.epochs)
+        return model.scores
 
 
-def informed(train: Interactions, features: ItemFeatures, seed: int, rate: float) -> BprMf:
+def informed(train: Interactions, features: ItemFeatures, seed: int, rate: float) -> BprModel:
     """Return BPR-MF before its first step, with a factor for each feature."""
-    model = BprMf(train, seed, Learning(rate, features.features))
+    model = BprModel(train, seed, Learning(rate, features.features))
     items = tf_idf(features)
     sizes = np.maximum(model.histories.sizes, 1)[:, None]
     model.table = np.hstack([items.toarray(), np.zeros((features.items, 1))]).astype(np.float32)
@@ -109,25 +124,27 @@ def tf_idf(features: ItemFeatures) -> Csr:
 # what that leaves. It predicts ratings: where all are 1, it has nothing to learn.
 
 
-def svd(train: Interactions, seed: int = 1, factors: int = 20, decay: float = 0.1, epochs: int = 15) -> Scores:
+class Svd(Baseline, named="svd"):
     """Matrix factorisation of ratings (Eq. 2.4); use it where ratings differ and are to be predicted."""
-    ratings = matrix(train, "kept").astype(np.float64)
-    mean, of_users, of_items = baseline_predictor(ratings)
-    left = ratings.copy()
-    user = np.repeat(np.arange(ratings.shape[0]), np.diff(ratings.indptr))
-    left.data -= mean + of_users[user] + of_items[ratings.indices]
-    by_item = left.T.tocsr()
-    items = generator(seed, 0, "", "svd baseline").normal(0.0, 0.1, (ratings.shape[1], factors))
-    vectors = np.zeros((ratings.shape[0], factors))
-    for epoch in range(1, epochs + 1):
-        with doing(f"epoch {epoch} of {epochs}"):
-            vectors = least_squares(left, items, decay)
-            items = least_squares(by_item, vectors, decay)
 
-    def scores(users: Codes) -> Floats:
-        return mean + of_users[users][:, None] + of_items + vectors[users] @ items.T
+    factors: Width = 20
+    decay: Weight = 0.1
+    epochs: Count = 15
 
-    return scores
+    def scores(self, train: Interactions, seed: int, features: ItemFeatures | None = None) -> Scores:
+        ratings = matrix(train, "kept").astype(np.float64)
+        mean, of_users, of_items = baseline_predictor(ratings)
+        left = ratings.copy()
+        user = np.repeat(np.arange(ratings.shape[0]), np.diff(ratings.indptr))
+        left.data -= mean + of_users[user] + of_items[ratings.indices]
+        by_item = left.T.tocsr()
+        items = generator(seed, 0, "", "svd baseline").normal(0.0, 0.1, (ratings.shape[1], self.factors))
+        vectors = np.zeros((ratings.shape[0], self.factors))
+        for epoch in range(1, self.epochs + 1):
+            with doing(f"epoch {epoch} of {self.epochs}"):
+                vectors = least_squares(left, items, self.decay)
+                items = least_squares(by_item, vectors, self.decay)
+        return lambda users: mean + of_users[users][:, None] + of_items + vectors[users] @ items.T
 
 
 def baseline_predictor(ratings: Any) -> tuple[float, Floats, Floats]:
@@ -161,33 +178,29 @@ def _row_means(values: Any) -> Floats:
 # the item factors, and sends the gradient of every item's factors; the server sums the gradients and steps with Adam.
 
 
-def fcf(
-    train: Interactions,
-    seed: int = 1,
-    factors: int = 20,
-    rate: float = 0.1,
-    epochs: int = 30,
-    confidence: float = 4.0,
-    decay: float = 1.0,
-) -> Scores:
-    """Train FCF with all users in every round and return the scores; `confidence` is w, `decay` is λ."""
-    taken = matrix(train)
-    table = generator(seed, 0, "", "fcf items").normal(0.0, 0.1, (len(train.items), factors))
-    first, second = np.zeros_like(table), np.zeros_like(table)
-    vectors = np.zeros((len(train.users), factors))
-    for epoch in range(1, epochs + 1):
-        with doing(f"epoch {epoch} of {epochs}"):
-            vectors = user_vectors(taken, table, confidence, decay)
-            gradient = item_gradient(taken, table, vectors, confidence, decay)
-        first = 0.9 * first + 0.1 * gradient
-        second = 0.999 * second + 0.001 * gradient**2
-        table = table - rate * (first / (1 - 0.9**epoch)) / (np.sqrt(second / (1 - 0.999**epoch)) + 1e-8)
-    vectors = user_vectors(taken, table, confidence, decay)
+class Fcf(Baseline, named="fcf"):
+    """FCF with all users in every round."""
 
-    def scores(users: Codes) -> Floats:
-        return vectors[users] @ table.T
+    factors: Width = 20
+    rate: Rate = 0.1
+    epochs: Count = 30
+    confidence: Weight = 4.0
+    """w"""
+    decay: Weight = 1.0
+    """λ"""
 
-    return scores
+    def scores(self, train: Interactions, seed: int, features: ItemFeatures | None = None) -> Scores:
+        taken, weights = matrix(train), (self.confidence, self.decay)
+        table = generator(seed, 0, "", "fcf items").normal(0.0, 0.1, (len(train.items), self.factors))
+        first, second = np.zeros_like(table), np.zeros_like(table)
+        for epoch in range(1, self.epochs + 1):
+            with doing(f"epoch {epoch} of {self.epochs}"):
+                gradient = item_gradient(taken, table, user_vectors(taken, table, *weights), *weights)
+            first = 0.9 * first + 0.1 * gradient
+            second = 0.999 * second + 0.001 * gradient**2
+            table = table - self.rate * (first / (1 - 0.9**epoch)) / (np.sqrt(second / (1 - 0.999**epoch)) + 1e-8)
+        vectors = user_vectors(taken, table, *weights)
+        return lambda users: vectors[users] @ table.T
 
 
 def user_vectors(taken: Any, table: Floats, confidence: float, decay: float) -> Floats:
@@ -214,38 +227,33 @@ def item_gradient(taken: Any, table: Floats, vectors: Floats, confidence: float,
     return 2 * (table @ (vectors.T @ vectors) - sums + decay * table)
 
 
-def _library(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise UserError(
-            f"baseline: needs {name.split('.')[0]}; install it with pip install 'steelyard[recommend]'"
-        ) from None
-
-
-def bpr(
-    train: Interactions, seed: int = 1, factors: int = 20, rate: float = 0.05, decay: float = 0.0025, epochs: int = 50
-) -> Scores:
+class Bpr(Baseline, named="bpr"):
     """BPR by `implicit`, centralised: negatives come from what others took, so popular items are pushed down more.
 
     Two threads may write the same row in one moment, so runs with the same seed agree only nearly.
     """
-    library = _library("implicit.bpr")
-    # One BLAS thread, since implicit brings its own; NumPy read the environment long ago.
-    with threadpool_limits(1, "blas"), warnings.catch_warnings():
-        # The library hands itself a matrix in a form that it then warns about.
-        warnings.filterwarnings("ignore", message="Method expects CSR input")
-        model = library.BayesianPersonalizedRanking(
-            factors=factors,
-            learning_rate=rate,
-            regularization=decay,
-            iterations=epochs,
-            num_threads=2,
-            random_state=stream_key(seed, 0, "", "bpr baseline") % (1 << 31),
-        )
-        model.fit(matrix(train), show_progress=False)
 
-    def scores(users: Codes) -> Floats:
-        return np.asarray(model.user_factors[users] @ model.item_factors.T, dtype=np.float64)
+    factors: Width = 20
+    rate: Rate = 0.05
+    decay: Weight = 0.0025
+    epochs: Count = 50
 
-    return scores
+    def scores(self, train: Interactions, seed: int, features: ItemFeatures | None = None) -> Scores:
+        try:
+            library = importlib.import_module("implicit.bpr")
+        except ImportError:
+            raise UserError("baseline: needs implicit; install it with pip install 'steelyard[recommend]'") from None
+        # One BLAS thread, since implicit brings its own; NumPy read the environment long ago.
+        with threadpool_limits(1, "blas"), warnings.catch_warnings():
+            # The library hands itself a matrix in a form that it then warns about.
+            warnings.filterwarnings("ignore", message="Method expects CSR input")
+            model = library.BayesianPersonalizedRanking(
+                factors=self.factors,
+                learning_rate=self.rate,
+                regularization=self.decay,
+                iterations=self.epochs,
+                num_threads=2,
+                random_state=stream_key(seed, 0, "", "bpr baseline") % (1 << 31),
+            )
+            model.fit(matrix(train), show_progress=False)
+        return lambda users: np.asarray(model.user_factors[users] @ model.item_factors.T, dtype=np.float64)

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from steelyard.base.randomness import stream_keys, uniforms
+from steelyard.recommend.baselines import Baseline, Count
 from steelyard.recommend.interactions import Codes, Interactions
 from steelyard.recommend.knowledge.features import Csr, ItemFeatures
 from steelyard.recommend.metrics import Floats, Scores
@@ -143,75 +144,67 @@ _SIMILARITIES: dict[Similarity, Callable[[Any], _Block]] = {
 }
 
 
-def item_knn(
-    train: Interactions,
-    seed: int = 1,
-    neighbours: int = 50,
-    similarity: Similarity = "cosine",
-    ratings: Ratings = "ones",
-    divide: Divide = "nothing",
-) -> Scores:
+class _Knn(Baseline):
+    neighbours: Count = 50
+    similarity: Similarity = "cosine"
+    ratings: Ratings = "ones"
+    divide: Divide = "nothing"
+
+    def _divided(self, sums: Floats, weights: Floats) -> Floats:
+        return sums if self.divide == "nothing" else sums / np.where(weights > 0, weights, 1.0)
+
+
+class ItemKnn(_Knn, named="item-knn"):
     """Item-kNN: an item scores by its likeness to those of its own k nearest items that the user took (Eq. 2.3).
 
     With one kind of feedback, r = 1, the quotient of Eq. 2.3 is 1 for every item, so it ranks by the numerator.
     `divide="all"` is the authors' framework: it divides by the likeness to all k neighbours, taken or not.
     """
-    taken, ones = matrix(train, ratings), matrix(train)
-    alike = nearest(taken.T.tocsr(), neighbours, similarity).T.tocsr()
 
-    def scores(users: Codes) -> Floats:
-        weights = abs(alike).sum(axis=0)[None, :] if divide == "all" else _dense(ones[users] @ abs(alike))
-        return _divided(_dense(taken[users] @ alike), weights, divide)
+    def scores(self, train: Interactions, seed: int, features: ItemFeatures | None = None) -> Scores:
+        taken, ones = matrix(train, self.ratings), matrix(train)
+        alike = nearest(taken.T.tocsr(), self.neighbours, self.similarity).T.tocsr()
 
-    return scores
+        def scores(users: Codes) -> Floats:
+            weights = abs(alike).sum(axis=0)[None, :] if self.divide == "all" else _dense(ones[users] @ abs(alike))
+            return self._divided(_dense(taken[users] @ alike), weights)
+
+        return scores
 
 
-def user_knn(
-    train: Interactions,
-    seed: int = 1,
-    neighbours: int = 50,
-    similarity: Similarity = "cosine",
-    ratings: Ratings = "ones",
-    divide: Divide = "nothing",
-) -> Scores:
+class UserKnn(_Knn, named="user-knn"):
     """User-kNN: an item scores by the likeness of those of the user's k nearest who took it (Eq. 2.2's numerator)."""
-    taken, ones = matrix(train, ratings), matrix(train)
-    alike = nearest(taken, neighbours, similarity)
 
-    def scores(users: Codes) -> Floats:
-        near = alike[users]
-        weights = abs(near).sum(axis=1)[:, None] if divide == "all" else _dense(abs(near) @ ones)
-        return _divided(_dense(near @ taken), weights, divide)
+    def scores(self, train: Interactions, seed: int, features: ItemFeatures | None = None) -> Scores:
+        taken, ones = matrix(train, self.ratings), matrix(train)
+        alike = nearest(taken, self.neighbours, self.similarity)
 
-    return scores
+        def scores(users: Codes) -> Floats:
+            near = alike[users]
+            weights = abs(near).sum(axis=1)[:, None] if self.divide == "all" else _dense(abs(near) @ ones)
+            return self._divided(_dense(near @ taken), weights)
+
+        return scores
 
 
 def _dense(found: Any) -> Floats:
     return np.asarray(found.todense(), dtype=np.float64)
 
 
-def _divided(sums: Floats, weights: Floats, divide: Divide) -> Floats:
-    return sums if divide == "nothing" else sums / np.where(weights > 0, weights, 1.0)
-
-
-def random(train: Interactions, seed: int = 1) -> Scores:
+class Random(Baseline, named="random"):
     """Score items by chance, each user from her own stream; the floor that anything learnt must leave behind."""
-    keys = stream_keys(seed, 0, train.users.tolist(), "random baseline")
 
-    def scores(users: Codes) -> Floats:
-        return uniforms(keys[users], len(train.items))
-
-    return scores
+    def scores(self, train: Interactions, seed: int, features: ItemFeatures | None = None) -> Scores:
+        keys = stream_keys(seed, 0, train.users.tolist(), "random baseline")
+        return lambda users: uniforms(keys[users], len(train.items))
 
 
-def popular(train: Interactions, seed: int = 1) -> Scores:
+class Popular(Baseline, named="popular"):
     """Score items by their number of training interactions, the same for everyone."""
-    popularity = train.per_item().astype(np.float64)
 
-    def scores(users: Codes) -> Floats:
-        return np.broadcast_to(popularity, (len(users), len(popularity)))
-
-    return scores
+    def scores(self, train: Interactions, seed: int, features: ItemFeatures | None = None) -> Scores:
+        popularity = train.per_item().astype(np.float64)
+        return lambda users: np.broadcast_to(popularity, (len(users), len(popularity)))
 
 
 # VSM, the vector space model: items as TF-IDF vectors of their features, a user as the sum of her items' vectors. An
@@ -219,23 +212,27 @@ def popular(train: Interactions, seed: int = 1) -> Scores:
 # yet is ranked like any other.
 
 
-def vsm(train: Interactions, features: ItemFeatures, seed: int = 1) -> Scores:
+class Vsm(Baseline, named="vsm"):
     """Score items by the cosine between their TF-IDF vectors and the user's profile (the thesis' VSM).
 
     A user without items, or whose items have no features, has no profile: all items score 0.
     """
-    from scipy import sparse  # For speed of start: much of the package needs no SciPy.
 
-    items = tf_idf(features)
-    profiles = sparse.csr_array(matrix(train)).astype(np.float64) @ items
-    lengths = np.sqrt(profiles.multiply(profiles).sum(axis=1))
-    by_feature = items.T.tocsr()
+    of_features = True
 
-    def scores(users: Codes) -> Floats:
-        products = np.asarray((profiles[users] @ by_feature).toarray(), dtype=np.float64)
-        return products / np.maximum(lengths[users], np.finfo(np.float64).tiny)[:, None]
+    def scores(self, train: Interactions, seed: int, features: ItemFeatures | None = None) -> Scores:
+        from scipy import sparse  # For speed of start: much of the package needs no SciPy.
 
-    return scores
+        items = tf_idf(self.needed(features))
+        profiles = sparse.csr_array(matrix(train)).astype(np.float64) @ items
+        lengths = np.sqrt(profiles.multiply(profiles).sum(axis=1))
+        by_feature = items.T.tocsr()
+
+        def scores(users: Codes) -> Floats:
+            products = np.asarray((profiles[users] @ by_feature).toarray(), dtype=np.float64)
+            return products / np.maximum(lengths[users], np.finfo(np.float64).tiny)[:, None]
+
+        return scores
 
 
 def tf_idf(features: ItemFeatures) -> Csr:

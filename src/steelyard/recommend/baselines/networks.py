@@ -16,7 +16,7 @@ G. Krishnan, M. D. Hoffman, T. Jebara, *Variational Autoencoders for Collaborati
 
 from __future__ import annotations
 
-from typing import cast
+from typing import ClassVar, cast
 
 import numpy as np
 import torch
@@ -24,14 +24,15 @@ from torch import nn
 
 from steelyard.base.logs import doing
 from steelyard.base.randomness import stream_key
+from steelyard.recommend.baselines import Baseline, Count, Rate, Weight, Width
 from steelyard.recommend.baselines.neighbours import matrix
-from steelyard.recommend.compiled import draw_triples
 from steelyard.recommend.histories import Histories, round_keys, user_keys
 from steelyard.recommend.interactions import Codes, Interactions
+from steelyard.recommend.knowledge.features import ItemFeatures
 from steelyard.recommend.metrics import Floats, Scores
 
 
-class Mf(nn.Module):
+class MfNetwork(nn.Module):
     """A product of factors with biases."""
 
     def __init__(self, users: int, items: int, factors: int) -> None:
@@ -50,7 +51,7 @@ class Mf(nn.Module):
         return cast(torch.Tensor, biases + (self.user(users) * self.item(items)).sum(dim=-1))
 
 
-class NeuMf(nn.Module):
+class NeuMfNetwork(nn.Module):
     """The network of the paper: four tables of factors, and layers of 2f, f and f/2 units."""
 
     def __init__(self, users: int, items: int, factors: int) -> None:
@@ -70,88 +71,66 @@ class NeuMf(nn.Module):
         return cast(torch.Tensor, self.out(torch.cat([product, deep], dim=-1))).squeeze(-1)
 
 
-def mf(
-    train: Interactions,
-    seed: int = 1,
-    factors: int = 16,
-    rate: float = 0.005,
-    decay: float = 0.0,
-    epochs: int = 20,
-    negatives: int = 4,
-    batch: int = 256,
-) -> Scores:
+class _Pairwise(Baseline):
+    factors: Width = 16
+    rate: Rate = 0.005
+    decay: Weight = 0.0
+    epochs: Count = 20
+    negatives: Count = 4
+    batch: Count = 256
+    network: ClassVar[type[MfNetwork] | type[NeuMfNetwork]]
+
+    def scores(self, train: Interactions, seed: int, features: ItemFeatures | None = None) -> Scores:
+        histories = Histories.of(train)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(stream_key(seed, 0, "", "pointwise baseline"))
+            model = self.network(histories.users, histories.catalogue, self.factors)
+            optimiser = torch.optim.Adam(model.parameters(), lr=self.rate, weight_decay=self.decay)
+            for epoch in range(1, self.epochs + 1):
+                with doing(f"epoch {epoch} of {self.epochs}"):
+                    self._epoch(model, optimiser, histories, seed, epoch)
+
+        def scores(users: Codes) -> Floats:
+            everything = torch.arange(histories.catalogue)
+            with torch.no_grad():
+                rows = [model(torch.full_like(everything, user), everything) for user in users.tolist()]
+            return torch.stack(rows).double().numpy()
+
+        return scores
+
+    def _epoch(
+        self, model: nn.Module, optimiser: torch.optim.Optimizer, histories: Histories, seed: int, epoch: int
+    ) -> None:
+        """Visit every interaction once, each with some items that its user did not take, in a new order."""
+        from steelyard.recommend.compiled import draw_triples  # For speed of start, and in an extra.
+
+        taken = np.repeat(np.arange(histories.users), histories.sizes)
+        drawn = np.flatnonzero(histories.sizes[taken] < histories.catalogue)  # who took everything has no others
+        users = taken[drawn]
+        keys = round_keys(user_keys(seed, histories.names, "pointwise")[users], epoch * histories.total + drawn)
+        others = draw_triples(histories, users, keys, self.negatives).negatives
+        liked = np.stack([users, histories.items[drawn]])
+        pairs = np.concatenate([liked, np.stack([np.repeat(users, self.negatives), others.reshape(-1)])], axis=1)
+        wanted = torch.cat([torch.ones(len(users)), torch.zeros(others.size)])
+        for rows in torch.randperm(len(wanted)).split(self.batch):
+            who, what = torch.from_numpy(pairs[:, rows.numpy()]).long()
+            loss = nn.functional.binary_cross_entropy_with_logits(model(who, what), wanted[rows])
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+
+
+class Mf(_Pairwise, named="mf"):
     """MF in the version of Rendle et al.; use it as the thesis' row MF (Tables 6.1 to 6.3)."""
-    return _trained(Mf, train, seed, factors, rate, decay, epochs, negatives, batch)
+
+    network = MfNetwork
 
 
-def neumf(
-    train: Interactions,
-    seed: int = 1,
-    factors: int = 16,
-    rate: float = 0.001,
-    decay: float = 0.0,
-    epochs: int = 20,
-    negatives: int = 4,
-    batch: int = 256,
-) -> Scores:
+class NeuMf(_Pairwise, named="neumf"):
     """NeuMF; use it as the thesis' row NeuMF (Tables 6.1 to 6.3)."""
-    return _trained(NeuMf, train, seed, factors, rate, decay, epochs, negatives, batch)
 
-
-def _trained(
-    network: type[Mf] | type[NeuMf],
-    train: Interactions,
-    seed: int,
-    factors: int,
-    rate: float,
-    decay: float,
-    epochs: int,
-    negatives: int,
-    batch: int,
-) -> Scores:
-    histories = Histories.of(train)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(stream_key(seed, 0, "", "pointwise baseline"))
-        model = network(histories.users, histories.catalogue, factors)
-        optimiser = torch.optim.Adam(model.parameters(), lr=rate, weight_decay=decay)
-        for epoch in range(1, epochs + 1):
-            with doing(f"epoch {epoch} of {epochs}"):
-                _epoch(model, optimiser, histories, seed, epoch, negatives, batch)
-
-    def scores(users: Codes) -> Floats:
-        everything = torch.arange(histories.catalogue)
-        with torch.no_grad():
-            rows = [model(torch.full_like(everything, user), everything) for user in users.tolist()]
-        return torch.stack(rows).double().numpy()
-
-    return scores
-
-
-def _epoch(
-    model: nn.Module,
-    optimiser: torch.optim.Optimizer,
-    histories: Histories,
-    seed: int,
-    epoch: int,
-    count: int,
-    batch: int,
-) -> None:
-    """Visit every interaction once, each with `count` items that its user did not take, in a new order."""
-    taken = np.repeat(np.arange(histories.users), histories.sizes)
-    drawn = np.flatnonzero(histories.sizes[taken] < histories.catalogue)  # who took everything has no others
-    users = taken[drawn]
-    keys = user_keys(seed, histories.names, "pointwise")[users]
-    others = draw_triples(histories, users, round_keys(keys, epoch * histories.total + drawn), count).negatives
-    pairs = np.concatenate(
-        [np.stack([users, histories.items[drawn]]), np.stack([np.repeat(users, count), others.reshape(-1)])], axis=1
-    )
-    wanted = torch.cat([torch.ones(len(users)), torch.zeros(others.size)])
-    for rows in torch.randperm(len(wanted)).split(batch):
-        who, what = torch.from_numpy(pairs[:, rows.numpy()]).long()
-        loss = nn.functional.binary_cross_entropy_with_logits(model(who, what), wanted[rows])
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
+    rate: Rate = 0.001
+    network = NeuMfNetwork
 
 
 _DROPPED, _RISING = 0.5, 0.2
@@ -191,39 +170,40 @@ def loss(
     return (beta * divergence - likelihood).mean()
 
 
-def vae(
-    train: Interactions,
-    seed: int = 1,
-    hidden: int = 600,
-    latent: int = 200,
-    epochs: int = 50,
-    batch: int = 100,
-    rate: float = 0.001,
-    beta: float = 0.2,
-) -> Scores:
+class Vae(Baseline, named="vae"):
     """MultiVAE; use it as the thesis' row VAE (Tables 4.2, 4.3) or MultiVAE (Table 6.1)."""
-    taken = matrix(train)
-    trained = np.flatnonzero(np.diff(taken.indptr))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(stream_key(seed, 0, "", "multivae baseline"))
-        model = MultiVae(taken.shape[1], hidden, latent)
-        optimiser = torch.optim.Adam(model.parameters(), lr=rate)
-        rising = max(1.0, _RISING * epochs * -(-len(trained) // batch))
-        step = 0
-        for epoch in range(1, epochs + 1):
-            with doing(f"epoch {epoch} of {epochs}"):
-                for users in torch.randperm(len(trained)).split(batch):
-                    rows = torch.from_numpy(taken[trained[users.numpy()]].toarray())
-                    mean, log_variance = model.encoded(rows)
-                    drawn = mean + torch.randn_like(mean) * (0.5 * log_variance).exp()
-                    optimiser.zero_grad()
-                    loss(model.decoder(drawn), rows, mean, log_variance, beta * min(1.0, step / rising)).backward()
-                    optimiser.step()
-                    step += 1
-    model.eval()
 
-    def scores(users: Codes) -> Floats:
-        with torch.no_grad():
-            return model(torch.from_numpy(taken[users].toarray())).double().numpy()
+    hidden: Width = 600
+    latent: Width = 200
+    epochs: Count = 50
+    batch: Count = 100
+    rate: Rate = 0.001
+    beta: Weight = 0.2
 
-    return scores
+    def scores(self, train: Interactions, seed: int, features: ItemFeatures | None = None) -> Scores:
+        taken = matrix(train)
+        trained = np.flatnonzero(np.diff(taken.indptr))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(stream_key(seed, 0, "", "multivae baseline"))
+            model = MultiVae(taken.shape[1], self.hidden, self.latent)
+            optimiser = torch.optim.Adam(model.parameters(), lr=self.rate)
+            rising = max(1.0, _RISING * self.epochs * -(-len(trained) // self.batch))
+            step = 0
+            for epoch in range(1, self.epochs + 1):
+                with doing(f"epoch {epoch} of {self.epochs}"):
+                    for users in torch.randperm(len(trained)).split(self.batch):
+                        rows = torch.from_numpy(taken[trained[users.numpy()]].toarray())
+                        mean, log_variance = model.encoded(rows)
+                        drawn = mean + torch.randn_like(mean) * (0.5 * log_variance).exp()
+                        optimiser.zero_grad()
+                        beta = self.beta * min(1.0, step / rising)
+                        loss(model.decoder(drawn), rows, mean, log_variance, beta).backward()
+                        optimiser.step()
+                        step += 1
+        model.eval()
+
+        def scores(users: Codes) -> Floats:
+            with torch.no_grad():
+                return model(torch.from_numpy(taken[users].toarray())).double().numpy()
+
+        return scores
