@@ -172,7 +172,8 @@ experiment = Experiment(
     rounds={"count": 1},
     compute={"engine": "loop", "device": "cpu"},
 )
-result = experiment.compare(["FEW", "least(FEW,DS)", "fedhalf", "shortest"], out="run", progress=False)
+words = ["FEW", "least(FEW,DS)", "power-mean(FEW,DS)^3", "fedhalf", "shortest"]
+result = experiment.compare(words, out="run", progress=False)
 rules = list(result.table["rules"])
 rows = build(["a", "a", "b"], ["x", "y", "x"])
 shown = measure(GroundTruth.between(rows, rows).view(np.array([[0, 1], [0, -1]]), 2))["items_shown"]
@@ -194,7 +195,7 @@ def test_the_examples_of_contributing_are_found_and_used(tmp_path: Path) -> None
     assert ran.returncode == 0, ran.stderr[-2000:]
     found = json.loads(ran.stdout.splitlines()[-1])
     assert Path(found["file"]).is_relative_to(tmp_path)
-    assert set(found["rules"]) >= {"FEW", "least(FEW,DS)", "fedhalf", "shortest"}
+    assert set(found["rules"]) >= {"FEW", "least(FEW,DS)", "power-mean(FEW,DS)^3", "fedhalf", "shortest"}
     assert (found["data"], found["shown"]) == ("stripes", 2)
 
 

@@ -15,7 +15,8 @@ from tests.kit import assert_refused
 
 from steelyard.base.errors import UserError
 from steelyard.weighing.criterion import LocalData
-from steelyard.weighing.rule import Rule, WeighingSettings, criteria_of, parse_priority
+from steelyard.weighing.rule import Rule, WeighingSettings, criteria_of
+from steelyard.weighing.scores import parse_priority
 from steelyard.weighing.words import WORDS, Frame, label, read_rule, show_priority, split
 
 BASE = WeighingSettings(criteria=["DS", "LD", "MD"], priority="MD>DS>LD")

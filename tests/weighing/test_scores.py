@@ -132,9 +132,9 @@ def test_quantifiers(name: str, m: int, weights: list[float]) -> None:
 
 def test_weights_of_criteria_and_ranks_are_shares() -> None:
     values = np.array([[[0.2, 0.4], [0.6, 0.0]]])
-    assert scores.weighted_mean((1, 3))(values) == pytest.approx(np.array([[0.35, 0.15]]))
-    assert scores.owa((1, 3))(values) == pytest.approx(np.array([[0.25, 0.15]]))
-    assert scores.power(2)(values) == pytest.approx(np.array([[0.0064, 0.0]]))
+    assert scores.weighted_mean("ab", (1, 3))(values) == pytest.approx(np.array([[0.35, 0.15]]))
+    assert scores.owa("ab", (1, 3), None)(values) == pytest.approx(np.array([[0.25, 0.15]]))
+    assert scores.power("ab", 2)(values) == pytest.approx(np.array([[0.0064, 0.0]]))
     assert scores.product(values) == pytest.approx(np.array([[0.08, 0.0]]))
     assert scores.mean(values) == pytest.approx(np.array([[0.3, 0.3]]))
 

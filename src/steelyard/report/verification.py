@@ -41,7 +41,8 @@ from steelyard.runs.checkpoint import kept_checkpoints
 from steelyard.runs.columns import Cohorts
 from steelyard.runs.database import Reader, reading
 from steelyard.runs.history import History
-from steelyard.weighing.rule import Rule, WeighingSettings, parse_priority
+from steelyard.weighing.rule import Rule, WeighingSettings
+from steelyard.weighing.scores import parse_priority
 
 
 @dataclass(frozen=True)

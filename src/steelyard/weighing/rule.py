@@ -5,44 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from numbers import Integral
-from typing import Annotated, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
-from pydantic import Field, field_validator, model_validator
+from pydantic import model_validator
 
 from steelyard.base.errors import UserError, brief, expect, listed, nearest
 from steelyard.base.settings import PrintedName
 from steelyard.defence.settings import DefenceSettings
 from steelyard.messages.updates import Counts, Floats
 from steelyard.weighing import criterion as registry
-from steelyard.weighing import scores
-from steelyard.weighing import scores as capacities
 from steelyard.weighing.adafed import LossSettings
 from steelyard.weighing.cohort import CohortView
 from steelyard.weighing.criterion import Criterion
 from steelyard.weighing.fitted import FitSettings
 from steelyard.weighing.order import AdjustSettings
 from steelyard.weighing.policy import PolicySettings, check_policy, policy_criteria
+from steelyard.weighing.scores import ScoreSettings
 from steelyard.weighing.weights import LimitSettings, Normalising, Weighing, cap_of, normalise, to_weights
 
 
-def _list_scores(schema: dict[str, Any]) -> None:
-    schema["enum"] = [*scores.known(), *scores.WITH_PARAMETERS]
-
-
-ScoreName = Annotated[str, Field(json_schema_extra=_list_scores)]
-
-# Which parameter belongs to which scores: one given for another score is a mistake that must not pass in silence.
-_PARAMETERS = {
-    "priority": ("prioritized",),
-    "weights": ("weighted-mean", "owa"),
-    "quantifier": ("owa",),
-    "capacity": ("choquet",),
-    "power": ("power",),
-}
-
-
-class WeighingSettings(LimitSettings):
+class WeighingSettings(ScoreSettings, LimitSettings):
     """How the clients of a cohort are weighed: criteria, score function and its parameters.
 
     >>> settings = steelyard.WeighingSettings(criteria=["LD", "DS"], priority="DS>LD", normalise="max")
@@ -53,20 +36,6 @@ class WeighingSettings(LimitSettings):
         UserError: a field is unknown or does not fit the others.
     """
 
-    criteria: tuple[str, ...] = Field(default=("DS",), min_length=1)
-    """Names of the criteria, such as ["DS", "LD", "MD"]; `steelyard criteria` lists them all."""
-    score: ScoreName = "prioritized"
-    """Score function that joins the criteria of a client into one number."""
-    priority: str | None = None
-    """For prioritized: the criteria from most to least important, "DS>LD>MD". Default: as listed in `criteria`."""
-    weights: tuple[float, ...] | None = None
-    """For weighted-mean: a weight per criterion. For owa: a weight per rank, largest value first."""
-    quantifier: str | None = None
-    """For owa: all, most, at-least-half, as-many-as-possible, or "a,b" for Q(r) = (r − a)/(b − a)."""
-    capacity: dict[str, Any] | None = None
-    """For choquet: a worth per subset of criteria, {"DS" = 0.4, "DS,LD" = 0.7, ...}, or {two_additive = {...}}."""
-    power: float | None = Field(default=None, gt=0)
-    """For power: the exponent k of p_i = c^k. Default 1."""
     when_zero: Literal["uniform", "keep"] = "uniform"
     """When all scores of a cohort are 0: weigh all clients alike, or keep the old model (as AdaFed does)."""
     plugins: tuple[str, ...] = ()
@@ -98,19 +67,8 @@ class WeighingSettings(LimitSettings):
             return {**value, "criteria": own}
         return value
 
-    @field_validator("score", mode="before")
-    @classmethod
-    def _plain_score(cls, value: object) -> object:
-        return value.strip().lower().replace("_", "-") if isinstance(value, str) else value
-
     @model_validator(mode="after")
     def _check(self) -> WeighingSettings:
-        scores.checked_name(self.score)
-        if len(set(self.criteria)) != len(self.criteria):
-            raise UserError(f"criteria: got {listed(self.criteria)}; allowed: each criterion once")
-        for name, allowed in _PARAMETERS.items():
-            if getattr(self, name) is not None and self.score not in allowed:
-                raise UserError(f"{name}: given with score = '{self.score}'; allowed only with {listed(allowed)}")
         if self.adjust is not None and (self.score != "prioritized" or len(self.criteria) < 2):
             raise UserError(
                 f"adjust: given with score = '{self.score}' and {len(self.criteria)} criteria; "
@@ -130,62 +88,7 @@ class WeighingSettings(LimitSettings):
         if self.policy is not None:
             check_policy(self, self.policy)
         self.check_limits()
-        self.order()
-        self.score_function()
         return self
-
-    def order(self) -> tuple[int, ...]:
-        """Return the priority order as positions in `criteria`."""
-        if self.priority is None:
-            return tuple(range(len(self.criteria)))
-        return parse_priority(self.priority, self.criteria)
-
-    def score_function(self) -> scores.Score:
-        """Return the score as a function of values [..., criteria]; for prioritized they stand in priority order."""
-        count = len(self.criteria)
-        match self.score:
-            case "weighted-mean":
-                return scores.weighted_mean(self._checked_weights("a weight per criterion"))
-            case "owa":
-                return scores.owa(self._owa_weights(count))
-            case "choquet":
-                if self.capacity is None:
-                    raise UserError("capacity: missing; score = 'choquet' needs a worth for every subset of criteria")
-                return scores.choquet(capacities.read_capacity(self.capacity, self.criteria))
-            case "power":
-                return scores.power(1.0 if self.power is None else self.power)
-            case name:
-                return scores.known()[name]
-
-    def _owa_weights(self, count: int) -> Sequence[float]:
-        if (self.weights is None) == (self.quantifier is None):
-            raise UserError("weights, quantifier: score = 'owa' needs exactly one of the two")
-        if self.quantifier is not None:
-            return scores.quantifier_weights(scores.quantifier_bounds(self.quantifier), count).tolist()
-        return self._checked_weights("a weight per rank")
-
-    def _checked_weights(self, meaning: str) -> tuple[float, ...]:
-        given = self.weights
-        if given is None or len(given) != len(self.criteria):
-            shown = "nothing" if given is None else f"{len(given)} numbers"
-            raise UserError(f"weights: got {shown}; allowed: {len(self.criteria)} numbers, {meaning}")
-        if not all(np.isfinite(given)) or min(given) < 0 or sum(given) <= 0:
-            raise UserError(f"weights: got {listed(map(str, given))}; allowed: numbers >= 0, not all 0")
-        return given
-
-
-def parse_priority(text: str, criteria: Sequence[str]) -> tuple[int, ...]:
-    """Read "DS>LD>MD" as positions in `criteria`; it must name each criterion exactly once."""
-    names = [part.strip() for part in text.split(">")]
-    for name in names:
-        if name not in criteria:
-            raise UserError(
-                f"priority: '{text}' names '{name}', which is not among the criteria"
-                f"{nearest(name, criteria)}; allowed: an order of {listed(criteria)}"
-            )
-    if sorted(names) != sorted(criteria):
-        raise UserError(f"priority: got '{text}'; allowed: an order that names each of {listed(criteria)} once")
-    return tuple(criteria.index(name) for name in names)
 
 
 def criteria_of(rules: Iterable[WeighingSettings]) -> list[registry.Criterion]:

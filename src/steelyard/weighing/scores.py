@@ -1,7 +1,9 @@
 """Score functions f: [0,1]^m → R, on the last axis of an array, so that a whole cohort is scored in one call.
 
 Each maps criteria values [..., m] to scores [...]. They do not normalise: that is a step of its own, before them.
-`@score("name")` makes a function known as `weighing.score`; those with parameters are made from fields by `rule`.
+`@score("name")` makes a function known as `weighing.score`. `@score("name", "field", ...)` names the fields of
+`ScoreSettings` that are its parameters; it is then called with the criteria and these fields, and returns such a
+function.
 """
 
 from __future__ import annotations
@@ -10,12 +12,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, combinations
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NamedTuple, Self, TypeVar
 
 import numpy as np
+from pydantic import Field, field_validator, model_validator
 
 from steelyard.base.errors import UserError, brief, listed, nearest
-from steelyard.base.settings import parse
+from steelyard.base.settings import Section, parse
 from steelyard.base.usercode import SCORES, Registry
 from steelyard.messages.updates import Floats
 
@@ -28,35 +31,111 @@ QUANTIFIERS: dict[str, tuple[float, float] | None] = {
 """Yager's quantifiers as (a, b) of Q(r) = (r − a)/(b − a) cut to [0, 1]; "all" is the minimum."""
 
 Score = Callable[[Floats], Floats]
-WITH_PARAMETERS = ("weighted-mean", "owa", "choquet", "power")
-"""Scores that fields of [weighing] give numbers to."""
-_registry: Registry[Score] = Registry("score", SCORES, lambda function: function.__qualname__)
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
-def score(name: str) -> Callable[[Score], Score]:
-    """Make a function of values [..., m] known by this name, in TOML and in --rules."""
+class Scoring(NamedTuple):
+    """What is known under the name of a score."""
 
-    def register(function: Score) -> Score:
-        _registry.add(name, function)
+    function: Callable[..., Any]
+    """The score itself; of one with parameters, what makes it from the criteria and the fields that it takes."""
+    takes: tuple[str, ...]
+    """Its parameters, fields of `ScoreSettings`."""
+
+
+_registry: Registry[Scoring] = Registry("score", SCORES, lambda scoring: scoring.function.__qualname__)
+
+
+def score(name: str, *takes: str) -> Callable[[FunctionT], FunctionT]:
+    """Make a score known by this name, in TOML and in --rules; `takes` are the fields that are its parameters."""
+
+    def register(function: FunctionT) -> FunctionT:
+        _registry.add(name, Scoring(function, takes))
         return function
 
     return register
 
 
-def known() -> dict[str, Score]:
-    """Return the scores without parameters, by name."""
+def known() -> dict[str, Scoring]:
+    """Return the scores by name."""
     return _registry.known()
 
 
-def checked_name(name: str) -> str:
-    """Return the name of a score, or say which there are."""
-    names = (*known(), *WITH_PARAMETERS)
-    if name not in names:
-        raise UserError(f"score: got '{name}'{nearest(name, names)}; allowed: {listed(names)}")
-    return name
+def _list_scores(schema: dict[str, Any]) -> None:
+    schema["enum"] = list(known())
 
 
-@score("prioritized")
+class ScoreSettings(Section):
+    """The criteria of a rule, the score that joins them, and its parameters: one of another score is refused."""
+
+    criteria: tuple[str, ...] = Field(default=("DS",), min_length=1)
+    """Names of the criteria, such as ["DS", "LD", "MD"]; `steelyard criteria` lists them all."""
+    score: Annotated[str, Field(json_schema_extra=_list_scores)] = "prioritized"
+    """Score function that joins the criteria of a client into one number."""
+    priority: str | None = None
+    """For prioritized: the criteria from most to least important, "DS>LD>MD". Default: as listed in `criteria`."""
+    weights: tuple[float, ...] | None = None
+    """For weighted-mean: a weight per criterion. For owa: a weight per rank, largest value first."""
+    quantifier: str | None = None
+    """For owa: all, most, at-least-half, as-many-as-possible, or "a,b" for Q(r) = (r − a)/(b − a)."""
+    capacity: dict[str, Any] | None = None
+    """For choquet: a worth per subset of criteria, {"DS" = 0.4, "DS,LD" = 0.7, ...}, or {two_additive = {...}}."""
+    power: float | None = Field(default=None, gt=0)
+    """For power: the exponent k of p_i = c^k. Default 1."""
+
+    @field_validator("score", mode="before")
+    @classmethod
+    def _plain_score(cls, value: object) -> object:
+        return value.strip().lower().replace("_", "-") if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _check_score(self) -> Self:
+        scores = known()
+        if self.score not in scores:
+            raise UserError(f"score: got '{self.score}'{nearest(self.score, scores)}; allowed: {listed(scores)}")
+        if len(set(self.criteria)) != len(self.criteria):
+            raise UserError(f"criteria: got {listed(self.criteria)}; allowed: each criterion once")
+        for name in dict.fromkeys(name for scoring in scores.values() for name in scoring.takes):
+            if getattr(self, name) is not None and name not in scores[self.score].takes:
+                allowed = listed(other for other, scoring in scores.items() if name in scoring.takes)
+                raise UserError(f"{name}: given with score = '{self.score}'; allowed only with {allowed}")
+        self.score_function()
+        return self
+
+    def order(self) -> tuple[int, ...]:
+        """Return the priority order as positions in `criteria`."""
+        if self.priority is None:
+            return tuple(range(len(self.criteria)))
+        return parse_priority(self.priority, self.criteria)
+
+    def score_function(self) -> Score:
+        """Return the score as a function of values [..., criteria]; for prioritized they stand in priority order."""
+        function, takes = known()[self.score]
+        return function(self.criteria, *(getattr(self, name) for name in takes)) if takes else function
+
+
+def parse_priority(text: str, criteria: Sequence[str]) -> tuple[int, ...]:
+    """Read "DS>LD>MD" as positions in `criteria`; it must name each criterion exactly once."""
+    names = [part.strip() for part in text.split(">")]
+    for name in names:
+        if name not in criteria:
+            raise UserError(
+                f"priority: '{text}' names '{name}', which is not among the criteria"
+                f"{nearest(name, criteria)}; allowed: an order of {listed(criteria)}"
+            )
+    if sorted(names) != sorted(criteria):
+        raise UserError(f"priority: got '{text}'; allowed: an order that names each of {listed(criteria)} once")
+    return tuple(criteria.index(name) for name in names)
+
+
+@score("prioritized", "priority")
+def by_priority(criteria: Sequence[str], priority: str | None) -> Score:
+    """Make the papers' score; the order of the values is the rule's."""
+    if priority is not None:
+        parse_priority(priority, criteria)
+    return prioritized
+
+
 def prioritized(values: Floats) -> Floats:
     """f_m(c) = Σ_i Π_{j≤i} c_(j) (paper 000, Eq. 6): values in priority order, each gated by all before it."""
     return np.cumprod(values, axis=-1).sum(axis=-1)
@@ -68,15 +147,30 @@ def mean(values: Floats) -> Floats:
     return values.mean(axis=-1)
 
 
-def weighted_mean(weights: Sequence[float]) -> Score:
+def _shares(weights: Sequence[float] | None, criteria: Sequence[str], meaning: str) -> Floats:
+    if weights is None or len(weights) != len(criteria):
+        shown = "nothing" if weights is None else f"{len(weights)} numbers"
+        raise UserError(f"weights: got {shown}; allowed: {len(criteria)} numbers, {meaning}")
+    if not all(np.isfinite(weights)) or min(weights) < 0 or sum(weights) <= 0:
+        raise UserError(f"weights: got {listed(map(str, weights))}; allowed: numbers >= 0, not all 0")
+    return np.array(weights) / sum(weights)
+
+
+@score("weighted-mean", "weights")
+def weighted_mean(criteria: Sequence[str], weights: Sequence[float] | None) -> Score:
     """Σ w_i c_i / Σ w_i; use it when criteria trade off against each other at fixed rates."""
-    share = np.array(weights) / sum(weights)
+    share = _shares(weights, criteria, "a weight per criterion")
     return lambda values: values @ share
 
 
-def owa(weights: Sequence[float]) -> Score:
+@score("owa", "weights", "quantifier")
+def owa(criteria: Sequence[str], weights: Sequence[float] | None, quantifier: str | None) -> Score:
     """Yager's ordered weighted average: Σ w_i c_(i) over the values sorted from largest to smallest."""
-    share = np.array(weights) / sum(weights)
+    if (weights is None) == (quantifier is None):
+        raise UserError("weights, quantifier: score = 'owa' needs exactly one of the two")
+    if quantifier is not None:
+        weights = quantifier_weights(quantifier_bounds(quantifier), len(criteria)).tolist()
+    share = _shares(weights, criteria, "a weight per rank")
     return lambda values: np.sort(values, axis=-1)[..., ::-1] @ share
 
 
@@ -89,8 +183,12 @@ def quantifier_weights(bounds: tuple[float, float] | None, count: int) -> Floats
     return np.diff(steps)
 
 
-def choquet(capacity: Mapping[frozenset[int], float]) -> Score:
+@score("choquet", "capacity")
+def choquet(criteria: Sequence[str], given: Mapping[str, object] | None) -> Score:
     """Σ_i (c_(i) − c_(i−1)) μ(A_(i)), values ascending, A_(i) the criteria from the i-th up (criteria interact)."""
+    if given is None:
+        raise UserError("capacity: missing; score = 'choquet' needs a worth for every subset of criteria")
+    capacity = read_capacity(given, criteria)
 
     def score(values: Floats) -> Floats:
         flat = values.reshape(-1, values.shape[-1])
@@ -112,8 +210,10 @@ def product(values: Floats) -> Floats:
     return values.prod(axis=-1)
 
 
-def power(exponent: float) -> Score:
+@score("power", "power")
+def power(_criteria: Sequence[str], given: float | None) -> Score:
     """(Π c_i)^k: for one criterion, AdaFed's p_i = accuracy^k (paper 001); a larger k trusts the best more."""
+    exponent = 1.0 if given is None else given
     return lambda values: values.prod(axis=-1) ** exponent
 
 

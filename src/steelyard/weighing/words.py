@@ -17,7 +17,8 @@ from steelyard.base.settings import read_named, read_value
 from steelyard.defence.settings import DEFENCES, REMOVED
 from steelyard.weighing import scores
 from steelyard.weighing.policy import known as policies
-from steelyard.weighing.rule import WeighingSettings, parse_priority
+from steelyard.weighing.rule import WeighingSettings
+from steelyard.weighing.scores import parse_priority
 from steelyard.weighing.weights import LIMITS
 
 STRATEGIES = ("online", "greedy", "bandit")
@@ -105,12 +106,13 @@ def label(settings: WeighingSettings) -> str:
     """
     if settings.name is not None:
         return settings.name
+    takes = scores.known()[settings.score].takes
     if settings.policy is not None:
         text = settings.policy.label
-    elif settings.score == "prioritized" or (len(settings.criteria) == 1 and settings.score != "power"):
+    elif settings.score == "prioritized" or (len(settings.criteria) == 1 and "power" not in takes):
         text = show_priority(settings.order(), settings.criteria)
-    elif settings.score == "power" and settings.power not in (None, 1):
-        text = f"power({','.join(settings.criteria)})^{settings.power:g}"
+    elif settings.power not in (None, 1):
+        text = f"{settings.score}({','.join(settings.criteria)})^{settings.power:g}"
     else:
         text = f"{settings.score}({_scored(settings)})"
     if settings.trained_by == "server":
@@ -176,7 +178,9 @@ def read_rule(word: str, frame: Frame) -> dict[str, Any]:
             raise _unknown(word, frame)
         return _ordered(word, frame)
     kind, inside, limit, power = match.groups()
-    if (limit and kind.removesuffix("-apart") not in STRATEGIES) or (power and kind != "power"):
+    scoring = scores.known().get(kind)
+    takes = () if scoring is None else scoring.takes
+    if (limit and kind.removesuffix("-apart") not in STRATEGIES) or (power and "power" not in takes):
         raise frame.refused(word, _AFTER)
     if kind == "budget" and inside is not None and inside.isdigit():
         return {**_ordered(None, frame), "adjust": {"strategy": "online", "budget": int(inside)}, "name": word}
@@ -189,7 +193,7 @@ def read_rule(word: str, frame: Frame) -> dict[str, Any]:
         return {**given, "adjust": adjust}
     if kind in ("weighted-mean", "owa", "choquet"):
         return _with_parameters(kind, inside or "", word, frame)
-    if kind == "power" or (kind in scores.known() and kind != "prioritized"):
+    if scoring is not None and kind != "prioritized":
         criteria = list(frame.base.criteria) if inside is None else [part.strip() for part in inside.split(",")]
         for name in criteria:
             frame.check(name, word)
