@@ -145,6 +145,6 @@ def test_every_flaw_source_and_scheme_is_described():
     for words, where in (
         (FlawSettings.kinds, page),
         (DataSettings.kinds, PAGE),
-        (PartitionSettings.model_json_schema()["properties"]["scheme"]["enum"], PAGE),
+        (PartitionSettings.kinds, PAGE),
     ):
         assert [word for word in words if f"| `{word}` |" not in where] == []

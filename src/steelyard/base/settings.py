@@ -92,6 +92,8 @@ class Kinds(Section):
     """The root's field that names the kind."""
     usual: ClassVar[str | None] = None
     """The kind where none is named."""
+    unread: ClassVar[frozenset[str]] = frozenset()
+    """Fields of some kinds that may stand beside the name of another one, which does not read them."""
     kinds: ClassVar[dict[str, type[Kinds]]]
     """The kinds of a root, by name."""
     named: ClassVar[str] = ""
@@ -112,8 +114,13 @@ class Kinds(Section):
         return super().__new__(cls if cls.named else cast("type[Self]", cls._chosen(fields)))
 
     @classmethod
+    def in_own_words(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return fields by their own names; override it in a root that is also written in the words of others."""
+        return given
+
+    @classmethod
     def _chosen(cls, given: Mapping[str, Any]) -> type[Kinds]:
-        name = given.get(cls.told_by) or cls.usual
+        name = cls.in_own_words(given).get(cls.told_by) or cls.usual
         if name is None:
             raise UserError(f"{cls.told_by}: missing; allowed: {listed(cls.kinds)}")
         if not isinstance(name, str) or name not in cls.kinds:
@@ -127,7 +134,7 @@ class Kinds(Section):
         """Check fields as the kind that is named asks; a field of other kinds that says nothing is left out."""
         if not isinstance(given, Mapping):
             return checked(given)
-        fields = cast("Mapping[str, Any]", given)
+        fields = cls.in_own_words(cast("Mapping[str, Any]", given))
         if not cls.named:
             return cast("Self", cls._chosen(fields).model_validate(fields, context=info.context))
         own = {cls.told_by: cls.named}
@@ -135,6 +142,8 @@ class Kinds(Section):
             having = {kind: section for kind, section in cls.kinds.items() if name in section.model_fields}
             if name in cls.model_fields or not having:
                 own[name] = value
+            elif name in cls.unread:
+                continue
             elif value is not None and all(value != _written_default(section, name) for section in having.values()):
                 raise ValueError(
                     f"{name}: got {brief(value)} with {cls.told_by} '{cls.named}'; allowed with: {listed(having)}"

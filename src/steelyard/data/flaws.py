@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from steelyard.base.errors import UserError, nearest
 from steelyard.base.settings import Kinds
-from steelyard.data.schemes import NUMBERED, PartitionSettings, client_name
+from steelyard.data.schemes import PartitionSettings, client_name
 from steelyard.data.sources.source import Count, DataSettings
 
 if TYPE_CHECKING:
@@ -527,7 +527,7 @@ def check_flaws(data: DataSettings, partition: PartitionSettings, flaws: Sequenc
                 "allowed: kinds without classes (this data has none)"
             )
     count = partition.client_count
-    if flaws and partition.scheme in NUMBERED and count is not None:
+    if flaws and partition.counted and count is not None:
         _check_names(flaws, count)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -19,21 +19,8 @@ from steelyard.data.dataset import ClientRows, Dataset, Population, Rows
 from steelyard.data.flawed import flawed
 from steelyard.data.flaws import FlawSettings
 from steelyard.data.scaling import prepare
-from steelyard.data.schemes import PartitionSettings, client_name
-from steelyard.data.sources.source import without_classes
+from steelyard.data.schemes import PartitionSettings, Parts
 
-
-@dataclass(frozen=True)
-class _Parts:
-    """The rows of each client before test sets are split off."""
-
-    names: list[str]
-    rows: list[Rows]
-    notes: list[str]
-
-
-UNLABELLED = "iid, shard, quantity, natural"
-"""Schemes for data without classes."""
 MANY, TESTED = 20_000, 10_000
 """Of more clients with test rows than this, so many test, unless the settings say how many."""
 
@@ -56,7 +43,8 @@ def share_out(
     _check(dataset, settings)
     pool, server = _pool(dataset, settings, seed)
     server, report = _report(dataset, server, settings, seed)
-    parts = _parts(dataset, settings, pool, seed)
+    chance = randomness.generator(seed, purpose=f"partition/{settings.scheme}")
+    parts = settings.parts(dataset, pool, chance)
     clients, notes = _with_tests(dataset, settings, parts, seed, server)
     if settings.validation is not None:
         clients, server, report, held_notes = hold_back(dataset, settings, settings.validation, clients, server, seed)
@@ -84,25 +72,27 @@ def _some_test(population: Population, wanted: int | None, seed: int) -> Populat
 
 
 def _check(dataset: Dataset, settings: PartitionSettings) -> None:
-    if settings.scheme in ("natural", "given") and dataset.owners is None:
+    people, tests = dataset.owners is not None, dataset.held_out is not None
+    allowed = schemes.fitting(dataset.kind, owners=people, split=people and tests)
+    if settings.needs_owners and not people:
         raise UserError(
             f"partition.scheme: got '{settings.scheme}', but {dataset.name} does not say whose rows they are; "
-            "allowed: iid, shard, labels, dirichlet, quantity, table"
+            f"allowed: {allowed}"
         )
     for field in ("scheme", "test", "server"):
-        if getattr(settings, field) in ("given", "held-out") and dataset.held_out is None:
+        if getattr(settings, field) in ("given", "held-out") and not tests:
             raise UserError(
                 f"partition.{field}: got '{getattr(settings, field)}', but {dataset.name} has no test part of its own; "
                 "allowed: a scheme other than given, test = local or none, server = fraction or none"
             )
-    if dataset.classes == 0 and settings.scheme in without_classes(dataset.kind):
-        raise UserError(f"partition.scheme: needs classes, but {dataset.name} has none; allowed: {UNLABELLED}")
+    if dataset.kind in settings.without:
+        raise UserError(f"partition.scheme: needs classes, but {dataset.name} has none; allowed: {allowed}")
     if settings.noise is not None and dataset.tokens:
         raise UserError(
             f"partition.noise: got {settings.noise}, but the rows of {dataset.name} are tokens of a text; allowed: "
             "images or columns of numbers"
         )
-    if settings.table and len(settings.table[0]) != dataset.classes:
+    if isinstance(settings, schemes.Table) and len(settings.table[0]) != dataset.classes:
         raise UserError(
             f"partition.table: got lines of {len(settings.table[0])} counts; allowed: {dataset.classes}, "
             f"one per class of {dataset.name}"
@@ -160,76 +150,8 @@ def _report(dataset: Dataset, server: Rows, settings: PartitionSettings, seed: i
     return np.sort(mixed[:weighs]), np.sort(mixed[weighs:])
 
 
-def _parts(dataset: Dataset, settings: PartitionSettings, pool: Rows, seed: int) -> _Parts:
-    chance = randomness.generator(seed, purpose=f"partition/{settings.scheme}")
-    if settings.scheme in ("natural", "given"):
-        return _people(dataset, settings, pool, chance)
-    notes: list[str] = []
-    labels = dataset.labels.numpy()[pool]
-    count, spread, minimum = settings.client_count or 0, settings.size_spread, settings.minimum
-    match settings.scheme:
-        case "shard":
-            size, per_client = settings.shard_size, settings.shards_per_client
-            rows = schemes.shards(pool, labels, count, per_client, size, spread, minimum, chance)
-        case "dirichlet" if settings.samples is not None:
-            size, alpha = settings.samples, settings.alpha
-            rows = schemes.dirichlet_sized(pool, labels, dataset.classes, count, size, alpha, chance)
-        case "dirichlet":
-            alpha, balancing = settings.alpha, settings.self_balancing
-            given = (pool, labels, dataset.classes, count, alpha, spread, minimum, chance)
-            rows = schemes.dirichlet(*given, balancing=balancing)
-        case "labels":
-            each = settings.labels_per_client
-            rows = schemes.by_labels(pool, labels, dataset.classes, count, each, minimum, chance)
-        case "quantity":
-            rows = schemes.by_quantity(pool, count, settings.alpha, minimum, chance)
-        case "table":
-            rows, notes = schemes.table(pool, labels, settings.table or (), settings.overlap, chance)
-        case _:
-            rows = schemes.iid(pool, count, settings.samples, spread, minimum, chance)
-    if (unused := len(pool) - len(np.unique(np.concatenate(rows)))) > 0:
-        notes.append(f"{unused:,} of {len(pool):,} rows go to no client")
-    return _Parts([client_name(number, count) for number in range(count)], rows, notes)
-
-
-def _people(dataset: Dataset, settings: PartitionSettings, pool: Rows, chance: np.random.Generator) -> _Parts:
-    """One part per owner; those with too few rows are dropped, and `clients` of the rest drawn."""
-    assert dataset.owners is not None
-    owners = dataset.owners[pool]
-    people, index, sizes = np.unique(owners, return_inverse=True, return_counts=True)
-    notes: list[str] = []
-    if settings.scheme == "given":
-        testers, tests = np.unique(dataset.owners[dataset.held_out], return_counts=True)
-        tested = dict(zip(testers.tolist(), tests.tolist(), strict=True))
-        sizes = sizes + np.array([tested.get(person, 0) for person in people.tolist()])
-        if idle := len(np.setdiff1d(testers, people)):
-            notes.append(f"users without rows to train on, left out: {idle}")
-    enough = np.flatnonzero(sizes >= settings.minimum)
-    if len(enough) < len(people):
-        few = len(people) - len(enough)
-        notes.append(f"people with fewer than {settings.minimum} rows, left out: {few} of {len(people)}")
-    if settings.clients is not None:
-        if settings.clients > len(enough):
-            raise UserError(
-                f"partition.clients: got {settings.clients}; allowed: at most {len(enough)} "
-                f"(people of {dataset.name} with at least {settings.minimum} rows)"
-            )
-        enough = np.sort(chance.choice(enough, size=settings.clients, replace=False))
-    if not len(enough):
-        raise UserError(
-            f"partition.minimum: got {settings.minimum}; allowed: at most {int(sizes.max(initial=0))}, "
-            "the most rows of any person"
-        )
-    order = np.argsort(index.reshape(-1), kind="stable")
-    pieces = np.split(pool[order], np.cumsum(np.bincount(index.reshape(-1), minlength=len(people)))[:-1])
-    rows = [pieces[person] for person in enough]
-    if settings.samples is not None:
-        rows = [chance.permutation(part)[: settings.samples] for part in rows]
-    return _Parts([str(people[person]) for person in enough], rows, notes)
-
-
 def _with_tests(
-    dataset: Dataset, settings: PartitionSettings, parts: _Parts, seed: int, server: Rows
+    dataset: Dataset, settings: PartitionSettings, parts: Parts, seed: int, server: Rows
 ) -> tuple[list[ClientRows], list[str]]:
     notes = parts.notes
     if settings.test == "local":

@@ -45,7 +45,7 @@ class LearningDescription(Description):
     kind: Literal["learning"] = "learning"
     """What is trained: "learning" is a model on samples; recommenders are of kind "recommend"."""
     data: SerializeAsAny[DataSettings] = DataSettings()
-    partition: PartitionSettings = PartitionSettings(clients=10)
+    partition: SerializeAsAny[PartitionSettings] = PartitionSettings(clients=10)
     flaws: tuple[SerializeAsAny[FlawSettings], ...] = ()
     """Clients of unequal worth: which of them have which flaw, one `[[flaws]]` section each."""
     facts: FactSettings = FactSettings()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import numpy as np
 import torch
@@ -103,15 +103,11 @@ def _dataset(data: DataSettings, node: NodeConfig) -> Dataset:
 
 def _own_rows(partition: PartitionSettings) -> PartitionSettings:
     """Return the partition for a file of a node's own rows: each owner is a client, tests are split as asked."""
-    changes = {
-        "scheme": "given" if partition.test == "held-out" else "natural",
-        "clients": None,
-        "table": None,
-        "overlap": False,
-        "server": "none",
-        "server_report": "none",
-    }
-    return partition.model_copy(update=changes)
+    scheme = "given" if partition.test == "held-out" else "natural"
+    changes = {"scheme": scheme, "clients": None, "server": "none", "server_report": "none"}
+    return cast(
+        "PartitionSettings", PartitionSettings.kinds[scheme].model_construct(**partition.model_dump() | changes)
+    )
 
 
 def _population(sections: LearningSections, dataset: Dataset, seed: int, node: NodeConfig) -> Population:

@@ -157,10 +157,12 @@ def _lookup(schema: dict[str, Any], name: str) -> tuple[dict[str, Any], Any] | N
 
 
 def _plain(schema: dict[str, Any], node: dict[str, Any]) -> dict[str, Any]:
-    """Follow references, and take the first kind that is not null where there are several."""
+    """Follow references, and take the first kind that is not null where there are several; of a section, the first."""
     while True:
         if "$ref" in node:
             node = schema["$defs"][str(node["$ref"]).rsplit("/", 1)[-1]]
+        elif "oneOf" in node:
+            node = node["oneOf"][0]
         elif "anyOf" in node:
             node = next(inner for inner in node["anyOf"] if inner.get("type") != "null")
         else:

@@ -42,12 +42,6 @@ def is_pattern(path: Path) -> bool:
     return any(sign in str(path) for sign in "*?[")
 
 
-def without_classes(task: TaskKind) -> tuple[str, ...]:
-    """Return the schemes that cannot share out rows of this task: those by class, and those that sort rows by label."""
-    by_class = ("dirichlet", "labels", "table")
-    return (*by_class, "shard") if task in ("segmentation", "multi-label") else by_class
-
-
 @dataclass(frozen=True)
 class SourceCapabilities:
     """What a source can give, as far as its settings tell; None where only the data can."""
