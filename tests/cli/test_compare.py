@@ -58,10 +58,15 @@ def test_compare_then_table_in_every_format(command: CommandLine, small: Path, t
     assert len(again["rules"]) == 8
 
 
-def test_without_tests_at_clients_the_servers_rows_make_the_tables(command: CommandLine, small: Path) -> None:
+def test_without_tests_at_clients_the_servers_rows_make_the_tables(
+    command: CommandLine, small: Path, tmp_path: Path
+) -> None:
     rules = ("--rules", "DS,LD", "--set", "partition.test=none", "--set", "rounds.count=2")
-    done = command("compare", small, *rules, "--out", "untested", "-q", "--report")
+    done = command("compare", small, *rules, "--out", "untested", "-q", "--report", "--baseline", "LD")
     assert done.returncode == 0, done.stderr
+    sentence = done.stdout.split(" on the server", 1)[0]  # of LD, not of FedAvg, and the report begins with it too
+    assert "LD" in sentence
+    assert sentence in (tmp_path / "untested" / "report.html").read_text()
     table = command("table", "untested").stdout
     assert "Accuracy over all test samples" in table
     assert "Rounds until a share of the devices" not in table

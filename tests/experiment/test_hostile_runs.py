@@ -13,7 +13,7 @@ from tests.stopping import assert_a_stop_changes_nothing
 from steelyard.experiment.comparing import with_rules
 from steelyard.experiment.loading import build, load
 from steelyard.experiment.running import resume, run
-from steelyard.report.hostile import outcome
+from steelyard.report.hostile import attack_document, outcome
 from steelyard.runs.history import History
 from steelyard.runs.store import Store
 from steelyard.sweeps.attacking import attack_names, under_attack
@@ -112,3 +112,22 @@ def test_who_was_flawed_is_stored_for_every_seed_also_by_a_resume(tmp_path: Path
     store.close()
     resume(folder)
     assert History(folder).flaws.equals(found)
+
+
+def test_a_rule_that_exploded_is_not_recommended_and_fedavg_may_have_another_name() -> None:
+    known = {"weight": None, "largest": None, "backdoor": None, "false_alarms": None, "ended": 0, "fedavg": False}
+    size = {**known, "accuracy": [0.5, 0.5, 0.51], "fedavg": True}
+    rules = {
+        "VP": {**known, "accuracy": [0.9, 0.91, 0.9], "ended": 1},
+        "LD": {**known, "accuracy": [0.7, 0.7, 0.72]},
+        "size": size,
+    }
+    found = attack_document({"clean": rules, "flip": rules}, 0.2)["recommendation"]
+    assert found is not None
+    assert (found["baseline"], found["rule"]) == ("size", "LD")
+    assert {row["rule"]: row["left_out"] for row in found["rules"]}[
+        "VP"
+    ] == "its model exploded in 1 of 3 seeds under flip"
+    worse = attack_document({"flip": {**rules, "size": {**size, "ended": 3}}}, 0.2)["recommendation"]
+    assert worse is not None
+    assert worse["rule"] is None

@@ -185,6 +185,15 @@ def test_files_of_a_comparison_are_tidy(tmp_path: Path) -> None:
     assert_refused(lambda: write_curves(tmp_path, found, tmp_path / "curves.gif"), "--curves", "curves.gif")
 
 
+def test_a_comparison_without_targets_has_its_figures_as_csv() -> None:
+    found = describe([curve("LD", 1, [1]), curve("DS", 1, [2])], "DS", (), SHARES, limit=10) | {"measure": "C-index"}
+    rows = {
+        (row["rule"], row["where"], row["figure"]): row for row in csv.DictReader(io.StringIO(comparison_csv(found)))
+    }
+    assert float(rows["LD", "C-index on the clients", "final"]["mean"]) == 0.9
+    assert float(rows["DS", "on the server", "macro_f1"]["mean"]) == pytest.approx(0.7)
+
+
 def blocks(rule: str, seed: int, reached: list[int]) -> Curve:
     """Twenty devices in four blocks of five; a block has accuracy .8 from its round on; 0 stands for never."""
     rounds = np.arange(1, 11)

@@ -11,6 +11,7 @@ from tests.kit import named
 from tests.report.made_run import make_run, shared_run
 from tests.runs.contents import chain_again
 
+from steelyard.base.errors import UserError
 from steelyard.report.html import drawn, headline, sign, tilt
 from steelyard.report.judge import is_fedavg
 from steelyard.report.notices import sentence
@@ -90,6 +91,12 @@ def test_a_run_that_goes_on_recommends_nothing(tmp_path: Path) -> None:
     assert headline(RunView([folder]))[0] == "No recommendation: the run is stopped, after round 2 of 2."
 
 
+def test_a_damaged_run_is_not_called_untested(run: Path) -> None:
+    change(run, "UPDATE rounds SET server_metrics = :value", {"value": "{"})
+    with pytest.raises(UserError, match="damaged"):
+        headline(RunView([run]))
+
+
 def test_rows_that_chose_do_not_decide(run: Path) -> None:
     """Online adjustment picks its order by the clients' tests, and 'same' weighs clients on the rows that report."""
     assert recommended(run)["where"] == "on the server's clean rows"
@@ -141,6 +148,7 @@ def rule(name: str, accuracy: float | None, weight: float | None = None) -> dict
                 ["2 of 8 clients", "labels flipped (50%)", "60%", "50.0% on the rows", "VP gave them 10%", "90.0%"],
             ),
             ("one seed may be chance", [rule("fedavg", 0.7), rule("VP", 0.75)], ["may be chance"]),
+            ("alike all the same", [rule("fedavg", 0.7), rule("VP", 0.71)], ["(70.0%), although 2 of 8 clients are"]),
             ("no rows", [rule("fedavg", None), rule("VP", None)], []),
         ]
     ),

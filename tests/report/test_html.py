@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -55,6 +56,13 @@ def test_json_cannot_end_its_element() -> None:
     text = embedded(evil)
     assert "<" not in text
     assert json.loads(text) == evil
+
+
+def test_every_figure_that_is_drawn_has_its_place(page: str) -> None:
+    data = data_of(page)
+    named = {"figure": data["figures"], "part": [name for name, drawn in data["parts"].items() if drawn]}
+    assert [name for kind, names in named.items() for name in names if f'data-{kind}="{name}"' not in page] == []
+    assert "class-f1" in data["figures"]
 
 
 def test_cards_hold_what_was_recorded(run: Path, page: str) -> None:
@@ -131,6 +139,14 @@ def test_metrics_and_figures_stand_beside_the_most_popular(lists: Path) -> None:
     shown = next(row for row in points if row["rule"] == "most popular")
     column = grid.headings.index("coverage")
     assert float(grid.rows[1][column]) == pytest.approx(shown["coverage"], abs=1e-4)
+
+
+def test_lists_of_two_lengths_have_a_table_each(lists: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(lists, tmp_path / "other")
+    toml = other / "experiment.toml"
+    toml.write_text(toml.read_text().replace("cutoff = 5", "cutoff = 3"))
+    titles = [table.title for table in recommended(RunView([lists, other])).tables]
+    assert titles == ["Metrics of the lists of 5", "Metrics of the lists of 3"]
 
 
 class Opened:

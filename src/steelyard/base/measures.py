@@ -113,8 +113,12 @@ _BY_NAME = {measure.name: measure for measure in MEASURES.values()}
 
 
 def measure_of(name: str) -> Measure:
-    """Return a measure by its name or by that of its figure; one that others named, such as ndcg@10: more is better."""
-    return MEASURES.get(name) or _BY_NAME.get(name) or Measure(name)
+    """Return a measure by its name, by that of its figure or by what a sweep calls it, such as server-mape.
+
+    Of one that others named, such as ndcg@10, more is better.
+    """
+    short = name.rpartition(", ")[2]
+    return _BY_NAME.get(short) or MEASURES.get(short.removeprefix("server-").replace("-", "_")) or Measure(name)
 
 
 @dataclass(frozen=True)

@@ -37,14 +37,14 @@ def watched(work: Callable[[], DoneT]) -> DoneT:
         raise typer.Exit(130) from None
 
 
-def write_own_report(result: Result) -> None:
-    """Write the report of a run into its folder."""
+def write_own_report(result: Result, baseline: str | None = None) -> None:
+    """Write the report of a run into its folder; `baseline` is the rule that the others are compared with."""
     # For speed of start: what draws is large.
     from steelyard.report.html import write_report
     from steelyard.report.view import RunView
 
     with doing("writing the report"):
-        write_report(RunView([result.history]), result.folder / files.REPORT)
+        write_report(RunView([result.history], baseline), result.folder / files.REPORT)
 
 
 def report_line(folder: str, written: bool) -> str:

@@ -165,7 +165,7 @@ def compare(
         with doing("comparing the rules"):
             _print_table(result.folder, baseline, format, all_tables=full, in_words=full)
     if report:
-        write_own_report(result)
+        write_own_report(result, baseline)
     if format == "text":
         print(f"run stored in {printable(str(result.folder))}")
         print(f"every table: steelyard table {printable(shlex.quote(str(result.folder)))}")

@@ -53,8 +53,14 @@ def compare(
     dataset: DatasetOrSeeded | None = None,
     progress: bool = False,
 ) -> Path:
-    """Run rules side by side with `seeds` seeds, counted from the experiment's; returns the folder of the run."""
+    """Run rules side by side with `seeds` seeds, counted from the experiment's; returns the folder of the run.
+
+    As in `load_comparison`, right or wrong is recorded for every test sample of the last round, unless the experiment
+    says otherwise.
+    """
     chosen = seeds_of(experiment, seeds)
+    if "samples" not in experiment.rounds.model_fields_set:
+        experiment = experiment.model_copy(update={"rounds": experiment.rounds.model_copy(update={"samples": True})})
     return run(with_rules(experiment, rules), out=out, seeds=chosen, dataset=dataset, progress=progress)
 
 

@@ -49,6 +49,10 @@ from steelyard.report.result import (
 from steelyard.runs.history import History, at_once
 
 
+class NotTested(UserError):
+    """No round of a run has been tested, so that there is nothing to compare; its folder is whole."""
+
+
 @at_once
 def compare_run(run: History | Path | str, experiment: Description, baseline: str | None = None) -> Comparison:
     """Return the comparison of a run's rules as one JSON-ready document; `steelyard table --format json` prints it."""
@@ -57,7 +61,7 @@ def compare_run(run: History | Path | str, experiment: Description, baseline: st
     curves = read_curves(history)
     chosen = find_baseline(history, baseline)
     if not curves or not all(len(curve.rounds) for curve in curves):
-        raise UserError(
+        raise NotTested(
             f"{folder}: no round has been tested, either not yet or because none is ever tested (partition.test = "
             "'none', or nodes with tests = false, and no partition.server_report); allowed: a run with at least one"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ import numpy as np
 from steelyard.base.measures import estimate, show_estimate
 from steelyard.report.curves import read_curves
 from steelyard.report.decide import Compared, MeasuredOn, recommend
+from steelyard.report.judge import is_fedavg
 from steelyard.report.notices import flaws_of
 from steelyard.report.rendering import Table, paragraph, render, wrapped
 from steelyard.report.result import AttackBlock, AttackRow, Attacks, Outcome, Recommendation
@@ -38,6 +40,7 @@ def outcome(folder: Path | str, settings: RoundSettings, without: Path | str | N
     for curve in found_curves:
         tested = curve.server.get("accuracy") or curve.overall.tolist()
         curves.setdefault(curve.rule, []).append(tested)
+    settings_of = {str(row["rule"]): json.loads(row["settings"]) for row in history.federations.to_dict("records")}
     found: dict[str, Outcome] = {}
     for rule, by_seed in curves.items():
         weight, largest = _weights(history, rule, hostile)
@@ -48,6 +51,8 @@ def outcome(folder: Path | str, settings: RoundSettings, without: Path | str | N
             "largest": largest,
             "backdoor": _backdoor(history, rule),
             "false_alarms": _false_alarms(history, rule, hostile),
+            "ended": sum(name == rule for name, _ in history.ended),
+            "fedavg": is_fedavg(settings_of[rule]),
         }
     return found
 
@@ -145,14 +150,23 @@ def _recommendation(outcomes: Mapping[str, Mapping[str, Outcome]]) -> Recommenda
     """Say which rule to use against these attacks: by the attack that harms it most, seed by seed."""
     if not outcomes:
         return None
-    rules = list(next(iter(outcomes.values())))
+    first = next(iter(outcomes.values()))
+    rules = list(first)
     least = {
         rule: [min(seed) for seed in zip(*(found[rule]["accuracy"] for found in outcomes.values()), strict=True)]
         for rule in rules
     }
     where = f"under {next(iter(outcomes))}" if len(outcomes) == 1 else f"under the worst of {len(outcomes)} attacks"
-    baseline = "fedavg" if "fedavg" in rules else rules[0]
-    return recommend(least, baseline, MeasuredOn("accuracy", where), Compared(command="steelyard attack"))
+    baseline = next((rule for rule in rules if first[rule]["fedavg"]), rules[0])
+    left_out = {
+        rule: f"its model exploded in {found[rule]['ended']} of {len(least[rule])} seeds under {attack}"
+        for attack, found in outcomes.items()
+        for rule in rules
+        if found[rule]["ended"]
+    }
+    problem = f"{baseline}, which the others are held against: {left_out[baseline]}" if baseline in left_out else ""
+    compared = Compared(left_out, problem, command="steelyard attack")
+    return recommend(least, baseline, MeasuredOn("accuracy", where), compared)
 
 
 _EXPLAINED = (

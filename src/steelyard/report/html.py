@@ -117,7 +117,7 @@ def _sections(view: RunView, data: ReportData, extra: Recommended) -> list[tuple
         found.append(("devices", "How the devices are served", _figure("devices")))
     for name, words in _OF_ONE_RULE.items():
         if by_rule[name]:
-            more = _figure("macro-f1") if name == "classes" and "macro-f1" in drawn else ""
+            more = "".join(_figure(each) for each in ("macro-f1", "class-f1") if name == "classes" and each in drawn)
             found.append((name, words, chooser + _part(name) + more))
     found.append(("tables", "Every table", _all_tables(view)))
     found.append(("experiment", "What was run", _experiments(view, data)))

@@ -132,20 +132,21 @@ def sentence(rules: Sequence[RuleSummary], flaws: Mapping[str, Sequence[str]], c
     if base is None or not others:
         return ""
     best, high = max(others, key=lambda pair: pair[1])
+    counted = Counter(flaw for found in flaws.values() for flaw in found)
+    flawed = f"{len(flaws)} of {clients} clients are flawed ({counted.most_common(1)[0][0]})" if counted else ""
     if high - low < SMALL:
-        return (
-            f"No rule is more than {100 * SMALL:.0f} points better than {base['rule']} ({low:.1%}): where clients "
-            "are of equal worth there is little to gain from weighing them."
-        )
+        kept = f"No rule is more than {100 * SMALL:.0f} points better than {base['rule']} ({low:.1%})"
+        if flawed:
+            return f"{kept}, although {flawed}."
+        return f"{kept}: where clients are of equal worth there is little to gain from weighing them."
     reached = f"{best['rule']} reached {high:.1%} on {rows}, {base['rule']} {low:.1%}"
     if base["flawed"] is None or best["flawed"] is None:
         return (
             f"{reached}: {100 * (high - low):.0f} points on one seed, which may be chance; "
             "steelyard compare --seeds 10 shows."
         )
-    counted = Counter(flaw for found in flaws.values() for flaw in found)
     return (
-        f"{len(flaws)} of {clients} clients are flawed ({counted.most_common(1)[0][0]}). By size alone they got "
+        f"{flawed}. By size alone they got "
         f"{base['flawed']['weight']:.0%} of the weight and the model {low:.1%} on {rows}; {best['rule']} gave them "
         f"{best['flawed']['weight']:.0%} and reached {high:.1%}."
     )

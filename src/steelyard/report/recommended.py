@@ -53,6 +53,7 @@ class Recommended:
 @dataclass(frozen=True, eq=False)
 class _System:
     label: str
+    cutoff: int
     metrics: dict[str, object]
     times_shown: Any
     popularity: Any
@@ -69,9 +70,8 @@ def recommended(view: RunView) -> Recommended:
             except UserError as error:
                 made.notes.append(f"Lists cannot be made again: {error}")
     if systems:
-        cutoff = getattr(view.experiment, "ranking", None)
-        length = getattr(cutoff, "cutoff", 10)
-        made.tables.append(_metrics(systems, length))
+        for cutoff in dict.fromkeys(system.cutoff for system in systems):
+            made.tables.append(_metrics([system for system in systems if system.cutoff == cutoff], cutoff))
         made.figures = {"tradeoff": spec(_tradeoff(systems)), "popularity": spec(_popularity(systems))}
     return made
 
@@ -98,7 +98,7 @@ def _systems(view: RunView, index: int) -> list[_System]:
         for label, ranked in pairs:
             case = Case(truth, tuple(data.users), tuple(data.items), ranked, None, ())
             metrics = figures(case, [cutoff])[str(cutoff)]
-            found.append(_System(label, metrics, truth.view(ranked, cutoff).times_shown, truth.popularity))
+            found.append(_System(label, cutoff, metrics, truth.view(ranked, cutoff).times_shown, truth.popularity))
     return found
 
 

@@ -562,6 +562,10 @@ class Outcome(TypedDict):
     largest: float | None
     backdoor: list[float] | None
     false_alarms: float | None
+    ended: int
+    """In how many seeds its model exploded."""
+    fedavg: bool
+    """Whether it weighs by dataset size alone, whatever it is called."""
 
 
 class AttackRow(TypedDict):
@@ -574,6 +578,8 @@ class AttackRow(TypedDict):
     largest: float | None
     backdoor: EstimateJson | None
     false_alarms: float | None
+    ended: int
+    fedavg: bool
 
 
 class AttackBlock(TypedDict):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
 
 from steelyard.base.measures import EstimateJson, Measure, estimate, measure_of, show_estimate, show_number
 from steelyard.report.curves import Curve, rounds_to_target
@@ -256,7 +257,12 @@ def _f1_cell(values: Sequence[float]) -> str:
 
 
 def comparison_csv(document: Comparison) -> str:
-    """Return the rounds-to-target tables as tidy CSV: a line per target, rule and share; the averages close each."""
+    """Return the rounds-to-target tables as tidy CSV: a line per target, rule and share; the averages close each.
+
+    A comparison without targets, such as one of errors or of lists, has a line per rule and figure.
+    """
+    if not document["rounds_to_target"]:
+        return _figures_csv(document)
     rows: list[tuple[str | float, ...]] = []
     for section in document["rounds_to_target"]:
         for row in section["rows"]:
@@ -268,6 +274,19 @@ def comparison_csv(document: Comparison) -> str:
                 head = (section["target"], share, row["rule"], row["kind"])
                 rows.append((*head, value["mean"], value["low"], value["high"], unreached, len(value["values"])))
     return as_csv(("target", "share", "rule", "kind", "mean", "low", "high", "unreached", "seeds"), rows)
+
+
+def _figures_csv(document: Comparison) -> str:
+    """Return how each rule serves the devices and the server, a line per rule and figure."""
+    tables = {f"{document['measure']} on the clients": document["devices"], "on the server": document["server"]}
+    rows = [
+        (row["rule"], where, name, value["mean"], value["low"], value["high"], len(value["values"]))
+        for where, table in tables.items()
+        for row in cast("Sequence[Mapping[str, Any]]", table)
+        for name, value in row.items()
+        if isinstance(value, dict) and "values" in value
+    ]
+    return as_csv(("rule", "where", "figure", "mean", "low", "high", "seeds"), rows)
 
 
 def curves_csv(document: Comparison) -> str:

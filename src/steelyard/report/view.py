@@ -14,7 +14,7 @@ import pandas as pd
 
 from steelyard.base.errors import UserError, listed, nearest
 from steelyard.messages.updates import Floats
-from steelyard.report.comparison import compare_run
+from steelyard.report.comparison import NotTested, compare_run
 from steelyard.report.judge import asks_clients, find_baseline
 from steelyard.report.notices import flawed_shares, flaws_of
 from steelyard.report.result import Comparison, FlawedShares, RecordedRule, Reweighed, ReweighedClient
@@ -55,10 +55,12 @@ class RunView:
     Make it from open histories (or folders) and hand it to `figures.draw`; make a new one to see rounds written since.
     """
 
-    def __init__(self, runs: Sequence[History | Path | str]) -> None:
+    def __init__(self, runs: Sequence[History | Path | str], baseline: str | None = None) -> None:
+        """Open the runs; `baseline` names the rule of a single run that its others are compared with."""
         self.histories = [run if isinstance(run, History) else History(run) for run in runs]
         if not self.histories:
             raise UserError("report: no run named; allowed: one folder of a run or several")
+        self._baseline = baseline
         self._looked_at = [history.spaced() for history in self.histories]
         self.names = _names([history.folder for history in self.histories])
         self.charts: dict[tuple[object, ...], Any] = {}
@@ -109,7 +111,7 @@ class RunView:
     @cached_property
     def baseline(self) -> str:
         """The label of the rule that the others are held against."""
-        base = find_baseline(self.histories[0], None)
+        base = find_baseline(self.histories[0], self._baseline)
         return next(one.label for one in self.federations if one.rule == base)
 
     @cached_property
@@ -129,8 +131,8 @@ class RunView:
         found: list[Comparison | None] = []
         for history, experiment in zip(self.histories, self.experiments, strict=True):
             try:
-                found.append(compare_run(history, experiment))
-            except UserError:
+                found.append(compare_run(history, experiment, self._baseline))
+            except NotTested:
                 found.append(None)
         return found
 

@@ -14,7 +14,7 @@ import tomli_w
 
 from steelyard.base import files
 from steelyard.base.errors import printable, told_as
-from steelyard.base.measures import EstimateJson, estimate, show_estimate
+from steelyard.base.measures import EstimateJson, estimate, measure_of, show_estimate
 from steelyard.experiment.description import Description
 from steelyard.experiment.federations import put_federations
 from steelyard.experiment.loading import read_experiment
@@ -275,7 +275,7 @@ def short_names(fields: Sequence[str]) -> dict[str, str]:
 
 def show_value(value: EstimateJson, measure: str, measured: str) -> str:
     """Write a mean over seeds with half its 95 % interval, where there are several."""
-    if "accuracy" in measured:
+    if measure_of(measured).percent:
         return show_estimate(value, 2, 100.0, unit=" %", between=" ±")
     if measure == "rounds-to-target":
         whole = len(value["values"]) == 1 and value["mean"].is_integer()

@@ -13,6 +13,7 @@ import altair as alt
 import pandas as pd
 
 from steelyard.base.files import cache_folder
+from steelyard.base.measures import measure_of
 from steelyard.report.result import VegaLite
 from steelyard.report.view import RunView
 
@@ -87,8 +88,8 @@ _DASHES = ([1, 0], [7, 3], [2, 2], [9, 3, 2, 3])
 
 
 def score_format(measure: str) -> str:
-    """Return the number format of an axis of scores; accuracies are shown in per cent."""
-    return "%" if "accuracy" in measure else ".3~g"
+    """Return the number format of an axis of scores; accuracies and MAPE are shown in per cent."""
+    return "%" if measure_of(measure).percent else ".3~g"
 
 
 def shown_rules(view: RunView, last: dict[str, float]) -> list[str]:
