@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -129,8 +128,8 @@ def device_epsilon(settings: PrivacySettings, rounds: int, criteria: int, rules:
     return spent(spending, OWNERS_DELTA)
 
 
-_Cost = tuple[float, float]
-"""A noise, and what it costs."""
+_LEAST_NOISE, _MOST_NOISE = 0.01, 1e6
+"""Less is no noise to speak of, and is not looked for; more leaves nothing of a model."""
 
 
 def noise_for(
@@ -141,64 +140,33 @@ def noise_for(
 ) -> float:
     """Return the least noise multiplier with which these releases keep to (ε, δ); their own noise is not looked at.
 
-    `beside` is what else is released, with its noise as it is.
-    Found from above, so that the result keeps to the budget: exactly where no cohort is sampled, else to within some
-    ten-thousandths, with the coarse steps.
+    `beside` is what else is released, with its noise as it is. The result is within a billionth of the least, by coarse
+    counts, and keeps to the budget.
     """
+    from scipy.optimize import brentq  # Late for speed of start.
+
     asked = list(releases)
 
-    def cost(noise: float) -> float:
+    def excess(noise: float) -> float:
         spending = Counter(beside or {})
         for release, count in asked:
             spending[replace(release, noise=noise)] += count
-        return spent(spending, delta, coarse=True)
+        return spent(spending, delta, coarse=True) - epsilon
 
-    if epsilon <= 0:
-        raise UserError(f"epsilon: got {epsilon:g}; allowed: numbers above 0")
-    # Plain releases are counted exactly and at once; distributions of losses take seconds and round by more than this.
-    exact = all(release.exact for release, _ in [*asked, *(beside or {}).items()])
-    low, high = _between(cost, epsilon, delta)
-    return _narrowed(cost, epsilon, low, high, 1 + 1e-9 if exact else 1.0002)
-
-
-_LEAST_NOISE = 0.01
-"""Less is no noise to speak of, and is not looked for."""
-
-
-def _between(cost: Callable[[float], float], epsilon: float, delta: float) -> tuple[_Cost, _Cost]:
-    """Return a noise that costs too much and one, twice as much, that does not, each with its cost."""
-    low = high = (1.0, cost(1.0))
-    while high[1] > epsilon:
-        if high[0] * 2 > 1e6:
+    high = 1.0
+    while excess(high) > 0:
+        high *= 2
+        if high > _MOST_NOISE:
             raise UserError(
                 f"epsilon: {epsilon:g} at delta {delta:g} needs more noise than any model survives; allowed: a larger ε"
             )
-        low, high = high, (high[0] * 2, cost(high[0] * 2))
-    while low[1] <= epsilon:
-        if low[0] / 2 <= _LEAST_NOISE:
-            return (_LEAST_NOISE, math.inf), low
-        low, high = (low[0] / 2, cost(low[0] / 2)), low
-    return low, high
-
-
-def _narrowed(cost: Callable[[float], float], epsilon: float, low: _Cost, high: _Cost, apart: float) -> float:
-    """Return the noise of `high` once it is at most `apart` times that of `low`.
-
-    Costs are nearly a power of the noise, so a straight line through the logarithms of the two leads close to the one
-    sought: a few costs instead of the twenty that halving takes, and none of them far from it, where they take longest.
-    """
-    tried = 0
-    while high[0] / low[0] > apart:
-        at = math.sqrt(low[0] * high[0])
-        if tried < 8 and high[1] > 0 and low[1] < math.inf:
-            part = math.log(low[1] / epsilon) / math.log(low[1] / high[1])
-            at = low[0] * (high[0] / low[0]) ** part * apart**0.2  # a little above: it keeps to the budget then
-            # Close to an end that is known: the other end goes to just within reach of it.
-            if high[0] / at < apart:
-                at = high[0] / apart**0.95
-            elif at / low[0] < apart:
-                at = low[0] * apart**0.95
-        found = (at, cost(at))
-        low, high = (low, found) if found[1] <= epsilon else (found, high)
-        tried += 1
-    return high[0]
+    low = high / 2
+    while excess(low) <= 0:
+        if low <= _LEAST_NOISE:
+            return low
+        low, high = low / 2, low
+    step = 1e-9
+    found = brentq(excess, low, high, xtol=1e-15, rtol=step)
+    while excess(found) > 0:  # the root is found from either side
+        found, step = found * (1 + step), step * 2
+    return found
