@@ -20,7 +20,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from cryptography.exceptions import InvalidTag
@@ -30,6 +30,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
+from pydantic import PlainSerializer, PlainValidator, TypeAdapter
 
 from steelyard.base.errors import UserError, first_names
 from steelyard.privacy import sharing
@@ -118,15 +119,19 @@ class Unreadable(Withdrawn):
         super().__init__(f"the key shares that came from {first_names(self.senders)} cannot be read")
 
 
+_Hex = Annotated[bytes, PlainValidator(bytes.fromhex), PlainSerializer(bytes.hex)]
+"""Bytes that are hexadecimal digits in what a node stores."""
+
+
 @dataclass(frozen=True)
 class PublicKeys:
     """What a client shows to all others at the start of a round, 32 bytes each."""
 
-    channel: bytes
+    channel: _Hex
     """Public key under which others encrypt shares for it."""
-    mask: bytes
+    mask: _Hex
     """Public key of its pairwise masks."""
-    seed: bytes
+    seed: _Hex
     """SHA-256 of its own mask's seed: who puts the seed together from shares can check that it is the right one."""
 
     @classmethod
@@ -175,6 +180,13 @@ def sign_of(name: str, other: str) -> int:
     return 1 if name < other else -1
 
 
+_Secret = Annotated[
+    X25519PrivateKey,
+    PlainValidator(lambda digits: X25519PrivateKey.from_private_bytes(bytes.fromhex(digits))),
+    PlainSerializer(lambda key: key.private_bytes_raw().hex()),
+]
+
+
 @dataclass(eq=False)
 class SecureClient:
     """One client in one try at a round: `keys`, then `share`, `receive`, `mask` and `open`, each once, in this order.
@@ -183,13 +195,13 @@ class SecureClient:
     """
 
     name: str
-    context: bytes
+    context: _Hex
     settings: AggregationSettings
-    _channel: X25519PrivateKey = field(default_factory=X25519PrivateKey.generate, repr=False)
-    _mask: X25519PrivateKey = field(default_factory=X25519PrivateKey.generate, repr=False)
-    _seed: bytes = field(default_factory=lambda: os.urandom(KEY_BYTES), repr=False)
+    _channel: _Secret = field(default_factory=X25519PrivateKey.generate, repr=False)
+    _mask: _Secret = field(default_factory=X25519PrivateKey.generate, repr=False)
+    _seed: _Hex = field(default_factory=lambda: os.urandom(KEY_BYTES), repr=False)
     _cohort: dict[str, PublicKeys] = field(default_factory=dict[str, PublicKeys], repr=False)
-    _held: dict[str, bytes] = field(default_factory=dict[str, bytes], repr=False)
+    _held: dict[str, _Hex] = field(default_factory=dict[str, bytes], repr=False)
     """Shares that others gave to this client: a share of the seed and one of the mask key, by client."""
     _members: tuple[str, ...] = ()
     _opened: bool = False
@@ -331,41 +343,15 @@ class SecureClient:
 
     def dump(self) -> bytes:
         """Return everything, secrets included, for a node that is another process at the next message."""
-        document = {
-            "name": self.name,
-            "context": self.context.hex(),
-            "settings": self.settings.model_dump(mode="json"),
-            "secrets": [
-                self._channel.private_bytes_raw().hex(),
-                self._mask.private_bytes_raw().hex(),
-                self._seed.hex(),
-            ],
-            "cohort": {n: [k.channel.hex(), k.mask.hex(), k.seed.hex()] for n, k in self._cohort.items()},
-            "held": {name: pair.hex() for name, pair in self._held.items()},
-            "members": list(self._members),
-            "opened": self._opened,
-            "fewest": self.fewest,
-        }
-        return json.dumps(document).encode()
+        return _STORED.dump_json(self)
 
     @classmethod
     def load(cls, text: bytes) -> SecureClient:
         """Return the client that `dump` wrote."""
-        found = json.loads(text)
-        channel, mask, seed = (bytes.fromhex(part) for part in found["secrets"])
-        return cls(
-            found["name"],
-            bytes.fromhex(found["context"]),
-            AggregationSettings.model_validate(found["settings"]),
-            X25519PrivateKey.from_private_bytes(channel),
-            X25519PrivateKey.from_private_bytes(mask),
-            seed,
-            {name: PublicKeys(*(bytes.fromhex(part) for part in parts)) for name, parts in found["cohort"].items()},
-            {name: bytes.fromhex(pair) for name, pair in found["held"].items()},
-            tuple(found["members"]),
-            found["opened"],
-            found["fewest"],
-        )
+        return _STORED.validate_json(text)
+
+
+_STORED = TypeAdapter(SecureClient)
 
 
 def same(one: bytes, other: bytes) -> bool:

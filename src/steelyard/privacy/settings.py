@@ -122,6 +122,17 @@ class CentralSettings(Section):
     references: dict[str, Positive] = Field(default_factory=dict)
     """weights = "own": a typical client's criterion, by name, such as DS = 600; known beforehand, not measured."""
 
+    @model_validator(mode="after")
+    def _fits(self) -> CentralSettings:
+        if self.weights == "cohort" and self.cohorts == "secret":
+            raise UserError(
+                "cohorts: got 'secret' with weights = 'cohort'; a client that takes part then changes all weights, so "
+                "that a secret cohort saves no budget; allowed: 'public', or weights = 'own'"
+            )
+        if self.weights == "cohort" and self.references:
+            raise UserError("references: given with weights = 'cohort'; allowed only with weights = 'own'")
+        return self
+
 
 class LocalSettings(Section):
     """[privacy.local]: every device clips its update and adds noise before it sends it; nobody is trusted."""
@@ -191,8 +202,8 @@ class PrivacySettings(Section):
 
     def _check_criteria(self) -> None:
         if self.criteria != "charged":
-            for name in ("criteria_noise", "criteria_bounds", "criteria_mechanism", "criteria_levels"):
-                if getattr(self, name) != type(self).model_fields[name].get_default(call_default_factory=True):
+            for name in self.model_dump(exclude_defaults=True):
+                if name.startswith("criteria_"):
                     raise UserError(
                         f"{name}: given, but criteria are not charged; allowed: only with criteria = 'charged'"
                     )
@@ -207,15 +218,7 @@ class PrivacySettings(Section):
                 f"criteria_levels: given with criteria_mechanism = '{self.criteria_mechanism}', which tells any number"
                 "; allowed only with 'exponential' and 'randomised-response'"
             )
-        central = self.central
-        if central is not None and central.weights == "cohort" and central.cohorts == "secret":
-            raise UserError(
-                "central.cohorts: got 'secret' with weights = 'cohort'; a client that takes part then changes all "
-                "weights, so that a secret cohort saves no budget; allowed: 'public', or weights = 'own'"
-            )
-        if central is not None and central.weights == "cohort" and central.references:
-            raise UserError("central.references: given with weights = 'cohort'; allowed only with weights = 'own'")
-        if central is not None and central.weights == "own" and self.criteria == "charged":
+        if self.central is not None and self.central.weights == "own" and self.criteria == "charged":
             raise UserError(
                 "criteria: got 'charged' with central.weights = 'own', where a criterion changes only its own client's "
                 "weight and is not released; allowed: leave privacy.criteria out, or central.weights = 'cohort'"
