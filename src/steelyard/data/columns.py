@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -128,6 +129,20 @@ def _raw(columns: dict[str, InputColumn], settings: Csv, kept: NDArray[np.int64]
     )
 
 
+def _refuse_any(
+    table: Table, column: str, rows: NDArray[np.int64] | Sequence[int], wanted: str, field: str = ""
+) -> None:
+    """Refuse the first of these rows, if there are any: file, column, the field that names it, its cell, the row."""
+    if not len(rows):
+        return
+    row = int(rows[0])
+    cell = table.frame[column].iloc[[row]]
+    text = "" if cell.isna().any() else str(cell.iloc[0]).strip()
+    role = f" (data.{field})" if field else ""
+    holds = f"holds {text[:40]!r}" if text else "is empty"
+    raise UserError(f"{table.path}: column '{column}'{role} {holds} in {table.row(row)}; {wanted}")
+
+
 def _labels(table: Table, settings: Csv, kept: NDArray[np.int64]) -> tuple[NDArray[Any], list[str]]:
     """Return the labels of the kept rows, as numbers of classes or a target, and what the numbers stand for."""
     if settings.task == "multi-label":
@@ -137,45 +152,37 @@ def _labels(table: Table, settings: Csv, kept: NDArray[np.int64]) -> tuple[NDArr
         counts = ", ".join(f"{name} in {int(has.sum()):,}" for name, has in found.items())
         return np.column_stack(list(found.values())).astype(np.int64), [f"{table.path.name}: labels of rows: {counts}"]
     cells: Any = table.frame[settings.labels].iloc[kept]
-    where = f"{table.path}: column '{settings.labels}' (data.labels)"
-    if cells.isna().any():
-        row = int(kept[int(np.flatnonzero(cells.isna().to_numpy())[0])])
-        raise UserError(f"{where} is empty in {table.row(row)}; expected a label in every row")
+    refuse = partial(_refuse_any, table, settings.labels, field="labels")
+    refuse(kept[cells.isna().to_numpy()], "expected a label in every row")
     numbers = parse_numbers(cells)
-    bad = np.flatnonzero(~(np.abs(numbers) < LARGEST))
+    bad = kept[~(np.abs(numbers) < LARGEST)]
     if settings.task != "classes" or settings.positive_above is not None or settings.classes is not None:
-        if len(bad):
-            row = table.row(int(kept[int(bad[0])]))
-            raise UserError(f"{where} holds {str(cells.iloc[int(bad[0])])[:40]!r} in {row}; expected a number")
+        refuse(bad, "expected a number")
         if settings.task == "regression":
             return numbers.astype(np.float32), []
         if settings.task == "survival":
-            return _times(table, settings, kept, numbers, where)
+            return _times(table, settings, kept, numbers)
         if settings.positive_above is not None:
             return (numbers > settings.positive_above).astype(np.int64), []
     if len(bad) and not np.isnan(numbers).any():
         # Numbers throughout, some of them beyond all counting: a slip, not a class of that name.
-        row = table.row(int(kept[int(bad[0])]))
-        raise UserError(f"{where} holds {str(cells.iloc[int(bad[0])])[:40]!r} in {row}; expected finite numbers")
+        refuse(bad, "expected finite numbers")
     if not len(bad) and bool((numbers != np.floor(numbers)).any()):
-        fraction = numbers[numbers != np.floor(numbers)][0]
-        raise UserError(
-            f"{where} holds {fraction:g}; expected whole numbers or words for classes, data.positive_above, or "
-            "data.task = 'regression'"
+        refuse(
+            kept[numbers != np.floor(numbers)],
+            "expected whole numbers or words for classes, data.positive_above, or data.task = 'regression'",
         )
     if settings.classes is not None:
         return numbers.astype(np.int64), []
+    where = f"{table.path}: column '{settings.labels}' (data.labels)"
     return _class_numbers(cells, where, f"{table.path.name}: classes of '{settings.labels}'")
 
 
 def _times(
-    table: Table, settings: Csv, kept: NDArray[np.int64], times: NDArray[np.float64], where: str
+    table: Table, settings: Csv, kept: NDArray[np.int64], times: NDArray[np.float64]
 ) -> tuple[NDArray[np.float32], list[str]]:
     """Return times with a minus where the event had not come until then (`losses.cox`), and how often it came."""
-    early = np.flatnonzero(~(times > 0))
-    if len(early):
-        row = table.row(int(kept[int(early[0])]))
-        raise UserError(f"{where} holds {times[early[0]]:g} in {row}; expected a time above 0")
+    _refuse_any(table, settings.labels, kept[~(times > 0)], "expected a time above 0", "labels")
     assert settings.event is not None
     came = _yes_or_no(table, "event", settings.event, kept)
     if not came.any():
@@ -189,12 +196,8 @@ def _yes_or_no(
 ) -> NDArray[np.bool_]:
     """Return a column of true/false, 1/0 or yes/no (or other words that are `known`) for the kept rows."""
     words = [plain(str(value)).lower() for value in table.frame[column].iloc[kept].tolist()]
-    for row, word in zip(kept.tolist(), words, strict=True):
-        if word not in known:
-            raise UserError(
-                f"{table.path}: column '{column}' (data.{field}) holds '{word[:40]}' in {table.row(row)}; "
-                f"allowed: {listed(known)}"
-            )
+    strange = [row for row, word in zip(kept.tolist(), words, strict=True) if word not in known]
+    _refuse_any(table, column, strange, f"allowed: {listed(known)}", field)
     return np.array([known[word] for word in words])
 
 
@@ -209,9 +212,7 @@ def _class_numbers(cells: Any, where: str, title: str) -> tuple[NDArray[np.int64
 def _owners(table: Table, name: str) -> NDArray[np.str_]:
     cells: Any = table.frame[name]
     nameless = cells.isna().to_numpy() | (cells.astype(str).str.strip() == "").to_numpy()
-    if nameless.any():
-        row = table.row(int(np.flatnonzero(nameless)[0]))
-        raise UserError(f"{table.path}: column '{name}' (data.owner) is empty in {row}; expected an owner in every row")
+    _refuse_any(table, name, np.flatnonzero(nameless), "expected an owner in every row", "owner")
     values: NDArray[Any] = np.asarray(cells)
     if values.dtype.kind == "f" and bool(np.all(values == np.floor(values))):
         values = values.astype(np.int64)
@@ -284,13 +285,10 @@ def as_numbers(table: Table, name: str, cells: Any, *, guess: bool) -> NDArray[n
         words = there & np.isnan(numbers)
         if guess and 2 * int(words.sum()) > int(there.sum()):
             return None
-        row = int(np.flatnonzero(words if words.any() else bad)[0])
         wanted = "a number with a decimal point (or name the column in data.categories or data.ignore)"
         if not words.any():
             wanted = "finite numbers (or say in data.na_values that it means: not recorded)"
-        raise UserError(
-            f"{table.path}: column '{name}' holds {str(cells.iloc[row])[:40]!r} in {table.row(row)}; expected {wanted}"
-        )
+        _refuse_any(table, name, np.flatnonzero(words if words.any() else bad), f"expected {wanted}")
     return numbers
 
 
@@ -318,13 +316,8 @@ def _category(table: Table, name: str, cells: Any, settings: Csv, named: bool) -
     if not levels:
         raise UserError(f"{table.path}: column '{name}' is empty in all rows; expected values, or data.ignore")
     index = {level: number for number, level in enumerate(levels)}
-    for text in texts:
-        if text not in index and text not in unknown:
-            row = int(np.flatnonzero(codes == texts.index(text))[0])
-            raise UserError(
-                f"{table.path}: column '{name}' holds '{text[:40]}' in {table.row(row)}; "
-                f"allowed by data.levels: {listed(levels)}"
-            )
+    if strange := [place for place, text in enumerate(texts) if text not in index and text not in unknown]:
+        _refuse_any(table, name, np.flatnonzero(codes == strange[0]), f"allowed by data.levels: {listed(levels)}")
     # the last entry stands for factorize's -1, an empty cell.
     of_code = np.array([*(index.get(text, -1) for text in texts), -1])
     level = of_code[codes]
