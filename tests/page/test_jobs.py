@@ -20,6 +20,7 @@ from tests.page.page_server import Page, Written, finished, serving, until, warm
 from tests.warm import await_warmth, command_environment
 
 from steelyard.federate.server_folder import ServerFolder, new_run, note_outcome, runs_of, server_folder
+from steelyard.page.form import form
 from steelyard.page.jobs import own_code
 from steelyard.runs.glance import glance, this_process
 
@@ -31,6 +32,11 @@ def state_of(page: Page, run: str) -> str:
 
 def round_of(page: Page, run: str) -> int:
     return next((int(entry["round"]) for entry in page.get("/api/runs").json() if entry["name"] == run), -1)
+
+
+def test_the_form_offers_a_field_of_a_section_of_several_kinds() -> None:
+    found = {field["name"]: field for field in form("quickstart")}
+    assert (found["partition.clients"]["type"], found["partition.clients"]["minimum"]) == ("integer", 1)
 
 
 def test_start_stop_and_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
