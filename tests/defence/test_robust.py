@@ -17,13 +17,14 @@ from hypothesis import strategies as st
 from tests.kit import assert_refused
 
 from steelyard.base.settings import validated
-from steelyard.defence.robust import RobustRule, mixing
-from steelyard.defence.settings import BY_COORDINATE, DEFENCES, DefenceSettings
+from steelyard.defence.robust import DefenceSettings, RobustRule, mixing
 from steelyard.messages.payloads import DenseModels
 from steelyard.weighing.rule import WeighingSettings
 from steelyard.weighing.words import label
 
 SIZE = 13
+DEFENCES = DefenceSettings.kinds
+BY_COORDINATE = {name for name, kind in DEFENCES.items() if issubclass(kind, DefenceSettings) and kind.by_coordinate}
 WITHOUT_ROOT = [name for name in DEFENCES if name != "fltrust"]
 
 
@@ -148,7 +149,8 @@ def test_the_radius_of_a_round_is_there_for_the_next() -> None:
         # Mixed first, two of three each: −9 and 1 become −4, 1 and 4 become 2.5; the median length is 2.5.
         (None, {"mix": True}, 2.5),
     ):
-        assert made(origin, models, before, **fields).radius == pytest.approx(radius)
+        rule = made(origin, models, before, **fields)
+        assert rule.settings.radius_in(rule) == pytest.approx(radius)  # type: ignore[attr-defined]
     leaning = made(origin, models, 16.0, smooth=0.5).combine(equal(3))
     assert leaning.tolist() == pytest.approx([(1 + 4 - 8) / 3])
 

@@ -7,14 +7,19 @@ candidates of online adjustment) share what does not depend on weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 import numpy as np
-import torch
+from pydantic import Field, model_validator
 
-from steelyard.defence.settings import BY_COORDINATE, DefenceSettings
+from steelyard.base.errors import UserError, listed
+from steelyard.base.settings import Kinds
 from steelyard.messages.payloads import Floats, SingleModels
+
+if TYPE_CHECKING:
+    import torch  # only for annotations: settings are read without waiting for torch
 
 # ---------------------------------------------------------------- geometry
 #
@@ -209,7 +214,7 @@ def trimmed_mean(values: torch.Tensor, weights: torch.Tensor, share: float) -> t
     ends = mine.cumsum(dim=0)
     begins = ends - mine
     left = (ends.clamp(max=1.0 - share) - begins.clamp(min=share)).clamp_(min=0.0)
-    return ((left * ordered.to(torch.float64)).sum(dim=0) / left.sum(dim=0)).to(values.dtype)
+    return ((left * ordered.double()).sum(dim=0) / left.sum(dim=0)).to(values.dtype)
 
 
 # ---------------------------------------------------------------- the spectral check
@@ -240,6 +245,175 @@ def spectral(weights: Floats, gram: Floats, share: float) -> Floats:
     return found
 
 
+# ---------------------------------------------------------------- [weighing.defence]
+
+
+REMOVED = {"flame": "spectral", "centred-clip": "clip or spectral"}
+"""Rules that were there until 0.2, and what to use in their place."""
+
+
+class DefenceSettings(Kinds):
+    """[weighing.defence]: how the weighted updates are combined when some clients may be hostile.
+
+    Every rule takes the weights that the criteria gave; with equal weights each is its paper's. A rule is one class:
+    its fields, and `coefficients`, or `of_parameters` where it looks at each parameter by itself.
+    """
+
+    told_by: ClassVar[str] = "rule"
+    usual: ClassVar[str | None] = "clip"
+    counts_hostile: ClassVar[bool] = False
+    """Whether the rule must know how many clients may be hostile."""
+    needs_root: ClassVar[bool] = False
+    """Whether the server must train on rows of its own."""
+    by_coordinate: ClassVar[bool] = False
+    """Whether it looks at each parameter by itself; all others need only the inner products of the updates."""
+
+    rule: str = "clip"
+    """clip: no update longer than a radius; median, trimmed-mean: coordinate by coordinate; multi-krum: only the
+    clients nearest to each other; geometric-median: the point with the least sum of distances; fltrust: as far as an
+    update points where the server's own does; spectral: without those who stand out where the updates differ most;
+    none: the plain sum."""
+    mix: bool = False
+    """First replace every update by the mean of its nearest ones, n less the hostile: helps where clients differ."""
+    hostile: Annotated[float, Field(ge=0, lt=0.5)] | None = None
+    """trimmed-mean, multi-krum, spectral, mix: the share of a cohort that may be hostile. Default 0.3."""
+
+    @classmethod
+    def _chosen(cls, given: Mapping[str, Any]) -> type[Kinds]:
+        rule = given.get("rule")
+        if isinstance(rule, str) and rule in REMOVED:
+            raise UserError(f"rule: '{rule}' was removed after 0.2. Use {REMOVED[rule]}.")
+        if "buckets" in given:
+            raise UserError("buckets: was removed after 0.2. Use mix = true.")
+        return super()._chosen(given)
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.hostile is not None and not self.counts_hostile and not self.mix:
+            allowed = listed(
+                name for name, kind in self.kinds.items() if issubclass(kind, DefenceSettings) and kind.counts_hostile
+            )
+            raise UserError(f"hostile: given with rule = '{self.rule}'; allowed only with {allowed} or mix = true")
+        return self
+
+    @property
+    def robust(self) -> bool:
+        """Whether anything but the plain weighted sum is made of the updates."""
+        return self.named != "none" or self.mix
+
+    @property
+    def share(self) -> float:
+        """The share of a cohort that may be hostile, with its default."""
+        return 0.3 if self.hostile is None else self.hostile
+
+    def coefficients(self, weights: Floats, cohort: RobustRule) -> Floats:
+        """Return c of the new model Θ + Σ c_a u_a."""
+        return weights
+
+    def of_parameters(self, values: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Return the new value of each parameter from values [clients, parameters] and weights that sum to 1."""
+        raise NotImplementedError(f"{type(self).__name__}.of_parameters")
+
+    def remembered(self, cohort: RobustRule) -> float | None:
+        """Return the radius of this round where the next one leans on it."""
+        return None
+
+
+class Clip(DefenceSettings, named="clip"):
+    """No update counts longer than a radius."""
+
+    radius: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """clip: the radius itself; default: it adapts, see `quantile`."""
+    quantile: Annotated[float, Field(gt=0, le=1)] | None = None
+    """clip: the radius is this quantile of the cohort's lengths, in each round anew. Default 0.5."""
+    smooth: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """clip: how much of last round's radius stays, s: r_t = q^(1−s) · r_(t−1)^s. Default 0."""
+
+    @model_validator(mode="after")
+    def _one_radius(self) -> Self:
+        if self.radius is not None and (self.quantile is not None or self.smooth is not None):
+            raise UserError(
+                "radius: given together with quantile or smooth; allowed: a fixed radius, or quantile and smooth"
+            )
+        return self
+
+    def coefficients(self, weights: Floats, cohort: RobustRule) -> Floats:
+        return clipped(weights, lengths(cohort.gram), self.radius_in(cohort))
+
+    def radius_in(self, cohort: RobustRule) -> float:
+        """Return the radius of this round."""
+        if self.radius is not None:
+            return self.radius
+        quantile = 0.5 if self.quantile is None else self.quantile
+        return radius_of(lengths(cohort.gram), quantile, self.smooth or 0.0, cohort.radius_before)
+
+    def remembered(self, cohort: RobustRule) -> float | None:
+        return self.radius_in(cohort) if self.smooth else None
+
+
+class Median(DefenceSettings, named="median"):
+    """The weighted median of every parameter."""
+
+    by_coordinate: ClassVar[bool] = True
+
+    def of_parameters(self, values: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        return median(values, weights)
+
+
+class TrimmedMean(DefenceSettings, named="trimmed-mean"):
+    """The mean of every parameter without the ends."""
+
+    by_coordinate: ClassVar[bool] = True
+    counts_hostile: ClassVar[bool] = True
+
+    def of_parameters(self, values: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        return trimmed_mean(values, weights, self.share)
+
+
+class MultiKrum(DefenceSettings, named="multi-krum"):
+    """The clients whose updates lie nearest to those of the others."""
+
+    counts_hostile: ClassVar[bool] = True
+
+    def coefficients(self, weights: Floats, cohort: RobustRule) -> Floats:
+        return multi_krum(weights, cohort.gram, self.share)
+
+
+class GeometricMedian(DefenceSettings, named="geometric-median"):
+    """The point with the least sum of distances to the updates."""
+
+    steps: Annotated[int, Field(ge=1, le=1000)] | None = None
+    """geometric-median: number of steps. Default 8."""
+    least_distance: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """geometric-median: smoothing ν: nearer than this counts as this far. Default 1e-6."""
+
+    def coefficients(self, weights: Floats, cohort: RobustRule) -> Floats:
+        return geometric_median(weights, cohort.gram, self.steps or 8, self.least_distance or 1e-6)
+
+
+class FLTrust(DefenceSettings, named="fltrust"):
+    """As far as an update points where the server's own does."""
+
+    needs_root: ClassVar[bool] = True
+
+    def coefficients(self, weights: Floats, cohort: RobustRule) -> Floats:
+        products, length = cohort.root
+        return fltrust(weights, lengths(cohort.gram), products, length)
+
+
+class Spectral(DefenceSettings, named="spectral"):
+    """Without those who stand out where the updates differ most."""
+
+    counts_hostile: ClassVar[bool] = True
+
+    def coefficients(self, weights: Floats, cohort: RobustRule) -> Floats:
+        return spectral(weights, cohort.gram, self.share)
+
+
+class PlainSum(DefenceSettings, named="none"):
+    """The weighted sum of the updates, after mixing where that is asked."""
+
+
 # ---------------------------------------------------------------- a rule on a cohort
 
 
@@ -264,54 +438,24 @@ class RobustRule:
         self.parameters = parameters.to(payload.like.device)
         self._gram_of = gram_of
         self._root_of = root_of
-        self._radius_before = radius_before
+        self.radius_before = radius_before
 
     def combine(self, weights: Floats) -> torch.Tensor:
         """Return the new model for weights [clients], or one row per candidate for [candidates, clients]."""
         rows = np.atleast_2d(weights)
-        found = self._by_coordinate(rows) if self.settings.rule in BY_COORDINATE else self._by_product(rows)
+        found = self._by_coordinate(rows) if self.settings.by_coordinate else self._by_product(rows)
         found = self.payload.keep_frozen(found, self.parameters)
         return found if np.ndim(weights) > 1 else found[0]
 
     def _by_product(self, weights: Floats) -> torch.Tensor:
         coefficients = np.stack([self.coefficients(each) for each in weights])
         sums = self.payload.combine(self.parameters, coefficients)
-        rest = torch.as_tensor(1.0 - coefficients.sum(axis=1), dtype=sums.dtype, device=sums.device)
-        return sums.addcmul_(rest[:, None], self.parameters[None])
+        return sums.addcmul_(sums.new_tensor(1.0 - coefficients.sum(axis=1))[:, None], self.parameters[None])
 
     def coefficients(self, weights: Floats) -> Floats:
         """Return c of the new model Θ + Σ c_a u_a; for rules that need only inner products."""
-        found = self._coefficients(weights)
+        found = self.settings.coefficients(weights, self)
         return found if self._nearest is None else self._nearest.T @ found
-
-    def _coefficients(self, weights: Floats) -> Floats:
-        settings, gram = self.settings, self._mixed_gram
-        match settings.rule:
-            case "clip":
-                return clipped(weights, lengths(gram), self.radius)
-            case "multi-krum":
-                return multi_krum(weights, gram, settings.share)
-            case "spectral":
-                return spectral(weights, gram, settings.share)
-            case "geometric-median":
-                return geometric_median(weights, gram, settings.steps or 8, settings.least_distance or 1e-6)
-            case "fltrust":
-                if self._root_of is None:
-                    raise AssertionError("fltrust without a server that trains is refused before a run")
-                products, length = self._root_of()
-                mine = products if self._nearest is None else self._nearest @ products
-                return fltrust(weights, lengths(gram), mine, length)
-            case _:
-                return weights
-
-    @cached_property
-    def radius(self) -> float:
-        """The radius of clip in this round, for the next round to lean on."""
-        settings = self.settings
-        if settings.radius is not None:
-            return settings.radius
-        quantile = 0.5 if settings.quantile is None else settings.quantile
-        return radius_of(lengths(self._mixed_gram), quantile, settings.smooth or 0.0, self._radius_before)
 
     @cached_property
     def _gram(self) -> Floats:
@@ -323,19 +467,25 @@ class RobustRule:
         return mixing(self._gram, self.settings.share) if self.settings.mix else None
 
     @cached_property
-    def _mixed_gram(self) -> Floats:
+    def gram(self) -> Floats:
+        """Inner products of the updates as the rule sees them."""
         return self._gram if self._nearest is None else self._nearest @ self._gram @ self._nearest.T
 
+    @property
+    def root(self) -> tuple[Floats, float]:
+        """Inner products with the server's own update, and its length."""
+        if self._root_of is None:
+            raise AssertionError("fltrust without a server that trains is refused before a run")
+        products, length = self._root_of()
+        return products if self._nearest is None else self._nearest @ products, length
+
     def _by_coordinate(self, weights: Floats) -> torch.Tensor:
-        kind, device = self.payload.like.dtype, self.payload.like.device
-        nearest = None if self._nearest is None else torch.as_tensor(self._nearest, dtype=kind, device=device)
-        shares = [torch.as_tensor(each / each.sum(), dtype=torch.float64, device=device) for each in weights]
-        found = torch.empty((len(weights), len(self.parameters)), dtype=kind, device=device)
+        like = self.payload.like
+        nearest = None if self._nearest is None else like.new_tensor(self._nearest)
+        shares = [like.new_empty(0).double().new_tensor(each / each.sum()) for each in weights]
+        found = like.new_empty((len(weights), len(self.parameters)))
         for span, models in self.payload.blocks():
             values = models if nearest is None else nearest @ models
             for row, mine in enumerate(shares):
-                if self.settings.rule == "median":
-                    found[row, span] = median(values, mine)
-                else:
-                    found[row, span] = trimmed_mean(values, mine, self.settings.share)
+                found[row, span] = self.settings.of_parameters(values, mine)
         return found

@@ -119,8 +119,8 @@ def _average(
 
     def combine(weights: Floats) -> torch.Tensor:
         found = rule.combine(weights)
-        if settings.smooth:
-            view.remember(RADIUS, rule.radius)
+        if (radius := settings.remembered(rule)) is not None:
+            view.remember(RADIUS, radius)
         return found
 
     return combine

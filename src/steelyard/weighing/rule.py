@@ -8,11 +8,11 @@ from numbers import Integral
 from typing import Any, Literal, get_args
 
 import numpy as np
-from pydantic import model_validator
+from pydantic import SerializeAsAny, model_validator
 
 from steelyard.base.errors import UserError, brief, expect, listed, nearest
 from steelyard.base.settings import PrintedName
-from steelyard.defence.settings import DefenceSettings
+from steelyard.defence.robust import DefenceSettings
 from steelyard.messages.updates import Counts, Floats
 from steelyard.weighing import criterion as registry
 from steelyard.weighing.adafed import LossSettings
@@ -56,7 +56,7 @@ class WeighingSettings(ScoreSettings, LimitSettings):
     loss: LossSettings | None = None
     """AdaFed: let the clients' loss adapt between rounds; default: the same loss every round."""
 
-    defence: DefenceSettings | None = None
+    defence: SerializeAsAny[DefenceSettings] | None = None
     """A robust rule that combines the weighted updates where clients may be hostile; default: their weighted sum."""
 
     @model_validator(mode="before")

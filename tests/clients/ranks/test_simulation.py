@@ -21,8 +21,7 @@ from steelyard.clients.ranks import simulation as ranked_simulation
 from steelyard.clients.ranks.share import read_task, task_content
 from steelyard.clients.ranks.simulation import RankedModels
 from steelyard.data.dataset import Behaviour
-from steelyard.defence.robust import RobustRule
-from steelyard.defence.settings import DefenceSettings
+from steelyard.defence.robust import DefenceSettings, RobustRule
 from steelyard.messages.algorithm import Algorithm
 from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import Question, Task, Updates
