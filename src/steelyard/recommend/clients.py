@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from steelyard.base.errors import UserError
 from steelyard.base.randomness import generator
@@ -235,9 +236,7 @@ class RecommendClients:
         self, task: Task, cohort: Codes, histories: Histories, table: Floats32, vectors: Floats32
     ) -> tuple[Payload, Floats, Codes]:
         """Do one round of the whole cohort; return payload, losses and the number of rows each user sends."""
-        keys = round_keys(self._user_keys(task.seed, "triples")[cohort], task.round)
-        triples = compiled.draw_triples(histories, cohort, keys, self.local_round.triples)
-        sent = self._sent(task.seed, task.round, cohort, triples)
+        triples, sent = self._drawn(task.seed, task.round, cohort, histories)
         done = compiled.local_pass(table, vectors[cohort], triples, self.learning, self.threads)
         # A pass that ran away is refused by the server; the device goes back to the vector it had.
         good = np.isfinite(done.vectors).all(axis=1)
@@ -256,19 +255,33 @@ class RecommendClients:
 
         def drawn(begin: int) -> tuple[Codes, Triples, Flags, Codes]:
             turns, mine = rounds[begin : begin + step], users[begin : begin + step]
-            keys = round_keys(self._user_keys(task.seed, "triples")[mine], turns)
-            triples = compiled.draw_triples(histories, mine, keys, self.local_round.triples)
-            sent = self._sent(task.seed, turns, mine, triples)
+            triples, sent = self._drawn(task.seed, turns, mine, histories)
             return mine, triples, sent, compiled.distinct_rows(triples, sent)
 
         # Draws do not depend on the model: the next ones are made while these are visited.
-        for mine, triples, sent, distinct in ahead(drawn, range(0, len(users), step), self.threads):
-            found = compiled.sequential_rounds(after, vectors, mine, triples, sent, self.learning)
+        for mine, triples, sent, items in ahead(drawn, range(0, len(users), step), self.threads):
+            found, told = self._visit(task.seed, mine, triples, sent, items, after, vectors)
             losses += np.bincount(mine, found, histories.users)
-            rows += np.bincount(mine, distinct, histories.users)
+            rows += np.bincount(mine, told, histories.users)
         mean_losses = losses / np.maximum(np.bincount(users, minlength=histories.users), 1)
         payload = TableChange(len(cohort), torch.from_numpy((after - table).reshape(-1)))
         return payload, mean_losses[cohort], rows[cohort].astype(np.int64)
+
+    def _visit(
+        self,
+        seed: int,
+        users: Codes,
+        triples: Triples,
+        sent: Flags,
+        items: Codes,
+        table: Floats32,
+        vectors: Floats32,
+    ) -> tuple[NDArray[np.floating], Codes]:
+        """Do one-user rounds, each on the table that the one before left; return losses and rows sent of each.
+
+        `items` is how many distinct items each user sends: her rows, where a row is an item's.
+        """
+        return compiled.sequential_rounds(table, vectors, users, triples, sent, self.learning), items
 
     def _turns(self, task: Task, cohort: Codes) -> tuple[Codes, Codes]:
         """Return the user of each one-user round, and the round's number, counted through the whole run."""
@@ -277,10 +290,12 @@ class RecommendClients:
         users = cohort[source.integers(len(cohort), size=count)] if len(cohort) else cohort
         return users, (task.round - 1) * count + 1 + np.arange(len(users))
 
-    def _sent(self, seed: int, round: int | Codes, users: Codes, triples: Triples) -> Flags:
-        keys = self._user_keys(seed, "mask")[users]
-        fresh = round_keys(keys, round) if self.local_round.mask == "round" else keys
-        return compiled.sent_positives(fresh, self.users.shares[users], triples.positives)
+    def _drawn(self, seed: int, round: int | Codes, users: Codes, histories: Histories) -> tuple[Triples, Flags]:
+        """Return the triples that users visit in a round, or in one round each, and which positives they send."""
+        keys, masks = (self._user_keys(seed, purpose)[users] for purpose in ("triples", "mask"))
+        triples = compiled.draw_triples(histories, users, round_keys(keys, round), self.local_round.triples)
+        masks = round_keys(masks, round) if self.local_round.mask == "round" else masks
+        return triples, compiled.sent_positives(masks, self.users.shares[users], triples.positives)
 
     def _user_keys(self, seed: int, purpose: str) -> np.ndarray:
         if (seed, purpose) not in self._keys:

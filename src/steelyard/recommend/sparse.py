@@ -67,7 +67,8 @@ class SparseRows:
         return np.asarray(scatter @ self.values, dtype=np.float32).reshape(-1)
 
     @cached_property
-    def _merged(self) -> SparseRows:
+    def merged(self) -> SparseRows:
+        """The rows as each user sends them: every item once, changes summed, in ascending order."""
         key = self.owners.astype(np.int64) << 32 | self.rows
         order = np.argsort(key, kind="stable")
         ordered = key[order]
@@ -79,19 +80,15 @@ class SparseRows:
         owners, rows = (distinct >> 32).astype(np.int32), (distinct & 0xFFFFFFFF).astype(np.int32)
         return SparseRows(self.clients, owners, rows, sums, self.rate)
 
-    def merged(self) -> SparseRows:
-        """Return the rows as each user sends them: every item once, changes summed, in ascending order."""
-        return self._merged
-
     def divergence(self, parameters: torch.Tensor) -> Floats:
-        whole = self._merged
+        whole = self.merged
         squares = np.square(whole.values.astype(np.float64)).sum(axis=1)
         return self.rate * np.sqrt(np.bincount(whole.owners, weights=squares, minlength=self.clients))
 
     def gram(self, parameters: torch.Tensor) -> Floats:
         from scipy import sparse  # For speed of start: few criteria ask for it.
 
-        whole = self._merged
+        whole = self.merged
         width = whole.values.shape[1]
         starts = np.searchsorted(whole.owners, np.arange(self.clients + 1)) * width
         columns = (whole.rows.astype(np.int64)[:, None] * width + np.arange(width)).reshape(-1)
@@ -111,7 +108,7 @@ class SparseRows:
         # For speed of start: settings of recommenders are read without torch.
         from steelyard.privacy.clipping import clip_factors
 
-        whole, width = self._merged, self.values.shape[1]
+        whole, width = self.merged, self.values.shape[1]
         fine = lattice_step(deviation)
         squares = np.square(whole.values.astype(np.float64)).sum(axis=1)
         factors = clip_factors(np.sqrt(np.bincount(whole.owners, weights=squares, minlength=self.clients)), clip)
@@ -206,9 +203,10 @@ class PairRows:
         """Return what the users send with local noise on every row of the table."""
         return self.sparse().noised(len(self.table), clip, deviation, source)
 
+    @property
     def merged(self) -> SparseRows:
-        """Return the rows as each user sends them: every item once, changes summed, in ascending order."""
-        return self.sparse().merged()
+        """The rows as each user sends them."""
+        return self.sparse().merged
 
     def divergence(self, parameters: torch.Tensor) -> Floats:
         return self.sparse().divergence(parameters)

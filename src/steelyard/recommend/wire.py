@@ -53,7 +53,7 @@ def _refuse_numbers(owners: NDArray[Any], rows: NDArray[Any], clients: int, item
 
 
 def _pack(payload: SparseRows | PairRows) -> dict[str, NDArray[Any]]:
-    rows = payload.merged()
+    rows = payload.merged
     return {"owners": rows.owners, "rows": rows.rows, "values": rows.values}
 
 

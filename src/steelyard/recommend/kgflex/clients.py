@@ -163,6 +163,14 @@ def local_pass(
     return FeaturePass(entries, vectors, changes, losses)
 
 
+@loop
+def _add(table: Any, rows: Any, changes: Any) -> None:
+    """Add changes to rows, one after the other: `np.add.at` takes several times as long."""
+    for index in range(len(rows)):
+        for f in range(table.shape[1]):
+            table[rows[index], f] += changes[index, f]
+
+
 def central_epoch(
     table: Floats32,
     views: Floats32,
@@ -196,8 +204,8 @@ def central_epoch(
         turns = (drawn[part], triples.select(part), everything[part])
         done = local_pass(table, views, knowledge, *turns, learning, own_rate=own_rate)
         with np.errstate(over="ignore", invalid="ignore"):
-            np.add.at(views, done.entries, done.vectors - views[done.entries])
-            np.add.at(table, done.changes.rows, np.float32(learning.rate) * done.changes.values)
+            _add(views, done.entries, done.vectors - views[done.entries])
+            _add(table, done.changes.rows, np.float32(learning.rate) * done.changes.values)
         losses += np.bincount(drawn[part], done.losses[:, 0], histories.users)
     return table, losses / np.maximum(np.bincount(drawn, minlength=histories.users), 1)
 
@@ -268,19 +276,17 @@ class KgflexClients(RecommendClients):
     def _in_parallel(
         self, task: Task, cohort: Codes, histories: Histories, table: Floats32, vectors: Floats32
     ) -> tuple[Payload, Floats, Codes]:
-        keys = round_keys(self._user_keys(task.seed, "triples")[cohort], task.round)
-        triples = draw_triples(histories, cohort, keys, self.local_round.triples)
-        changes, losses = self._turn(task.seed, task.round, cohort, triples, table, vectors)
+        triples, sent = self._drawn(task.seed, task.round, cohort, histories)
+        changes, losses = self._turn(task.seed, cohort, triples, sent, table, vectors)
         rows = np.bincount(changes.owners, minlength=len(cohort))
         return changes, losses.mean(axis=1, dtype=np.float64), rows
 
     def _turn(
-        self, seed: int, round: int, users: Codes, triples: Triples, table: Floats32, vectors: Floats32
+        self, seed: int, users: Codes, triples: Triples, sent: Flags, table: Floats32, vectors: Floats32
     ) -> tuple[SparseRows, Floats32]:
         """Do the local passes of some users on one table; their views are moved, what they send is returned."""
-        sent = self._sent(seed, round, users, triples)
-        known = self.knowledge(seed)
         own_rate = self.parts.settings.own_rate
+        known = self.knowledge(seed)
         done = local_pass(table, vectors, known, users, triples, sent, self.learning, self.threads, own_rate)
         # A pass that ran away is refused by the server; the device goes back to the views it had.
         good = np.isfinite(done.vectors).all(axis=1)
@@ -290,24 +296,27 @@ class KgflexClients(RecommendClients):
     def _in_sequence(
         self, task: Task, cohort: Codes, histories: Histories, table: Floats32, vectors: Floats32
     ) -> tuple[Payload, Floats, Codes]:
-        if self.parts.settings.batch is not None:
-            return self._centrally(task, cohort, histories, table, vectors)
+        work = super()._in_sequence if self.parts.settings.batch is None else self._centrally
+        return work(task, cohort, histories, table, vectors)
+
+    def _visit(
+        self,
+        seed: int,
+        users: Codes,
+        triples: Triples,
+        sent: Flags,
+        items: Codes,
+        table: Floats32,
+        vectors: Floats32,
+    ) -> tuple[Floats, Codes]:
         # Users share too many features for two turns not to touch each other: they are done one after the other.
-        users, rounds = self._turns(task, cohort)
-        after = torch.from_numpy(table.copy().reshape(-1))
-        losses, rows = np.zeros(histories.users), np.zeros(histories.users, dtype=np.int64)
-        one = np.ones(1)
-        for user, round in zip(users.tolist(), rounds.tolist(), strict=True):
-            mine = np.array([user])
-            keys = round_keys(self._user_keys(task.seed, "triples")[mine], round)
-            triples = draw_triples(histories, mine, keys, self.local_round.triples)
-            changes, lost = self._turn(task.seed, round, mine, triples, after.numpy().reshape(table.shape), vectors)
-            after = changes.combine(after, one)
-            losses[user] += lost.mean()
-            rows[user] += len(changes.rows)
-        visits = np.maximum(np.bincount(users, minlength=histories.users), 1)
-        payload = TableChange(len(cohort), after - torch.from_numpy(table.reshape(-1)))
-        return payload, (losses / visits)[cohort], rows[cohort]
+        losses, rows = np.zeros(len(users)), np.zeros(len(users), dtype=np.int64)
+        for turn in range(len(users)):
+            one = slice(turn, turn + 1)
+            changes, lost = self._turn(seed, users[one], triples.select(one), sent[one], table, vectors)
+            table[changes.rows] += np.float32(self.learning.rate) * changes.values
+            losses[turn], rows[turn] = lost.mean(), len(changes.rows)
+        return losses, rows
 
     def _centrally(
         self, task: Task, cohort: Codes, histories: Histories, table: Floats32, vectors: Floats32
