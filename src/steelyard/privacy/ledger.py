@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -93,18 +93,18 @@ class Charge:
 
     def line(self) -> str:
         """Return the charge as one line of JSON."""
-        fields: dict[str, Any] = {
-            "federation": self.federation,
-            "round": self.round,
-            "what": self.what,
-            "noise": self.release.noise,
-            "sampling": self.release.sampling,
-            "rate": self.release.rate,
-            "count": self.count,
-        }
-        if self.release.mechanism != "gaussian":
-            fields["mechanism"] = self.release.mechanism
-        return json.dumps(fields if self.clients is None else {**fields, "clients": list(self.clients)}) + "\n"
+        fields = _Line(
+            federation=self.federation,
+            round=self.round,
+            what=self.what,
+            noise=self.release.noise,
+            sampling=self.release.sampling,
+            rate=self.release.rate,
+            count=self.count,
+            mechanism=self.release.mechanism,
+            clients=self.clients,
+        )
+        return json.dumps(fields.model_dump(exclude_defaults=True)) + "\n"
 
     @classmethod
     def read(cls, line: str) -> Charge:
