@@ -71,8 +71,8 @@ def measure(step: str, folder: Path) -> dict[str, float]:
     """Do one step; returns its seconds and the peak memory of this process in MB, libraries included."""
     import pandas as pd
 
+    from steelyard.experiment.loading import build
     from steelyard.report.summary import summarise
-    from steelyard.rounds.plan import RoundSettings
     from steelyard.runs.export import export_run
     from steelyard.runs.history import History
 
@@ -85,7 +85,7 @@ def measure(step: str, folder: Path) -> dict[str, float]:
         "follow": lambda: (History(folder).rounds_after(last - 1), History(folder).cohorts(RULE, 0, last - 1)),
         "clients": lambda: History(folder).clients,
         "evaluations": lambda: History(folder).evaluations,
-        "summary": lambda: summarise(folder, RoundSettings(count=last)),
+        "summary": lambda: summarise(folder, build({"data": {"source": "digits"}, "rounds": {"count": last}})),
         "csv": lambda: export_run(History(folder), "csv"),
     }
     pd.DataFrame({"warm": [1]}).groupby("warm").sum()

@@ -50,7 +50,7 @@ class Result:
     @cached_property
     def summary(self) -> Summary:
         """The final figures as one document; the same that `steelyard run --format json` prints."""
-        return summarise(self.folder, self.experiment.rounds, self.experiment.score_name)
+        return summarise(self.folder, self.experiment)
 
     @cached_property
     def table(self) -> Comparison:

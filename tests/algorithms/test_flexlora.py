@@ -113,7 +113,7 @@ def test_rounds_weigh_products_and_say_what_is_lost(tmp_path: Path) -> None:
     values = torch.linalg.svdvals((b @ a).mean(dim=0))
     # The models are kept in float32, with numbers below 1.
     assert last["product_error"] == pytest.approx(float(values[3:].norm() / values.norm()), abs=1e-5)
-    shown = summarise(folder, described.rounds)["rules"][0]
+    shown = summarise(folder, described)["rules"][0]
     assert shown["lost"] == {"product": last["product_error"], "factors": last["factor_error"]}
 
 

@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.kit import named
 from tests.report.made_run import make_run, shared_run
 from tests.runs.contents import chain_again
 
 from steelyard.base.errors import UserError
+from steelyard.experiment.loading import read_experiment
 from steelyard.report.html import drawn, headline, sign, tilt
 from steelyard.report.judge import is_fedavg
-from steelyard.report.notices import sentence
 from steelyard.report.result import Recommendation
+from steelyard.report.summary import summarise
 from steelyard.report.view import RunView, flawed_means
 from steelyard.runs.store import Store
 
@@ -125,38 +125,13 @@ def test_few_rows_recommend_nothing_and_the_clients_tests_choose(run: Path) -> N
     assert "The clients' 40 test rows chose it." in found(30)
 
 
-FLAWS = {"a": ["labels flipped (50%)"], "b": ["labels flipped (50%)", "free rider"]}
-
-
-def rule(name: str, accuracy: float | None, weight: float | None = None) -> dict[str, Any]:
-    return {
-        "rule": name,
-        "fedavg": name == "fedavg",
-        "asks_clients": name != "server-only",
-        "server": {} if accuracy is None else {"accuracy": accuracy},
-        "flawed": None if weight is None else {"weight": weight},
-    }
-
-
-@pytest.mark.parametrize(
-    ("rules", "parts"),
-    named(
-        [
-            (
-                "flawed clients and the best rule",
-                [rule("fedavg", 0.5, 0.6), rule("VP", 0.9, 0.1), rule("LD", 0.7, 0.3), rule("server-only", 0.95)],
-                ["2 of 8 clients", "labels flipped (50%)", "60%", "50.0% on the rows", "VP gave them 10%", "90.0%"],
-            ),
-            ("one seed may be chance", [rule("fedavg", 0.7), rule("VP", 0.75)], ["may be chance"]),
-            ("alike all the same", [rule("fedavg", 0.7), rule("VP", 0.71)], ["(70.0%), although 2 of 8 clients are"]),
-            ("no rows", [rule("fedavg", None), rule("VP", None)], []),
-        ]
-    ),
-)
-def test_what_weighing_did_is_one_sentence_or_none(rules: Any, parts: list[str]) -> None:
-    said = sentence(rules, FLAWS, 8, "the rows")
-    assert [part for part in parts if part not in said] == []
-    assert bool(said) == bool(parts)
+def test_run_says_what_the_report_says(run: Path) -> None:
+    said = summarise(run, read_experiment(run))["sentence"]
+    lines = headline(RunView([run]))
+    assert said == " ".join([lines[0], lines[-1]])
+    assert lines[0].startswith("Keep fedavg")
+    assert lines[-1].startswith("2 of 4 clients were flawed: ")
+    assert "VP>DS gave them " in said
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from pydantic import TypeAdapter, ValidationError
-from tests.report.made_run import shared_run
+from tests.report.made_run import described, shared_run
 from tests.runs.records import evaluations, federation, record, state, updates
 
 from steelyard.report import contents
@@ -58,7 +58,8 @@ def write(folder: Path) -> None:
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict:
     folder = tmp_path_factory.mktemp("summary")
     write(folder)
-    return summarise(folder, SETTINGS, "accuracy") | {"folder": str(folder)}
+    experiment = described(("fedavg",), 3).model_copy(update={"rounds": SETTINGS})
+    return summarise(folder, experiment) | {"folder": str(folder)}
 
 
 def test_the_heaviest_clients_come_first(found: dict) -> None:

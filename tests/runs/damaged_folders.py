@@ -227,7 +227,7 @@ def questions(root: Path, scratch: Path) -> dict[str, Callable[[], object]]:
 
     def summary() -> None:
         experiment = read_experiment(bad)
-        show_summary(summarise(bad, experiment.rounds, experiment.score_name))
+        show_summary(summarise(bad, experiment))
 
     def listed() -> None:
         found = {run.name: run for run in glances(root)}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime
 from html import escape
@@ -22,6 +21,7 @@ from steelyard.report.figures.catalogue import svg
 from steelyard.report.notices import (
     chain_line,
     chain_of,
+    flawed_lines,
     privacy_lines,
     privacy_of,
     single_client_lines,
@@ -334,20 +334,7 @@ def ended_lines(history: History) -> list[str]:
 
 
 def _flawed(view: RunView, found: Recommendation) -> list[str]:
-    """Say what flawed clients weighed under the baseline and under the rule that did best, as means over the seeds."""
     federation = view.federation()
-    flaws = view.flaws(federation)
     known = {label: shares["weight"] for label in view.labels if (shares := flawed_means(view, label))}
-    if not flaws or not known:
-        return []
     clients = view.evaluations(federation)["client"].nunique() or view.clients(federation)["client"].nunique()
-    common = Counter(flaw for each in flaws.values() for flaw in each).most_common(1)[0][0]
-    shown = list(known)
-    if len(shown) > 3:
-        sign = -1.0 if found["less_is_better"] else 1.0
-        others = [row for row in found["rules"] if row["difference"] and row["rule"] in known and not row["left_out"]]
-        best = sorted(others, key=lambda row: sign * row["value"]["mean"])[-1:]
-        shown = [label for label in (found["baseline"], *(row["rule"] for row in best)) if label in known]
-    first, *rest = [f"{label} gave them {known[label]:.0%}" for label in shown]
-    shares = ", ".join([f"{first} of all weight", *rest])
-    return [f"{len(flaws)} of {clients} clients were flawed: {common}. {shares}."]
+    return flawed_lines(view.flaws(federation), clients, known, found)

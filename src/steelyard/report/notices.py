@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from steelyard.base.errors import UserError, printable
-from steelyard.report.result import Chain, FlawedShares, Promise, RuleSummary, SingleClient
+from steelyard.report.result import Chain, FlawedShares, Promise, Recommendation, SingleClient
 from steelyard.rounds.progress import RAISE
 from steelyard.runs.history import History
 
@@ -90,10 +90,6 @@ def privacy_lines(promise: Promise | None) -> list[str]:
 # How much of the weight flawed clients got, and what that did to the model.
 
 
-SMALL = 0.02
-"""Rules within this of each other, on one seed, count as equal."""
-
-
 def flaws_of(history: History, seed: int) -> dict[str, list[str]]:
     """Return what is wrong with each flawed client of a seed, in plain words; empty for a run without flaws."""
     found: dict[str, list[str]] = {}
@@ -121,32 +117,21 @@ def flawed_shares(history: History, rule: str, seed: int) -> FlawedShares | None
     }
 
 
-def sentence(rules: Sequence[RuleSummary], flaws: Mapping[str, Sequence[str]], clients: int, rows: str) -> str:
-    """Say in one plain sentence what weighing did: who was flawed, what say they got, what the model became.
+def flawed_lines(
+    flaws: Mapping[str, Sequence[str]], clients: int, weights: Mapping[str, float], found: Recommendation
+) -> list[str]:
+    """Say in one sentence who was flawed, and what share of all weight each rule gave them; nothing without flaws.
 
-    `rows` is what the server's reporting rows are called.
+    `weights` are by rule, means over the seeds. Of more than three rules, the baseline and the best other are named.
     """
-    scored = [(rule, value) for rule in rules if (value := rule["server"].get("accuracy")) is not None]
-    base, low = next(((rule, value) for rule, value in scored if rule["fedavg"]), (None, 0.0))
-    others = [(rule, value) for rule, value in scored if rule is not base and rule["asks_clients"]]
-    if base is None or not others:
-        return ""
-    best, high = max(others, key=lambda pair: pair[1])
-    counted = Counter(flaw for found in flaws.values() for flaw in found)
-    flawed = f"{len(flaws)} of {clients} clients are flawed ({counted.most_common(1)[0][0]})" if counted else ""
-    if high - low < SMALL:
-        kept = f"No rule is more than {100 * SMALL:.0f} points better than {base['rule']} ({low:.1%})"
-        if flawed:
-            return f"{kept}, although {flawed}."
-        return f"{kept}: where clients are of equal worth there is little to gain from weighing them."
-    reached = f"{best['rule']} reached {high:.1%} on {rows}, {base['rule']} {low:.1%}"
-    if base["flawed"] is None or best["flawed"] is None:
-        return (
-            f"{reached}: {100 * (high - low):.0f} points on one seed, which may be chance; "
-            "steelyard compare --seeds 10 shows."
-        )
-    return (
-        f"{flawed}. By size alone they got "
-        f"{base['flawed']['weight']:.0%} of the weight and the model {low:.1%} on {rows}; {best['rule']} gave them "
-        f"{best['flawed']['weight']:.0%} and reached {high:.1%}."
-    )
+    if not flaws or not weights:
+        return []
+    common = Counter(flaw for each in flaws.values() for flaw in each).most_common(1)[0][0]
+    shown = list(weights)
+    if len(shown) > 3:
+        sign = -1.0 if found["less_is_better"] else 1.0
+        others = [row for row in found["rules"] if row["difference"] and row["rule"] in weights and not row["left_out"]]
+        best = sorted(others, key=lambda row: sign * row["value"]["mean"])[-1:]
+        shown = [rule for rule in (found["baseline"], *(row["rule"] for row in best)) if rule in weights]
+    first, *rest = [f"{rule} gave them {weights[rule]:.0%}" for rule in shown]
+    return [f"{len(flaws)} of {clients} clients were flawed: {common}. {', '.join([f'{first} of all weight', *rest])}."]

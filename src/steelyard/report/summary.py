@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from steelyard.base.measures import ERROR, Measure, measure_of
+from steelyard.experiment.description import Description
 from steelyard.messages.updates import Counts, Floats
-from steelyard.report.curves import OF_A_STEP, on_rows, on_sample, rounds_to_target, worst_devices, worst_tenth
-from steelyard.report.judge import asks_clients, is_fedavg, servers_rows
+from steelyard.report.curves import (
+    OF_A_STEP,
+    on_rows,
+    on_sample,
+    read_curves,
+    rounds_to_target,
+    worst_devices,
+    worst_tenth,
+)
+from steelyard.report.judge import asks_clients, find_baseline, is_fedavg, recommendation_of, servers_rows
 from steelyard.report.notices import (
     chain_of,
+    flawed_lines,
     flawed_shares,
     flaws_of,
     privacy_of,
-    sentence,
     single_client_lines,
     single_client_rounds,
 )
@@ -51,9 +60,9 @@ LONGEST_NAME = 40
 
 
 @at_once
-def summarise(folder: Path, settings: RoundSettings, measure: str = "accuracy") -> Summary:
-    """Return the account of a run as one JSON-ready document; `measure` says what its accuracy is for this kind."""
-    history = History(folder)
+def summarise(folder: Path, experiment: Description) -> Summary:
+    """Return the account of a run as one JSON-ready document."""
+    history, settings, measure = History(folder), experiment.rounds, experiment.score_name
     rules: list[RuleSummary] = []
     table: list[TargetReached] = []
     for federation in history.federations.to_dict("records"):
@@ -68,8 +77,6 @@ def summarise(folder: Path, settings: RoundSettings, measure: str = "accuracy") 
     if not seeds:
         raise unreadable(folder, "it names no rule")
     flaws = {str(seed): flaws_of(history, seed) for seed in seeds}
-    first = [rule for rule in rules if rule["seed"] == seeds[0]]
-    clients = _clients(history, [rule["rule"] for rule in first], seeds[0])
     return {
         "run": str(folder),
         "status": history.info.get("status", "unknown"),
@@ -81,11 +88,27 @@ def summarise(folder: Path, settings: RoundSettings, measure: str = "accuracy") 
         "target": settings.target,
         "share": settings.share,
         "server_rows": servers_rows(history),
-        "sentence": sentence(first, flaws[str(seeds[0])], clients, servers_rows(history)),
+        "sentence": _sentence(history, experiment, rules, flaws[str(seeds[0])]),
         "flaws": flaws,
         "rules": rules,
         "rounds_to_target": table,
     }
+
+
+def _sentence(
+    history: History, experiment: Description, rules: Sequence[RuleSummary], flaws: Mapping[str, Sequence[str]]
+) -> str:
+    """Say which rule to use and what flawed clients weighed, as the report does; nothing of a single rule."""
+    curves, names = read_curves(history), list(dict.fromkeys(rule["rule"] for rule in rules))
+    if len(names) < 2 or not curves or not all(len(curve.rounds) for curve in curves):
+        return ""
+    found = recommendation_of(history, experiment, curves, find_baseline(history, None))
+    weights: dict[str, list[float]] = {}
+    for rule in rules:
+        if rule["flawed"] is not None:
+            weights.setdefault(rule["rule"], []).append(rule["flawed"]["weight"])
+    means = {rule: float(np.mean(values)) for rule, values in weights.items()}
+    return " ".join([found["sentence"], *flawed_lines(flaws, _clients(history, names, rules[0]["seed"]), means, found)])
 
 
 def _account(
