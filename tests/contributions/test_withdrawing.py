@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tests.conftest import CommandLine
 from tests.contributions.test_replaying import experiment
+from tests.kit import small
 from tests.runs.contents import query
 
 from steelyard.base.errors import Stopped
@@ -44,6 +45,13 @@ def test_the_model_is_that_of_the_retrained_others(folder: Path, tmp_path: Path)
     truth = without(folder, "client-001", retrained=True)
     again = without(fewer, "client-000", retrained=True)
     assert again["after"] == pytest.approx(truth["without"], rel=1e-5)
+
+
+def test_a_floor_of_a_client_that_has_withdrawn_stays(tmp_path: Path) -> None:
+    rounds, weighing = {"count": 1, "withdrawn": ["client-002"]}, {"floors": {"client-002": 0.1}}
+    assert (
+        History(small(rounds=rounds, weighing=weighing).run(out=tmp_path / "run").folder).info["status"] == "finished"
+    )
 
 
 def test_what_is_refused(folder: Path, refused: Callable[..., str]) -> None:

@@ -11,6 +11,7 @@ from flwr.app import Context, Message, RecordDict
 from tests import kit
 from tests.clients.flower.flower_fakes import FakeGrid
 
+from steelyard.clients.node import MEMORY
 from steelyard.experiment.loading import build
 from steelyard.experiment.running import run
 from steelyard.federate import client_app
@@ -68,10 +69,14 @@ def forget() -> None:
     client_app._built.clear()
 
 
-def grid_of(document: dict[str, Any], nodes: int, fresh: bool = False, **extra: Any) -> tuple[FakeGrid, dict[str, Any]]:
+def grid_of(
+    document: dict[str, Any], nodes: int, fresh: bool = False, memory: Path | None = None, **extra: Any
+) -> tuple[FakeGrid, dict[str, Any]]:
     document = {**document, "federate": {"nodes": nodes, "timeout": 60.0}}
     config = {"experiment": experiment_text(build(document)), "set": "", **extra}
-    made = {40 + i: node({"partition-id": i, "num-partitions": nodes}, config, fresh) for i in range(nodes)}
+    shares = [{"partition-id": i, "num-partitions": nodes} for i in range(nodes)]
+    own = [{} if memory is None else {MEMORY: str(memory / str(i))} for i in range(nodes)]
+    made = {40 + i: node({**shares[i], **own[i]}, config, fresh) for i in range(nodes)}
     return FakeGrid(made), config
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from flwr.app import Message
 from tests.clients.contract import ClientsContract, Make
 from tests.clients.flower.flower_fakes import FakeGrid
 from tests.federate.small_experiment import (
@@ -25,8 +27,11 @@ from tests.kit import assert_refused, changed
 from steelyard.algorithms.fedprox import FedProx
 from steelyard.algorithms.scaffold import CONTROL, Scaffold
 from steelyard.clients.flower.checks import RECORD_COLUMNS
+from steelyard.clients.flower.forms import EVALUATE
+from steelyard.clients.flower.questions import read_question
+from steelyard.clients.flower.wire import split
 from steelyard.clients.node import NodeConfig
-from steelyard.clients.protocol import Clients
+from steelyard.clients.protocol import Clients, RemainingClients
 from steelyard.experiment.loading import build
 from steelyard.experiment.node_rules import agreed_question, agreed_task
 from steelyard.experiment.running import run
@@ -244,3 +249,33 @@ def test_what_an_experiment_says_of_the_data_is_not_for_nodes_to_say() -> None:
 def test_a_run_that_was_stopped_before_its_first_round_is_resumed_by_starting_it(tmp_path: Path) -> None:
     grid, config = grid_of(described(rounds={"count": 1}), 2, out=str(tmp_path / "run"), resume=True)
     assert History(federate(grid, config, "1")).info["status"] == "finished"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("withdrawn", [("client-001",), ("client-001", "client-003", "client-005")])
+def test_who_has_withdrawn_does_nothing_and_nodes_hear_no_more_than_that(
+    tmp_path: Path, withdrawn: tuple[str, ...]
+) -> None:
+    """Node 41 holds clients 1, 3 and 5. A floor may name one of those, and one that may come later."""
+    rounds = {"count": 2, "fraction": 1.0, "withdrawn": list(withdrawn)}
+    floors = {"client-001": 0.1, "client-later": 0.1}
+    grid, config = grid_of(described(rounds=rounds, weighing={"floors": floors}), 2, out=str(tmp_path / "run"))
+    asked: dict[int, set[str]] = {40: set(), 41: set()}
+
+    def look(question: Message, answer: Message) -> list[Message]:
+        if question.metadata.message_type == EVALUATE:
+            asked[question.metadata.dst_node_id] |= set(read_question(question.content)[0].withdrawn)
+            assert not set(withdrawn) & set(json.loads(str(split(answer.content)[0]))["clients"])
+        return [answer]
+
+    grid.tamper = look
+    assert History(federate(grid, config, "1")).info["status"] == "finished"  # type: ignore[arg-type]
+    assert asked == {40: set(), 41: set(withdrawn) if len(withdrawn) == 1 else set()}
+    types = [message.metadata.message_type for message, _ in grid.sent.values() if message.metadata.dst_node_id == 41]
+    assert (EVALUATE in types) is (len(withdrawn) == 1)
+
+
+def test_what_is_noted_of_nodes_is_still_heard_where_some_clients_have_withdrawn() -> None:
+    grid, config = grid_of(described(), 2)
+    clients = clients_behind(grid, experiment_of(config), "1")  # type: ignore[arg-type]
+    clients.roster.note("node 7 was not admitted")
+    assert RemainingClients(clients, ["client-001"]).notes == ["node 7 was not admitted"]

@@ -302,6 +302,17 @@ def test_a_round_is_opened_again_only_for_the_same_sum():
     assert_taken_back(lambda: node.open("four"), "opened before")
 
 
+def test_a_server_that_ends_workers_gets_no_second_sum_of_a_round(tmp_path: Path) -> None:
+    """A task with no time for it ends the worker, with all that it holds; the same run then asks for others' sum."""
+    grid, config = grid_of(DOCUMENT, 6, memory=tmp_path / "memory", out=str(tmp_path / "one"))
+    federate(grid, config, "9")  # type: ignore[arg-type]
+    for node in grid.nodes.values():
+        node.context.state.clear()  # type: ignore[attr-defined]
+    spoil(grid, {(TRAIN, 42): None})
+    with pytest.raises(Unopened, match="0 of 6 clients helped to open the sum"):
+        federate(grid, {**config, "out": str(tmp_path / "two")}, "9")  # type: ignore[arg-type]
+
+
 def test_a_round_is_tried_again_with_what_was_trained_and_fresh_keys():
     """d's key shares could not be read: a, b and c hide the same updates again, and their sum is exact."""
     node, weights = Node(), [0.1, 0.2, 0.3, 0.4]

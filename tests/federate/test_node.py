@@ -20,7 +20,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.kit import assert_refused
 
+from steelyard.base.errors import UserError
 from steelyard.clients.flower.adapter.messages import PartsLost, PartsTree, enter_run, name_message
+from steelyard.clients.node import NodeConfig
 from steelyard.federate import node
 from steelyard.federate.client_app import NodeStates
 from steelyard.federate.node import NodeLink
@@ -182,6 +184,24 @@ def test_the_worker_of_a_single_node_is_no_copy_and_one_that_died_is_replaced(no
     finally:
         workers.close()
     assert not is_running(workers.pid)
+
+
+def test_workers_remember_in_a_folder_that_outlives_them_but_not_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where hidden sums that were opened are remembered; a `state` folder of the owner's comes first."""
+    seen: list[NodeConfig] = []
+
+    def workers(spec: WorkersSpec) -> Any:
+        seen.extend(map(NodeConfig.read, spec.configs))
+        assert all(config.memory and config.memory.parent.is_dir() for config in seen)
+        raise UserError("enough seen")
+
+    monkeypatch.setattr(node, "Workers", workers)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    with pytest.raises(UserError, match="enough"):
+        node.run_nodes([], [{"client": "a"}, {"client": "b"}])
+    memories = {config.memory for config in seen if config.memory}
+    assert len(memories) == 2
+    assert not any(memory.parent.exists() for memory in memories)
 
 
 def test_node_states_roll_back_and_outlive_the_node(tmp_path: Path):

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from steelyard.clients import protocol
 from steelyard.messages.payloads import DenseModels, ServerTest
 from steelyard.messages.updates import Evaluations, Failure, LossState, Question, Task, Updates
 from steelyard.rounds.loop import run_rounds
@@ -26,7 +27,7 @@ class Steps(DenseModels):
         return super().combine(parameters, weights)
 
 
-class Clients:
+class Clients(protocol.Clients):
     """Each client sends a model of its own: one in the column of its name; `scores` is given for each round."""
 
     def __init__(

@@ -14,6 +14,8 @@ FILES = ("data", "catalogue", "items", "attributes", "identities")
 """Keys that name a file or folder of the node's own which an experiment may read."""
 _CLIENTS = ("client", "clients", "partition-id", "num-partitions")
 KEYS = (*_CLIENTS, *FILES, "partition", "min-rows", "state", "key", "allow", "kind", "require", "epsilon", "tests")
+MEMORY = "memory"
+"""A key that a node's own process adds to what its owner wrote; no file has it."""
 MIN_ROWS = 10
 """The rows that an answer must rest on, where the owner of a node says nothing else."""
 EVERYTHING = "*"
@@ -58,6 +60,8 @@ class NodeConfig:
     state: Path | None = None
     """Folder in which the node keeps what its clients keep to themselves, so that it outlives the process; with "local"
     also the ledger of its answers."""
+    memory: Path | None = None
+    """Where a node without `state` remembers which hidden sums it has opened, while it runs; it makes it itself."""
     key: Path | None = None
     """The node's private key, as in its file: it signs what its clients send. None: nothing is signed."""
     device: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -69,7 +73,7 @@ class NodeConfig:
     def read(cls, config: Mapping[str, object]) -> NodeConfig:
         """Read a node's configuration; a key or value that makes no sense is named."""
         for key in config:
-            if key not in KEYS and not key.startswith(PREFIXES):
+            if key not in (*KEYS, MEMORY) and not key.startswith(PREFIXES):
                 known = [*KEYS, "device-*", "user-*"]
                 raise UserError(f"node config {key}: unknown{nearest(key, KEYS)}; allowed: {listed(known)}")
         _refuse_idle(config)
@@ -94,6 +98,7 @@ class NodeConfig:
             epsilon=_epsilon(config),
             tests=_tests(config),
             state=_path(config, "state"),
+            memory=_path(config, MEMORY),
             key=_path(config, "key"),
             device=_facts(config, "device-"),
             user=_facts(config, "user-"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from steelyard.messages.algorithm import Algorithm
@@ -16,7 +17,16 @@ if TYPE_CHECKING:
 
 
 class Clients(Protocol):
-    """The devices of a federation: in this process, across machines, or anything else that trains and evaluates."""
+    """The devices of a federation: in this process, across machines, or anything else that trains and evaluates.
+
+    Derive from it. What has an answer here need only be written by clients of which something else is true.
+    """
+
+    complete: bool = True
+    """Whether all clients are known before the first round; across machines some may come later."""
+
+    def check(self, algorithms: Sequence[Algorithm]) -> None:
+        """Refuse what cannot work with the data (model, loss, engine, algorithms), before there is a folder."""
 
     def names(self, seed: int) -> Sequence[str]:
         """Return the stable ids of all registered clients, ascending."""
@@ -42,25 +52,43 @@ class Clients(Protocol):
         """Return what a reader of the run should know of how the clients work: engine, device, memory, notes."""
         ...
 
+    @property
+    def notes(self) -> Sequence[str] | None:
+        """What is new of the clients after a round: who came, who was refused, and why; None where nothing can be."""
+        return None
+
+    def fingerprint(self, seed: int) -> Mapping[str, str]:
+        """Return what tells the data of a seed from others, part by part, for a resume; empty where not at hand."""
+        return {}
+
+    def colluders(self, seed: int) -> Mapping[str, str]:
+        """Return the family of candidates of each simulated client that colludes (`defence.candidates`): these know
+        the rule, see all updates of their cohort, and choose what to send.
+        """
+        return {}
+
+    def prove_by(self, sealed: Callable[[int], SealedRound | None]) -> None:
+        """Say where the rounds of the signed chain are found, for clients whose nodes keep what it says of them; called
+        once, before the first round.
+        """
+
+    def hand_out(self) -> None:
+        """Send nodes what they do not have yet of the signed chain; called once, after the last round."""
+
     def close(self) -> None:
         """Let go of devices and connections."""
         ...
 
 
-class WrappedClients:
+class WrappedClients(Clients):
     """Clients around others that do the work; derive from it what changes their tasks or their answers."""
 
     def __init__(self, clients: Clients) -> None:
         self.clients = clients
+        self.complete = clients.complete
 
     def check(self, algorithms: Sequence[Algorithm]) -> None:
-        """Refuse what the clients themselves refuse."""
-        if isinstance(self.clients, CheckedClients):
-            self.clients.check(algorithms)
-
-    def fingerprint(self, seed: int) -> Mapping[str, str]:
-        """Return what tells the clients' data from others, where they can tell."""
-        return self.clients.fingerprint(seed) if isinstance(self.clients, FingerprintedClients) else {}
+        self.clients.check(algorithms)
 
     def names(self, seed: int) -> Sequence[str]:
         return self.clients.names(seed)
@@ -80,23 +108,28 @@ class WrappedClients:
     def describe(self) -> Mapping[str, str]:
         return self.clients.describe()
 
-    def prove_by(self, sealed: Callable[[int], SealedRound | None]) -> None:
-        if isinstance(self.clients, ProvedClients):
-            self.clients.prove_by(sealed)
+    @property
+    def notes(self) -> Sequence[str] | None:
+        return self.clients.notes
 
-    def hand_out(self) -> None:
-        if isinstance(self.clients, ProvedClients):
-            self.clients.hand_out()
+    def fingerprint(self, seed: int) -> Mapping[str, str]:
+        return self.clients.fingerprint(seed)
 
     def colluders(self, seed: int) -> Mapping[str, str]:
-        return self.clients.colluders(seed) if isinstance(self.clients, ColludingClients) else {}
+        return self.clients.colluders(seed)
+
+    def prove_by(self, sealed: Callable[[int], SealedRound | None]) -> None:
+        self.clients.prove_by(sealed)
+
+    def hand_out(self) -> None:
+        self.clients.hand_out()
 
     def close(self) -> None:
         self.clients.close()
 
 
 class RemainingClients(WrappedClients):
-    """All clients but some that have withdrawn: these are neither asked nor tested."""
+    """All clients but some that have withdrawn: these do not train, and no test of theirs comes back."""
 
     def __init__(self, clients: Clients, withdrawn: Collection[str]) -> None:
         super().__init__(clients)
@@ -106,57 +139,8 @@ class RemainingClients(WrappedClients):
         return [name for name in self.clients.names(seed) if name not in self.withdrawn]
 
     def evaluate(self, questions: Sequence[Question]) -> list[Evaluations]:
-        return [answer.without(self.withdrawn) for answer in self.clients.evaluate(questions)]
-
-
-@runtime_checkable
-class CheckedClients(Clients, Protocol):
-    """Clients that can tell before a run begins whether model, loss, engine and algorithms go with the data."""
-
-    def check(self, algorithms: Sequence[Algorithm]) -> None:
-        """Refuse what cannot work, in one line; called once, before the run's folder is made."""
-        ...
-
-
-@runtime_checkable
-class FingerprintedClients(Clients, Protocol):
-    """Clients whose data are at hand, so that a resumed run can tell whether they are those that it began with."""
-
-    def fingerprint(self, seed: int) -> Mapping[str, str]:
-        """Return what tells the data of a seed from others, part by part: two equal ones mean equal data."""
-        ...
-
-
-@runtime_checkable
-class ColludingClients(Clients, Protocol):
-    """Simulated clients of which some may know the rule, see all updates of their cohort, and choose what to send."""
-
-    def colluders(self, seed: int) -> Mapping[str, str]:
-        """Return the family of candidates of each that colludes, by client (`defence.candidates`)."""
-        ...
-
-
-@runtime_checkable
-class ClientsWithNotes(Clients, Protocol):
-    """Clients of which something new may be known after every round: who came, who was refused, and why."""
-
-    @property
-    def notes(self) -> Sequence[str]:
-        """Return what a reader of the run should know, one line each; also part of `describe`."""
-        ...
-
-
-@runtime_checkable
-class ProvedClients(Clients, Protocol):
-    """Clients whose nodes keep what the signed heads of the run's chain say of them."""
-
-    def prove_by(self, sealed: Callable[[int], SealedRound | None]) -> None:
-        """Say where the rounds of the chain are found; called once, before the first round."""
-        ...
-
-    def hand_out(self) -> None:
-        """Send nodes what they do not have yet; called once, after the last round."""
-        ...
+        asked = [replace(question, withdrawn=self.withdrawn) for question in questions]
+        return [answer.without(self.withdrawn) for answer in self.clients.evaluate(asked)]
 
 
 class Server(Protocol):

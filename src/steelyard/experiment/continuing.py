@@ -12,7 +12,6 @@ from steelyard.base import files
 from steelyard.base.errors import UserError, brief, in_words, listed
 from steelyard.base.processor import DECIDES, KERNELS, MACHINE, THREADS, TORCH
 from steelyard.base.settings import parse
-from steelyard.clients.protocol import FingerprintedClients
 from steelyard.clients.ranks.group import rank_count
 from steelyard.experiment.code import FOLDER, digest
 from steelyard.experiment.loading import RUN_FILE, own_text, read_experiment
@@ -38,8 +37,8 @@ def begun_with(folder: Path, text: str, clients: Clients, seeds: Sequence[int]) 
     prints: dict[str, Mapping[str, str]] = {}
     for seed in dict.fromkeys(seeds):
         clients.names(seed)
-        if isinstance(clients, FingerprintedClients):
-            prints[str(seed)] = dict(clients.fingerprint(seed))
+        if found := clients.fingerprint(seed):
+            prints[str(seed)] = dict(found)
     return {TEXT: text, CODE_FILES: json.dumps(_code_files(folder)), DATA: json.dumps(prints)}
 
 

@@ -14,7 +14,6 @@ from steelyard import __version__
 from steelyard.base.errors import UserError
 from steelyard.base.logs import logger
 from steelyard.base.processor import made_by
-from steelyard.clients.protocol import ClientsWithNotes
 from steelyard.experiment.guarantees import guarantee_notes
 from steelyard.privacy.settings import PrivacySettings
 from steelyard.rounds.progress import weighed_one
@@ -59,7 +58,7 @@ class RunRecorder:
         self, round: int, records: Sequence[RoundRecord], states: States, snapshot: Snapshot, *, last: bool
     ) -> None:
         # What is noted of clients elsewhere may change with every round; of simulated ones it does not.
-        if round > 0 and (not self._noted or isinstance(self._clients, ClientsWithNotes)):
+        if round > 0 and (not self._noted or self._clients.notes is not None):
             self._store.note(**run_facts(self._federations, self._clients, self._privacy))
             self._noted = True
         self._store.commit(round, records, states, snapshot, last=last)

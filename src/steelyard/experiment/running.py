@@ -15,7 +15,7 @@ from steelyard.base.errors import Stopped, UserError, listed, nearest
 from steelyard.base.files import in_bytes
 from steelyard.base.logs import doing, logger
 from steelyard.base.measures import measure_of
-from steelyard.clients.protocol import CheckedClients, CountedServer, FingerprintedClients, ProvedClients
+from steelyard.clients.protocol import CountedServer
 from steelyard.clients.ranks.group import RankLost, rank_count
 from steelyard.experiment.code import FOLDER as CODE
 from steelyard.experiment.code import Ask
@@ -132,11 +132,11 @@ def _ready(experiment: Description, clients: Clients, seeds: Sequence[int]) -> D
             counts.append(len(clients.names(seed)))
     if least > min(counts):
         raise UserError(f"rounds.min_clients: got {least}; allowed: at most {min(counts)}, the number of clients")
-    if isinstance(clients, FingerprintedClients):
-        # Across machines, clients may come later; here all are known.
-        _check_named(experiment, {name for seed in seeds for name in clients.names(seed)})
-    if isinstance(clients, CheckedClients):
-        clients.check(experiment.algorithms())
+    if clients.complete:
+        # A floor of one that has withdrawn is what the others were weighed beside: it stays.
+        names = {name for seed in seeds for name in clients.names(seed)}
+        _check_named(experiment, names | set(experiment.rounds.withdrawn))
+    clients.check(experiment.algorithms())
     return experiment.for_clients(min(counts))
 
 
@@ -226,8 +226,7 @@ def _go(parts: Parts, folder: Path, store: Store, progress: bool | Progress, *, 
         ends = [*ended_early(record, parts.plan.rounds), *ends]
     for line in ends:
         _log.warning(line)
-    if isinstance(clients, ProvedClients):
-        clients.hand_out()
+    clients.hand_out()
     store.finish(**run_facts(federations, clients, experiment.privacy))
     tracked.end(finished=True)
     return folder
@@ -243,7 +242,7 @@ def _begin(parts: Parts, folder: Path, store: Store, *, accept: bool) -> tuple[d
     if accept:
         check_models(restored.states, federations, parts.server)
     clients.restore(restored.kept)
-    if isinstance(clients, ProvedClients) and store.signer is not None:
+    if store.signer is not None:
         clients.prove_by(store.sealed)
     if parts.private is not None:
         parts.private.ledger = store.ledger = open_ledger(folder, begun=restored.round > 0)

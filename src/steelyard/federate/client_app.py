@@ -260,7 +260,7 @@ def _train(message: Message, context: Context) -> RecordDict:
             signed = receipts.sign(key, config.state, header.run, task, asked, updates, hidden=hides)
             updates = replace(updates, signed=() if signed is None else (signed,))
         if hides:
-            hidden = _hidden_round(context, experiment, task.federation).trained(header, own, updates)
+            hidden = _hidden_round(context, config, experiment, task.federation).trained(header, own, updates)
             return tasks.write_updates(hidden, key_shares_codec(len(header.cohort)))
         return tasks.write_updates(updates, experiment.codec())
 
@@ -321,12 +321,12 @@ def _evaluate(message: Message, context: Context) -> RecordDict:
     def work(config: NodeConfig) -> RecordDict:
         experiment, node = node_clients(header.experiment, config)
         if not config.tests:
-            return questions.write_evaluations(_untested(question, node.names))
+            return questions.write_evaluations(_untested(question, node.names).without(question.withdrawn))
         states = _states(context, config, experiment, header.run, question.federation)
         node.clients.restore(states.before(question.round + 1))
         with nullcontext() if header.algorithm else torch.no_grad():  # Some train their own models before they test.
             (answer,) = node.clients.evaluate([agreed_question(question, header.algorithm, experiment)])
-        return questions.write_evaluations(answer)
+        return questions.write_evaluations(answer.without(question.withdrawn))
 
     return on_this_node(context, work, header.seconds)
 
@@ -351,10 +351,10 @@ def _untested(question: Question, names: Sequence[str]) -> Evaluations:
     )
 
 
-def _hidden_round(context: Context, experiment: Description, federation: str) -> HiddenRound:
+def _hidden_round(context: Context, config: NodeConfig, experiment: Description, federation: str) -> HiddenRound:
     if experiment.privacy is None or experiment.privacy.aggregation is None:
         raise Refused("privacy.aggregation: this experiment hides no updates; allowed: its task")
-    return HiddenRound(context.state, federation, experiment.privacy.aggregation)
+    return HiddenRound(context.state, federation, experiment.privacy.aggregation, config.state or config.memory)
 
 
 def _in_round(context: Context, form: RoundForm, answer: Callable[[HiddenRound], RecordDict]) -> RecordDict:
@@ -364,7 +364,7 @@ def _in_round(context: Context, form: RoundForm, answer: Callable[[HiddenRound],
         experiment, node = node_clients(form.experiment, config)
         if strangers := set(form.clients) - set(node.names):
             raise Refused(f"clients: {', '.join(sorted(strangers))[:100]} live elsewhere")
-        return answer(_hidden_round(context, experiment, form.federation))
+        return answer(_hidden_round(context, config, experiment, form.federation))
 
     return on_this_node(context, work, form.seconds)
 

@@ -1,7 +1,8 @@
 """A node's part of a round with hidden updates: what it keeps between messages, and what it refuses.
 
 The keys and the trained models wait on the node, in Flower's node state, from one message to the next; they never leave
-it. A node that was restarted in between has forgotten them, and its clients count as dropped out.
+it. A node that was restarted in between has forgotten them, and its clients count as dropped out. Which sums it has
+opened outlives them on the disk: a server can end a node's worker, with a task for which it gives no time.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from pydantic import BaseModel
 
-from steelyard.base.errors import first_names
+from steelyard.base.errors import first_names, told_as
 from steelyard.clients.flower import wire
 from steelyard.clients.flower.forms import FailureForm, Refused
 from steelyard.clients.flower.hidden_messages import (
@@ -30,6 +33,7 @@ from steelyard.clients.flower.hidden_messages import (
     rows,
 )
 from steelyard.clients.flower.wire import only_keys, read_array, unpack
+from steelyard.federate.receipts import append, read_lines
 from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import Failure, Task, Updates
 from steelyard.privacy.hidden import FixedPoint, Words, beyond
@@ -46,6 +50,24 @@ from steelyard.privacy.settings import FEWEST, AggregationSettings
 from steelyard.privacy.sharing import SHARE_BYTES
 
 ResultT = TypeVar("ResultT")
+
+
+OPENED = "opened.jsonl"
+"""The sums that a node has opened, in the folder where it remembers them."""
+
+
+class OpenedSum(BaseModel, extra="forbid", frozen=True, strict=True):
+    """A hidden sum that a node helped to open."""
+
+    federation: str
+    run: str
+    round: int
+    sum: str
+    """Digest of who is in it, with the weights of the node's own clients."""
+
+    def round_of(self) -> tuple[str, str, int]:
+        """Return of which round it is; a round has one sum."""
+        return self.federation, self.run, self.round
 
 
 @dataclass(frozen=True)
@@ -68,6 +90,8 @@ class HiddenRound:
     state: RecordDict
     federation: str
     settings: AggregationSettings
+    folder: Path | None = None
+    """Where the sums that were opened are remembered; None: in Flower's node state, which then must not be lost."""
 
     @property
     def _name(self) -> str:
@@ -180,20 +204,32 @@ class HiddenRound:
         """Refuse to open a round again for other clients or weights: from two sums a single update may follow.
 
         A run that was killed between the opening and its record repeats the round, and may do so for the same sum.
+        Only when this returns, with the sum on the disk, may what opens it leave.
         """
-        name = f"{self._name}/opened"
         members = sorted({member for client in clients.values() for member in client.members})
         weights = self.state[self._name].get("weights", "")
         sum_of = hashlib.sha256(json.dumps([members, sorted(form.survivors), weights]).encode()).hexdigest()
-        record = self.state.get(name)
-        before = dict(record) if isinstance(record, ConfigRecord) else {}
-        key = json.dumps([form.run, form.round])
-        if before.get(key, sum_of) != sum_of:
+        opened = OpenedSum(federation=form.federation, run=form.run, round=form.round, sum=sum_of)
+        before = [one for one in self._opened() if one.round_of() == opened.round_of()]
+        if any(one != opened for one in before):
             raise Refused(
                 "open: this round was opened before, for others or other weights; allowed: the same sum again"
             )
-        last = {old: value for old, value in before.items() if json.loads(old)[0] == form.run}
-        self.state[name] = ConfigRecord({**last, key: sum_of})
+        if before:
+            return
+        if self.folder is None:
+            known = [one.model_dump_json() for one in self._opened()]
+            self.state[f"{self._name}/opened"] = ConfigRecord({"sums": [*known, opened.model_dump_json()]})
+            return
+        with told_as(f"node config state: {self.folder / OPENED} cannot be written, so nothing is opened"):
+            append(self.folder / OPENED, [opened])
+
+    def _opened(self) -> list[OpenedSum]:
+        if self.folder is not None:
+            return list(read_lines(self.folder / OPENED, OpenedSum))
+        record = self.state.get(f"{self._name}/opened")
+        lines = record.get("sums", []) if isinstance(record, ConfigRecord) else []
+        return [OpenedSum.model_validate_json(str(line)) for line in lines] if isinstance(lines, list) else []
 
     def _clients(self, context: bytes) -> dict[str, SecureClient]:
         record = self.state.get(self._name)

@@ -12,10 +12,11 @@ import os
 import signal
 import ssl
 import sys
+import tempfile
 import threading
 import time
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -39,7 +40,7 @@ from steelyard.clients.flower.adapter.messages import (
 from steelyard.clients.flower.forms import Refused
 from steelyard.clients.flower.news import SIGN_OF_LIFE_SECONDS
 from steelyard.clients.flower.parts import LARGEST_MESSAGE, fetch
-from steelyard.clients.node import FILES, KEYS, NodeConfig
+from steelyard.clients.node import FILES, KEYS, MEMORY, NodeConfig
 from steelyard.experiment.node_rows import check_own
 from steelyard.federate.node_ledger import NodeLedger
 from steelyard.federate.workers import Worker, WorkerDied, Workers, WorkersSpec, read_frame, write_frame
@@ -332,6 +333,24 @@ def _server(file: Path, document: Mapping[str, Any]) -> Server:
     return Server(address, paths["ca"], paths["key"])
 
 
+@contextlib.contextmanager
+def _started(
+    configs: Sequence[Mapping[str, Any]], experiment: str, threads: int, stop: threading.Event
+) -> Generator[Workers]:
+    """Start the workers of these nodes, and end them; `stop` is set before.
+
+    A server can end workers, but not us: what they must not forget outlives them, where no owner gave a folder for it.
+    """
+    with tempfile.TemporaryDirectory(prefix="steelyard-node-") as memory:
+        own = [{MEMORY: f"{memory}/{number}", **config} for number, config in enumerate(configs)]
+        workers = Workers(WorkersSpec(own, experiment, threads))
+        try:
+            yield workers
+        finally:
+            stop.set()
+            workers.close()
+
+
 def run_nodes(
     servers: Sequence[Server], configs: Sequence[Mapping[str, Any]], *, experiment: str = "", threads: int = 0
 ) -> None:
@@ -342,8 +361,6 @@ def run_nodes(
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    spec = WorkersSpec([dict(config) for config in configs], experiment, threads)
-    workers = Workers(spec)
     faults: list[str] = []
 
     def take_part(link: NodeLink, number: int) -> None:
@@ -353,7 +370,7 @@ def run_nodes(
             faults.append(str(error))
             _log.error(f"node {number}: {error}")
 
-    try:
+    with _started(configs, experiment, threads, stop) as workers:
         links = [NodeLink(server, workers, number, stop) for number, server in enumerate(servers)]
         # Daemons: one whose call is held by the server is not waited for at the end.
         running = [
@@ -372,9 +389,6 @@ def run_nodes(
                 link.leave()
                 busy.remove((thread, link))
             busy = [(thread, link) for thread, link in busy if thread.is_alive()]
-    finally:
-        stop.set()
-        workers.close()
     if faults and len(faults) == len(running):
         raise UserError(faults[0])
 

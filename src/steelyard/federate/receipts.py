@@ -138,7 +138,9 @@ def append(path: Path, lines: Sequence[BaseModel]) -> None:
         return
     with files.owners_only(path.parent), files.open_to_append(path) as file:
         # A node that was killed while it wrote leaves a torn line, whose answer never left: it is overwritten.
-        if (size := file.seek(0, os.SEEK_END)) and (last := _whole_lines(path, size)) < size:
+        if not (size := file.seek(0, os.SEEK_END)):
+            files.sync_folder(path.parent)
+        elif (last := _whole_lines(path, size)) < size:
             file.truncate(last)
         file.write(b"".join(line.model_dump_json().encode() + b"\n" for line in lines))
         file.flush()
@@ -180,15 +182,16 @@ def read(folder: Path) -> list[Receipt]:
 
     None where it has signed nothing yet.
     """
-    return list({one.statement.digest(): one for one in _lines(folder / FILE, Receipt)}.values())
+    return list({one.statement.digest(): one for one in read_lines(folder / FILE, Receipt)}.values())
 
 
 def read_proofs(folder: Path) -> list[Proof]:
     """Return what heads say of a node, each once."""
-    return list({one.model_dump_json(): one for one in _lines(folder / PROOFS, Proof)}.values())
+    return list({one.model_dump_json(): one for one in read_lines(folder / PROOFS, Proof)}.values())
 
 
-def _lines(path: Path, kind: type[LineT]) -> Iterator[LineT]:
+def read_lines(path: Path, kind: type[LineT]) -> Iterator[LineT]:
+    """Yield the lines that `append` wrote, without one that was torn; a changed one is refused."""
     *whole, _torn = files.read_bytes(path).split(b"\n") if files.is_file(path) else [b""]
     for number, line in enumerate(whole, 1):
         try:

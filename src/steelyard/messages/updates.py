@@ -166,6 +166,8 @@ class Question:
     """Where it is personal, each client tests the model of its own that the algorithm makes of each candidate."""
     rate: float = 1.0
     """What the clients' learning rate is multiplied by, where they train before they test."""
+    withdrawn: frozenset[str] = frozenset()
+    """Clients that have withdrawn: nodes are asked for none of them; elsewhere their tests are dropped."""
 
 
 @dataclass(frozen=True, eq=False)

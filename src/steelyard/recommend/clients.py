@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from steelyard.base.errors import UserError
 from steelyard.base.randomness import generator
+from steelyard.clients.protocol import Clients
 from steelyard.data.files import digest
 from steelyard.messages.payloads import Payload, ServerTest
 from steelyard.messages.updates import Evaluations, Failure, Question, Task, Updates
@@ -124,7 +125,7 @@ class LocalRound:
     """None: all users of the cohort at once. A number: so many rounds of one random user each, one after the other."""
 
 
-class RecommendClients:
+class RecommendClients(Clients):
     """All users of a simulated FPL federation; use it through an experiment of kind "recommend".
 
     Private vectors live here, one matrix per federation, and leave only into checkpoints of the simulation.

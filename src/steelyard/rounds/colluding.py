@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from steelyard.base import randomness
 from steelyard.base.errors import UserError, in_words
 from steelyard.base.logs import doing, logger
-from steelyard.clients.protocol import Clients, ColludingClients, FittingServer, ImaginedServer, LayeredServer, Server
+from steelyard.clients.protocol import Clients, FittingServer, ImaginedServer, LayeredServer, Server
 from steelyard.defence.colluding import Candidates, Directions, around, candidates
 from steelyard.messages.payloads import DenseModels, ServerTest
 from steelyard.messages.updates import Counts, Floats, Task, Updates
@@ -43,7 +43,7 @@ def with_colluders(
     plan: Plan,
 ) -> Updates:
     """Return the updates with those of colluders replaced by what harms this rule most; without any, as they are."""
-    if not isinstance(clients, ColludingClients) or not isinstance(updates.payload, DenseModels):
+    if not isinstance(updates.payload, DenseModels):
         return updates
     if not isinstance(server, ImaginedServer):
         return updates

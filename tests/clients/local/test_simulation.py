@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -229,3 +230,12 @@ def test_everyone_outside_goes_through_the_door() -> None:
     inside = {clients / "local", clients / "ranks"}  # the simulator, and the same in several processes
     for path in (ROOT / "src").rglob("*.py"):
         assert inside & {*path.parents} or "from steelyard.clients.local." not in path.read_text("utf-8"), path
+
+
+@pytest.mark.parametrize(("people", "model"), [(cases.masked, cases.UNET), (cases.labelled, ModelSettings(name="mlp"))])
+def test_a_question_that_nobody_has_rows_for_has_an_answer_of_nobody(people: Any, model: ModelSettings) -> None:
+    """`partition.test = "none"` with masks and with several labels."""
+    untested = {0: replace(found := people(), clients=[replace(one, test=one.test[:0]) for one in found.clients])}
+    clients = Simulation(untested, model, TrainingSettings(), ComputeSettings(engine="loop", device="cpu"))
+    (answer,) = clients.evaluate([Question("f", 0, 1, SimulationServer(clients).initial(0)[None])])
+    assert (answer.clients, answer.scores.shape, answer.losses.shape) == ((), (1, 0), (1, 0))

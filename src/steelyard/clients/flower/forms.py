@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from steelyard.messages.updates import LossState
 from steelyard.proof.statements import Hash, Proof
 
-PROTOCOL = 5
+PROTOCOL = 6
 """Version of these forms; both sides must use the same."""
 
 INTRODUCE = "query.introduce"
@@ -188,6 +188,8 @@ class QuestionForm(Form):
     experiment: str = ""
     algorithm: dict[str, Any] = {}
     """Where clients test models of their own: the algorithm's name and parameters; else empty."""
+    withdrawn: list[str] = []
+    """Of the node's clients those that have withdrawn, and are not to be tested."""
 
 
 class EvaluationForm(Form):

@@ -32,6 +32,7 @@ from steelyard.clients.flower.tasks import (
     write_task,
 )
 from steelyard.clients.flower.wire import DENSE, Codec, CohortRows, content
+from steelyard.clients.protocol import Clients
 from steelyard.messages.algorithm import OWN
 from steelyard.messages.updates import Evaluations, Failure, Question, Task, Updates
 from steelyard.proof.signing import digest_of_task
@@ -217,7 +218,7 @@ class Sending:
     attempt: str = ""
 
 
-class FlowerClients:
+class FlowerClients(Clients):
     """Clients on other machines; implements the `Clients` protocol over Flower's grid.
 
     `criteria` are the measures that clients take themselves, each with the check of its range; `scores` is the range
@@ -226,6 +227,8 @@ class FlowerClients:
     says of their data; `further` is what answers must say besides (`tasks.Expected`).
     Nothing that a node sends is used before it was checked.
     """
+
+    complete = False
 
     def __init__(
         self,
@@ -357,13 +360,19 @@ class FlowerClients:
         self.meet()
         requests: list[TaskRequest] = []
         failures: list[list[Failure]] = [[] for _ in questions]
-        away: list[Failure] = []
-        homes = self.exchange.group(sorted(self.roster.registered), away)
         for index, question in enumerate(questions):
-            failures[index] = list(away)
-            content = write_question(question, self._seconds(questions), self._run, self._experiment)
+            homes = self.exchange.group(sorted(self.roster.registered - question.withdrawn), failures[index])
+            apart = {
+                node: gone for node in homes if (gone := question.withdrawn.intersection(self.roster.clients_of(node)))
+            }
+            same = write_question(question, self._seconds(questions), self._run, self._experiment)
             details = checks.LARGEST_DETAILS if question.detailed else 0
             for node, asked in homes.items():
+                content = same
+                if gone := apart.get(node):
+                    content = write_question(
+                        *(question, self._seconds(questions), self._run, self._experiment), withdrawn=gone
+                    )
                 most = _MOST_EXTRA + checks.largest_form(len(asked), len(question.models)) + details
                 requests.append(TaskRequest(index, node, asked, Request(node, EVALUATE, content, question.round, most)))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
@@ -16,8 +16,10 @@ from steelyard.clients.flower.wire import Header, content, failure_forms, split,
 from steelyard.messages.updates import MOST_SAMPLES, Evaluations, Failure, Question
 
 
-def write_question(question: Question, seconds: float, run: str = "", experiment: str = "") -> RecordDict:
-    """Return a question with all its candidate models."""
+def write_question(
+    question: Question, seconds: float, run: str = "", experiment: str = "", *, withdrawn: Collection[str] = ()
+) -> RecordDict:
+    """Return a question with all its candidate models, for a node on which these clients have withdrawn."""
     form = QuestionForm(
         run=run,
         federation=question.federation,
@@ -28,6 +30,7 @@ def write_question(question: Question, seconds: float, run: str = "", experiment
         seconds=seconds,
         experiment=experiment,
         algorithm=algorithm_table(question.algorithm) if question.algorithm.personal else {},
+        withdrawn=sorted(withdrawn),
     )
     return content(form, {"models": question.models.detach().to("cpu", torch.float32).numpy()})
 
@@ -38,7 +41,9 @@ def read_question(records: RecordDict) -> tuple[Question, Header]:
     form = QuestionForm.read(text)
     wire.only_keys(arrays, ["models"])
     models = tensor(unpack(arrays["models"], "models", "<f4", (form.candidates, None)))
-    question = Question(form.federation, form.seed, form.round, models, form.detailed)
+    question = Question(
+        form.federation, form.seed, form.round, models, form.detailed, withdrawn=frozenset(form.withdrawn)
+    )
     return question, Header(form.run, form.experiment, form.seconds, algorithm=form.algorithm)
 
 

@@ -236,6 +236,10 @@ class Roster:
         """Return the node that holds a client now, or None while it is away."""
         return self._holders.get(client)
 
+    def clients_of(self, node: int) -> tuple[str, ...]:
+        """Return the clients that a node says it holds."""
+        return self._claims[node].clients if node in self._claims else ()
+
     @property
     def signs(self) -> bool:
         """Whether nodes are known by keys, with which they can sign."""

@@ -108,6 +108,8 @@ class Evaluator:
         Several labels have a prediction each, [models, rows, labels]; of masks the Dice of each row stands in place of
         its many predictions.
         """
+        if not len(rows):
+            return (nothing := torch.zeros((len(models), 0), device=self.setup.device)), nothing
         if dataset.task == "segmentation" and len(models) > 1:
             # Outputs of all pixels are large: one model after another.
             each_model = [self.test(models[one : one + 1], dataset, rows, loss) for one in range(len(models))]

@@ -21,6 +21,7 @@ from steelyard.clients.local.kept import Kept
 from steelyard.clients.local.personal import ClientTests, OwnModels
 from steelyard.clients.local.population import DevicePopulation, Ints
 from steelyard.clients.local.settings import ComputeSettings
+from steelyard.clients.protocol import Clients
 from steelyard.data.files import fingerprint
 from steelyard.learning.descent import Descent
 from steelyard.learning.models import Factory
@@ -104,7 +105,7 @@ class CohortBuilder:
         return tuple(found[key] for key in keys)
 
 
-class Simulation:
+class Simulation(Clients):
     """All clients of a simulation; use it for experiments on one machine, with or without a GPU.
 
     `populations` gives the population of each seed. Tasks of several federations that arrive in one call are
