@@ -27,6 +27,7 @@ SMALLEST: dict[str, str] = {
     "flower_replies": "--megabytes 0.5 --clients 3 --strategies MD>DS/max --here",
     "large_models": "--megabytes 0.5 --clients 3 --rules MD>DS/max --here",
     "private_round": "out --models mlp --clients 10 --protections plain --seeds 1 --samples 20",
+    "recbole": "ml.inter ratings.tsv",
     "walk": "csv --steps",
 }
 """The arguments of a script's smallest work; _ stands for a space within an argument."""
@@ -94,6 +95,8 @@ def start(name: str, words: str, folder: Path, monkeypatch: pytest.MonkeyPatch) 
     needed = NEEDS.get(name)
     if needed is not None and not (data_folder() / needed).is_dir():
         pytest.skip(f"{needed} is not in {data_folder()}")
+    if name == "recbole":
+        (folder / "ml.inter").write_text("user_id:token\titem_id:token\tgenres:token_seq\n1\t10\tcrime war\n")
     if name == "large_models":
         pytest.importorskip("nvflare")
     if name == "faults" and (shutil.which("cc") is None or not sys.platform.startswith("linux")):
@@ -115,6 +118,8 @@ def start(name: str, words: str, folder: Path, monkeypatch: pytest.MonkeyPatch) 
     except SystemExit as ended:
         code = ended.code
     assert code in (None, 0)
+    if name == "recbole":
+        assert (folder / "ratings.tsv").read_text() == "user_id\titem_id\tgenres\n1\t10\tcrime|war\n"
 
 
 def test_every_script_is_started_somewhere() -> None:

@@ -456,6 +456,8 @@ def test_quotes_and_latin_letters_of_item_tables(tmp_path: Path) -> None:
     path = tmp_path / "items.csv"
     path.write_bytes('item,title\n1,"Amélie, the film"\n'.encode("latin-1"))
     assert read_columns(path, {"item": "item", "title": "title"}) == {"item": ["1"], "title": ["Amélie, the film"]}
+    # The last column is not the one before the first.
+    assert_refused(lambda: read_columns(path, {"title": 0}), "no column '0' for title; allowed: a number from 1 to 2")
 
 
 # what is refused ------------------------------------------------------------------------------------------------------

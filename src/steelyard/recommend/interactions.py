@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from steelyard.base.errors import UserError, listed
+from steelyard.base.errors import UserError, brief, listed
 from steelyard.base.randomness import stream_keys, words
 from steelyard.data.tables import read_cells
 
@@ -482,24 +482,32 @@ def read_columns(path: str | Path, wanted: Mapping[str, str | int]) -> dict[str,
     path = Path(path)
     cells = read_rows(path, "one item on each line")
     plain = [str(cell).lower() for cell in cells.iloc[0]]
-    header = any(name in KNOWN["item"] for name in plain)
-    indices: dict[str, int] = {}
+    headed = any(name in KNOWN["item"] for name in plain)
+    rows, header = (cells.iloc[1:], plain) if headed else (cells, [])
+    found: dict[str, list[str]] = {}
     for name, column in wanted.items():
-        if isinstance(column, str) and column.isdigit():
-            column = int(column)
-        if isinstance(column, int):
-            indices[name] = column - 1
-        elif header and column.lower() in plain:
-            indices[name] = plain.index(column.lower())
-        elif name == "item":
-            indices[name] = next((i for i, found in enumerate(plain) if found in KNOWN["item"]), 0)
-        else:
-            known = f"its header has: {listed(plain)}" if header else "it has no header: give the column's number"
-            raise UserError(f"{path}: no column '{column}' for {name}; {known}")
-    if max(indices.values()) >= cells.shape[1]:
-        raise UserError(f"{path}: {cells.shape[1]} columns; allowed: at least {max(indices.values()) + 1}")
-    rows = cells.iloc[1:] if header else cells
-    return {name: rows.iloc[:, index].tolist() for name, index in indices.items()}
+        guessed = name == "item" and isinstance(column, str) and not column.isdigit() and column.lower() not in header
+        index = item_column(header) if guessed else column_at(path, name, column, header, cells.shape[1])
+        found[name] = rows.iloc[:, index].tolist()
+    return found
+
+
+def item_column(header: Sequence[str]) -> int:
+    """Return the column of the items' ids: the first with a known name, in lower case, else the first of all."""
+    return next((index for index, name in enumerate(header) if name in KNOWN["item"]), 0)
+
+
+def column_at(path: Path, name: str, column: str | int, header: Sequence[str], width: int) -> int:
+    """Return where a column stands that is asked for by its number from 1, or by its name in a header (lower case)."""
+    if isinstance(column, str) and column.isascii() and column.isdigit() and len(column) < 9:
+        column = int(column)
+    if isinstance(column, str) and column.lower() in header:
+        return header.index(column.lower())
+    if isinstance(column, int) and 1 <= column <= width:
+        return column - 1
+    named = header and isinstance(column, str)
+    known = f"its header has: {listed(header)}" if named else f"allowed: a number from 1 to {width}"
+    raise UserError(f"{path}: no column {brief(str(column))} for {name}; {known}")
 
 
 def write_interactions(path: Path, data: Interactions) -> None:

@@ -6,7 +6,7 @@ and `predicate_mapping` (chain, id, hops). LinkedDatasets' `map.tsv`: an item's 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from steelyard.base.errors import UserError, brief, listed
 from steelyard.data.tables import read_text
-from steelyard.recommend.interactions import KNOWN, Codes, numbered, read_rows
+from steelyard.recommend.interactions import KNOWN, Codes, column_at, item_column, numbered, read_rows
 from steelyard.recommend.knowledge.graph import Texts, Triples
 
 if TYPE_CHECKING:
@@ -161,9 +161,9 @@ def _chosen(
 ) -> tuple[int, tuple[Column, ...]]:
     """Return the column of the item and those of the attributes."""
     lower = [name.lower() for name in header]
-    item = next((i for i, name in enumerate(lower) if name in KNOWN["item"]), 0)
+    item = item_column(lower)
     if columns:
-        found = {name: _index(path, name, column, lower, width) for name, column in columns.items()}
+        found = {name: column_at(path, name, column, lower, width) for name, column in columns.items()}
         item = found.pop("item", item)
         chosen = [Column(name, index) for name, index in found.items()]
     elif header:
@@ -185,17 +185,6 @@ def _chosen(
     return item, tuple(chosen)
 
 
-def _index(path: Path, name: str, column: str | int, header: list[str], width: int) -> int:
-    if isinstance(column, str) and column.isascii() and column.isdigit() and len(column) < 9:
-        column = int(column)
-    if isinstance(column, str) and column.lower() in header:
-        return header.index(column.lower())
-    if isinstance(column, int) and 1 <= column <= width:
-        return column - 1
-    known = f"its header has: {listed(header)}" if header else f"allowed: a number from 1 to {width}"
-    raise UserError(f"{path}: no column {brief(str(column))} for {name}; {known}")
-
-
 # Graphs, features and links in delimited files.
 
 
@@ -211,9 +200,8 @@ _MOST_HOPS = 9
 def read_triples(path: Path) -> Triples:
     """Read a table of triples, such as the edge lists that go with many data sets; .gz is unpacked."""
     cells = read_rows(path, TRIPLES, "\t", columns=3)
-    skip = 1 if str(cells.iloc[0, 0]).lower() in _SUBJECTS else 0
-    cells = cells.iloc[skip:]
-    no_empty(path, cells, TRIPLES, 1 + skip)
+    cells, first = _below(cells, _SUBJECTS)
+    no_empty(path, cells, TRIPLES, first)
     subjects, predicates, objects = ([bare(text) for text in cells[column].tolist()] for column in range(3))
     return Triples(subjects, predicates, objects)
 
@@ -266,7 +254,7 @@ def read_links(path: Path) -> tuple[list[str], list[str]]:
 
     An item may have several entities and an entity several items.
     """
-    return read_pairs(path, LINKS, frozenset(KNOWN["item"]))
+    return read_pairs(path, LINKS, KNOWN["item"])
 
 
 def same_items(path: Path, others: Path) -> dict[str, list[str]]:
@@ -283,6 +271,11 @@ def same_items(path: Path, others: Path) -> dict[str, list[str]]:
     return {other: list(items) for other, items in found.items()}
 
 
+def _below(cells: pd.DataFrame, header: Collection[str]) -> tuple[pd.DataFrame, int]:
+    """Return the rows below a header, which names its first column as one of `header`, and the line of the first."""
+    return (cells.iloc[1:], 2) if str(cells.iloc[0, 0]).lower() in header else (cells, 1)
+
+
 def no_empty(path: Path, cells: pd.DataFrame, expected: str, first_line: int = 1) -> None:
     """Refuse a table in which a cell is empty, with the line of the first one."""
     empty = (cells == "").any(axis=1).to_numpy()
@@ -291,7 +284,7 @@ def no_empty(path: Path, cells: pd.DataFrame, expected: str, first_line: int = 1
         raise UserError(f"{path}: line {line + first_line}: an empty cell; expected {expected}")
 
 
-def read_pairs(path: Path, expected: str, header: frozenset[str] = frozenset()) -> tuple[list[str], list[str]]:
+def read_pairs(path: Path, expected: str, header: Collection[str] = ()) -> tuple[list[str], list[str]]:
     """Return the first and the last column of a table: item and entity, id and label.
 
     The first line is a header if it names its first column as one of `header`.
@@ -299,9 +292,8 @@ def read_pairs(path: Path, expected: str, header: frozenset[str] = frozenset()) 
     cells = read_rows(path, expected)
     if cells.shape[1] < 2:
         raise UserError(f"{path}: {cells.shape[1]} column; expected {expected}")
-    skip = 1 if str(cells.iloc[0, 0]).lower() in header else 0
-    cells = cells.iloc[skip:, [0, -1]]
-    no_empty(path, cells, expected, 1 + skip)
+    cells, first = _below(cells.iloc[:, [0, -1]], header)
+    no_empty(path, cells, expected, first)
     return cells.iloc[:, 0].tolist(), [bare(text) for text in cells.iloc[:, 1].tolist()]
 
 
