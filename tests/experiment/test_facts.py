@@ -104,7 +104,7 @@ def test_facts_that_cannot_be_are_one_line(facts: dict[str, Any], field: str, va
         (b"name,device-battery\na,1\n", "the columns name, device-battery"),
         (b"client,device-battery\na,full\n", "line 2, device-battery: got 'full'"),
         (b"client,device-battery\na,1\na,2\n", "line 3 has the client 'a'"),
-        (b"client,device-battery\na,1,2\n", "line 2 has 3 cells"),
+        (b"client,device-battery\na,1,2\n", "line 2: 3 cells"),
         (b"\xff\xfe\x00", "cannot be read"),
     ],
 )

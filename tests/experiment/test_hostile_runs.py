@@ -87,7 +87,11 @@ SOME = {"pick": "random", "count": 1}
     [
         ("weighing.defence", "clients of this kind", RECOMMENDER),
         ("flaws.0.clients", "'client-6'", {**SMALL, "flaws": [{"kind": "noisy", "clients": ["client-6"]}]}),
-        ("flaws.0.amount", "got 0 with kind 'stale'", {**SMALL, "flaws": [{"kind": "stale", "amount": 0, **SOME}]}),
+        (
+            "flaws.0.amount",
+            "got 0; allowed: greater than or equal to 1",
+            {**SMALL, "flaws": [{"kind": "stale", "amount": 0, **SOME}]},
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_before_the_run(field: str, value: str, document: dict[str, Any]) -> None:

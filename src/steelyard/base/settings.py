@@ -6,10 +6,12 @@ import ast
 import functools
 import inspect
 import re
-import textwrap
+import sys
+import threading
 import tomllib
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, cast, get_args, get_origin
@@ -26,7 +28,7 @@ from pydantic import (
     model_validator,
 )
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticCustomError, PydanticUndefined, to_jsonable_python
+from pydantic_core import PydanticCustomError, to_jsonable_python
 
 from steelyard.base.errors import UserError, brief, listed, nearest
 
@@ -144,7 +146,7 @@ class Kinds(Section):
                 own[name] = value
             elif name in cls.unread:
                 continue
-            elif value is not None and all(value != _written_default(section, name) for section in having.values()):
+            elif value is not None and not any(_is_default(section, name, value) for section in having.values()):
                 raise ValueError(
                     f"{name}: got {brief(value)} with {cls.told_by} '{cls.named}'; allowed with: {listed(having)}"
                 )
@@ -162,12 +164,12 @@ class Kinds(Section):
         return {"oneOf": list(kinds.values()), "discriminator": {"propertyName": cls.told_by}}
 
 
-def _written_default(section: type[BaseModel], field: str) -> Any:
-    """Return the default of a field as a file of an earlier version may hold it; a field without one has none."""
+def _is_default(section: type[BaseModel], field: str, value: Any) -> bool:
+    """Whether a value is the default of a field, as a file of an earlier version may hold it."""
     found = section.model_fields[field]
-    return (
-        PydanticUndefined if found.is_required() else to_jsonable_python(found.get_default(call_default_factory=True))
-    )
+    if found.is_required() or not isinstance(value, str | int | float | list | tuple | dict):
+        return False
+    return bool(value == to_jsonable_python(found.get_default(call_default_factory=True)))
 
 
 class Named(Section):
@@ -447,6 +449,10 @@ def _unwrap(annotation: Any) -> Any:
 # What fields of an experiment mean: the strings under them in the code, for the schema and the reference.
 
 
+_parsing = threading.Lock()
+"""Python 3.11 counts the depth of all trees that threads build at a time in one place, and fails where they mix."""
+
+
 @functools.cache
 def field_texts(section: type[BaseModel]) -> dict[str, str]:
     """Return the string under each field of a section, those of the sections that it derives from included."""
@@ -458,18 +464,36 @@ def field_texts(section: type[BaseModel]) -> dict[str, str]:
 
 
 def _own_texts(section: type[BaseModel]) -> Iterator[tuple[str, str]]:
-    try:
-        source = inspect.getsource(section)
-    except (OSError, TypeError):
-        return  # Made in an interactive session: there is no file to read.
-    definition = ast.parse(textwrap.dedent(source)).body[0]
-    assert isinstance(definition, ast.ClassDef)
-    for field, under in pairwise(definition.body):
+    with _parsing:
+        definition = _classes(section.__module__).get(section.__qualname__)
+    for field, under in pairwise(definition.body if definition else ()):
         match field, under:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
                 yield name, inspect.cleandoc(text)
             case _:
                 pass
+
+
+@functools.cache
+def _classes(module: str) -> dict[str, ast.ClassDef]:
+    """Return the classes of a module by their qualified names: parsed once, where `inspect` would for each of them."""
+    found: dict[str, ast.ClassDef] = {}
+
+    def look(node: ast.AST, path: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            match child:
+                case ast.ClassDef():
+                    found[path + child.name] = child
+                    look(child, f"{path}{child.name}.")
+                case ast.FunctionDef():
+                    look(child, f"{path}{child.name}.<locals>.")
+                case _:
+                    pass
+
+    # What is made in an interactive session has no file to read.
+    with suppress(OSError, TypeError, KeyError):
+        look(ast.parse(inspect.getsource(sys.modules[module])), "")
+    return found
 
 
 def schema_with_texts(section: type[BaseModel]) -> dict[str, Any]:

@@ -300,9 +300,9 @@ def of_arrays(
     part, `marks` are further 0/1 attributes of the rows such as "sharp". The columns of a table are scaled over all
     rows here, and by training rows alone when they are shared out.
     """
-    raw = features if isinstance(features, RawColumns) else None
-    if raw is not None:
-        everything = np.arange(len(raw.numbers))
+    raw = None
+    if isinstance(features, RawColumns):
+        raw, everything = features, np.arange(len(features.numbers))
         features = raw.features(raw.scaled(everything, everything))
     inputs = _features(name, features, tokens)
     targets, count, task = _labels(name, labels, classes, tuple(inputs.shape[-2:]))
