@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -649,9 +649,10 @@ class Given(Natural, named="given"):
 
 def fitting(task: TaskKind, *, owners: bool, split: bool) -> str:
     """List the schemes for data of this task, with known owners or not, with test rows of their own or not."""
+    kinds = cast("Mapping[str, type[PartitionSettings]]", PartitionSettings.kinds)
     return listed(
         name
-        for name, kind in PartitionSettings.kinds.items()
+        for name, kind in kinds.items()
         if task not in kind.without and owners >= kind.needs_owners and split >= kind.needs_own_tests
     )
 

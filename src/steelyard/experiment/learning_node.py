@@ -105,9 +105,8 @@ def _own_rows(partition: PartitionSettings) -> PartitionSettings:
     """Return the partition for a file of a node's own rows: each owner is a client, tests are split as asked."""
     scheme = "given" if partition.test == "held-out" else "natural"
     changes = {"scheme": scheme, "clients": None, "server": "none", "server_report": "none"}
-    return cast(
-        "PartitionSettings", PartitionSettings.kinds[scheme].model_construct(**partition.model_dump() | changes)
-    )
+    kind = cast("type[PartitionSettings]", PartitionSettings.kinds[scheme])
+    return kind.model_construct(None, **partition.model_dump() | changes)
 
 
 def _population(sections: LearningSections, dataset: Dataset, seed: int, node: NodeConfig) -> Population:

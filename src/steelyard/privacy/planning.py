@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, cast
 
 from steelyard.base.errors import UserError
 from steelyard.privacy.accounting import (
@@ -143,7 +143,8 @@ def noise_for(
     `beside` is what else is released, with its noise as it is. The result is within a billionth of the least, by coarse
     counts, and keeps to the budget.
     """
-    from scipy.optimize import brentq  # Late for speed of start.
+    import numpy as np  # Both late for speed of start.
+    from scipy.optimize import brentq
 
     asked = list(releases)
 
@@ -166,7 +167,7 @@ def noise_for(
             return low
         low, high = low / 2, low
     step = 1e-9
-    found = brentq(excess, low, high, xtol=1e-15, rtol=step)
+    found = cast("float", brentq(excess, low, high, xtol=1e-15, rtol=np.float64(step)))
     while excess(found) > 0:  # the root is found from either side
         found, step = found * (1 + step), step * 2
     return found
