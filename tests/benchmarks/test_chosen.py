@@ -40,9 +40,9 @@ def test_settings_are_chosen_on_validation_rows_and_a_second_call_goes_on(
     seen = []
     baseline = recommend_tables.recommend
 
-    def noted(kind, train, *rest):
-        seen.append((len(train), rest[2]))
-        return baseline(kind, train, *rest)
+    def noted(chosen, train, *rest):
+        seen.append((len(train), chosen.model_dump(exclude_unset=True)))
+        return baseline(chosen, train, *rest)
 
     monkeypatch.setattr(recommend_tables, "recommend", noted)
     arguments = [str(recipe), "--out", str(tmp_path / "out"), "--seeds", "2", "--epochs", "1,2"]

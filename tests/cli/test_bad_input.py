@@ -125,7 +125,7 @@ RECOMMENDING: dict[str, str] = {
     "interactions.path='.'": "file",
     "interactions.columns={user='x'}": "not in the header",
     "interactions.category_column='x'": "category_column",
-    "items={path='ratings.tsv',title=99}": "columns",
+    "items={path='ratings.tsv',title=99}": "no column '99'",
     "knowledge={sources=[]}": "knowledge.sources: got",
     "knowledge={sources=[{path='x',format='owl'}]}": "knowledge.sources.0.format: got 'owl'",
     "fpl.mode=custom": "triples",
