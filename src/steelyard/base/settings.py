@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import functools
 import inspect
 import re
 import sys
@@ -453,7 +452,7 @@ _parsing = threading.Lock()
 """Python 3.11 counts the depth of all trees that threads build at a time in one place, and fails where they mix."""
 
 
-@functools.cache
+@cache
 def field_texts(section: type[BaseModel]) -> dict[str, str]:
     """Return the string under each field of a section, those of the sections that it derives from included."""
     found = dict[str, str]()
@@ -474,7 +473,7 @@ def _own_texts(section: type[BaseModel]) -> Iterator[tuple[str, str]]:
                 pass
 
 
-@functools.cache
+@cache
 def _classes(module: str) -> dict[str, ast.ClassDef]:
     """Return the classes of a module by their qualified names: parsed once, where `inspect` would for each of them."""
     found: dict[str, ast.ClassDef] = {}

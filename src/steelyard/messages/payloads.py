@@ -169,6 +169,10 @@ class DenseModels(SingleModels):
         combined = torch.tensor(weights, dtype=self.models.dtype, device=self.models.device) @ self.models
         return self.keep_frozen(combined, parameters)
 
+    def slopes(self, gradient: torch.Tensor) -> Floats:
+        """Return ∂L/∂w_a = ⟨∇L, Θ_a⟩ of a loss at a combined model, given its gradient there: one for each client."""
+        return (self.models @ gradient.to(self.models.device)).double().cpu().numpy()
+
     def keep_frozen(self, combined: torch.Tensor, parameters: torch.Tensor) -> torch.Tensor:
         """Put what is not trained back as it was, in place: weights sum to 1 only as far as float32 goes."""
         for begin, end in self.frozen:

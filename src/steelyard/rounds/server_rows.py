@@ -50,10 +50,7 @@ def fit_to_server(drafts: Sequence[Draft], server: Server) -> None:
     def slopes(weights: Sequence[np.ndarray]) -> list[np.ndarray]:
         combined = [payload.combine(start, mine) for payload, mine in zip(payloads, weights, strict=True)]
         gradients = server.gradients(seeds, torch.stack(combined))
-        return [
-            (payload.models @ gradient.to(payload.models.device)).double().cpu().numpy()
-            for payload, gradient in zip(payloads, gradients, strict=True)
-        ]
+        return [payload.slopes(gradient) for payload, gradient in zip(payloads, gradients, strict=True)]
 
     settings = [draft.federation.rule.settings.fit or FitSettings() for draft in fitting]
     for draft, weights in zip(fitting, fit_weights(starts, slopes, settings), strict=True):

@@ -321,8 +321,7 @@ class Cohort(CohortView):
 
     def slopes(self, weights: Floats) -> Floats:
         payload = self._dense
-        gradient = self.server.gradient(payload.combine(self.parameters, weights))
-        return (payload.models @ gradient.to(payload.models.device)).double().cpu().numpy()
+        return payload.slopes(self.server.gradient(payload.combine(self.parameters, weights)))
 
     def _models(self, weights: Floats) -> torch.Tensor:
         found = self.payload.combine(self.parameters, weights)
