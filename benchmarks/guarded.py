@@ -29,9 +29,9 @@ import torch
 
 from benchmarks import guarded_page, guarded_tables
 from benchmarks.guarded_tables import PLAIN
-from steelyard.experiment.comparing import with_rules
 from steelyard.experiment.loading import build
 from steelyard.experiment.parts import Parts, assembled, federations_of
+from steelyard.experiment.rules import with_rules
 from steelyard.rounds.loop import run_rounds
 from steelyard.rounds.state import RoundRecord, States
 from steelyard.sweeps.attacking import CLEAN, attack_names, under_attack

@@ -22,8 +22,8 @@ from typing import Any
 from steelyard import UserError
 from steelyard.api import runnable
 from steelyard.base.measures import estimate
-from steelyard.experiment.comparing import with_rules
 from steelyard.experiment.loading import build
+from steelyard.experiment.rules import with_rules
 from steelyard.report.statistics import holm, paired_p, verdict
 
 BIG = {"pick": "biggest", "count": 6}

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from steelyard import Experiment
-from steelyard.experiment.recommend_audit import watch
+from steelyard.experiment.run_audits import watch
 from steelyard.report.recommender import open_run
 
 # Sixty users of two tastes, fifteen likes each.

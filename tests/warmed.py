@@ -10,7 +10,7 @@ import threading
 import steelyard
 from steelyard.cli.main import command_line
 from steelyard.data import DataSettings
-from steelyard.experiment.run_notes import versions
+from steelyard.experiment.resuming import versions
 
 command_line()
 versions()

@@ -32,8 +32,8 @@ from benchmarks.published.rules_2026 import with_noise
 from benchmarks.scaffold.__main__ import pack
 from steelyard import UserError
 from steelyard.base.errors import Stopped
-from steelyard.experiment.comparing import seeds_of, with_rules
 from steelyard.experiment.loading import build
+from steelyard.experiment.rules import seeds_of, with_rules
 from steelyard.experiment.running import resume, run
 from steelyard.runs.history import History
 

@@ -20,8 +20,8 @@ import pandas as pd
 from steelyard import in_memory
 from steelyard.data.dataset import Dataset
 from steelyard.data.files import find
-from steelyard.experiment.comparing import seeds_of, with_rules
 from steelyard.experiment.loading import build
+from steelyard.experiment.rules import seeds_of, with_rules
 from steelyard.experiment.running import run
 from steelyard.runs.history import History
 

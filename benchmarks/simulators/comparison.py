@@ -20,9 +20,9 @@ from steelyard.base.errors import UserError
 from steelyard.clients.protocol import Clients, Server
 from steelyard.data import load
 from steelyard.data.dataset import Dataset
-from steelyard.experiment.comparing import load_comparison
 from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.parts import federations_of, plan_of
+from steelyard.experiment.rules import load_comparison
 from steelyard.messages.updates import Task, Updates
 from steelyard.rounds.loop import run_rounds
 from steelyard.rounds.state import Federation, RoundRecord, Snapshot, States

@@ -14,11 +14,11 @@ from steelyard.base import files
 from steelyard.base.errors import UserError, brief, expect, path_of, texts_of
 from steelyard.base.settings import Section, explain
 from steelyard.base.usercode import hand_over_as, is_handed_over
-from steelyard.experiment import comparing, running
-from steelyard.experiment.code import Ask, refuse
+from steelyard.experiment import running
 from steelyard.experiment.description import Description
 from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.loading import load, read_experiment
+from steelyard.experiment.named_files import Ask, refuse
 from steelyard.experiment.recommend import RecommendDescription
 from steelyard.report.result import SweepDocument
 from steelyard.result import Result
@@ -158,7 +158,7 @@ class _Runnable:
         out, shown, words = _place(out), _shown(progress), _rules(rules)
         expect("seeds", seeds, int, "a whole number from 1 on")
         with watching(shown):
-            return Result(comparing.compare(_described(self), words, seeds, out=out, dataset=dataset, progress=shown))
+            return Result(running.compare(_described(self), words, seeds, out=out, dataset=dataset, progress=shown))
 
     def sweep(
         self,

@@ -13,8 +13,8 @@ from tests.stopping import stopped_and_resumed
 
 from steelyard import Algorithm, Experiment, algorithm
 from steelyard.base.settings import validated
-from steelyard.experiment.comparing import with_rules
 from steelyard.experiment.parts import federations_of
+from steelyard.experiment.rules import with_rules
 from steelyard.experiment.running import run
 from steelyard.report.figures import draw
 from steelyard.report.view import RunView

@@ -8,7 +8,7 @@ from pathlib import Path
 from steelyard.arena.figures import SceneFigures
 from steelyard.arena.plan import Arena, Candidate, arena_folder, plan, read_candidates
 from steelyard.arena.suite import load_suite
-from steelyard.experiment.federations import FederationSettings
+from steelyard.experiment.description import FederationSettings
 
 SUITE = load_suite("small")
 QUICK = ["rounds.count=1", "compute.engine=loop"]

@@ -43,7 +43,7 @@ from steelyard.arena.verdict import judge
 from steelyard.base import files
 from steelyard.base.errors import MachineError, Stopped
 from steelyard.base.processor import MACHINE
-from steelyard.experiment.job_array import Part
+from steelyard.experiment.parts import Part
 from steelyard.report.statistics import ALPHA
 from steelyard.runs.history import History
 from steelyard.sweeps.plan import PlannedRun

@@ -18,10 +18,10 @@ from steelyard.arena.figures import SceneFigures
 from steelyard.arena.plan import Candidate, plan, read_candidates
 from steelyard.arena.suite import TUNING, Tried, load_suite, suites, tune, tune_rivals
 from steelyard.arena.table import tuning_text
-from steelyard.experiment.federations import FederationSettings
-from steelyard.experiment.job_array import Part
+from steelyard.experiment.description import FederationSettings
 from steelyard.experiment.learning import LearningDescription
-from steelyard.experiment.rule_words import parse_rules
+from steelyard.experiment.parts import Part
+from steelyard.experiment.rules import parse_rules
 from steelyard.report.curves import read_curves
 from steelyard.runs.history import History
 from steelyard.sweeps.running import How

@@ -6,9 +6,8 @@ import pytest
 from tests.kit import assert_refused
 
 from steelyard import Experiment
-from steelyard.experiment.comparing import default_rules, load_comparison, with_rules
 from steelyard.experiment.loading import build, load, to_toml
-from steelyard.experiment.rule_words import parse_rules
+from steelyard.experiment.rules import default_rules, load_comparison, parse_rules, with_rules
 
 BASE = Experiment.model_validate({"weighing": {"criteria": ["DS", "LD", "MD"], "priority": "LD>DS>MD"}})
 

@@ -34,8 +34,8 @@ from steelyard.experiment.loading import build
 from steelyard.experiment.running import resume, run
 from steelyard.privacy.ledger import FILE
 from steelyard.report.verification import verify
+from steelyard.runs.database import exists
 from steelyard.runs.history import History
-from steelyard.runs.store import exists
 
 PLAIN = changed(SMALL, rounds={"count": 4}, weighing={"criteria": ["DS", "LD"]}, compute={"threads": 1})
 PRIVATE = changed(

@@ -10,8 +10,8 @@ from tests.kit import SMALL as KIT
 from tests.kit import assert_refused
 from tests.stopping import assert_a_stop_changes_nothing
 
-from steelyard.experiment.comparing import with_rules
 from steelyard.experiment.loading import build, load
+from steelyard.experiment.rules import with_rules
 from steelyard.experiment.running import resume, run
 from steelyard.report.hostile import attack_document, outcome
 from steelyard.runs.history import History

@@ -14,9 +14,8 @@ from tests.runs.contents import assert_same_bits, change, query
 
 from steelyard import History, UserError
 from steelyard.base.processor import KERNELS, kernels
-from steelyard.experiment.job_array import Part, in_order
-from steelyard.experiment.joining import join_runs
 from steelyard.experiment.loading import build
+from steelyard.experiment.parts import Part, in_order, join_runs
 from steelyard.experiment.running import resume, run
 from steelyard.runs.kept_updates import read_round
 

@@ -15,10 +15,9 @@ from tests.kit import assert_refused
 
 from steelyard.base.errors import UserError
 from steelyard.base.settings import change, parse, read_value
-from steelyard.experiment import folders
-from steelyard.experiment.folders import new_folder, unnamed_folder
-from steelyard.experiment.loading import build, load, recipes, to_toml
-from steelyard.experiment.paths import resolve_paths
+from steelyard.experiment import loading
+from steelyard.experiment.loading import build, load, new_folder, recipes, to_toml, unnamed_folder
+from steelyard.experiment.named_files import resolve_paths
 from steelyard.runs.store import Store
 
 
@@ -122,12 +121,12 @@ def mine(tmp_path: Path) -> Any:
 
 
 def test_two_of_the_same_second_are_counted(mine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Noon(folders.datetime):
+    class Noon(loading.datetime):
         @classmethod
         def now(cls, tz: Any = None) -> Noon:
             return cls(2026, 1, 2, 12, 0, 0, tzinfo=tz)
 
-    monkeypatch.setattr(folders, "datetime", Noon)
+    monkeypatch.setattr(loading, "datetime", Noon)
     for expected in ("x-20260102-120000", "x-20260102-120000-2", "x-20260102-120000-3"):
         found = unnamed_folder(mine, "x")
         assert found == tmp_path / expected

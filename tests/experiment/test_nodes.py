@@ -20,7 +20,7 @@ from tests.rounds.scripted import Clients
 from steelyard.base.errors import UserError
 from steelyard.base.usercode import NotAllowed, only
 from steelyard.clients.node import NodeConfig
-from steelyard.experiment.enough_rows import EnoughRows
+from steelyard.experiment.node import EnoughRows
 from steelyard.experiment.node_rows import check_own, own_seed
 from steelyard.experiment.node_rules import agreed, public_error, public_reason
 from steelyard.messages.updates import LossState, Question, Task

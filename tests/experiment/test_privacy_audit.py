@@ -10,11 +10,9 @@ import numpy as np
 import pytest
 from tests.privacy.seeded_source import SeededSource
 
-from steelyard.experiment.canary_runs import audit_runs
-from steelyard.experiment.extraction_audit import audit_extraction
-from steelyard.experiment.membership_audit import audit_membership
-from steelyard.experiment.privacy_audit import audit_inversion
+from steelyard.experiment.digit_audits import audit_extraction, audit_inversion, audit_membership
 from steelyard.experiment.privacy_sweeps import sweep_inversion
+from steelyard.experiment.run_audits import audit_runs
 from steelyard.privacy import clipping
 from steelyard.privacy.accounting import Release, spent
 from steelyard.rounds import private

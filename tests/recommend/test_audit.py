@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from steelyard.experiment.loading import build
-from steelyard.experiment.recommend_audit import audit
+from steelyard.experiment.run_audits import audit
 from steelyard.recommend.audit import CuriousServer, judge
 from steelyard.recommend.histories import Histories
 from steelyard.recommend.interactions import build as table

@@ -14,7 +14,7 @@ from steelyard.base.settings import validated
 from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.loading import RUN_FILE, to_toml
 from steelyard.experiment.parts import federations_of
-from steelyard.experiment.run_notes import versions
+from steelyard.experiment.resuming import versions
 from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import Failure, LossState
 from steelyard.rounds.state import Federation, RoundRecord

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tests.conftest import CommandLine
 
 from steelyard import Experiment
-from steelyard.experiment.comparing import with_rules
 from steelyard.experiment.loading import read_experiment
+from steelyard.experiment.rules import with_rules
 from steelyard.experiment.running import run
 from steelyard.report.comparison import compare_run
 from steelyard.report.rendering import Table, as_csv, as_html, as_text, spark

@@ -15,10 +15,10 @@ from tests.stopping import assert_a_stop_changes_nothing
 
 from steelyard.base import randomness
 from steelyard.clients.local import Simulation, SimulationServer
-from steelyard.experiment.comparing import with_rules
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import build
 from steelyard.experiment.parts import Parts, assembled, federations_of
+from steelyard.experiment.rules import with_rules
 from steelyard.messages.payloads import DenseModels, ServerTest
 from steelyard.rounds import colluding
 from steelyard.rounds.colluding import with_colluders

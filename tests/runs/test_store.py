@@ -22,10 +22,10 @@ from tests.runs.records import RAW, begun, evaluations, federation, record, stat
 from steelyard.base.errors import UserError
 from steelyard.messages.updates import Failure
 from steelyard.rounds.state import RoundRecord
-from steelyard.runs.database import connect
+from steelyard.runs.database import connect, exists
 from steelyard.runs.history import History
 from steelyard.runs.joining import discard, join_rounds, set_up
-from steelyard.runs.store import Store, exists
+from steelyard.runs.store import Store
 from steelyard.weighing.order import OrderState
 from steelyard.weighing.rule import Rule, WeighingSettings
 

@@ -18,8 +18,8 @@ from tests.runs.commands import steelyard
 from tests.runs.contents import assert_same_bits, query
 
 from steelyard import Experiment, in_memory
-from steelyard.experiment.job_array import Part
 from steelyard.experiment.loading import build
+from steelyard.experiment.parts import Part
 from steelyard.runs.store import held
 from steelyard.sweeps.plan import plan
 from steelyard.sweeps.result import RESULTS, sweep_document, sweep_table, write_sweep_files

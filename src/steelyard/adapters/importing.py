@@ -14,9 +14,9 @@ from steelyard.adapters.recorder import ClientTest, Recorder
 from steelyard.base.errors import UserError, brief, listed, one_line, own_folder
 from steelyard.base.files import csv_rows
 from steelyard.base.settings import LARGEST_REAL
-from steelyard.experiment.recorded import FILE
+from steelyard.experiment.loading import FILE
 from steelyard.messages.updates import MOST_SAMPLES
-from steelyard.runs.store import exists
+from steelyard.runs.database import exists
 from steelyard.weighing.rule import Rule, WeighingSettings
 from steelyard.weighing.table import check_columns, column_criterion, number, read_words, weigh
 

@@ -23,19 +23,17 @@ import torch
 from steelyard.adapters.arrays import Arrays
 from steelyard.base.errors import UserError, listed, own_folder
 from steelyard.base.settings import validated
-from steelyard.experiment.continuing import CODE_FILES, DATA, TEXT, check_rules
 from steelyard.experiment.description import READING
-from steelyard.experiment.loading import RUN_FILE, read_experiment
-from steelyard.experiment.recorded import RecordedDescription
-from steelyard.experiment.run_notes import versions, why
+from steelyard.experiment.loading import RUN_FILE, RecordedDescription, read_experiment
+from steelyard.experiment.resuming import CODE_FILES, DATA, TEXT, check_rules, versions, why
 from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import MOST_SAMPLES, Evaluations, Failure, Updates
 from steelyard.rounds.state import Federation, RoundRecord, RoundState
-from steelyard.runs.database import LARGEST_FIGURE
+from steelyard.runs.database import LARGEST_FIGURE, exists
 from steelyard.runs.glance import this_process
 from steelyard.runs.history import History
 from steelyard.runs.joining import set_up
-from steelyard.runs.store import Store, exists
+from steelyard.runs.store import Store
 from steelyard.weighing.cohort import Memory
 from steelyard.weighing.order import OrderState
 from steelyard.weighing.rule import Rule, trust_warnings, trusted

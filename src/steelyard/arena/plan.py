@@ -19,14 +19,12 @@ from steelyard.base.errors import UserError, brief, listed, own_folder
 from steelyard.base.files import ARENA_FILE, is_file
 from steelyard.base.settings import validated
 from steelyard.base.usercode import ALGORITHMS, load_code
-from steelyard.experiment.code import Ask, content_name, rename_code
-from steelyard.experiment.description import Description
-from steelyard.experiment.federations import FederationSettings, put_federations
-from steelyard.experiment.folders import unnamed_folder
-from steelyard.experiment.job_array import PART, Part
+from steelyard.experiment.description import Description, FederationSettings, put_federations
 from steelyard.experiment.learning import LearningDescription
-from steelyard.experiment.loading import build, load
-from steelyard.experiment.rule_words import parse_rules
+from steelyard.experiment.loading import build, load, unnamed_folder
+from steelyard.experiment.named_files import Ask, content_name, rename_code
+from steelyard.experiment.parts import PART, Part
+from steelyard.experiment.rules import parse_rules
 from steelyard.sweeps.plan import differing, read_plan, write_plan
 from steelyard.weighing import criterion
 

@@ -18,10 +18,9 @@ from pydantic import Field
 from steelyard.base.errors import MachineError, Stopped, UserError, brief, listed, nearest
 from steelyard.base.settings import Section, change, parse, validated
 from steelyard.data import DataSettings
-from steelyard.experiment.description import Description
-from steelyard.experiment.federations import FederationSettings, put_federations
+from steelyard.experiment.description import Description, FederationSettings, put_federations
 from steelyard.experiment.loading import build, read_experiment
-from steelyard.experiment.rule_words import parse_rules
+from steelyard.experiment.rules import parse_rules
 from steelyard.report.curves import read_curves
 from steelyard.runs.history import History
 from steelyard.sweeps.plan import PlannedRun

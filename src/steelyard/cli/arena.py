@@ -79,7 +79,7 @@ def arena(
         with doing("starting"):
             from steelyard.arena.plan import arena_folder, plan, read_candidates
             from steelyard.arena.suite import load_suite
-            from steelyard.experiment.job_array import Part
+            from steelyard.experiment.parts import Part
             from steelyard.sweeps.running import check_jobs
 
         check_jobs(jobs)

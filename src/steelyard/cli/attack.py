@@ -69,8 +69,8 @@ def attack(
     """Make some clients hostile and show accuracy under each rule, beside the same without them."""
     with watching(not quiet()):
         with doing("starting"):
-            from steelyard.experiment.comparing import load_comparison
             from steelyard.experiment.loading import load
+            from steelyard.experiment.rules import load_comparison
             from steelyard.sweeps.attacking import Attack, attack_folder, attack_names, rules_for, under_attack
 
         names = attack_names(attacks or [], adaptive=adaptive)

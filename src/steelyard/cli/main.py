@@ -139,7 +139,7 @@ def _described(info: CommandInfo) -> CommandInfo:
 def main() -> NoReturn:
     """Run the command line, in one process or as one of those that torchrun starts."""
     if "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1":
-        from steelyard.experiment.ranks import among_ranks
+        from steelyard.experiment.running import among_ranks
 
         among_ranks(_main, fail)
     _main()

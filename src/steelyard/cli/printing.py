@@ -103,7 +103,7 @@ def metric_table(document: Metrics) -> Table:
 def warn_of_changes(folder: Path) -> None:
     """Warn that the experiment file of a run is not as the run wrote it, where that is so."""
     # For speed of start: few commands read runs.
-    from steelyard.experiment.continuing import changed_since
+    from steelyard.experiment.resuming import changed_since
 
     if line := changed_since(folder):
         _log.warning(line)

@@ -19,12 +19,9 @@ from steelyard.report.rendering import Table
 from steelyard.rounds.progress import watching
 
 if TYPE_CHECKING:
-    from steelyard.experiment.canary_runs import CanaryResult
-    from steelyard.experiment.extraction_audit import ExtractionRow
-    from steelyard.experiment.membership_audit import MembershipRow
-    from steelyard.experiment.privacy_audit import InversionRow
+    from steelyard.experiment.digit_audits import ExtractionRow, InversionRow, MembershipRow
     from steelyard.experiment.privacy_sweeps import InversionSweep
-    from steelyard.experiment.recommend_audit import AuditedProtection
+    from steelyard.experiment.run_audits import AuditedProtection, CanaryResult
 
 
 app = typer.Typer(help="Differential privacy: plan a budget, audit what attacks find out.", no_args_is_help=True)
@@ -157,10 +154,8 @@ def audit(
 def _attacked(noise: float, planted: Planted, tries: int, steps: int, questions: int) -> Audit:
     """Do all attacks but those on a recommender."""
     with doing("starting"):
-        from steelyard.experiment.canary_runs import audit_runs
-        from steelyard.experiment.extraction_audit import audit_extraction
-        from steelyard.experiment.membership_audit import audit_membership
-        from steelyard.experiment.privacy_audit import audit_inversion
+        from steelyard.experiment.digit_audits import audit_extraction, audit_inversion, audit_membership
+        from steelyard.experiment.run_audits import audit_runs
     with doing("running with canaries"):
         canary = audit_runs(noise, **planted)
     with doing("looking for samples in updates"):
@@ -191,8 +186,8 @@ def _audit_recommender(name: str, trust: bool) -> RecommenderAudit:
     with doing("reading the recommender"):
         from steelyard.experiment.loading import load
         from steelyard.experiment.recommend import RecommendDescription
-        from steelyard.experiment.recommend_audit import audit as play
-        from steelyard.experiment.recommend_audit import chance
+        from steelyard.experiment.run_audits import audit as play
+        from steelyard.experiment.run_audits import chance
 
         described = load(name, [], ask=asking(trust))
     if not isinstance(described, RecommendDescription):

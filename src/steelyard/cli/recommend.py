@@ -428,7 +428,7 @@ def audit(
     """Play the curious server: reconstruct users' items from their updates, under each protection."""
     from steelyard.experiment.loading import load, read_experiment
     from steelyard.experiment.recommend import RecommendDescription
-    from steelyard.experiment.recommend_audit import audit as play
+    from steelyard.experiment.run_audits import audit as play
 
     folder = Path(experiment)
     if folder.is_dir() and changes:

@@ -147,8 +147,8 @@ def compare(
         return
     with watching(not quiet()):
         with doing("starting"):
-            from steelyard.experiment.comparing import load_comparison, seeds_of
-            from steelyard.experiment.job_array import Part
+            from steelyard.experiment.parts import Part
+            from steelyard.experiment.rules import load_comparison, seeds_of
             from steelyard.experiment.running import run as run_experiment
             from steelyard.result import Result
 
@@ -285,7 +285,7 @@ def compare_shares(
     wanted = parse_shares(shares)
     with watching(not quiet()):
         with doing("starting"):
-            from steelyard.experiment.comparing import load_comparison, seeds_of
+            from steelyard.experiment.rules import load_comparison, seeds_of
             from steelyard.experiment.running import run
             from steelyard.report.rendering import render
             from steelyard.report.tables import participation_tables
@@ -346,7 +346,7 @@ def join(
         from steelyard.arena.plan import is_arena
         from steelyard.arena.running import join_arenas
         from steelyard.arena.table import arena_text
-        from steelyard.experiment.joining import join_runs
+        from steelyard.experiment.parts import join_runs
         from steelyard.sweeps.plan import is_sweep
         from steelyard.sweeps.result import write_sweep_files
         from steelyard.sweeps.running import join_sweeps

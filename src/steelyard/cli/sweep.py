@@ -82,8 +82,8 @@ def sweep(
     """Run an experiment over a grid of fields and rules on a validation split, and show which point is best."""
     with watching(not quiet()):
         with doing("starting"):
-            from steelyard.experiment.job_array import Part
             from steelyard.experiment.loading import load
+            from steelyard.experiment.parts import Part
             from steelyard.sweeps.plan import plan
             from steelyard.sweeps.running import How
             from steelyard.sweeps.running import sweep as run_sweep

@@ -11,7 +11,7 @@ import tomli_w
 from steelyard.base import files
 from steelyard.base.errors import UserError
 from steelyard.contributions.document import Contributions, stored_contributions
-from steelyard.experiment.contribution_checks import check_private
+from steelyard.experiment.checks import check_private
 from steelyard.experiment.description import Description
 from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.loading import RUN_FILE, own_text, read_experiment
@@ -21,7 +21,7 @@ from steelyard.runs.history import History
 if TYPE_CHECKING:
     from steelyard.contributions.replaying import Without
     from steelyard.data.dataset import DatasetOrSeeded
-    from steelyard.experiment.code import Ask
+    from steelyard.experiment.named_files import Ask
 
 
 def contributions(
@@ -118,7 +118,7 @@ def switch_on(folder: Path) -> None:
     """
     # For speed of start, as above.
     from steelyard.contributions.replaying import check_simulated
-    from steelyard.experiment.continuing import TEXT, changed_experiment
+    from steelyard.experiment.resuming import TEXT, changed_experiment
     from steelyard.runs.store import Store
 
     files.check_run(folder)

@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING
 from steelyard.base import files
 from steelyard.base.errors import UserError
 from steelyard.contributions.replaying import check_client, check_simulated, tests_decide
-from steelyard.experiment.continuing import TEXT
 from steelyard.experiment.description import Description
-from steelyard.experiment.folders import new_folder
-from steelyard.experiment.loading import RUN_FILE, read_experiment, run_file
+from steelyard.experiment.loading import RUN_FILE, new_folder, read_experiment, run_file
 from steelyard.experiment.parts import federations_of
+from steelyard.experiment.resuming import TEXT
 from steelyard.experiment.running import resume, run
 from steelyard.runs.database import reading
 from steelyard.runs.history import History
@@ -30,7 +29,7 @@ from steelyard.runs.store import Store
 
 if TYPE_CHECKING:
     from steelyard.data.dataset import DatasetOrSeeded
-    from steelyard.experiment.code import Ask
+    from steelyard.experiment.named_files import Ask
     from steelyard.rounds.loop import Progress
 
 FROM, TO = "withdrawn_from", "withdrawals"

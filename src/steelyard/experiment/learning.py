@@ -6,25 +6,28 @@ training imports torch; only what hides updates needs the libraries that do it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import SerializeAsAny, model_validator
 
-from steelyard.base.errors import UserError
+from steelyard.algorithms.settings import AlgorithmSettings
+from steelyard.base.errors import UserError, listed
 from steelyard.base.measures import TASKS, TaskMeasures, measure_of
 from steelyard.clients.local import ClockSettings, ComputeSettings
 from steelyard.data import DataSettings, FlawSettings, PartitionSettings, check_flaws, check_together
 from steelyard.data.facts import FactSettings
 from steelyard.data.sources.source import Memory
-from steelyard.experiment import learning_checks
-from steelyard.experiment.contribution_checks import check_common_model, check_measure, check_private
-from steelyard.experiment.description import Description
-from steelyard.experiment.privacy_checks import check_cohorts
+from steelyard.experiment.checks import check_cohorts, check_common_model, check_measure, check_private
+from steelyard.experiment.description import Description, FederationSettings
 from steelyard.learning.effective_rows import effective_rows_of
 from steelyard.learning.settings import DENSE, NAMES, ModelSettings, TrainingSettings, no_part
+from steelyard.messages.algorithm import Algorithm
 from steelyard.privacy.hidden import check_installed
+from steelyard.privacy.settings import PrivacySettings
 from steelyard.rounds.contributions import ContributionSettings
+from steelyard.rounds.plan import RoundSettings
+from steelyard.weighing.adafed import CLASS_METRICS
 from steelyard.weighing.criterion import Capabilities
 from steelyard.weighing.rule import WeighingSettings
 
@@ -32,7 +35,7 @@ if TYPE_CHECKING:
     from steelyard.clients.node import NodeClients, NodeConfig
     from steelyard.clients.protocol import Clients, Server
     from steelyard.data.dataset import DatasetOrSeeded
-    from steelyard.experiment.learning_simulation import LearningSections
+    from steelyard.experiment.simulation import LearningSections
     from steelyard.privacy.clipping import DeviceNoise
 
 
@@ -61,11 +64,11 @@ class LearningDescription(Description):
         check_together(self.data, self.partition)
         check_flaws(self.data, self.partition, self.flaws)
         if self.partition.test == "none":
-            learning_checks.check_untested(self.rules(), self.rounds)
+            check_untested(self.rules(), self.rounds)
         if self.privacy is not None and self.privacy.aggregation is not None:
             check_cohorts(self.privacy.aggregation, self.rounds, self.all_clients)
         if self.clock is not None and self.clock.late == "next":
-            learning_checks.check_late(self.rules(), self.algorithm, self.privacy)
+            check_late(self.rules(), self.algorithm, self.privacy)
         for index, flaw in enumerate(self.flaws):
             if flaw.kind == "adaptive" and self.privacy is not None:
                 raise UserError(
@@ -118,7 +121,7 @@ class LearningDescription(Description):
             task=data.task,
             classes=data.classes,
             marks=data.marks,
-            lacks_test_set=learning_checks.lacks_test_set(self.partition),
+            lacks_test_set=lacks_test_set(self.partition),
             everyone=self._everyone(),
             client_tests=self.clients_evaluate and self.rounds.evaluate_every == 1,
         )
@@ -135,7 +138,7 @@ class LearningDescription(Description):
 
     def check_rule(self, rule: WeighingSettings) -> None:
         """Refuse a fit, a control or an adaptive loss that this data or partition cannot feed."""
-        learning_checks.check_rule(rule, self.data, self.partition, self.training.loss)
+        check_rule(rule, self.data, self.partition, self.training.loss)
 
     @property
     def shared_out(self) -> bool:
@@ -182,7 +185,7 @@ class LearningDescription(Description):
 
     def assemble(self, dataset: DatasetOrSeeded | None = None) -> tuple[Clients, Server]:
         """Read the data and build simulated clients and their server."""
-        from steelyard.experiment.learning_simulation import simulate
+        from steelyard.experiment.simulation import simulate
 
         clients, server = simulate(
             self._sections(),
@@ -200,14 +203,14 @@ class LearningDescription(Description):
 
     def on_node(self, node: NodeConfig) -> NodeClients:
         """Build the clients that live on one node: their part of the data set, or the node's own file."""
-        from steelyard.experiment.learning_node import host
+        from steelyard.experiment.node import host_learning
 
         self.check_federated()
-        learning_checks.check_flaws_on_node(self.flaws, self._share())
-        return host(self._sections(), seed=self.seed, node=node, rows_behind=self._rows_behind)
+        check_flaws_on_node(self.flaws, self._share())
+        return host_learning(self._sections(), seed=self.seed, node=node, rows_behind=self._rows_behind)
 
     def _sections(self) -> LearningSections:
-        from steelyard.experiment.learning_simulation import LearningSections
+        from steelyard.experiment.simulation import LearningSections
 
         return LearningSections(
             *(self.data, self.partition, self.flaws, self.facts, self.model, self.training, self.compute),
@@ -239,7 +242,7 @@ class LearningDescription(Description):
         """Refuse what across machines would disclose single updates, or what only a simulation can do."""
         if self.clock is not None:
             raise UserError("clock: devices across machines take the time they take; allowed there: no [clock]")
-        learning_checks.check_federated(self.rules(), self.algorithms(), self.privacy)
+        check_federated(self.rules(), self.algorithms(), self.privacy)
 
     def about_data(self) -> Mapping[str, int | list[int]]:
         """Return the number of classes and the shape of a sample, as far as `[data]` decides them."""
@@ -252,7 +255,7 @@ class LearningDescription(Description):
 
     def at_server(self, about: Mapping[str, int | list[int]]) -> Server:
         """Build the server; it reads data only where the partition gives it a test set of its own."""
-        from steelyard.experiment.remote_server import RemoteServer
+        from steelyard.experiment.simulation import RemoteServer
 
         return self.assemble()[1] if self.partition.server != "none" else RemoteServer(self.model, about)
 
@@ -268,7 +271,7 @@ class LearningDescription(Description):
         if dataset is None or not isinstance(self.data, Memory):
             return self, dataset
         # For speed of start: most experiments are given no data.
-        from steelyard.experiment.learning_simulation import first_called
+        from steelyard.experiment.simulation import first_called
 
         dataset, kind = first_called(dataset, seed)
         if kind is not None and self.data.task not in (None, kind):
@@ -298,3 +301,132 @@ class LearningDescription(Description):
         """Accuracy and C-index lie between 0 and 1; the score of a regression is minus an error."""
         measure = measure_of(self.score_name)
         return (measure.low, measure.high) if measure.bounded else None
+
+
+# What does not go together, refused before any data is read.
+
+
+_LOSSES: Mapping[str, Sequence[str]] = {
+    "regression": ("barron", "none"),
+    **dict.fromkeys(("survival", "segmentation", "multi-label"), ()),
+}
+"""What `weighing.loss.adapt` may be by task; `CLASS_METRICS` for classes."""
+
+
+def check_late(
+    rules: Mapping[str, FederationSettings], algorithm: AlgorithmSettings, privacy: PrivacySettings | None
+) -> None:
+    """Refuse updates that join the next round where they would be weighed or sent in a way that knows no such."""
+    if privacy is not None and (privacy.central or privacy.local or privacy.aggregation):
+        raise UserError(
+            "clock.late: got 'next' with [privacy], whose noise and sums are made for the clients of one round; "
+            "allowed: drop"
+        )
+    for name, rule in rules.items():
+        settings = rule.algorithm or algorithm
+        made = None if settings.plugins else settings.made()
+        if rule.adjust is not None:
+            raise UserError(f"clock.late: got 'next' with '{name}', which tries other orders; allowed: drop")
+        if made is not None and (made.sends or made.listens):
+            raise UserError(
+                f"clock.late: got 'next' with {made.name}, whose clients give more than their models; allowed: drop"
+            )
+
+
+def check_untested(rules: Mapping[str, WeighingSettings], rounds: RoundSettings) -> None:
+    """Refuse what looks at the clients' accuracy where they have no test rows."""
+    if rounds.stop_at_target:
+        raise UserError(
+            "rounds.stop_at_target: got true with partition.test 'none', which leaves no accuracy to reach a "
+            "target; allowed: partition.test = 'local' or 'held-out'"
+        )
+    for name, rule in rules.items():
+        if rule.adjust is not None:
+            raise UserError(
+                f"weighing.adjust: '{name}' compares accuracies, and partition.test = 'none' leaves "
+                "none; allowed: partition.test = 'local' or 'held-out'"
+            )
+
+
+def lacks_test_set(partition: PartitionSettings) -> str:
+    """Say why the server has no rows to weigh on: none at all, or those that clients report on; empty if it has."""
+    if partition.server == "none":
+        return (
+            "and partition.server = 'none' leaves it without one; allowed: partition.server = 'held-out' or 'fraction'"
+        )
+    if partition.server == "held-out" and partition.test == "held-out" and partition.server_report == "none":
+        return (
+            "and partition.server and partition.test both take the held-out rows, so that the same rows would weigh "
+            "and report; allowed: partition.server_report = 'apart' (half weighs, half reports) or 'same' (as AdaFed's "
+            "authors do), partition.server = 'fraction', or another partition.test"
+        )
+    return ""
+
+
+def check_rule(rule: WeighingSettings, data: DataSettings, partition: PartitionSettings, loss: str) -> None:
+    """Refuse a fit, a control or an adaptive loss that this data or partition cannot feed; `loss` is the clients'."""
+    lacking = lacks_test_set(partition)
+    if rule.fit is not None and lacking:
+        raise UserError(f"weighing.fit: weights are fitted to the server's test set, {lacking}")
+    if rule.trained_by == "server" and lacking:
+        raise UserError(f"weighing.trained_by: the server trains on its test set, {lacking}")
+    if rule.defence is not None and rule.defence.needs_root and lacking:
+        raise UserError(f"weighing.defence.rule: fltrust trains on the server's test set, {lacking}")
+    if rule.loss is None:
+        return
+    if rule.loss.adapt != "none" and lacking:
+        raise UserError(f"weighing.loss: it adapts to the server's test set, {lacking}")
+    task = data.capabilities().task
+    fits = _LOSSES.get(task or "", CLASS_METRICS)
+    if rule.loss.adapt not in fits and task is not None:
+        raise UserError(
+            f"weighing.loss.adapt: got '{rule.loss.adapt}' with data.source = '{data.source}'; "
+            f"allowed: {listed(fits) or 'no [weighing.loss] with this task'}"
+        )
+    if rule.loss.adapt in ("barron", "none") and loss not in ("auto", "barron"):
+        raise UserError(
+            f"training.loss: got '{loss}' with weighing.loss.adapt = '{rule.loss.adapt}'; allowed: auto, barron"
+        )
+
+
+def check_federated(
+    rules: Mapping[str, WeighingSettings], algorithms: Sequence[Algorithm], privacy: PrivacySettings | None
+) -> None:
+    """Refuse what across machines would disclose single updates, or what only a simulation can do."""
+    listening = next((made.name for made in algorithms if made.listens), None)
+    if listening is not None:
+        raise UserError(
+            f"algorithm.name: got '{listening}', whose clients test each other's models, which no node sends to "
+            "another; allowed across machines: all algorithms but this"
+        )
+    aggregation = None if privacy is None else privacy.aggregation
+    if aggregation is None:
+        return
+    if aggregation.kind != "secure":
+        raise UserError(
+            f"privacy.aggregation.kind: got '{aggregation.kind}', whose clients share a key, and nobody hands out keys "
+            "across machines; allowed there: secure"
+        )
+    training = [name for name, rule in rules.items() if rule.trained_by == "clients"]
+    if len(training) > 1:
+        raise UserError(
+            f"beside: {len(training)} rules with privacy.aggregation; in the first round each would give the "
+            "server another weighted sum of the same updates; allowed across machines: one rule"
+        )
+
+
+def check_flaws_on_node(flaws: Sequence[FlawSettings], share: float | None) -> None:
+    """Refuse flawed clients that look at more than a node sees; `share` of the clients take part in a round."""
+    looking = [flaw.kind for flaw in flaws if flaw.needs_models]
+    if share != 1 and looking:
+        shown = "not given" if share is None else f"= {share:g}"
+        raise UserError(
+            f"flaws: got kind '{looking[0]}' with rounds.fraction {shown}, and a node does not see the models of "
+            "rounds that it sits out; allowed across machines: rounds.fraction = 1"
+        )
+    seeing = [flaw.kind for flaw in flaws if flaw.sees_others]
+    if seeing:
+        raise UserError(
+            f"flaws: got kind '{seeing[0]}', whose clients see the updates of all others, and a node sees only its "
+            "own; allowed across machines: reversed, gaussian, backdoor, labels-flipped"
+        )

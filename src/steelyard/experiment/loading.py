@@ -1,26 +1,57 @@
-"""Reading experiments: TOML files, recipes and run folders; every error names the field."""
+"""Reading experiments: TOML files, recipes and run folders; every error names the field. Where a new run goes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tomli_w
 
 from steelyard.base import files
-from steelyard.base.errors import UserError, brief, listed, nearest
+from steelyard.base.errors import UserError, brief, listed, nearest, own_folder, writable
 from steelyard.base.files import RUN_FILE as RUN_FILE
-from steelyard.base.settings import change, parse, validated
-from steelyard.experiment.code import FOLDER, Ask, keep_code, named_code, resolve_code
+from steelyard.base.settings import PrintedName, change, parse, validated
 from steelyard.experiment.description import READING, Description
 from steelyard.experiment.learning import LearningDescription
-from steelyard.experiment.paths import resolve_paths
+from steelyard.experiment.named_files import FOLDER, Ask, keep_code, named_code, resolve_code, resolve_paths
 from steelyard.experiment.recommend import RecommendDescription
-from steelyard.experiment.recorded import RecordedDescription
-from steelyard.runs.database import instead_of_a_run
+from steelyard.runs.database import exists, instead_of_a_run
+from steelyard.weighing.rule import WeighingSettings
+
+FILE = "file"
+"""What stands for the framework of a federation that was read from a file."""
+
+
+class RecordedDescription(Description):
+    """What a recorded federation says of itself, in place of an experiment: it can be looked at, and not run here."""
+
+    kind: Literal["recorded"] = "recorded"
+    framework: PrintedName = "Flower"
+    """Who runs the federation: "Flower", "NVFlare", or "file" for one that was imported."""
+    measure: PrintedName = "accuracy"
+    """What the clients' scores are in their tests of a model."""
+    keep_models: bool = False
+    """Whether the folder holds the newest models; their digests are in its chain in any case."""
+
+    def check_runs_here(self, where: str) -> None:
+        owner = "was imported from a file" if self.framework == FILE else f"belongs to a {self.framework} app"
+        again = "import it again into a new folder" if self.framework == FILE else "start it again there"
+        raise UserError(f"{where}: this run {owner}: {again}")
+
+    def check_rule(self, rule: WeighingSettings) -> None:
+        """Take any rule: it was followed elsewhere."""
+
+    @property
+    def score_name(self) -> str:
+        return self.measure
+
+
+# Files, recipes and run folders.
+
 
 LONGEST = 1_000_000
 """Bytes of an experiment file in a run's folder that are looked at; none of ours comes near."""
@@ -162,3 +193,27 @@ def run_file(experiment: Description, folder: Path) -> str:
 def to_toml(experiment: Description) -> str:
     """Write an experiment with every field resolved as TOML; reading it back gives the same experiment."""
     return tomli_w.dumps(experiment.model_dump(mode="json", exclude_none=True))
+
+
+# The folder of a new run or sweep.
+
+
+def new_folder(experiment: Description, out: str | Path | None) -> Path:
+    """Return the folder of a new run; one that holds a run already is refused, so that nothing is lost."""
+    if out is None:
+        return unnamed_folder(experiment, experiment.name)
+    folder = own_folder(Path(out), "--out")
+    if exists(folder):
+        raise UserError(f"--out: {folder} holds a run already; allowed: a new folder, or `steelyard resume {folder}`")
+    return folder
+
+
+def unnamed_folder(experiment: Description, name: str) -> Path:
+    """Return a folder that is not there yet, of this name and the time, where the experiment keeps its runs."""
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    first = writable(experiment.store.folder / f"{name}-{stamp}", "store.folder")
+    folder, count = first, 1
+    while folder.exists():
+        count += 1
+        folder = first.with_name(f"{first.name}-{count}")
+    return folder

@@ -17,10 +17,10 @@ from steelyard.base.usercode import NotAllowed
 from steelyard.clients.node import NodeConfig
 from steelyard.data import DataSettings
 from steelyard.data.sources.source import FileSource
-from steelyard.experiment.code import file_name, rename_code
 from steelyard.experiment.description import Description
 from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.loading import build
+from steelyard.experiment.named_files import file_name, rename_code
 from steelyard.experiment.node_rows import own_partition, own_reading
 from steelyard.experiment.recommend import RecommendDescription
 from steelyard.messages.algorithm import Algorithm

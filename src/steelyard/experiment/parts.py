@@ -1,36 +1,114 @@
-"""What a run is made of: clients, server, federations and the plan; made new, or again from a run's folder."""
+"""What a run is made of: clients, server, federations and the plan; a part of a run (3/8), and joining all parts."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Sequence
+import re
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
-from steelyard.base.errors import UserError
-from steelyard.base.logs import doing
+from steelyard.base import files
+from steelyard.base.errors import MachineError, UserError, brief, listed, own_folder, told_as
+from steelyard.base.logs import doing, logger
+from steelyard.base.processor import DECIDES
+from steelyard.base.settings import parse
 from steelyard.clients.protocol import RemainingClients
 from steelyard.clients.ranks.group import current
-from steelyard.experiment.code import Ask
-from steelyard.experiment.continuing import begun_with, changed_data, changed_experiment, check_rules
 from steelyard.experiment.description import Description
 from steelyard.experiment.guarantees import private_rounds
-from steelyard.experiment.job_array import PART, Part
 from steelyard.experiment.loading import RUN_FILE, own_text, read_experiment
+from steelyard.experiment.named_files import FOLDER as CODE
+from steelyard.experiment.named_files import Ask
+from steelyard.experiment.resuming import (
+    CODE_FILES,
+    DATA,
+    TEXT,
+    begun_with,
+    changed_data,
+    changed_experiment,
+    check_rules,
+    flat_fields,
+)
+from steelyard.proof.signing import head_key
 from steelyard.rounds.state import Federation, Plan
+from steelyard.runs.chain import require_whole
+from steelyard.runs.database import exists
+from steelyard.runs.glance import this_process
 from steelyard.runs.history import History
+from steelyard.runs.joining import join_rounds, set_up
 from steelyard.tracking import check as check_tracker
 from steelyard.weighing.adafed import loss_rule
 from steelyard.weighing.order import strategy_of
-from steelyard.weighing.rule import Rule
+from steelyard.weighing.rule import Rule, unlimited
 
 if TYPE_CHECKING:
     from steelyard.clients.protocol import Clients, Server
     from steelyard.data.dataset import DatasetOrSeeded
     from steelyard.rounds.private import PrivateRounds
     from steelyard.weighing.criterion import Criterion
+
+
+PART = "part"
+"""A run that is a part of a comparison notes which one under this name; a sweep's file has a field of it."""
+MOST = 10_000
+
+_ItemT = TypeVar("_ItemT")
+
+
+@dataclass(frozen=True, order=True)
+class Part:
+    """The third of eight parts, written 3/8."""
+
+    number: int
+    of: int
+
+    @classmethod
+    def read(cls, text: str, where: str = "--part") -> Self:
+        """Read a part as it is written; `where` names the option or the file in an error."""
+        found = re.fullmatch(r"([0-9]{1,5})/([0-9]{1,5})", text.strip())
+        number, of = map(int, found.groups()) if found else (0, 0)
+        if not 1 <= number <= of <= MOST:
+            raise UserError(f"{where}: got {brief(text)}; allowed: NUMBER/OF, such as 3/8, at most {MOST:,} parts")
+        return cls(number, of)
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.of}"
+
+    def share(self, items: Sequence[_ItemT], what: str) -> list[_ItemT]:
+        """Return every so manyth item, so that parts take about as long; none may be left without one."""
+        if self.of > len(items):
+            raise UserError(f"--part: got {self}, but there are {len(items)} {what}; allowed: at most {len(items)}")
+        return list(items[self.number - 1 :: self.of])
+
+
+def in_order(found: Mapping[Path, Part | None]) -> list[Path]:
+    """Return the folders of all parts by their numbers; parts that are missing, doubled or of others are named."""
+    parts = {folder: part for folder, part in found.items() if part is not None}
+    if not parts or len(parts) < len(found):
+        whole = next(iter(found.keys() - parts.keys()), None)
+        raise UserError(f"{whole}: is not a part; allowed: folders that were made with --part")
+    sizes = {part.of: folder for folder, part in parts.items()}
+    if len(sizes) > 1:
+        (one, first), (other, second) = list(sizes.items())[:2]
+        raise UserError(f"{second}: is one of {other} parts, {first} one of {one}; allowed: parts of one whole")
+    of = next(iter(sizes))
+    by_number: dict[int, list[Path]] = {number: [] for number in range(1, of + 1)}
+    for folder, part in parts.items():
+        by_number[part.number].append(folder)
+    missing = [f"{number}/{of}" for number, folders in by_number.items() if not folders]
+    doubled = [f"{n}/{of} ({listed(map(str, each))})" for n, each in by_number.items() if len(each) > 1]
+    if missing or doubled:
+        faults = [f"missing: {', '.join(missing)}"] if missing else []
+        faults += [f"doubled: {', '.join(doubled)}"] if doubled else []
+        raise UserError(f"join: {'; '.join(faults)}; allowed: each of the {of} parts once")
+    return [folders[0] for folders in by_number.values()]
+
+
+# What a run is made of.
+
 
 Assembly = Callable[[], "tuple[Clients, Server]"]
 
@@ -173,3 +251,107 @@ def as_begun(
         parts = Parts.of(experiment, clients, server, federations, part)
         changes += changed_data(history, parts.begun(folder), accept=accept)
         yield parts, changes
+
+
+# Joining parts.
+
+
+_log = logger(__name__)
+
+_SAME = (CODE_FILES, "seeds", "in_memory")
+"""Facts, beside the experiment, in which all parts of one comparison agree."""
+_OWN = (PART, "tracked_as", "writer")
+"""Facts of a part alone."""
+
+
+def join_runs(folders: Sequence[Path], out: Path) -> Path:
+    """Make one run in a new folder of all parts of a comparison, given in any order; returns the folder.
+
+    The parts stay as they are. What is missing, doubled, not at its end or of another experiment is named.
+    """
+    histories = {folder: History(folder) for folder in folders}
+    parts = in_order({folder: part_of(history) for folder, history in histories.items()})
+    found = [histories[folder] for folder in parts]
+    for history in found:
+        if history.info.get("status") != "finished":
+            raise UserError(
+                f"{history.folder}: is not at its end; allowed: parts that are (`steelyard resume {history.folder}` "
+                "goes on with one that was stopped)"
+            )
+        require_whole(history.chain, history.folder, accept=False)
+        _check_same(found[0], history)
+    out = own_folder(out, "--out")
+    if exists(out):
+        raise UserError(f"--out: {out} holds a run already; allowed: a new folder")
+    experiment = read_experiment(parts[0])
+    names = [one.name for one in federations_of(experiment, json.loads(found[0].info["seeds"]))]
+    held = [name for history in found for name in history.federations["federation"]]
+    if sorted(held) != sorted(names):
+        raise UserError(f"{parts[0]}: the parts hold other rules and seeds than the comparison; allowed: as written")
+    every = experiment.resolved().store.clients_every
+    facts = _facts(found)
+    code = [name for name in files.names_in(parts[0] / CODE) if name.endswith(".py")]
+    with told_as(f"{out}: cannot be written", "a writable folder", kind=MachineError):
+        for name in code:
+            files.write(out / CODE / name, files.read_bytes(parts[0] / CODE / name))
+    made = [RUN_FILE, *([CODE] if code else [])]
+    set_up(
+        *(out, {RUN_FILE: found[0].info[TEXT]}, facts, (), made),
+        fill=lambda draft: join_rounds(draft, parts, names, every, head_key()),
+    )
+    return out
+
+
+def _check_same(first: History, other: History) -> None:
+    """Refuse a part of another comparison; say where parts were computed differently, which may show in last bits."""
+    before, now = (flat_fields(parse(one.info.get(TEXT, ""), str(one.folder))) for one in (first, other))
+    fields = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    fields += [name for name in _SAME if first.info.get(name) != other.info.get(name)]
+    data, others = (cast("dict[str, Any]", json.loads(one.info.get(DATA, "{}"))) for one in (first, other))
+    fields += [f"the data of seed {seed}" for seed in data.keys() & others.keys() if data[seed] != others[seed]]
+    if fields:
+        raise UserError(
+            f"{other.folder}: is a part of another comparison than {first.folder}, which differs in {fields[0]}; "
+            "allowed: parts of one"
+        )
+    for name in ("version_steelyard", *DECIDES, "engine_choice", "device"):
+        if (one := first.info.get(name)) != (two := other.info.get(name)):
+            _log.warning(
+                f"{name}: {one} in {first.folder}, {two} in {other.folder}: last bits may differ from one run's"
+            )
+
+
+def _facts(histories: Sequence[History]) -> dict[str, str]:
+    """Return the facts of the whole: what parts agree on, tables of all, largest peaks, all texts that differ."""
+    known = [{key: value for key, value in one.info.items() if key not in (*_OWN, "schema")} for one in histories]
+    facts: dict[str, str] = {}
+    for key in dict.fromkeys(key for one in known for key in one):
+        values = list(dict.fromkeys(one[key] for one in known if key in one))
+        facts[key] = values[0] if len(values) == 1 else _merged(values)
+    facts |= {"notes": text} if (text := _notes(histories)) else {}
+    return facts | {"writer": this_process().text()}
+
+
+def _merged(values: Sequence[str]) -> str:
+    try:
+        found: list[Any] = [json.loads(value) for value in values]
+    except ValueError:
+        return "; ".join(values)
+    if all(isinstance(one, dict) for one in found):
+        return json.dumps({key: value for one in found for key, value in one.items()})
+    if all(isinstance(one, list) for one in found):
+        return json.dumps(sorted({value for one in found for value in one}))
+    return values[found.index(max(found))] if all(isinstance(one, int | float) for one in found) else "; ".join(values)
+
+
+def _notes(histories: Sequence[History]) -> str:
+    """Return the notes of all parts: those on rules once for all rules, as one run writes them."""
+    rules = read_experiment(histories[0].folder).rules()
+    trust = [json.loads(history.info.get("trust", "{}")) for history in histories]
+    notes: list[str] = []
+    for history, mine in zip(histories, trust, strict=True):
+        on_rules = "; ".join(unlimited((rules[name], mine[name]) for name in rules if name in mine))
+        notes.append(history.info.get("notes", "").removesuffix(on_rules).removesuffix("; "))
+    known = {name: each for mine in trust for name, each in mine.items()}
+    on_rules = unlimited((settings, known[name]) for name, settings in rules.items() if name in known)
+    return "; ".join(note for note in dict.fromkeys([*notes, *on_rules]) if note)

@@ -7,8 +7,8 @@ from typing import Any, TypedDict
 
 import torch
 
-from steelyard.experiment.canary_runs import CanaryResult, audit_runs
-from steelyard.experiment.privacy_audit import Attack, Protection, attack_many, attack_one, guess, victims
+from steelyard.experiment.digit_audits import Attack, Protection, attack_many, attack_one, guess, victims
+from steelyard.experiment.run_audits import CanaryResult, audit_runs
 from steelyard.learning.inversion import likeness
 from steelyard.privacy.noise import Source
 

@@ -16,7 +16,7 @@ from steelyard.base.errors import UserError, first_names, without_controls
 from steelyard.base.settings import parse
 from steelyard.data.inspect import DataSummary
 from steelyard.experiment.loading import build
-from steelyard.experiment.paths import resolve_paths
+from steelyard.experiment.named_files import resolve_paths
 from steelyard.rounds.plan import default_fraction
 
 ENOUGH_FOR_SERVER = 400

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from steelyard.clients.node import NodeClients, NodeConfig
     from steelyard.clients.protocol import Clients
     from steelyard.data.dataset import DatasetOrSeeded
-    from steelyard.experiment.recommend_node import ModelSettings
+    from steelyard.experiment.node import ModelSettings
     from steelyard.privacy.clipping import DeviceNoise
     from steelyard.privacy.settings import PrivacySettings
     from steelyard.recommend.clients import LocalRound, RecommendClients, RecommendServer
@@ -207,29 +207,29 @@ class RecommendDescription(Description):
 
     def simulated(self) -> tuple[RecommendClients, RecommendServer]:
         """Build the simulated users themselves, without the noise that they may add to what they send."""
-        from steelyard.experiment.recommend_node import simulate
+        from steelyard.experiment.node import simulate
 
         return simulate(self.run_data(), self._model(), self.criteria())
 
     def _model(self) -> ModelSettings:
-        from steelyard.experiment.recommend_node import ModelSettings
+        from steelyard.experiment.node import ModelSettings
 
         return ModelSettings(self.fpl, self.kgflex, self.knowledge, self.ranking, self.local_round())
 
     def on_node(self, node: NodeConfig) -> NodeClients:
         """Build the users that live on one node; each user's vector stays in the node's state."""
-        from steelyard.experiment.recommend_node import host
+        from steelyard.experiment.node import host_users
 
         if self.device_noise() is not None:
             raise UserError(
                 "privacy.local: given, but a row of every item from every user does not fit into a message; "
                 "allowed across machines: no [privacy.local]; or `steelyard run`, on one machine"
             )
-        return host(self.interactions, self.items, self._model(), self.criteria(), seed=self.seed, node=node)
+        return host_users(self.interactions, self.items, self._model(), self.criteria(), seed=self.seed, node=node)
 
     def at_server(self, about: Mapping[str, int | list[int]]) -> RecommendServer:
         """Build the server; it makes the first shared rows and sees sums of sparse rows."""
-        from steelyard.experiment.recommend_node import serve
+        from steelyard.experiment.node import serve
 
         return serve(self._model(), about)
 

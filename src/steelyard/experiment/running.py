@@ -2,31 +2,47 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import secrets
 import shlex
 import shutil
-from collections.abc import Sequence
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from steelyard.base import files
 from steelyard.base.errors import Stopped, UserError, listed, nearest
 from steelyard.base.files import in_bytes
 from steelyard.base.logs import doing, logger
 from steelyard.base.measures import measure_of
+from steelyard.clients.local import SimulationServer
 from steelyard.clients.protocol import CountedServer
-from steelyard.clients.ranks.group import RankLost, rank_count
-from steelyard.experiment.code import FOLDER as CODE
-from steelyard.experiment.code import Ask
-from steelyard.experiment.continuing import also_made_by, begun_with, changed_versions, check_models
+from steelyard.clients.ranks.group import RankLost, Ranks, join, rank_count
+from steelyard.clients.ranks.share import Share, own_versions
+from steelyard.clients.ranks.wire import Content
 from steelyard.experiment.description import Description
-from steelyard.experiment.folders import new_folder
 from steelyard.experiment.guarantees import ended_early, guarantee_record, open_ledger, remaining
-from steelyard.experiment.job_array import PART, Part
-from steelyard.experiment.loading import RUN_FILE, read_experiment, run_file
-from steelyard.experiment.parts import Assembly, Parts, as_begun, assembled, federations_of
-from steelyard.experiment.run_notes import RunRecorder, run_facts, versions, why
+from steelyard.experiment.loading import RUN_FILE, build, new_folder, read_experiment, run_file
+from steelyard.experiment.named_files import FOLDER as CODE
+from steelyard.experiment.named_files import Ask
+from steelyard.experiment.parts import PART, Assembly, Part, Parts, as_begun, assembled, federations_of
+from steelyard.experiment.resuming import (
+    RunRecorder,
+    also_made_by,
+    begun_with,
+    changed_versions,
+    check_models,
+    run_facts,
+    versions,
+    why,
+)
+from steelyard.experiment.rules import seeds_of, with_rules
 from steelyard.proof.signing import head_key
 from steelyard.rounds.loop import Progress, run_rounds
 from steelyard.rounds.plan import cohort_size
@@ -41,12 +57,13 @@ from steelyard.tracking import Tracked
 from steelyard.tracking import check as check_tracker
 from steelyard.weighing.rule import trusted
 
-_log = logger(__name__)
-
 if TYPE_CHECKING:
     from steelyard.clients.protocol import Clients
     from steelyard.data.dataset import DatasetOrSeeded
     from steelyard.rounds.state import RoundState
+
+
+_log = logger(__name__)
 
 
 def run(
@@ -150,6 +167,26 @@ def _check_named(experiment: Description, names: set[str]) -> None:
                 f"{field}: got '{client}'{nearest(client, names)}, which is no client; allowed: "
                 f"{listed(sorted(names)[:5])}{', ...' if len(names) > 5 else ''}"
             )
+
+
+def compare(
+    experiment: Description,
+    rules: Sequence[str] = (),
+    seeds: int = 1,
+    *,
+    out: str | Path | None = None,
+    dataset: DatasetOrSeeded | None = None,
+    progress: bool = False,
+) -> Path:
+    """Run rules side by side with `seeds` seeds, counted from the experiment's; returns the folder of the run.
+
+    As in `load_comparison`, right or wrong is recorded for every test sample of the last round, unless the experiment
+    says otherwise.
+    """
+    chosen = seeds_of(experiment, seeds)
+    if "samples" not in experiment.rounds.model_fields_set:
+        experiment = experiment.model_copy(update={"rounds": experiment.rounds.model_copy(update={"samples": True})})
+    return run(with_rules(experiment, rules), out=out, seeds=chosen, dataset=dataset, progress=progress)
 
 
 def resume(
@@ -281,3 +318,98 @@ def _shown(progress: bool | Progress, rounds: int, percent: bool) -> AbstractCon
     if callable(progress):
         return nullcontext(progress)
     return show_progress(rounds, percent) if progress else nullcontext(None)
+
+
+# Several processes: rank 0 runs the command, the others do their share of what it asks.
+
+
+def among_ranks(lead: Callable[[], NoReturn], refuse: Callable[[str], NoReturn]) -> NoReturn:
+    """Run a command as one of the processes that a launcher started, and end; rank 0 alone says anything."""
+    silent = os.environ.get("RANK") != "0"
+    if silent:
+        _say_nothing()
+    try:
+        ranks = join()
+    except UserError as error:
+        if silent:
+            sys.exit(2)
+        refuse(str(error))
+    if ranks is None:
+        lead()
+    if ranks.place.rank:
+        _follow(ranks)
+    _leave(ranks, _led(lead, ranks))
+
+
+def _led(lead: Callable[[], NoReturn], ranks: Ranks) -> int:
+    def ended(number: int, frame: object) -> None:
+        # Once a rank is lost its launcher ends all others: what is wrong is said first.
+        if not ranks.broken:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.raise_signal(signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, ended)
+    try:
+        lead()
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+
+
+def _leave(ranks: Ranks, code: int) -> NoReturn:
+    ranks.end()
+    if ranks.broken:
+        # Threads still wait for answers that will never come: Python would wait for torch's in turn.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
+def _say_nothing() -> None:
+    """Leave all words to rank 0."""
+    ours = logging.getLogger("steelyard")
+    ours.addHandler(logging.NullHandler())
+    ours.propagate = False
+    warnings.simplefilter("ignore")
+
+
+def _follow(ranks: Ranks) -> NoReturn:
+    """Do what rank 0 asks; when it is gone, end too."""
+    # Ctrl-C reaches every process of a terminal: rank 0 decides what becomes of it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        ranks.serve(Follower().answer)
+    except RankLost:
+        os._exit(1)
+    sys.exit(0)
+
+
+class Follower:
+    """A rank that builds what rank 0 describes, one experiment after another, and works on it."""
+
+    def __init__(self) -> None:
+        self._share: Share | None = None
+
+    def answer(self, command: str, content: Content) -> Content:
+        """Do one command of rank 0."""
+        if command == "assemble":
+            self._assemble(content["experiment"], content["versions"])
+            return None
+        if command == "release":
+            if self._share is not None:
+                self._share.simulation.close()
+            self._share = None
+            return None
+        assert self._share is not None, command
+        return self._share.answer(command, content)
+
+    def _assemble(self, document: Mapping[str, Any], wanted: Mapping[str, str]) -> None:
+        for name, own in own_versions().items():
+            if own != wanted[name]:
+                raise UserError(f"{name}: {own} here, {wanted[name]} on rank 0; allowed: the same on all ranks")
+        _, server = build(document, "experiment").assemble()
+        assert isinstance(server, SimulationServer)
+        self._share = Share(server.clients, server)

@@ -15,10 +15,10 @@ from steelyard import __version__
 from steelyard.base.errors import UserError, brief, told_as, writable
 from steelyard.base.settings import change
 from steelyard.base.usercode import SHIPPED
-from steelyard.experiment.code import FOLDER as CODE
-from steelyard.experiment.code import keep_code
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import build, to_toml
+from steelyard.experiment.named_files import FOLDER as CODE
+from steelyard.experiment.named_files import keep_code
 
 DEFAULTS: dict[str, str | bool] = {"set": "", "out": "", "resume": False, "report": ""}
 """Keys of the run configuration beside `experiment`, with their defaults."""

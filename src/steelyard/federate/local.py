@@ -22,10 +22,9 @@ from steelyard.base.measures import measure_of
 from steelyard.clients.flower.adapter.superlink import SuperLinkControl
 from steelyard.clients.flower.register import REGISTER, Entry, enter
 from steelyard.clients.node import EVERYTHING, NodeConfig
-from steelyard.experiment.code import Ask
 from steelyard.experiment.description import Description
-from steelyard.experiment.folders import new_folder
-from steelyard.experiment.loading import load, read_experiment
+from steelyard.experiment.loading import load, new_folder, read_experiment
+from steelyard.experiment.named_files import Ask
 from steelyard.federate.app_folder import CONNECTION, experiment_text, number_of_run, write_app
 from steelyard.federate.certificates import make_certificates, make_key
 from steelyard.federate.server_folder import (
@@ -40,9 +39,8 @@ from steelyard.federate.server_folder import (
 from steelyard.federate.workers import LAUNCHER, Process, end_all, environment, reserved_port, start_superlink
 from steelyard.proof.signing import HEAD_KEY, read_public_key
 from steelyard.rounds.progress import show_progress, weighed_one
-from steelyard.runs.database import reading
+from steelyard.runs.database import exists, reading
 from steelyard.runs.history import History
-from steelyard.runs.store import exists
 
 _START_SECONDS = 90.0
 _MOST_CLIENTS = 10_000

@@ -6,13 +6,13 @@ from pathlib import Path
 
 from steelyard.base import files
 from steelyard.base.errors import UserError
-from steelyard.experiment.code import Ask
-from steelyard.experiment.continuing import accept_experiment
+from steelyard.experiment.named_files import Ask
+from steelyard.experiment.resuming import accept_experiment
 from steelyard.experiment.running import resume as resume_simulated
 from steelyard.federate import require_flower
 from steelyard.federate.server_folder import read_launch
+from steelyard.runs.database import exists
 from steelyard.runs.history import History
-from steelyard.runs.store import exists
 
 
 def resume(folder: Path, *, progress: bool = False, ask: Ask | None = None, accept_changes: bool = False) -> Path:

@@ -26,8 +26,8 @@ from steelyard.experiment.running import resume, run
 from steelyard.federate.app_folder import experiment_of, experiment_text
 from steelyard.federate.server_folder import LOG, Status, note_outcome
 from steelyard.federate.workers import LAUNCHER, is_running
+from steelyard.runs.database import exists
 from steelyard.runs.history import History
-from steelyard.runs.store import exists
 
 _log = logger(__name__)
 

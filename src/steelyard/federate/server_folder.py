@@ -347,7 +347,7 @@ _log = logger(__name__)
 def submit(server: Path, experiment: Description, *, out: Path | None = None, resume: bool = False) -> ServerRun:
     """Put a run into the queue of a server; the folder of one that is still in it is taken up again."""
     # For speed of start: it brings torch along, which whoever serves or looks does without.
-    from steelyard.experiment.folders import new_folder
+    from steelyard.experiment.loading import new_folder
 
     home = ServerFolder(server)
     home.require_served()

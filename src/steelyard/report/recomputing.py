@@ -15,8 +15,7 @@ import numpy as np
 import torch
 
 from steelyard.base.errors import UserError, in_words
-from steelyard.experiment.description import Description
-from steelyard.experiment.federations import FederationSettings, stored_settings
+from steelyard.experiment.description import Description, FederationSettings, stored_settings
 from steelyard.experiment.loading import read_experiment
 from steelyard.messages.algorithm import Algorithm, ServerStep, Vectors
 from steelyard.messages.payloads import DenseModels

@@ -13,7 +13,7 @@ from pydantic_core import to_json
 from steelyard.base import files
 from steelyard.base.errors import UserError, told_as
 from steelyard.contributions.document import Contributions, rule_of, stored_contributions
-from steelyard.experiment.federations import stored_settings
+from steelyard.experiment.description import stored_settings
 from steelyard.experiment.loading import RUN_FILE
 from steelyard.report.hostile import CLEAN
 from steelyard.report.notices import privacy_lines, privacy_of

@@ -19,11 +19,9 @@ from steelyard.base.errors import UserError, first_names, in_words
 from steelyard.base.processor import in_words as in_words_of
 from steelyard.base.processor import same_kind
 from steelyard.contributions.document import Contributions
-from steelyard.experiment.continuing import changed_since
-from steelyard.experiment.federations import stored_settings
-from steelyard.experiment.loading import read_experiment
-from steelyard.experiment.recorded import RecordedDescription
-from steelyard.experiment.run_notes import versions
+from steelyard.experiment.description import stored_settings
+from steelyard.experiment.loading import RecordedDescription, read_experiment
+from steelyard.experiment.resuming import changed_since, versions
 from steelyard.proof.signing import Keys, fingerprint, head_statement, holds, model_digest
 from steelyard.report.recomputing import look_at_updates
 from steelyard.report.result import RecordedRule

@@ -506,3 +506,8 @@ def close_log(connection: sqlite3.Connection) -> None:
         except sqlite3.OperationalError:
             pass
         time.sleep(0.05)
+
+
+def exists(folder: Path) -> bool:
+    """Whether a folder holds a run already."""
+    return files.is_file(folder / DATABASE)

@@ -25,10 +25,10 @@ from steelyard.runs.chain import Records
 from steelyard.runs.checkpoint import FOLDER, TensorFiles, checksum, last_checkpoint, pack
 from steelyard.runs.columns import KEYS, unpack
 from steelyard.runs.columns import pack as pack_column
-from steelyard.runs.database import BROKEN, Reader, close_log, connect, known, reading, unreadable
+from steelyard.runs.database import BROKEN, Reader, close_log, connect, exists, known, reading, unreadable
 from steelyard.runs.kept_updates import join_kept
 from steelyard.runs.schema import WRITE, declared
-from steelyard.runs.store import Store, exists, held
+from steelyard.runs.store import Store, held
 
 DRAFT = ".setup"
 """Folder in which a run is put together; what is in it is no run yet."""

@@ -298,11 +298,6 @@ def held(folder: Path) -> BinaryIO:
     return lock
 
 
-def exists(folder: Path) -> bool:
-    """Whether a folder holds a run already."""
-    return files.is_file(folder / DATABASE)
-
-
 _CLIENTS = "SELECT name, id FROM clients"
 _NEW_CLIENT = "INSERT INTO clients (name) VALUES (?)"
 _FEDERATIONS = "SELECT name, id FROM federations"

@@ -13,10 +13,9 @@ from typing import Any
 
 from steelyard.base.errors import Stopped, UserError, listed, nearest, own_folder
 from steelyard.base.files import ATTACK_FILE, is_file
-from steelyard.experiment.comparing import seeds_of, with_rules
 from steelyard.experiment.description import Description
-from steelyard.experiment.folders import unnamed_folder
-from steelyard.experiment.loading import build
+from steelyard.experiment.loading import build, unnamed_folder
+from steelyard.experiment.rules import seeds_of, with_rules
 from steelyard.report.hostile import CLEAN
 from steelyard.runs.store import held
 from steelyard.sweeps.plan import PlannedRun, differing, read_plan, write_plan

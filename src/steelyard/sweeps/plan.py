@@ -18,12 +18,11 @@ from steelyard.base import files
 from steelyard.base.errors import UserError, brief, listed, nearest, told_as
 from steelyard.base.files import SWEEP_FILE as SWEEP_FILE
 from steelyard.base.settings import parse, put, read_value
-from steelyard.experiment.code import FOLDER, content_name, keep_code, rename_code, resolve_code
-from steelyard.experiment.comparing import CHECKPOINTS, MOST_SEEDS, with_rules
-from steelyard.experiment.description import Description
-from steelyard.experiment.federations import put_federations
-from steelyard.experiment.job_array import PART, Part
+from steelyard.experiment.description import Description, put_federations
 from steelyard.experiment.loading import build, own_text
+from steelyard.experiment.named_files import FOLDER, content_name, keep_code, rename_code, resolve_code
+from steelyard.experiment.parts import PART, Part
+from steelyard.experiment.rules import CHECKPOINTS, MOST_SEEDS, with_rules
 
 SHARE = 0.1
 """The share of the training data that settings are chosen on, unless another is given."""

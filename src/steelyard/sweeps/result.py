@@ -15,8 +15,7 @@ import tomli_w
 from steelyard.base import files
 from steelyard.base.errors import printable, told_as
 from steelyard.base.measures import EstimateJson, estimate, measure_of, show_estimate
-from steelyard.experiment.description import Description
-from steelyard.experiment.federations import put_federations
+from steelyard.experiment.description import Description, put_federations
 from steelyard.experiment.loading import read_experiment
 from steelyard.report.curves import rounds_to_target, worst_tenth
 from steelyard.report.notices import chain_line, chain_of

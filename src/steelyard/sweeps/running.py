@@ -20,17 +20,17 @@ from steelyard.base import files
 from steelyard.base.errors import MachineError, Stopped, UserError, brief, own_folder, told_as
 from steelyard.base.logs import show
 from steelyard.clients.ranks.group import current
-from steelyard.experiment.code import Ask
 from steelyard.experiment.description import Description
-from steelyard.experiment.folders import unnamed_folder
-from steelyard.experiment.job_array import Part, in_order
-from steelyard.experiment.loading import read_experiment
+from steelyard.experiment.loading import read_experiment, unnamed_folder
+from steelyard.experiment.named_files import Ask
+from steelyard.experiment.parts import Part, in_order
 from steelyard.experiment.running import resume, run
 from steelyard.rounds.drafting import TooFewClients
 from steelyard.rounds.progress import show_duration
 from steelyard.rounds.soundness import Exploded
+from steelyard.runs.database import exists
 from steelyard.runs.history import History
-from steelyard.runs.store import exists, held
+from steelyard.runs.store import held
 from steelyard.sweeps.plan import (
     SWEEP_FILE,
     PlannedRun,

@@ -13,7 +13,7 @@ from steelyard.clients.node import NodeConfig
 from steelyard.experiment import running
 from steelyard.experiment.loading import build
 from steelyard.experiment.recommend import RecommendDescription
-from steelyard.experiment.recommend_audit import watch
+from steelyard.experiment.run_audits import watch
 from steelyard.recommend.histories import Histories
 from steelyard.recommend.interactions import build as interactions
 from steelyard.recommend.kgflex.selection import Selection, expertise

@@ -17,8 +17,8 @@ from tests.weighing.policies.cohorts import LATER, LOSSES, MODELS, SIZES, SKEWED
 import steelyard
 from steelyard import Experiment
 from steelyard.base.settings import validated
-from steelyard.experiment.comparing import with_rules
 from steelyard.experiment.learning import LearningDescription
+from steelyard.experiment.rules import with_rules
 from steelyard.experiment.running import run
 from steelyard.runs.history import History
 from steelyard.weighing import criterion

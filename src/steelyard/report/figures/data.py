@@ -26,9 +26,8 @@ from steelyard.report.split import Split
 from steelyard.report.view import FederationView, Frame, RunView, plain, sampled
 
 if TYPE_CHECKING:
-    from steelyard.experiment.canary_runs import CanaryResult
     from steelyard.experiment.privacy_sweeps import InversionSweep, Picture
-    from steelyard.experiment.recommend_audit import AuditedProtection
+    from steelyard.experiment.run_audits import AuditedProtection, CanaryResult
     from steelyard.report.recommender import CloudWord
 
 

@@ -1,4 +1,4 @@
-"""Which privacy guarantees cannot hold together with what an experiment asks for: refused before any data is read."""
+"""What does not go together in any kind of experiment, refused before any data is read."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from steelyard.base.errors import UserError, listed
+from steelyard.data import PartitionSettings
 from steelyard.messages.algorithm import Algorithm
 from steelyard.privacy.hidden import check_cohort
 from steelyard.privacy.settings import FEWEST, AggregationSettings, CentralSettings, PrivacySettings
+from steelyard.rounds.contributions import ContributionSettings
 from steelyard.rounds.plan import RoundSettings
 from steelyard.weighing import criterion as registry
+from steelyard.weighing.criterion import Capabilities, unmet
 from steelyard.weighing.rule import WeighingSettings
 
 
@@ -291,3 +294,112 @@ def check_algorithm(privacy: PrivacySettings | None, algorithm: Algorithm) -> No
             f"privacy.{field}: the server of {algorithm.name} needs single updates, and here it has only their sum; "
             "allowed: an algorithm that needs the sum alone"
         )
+
+
+# Whether a run can say what its clients added.
+
+
+def check_private(privacy: PrivacySettings | None, field: str) -> None:
+    """Refuse whatever would disclose more of single updates than [privacy] guarantees."""
+    if privacy is None:
+        return
+    if privacy.central is not None or privacy.local is not None:
+        section = "central" if privacy.central is not None else "local"
+        raise UserError(
+            f"{field}: this run has [privacy.{section}], and what is read from single updates is a release that its "
+            "budget does not count; allowed: runs without differential privacy"
+        )
+    if privacy.aggregation is not None:
+        raise UserError(
+            f"{field}: this run has [privacy.aggregation], kind '{privacy.aggregation.kind}', which hides single "
+            "updates from the server; allowed: runs whose server sees them"
+        )
+
+
+def check_measure(
+    settings: ContributionSettings, partition: PartitionSettings, *, counted: bool, field: str = "contributions"
+) -> None:
+    """Refuse a measure for which the run has no rows, and one that only classes have."""
+    if settings.method == "classes":
+        if not counted:
+            raise UserError(
+                f"{field}.method: got 'classes' for data without classes; allowed: shapley, leave-one-out, with a loss"
+            )
+        return
+    if settings.measure.endswith("accuracy") and not counted:
+        raise UserError(
+            f"{field}.measure: got '{settings.measure}' for data without classes; allowed: loss, local-loss"
+        )
+    if not settings.on_clients and partition.server == "none":
+        raise UserError(
+            f"{field}.measure: got '{settings.measure}', and partition.server = 'none' leaves the server without rows; "
+            "allowed: local-loss, local-accuracy, or partition.server = 'fraction' or 'held-out'"
+        )
+    if settings.on_clients and partition.test == "none":
+        raise UserError(
+            f"{field}.measure: got '{settings.measure}', and partition.test = 'none' leaves clients without test rows; "
+            "allowed: loss, accuracy, or partition.test = 'local' or 'held-out'"
+        )
+
+
+def check_common_model(algorithms: Sequence[Algorithm]) -> None:
+    """Refuse algorithms whose clients use models of their own: what they add to the common one says little."""
+    personal = next((made.name for made in algorithms if made.personal), None)
+    if personal is not None:
+        raise UserError(
+            f"contributions: the clients of '{personal}' use models of their own, not the common one; allowed: "
+            "algorithms with one model for all"
+        )
+
+
+# What does not go with a rule.
+
+
+def check_fits(settings: WeighingSettings, made: Algorithm, optimiser: str | None) -> None:
+    """Refuse an algorithm that does not go with its rule or the local optimiser (None where no model is trained)."""
+    if optimiser is None:
+        if made.name != "fedavg":
+            raise UserError(
+                f"algorithm.name: got '{made.name}', but clients of this kind do not send whole models; allowed: fedavg"
+            )
+        return
+    if settings.trained_by == "server" and made.name != "fedavg":
+        raise UserError(
+            f"algorithm.name: got '{made.name}' with weighing.trained_by = 'server', where no client trains; "
+            "allowed: fedavg"
+        )
+    if optimiser not in made.optimisers:
+        raise UserError(
+            f"training.optimiser: got '{optimiser}', for which {made.name} is not defined; "
+            f"allowed: {listed(made.optimisers)}"
+        )
+    policy = None if settings.policy is None else settings.policy.made()
+    if policy is not None and policy.applies_to != "shares" and made.name != "fedavg":
+        raise UserError(
+            f"algorithm.name: got '{made.name}' with policy '{policy.name}', which decides the server's step itself; "
+            "allowed: fedavg"
+        )
+    defence = settings.defence
+    if defence is not None and defence.robust and made.listens:
+        raise UserError(
+            f"weighing.defence: got '{defence.rule}' with {made.name}, whose clients weigh single models themselves; "
+            "allowed: no [weighing.defence], or another algorithm"
+        )
+    if defence is not None and defence.robust and made.sees == "models":
+        raise UserError(
+            f"weighing.defence: got '{defence.rule}' with {made.name}, whose server needs single updates, while a "
+            "robust "
+            "rule gives it one sum; allowed: no [weighing.defence], or an algorithm that needs the sum alone"
+        )
+
+
+def check_policy(rule: WeighingSettings, available: Capabilities, optimiser: str | None) -> None:
+    """Refuse a policy whose needs an experiment does not meet; `optimiser` is None where no whole model is trained."""
+    if rule.policy is None:
+        return
+    made = rule.policy.made()
+    fault = unmet(made.needs, available, {})
+    if fault is None and made.applies_to != "shares" and optimiser is None:
+        fault = "changes the length of the step, and clients of this kind do not send whole models; allowed: others"
+    if fault is not None:
+        raise UserError(f"weighing.policy: {made.name} {fault}")
