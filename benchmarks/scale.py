@@ -179,7 +179,7 @@ def one_step(step: str, folder: Path) -> dict[str, float]:
     import pandas as pd
 
     from steelyard.experiment.loading import read_experiment
-    from steelyard.page.figures import Figures
+    from steelyard.page.overview import Figures
     from steelyard.report import figures
     from steelyard.report.html import html
     from steelyard.report.notices import chain_of

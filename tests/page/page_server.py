@@ -19,11 +19,10 @@ from tests.runs.records import add, begun, evaluations, record, updates
 from tests.warm import WarmProcess
 
 from steelyard.federate.server_folder import ServerFolder
-from steelyard.page.app import create_app
+from steelyard.page.app import create_app, listen
 from steelyard.page.guard import PAGE_HEADER, Keys
 from steelyard.page.jobs import Jobs
-from steelyard.page.server import ServerView
-from steelyard.page.serving import listen
+from steelyard.page.overview import ServerView
 from steelyard.runs.glance import this_process
 
 # A tenth of a second goes into reading the list of authorities, which plain HTTP never asks.

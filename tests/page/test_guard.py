@@ -12,10 +12,9 @@ from starlette.routing import Route
 from tests.kit import assert_refused, named
 from tests.page.page_server import Page, finished, request, serving
 
-from steelyard.page.app import create_app
+from steelyard.page.app import create_app, keys_with
 from steelyard.page.guard import PAGE_HEADER, Keys, is_loopback
 from steelyard.page.jobs import Jobs
-from steelyard.page.serving import keys_with
 
 SECRET = "what nobody shall read"
 TOKEN = {"authorization": "Bearer {token}"}

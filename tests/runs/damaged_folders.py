@@ -28,9 +28,9 @@ from steelyard.base.errors import UserError, one_line
 from steelyard.cli.summaries import show_summary
 from steelyard.cli.top import Board, show_runs
 from steelyard.experiment.loading import read_experiment
-from steelyard.page.feed import Listing
+from steelyard.page.app import Listing
 from steelyard.page.jobs import Jobs
-from steelyard.page.live import LiveHistory
+from steelyard.page.overview import LiveHistory
 from steelyard.report.comparison import compare_run
 from steelyard.report.contents import contents
 from steelyard.report.html import embedded

@@ -73,7 +73,7 @@ def watch(
     require_page()
     if not folder.exists() and folder != Path("runs"):
         raise UserError(f"{folder}: no such folder; allowed: a folder of runs, which may be empty")
-    from steelyard.page.serving import serve
+    from steelyard.page.app import serve
 
     announce = functools.partial(print, flush=True)
     serve(folder, host=host, port=port, token=token, announce=announce, trust=trust, read_only=read_only, server=server)

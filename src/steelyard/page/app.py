@@ -1,29 +1,130 @@
-"""The page as a web application: what is asked, by whom, and what is answered."""
+"""The page as a web application: what is asked, by whom, what is answered, what follows as it happens; serving it."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import html
-from collections.abc import AsyncGenerator, Callable
+import json
+import socket
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
 from functools import lru_cache
-from importlib import resources
+from importlib import import_module, resources
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any
+from urllib.parse import urlencode
 
+import uvicorn
 from fastapi import Body, FastAPI, HTTPException, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 
-from steelyard.base.errors import UserError
-from steelyard.page import feed
-from steelyard.page.figures import FigureDocument, Figures, Overview
+from steelyard.base.errors import UserError, told_as
+from steelyard.base.logs import logger
+from steelyard.federate.server_folder import server_folder
 from steelyard.page.form import FormField, Recipe, form, list_recipes
 from steelyard.page.guard import Guard, Keys
 from steelyard.page.jobs import Jobs
-from steelyard.page.server import ServerDocument, ServerView
+from steelyard.page.overview import FigureDocument, Figures, Overview, ServerDocument, ServerView
 from steelyard.report.contents import RawCriteria
 from steelyard.report.figures.look import bundle
-from steelyard.runs.glance import RunDocument
+from steelyard.runs.glance import Glance, RunDocument, find_runs, glance, signature
+
+EVERY = 0.5
+"""Seconds between two looks at the folder."""
+ALIVE = 15.0
+"""Seconds after which a silent stream says that it is there."""
+MOST = 32
+"""Streams at the same time."""
+
+
+class Listing:
+    """The runs under a root as the list shows them; a run is read again only when its database was written."""
+
+    def __init__(self, root: Path, jobs: Jobs) -> None:
+        self.root, self.jobs = root, jobs
+        self._known: dict[str, tuple[object, Glance]] = {}
+        self._lock = threading.Lock()
+        self._last: tuple[float, list[RunDocument]] = (0.0, [])
+
+    def runs(self) -> list[RunDocument]:
+        """Return all runs, newest first, and what was started and has no folder yet; at most one look in a while."""
+        with self._lock:
+            if time.monotonic() - self._last[0] > EVERY / 2:
+                self._last = (time.monotonic(), self._look())
+            return self._last[1]
+
+    def _look(self) -> list[RunDocument]:
+        found: list[Glance] = []
+        for name in find_runs(self.root):
+            with suppress(UserError):  # removed while we looked
+                found.append(self._one(name))
+        self._known = {run.name: self._known[run.name] for run in found}
+        names = [run.name for run in found]
+        shown = [self._document(run) for run in found]
+        return sorted([*self.jobs.unseen(names), *shown], key=lambda run: -float(run["changed"]))
+
+    def _one(self, name: str) -> Glance:
+        folder = self.root / name
+        known = self._known.get(name)
+        alive = known is not None and known[1].writer is not None and known[1].writer.alive
+        mark = (signature(folder), alive)
+        if known is not None and known[0] == mark:
+            return known[1]
+        run = glance(self.root, name)
+        self._known[name] = ((signature(folder), run.writer is not None and run.writer.alive), run)
+        return run
+
+    def _document(self, run: Glance) -> RunDocument:
+        document = run.document()
+        job = self.jobs.of(run.name)
+        if job is not None and job.ended not in (None, 0) and run.state in ("stopped", "killed"):
+            document["problem"] = job.last_line()
+            # It got no further than its set-up: nobody killed it, and there is nothing to resume.
+            document["state"] = run.state if any(rule.accuracy is not None for rule in run.rules) else "failed"
+        if job is not None and job.ended is None and not job.stopping and run.state in ("stopped", "killed", "unknown"):
+            document["state"] = "starting"
+        return document
+
+
+def event(name: str, data: object) -> str:
+    """Write one server-sent event; JSON has no line ends of its own, so nothing in it can end the event."""
+    return f"event: {name}\ndata: {json.dumps(data)}\n\n"
+
+
+async def stream(
+    listing: Listing, followed: Sequence[str], ended: Callable[[], bool], every: float = EVERY
+) -> AsyncGenerator[str]:
+    """Yield the list whenever it changes, and {run, round, state} of each followed run that moved on."""
+    last_list = ""
+    rounds: dict[str, tuple[int, str]] = {}
+    said = time.monotonic()
+    yield ": steelyard\n\n"
+    while not ended():
+        runs = await asyncio.to_thread(listing.runs)
+        text = event("runs", runs)
+        if text != last_list:
+            last_list, said = text, time.monotonic()
+            yield text
+        for run in runs:
+            mark = (int(run["round"]), str(run["state"]))
+            if run["name"] in followed and rounds.get(run["name"]) != mark:
+                first = run["name"] not in rounds
+                rounds[run["name"]] = mark
+                if not first:
+                    yield event("moved", {"run": run["name"], "round": mark[0], "state": mark[1]})
+        if time.monotonic() - said > ALIVE:
+            said = time.monotonic()
+            yield ": still here\n\n"
+        await asyncio.sleep(every)
+
+
+# The web application: what is asked, by whom, and what is answered.
+
 
 KINDS = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml", ".html": "text/html"}
 MOST_RUNS = 8
@@ -62,7 +163,7 @@ def create_app(
     app.add_middleware(Guard, host=host, keys=keys)
     _errors(app)
     _static(app, keys, root, jobs, server is not None)
-    _listed(app, feed.Listing(root, jobs), ended)
+    _listed(app, Listing(root, jobs), ended)
     _shown(app, Figures(root))
     _started(app, jobs)
     if server is not None:
@@ -70,7 +171,7 @@ def create_app(
     return app
 
 
-def _listed(app: FastAPI, listing: feed.Listing, ended: Callable[[], bool]) -> None:
+def _listed(app: FastAPI, listing: Listing, ended: Callable[[], bool]) -> None:
     """Which runs there are, and what happens in them as it happens."""
     open_streams: list[object] = []
 
@@ -80,14 +181,14 @@ def _listed(app: FastAPI, listing: feed.Listing, ended: Callable[[], bool]) -> N
 
     @app.get("/api/events")
     async def events(run: Annotated[list[str], Query(max_length=MOST_RUNS)] = []) -> Response:  # noqa: B006
-        if len(open_streams) >= feed.MOST:
-            raise HTTPException(503, f"{feed.MOST} browsers look at this page already")
+        if len(open_streams) >= MOST:
+            raise HTTPException(503, f"{MOST} browsers look at this page already")
 
         async def events_of() -> AsyncGenerator[str]:
             mark = object()
             open_streams.append(mark)
             try:
-                async for text in feed.stream(listing, run, ended):
+                async for text in stream(listing, run, ended):
                     yield text
             finally:
                 open_streams.remove(mark)
@@ -201,3 +302,102 @@ def _static(app: FastAPI, keys: Keys, root: Path, jobs: Jobs, server: bool) -> N
             return Response(status_code=304, headers=headers)
         kind = KINDS[Path(name).suffix]
         return Response(text, media_type=f"{kind}; charset=utf-8", headers=headers)
+
+
+# Serving the page: the address, what is refused before anything listens, and the end.
+
+
+_log = logger(__name__)
+
+SHORTEST = 16
+"""Characters of a token at least."""
+
+
+def _warm() -> None:
+    """Do what takes seconds the first time, so that the first visitor does not wait for libraries or for Vega."""
+    for name in ("pandas", "scipy.stats"):
+        import_module(name)
+    bundle()
+
+
+class _Server(uvicorn.Server):
+    """Informs open streams when the end was asked for, so that they do not hold it up."""
+
+    ending = False
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Note that the end was asked for, then do what uvicorn does."""
+        self.ending = True
+        super().handle_exit(sig, frame)
+
+
+def keys_with(token: str | None) -> Keys:
+    """Return the keys of a page: with a token of the user's own, or with one that is made for this start."""
+    if token is None:
+        return Keys()
+    if len(token) < SHORTEST or not token.isascii() or not token.isprintable():
+        raise UserError(f"--token: got {len(token)} characters; allowed: {SHORTEST} or more, plain letters and digits")
+    return Keys(token)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens on an address; port 0 takes any free one."""
+    with told_as(f"--host, --port: cannot listen on {host}:{port}"):
+        family, _, _, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
+        made = socket.socket(family)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(address)
+        # At once: whoever reads the address that is printed finds somebody there.
+        made.listen(128)
+    return made
+
+
+def serve(
+    root: Path,
+    *,
+    host: str,
+    port: int,
+    token: str | None,
+    announce: Callable[[str], None],
+    trust: bool = False,
+    read_only: bool = False,
+    server: Path | None = None,
+) -> None:
+    """Serve the page until Ctrl-C; runs that it started go on. `announce` gets the address to open.
+
+    `server` is the folder of a federation's server, which is then shown too.
+    """
+    keys = keys_with(token)
+    if not root.exists():
+        root.mkdir(parents=True)
+    if not root.is_dir():
+        raise UserError(f"{root}: is a file; allowed: a folder, which may be empty")
+    jobs = Jobs(root.resolve(), trust=trust, read_only=read_only)
+    shown_server = None if server is None else ServerView(server_folder(server), jobs)
+    made = listen(host, port)
+    shown = f"[{host}]" if ":" in host.strip("[]") else host
+    address = f"http://{shown}:{made.getsockname()[1]}/"
+    ends = lambda: web.ending or web.should_exit  # noqa: E731
+    app = create_app(root.resolve(), host, keys, jobs, ends, shown_server)
+    settings = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=2,
+        lifespan="off",
+        ws="none",
+    )
+    web = _Server(settings)
+    threading.Thread(target=_warm, daemon=True).start()
+    announce(f"page over {root}: {address}?{urlencode({'token': keys.token})}")
+    announce("Ctrl-C ends the page; runs that it started go on")
+    try:
+        web.run(sockets=[made])
+    except KeyboardInterrupt:
+        pass
+    finally:
+        made.close()
+    going = jobs.going()
+    if going:
+        _log.warning(f"still running: {', '.join(going)}; steelyard top {root} shows them")

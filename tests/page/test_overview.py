@@ -10,8 +10,7 @@ import pandas as pd
 import pytest
 from tests.page.page_server import Written, finished, serving
 
-from steelyard.page.figures import Figures
-from steelyard.page.live import LiveHistory
+from steelyard.page.overview import Figures, LiveHistory
 from steelyard.runs.history import History
 
 
