@@ -10,8 +10,16 @@ import numpy as np
 import pytest
 from tests.privacy.seeded_source import SeededSource
 
-from steelyard.experiment.digit_audits import audit_extraction, audit_inversion, audit_membership
-from steelyard.experiment.privacy_sweeps import sweep_inversion
+from steelyard.experiment.digit_audits import (
+    Attack,
+    Protection,
+    attack_many,
+    audit_extraction,
+    audit_inversion,
+    audit_membership,
+    guess,
+    victims,
+)
 from steelyard.experiment.run_audits import audit_runs
 from steelyard.privacy import clipping
 from steelyard.privacy.accounting import Release, spent
@@ -58,7 +66,6 @@ def test_a_linear_model_is_solved_for_and_a_class_alone_hides_it() -> None:
     [
         ("--delta", "0.01", ("--canaries", "200")),
         ("--recommender", "quickstart", ()),
-        ("--figures", "file", ()),
     ],
 )
 def test_what_cannot_be_audited_is_refused_before_the_audit(
@@ -70,15 +77,19 @@ def test_what_cannot_be_audited_is_refused_before_the_audit(
     assert value in line
 
 
-def test_more_noise_and_larger_sums_hide_more() -> None:
-    found = sweep_inversion(tries=6, steps=0, source=SeededSource(3), epsilons=(1.0, 1e6), cohorts=(1, 100))
-    alike = {(row["attack"], row["protection"], row["value"]): row["likeness"] for row in found["rows"]}
-    for attack in ("linear, 1 sample, read off", "MLP, 1 sample, read off"):
-        assert alike[attack, "sum", 1.0] == pytest.approx(1.0, abs=1e-4)
-        assert alike[attack, "sum", 100.0] < found["guess"]
-        assert alike[attack, "noise", 1e6] > 0.9
-        assert abs(alike[attack, "noise", 1.0]) < 0.3
-    assert 0.75 < found["guess"] < 0.9
+@pytest.mark.parametrize("network", ["linear", "MLP"])
+def test_more_noise_and_larger_sums_hide_more(network: str) -> None:
+    held, source = victims(), SeededSource(3)
+
+    def alike(**protection: Any) -> float:
+        return attack_many(held, Attack(network, 1, "analytic"), Protection("", **protection), 6, 0, source).mean()
+
+    control = guess(held, 1, 50).mean()
+    assert 0.75 < control < 0.9
+    assert alike(clients=1) == pytest.approx(1.0, abs=1e-4)
+    assert alike(clients=100) < control
+    assert alike(epsilon=1e6) > 0.9
+    assert abs(alike(epsilon=1.0)) < 0.3
 
 
 @pytest.mark.parametrize("sampled", ["poisson", "fixed"])

@@ -6,12 +6,11 @@ What is heavy is imported inside the commands, for speed of start.
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NotRequired, TypedDict
 
 import typer
 
-from steelyard.base.errors import UserError, writable
+from steelyard.base.errors import UserError
 from steelyard.base.logs import doing, quiet
 from steelyard.cli.options import FormatOption, TrustOption, asking
 from steelyard.cli.printing import print_json, print_table
@@ -20,7 +19,6 @@ from steelyard.rounds.progress import watching
 
 if TYPE_CHECKING:
     from steelyard.experiment.digit_audits import ExtractionRow, InversionRow, MembershipRow
-    from steelyard.experiment.privacy_sweeps import InversionSweep
     from steelyard.experiment.run_audits import AuditedProtection, CanaryResult
 
 
@@ -112,17 +110,13 @@ def audit(
         str | None,
         typer.Option("--recommender", help="Also a recipe or file of kind recommend: its users' items, with noise."),
     ] = None,
-    figures: Annotated[
-        Path | None,
-        typer.Option("--figures", help="Draw the audit over many protections into this folder; takes minutes."),
-    ] = None,
     trust: TrustOption = False,
     format: FormatOption = "text",
 ) -> None:
     """Attack runs by canaries, clients of digits by gradient inversion and membership inference, a model by questions:
     what is found out?
     """
-    _check_audit(noise, sampling, delta, canaries, figures)
+    _check_audit(noise, sampling, delta, canaries)
     with watching(not quiet()):
         with doing("starting"):
             from steelyard.privacy.accounting import check_accounting
@@ -140,15 +134,10 @@ def audit(
         document = _attacked(noise, planted, tries, steps, questions)
         if users is not None:
             document["recommender"] = users
-        made: list[Path] = []
-        if figures is not None:
-            made = _draw_audit(figures, document, tries, steps, planted)
     if format == "json":
         print_json(document)
         return
     print_audit(document)
-    if made:
-        print(f"\n{figures}: {', '.join(path.name for path in made)}")
 
 
 def _attacked(noise: float, planted: Planted, tries: int, steps: int, questions: int) -> Audit:
@@ -167,7 +156,7 @@ def _attacked(noise: float, planted: Planted, tries: int, steps: int, questions:
     return {"canary": canary, "membership": membership, "extraction": extraction, "inversion": inversion}
 
 
-def _check_audit(noise: float, sampling: float, delta: float, canaries: int, figures: Path | None) -> None:
+def _check_audit(noise: float, sampling: float, delta: float, canaries: int) -> None:
     from steelyard.privacy.settings import LEAST_DELTA, check_delta
 
     if not 1e-3 <= noise <= 1e6:
@@ -177,8 +166,6 @@ def _check_audit(noise: float, sampling: float, delta: float, canaries: int, fig
     if not LEAST_DELTA <= delta < 1:
         raise UserError(f"--delta: got {delta:g}; allowed: numbers from {LEAST_DELTA:g} to below 1")
     check_delta("--delta", delta, canaries, "fewer --canaries")
-    if figures is not None:
-        writable(figures, "--figures")
 
 
 def _audit_recommender(name: str, trust: bool) -> RecommenderAudit:
@@ -195,28 +182,6 @@ def _audit_recommender(name: str, trust: bool) -> RecommenderAudit:
     with doing("reading users' items out of their updates"):
         found = play(described, (1, 5, 10), epsilons=(1000.0, 100.0, 10.0))
         return {"experiment": described.name, "chance": chance(described), "protections": found}
-
-
-def _draw_audit(folder: Path, document: Audit, tries: int, steps: int, canaries: Planted) -> list[Path]:
-    """Repeat the audit over a range of protections, draw it, and keep its numbers in the document."""
-    from steelyard.experiment.privacy_sweeps import show_inversion, sweep_canaries, sweep_inversion
-    from steelyard.report.figures import data
-    from steelyard.report.figures.catalogue import write_figure
-
-    with doing("drawing what is found in a sample's place"):
-        charts = {"inverted-images": data.pictures(show_inversion(steps))}
-    with doing("inverting gradients under more and more noise"):
-        document["inversion_sweep"] = sweep_inversion(tries, steps)
-        charts["inversion"] = data.inversion(document["inversion_sweep"])
-    with doing("running with canaries and more and more noise"):
-        document["canary_sweep"] = sweep_canaries(**canaries)
-        charts["canaries"] = data.canaries(document["canary_sweep"])
-    if (users := document.get("recommender")) is not None:
-        charts["recommender"] = data.reconstruction(users["protections"], users["chance"])
-    made = [folder / f"{name}.svg" for name in charts]
-    for chart, path in zip(charts.values(), made, strict=True):
-        write_figure(chart, path)
-    return made
 
 
 # What an audit found out, as a document and as text.
@@ -242,8 +207,6 @@ class Audit(TypedDict):
     extraction: list[ExtractionRow]
     inversion: list[InversionRow]
     recommender: NotRequired[RecommenderAudit]
-    inversion_sweep: NotRequired[InversionSweep]
-    canary_sweep: NotRequired[list[CanaryResult]]
 
 
 def print_audit(document: Audit) -> None:
