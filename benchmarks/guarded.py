@@ -34,7 +34,7 @@ from steelyard.experiment.parts import Parts, assembled, federations_of
 from steelyard.experiment.rules import with_rules
 from steelyard.rounds.loop import run_rounds
 from steelyard.rounds.state import RoundRecord, States
-from steelyard.sweeps.attacking import CLEAN, attack_names, under_attack
+from steelyard.studies.attack import CLEAN, attack_names, under_attack
 
 EARLY, CONVERGED = 15, 40
 CANDIDATES = (

@@ -36,7 +36,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "report": (("report/*.py",), ("report",)),
     "data": (("data/*.py",), ("data",)),
     "experiment": (("experiment/*.py",), ("experiment",)),
-    "arena": (("arena/*.py",), ("arena",)),
+    "studies": (("studies/*.py",), ("studies",)),
     "adapters": (("adapters/*.py",), ("adapters",)),
 }
 """For each room the files that are changed, below src/steelyard, and the tests that should notice."""

@@ -3,8 +3,8 @@
 Settings of the environment give this processor other kernels. Each setting is first shown to change the bits of a
 product or a convolution. Then the part that `steelyard arena --check` trains anew (FedAvg by itself) is trained under
 each, in every scene of the suite `small`, and the table says by how many of the server's test samples its accuracy is
-off. `APART` in `steelyard.arena.archive` is twice the largest, at least 2; the exit code is 1 where twice a difference
-is beyond it.
+off. `APART` in `steelyard.studies.archive` is twice the largest, at least 2; the exit code is 1 where twice a
+difference is beyond it.
 `--settings` prints the settings alone, a line each, for `.ci/other-processor`.
 """
 
@@ -22,11 +22,11 @@ from pathlib import Path
 
 import torch
 
-from steelyard.arena.archive import APART, Replayed, replay
-from steelyard.arena.figures import SceneFigures
-from steelyard.arena.plan import plan, read_candidates
-from steelyard.arena.suite import load_suite
 from steelyard.base.processor import digest_of_kernels
+from steelyard.studies.archive import APART, Replayed, replay
+from steelyard.studies.arena import plan, read_candidates
+from steelyard.studies.scenes import SceneFigures
+from steelyard.studies.suite import load_suite
 
 MKLDNN = "STEELYARD_TEST_MKLDNN"
 """For this script and the tests: "off" has torch do without oneDNN, for which it has no variable of its own."""

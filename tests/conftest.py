@@ -150,7 +150,7 @@ def pytest_configure(config: pytest.Config) -> None:
         borrow_warmth(warmth)
 
 
-FIRST = ("test_federations", "test_sweeps", "test_jobs", "test_ranks")
+FIRST = ("test_federations", "test_study", "test_jobs", "test_ranks")
 """Files whose tests wait for processes of their own: begun first, they leave no worker idle at the end."""
 
 

@@ -17,7 +17,7 @@ versions()
 DataSettings().read()
 
 # Commands import late what they alone need. Rooms that read Flower are left out: a fork of gRPC is not to be trusted.
-ROOMS = ("arena", "cli", "contributions", "experiment", "page", "report", "runs", "sweeps", "tracking")
+ROOMS = ("cli", "contributions", "experiment", "page", "report", "runs", "studies", "tracking")
 for room in ROOMS:
     for found in pkgutil.walk_packages([f"{steelyard.__path__[0]}/{room}"], f"steelyard.{room}."):
         importlib.import_module(found.name)

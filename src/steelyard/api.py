@@ -23,10 +23,10 @@ from steelyard.experiment.recommend import RecommendDescription
 from steelyard.report.result import SweepDocument
 from steelyard.result import Result
 from steelyard.rounds.progress import shown_by_default, watching
-from steelyard.sweeps.plan import Scalar, plan
-from steelyard.sweeps.result import BEST, sweep_document, sweep_table, write_sweep_files
-from steelyard.sweeps.running import MOST_JOBS, How
-from steelyard.sweeps.running import sweep as run_sweep
+from steelyard.studies.study import MOST_JOBS, How
+from steelyard.studies.study import sweep as run_sweep
+from steelyard.studies.sweep import Scalar, plan
+from steelyard.studies.sweep_table import BEST, sweep_document, sweep_table, write_sweep_files
 
 if TYPE_CHECKING:
     import altair as alt
@@ -66,7 +66,7 @@ class SweepResult:
     def plot(self) -> alt.LayerChart:
         """Draw the measure over the grid as an Altair chart."""
         # For speed of start: only those who look at figures need what draws them.
-        from steelyard.sweeps.figure import sweep_chart
+        from steelyard.studies.sweep_table import sweep_chart
 
         chart = sweep_chart(self.table)
         if chart is None:

@@ -18,7 +18,7 @@ from tests.warm import ROOT
 
 from benchmarks import simulator
 from steelyard.experiment.loading import load
-from steelyard.sweeps.attacking import under_attack
+from steelyard.studies.attack import under_attack
 
 SMALLEST: dict[str, str] = {
     "cell_images": "--out out --seeds 1 --rounds 1 --images 100",

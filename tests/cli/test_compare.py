@@ -14,7 +14,7 @@ from tests.conftest import CommandLine
 from tests.kit import SMALL, changed
 
 from steelyard import Experiment
-from steelyard.sweeps.plan import plan, write_sweep
+from steelyard.studies.sweep import plan, write_sweep
 
 Refused = Callable[..., str]
 QUICK = ("--set", "rounds.count=1", "--set", "compute.engine=stacked", "--quiet")

@@ -33,7 +33,7 @@ from steelyard.learning.models import ModelSettings
 from steelyard.learning.training import TrainingSettings
 from steelyard.privacy import sharing
 from steelyard.runs.schema import declared
-from steelyard.sweeps import result
+from steelyard.studies import sweep_table
 
 
 def test_no_sentence_is_too_long() -> None:
@@ -69,7 +69,14 @@ def test_every_fault_of_the_server_has_a_test_that_is_there() -> None:
 
 def test_every_file_key_tensor_and_table_that_is_written_is_named() -> None:
     page = written_pages()["docs/reference/files.md"]
-    written = [files.DATABASE, files.LEDGER, node_ledger.FILE, receipts.FILE, result.RESULTS, f"{files.CHECKPOINTS}/"]
+    written = [
+        files.DATABASE,
+        files.LEDGER,
+        node_ledger.FILE,
+        receipts.FILE,
+        sweep_table.RESULTS,
+        f"{files.CHECKPOINTS}/",
+    ]
     assert [name for name in written if f"`{name}" not in page] == []
     entries = {
         "## The ledger of a node": node_ledger.Entry,

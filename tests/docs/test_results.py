@@ -10,9 +10,9 @@ import pytest
 from tests.docs.pages import beside
 from tests.warm import ROOT
 
-from steelyard.arena.archive import check_archive, read_archive
-from steelyard.arena.verdict import ArenaDocument, judge
 from steelyard.base.measures import show_estimate
+from steelyard.studies.archive import check_archive, read_archive
+from steelyard.studies.verdict import ArenaDocument, judge
 
 RESULTS = ROOT / "docs" / "results"
 

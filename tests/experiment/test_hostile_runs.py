@@ -16,7 +16,7 @@ from steelyard.experiment.running import resume, run
 from steelyard.report.hostile import attack_document, outcome
 from steelyard.runs.history import History
 from steelyard.runs.store import Store
-from steelyard.sweeps.attacking import attack_names, under_attack
+from steelyard.studies.attack import attack_names, under_attack
 
 SMALL: dict[str, Any] = {
     "data": {"source": "digits"},

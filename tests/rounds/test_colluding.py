@@ -24,7 +24,7 @@ from steelyard.rounds import colluding
 from steelyard.rounds.colluding import with_colluders
 from steelyard.rounds.drafting import weigh_soundly
 from steelyard.rounds.loop import make_task
-from steelyard.sweeps.attacking import under_attack
+from steelyard.studies.attack import under_attack
 
 SMALL = {**DEFENDED, "rounds": {"count": 4, "fraction": 1.0}}
 RULES = ["VP", "guarded", "fltrust(EQ)", "median(EQ)"]

@@ -21,8 +21,6 @@ from typer.models import CommandInfo, TyperInfo
 from steelyard import __version__
 from steelyard.base import logs
 from steelyard.base.errors import UserError, one_line
-from steelyard.cli.arena import arena
-from steelyard.cli.attack import attack
 from steelyard.cli.federate import app as federate_app
 from steelyard.cli.options import LogFileOption, QuietOption, VerboseOption, share_options
 from steelyard.cli.privacy import app as privacy_app
@@ -30,7 +28,7 @@ from steelyard.cli.proof import contributions, record, verify, withdraw
 from steelyard.cli.recommend import app as recommend_app
 from steelyard.cli.running import compare, join, resume, run, table
 from steelyard.cli.showing import algorithms, criteria, docs, export, models, new, policies, recipes, show
-from steelyard.cli.sweep import sweep
+from steelyard.cli.studies import arena, attack, sweep
 from steelyard.cli.watching import import_run, ls, report, top, watch, weigh
 
 _log = logs.logger(__name__)

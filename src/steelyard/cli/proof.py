@@ -54,9 +54,9 @@ def record(
     keys: Annotated[Path | None, typer.Option("--keys", help="Folder of public keys that you trust.")] = None,
 ) -> None:
     """Write one page to hand over: purpose, data by site, rule, contributions, privacy, attacks, versions, hashes."""
-    from steelyard.cli.attack import outcomes_of
+    from steelyard.cli.studies import outcomes_of
     from steelyard.report.record import write_record
-    from steelyard.sweeps.attacking import is_attack
+    from steelyard.studies.attack import is_attack
 
     tested = attacks or (folder.absolute().parent if is_attack(folder.absolute().parent) else None)
     write_record(folder, out, keys, rule, None if tested is None else outcomes_of(tested))

@@ -14,8 +14,6 @@ import typer
 
 from steelyard.base.errors import UserError, brief, printable
 from steelyard.base.logs import doing, logger, quiet
-from steelyard.cli.arena import finish_arena, show_arena
-from steelyard.cli.attack import finish_attack
 from steelyard.cli.finishing import finish, report_line, watched, write_own_report
 from steelyard.cli.options import (
     BaselineOption,
@@ -35,7 +33,7 @@ from steelyard.cli.options import (
     asking,
 )
 from steelyard.cli.printing import print_json, print_part, terminal_width, warn_of_changes
-from steelyard.cli.sweep import resume_sweep, show_sweep
+from steelyard.cli.studies import finish_arena, finish_attack, resume_sweep, show_arena, show_sweep
 from steelyard.rounds.progress import watching
 
 if TYPE_CHECKING:
@@ -80,13 +78,13 @@ def resume(
     """Continue a run, a sweep, attacks or an arena, bit for bit as if they had not been stopped."""
     with watching(not quiet()):
         with doing("starting"):
-            from steelyard.arena.plan import is_arena
             from steelyard.experiment.parts import part_of
             from steelyard.federate.resuming import resume as resume_run
             from steelyard.result import Result
             from steelyard.runs.history import History
-            from steelyard.sweeps.attacking import is_attack
-            from steelyard.sweeps.plan import is_sweep
+            from steelyard.studies.arena import is_arena
+            from steelyard.studies.attack import is_attack
+            from steelyard.studies.sweep import is_sweep
 
         if contributions:
             from steelyard.contributions.finding import switch_on
@@ -188,14 +186,14 @@ def table(
     full: FullOption = False,
 ) -> None:
     """Say which rule to use, and show the papers' tables: rounds to target, gains, devices, samples, curves."""
-    from steelyard.arena.plan import is_arena
-    from steelyard.sweeps.plan import is_sweep
+    from steelyard.studies.arena import is_arena
+    from steelyard.studies.sweep import is_sweep
 
     if is_arena(folder):
         show_arena(folder, format)
         return
     if is_sweep(folder):
-        from steelyard.sweeps.result import sweep_document
+        from steelyard.studies.sweep_table import sweep_document
 
         show_sweep(sweep_document(folder), format)
         return
@@ -342,14 +340,14 @@ def join(
 ) -> None:
     """Put the parts of a comparison, a sweep or an arena (--part 3/8) together: the same as one run of all of it."""
     with watching(not quiet()), doing(f"joining {len(folders)} parts"):
-        from steelyard.arena.archive import write_arena_files
-        from steelyard.arena.plan import is_arena
-        from steelyard.arena.running import join_arenas
-        from steelyard.arena.table import arena_text
         from steelyard.experiment.parts import join_runs
-        from steelyard.sweeps.plan import is_sweep
-        from steelyard.sweeps.result import write_sweep_files
-        from steelyard.sweeps.running import join_sweeps
+        from steelyard.studies.archive import write_arena_files
+        from steelyard.studies.arena import is_arena
+        from steelyard.studies.arena_page import arena_text
+        from steelyard.studies.arena_running import join_arenas
+        from steelyard.studies.study import join_sweeps
+        from steelyard.studies.sweep import is_sweep
+        from steelyard.studies.sweep_table import write_sweep_files
 
         answer = ""
         if twice := next((folder for folder in folders if folders.count(folder) > 1), None):

@@ -93,10 +93,10 @@ def report(
     ] = None,
 ) -> None:
     """Write one HTML file that shows what happened, with no network needed: who counted how much, when and why."""
-    from steelyard.arena.plan import is_arena
     from steelyard.report.figures import draw_all, write_figures
     from steelyard.report.html import write_report
     from steelyard.report.view import RunView
+    from steelyard.studies.arena import is_arena
 
     if len({run.resolve() for run in runs}) < len(runs):
         raise UserError(f"RUNS: got {', '.join(map(str, runs))}; allowed: each run once")
@@ -105,7 +105,7 @@ def report(
         raise UserError(f"--out: got '{path}'; allowed: a file name that ends in .html")
     files.is_file(path)  # a link is refused before anything is drawn
     if len(runs) == 1 and is_arena(runs[0]):
-        from steelyard.arena.archive import write_arena_report
+        from steelyard.studies.archive import write_arena_report
 
         if figures is not None:
             raise UserError(f"--figures: got '{figures}' with an arena; allowed: for a run, as {runs[0]}/scenes/NAME")

@@ -11,12 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.arena.made import QUICK, SUITE, figures, small_arena, trusting
 from tests.kit import assert_refused
+from tests.studies.made import QUICK, SUITE, figures, small_arena, trusting
 
 from steelyard import UserError
-from steelyard.arena import running
-from steelyard.arena.archive import (
+from steelyard.base import files
+from steelyard.base.errors import MachineError, Stopped
+from steelyard.base.processor import MACHINE
+from steelyard.experiment.parts import Part
+from steelyard.report.statistics import ALPHA
+from steelyard.runs.history import History
+from steelyard.studies import arena_running
+from steelyard.studies.archive import (
     ARCHIVE,
     REPORT,
     check_archive,
@@ -25,8 +31,7 @@ from steelyard.arena.archive import (
     write_archive,
     write_arena_files,
 )
-from steelyard.arena.figures import read_figures, scene_folder
-from steelyard.arena.plan import (
+from steelyard.studies.arena import (
     OPENED,
     Arena,
     arena_folder,
@@ -37,17 +42,12 @@ from steelyard.arena.plan import (
     state_folder,
     tuning_folder,
 )
-from steelyard.arena.running import join_arenas, run_arena
-from steelyard.arena.suite import Suite, load_suite
-from steelyard.arena.verdict import judge
-from steelyard.base import files
-from steelyard.base.errors import MachineError, Stopped
-from steelyard.base.processor import MACHINE
-from steelyard.experiment.parts import Part
-from steelyard.report.statistics import ALPHA
-from steelyard.runs.history import History
-from steelyard.sweeps.plan import PlannedRun
-from steelyard.sweeps.running import How
+from steelyard.studies.arena_running import join_arenas, run_arena
+from steelyard.studies.scenes import read_figures, scene_folder
+from steelyard.studies.study import How
+from steelyard.studies.suite import Suite, load_suite
+from steelyard.studies.sweep import PlannedRun
+from steelyard.studies.verdict import judge
 
 CODE = """
 from steelyard import {kind}_criterion
@@ -152,7 +152,7 @@ def test_a_stopped_arena_goes_on_to_the_same_figures(
 ) -> None:
     folder = small_arena("LD>DS/max", tmp_path / "out")
     with monkeypatch.context() as patched:
-        patched.setattr(running, "run_or_resume", raising(KeyboardInterrupt()))
+        patched.setattr(arena_running, "run_or_resume", raising(KeyboardInterrupt()))
         with pytest.raises(Stopped):
             run_arena(folder)
     assert write_archive(folder)["sentence"].startswith("Nothing can be said of LD>DS/max yet")
@@ -196,7 +196,7 @@ def test_what_fails_without_the_candidate_too_is_no_failure_of_it(
     def refused(part: PlannedRun, *_: object) -> None:
         raise UserError(f"{part.folder}: no rule can run here; allowed: another scene")
 
-    monkeypatch.setattr(running, "run_or_resume", refused)
+    monkeypatch.setattr(arena_running, "run_or_resume", refused)
     folder = small_arena("LD", tmp_path / "out")
     assert_refused(lambda: run_arena(folder), "scenes/hospitals-rivals", "no rule can run here")
     assert not read_figures(folder, read_arena(folder))
@@ -206,7 +206,7 @@ def test_what_the_machine_lacks_is_no_failure_of_the_candidate(tmp_path: Path, m
     folder = small_arena("LD", tmp_path / "out")
     for place, error, expected, words in (
         ("steelyard.data.scaling.load", UserError("data.path: found no 'digits'"), MachineError, r"scene \w+: data"),
-        ("steelyard.arena.running.run_or_resume", RuntimeError("ours"), RuntimeError, "ours"),
+        ("steelyard.studies.arena_running.run_or_resume", RuntimeError("ours"), RuntimeError, "ours"),
         (
             "steelyard.runs.joining._put_together",
             OSError(28, "No space left"),
@@ -376,14 +376,14 @@ def test_a_scene_that_is_decided_gets_no_more_seeds_and_a_stop_changes_nothing(
 ) -> None:
     """EQ against FedAvg in one round differs little: it is not decided by five seeds, so a second batch runs."""
     folder = arena_folder(planned("EQ"), tmp_path / "out")
-    run, calls = running.run_or_resume, list[str]()
+    run, calls = arena_running.run_or_resume, list[str]()
     with monkeypatch.context() as patched:
 
         def stops_in_the_second(part: PlannedRun, *rest: Any) -> object:
             calls.append(part.folder)
             return raising(KeyboardInterrupt())() if len(calls) == 2 else run(part, *rest)
 
-        patched.setattr(running, "run_or_resume", stops_in_the_second)
+        patched.setattr(arena_running, "run_or_resume", stops_in_the_second)
         with pytest.raises(Stopped):
             run_arena(folder)
     assert calls == ["scenes/hospitals", "scenes/hospitals-2"]
@@ -400,8 +400,8 @@ def test_a_scene_that_is_decided_gets_no_more_seeds_and_a_stop_changes_nothing(
 def test_decided_scenes_are_left_alone(own_state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = arena_folder(planned("LD"), tmp_path / "out")
     decided = figures([0.1] * 12, [0.9] * 12)
-    monkeypatch.setattr(running, "read_figures", lambda *_: {"hospitals": decided})
-    monkeypatch.setattr(running, "run_or_resume", lambda *_: pytest.fail("a decided scene was run"))
+    monkeypatch.setattr(arena_running, "read_figures", lambda *_: {"hospitals": decided})
+    monkeypatch.setattr(arena_running, "run_or_resume", lambda *_: pytest.fail("a decided scene was run"))
     run_arena(folder)
 
 

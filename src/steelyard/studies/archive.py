@@ -15,9 +15,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from steelyard.arena.figures import SceneFigures, read_figures, rivals_folder, run_figures, scene_folder
-from steelyard.arena.plan import Arena, arena_of, is_arena, read_arena
-from steelyard.arena.verdict import ArenaDocument, claims, judge
 from steelyard.base import files
 from steelyard.base.errors import UserError, told_as
 from steelyard.base.processor import in_words, same_kind
@@ -27,7 +24,10 @@ from steelyard.experiment.resuming import versions
 from steelyard.experiment.running import run
 from steelyard.report.judge import reported
 from steelyard.runs.history import History
-from steelyard.sweeps.running import finished
+from steelyard.studies.arena import Arena, arena_of, is_arena, read_arena
+from steelyard.studies.scenes import SceneFigures, read_figures, rivals_folder, run_figures, scene_folder
+from steelyard.studies.study import finished
+from steelyard.studies.verdict import ArenaDocument, claims, judge
 
 APART = 2
 """Test samples by which the part's accuracy may differ where another kind of processor trained it: twice the most that
@@ -114,8 +114,8 @@ class Archive:
 def write_arena_files(folder: Path) -> ArenaDocument:
     """Write the archive, the picture and the report of an arena's folder; return the answer that they show."""
     # For speed of start: only an arena that has ended is drawn.
-    from steelyard.arena.page import arena_html, rank_chart
     from steelyard.report.figures.catalogue import write_figure
+    from steelyard.studies.arena_page import arena_html, rank_chart
 
     document = write_archive(folder)
     chart = rank_chart(document)
@@ -128,7 +128,7 @@ def write_arena_files(folder: Path) -> ArenaDocument:
 def write_arena_report(folder: Path, path: Path) -> None:
     """Write the report of an arena as far as it has come; the archive stays as it is."""
     # For speed of start: only who asks for the page draws it.
-    from steelyard.arena.page import arena_html
+    from steelyard.studies.arena_page import arena_html
 
     arena = read_arena(folder)
     _write(path, arena_html(judge(arena, read_figures(folder, arena))))

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from steelyard.arena.archive import APART, Archive, Checked, Replayed, replay_answer, shifted
-from steelyard.arena.figures import SceneFigures
-from steelyard.arena.plan import plan, read_candidates
-from steelyard.arena.suite import load_suite
 from steelyard.base.processor import KERNELS, MACHINE, THREADS, TORCH
+from steelyard.studies.archive import APART, Archive, Checked, Replayed, replay_answer, shifted
+from steelyard.studies.arena import plan, read_candidates
+from steelyard.studies.scenes import SceneFigures
+from steelyard.studies.suite import load_suite
 
 HERE = {MACHINE: "aarch64", KERNELS: "DEFAULT 0a", THREADS: "2", TORCH: "2.13.0"}
 THERE = {**HERE, MACHINE: "x86_64", KERNELS: "AVX2 1b"}

@@ -23,8 +23,8 @@ from steelyard.experiment.loading import build, read_experiment
 from steelyard.experiment.rules import parse_rules
 from steelyard.report.curves import read_curves
 from steelyard.runs.history import History
-from steelyard.sweeps.plan import PlannedRun
-from steelyard.sweeps.running import ALONE, How, check_jobs, finished, in_processes, run_or_resume, time_left
+from steelyard.studies.study import ALONE, How, check_jobs, finished, in_processes, run_or_resume, time_left
+from steelyard.studies.sweep import PlannedRun
 
 
 class Scene(Section):
@@ -129,7 +129,7 @@ class Suite(Section):
 
 def suites() -> list[str]:
     """Return the names of the suites that come with the package."""
-    folder = resources.files("steelyard.arena")
+    folder = resources.files("steelyard.studies") / "suites"
     return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
 
 
@@ -144,7 +144,7 @@ def load_suite(name: str) -> Suite:
 
 def _document(name: str) -> tuple[dict[str, Any], bytes]:
     """Return what a suite's file holds over the one that it extends, and the bytes of both."""
-    text = resources.files("steelyard.arena").joinpath(f"{name}.toml").read_bytes()
+    text = resources.files("steelyard.studies").joinpath("suites", f"{name}.toml").read_bytes()
     document = parse(text.decode(), name)
     if (base := document.pop("extends", None)) is None:
         return document, text

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from steelyard.arena.figures import SceneFigures
-from steelyard.arena.plan import Arena, Candidate, arena_folder, plan, read_candidates
-from steelyard.arena.suite import load_suite
 from steelyard.experiment.description import FederationSettings
+from steelyard.studies.arena import Arena, Candidate, arena_folder, plan, read_candidates
+from steelyard.studies.scenes import SceneFigures
+from steelyard.studies.suite import load_suite
 
 SUITE = load_suite("small")
 QUICK = ["rounds.count=1", "compute.engine=loop"]

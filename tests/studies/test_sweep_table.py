@@ -18,8 +18,7 @@ from steelyard import Experiment, Result, SweepResult
 from steelyard.base.measures import estimate
 from steelyard.experiment.loading import load
 from steelyard.report.figures.look import HEIGHT
-from steelyard.sweeps.figure import sweep_chart
-from steelyard.sweeps.result import show_value, sweep_document, sweep_table
+from steelyard.studies.sweep_table import show_value, sweep_chart, sweep_document, sweep_table
 
 EXPERIMENT = {
     "name": "small",

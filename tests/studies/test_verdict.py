@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.arena.made import SUITE, figures, on_paper
+from tests.studies.made import SUITE, figures, on_paper
 
-from steelyard.arena.figures import SceneFigures
-from steelyard.arena.page import arena_html, gain_chart, rank_chart
-from steelyard.arena.plan import Arena
-from steelyard.arena.table import arena_text
-from steelyard.arena.verdict import ArenaDocument, claims, critical_difference, judge, mean_ranks, sentence
 from steelyard.report.statistics import ALPHA, holm, paired_p
+from steelyard.studies.arena import Arena
+from steelyard.studies.arena_page import arena_html, arena_text, gain_chart, rank_chart
+from steelyard.studies.scenes import SceneFigures
+from steelyard.studies.verdict import ArenaDocument, claims, critical_difference, judge, mean_ranks, sentence
 
 BASE = [0.90, 0.91, 0.92, 0.90, 0.93, 0.91, 0.90, 0.92, 0.91, 0.90]
 

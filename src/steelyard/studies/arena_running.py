@@ -8,7 +8,14 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from steelyard.arena.figures import (
+from steelyard.base import files
+from steelyard.base.errors import MachineError, Stopped, UserError, one_line, told_as
+from steelyard.base.files import ARENA_FILE
+from steelyard.base.logs import logger
+from steelyard.runs.history import History
+from steelyard.runs.store import held
+from steelyard.studies.arena import SCENES, Arena, read_arena
+from steelyard.studies.scenes import (
     FAILED,
     RIVALS,
     complete,
@@ -17,16 +24,7 @@ from steelyard.arena.figures import (
     rivals_folder,
     scene_folder,
 )
-from steelyard.arena.plan import SCENES, Arena, read_arena
-from steelyard.arena.verdict import OPEN, judge
-from steelyard.base import files
-from steelyard.base.errors import MachineError, Stopped, UserError, one_line, told_as
-from steelyard.base.files import ARENA_FILE
-from steelyard.base.logs import logger
-from steelyard.runs.history import History
-from steelyard.runs.store import held
-from steelyard.sweeps.plan import PlannedRun
-from steelyard.sweeps.running import (
+from steelyard.studies.study import (
     ALONE,
     How,
     Share,
@@ -37,6 +35,8 @@ from steelyard.sweeps.running import (
     run_or_resume,
     time_left,
 )
+from steelyard.studies.sweep import PlannedRun
+from steelyard.studies.verdict import OPEN, judge
 
 _log = logger(__name__)
 

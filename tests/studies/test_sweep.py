@@ -10,7 +10,7 @@ from tests.kit import assert_refused
 
 from steelyard import Experiment
 from steelyard.experiment.loading import build
-from steelyard.sweeps.plan import (
+from steelyard.studies.sweep import (
     Axis,
     alone,
     difference,

@@ -21,9 +21,9 @@ from steelyard import Experiment, in_memory
 from steelyard.experiment.loading import build
 from steelyard.experiment.parts import Part
 from steelyard.runs.store import held
-from steelyard.sweeps.plan import plan
-from steelyard.sweeps.result import RESULTS, sweep_document, sweep_table, write_sweep_files
-from steelyard.sweeps.running import How, finished, join_sweeps, resume_sweep, sweep
+from steelyard.studies.study import How, finished, join_sweeps, resume_sweep, sweep
+from steelyard.studies.sweep import plan
+from steelyard.studies.sweep_table import RESULTS, sweep_document, sweep_table, write_sweep_files
 
 SMALL = changed(
     kit.SMALL,

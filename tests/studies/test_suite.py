@@ -9,22 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.arena.made import QUICK, SUITE, on_paper, trusting
 from tests.kit import assert_refused
+from tests.studies.made import QUICK, SUITE, on_paper, trusting
 
 from steelyard import UserError
-from steelyard.arena.archive import Replayed, distance
-from steelyard.arena.figures import SceneFigures
-from steelyard.arena.plan import Candidate, plan, read_candidates
-from steelyard.arena.suite import TUNING, Tried, load_suite, suites, tune, tune_rivals
-from steelyard.arena.table import tuning_text
 from steelyard.experiment.description import FederationSettings
 from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.parts import Part
 from steelyard.experiment.rules import parse_rules
 from steelyard.report.curves import read_curves
 from steelyard.runs.history import History
-from steelyard.sweeps.running import How
+from steelyard.studies.archive import Replayed, distance
+from steelyard.studies.arena import Candidate, plan, read_candidates
+from steelyard.studies.arena_page import tuning_text
+from steelyard.studies.scenes import SceneFigures
+from steelyard.studies.study import How
+from steelyard.studies.suite import TUNING, Tried, load_suite, suites, tune, tune_rivals
 
 FROZEN = {
     ("small", 2): "771a6df38607fbf917346ac39895f2b28f06cf16a7d10762d34a500743ce5f60",

@@ -7,14 +7,14 @@ from pathlib import Path
 
 from pydantic import Field
 
-from steelyard.arena.plan import SCENES, Arena
 from steelyard.base import files
 from steelyard.base.settings import Section
 from steelyard.experiment.loading import own_text, read_experiment
 from steelyard.report.curves import read_curves
 from steelyard.report.judge import recommendation_of
 from steelyard.runs.history import History, at_once
-from steelyard.sweeps.running import finished
+from steelyard.studies.arena import SCENES, Arena
+from steelyard.studies.study import finished
 
 FAILED = ".failed"
 """A file beside the folder of a scene's run, of its name with this ending, says why the candidate has no figures."""

@@ -6,18 +6,152 @@ It has no scripts and needs no network; text from a candidate's file is escaped.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from html import escape
 from typing import Any
 
 import altair as alt
 import pandas as pd
 
-from steelyard.arena.table import arena_tables, failure_lines
-from steelyard.arena.verdict import ArenaDocument
+from steelyard.base.errors import listed
+from steelyard.base.measures import UNKNOWN, show_estimate
 from steelyard.report.assets import text
 from steelyard.report.figures.catalogue import svg
 from steelyard.report.figures.look import WIDTH, described
-from steelyard.report.rendering import as_html
+from steelyard.report.rendering import Table, as_html, paragraph, render
+from steelyard.studies.suite import Suite, Tried
+from steelyard.studies.verdict import ArenaDocument, ArenaScene
+
+LONGEST_REASON = 24
+"""Letters of a reason in a cell."""
+PART = ", not the whole suite"
+"""The end of a table's title, where scenes or seeds were left out or fields changed."""
+
+
+def arena_text(document: ArenaDocument, width: int | None = None) -> str:
+    """Write the answer as plain text; the sentence comes first."""
+    found = render(arena_tables(document), failure_lines(document), "text", width)
+    return f"{paragraph(document['sentence'], 'text', width)}\n\n{found}"
+
+
+def arena_tables(document: ArenaDocument) -> list[Table]:
+    """Return a line for each scene, and every rule over the scenes where there are more than the two."""
+    return [_scenes(document), *([_rules(document)] if len(document["ranks"]) > 2 else [])]
+
+
+def tuning_text(suite: Suite, found: Sequence[Tried], width: int | None = None, *, whole: bool = True) -> str:
+    """Write which of each rival's settings did best, beside the one that is frozen with the suite."""
+    rows = [
+        (
+            label,
+            UNKNOWN if math.isnan(value) else f"{100 * value:.2f}",
+            *_marks(label == tried.best, label in suite.rivals),
+        )
+        for tried in found
+        for label, value in tried.values.items()
+    ]
+    other = [tried.rule for tried in found if tried.best not in suite.rivals]
+    answer = f"Other settings than the frozen ones are best for {listed(other)}." if other else "As frozen."
+    seeds = listed(map(str, suite.choose[: suite.tuning.seeds]))
+    table = Table(
+        f"Settings of the rivals: suite {suite.name}, version {suite.version}{'' if whole else PART}",
+        ("setting", "accuracy (%)", "best", "frozen"),
+        tuple(rows),
+        f"On the clients' own test rows, mean over the scenes and the seeds {seeds}.",
+    )
+    return f"{answer}\n\n{render([table], [], 'text', width)}"
+
+
+def _marks(*marks: bool) -> tuple[str, ...]:
+    return tuple("yes" if mark else "" for mark in marks)
+
+
+def _scenes(document: ArenaDocument) -> Table:
+    name, base = document["candidate"], document["baseline"]
+    whole = "" if document["whole"] else PART
+    title = f"{name} against {base}: suite {document['suite']}, version {document['version']}{whole}"
+    if not any(scene["rules"] for scene in document["scenes"]):
+        # An idea that failed everywhere: nothing but dashes would stand between.
+        return Table(title, ("scene", "verdict"), tuple((row["scene"], row["verdict"]) for row in document["scenes"]))
+    return Table(
+        title,
+        ("scene", f"{base} (%)", f"{name} (%)", "gain (points)", "p (Holm)", "worst client, gain", "verdict"),
+        tuple(_cells(scene, document) for scene in document["scenes"]),
+        _note(document),
+    )
+
+
+def _note(document: ArenaDocument) -> str:
+    opened = document["opened"]
+    counts = sorted({scene["seeds"] for scene in document["scenes"] if scene["seeds"]}) or [len(document["seeds"])]
+    seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    what = "One seed" if counts == [1] else f"Mean of {seeds} seeds ± half the 95 % interval"
+    tests = "Tests that may be looked at after any seed (betting on signs)" if opened else "Paired t-tests"
+    gain = document["gain_over_seeds"]
+    several = gain is not None and len(document["scenes"]) > 1
+    mean = f" Mean gain {show_estimate(gain, 1, 100.0, signed=True)} points." if several else ""
+    return (
+        f"{what}, on rows that chose nothing.{mean} {tests}, "
+        f"Holm's correction over the scenes. Equal: within {100 * document['margin']:g} point by two one-sided tests."
+    )
+
+
+def _cells(scene: ArenaScene, document: ArenaDocument) -> tuple[str, ...]:
+    by_rule = {row["rule"]: row for row in scene["rules"]}
+    base, mine = by_rule.get(document["baseline"]), by_rule.get(document["candidate"])
+    p = scene["p_holm"]
+    return (
+        scene["scene"],
+        show_estimate(base["value"] if base else None, 1, 100.0),
+        _failed(scene["failed"]) if scene["failed"] else show_estimate(mine["value"] if mine else None, 1, 100.0),
+        show_estimate(scene["gain"], 1, 100.0, signed=True),
+        UNKNOWN if p is None else f"{p:.2g}",
+        show_estimate(scene["worst_gain"], 1, 100.0, signed=True),
+        _verdict(scene, document["level"]),
+    )
+
+
+def _failed(why: str) -> str:
+    """Return the heart of a reason for a cell; the whole of it is a line below the table."""
+    heart = why.partition("; allowed")[0].rpartition(": ")[2]
+    return f"failed: {heart if len(heart) <= LONGEST_REASON else f'{heart[: LONGEST_REASON - 1]}…'}"
+
+
+def _verdict(scene: ArenaScene, level: float) -> str:
+    equal = scene["equal_p_holm"] is not None and scene["equal_p_holm"] < level
+    return (
+        f"{scene['verdict']}, within the margin"
+        if equal and scene["verdict"] in ("better", "worse")
+        else scene["verdict"]
+    )
+
+
+def _rules(document: ArenaDocument) -> Table:
+    critical = document["critical_difference"]
+    apart = (
+        "" if critical is None else f" Mean ranks less than {critical:.2f} apart cannot be told apart (Nemenyi, 5 %)."
+    )
+    ranked, of = {row["rule"] for row in document["ranks"]}, len(document["scenes"])
+    every = sum({row["rule"] for row in scene["rules"]} >= ranked for scene in document["scenes"])
+    where = "" if every == of else f" Over the {every} of {of} scenes in which all of them have figures."
+    return Table(
+        "Every rule over the scenes",
+        ("rule", "mean rank", "accuracy (%)", "worst client (%)"),
+        tuple(
+            (row["rule"], f"{row['rank']:.2f}", *(show_estimate(row[name], 1, 100.0) for name in ("value", "worst")))
+            for row in document["ranks"]
+        ),
+        f"Rank 1 is the best. Accuracies: mean over the scenes ± half the 95 % interval over the seeds.{where}{apart}",
+    )
+
+
+def failure_lines(document: ArenaDocument) -> list[str]:
+    """Return a line for each scene in which the candidate failed, with the reason."""
+    return [f"{scene['scene']}: failed: {scene['failed']}" for scene in document["scenes"] if scene["failed"]]
+
+
+# The answer of an arena as one HTML page: the sentence, the gains and ranks as pictures, the tables.
+
 
 ROW = 26
 """Height of a rule's line, in pixels."""

@@ -13,7 +13,6 @@ from typing import Any, cast
 
 from steelyard.algorithms.catalogue import known as algorithms
 from steelyard.algorithms.catalogue import load_plugins as load_algorithms
-from steelyard.arena.suite import TUNING, Suite, load_suite
 from steelyard.base import files
 from steelyard.base.errors import UserError, brief, listed, own_folder
 from steelyard.base.files import ARENA_FILE, is_file
@@ -25,7 +24,8 @@ from steelyard.experiment.loading import build, load, unnamed_folder
 from steelyard.experiment.named_files import Ask, content_name, rename_code
 from steelyard.experiment.parts import PART, Part
 from steelyard.experiment.rules import parse_rules
-from steelyard.sweeps.plan import differing, read_plan, write_plan
+from steelyard.studies.suite import TUNING, Suite, load_suite
+from steelyard.studies.sweep import differing, read_plan, write_plan
 from steelyard.weighing import criterion
 
 

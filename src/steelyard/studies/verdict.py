@@ -13,8 +13,6 @@ from collections.abc import Mapping, Sequence
 
 from typing_extensions import TypedDict  # typing's own is one that pydantic reads from Python 3.12 on only
 
-from steelyard.arena.figures import SceneFigures
-from steelyard.arena.plan import Arena
 from steelyard.base.measures import LEVEL, EstimateJson, estimate
 from steelyard.report.statistics import (
     ALPHA,
@@ -27,6 +25,8 @@ from steelyard.report.statistics import (
     spent,
     verdict,
 )
+from steelyard.studies.arena import Arena
+from steelyard.studies.scenes import SceneFigures
 
 LEAST_SCENES = 3
 """With fewer, ranks are too coarse for any two of them to lie apart."""

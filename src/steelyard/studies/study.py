@@ -31,7 +31,7 @@ from steelyard.rounds.soundness import Exploded
 from steelyard.runs.database import exists
 from steelyard.runs.history import History
 from steelyard.runs.store import held
-from steelyard.sweeps.plan import (
+from steelyard.studies.sweep import (
     SWEEP_FILE,
     PlannedRun,
     Sweep,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from steelyard.sweeps.running import in_processes
+from steelyard.studies.study import in_processes
 
 
 def wait_for_ever(folder: Path, number: int) -> None:

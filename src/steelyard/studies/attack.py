@@ -18,8 +18,8 @@ from steelyard.experiment.loading import build, unnamed_folder
 from steelyard.experiment.rules import seeds_of, with_rules
 from steelyard.report.hostile import CLEAN
 from steelyard.runs.store import held
-from steelyard.sweeps.plan import PlannedRun, differing, read_plan, write_plan
-from steelyard.sweeps.running import ALONE, How, finished, run_or_resume
+from steelyard.studies.study import ALONE, How, finished, run_or_resume
+from steelyard.studies.sweep import PlannedRun, differing, read_plan, write_plan
 
 INFLATION = "inflation"
 LATE = "late-inflation"
