@@ -12,9 +12,9 @@ from tests.runs.contents import chain_again
 
 from steelyard.base.errors import UserError
 from steelyard.experiment.loading import read_experiment
+from steelyard.report.curves import RecordedRule
+from steelyard.report.decide import Verdict
 from steelyard.report.html import drawn, headline, sign, tilt
-from steelyard.report.judge import is_fedavg
-from steelyard.report.result import Recommendation
 from steelyard.report.summary import summarise
 from steelyard.report.view import RunView, flawed_means
 from steelyard.runs.store import Store
@@ -51,7 +51,7 @@ def change(folder: Path, query: str, values: dict[str, Any]) -> None:
     store.close()
 
 
-def recommended(folder: Path) -> Recommendation:
+def recommended(folder: Path) -> Verdict:
     (document,) = RunView([folder]).documents
     assert document is not None
     return document["recommendation"]
@@ -146,7 +146,7 @@ def test_run_says_what_the_report_says(run: Path) -> None:
     ],
 )
 def test_fedavg_is_dataset_size_alone(settings: Any, expected: bool) -> None:
-    assert is_fedavg({"criteria": ["DS"], **settings}) is expected
+    assert RecordedRule.model_validate({"criteria": ["DS"], **settings}).fedavg is expected
 
 
 def test_the_sentence_and_the_sign_tell_of_flawed_clients(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 from typing_extensions import TypedDict  # typing's own is one that pydantic reads from Python 3.12 on only
 
@@ -176,6 +177,10 @@ class Estimate:
         """Half the width of the interval."""
         return (self.high - self.low) / 2
 
+    def __getitem__(self, name: str) -> Any:
+        """Return a part by its name in JSON, as scripts of before documents were classes read it."""
+        return getattr(self, name)
+
     def as_json(self) -> EstimateJson:
         """Return it as documents hold it."""
         return {"mean": self.mean, "low": self.low, "high": self.high, "values": list(self.values)}
@@ -232,7 +237,7 @@ def show_number(value: float, digits: int, *, signed: bool = False) -> str:
 
 
 def show_estimate(
-    value: EstimateJson | None,
+    value: Estimate | EstimateJson | None,
     digits: int = 1,
     factor: float = 1.0,
     *,

@@ -452,6 +452,19 @@ _parsing = threading.Lock()
 """Python 3.11 counts the depth of all trees that threads build at a time in one place, and fails where they mix."""
 
 
+class Document(BaseModel):
+    """What commands print as JSON, and tables and reports are made of: frozen, every field named and typed.
+
+    Derive from it for a result. A number that is not known is NaN, in JSON null; `document["field"]` is
+    `document.field`, for scripts of before documents were classes.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
+
+
 @cache
 def field_texts(section: type[BaseModel]) -> dict[str, str]:
     """Return the string under each field of a section, those of the sections that it derives from included."""

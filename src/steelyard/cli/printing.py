@@ -8,9 +8,8 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Mapping
-from dataclasses import asdict, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from steelyard.base.errors import printable
 from steelyard.base.logs import logger
@@ -27,18 +26,12 @@ def print_json(document: object) -> None:
 
     What a terminal would act on stands in texts only, and is escaped there.
     """
-    text = json.dumps(_finite(document), indent=2, ensure_ascii=False)
+    # For speed of start: commands that print lists need no pydantic.
+    from pydantic_core import to_jsonable_python
+
+    plain = to_jsonable_python(document, inf_nan_mode="null")
+    text = json.dumps(plain, indent=2, ensure_ascii=False)
     print("".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text))
-
-
-def _finite(value: Any) -> Any:
-    if is_dataclass(value) and not isinstance(value, type):
-        value = asdict(value)
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    return None if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))) else value
 
 
 def print_part(part: object, folder: Path, format: str) -> None:

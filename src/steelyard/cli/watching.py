@@ -198,7 +198,7 @@ def _weigh_run(
     settings = None if by is None else read_words(by, None)
     named = criteria.replace(" ", "").split(",") if criteria else options.named()
     part = federation_with(view, named if settings is None else settings.criteria, rule, seed)
-    recorded = part.settings.get("normalise", "share")
+    recorded = part.settings.normalise
     if settings is None:
         settings = options.settings(named or part.criteria, normalise or recorded)
     elif settings.normalise == "share":

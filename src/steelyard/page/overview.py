@@ -22,10 +22,10 @@ from steelyard.federate.server_folder import runs_of as served_runs
 from steelyard.messages.updates import Counts, Floats
 from steelyard.page.jobs import Jobs, read_text
 from steelyard.report.contents import RawCriteria, Themes, raw_criteria
+from steelyard.report.decide import servers_rows
 from steelyard.report.figures.catalogue import KINDS, draw, spec
 from steelyard.report.figures.look import theme
 from steelyard.report.html import headline
-from steelyard.report.judge import servers_rows
 from steelyard.report.result import VegaLite
 from steelyard.report.view import RunView, plain
 from steelyard.runs.columns import Cohorts, EntriesT, Tested, as_table, between, cut, entry_columns, runs_of, sampled

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import get_args
+from typing import Literal, cast, get_args
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from steelyard.report.curves import (
     worst_score,
     worst_tenth,
 )
-from steelyard.report.judge import TestName, find_baseline, recommendation_of, verdicts
+from steelyard.report.decide import find_baseline, verdict_of
 from steelyard.report.notices import chain_of, flawed_shares, single_client_rounds
 from steelyard.report.result import (
     ClassCurve,
@@ -35,8 +35,11 @@ from steelyard.report.result import (
     DeviceRow,
     FlawedRow,
     OnRows,
+    PairedTest,
     RightWrong,
     RuleTables,
+    RuleTests,
+    RuleVerdict,
     ScoreCurve,
     ServerCurve,
     ServerFigure,
@@ -46,7 +49,93 @@ from steelyard.report.result import (
     TargetTable,
     TestingRow,
 )
+from steelyard.report.statistics import holm, paired_p, verdict
 from steelyard.runs.history import History, at_once
+
+TestName = Literal[
+    "gain",
+    "final",
+    "late",
+    "server_accuracy",
+    "server_accuracy_late",
+    "server_macro_f1",
+    "server_macro_f1_late",
+    "server_mape",
+    "server_c_index",
+    "server_dice",
+]
+"""What rules are held against the baseline by."""
+
+
+def verdicts(
+    measured: Mapping[TestName, Mapping[str, Sequence[float]]],
+    baseline: str,
+    rules: Sequence[str],
+    last: int = 5,
+    score: Measure = MEASURES["accuracy"],
+) -> list[RuleVerdict]:
+    """Test every rule against the baseline, per measure with Holm's correction over the rules, and say it in words.
+
+    `last` is how many rounds the measures of the last rounds are means of; `score` is what each client's score is.
+    """
+    found: dict[str, RuleTests] = {rule: {} for rule in rules[1:]}
+    for measure, by_rule in measured.items():
+        raw = [paired_p(by_rule[rule]) for rule in rules[1:]]
+        for rule, p, adjusted in zip(rules[1:], raw, holm(raw), strict=True):
+            mean = estimate(by_rule[rule])
+            found[rule][measure] = {
+                **mean.as_json(),
+                "p": p,
+                "p_holm": adjusted,
+                "verdict": verdict(mean.mean, adjusted),
+            }
+    return [
+        {"rule": rule, **tests, "sentence": sentence(rule, baseline, tests, last, score)}
+        for rule, tests in found.items()
+    ]
+
+
+_PHRASES: dict[TestName, tuple[str, str, float]] = {
+    # measure: what is compared, unit, factor
+    "gain": ("rounds to the targets", "rounds gained on average", 1.0),
+    "final": ("score after the last round", "points", 100.0),
+    "late": ("mean score of the last rounds", "points", 100.0),
+    "server_accuracy": ("accuracy on the server's test set", "points", 100.0),
+    "server_macro_f1": ("macro F1 on the server's test set", "", 1.0),
+    "server_accuracy_late": ("mean accuracy of the last rounds on the server's test set", "points", 100.0),
+    "server_macro_f1_late": ("mean macro F1 of the last rounds on the server's test set", "", 1.0),
+    "server_c_index": ("C-index on the server's test set", "", 1.0),
+    "server_dice": ("mean Dice on the server's test set", "", 1.0),
+    "server_mape": ("error on the server's test set", "points of MAPE saved", 100.0),
+}
+
+
+def sentence(rule: str, baseline: str, tests: RuleTests, last: int = 5, score: Measure = MEASURES["accuracy"]) -> str:
+    """Say plainly whether a rule is better, worse or not distinguishable from the baseline, measure by measure."""
+    parts: list[str] = []
+    given = cast("dict[TestName, PairedTest]", tests)
+    for measure, test in given.items():
+        what, unit, factor = _PHRASES[measure]
+        what = what.replace("last rounds", f"last {last} rounds")
+        if measure in ("final", "late") and not score.percent:
+            what, unit, factor = what.replace("score", score.name), "", 1.0
+        amount = f"{_signed(test['mean'] * factor)} {unit}".strip()
+        if test["verdict"] == "untested":
+            parts.append(f"{what} {amount}")
+            continue
+        low, high = test["low"] * factor, test["high"] * factor
+        parts.append(
+            f"{test['verdict']} in {what} ({amount}, 95 % interval {_signed(low)} to {_signed(high)}, "
+            f"p = {test['p_holm']:.2g} after Holm's correction)"
+        )
+    text = f"{rule} against {baseline}: {'; '.join(parts)}."
+    single = any(test["verdict"] == "untested" for test in given.values())
+    return f"{text} One seed: it may be chance." if single else text
+
+
+def _signed(value: float) -> str:
+    """Write a difference with its sign; one that is only rounding of sums, such as -9.25e-18 rounds, is 0."""
+    return f"{0.0 if abs(value) < 1e-12 else value:+.3g}"
 
 
 class NotTested(UserError):
@@ -68,7 +157,7 @@ def compare_run(run: History | Path | str, experiment: Description, baseline: st
     # A recommender may count epochs in place of rounds; its limit is then the last round there is.
     limit = settings.count or max(int(curve.rounds[-1]) for curve in curves)
     return {
-        "recommendation": recommendation_of(history, experiment, curves, chosen),
+        "recommendation": verdict_of(history, experiment, curves, chosen),
         "measure": experiment.score_name,
         "run": str(folder),
         "status": history.info.get("status", "unknown"),

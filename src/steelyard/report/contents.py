@@ -12,7 +12,6 @@ from steelyard.base.measures import ERROR, Measure, measure_of
 from steelyard.report import figures
 from steelyard.report.curves import on_rows
 from steelyard.report.figures.weights import interesting
-from steelyard.report.judge import asks_clients
 from steelyard.report.result import OnRows, VegaLite
 from steelyard.report.view import FederationView, Frame, RunView, cohorts, plain, sampled
 
@@ -55,7 +54,7 @@ def chosen_federations(view: RunView) -> list[FederationView]:
     """Return the rules that get figures of their own: one seed of each, the main one and the baseline always."""
     first: dict[str, FederationView] = {}
     for federation in view.federations:
-        if asks_clients(federation.settings):
+        if federation.settings.asks_clients:
             first.setdefault(federation.label, federation)
     kept = list(first.values())
     if len(kept) > RULES:
@@ -172,12 +171,12 @@ def raw_criteria(view: RunView, federation: FederationView) -> RawCriteria | Non
     names = sorted({client for _, clients, _, _ in kept for client in clients})
     index = {name: position for position, name in enumerate(names)}
     flaws = view.flaws(federation)
-    order = federation.settings.get("priority")
+    order = federation.settings.priority
     listed = [name.strip() for name in order.split(">")] if order else federation.criteria
     return {
         "criteria": federation.criteria,
         "order": [federation.criteria.index(name) for name in listed],
-        "normalise": federation.settings.get("normalise", "share"),
+        "normalise": federation.settings.normalise,
         "clients": [{"name": name, "flaws": flaws.get(name, [])} for name in names],
         "rounds": [
             {

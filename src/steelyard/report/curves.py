@@ -11,13 +11,70 @@ from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
+from typing_extensions import TypedDict  # typing's own is one that pydantic reads from Python 3.12 on only
 
 from steelyard.base.measures import ERROR, MEASURES, TASKS, Measure, Z, measure_of
 from steelyard.messages.updates import Counts, Floats
-from steelyard.report.result import OnRows, OnSample
 from steelyard.rounds.plan import at_target, devices_needed
 from steelyard.runs.database import unreadable
 from steelyard.runs.history import START, History, at_once
+
+
+class OnRows(TypedDict):
+    """On how many rows a score was measured, its 95 % interval from these rows alone, and whether they are too few.
+
+    `low` and `high` are NaN, in JSON null, where the rows give none. Too few rows rank nobody.
+    """
+
+    rows: int
+    low: float
+    high: float
+    too_few: bool
+
+
+class OnSample(TypedDict):
+    """How many clients, drawn of how many, a score was measured on, and its 95 % interval for all of them."""
+
+    clients: int
+    of: int
+    low: float
+    high: float
+
+
+class RecordedLoss(BaseModel):
+    """How a rule's loss adapts."""
+
+    model_config = ConfigDict(frozen=True)
+    adapt: str = "none"
+
+
+class RecordedRule(BaseModel):
+    """What readers ask of a rule's settings as a run stored them; `runs.database` has checked them."""
+
+    model_config = ConfigDict(frozen=True)
+    criteria: tuple[str, ...]
+    score: str = ""
+    power: float | None = None
+    priority: str | None = None
+    normalise: str = "share"
+    loss: RecordedLoss | None = None
+    adjust: Any = None
+    fit: Any = None
+    trained_by: str = "clients"
+
+    @property
+    def asks_clients(self) -> bool:
+        """Whether the rule asks clients at all; the control "server-only" does not."""
+        return self.trained_by == "clients"
+
+    @property
+    def fedavg(self) -> bool:
+        """Whether it is FedAvg: dataset size alone, neither fitted, adapted nor sharpened."""
+        sharpened = self.score == "power" and self.power not in (None, 1)
+        adapts = self.loss is not None and self.loss.adapt != "none"
+        plain = not (sharpened or adapts or self.fit) and self.normalise != "rank"
+        return self.criteria == ("DS",) and plain and self.asks_clients
 
 
 @dataclass(frozen=True, eq=False)

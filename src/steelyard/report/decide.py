@@ -1,4 +1,4 @@
-"""Which rule to use, in one or two sentences: one measure, one paired test for each rule, Holm's correction over them.
+"""Which rule to use: decided once, as numbers (`decide`), and said once, in words (`say`).
 
 A rule is recommended in place of the baseline if it is better over at least three seeds (paired t-test, p < 0.05 after
 Holm's correction over all rules that are compared). If none is, the baseline is kept, and the sentence says which
@@ -9,150 +9,277 @@ chosen by rows that do not report: docs/reference/experiments.md has the conditi
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 
-from steelyard.base.measures import Estimate, deviation, estimate, measure_of, show_estimate
-from steelyard.report.result import Recommendation, TestedRule
+import numpy as np
+from pydantic import computed_field
+
+from steelyard.base.errors import UserError, listed, nearest
+from steelyard.base.measures import Estimate, Measure, deviation, estimate, measure_of, show_estimate
+from steelyard.base.settings import Document
+from steelyard.experiment.description import Description
+from steelyard.experiment.learning import LearningDescription
+from steelyard.experiment.loading import recipes
+from steelyard.experiment.recommend import RecommendDescription
+from steelyard.report.curves import Curve, RecordedRule
+from steelyard.report.notices import privacy_of, single_client_rounds
 from steelyard.report.statistics import LEAST_SEEDS, detectable, holm, paired_p, seeds_for, verdict
+from steelyard.runs.history import History
+
+LEAST_ROWS = 30
+"""With fewer, one that is right by chance moves the accuracy by more than three points: they decide nothing."""
+
+Values = Mapping[str, Sequence[float]]
+"""By rule: a value for each seed, the seeds in the same order for every rule."""
 
 
-@dataclass(frozen=True)
-class MeasuredOn:
-    """What rules are held against each other by, and on which rows."""
+class Answer(StrEnum):
+    """What a comparison comes to."""
 
-    name: str
-    """accuracy, ndcg@10, RMSE."""
+    USE = "use"
+    """A rule is better than the baseline."""
+    KEEP = "keep"
+    """None is: the baseline is kept."""
+    ALONE = "alone"
+    """There is one rule only."""
+    TOO_FEW_SEEDS = "too few seeds"
+    CANNOT_CHOOSE = "cannot choose"
+    """Several rules are better, and no other rows choose one of them."""
+    UNCONFIRMED = "unconfirmed"
+    """Of several better rules one was chosen, and other rows do not find it better."""
+    REFUSED = "refused"
+    """Nothing may be recommended, for the `reason`."""
+
+
+class TestedRule(Document):
+    """A rule in the measure that decides: its value, and the paired test against the baseline."""
+
+    rule: str
+    value: Estimate
+    difference: Estimate | None = None
+    """None for the baseline."""
+    ahead: int = 0
+    """In how many seeds it is better."""
+    p: float | None = None
+    p_holm: float | None = None
+    verdict: str = ""
+    detectable: float | None = None
+    left_out: str = ""
+    """Why it is not recommended whatever its figures say."""
+
+
+class Outcome(Document):
+    """What the tests of a comparison come to."""
+
+    answer: Answer
+    rule: str | None = None
+    """The rule to use: the baseline where it is kept, None where nothing is recommended."""
+    better: tuple[str, ...] = ()
+    """The rules that are better than the baseline, the chosen one first; of too few seeds the one that is ahead."""
+    alike: tuple[str, ...] = ()
+    """Those of them that may be as good."""
+    difference: Estimate | None = None
+    """By how much the first of them differs from the baseline, on the rows that did not choose it."""
+    reported: str = ""
+    """Which rows those are, where they are not `where`."""
+    reason: str = ""
+    """Why nothing is recommended, or a sentence on the rows that chose."""
+
+
+class Verdict(Outcome):
+    """Which rule to use, and the tests behind it; `report.decide` decides and says it."""
+
+    measure: str
     where: str
     """On which rows, as the end of a sentence: "on the server's 46 rows"."""
-    less_is_better: bool = False
-    refused: str = ""
-    """Why nothing may be recommended by it; empty where something may."""
+    less_is_better: bool
+    baseline: str
+    seeds: int
+    small: float
+    """A difference that counts as small: a point, or a hundredth of an error."""
+    detectable: float | None
+    """The least difference that would have been seen."""
+    seeds_needed: int | None
+    """How many seeds a small difference needs; None where a thousand are too few."""
+    asks_nobody: bool
+    """Whether the rule to use asks no clients."""
+    command: str
+    """What to run again with more seeds."""
+    spent: float | None
+    """The ε that comparing has cost any one client."""
+    rules: tuple[TestedRule, ...]
+    """Every rule, the baseline first."""
 
+    @computed_field
     @property
-    def percent(self) -> bool:
-        """Whether values are shares of rows, which are shown in per cent and differences in points."""
-        return measure_of(self.name).percent
-
-    def value(self, value: float) -> str:
-        """Write a value: 89.3%, or ndcg@10 0.1842."""
-        return f"{value:.1%}" if self.percent else f"{self.name} {value:.4g}"
-
-    def amount(self, difference: float) -> str:
-        """Write how large a difference is, without its sign."""
-        size = abs(100 * difference if self.percent else difference)
-        if not self.percent:
-            return f"{size:.3g}"
-        shown = f"{size:.1f}" if size >= 0.095 or not size else f"{size:.1g}"
-        return "1 point" if shown == "1.0" else f"{shown} points"
+    def sentence(self) -> str:
+        """The verdict in words."""
+        return say(self)
 
 
 @dataclass(frozen=True)
-class Compared:
-    """What one rule, or the comparison as a whole, has against being recommended."""
+class Rows:
+    """By what rules are compared, on which rows, and which other rows may choose one of several better rules."""
 
-    left_out: Mapping[str, str] = field(default_factory=dict[str, str])
-    """By rule: why it is not recommended whatever its figures say."""
-    problem: str = ""
-    """Why nothing is recommended at all, such as a run that goes on."""
-    controls: frozenset[str] = frozenset()
-    """Rules that ask no clients."""
-    chosen_on: Mapping[str, Sequence[float]] = field(default_factory=dict[str, Sequence[float]])
-    """By rule: its values on rows that do not report, more is better; of several better rules they choose one."""
+    measure: Measure
+    where: str
+    """Which rows report, as the end of a sentence: "on the server's 46 rows"."""
+    refused: str = ""
+    """Why these rows decide nothing; empty where they may."""
+    chosen_on: Values = field(default_factory=dict[str, Sequence[float]])
+    """Values on rows that do not report, more is better; of several better rules they choose one."""
     choosing: str = ""
     """Which rows those are, or, where the rows that report choose as well, a sentence that says so."""
-    reported_on: Mapping[str, Sequence[float]] = field(default_factory=dict[str, Sequence[float]])
-    """By rule, seed by seed: its values on the rows that did not choose, where these are not all of the rows."""
+    reported_on: Values = field(default_factory=dict[str, Sequence[float]])
+    """Values on the rows that did not choose, where these are not all of the rows."""
     reported_where: str = ""
     """Which rows those are, as the end of a sentence."""
     cannot_choose: str = ""
     """Why no rule of several better ones may be chosen; empty where one may."""
-    too_few: str = ""
-    """Why the rows that report decide nothing; empty where they are enough."""
-    command: str = "steelyard compare"
-    """What to run again with more seeds."""
-    addition: str = ""
-    """A further sentence, such as what the comparison spent of the clients' privacy."""
 
 
-def recommend(
-    values: Mapping[str, Sequence[float]], baseline: str, measure: MeasuredOn, compared: Compared | None = None
-) -> Recommendation:
+@dataclass(frozen=True)
+class Exclusions:
+    """What a rule, or the comparison as a whole, has against being recommended."""
+
+    rules: Mapping[str, str] = field(default_factory=dict[str, str])
+    """By rule: why it is not recommended whatever its figures say."""
+    problem: str = ""
+    """Why nothing is recommended at all, such as a run that goes on."""
+
+
+def decide(
+    values: Values,
+    baseline: str,
+    rows: Rows,
+    exclusions: Exclusions | None = None,
+    *,
+    controls: Sequence[str] = (),
+    command: str = "steelyard compare",
+    spent: float | None = None,
+) -> Verdict:
     """Return which rule to use, from one value for each rule and seed, and the tests behind it.
 
-    The seeds stand in the same order for every rule: differences are taken seed by seed.
+    Differences are taken seed by seed. `controls` are rules that ask no clients, `command` is what to run again with
+    more seeds, and `spent` is the ε that comparing has cost any one client.
     """
-    compared = compared or Compared()
-    tests = _tests(values, baseline, measure, compared.left_out)
+    exclusions = exclusions or Exclusions()
+    tests = _tests(values, baseline, rows.measure, exclusions.rules)
     seeds = len(values[baseline])
-    open_tests = [row for row in tests if row["rule"] != baseline and not row["left_out"]]
-    small = 0.01 * abs(tests[0]["value"]["mean"]) if measure.less_is_better else 0.01
-    needed = _seeds_needed(open_tests, small, seeds)
-    rule, sentence = _answer(tests, baseline, measure, compared, needed)
-    if rule == baseline and needed is not None and needed > seeds:
-        sentence += f" To see {_named(small, measure)} takes about {needed} seeds."
-    return {
-        "rule": rule,
-        "sentence": f"{sentence} {compared.addition}".rstrip(),
-        "measure": measure.name,
-        "where": measure.where,
-        "less_is_better": measure.less_is_better,
-        "baseline": baseline,
-        "seeds": seeds,
-        "detectable": _least_seen(open_tests),
-        "seeds_needed": needed,
-        "rules": tests,
-    }
+    tested = [row for row in tests[1:] if not row.left_out]
+    small = 0.01 * abs(tests[0].value.mean) if rows.measure.less_is_better else 0.01
+    outcome = _outcome(tests, tested, rows, exclusions, seeds)
+    return Verdict(
+        **dict(outcome),
+        measure=rows.measure.name,
+        where=rows.where,
+        less_is_better=rows.measure.less_is_better,
+        baseline=baseline,
+        seeds=seeds,
+        small=small,
+        detectable=_least_seen(tested),
+        seeds_needed=_seeds_needed(tested, small, seeds),
+        asks_nobody=outcome.rule in controls,
+        command=command,
+        spent=spent,
+        rules=tests,
+    )
 
 
-def _tests(
-    values: Mapping[str, Sequence[float]], baseline: str, measure: MeasuredOn, left_out: Mapping[str, str]
-) -> list[TestedRule]:
+def _outcome(
+    tests: Sequence[TestedRule], tested: Sequence[TestedRule], rows: Rows, exclusions: Exclusions, seeds: int
+) -> Outcome:
+    """Return what a comparison comes to: `tests` are of all rules, the baseline first, `tested` those that may win."""
+    baseline, *others = tests
+    if exclusions.problem:
+        return Outcome(answer=Answer.REFUSED, reason=exclusions.problem)
+    if not others:
+        return Outcome(answer=Answer.ALONE)
+    if rows.refused:
+        return Outcome(answer=Answer.REFUSED, reason=rows.refused)
+    if not tested:
+        reasons = "; ".join(f"{row.rule}: {row.left_out}" for row in others)
+        return Outcome(answer=Answer.REFUSED, reason=f"no rule is left to hold against {baseline.rule} ({reasons})")
+    if seeds < LEAST_SEEDS:
+        best = max(tested, key=lambda row: _gain(row, rows.measure))
+        return Outcome(answer=Answer.TOO_FEW_SEEDS, better=(best.rule,), difference=best.difference)
+    better = sorted((row for row in tested if row.verdict == "better"), key=lambda row: -_gain(row, rows.measure))
+    if not better:
+        return Outcome(answer=Answer.KEEP, rule=baseline.rule)
+    names = tuple(row.rule for row in better)
+    if len(better) == 1:
+        return Outcome(answer=Answer.USE, rule=names[0], better=names, difference=better[0].difference)
+    if rows.cannot_choose:
+        return Outcome(answer=Answer.CANNOT_CHOOSE, better=names, reason=rows.cannot_choose)
+    if rows.chosen_on:
+        better.sort(key=lambda row: -estimate(rows.chosen_on[row.rule]).mean)
+    best, *rest = better
+    outcome = Outcome(
+        answer=Answer.USE,
+        rule=best.rule,
+        better=tuple(row.rule for row in better),
+        alike=tuple(row.rule for row in rest if _alike(best, row)),
+        difference=best.difference,
+        reason=rows.choosing,
+        reported=rows.reported_where,
+    )
+    if not rows.reported_on:
+        return outcome
+    # What some rows chose counts as the others find it: one test, at 5 %.
+    found = _differences(rows.reported_on, best.rule, baseline.rule)
+    sign = -1.0 if rows.measure.less_is_better else 1.0
+    sure = verdict(sign * found.mean, paired_p(found.values)) == "better"
+    unsure = {} if sure else {"answer": Answer.UNCONFIRMED, "rule": None}
+    return outcome.model_copy(update={"difference": found, **unsure})
+
+
+def _differences(values: Values, rule: str, baseline: str) -> Estimate:
+    return estimate([ours - theirs for ours, theirs in zip(values[rule], values[baseline], strict=True)])
+
+
+def _tests(values: Values, baseline: str, measure: Measure, left_out: Mapping[str, str]) -> tuple[TestedRule, ...]:
     """Hold every rule against the baseline; those that are left out are shown, and take no part in the correction."""
-    rules = [baseline, *(rule for rule in values if rule != baseline)]
+    rules = [rule for rule in values if rule != baseline]
     sign = -1.0 if measure.less_is_better else 1.0
-    differences = {
-        rule: [ours - theirs for ours, theirs in zip(values[rule], values[baseline], strict=True)] for rule in rules[1:]
-    }
-    tested = [rule for rule in rules[1:] if not left_out.get(rule)]
-    raw = {rule: paired_p(differences[rule]) for rule in tested}
+    differences = {rule: _differences(values, rule, baseline) for rule in rules}
+    tested = [rule for rule in rules if not left_out.get(rule)]
+    raw = {rule: paired_p(differences[rule].values) for rule in tested}
     adjusted = dict(zip(tested, holm([raw[rule] for rule in tested]), strict=True))
-    rows: list[TestedRule] = []
-    for rule in rules:
-        found = estimate(differences.get(rule, []))
+    rows = [TestedRule(rule=baseline, value=estimate(values[baseline]), left_out=left_out.get(baseline, ""))]
+    for rule, found in differences.items():
+        # Too few seeds are untested whatever p they give.
+        enough = len(found.values) >= LEAST_SEEDS
         spread = deviation(found.values) if rule in raw and len(found.values) > 1 else math.nan
         rows.append(
-            {
-                "rule": rule,
-                "value": estimate(values[rule]).as_json(),
-                "difference": None if rule == baseline else found.as_json(),
-                "ahead": sum(sign * one > 0 for one in found.values),
-                "p": raw.get(rule),
-                "p_holm": adjusted.get(rule),
-                "verdict": "" if rule == baseline else _verdict(found, adjusted.get(rule), sign),
-                "detectable": None if math.isnan(spread) else detectable(spread, len(found.values), len(tested)),
-                "left_out": left_out.get(rule, ""),
-            }
+            TestedRule(
+                rule=rule,
+                value=estimate(values[rule]),
+                difference=found,
+                ahead=sum(sign * one > 0 for one in found.values),
+                p=raw.get(rule),
+                p_holm=adjusted.get(rule),
+                verdict=verdict(sign * found.mean, adjusted.get(rule) if enough else None),
+                detectable=None if math.isnan(spread) else detectable(spread, len(found.values), len(tested)),
+                left_out=left_out.get(rule, ""),
+            )
         )
-    return rows
+    return tuple(rows)
 
 
-def _verdict(difference: Estimate, adjusted: float | None, sign: float) -> str:
-    """Say better, worse or not distinguishable; too few seeds are untested whatever p they give."""
-    return verdict(sign * difference.mean, adjusted if len(difference.values) >= LEAST_SEEDS else None)
-
-
-def _gain(row: TestedRule, measure: MeasuredOn) -> float:
+def _gain(row: TestedRule, measure: Measure) -> float:
     """Return how much better a rule is than the baseline; below 0 where it is worse."""
-    assert row["difference"] is not None, "the baseline is not held against itself"
-    return -row["difference"]["mean"] if measure.less_is_better else row["difference"]["mean"]
+    assert row.difference is not None, "the baseline is not held against itself"
+    return -row.difference.mean if measure.less_is_better else row.difference.mean
 
 
 def _least_seen(rows: Sequence[TestedRule]) -> float | None:
     """Return the difference from which on every rule that may still be better would have been seen to be."""
-    found = [row["detectable"] for row in rows if row["verdict"] != "worse" and row["detectable"] is not None]
-    return max(found, default=None)
+    return max((row.detectable for row in rows if row.verdict != "worse" and row.detectable is not None), default=None)
 
 
 def _seeds_needed(rows: Sequence[TestedRule], small: float, seeds: int) -> int | None:
@@ -164,128 +291,310 @@ def _seeds_needed(rows: Sequence[TestedRule], small: float, seeds: int) -> int |
         return None
     if seeds < LEAST_SEEDS:
         return seeds_for(1.0, 1.0, len(rows))
-    spreads = [
-        deviation(row["difference"]["values"]) for row in rows if row["difference"] and row["verdict"] != "worse"
-    ]
+    spreads = [deviation(row.difference.values) for row in rows if row.difference and row.verdict != "worse"]
     return seeds_for(small, max(spreads), len(rows)) if spreads else None
-
-
-def _answer(
-    rows: Sequence[TestedRule], baseline: str, measure: MeasuredOn, compared: Compared, needed: int | None
-) -> tuple[str | None, str]:
-    """Return the rule to use, None where none is recommended, and the sentence that says it."""
-    seeds = len(rows[0]["value"]["values"])
-    others = [row for row in rows if row["rule"] != baseline]
-    tested = [row for row in others if not row["left_out"]]
-    if compared.problem:
-        return None, f"No recommendation: {compared.problem}."
-    if not others:
-        ended = measure.value(rows[0]["value"]["mean"])
-        return None, f"{baseline} ended at {ended} {measure.where}; there is no other rule to hold it against."
-    if measure.refused:
-        return None, f"No recommendation: {measure.refused}."
-    if not tested:
-        reasons = "; ".join(f"{row['rule']}: {row['left_out']}" for row in others)
-        return None, f"No recommendation: no rule is left to hold against {baseline} ({reasons})."
-    if seeds < LEAST_SEEDS:
-        return None, _too_few(tested, baseline, measure, f"{compared.command} --seeds {needed}")
-    if compared.too_few:
-        return None, f"No recommendation: {compared.too_few}."
-    better = sorted((row for row in tested if row["verdict"] == "better"), key=lambda row: -_gain(row, measure))
-    if len(better) > 1 and compared.cannot_choose:
-        names = _listed([row["rule"] for row in better])
-        return None, (
-            f"No recommendation: {names} are better than {baseline} {measure.where}, and {compared.cannot_choose}."
-        )
-    if better:
-        chosen = compared.chosen_on
-        better.sort(key=lambda row: -estimate(chosen[row["rule"]]).mean if chosen else 0.0)
-        how = f" {compared.choosing}" if compared.choosing and len(better) > 1 else ""
-        if len(better) > 1 and compared.reported_on:
-            measure = replace(measure, where=compared.reported_where)
-            better[0], sure = _on_other_rows(better[0], baseline, compared.reported_on, measure)
-            if not sure:
-                names = _listed([row["rule"] for row in better])
-                return None, (
-                    f"No recommendation: of {names}, which are better than {baseline}, {better[0]['rule']} was chosen, "
-                    f"and {measure.where} it is not: {_difference(better[0], measure)}."
-                )
-        return better[0]["rule"], _use(better, baseline, measure, compared.controls) + how
-    return baseline, _keep(tested, baseline, measure, seeds)
-
-
-def _on_other_rows(
-    row: TestedRule, baseline: str, values: Mapping[str, Sequence[float]], measure: MeasuredOn
-) -> tuple[TestedRule, bool]:
-    """Return a rule that some rows chose as the others find it, and whether it is better there: one test, at 5 %."""
-    pairs = zip(values[row["rule"]], values[baseline], strict=True)
-    found = estimate([ours - theirs for ours, theirs in pairs])
-    sign = -1.0 if measure.less_is_better else 1.0
-    return {**row, "difference": found.as_json()}, verdict(sign * found.mean, paired_p(found.values)) == "better"
-
-
-def _difference(row: TestedRule, measure: MeasuredOn) -> str:
-    found = row["difference"]
-    return show_estimate(found, 1, 100.0, signed=True) if measure.percent else show_estimate(found, 4, signed=True)
-
-
-def _too_few(rows: Sequence[TestedRule], baseline: str, measure: MeasuredOn, command: str) -> str:
-    best = max(rows, key=lambda row: _gain(row, measure))
-    gain = _gain(best, measure)
-    count = {1: "one seed", 2: "two seeds"}[len(rows[0]["value"]["values"])]
-    if gain > 0:
-        found = f"{best['rule']} is ahead of {baseline} by {_named(gain, measure)} {measure.where}"
-    else:
-        found = f"No rule is ahead of {baseline} {measure.where}"
-    return f"{found}, but {count} cannot tell it from chance: {command} can."
-
-
-def _named(difference: float, measure: MeasuredOn) -> str:
-    """Write a difference with what it is of, where points do not say it."""
-    return measure.amount(difference) if measure.percent else f"{measure.name} {measure.amount(difference)}"
-
-
-def _use(better: Sequence[TestedRule], baseline: str, measure: MeasuredOn, controls: frozenset[str]) -> str:
-    best, *others = better
-    assert best["difference"] is not None, "a rule that is better is not the baseline"
-    ends = sorted(abs(best["difference"][end]) for end in ("low", "high"))
-    unit = 100.0 if measure.percent else 1.0
-    low, high = (f"{unit * end:.1f}" if measure.percent else f"{end:.3g}" for end in ends)
-    seeds = len(best["difference"]["values"])
-    verb = f"Ask no clients ({best['rule']})" if best["rule"] in controls else f"Use {best['rule']}"
-    way = "lower" if measure.less_is_better else "higher"
-    text = (
-        f"{verb}: {measure.name} is {measure.amount(best['difference']['mean'])} {way} than with {baseline} "
-        f"{measure.where} (95 % interval {low} to {high}, {seeds} seeds)."
-    )
-    alike = [row["rule"] for row in others if _alike(best, row)]
-    if not alike:
-        return text
-    return f"{text} {_listed(alike)} may be as good: {seeds} seeds cannot tell."
 
 
 def _alike(best: TestedRule, other: TestedRule) -> bool:
     """Whether the seeds cannot tell another better rule from the best one."""
-    pairs = zip(best["value"]["values"], other["value"]["values"], strict=True)
+    pairs = zip(best.value.values, other.value.values, strict=True)
     p = paired_p([one - another for one, another in pairs])
     return p is None or p >= 0.05
 
 
-def _keep(rows: Sequence[TestedRule], baseline: str, measure: MeasuredOn, seeds: int) -> str:
-    one = rows[0]["rule"] if len(rows) == 1 else ""
-    if all(row["verdict"] == "worse" for row in rows):
-        return f"Keep {baseline}: with {seeds} seeds {one or 'every other rule'} is worse {measure.where}."
-    open_rows = [row for row in rows if row["verdict"] != "worse"]
-    if all(value == 0 for row in open_rows if row["difference"] for value in row["difference"]["values"]):
-        return f"Keep {baseline}: no other rule is better, and none that is not worse differs from it in any seed."
-    least = _least_seen(rows)
-    assert least is not None, "a rule that was tested has a least difference"
-    return (
-        f"Keep {baseline}: with {seeds} seeds {f'{one} is not' if one else 'nothing is'} better {measure.where}; a "
-        f"difference under {_named(least, measure)} would not have been seen."
+# The sentence.
+
+
+def say(found: Verdict) -> str:
+    """Return a verdict as one or two sentences: for the terminal, the report, the page, attacks and the arena alike."""
+    sentence = _SAID[found.answer](found, measure_of(found.measure))
+    spent = (
+        ""
+        if found.spent is None
+        else (f"Comparing spent ε {found.spent:.3g} of any one client's privacy, all rules together.")
     )
+    return f"{sentence} {spent}".rstrip()
+
+
+def _refused(found: Verdict, measure: Measure) -> str:
+    return f"No recommendation: {found.reason}."
+
+
+def _alone(found: Verdict, measure: Measure) -> str:
+    mean = found.rules[0].value.mean
+    shown = f"{mean:.1%}" if measure.percent else f"{measure.name} {mean:.4g}"
+    return f"{found.baseline} ended at {shown} {found.where}; there is no other rule to hold it against."
+
+
+def _too_few_seeds(found: Verdict, measure: Measure) -> str:
+    assert found.difference is not None, "the best of the other rules has a difference"
+    (best,), mean = found.better, found.difference.mean
+    said = f"No rule is ahead of {found.baseline} {found.where}"
+    if (-mean if found.less_is_better else mean) > 0:
+        said = f"{best} is ahead of {found.baseline} by {_named(mean, measure)} {found.where}"
+    count = {1: "one seed", 2: "two seeds"}[found.seeds]
+    return f"{said}, but {count} cannot tell it from chance: {found.command} --seeds {found.seeds_needed} can."
+
+
+def _cannot_choose(found: Verdict, measure: Measure) -> str:
+    better = f"{_listed(found.better)} are better than {found.baseline} {found.where}"
+    return f"No recommendation: {better}, and {found.reason}."
+
+
+def _unconfirmed(found: Verdict, measure: Measure) -> str:
+    digits, factor = (1, 100.0) if measure.percent else (4, 1.0)
+    return (
+        f"No recommendation: of {_listed(found.better)}, which are better than {found.baseline}, {found.better[0]} was "
+        f"chosen, and {found.reported} it is not: {show_estimate(found.difference, digits, factor, signed=True)}."
+    )
+
+
+def _use(found: Verdict, measure: Measure) -> str:
+    assert found.difference is not None, "a rule that is better is not the baseline"
+    ends = sorted(abs(measure.factor * end) for end in (found.difference.low, found.difference.high))
+    low, high = (f"{end:.1f}" if measure.percent else f"{end:.3g}" for end in ends)
+    verb = f"Ask no clients ({found.rule})" if found.asks_nobody else f"Use {found.rule}"
+    way = "lower" if found.less_is_better else "higher"
+    parts = [
+        f"{verb}: {measure.name} is {_amount(found.difference.mean, measure)} {way} than with {found.baseline} "
+        f"{found.reported or found.where} (95 % interval {low} to {high}, {found.seeds} seeds).",
+        f"{_listed(found.alike)} may be as good: {found.seeds} seeds cannot tell." if found.alike else "",
+        found.reason,
+    ]
+    return " ".join(filter(None, parts))
+
+
+def _keep(found: Verdict, measure: Measure) -> str:
+    tested = [row for row in found.rules[1:] if not row.left_out]
+    one = tested[0].rule if len(tested) == 1 else ""
+    open_rows = [row for row in tested if row.verdict != "worse"]
+    if not open_rows:
+        said = f"with {found.seeds} seeds {one or 'every other rule'} is worse {found.where}."
+    elif not any(value for row in open_rows if row.difference for value in row.difference.values):
+        said = "no other rule is better, and none that is not worse differs from it in any seed."
+    else:
+        assert found.detectable is not None, "a rule that was tested has a least difference"
+        said = (
+            f"with {found.seeds} seeds {f'{one} is not' if one else 'nothing is'} better {found.where}; a difference "
+            f"under {_named(found.detectable, measure)} would not have been seen."
+        )
+    needed = found.seeds_needed or 0
+    more = f" To see {_named(found.small, measure)} takes about {needed} seeds." if needed > found.seeds else ""
+    return f"Keep {found.baseline}: {said}{more}"
+
+
+_SAID = {
+    Answer.REFUSED: _refused,
+    Answer.ALONE: _alone,
+    Answer.TOO_FEW_SEEDS: _too_few_seeds,
+    Answer.CANNOT_CHOOSE: _cannot_choose,
+    Answer.UNCONFIRMED: _unconfirmed,
+    Answer.USE: _use,
+    Answer.KEEP: _keep,
+}
+
+
+def _amount(difference: float, measure: Measure) -> str:
+    """Write how large a difference is, without its sign."""
+    size = abs(measure.factor * difference)
+    if not measure.percent:
+        return f"{size:.3g}"
+    shown = f"{size:.1f}" if size >= 0.095 or not size else f"{size:.1g}"
+    return "1 point" if shown == "1.0" else f"{shown} points"
+
+
+def _named(difference: float, measure: Measure) -> str:
+    """Write a difference with what it is of, where points do not say it."""
+    return _amount(difference, measure) if measure.percent else f"{measure.name} {_amount(difference, measure)}"
 
 
 def _listed(names: Sequence[str], most: int = 3) -> str:
     shown = [*names[:most], *([f"{len(names) - most} more"] if len(names) > most else [])]
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def flawed_lines(
+    flaws: Mapping[str, Sequence[str]], clients: int, weights: Mapping[str, float], found: Verdict
+) -> list[str]:
+    """Say in one sentence who was flawed, and what share of all weight each rule gave them; nothing without flaws.
+
+    `weights` are by rule, means over the seeds. Of more than three rules, the baseline and the best other are named.
+    """
+    if not flaws or not weights:
+        return []
+    common = Counter(flaw for each in flaws.values() for flaw in each).most_common(1)[0][0]
+    shown = list(weights)
+    if len(shown) > 3:
+        sign = -1.0 if found.less_is_better else 1.0
+        others = [row for row in found.rules if row.difference and row.rule in weights and not row.left_out]
+        best = sorted(others, key=lambda row: sign * row.value.mean)[-1:]
+        shown = [rule for rule in (found.baseline, *(row.rule for row in best)) if rule in weights]
+    first, *rest = [f"{rule} gave them {weights[rule]:.0%}" for rule in shown]
+    return [f"{len(flaws)} of {clients} clients were flawed: {common}. {', '.join([f'{first} of all weight', *rest])}."]
+
+
+# The baseline and the rows of a run: which rows report, whether they are known to be clean, which may choose.
+
+
+def find_baseline(history: History, wanted: str | None) -> str:
+    """Return the rule that the others are held against: the one asked for, else FedAvg, else the first."""
+    rules = recorded_rules(history)
+    if wanted is not None:
+        if wanted not in rules:
+            raise UserError(f"--baseline: got '{wanted}'{nearest(wanted, rules)}; allowed: {listed(rules)}")
+        return wanted
+    return next((name for name, settings in rules.items() if settings.fedavg), next(iter(rules)))
+
+
+def recorded_rules(history: History) -> dict[str, RecordedRule]:
+    """Return the rules of a run as it stored them, in its order."""
+    return {
+        str(row["rule"]): RecordedRule.model_validate_json(row["settings"])
+        for row in history.federations.to_dict("records")
+    }
+
+
+def servers_rows(history: History) -> str:
+    """Return what the server's reporting rows are called: "the server's 46 rows", "the server's 429 clean rows".
+
+    They are known to be clean where the run itself made clients flawed: the server's rows are as the source has them.
+    """
+    counts = sorted(set(reported(history).values()))
+    number = "" if not counts else f"{counts[0]:,} " if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,} "
+    return f"the server's {number}{'clean ' if len(history.flaws) else ''}rows"
+
+
+def reported(history: History) -> dict[str, int]:
+    """Return by seed how many of the server's rows report."""
+    return json.loads(history.info.get("report_rows", "{}"))
+
+
+def verdict_of(history: History, experiment: Description, curves: Sequence[Curve], baseline: str) -> Verdict:
+    """Return which rule of a run to use: by the server's rows where they only report, else by the clients' tests.
+
+    Where clients test models of their own, their tests decide: the server has not seen those models.
+    """
+    # One that exploded before its first test has no figures; the others are compared all the same.
+    sound = [curve for curve in curves if (curve.rule, curve.seed) not in history.ended] or curves
+    known = set.intersection(*(set(curve.server) for curve in sound))
+    error, last = experiment.server_figure, experiment.rounds.last
+    on_server, rows = _rows(history, experiment, curves, server=error in known and not history.personal)
+
+    def value(curve: Curve) -> float:
+        series = curve.server.get(error, (math.nan,)) if on_server else curve.overall
+        mean = float(np.mean(series[-last:]))
+        return -mean if rows.measure.less_is_better and not on_server else mean
+
+    settings, promise = recorded_rules(history), privacy_of(history)
+    return decide(
+        _by_rule(curves, value),
+        baseline,
+        rows,
+        Exclusions(_left_out(history, settings, by_clients=not on_server), _problem(history, baseline)),
+        controls=[rule for rule, found in settings.items() if not found.asks_clients],
+        # Each of the private rules learnt from the same data.
+        spent=None if promise is None or len(promise.epsilon) < 2 else promise.together,
+    )
+
+
+def _by_rule(curves: Sequence[Curve], figure: Callable[[Curve], float]) -> dict[str, list[float]]:
+    """Return a figure of every curve, by rule, in the order in which the run lists rules; seeds rise."""
+    values: dict[str, list[float]] = {curve.rule: [] for curve in curves}
+    for curve in sorted(curves, key=lambda curve: curve.seed):
+        values[curve.rule].append(figure(curve))
+    return values
+
+
+def _rows(history: History, experiment: Description, curves: Sequence[Curve], *, server: bool) -> tuple[bool, Rows]:
+    """Return whether the server's rows decide, and the rows by which rules are compared."""
+    measure = measure_of(experiment.server_figure if experiment.regression else experiment.score_name)
+    tested = [int(curve.rows.sum()) for curve in curves]
+    chose, dealt = _rows_that_chose(experiment)
+    by_server = server and (not chose or not any(tested) or dealt)
+    few = min(reported(history).values(), default=0) if by_server else min(tested)
+    refused = ""
+    if chose and (by_server or dealt):
+        refused = (
+            "the rows that report also weighed the clients (partition.server_report = 'same'; 'apart' keeps others)"
+        )
+    elif measure.bounded and 0 < few < LEAST_ROWS:
+        refused = f"{few} rows are too few to report on rules ({LEAST_ROWS} at least)"
+    where = f"on {servers_rows(history)}"
+    if not by_server:
+        count = f"{min(tested):,}" if min(tested) == max(tested) else f"{min(tested):,} to {max(tested):,}"
+        own = "validation" if experiment.validation is not None else "test"
+        lists = isinstance(experiment, RecommendDescription)
+        where = f"over {count} users" if lists else f"on the clients' {count} {own} rows"
+    return by_server, _with_choice(Rows(measure, where, refused), experiment, curves, min(tested), by_server=by_server)
+
+
+def _rows_that_chose(experiment: Description) -> tuple[bool, bool]:
+    """Say whether the server's reporting rows also weighed clients, and whether the clients' tests are those rows."""
+    if not isinstance(experiment, LearningDescription):
+        return False, False
+    part = experiment.partition
+    same = part.server_report == "same"
+    return same, same and part.server == "held-out" and part.test == "held-out"
+
+
+def _with_choice(rows: Rows, experiment: Description, curves: Sequence[Curve], tested: int, *, by_server: bool) -> Rows:
+    """Add which rows choose among rules that are better: the clients' own tests, where the server's rows report.
+
+    A rule counts by its median client, so that fewer than half of the clients, whose rows may be wrong, decide nothing.
+    Without rows at the server, every other client chooses and the rest report. Where neither can be, a recipe of a
+    paper keeps to the paper and says so; anything else chooses nothing.
+    """
+    last = experiment.rounds.last
+
+    def median(every: slice) -> dict[str, list[float]]:
+        return _by_rule(curves, lambda curve: float(np.median(curve.scores[-last:, every].mean(axis=0))))
+
+    if by_server and tested >= LEAST_ROWS:
+        return replace(rows, chosen_on=median(slice(None)), choosing=f"The clients' {tested:,} test rows chose it.")
+    if experiment.name in recipes():
+        return replace(rows, choosing="The rows that report chose it too, as in the paper.")
+    reports, chooses = slice(0, None, 2), slice(1, None, 2)
+    reporting, choosing = (min(int(curve.rows[half].sum()) for curve in curves) for half in (reports, chooses))
+    if not by_server and rows.measure.percent and min(reporting, choosing) >= LEAST_ROWS:
+
+        def mean(curve: Curve) -> float:
+            scores, weights = curve.scores[-last:, reports].mean(axis=0), curve.rows[reports]
+            return float(scores @ weights / weights.sum())
+
+        return replace(
+            rows,
+            chosen_on=median(chooses),
+            choosing=f"The {choosing:,} test rows of the other clients chose it.",
+            reported_on=_by_rule(curves, mean),
+            reported_where=f"on the {reporting:,} test rows of every other client",
+        )
+    if by_server and tested:
+        why = f"the clients' {tested:,} test rows are too few to choose one of them ({LEAST_ROWS} at least)"
+    else:
+        why = (
+            f"no other rows choose one of them: {LEAST_ROWS} test rows in either half of the clients would, or "
+            "partition.server_report = 'apart'"
+        )
+    return replace(rows, cannot_choose=why)
+
+
+def _left_out(history: History, rules: Mapping[str, RecordedRule], *, by_clients: bool) -> dict[str, str]:
+    """Return by rule why it is not recommended: its model exploded, or the clients' test rows chose its order."""
+    adjusted = [rule for rule, given in rules.items() if by_clients and given.adjust]
+    found = dict.fromkeys(adjusted, "the rows that report also chose its order")
+    seeds = history.federations["seed"].nunique()
+    ended = Counter(rule for rule, _ in history.ended)
+    return found | {rule: f"its model exploded in {count} of {seeds} seeds" for rule, count in ended.items()}
+
+
+def _problem(history: History, baseline: str) -> str:
+    status = history.info.get("status", "unknown")
+    if status != "finished":
+        last = max(history.last_round, 0)
+        planned = f" of {history.info['rounds']}" if "rounds" in history.info else ""
+        return f"the run is {status}, after round {last}{planned}"
+    if ended := sum(rule == baseline for rule, _ in history.ended):
+        count = history.federations["seed"].nunique()
+        return f"{baseline}, which the others are held against, exploded in {ended} of {count} seeds"
+    single = [row for row in single_client_rounds(history) if row["rounds"] == row["of"]]
+    return "rounds weighed one client only, and no rule can prefer one client to another there" if single else ""

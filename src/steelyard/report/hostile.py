@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,13 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from steelyard.base.measures import estimate, show_estimate
+from steelyard.base.measures import MEASURES, estimate, show_estimate
 from steelyard.report.curves import read_curves
-from steelyard.report.decide import Compared, MeasuredOn, recommend
-from steelyard.report.judge import is_fedavg
+from steelyard.report.decide import Exclusions, Rows, Verdict, decide, recorded_rules
 from steelyard.report.notices import flaws_of
 from steelyard.report.rendering import Table, paragraph, render, wrapped
-from steelyard.report.result import AttackBlock, AttackRow, Attacks, Outcome, Recommendation
+from steelyard.report.result import AttackBlock, AttackRow, Attacks, Outcome
 from steelyard.rounds.plan import RoundSettings
 from steelyard.runs.history import History, at_once
 
@@ -40,7 +38,7 @@ def outcome(folder: Path | str, settings: RoundSettings, without: Path | str | N
     for curve in found_curves:
         tested = curve.server.get("accuracy") or curve.overall.tolist()
         curves.setdefault(curve.rule, []).append(tested)
-    settings_of = {str(row["rule"]): json.loads(row["settings"]) for row in history.federations.to_dict("records")}
+    settings_of = recorded_rules(history)
     found: dict[str, Outcome] = {}
     for rule, by_seed in curves.items():
         weight, largest = _weights(history, rule, hostile)
@@ -52,7 +50,7 @@ def outcome(folder: Path | str, settings: RoundSettings, without: Path | str | N
             "backdoor": _backdoor(history, rule),
             "false_alarms": _false_alarms(history, rule, hostile),
             "ended": sum(name == rule for name, _ in history.ended),
-            "fedavg": is_fedavg(settings_of[rule]),
+            "fedavg": settings_of[rule].fedavg,
         }
     return found
 
@@ -146,7 +144,7 @@ def attack_document(
     }
 
 
-def _recommendation(outcomes: Mapping[str, Mapping[str, Outcome]]) -> Recommendation | None:
+def _recommendation(outcomes: Mapping[str, Mapping[str, Outcome]]) -> Verdict | None:
     """Say which rule to use against these attacks: by the attack that harms it most, seed by seed."""
     if not outcomes:
         return None
@@ -165,8 +163,8 @@ def _recommendation(outcomes: Mapping[str, Mapping[str, Outcome]]) -> Recommenda
         if found[rule]["ended"]
     }
     problem = f"{baseline}, which the others are held against: {left_out[baseline]}" if baseline in left_out else ""
-    compared = Compared(left_out, problem, command="steelyard attack")
-    return recommend(least, baseline, MeasuredOn("accuracy", where), compared)
+    rows, exclusions = Rows(MEASURES["accuracy"], where), Exclusions(left_out, problem)
+    return decide(least, baseline, rows, exclusions, command="steelyard attack")
 
 
 _EXPLAINED = (
@@ -189,7 +187,7 @@ def attack_text(document: Attacks, width: int | None = None) -> str:
         name = "no attack" if clean else block["attack"]
         tables.append(Table(f"{name}: {share}", ("rule", *headings), rows))
     found = document["recommendation"]
-    answer = "" if found is None else f"{paragraph(found['sentence'], 'text', width)}\n\n"
+    answer = "" if found is None else f"{paragraph(found.sentence, 'text', width)}\n\n"
     return f"{answer}{render(tables, [], 'text', width)}\n{wrapped(_EXPLAINED, width)}"
 
 

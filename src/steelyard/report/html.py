@@ -17,11 +17,11 @@ from steelyard.experiment.loading import to_toml
 from steelyard.report import figures
 from steelyard.report.assets import text
 from steelyard.report.contents import ReportData, chosen_federations, contents
+from steelyard.report.decide import Verdict, flawed_lines
 from steelyard.report.figures.catalogue import svg
 from steelyard.report.notices import (
     chain_line,
     chain_of,
-    flawed_lines,
     privacy_lines,
     privacy_of,
     single_client_lines,
@@ -29,7 +29,6 @@ from steelyard.report.notices import (
 )
 from steelyard.report.recommended import TITLES, Recommended, recommended
 from steelyard.report.rendering import Table, as_html
-from steelyard.report.result import Recommendation
 from steelyard.report.tables import comparison_tables, main_table
 from steelyard.report.view import RunView, flawed_means
 from steelyard.runs.history import History
@@ -306,7 +305,7 @@ def headline(view: RunView) -> list[str]:
     if document is None:
         return [*changed, *_state(view), *single, "No round has been tested: no accuracy is known."]
     found = document["recommendation"]
-    return [*changed, found["sentence"], *single, *ended_lines(history), *_flawed(view, found)]
+    return [*changed, found.sentence, *single, *ended_lines(history), *_flawed(view, found)]
 
 
 def _changed(history: History) -> list[str]:
@@ -333,7 +332,7 @@ def ended_lines(history: History) -> list[str]:
     ]
 
 
-def _flawed(view: RunView, found: Recommendation) -> list[str]:
+def _flawed(view: RunView, found: Verdict) -> list[str]:
     federation = view.federation()
     known = {label: shares["weight"] for label in view.labels if (shares := flawed_means(view, label))}
     clients = view.evaluations(federation)["client"].nunique() or view.clients(federation)["client"].nunique()

@@ -2,20 +2,58 @@
 
 from __future__ import annotations
 
-import json
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
+from typing_extensions import TypedDict
 
 from steelyard.base.errors import UserError, printable
-from steelyard.report.result import Chain, FlawedShares, Promise, Recommendation, SingleClient
+from steelyard.base.settings import Document
 from steelyard.rounds.progress import RAISE
 from steelyard.runs.history import History
 
-_PROMISE = TypeAdapter(Promise)
+
+class Chain(TypedDict):
+    """The head of a run's chain, the round that it follows, and the first problem, empty where there is none."""
+
+    head: str
+    round: int
+    problem: str
+
+
+class SingleClient(TypedDict):
+    """How many of a rule's rounds weighed one client only."""
+
+    rule: str
+    seed: int
+    rounds: int
+    of: int
+
+
+class Promise(Document):
+    """What a run promised to its clients, and what it has spent."""
+
+    model: Literal["central", "local"]
+    delta: float
+    budget: float | None
+    accountant: str
+    clip: float
+    noise: dict[str, float]
+    epsilon: dict[str, float]
+    together: float
+    neighbours: str
+    charges: int
+    ended: dict[str, int]
+    notes: list[str]
+
+
+class FlawedShares(TypedDict):
+    """The share of all weight, of all samples and of all updates that flawed clients had."""
+
+    weight: float
+    samples: float
+    updates: float
 
 
 def chain_of(history: History) -> Chain:
@@ -64,8 +102,8 @@ def privacy_of(history: History) -> Promise | None:
     if not text:
         return None
     try:
-        return _PROMISE.validate_python(json.loads(text))
-    except (ValueError, ValidationError, RecursionError):
+        return Promise.model_validate_json(text)
+    except ValueError:
         raise UserError(f"{history.folder}: its record of privacy cannot be read; allowed: as it was") from None
 
 
@@ -73,14 +111,13 @@ def privacy_lines(promise: Promise | None) -> list[str]:
     """Return one line for each rule, and one for all of them together where there are several."""
     if promise is None:
         return []
-    budget = "" if promise["budget"] is None else f" of {promise['budget']:g}"
-    where = {"central": "noise by the server", "local": "noise by the devices"}[promise["model"]]
+    budget = "" if promise.budget is None else f" of {promise['budget']:g}"
+    where = {"central": "noise by the server", "local": "noise by the devices"}[promise.model]
     terms = f"at δ = {promise['delta']:g} (client-level, {promise['neighbours']}; {where}, {promise['accountant']})"
     ended = {
-        name: f"; stopped after round {round}, another would pass the budget"
-        for name, round in promise["ended"].items()
+        name: f"; stopped after round {round}, another would pass the budget" for name, round in promise.ended.items()
     }
-    spent = {name: f"ε {value:.4g}{budget} {terms}{ended.get(name, '')}" for name, value in promise["epsilon"].items()}
+    spent = {name: f"ε {value:.4g}{budget} {terms}{ended.get(name, '')}" for name, value in promise.epsilon.items()}
     if len(spent) == 1:
         return list(spent.values())
     lines = [f"{name}: {line}" for name, line in spent.items()]
@@ -115,23 +152,3 @@ def flawed_shares(history: History, rule: str, seed: int) -> FlawedShares | None
         "samples": float(samples[theirs].sum() / (samples.sum() or 1.0)),
         "updates": float(theirs.mean()),
     }
-
-
-def flawed_lines(
-    flaws: Mapping[str, Sequence[str]], clients: int, weights: Mapping[str, float], found: Recommendation
-) -> list[str]:
-    """Say in one sentence who was flawed, and what share of all weight each rule gave them; nothing without flaws.
-
-    `weights` are by rule, means over the seeds. Of more than three rules, the baseline and the best other are named.
-    """
-    if not flaws or not weights:
-        return []
-    common = Counter(flaw for each in flaws.values() for flaw in each).most_common(1)[0][0]
-    shown = list(weights)
-    if len(shown) > 3:
-        sign = -1.0 if found["less_is_better"] else 1.0
-        others = [row for row in found["rules"] if row["difference"] and row["rule"] in weights and not row["left_out"]]
-        best = sorted(others, key=lambda row: sign * row["value"]["mean"])[-1:]
-        shown = [rule for rule in (found["baseline"], *(row["rule"] for row in best)) if rule in weights]
-    first, *rest = [f"{rule} gave them {weights[rule]:.0%}" for rule in shown]
-    return [f"{len(flaws)} of {clients} clients were flawed: {common}. {', '.join([f'{first} of all weight', *rest])}."]

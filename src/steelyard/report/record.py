@@ -18,7 +18,7 @@ from steelyard.experiment.loading import RUN_FILE
 from steelyard.report.hostile import CLEAN
 from steelyard.report.notices import privacy_lines, privacy_of
 from steelyard.report.rendering import Table, as_html
-from steelyard.report.result import Attacks, RecordedRule
+from steelyard.report.result import Attacks
 from steelyard.report.verification import Record, RecordedSite, Verification, verify
 from steelyard.report.view import RunView
 from steelyard.runs.history import History
@@ -40,10 +40,9 @@ def record(folder: Path, keys: Path | None = None, rule: str | None = None, atta
     view = RunView([history])
     compared = view.documents[0]
     advice = None if compared is None else compared["recommendation"]
-    chosen = rule_of(history, rule or (None if advice is None else advice["rule"]))
+    chosen = rule_of(history, rule or (None if advice is None else advice.rule))
     main = next(row for row in history.federations.to_dict("records") if row["rule"] == chosen)
     seed, info, experiment = int(main["seed"]), history.info, view.experiments[0]
-    settings: RecordedRule = json.loads(str(main["settings"]))
     text = files.read_bytes(folder / RUN_FILE)
     values = stored_contributions(folder, chosen)
     return {
@@ -51,8 +50,8 @@ def record(folder: Path, keys: Path | None = None, rule: str | None = None, atta
         "purpose": experiment.description or NO_PURPOSE,
         "rule": chosen,
         "algorithm": str(main["algorithm"]),
-        "why": [rule_sentence(str(main["settings"])), *([] if advice is None else [advice["sentence"]])],
-        "settings": settings,
+        "why": [rule_sentence(str(main["settings"])), *([] if advice is None else [advice.sentence])],
+        "settings": json.loads(str(main["settings"])),
         "beside": [str(name) for name in dict.fromkeys(history.federations["rule"]) if name != chosen],
         "rounds": history.last_round,
         "measure": experiment.score_name,

@@ -11,6 +11,14 @@ from typing import Any, Literal, NotRequired, Required
 from typing_extensions import TypedDict  # typing's own is one that pydantic reads from Python 3.12 on only
 
 from steelyard.base.measures import EstimateJson as EstimateJson
+from steelyard.report.curves import OnRows as OnRows
+from steelyard.report.curves import OnSample as OnSample
+from steelyard.report.curves import RecordedRule as RecordedRule
+from steelyard.report.decide import Verdict as Verdict
+from steelyard.report.notices import Chain as Chain
+from steelyard.report.notices import FlawedShares as FlawedShares
+from steelyard.report.notices import Promise as Promise
+from steelyard.report.notices import SingleClient as SingleClient
 
 Scalar = str | int | float | bool
 """One value of a field, as a sweep gives it."""
@@ -24,90 +32,7 @@ Metrics = dict[str, dict[str, object]]
 """Metrics of lists by cutoff and by name, as `recommend.evaluate.figures` returns them; each metric names itself."""
 
 
-class OnRows(TypedDict):
-    """On how many rows a score was measured, its 95 % interval from these rows alone, and whether they are too few.
-
-    `low` and `high` are NaN, in JSON null, where the rows give none. Too few rows rank nobody.
-    """
-
-    rows: int
-    low: float
-    high: float
-    too_few: bool
-
-
-class OnSample(TypedDict):
-    """How many clients, drawn of how many, a score was measured on, and its 95 % interval for all of them."""
-
-    clients: int
-    of: int
-    low: float
-    high: float
-
-
-class RecordedLoss(TypedDict, total=False):
-    """How a rule's loss adapts."""
-
-    adapt: str
-
-
-class RecordedRule(TypedDict, total=False):
-    """What readers ask of a rule's settings as a run stored them; `runs.database` has checked them."""
-
-    criteria: Required[list[str]]
-    score: str
-    power: float | None
-    priority: str | None
-    normalise: str
-    loss: RecordedLoss | None
-    adjust: object
-    fit: object
-    trained_by: str
-
-
-class Chain(TypedDict):
-    """The head of a run's chain, the round that it follows, and the first problem, empty where there is none."""
-
-    head: str
-    round: int
-    problem: str
-
-
-class SingleClient(TypedDict):
-    """How many of a rule's rounds weighed one client only."""
-
-    rule: str
-    seed: int
-    rounds: int
-    of: int
-
-
-class Promise(TypedDict):
-    """What a run promised to its clients, and what it has spent."""
-
-    model: Literal["central", "local"]
-    delta: float
-    budget: float | None
-    accountant: str
-    clip: float
-    noise: dict[str, float]
-    epsilon: dict[str, float]
-    together: float
-    neighbours: str
-    charges: int
-    ended: dict[str, int]
-    notes: list[str]
-
-
 # A run: `steelyard run --format json`, `Result.summary`.
-
-
-class FlawedShares(TypedDict):
-    """The share of all weight, of all samples and of all updates that flawed clients had."""
-
-    weight: float
-    samples: float
-    updates: float
 
 
 class Orders(TypedDict):
@@ -274,38 +199,6 @@ class Reweighed(TypedDict):
 # The rules of one run: `steelyard table` and `compare` with `--format json`.
 
 
-class TestedRule(TypedDict):
-    """A rule in the measure that decides: its value, and the paired test against the baseline."""
-
-    rule: str
-    value: EstimateJson
-    difference: EstimateJson | None
-    ahead: int
-    p: float | None
-    p_holm: float | None
-    verdict: str
-    detectable: float | None
-    left_out: str
-
-
-class Recommendation(TypedDict):
-    """Which rule to use: `rule` is the baseline where it is kept, and None where nothing is recommended.
-
-    `detectable` is the least difference that would have been seen, `seeds_needed` how many seeds a small one needs.
-    """
-
-    rule: str | None
-    sentence: str
-    measure: str
-    where: str
-    less_is_better: bool
-    baseline: str
-    seeds: int
-    detectable: float | None
-    seeds_needed: int | None
-    rules: list[TestedRule]
-
-
 class TargetCell(EstimateJson):
     """Rounds to a target, or rounds gained, for one share of the devices."""
 
@@ -354,7 +247,7 @@ class RuleTests(TypedDict, total=False):
     server_dice: PairedTest
 
 
-class Verdict(RuleTests, total=False):
+class RuleVerdict(RuleTests, total=False):
     """A rule against the baseline, measure by measure and in words."""
 
     rule: Required[str]
@@ -476,7 +369,7 @@ class RuleTables(TypedDict):
     seeds: list[int]
     confidence: float
     rounds_to_target: list[TargetTable]
-    verdicts: list[Verdict]
+    verdicts: list[RuleVerdict]
     devices: list[DeviceRow]
     clients: list[ClientScore]
     server: list[ServerRow]
@@ -490,7 +383,7 @@ class RuleTables(TypedDict):
 class Comparison(RuleTables):
     """A run's rules, compared."""
 
-    recommendation: Recommendation
+    recommendation: Verdict
     measure: str
     run: str
     status: str
@@ -592,7 +485,7 @@ class AttackBlock(TypedDict):
 class Attacks(TypedDict):
     """The outcomes of several attacks; "clean" among them is what is lost from."""
 
-    recommendation: Recommendation | None
+    recommendation: Verdict | None
     fraction: float
     flawed_clients: list[str]
     attacks: list[AttackBlock]

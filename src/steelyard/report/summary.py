@@ -22,10 +22,9 @@ from steelyard.report.curves import (
     worst_devices,
     worst_tenth,
 )
-from steelyard.report.judge import asks_clients, find_baseline, is_fedavg, recommendation_of, servers_rows
+from steelyard.report.decide import find_baseline, flawed_lines, servers_rows, verdict_of
 from steelyard.report.notices import (
     chain_of,
-    flawed_lines,
     flawed_shares,
     flaws_of,
     privacy_of,
@@ -102,13 +101,13 @@ def _sentence(
     curves, names = read_curves(history), list(dict.fromkeys(rule["rule"] for rule in rules))
     if len(names) < 2 or not curves or not all(len(curve.rounds) for curve in curves):
         return ""
-    found = recommendation_of(history, experiment, curves, find_baseline(history, None))
+    found = verdict_of(history, experiment, curves, find_baseline(history, None))
     weights: dict[str, list[float]] = {}
     for rule in rules:
         if rule["flawed"] is not None:
             weights.setdefault(rule["rule"], []).append(rule["flawed"]["weight"])
     means = {rule: float(np.mean(values)) for rule, values in weights.items()}
-    return " ".join([found["sentence"], *flawed_lines(flaws, _clients(history, names, rules[0]["seed"]), means, found)])
+    return " ".join([found.sentence, *flawed_lines(flaws, _clients(history, names, rules[0]["seed"]), means, found)])
 
 
 def _account(
@@ -121,7 +120,7 @@ def _account(
     measure: Measure,
 ) -> RuleSummary:
     """Return the figures of one rule with one seed: `stored` is its row, `found` rounds and scores."""
-    given: RecordedRule = json.loads(stored["settings"])
+    given = RecordedRule.model_validate_json(stored["settings"])
     scores = found[1]
     last = scores[-1] if len(scores) else np.zeros(0)
     tested = history.tested(rule, seed, int(found[0][-1]) - 1) if len(last) else None
@@ -150,9 +149,9 @@ def _account(
         "cost": _cost(mine),
         "heaviest_clients": _heaviest(history, rule, seed),
         "criteria": _criteria(rule, given, history),
-        "fedavg": is_fedavg(given),
-        "asks_clients": asks_clients(given),
-        "adapts_loss": given.get("loss") is not None,
+        "fedavg": given.fedavg,
+        "asks_clients": given.asks_clients,
+        "adapts_loss": given.loss is not None,
         "flawed": flawed,
         "flawed_weight": None if flawed is None else flawed["weight"],
     }
@@ -236,7 +235,7 @@ def _criteria(rule: str, settings: RecordedRule, history: History) -> list[Crite
     trusted = json.loads(history.info.get("trust", "{}")).get(rule, {})
     return [
         {"name": name, "measured_by": known.get(name, "unknown"), "trust": trusted.get(name, "unknown")}
-        for name in settings["criteria"]
+        for name in settings.criteria
     ]
 
 

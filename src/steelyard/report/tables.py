@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-from steelyard.base.measures import EstimateJson, Measure, estimate, measure_of, show_estimate, show_number
+from steelyard.base.measures import Estimate, EstimateJson, Measure, estimate, measure_of, show_estimate, show_number
 from steelyard.report.curves import Curve, rounds_to_target
 from steelyard.report.notices import chain_line
 from steelyard.report.rendering import Style, Table, as_csv, paragraph, render, spark
@@ -33,7 +33,7 @@ def comparison_tables(document: Comparison) -> list[Table]:
     return [table for table in found if table.rows]
 
 
-def cell(value: EstimateJson, digits: int = 1, factor: float = 1.0) -> str:
+def cell(value: Estimate | EstimateJson, digits: int = 1, factor: float = 1.0) -> str:
     """Write an estimate as "mean±half", or the mean alone for one seed; counts of one seed without digits."""
     counted = len(value["values"]) == 1 and digits == 1 and factor == 1.0 and float(value["mean"]).is_integer()
     return show_estimate(value, 0 if counted else digits, factor, between="±")
@@ -321,28 +321,28 @@ def main_table(document: Comparison, name: str = "") -> Table:
     """Return the table behind the recommendation: the measure that decides, and how flawed and worst clients fared."""
     found = document["recommendation"]
     last = min(document["last"], document["rounds"])
-    measure = measure_of(found["measure"])
+    measure = measure_of(found.measure)
     factor, digits = measure.factor, 1 if measure.percent else 4
     columns: dict[str, dict[str, str]] = {}
     for cells_of in (algorithm_cells(document), tested_cells(document)):
         if heading := cells_of(None):
             columns[heading[0]] = {rule: cells_of(rule)[0] for rule in document["rules"]}
-    columns[measure.heading] = {row["rule"]: cell(row["value"], digits, factor) for row in found["rules"]}
-    others = [row for row in found["rules"] if row["difference"] is not None]
+    columns[measure.heading] = {row.rule: cell(row.value, digits, factor) for row in found.rules}
+    others = [row for row in found.rules if row["difference"] is not None]
     if others:
         columns[f"against {found['baseline']}"] = {
-            row["rule"]: _signed(row["difference"], digits, factor) for row in others if row["difference"]
+            row.rule: _signed(row.difference, digits, factor) for row in others if row["difference"]
         }
-    if any(row["p_holm"] is not None for row in others):
-        columns["p"] = {row["rule"]: _p(row["p_holm"]) for row in others}
+    if any(row.p_holm is not None for row in others):
+        columns["p"] = {row.rule: _p(row.p_holm) for row in others}
     if document["flawed"]:
         columns["weight of flawed (%)"] = {row["rule"]: cell(row["weight"], 1, 100.0) for row in document["flawed"]}
-    columns |= _local_columns(document, on_server="server" in found["where"])
+    columns |= _local_columns(document, on_server="server" in found.where)
     if any(row["testing_rounds"]["mean"] > 0 for row in document["testing"]):
         columns["testing rounds"] = {row["rule"]: cell(row["testing_rounds"]) for row in document["testing"]}
-    rules = [row["rule"] for row in found["rules"]]
+    rules = [row.rule for row in found.rules]
     rows = tuple((rule, *(cells.get(rule, "–") for cells in columns.values())) for rule in rules)
-    best = rules.index(found["rule"]) if found["rule"] is not None and len(rules) > 1 else None
+    best = rules.index(found.rule) if found.rule is not None and len(rules) > 1 else None
     over = f"mean of the last {last} tested rounds" if last > 1 else f"after round {document['rounds']}"
     shown = f"{measure.name[:1].upper()}{measure.name[1:]}"
     title = f"{name}{shown} {found['where']}, {over}"
@@ -370,7 +370,7 @@ def _local_columns(document: Comparison, *, on_server: bool) -> dict[str, dict[s
     return columns
 
 
-def _signed(value: EstimateJson, digits: int, factor: float) -> str:
+def _signed(value: Estimate | EstimateJson, digits: int, factor: float) -> str:
     text = cell(value, digits, factor)
     return text if text[0] in "−–" else f"+{text}"
 
@@ -383,20 +383,20 @@ def _main_note(document: Comparison) -> str:
     found = document["recommendation"]
     seeds = len(document["seeds"])
     notes = [f"mean ± 95 % interval over {seeds} seeds"] if seeds > 1 else ["one seed"]
-    if any(row["p_holm"] is not None for row in found["rules"]):
+    if any(row.p_holm is not None for row in found.rules):
         notes.append("p: paired t-test against the first rule after Holm's correction")
-    if seeds >= LEAST_SEEDS and len(found["rules"]) > 1:
-        small = "1 %" if found["less_is_better"] else "1 point" if measure_of(found["measure"]).percent else "0.01"
-        needed = found["seeds_needed"]
+    if seeds >= LEAST_SEEDS and len(found.rules) > 1:
+        small = "1 %" if found.less_is_better else "1 point" if measure_of(found.measure).percent else "0.01"
+        needed = found.seeds_needed
         count = f"more than {MOST_SEEDS:,}" if needed is None else f"about {needed}"
         notes.append(f"a difference of {small} would need {count} seeds")
     if document["devices"]:
         who = "users' lists" if ranks_lists(document["measure"]) else "clients' own tests"
         notes.append(f"the {who} are those after round {document['rounds']}")
-    known = [measure_of(found["measure"]), *([measure_of(document["measure"])] if document["devices"] else [])]
+    known = [measure_of(found.measure), *([measure_of(document["measure"])] if document["devices"] else [])]
     alike = len({measure.direction for measure in known}) == 1
     notes.append(known[0].direction if alike else ", ".join(f"{each.name}: {each.direction}" for each in known))
-    notes += [f"{row['rule']} is not held against it: {row['left_out']}" for row in found["rules"] if row["left_out"]]
+    notes += [f"{row['rule']} is not held against it: {row['left_out']}" for row in found.rules if row["left_out"]]
     text = "; ".join(notes)
     return f"{text[:1].upper()}{text[1:]}."
 

@@ -24,7 +24,6 @@ from steelyard.experiment.loading import RecordedDescription, read_experiment
 from steelyard.experiment.resuming import changed_since, versions
 from steelyard.proof.signing import Keys, fingerprint, head_statement, holds, model_digest
 from steelyard.report.recomputing import look_at_updates
-from steelyard.report.result import RecordedRule
 from steelyard.runs.chain import (
     Checked,
     Link,
@@ -431,7 +430,8 @@ class Record(TypedDict):
     rule: str
     algorithm: str
     why: list[str]
-    settings: RecordedRule
+    settings: object
+    """As the run stored them."""
     beside: list[str]
     rounds: int
     measure: str

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +14,7 @@ import pandas as pd
 from steelyard.base.errors import UserError, listed, nearest
 from steelyard.messages.updates import Floats
 from steelyard.report.comparison import NotTested, compare_run
-from steelyard.report.judge import asks_clients, find_baseline
+from steelyard.report.decide import find_baseline
 from steelyard.report.notices import flawed_shares, flaws_of
 from steelyard.report.result import Comparison, FlawedShares, RecordedRule, Reweighed, ReweighedClient
 from steelyard.runs.columns import sampled as sampled
@@ -46,7 +45,7 @@ class FederationView:
     @property
     def criteria(self) -> list[str]:
         """The criteria of the rule, as listed."""
-        return list(self.settings["criteria"])
+        return list(self.settings.criteria)
 
 
 class RunView:
@@ -75,7 +74,7 @@ class RunView:
                 str(row["rule"]),
                 int(row["seed"]),
                 history,
-                json.loads(row["settings"]),
+                RecordedRule.model_validate_json(row["settings"]),
             )
             for index, history in enumerate(self._looked_at)
             for row in history.federations.to_dict("records")
@@ -138,7 +137,7 @@ class RunView:
 
     def federation(self, label: str | None = None, seed: int | None = None) -> FederationView:
         """Return one rule with one seed; by default the first rule that asks clients, and its first seed."""
-        asked = [one for one in self.federations if asks_clients(one.settings)] or self.federations
+        asked = [one for one in self.federations if one.settings.asks_clients] or self.federations
         among = self.federations if label else asked
         found = [one for one in among if label in (None, one.label) and seed in (None, one.seed)]
         if not found:

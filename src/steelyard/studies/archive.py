@@ -22,7 +22,7 @@ from steelyard.base.settings import Section, validated
 from steelyard.experiment.named_files import content_name, rename_code
 from steelyard.experiment.resuming import versions
 from steelyard.experiment.running import run
-from steelyard.report.judge import reported
+from steelyard.report.decide import reported
 from steelyard.runs.history import History
 from steelyard.studies.arena import Arena, arena_of, is_arena, read_arena
 from steelyard.studies.scenes import SceneFigures, read_figures, rivals_folder, run_figures, scene_folder

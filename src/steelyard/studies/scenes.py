@@ -11,7 +11,7 @@ from steelyard.base import files
 from steelyard.base.settings import Section
 from steelyard.experiment.loading import own_text, read_experiment
 from steelyard.report.curves import read_curves
-from steelyard.report.judge import recommendation_of
+from steelyard.report.decide import verdict_of
 from steelyard.runs.history import History, at_once
 from steelyard.studies.arena import SCENES, Arena
 from steelyard.studies.study import finished
@@ -106,10 +106,10 @@ def run_figures(run: Path, baseline: str, candidate: str = "") -> SceneFigures:
     if spoilt := left_out_for_all(history):
         return SceneFigures(head=history.chain.head, failed=spoilt)
     curves = sorted(read_curves(history), key=lambda curve: curve.seed)
-    decided = recommendation_of(history, experiment, curves, baseline)
-    left_out = {row["rule"]: row["left_out"] for row in decided["rules"] if row["left_out"]}
+    decided = verdict_of(history, experiment, curves, baseline)
+    left_out = {row.rule: row.left_out for row in decided.rules if row.left_out}
     # A rival whose model exploded has no place in the table; the candidate has one, with the reason.
-    values = {row["rule"]: tuple(row["value"]["values"]) for row in decided["rules"] if row["rule"] not in left_out}
+    values = {row.rule: row.value.values for row in decided.rules if row.rule not in left_out}
     worst: dict[str, tuple[float, ...]] = {}
     for curve in curves:
         if curve.rule in values and curve.scores.size:
@@ -121,7 +121,7 @@ def run_figures(run: Path, baseline: str, candidate: str = "") -> SceneFigures:
         worst=worst,
         models={rule: tuple(history.models[rule, seed] for seed in seeds) for rule in values},
         head=history.chain.head,
-        where=decided["where"],
+        where=decided.where,
         failed=left_out.get(candidate, ""),
     )
 
