@@ -24,7 +24,7 @@ from steelyard.contributions.document import METHOD_ERROR, Series, add_over_roun
 from steelyard.contributions.replaying import retrain
 from steelyard.experiment.loading import build, load
 from steelyard.experiment.running import run
-from steelyard.rounds.contributions import ContributionSettings
+from steelyard.rounds.plan import ContributionSettings
 from steelyard.runs.history import RETRAINED, History, read_values
 from steelyard.weighing.shapley import Z
 

@@ -31,7 +31,7 @@ LIBRARY = "STEELYARD_FAULTS"
 """Environment variable with the library that counts steps; the process that has it loaded does the work."""
 LOADED = (
     *("pandas", "safetensors.torch", "scipy.stats", "steelyard.api", "steelyard.cli.main", "steelyard.cli.summaries"),
-    *("steelyard.clients.local.simulation", "steelyard.experiment.node", "steelyard.federate.resuming"),
+    *("steelyard.clients.local.simulation", "steelyard.experiment.node", "steelyard.federate"),
     *("steelyard.report.tables", "tests.runs.contents"),
 )
 """Modules that are loaded once, before the forks; nothing is computed in that process."""

@@ -101,7 +101,7 @@ def local(document: dict[str, Any], nodes: int, *, tls: bool) -> dict[str, Any]:
 def served(document: dict[str, Any], nodes: int) -> dict[str, Any]:
     """Run one federation through a server's proxy, each node as its owner would start it."""
     from steelyard.experiment.loading import build
-    from steelyard.federate.server_folder import ServerFolder, follow, submit
+    from steelyard.federate.queue import ServerFolder, follow, submit
 
     with tempfile.TemporaryDirectory() as scratch, server(Path(scratch), nodes, _clients(document)) as begun:
         root, started = Path(scratch), begun.parts
@@ -168,7 +168,7 @@ class Server:
     def parts(self) -> dict[str, list[int]]:
         """Return the process ids of each node, of the proxy, of the SuperLink and of the server app."""
         found = {node.name: family(node.pid) for node in self.nodes} | {"proxy": [self.serving.pid]}
-        kinds = {b"steelyard.federate.connections": "superlink", b"flwr-serverapp": "server_app"}
+        kinds = {b"steelyard.federate.server": "superlink", b"flwr-serverapp": "server_app"}
         for pid in family(self.serving.pid)[1:]:
             with suppress(OSError):
                 words = Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -233,7 +233,7 @@ def _clients(document: dict[str, Any]) -> int:
 
 def last_round(out: Path) -> int:
     """Return the last round that a run has stored; -1 before the first."""
-    from steelyard.federate.server_folder import rounds_of
+    from steelyard.federate.queue import rounds_of
 
     return rounds_of(out)[0]
 

@@ -22,10 +22,10 @@ import torch
 from tests.federate.real_federation import Federation, hospitals, server_apps
 from tests.runs.contents import checkpoint, rows
 
-from steelyard.federate.server_folder import ServerFolder, ServerRun, runs_of
+from steelyard.federate.queue import ServerFolder, ServerRun, runs_of
 from steelyard.federate.workers import is_running
 
-PARTS = {"superlink": b"steelyard.federate.connections", "server app": b"flwr-serverapp"}
+PARTS = {"superlink": b"steelyard.federate.server", "server app": b"flwr-serverapp"}
 """Parts of a server beside `serve` itself, by a word of their command."""
 KILLS_OF_A_RUN = 3
 PATIENCE = 600.0

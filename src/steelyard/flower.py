@@ -40,9 +40,8 @@ from steelyard.adapters.flower_replies import (
     read_test,
     refuse_noise,
 )
-from steelyard.adapters.journal import Journal
-from steelyard.adapters.rounds import Collected, Combined, WeighedRounds
-from steelyard.adapters.server_rows import ServerRows
+from steelyard.adapters.recorder import Journal
+from steelyard.adapters.rounds import Collected, Combined, ServerRows, WeighedRounds
 from steelyard.base.errors import UserError
 from steelyard.weighing.rule import WeighingSettings
 

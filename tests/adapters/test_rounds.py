@@ -13,9 +13,8 @@ import torch
 from tests.kit import assert_refused
 
 import steelyard
-from steelyard.adapters.rounds import Combined, Reply, WeighedRounds
-from steelyard.adapters.server_rows import ServerRows
-from steelyard.adapters.spilled import Spill
+from steelyard.adapters.arrays import Spill
+from steelyard.adapters.rounds import Combined, Reply, ServerRows, WeighedRounds
 from steelyard.base.settings import LARGEST_REAL
 from steelyard.messages.payloads import ServerTest
 from steelyard.messages.updates import MOST_SAMPLES

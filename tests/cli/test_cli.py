@@ -26,8 +26,8 @@ from tests.warm import WarmProcess, command_environment
 
 from steelyard.cli import main
 from steelyard.clients.flower.register import Entry, enter
-from steelyard.federate.receipts import keep
-from steelyard.federate.server_folder import ServerFolder, new_run, note_outcome
+from steelyard.federate.book import keep_receipt
+from steelyard.federate.queue import ServerFolder, new_run, note_outcome
 from steelyard.messages.updates import LossState, Signed, Task
 from steelyard.proof.statements import Statement
 
@@ -94,7 +94,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     said = Statement("7", "DS", 1, "asked", "", {"a": bytes(32)})
     task = Task("DS", 1, 1, ("a",), torch.zeros(1), LossState("cross-entropy"))
     (folder / "signed").mkdir()
-    keep(folder / "signed", "7", task, "asked", Signed(key.line, "", said.digests, {}, key.sign(said.content())))
+    keep_receipt(
+        folder / "signed", "7", task, "asked", Signed(key.line, "", said.digests, {}, key.sign(said.content()))
+    )
     (folder / "lists.tsv").write_text("user\titem\tscore\nu02\ti07\t1\n")
     about = [f"i{item:02d}\thalf {item // 20}\tdigit {item % 10}" for item in range(40)]
     (folder / "about.tsv").write_text("item\thalf\tdigit\n" + "\n".join(about) + "\n")

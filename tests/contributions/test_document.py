@@ -11,7 +11,7 @@ from tests.runs.contents import change
 from tests.runs.records import federation, record, state
 
 from steelyard.contributions.document import Contributions, stored_contributions
-from steelyard.rounds.contributions import RoundValues
+from steelyard.rounds.plan import RoundValues
 from steelyard.runs.store import Store, add_values
 
 

@@ -28,7 +28,7 @@ from steelyard.base import files
 from steelyard.clients.local import Simulation
 from steelyard.data import PartitionSettings, share_out
 from steelyard.experiment.loading import kind_of
-from steelyard.federate import node_ledger, receipts
+from steelyard.federate import book
 from steelyard.learning.models import ModelSettings
 from steelyard.learning.training import TrainingSettings
 from steelyard.privacy import sharing
@@ -72,16 +72,16 @@ def test_every_file_key_tensor_and_table_that_is_written_is_named() -> None:
     written = [
         files.DATABASE,
         files.LEDGER,
-        node_ledger.FILE,
-        receipts.FILE,
+        book.LEDGER,
+        book.RECEIPTS,
         sweep_table.RESULTS,
         f"{files.CHECKPOINTS}/",
     ]
     assert [name for name in written if f"`{name}" not in page] == []
     entries = {
-        "## The ledger of a node": node_ledger.Entry,
-        "## Receipts of a node": receipts.Receipt,
-        "| key of a proof |": receipts.Proof,
+        "## The ledger of a node": book.Entry,
+        "## Receipts of a node": book.Receipt,
+        "| key of a proof |": book.Proof,
     }
     for heading, entry in entries.items():
         table = page[page.index(heading) :].split("|---|---|\n")[1].split("\n\n")[0]

@@ -33,11 +33,11 @@ from tests.federate.small_experiment import assert_same_weights, weights
 
 from steelyard.base.errors import UserError
 from steelyard.experiment.running import run
-from steelyard.federate import node, receipts
+from steelyard.federate import book, node
+from steelyard.federate.book import receipts_of
 from steelyard.federate.certificates import make_key
 from steelyard.federate.local import LocalFederation, follow, resume_local, started
-from steelyard.federate.receipts import listed
-from steelyard.federate.server_folder import Launch
+from steelyard.federate.queue import Launch
 from steelyard.report.verification import Keys, verify
 from steelyard.runs.history import History
 
@@ -101,7 +101,7 @@ def test_two_nodes_with_tls_equal_the_simulation_and_sign_and_nobody_else_comes_
     assert verify(folder, keys).code == 0
     states = [shutil.copytree(state, tmp_path / state.name) for state in states_of(folder)]
     shutil.rmtree(folder)
-    shown = [answer for state in states for answer in listed(state, Keys.read(keys))]
+    shown = [answer for state in states for answer in receipts_of(state, Keys.read(keys))]
     took = {(answer.place[2], *answer.clients) for answer in shown if answer.outcome == "took part"}
     assert took == set(there.clients[["round", "client"]].itertuples(index=False, name=None))
     assert [answer.outcome for answer in shown].count("absent") == 3
@@ -136,8 +136,8 @@ def test_scaffold_and_feddyn_with_a_superlink_that_is_killed_and_resumed_equal_t
     found = verify(folder, public_keys(folder, tmp_path / "keys"))
     assert (found.code, found.round) == (0, 4), found.lines()
     for state in states_of(folder):
-        said = receipts.read(state)
-        assert (state / receipts.FILE).read_bytes().count(b"\n") > len(said)  # A round is repeated, with one statement.
+        said = book.read_receipts(state)
+        assert (state / book.RECEIPTS).read_bytes().count(b"\n") > len(said)  # A round is repeated, with one statement.
         for name in {one.federation for one in said}:
             mine = sorted((one for one in said if one.federation == name), key=lambda one: one.round)
             assert [one.before for one in mine[1:]] == [one.statement.digest() for one in mine[:-1]]

@@ -32,14 +32,14 @@ from steelyard.clients.flower.wire import read_array  # NumPy's own reader is no
 from steelyard.clients.node import NodeConfig
 from steelyard.experiment.node_rules import agreed
 from steelyard.federate.client_app import NodeFault, app
-from steelyard.federate.hidden_node import HiddenRound, read_hide, read_share
+from steelyard.federate.secure_node import HiddenRound, read_hide, read_share
 from steelyard.federate.server_app import federate
 from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import Task, Updates
 from steelyard.privacy.hidden import FixedPoint
 from steelyard.privacy.secure import SecureClient, Unopened, self_key, stream
 from steelyard.privacy.settings import AggregationSettings
-from steelyard.rounds.soundness import Exploded
+from steelyard.rounds.weigh import Exploded
 from steelyard.runs.history import History
 
 OPENED = described(

@@ -24,9 +24,9 @@ from steelyard.clients.flower import questions, tasks, wire
 from steelyard.clients.flower.forms import EVALUATE, TRAIN
 from steelyard.clients.node import NodeConfig
 from steelyard.experiment.loading import build
-from steelyard.federate import node_ledger
+from steelyard.federate import book
 from steelyard.federate.app_folder import experiment_text
-from steelyard.federate.node_ledger import FILE, MARK, Disclosure, NodeLedger
+from steelyard.federate.book import LEDGER, MARK, Disclosure, NodeLedger
 from steelyard.federate.node_worker import answer
 from steelyard.federate.server_app import federate
 from steelyard.messages.updates import LossState, Question, Task
@@ -64,7 +64,7 @@ def test_answers_add_up_as_by_hand_whoever_asked(tmp_path: Path):
     assert again.entries() == ledger.entries()
     assert again.entries()[-1] == last
     assert again.open() == "epsilon 4.377 of 4.38 in 3 answers so far (delta 1e-05)"
-    assert (tmp_path / "state" / FILE).stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "state" / LEDGER).stat().st_mode & 0o777 == 0o600
 
 
 def test_what_would_pass_the_owners_epsilon_is_refused_and_costs_nothing(tmp_path: Path):
@@ -73,12 +73,12 @@ def test_what_would_pass_the_owners_epsilon_is_refused_and_costs_nothing(tmp_pat
         ledger.charge(disclosure(round))
     ledger.check(disclosure(4))
     ledger.charge(disclosure(3))  # The same round once more is one more.
-    before = (tmp_path / FILE).read_bytes()
+    before = (tmp_path / LEDGER).read_bytes()
     for refused in (disclosure(4), disclosure(1), disclosure(1, run="other"), disclosure(5, noise=10.0)):
         for ask_to_train in (ledger.check, ledger.charge):
             with pytest.raises(NotAllowed, match=r"^privacy\.local: round \d would .* over its epsilon 4\.38; allowed"):
                 ask_to_train(refused)
-    assert (tmp_path / FILE).read_bytes() == before
+    assert (tmp_path / LEDGER).read_bytes() == before
     assert NodeLedger(tmp_path, 4.5).charge(disclosure(5, noise=10.0)).number == 5
     assert NodeLedger(tmp_path).charge(disclosure(6)).number == 6  # Without an ε it only records.
 
@@ -103,14 +103,14 @@ def _replaced(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
 def test_a_damaged_or_older_ledger_is_refused_and_never_taken_for_an_empty_one(
     tmp_path: Path, damage: Callable[[bytes], bytes] | None, words: str
 ) -> None:
-    ledger, file = filled(tmp_path, 3), tmp_path / FILE
+    ledger, file = filled(tmp_path, 3), tmp_path / LEDGER
     whole = file.read_bytes()
     if damage is None:
         file.unlink()
     else:
         file.write_bytes(damage(whole))
     for ask in (ledger.open, lambda: ledger.check(disclosure()), lambda: ledger.charge(disclosure())):
-        assert_refused(ask, "node config state", f"{FILE} is damaged ({words}")
+        assert_refused(ask, "node config state", f"{LEDGER} is damaged ({words}")
     assert damage is None or file.read_bytes() == damage(whole)
     file.write_bytes(whole)
     assert ledger.charge(disclosure(4)).number == 4
@@ -253,7 +253,7 @@ def test_charged_criteria_are_counted_as_they_are_noised(tmp_path: Path):
     assert isinstance(ask_to_train(private_node(0, tmp_path, epsilon=8.0), document, 1), RecordDict)
     (entry,) = NodeLedger(tmp_path).entries()
     assert (entry.noise, entry.criteria, entry.criteria_noise, entry.clip) == (2.0, 1, 4.0, 1.0)
-    assert entry.epsilon == pytest.approx(node_ledger.epsilon_of([disclosure(noise=(1 / 4 + 1 / 16) ** -0.5)]))
+    assert entry.epsilon == pytest.approx(book.epsilon_of([disclosure(noise=(1 / 4 + 1 / 16) ** -0.5)]))
 
 
 REFUSED = "tests: this node's clients are never tested; allowed: training"

@@ -13,10 +13,9 @@ import pytest
 
 from steelyard.base.logs import show
 from steelyard.clients.flower.register import Entry
-from steelyard.federate import contacts, proxy
+from steelyard.federate import proxy
 from steelyard.federate.certificates import make_certificates
-from steelyard.federate.contacts import Contacts, RefusalLog
-from steelyard.federate.proxy import Answer, HeldPolls, SuperLinkCalls
+from steelyard.federate.proxy import Answer, Contacts, HeldPolls, RefusalLog, SuperLinkCalls
 
 Reply = Callable[[bytes, bytes], Awaitable[bytes]]
 
@@ -242,7 +241,7 @@ def test_without_news_every_call_is_passed_on_at_once():
 def minute(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """A clock that a test sets."""
     now = [0.0]
-    monkeypatch.setattr(contacts.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(proxy.time, "monotonic", lambda: now[0])
     return now
 
 

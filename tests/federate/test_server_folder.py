@@ -13,9 +13,8 @@ import pytest
 from tests.kit import assert_refused
 
 from steelyard.federate import workers
-from steelyard.federate.contacts import nodes_of
-from steelyard.federate.server_folder import ServerFolder, ServerRun, find_run, new_run, note_outcome, runs_of
-from steelyard.federate.serving import RunQueue
+from steelyard.federate.queue import ServerFolder, ServerRun, find_run, new_run, nodes_of, note_outcome, runs_of
+from steelyard.federate.server import RunQueue
 from steelyard.federate.workers import Process, end_all
 
 

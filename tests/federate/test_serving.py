@@ -43,10 +43,10 @@ from tests.kit import assert_refused
 from tests.ports import free_ports
 
 from steelyard.clients.flower.register import Entry, enter, read_register, remove
-from steelyard.federate import connections
+from steelyard.federate import server
 from steelyard.federate.certificates import make_certificates, make_key
-from steelyard.federate.connections import BoundedLoop, BoundedProtocol, is_own, owner_of
 from steelyard.federate.proxy import Refusal, RegisteredKeys
+from steelyard.federate.server import BoundedLoop, BoundedProtocol, is_own, owner_of
 from steelyard.federate.workers import environment, reserved_port
 from steelyard.proof.signing import read_public_key
 
@@ -365,7 +365,7 @@ class Ahead(BoundedLoop):
 
 async def application(scope: Any, receive: Any, send: Any) -> None:
     for _ in range(4 if scope["path"] == "/slow" else 0):
-        cast(Ahead, asyncio.get_running_loop()).ahead += connections.HEAD_SECONDS
+        cast(Ahead, asyncio.get_running_loop()).ahead += server.HEAD_SECONDS
         await asyncio.sleep(0)  # The server looks at its connections meanwhile.
         await asyncio.sleep(0)
     await send({"type": "http.response.start", "status": 204, "headers": []})
@@ -402,7 +402,7 @@ async def ended(reader: asyncio.StreamReader) -> bool:
 
 @pytest.mark.parametrize("begun", [b"", b"GET / HTTP/1.1\r\nhost:"])
 def test_a_connection_without_a_whole_head_is_ended(monkeypatch: pytest.MonkeyPatch, begun: bytes):
-    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.2)
+    monkeypatch.setattr(server, "HEAD_SECONDS", 0.2)
 
     async def play(connect: Any) -> None:
         reader, writer = await connect()
@@ -423,7 +423,7 @@ async def answered(connection: Any, call: bytes = CALL) -> bool:
 
 
 def test_a_call_that_is_being_answered_takes_as_long_as_it_takes(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.2)
+    monkeypatch.setattr(server, "HEAD_SECONDS", 0.2)
 
     async def play(connect: Any) -> None:
         assert await answered(await connect(), CALL.replace(b"/ ", b"/slow "))
@@ -432,7 +432,7 @@ def test_a_call_that_is_being_answered_takes_as_long_as_it_takes(monkeypatch: py
 
 
 def test_one_address_has_so_many_connections_and_gets_them_back(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(connections, "MOST_FROM_ONE", 3)
+    monkeypatch.setattr(server, "MOST_FROM_ONE", 3)
 
     async def play(connect: Any) -> None:
         held = [await connect() for _ in range(3)]

@@ -18,7 +18,7 @@ import uvicorn
 from tests.runs.records import add, begun, evaluations, record, updates
 from tests.warm import WarmProcess
 
-from steelyard.federate.server_folder import ServerFolder
+from steelyard.federate.queue import ServerFolder
 from steelyard.page.app import create_app, listen
 from steelyard.page.guard import PAGE_HEADER, Keys
 from steelyard.page.jobs import Jobs

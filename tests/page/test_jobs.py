@@ -19,7 +19,7 @@ from tests.kit import assert_refused
 from tests.page.page_server import Page, Written, finished, serving, until, warm_job
 from tests.warm import await_warmth, command_environment
 
-from steelyard.federate.server_folder import ServerFolder, new_run, note_outcome, runs_of, server_folder
+from steelyard.federate.queue import ServerFolder, new_run, note_outcome, runs_of, server_folder
 from steelyard.page.form import form
 from steelyard.page.jobs import own_code
 from steelyard.runs.glance import glance, this_process

@@ -22,8 +22,8 @@ from steelyard.experiment.rules import with_rules
 from steelyard.messages.payloads import DenseModels, ServerTest
 from steelyard.rounds import colluding
 from steelyard.rounds.colluding import with_colluders
-from steelyard.rounds.drafting import weigh_soundly
 from steelyard.rounds.loop import make_task
+from steelyard.rounds.weigh import weigh_soundly
 from steelyard.studies.attack import under_attack
 
 SMALL = {**DEFENDED, "rounds": {"count": 4, "fraction": 1.0}}

@@ -20,9 +20,9 @@ from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import Failure, Task, Updates
 from steelyard.privacy.hidden import HiddenUpdates, Summed
 from steelyard.privacy.settings import AggregationSettings
-from steelyard.rounds.drafting import RADIUS, Combiner, combiner
 from steelyard.rounds.loop import run_rounds
 from steelyard.rounds.state import Plan
+from steelyard.rounds.weigh import RADIUS, Combiner, combiner
 from steelyard.weighing.fitted import fit_weights
 
 

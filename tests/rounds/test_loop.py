@@ -25,7 +25,7 @@ from steelyard.learning.parameters import Layout
 from steelyard.learning.training import orders as batch_orders
 from steelyard.learning.training import train_client
 from steelyard.messages.updates import LossState, Task
-from steelyard.rounds.soundness import told_in_one_line, training_fault
+from steelyard.rounds.weigh import told_in_one_line, training_fault
 from steelyard.runs.checkpoint import read_tensors
 from steelyard.runs.history import History
 from steelyard.weighing.order import OrderState

@@ -18,12 +18,11 @@ from steelyard.messages.updates import Task, Updates
 from steelyard.privacy.accounting import Release, spent
 from steelyard.privacy.ledger import Charge
 from steelyard.privacy.settings import PrivacySettings
-from steelyard.rounds.drafting import TooFewClients, weigh_soundly
 from steelyard.rounds.loop import make_task, run_rounds
 from steelyard.rounds.private import PrivateRounds, nobody
 from steelyard.rounds.progress import SPENT
-from steelyard.rounds.soundness import Exploded
 from steelyard.rounds.state import Federation, Plan
+from steelyard.rounds.weigh import Exploded, TooFewClients, weigh_soundly
 
 NAMES = tuple(f"c{number:02d}" for number in range(20))
 

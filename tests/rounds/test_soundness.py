@@ -22,7 +22,7 @@ from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import Failure, Task, Updates
 from steelyard.privacy.accounting import Release, spent
 from steelyard.report.comparison import compare_run
-from steelyard.rounds.soundness import Exploded, is_sound, without_culprit
+from steelyard.rounds.weigh import Exploded, is_sound, without_culprit
 from steelyard.runs.history import History
 
 ROUNDS = 4

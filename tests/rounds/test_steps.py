@@ -17,12 +17,11 @@ from steelyard.messages.algorithm import Algorithm, ServerStep
 from steelyard.messages.payloads import DenseModels, ServerTest
 from steelyard.messages.updates import Counts, Floats, LossState, Task, Updates
 from steelyard.privacy.settings import PrivacySettings
-from steelyard.rounds.drafting import discounted, weigh_soundly
 from steelyard.rounds.loop import TooFewClients, make_task, run_rounds
 from steelyard.rounds.plan import SELECT, SelectSettings
 from steelyard.rounds.private import NO_GUARANTEE, PrivateRounds
-from steelyard.rounds.soundness import Exploded
 from steelyard.rounds.state import CLOCK, Plan, RoundState
+from steelyard.rounds.weigh import Exploded, discounted, weigh_soundly
 from steelyard.weighing.cohort import CohortView
 from steelyard.weighing.order import AdjustSettings, OrderState, strategy_of
 from steelyard.weighing.policy import Policy

@@ -15,7 +15,7 @@ from tests.rounds.scripted import NAMES, Clients, Server, federation, ran, state
 from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import Counts, Evaluations, Floats, Question, RowTests, Task, Updates
 from steelyard.rounds import valuing
-from steelyard.rounds.contributions import ContributionSettings, RoundValues
+from steelyard.rounds.plan import ContributionSettings, RoundValues
 
 
 class Rows(Server):

@@ -10,7 +10,7 @@ import torch
 
 from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import Evaluations, Failure, LossState, Updates
-from steelyard.rounds.contributions import RoundValues
+from steelyard.rounds.plan import RoundValues
 from steelyard.rounds.state import Federation, RoundRecord, RoundState
 from steelyard.runs.store import Store
 from steelyard.weighing.order import OrderState

@@ -15,7 +15,7 @@ from tests.kit import assert_refused
 from tests.runs.records import RAW, add, begun, evaluations, federation, record, state, updates, values
 
 from steelyard.messages.updates import Failure
-from steelyard.rounds.contributions import RoundValues
+from steelyard.rounds.plan import RoundValues
 from steelyard.rounds.state import RoundRecord
 from steelyard.runs.columns import KEYS, WHOLE, between, pack, ranked, unpack
 from steelyard.runs.export import listening_frame

@@ -1,8 +1,6 @@
 """Weighing inside other people's federations: one room for what every framework needs, one file for each of them."""
 
-from steelyard.adapters.journal import Journal
-from steelyard.adapters.recorder import ClientTest, Recorder
-from steelyard.adapters.rounds import Collected, Combined, Reply, WeighedRounds
-from steelyard.adapters.server_rows import ServerRows
+from steelyard.adapters.recorder import ClientTest, Journal, Recorder
+from steelyard.adapters.rounds import Collected, Combined, Reply, ServerRows, WeighedRounds
 
 __all__ = ["ClientTest", "Collected", "Combined", "Journal", "Recorder", "Reply", "ServerRows", "WeighedRounds"]

@@ -28,7 +28,7 @@ from steelyard.cli.printing import print_json, terminal_width
 from steelyard.federate import require_flower
 
 if TYPE_CHECKING:
-    from steelyard.federate.server_folder import ServerFolder, ServerRun
+    from steelyard.federate.queue import ServerFolder, ServerRun
 
 
 ServerArgument = Annotated[Path, typer.Argument(help="Folder of the server.")]
@@ -44,7 +44,7 @@ def serve(
 ) -> None:
     """Serve nodes until you press Ctrl-C; only registered keys come in, and only as nodes."""
     require_flower()
-    from steelyard.federate.serving import serve as serve_nodes
+    from steelyard.federate.server import serve as serve_nodes
 
     host, _, port = listen.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
@@ -92,7 +92,7 @@ def submit(
     """Put a run into the queue of a server of this machine and show its rounds; a run folder is gone on with."""
     require_flower()
     from steelyard.experiment.loading import load, read_experiment
-    from steelyard.federate.server_folder import submit as submit_run
+    from steelyard.federate.queue import submit as submit_run
 
     run = Path(experiment)
     if run.is_dir():
@@ -106,7 +106,7 @@ def submit(
 
 def list_runs(server: ServerArgument, format: FormatOption = "text") -> None:
     """List the runs of a server: which wait, which goes on, how far it is, how the others ended."""
-    from steelyard.federate.server_folder import runs_of
+    from steelyard.federate.queue import runs_of
 
     home = _home(server)
     found = [run.document() for run in runs_of(home)]
@@ -131,14 +131,14 @@ def list_runs(server: ServerArgument, format: FormatOption = "text") -> None:
 
 def follow(server: ServerArgument, run: RunNumber = None) -> None:
     """Show the rounds of a run as they come, until it ends; Ctrl-C leaves the run alone."""
-    from steelyard.federate.server_folder import find_run
+    from steelyard.federate.queue import find_run
 
     _follow(find_run(_home(server), run))
 
 
 def stop(server: ServerArgument, run: RunNumber = None) -> None:
     """Stop a run, or take it out of the queue; what is done is kept, and submitting its folder goes on with it."""
-    from steelyard.federate.server_folder import find_run
+    from steelyard.federate.queue import find_run
 
     found = find_run(_home(server), run)
     if not found.is_open:
@@ -149,7 +149,7 @@ def stop(server: ServerArgument, run: RunNumber = None) -> None:
 
 def nodes(server: ServerArgument, format: FormatOption = "text") -> None:
     """List the registered nodes: when each was last there, its clock, its versions, and what it last refused."""
-    from steelyard.federate.contacts import nodes_of
+    from steelyard.federate.queue import nodes_of
 
     found = nodes_of(_home(server))
     if format == "json":
@@ -172,7 +172,7 @@ def nodes(server: ServerArgument, format: FormatOption = "text") -> None:
 
 def log(server: ServerArgument, run: RunNumber = None) -> None:
     """Print all that the server's part of a run wrote."""
-    from steelyard.federate.server_folder import find_run, lines_of
+    from steelyard.federate.queue import find_run, lines_of
 
     for line in lines_of(find_run(_home(server), run)):
         if line is None:
@@ -182,7 +182,7 @@ def log(server: ServerArgument, run: RunNumber = None) -> None:
 
 def _follow(run: ServerRun) -> None:
     """Follow a run until it ends; an interrupt ends the following alone, and says so."""
-    from steelyard.federate.server_folder import follow as until_it_ends
+    from steelyard.federate.queue import follow as until_it_ends
 
     try:
         print(printable(str(until_it_ends(run))))
@@ -196,7 +196,7 @@ def _follow(run: ServerRun) -> None:
 
 
 def _home(server: Path) -> ServerFolder:
-    from steelyard.federate.server_folder import server_folder
+    from steelyard.federate.queue import server_folder
 
     return server_folder(server)
 
@@ -288,8 +288,8 @@ def ledger(
 ) -> None:
     """Show what a node's answers with noise have given away so far, by run and rule, from its ledger."""
     require_flower()
+    from steelyard.federate.book import epsilon_of, standing
     from steelyard.federate.node import ledger_of
-    from steelyard.federate.node_ledger import epsilon_of, standing
     from steelyard.privacy.settings import OWNERS_DELTA
 
     kept = ledger_of(file)
@@ -314,11 +314,11 @@ def show_receipts(
     """Show what a node signed, round by round, and whether a run holds it; ends with 0 (took part), 1 (did not) or 2
     (the run differs).
     """
-    from steelyard.federate.receipts import CODES, listed, prove
+    from steelyard.federate.book import CODES, prove_receipts, receipts_of
     from steelyard.proof.signing import Keys
 
     trusted = None if keys is None else Keys.read(keys)
-    found = listed(state, trusted) if run is None else prove(state, run, trusted)
+    found = receipts_of(state, trusted) if run is None else prove_receipts(state, run, trusted)
     for answer in found:
         print(printable(answer.line()))
     raise typer.Exit(max(CODES[answer.outcome] for answer in found))

@@ -79,7 +79,7 @@ def resume(
     with watching(not quiet()):
         with doing("starting"):
             from steelyard.experiment.parts import part_of
-            from steelyard.federate.resuming import resume as resume_run
+            from steelyard.federate import resume as resume_run
             from steelyard.result import Result
             from steelyard.runs.history import History
             from steelyard.studies.arena import is_arena

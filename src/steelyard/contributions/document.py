@@ -24,7 +24,7 @@ from typing_extensions import TypedDict
 from steelyard.base.errors import UserError, listed, nearest
 from steelyard.base.measures import Z, half_per_deviation
 from steelyard.messages.updates import Counts, Floats
-from steelyard.rounds.contributions import Measure, Method
+from steelyard.rounds.plan import Measure, Method
 from steelyard.runs.history import RETRAINED, SOURCES, History, StoredValues, read_values
 
 Interval = tuple[Floats, Floats]

@@ -15,7 +15,7 @@ from steelyard.experiment.checks import check_private
 from steelyard.experiment.description import Description
 from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.loading import RUN_FILE, own_text, read_experiment
-from steelyard.rounds.contributions import ContributionSettings, Measure, Method
+from steelyard.rounds.plan import ContributionSettings, Measure, Method
 from steelyard.runs.history import History
 
 if TYPE_CHECKING:

@@ -29,8 +29,8 @@ from steelyard.experiment.parts import Parts, as_begun
 from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import Floats, Task, Updates
 from steelyard.proof.signing import model_digest
-from steelyard.rounds.contributions import ContributionSettings, Measure, RoundValues
 from steelyard.rounds.loop import run_rounds
+from steelyard.rounds.plan import ContributionSettings, Measure, RoundValues
 from steelyard.rounds.state import Federation, Plan, RoundRecord, Snapshot, States
 from steelyard.rounds.valuing import Test, overall_first, tester
 from steelyard.runs.chain import require_whole

@@ -12,8 +12,7 @@ from steelyard.data import PartitionSettings
 from steelyard.messages.algorithm import Algorithm
 from steelyard.privacy.hidden import check_cohort
 from steelyard.privacy.settings import FEWEST, AggregationSettings, CentralSettings, PrivacySettings
-from steelyard.rounds.contributions import ContributionSettings
-from steelyard.rounds.plan import RoundSettings
+from steelyard.rounds.plan import ContributionSettings, RoundSettings
 from steelyard.weighing import criterion as registry
 from steelyard.weighing.criterion import Capabilities, unmet
 from steelyard.weighing.rule import WeighingSettings

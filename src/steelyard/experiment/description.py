@@ -16,8 +16,7 @@ from steelyard.experiment.checks import check_private
 from steelyard.experiment.named_files import named_code
 from steelyard.messages.algorithm import Algorithm
 from steelyard.privacy.settings import PrivacySettings
-from steelyard.rounds.contributions import ContributionSettings
-from steelyard.rounds.plan import RoundSettings
+from steelyard.rounds.plan import ContributionSettings, RoundSettings
 from steelyard.runs.schema import StoreSettings
 from steelyard.tracking import TrackingSettings
 from steelyard.weighing import criterion as registry

@@ -25,8 +25,7 @@ from steelyard.learning.settings import DENSE, NAMES, ModelSettings, TrainingSet
 from steelyard.messages.algorithm import Algorithm
 from steelyard.privacy.hidden import check_installed
 from steelyard.privacy.settings import PrivacySettings
-from steelyard.rounds.contributions import ContributionSettings
-from steelyard.rounds.plan import RoundSettings
+from steelyard.rounds.plan import ContributionSettings, RoundSettings
 from steelyard.weighing.adafed import CLASS_METRICS
 from steelyard.weighing.criterion import Capabilities
 from steelyard.weighing.rule import WeighingSettings

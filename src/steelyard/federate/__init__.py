@@ -3,34 +3,36 @@
 The two Flower apps
     `server_app`        the ServerApp: the round loop, with clients on other machines
     `client_app`        the ClientApp: one node's clients answer one message; what they keep between rounds
-    `hidden_node`       a node's part of a round with hidden updates
+    `secure_node`       a node's part of a round with hidden updates
     `app_folder`        writes the folder that `flwr run` starts, with the experiment in its run configuration
 
 On a node's machine
     `node`              takes part as the node's own file says: fetches messages, sends answers
     `node_worker`       the process that does the work: the client app, warm between messages
-    `node_ledger`       every answer that left with noise, and the owner's limit
-    `receipts`          what the node signed, what the server's heads say of it, and what both show
+    `book`              what the node keeps: each answer that left with noise, what it signed, what heads say of it
 
 On the server's machine
-    `serving`           a SuperLink on loopback, the proxy, the keys of the register, the runs one after another
+    `server`            a SuperLink on loopback, the proxy, the keys of the register, the runs one after another
     `proxy`             the only way in: calls of registered nodes, nothing else, passed on to the SuperLink
-    `connections`       bounds on the proxy's connections; Flower's SuperLink, closed to other accounts of the machine
-    `contacts`          what the proxy heard of nodes and refused; the registered nodes, as an operator sees them
-    `server_folder`     where everything of a server lies; the runs: submitted, followed, ended
+    `queue`             where everything of a server lies; its runs: submitted, followed, ended; its nodes
 
 Around them
     `local`             a federation on this machine: its SuperLink and nodes, a run from its start to its end
     `workers`           starts processes and ends every one of them; asks and replaces the workers of nodes
     `certificates`      certificates for TLS, and keys of nodes
-    `resuming`          goes on with any run the way it was started
 """
 
 from __future__ import annotations
 
 from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from steelyard.base import files
 from steelyard.base.errors import UserError
+
+if TYPE_CHECKING:
+    from steelyard.experiment.named_files import Ask
 
 
 def require_flower() -> None:
@@ -38,3 +40,34 @@ def require_flower() -> None:
     for module in ("flwr", "cryptography"):
         if find_spec(module) is None:
             raise UserError(f"federate: needs {module}, which is not installed; pip install 'steelyard[flower]'")
+
+
+def resume(folder: Path, *, progress: bool = False, ask: Ask | None = None, accept_changes: bool = False) -> Path:
+    """Go on with a run from its last whole round, the way it was started; what `steelyard resume` does.
+
+    `ask` is called with the code that the folder names, before it runs.
+    """
+    # For speed of start: whoever needs one part of this package waits for no torch.
+    from steelyard.experiment.resuming import accept_experiment
+    from steelyard.experiment.running import resume as resume_simulated
+    from steelyard.federate.queue import read_launch
+    from steelyard.runs.database import exists
+    from steelyard.runs.history import History
+
+    files.check_run(folder)
+    if read_launch(folder) is not None:
+        require_flower()
+        # For speed of start, and because a simulation needs no Flower.
+        from steelyard.federate.local import resume_local
+
+        if accept_changes and exists(folder):
+            accept_experiment(folder)
+        return resume_local(folder, progress=progress, ask=ask)
+    info = History(folder).info
+    if info.get("clients") == "flower" and info.get("status") != "finished":
+        raise UserError(
+            f"{folder}: this run is a federation's, which its server goes on with: steelyard federate submit SERVER "
+            f"{folder} (with Flower's own commands: flwr run APP --stream --run-config 'out=\"{folder.resolve()}\" "
+            "resume=true')"
+        )
+    return resume_simulated(folder, progress=progress, ask=ask, accept_changes=accept_changes)

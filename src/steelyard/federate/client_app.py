@@ -38,9 +38,9 @@ from steelyard.clients.node import NodeClients, NodeConfig
 from steelyard.clients.private import PrivateClients
 from steelyard.experiment.description import Description
 from steelyard.experiment.node_rules import agreed, agreed_question, agreed_task, public_error, public_reason
-from steelyard.federate import receipts
-from steelyard.federate.hidden_node import HiddenRound, read_hide, read_share
-from steelyard.federate.node_ledger import Disclosure, NodeLedger, ledger_name
+from steelyard.federate import book
+from steelyard.federate.book import Disclosure, NodeLedger, ledger_name
+from steelyard.federate.secure_node import HiddenRound, read_hide, read_share
 from steelyard.messages.updates import Evaluations, Failure, Question, Task
 from steelyard.privacy.planning import criteria_release
 from steelyard.proof.signing import SigningKey, digest_of_task
@@ -257,7 +257,7 @@ def _train(message: Message, context: Context) -> RecordDict:
         updates = replace(updates, failures=failures, started_over=over)
         if config.key is not None:
             key, asked = SigningKey.read(config.key), digest_of_task(task, header.algorithm)
-            signed = receipts.sign(key, config.state, header.run, task, asked, updates, hidden=hides)
+            signed = book.sign_answer(key, config.state, header.run, task, asked, updates, hidden=hides)
             updates = replace(updates, signed=() if signed is None else (signed,))
         if hides:
             hidden = _hidden_round(context, config, experiment, task.federation).trained(header, own, updates)
@@ -271,7 +271,7 @@ def _keep_proofs(config: NodeConfig, run: str, proofs: Sequence[Proof]) -> None:
     """Keep what a server's signed heads say of this node; the owner reads of those that show nothing."""
     if config.key is None or config.state is None or not proofs:
         return
-    for fault in receipts.keep_proofs(config.state, run, SigningKey.read(config.key).line, proofs):
+    for fault in book.keep_proofs(config.state, run, SigningKey.read(config.key).line, proofs):
         _log.warning(fault)
 
 

@@ -27,7 +27,7 @@ from steelyard.experiment.loading import load, new_folder, read_experiment
 from steelyard.experiment.named_files import Ask
 from steelyard.federate.app_folder import CONNECTION, experiment_text, number_of_run, write_app
 from steelyard.federate.certificates import make_certificates, make_key
-from steelyard.federate.server_folder import (
+from steelyard.federate.queue import (
     LOCAL_FOLDER,
     Launch,
     forget_outcome,

@@ -24,7 +24,7 @@ from steelyard.experiment.description import Description
 from steelyard.experiment.loading import read_experiment
 from steelyard.experiment.running import resume, run
 from steelyard.federate.app_folder import experiment_of, experiment_text
-from steelyard.federate.server_folder import LOG, Status, note_outcome
+from steelyard.federate.queue import LOG, Status, note_outcome
 from steelyard.federate.workers import LAUNCHER, is_running
 from steelyard.runs.database import exists
 from steelyard.runs.history import History

@@ -159,7 +159,7 @@ def start_superlink(
     """
     host, port = listener.getsockname()
     handle = str(listener.fileno())
-    command = [sys.executable, "-m", "steelyard.federate.connections", handle, str(parts or "")]
+    command = [sys.executable, "-m", "steelyard.federate.server", handle, str(parts or "")]
     command += ["--host", host, "--port", str(port)]
     disabled = "--disable-runtime-dependency-installation"
     process = Process("superlink", [*command, disabled, *options], env, log, folder, handles=[listener.fileno()])

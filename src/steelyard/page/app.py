@@ -25,7 +25,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response, Streami
 
 from steelyard.base.errors import UserError, told_as
 from steelyard.base.logs import logger
-from steelyard.federate.server_folder import server_folder
+from steelyard.federate.queue import server_folder
 from steelyard.page.form import FormField, Recipe, form, list_recipes
 from steelyard.page.guard import Guard, Keys
 from steelyard.page.jobs import Jobs

@@ -15,10 +15,9 @@ import numpy as np
 from steelyard.base.errors import UserError
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import read_experiment
-from steelyard.federate.contacts import NodeDocument, nodes_of
-from steelyard.federate.server_folder import RunDocument as ServedRun
-from steelyard.federate.server_folder import ServerFolder, ServerRun, find_run
-from steelyard.federate.server_folder import runs_of as served_runs
+from steelyard.federate.queue import NodeDocument, ServerFolder, ServerRun, find_run, nodes_of
+from steelyard.federate.queue import RunDocument as ServedRun
+from steelyard.federate.queue import runs_of as served_runs
 from steelyard.messages.updates import Counts, Floats
 from steelyard.page.jobs import Jobs, read_text
 from steelyard.report.contents import RawCriteria, Themes, raw_criteria

@@ -22,9 +22,8 @@ from steelyard.clients.protocol import Clients, FittingServer, ImaginedServer, L
 from steelyard.defence.colluding import Candidates, Directions, around, candidates
 from steelyard.messages.payloads import DenseModels, ServerTest
 from steelyard.messages.updates import Counts, Floats, Task, Updates
-from steelyard.rounds.drafting import weigh_soundly
-from steelyard.rounds.server_rows import fit_to_server
 from steelyard.rounds.state import Federation, Plan, RoundState
+from steelyard.rounds.weigh import fit_to_server, weigh_soundly
 from steelyard.weighing.cohort import MOST_TESTED
 
 _log = logger(__name__)

@@ -17,16 +17,21 @@ from steelyard.clients.protocol import Clients, ReportingServer, Server
 from steelyard.messages.payloads import ServerTest
 from steelyard.messages.updates import Question, Task, Updates
 from steelyard.rounds.colluding import with_colluders
-from steelyard.rounds.contributions import RoundValues
-from steelyard.rounds.drafting import TooFewClients, weigh_soundly
-from steelyard.rounds.plan import SELECT, reached
+from steelyard.rounds.plan import SELECT, RoundValues, reached
 from steelyard.rounds.private import NO_GUARANTEE, Guarantee, nobody
 from steelyard.rounds.progress import SPENT
-from steelyard.rounds.server_rows import fit_to_server, train_alone
-from steelyard.rounds.soundness import Exploded, told_in_one_line, training_fault
 from steelyard.rounds.state import CLOCK, Draft, Federation, Plan, Recorder, RoundRecord, RoundState, States, first_like
 from steelyard.rounds.testing import check_tested, choosing, evaluate
 from steelyard.rounds.valuing import value_round
+from steelyard.rounds.weigh import (
+    Exploded,
+    TooFewClients,
+    fit_to_server,
+    told_in_one_line,
+    train_alone,
+    training_fault,
+    weigh_soundly,
+)
 from steelyard.weighing.cohort import Memory
 
 Progress = Callable[[int, Mapping[str, float | None]], None]

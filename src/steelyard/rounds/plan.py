@@ -1,9 +1,10 @@
-"""[rounds]: the section of an experiment that configures the loop; when a target counts as reached."""
+"""[rounds] and [contributions]: the sections that configure the loop; when a target counts as reached."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -15,7 +16,7 @@ from steelyard.base import randomness
 from steelyard.base.errors import UserError
 from steelyard.base.files import read_csv
 from steelyard.base.settings import Section
-from steelyard.messages.updates import Floats, Updates
+from steelyard.messages.updates import Counts, Floats, Updates
 
 SELECT = "rounds/select"
 """Under this name a federation remembers what is known of clients for the next selection."""
@@ -151,9 +152,6 @@ def read_trace(path: Path) -> dict[str, list[tuple[float, float]]]:
     return found
 
 
-# Plan: [rounds]: the section of an experiment that configures the loop; when a target counts as reached.
-
-
 Share = Annotated[float, Field(gt=0, le=1)]
 SMALL_FEDERATION = 50
 """Up to so many clients all take part in each round, unless a share is given."""
@@ -254,3 +252,44 @@ def reached(scores: Floats, target: float, share: float, *, above: bool = False)
 def at_target(scores: Floats, target: float, *, above: bool = False) -> NDArray[np.int64]:
     """Count for each row of scores[..., devices] the devices with a score of at least the target."""
     return np.asarray((scores > target if above else scores >= target).sum(axis=-1))
+
+
+Measure = Literal["loss", "accuracy", "local-loss", "local-accuracy"]
+Method = Literal["shapley", "leave-one-out", "classes"]
+AGREEMENT = "agreement"
+"""What the method "classes" measures, whatever else is asked for: a cosine, no loss."""
+
+
+class ContributionSettings(Section):
+    """[contributions]: have every round say what each client added; without the section it is not measured."""
+
+    measure: Measure = "loss"
+    """loss, accuracy: on the server's rows, those that only report where there are some; local-loss, local-accuracy: on
+    all clients' test rows."""
+    method: Method = "shapley"
+    """shapley: the mean over all orders in which clients could come, exact up to 12 in a cohort; leave-one-out: the
+    model with all against the model without one; classes: agreement by class in the last layer (ShapFed)."""
+
+    @property
+    def on_clients(self) -> bool:
+        """Whether clients' own test rows are measured on."""
+        return self.measure.startswith("local-") and self.method != "classes"
+
+
+@dataclass(frozen=True, eq=False)
+class RoundValues:
+    """What each client of a cohort added in one round, by one measure and one method; more is better."""
+
+    measure: str
+    method: str
+    clients: tuple[str, ...]
+    values: Floats
+    """[clients, 1 + groups]: over all test rows, then over each group of them."""
+    error: Floats
+    """[clients]: standard error from drawing coalitions; 0 where all of them were tested."""
+    sizes: Counts
+    """[groups]: how many test rows a group has."""
+    before: float
+    """The measure of the model that the cohort received."""
+    after: float
+    """The measure of the model that the round ended with."""

@@ -14,8 +14,7 @@ from steelyard.clients.protocol import AdaptedServer, Server
 from steelyard.learning.settings import no_part
 from steelyard.messages.algorithm import FACTORS, Algorithm, Vectors
 from steelyard.messages.updates import Evaluations, Floats, LossState, Updates
-from steelyard.rounds.contributions import ContributionSettings, RoundValues
-from steelyard.rounds.plan import SELECT, SelectSettings, cohort_size
+from steelyard.rounds.plan import SELECT, ContributionSettings, RoundValues, SelectSettings, cohort_size
 from steelyard.weighing.adafed import FixedLoss, LossRule
 from steelyard.weighing.cohort import Memory
 from steelyard.weighing.order import FixedOrder, Order, OrderState, OrderStrategy

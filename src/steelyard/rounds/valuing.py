@@ -19,7 +19,7 @@ from steelyard.base.randomness import generator
 from steelyard.clients.protocol import Clients, LayeredServer, RowServer, Server
 from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import Counts, Floats, Question, RowTests
-from steelyard.rounds.contributions import AGREEMENT, ContributionSettings, Measure, RoundValues
+from steelyard.rounds.plan import AGREEMENT, ContributionSettings, Measure, RoundValues
 from steelyard.rounds.state import Combine, Draft
 from steelyard.weighing.cohort import MOST_TESTED
 from steelyard.weighing.policy import cosines

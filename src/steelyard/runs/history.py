@@ -27,7 +27,7 @@ from pydantic import BaseModel
 from steelyard.base import files
 from steelyard.base.errors import UserError, path_of
 from steelyard.messages.updates import Counts, Floats
-from steelyard.rounds.contributions import RoundValues
+from steelyard.rounds.plan import RoundValues
 from steelyard.runs.chain import Checked, check
 from steelyard.runs.columns import KEYS, WHOLE, Cohorts, Tested, as_table, ranked, sampled, unpack
 from steelyard.runs.database import NEWEST, kept_open, known, reading, unreadable

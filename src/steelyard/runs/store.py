@@ -22,7 +22,7 @@ from steelyard.messages.updates import Evaluations, Updates
 from steelyard.privacy.ledger import Ledger
 from steelyard.proof.signing import SigningKey, fingerprint, model_digest
 from steelyard.proof.statements import SealedRound
-from steelyard.rounds.contributions import RoundValues
+from steelyard.rounds.plan import RoundValues
 from steelyard.rounds.state import Federation, RoundRecord, Snapshot, States
 from steelyard.runs import chain, checkpoint
 from steelyard.runs.checkpoint import FOLDER, NAMED, TensorFiles

@@ -25,9 +25,8 @@ from steelyard.experiment.loading import read_experiment, unnamed_folder
 from steelyard.experiment.named_files import Ask
 from steelyard.experiment.parts import Part, in_order
 from steelyard.experiment.running import resume, run
-from steelyard.rounds.drafting import TooFewClients
 from steelyard.rounds.progress import show_duration
-from steelyard.rounds.soundness import Exploded
+from steelyard.rounds.weigh import Exploded, TooFewClients
 from steelyard.runs.database import exists
 from steelyard.runs.history import History
 from steelyard.runs.store import held

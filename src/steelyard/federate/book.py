@@ -1,29 +1,48 @@
-"""A node's receipts: what it signed in each round, what the server's signed heads say of it, and what both show.
+"""What a node writes down in its `state` folder before an answer leaves: receipts, heads, and the ledger of its noise.
 
-Both lie in the node's `state` folder. A receipt is written before an answer leaves; heads come with later tasks, and
-after the last round. With them the node shows that it took part, or did not, without the server.
+A receipt is what the node signed in a round; heads, which come with later tasks and after the last round, are what the
+server signed of it. With both the node shows that it took part, or did not, without the server.
+
+The ledger holds every answer that left with noise, whoever asked, and the ε of all of them together. A server names its
+own rounds, rules and runs, so a node that limits what it discloses counts for itself. Each answer counts as one more
+release about all data here, whichever clients were asked: within one answer a row is one client's, but under another
+name, seed or split it may be another's. An answer that is asked for twice is noised anew, and counts twice. The file is
+replaced as a whole before an answer leaves, so a cut or changed one was damaged later. A mark beside it, written after
+it, says how long it was and what its SHA-256 was: an older copy, or one with other lines, differs.
 """
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import json
+import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from steelyard.base import files
-from steelyard.base.errors import UserError, first_names, told_as
+from steelyard.base.errors import UserError, first_names, printable, told_as, writable
+from steelyard.base.files import owners_only
+from steelyard.base.usercode import NotAllowed
+from steelyard.clients.node import NodeConfig
 from steelyard.messages.updates import Signed, Task, Updates
+from steelyard.privacy.accounting import Mechanism, Release, spent
+from steelyard.privacy.ledger import Mark, first_difference
+from steelyard.privacy.settings import OWNERS_DELTA, Noise, Positive
 from steelyard.proof.signing import SERVER, Keys, SigningKey, fingerprint, holds
 from steelyard.proof.statements import UNSIGNED, Hash, Proof, Statement, stated
 from steelyard.runs.chain import Records
 from steelyard.runs.database import reading
 
-FILE, PROOFS = "receipts.jsonl", "proofs.jsonl"
+RECEIPTS, PROOFS = "receipts.jsonl", "proofs.jsonl"
 """In a node's `state` folder: what it signed, and what servers' heads say of it."""
 BLOCK = 1 << 16
 """Bytes that are read at once where a file is read from its end; the line of a thousand clients has 130,000."""
@@ -62,7 +81,7 @@ class Receipt(BaseModel, extra="forbid", frozen=True, strict=True):
             return False
 
 
-def sign(
+def sign_answer(
     key: SigningKey, state: Path | None, run: str, task: Task, asked: str, updates: Updates, *, hidden: bool
 ) -> Signed | None:
     """Sign what a node sends; with a state folder, the receipt is on the disk when this returns. None: nothing is sent.
@@ -72,11 +91,11 @@ def sign(
     before = "" if state is None else last_statement(state, run, task.federation, task.round)
     signed = stated(key, run, task, asked, updates, before, hidden=hidden)
     if state is not None and signed is not None:
-        keep(state, run, task, asked, signed)
+        keep_receipt(state, run, task, asked, signed)
     return signed
 
 
-def keep(folder: Path, run: str, task: Task, asked: str, signed: Signed) -> None:
+def keep_receipt(folder: Path, run: str, task: Task, asked: str, signed: Signed) -> None:
     """Write down what a node signed; only when this returns may the answer leave."""
     digests = {client: digest.hex() for client, digest in signed.digests.items()}
     salts = {client: salt.hex() for client, salt in signed.salts.items()}
@@ -85,10 +104,10 @@ def keep(folder: Path, run: str, task: Task, asked: str, signed: Signed) -> None
         salts=salts, key=signed.key, signature=signed.signature.hex(),
     )  # fmt: skip
     try:
-        append(folder / FILE, [receipt])
+        append(folder / RECEIPTS, [receipt])
     except OSError as error:
         raise UserError(
-            f"node config state: {folder / FILE} cannot be written ({error.strerror}), so nothing is answered; "
+            f"node config state: {folder / RECEIPTS} cannot be written ({error.strerror}), so nothing is answered; "
             "allowed: room and the right to write"
         ) from error
 
@@ -99,7 +118,7 @@ def last_statement(folder: Path, run: str, federation: str, round: int) -> str:
     A round that is repeated follows the one before it, as it did the first time. Lines are read from the end and only
     as far as needed, so that a task late in a long run costs no more than an early one.
     """
-    path = folder / FILE
+    path = folder / RECEIPTS
     of_run = f'{{"run":{json.dumps(run, ensure_ascii=False)},'.encode()
     for line in _from_the_end(path) if files.is_file(path) else ():
         if not line.startswith(of_run):
@@ -177,12 +196,12 @@ def _from_the_end(path: Path) -> Iterator[bytes]:
     yield begun
 
 
-def read(folder: Path) -> list[Receipt]:
+def read_receipts(folder: Path) -> list[Receipt]:
     """Return a node's receipts in the order in which they were written; a statement that was signed twice counts once.
 
     None where it has signed nothing yet.
     """
-    return list({one.statement.digest(): one for one in read_lines(folder / FILE, Receipt)}.values())
+    return list({one.statement.digest(): one for one in read_lines(folder / RECEIPTS, Receipt)}.values())
 
 
 def read_proofs(folder: Path) -> list[Proof]:
@@ -221,7 +240,7 @@ CheckedProof = tuple[Proof, str]
 
 
 @dataclass(frozen=True)
-class Answer:
+class Shown:
     """What is known of a node in one round of one rule."""
 
     place: Place
@@ -237,12 +256,12 @@ class Answer:
         return f"run {run}, {federation}, round {round}{who}: {self.outcome}: {self.why}"
 
 
-def listed(folder: Path, trusted: Keys | None = None) -> list[Answer]:
+def receipts_of(folder: Path, trusted: Keys | None = None) -> list[Shown]:
     """Return what a node's own files show of each round: its receipts, and the heads that were kept with them."""
     return _answers(_receipts(folder), _checked(read_proofs(folder), trusted))
 
 
-def prove(folder: Path, run: Path, trusted: Keys | None = None) -> list[Answer]:
+def prove_receipts(folder: Path, run: Path, trusted: Keys | None = None) -> list[Shown]:
     """Hold a node's receipts against a run's folder, and keep what its signed heads say of the node."""
     files.check_run(run)
     receipts = _receipts(folder)
@@ -260,19 +279,21 @@ def prove(folder: Path, run: Path, trusted: Keys | None = None) -> list[Answer]:
     written(folder, [proof for proof, fault in proofs if not fault])
     beyond = "the run's chain does not reach this round"
     return [
-        Answer(one.place, one.clients, "did not take part", beyond) if one.outcome == "signed" else one
+        Shown(one.place, one.clients, "did not take part", beyond) if one.outcome == "signed" else one
         for one in _answers(receipts, proofs)
         if one.place[0] == name
     ]
 
 
 def _receipts(folder: Path) -> list[Receipt]:
-    if not files.is_file(folder / FILE) and not files.is_file(folder / PROOFS):
-        raise UserError(f"{folder}: holds no {FILE}; allowed: the state folder of a node that has a key and took part")
-    return read(folder)
+    if not files.is_file(folder / RECEIPTS) and not files.is_file(folder / PROOFS):
+        raise UserError(
+            f"{folder}: holds no {RECEIPTS}; allowed: the state folder of a node that has a key and took part"
+        )
+    return read_receipts(folder)
 
 
-def _answers(receipts: Sequence[Receipt], proofs: Sequence[CheckedProof]) -> list[Answer]:
+def _answers(receipts: Sequence[Receipt], proofs: Sequence[CheckedProof]) -> list[Shown]:
     last: dict[Place, CheckedProof] = {(one[0].run, one[0].federation, one[0].round): one for one in proofs}
     signed: dict[Place, list[Receipt]] = {}
     for one in receipts:
@@ -287,12 +308,12 @@ def _answers(receipts: Sequence[Receipt], proofs: Sequence[CheckedProof]) -> lis
 
 def _answer(
     place: Place, receipts: Sequence[Receipt], last: CheckedProof | None, heads: Mapping[tuple[str, int], set[str]]
-) -> Answer:
+) -> Shown:
     """Say what is known of one round: it may have been repeated, then any of its receipts counts."""
     clients = tuple(sorted({client for one in receipts for client in one.digests}))
 
-    def answer(outcome: Outcome, why: str) -> Answer:
-        return Answer(place, clients, outcome, why)
+    def answer(outcome: Outcome, why: str) -> Shown:
+        return Shown(place, clients, outcome, why)
 
     if any(not one.holds() for one in receipts):
         return answer("differs", "the node's own signature does not hold")
@@ -327,3 +348,195 @@ def _fault(proof: Proof, trusted: Keys | None) -> str:
     if trusted is not None and trusted.named.get(SERVER) != proof.key:
         return f"the head is signed by {fingerprint(proof.key)}, not by {SERVER}.pub"
     return ""
+
+
+# Node ledger: A node's ledger: every answer that left it with noise, whoever asked, and the ε of all of them together.
+
+
+LEDGER = "ledger.jsonl"
+"""The ledger's file in a node's `state` folder."""
+MARK = "ledger.mark"
+"""Beside it: how far the ledger had come after the last answer but, where a node was killed just then, one."""
+_LONGEST_NAME = 200
+
+
+class Disclosure(BaseModel, extra="forbid", frozen=True, strict=True, allow_inf_nan=False):
+    """What one answer of a node discloses, and to whom; names are the server's own and are cut to a length."""
+
+    run: str
+    federation: str
+    """The rule, with its seed where there are several."""
+    round: int
+    clients: int
+    """How many clients of this node were asked."""
+    clip: Positive
+    noise: Noise
+    """Noise on the update, in units of its sensitivity 2·clip."""
+    criteria: Annotated[int, Field(ge=0)] = 0
+    """How many criteria were sent with noise beside each update."""
+    criteria_noise: Noise | None = None
+    """Noise on a criterion, in units of its bound; None where none was sent."""
+    criteria_mechanism: Mechanism = "gaussian"
+    """How a criterion was noised; pure: by what is private by ε = 1/criteria_noise alone."""
+
+    def releases(self) -> Counter[Release]:
+        """Return what it discloses of any one client."""
+        found = Counter({Release(self.noise): 1})
+        if self.criteria and self.criteria_noise is not None:
+            found[Release(self.criteria_noise, mechanism=self.criteria_mechanism)] += self.criteria
+        return found
+
+
+class Entry(Disclosure, frozen=True):
+    """One line of the ledger."""
+
+    number: int
+    time: str
+    delta: Annotated[float, Field(gt=0, lt=1)]
+    epsilon: Annotated[float, Field(ge=0)]
+    """ε of all entries up to this one together, at δ."""
+
+
+_MARK = TypeAdapter(Mark)
+
+
+class NodeLedger:
+    """The ledger of one node; ask `check` before work is done, and `charge` before its answer leaves.
+
+    `most` is the owner's ε; without it the ledger only records. Any number of processes may use one folder.
+    """
+
+    def __init__(self, folder: Path, most: float | None = None) -> None:
+        self.path, self.most = folder / LEDGER, most
+
+    @classmethod
+    def of(cls, config: NodeConfig) -> NodeLedger | None:
+        """Return the ledger of a node whose every answer carries noise, in its state folder; None for all others."""
+        if config.state is None or "local" not in config.require:
+            return None
+        return cls(config.state, config.epsilon)
+
+    def open(self) -> str:
+        """Return in words the total so far; a ledger that cannot be read or written is refused. For the start."""
+        writable(self.path.parent, "node config state")
+        return f"{standing(self.entries(), self.most)} so far (delta {OWNERS_DELTA:g})"
+
+    def entries(self) -> list[Entry]:
+        """Return all entries, in order; a damaged file is refused."""
+        return self._read()[1]
+
+    def check(self, planned: Disclosure) -> None:
+        """Refuse an answer that would take the total over the owner's ε; nothing is written."""
+        self._next(planned, self.entries())
+
+    def charge(self, planned: Disclosure) -> Entry:
+        """Write an answer down, or refuse it; when this returns it is on the disk, and only then may it leave."""
+        try:
+            with self._locked():
+                content, entries = self._read()
+                entry = self._next(planned, entries)
+                content += entry.model_dump_json().encode() + b"\n"
+                files.write(self.path, content)
+                mark = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+                files.write(self.path.with_name(MARK), json.dumps(mark).encode())
+        except OSError as error:
+            raise UserError(
+                f"node config state: {self.path} cannot be written ({error.strerror}), so nothing is answered; "
+                "allowed: room and the right to write"
+            ) from error
+        return entry
+
+    def _next(self, planned: Disclosure, entries: Sequence[Entry]) -> Entry:
+        total = epsilon_of([*entries, planned])
+        if self.most is not None and total > self.most:
+            # The server learns this much; what others learned before is none of its business.
+            raise NotAllowed(
+                f"privacy.local: round {planned.round} would take the total of this node's answers over its epsilon "
+                f"{self.most:g}; allowed: no further answer"
+            )
+        return Entry(
+            **planned.model_dump(),
+            number=len(entries) + 1,
+            time=datetime.now(UTC).isoformat(timespec="seconds"),
+            delta=OWNERS_DELTA,
+            epsilon=total,
+        )
+
+    @contextmanager
+    def _locked(self) -> Generator[None]:
+        """Keep other processes from writing between our reading and our writing."""
+        with owners_only(self.path.parent), self.path.with_name("ledger.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _read(self) -> tuple[bytes, list[Entry]]:
+        # The mark first: another process may charge meanwhile, and the ledger is never behind its mark.
+        mark = self._mark()
+        try:
+            content = self.path.read_bytes()
+        except FileNotFoundError:
+            if mark is not None:
+                raise self._damaged("it is gone, and its mark is there") from None
+            return b"", []
+        except OSError as error:
+            raise UserError(f"node config state: {self.path} cannot be read: {error.strerror}") from error
+        if not content.endswith(b"\n"):
+            raise self._damaged("it is empty" if not content else "its last line is cut")
+        entries = self._parsed(content)
+        if mark is None and len(entries) > 1:
+            raise self._damaged(f"its mark, {MARK}, is gone")
+        if mark is not None and (difference := first_difference(self.path, [mark])):
+            raise self._damaged(f"it {difference[1]} when the last answer left")
+        return content, entries
+
+    def _mark(self) -> Mark | None:
+        try:
+            return _MARK.validate_json(self.path.with_name(MARK).read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValidationError):
+            raise self._damaged(f"its mark, {MARK}, cannot be read") from None
+
+    def _parsed(self, content: bytes) -> list[Entry]:
+        entries: list[Entry] = []
+        for number, line in enumerate(content.splitlines(), 1):
+            try:
+                entries.append(Entry.model_validate_json(line))
+            except ValidationError as error:
+                first = error.errors(include_url=False, include_input=False)[0]
+                where = ".".join(str(part) for part in first["loc"])
+                raise self._damaged(printable(f"line {number}: {where and where + ': '}{first['msg']}")) from None
+            if entries[-1].number != number:
+                raise self._damaged(f"line {number} is number {entries[-1].number}")
+        if entries:
+            last = entries[-1]
+            total = epsilon_of(entries, last.delta)
+            if not math.isclose(total, last.epsilon, rel_tol=1e-6):
+                raise self._damaged(f"it says epsilon {last.epsilon:.6g} and its lines add up to {total:.6g}")
+        return entries
+
+    def _damaged(self, what: str) -> UserError:
+        return UserError(
+            f"node config state: {self.path} is damaged ({what}), so the total so far is unknown; allowed: the file as "
+            "it was"
+        )
+
+
+def ledger_name(name: str) -> str:
+    """Return a name that a server gave as the ledger keeps it."""
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 3]}..."
+
+
+def epsilon_of(entries: Sequence[Disclosure], delta: float = OWNERS_DELTA) -> float:
+    """Return the ε at δ of these answers together, for any one client."""
+    spending: Counter[Release] = Counter()
+    for entry in entries:
+        spending.update(entry.releases())
+    return spent(spending, delta)
+
+
+def standing(entries: Sequence[Entry], most: float | None = None) -> str:
+    """Return in words the ε of some answers together, and of how much."""
+    limit = "" if most is None else f" of {most:g}"
+    answers = "1 answer" if len(entries) == 1 else f"{len(entries):,} answers"
+    return f"epsilon {epsilon_of(entries):.4g}{limit} in {answers}"

@@ -1,28 +1,128 @@
-"""From the updates of a cohort to a new model: admitted, measured, weighed, combined; with or without noise."""
+"""From the updates of a cohort to a new model: admitted, measured, weighed, combined; with or without noise.
+
+A model that is not finite, or that exploded, is never kept: the round is weighed without the culprit. What a round does
+with the server's own rows is here as well: it trains on them alone, or fits the weights to them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from types import FunctionType
 
 import numpy as np
 import torch
 
 from steelyard.base.errors import UserError, in_words
+from steelyard.base.usercode import is_ours
 from steelyard.clients.protocol import ClassifyingServer, FittingServer, LayeredServer, Server
 from steelyard.defence.admission import NOT_FINITE, admit
 from steelyard.defence.robust import RobustRule
 from steelyard.messages.algorithm import Algorithm, ServerStep, Vectors
 from steelyard.messages.payloads import DenseModels, ServerTest, SingleModels
-from steelyard.messages.updates import Counts, Floats, Task, Updates
+from steelyard.messages.updates import Counts, Failure, Floats, Task, Updates
 from steelyard.privacy.hidden import BeyondBound, HiddenUpdates
 from steelyard.rounds.private import NO_GUARANTEE, Guarantee, PrivateRounds
-from steelyard.rounds.soundness import Exploded, is_sound, step_fault, told_in_one_line, without_culprit
 from steelyard.rounds.state import Draft, Federation, Plan, RoundState
 from steelyard.weighing.cohort import Cohort, CohortView, Memory, ServerSide
 from steelyard.weighing.criterion import Criterion, CriterionFault
+from steelyard.weighing.fitted import FitSettings, fit_weights
 from steelyard.weighing.weights import Weighing
+
+LARGEST = 1e15
+"""No parameter of a model that can still learn is larger."""
+
+
+class Exploded(UserError):
+    """No sound global model came out of a round: the federation ends before it, and the last good model stays.
+
+    The loop goes on with the others; a run that has no other stops with this line.
+    """
+
+    def __init__(self, federation: str, round: int, reason: str, allowed: str = "a smaller learning rate") -> None:
+        self.reason = reason
+        super().__init__(
+            f"round {round} of {in_words(federation)}: {reason}; the model before this round is kept "
+            f"(allowed: {allowed})"
+        )
+
+
+def is_sound(model: torch.Tensor) -> bool:
+    """Whether a global model may be kept: all its numbers are finite and none is absurd."""
+    if not model.numel():
+        return True
+    # Smallest and largest in one go need no memory of the model's size; a comparison with NaN is false.
+    smallest, largest = model.aminmax()
+    return bool((smallest >= -LARGEST) & (largest <= LARGEST))
+
+
+def without_culprit(task: Task, updates: Updates, least: int) -> Updates:
+    """Return the updates without the one farthest from the model that was sent; the client and why are noted.
+
+    Where fewer than `least` would be left, the model is beyond repair, and that is no lack of clients.
+    """
+    distances = updates.payload.divergence(task.parameters)
+    culprit = int(np.argmax(np.where(np.isfinite(distances), distances, np.inf)))
+    if len(updates.clients) <= max(1, least):
+        raise Exploded(
+            task.federation, task.round, "the global model is no longer finite, whichever client is left out"
+        )
+    keep = [row for row in range(len(updates.clients)) if row != culprit]
+    reason = f"left out: with its update ({distances[culprit]:.3g} away) the global model explodes"
+    return updates.select(keep, [Failure(updates.clients[culprit], reason)])
+
+
+# Faults in an algorithm of the user's own; a fault of ours keeps its traceback.
+
+
+@contextmanager
+def told_in_one_line(line: Callable[[Exception], str | None]) -> Generator[None]:
+    """Raise an error as the line that is given for it; one without a line goes on as it is."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        if (found := line(error)) is None:
+            raise
+        raise UserError(found) from error
+
+
+def training_fault(tasks: Sequence[Task], error: Exception) -> str | None:
+    """Return where one of the tasks' algorithms fails while clients train, which cohorts of several may do at once."""
+    for task in tasks:
+        if where := _where(error, task.algorithm):
+            told = f"algorithm {task.algorithm.name}: {where} fails: {type(error).__name__}: {error}"
+            return f"round {task.round}: {told}"
+    return None
+
+
+def step_fault(algorithm: Algorithm, task: Task, error: Exception) -> str | None:
+    """Return that the server's step of an algorithm fails, and why."""
+    if is_ours(type(algorithm)):
+        return None
+    return (
+        f"round {task.round} of {in_words(task.federation)}: algorithm {algorithm.name}: its step fails: "
+        f"{type(error).__name__}: {error}; allowed: the new parameters, and a dict of what the server keeps"
+    )
+
+
+def _where(error: Exception, algorithm: Algorithm) -> str | None:
+    """Return the function and line of an algorithm's own file that an error went through last."""
+    made = type(algorithm)
+    if is_ours(made):
+        return None
+    files = {method.__code__.co_filename for method in vars(made).values() if isinstance(method, FunctionType)}
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
+    return f"{frames[-1].name} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else None
+
+
+# Drafting: From the updates of a cohort to a new model: admitted, measured, weighed, combined; with or without noise.
+
 
 RADIUS = "defence/radius"
 """Under this name a federation remembers the radius of adaptive clipping from round to round."""
@@ -341,3 +441,49 @@ def measure(criteria: Sequence[Criterion], updates: Updates, view: CohortView) -
         for criterion in criteria
     ]
     return np.stack([np.asarray(column, dtype=np.float64) for column in columns], axis=1)
+
+
+# Server rows: What a round does with the server's own rows: train on them alone, or fit the weights to them.
+
+
+def train_alone(federation: Federation, state: RoundState, server: Server, round: int) -> Draft:
+    """The control without a federation: the server trains on its own rows, and nobody is asked."""
+    if not isinstance(server, FittingServer):
+        raise UserError("weighing.trained_by: got 'server', but this server cannot train; allowed: clients")
+    model = server.train(federation.seed, round, state.parameters)
+    if not is_sound(model):
+        raise Exploded(federation.name, round, "the server's own model is no longer finite")
+    none = np.zeros(0)
+    nobody = Updates(federation.name, round, (), np.zeros(0, np.int64), {}, none, DenseModels(model[None][:0]))
+    order = state.orders.order
+    return Draft(federation, state, nobody, None, model, order, state.memory, tensors=state.tensors)
+
+
+def fit_to_server(drafts: Sequence[Draft], server: Server) -> None:
+    """Fit the weights of all federations that ask for it to the server's own rows, side by side."""
+    fitting = [draft for draft in drafts if not draft.kept_old and draft.weighing is not None]
+    if not fitting:
+        return
+    if not isinstance(server, FittingServer):
+        raise UserError("weighing.fit: given, but this server has no rows to fit to; allowed: no [weighing.fit]")
+    payloads: list[DenseModels] = []
+    starts: list[np.ndarray] = []
+    for draft in fitting:
+        if not isinstance(draft.updates.payload, DenseModels) or draft.weighing is None:
+            raise UserError("weighing.fit: the server sees no single models in this run; allowed: no [weighing.fit]")
+        payloads.append(draft.updates.payload)
+        starts.append(draft.weighing.weights)
+    seeds = [draft.federation.seed for draft in fitting]
+    start = fitting[0].before.parameters
+
+    def slopes(weights: Sequence[np.ndarray]) -> list[np.ndarray]:
+        combined = [payload.combine(start, mine) for payload, mine in zip(payloads, weights, strict=True)]
+        gradients = server.gradients(seeds, torch.stack(combined))
+        return [payload.slopes(gradient) for payload, gradient in zip(payloads, gradients, strict=True)]
+
+    settings = [draft.federation.rule.settings.fit or FitSettings() for draft in fitting]
+    for draft, weights in zip(fitting, fit_weights(starts, slopes, settings), strict=True):
+        if draft.weighing is not None and draft.combine is not None:
+            limited = draft.federation.rule.settings.limited(weights, draft.updates.clients)
+            draft.weighing = replace(draft.weighing, weights=limited)
+            draft.model, draft.tensors = draft.combine.step(limited)

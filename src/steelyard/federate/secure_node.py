@@ -33,7 +33,7 @@ from steelyard.clients.flower.hidden_messages import (
     rows,
 )
 from steelyard.clients.flower.wire import only_keys, read_array, unpack
-from steelyard.federate.receipts import append, read_lines
+from steelyard.federate.book import append, read_lines
 from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import Failure, Task, Updates
 from steelyard.privacy.hidden import FixedPoint, Words, beyond
