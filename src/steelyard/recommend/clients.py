@@ -93,6 +93,20 @@ class RecommendServer:
         )
 
 
+@dataclass(frozen=True, eq=False)
+class Turns:
+    """Local passes of users, one after another; a user may come up several times."""
+
+    seed: int
+    users: Codes
+    triples: Triples
+    sent: Flags
+    """Which positives are sent."""
+
+    def __getitem__(self, part: slice) -> Turns:
+        return Turns(self.seed, self.users[part], self.triples.select(part), self.sent[part])
+
+
 ResultT = TypeVar("ResultT")
 _TRIPLES_AT_ONCE = 1_000_000
 """Triples of one-user rounds that are drawn together; a bound of memory, not of the result."""
@@ -237,7 +251,8 @@ class RecommendClients(Clients):
         self, task: Task, cohort: Codes, histories: Histories, table: Floats32, vectors: Floats32
     ) -> tuple[Payload, Floats, Codes]:
         """Do one round of the whole cohort; return payload, losses and the number of rows each user sends."""
-        triples, sent = self._drawn(task.seed, task.round, cohort, histories)
+        turns = self._drawn(task.seed, task.round, cohort, histories)
+        triples, sent = turns.triples, turns.sent
         done = compiled.local_pass(table, vectors[cohort], triples, self.learning, self.threads)
         # A pass that ran away is refused by the server; the device goes back to the vector it had.
         good = np.isfinite(done.vectors).all(axis=1)
@@ -254,35 +269,28 @@ class RecommendClients(Clients):
         # Some rounds at a time: the triples of a long epoch do not fit the memory together.
         step = max(1, _TRIPLES_AT_ONCE // self.local_round.triples)
 
-        def drawn(begin: int) -> tuple[Codes, Triples, Flags, Codes]:
-            turns, mine = rounds[begin : begin + step], users[begin : begin + step]
-            triples, sent = self._drawn(task.seed, turns, mine, histories)
-            return mine, triples, sent, compiled.distinct_rows(triples, sent)
+        def drawn(begin: int) -> tuple[Turns, Codes]:
+            turns = self._drawn(task.seed, rounds[begin : begin + step], users[begin : begin + step], histories)
+            return turns, compiled.distinct_rows(turns.triples, turns.sent)
 
         # Draws do not depend on the model: the next ones are made while these are visited.
-        for mine, triples, sent, items in ahead(drawn, range(0, len(users), step), self.threads):
-            found, told = self._visit(task.seed, mine, triples, sent, items, after, vectors)
-            losses += np.bincount(mine, found, histories.users)
-            rows += np.bincount(mine, told, histories.users)
+        for turns, items in ahead(drawn, range(0, len(users), step), self.threads):
+            found, told = self._visit(turns, items, after, vectors)
+            losses += np.bincount(turns.users, found, histories.users)
+            rows += np.bincount(turns.users, told, histories.users)
         mean_losses = losses / np.maximum(np.bincount(users, minlength=histories.users), 1)
         payload = TableChange(len(cohort), torch.from_numpy((after - table).reshape(-1)))
         return payload, mean_losses[cohort], rows[cohort].astype(np.int64)
 
     def _visit(
-        self,
-        seed: int,
-        users: Codes,
-        triples: Triples,
-        sent: Flags,
-        items: Codes,
-        table: Floats32,
-        vectors: Floats32,
+        self, turns: Turns, items: Codes, table: Floats32, vectors: Floats32
     ) -> tuple[NDArray[np.floating], Codes]:
         """Do one-user rounds, each on the table that the one before left; return losses and rows sent of each.
 
         `items` is how many distinct items each user sends: her rows, where a row is an item's.
         """
-        return compiled.sequential_rounds(table, vectors, users, triples, sent, self.learning), items
+        given = (turns.users, turns.triples, turns.sent, self.learning)
+        return compiled.sequential_rounds(table, vectors, *given), items
 
     def _turns(self, task: Task, cohort: Codes) -> tuple[Codes, Codes]:
         """Return the user of each one-user round, and the round's number, counted through the whole run."""
@@ -291,12 +299,12 @@ class RecommendClients(Clients):
         users = cohort[source.integers(len(cohort), size=count)] if len(cohort) else cohort
         return users, (task.round - 1) * count + 1 + np.arange(len(users))
 
-    def _drawn(self, seed: int, round: int | Codes, users: Codes, histories: Histories) -> tuple[Triples, Flags]:
-        """Return the triples that users visit in a round, or in one round each, and which positives they send."""
+    def _drawn(self, seed: int, round: int | Codes, users: Codes, histories: Histories) -> Turns:
+        """Return the triples that users visit in a round, or in one round each."""
         keys, masks = (self._user_keys(seed, purpose)[users] for purpose in ("triples", "mask"))
         triples = compiled.draw_triples(histories, users, round_keys(keys, round), self.local_round.triples)
         masks = round_keys(masks, round) if self.local_round.mask == "round" else masks
-        return triples, compiled.sent_positives(masks, self.users.shares[users], triples.positives)
+        return Turns(seed, users, triples, compiled.sent_positives(masks, self.users.shares[users], triples.positives))
 
     def _user_keys(self, seed: int, purpose: str) -> np.ndarray:
         if (seed, purpose) not in self._keys:

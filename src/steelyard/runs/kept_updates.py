@@ -11,15 +11,15 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError, create_model
 
 from steelyard.base import files
 from steelyard.base.errors import UserError
-from steelyard.messages.payloads import Counts, DenseModels, Floats
+from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import Failure, Updates
 from steelyard.rounds.state import RoundRecord, States
 from steelyard.runs.checkpoint import NAMED, metadata_of, read_content, read_tensors, write_tensors
@@ -31,28 +31,20 @@ Kept = Literal["float32", "bfloat16"]
 _AFTER = "after/"
 """Before the name of a federation: the model that the round ended with."""
 
-_Number = Annotated[float, Field(allow_inf_nan=True)]
 
-
-class _About(BaseModel, extra="forbid", frozen=True):
-    """All of a cohort's updates but their tensors."""
+class _Kept(BaseModel, extra="forbid", frozen=True):
+    """All of a cohort's updates but their tensors and columns."""
 
     clients: tuple[str, ...]
-    samples: list[int]
-    criteria: dict[str, list[_Number]]
-    losses: list[_Number]
     failures: tuple[Failure, ...]
     frozen: tuple[tuple[int, int], ...]
-    bytes_sent: list[int] | None
-    steps: list[int] | None
-    first_losses: list[_Number] | None
-    label_counts: list[list[int]] | None
-    listening: list[list[_Number]] | None
     late: dict[str, float]
     simulated: float | None
 
 
-_TABLE = TypeAdapter(dict[str, _About])
+_WRITTEN: Any = {name: (one.written, ...) for name, one in Updates.columns().items() if one.kind is not np.float32}
+_About = create_model("_About", __base__=_Kept, **_WRITTEN)
+_TABLE: TypeAdapter[dict[str, _Kept]] = TypeAdapter(dict[str, _About])
 
 
 def path_of_round(folder: Path, round: int) -> Path:
@@ -72,10 +64,9 @@ def keep_round(folder: Path, round: int, records: Sequence[RoundRecord], states:
         tensors[f"models/{record.federation}"] = models if keep_as == "float32" else models.to(ROUNDED)
         for name, sent in updates.vectors.items():
             tensors[f"sent/{name}/{record.federation}"] = sent
-        about[record.federation] = {
-            name: getattr(updates.payload if name == "frozen" else updates, name) for name in _About.model_fields
-        }
-    write_tensors(path_of_round(folder, round), tensors, {"updates": json.dumps(about, default=_plain)})
+        whole = {name: getattr(updates, name) for name in _Kept.model_fields if name != "frozen"}
+        about[record.federation] = {**whole, "frozen": updates.payload.frozen, **updates.write()}
+    write_tensors(path_of_round(folder, round), tensors, {"updates": json.dumps(about, default=asdict)})
 
 
 def join_kept(parts: Sequence[Path], folder: Path) -> None:
@@ -89,11 +80,6 @@ def join_kept(parts: Sequence[Path], folder: Path) -> None:
                 tensors |= read_tensors(path)
                 about |= json.loads(metadata_of(read_content(path)).get("updates", "{}"))
         write_tensors(folder / FOLDER / name, tensors, {"updates": json.dumps(about)})
-
-
-def _plain(value: Counts | Floats | Failure) -> object:
-    """Return what JSON does not know in its words."""
-    return asdict(value) if isinstance(value, Failure) else value.tolist()
 
 
 def kept_rounds(folder: Path) -> bool:
@@ -123,7 +109,7 @@ def read_round(folder: Path, round: int) -> KeptRound:
     return KeptRound(updates, models)
 
 
-def _updates(path: Path, name: str, round: int, about: _About, tensors: Mapping[str, torch.Tensor]) -> Updates:
+def _updates(path: Path, name: str, round: int, about: _Kept, tensors: Mapping[str, torch.Tensor]) -> Updates:
     models = tensors.get(f"models/{name}")
     if models is None or models.dim() != 2 or len(models) != len(about.clients):
         raise UserError(f"{path}: no updates of {name}; allowed: the file as it was written")
@@ -139,25 +125,10 @@ def _updates(path: Path, name: str, round: int, about: _About, tensors: Mapping[
         federation=name,
         round=round,
         clients=about.clients,
-        samples=np.array(about.samples, dtype=np.int64),
-        criteria={key: np.array(values, dtype=np.float64) for key, values in about.criteria.items()},
-        losses=np.array(about.losses, dtype=np.float64),
         payload=DenseModels(models.to(torch.float32), about.frozen),
         failures=about.failures,
-        bytes_sent=_counts(about.bytes_sent),
-        steps=_counts(about.steps),
-        first_losses=_floats(about.first_losses),
-        label_counts=_counts(about.label_counts),
         vectors=sent,
-        listening=_floats(about.listening),
         late=about.late,
         simulated=about.simulated,
+        **Updates.read(vars(about)),
     )
-
-
-def _counts(values: list[int] | list[list[int]] | None) -> Counts | None:
-    return None if values is None else np.array(values, dtype=np.int64)
-
-
-def _floats(values: list[float] | list[list[float]] | None) -> Floats | None:
-    return None if values is None else np.array(values, dtype=np.float64)

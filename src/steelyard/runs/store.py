@@ -18,7 +18,7 @@ from steelyard.algorithms.settings import AlgorithmSettings
 from steelyard.base import files
 from steelyard.base.errors import MachineError, UserError, told_as
 from steelyard.base.files import BESIDE, DATABASE
-from steelyard.messages.updates import Evaluations, Updates
+from steelyard.messages.updates import Answer, Evaluations, Updates
 from steelyard.privacy.ledger import Ledger
 from steelyard.proof.signing import SigningKey, fingerprint, model_digest
 from steelyard.proof.statements import SealedRound
@@ -26,7 +26,7 @@ from steelyard.rounds.plan import RoundValues
 from steelyard.rounds.state import Federation, RoundRecord, Snapshot, States
 from steelyard.runs import chain, checkpoint
 from steelyard.runs.checkpoint import FOLDER, NAMED, TensorFiles
-from steelyard.runs.columns import KEYS, WHOLE, pack
+from steelyard.runs.columns import KEYS, NUMBERS, WHOLE, pack
 from steelyard.runs.database import close_log, connect, reading
 from steelyard.runs.digests import Digest, Digests
 from steelyard.runs.kept_updates import Kept, keep_round
@@ -334,6 +334,16 @@ def _sent(record: RoundRecord, asked: int) -> tuple[float | None, float | None]:
     return None if up is None else float(up), None if each is None else float(each * asked)
 
 
+def _packed(answer: Answer) -> dict[str, bytes]:
+    """Return what the database has of an answer's columns; whole numbers that may be unknown are stored as any."""
+    found: dict[str, bytes] = {}
+    for name, column in answer.columns().items():
+        if column.stored and (values := getattr(answer, name)) is not None:
+            whole = np.issubdtype(column.kind, np.integer) and column.told == "always"
+            found[column.stored] = pack(values[0] if column.axes == (1,) else values, WHOLE if whole else NUMBERS)
+    return found
+
+
 class RoundRows:
     """Writes rounds inside a transaction that the store holds; names of clients and federations become keys."""
 
@@ -432,19 +442,13 @@ class RoundRows:
         )
 
     def _write_updates(self, federation: int, record: RoundRecord, updates: Updates) -> None:
-        weighing, sent = record.weighing, updates.bytes_sent
+        weighing, sent = record.weighing, _packed(updates)
         measured: tuple[bytes | None, ...] = (None, None, None, None)
         if weighing is not None:
             weights = np.zeros(len(updates.clients)) if record.kept_old else weighing.weights
             measured = (pack(weighing.scores), pack(weights), pack(weighing.raw), pack(weighing.normalised))
-        row = (
-            pack([self._client(client) for client in updates.clients], KEYS),
-            pack(updates.samples, WHOLE),
-            None if sent is None else pack(sent),
-            pack(updates.losses),
-            *measured,
-            None if updates.listening is None else pack(updates.listening),
-        )
+        clients = pack([self._client(client) for client in updates.clients], KEYS)
+        row = (clients, sent["samples"], sent.get("bytes"), sent["loss"], *measured, sent.get("listening"))
         here = (federation, record.round)
         if updates.clients:
             self._db.execute(WRITE["updates"], (*here, *row))
@@ -456,12 +460,10 @@ class RoundRows:
 
     def _write_evaluations(self, federation: int, round: int, answer: Evaluations) -> None:
         names = list(answer.metrics)
+        kept = _packed(answer)
         row = (
             pack([self._client(client) for client in answer.clients], KEYS),
-            pack(answer.samples, WHOLE),
-            pack(answer.scores[0]),
-            pack(answer.losses[0]),
-            json.dumps(names),
+            *(kept["samples"], kept["score"], kept["loss"], json.dumps(names)),
             pack([answer.metrics[name] for name in names]) if names else None,
         )
         if answer.clients:

@@ -166,14 +166,14 @@ def with_number(value: float, dtype: str = "f4") -> NDArray[Any]:
         ({}, {"criteria": {"DS": [10.0, float("nan")]}}, "criterion DS = nan"),
         ({}, {"criteria": {"DS": [10.0, 21.0]}}, "criterion DS = 21, but samples = 20"),
         ({}, {"samples": [10, 0], "criteria": {"DS": [10.0, 0.0]}}, "samples = 0; allowed: 1 to 1000000000000"),
-        ({}, {"losses": [1.0, float("nan")]}, "loss = nan; allowed: a number of at most 1e+15"),
+        ({}, {"losses": [1.0, float("nan")]}, "loss = nan; allowed: -1e+15 to 1e+15"),
         ({}, {"steps": [3, 0]}, "steps = 0; allowed: 1 to 999999999999"),
         ({}, {"first_losses": [1.0, float("nan")]}, "first loss = nan"),
         ({"models": with_number(-np.inf)}, {}, "update: holds NaN or infinite"),
         # Finite, though their sum is not in float32.
         ({"models": np.array([[0, 1, 2], [3e38] * 3], "f4")}, {}, "update: farther than 1e+06 times the model"),
-        *(({VECTOR: with_number(poison)}, {}, f"vector {CHANGE}: ") for poison in (np.nan, -1e16)),
-        ({"label_counts": with_number(-1, "i8")}, {}, "label_counts: holds -1 to 0"),
+        *(({VECTOR: with_number(poison)}, {}, f"vector {CHANGE} = ") for poison in (np.nan, -1e16)),
+        ({"label_counts": with_number(-1, "i8")}, {}, "label_counts = -1; allowed: 0 to 1000000000000"),
     ],
 )
 def test_an_impossible_number_leaves_out_only_its_client(
@@ -284,9 +284,10 @@ class TestEvaluations:
     @pytest.mark.parametrize(
         ("changes", "reason"),
         [
-            ({"scores": [[0.1, 0.2]]}, "scores: not a table of 2 candidates by 2 clients"),
+            ({"scores": [[0.1, 0.2]]}, "scores: 1 rows; allowed: 2, one per candidate"),
             ({"round": 4}, "round: got 4; allowed: 3"),
             ({"samples": [2, 3]}, "array right: shape (4,); allowed: (5,)"),
+            ({"losses": [[0.1, 0.2], [0.1]]}, "losses: 1 values; allowed: 2"),
             ({"metrics": {"ndcg": [1.0]}}, "ndcg: 1 values"),
             ({"metrics": {"samples": [1.0, 1.0]}}, "metrics: got samples, a name of the record's own"),
             ({"metrics": {"a\x1b[2Kb": [1.0, 1.0]}}, "metrics: got 1, such as "),

@@ -15,10 +15,8 @@ from numpy.typing import NDArray
 from steelyard.base.errors import without_controls
 from steelyard.clients.flower.forms import FailureForm, Refused
 from steelyard.messages.payloads import DenseModels, Payload
-from steelyard.messages.updates import MOST_SAMPLES, Failure, Floats
+from steelyard.messages.updates import MOST_SAMPLES, Counts, Failure
 
-MOST_WORTH = 1e15
-"""No criterion of a client is larger: sums over a whole cohort must stay numbers."""
 MOST_GROWTH = 1e6
 """In one round no parameter grows beyond this many times the largest of the model that was sent (or of 1)."""
 SIZE = "DS"
@@ -94,11 +92,12 @@ def refuse_clients(clients: list[str], failures: list[FailureForm], asked: Seque
     return len(clients)
 
 
-def refuse_lengths(count: int, columns: Mapping[str, Sequence[object]]) -> None:
-    """Refuse columns that do not have one value per client."""
-    for name, column in columns.items():
-        if len(column) != count:
-            raise Refused(f"{name}: {len(column)} values; allowed: {count}, one per client")
+def refuse_lengths(count: int, named: tuple[str, Sequence[Any]], *, rows: bool = False) -> None:
+    """Refuse a column that does not have one value per client, or a row of them for each candidate."""
+    name, values = named
+    for row in values if rows else [values]:
+        if len(row) != count:
+            raise Refused(f"{name}: {len(row)} values; allowed: {count}, one per client")
 
 
 def refuse_metrics(metrics: Collection[str]) -> None:
@@ -114,17 +113,10 @@ def refuse_metrics(metrics: Collection[str]) -> None:
         raise Refused(f"metrics: got {names(clashes)}, a name of the record's own; allowed: other names")
 
 
-def sample_fault(samples: int) -> str | None:
-    """Say why a number of samples cannot be true, or None when it can; who has none has nothing to say."""
-    return None if 1 <= samples <= MOST_SAMPLES else f"samples = {samples}; allowed: 1 to {MOST_SAMPLES}"
-
-
-def criterion_fault(name: str, value: float, samples: int) -> str | None:
-    """Say why a criterion cannot be true whatever its own range is, or None when it can."""
-    if not abs(value) <= MOST_WORTH:
-        return f"criterion {name} = {value:g}; allowed: at most {MOST_WORTH:g}"
-    if name == SIZE and value != samples:
-        return f"criterion {SIZE} = {value:g}, but samples = {samples}; allowed: the same number"
+def size_fault(criteria: Mapping[str, Sequence[float]], samples: Counts, client: int) -> str | None:
+    """Say why a client's criterion of its size cannot be true, or None when it can."""
+    if SIZE in criteria and (said := criteria[SIZE][client]) != samples[client]:
+        return f"criterion {SIZE} = {said:g}, but samples = {samples[client]}; allowed: the same number"
     return None
 
 
@@ -152,30 +144,6 @@ def most_counted(samples: Sequence[int], factor: float) -> int:
     return MOST_SAMPLES if len(held) < 2 else max(1, int(factor * held[(len(held) - 1) // 2]))
 
 
-def loss_fault(losses: Floats, what: str = "loss") -> str | None:
-    """Say why a client's losses cannot be true, or None when they can."""
-    for loss in losses.tolist():
-        if not abs(loss) <= MOST_WORTH:
-            return f"{what} = {loss:g}; allowed: a number of at most {MOST_WORTH:g}"
-    return None
-
-
-def score_fault(scores: Floats, allowed: tuple[float, float] | None) -> str | None:
-    """Say why a client's scores cannot be true, or None when they can."""
-    low, high = allowed or (-np.inf, np.inf)
-    for score in scores.tolist():
-        if not (np.isfinite(score) and low <= score <= high):
-            return f"score = {score}; allowed: " + ("a finite number" if allowed is None else f"{low} to {high}")
-    return None
-
-
-def table(name: str, rows: list[list[float]], candidates: int, clients: int) -> Floats:
-    """Return rows of numbers as a table, or refuse them when it is not rectangular."""
-    if len(rows) != candidates or any(len(row) != clients for row in rows):
-        raise Refused(f"{name}: not a table of {candidates} candidates by {clients} clients")
-    return floats(rows).reshape(candidates, clients)
-
-
 def failures(
     forms: list[FailureForm],
     answered: Sequence[str],
@@ -189,11 +157,6 @@ def failures(
         *(Failure(client, reason) for client, reason in reasons.items()),
         *(Failure(client, omitted) for client in silent),
     )
-
-
-def floats(values: Sequence[Any]) -> Floats:
-    """Return numbers as an array."""
-    return np.asarray(values, dtype=np.float64)
 
 
 def names(found: Iterable[str]) -> str:

@@ -6,11 +6,11 @@ the question, are the numbers possible) is checked in `checks`.
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
-from steelyard.messages.updates import LossState
+from steelyard.messages.updates import Answer, Evaluations, LossState, Updates
 from steelyard.proof.statements import Hash, Proof
 
 PROTOCOL = 6
@@ -156,23 +156,40 @@ class SignedForm(BaseModel, extra="forbid", frozen=True, strict=True):
     signature: str
 
 
-class UpdateForm(Form):
-    """A node's answer to a task; models, label counts and an algorithm's vectors are in the arrays beside it."""
+class ClientsForm(Form):
+    """What answers to tasks and to questions have in common; the columns of `of` are fields of it, too."""
 
     federation: str
     round: int
     clients: list[str]
-    samples: list[int]
-    criteria: dict[str, list[float]]
-    losses: list[float]
+    failures: list[FailureForm] = []
+
+
+class UpdateForm(ClientsForm):
+    """A node's answer to a task, read as `UPDATES`; models and columns that are arrays stand beside it."""
+
     payload: str
-    steps: list[int] | None = None
-    first_losses: list[float] | None = None
     started_over: list[str] = []
     """Clients that began with nothing kept: in their first round, or because their node lost it."""
     signed: SignedForm | None = None
     """What the node signs of its clients' updates; None where it has no key of its own."""
-    failures: list[FailureForm] = []
+
+
+FormT = TypeVar("FormT", bound=ClientsForm)
+
+
+def with_columns(form: type[FormT], of: type[Answer]) -> type[FormT]:
+    """Return the form with the columns that are not sent as arrays."""
+    said: Any = {
+        name: (column.written, ... if column.told == "always" else None)
+        for name, column in of.columns().items()
+        if column.told != "never" and not column.array
+    }
+    return create_model(form.__name__, __base__=form, **said)
+
+
+UPDATES = with_columns(UpdateForm, Updates)
+EVALUATIONS = with_columns(ClientsForm, Evaluations)
 
 
 class QuestionForm(Form):
@@ -190,16 +207,3 @@ class QuestionForm(Form):
     """Where clients test models of their own: the algorithm's name and parameters; else empty."""
     withdrawn: list[str] = []
     """Of the node's clients those that have withdrawn, and are not to be tested."""
-
-
-class EvaluationForm(Form):
-    """A node's answer to a question; right or wrong per sample is in the arrays beside it, where asked for."""
-
-    federation: str
-    round: int
-    clients: list[str]
-    samples: list[int]
-    scores: list[list[float]]
-    losses: list[list[float]]
-    metrics: dict[str, list[float]] = {}
-    failures: list[FailureForm] = []

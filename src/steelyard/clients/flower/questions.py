@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
-import numpy as np
 import torch
-from flwr.app import ArrayRecord, RecordDict
-from numpy.typing import NDArray
+from flwr.app import RecordDict
 
 from steelyard.algorithms.settings import algorithm_table
 from steelyard.clients.flower import checks, wire
-from steelyard.clients.flower.forms import EvaluationForm, QuestionForm
+from steelyard.clients.flower.forms import EVALUATIONS, QuestionForm, Refused
+from steelyard.clients.flower.tasks import beside, read_columns, said
 from steelyard.clients.flower.wire import Header, content, failure_forms, split, tensor, unpack
-from steelyard.messages.updates import MOST_SAMPLES, Evaluations, Failure, Question
+from steelyard.messages.updates import Evaluations, Failure, Question
 
 
 def write_question(
@@ -49,17 +49,14 @@ def read_question(records: RecordDict) -> tuple[Question, Header]:
 
 def write_evaluations(answer: Evaluations) -> RecordDict:
     """Return how a node's clients found the models of a question."""
-    form = EvaluationForm(
+    form = EVALUATIONS(
         federation=answer.federation,
         round=answer.round,
         clients=list(answer.clients),
-        samples=[int(count) for count in answer.samples],
-        scores=[[float(value) for value in row] for row in answer.scores],
-        losses=[[float(value) for value in row] for row in answer.losses],
-        metrics={name: [float(value) for value in values] for name, values in answer.metrics.items()},
         failures=failure_forms(answer.failures),
+        **said(answer),
     )
-    return content(form, {} if answer.right is None else {"right": np.asarray(answer.right, dtype=np.bool_)})
+    return content(form, beside(answer))
 
 
 def read_evaluations(
@@ -69,44 +66,31 @@ def read_evaluations(
     text, arrays = split(records)
     most = checks.largest_form(len(asked), len(question.models))
     checks.refuse_size(text, arrays, most, checks.LARGEST_DETAILS if question.detailed else 0)
-    form = EvaluationForm.read(text, most)
+    form = EVALUATIONS.read(text, most)
     checks.refuse_other(form.federation, form.round, question.federation, question.round)
-    count = checks.refuse_clients(form.clients, form.failures, asked)
-    checks.refuse_lengths(count, {"samples": form.samples})
-    checks.refuse_lengths(count, form.metrics)
-    checks.refuse_metrics(form.metrics)
-    table = checks.table("scores", form.scores, len(question.models), count)
-    losses = checks.table("losses", form.losses, len(question.models), count)
-    faults = [
-        checks.sample_fault(form.samples[i])
-        or checks.score_fault(table[:, i], scores)
-        or checks.loss_fault(losses[:, i])
-        for i in range(count)
-    ]
-    keep = [i for i in range(count) if faults[i] is None]
-    samples = np.asarray([min(max(n, 0), MOST_SAMPLES) for n in form.samples], dtype=np.int64)
-    return Evaluations(
+    checks.refuse_clients(form.clients, form.failures, asked)
+    found = read_columns(Evaluations, form, ())
+    checks.refuse_metrics(found["metrics"])
+    for name in ("scores", "losses"):
+        if len(found[name]) != len(question.models):
+            raise Refused(f"{name}: {len(found[name])} rows; allowed: {len(question.models)}, one per candidate")
+    wire.only_keys(arrays, ["right"] if question.detailed else [])
+    if question.detailed:
+        found["right"] = unpack(arrays["right"], "right", "|b1", (int(found["samples"].sum()),))
+    whole = Evaluations(
         federation=question.federation,
         round=question.round,
-        clients=tuple(form.clients[i] for i in keep),
-        samples=samples[keep],
-        scores=table[:, keep],
-        losses=losses[:, keep],
-        metrics={name: checks.floats(values)[keep] for name, values in form.metrics.items()},
-        right=_right(arrays, samples, keep, question.detailed),
-        failures=(
-            *checks.failures(form.failures, form.clients, asked, "its node gave no test of it (no test samples?)"),
-            *(Failure(form.clients[i], checks.clean(reason)) for i, reason in enumerate(faults) if reason is not None),
-        ),
+        clients=tuple(form.clients),
+        failures=checks.failures(form.failures, form.clients, asked, "its node gave no test of it (no test samples?)"),
+        **found,
     )
-
-
-def _right(
-    arrays: ArrayRecord, samples: NDArray[np.int64], keep: list[int], detailed: bool
-) -> NDArray[np.bool_] | None:
-    wire.only_keys(arrays, ["right"] if detailed else [])
-    if not detailed:
-        return None
-    right = unpack(arrays["right"], "right", "|b1", (int(samples.sum()),))
-    pieces = np.split(right, np.cumsum(samples)[:-1]) if len(samples) else []
-    return np.concatenate([np.zeros(0, dtype=np.bool_), *(pieces[i] for i in keep)])
+    columns = dict(Evaluations.columns())
+    if scores is not None:
+        columns["scores"] = replace(columns["scores"], least=scores[0], most=scores[1])
+    checked = [(columns[name], getattr(whole, name)) for name in ("samples", "scores", "losses")]
+    refused: list[Failure] = []
+    for row, client in enumerate(form.clients):
+        if fault := next((fault for column, values in checked if (fault := column.fault(values, row))), None):
+            refused.append(Failure(client, checks.clean(fault)))
+    kept = whole.without([failure.client for failure in refused])
+    return replace(kept, failures=(*kept.failures, *refused))

@@ -8,18 +8,18 @@ the clients in ascending order of id.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, RecordDict
+from flwr.app import ArrayRecord, RecordDict
 from numpy.typing import NDArray
 
 from steelyard.algorithms.settings import algorithm_table
 from steelyard.clients.flower import checks, wire
-from steelyard.clients.flower.forms import LossForm, Refused, SignedForm, TaskForm, UpdateForm
+from steelyard.clients.flower.forms import UPDATES, ClientsForm, LossForm, Refused, SignedForm, TaskForm, UpdateForm
 from steelyard.clients.flower.wire import (
     Codec,
     CohortRows,
@@ -32,9 +32,19 @@ from steelyard.clients.flower.wire import (
     unpack,
     written,
 )
-from steelyard.messages.algorithm import Vectors
 from steelyard.messages.payloads import DenseModels, Payload
-from steelyard.messages.updates import MOST_SAMPLES, Evaluations, Failure, Question, Signed, Task, Updates
+from steelyard.messages.updates import (
+    MOST_SAMPLES,
+    Answer,
+    Column,
+    Evaluations,
+    Failure,
+    Question,
+    Signed,
+    Task,
+    Updates,
+    joined_columns,
+)
 from steelyard.proof.signing import DIGEST_BYTES, SALT_BYTES, holds, salted_digest
 from steelyard.proof.statements import Proof, Statement
 
@@ -42,7 +52,6 @@ Refusal = Callable[[float], str | None]
 """Says why a criterion's value cannot be true, or None when it can."""
 VECTOR = "vector/"
 """Before the name of each array that is a vector of the algorithm."""
-LABEL_COUNTS = "label_counts"
 _ARRAY_HEAD = 4096
 
 
@@ -51,7 +60,8 @@ _ARRAY_HEAD = 4096
 
 def pack_parameters(task: Task) -> ArrayRecord:
     """Return the global model of a task and its algorithm's vectors, packed once for all the nodes they go to."""
-    return pack({"parameters": _numbers(task.parameters), **_vector_arrays(task.vectors)})
+    sent = {"parameters": task.parameters, **{VECTOR + name: vector for name, vector in task.vectors.items()}}
+    return pack({name: numbers.detach().to("cpu", torch.float32).numpy() for name, numbers in sent.items()})
 
 
 def write_task(
@@ -109,37 +119,43 @@ def read_task(records: RecordDict) -> tuple[Task, Header]:
     )
 
 
-def _numbers(tensor: torch.Tensor) -> NDArray[np.float32]:
-    return tensor.detach().to("cpu", torch.float32).numpy()
-
-
-def _vector_arrays(vectors: Vectors) -> dict[str, NDArray[np.float32]]:
-    return {f"{VECTOR}{name}": _numbers(vector) for name, vector in vectors.items()}
-
-
 # ---------------------------------------------------------------- node to server
 
 
 def write_updates(updates: Updates, codec: wire.Codec = wire.DENSE) -> RecordDict:
     """Return what a node's clients trained."""
-    arrays = {**codec.packed(updates.payload), **_vector_arrays(updates.vectors)}
-    if updates.label_counts is not None:
-        arrays[LABEL_COUNTS] = np.asarray(updates.label_counts, dtype=np.int64)
-    form = UpdateForm(
+    form = UPDATES(
         federation=updates.federation,
         round=updates.round,
         clients=list(updates.clients),
-        samples=[int(count) for count in updates.samples],
-        criteria={name: [float(value) for value in values] for name, values in updates.criteria.items()},
-        losses=[float(loss) for loss in updates.losses],
         payload=codec.kind,
-        steps=None if updates.steps is None else [int(count) for count in updates.steps],
-        first_losses=None if updates.first_losses is None else [float(loss) for loss in updates.first_losses],
         started_over=list(updates.started_over),
         signed=signed_form(updates.signed),
         failures=failure_forms(updates.failures),
+        **said(updates),
     )
-    return content(form, arrays)
+    return content(form, {**codec.packed(updates.payload), **beside(updates)})
+
+
+def said(answer: Answer) -> dict[str, Any]:
+    """Return the columns that a form writes."""
+    columns, written = type(answer).columns(), answer.write()
+    return {name: each for name, each in written.items() if columns[name].told != "never" and not columns[name].array}
+
+
+def beside(answer: Answer) -> dict[str, NDArray[Any]]:
+    """Return the columns that travel as arrays."""
+    found: dict[str, NDArray[Any]] = {}
+    for name, column in type(answer).columns().items():
+        if column.array and (held := getattr(answer, name)) is not None:
+            named = {column.array + each: one for each, one in held.items()} if column.named else {column.array: held}
+            found |= {each: _numbers(one, column) for each, one in named.items()}
+    return found
+
+
+def _numbers(values: NDArray[Any] | torch.Tensor, column: Column) -> NDArray[Any]:
+    array = values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else values
+    return np.asarray(array, dtype=column.kind)
 
 
 @dataclass(frozen=True)
@@ -155,9 +171,18 @@ class Expected:
 
     def largest(self, task: Task, clients: int, codec: wire.Codec) -> int:
         """Return the most bytes that the arrays of an honest answer of so many clients have."""
-        vectors = len(task.algorithm.sends) * wire.DENSE.largest(clients, task.parameters)
-        counts = 8 * clients * self.classes + _ARRAY_HEAD if LABEL_COUNTS in self.further else 0
-        return codec.largest(clients, task.parameters) + vectors + counts
+        columns, arrays = Updates.columns(), self.arrays(task).values()
+        beside = sum(columns[name].kind().itemsize * clients * width + _ARRAY_HEAD for name, width in arrays)
+        return codec.largest(clients, task.parameters) + beside
+
+    def names(self, task: Task) -> frozenset[str]:
+        """Return which columns that only some runs need an answer must have."""
+        return self.further | {"steps"} if task.algorithm.counts_steps else self.further
+
+    def arrays(self, task: Task) -> dict[str, tuple[str, int]]:
+        """Return the arrays that an answer must have beside its models: of which column, and how wide each is."""
+        vectors = {VECTOR + name: ("vectors", task.parameters.numel()) for name in task.algorithm.sends}
+        return vectors | ({"label_counts": ("label_counts", self.classes)} if "label_counts" in self.further else {})
 
 
 def read_updates(
@@ -172,117 +197,72 @@ def read_updates(
     text, arrays = split(records)
     most, criteria = checks.largest_form(len(asked)), expected.criteria
     sent = checks.refuse_size(text, arrays, most, expected.largest(task, len(asked), codec))
-    form = UpdateForm.read(text, most)
+    form = UPDATES.read(text, most)
     checks.refuse_other(form.federation, form.round, task.federation, task.round)
     count = checks.refuse_clients(form.clients, form.failures, asked)
-    checks.refuse_lengths(count, {"samples": form.samples, "losses": form.losses})
-    checks.refuse_lengths(count, form.criteria)
-    if set(form.criteria) != set(criteria):
-        raise Refused(f"criteria: got {checks.names(form.criteria)}; allowed: exactly {checks.names(criteria)}")
+    found = read_columns(Updates, form, expected.names(task))
+    if set(found["criteria"]) != set(criteria):
+        raise Refused(f"criteria: got {checks.names(found['criteria'])}; allowed: exactly {checks.names(criteria)}")
     codec.refuse_other(form.payload)
-    further = _further(form, arrays, task, expected)
-    payload = codec.unpack(_without_further(arrays, task, expected), count, task.parameters)
-    losses = checks.floats(form.losses)
+    wanted = expected.arrays(task)
+    if lacking := sorted(wanted.keys() - set(arrays)):
+        raise Refused(f"arrays: {lacking[0]} is missing, which {task.algorithm.name} or a criterion of the run needs")
+    columns = Updates.columns()
+    for name, (column, width) in wanted.items():
+        values = unpack(arrays[name], name, np.dtype(columns[column].kind).str, (count, width))
+        if columns[column].named:
+            found.setdefault(column, {})[name.removeprefix(columns[column].array)] = tensor(values)
+        else:
+            found[column] = values
+    payload = codec.unpack(
+        {name: array for name, array in arrays.items() if name not in wanted}, count, task.parameters
+    )
     signed, unsound = ((), {}) if signer is None else signer.check(form, payload)
-    faults = _faults(form, task, expected, payload, further, unsound)
     whole = Updates(
         federation=task.federation,
         round=task.round,
         clients=tuple(form.clients),
-        # A number of samples that no array can hold is refused below with its client.
-        samples=_bounded(form.samples),
-        criteria={name: checks.floats(form.criteria[name]) for name in criteria},
-        losses=losses,
         payload=payload,
         failures=checks.failures(form.failures, form.clients, asked),
         bytes_sent=np.full(count, sent // max(count, 1), dtype=np.int64),
-        steps=further.steps,
-        first_losses=further.first_losses,
-        label_counts=further.label_counts,
-        vectors=further.vectors,
         started_over=tuple(client for client in form.clients if client in form.started_over),
         signed=signed,
+        **found,
     )
+    faults = _faults(whole, task, expected, unsound)
     keep = [i for i in range(count) if faults[i] is None]
     refused = [Failure(form.clients[i], checks.clean(reason)) for i, reason in enumerate(faults) if reason is not None]
     return whole.select(keep, refused)
 
 
-def _faults(
-    form: UpdateForm, task: Task, expected: Expected, payload: Payload, further: _Further, unsound: Mapping[str, str]
-) -> list[str | None]:
+def read_columns(of: type[Answer], form: ClientsForm, needed: Collection[str]) -> dict[str, Any]:
+    """Return the columns that a form has; one that lacks what is needed, or is not one for each client, is refused."""
+    found: dict[str, Any] = {}
+    for name, column in of.columns().items():
+        if column.array or column.told == "never" or (column.told == "asked" and name not in needed):
+            continue
+        if (written := getattr(form, name)) is None:
+            raise Refused(f"{name}: missing; allowed: one for each client, since the run needs them")
+        for each in written.items() if column.named else [(name, written)]:
+            checks.refuse_lengths(len(form.clients), each, rows=column.axes == (1,))
+        found[name] = column.read(written)
+    return found
+
+
+def _faults(updates: Updates, task: Task, expected: Expected, unsound: Mapping[str, str]) -> list[str | None]:
     """Return of each client in an answer why it is refused; None where it is not."""
-    criteria, losses = expected.criteria, checks.floats(form.losses)
-    finite, far = payload.finite(), checks.explosion(payload, task.parameters)
+    finite, far = updates.payload.finite(), checks.explosion(updates.payload, task.parameters)
+    columns = [(column, getattr(updates, name)) for name, column in Updates.columns().items()]
+    said = {name: values.tolist() for name, values in updates.criteria.items()}
     return [
-        checks.sample_fault(form.samples[i])
-        or next((f for name, judge in criteria.items() if (f := judge(form.criteria[name][i]))), None)
-        or next((f for n in criteria if (f := checks.criterion_fault(n, form.criteria[n][i], form.samples[i]))), None)
-        or checks.loss_fault(losses[i : i + 1])
+        next((fault for column, values in columns if (fault := column.fault(values, i))), None)
+        or next((fault for name, judge in expected.criteria.items() if (fault := judge(said[name][i]))), None)
+        or checks.size_fault(said, updates.samples, i)
         or (None if finite[i] else "update: holds NaN or infinite numbers")
         or (f"update: farther than {checks.MOST_GROWTH:g} times the model; that is no training" if far[i] else None)
-        or further.fault(i)
         or unsound.get(client)
-        for i, client in enumerate(form.clients)
+        for i, client in enumerate(updates.clients)
     ]
-
-
-@dataclass(frozen=True, eq=False)
-class _Further:
-    """What an answer says beside the models because an algorithm or a criterion needs it; None where none does."""
-
-    vectors: Mapping[str, torch.Tensor]
-    steps: NDArray[np.int64] | None
-    first_losses: NDArray[np.float64] | None
-    label_counts: NDArray[np.int64] | None
-
-    def fault(self, client: int) -> str | None:
-        """Say what of it cannot be true for the client at this position, or None where all can."""
-        if self.steps is not None and not 1 <= self.steps[client] < MOST_SAMPLES:
-            return f"steps = {self.steps[client]}; allowed: 1 to {MOST_SAMPLES - 1}"
-        if self.label_counts is not None:
-            counts = self.label_counts[client]
-            if counts.min(initial=0) < 0 or counts.max(initial=0) > MOST_SAMPLES:
-                return f"{LABEL_COUNTS}: holds {counts.min()} to {counts.max()}; allowed: 0 to {MOST_SAMPLES}"
-        for name, vectors in self.vectors.items():
-            if not float(torch.linalg.vector_norm(vectors[client], torch.inf)) <= checks.MOST_WORTH:
-                return f"vector {name}: holds NaN, infinity or a number beyond {checks.MOST_WORTH:g}"
-        losses = self.first_losses
-        return None if losses is None else checks.loss_fault(losses[client : client + 1], "first loss")
-
-
-def _further(form: UpdateForm, arrays: ArrayRecord, task: Task, expected: Expected) -> _Further:
-    """Return what was asked for beside the models; an answer that lacks any of it is refused."""
-    count, needed = len(form.clients), set(expected.further)
-    if task.algorithm.counts_steps:
-        needed.add("steps")
-    said: dict[str, Sequence[Any] | None] = {"steps": form.steps, "first_losses": form.first_losses}
-    for name, values in said.items():
-        if name in needed and values is None:
-            raise Refused(f"{name}: missing; allowed: one for each client, since the run needs them")
-        checks.refuse_lengths(count, {} if values is None else {name: values})
-    for name in [f"{VECTOR}{name}" for name in task.algorithm.sends] + sorted(needed & {LABEL_COUNTS}):
-        if name not in arrays:
-            raise Refused(f"arrays: {name} is missing, which {task.algorithm.name} or a criterion of the run needs")
-    shape = (count, task.parameters.numel())
-    return _Further(
-        {name: tensor(unpack(arrays[VECTOR + name], VECTOR + name, "<f4", shape)) for name in task.algorithm.sends},
-        _bounded(form.steps) if "steps" in needed and form.steps is not None else None,
-        checks.floats(form.first_losses) if "first_losses" in needed and form.first_losses is not None else None,
-        unpack(arrays[LABEL_COUNTS], LABEL_COUNTS, "<i8", (count, expected.classes))
-        if LABEL_COUNTS in needed
-        else None,
-    )
-
-
-def _without_further(arrays: ArrayRecord, task: Task, expected: Expected) -> dict[str, Array]:
-    """Return the arrays that are for the codec: all that this task does not ask for besides."""
-    beside = {*expected.further, *(f"{VECTOR}{name}" for name in task.algorithm.sends)}
-    return {name: array for name, array in arrays.items() if name not in beside}
-
-
-def _bounded(counts: Sequence[int]) -> NDArray[np.int64]:
-    return np.asarray([min(max(n, -1), MOST_SAMPLES) for n in counts], dtype=np.int64)
 
 
 _SIGNATURE_DIGITS = 2 * 104
@@ -346,12 +326,6 @@ def signed_form(signed: tuple[Signed, ...]) -> SignedForm | None:
     return None
 
 
-NumberT = TypeVar("NumberT", np.int64, np.float64)
-
-_NO_COUNTS = np.zeros(0, dtype=np.int64)
-_NO_FLOATS = np.zeros(0, dtype=np.float64)
-
-
 def joined_updates(
     task: Task, parts: Sequence[Updates], failures: Sequence[Failure], codec: Codec, rows: CohortRows | None = None
 ) -> Updates:
@@ -359,43 +333,15 @@ def joined_updates(
 
     `rows` holds whole models and the algorithm's vectors already.
     """
-    clients = [client for part in parts for client in part.clients]
-    order = sorted(range(len(clients)), key=lambda i: clients[i])
-    names = sorted({name for part in parts for name in part.criteria})
-    ordered = tuple(clients[i] for i in order)
-    if rows is None:
-        payload, vectors = _payload(task, [part.payload for part in parts if part.clients], order, codec), {}
-    else:
-        payload, vectors = rows.joined(ordered)
-    return Updates(
-        federation=task.federation,
-        round=task.round,
-        clients=ordered,
-        samples=_column([part.samples for part in parts], _NO_COUNTS)[order],
-        criteria={name: _column([part.criteria[name] for part in parts], _NO_FLOATS)[order] for name in names},
-        losses=_column([part.losses for part in parts], _NO_FLOATS)[order],
-        payload=payload,
-        failures=tuple(sorted(failures, key=lambda failure: failure.client)),
-        bytes_sent=_column([part.bytes_sent for part in parts if part.bytes_sent is not None], _NO_COUNTS)[order],
-        steps=_said_by_all([part.steps for part in parts], order),
-        first_losses=_said_by_all([part.first_losses for part in parts], order),
-        label_counts=_said_by_all([part.label_counts for part in parts], order),
-        vectors=vectors,
-        started_over=tuple(sorted(client for part in parts for client in part.started_over)),
-        signed=tuple(signed for part in parts for signed in part.signed),
-    )
+    if rows is not None:
+        models, vectors = rows.joined(sorted(client for part in parts for client in part.clients))
+        return replace(Updates.joined(task, parts, failures, lambda order: models), vectors=vectors)
 
+    def payload(order: Sequence[int]) -> Payload:
+        payloads = [part.payload for part in parts if part.clients]
+        return codec.join(payloads, order) if payloads else DenseModels(torch.zeros(0, task.parameters.numel()))
 
-def _said_by_all(columns: Sequence[NDArray[NumberT] | None], order: list[int]) -> NDArray[NumberT] | None:
-    """Join what every node must say where it is asked for; None where it is not."""
-    said = [column for column in columns if column is not None]
-    return np.concatenate(said)[order] if said and len(said) == len(columns) else None
-
-
-def _payload(task: Task, parts: Sequence[Payload], order: list[int], codec: Codec) -> Payload:
-    if not parts:
-        return DenseModels(torch.zeros(0, task.parameters.numel()))
-    return codec.join(parts, order)
+    return Updates.joined(task, parts, failures, payload)
 
 
 def joined_evaluations(
@@ -410,33 +356,20 @@ def _counted(part: Evaluations, most: int) -> Evaluations:
         return part
     right = None
     if part.right is not None:
-        right = np.concatenate([np.zeros(0, dtype=np.bool_), *(piece[:most] for piece in _pieces(part))])
+        pieces = np.split(part.right, np.cumsum(part.samples)[:-1])
+        right = np.concatenate([piece[:most] for piece in pieces])
     return replace(part, samples=np.minimum(part.samples, most), right=right)
 
 
 def _joined(question: Question, parts: Sequence[Evaluations], failures: Sequence[Failure]) -> Evaluations:
-    clients = [client for part in parts for client in part.clients]
-    order = sorted(range(len(clients)), key=lambda i: clients[i])
     names = _metrics(parts)
-    samples = _column([part.samples for part in parts], _NO_COUNTS)
-    right = None
-    if question.detailed:
-        pieces = [piece for part in parts for piece in _pieces(part)]
-        right = np.concatenate([np.zeros(0, dtype=np.bool_), *(pieces[i] for i in order)])
-    return Evaluations(
-        federation=question.federation,
-        round=question.round,
-        clients=tuple(clients[i] for i in order),
-        samples=samples[order],
-        scores=np.concatenate([part.scores for part in parts], axis=1)[:, order],
-        losses=np.concatenate([part.losses for part in parts], axis=1)[:, order],
-        metrics={
-            name: _column([p.metrics.get(name, np.full(len(p.clients), np.nan)) for p in parts], _NO_FLOATS)[order]
-            for name in names
-        },
-        right=right,
-        failures=tuple(sorted(failures, key=lambda failure: failure.client)),
-    )
+    alike = [
+        replace(part, metrics={name: part.metrics.get(name, np.full(len(part.clients), np.nan)) for name in names})
+        for part in parts
+    ]
+    found, _ = joined_columns(Evaluations, alike)
+    ordered = tuple(sorted(failures, key=lambda failure: failure.client))
+    return Evaluations(question.federation, question.round, **found, failures=ordered)
 
 
 def _metrics(parts: Sequence[Evaluations]) -> list[str]:
@@ -446,12 +379,3 @@ def _metrics(parts: Sequence[Evaluations]) -> list[str]:
         given.update(dict.fromkeys(part.metrics, len(part.clients)))
     most = sum(len(part.clients) for part in parts) / 2
     return sorted(name for name, clients in given.items() if clients > most)
-
-
-def _pieces(part: Evaluations) -> list[NDArray[np.bool_]]:
-    assert part.right is not None
-    return np.split(part.right, np.cumsum(part.samples)[:-1]) if len(part.samples) else []
-
-
-def _column(columns: Sequence[NDArray[NumberT]], none: NDArray[NumberT]) -> NDArray[NumberT]:
-    return np.concatenate([none, *columns])

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -26,14 +25,6 @@ from steelyard.messages.updates import Failure, Floats, Task, Updates
 KIND = "late"
 
 
-@dataclass(frozen=True, eq=False)
-class _Late:
-    """One update that came too late: the client's step, and what it said beside it."""
-
-    step: torch.Tensor
-    said: Mapping[str, Any]
-
-
 class ClockedClients(WrappedClients):
     """Simulated clients whose work takes simulated time; wrap them where they are built.
 
@@ -43,8 +34,8 @@ class ClockedClients(WrappedClients):
     def __init__(self, clients: Clients, context: SimulationContext, settings: ClockSettings) -> None:
         super().__init__(clients)
         self.context, self.settings = context, settings
-        self._late: dict[tuple[str, str], _Late] = {}
-        """By federation and client: what came too late for the last round."""
+        self._late: dict[tuple[str, str], Updates] = {}
+        """By federation and client: what came too late for the last round; its payload is the client's step."""
 
     def train(self, tasks: Sequence[Task]) -> list[Updates]:
         return [self._timed(task, answer) for task, answer in zip(tasks, self.clients.train(tasks), strict=True)]
@@ -94,19 +85,11 @@ class ClockedClients(WrappedClients):
         return joined
 
     def _keep(self, task: Task, updates: Updates, rows: Sequence[int]) -> None:
-        payload = updates.payload
-        assert isinstance(payload, DenseModels), "what hides updates stands around the clock"
         for row in rows:
-            said: dict[str, Any] = {
-                "samples": int(updates.samples[row]),
-                "loss": float(updates.losses[row]),
-                "criteria": {name: float(values[row]) for name, values in updates.criteria.items()},
-                "steps": None if updates.steps is None else int(updates.steps[row]),
-                "first_loss": None if updates.first_losses is None else float(updates.first_losses[row]),
-                "labels": None if updates.label_counts is None else updates.label_counts[row].tolist(),
-            }
-            step = (payload.models[row] - task.parameters.to(payload.models.device)).cpu()
-            self._late[task.federation, updates.clients[row]] = _Late(step, said)
+            late = updates.select([row], [])
+            models = _models(late)
+            step = (models - task.parameters.to(models.device)).cpu()
+            self._late[task.federation, updates.clients[row]] = replace(late, failures=(), payload=DenseModels(step))
 
     def _joined(self, task: Task, updates: Updates) -> Updates:
         """Add what came too late for the round before; a client that has answered since is heard once."""
@@ -115,36 +98,21 @@ class ClockedClients(WrappedClients):
         found = {client: late for client, late in found.items() if client not in updates.clients}
         if not found:
             return updates
-        payload = updates.payload
-        assert isinstance(payload, DenseModels)
-        here = payload.models
+        here, payload = _models(updates), updates.payload
         start = task.parameters.to(here.device)
-        models = torch.cat([here, torch.stack([start + late.step.to(here.device) for late in found.values()])])
-        said = [late.said for late in found.values()]
-
-        def more(values: Any, name: str) -> Any:
-            return None if values is None else np.concatenate([values, np.array([one[name] for one in said])])
-
-        together = replace(
-            updates,
-            clients=(*updates.clients, *found),
-            samples=more(updates.samples, "samples"),
-            criteria={
-                name: np.concatenate([values, [one["criteria"][name] for one in said]])
-                for name, values in updates.criteria.items()
-            },
-            losses=more(updates.losses, "loss"),
-            payload=DenseModels(models, payload.frozen),
-            steps=more(updates.steps, "steps"),
-            first_losses=more(updates.first_losses, "first_loss"),
-            label_counts=more(updates.label_counts, "labels"),
-            failures=tuple(failure for failure in updates.failures if failure.client not in found),
-            late=dict.fromkeys(found, self.settings.discount),
-        )
-        return together.select(sorted(range(len(together.clients)), key=together.clients.__getitem__), [])
+        models = torch.cat([here, *(start + _models(late).to(here.device) for late in found.values())])
+        frozen = payload.frozen if isinstance(payload, DenseModels) else ()
+        failures = [failure for failure in updates.failures if failure.client not in found]
+        answers = [updates, *found.values()]
+        together = Updates.joined(task, answers, failures, lambda order: DenseModels(models[order], frozen))
+        late = dict.fromkeys(found, self.settings.discount)
+        return replace(together, late=late, simulated=updates.simulated)
 
     def snapshot(self) -> Mapping[str, torch.Tensor]:
-        late = {json.dumps([KIND, *key, held.said]): held.step for key, held in sorted(self._late.items())}
+        late = {
+            json.dumps([KIND, *key, held.round, held.write()]): _models(held)[0]
+            for key, held in sorted(self._late.items(), key=lambda each: each[0])
+        }
         return {**self.clients.snapshot(), **late}
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
@@ -152,9 +120,16 @@ class ClockedClients(WrappedClients):
         for key, step in state.items():
             kind, *rest = json.loads(key)
             if kind == KIND:
-                federation, client, said = rest
-                self._late[federation, client] = _Late(step.cpu(), said)
+                federation, client, round, written = rest
+                step = DenseModels(step.cpu()[None])
+                late = Updates(federation, round, (client,), payload=step, **Updates.read(written))
+                self._late[federation, client] = late
         self.clients.restore(state)
 
     def describe(self) -> Mapping[str, str]:
         return {**self.clients.describe(), "clock": self.settings.model_dump_json(exclude_none=True)}
+
+
+def _models(updates: Updates) -> torch.Tensor:
+    assert isinstance(updates.payload, DenseModels), "what hides updates stands around the clock"
+    return updates.payload.models

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from operator import attrgetter
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,9 +15,12 @@ from steelyard.base.settings import validated
 from steelyard.clients.local import Simulation, SimulationServer
 from steelyard.clients.local.evaluator import Evaluator
 from steelyard.clients.ranks.wire import Content
-from steelyard.messages.payloads import DenseModels
+from steelyard.messages.payloads import DenseModels, Payload
 from steelyard.messages.updates import Failure, LossState, Task, Updates
 from steelyard.proof.signing import digest_of_task
+
+NOTHING = DenseModels(torch.zeros(0, 0))
+"""In place of models that lie on another rank."""
 
 
 def own_versions() -> dict[str, str]:
@@ -141,45 +142,18 @@ def read_loss(table: Content) -> LossState:
 
 def updates_content(updates: Updates) -> Content:
     """Return what a rank's clients say of their updates; the models stay where they are."""
-    said = ("clients", "samples", "criteria", "losses", "steps", "first_losses", "label_counts", "vectors", "listening")
     failures = [[failure.client, failure.reason] for failure in updates.failures]
-    return {"failures": failures, **{name: getattr(updates, name) for name in said}}
+    columns = {name: getattr(updates, name) for name in Updates.columns()}
+    return {"about": [updates.federation, updates.round, updates.clients], "failures": failures, "columns": columns}
 
 
-def joined(task: Task, parts: Mapping[int, Content]) -> tuple[Updates, list[tuple[int, int]]]:
-    """Put the parts of the ranks together, clients ascending; returns also the rank and the row of each client.
-
-    The payload is still to be filled in.
-    """
-    found = [(rank, row) for rank, part in parts.items() for row in range(len(part["clients"]))]
-    clients = [client for part in parts.values() for client in part["clients"]]
-    order = sorted(range(len(clients)), key=clients.__getitem__)
-    first = next(iter(parts.values()))
+def joined(task: Task, parts: Mapping[int, Content], payload: Callable[[list[tuple[int, int]]], Payload]) -> Updates:
+    """Put the parts of the ranks together, clients ascending; `payload` takes the rank and the row of each client."""
+    answers: list[Updates] = []
+    places: list[tuple[int, int]] = []
+    for rank, part in parts.items():
+        federation, round, clients = part["about"]
+        answers.append(Updates(federation, round, tuple(clients), payload=NOTHING, **part["columns"]))
+        places += [(rank, row) for row in range(len(clients))]
     failures = [Failure(*each) for part in parts.values() for each in part["failures"]]
-
-    def column(name: str) -> Any:
-        return None if first[name] is None else np.concatenate([part[name] for part in parts.values()])[order]
-
-    updates = Updates(
-        federation=task.federation,
-        round=task.round,
-        clients=tuple(clients[place] for place in order),
-        samples=column("samples"),
-        criteria={
-            name: np.concatenate([part["criteria"][name] for part in parts.values()])[order]
-            for name in first["criteria"]
-        },
-        losses=column("losses"),
-        payload=DenseModels(task.parameters[None][:0]),
-        failures=tuple(sorted(failures, key=attrgetter("client"))),
-        steps=column("steps"),
-        first_losses=column("first_losses"),
-        label_counts=column("label_counts"),
-        vectors={
-            name: torch.cat([part["vectors"][name].to(task.parameters.device) for part in parts.values()])[order]
-            for name in first["vectors"]
-        },
-        # Clients that weigh each other's models are never split.
-        listening=next((part["listening"] for part in parts.values() if part["listening"] is not None), None),
-    )
-    return updates, [found[place] for place in order]
+    return Updates.joined(task, answers, failures, lambda order: payload([places[place] for place in order]))

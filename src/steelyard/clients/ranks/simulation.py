@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -303,12 +303,13 @@ class RankedSimulation(WrappedClients):
 
     def _joined(self, place: int, task: Task, answers: Mapping[int, Content]) -> Updates:
         parts = {rank: answers[rank]["answers"][place] for rank in sorted(answers)}
-        updates, places = joined(task, {rank: part for rank, part in parts.items() if part is not None})
         context, frozen = self.simulation.context, self.simulation.frozen(task.algorithm)
-        received = task.parameters.to(context.device)
-        which = (self._trainings, place)
-        models = RankedModels(self.ask, which, task.seed, places, received, context.matrix, frozen)
-        return replace(updates, payload=models)
+        received, which = task.parameters.to(context.device), (self._trainings, place)
+
+        def models(places: Sequence[tuple[int, int]]) -> RankedModels:
+            return RankedModels(self.ask, which, task.seed, places, received, context.matrix, frozen)
+
+        return joined(task, {rank: part for rank, part in parts.items() if part is not None}, models)
 
     def close(self) -> None:
         if not self.ranks.broken:

@@ -13,7 +13,7 @@ from steelyard.base.randomness import generator, words_at
 from steelyard.data.files import digest
 from steelyard.messages.payloads import Payload
 from steelyard.messages.updates import Task
-from steelyard.recommend.clients import LocalRound, RecommendClients, RecommendServer
+from steelyard.recommend.clients import LocalRound, RecommendClients, RecommendServer, Turns
 from steelyard.recommend.compiled import descent, draw_triples, in_pieces, loop, own_triples
 from steelyard.recommend.fpl import Learning
 from steelyard.recommend.histories import Floats32, Histories, Triples, Users, round_keys, stretches, user_keys
@@ -276,18 +276,16 @@ class KgflexClients(RecommendClients):
     def _in_parallel(
         self, task: Task, cohort: Codes, histories: Histories, table: Floats32, vectors: Floats32
     ) -> tuple[Payload, Floats, Codes]:
-        triples, sent = self._drawn(task.seed, task.round, cohort, histories)
-        changes, losses = self._turn(task.seed, cohort, triples, sent, table, vectors)
+        turns = self._drawn(task.seed, task.round, cohort, histories)
+        changes, losses = self._turn(turns, table, vectors)
         rows = np.bincount(changes.owners, minlength=len(cohort))
         return changes, losses.mean(axis=1, dtype=np.float64), rows
 
-    def _turn(
-        self, seed: int, users: Codes, triples: Triples, sent: Flags, table: Floats32, vectors: Floats32
-    ) -> tuple[SparseRows, Floats32]:
+    def _turn(self, turns: Turns, table: Floats32, vectors: Floats32) -> tuple[SparseRows, Floats32]:
         """Do the local passes of some users on one table; their views are moved, what they send is returned."""
-        own_rate = self.parts.settings.own_rate
-        known = self.knowledge(seed)
-        done = local_pass(table, vectors, known, users, triples, sent, self.learning, self.threads, own_rate)
+        known, own_rate = self.knowledge(turns.seed), self.parts.settings.own_rate
+        given = (turns.users, turns.triples, turns.sent, self.learning, self.threads, own_rate)
+        done = local_pass(table, vectors, known, *given)
         # A pass that ran away is refused by the server; the device goes back to the views it had.
         good = np.isfinite(done.vectors).all(axis=1)
         vectors[done.entries[good]] = done.vectors[good]
@@ -299,21 +297,12 @@ class KgflexClients(RecommendClients):
         work = super()._in_sequence if self.parts.settings.batch is None else self._centrally
         return work(task, cohort, histories, table, vectors)
 
-    def _visit(
-        self,
-        seed: int,
-        users: Codes,
-        triples: Triples,
-        sent: Flags,
-        items: Codes,
-        table: Floats32,
-        vectors: Floats32,
-    ) -> tuple[Floats, Codes]:
+    def _visit(self, turns: Turns, items: Codes, table: Floats32, vectors: Floats32) -> tuple[Floats, Codes]:
         # Users share too many features for two turns not to touch each other: they are done one after the other.
-        losses, rows = np.zeros(len(users)), np.zeros(len(users), dtype=np.int64)
-        for turn in range(len(users)):
-            one = slice(turn, turn + 1)
-            changes, lost = self._turn(seed, users[one], triples.select(one), sent[one], table, vectors)
+        count = len(turns.users)
+        losses, rows = np.zeros(count), np.zeros(count, dtype=np.int64)
+        for turn in range(count):
+            changes, lost = self._turn(turns[turn : turn + 1], table, vectors)
             table[changes.rows] += np.float32(self.learning.rate) * changes.values
             losses[turn], rows[turn] = lost.mean(), len(changes.rows)
         return losses, rows
