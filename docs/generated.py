@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import typer.main
 from fields import cell, fields_page, table
 from typer.core import TyperCommand
 
@@ -44,9 +43,9 @@ def root_pages() -> dict[str, str]:
 
 def commands_page() -> str:
     """Every command with its arguments and options, from the command line itself."""
-    from steelyard.cli.main import app
+    from steelyard.cli.main import command_line
 
-    root: Any = typer.main.get_command(app)
+    root = command_line()
     lines = [
         "# Commands",
         "",

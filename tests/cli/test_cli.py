@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 import tomli_w
 import torch
-import typer.main
 from tests.conftest import CommandLine
 from tests.kit import inside
 from tests.recommend.conftest import two_tastes
@@ -177,22 +176,29 @@ def test_help_and_light_commands_wait_for_nothing_heavy(folder: Path) -> None:
     assert (by_help, lines[-1]) == ("loaded []", "[]")
 
 
-def test_only_the_commands_that_are_asked_for_are_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = main.command_line().commands
-    for word in ("run", "import", "federate", "privacy"):
-        built: Any = typer.main.get_command(main.needed([word, "-x"]))
-        (one,) = built.commands.values()
-        assert getattr(one, "commands", {}).keys() == getattr(whole[word], "commands", {}).keys()
-    assert main.needed(["--log-file", "run", "compare"]) is main.app
-    monkeypatch.setenv("_STEELYARD_COMPLETE", "complete_bash")
-    assert main.needed([]) is main.app
+def test_only_the_command_that_is_asked_for_is_imported(tmp_path: Path) -> None:
+    code = (
+        "import sys; from steelyard.cli.main import main\n"
+        "sys.argv = ['steelyard', 'weigh', '--help']\n"
+        "try:\n    main()\nexcept SystemExit:\n    print([n for n in sys.modules if n.startswith('steelyard.cli.')])"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=command_environment(), cwd=tmp_path, check=True, capture_output=True, text=True)
+    imported = done.stdout.splitlines()[-1]
+    assert "steelyard.cli.watching" in imported
+    assert "steelyard.cli.federate" not in imported
 
 
-def test_bash_completes_commands_and_recipes(tmp_path: Path) -> None:
-    asked = {"_STEELYARD_COMPLETE": "complete_bash", "COMP_WORDS": "steelyard run qui", "COMP_CWORD": "2"}
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [("fed", "federate"), ("run qui", "quickstart"), ("run quickstart --see", "--seed"), ("privacy pl", "plan")],
+)
+def test_bash_completes_commands_and_recipes(tmp_path: Path, words: str, found: str) -> None:
+    place = str(len(words.split()))
+    asked = {"_STEELYARD_COMPLETE": "complete_bash", "COMP_WORDS": f"steelyard {words}", "COMP_CWORD": place}
     command = [sys.executable, "-m", "steelyard"]
     done = subprocess.run(command, env={**command_environment(), **asked}, cwd=tmp_path, capture_output=True, text=True)
-    assert "quickstart" in done.stdout.split()
+    assert found in done.stdout.split()
 
 
 def test_a_closed_pipe_is_no_error() -> None:

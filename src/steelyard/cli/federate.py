@@ -210,12 +210,7 @@ def _print_table(headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> None
 # App folders, a federation on this machine, certificates and keys.
 
 
-app = typer.Typer(
-    name="federate",
-    help="Run an experiment across machines, on Flower.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-)
+app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 app.command("serve")(serve)
 app.command("register")(register)

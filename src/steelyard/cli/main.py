@@ -1,64 +1,114 @@
-"""The command line: which commands there are, in which order, and what ends them.
-
-What is heavy is imported inside the commands, for speed of start: `steelyard --help` must not wait for torch.
-"""
+"""The command line: which commands there are, in which order, and what ends them."""
 
 from __future__ import annotations
 
-import copy
 import functools
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pkgutil import resolve_name
 from typing import Annotated, Any, NoReturn, cast
 
 import typer
 import typer.core
 import typer.main
-from typer.models import CommandInfo, TyperInfo
 
 from steelyard import __version__
 from steelyard.base import logs
 from steelyard.base.errors import UserError, one_line
-from steelyard.cli.federate import app as federate_app
 from steelyard.cli.options import LogFileOption, QuietOption, VerboseOption, share_options
-from steelyard.cli.privacy import app as privacy_app
-from steelyard.cli.proof import contributions, record, verify, withdraw
-from steelyard.cli.recommend import app as recommend_app
-from steelyard.cli.running import compare, join, resume, run, table
-from steelyard.cli.showing import algorithms, criteria, docs, export, models, new, policies, recipes, show
-from steelyard.cli.studies import arena, attack, sweep
-from steelyard.cli.watching import import_run, ls, report, top, watch, weigh
+
+COMMANDS: Mapping[str, Sequence[tuple[str, str, str]]] = {
+    "Run experiments": (
+        ("run", "running:run", "Run an experiment and show its result."),
+        ("compare", "running:compare", "Run several rules on the same clients and name the one to use."),
+        ("arena", "studies:arena", "Compare a rule with published methods on fixed tasks."),
+        ("sweep", "studies:sweep", "Try a grid of fields and rules on a validation split."),
+        ("resume", "running:resume", "Continue what was stopped, with bit-identical results."),
+        ("join", "running:join", "Put the parts of a comparison, a sweep or an arena together."),
+        ("attack", "studies:attack", "Make some clients malicious and compare rules."),
+        ("withdraw", "proof:withdraw", "Run an experiment again without one client."),
+    ),
+    "Look at runs": (
+        ("report", "watching:report", "Write one HTML file that shows what happened."),
+        ("watch", "watching:watch", "Open a live page over the runs in a folder."),
+        ("top", "watching:top", "Watch runs in the terminal."),
+        ("ls", "watching:ls", "List the runs in a folder."),
+        ("table", "running:table", "Show which rule to use, and every table of a run."),
+        ("weigh", "watching:weigh", "Weight clients from a table, or a run by another rule, without training."),
+        ("contributions", "proof:contributions", "Show what each client added to the model."),
+        ("export", "showing:export", "Write a run's tables as files."),
+        ("verify", "proof:verify", "Check that a run's folder is as its run wrote it."),
+        ("record", "proof:record", "Write one page about a run to hand over."),
+        ("import", "watching:import_run", "Make a run folder from another federation's records."),
+    ),
+    "Write experiments": (
+        ("new", "showing:new", "Write an experiment for your data, ready to run."),
+        ("recipes", "showing:recipes", "List the ready experiments."),
+        ("show", "showing:show", "Print an experiment, its schema or its partition."),
+        ("criteria", "showing:criteria", "List what clients can be weighted by."),
+        ("algorithms", "showing:algorithms", "List how clients train and the server updates."),
+        ("policies", "showing:policies", "List the published weighting methods."),
+        ("models", "showing:models", "List the built-in networks."),
+    ),
+    "More": (
+        ("docs", "showing:docs", "Open the guide and the reference in the browser."),
+        ("federate", "federate:app", "Run an experiment across machines, on Flower."),
+        ("recommend", "recommend:app", "Federated recommenders: data, metrics, leakage, lists."),
+        ("privacy", "privacy:app", "Differential privacy: plan a budget, audit what attacks find out."),
+    ),
+}
+"""All commands by what they are for: the name, where in this room it is, and its line in `steelyard --help`.
+
+A command's own `--help` is longer; it stands in the docstring.
+"""
 
 _log = logs.logger(__name__)
-_COMPLETING = "_STEELYARD_COMPLETE"
-"""Set by shells that ask what may follow: any command may."""
 # Some versions of typer are built on click, others hold a copy of it: the errors of either are above this one.
 _UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[1])
 _ClickException = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[2])
 
 
 class _Commands(typer.core.TyperGroup):
-    """All commands, listed by what they are for, with the whole of their first sentence.
+    """The commands of the table, each of which is imported when it is called.
 
-    In plain text: loading what draws boxes takes as long as the rest of `steelyard --help`.
+    The list is in plain text: loading what draws boxes takes as long as the rest of `steelyard --help`.
     """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._waiting = {name: home for entries in COMMANDS.values() for name, home, _ in entries}
+        for entries in COMMANDS.values():
+            self.commands |= {name: typer.core.TyperCommand(name, help=text) for name, _, text in entries}
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, None if name is None else self.load(name), rest
+
+    def load(self, name: str) -> Any:
+        """Return a command with all its options, or a group with all its commands; imports what they are made of."""
+        if home := self._waiting.pop(name, None):
+            found, listed = resolve_name(f"steelyard.cli.{home}"), self.commands[name]
+            if not isinstance(found, typer.Typer):
+                alone = typer.Typer(add_completion=False)
+                alone.command()(found)
+                found = alone
+            self.commands[name] = command = typer.main.get_command(found)
+            command.name, command.help = name, command.help or listed.help
+            share_options(self, command)
+        return self.commands[name]
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         super(typer.core.TyperGroup, self).format_help(ctx, formatter)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        panels = dict[str, list[tuple[str, str]]]()
-        for name, command in self.commands.items():
-            said = " ".join((command.help or "").partition("\n\n")[0].split())
-            panels.setdefault(getattr(command, "rich_help_panel", None) or "Commands", []).append((name, said))
-        for panel, rows in panels.items():
+        for panel, entries in COMMANDS.items():
             with formatter.section(panel):
-                formatter.write_dl(rows)
+                formatter.write_dl([(name, text) for name, _, text in entries])
 
 
-app = typer.Typer(
+_app = typer.Typer(
     name="steelyard",
     cls=_Commands,
     help="Federated learning in which each client's say is weighed.",
@@ -66,77 +116,35 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-for panel, commands in {
-    "Run experiments": (run, compare, arena, sweep, resume, join, attack, withdraw),
-    "Look at runs": (report, watch, top, ls, table, weigh, contributions, export, verify, record),
-    "Write experiments": (new, recipes, show, criteria, algorithms, policies, models),
-}.items():
-    for command in commands:
-        app.command(rich_help_panel=panel)(command)
-app.command("import", rich_help_panel="Look at runs")(import_run)
-app.command(rich_help_panel="More")(docs)
-app.add_typer(federate_app, rich_help_panel="More")
-app.add_typer(recommend_app, name="recommend", rich_help_panel="More")
-app.add_typer(privacy_app, name="privacy", rich_help_panel="More")
+
+@_app.callback(invoke_without_command=True)
+def _options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    verbose: VerboseOption = False,
+    quiet: QuietOption = False,
+    log_file: LogFileOption = None,
+) -> None:
+    if version:
+        print(f"steelyard {__version__}")
+        raise typer.Exit
 
 
 @functools.cache
+def _root() -> _Commands:
+    return cast("_Commands", typer.main.get_command(_app))
+
+
 def command_line() -> Any:
-    """Return all commands as typer builds them, once in a process, with the options that all of them take."""
-    return _built(app)
-
-
-def _built(commands: typer.Typer) -> Any:
-    root = typer.main.get_command(commands)
-    share_options(root)
-    return root
-
-
-def needed(words: Sequence[str]) -> typer.Typer:
-    """Return the commands that these words may be about, for speed of start: building all takes a tenth of a second.
-
-    The one that the first word names; names and descriptions of all where there are only options (help, version);
-    otherwise all of them, since a mistake is explained with their names.
-    """
-    named = {_name(info): info for info in (*app.registered_commands, *app.registered_groups)}
-    if _COMPLETING in os.environ or (words and words[0] not in named and not all(w.startswith("-") for w in words)):
-        return app
-    some = copy.copy(app)
-    if words and words[0] in named:
-        some.registered_commands = [info for info in app.registered_commands if info is named[words[0]]]
-        some.registered_groups = [info for info in app.registered_groups if info is named[words[0]]]
-        return some
-    some.registered_commands = [_described(info) for info in app.registered_commands]
-    some.registered_groups = [copy.copy(info) for info in app.registered_groups]
-    for info in some.registered_groups:
-        info.typer_instance = copy.copy(info.typer_instance)
-        assert info.typer_instance is not None
-        info.typer_instance.registered_commands = []
-    return some
-
-
-def _name(info: CommandInfo | TyperInfo) -> str:
-    if isinstance(info, CommandInfo):
-        assert info.callback is not None
-        return info.name or info.callback.__name__.replace("_", "-")
-    assert info.typer_instance is not None
-    return info.name if isinstance(info.name, str) else str(info.typer_instance.info.name)
-
-
-def _described(info: CommandInfo) -> CommandInfo:
-    """Return a command with its name and description alone."""
-
-    def nothing() -> None: ...
-
-    described = copy.copy(info)
-    described.name, described.callback = _name(info), nothing
-    nothing.__doc__ = info.callback.__doc__
-    return described
+    """Return the command line with all commands loaded: for what goes over every one of them, such as the reference."""
+    for name in list(_root().commands):
+        _root().load(name)
+    return _root()
 
 
 def main() -> NoReturn:
     """Run the command line, in one process or as one of those that torchrun starts."""
     if "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1":
+        # For speed of start: a simulation on several processes trains, and imports torch.
         from steelyard.experiment.running import among_ranks
 
         among_ranks(_main, fail)
@@ -147,7 +155,7 @@ def _main() -> NoReturn:
     """Run the command line; a user's mistake is one line on standard error and exit code 2."""
     try:
         logs.show()
-        code = _built(needed(sys.argv[1:]))(prog_name="steelyard", standalone_mode=False)
+        code = _root()(prog_name="steelyard", standalone_mode=False)
     except UserError as error:
         fail(one_line(str(error)))
     except _UsageError as error:
@@ -184,15 +192,3 @@ def fail(line: str) -> NoReturn:
     """Print one line and exit with code 2."""
     _log.error(line)
     sys.exit(2)
-
-
-@app.callback(invoke_without_command=True)
-def _root(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
-    verbose: VerboseOption = False,
-    quiet: QuietOption = False,
-    log_file: LogFileOption = None,
-) -> None:
-    if version:
-        print(f"steelyard {__version__}")
-        raise typer.Exit

@@ -114,16 +114,14 @@ LogFileOption = Annotated[
 ]
 
 
-def share_options(root: Any) -> None:
-    """Have every command below take the options on messages that the root takes; they act when they are read."""
+def share_options(root: Any, command: Any) -> None:
+    """Have a command, and all below it, take the options on messages that the root takes; they act when read."""
     shared = [option for option in root.params if option.name in ("verbose", "quiet", "log_file")]
     for option in shared:
         option.expose_value = False
-    waiting = list(root.commands.values())
-    while waiting:
-        command = waiting.pop()
-        command.params.extend(shared)
-        waiting += getattr(command, "commands", {}).values()
+    command.params.extend(shared)
+    for below in getattr(command, "commands", {}).values():
+        share_options(root, below)
 
 
 TrustOption = Annotated[

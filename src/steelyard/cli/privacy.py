@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from steelyard.experiment.run_audits import AuditedProtection, CanaryResult
 
 
-app = typer.Typer(help="Differential privacy: plan a budget, audit what attacks find out.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 
 class Planted(TypedDict):

@@ -234,7 +234,7 @@ def _knowledge_of(described: Description, experiment: str) -> KnowledgeSettings:
 # Commands that read a run, audit FPL, or say what it sends.
 
 
-app = typer.Typer(help="Federated recommenders: data, metrics, leakage, lists.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 
 def top(
