@@ -17,7 +17,7 @@ from tests.kit import assert_refused
 from steelyard.base.measures import MEASURES, wilson
 from steelyard.report.comparison import describe
 from steelyard.report.curves import Curve, jain, on_rows, on_sample, rounds_to_shares, rounds_to_target, worst_tenth
-from steelyard.report.figures.catalogue import write_curves
+from steelyard.report.figures import write_curves
 from steelyard.report.tables import class_tables, comparison_csv, group_tables, study_of
 
 SCORE_TABLES = st.tuples(st.integers(0, 6), st.integers(0, 7)).flatmap(

@@ -373,8 +373,8 @@ def clouds(
     rule: RuleOption = None,
 ) -> None:
     """Draw the most prominent features in what users took and in what they are shown (KGFlex)."""
-    from steelyard.report.figures.catalogue import write_figure
-    from steelyard.report.figures.data import clouds as draw
+    from steelyard.report.figures import write_figure
+    from steelyard.report.recommended import clouds as draw
     from steelyard.report.recommender import open_explained
 
     length, count = parse_cutoffs(str(cutoff))[0], parse_counts(str(top), "--top", 500)[0]

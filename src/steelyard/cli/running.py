@@ -236,7 +236,7 @@ def _print_table(
 
     document = compare_run(folder, read_experiment(folder), baseline)
     if curves is not None:
-        from steelyard.report.figures.catalogue import write_curves
+        from steelyard.report.figures import write_curves
 
         write_curves(folder, document, curves)
     if format == "json":

@@ -86,8 +86,8 @@ def _draw_split(described: Description, figure: Path | None, format: str) -> Non
     shared = share_out(load_data(described.data), described.partition, described.seed, described.flaws)
     found = split_of(shared)
     if figure is not None:
-        from steelyard.report.figures.catalogue import write_figure
-        from steelyard.report.figures.data import planned_split
+        from steelyard.report.figures import write_figure
+        from steelyard.report.figures.one_rule import planned_split
 
         write_figure(planned_split(found), figure)
     if format == "json":

@@ -31,7 +31,7 @@ from steelyard.page.guard import Guard, Keys
 from steelyard.page.jobs import Jobs
 from steelyard.page.overview import FigureDocument, Figures, Overview, ServerDocument, ServerView
 from steelyard.report.contents import RawCriteria
-from steelyard.report.figures.look import bundle
+from steelyard.report.figures import bundle
 from steelyard.runs.glance import Glance, RunDocument, find_runs, glance, signature
 
 EVERY = 0.5

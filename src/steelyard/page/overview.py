@@ -22,8 +22,7 @@ from steelyard.messages.updates import Counts, Floats
 from steelyard.page.jobs import Jobs, read_text
 from steelyard.report.contents import RawCriteria, Themes, raw_criteria
 from steelyard.report.decide import servers_rows
-from steelyard.report.figures.catalogue import KINDS, draw, spec
-from steelyard.report.figures.look import theme
+from steelyard.report.figures import KINDS, draw, spec, theme
 from steelyard.report.html import headline
 from steelyard.report.result import VegaLite
 from steelyard.report.view import RunView, plain

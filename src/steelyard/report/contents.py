@@ -11,7 +11,7 @@ from typing_extensions import TypedDict  # typing's own is one that pydantic rea
 from steelyard.base.measures import ERROR, Measure, measure_of
 from steelyard.report import figures
 from steelyard.report.curves import on_rows
-from steelyard.report.figures.weights import interesting
+from steelyard.report.figures.one_rule import interesting
 from steelyard.report.result import OnRows, VegaLite
 from steelyard.report.view import FederationView, Frame, RunView, cohorts, plain, sampled
 

@@ -18,7 +18,7 @@ from steelyard.report import figures
 from steelyard.report.assets import text
 from steelyard.report.contents import ReportData, chosen_federations, contents
 from steelyard.report.decide import Verdict, flawed_lines
-from steelyard.report.figures.catalogue import svg
+from steelyard.report.figures import svg
 from steelyard.report.notices import (
     chain_line,
     chain_of,

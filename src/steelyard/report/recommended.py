@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import altair as alt
 import numpy as np
 import pandas as pd
 
 from steelyard.base.errors import UserError
-from steelyard.report.figures.catalogue import Chart, spec
-from steelyard.report.figures.look import WIDTH, described, lists, rule_colour, rule_dash
+from steelyard.report.figures.look import WIDTH, Chart, by_rule, described, line_chart, spec
 from steelyard.report.rendering import Table
 from steelyard.report.result import VegaLite
 from steelyard.report.view import RunView
+
+if TYPE_CHECKING:
+    from steelyard.report.recommender import CloudWord
 
 TITLES = {
     "tradeoff": ("Accuracy against coverage", "Up: better lists; right: more of the catalogue is ever shown."),
@@ -142,18 +145,13 @@ def _popularity(systems: list[_System]) -> Chart:
     named.append(("training data", systems[0].popularity, systems[0].popularity))
     rows = [{"rule": label, **_concentration(shown, popularity)} for label, shown, popularity in named]
     labels = [label for label, _, _ in named]
-    chart = (
-        alt.Chart(lists(rows))
-        .transform_flatten(["items", "share"])
-        .mark_line()
-        .encode(
-            alt.X("items:Q", title="most popular items, share of the catalogue", axis=alt.Axis(format="%")),
-            alt.Y("share:Q", title="share of what is shown", axis=alt.Axis(format="%")),
-            rule_colour(labels),
-            rule_dash(labels),
-            tooltip=[alt.Tooltip("rule:N"), alt.Tooltip("items:Q", format=".0%"), alt.Tooltip("share:Q", format=".1%")],
-        )
-        .properties(width=WIDTH, height=280)
+    chart = line_chart(
+        rows,
+        alt.X("items:Q", title="most popular items, share of the catalogue", axis=alt.Axis(format="%")),
+        alt.Y("share:Q", title="share of what is shown", axis=alt.Axis(format="%")),
+        *by_rule(labels),
+        [alt.Tooltip("rule:N"), alt.Tooltip("items:Q", format=".0%"), alt.Tooltip("share:Q", format=".1%")],
+        height=280,
     )
     return described(chart, "Share of all recommendations that goes to the most popular items, by rule.")
 
@@ -164,3 +162,40 @@ def _concentration(shown: Any, popularity: Any) -> dict[str, list[float]]:
     running = np.concatenate([[0.0], np.cumsum(counts, dtype=np.float64)])
     marks = np.unique(np.linspace(0, len(counts), 101).round().astype(int))
     return {"items": (marks / len(counts)).tolist(), "share": (running[marks] / (running[-1] or 1.0)).tolist()}
+
+
+# Feature clouds before and after recommendation (the thesis' Figure 6.4).
+
+
+SIDES = {"before": "in what users took", "after": "in what they are shown"}
+
+
+def clouds(rows: Sequence[CloudWord]) -> alt.HConcatChart:
+    """Draw the most prominent features of both sides, best on top; those of both sides stand out.
+
+    `rows` are those of `Explained.clouds`: when, rank, feature, weight.
+    """
+    sides = {when: {str(row["feature"]) for row in rows if row["when"] == when} for when in SIDES}
+    both = sides["before"] & sides["after"]
+    marked = [{**row, "kept": "on both sides" if row["feature"] in both else "on one side"} for row in rows]
+    charts = [_side([row for row in marked if row["when"] == when], title) for when, title in SIDES.items()]
+    # Lists are shorter than histories, so their gains are larger: words are sized on each side by themselves.
+    return alt.hconcat(*charts).resolve_scale(size="independent")
+
+
+def _side(rows: Sequence[Mapping[str, object]], title: str) -> alt.LayerChart | alt.FacetChart:
+    count = max(len(rows), 1)
+    y = alt.Y("rank:O", axis=None)
+    x = alt.X("weight:Q", title="information gain, summed over users", axis=alt.Axis(grid=False))
+    colour = alt.Color(
+        "kept:N", scale=alt.Scale(domain=["on both sides", "on one side"]), legend=alt.Legend(title=None, orient="top")
+    )
+    chart = alt.Chart(pd.DataFrame(rows))
+    bars = chart.mark_bar(opacity=0.35).encode(
+        x, y, colour, tooltip=["feature:N", alt.Tooltip("weight:Q", format=".3f")]
+    )
+    # The most prominent features are the largest words, as in a cloud.
+    words = chart.mark_text(align="left", dx=4, limit=330).encode(
+        alt.XDatum(0), y, alt.Text("feature:N"), size=alt.Size("weight:Q", scale=alt.Scale(range=[9, 14]), legend=None)
+    )
+    return alt.layer(bars, words, width=340, height=18 * count, title=title)

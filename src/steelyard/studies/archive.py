@@ -114,7 +114,7 @@ class Archive:
 def write_arena_files(folder: Path) -> ArenaDocument:
     """Write the archive, the picture and the report of an arena's folder; return the answer that they show."""
     # For speed of start: only an arena that has ended is drawn.
-    from steelyard.report.figures.catalogue import write_figure
+    from steelyard.report.figures import write_figure
     from steelyard.studies.arena_page import arena_html, rank_chart
 
     document = write_archive(folder)

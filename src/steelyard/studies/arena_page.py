@@ -16,7 +16,7 @@ import pandas as pd
 from steelyard.base.errors import listed
 from steelyard.base.measures import UNKNOWN, show_estimate
 from steelyard.report.assets import text
-from steelyard.report.figures.catalogue import svg
+from steelyard.report.figures import svg
 from steelyard.report.figures.look import WIDTH, described
 from steelyard.report.rendering import Table, as_html, paragraph, render
 from steelyard.studies.suite import Suite, Tried

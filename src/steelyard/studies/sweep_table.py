@@ -186,7 +186,7 @@ def write_sweep_files(folder: Path) -> SweepDocument:
     Use it after a sweep, and again after it went on.
     """
     # For speed of start: only a sweep that has ended is drawn.
-    from steelyard.report.figures.catalogue import write_figure
+    from steelyard.report.figures import write_figure
 
     document = sweep_document(folder)
     with told_as(f"{folder}: cannot be written", "a writable folder"):
