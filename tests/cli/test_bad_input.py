@@ -198,7 +198,7 @@ TYPED: dict[str, str] = {
     "federate certificates certs --renew": "--renew: certs/ca.pem cannot be read",
     "federate key train.tsv": "exists already",
     "federate ledger keeps.toml": "keeps no ledger",
-    "federate node rows.toml": "node config min-rows: got 0",
+    "federate node rows.toml": "rows.toml: min-rows: got 0",
     "federate node stateless.toml": "given without state",
     "federate node nowhere.toml": "is a file",
     "federate node broken.toml": "is damaged (it is empty)",

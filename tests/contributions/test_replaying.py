@@ -155,7 +155,7 @@ def losses(folder: Path, left_out: str | None) -> tuple[float, float]:
         for round in range(1, plan.rounds + 1):
             one_round([alone], states, parts.clients, parts.server, plan, round)
         models = torch.stack([first, states[alone.name].parameters])
-        before, after = parts.server.rows(main.seed, models).losses.mean(axis=1)  # type: ignore[attr-defined]
+        before, after = parts.server.row_tests(main.seed, models).losses.mean(axis=1)  # type: ignore[union-attr]
         return float(before), float(after)
 
 

@@ -242,7 +242,7 @@ def test_another_run_leaves_nothing_of_the_one_before_in_the_node_state():
         ('server = "here"\nclient = "a"\n', ("server", "'here'")),
         ('server = "h:1"\nclient = "a"\n', ("ca", "None")),
         ('server = "h:1"\ninsecure = true\nclient = "a"\nalow = "x"\n', ("alow", "'allow'")),
-        ("server = ", ("not TOML",)),
+        ("server = ", ("not valid TOML",)),
     ],
 )
 def test_a_wrong_node_file_is_named(tmp_path: Path, text: str, parts: tuple[str, ...]) -> None:

@@ -86,7 +86,7 @@ class Clients(protocol.Clients):
     def close(self) -> None: ...
 
 
-class Server:
+class Server(protocol.Server):
     def initial(self, seed: int) -> torch.Tensor:
         return torch.full((len(NAMES),), float(seed))
 

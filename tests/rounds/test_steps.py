@@ -377,7 +377,9 @@ def test_samples_are_cut_at_their_bound_and_cannot_be_written() -> None:
 @pytest.mark.parametrize("noisy", [False, True])
 def test_nobody_claims_more_classes_than_the_server_knows(noisy: bool) -> None:
     class Classifying(Server):
-        classes = 3
+        @property
+        def classes(self) -> int:
+            return 3
 
     class Claims(Clients):
         def _trained(self, task: Task) -> Updates:

@@ -21,7 +21,7 @@ from steelyard.rounds.plan import ContributionSettings, RoundValues
 class Rows(Server):
     """A server with as many rows as parameters: row i loses (1 − θᵢ)², and is right where θᵢ is above a quarter."""
 
-    def rows(self, seed: int, models: torch.Tensor) -> RowTests:
+    def row_tests(self, seed: int, models: torch.Tensor) -> RowTests:
         assert seed == 3
         each = models.double().numpy()
         return RowTests((1 - each) ** 2, each > 0.25)
@@ -111,7 +111,7 @@ def test_rows_are_put_into_64_groups_by_their_place() -> None:
 
     def tested(measure: Any, right: Any = right) -> tuple[Floats, Counts]:
         server = Server()
-        server.rows = lambda seed, models: RowTests(losses, right)
+        server.row_tests = lambda seed, models: RowTests(losses, right)
         return valuing.tester(measure, "f", 3, 7, Clients(), server)(torch.zeros(1, 10))
 
     means, sizes = tested("loss")
@@ -211,8 +211,8 @@ def test_more_than_twelve_are_drawn_with_an_error_that_holds_the_truth() -> None
 
 def test_an_exploding_coalition_counts_as_the_worst_of_the_others() -> None:
     class Explodes(Rows):
-        def rows(self, seed: int, models: torch.Tensor) -> RowTests:
-            tested = super().rows(seed, models)
+        def row_tests(self, seed: int, models: torch.Tensor) -> RowTests:
+            tested = super().row_tests(seed, models)
             broken: Floats = tested.losses * np.arange(1, 11)
             broken[models[:, 0] == 1] = np.inf
             return RowTests(broken, tested.right)

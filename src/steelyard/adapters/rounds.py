@@ -14,6 +14,7 @@ import torch
 from steelyard.adapters.arrays import Arrays, Layout, Spill
 from steelyard.base.errors import UserError, expect, one_line, texts_of
 from steelyard.base.settings import LARGEST_REAL, validated
+from steelyard.clients.protocol import Server
 from steelyard.learning import evaluation
 from steelyard.messages.payloads import ServerTest
 from steelyard.messages.updates import MOST_SAMPLES, Task, Updates
@@ -27,7 +28,7 @@ from steelyard.weighing.rule import Rule, WeighingSettings
 from steelyard.weighing.words import Frame, label, read_rule
 
 
-class NoRows:
+class NoRows(Server):
     """A server without rows; criteria that need some are refused before the first round."""
 
     layout: Layout | None = None

@@ -425,7 +425,7 @@ def known_fields(model: type[BaseModel], path: Sequence[int | str]) -> list[str]
 def _fields_of(section: type[BaseModel]) -> dict[str, FieldInfo]:
     """Return the fields of a section by name; of one of several kinds those of all its kinds."""
     kinds = section.kinds.values() if issubclass(section, Kinds) and not section.named else ()
-    return {name: field for each in (section, *kinds) for name, field in each.model_fields.items()}
+    return {field.alias or name: field for each in (section, *kinds) for name, field in each.model_fields.items()}
 
 
 def _step(annotation: Any, part: int | str) -> Any:

@@ -1,10 +1,10 @@
-"""The two protocols that the round loop speaks to; it never knows which implementation answers."""
+"""The two protocols that the round loop speaks to: it never knows which implementation answers, nor asks it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol
 
 from steelyard.messages.algorithm import Algorithm
 from steelyard.messages.payloads import ServerTest
@@ -144,7 +144,15 @@ class RemainingClients(WrappedClients):
 
 
 class Server(Protocol):
-    """What the server itself can compute: first parameters, and tests on data of its own."""
+    """What the server itself can compute; derive from it.
+
+    First parameters and tests every server has. All else has an answer here for a server that cannot say: None.
+    """
+
+    @property
+    def classes(self) -> int | None:
+        """How many classes the task has, so that nobody can claim more; 0 for a regression, None where not known."""
+        return None
 
     def initial(self, seed: int) -> torch.Tensor:
         """Return the first global model as one flat vector, a pure function of the seed."""
@@ -154,83 +162,38 @@ class Server(Protocol):
         """Test models [candidates, parameters] on the server's own test set."""
         ...
 
-
-@runtime_checkable
-class ClassifyingServer(Server, Protocol):
-    """A server that knows how many classes the task has, so that nobody can claim more."""
-
-    @property
-    def classes(self) -> int:
-        """Number of classes; 0 for a regression."""
-        ...
-
-
-@runtime_checkable
-class ReportingServer(Server, Protocol):
-    """A server with rows that report on the combined model, apart from those that weigh clients."""
-
-    def report(self, seed: int, models: torch.Tensor) -> ServerTest:
-        """Test models [candidates, parameters] on the rows that only report."""
-        ...
-
-
-@runtime_checkable
-class RowServer(Server, Protocol):
-    """A server that reports how models do on each of its rows, so that figures get an interval over them."""
-
-    def rows(self, seed: int, models: torch.Tensor) -> RowTests:
-        """Test models [candidates, parameters] on the rows that only report, or else on those that weigh."""
-        ...
-
-
-@runtime_checkable
-class LayeredServer(Server, Protocol):
-    """A server that knows the network: which parameters are its last layer, and which are kernels."""
-
-    def output_layer(self, seed: int) -> Counts:
-        """Return the positions [outputs, parameters of each] of the last layer's rows in the flat model, bias last."""
-        ...
-
-    def kernels(self, seed: int) -> Counts:
-        """Return where each layer's kernel begins and ends in the flat model: [kernels, 2]."""
-        ...
-
-
-@runtime_checkable
-class AdaptedServer(Server, Protocol):
-    """A server that knows the network: which parameters are its low-rank adapters."""
-
-    def adapters(self, seed: int) -> Counts:
-        """Return for each adapter [where A begins, where B begins, rank, inputs, outputs]."""
-        ...
-
-
-@runtime_checkable
-class CountedServer(Server, Protocol):
-    """A server that says on how many rows it reports, so that readers know what its figures rest on."""
+    def report(self, seed: int, models: torch.Tensor) -> ServerTest | None:
+        """Test models [candidates, parameters] on rows that report on them, apart from those that weigh clients."""
+        return None
 
     def report_rows(self, seed: int) -> int:
-        """Return how many rows only report, or weigh and report; 0 for none."""
-        ...
+        """Return how many rows report, or weigh and report, so that readers know what figures rest on; 0 for none."""
+        return 0
 
+    def row_tests(self, seed: int, models: torch.Tensor) -> RowTests | None:
+        """Test models [candidates, parameters] on single rows: those that only report, or else those that weigh."""
+        return None
 
-@runtime_checkable
-class FittingServer(Server, Protocol):
-    """A server that can also learn from its own rows: the slope of its loss, and training on them alone."""
-
-    def gradients(self, seeds: Sequence[int], models: torch.Tensor) -> torch.Tensor:
+    def gradients(self, seeds: Sequence[int], models: torch.Tensor) -> torch.Tensor | None:
         """Return the gradient of the server's loss at each model [models, parameters], one seed per model."""
-        ...
+        return None
 
-    def train(self, seed: int, round: int, parameters: torch.Tensor) -> torch.Tensor:
+    def train(self, seed: int, round: int, parameters: torch.Tensor) -> torch.Tensor | None:
         """Train a model on the server's own rows as a client would on its own, and return it."""
-        ...
+        return None
 
+    def output_layer(self, seed: int) -> Counts | None:
+        """Return the positions [outputs, parameters of each] of the last layer's rows in the flat model, bias last."""
+        return None
 
-@runtime_checkable
-class ImaginedServer(Server, Protocol):
-    """The server of a simulation, which colluders can imitate."""
+    def kernels(self, seed: int) -> Counts | None:
+        """Return where each layer's kernel begins and ends in the flat model: [kernels, 2]."""
+        return None
 
-    def imagined(self, seed: int, colluders: Collection[str]) -> Server:
-        """Return the server as colluders imagine it in one round: with rows of theirs in place of its own."""
-        ...
+    def adapters(self, seed: int) -> Counts | None:
+        """Return for each low-rank adapter [where A begins, where B begins, rank, inputs, outputs]."""
+        return None
+
+    def imagined(self, seed: int, colluders: Collection[str]) -> Server | None:
+        """Return a simulation's server as its colluders imagine it in one round: with rows of theirs as its own."""
+        return None

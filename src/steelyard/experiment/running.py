@@ -22,7 +22,6 @@ from steelyard.base.files import in_bytes
 from steelyard.base.logs import doing, logger
 from steelyard.base.measures import measure_of
 from steelyard.clients.local import SimulationServer
-from steelyard.clients.protocol import CountedServer
 from steelyard.clients.ranks.group import RankLost, Ranks, join, rank_count
 from steelyard.clients.ranks.share import Share, own_versions
 from steelyard.clients.ranks.wire import Content
@@ -289,7 +288,7 @@ def _begin(parts: Parts, folder: Path, store: Store, *, accept: bool) -> tuple[d
         # So that what is noted of the clients holds for every seed, also for one that had finished before a resume.
         with doing(f"sharing out the data, seed {seed}"):
             clients.names(seed)
-    if parts.plan.report and isinstance(parts.server, CountedServer):
+    if parts.plan.report:
         store.note(report_rows={str(seed): parts.server.report_rows(seed) for seed in parts.seeds})
     document = experiment.model_dump(mode="json", exclude_none=True)
     known = tracked.start(folder.resolve().name, document, History(folder).info.get("tracked_as"))

@@ -12,7 +12,7 @@ import torch
 from steelyard.base.errors import UserError
 from steelyard.clients.local import ClockedClients, ClockSettings, ComputeSettings, Simulation, SimulationServer
 from steelyard.clients.private import PrivateClients
-from steelyard.clients.protocol import Clients
+from steelyard.clients.protocol import Clients, Server
 from steelyard.clients.ranks.group import current
 from steelyard.clients.ranks.simulation import RankedSimulation, on_rank
 from steelyard.data import DataSettings, FlawSettings, PartitionSettings, load, share_out
@@ -152,7 +152,7 @@ MOST_INPUTS = 10**8
 """More numbers per sample than any model here takes; a node that says so is mistaken or lying."""
 
 
-class RemoteServer:
+class RemoteServer(Server):
     """A server without data: it knows of the samples only what the nodes say, and can make the first model."""
 
     def __init__(self, model: ModelSettings, about: Mapping[str, int | list[int]]) -> None:

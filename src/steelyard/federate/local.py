@@ -254,7 +254,7 @@ def run_local(
         raise UserError(f"--nodes: got {nodes}; allowed: 1 to {MOST_NODES}, each a process on this machine")
     experiment = experiment.changed({"federate.nodes": nodes})
     # Data that is missing or too few clients show here, before anything runs.
-    experiment.on_node(NodeConfig(part=(0, nodes)))
+    experiment.on_node(NodeConfig.read({"partition-id": 0, "num-partitions": nodes}))
     folder = new_folder(experiment, out)
     return _run(folder, experiment, Launch(nodes, tls), progress=progress)
 

@@ -15,18 +15,19 @@ import sys
 import tempfile
 import threading
 import time
-import tomllib
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Message
+from pydantic import Field, model_validator
 
-from steelyard.base.errors import UserError, listed, nearest, without_controls
+from steelyard.base.errors import UserError, told_as, without_controls
 from steelyard.base.logs import logger, show
+from steelyard.base.settings import parse
 from steelyard.clients.flower.adapter.fleet import FleetConnection
 from steelyard.clients.flower.adapter.messages import (
     DIED,
@@ -40,7 +41,7 @@ from steelyard.clients.flower.adapter.messages import (
 from steelyard.clients.flower.forms import Refused
 from steelyard.clients.flower.news import SIGN_OF_LIFE_SECONDS
 from steelyard.clients.flower.parts import LARGEST_MESSAGE, fetch
-from steelyard.clients.node import FILES, KEYS, MEMORY, NodeConfig
+from steelyard.clients.node import FILES, MEMORY, NodeConfig
 from steelyard.experiment.node_rows import check_own
 from steelyard.federate.book import NodeLedger
 from steelyard.federate.workers import Worker, WorkerDied, Workers, WorkersSpec, read_frame, write_frame
@@ -278,59 +279,56 @@ def _words(response: httpx.Response) -> str:
     return " ".join(without_controls(response.text, " ").split())[:200] or f"status {response.status_code}"
 
 
-_OWN = ("server", "ca", "insecure")
-"""Keys of a node's file that say where the server is; all others are its `NodeConfig`."""
-
 _LEAVING_SECONDS = 4.0
 """How long a node that is to stop may go on with what it was asked; a local federation kills it after eight."""
 _TESTED = "tests of models are answered without noise, and epsilon does not cover them; tests = false answers none"
 """What the owner of a node with a limit should know when it starts."""
 
 
+class NodeFile(NodeConfig):
+    """A node's TOML file: where its server is, and its configuration."""
+
+    server: str = Field(pattern=r":[0-9]+$")
+    """The server's address and port: "10.0.0.1:8000"."""
+    ca: Path | None = None
+    """The certificate by which the server is known."""
+    insecure: bool = False
+    """true: without TLS; for a server on one's own machine."""
+    memory: None = None  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Nothing: the node's process adds it."""
+
+    @model_validator(mode="after")
+    def _has_files(self) -> Self:
+        for key, file in (("ca", self.ca), ("key", self.key)):
+            if not self.insecure and (file is None or not file.is_file()):
+                raise ValueError(f"{key}: got {file}; allowed: the path of a file (or insecure = true, without TLS)")
+        return self
+
+
 def read_node(file: Path) -> tuple[Server, dict[str, Any]]:
     """Return the server and the configuration that a node's TOML file describes; paths are meant from that file."""
     try:
-        document = tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{file}: cannot be read: {error.strerror}; allowed: a node's TOML file") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        with told_as(f"{file}: cannot be read", "a node's TOML file"):
+            document = parse(file.read_text(encoding="utf-8"), str(file))
+    except UnicodeDecodeError as error:
         raise UserError(f"{file}: not TOML: {error}") from None
-    for key in document:
-        if key not in _OWN and key not in KEYS and not key.startswith(("device-", "user-")):
-            known = [*_OWN, *KEYS]
-            raise UserError(f"{file}: {key}: unknown{nearest(key, known)}; allowed: {listed(known)}, device-*, user-*")
-    config = {key: value for key, value in document.items() if key not in _OWN}
-    table = config.get("data")
-    for holder, key in [*((config, key) for key in (*FILES, "state", "key")), (table, "path")]:
+    folder, table = file.parent.resolve(), document.get("data")
+    for holder, key in [*((document, key) for key in (*FILES, "state", "key", "ca")), (table, "path")]:
         if isinstance(holder, dict) and isinstance(holder.get(key), str) and holder[key]:
-            holder[key] = str(file.parent.resolve() / holder[key])
-    if "allow" in config:
-        config["allow"] = [_own_code(code, file.parent.resolve()) for code in NodeConfig.read(config).allow]
+            holder[key] = str(folder / holder[key])
+    found = NodeFile.read(document, f"{file}: ")
+    if found.allow:
+        document["allow"] = [_own_code(code, folder) for code in found.allow]
+    config = {key: value for key, value in document.items() if key not in ("server", "ca", "insecure")}
     check_own(NodeConfig.read(config))
-    return _server(file, document), config
+    secure = not found.insecure
+    return Server(found.server, found.ca if secure else None, found.key if secure else None), config
 
 
 def _own_code(code: str, folder: Path) -> str:
     """Return allowed code with the whole path of its file."""
     source, colon, name = code.rpartition(":") if not code.endswith(".py") else (code, "", "")
     return f"{folder / source}{colon}{name}" if source.endswith(".py") else code
-
-
-def _server(file: Path, document: Mapping[str, Any]) -> Server:
-    address = document.get("server")
-    if not isinstance(address, str) or not address.rpartition(":")[2].isdigit():
-        raise UserError(f'{file}: server: got {address!r}; allowed: the server\'s address and port, "10.0.0.1:8000"')
-    if document.get("insecure") is True:
-        return Server(address)
-    paths: dict[str, Path] = {}
-    for key in ("ca", "key"):
-        value = document.get(key)
-        if not isinstance(value, str) or not (file.parent / value).is_file():
-            raise UserError(
-                f"{file}: {key}: got {value!r}; allowed: the path of a file (or insecure = true, without TLS)"
-            )
-        paths[key] = file.parent.resolve() / value
-    return Server(address, paths["ca"], paths["key"])
 
 
 @contextlib.contextmanager

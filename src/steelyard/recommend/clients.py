@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from steelyard.base.errors import UserError
 from steelyard.base.randomness import generator
-from steelyard.clients.protocol import Clients
+from steelyard.clients.protocol import Clients, Server
 from steelyard.data.files import digest
 from steelyard.messages.payloads import Payload, ServerTest
 from steelyard.messages.updates import Evaluations, Failure, Question, Task, Updates
@@ -73,7 +73,7 @@ class Traffic:
 
 
 @dataclass(frozen=True)
-class RecommendServer:
+class RecommendServer(Server):
     """The server of FPL: it holds the shared table and no data of its own; derive from it for other tables."""
 
     rows: int

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from steelyard.base import randomness
 from steelyard.base.errors import UserError, in_words
 from steelyard.base.logs import doing, logger
-from steelyard.clients.protocol import Clients, FittingServer, ImaginedServer, LayeredServer, Server
+from steelyard.clients.protocol import Clients, Server
 from steelyard.defence.colluding import Candidates, Directions, around, candidates
 from steelyard.messages.payloads import DenseModels, ServerTest
 from steelyard.messages.updates import Counts, Floats, Task, Updates
@@ -44,16 +44,14 @@ def with_colluders(
     """Return the updates with those of colluders replaced by what harms this rule most; without any, as they are."""
     if not isinstance(updates.payload, DenseModels):
         return updates
-    if not isinstance(server, ImaginedServer):
-        return updates
     families = clients.colluders(task.seed)
     groups: dict[str, list[int]] = {}
     for row, name in enumerate(updates.clients):
         if name in families and name not in updates.late:
             groups.setdefault(families[name], []).append(row)
-    if not groups:
+    imagined = server.imagined(task.seed, families) if groups else None
+    if imagined is None:
         return updates
-    imagined = server.imagined(task.seed, families)
     with doing("trying what colluders send"):
         for family, rows in sorted(groups.items()):
             updates = _worst(_Trial(federation, state, task, updates, imagined, plan, rows), family)
@@ -91,8 +89,9 @@ class _Trial:
         chance = randomness.generator(seed, purpose="attack/lasting")
         lasting = torch.from_numpy(chance.standard_normal(len(self.start), dtype=np.float32))
         more = {"lasting": lasting.to(theirs.device)}
-        if isinstance(self.server, FittingServer):
-            (more["climb"],) = self.server.gradients([seed], (self.start + theirs.mean(dim=0))[None])
+        climb = self.server.gradients([seed], (self.start + theirs.mean(dim=0))[None])
+        if climb is not None:
+            more["climb"] = climb[0]
         for number, places in enumerate(self._biases()):
             more[f"bias {number}"] = torch.zeros_like(theirs[0])
             more[f"bias {number}"][places] = 1.0
@@ -102,12 +101,13 @@ class _Trial:
         return found
 
     def _biases(self) -> list[int]:
-        if not isinstance(self.server, LayeredServer):
-            return []
         try:
-            places = self.server.output_layer(self.seed)[:, -1].tolist()
+            layer = self.server.output_layer(self.seed)
         except UserError:  # a network without such a layer
+            layer = None
+        if layer is None:
             return []
+        places = layer[:, -1].tolist()
         drawn = randomness.generator(self.seed, self.task.round, purpose="attack/biases").permutation(len(places))
         return [places[place] for place in sorted(drawn[:MOST_BIASES].tolist())]
 

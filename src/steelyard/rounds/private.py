@@ -34,6 +34,11 @@ class Guarantee:
         """Whether the server adds the noise."""
         return False
 
+    @property
+    def secret(self) -> bool:
+        """Whether nobody but the server learns who is in a cohort."""
+        return False
+
     def cohort(
         self, plan: Plan, federation: Federation, round: int, names: Sequence[str], memory: Mapping[str, Memory]
     ) -> tuple[str, ...]:
@@ -53,6 +58,14 @@ class Guarantee:
     def released(self, updates: Updates) -> Updates:
         """Return of an answer what is released with the guarantee."""
         return updates
+
+    def weigh(self, federation: Federation, task: Task, raw: Floats, order: Sequence[int]) -> Weighing:
+        """Weigh a cohort for a sum with the server's noise: each client by itself, or by criteria that are released."""
+        return federation.rule.weigh(raw, order)
+
+    def combine(self, federation: Federation, task: Task, updates: Updates, weighing: Weighing) -> torch.Tensor:
+        """Return the new model, with the server's noise on it; the round was charged when it was weighed."""
+        return updates.payload.combine(task.parameters, weighing.weights)
 
     def epsilon(self, federation: str, *, coarse: bool = False) -> float | None:
         """Return what a federation's rounds so far have cost any one client, as ε; None where nobody counts."""
@@ -110,7 +123,6 @@ class PrivateRounds(Guarantee):
 
     @property
     def secret(self) -> bool:
-        """Whether nobody but the server learns who is in a cohort."""
         return self.settings.central is not None and self.settings.central.cohorts == "secret"
 
     def prepare(self, federations: Sequence[Federation], names: Mapping[int, Sequence[str]]) -> None:
@@ -243,7 +255,6 @@ class PrivateRounds(Guarantee):
         return updates if self.central else without_losses(updates)
 
     def weigh(self, federation: Federation, task: Task, raw: Floats, order: Sequence[int]) -> Weighing:
-        """Weigh a cohort for a noisy sum: each client by itself, or over the cohort by criteria that are released."""
         central, rule = self.settings.central, federation.rule
         assert central is not None
         self.ledger.charge(self.charges(federation, task.round, task.clients))
@@ -258,7 +269,6 @@ class PrivateRounds(Guarantee):
         return rule.weigh(raw, order)
 
     def combine(self, federation: Federation, task: Task, updates: Updates, weighing: Weighing) -> torch.Tensor:
-        """Return the new model with noise on it; the round was charged when it was weighed."""
         central, payload = self.settings.central, updates.payload
         assert central is not None
         if not isinstance(payload, DenseModels):

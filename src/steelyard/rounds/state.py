@@ -10,7 +10,7 @@ import torch
 
 from steelyard.base import randomness
 from steelyard.base.errors import UserError
-from steelyard.clients.protocol import AdaptedServer, Server
+from steelyard.clients.protocol import Server
 from steelyard.learning.settings import no_part
 from steelyard.messages.algorithm import FACTORS, Algorithm, Vectors
 from steelyard.messages.updates import Evaluations, Floats, LossState, Updates
@@ -72,8 +72,8 @@ class Federation:
         model, orders = server.initial(self.seed), OrderState(self.rule.start_order, 0.0)
         tensors = self.algorithm.start(model)
         if self.algorithm.factored:
-            rows = server.adapters(self.seed) if isinstance(server, AdaptedServer) else ()
-            if not len(rows):
+            rows = server.adapters(self.seed)
+            if rows is None or not len(rows):
                 raise UserError(no_part(self.algorithm.name, "adapters"))
             tensors = {**tensors, FACTORS: torch.as_tensor(rows)}
         return RoundState(0, model, self.loss.first(), orders, tensors=tensors)

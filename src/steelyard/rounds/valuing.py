@@ -16,7 +16,7 @@ import torch
 from steelyard.base.errors import UserError
 from steelyard.base.measures import Z
 from steelyard.base.randomness import generator
-from steelyard.clients.protocol import Clients, LayeredServer, RowServer, Server
+from steelyard.clients.protocol import Clients, Server
 from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import Counts, Floats, Question, RowTests
 from steelyard.rounds.plan import AGREEMENT, ContributionSettings, Measure, RoundValues
@@ -111,11 +111,14 @@ def tester(measure: Measure, federation: str, seed: int, round: int, clients: Cl
             return (-answer.losses if measure == "local-loss" else answer.scores), answer.samples
 
         return on_clients
-    if not isinstance(server, RowServer):
-        raise UserError(f"contributions.measure: got '{measure}', and the server has no rows to test on; {_ALLOWED}")
 
     def on_server(models: torch.Tensor) -> Tested:
-        return _grouped(server.rows(seed, models), measure)
+        tests = server.row_tests(seed, models)
+        if tests is None:
+            raise UserError(
+                f"contributions.measure: got '{measure}', and the server has no rows to test on; {_ALLOWED}"
+            )
+        return _grouped(tests, measure)
 
     return on_server
 
@@ -136,13 +139,13 @@ def _grouped(tests: RowTests, measure: Measure) -> Tested:
 
 def _by_classes(draft: Draft, server: Server, weights: Floats) -> RoundValues:
     """Return the cosine of each client's update with the rule's, by class in the last layer, as ShapFed has it."""
-    payload = draft.updates.payload
-    if not isinstance(server, LayeredServer) or not isinstance(payload, DenseModels):
+    payload, layer = draft.updates.payload, server.output_layer(draft.federation.seed)
+    if layer is None or not isinstance(payload, DenseModels):
         raise UserError(
             "contributions.method: got 'classes', and the server knows no last layer here; allowed: shapley, "
             "leave-one-out"
         )
-    grams = payload.grams_of(draft.before.parameters, server.output_layer(draft.federation.seed))
+    grams = payload.grams_of(draft.before.parameters, layer)
     classes = np.stack([cosines(gram, weights) for gram in grams], axis=1)
     sizes = np.ones(classes.shape[1], dtype=np.int64)
     none = np.zeros(len(classes))

@@ -19,14 +19,14 @@ import torch
 
 from steelyard.base.errors import UserError, in_words
 from steelyard.base.usercode import is_ours
-from steelyard.clients.protocol import ClassifyingServer, FittingServer, LayeredServer, Server
+from steelyard.clients.protocol import Server
 from steelyard.defence.admission import NOT_FINITE, admit
 from steelyard.defence.robust import RobustRule
 from steelyard.messages.algorithm import Algorithm, ServerStep, Vectors
 from steelyard.messages.payloads import DenseModels, ServerTest, SingleModels
 from steelyard.messages.updates import Counts, Failure, Floats, Task, Updates
 from steelyard.privacy.hidden import BeyondBound, HiddenUpdates
-from steelyard.rounds.private import NO_GUARANTEE, Guarantee, PrivateRounds
+from steelyard.rounds.private import NO_GUARANTEE, Guarantee
 from steelyard.rounds.state import Draft, Federation, Plan, RoundState
 from steelyard.weighing.cohort import Cohort, CohortView, Memory, ServerSide
 from steelyard.weighing.criterion import Criterion, CriterionFault
@@ -286,7 +286,7 @@ def weigh_soundly(
     guarantee: Guarantee = NO_GUARANTEE,
 ) -> Draft:
     """Weigh and combine; where that gives no sound model, again without the client that is farthest away."""
-    if isinstance(guarantee, PrivateRounds) and guarantee.central:
+    if guarantee.central:
         # Clipped updates cannot make a model explode, and to leave a client out for it would be a release about it.
         return _weigh_privately(federation, state, task, updates, server, plan, guarantee)
     draft = _weigh(federation, state, task, updates, server, plan)
@@ -343,7 +343,7 @@ def _weigh_privately(
     updates: Updates,
     server: Server,
     plan: Plan,
-    private: PrivateRounds,
+    private: Guarantee,
 ) -> Draft:
     """Weigh and combine with noise; also where nobody came, since that must not show."""
     criteria = federation.rule.criteria
@@ -365,7 +365,7 @@ def _weigh_privately(
 
 def _admitted(task: Task, updates: Updates, criteria: Sequence[Criterion], server: Server, least: int) -> Updates:
     """Return what can be weighed; fewer clients than `least` stop the run."""
-    updates = admit(task, updates, criteria, server.classes if isinstance(server, ClassifyingServer) else None)
+    updates = admit(task, updates, criteria, server.classes)
     _require(task, updates, least)
     return updates
 
@@ -394,22 +394,20 @@ class _OfServer(ServerSide):
         return self._server.test(self._seed, models)
 
     def trained(self) -> torch.Tensor:
-        if not isinstance(self._server, FittingServer):
-            return super().trained()
-        return self._server.train(self._seed, self._state.round + 1, self._state.parameters)
+        found = self._server.train(self._seed, self._state.round + 1, self._state.parameters)
+        return super().trained() if found is None else found
 
     def gradient(self, model: torch.Tensor) -> torch.Tensor:
-        if not isinstance(self._server, FittingServer):
-            return super().gradient(model)
-        return self._server.gradients([self._seed], model[None])[0]
+        found = self._server.gradients([self._seed], model[None])
+        return super().gradient(model) if found is None else found[0]
 
     def kernels(self) -> Counts:
-        return self._server.kernels(self._seed) if isinstance(self._server, LayeredServer) else super().kernels()
+        found = self._server.kernels(self._seed)
+        return super().kernels() if found is None else found
 
     def output_layer(self) -> Counts:
-        if not isinstance(self._server, LayeredServer):
-            return super().output_layer()
-        return self._server.output_layer(self._seed)
+        found = self._server.output_layer(self._seed)
+        return super().output_layer() if found is None else found
 
 
 def _view(federation: Federation, state: RoundState, updates: Updates, server: Server, plan: Plan) -> Cohort:
@@ -448,9 +446,9 @@ def measure(criteria: Sequence[Criterion], updates: Updates, view: CohortView) -
 
 def train_alone(federation: Federation, state: RoundState, server: Server, round: int) -> Draft:
     """The control without a federation: the server trains on its own rows, and nobody is asked."""
-    if not isinstance(server, FittingServer):
-        raise UserError("weighing.trained_by: got 'server', but this server cannot train; allowed: clients")
     model = server.train(federation.seed, round, state.parameters)
+    if model is None:
+        raise UserError("weighing.trained_by: got 'server', but this server cannot train; allowed: clients")
     if not is_sound(model):
         raise Exploded(federation.name, round, "the server's own model is no longer finite")
     none = np.zeros(0)
@@ -464,8 +462,6 @@ def fit_to_server(drafts: Sequence[Draft], server: Server) -> None:
     fitting = [draft for draft in drafts if not draft.kept_old and draft.weighing is not None]
     if not fitting:
         return
-    if not isinstance(server, FittingServer):
-        raise UserError("weighing.fit: given, but this server has no rows to fit to; allowed: no [weighing.fit]")
     payloads: list[DenseModels] = []
     starts: list[np.ndarray] = []
     for draft in fitting:
@@ -479,6 +475,8 @@ def fit_to_server(drafts: Sequence[Draft], server: Server) -> None:
     def slopes(weights: Sequence[np.ndarray]) -> list[np.ndarray]:
         combined = [payload.combine(start, mine) for payload, mine in zip(payloads, weights, strict=True)]
         gradients = server.gradients(seeds, torch.stack(combined))
+        if gradients is None:
+            raise UserError("weighing.fit: given, but this server has no rows to fit to; allowed: no [weighing.fit]")
         return [payload.slopes(gradient) for payload, gradient in zip(payloads, gradients, strict=True)]
 
     settings = [draft.federation.rule.settings.fit or FitSettings() for draft in fitting]

@@ -97,7 +97,7 @@ def test_what_is_for_items_alone_or_for_one_place_is_refused(known: dict):
     assert_refused(changed(known, knowledge={"min_items": 1000}).assemble, "knowledge", "no feature is left")
     assert_refused(lambda: watch(changed(known), [1]), "audit", "[kgflex]")
     central = changed(known, kgflex={"batch": 8})
-    assert_refused(lambda: central.on_node(NodeConfig(names=("u01",))), "kgflex.batch", "8")
+    assert_refused(lambda: central.on_node(NodeConfig.read({"client": "u01"})), "kgflex.batch", "8")
 
 
 def test_a_fixed_split_tests_on_the_rows_of_a_second_file(description: dict, tmp_path: Path):

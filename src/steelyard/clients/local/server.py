@@ -13,6 +13,7 @@ from steelyard.base.errors import UserError
 from steelyard.clients.local.hardware import threads_for
 from steelyard.clients.local.population import DevicePopulation
 from steelyard.clients.local.simulation import Simulation
+from steelyard.clients.protocol import Server
 from steelyard.data.dataset import Rows
 from steelyard.learning import evaluation, losses
 from steelyard.learning.parameters import Layout
@@ -21,7 +22,7 @@ from steelyard.messages.payloads import ServerTest
 from steelyard.messages.updates import Counts, LossState, RowTests
 
 
-class SimulationServer:
+class SimulationServer(Server):
     """The server of a simulation; it shares data and model with the clients that it is made from.
 
     >>> server = SimulationServer(clients)  # a Simulation
@@ -62,7 +63,7 @@ class SimulationServer:
         """Test models [candidates, parameters] on the rows on which the server reports."""
         return self._test(seed, models, self._population(seed).source.report)
 
-    def rows(self, seed: int, models: torch.Tensor) -> RowTests:
+    def row_tests(self, seed: int, models: torch.Tensor) -> RowTests:
         """Test models [candidates, parameters] on single rows: those on which the server reports, or else weighs."""
         source = self._population(seed).source
         labels, predictions, each = self._tried(seed, models, source.report if len(source.report) else source.server)
