@@ -21,6 +21,7 @@ from tests.warm import command_environment, warm_command
 from steelyard.base.files import in_bytes
 from steelyard.cli.summaries import show_summary
 from steelyard.cli.top import Board, age, score_of, sparkline
+from steelyard.runs.facts import RunFacts
 from steelyard.runs.glance import glance, this_process
 from steelyard.runs.store import Store
 
@@ -28,7 +29,7 @@ from steelyard.runs.store import Store
 def make_run(folder: Path, name: str = "DS>LD", clients: tuple[str, str] = ("a", "b")) -> None:
     store = Store(folder)
     store.register([federation(name)])
-    store.note(status="finished", rounds=3, measure="accuracy", writer=this_process().text())
+    store.note(RunFacts(status="finished", rounds=3, measure="accuracy", writer=this_process().text()))
     for round in range(3):
         from_clients = record(name, round, accuracy=0.25 * (round + 1))
         assert from_clients.updates is not None
@@ -64,7 +65,7 @@ def test_only_accuracies_are_in_per_cent(tmp_path: Path) -> None:
     measure = "C-index"
     make_run(tmp_path / "mine")
     store = Store(tmp_path / "mine")
-    store.note(measure=measure)
+    store.note(RunFacts(measure=measure))
     store.close()
     assert f"0.75 {measure}" in score_of(glance(tmp_path, "mine"))
     shown = StringIO()
@@ -75,7 +76,7 @@ def test_only_accuracies_are_in_per_cent(tmp_path: Path) -> None:
 def test_no_fact_about_a_run_steers_the_terminal(tmp_path: Path) -> None:
     make_run(tmp_path / "runs" / "run")
     store = Store(tmp_path / "runs" / "run")
-    store.note(status="\x1b[2Js", measure="\x1b[2Jm\u202e")
+    store.note(RunFacts(status="\x1b[2Js", measure="\x1b[2Jm\u202e"))
     store.close()
     for words in (("ls",), ("ls", "--format", "json"), ("top", "--once")):
         shown = narrow(*words, cwd=tmp_path, columns=200)

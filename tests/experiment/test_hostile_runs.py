@@ -14,6 +14,7 @@ from steelyard.experiment.loading import build, load
 from steelyard.experiment.rules import with_rules
 from steelyard.experiment.running import resume, run
 from steelyard.report.hostile import attack_document, outcome
+from steelyard.runs.facts import RunFacts
 from steelyard.runs.history import History
 from steelyard.runs.store import Store
 from steelyard.studies.attack import attack_names, under_attack
@@ -112,7 +113,7 @@ def test_who_was_flawed_is_stored_for_every_seed_also_by_a_resume(tmp_path: Path
     found = History(folder).flaws
     assert found["seed"].tolist() == [3, 4]
     store = Store(folder, 1, 1)
-    store.note(status="stopped", flaws="{}")
+    store.note(RunFacts(status="stopped", flaws={}))
     store.close()
     resume(folder)
     assert History(folder).flaws.equals(found)

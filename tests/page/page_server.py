@@ -23,6 +23,7 @@ from steelyard.page.app import create_app, listen
 from steelyard.page.guard import PAGE_HEADER, Keys
 from steelyard.page.jobs import Jobs
 from steelyard.page.overview import ServerView
+from steelyard.runs.facts import RunFacts
 from steelyard.runs.glance import this_process
 
 # A tenth of a second goes into reading the list of authorities, which plain HTTP never asks.
@@ -113,7 +114,7 @@ class Written:
     ) -> None:
         self.name, self.clients, self.next = name, clients, 0
         self.store = begun(folder, name)
-        self.store.note(status="running", rounds=rounds, measure="accuracy", writer=this_process().text())
+        self.store.note(RunFacts(status="running", rounds=rounds, measure="accuracy", writer=this_process().text()))
         (folder / "experiment.toml").write_text('name = "made"\n', encoding="utf-8")
 
     def round(self, accuracy: float = 0.5) -> None:
@@ -125,7 +126,7 @@ class Written:
 
     def end(self, status: str = "finished") -> None:
         """Say how it ended and let the folder go."""
-        self.store.note(status=status)
+        self.store.note(RunFacts(status=status))
         self.store.close()
 
 

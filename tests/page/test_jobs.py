@@ -22,6 +22,7 @@ from tests.warm import await_warmth, command_environment
 from steelyard.federate.queue import ServerFolder, new_run, note_outcome, runs_of, server_folder
 from steelyard.page.form import form
 from steelyard.page.jobs import own_code
+from steelyard.runs.facts import RunFacts
 from steelyard.runs.glance import glance, this_process
 
 
@@ -87,7 +88,7 @@ def test_only_the_recorded_process_is_stopped(tmp_path: Path) -> None:
     try:
         me = this_process()
         run = Written(tmp_path / "a")
-        run.store.note(writer=f'{{"host": "{me.host}", "pid": {other.pid}, "started": "at another time"}}')
+        run.store.note(RunFacts(writer=f'{{"host": "{me.host}", "pid": {other.pid}, "started": "at another time"}}'))
         with serving(tmp_path) as page:
             assert "is killed" in page.post("/api/stop", {"run": "a"}).json()["problem"]
             run.end()

@@ -18,6 +18,7 @@ from steelyard.experiment.resuming import versions
 from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import Failure, LossState
 from steelyard.rounds.state import Federation, RoundRecord
+from steelyard.runs.facts import RunFacts
 from steelyard.runs.store import Store
 from steelyard.weighing.order import OrderState
 
@@ -65,7 +66,8 @@ def make_run(
     store.register(federations)
     names = [f"client-{index}" for index in range(clients)]
     flaws = {"client-0": ["labels flipped <b>badly</b>"], "client-1": ["few steps"]}
-    store.note(rounds=rounds or 5, seeds=list(seeds), flaws={str(seed): flaws for seed in seeds}, **versions())
+    every = {str(seed): flaws for seed in seeds}
+    store.note(RunFacts(rounds=rounds or 5, seeds=list(seeds), flaws=every, others=versions()))
     chance = np.random.default_rng(0)
     for number in range(rounds + 1):
         # A chain begins with round 0; here it holds no figures.
@@ -73,7 +75,7 @@ def make_run(
         records = [_record(each, number, rounds, names, count, chance) for each in federations if number]
         states = {each.name: state(number, 0.0, orders=OrderState((0,), 0.0)) for each in federations}
         store.commit(number, records, states, dict, last=number == rounds)
-    store.note(status=status)
+    store.note(RunFacts(status=status))
     store.close()
     return folder
 

@@ -16,6 +16,7 @@ from tests.runs.contents import change
 from steelyard.report import figures
 from steelyard.report.split import Split, draw_letters
 from steelyard.report.view import RunView
+from steelyard.runs.facts import RunFacts
 from steelyard.runs.store import Store
 
 
@@ -66,7 +67,7 @@ def test_many_clients_and_rounds_are_aggregated_and_the_figure_says_so(tmp_path:
 def test_the_split_shows_the_classes_of_each_client(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", rounds=2, clients=4, seeds=(1,))
     store = Store(folder)
-    store.note(labels={"1": {"client-0": [3, 0, 4], "client-1": [0, 9, 0], "never-asked": [1, 0, 0]}})
+    store.note(RunFacts(labels={"1": {"client-0": [3, 0, 4], "client-1": [0, 9, 0], "never-asked": [1, 0, 0]}}))
     store.close()
     document = figures.spec(figures.draw(RunView([folder]), "split"))
     sizes, classes = (document["datasets"][panel["data"]["name"]] for panel in document["vconcat"])

@@ -17,6 +17,7 @@ from steelyard.report.decide import Verdict
 from steelyard.report.html import drawn, headline, sign, tilt
 from steelyard.report.summary import summarise
 from steelyard.report.view import RunView, flawed_means
+from steelyard.runs.facts import RunFacts
 from steelyard.runs.store import Store
 
 WHY = "no client's model is finite"
@@ -113,7 +114,7 @@ def test_rows_that_chose_do_not_decide(run: Path) -> None:
 def test_few_rows_recommend_nothing_and_the_clients_tests_choose(run: Path) -> None:
     def found(rows: int) -> str:
         store = Store(run)
-        store.note(report_rows=dict.fromkeys(map(str, SEEDS), rows))
+        store.note(RunFacts(report_rows=dict.fromkeys(map(str, SEEDS), rows)))
         store.close()
         return recommended(run)["sentence"]
 
@@ -187,7 +188,7 @@ def test_the_beam_tips_to_the_heavier_side_and_not_over(number: float, weight: f
 def test_without_flawed_clients_the_beam_is_level(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", rounds=1, clients=4, seeds=(1,))
     store = Store(folder)
-    store.note(flaws={})
+    store.note(RunFacts(flaws={}))
     store.close()
     svg, caption = sign(RunView([folder]))
     assert caption == ""

@@ -20,6 +20,7 @@ from steelyard.report.summary import summarise
 from steelyard.report.view import RunView, cohorts, reweigh
 from steelyard.result import Result
 from steelyard.rounds.plan import RoundSettings
+from steelyard.runs.facts import RunFacts
 from steelyard.runs.store import Store
 from steelyard.weighing.rule import Rule, WeighingSettings
 
@@ -51,7 +52,7 @@ def write(folder: Path) -> None:
         other = record("other", round, order=order, tried=(((0, 1), 0.5), (order, 0.6)), tests=round)
         states = {"size": state(round), "other": state(round)}
         store.commit(round, [size, other], states, dict, last=round == 3)
-    store.note(status="finished", notes="two clients only")
+    store.note(RunFacts(status="finished", notes="two clients only"))
     store.close()
 
 

@@ -38,6 +38,7 @@ from steelyard.report.summary import summarise
 from steelyard.report.tables import comparison_csv, write_comparison
 from steelyard.report.view import RunView
 from steelyard.runs.export import export_run
+from steelyard.runs.facts import RunFacts
 from steelyard.runs.glance import glances
 from steelyard.runs.history import History
 from steelyard.runs.schema import SCHEMA
@@ -73,7 +74,7 @@ def prepare(root: Path) -> list[Path]:
     rest = make_run(root / "rest", rounds=4, clients=5, seeds=(0, 1), rules=("VP>DS", "online(DS>LD)"))
     live = make_run(root / "live", rounds=3, clients=5, seeds=(0,), rules=("fedavg",), status="stopped")
     store = Store(live)
-    store.note(status="running", flaws={"0": {"client-1": ["late"]}}, labels={"0": {"client-1": [3, 4]}})
+    store.note(RunFacts(status="running", flaws={"0": {"client-1": ["late"]}}, labels={"0": {"client-1": [3, 4]}}))
     shutil.copytree(live, root / "killed")
     store.close()
     for folder in (rest, root / "killed"):

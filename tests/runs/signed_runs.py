@@ -12,6 +12,7 @@ from steelyard.messages.updates import Failure, Signed
 from steelyard.proof.signing import SigningKey, key_pair, model_digest, task_digest
 from steelyard.proof.statements import Statement
 from steelyard.runs.digests import update_digest
+from steelyard.runs.facts import RunFacts
 from steelyard.runs.store import Store
 
 RUN = "7"
@@ -47,7 +48,7 @@ def signed_run(folder: Path, keys: Path, rounds: int = 3, absent: tuple[int, str
     store = Store(folder, signer=a_key(keys / "server"))
     made = federation()
     store.register([made])
-    store.note(federation_run=RUN)
+    store.note(RunFacts(federation_run=RUN))
     store.resume()
     before = ""
     for round in range(rounds + 1):

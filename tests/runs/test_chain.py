@@ -28,6 +28,7 @@ from steelyard.report.notices import chain_of
 from steelyard.runs import chain, history
 from steelyard.runs.chain import Checked
 from steelyard.runs.database import reading
+from steelyard.runs.facts import RunFacts
 from steelyard.runs.history import History
 from steelyard.runs.store import Store
 
@@ -68,7 +69,7 @@ def written(folder: Path, rounds: int = 4, every: int = 1, *, ledger: bool = Fal
     store = begun(folder, *NAMES, checkpoint_every=every)
     if ledger:
         store.ledger = Ledger(folder / FILE)
-        store.note(salt="ab" * 32)
+        store.note(RunFacts(salt="ab" * 32))
     for round in range(rounds + 1):
         if ledger and round:
             charge(store, round)

@@ -30,6 +30,7 @@ from steelyard.report.summary import summarise
 from steelyard.runs.checkpoint import checksum, pack, write_tensors
 from steelyard.runs.database import Damaged, Reader, bound, check_files, size_of_database, unbound
 from steelyard.runs.export import export_run
+from steelyard.runs.facts import RunFacts
 from steelyard.runs.history import History, read_values
 from steelyard.runs.schema import SCHEMA
 from steelyard.runs.store import Store, add_values, tidy
@@ -145,7 +146,7 @@ def killed(tmp_path: Path) -> Iterator[Path]:
     store = begun(tmp_path / "alive")
     for round in range(4):
         add(store, record(round=round))
-        store.note(status=f"after {round}")
+        store.note(RunFacts(status=f"after {round}"))
     shutil.copytree(tmp_path / "alive", tmp_path / "killed")
     yield tmp_path / "killed"
     store.close()

@@ -15,6 +15,7 @@ import pytest
 from tests.kit import assert_refused
 from tests.runs.records import CRITERIA, add, begun, record, state, updates
 
+from steelyard.runs.facts import RunFacts
 from steelyard.runs.glance import (
     Writer,
     accuracies,
@@ -34,8 +35,7 @@ from steelyard.weighing.rule import Rule, WeighingSettings
 def make_run(folder: Path, status: str = "finished", rounds: int = 2, writer: str | None = None) -> Path:
     """A run of hand-made rounds: round 0 without clients, then `rounds` with two clients of weights 3/4 and 1/4."""
     store = begun(folder)
-    note = {"status": status, "rounds": 5, "measure": "accuracy", "writer": writer or this_process().text()}
-    store.note(**note)
+    store.note(RunFacts(status=status, rounds=5, measure="accuracy", writer=writer or this_process().text()))
     nobody = record(round=0, updates=None, weighing=None, accuracy=0.125, order=(), tried=())
     store.commit(0, [nobody], {"DS>LD": state(0)}, dict, last=False)
     for round in range(1, rounds + 1):
@@ -143,7 +143,7 @@ def test_all_that_a_look_tells(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "a")
     assert accuracies(folder) == {("DS>LD", 0): [(0, 0.125), (1, 0.625), (2, 0.625)]}
     store = Store(folder)
-    store.note(measure="ndcg", clients="flower")
+    store.note(RunFacts(measure="ndcg", clients="flower"))
     store.close()
     os.utime(folder / "run.sqlite", (1000, 1000))
     seen = glance(tmp_path, "a")

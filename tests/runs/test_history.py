@@ -19,6 +19,7 @@ from steelyard.rounds.plan import RoundValues
 from steelyard.rounds.state import RoundRecord
 from steelyard.runs.columns import KEYS, WHOLE, between, pack, ranked, unpack
 from steelyard.runs.export import listening_frame
+from steelyard.runs.facts import RunFacts
 from steelyard.runs.history import History, read_values
 from steelyard.runs.store import Store, add_values
 from steelyard.weighing.rule import Rule, WeighingSettings
@@ -53,7 +54,7 @@ def written(folder: Path) -> History:
                     record(name, round, evaluations=answer, weighing=alone.weigh(RAW[:, :1]), order=(0,), tried=())
                 )
         store.commit(round, records, {one.federation: state(round) for one in records}, dict, last=round == 2)
-    store.note(status="finished")
+    store.note(RunFacts(status="finished"))
     store.close()
     return History(folder)
 
@@ -89,7 +90,7 @@ def test_right_or_wrong_is_that_of_the_last_detailed_round(history: History) -> 
 
 def test_labels_and_flaws_are_those_that_were_noted(tmp_path: Path, history: History) -> None:
     store = begun(tmp_path)
-    store.note(labels={"1": {"a": [3, 4]}}, flaws={"1": {"a": ["few steps", "noise"], "b": []}})
+    store.note(RunFacts(labels={"1": {"a": [3, 4]}}, flaws={"1": {"a": ["few steps", "noise"], "b": []}}))
     store.close()
     noted = History(tmp_path)
     assert noted.labels(1) == {"a": [3, 4]}

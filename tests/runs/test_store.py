@@ -23,6 +23,7 @@ from steelyard.base.errors import UserError
 from steelyard.messages.updates import Failure
 from steelyard.rounds.state import RoundRecord
 from steelyard.runs.database import connect, exists
+from steelyard.runs.facts import RunFacts
 from steelyard.runs.history import History
 from steelyard.runs.joining import discard, join_rounds, set_up
 from steelyard.runs.store import Store
@@ -33,7 +34,7 @@ FILES = {"experiment.toml": "name = 'x'\n"}
 
 
 def made(folder: Path) -> None:
-    set_up(folder, FILES, {"seeds": [1, 2], "status": "running"}, [federation("a#1", 1), federation("a#2", 2)])
+    set_up(folder, FILES, RunFacts(seeds=[1, 2], status="running"), [federation("a#1", 1), federation("a#2", 2)])
 
 
 @pytest.mark.parametrize("step", ["os.fsync", "os.replace"])
@@ -218,7 +219,7 @@ def test_checkpoints_come_each_k_rounds_and_in_the_last_and_two_are_kept(store: 
         assert query(store.folder, "SELECT round, file FROM checkpoints") == list(zip(kept, files, strict=True))
         assert sorted(path.name for path in (store.folder / "checkpoints").iterdir()) == files
     assert store.resume().states["DS>LD"].parameters.tolist() == [5.0, 7.0]
-    store.finish(engine="loop")
+    store.finish(RunFacts(others={"engine": "loop"}))
     assert [path.name for path in (store.folder / "checkpoints").iterdir()] == ["round-000005.safetensors"]
     assert dict(query(store.folder, "SELECT key, value FROM info"))["status"] == "finished"
 

@@ -27,11 +27,12 @@ from steelyard.base.errors import UserError, listed, own_folder, path_of
 from steelyard.base.settings import validated
 from steelyard.experiment.description import READING
 from steelyard.experiment.loading import RUN_FILE, RecordedDescription, read_experiment
-from steelyard.experiment.resuming import CODE_FILES, DATA, TEXT, check_rules, versions, why
+from steelyard.experiment.resuming import check_rules, versions, why
 from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import MOST_SAMPLES, Evaluations, Failure, Updates
 from steelyard.rounds.state import Federation, RoundRecord, RoundState
 from steelyard.runs.database import LARGEST_FIGURE, exists
+from steelyard.runs.facts import RunFacts
 from steelyard.runs.glance import this_process
 from steelyard.runs.history import History
 from steelyard.runs.joining import set_up
@@ -122,8 +123,8 @@ class Recorder:
             self._check_same(described)
         else:
             text = tomli_w.dumps(document)
-            info = {TEXT: text, CODE_FILES: "{}", DATA: "{}", "clients": "recorded", **versions()}
-            set_up(self.folder, {RUN_FILE: text}, info, [self._federation])
+            facts = RunFacts(experiment_text=text, code_files={}, data={}, clients="recorded", others=versions())
+            set_up(self.folder, {RUN_FILE: text}, facts, [self._federation])
         self._store = Store(self.folder, keep_models=keep_models)
         try:
             self._go_on(rounds, measure)
@@ -152,18 +153,20 @@ class Recorder:
         self.memory: Mapping[str, Memory] = {} if state is None else state.memory
         """What criteria remembered when that round ended; hand it to `WeighedRounds.go_on`."""
         self._store.note(
-            status="running",
-            measure=measure,
-            writer=this_process().text(),
-            measured_by={criterion.name: criterion.measured_by for criterion in self._rule.criteria},
-            trust={self._federation.rule_name: trusted(self._rule)},
-            notes="; ".join(trust_warnings([self._rule])),
+            RunFacts(
+                status="running",
+                measure=measure,
+                writer=this_process().text(),
+                measured_by={criterion.name: criterion.measured_by for criterion in self._rule.criteria},
+                trust={self._federation.rule_name: dict(trusted(self._rule))},
+                notes="; ".join(trust_warnings([self._rule])),
+            )
         )
         self._begun = time.monotonic()
         if self.round < 0:
             self._commit(RoundRecord(self._federation.name, 0, 0.0), torch.zeros(0))
         if rounds is not None:
-            self._store.note(rounds=self.round + rounds)
+            self._store.note(RunFacts(rounds=self.round + rounds))
 
     def write(
         self,
@@ -274,12 +277,12 @@ class Recorder:
 
     def finish(self) -> None:
         """Say that the federation is at its end, and close the folder; it may be opened and gone on with later."""
-        self._store.finish(rounds=self.round)
+        self._store.finish(RunFacts(rounds=self.round))
         self._store.close()
 
     def stop(self, error: BaseException | None = None) -> None:
         """Say that the federation stopped before its end, with the reason, and close the folder."""
-        self._store.note(status="stopped", stopped="" if error is None else why(error))
+        self._store.note(RunFacts(status="stopped", stopped="" if error is None else why(error)))
         self._store.close()
 
 

@@ -118,7 +118,8 @@ def switch_on(folder: Path) -> None:
     """
     # For speed of start, as above.
     from steelyard.contributions.replaying import check_simulated
-    from steelyard.experiment.resuming import TEXT, changed_experiment
+    from steelyard.experiment.resuming import changed_experiment
+    from steelyard.runs.facts import RunFacts
     from steelyard.runs.store import Store
 
     files.check_run(folder)
@@ -127,7 +128,7 @@ def switch_on(folder: Path) -> None:
         return
     history = History(folder)
     check_simulated(history)
-    if history.info.get("status") == "finished":
+    if history.facts.status == "finished":
         raise UserError(
             f"--contributions: {folder} has finished; allowed: a run that goes on, or `steelyard contributions "
             f"{folder}`, which finds it out afterwards"
@@ -138,4 +139,4 @@ def switch_on(folder: Path) -> None:
     with closing(Store(folder)) as store:
         text = f"{own_text(folder / RUN_FILE)}\n{tomli_w.dumps(section)}"
         files.write(folder / RUN_FILE, text.encode())
-        store.note(**{TEXT: text})
+        store.note(RunFacts(experiment_text=text))

@@ -88,7 +88,7 @@ def replay(
 
 def check_simulated(history: History) -> None:
     """Refuse a run whose clients live on other machines: nobody here can train for them."""
-    if history.info.get("clients") == "flower":
+    if history.facts.clients == "flower":
         raise UserError(
             f"{history.folder}: its clients are on other machines, so it cannot be repeated here; allowed: a run with "
             "[contributions], which measures while it goes"

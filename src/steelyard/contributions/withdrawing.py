@@ -6,10 +6,8 @@ model.
 
 from __future__ import annotations
 
-import json
 import shutil
 import sqlite3
-from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,9 +18,9 @@ from steelyard.contributions.replaying import check_client, check_simulated, tes
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import RUN_FILE, new_folder, read_experiment, run_file
 from steelyard.experiment.parts import federations_of
-from steelyard.experiment.resuming import TEXT
 from steelyard.experiment.running import resume, run
 from steelyard.runs.database import reading
+from steelyard.runs.facts import RunFacts
 from steelyard.runs.history import History
 from steelyard.runs.kept_updates import path_of_round
 from steelyard.runs.store import Store
@@ -31,9 +29,6 @@ if TYPE_CHECKING:
     from steelyard.data.dataset import DatasetOrSeeded
     from steelyard.experiment.named_files import Ask
     from steelyard.rounds.loop import Progress
-
-FROM, TO = "withdrawn_from", "withdrawals"
-"""Facts in the databases of both runs: which run this one repeats without whom; which runs repeat this one so."""
 
 
 def withdraw(
@@ -55,7 +50,7 @@ def withdraw(
     check_simulated(history)
     experiment = read_experiment(folder)
     experiment.check_runs_here(str(folder))
-    if history.info.get("in_memory") == "true" and dataset is None:
+    if history.facts.in_memory and dataset is None:
         raise UserError(f"{folder}: this run was given its data in Python; do this there, with dataset=...")
     cohorts = [history.cohorts(rule, int(seed)).clients for rule, seed in _federations(history)]
     asked = {name for names in cohorts for name in names} | set(history.failures_after()["client"])
@@ -65,19 +60,24 @@ def withdraw(
         ask(str(folder), code)
     gone = (*experiment.rounds.withdrawn, client)
     again = experiment.changed({"rounds.withdrawn": list(gone)})
-    seeds = json.loads(history.info.get("seeds", "[]")) or None
+    seeds = history.facts.seeds or None
     begun = _checkpoint_before(history, experiment, client)
-    lineage = {"run": str(folder.resolve()), "head": history.chain.head, "client": client, "round": begun or 0}
+    lineage: dict[str, str | int] = {
+        "run": str(folder.resolve()),
+        "head": history.chain.head,
+        "client": client,
+        "round": begun or 0,
+    }
     if begun is None:
         made = run(again, out=out, seeds=seeds, dataset=dataset, progress=progress)
-        _note(made, **{FROM: {**lineage, "from": "the first model"}})
+        _note(made, RunFacts(withdrawn_from={**lineage, "from": "the first model"}))
     else:
         made = new_folder(again, out)
-        facts = {FROM: {**lineage, "from": f"the checkpoint after round {begun}"}, TO: [], "status": "stopped"}
-        _copied(folder, made, begun, again, facts)
+        lineage["from"] = f"the checkpoint after round {begun}"
+        _copied(folder, made, begun, again, RunFacts(withdrawn_from=lineage, withdrawals=[], status="stopped"))
         resume(made, dataset=dataset, progress=progress)
-    known = json.loads(history.info.get(TO, "[]"))
-    _note(folder, **{TO: [*known, {"client": client, "run": str(made.resolve())}]})
+    known = history.facts.withdrawals
+    _note(folder, RunFacts(withdrawals=[*known, {"client": client, "run": str(made.resolve())}]))
     return made
 
 
@@ -100,7 +100,7 @@ def _checkpoint_before(history: History, experiment: Description, client: str) -
     return max(before, default=None)
 
 
-def _copied(folder: Path, made: Path, last: int, experiment: Description, facts: Mapping[str, object]) -> None:
+def _copied(folder: Path, made: Path, last: int, experiment: Description, facts: RunFacts) -> None:
     """Copy a run up to a round that has a checkpoint into a new folder, as the run of another experiment."""
     for name in (files.CHECKPOINTS, files.UPDATES):
         if (folder / name).is_dir():
@@ -114,7 +114,7 @@ def _copied(folder: Path, made: Path, last: int, experiment: Description, facts:
         db.backup(copy)
     with closing(Store(made)) as store:
         store.forget_after(last)
-        store.note(**facts, **{TEXT: text})
+        store.note(facts.also(RunFacts(experiment_text=text)))
 
 
 def _federations(history: History) -> list[tuple[str, int]]:
@@ -122,6 +122,6 @@ def _federations(history: History) -> list[tuple[str, int]]:
     return list(zip(frame["rule"], frame["seed"], strict=True))
 
 
-def _note(folder: Path, **facts: object) -> None:
+def _note(folder: Path, facts: RunFacts) -> None:
     with closing(Store(folder)) as store:
-        store.note(**facts)
+        store.note(facts)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from steelyard.base import files
 from steelyard.base.errors import UserError, listed
@@ -15,6 +15,7 @@ from steelyard.privacy.clipping import DeviceNoise
 from steelyard.privacy.ledger import Ledger
 from steelyard.privacy.planning import device_noise
 from steelyard.privacy.settings import PrivacySettings
+from steelyard.runs.facts import Promise
 
 if TYPE_CHECKING:
     from steelyard.clients.protocol import Clients
@@ -84,25 +85,25 @@ def remaining(
     return {name: replace(state, finished=state.finished or name in ended) for name, state in states.items()}
 
 
-def guarantee_record(private: PrivateRounds, federations: Sequence[Federation], states: States) -> dict[str, Any]:
+def guarantee_record(private: PrivateRounds, federations: Sequence[Federation], states: States) -> Promise:
     """Return what was guaranteed and what was spent, as a run's record keeps it."""
     settings, kept = private.settings, [f for f in federations if f.rule.settings.trained_by == "clients"]
     section = settings.central or settings.local
     assert section is not None
-    return {
-        "model": "central" if settings.central is not None else "local",
-        "delta": private.delta,
-        "budget": settings.budget.epsilon,
-        "accountant": "pld",
-        "clip": section.clip,
-        "noise": {f.name: private.noise(f.name) for f in kept},
-        "epsilon": {f.name: private.epsilon(f.name) for f in kept},
-        "together": private.ledger.together().epsilon(private.delta),
-        "neighbours": private.neighbours,
-        "charges": len(private.ledger.charges),
-        "ended": {f.name: states[f.name].round for f in kept if _ended(private, f, states[f.name])},
-        "notes": guarantee_notes(settings, [name for f in kept for name in f.rule.names]),
-    }
+    return Promise(
+        model="central" if settings.central is not None else "local",
+        delta=private.delta,
+        budget=settings.budget.epsilon,
+        accountant="pld",
+        clip=section.clip,
+        noise={f.name: private.noise(f.name) for f in kept},
+        epsilon={f.name: private.epsilon(f.name) for f in kept},
+        together=private.ledger.together().epsilon(private.delta),
+        neighbours=private.neighbours,
+        charges=len(private.ledger.charges),
+        ended={f.name: states[f.name].round for f in kept if _ended(private, f, states[f.name])},
+        notes=guarantee_notes(settings, [name for f in kept for name in f.rule.names]),
+    )
 
 
 def _ended(private: PrivateRounds, federation: Federation, state: RoundState) -> bool:
@@ -131,10 +132,10 @@ def guarantee_notes(privacy: PrivacySettings, criteria: Sequence[str]) -> list[s
     return notes
 
 
-def ended_early(document: Mapping[str, Any], rounds: int) -> list[str]:
+def ended_early(promise: Promise, rounds: int) -> list[str]:
     """Return a line for each federation that its budget ended before the last planned round."""
     return [
         f"{name}: stopped after round {round} of {rounds}: another round would pass the budget (ε "
-        f"{document['epsilon'][name]:.4g} of {document['budget']:g} spent at δ = {document['delta']:g})"
-        for name, round in document["ended"].items()
+        f"{promise.epsilon[name]:.4g} of {promise.budget:g} spent at δ = {promise.delta:g})"
+        for name, round in promise.ended.items()
     ]

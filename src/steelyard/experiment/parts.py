@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from steelyard.base import files
 from steelyard.base.errors import MachineError, UserError, brief, listed, own_folder, told_as
@@ -23,9 +23,6 @@ from steelyard.experiment.loading import RUN_FILE, own_text, read_experiment
 from steelyard.experiment.named_files import FOLDER as CODE
 from steelyard.experiment.named_files import Ask
 from steelyard.experiment.resuming import (
-    CODE_FILES,
-    DATA,
-    TEXT,
     begun_with,
     changed_data,
     changed_experiment,
@@ -36,6 +33,7 @@ from steelyard.proof.signing import head_key
 from steelyard.rounds.state import Federation, Plan
 from steelyard.runs.chain import require_whole
 from steelyard.runs.database import exists
+from steelyard.runs.facts import RunFacts
 from steelyard.runs.glance import this_process
 from steelyard.runs.history import History
 from steelyard.runs.joining import join_rounds, set_up
@@ -52,7 +50,7 @@ if TYPE_CHECKING:
 
 
 PART = "part"
-"""A run that is a part of a comparison notes which one under this name; a sweep's file has a field of it."""
+"""The field by which the file of a sweep or an arena says which part of it is here."""
 MOST = 10_000
 
 _ItemT = TypeVar("_ItemT")
@@ -144,8 +142,8 @@ def federations_of(
 
 def part_of(history: History) -> Part | None:
     """Return which part of a comparison a run is; None for a whole one."""
-    text = history.info.get(PART)
-    return None if text is None else Part.read(text, f"{history.folder}: {PART}")
+    text = history.facts.part
+    return None if text is None else Part.read(text, f"{history.folder}: part")
 
 
 def plan_of(experiment: Description) -> Plan:
@@ -198,7 +196,7 @@ class Parts:
     def seeds(self) -> list[int]:
         return list(dict.fromkeys(federation.seed for federation in self.federations))
 
-    def begun(self, folder: Path) -> dict[str, str]:
+    def begun(self, folder: Path) -> RunFacts:
         """Return what a run notes of its experiment and its data when it begins, as they are now."""
         return begun_with(folder, own_text(folder / RUN_FILE), self.clients, self.seeds)
 
@@ -233,15 +231,14 @@ def as_begun(
     folder = history.folder
     experiment = read_experiment(folder)
     experiment.check_runs_here(str(folder))
-    if history.info.get("in_memory") == "true" and dataset is None:
+    if history.facts.in_memory and dataset is None:
         raise UserError(f"{folder}: this run was given its data in Python; do this there, with dataset=...")
     changes = changed_experiment(history, accept=accept)
     if ask is not None and (code := experiment.named_code()):
         ask(str(folder), code)
     check_tracker(experiment.tracking)
-    seeds = json.loads(history.info.get("seeds", "[]")) or None
-    choice = history.info.get("engine_choice")
-    if choice:
+    seeds = history.facts.seeds or None
+    if choice := history.facts.engine_choice:
         experiment = experiment.with_engine(choice)
     part = part_of(history)
     federations = federations_of(experiment, seeds, experiment.criteria(), part)
@@ -258,9 +255,9 @@ def as_begun(
 
 _log = logger(__name__)
 
-_SAME = (CODE_FILES, "seeds", "in_memory")
+_SAME = ("code_files", "seeds", "in_memory")
 """Facts, beside the experiment, in which all parts of one comparison agree."""
-_OWN = (PART, "tracked_as", "writer")
+_OWN = {"part", "tracked_as", "writer"}
 """Facts of a part alone."""
 
 
@@ -273,7 +270,7 @@ def join_runs(folders: Sequence[Path], out: Path) -> Path:
     parts = in_order({folder: part_of(history) for folder, history in histories.items()})
     found = [histories[folder] for folder in parts]
     for history in found:
-        if history.info.get("status") != "finished":
+        if history.facts.status != "finished":
             raise UserError(
                 f"{history.folder}: is not at its end; allowed: parts that are (`steelyard resume {history.folder}` "
                 "goes on with one that was stopped)"
@@ -284,7 +281,7 @@ def join_runs(folders: Sequence[Path], out: Path) -> Path:
     if exists(out):
         raise UserError(f"--out: {out} holds a run already; allowed: a new folder")
     experiment = read_experiment(parts[0])
-    names = [one.name for one in federations_of(experiment, json.loads(found[0].info["seeds"]))]
+    names = [one.name for one in federations_of(experiment, found[0].facts.seeds)]
     held = [name for history in found for name in history.federations["federation"]]
     if sorted(held) != sorted(names):
         raise UserError(f"{parts[0]}: the parts hold other rules and seeds than the comparison; allowed: as written")
@@ -296,7 +293,7 @@ def join_runs(folders: Sequence[Path], out: Path) -> Path:
             files.write(out / CODE / name, files.read_bytes(parts[0] / CODE / name))
     made = [RUN_FILE, *([CODE] if code else [])]
     set_up(
-        *(out, {RUN_FILE: found[0].info[TEXT]}, facts, (), made),
+        *(out, {RUN_FILE: found[0].facts.experiment_text or ""}, facts, (), made),
         fill=lambda draft: join_rounds(draft, parts, names, every, head_key()),
     )
     return out
@@ -304,10 +301,10 @@ def join_runs(folders: Sequence[Path], out: Path) -> Path:
 
 def _check_same(first: History, other: History) -> None:
     """Refuse a part of another comparison; say where parts were computed differently, which may show in last bits."""
-    before, now = (flat_fields(parse(one.info.get(TEXT, ""), str(one.folder))) for one in (first, other))
+    before, now = (flat_fields(parse(one.facts.experiment_text or "", str(one.folder))) for one in (first, other))
     fields = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-    fields += [name for name in _SAME if first.info.get(name) != other.info.get(name)]
-    data, others = (cast("dict[str, Any]", json.loads(one.info.get(DATA, "{}"))) for one in (first, other))
+    fields += [name for name in _SAME if getattr(first.facts, name) != getattr(other.facts, name)]
+    data, others = first.facts.data, other.facts.data
     fields += [f"the data of seed {seed}" for seed in data.keys() & others.keys() if data[seed] != others[seed]]
     if fields:
         raise UserError(
@@ -321,15 +318,15 @@ def _check_same(first: History, other: History) -> None:
             )
 
 
-def _facts(histories: Sequence[History]) -> dict[str, str]:
+def _facts(histories: Sequence[History]) -> RunFacts:
     """Return the facts of the whole: what parts agree on, tables of all, largest peaks, all texts that differ."""
-    known = [{key: value for key, value in one.info.items() if key not in (*_OWN, "schema")} for one in histories]
+    known = [{key: value for key, value in one.info.items() if key not in {*_OWN, "schema"}} for one in histories]
     facts: dict[str, str] = {}
     for key in dict.fromkeys(key for one in known for key in one):
         values = list(dict.fromkeys(one[key] for one in known if key in one))
         facts[key] = values[0] if len(values) == 1 else _merged(values)
     facts |= {"notes": text} if (text := _notes(histories)) else {}
-    return facts | {"writer": this_process().text()}
+    return RunFacts.read(facts | {"writer": this_process().text()})
 
 
 def _merged(values: Sequence[str]) -> str:
@@ -347,11 +344,11 @@ def _merged(values: Sequence[str]) -> str:
 def _notes(histories: Sequence[History]) -> str:
     """Return the notes of all parts: those on rules once for all rules, as one run writes them."""
     rules = read_experiment(histories[0].folder).rules()
-    trust = [json.loads(history.info.get("trust", "{}")) for history in histories]
+    trust = [history.facts.trust for history in histories]
     notes: list[str] = []
     for history, mine in zip(histories, trust, strict=True):
         on_rules = "; ".join(unlimited((rules[name], mine[name]) for name in rules if name in mine))
-        notes.append(history.info.get("notes", "").removesuffix(on_rules).removesuffix("; "))
+        notes.append(history.facts.notes.removesuffix(on_rules).removesuffix("; "))
     known = {name: each for mine in trust for name, each in mine.items()}
     on_rules = unlimited((settings, known[name]) for name, settings in rules.items() if name in known)
     return "; ".join(note for note in dict.fromkeys([*notes, *on_rules]) if note)

@@ -25,7 +25,7 @@ from steelyard.experiment.named_files import FOLDER, digest
 from steelyard.privacy.settings import PrivacySettings
 from steelyard.rounds.progress import weighed_one
 from steelyard.rounds.state import Federation, RoundRecord, Snapshot, States
-from steelyard.runs.chain import SALT
+from steelyard.runs.facts import RunFacts
 from steelyard.runs.history import History
 from steelyard.runs.store import Store
 from steelyard.weighing.rule import trust_warnings
@@ -40,17 +40,15 @@ _log = logger(__name__)
 _LIBRARIES = ("torch", "numpy", "scipy", "scikit-learn", "pydantic", "safetensors", "flwr")
 
 
-def run_facts(
-    federations: Sequence[Federation], clients: Clients, privacy: PrivacySettings | None = None
-) -> dict[str, str]:
+def run_facts(federations: Sequence[Federation], clients: Clients, privacy: PrivacySettings | None = None) -> RunFacts:
     """Return what a reader of the run should know: how the clients work, and what in the rules is open to lies."""
-    facts = dict(clients.describe())
+    facts = RunFacts.read(clients.describe())
     rules = [federation.rule for federation in federations]
-    notes = [facts.get("notes", ""), *trust_warnings(rules)]
+    notes = [facts.notes, *trust_warnings(rules)]
     if privacy is not None:
         notes += guarantee_notes(privacy, [name for rule in rules for name in rule.names])
     text = "; ".join(note for note in notes if note)
-    return {**facts, "notes": text} if text else facts
+    return facts.also(RunFacts(notes=text)) if text else facts
 
 
 class RunRecorder:
@@ -70,7 +68,7 @@ class RunRecorder:
     ) -> None:
         # What is noted of clients elsewhere may change with every round; of simulated ones it does not.
         if round > 0 and (not self._noted or self._clients.notes is not None):
-            self._store.note(**run_facts(self._federations, self._clients, self._privacy))
+            self._store.note(run_facts(self._federations, self._clients, self._privacy))
             self._noted = True
         self._store.commit(round, records, states, snapshot, last=last)
         single = next((r for r in records if r.updates and len(r.updates.clients) == 1 and not r.kept_old), None)
@@ -105,22 +103,20 @@ def _libraries() -> dict[str, str]:
 # What a resumed run is compared with.
 
 
-TEXT, CODE_FILES, DATA = "experiment_text", "code_files", "data"
-"""Facts in a run's database: its experiment file as it was written, checksums of its code, fingerprints of its data."""
 _SHOWN = 3
 
 
-def begun_with(folder: Path, text: str, clients: Clients, seeds: Sequence[int]) -> dict[str, str]:
+def begun_with(folder: Path, text: str, clients: Clients, seeds: Sequence[int]) -> RunFacts:
     """Return what a run notes when it begins, so that a resume can tell whether it is still so.
 
     Clients are asked for all seeds, so that what cannot be shared out shows before there is a folder.
     """
-    prints: dict[str, Mapping[str, str]] = {}
+    prints: dict[str, dict[str, str]] = {}
     for seed in dict.fromkeys(seeds):
         clients.names(seed)
         if found := clients.fingerprint(seed):
             prints[str(seed)] = dict(found)
-    return {TEXT: text, CODE_FILES: json.dumps(_code_files(folder)), DATA: json.dumps(prints)}
+    return RunFacts(experiment_text=text, code_files=_code_files(folder), data=prints)
 
 
 def _code_files(folder: Path) -> dict[str, str]:
@@ -132,9 +128,10 @@ def _code_files(folder: Path) -> dict[str, str]:
 def changed_experiment(history: History, *, accept: bool) -> list[str]:
     """Return which fields of a run's experiment file are not as the run wrote them; refused unless accepted."""
     path = history.folder / RUN_FILE
-    before = flat_fields(parse(history.info.get(TEXT, ""), "the run's own record of its experiment"))
+    facts = history.facts
+    before = flat_fields(parse(facts.experiment_text or "", "the run's own record of its experiment"))
     now = flat_fields(parse(own_text(path), str(path)))
-    ledger = SALT in history.info or files.is_file(history.folder / files.LEDGER)
+    ledger = facts.salt is not None or files.is_file(history.folder / files.LEDGER)
     if ledger and not any(name.startswith(("privacy.central.", "privacy.local.")) for name in now):
         raise UserError(
             f"{path}: privacy: missing, but this run keeps a privacy ledger; allowed: the section with which it "
@@ -143,8 +140,7 @@ def changed_experiment(history: History, *, accept: bool) -> list[str]:
         )
     names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     changes = [f"{name}: {_shown(before, name)} when the run began, {_shown(now, name)} now" for name in names]
-    code: dict[str, str] = json.loads(history.info.get(CODE_FILES, "{}"))
-    kept = _code_files(history.folder)
+    code, kept = facts.code_files, _code_files(history.folder)
     changes += [
         f"{name}: not as it was when the run began" for name in {**code, **kept} if code.get(name) != kept.get(name)
     ]
@@ -157,7 +153,7 @@ def changed_experiment(history: History, *, accept: bool) -> list[str]:
 def changed_since(folder: Path) -> str | None:
     """Say in one line that a run's experiment file is not the one that it wrote; None where it is, or none was kept."""
     history = History(folder)
-    if TEXT not in history.info:
+    if history.facts.experiment_text is None:
         return None
     try:
         changes = changed_experiment(history, accept=True)
@@ -168,15 +164,13 @@ def changed_since(folder: Path) -> str | None:
     return f"{folder / RUN_FILE}: is not as the run wrote it: {shown}" if changes else None
 
 
-def changed_data(history: History, now: Mapping[str, str], *, accept: bool) -> list[str]:
+def changed_data(history: History, now: RunFacts, *, accept: bool) -> list[str]:
     """Return which parts of a run's data are not those that it began with; refused unless accepted."""
-    before: dict[str, dict[str, str]] = json.loads(history.info.get(DATA, "{}"))
-    found: dict[str, dict[str, str]] = json.loads(now[DATA])
     changes = [
         f"{part} (seed {seed})"
-        for seed, parts in found.items()
+        for seed, parts in now.data.items()
         for part, value in parts.items()
-        if before.get(seed, {}).get(part) != value
+        if history.facts.data.get(seed, {}).get(part) != value
     ]
     if changes and not accept:
         source = _source(history.folder)
@@ -194,7 +188,7 @@ def accept_experiment(folder: Path) -> None:
     if changes:
         with closing(Store(folder)) as store:
             text = own_text(folder / RUN_FILE)
-            store.note(accepted=changes, **{TEXT: text, CODE_FILES: json.dumps(_code_files(folder))})
+            store.note(RunFacts(accepted=changes, experiment_text=text, code_files=_code_files(folder)))
 
 
 def check_rules(history: History, federations: Sequence[Federation]) -> None:
@@ -232,18 +226,15 @@ def changed_versions(history: History) -> list[str]:
         f"{words} was {before} when the run began, and is {now.get(name)} now: the rounds to come may differ in their "
         "last bits from those of a run left alone"
         for name, words in names.items()
-        if (before := history.info.get(name)) is not None and before != now.get(name)
+        if (before := history.facts.others.get(name)) is not None and before != now.get(name)
     ]
 
 
-def also_made_by(history: History) -> dict[str, str]:
+def also_made_by(history: History) -> RunFacts:
     """Return what a run's record says of its processor, torch and threads once these here have added rounds to it."""
-    now, before = versions(), history.info
-    return {
-        name: f"{before[name]}; {now[name]}"
-        for name in DECIDES
-        if name in before and now[name] not in before[name].split("; ")
-    }
+    now, before = versions(), history.facts.others
+    changed = [name for name in DECIDES if name in before and now[name] not in before[name].split("; ")]
+    return RunFacts(others={name: f"{before[name]}; {now[name]}" for name in changed})
 
 
 def check_models(states: States, federations: Sequence[Federation], server: Server) -> None:

@@ -10,7 +10,6 @@ states.
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -37,6 +36,7 @@ from steelyard.recommend.clients import RecommendClients
 from steelyard.recommend.histories import Histories
 from steelyard.recommend.sparse import PairRows, SparseRows
 from steelyard.rounds.loop import one_round
+from steelyard.runs.facts import Promise
 from steelyard.runs.history import History
 
 OTHERS = 10
@@ -186,23 +186,22 @@ def audit_runs(
     `seed` draws which canaries are in, for tests; noise and cohorts are the product's, and are never the same again.
     """
     experiment = described(noise, rate, rounds, sampled, delta)
-    auditors, records = list[Auditor](), list[dict[str, Any]]()
+    auditors, promises = list[Auditor](), list[Promise]()
     for number in range(runs):
         drawn = None if seed is None else seed + number
         auditor = Auditor(canaries, noise, rate, sampled == "fixed", drawn)
-        records.append(_play(experiment, auditor, 1 + rounds // 2))
+        promises.append(_play(experiment, auditor, 1 + rounds // 2))
         auditors.append(auditor)
     inside = np.concatenate([auditor.inside for auditor in auditors])
     scores = np.concatenate([auditor.scores for auditor in auditors])
     lower = lower_bound(inside, scores, delta, confidence)
-    accounted = max(float(record["together"]) for record in records)
-    neighbours = str(records[0]["neighbours"])
+    accounted, neighbours = max(promise.together for promise in promises), promises[0].neighbours
     return CanaryResult(
         noise, rate, sampled, rounds, runs, len(inside), lower, accounted, delta, confidence, neighbours
     )
 
 
-def _play(experiment: LearningDescription, auditor: Auditor, stop: int) -> dict[str, Any]:
+def _play(experiment: LearningDescription, auditor: Auditor, stop: int) -> Promise:
     """Run an experiment with canaries, stop it after that round was released, go on, and return what it states."""
 
     def assembled(at: int | None) -> tuple[Clients, Server]:
@@ -215,7 +214,9 @@ def _play(experiment: LearningDescription, auditor: Auditor, stop: int) -> dict[
             run(experiment, out=folder, assemble=lambda: assembled(stop))
         except Stopped:
             resume(folder, assemble=lambda: assembled(None))
-        return json.loads(History(folder).info["privacy"])
+        promise = History(folder).facts.privacy
+    assert promise is not None
+    return promise
 
 
 # The curious server of a recommender: what it reads of users' items, round by round.

@@ -30,7 +30,7 @@ from steelyard.experiment.guarantees import ended_early, guarantee_record, open_
 from steelyard.experiment.loading import RUN_FILE, build, new_folder, read_experiment, run_file
 from steelyard.experiment.named_files import FOLDER as CODE
 from steelyard.experiment.named_files import Ask
-from steelyard.experiment.parts import PART, Assembly, Part, Parts, as_begun, assembled, federations_of
+from steelyard.experiment.parts import Assembly, Part, Parts, as_begun, assembled, federations_of
 from steelyard.experiment.resuming import (
     RunRecorder,
     also_made_by,
@@ -47,7 +47,8 @@ from steelyard.rounds.loop import Progress, run_rounds
 from steelyard.rounds.plan import cohort_size
 from steelyard.rounds.private import NO_GUARANTEE
 from steelyard.rounds.progress import show_progress
-from steelyard.runs.chain import RUN, SALT, require_whole
+from steelyard.runs.chain import RUN, require_whole
+from steelyard.runs.facts import RunFacts
 from steelyard.runs.glance import this_process
 from steelyard.runs.history import History
 from steelyard.runs.joining import discard, set_up
@@ -92,17 +93,16 @@ def run(
         _check_disk(parts, folder)
         made = [name for name in (RUN_FILE, CODE) if not (folder / name).exists()]
         text = run_file(experiment, folder)
-        info = {
-            "status": "running",
-            "seeds": list(seeds or [experiment.seed]),
-            "in_memory": dataset is not None,
-            "ranks": rank_count(),
-            **({} if part is None else {PART: str(part)}),
-            **begun_with(folder, text, clients, parts.seeds),
-            **versions(),
-            **({} if parts.private is None else {SALT: secrets.token_hex(32)}),
-        }
-        set_up(folder, {RUN_FILE: text}, info, federations, made)
+        facts = RunFacts(
+            status="running",
+            seeds=list(seeds or [experiment.seed]),
+            in_memory=dataset is not None,
+            part=None if part is None else str(part),
+            salt=None if parts.private is None else secrets.token_hex(32),
+            others={"ranks": str(rank_count()), **versions()},
+        )
+        facts = facts.also(begun_with(folder, text, clients, parts.seeds))
+        set_up(folder, {RUN_FILE: text}, facts, federations, made)
         store = _open(folder, experiment, simulated=assemble is None)
         try:
             return _go(parts, folder, store, progress)
@@ -206,7 +206,7 @@ def resume(
     folder = Path(folder)
     files.check_run(folder)
     history = History(folder)
-    if history.info.get("status") == "finished":
+    if history.facts.status == "finished":
         read_experiment(folder).check_runs_here(str(folder))
         require_whole(history.chain, folder, accept=accept_changes)
         tidy(folder)
@@ -216,8 +216,8 @@ def resume(
             _log.warning(line)
         with closing(_open(folder, parts.experiment, simulated=assemble is None)) as store:
             if changes:
-                store.note(accepted=list(changes), **parts.begun(folder))
-            store.note(**also_made_by(history))
+                store.note(RunFacts(accepted=list(changes)).also(parts.begun(folder)))
+            store.note(also_made_by(history))
             return _go(parts, folder, store, progress, accept=accept_changes)
 
 
@@ -247,7 +247,7 @@ def _go(parts: Parts, folder: Path, store: Store, progress: bool | Progress, *, 
             )
     except BaseException as error:
         with suppress(UserError):  # where the disk is full, what went wrong first is what is reported
-            store.note(status="stopped", stopped=why(error))
+            store.note(RunFacts(status="stopped", stopped=why(error)))
         tracked.end(finished=False)
         if isinstance(error, KeyboardInterrupt):
             raise Stopped(folder) from error
@@ -257,13 +257,13 @@ def _go(parts: Parts, folder: Path, store: Store, progress: bool | Progress, *, 
         raise
     ends = [f"{name}: ended in round {state.round + 1}: {state.ended}" for name, state in states.items() if state.ended]
     if private is not None:
-        record = guarantee_record(private, federations, states)
-        store.note(privacy=record)
-        ends = [*ended_early(record, parts.plan.rounds), *ends]
+        promise = guarantee_record(private, federations, states)
+        store.note(RunFacts(privacy=promise))
+        ends = [*ended_early(promise, parts.plan.rounds), *ends]
     for line in ends:
         _log.warning(line)
     clients.hand_out()
-    store.finish(**run_facts(federations, clients, experiment.privacy))
+    store.finish(run_facts(federations, clients, experiment.privacy))
     tracked.end(finished=True)
     return folder
 
@@ -289,27 +289,29 @@ def _begin(parts: Parts, folder: Path, store: Store, *, accept: bool) -> tuple[d
         with doing(f"sharing out the data, seed {seed}"):
             clients.names(seed)
     if parts.plan.report:
-        store.note(report_rows={str(seed): parts.server.report_rows(seed) for seed in parts.seeds})
+        rows = {str(seed): parts.server.report_rows(seed) for seed in parts.seeds}
+        store.note(RunFacts(report_rows=rows))
     document = experiment.model_dump(mode="json", exclude_none=True)
-    known = tracked.start(folder.resolve().name, document, History(folder).info.get("tracked_as"))
+    known = tracked.start(folder.resolve().name, document, History(folder).facts.tracked_as)
     if known is not None:
-        store.note(tracked_as=known)
+        store.note(RunFacts(tracked_as=known))
     return restored.states, tracked
 
 
 def _note_begun(store: Store, parts: Parts) -> None:
     """Note what lists and pages of runs show, and how they tell a run that goes on from one that was killed."""
     criteria = [criterion for federation in parts.federations for criterion in federation.rule.criteria]
-    known_by = parts.clients.describe().get(RUN)  # before the first head is signed
     store.note(
-        **({} if known_by is None else {RUN: known_by}),
-        status="running",
-        rounds=parts.plan.rounds,
-        measure=parts.experiment.score_name,
-        writer=this_process().text(),
-        measured_by={criterion.name: criterion.measured_by for criterion in criteria},
-        personal=sorted({f.rule_name for f in parts.federations if f.algorithm.personal}),
-        trust={federation.rule_name: trusted(federation.rule) for federation in parts.federations},
+        RunFacts(
+            federation_run=parts.clients.describe().get(RUN),  # before the first head is signed
+            status="running",
+            rounds=parts.plan.rounds,
+            measure=parts.experiment.score_name,
+            writer=this_process().text(),
+            measured_by={criterion.name: criterion.measured_by for criterion in criteria},
+            personal=sorted({f.rule_name for f in parts.federations if f.algorithm.personal}),
+            trust={federation.rule_name: dict(trusted(federation.rule)) for federation in parts.federations},
+        )
     )
 
 

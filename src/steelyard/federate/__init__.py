@@ -63,8 +63,8 @@ def resume(folder: Path, *, progress: bool = False, ask: Ask | None = None, acce
         if accept_changes and exists(folder):
             accept_experiment(folder)
         return resume_local(folder, progress=progress, ask=ask)
-    info = History(folder).info
-    if info.get("clients") == "flower" and info.get("status") != "finished":
+    facts = History(folder).facts
+    if facts.clients == "flower" and facts.status != "finished":
         raise UserError(
             f"{folder}: this run is a federation's, which its server goes on with: steelyard federate submit SERVER "
             f"{folder} (with Flower's own commands: flwr run APP --stream --run-config 'out=\"{folder.resolve()}\" "

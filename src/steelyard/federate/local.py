@@ -265,7 +265,7 @@ def resume_local(folder: Path, *, progress: bool = False, ask: Ask | None = None
     if launch is None:
         raise UserError(f"{folder}: not a run of `steelyard federate local`")
     begun = exists(folder)
-    if begun and History(folder).info.get("status") == "finished":
+    if begun and History(folder).facts.status == "finished":
         return folder
     # Where it was killed before the first model was tested, there is nothing to go on from: it starts.
     experiment = read_experiment(folder) if begun else load(folder / LOCAL_FOLDER / "app" / "experiment.toml")

@@ -66,8 +66,7 @@ def federate(grid: Grid, config: dict[str, Any], run_id: str) -> Path:
     # A run that was stopped before its first model was tested has nothing to go on from: it starts.
     if config.get("resume") and exists(Path(out)):
         folder = Path(out)
-        info = History(folder).info
-        assemble = _assembly(grid, read_experiment(folder), info.get("federation_run") or run_id)
+        assemble = _assembly(grid, read_experiment(folder), History(folder).facts.federation_run or run_id)
         return resume(folder, progress=True, assemble=assemble)
     experiment = experiment_of(config)
     return run(experiment, out=out or None, progress=True, assemble=_assembly(grid, experiment, run_id))

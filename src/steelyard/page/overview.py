@@ -310,7 +310,7 @@ class PageView(RunView):
     @cached_property
     def measure(self) -> str:
         """What a client's score is, as the run noted it."""
-        return self.histories[0].info.get("measure", "accuracy")
+        return self.histories[0].facts.measure
 
 
 class Figures:
@@ -373,11 +373,7 @@ class Figures:
             "clients": clients[:CLIENTS],
             "more_clients": max(0, len(clients) - CLIENTS),
             "notes": [history.notes for history in view.histories if history.notes],
-            "versions": {
-                key.removeprefix("version_"): value
-                for key, value in sorted(view.histories[0].info.items())
-                if key.startswith("version_")
-            },
+            "versions": dict(sorted(view.histories[0].facts.versions.items())),
             "theme": {"light": theme(False), "dark": theme(True)},
         }
 

@@ -160,7 +160,7 @@ def compare_run(run: History | Path | str, experiment: Description, baseline: st
         "recommendation": verdict_of(history, experiment, curves, chosen),
         "measure": experiment.score_name,
         "run": str(folder),
-        "status": history.info.get("status", "unknown"),
+        "status": history.facts.status,
         "chain": chain_of(history),
         "algorithms": {str(row["rule"]): str(row["algorithm"]) for row in history.federations.to_dict("records")},
         "personal": sorted(history.personal),

@@ -9,7 +9,6 @@ chosen by rows that do not report: docs/reference/experiments.md has the conditi
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -466,7 +465,7 @@ def servers_rows(history: History) -> str:
 
 def reported(history: History) -> dict[str, int]:
     """Return by seed how many of the server's rows report."""
-    return json.loads(history.info.get("report_rows", "{}"))
+    return history.facts.report_rows
 
 
 def verdict_of(history: History, experiment: Description, curves: Sequence[Curve], baseline: str) -> Verdict:
@@ -588,11 +587,11 @@ def _left_out(history: History, rules: Mapping[str, RecordedRule], *, by_clients
 
 
 def _problem(history: History, baseline: str) -> str:
-    status = history.info.get("status", "unknown")
-    if status != "finished":
+    facts = history.facts
+    if facts.status != "finished":
         last = max(history.last_round, 0)
-        planned = f" of {history.info['rounds']}" if "rounds" in history.info else ""
-        return f"the run is {status}, after round {last}{planned}"
+        planned = "" if facts.rounds is None else f" of {facts.rounds}"
+        return f"the run is {facts.status}, after round {last}{planned}"
     if ended := sum(rule == baseline for rule, _ in history.ended):
         count = history.federations["seed"].nunique()
         return f"{baseline}, which the others are held against, exploded in {ended} of {count} seeds"

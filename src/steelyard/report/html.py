@@ -216,9 +216,8 @@ def _experiments(view: RunView, data: ReportData) -> str:
     parts: list[str] = []
     for name, history, experiment in zip(view.names, view.histories, view.experiments, strict=True):
         info = history.info
-        facts = {key.removeprefix("version_"): value for key, value in info.items() if key.startswith("version_")}
         kept = ("status", "device", "precision", "engine_choice", "parameters")
-        facts = {key.replace("_", " "): info[key] for key in kept if info.get(key)} | facts
+        facts = {key.replace("_", " "): info[key] for key in kept if info.get(key)} | history.facts.versions
         facts |= {"notes": history.notes} if history.notes else {}
         facts |= {"privacy": "; ".join(lines)} if (lines := privacy_lines(privacy_of(history))) else {}
         facts |= {"chain": line} if (line := chain_line(chain_of(history))) else {}
@@ -316,11 +315,11 @@ def _changed(history: History) -> list[str]:
 def _state(view: RunView) -> list[str]:
     lines: list[str] = []
     for name, history in zip(view.names, view.histories, strict=True):
-        status = history.info.get("status", "unknown")
-        if status != "finished":
+        facts = history.facts
+        if facts.status != "finished":
             last = int(history.rounds["round"].to_numpy().max()) if len(history.rounds) else 0
-            planned = f" of {history.info['rounds']}" if "rounds" in history.info else ""
-            lines.append(f"{name} is {status}: round {last}{planned}.")
+            planned = "" if facts.rounds is None else f" of {facts.rounds}"
+            lines.append(f"{name} is {facts.status}: round {last}{planned}.")
     return lines
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from typing_extensions import TypedDict
 
-from steelyard.base.errors import UserError, printable
-from steelyard.base.settings import Document
+from steelyard.base.errors import printable
 from steelyard.rounds.progress import RAISE
+from steelyard.runs.facts import Promise
 from steelyard.runs.history import History
 
 
@@ -29,23 +29,6 @@ class SingleClient(TypedDict):
     seed: int
     rounds: int
     of: int
-
-
-class Promise(Document):
-    """What a run promised to its clients, and what it has spent."""
-
-    model: Literal["central", "local"]
-    delta: float
-    budget: float | None
-    accountant: str
-    clip: float
-    noise: dict[str, float]
-    epsilon: dict[str, float]
-    together: float
-    neighbours: str
-    charges: int
-    ended: dict[str, int]
-    notes: list[str]
 
 
 class FlawedShares(TypedDict):
@@ -98,13 +81,7 @@ def single_client_lines(found: Sequence[SingleClient]) -> list[str]:
 
 def privacy_of(history: History) -> Promise | None:
     """Return what a run promised to its clients and what it spent; None where it promised nothing, or goes on."""
-    text = history.info.get("privacy")
-    if not text:
-        return None
-    try:
-        return Promise.model_validate_json(text)
-    except ValueError:
-        raise UserError(f"{history.folder}: its record of privacy cannot be read; allowed: as it was") from None
+    return history.facts.privacy
 
 
 def privacy_lines(promise: Promise | None) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
@@ -113,7 +112,7 @@ def open_run(folder: Path, rule: str | None = None, seed: int | None = None) -> 
     experiment = read_experiment(folder)
     if not isinstance(experiment, RecommendDescription):
         raise UserError(f"{folder}: a run of kind '{experiment.model_dump()['kind']}'; allowed: kind 'recommend'")
-    seeds: list[int] = json.loads(History(folder).info.get("seeds", "[]"))
+    seeds = History(folder).facts.seeds
     known = federations_of(experiment, seeds or None)
     chosen = [f for f in known if rule in (None, f.rule_name) and seed in (None, f.seed)]
     if not chosen:

@@ -42,7 +42,7 @@ def record(folder: Path, keys: Path | None = None, rule: str | None = None, atta
     advice = None if compared is None else compared["recommendation"]
     chosen = rule_of(history, rule or (None if advice is None else advice.rule))
     main = next(row for row in history.federations.to_dict("records") if row["rule"] == chosen)
-    seed, info, experiment = int(main["seed"]), history.info, view.experiments[0]
+    seed, experiment = int(main["seed"]), view.experiments[0]
     text = files.read_bytes(folder / RUN_FILE)
     values = stored_contributions(folder, chosen)
     return {
@@ -61,7 +61,7 @@ def record(folder: Path, keys: Path | None = None, rule: str | None = None, atta
         "privacy": privacy_lines(privacy_of(history)) or ["no differential privacy was promised"],
         "attacks": [NO_ATTACKS] if attacks is None else attack_lines(attacks, chosen),
         "notes": history.notes,
-        "versions": {key.removeprefix("version_"): value for key, value in info.items() if key.startswith("version_")},
+        "versions": history.facts.versions,
         "hashes": {f"head after round {checked.round}": checked.head, RUN_FILE: hashlib.sha256(text).hexdigest()},
         "verified": _verified(checked),
         "not_covered": _NOT_COVERED,

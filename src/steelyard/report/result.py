@@ -17,8 +17,8 @@ from steelyard.report.curves import RecordedRule as RecordedRule
 from steelyard.report.decide import Verdict as Verdict
 from steelyard.report.notices import Chain as Chain
 from steelyard.report.notices import FlawedShares as FlawedShares
-from steelyard.report.notices import Promise as Promise
 from steelyard.report.notices import SingleClient as SingleClient
+from steelyard.runs.facts import Promise as Promise
 
 Scalar = str | int | float | bool
 """One value of a field, as a sweep gives it."""

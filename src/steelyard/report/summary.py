@@ -78,7 +78,7 @@ def summarise(folder: Path, experiment: Description) -> Summary:
     flaws = {str(seed): flaws_of(history, seed) for seed in seeds}
     return {
         "run": str(folder),
-        "status": history.info.get("status", "unknown"),
+        "status": history.facts.status,
         "notes": history.notes,
         "weighed_one": single_client_rounds(history),
         "privacy": privacy_of(history),
@@ -165,7 +165,7 @@ def _worst_on(last: Floats, tested: Tested, measure: Measure) -> OnRows | None:
 
 def _on_sample(history: History, rule: str, seed: int, found: tuple[Counts, Floats]) -> OnSample | None:
     """Return the interval of the last score, where a sample of the clients tested it; None where all did."""
-    drawn = json.loads(history.info.get("tested", "{}")).get(str(seed))
+    drawn = history.facts.tested.get(str(seed))
     if drawn is None or not len(found[1]):
         return None
     tested = history.tested(rule, seed, int(found[0][-1]) - 1)
@@ -231,8 +231,8 @@ def _clients(history: History, rules: list[str], seed: int) -> int:
 def _criteria(rule: str, settings: RecordedRule, history: History) -> list[CriterionUsed]:
     """Say for each criterion of a rule who measured it, so that a reader knows what a client could have lied about."""
     known = {name: found.measured_by for name, found in criterion.known().items()}
-    known |= json.loads(history.info.get("measured_by", "{}"))
-    trusted = json.loads(history.info.get("trust", "{}")).get(rule, {})
+    known |= history.facts.measured_by
+    trusted = history.facts.trust.get(rule, {})
     return [
         {"name": name, "measured_by": known.get(name, "unknown"), "trust": trusted.get(name, "unknown")}
         for name in settings.criteria

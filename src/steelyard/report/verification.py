@@ -290,7 +290,7 @@ def verify(folder: Path, keys: Path | None = None, head: str | None = None) -> V
         found.change(said)
     try:
         history = History(folder)
-        found.checked["made on"] = _made_on(history.info)
+        found.checked["made on"] = _made_on(history.facts.others)
         _look_at_weights(history, found)
         if files.names_in(folder / files.UPDATES):
             look_at_updates(folder, history, found, chain.round)

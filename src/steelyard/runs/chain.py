@@ -40,6 +40,7 @@ from steelyard.proof.signing import (
     link,
 )
 from steelyard.proof.statements import SealedRound, Statement, Tree, slot
+from steelyard.runs.facts import RunFacts
 
 SALT = "salt"
 """A run that promises something to its clients notes a secret under this name; the chain begins with it."""
@@ -424,11 +425,11 @@ def require_whole(checked: Checked, folder: Path, *, accept: bool) -> None:
     raise UserError(f"{folder}: {checked.problem}; allowed: {allowed}")
 
 
-def ledger_seen(db: sqlite3.Connection) -> dict[str, object]:
+def ledger_seen(db: sqlite3.Connection) -> RunFacts:
     """Return the note by which a resume remembers how far the ledger had come in rounds that will be run again."""
     row = db.execute("SELECT ledger_bytes, ledger FROM chain WHERE ledger IS NOT NULL ORDER BY round DESC").fetchone()
     mark = None if row is None else marked(*row)
-    return {} if mark is None else {SEEN: [mark.bytes, mark.sha256]}
+    return RunFacts(others={} if mark is None else {SEEN: json.dumps([mark.bytes, mark.sha256])})
 
 
 def _read_mark(noted: str | None) -> Mark | None:

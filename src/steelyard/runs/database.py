@@ -25,9 +25,6 @@ from urllib.parse import quote
 from pydantic import (
     AfterValidator,
     BaseModel,
-    Field,
-    PositiveInt,
-    StringConstraints,
     TypeAdapter,
     ValidationError,
     model_validator,
@@ -36,6 +33,7 @@ from pydantic import (
 from steelyard.base import files
 from steelyard.base.errors import UserError, brief, one_line
 from steelyard.base.files import BESIDE, DATABASE
+from steelyard.runs.facts import RunFacts
 from steelyard.runs.schema import SCHEMA, VERSION, Column, declared
 
 _JOURNAL = bytes.fromhex("d9d505f920a163d7")
@@ -178,8 +176,6 @@ def _known(metrics: dict[str, float | list[float]]) -> dict[str, float | list[fl
     return metrics
 
 
-_Seed = Annotated[str, StringConstraints(pattern=r"^\d{1,19}$")]
-_Words = TypeAdapter(dict[str, str])
 _SHAPES: Mapping[tuple[str, str], TypeAdapter[Any]] = {
     ("federations", "settings"): TypeAdapter(_Settings),
     ("rounds", "tried"): TypeAdapter(list[tuple[str, float | None]]),
@@ -187,18 +183,6 @@ _SHAPES: Mapping[tuple[str, str], TypeAdapter[Any]] = {
     ("rounds", "loss"): TypeAdapter(_Loss),
     ("rounds", "server_metrics"): TypeAdapter(Annotated[dict[str, float | list[float]], AfterValidator(_known)]),
     ("evaluations", "metrics"): TypeAdapter(list[str]),
-    # Of the facts in `info`, by key.
-    ("info", "seeds"): TypeAdapter(list[int]),
-    ("info", "rounds"): TypeAdapter(int),
-    ("info", "flaws"): TypeAdapter(dict[_Seed, dict[str, list[str]]]),
-    ("info", "labels"): TypeAdapter(dict[_Seed, dict[str, list[int]]]),
-    ("info", "report_rows"): TypeAdapter(dict[_Seed, int]),
-    ("info", "tested"): TypeAdapter(dict[_Seed, Annotated[list[PositiveInt], Field(min_length=2, max_length=2)]]),
-    ("info", "personal"): TypeAdapter(list[str]),
-    ("info", "measured_by"): _Words,
-    ("info", "trust"): TypeAdapter(dict[str, dict[str, str]]),
-    ("info", "code_files"): _Words,
-    ("info", "data"): TypeAdapter(dict[_Seed, dict[str, str]]),
 }
 _FRAMES = {int: "int64", float: "float64", str: "str", bytes: "object"}
 _NamedT = TypeVar("_NamedT")
@@ -232,12 +216,12 @@ class Reader(sqlite3.Connection):
         kinds = declared()[table]
         return {name: _FRAMES[kinds[name].kind] for name in columns}
 
-    def info(self) -> dict[str, str]:
-        """Return the facts about a run; those that are JSON hold what their key says."""
-        found = dict(self.rows("info", ("key", "value"), "ORDER BY key"))
-        for key, text in found.items():
-            _check_shape("info", key, text)
-        return found
+    def facts(self) -> RunFacts:
+        """Return the facts about a run."""
+        try:
+            return RunFacts.read(dict(self.rows("info", ("key", "value"), "ORDER BY key")))
+        except ValueError as error:
+            raise _damage(("info",), error) from None
 
     def check_tables(self) -> None:
         """Read what a writer takes over from a database as it is: every value of its type, no table without end."""
@@ -295,7 +279,7 @@ def _check(table: str, name: str, column: Column, values: tuple[Any, ...]) -> Se
 
 
 def _check_shape(table: str, name: str, text: str) -> None:
-    """Refuse a JSON text of another shape than its column's, or fact's; readers then need not look again."""
+    """Refuse a JSON text of another shape than its column's; readers then need not look again."""
     shape = _SHAPES.get((table, name))
     if shape is None:
         return
@@ -303,11 +287,18 @@ def _check_shape(table: str, name: str, text: str) -> None:
         json.loads(text)  # what readers use is pickier than pydantic: long numbers, depth
         shape.validate_json(text, strict=True)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise Damaged(f"{table}, {name}: {where and where + ': '}{first['msg']}") from None
+        raise _damage((table, name), error) from None
     except (ValueError, RecursionError) as error:
         raise Damaged(f"{table}, {name} holds no JSON ({error})") from None
+
+
+def _damage(path: tuple[str, ...], error: ValueError) -> Damaged:
+    """Return what is wrong with JSON of another shape, in one line."""
+    if not isinstance(error, ValidationError):
+        return Damaged(f"{', '.join(path)}, {error}")
+    first = error.errors(include_url=False)[0]
+    table, name, *inside = (*path, *map(str, first["loc"]))
+    return Damaged(f"{table}, {name}: {'.'.join(inside) and '.'.join(inside) + ': '}{first['msg']}")
 
 
 _WAIT = 30

@@ -185,27 +185,26 @@ def glance(root: Path, name: str) -> Glance:
     size, changed = size_of(folder), _changed(folder)
     try:
         with reading(folder) as connection:
-            info = connection.info()
+            facts = connection.facts()
             rules = _rules(connection)
     except UserError as error:
         said = why_unreadable(name, error)
         return Glance(name, folder, "unreadable", 0, None, "accuracy", (), changed, size, None, said)
-    writer = read_writer(info.get("writer"))
-    rounds = int(info["rounds"]) if "rounds" in info else None
+    writer = read_writer(facts.writer)
     reached = max((rule.round for rule in rules), default=0)
-    state = _state(info.get("status", ""), writer)
+    state = _state(facts.status, writer)
     return Glance(
         name=name,
         folder=folder,
         state=state,
         round=reached,
-        rounds=rounds,
-        measure=info.get("measure", "accuracy"),
+        rounds=facts.rounds,
+        measure=facts.measure,
         rules=rules,
         changed=changed,
         bytes=size,
         writer=writer,
-        flower=info.get("clients") in ("flower", "recorded"),
+        flower=facts.clients in ("flower", "recorded"),
     )
 
 

@@ -31,6 +31,7 @@ from steelyard.rounds.plan import RoundValues
 from steelyard.runs.chain import Checked, check
 from steelyard.runs.columns import KEYS, WHOLE, Cohorts, Tested, as_table, ranked, sampled, unpack
 from steelyard.runs.database import NEWEST, kept_open, known, reading, unreadable
+from steelyard.runs.facts import RunFacts
 from steelyard.runs.schema import declared
 
 if TYPE_CHECKING:
@@ -157,15 +158,20 @@ class History:
             return connection.rows(table, columns, where, *values)
 
     @cached_property
-    def info(self) -> dict[str, str]:
-        """Facts about the run: status, versions, engine, notes."""
+    def facts(self) -> RunFacts:
+        """What the run notes of itself: status, seeds, privacy, trust and so on, each of its own type."""
         with reading(self.folder) as connection:
-            return connection.info()
+            return connection.facts()
+
+    @property
+    def info(self) -> dict[str, str]:
+        """The same as texts, versions and what clients say of how they compute among them."""
+        return self.facts.texts()
 
     @property
     def notes(self) -> str:
         """What a reader of the run should know: of the engine that trained its clients, of its data and rules."""
-        return "; ".join(filter(None, (self.info.get("engine_notes"), self.info.get("notes"))))
+        return "; ".join(filter(None, (self.facts.engine_notes, self.facts.notes)))
 
     @property
     def last_round(self) -> int:
@@ -179,10 +185,9 @@ class History:
         # For speed of start: not everyone who opens a run reads its data frames.
         import pandas as pd
 
-        stored: dict[str, dict[str, list[str]]] = json.loads(self.info.get("flaws", "{}"))
         rows = [
             (int(seed), client, words)
-            for seed, clients in stored.items()
+            for seed, clients in self.facts.flaws.items()
             for client, every in clients.items()
             for words in every
         ]
@@ -204,7 +209,7 @@ class History:
     @cached_property
     def personal(self) -> frozenset[str]:
         """The rules whose clients tested models of their own: their scores on clients are these models'."""
-        return frozenset(map(str, json.loads(self.info.get("personal", "[]"))))
+        return frozenset(self.facts.personal)
 
     @cached_property
     def chain(self) -> Checked:
@@ -219,7 +224,7 @@ class History:
 
     def labels(self, seed: int) -> dict[str, list[int]]:
         """Return by client how many training samples it has of each class; empty where the run does not know it."""
-        return json.loads(self.info.get("labels", "{}")).get(str(seed), {})
+        return self.facts.labels.get(str(seed), {})
 
     @cached_property
     def federations(self) -> pd.DataFrame:

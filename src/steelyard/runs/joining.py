@@ -26,6 +26,7 @@ from steelyard.runs.checkpoint import FOLDER, TensorFiles, checksum, last_checkp
 from steelyard.runs.columns import KEYS, unpack
 from steelyard.runs.columns import pack as pack_column
 from steelyard.runs.database import BROKEN, Reader, close_log, connect, exists, known, reading, unreadable
+from steelyard.runs.facts import RunFacts
 from steelyard.runs.kept_updates import join_kept
 from steelyard.runs.schema import WRITE, declared
 from steelyard.runs.store import Store, held
@@ -37,7 +38,7 @@ DRAFT = ".setup"
 def set_up(
     folder: Path,
     texts: Mapping[str, str],
-    info: Mapping[str, object],
+    facts: RunFacts,
     federations: Sequence[Federation],
     made: Iterable[str] = (),
     fill: Callable[[Path], None] | None = None,
@@ -59,7 +60,7 @@ def set_up(
             try:
                 for name in made:
                     sync_tree(folder / name)
-                _put_together(folder, texts, info, federations, fill)
+                _put_together(folder, texts, facts, federations, fill)
             except BaseException:
                 if not exists(folder):
                     discard(folder, own)
@@ -71,7 +72,7 @@ def set_up(
 def _put_together(
     folder: Path,
     texts: Mapping[str, str],
-    info: Mapping[str, object],
+    facts: RunFacts,
     federations: Sequence[Federation],
     fill: Callable[[Path], None] | None,
 ) -> None:
@@ -80,7 +81,7 @@ def _put_together(
     draft.mkdir()
     with closing(Store(draft)) as store:
         store.register(federations)
-        store.note(**info)
+        store.note(facts)
     if fill is not None:
         fill(draft)
     with (draft / DATABASE).open("rb") as file:

@@ -29,6 +29,7 @@ from steelyard.runs.checkpoint import FOLDER, NAMED, TensorFiles
 from steelyard.runs.columns import KEYS, NUMBERS, WHOLE, pack
 from steelyard.runs.database import close_log, connect, reading
 from steelyard.runs.digests import Digest, Digests
+from steelyard.runs.facts import RunFacts
 from steelyard.runs.kept_updates import Kept, keep_round
 from steelyard.runs.schema import WRITE, declared
 from steelyard.weighing.rule import WeighingSettings
@@ -92,10 +93,10 @@ class Store:
             self._rows.register(federations)
         self._digests.register(federations)
 
-    def note(self, **info: object) -> None:
-        """Write facts about the run (status, engine, versions) where readers find them."""
+    def note(self, facts: RunFacts) -> None:
+        """Write those facts about the run that are given, in place of what was noted before."""
         with self._writing("its status"), self._db:
-            self._note(info)
+            self._note(facts)
 
     def value(self, values: Mapping[tuple[str, int], Sequence[RoundValues]], source: str) -> None:
         """Write what clients added, by federation and round, where it was found out after the run."""
@@ -103,9 +104,8 @@ class Store:
             for (federation, round), found in values.items():
                 self._rows.value(federation, round, found, source)
 
-    def _note(self, info: Mapping[str, object]) -> None:
-        rows = [(key, value if isinstance(value, str) else json.dumps(value)) for key, value in info.items()]
-        self._db.executemany(WRITE["info"], rows)
+    def _note(self, facts: RunFacts) -> None:
+        self._db.executemany(WRITE["info"], facts.texts().items())
 
     @contextmanager
     def _reading(self) -> Generator[None]:
@@ -235,12 +235,12 @@ class Store:
                 return f"{found} rounds of {name}, where its checkpoint follows {state.round + 1}"
         return ""
 
-    def finish(self, **info: object) -> None:
+    def finish(self, facts: RunFacts | None = None) -> None:
         """Note that the run is at its end; the checkpoint before the last one is not needed any more."""
         with self._writing("its end"):
             self._db.execute("PRAGMA synchronous=FULL")
             with self._db:
-                self._note({**info, "status": "finished"})
+                self._note((facts or RunFacts()).also(RunFacts(status="finished")))
                 self._db.execute(_FORGET, (1,))
             self.sweep()
 

@@ -173,7 +173,7 @@ def _same_choice(kept: Description, best: Description) -> bool:
 
 def finished(folder: Path) -> bool:
     """Whether a folder holds a run that has ended."""
-    return exists(folder) and History(folder).info.get("status") == "finished"
+    return exists(folder) and History(folder).facts.status == "finished"
 
 
 def run_or_resume(part: PlannedRun, folder: Path, how: How) -> Path:
