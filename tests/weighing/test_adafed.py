@@ -10,17 +10,15 @@ import pytest
 from tests.kit import assert_refused
 from tests.weighing.policies.cohorts import answering
 
+from steelyard.base.settings import validated
 from steelyard.messages.payloads import ServerTest
 from steelyard.messages.updates import LossState
 from steelyard.weighing import criterion as registry
 from steelyard.weighing.adafed import (
-    BarronLoss,
-    ClassLoss,
-    FixedLoss,
+    LossRule,
     LossSettings,
     barron_shape,
     class_weights,
-    loss_rule,
 )
 from steelyard.weighing.criterion import CohortView
 
@@ -78,7 +76,7 @@ def test_class_weights_of_the_paper() -> None:
 def test_the_loss_follows_any_metric_of_the_classes(adapt: str, expected: tuple[float, float]):
     metrics = {"precision": [0.5, 1.0]}
     test = ServerTest(np.array([0.5]), np.array([[0.6, 0.2]]), by_class={k: np.array([v]) for k, v in metrics.items()})
-    rule = loss_rule(LossSettings(adapt=adapt))
+    rule = LossRule(settings=LossSettings(adapt=adapt))
     assert rule.after(rule.first(), test).class_weights == pytest.approx(expected)
     assert rule.first() == LossState("auto", None)
     assert_refused(lambda: rule.after(rule.first(), REGRESSION), "weighing.loss.adapt", f"'{adapt}'", "barron")
@@ -100,7 +98,7 @@ def test_barron_shape_follows_the_tails():
 )
 def test_the_scale_follows_real_errors_only_if_asked(mae, asked, scale):
     errors = {"rmse": np.array([9.0 * mae]), "mae": np.array([mae])}
-    rule = BarronLoss(scale=3.0, adapt_scale=asked, lowest=0.5)
+    rule = LossRule(settings=LossSettings(adapt="barron", scale=3.0, adapt_scale=asked, lowest=0.5))
     after = rule.after(rule.first(), ServerTest(np.zeros(1), np.zeros((1, 0)), errors))
     assert rule.first() == LossState("barron", None, 2.0, 3.0)
     assert (after.name, after.scale) == ("barron", pytest.approx(scale))
@@ -109,19 +107,15 @@ def test_the_scale_follows_real_errors_only_if_asked(mae, asked, scale):
 
 
 def test_a_loss_that_is_fixed_stays_and_settings_name_the_rule() -> None:
-    fixed = FixedLoss(LossState("squared-error"))
+    fixed = LossRule("squared-error")
     assert (fixed.adapts, fixed.first()) == (False, LossState("squared-error"))
     now = LossState("barron", shape=1.0)
     assert fixed.after(now, TEST) is now
-    given = LossSettings(adapt="barron", shape=1.0, scale=3.0, adapt_scale=True, lowest=-1.0)
-    for rule, expected in (
-        (loss_rule(None), FixedLoss(LossState("auto"))),
-        (loss_rule(LossSettings(epsilon=0.5)), ClassLoss("auto", 0.5)),
-        (loss_rule(given), BarronLoss(1.0, 3.0, True, -1.0, adapts=True)),
-        (loss_rule(LossSettings(adapt="none", shape=0.5, scale=3.0)), BarronLoss(0.5, 3.0, adapts=False)),
-    ):
-        assert rule == expected
-    assert ClassLoss("cross-entropy", 0.5).after(LossState(), TEST) == LossState("cross-entropy", (1 / 1.1, 1 / 0.7))
+    plain = LossRule("auto", LossSettings(adapt="none", shape=0.5, scale=3.0))
+    assert (plain.adapts, plain.first()) == (False, LossState("barron", shape=0.5, scale=3.0))
+    adapted = LossRule("cross-entropy", LossSettings(epsilon=0.5))
+    assert adapted.adapts
+    assert adapted.after(adapted.first(), TEST) == LossState("cross-entropy", (1 / 1.1, 1 / 0.7))
 
 
 @pytest.mark.parametrize(
@@ -132,4 +126,4 @@ def test_a_loss_that_is_fixed_stays_and_settings_name_the_rule() -> None:
     ],
 )
 def test_a_parameter_of_the_other_loss_is_refused(given: dict[str, object], named: str) -> None:
-    assert_refused(lambda: LossSettings(**given), named)  # type: ignore[arg-type]
+    assert_refused(lambda: validated(LossSettings, given, "weighing.loss"), named)

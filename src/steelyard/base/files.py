@@ -319,6 +319,8 @@ def read_csv(path: Path, where: str) -> tuple[list[str], list[tuple[int, dict[st
         with path.open(newline="", encoding="utf-8-sig") as file:
             header, rows = csv_rows(file, where)
             return header, list(rows)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except UnicodeDecodeError:
+        raise UserError(f"{where} cannot be read: it is not UTF-8 text; allowed: a CSV file with a header") from None
+    except (OSError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UserError(f"{where} cannot be read: {reason}; allowed: a CSV file with a header") from None

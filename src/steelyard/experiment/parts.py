@@ -38,7 +38,7 @@ from steelyard.runs.glance import this_process
 from steelyard.runs.history import History
 from steelyard.runs.joining import join_rounds, set_up
 from steelyard.tracking import check as check_tracker
-from steelyard.weighing.adafed import loss_rule
+from steelyard.weighing.adafed import LossRule
 from steelyard.weighing.order import strategy_of
 from steelyard.weighing.rule import Rule, unlimited
 
@@ -129,7 +129,7 @@ def federations_of(
             seed,
             Rule(settings, criteria),
             strategy_of(settings.adjust),
-            loss_rule(settings.loss, experiment.local_loss),
+            LossRule(experiment.local_loss, settings.loss),
             (settings.algorithm or experiment.algorithm).made(),
             experiment.momentum,
             experiment.learning_rate,

@@ -15,7 +15,7 @@ from steelyard.learning.settings import no_part
 from steelyard.messages.algorithm import FACTORS, Algorithm, Vectors
 from steelyard.messages.updates import Evaluations, Floats, LossState, Updates
 from steelyard.rounds.plan import SELECT, ContributionSettings, RoundValues, SelectSettings, cohort_size
-from steelyard.weighing.adafed import FixedLoss, LossRule
+from steelyard.weighing.adafed import LossRule
 from steelyard.weighing.cohort import Memory
 from steelyard.weighing.order import FixedOrder, Order, OrderState, OrderStrategy
 from steelyard.weighing.rule import Rule
@@ -58,7 +58,7 @@ class Federation:
     seed: int
     rule: Rule
     strategy: OrderStrategy = field(default_factory=FixedOrder)
-    loss: LossRule = field(default_factory=FixedLoss)
+    loss: LossRule = field(default_factory=LossRule)
     algorithm: Algorithm = field(default_factory=Algorithm)
     momentum: float = 0.0
     """The clients' momentum, which some algorithms' servers must know."""

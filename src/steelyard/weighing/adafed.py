@@ -6,7 +6,7 @@ Algorithm 1. In every round
     evaluate each client's model w_i on the server's test set        lines 4-6   `view.validation`
     let the evaluation determine its weight p_i                      line 7      criteria VP to VE; score "power"
     w_S ← Σ p_i w_i / Σ p_i                                          line 9      the round loop, as for every rule
-    evaluate w_S, adapt the loss to how it does                      lines 10-11 ClassLoss, BarronLoss
+    evaluate w_S, adapt the loss to how it does                      lines 10-11 the kinds of LossSettings
     send w_S and the loss to the clients                             line 12     the next Task
 
 The criteria are measured by the server, so a client cannot lie about them, and combine with all others and with
@@ -18,50 +18,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import ClassVar
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from steelyard.base.errors import UserError, listed
-from steelyard.base.settings import Section
+from steelyard.base.settings import Kinds
 from steelyard.messages.payloads import ServerTest
 from steelyard.messages.updates import Floats, LossState
 from steelyard.weighing.criterion import CohortView, NeededTask, Needs, ServerMeasure, server_criterion
-
-PLAIN_LOSS = LossState()
-
-
-class LossRule(Protocol):
-    """Decides which loss the clients use next; adaptive losses look at the server's test of the new model."""
-
-    @property
-    def adapts(self) -> bool:
-        """Whether `after` needs the server's test of the new model."""
-        ...
-
-    def first(self) -> LossState:
-        """Return the loss of the first round."""
-        ...
-
-    def after(self, loss: LossState, test: ServerTest) -> LossState:
-        """Return the loss of the next round, from how the new model does on the server's test set."""
-        ...
-
-
-@dataclass(frozen=True)
-class FixedLoss:
-    """The same loss every round; use it for every rule whose loss does not adapt."""
-
-    loss: LossState = PLAIN_LOSS
-    adapts: bool = False
-
-    def first(self) -> LossState:
-        return self.loss
-
-    def after(self, loss: LossState, test: ServerTest) -> LossState:
-        return loss
-
 
 # ---------------------------------------------------------------- the weights p_i (lines 4-9)
 
@@ -159,47 +125,23 @@ def validation_labels(view: CohortView) -> Floats:
 # ---------------------------------------------------------------- the loss that adapts (lines 10-12)
 
 
-CLASS_METRICS = ("class-f1", "class-precision", "class-recall", "class-accuracy", "class-jaccard")
-"""Ways to adapt a loss by a metric of each class; the paper leaves the metric open (§3.1) and takes F1 itself."""
-
-# Which parameter belongs to which way of adapting: one given for another is a mistake that must not pass in silence.
-_PARAMETERS = {
-    "epsilon": CLASS_METRICS,
-    "shape": ("barron", "none"),
-    "scale": ("barron", "none"),
-    "adapt_scale": ("barron",),
-    "lowest": ("barron",),
-}
-
-
-class LossSettings(Section):
+class LossSettings(Kinds):
     """[weighing.loss]: the loss adapts between rounds to how the new model does on the server's test set (AdaFed)."""
 
-    adapt: Literal[
-        "class-f1", "class-precision", "class-recall", "class-accuracy", "class-jaccard", "barron", "none"
-    ] = "class-f1"
-    """class-f1: each class counts κ_c = 1/(F1_c + ε), or by another metric of the class: class-precision, class-recall,
-    class-accuracy (its rows against all others), class-jaccard; barron: regression with Barron's general loss, whose
-    shape α goes down as the errors get heavier tails; none: Barron's loss with shape and scale as given, to compare
-    with."""
-    epsilon: float = Field(default=0.1, gt=0)
-    """class-…: ε, which bounds κ by 1/ε."""
-    shape: float = Field(default=2.0, ge=-10, le=2)
-    """barron, none: shape α of the first round; 2 is the squared error, 1 Charbonnier, 0 Cauchy, -2 Geman-McClure."""
-    scale: float = Field(default=1.0, gt=0)
-    """barron, none: scale c of the first round: the size of an error that is not yet an outlier."""
-    adapt_scale: bool = False
-    """barron: whether c follows the errors down: c = √(π/2)·MAE, the deviation of normal errors with that mean, but
-    never more than `scale`, since the large errors of the first rounds are bias, not noise."""
-    lowest: float = Field(default=-2.0, ge=-10, le=2)
-    """barron: the least α."""
+    told_by: ClassVar[str] = "adapt"
+    usual: ClassVar[str | None] = "class-f1"
+    adapts: ClassVar[bool] = True
+    """Whether `after` needs the server's test of the new model."""
+    adapt: str = "class-f1"
+    """What the loss follows."""
 
-    @model_validator(mode="after")
-    def _fits(self) -> LossSettings:
-        for name, allowed in _PARAMETERS.items():
-            if self.adapt not in allowed and getattr(self, name) != type(self).model_fields[name].default:
-                raise UserError(f"{name}: given with adapt = '{self.adapt}'; allowed only with {listed(allowed)}")
-        return self
+    def first(self, name: str) -> LossState:
+        """Return the loss of the first round, where the clients' loss is the one named."""
+        return LossState(name)
+
+    def after(self, loss: LossState, test: ServerTest) -> LossState:
+        """Return the loss of the next round, from how the new model does on the server's test set."""
+        raise NotImplementedError
 
 
 def class_weights(metric: Floats, epsilon: float = 0.1) -> Floats:
@@ -210,26 +152,44 @@ def class_weights(metric: Floats, epsilon: float = 0.1) -> Floats:
     return 1.0 / (metric + epsilon)
 
 
-@dataclass(frozen=True)
-class ClassLoss:
-    """Cross-entropy whose class weights κ_c grow where the new model's F1 (or another metric of each class) is low.
+class ByClass(LossSettings):
+    """Cross-entropy whose class weights κ_c grow where a metric of the class is low; the first round has κ = 1.
 
-    The first round has κ = 1.
+    The paper leaves the metric open (§3.1) and takes F1 itself.
     """
 
-    name: str = "auto"
-    epsilon: float = 0.1
-    metric: str = "f1"
-    adapts: bool = True
-
-    def first(self) -> LossState:
-        return LossState(self.name)
+    epsilon: float = Field(default=0.1, gt=0)
+    """ε of κ_c = 1/(F1_c + ε), which bounds κ by 1/ε."""
 
     def after(self, loss: LossState, test: ServerTest) -> LossState:
         if test.f1.shape[1] == 0:
-            raise UserError(f"weighing.loss.adapt: got 'class-{self.metric}' for a regression; allowed: barron")
-        values = test.f1 if self.metric == "f1" else test.by_class[self.metric]
-        return LossState(self.name, tuple(class_weights(values[0], self.epsilon).tolist()))
+            raise UserError(f"weighing.loss.adapt: got '{self.named}' for a regression; allowed: barron")
+        metric = self.named.removeprefix("class-")
+        values = test.f1 if metric == "f1" else test.by_class[metric]
+        return LossState(loss.name, tuple(class_weights(values[0], self.epsilon).tolist()))
+
+
+class ByF1(ByClass, named="class-f1"):
+    """κ_c = 1/(F1_c + ε), as in the paper."""
+
+
+class ByPrecision(ByClass, named="class-precision"):
+    """κ_c by the precision of the class."""
+
+
+class ByRecall(ByClass, named="class-recall"):
+    """κ_c by the recall of the class."""
+
+
+class ByAccuracy(ByClass, named="class-accuracy"):
+    """κ_c by the accuracy of the class's rows against all others."""
+
+
+class ByJaccard(ByClass, named="class-jaccard"):
+    """κ_c by the Jaccard index of the class."""
+
+
+CLASS_METRICS = tuple(name for name, kind in LossSettings.kinds.items() if issubclass(kind, ByClass))
 
 
 NORMAL_RATIO = math.sqrt(math.pi / 2)
@@ -250,18 +210,28 @@ def barron_shape(rmse: float, mae: float, lowest: float = -2.0) -> float:
     return min(2.0, max(lowest, 2.0 - heaviness))
 
 
-@dataclass(frozen=True)
-class BarronLoss:
+class FixedBarron(LossSettings, named="none"):
+    """Barron's general robust loss with shape and scale as given, to compare with; for regression."""
+
+    adapts: ClassVar[bool] = False
+    shape: float = Field(default=2.0, ge=-10, le=2)
+    """Shape α of the first round; 2 is the squared error, 1 Charbonnier, 0 Cauchy, -2 Geman-McClure."""
+    scale: float = Field(default=1.0, gt=0)
+    """Scale c of the first round: the size of an error that is not yet an outlier."""
+
+    def first(self, name: str) -> LossState:
+        return LossState("barron", shape=self.shape, scale=self.scale)
+
+
+class Barron(FixedBarron, named="barron"):
     """Barron's general robust loss for regression; shape α and, if asked, scale c follow the new model's errors."""
 
-    shape: float = 2.0
-    scale: float = 1.0
+    adapts: ClassVar[bool] = True
     adapt_scale: bool = False
-    lowest: float = -2.0
-    adapts: bool = True
-
-    def first(self) -> LossState:
-        return LossState("barron", shape=self.shape, scale=self.scale)
+    """Whether c follows the errors down: c = √(π/2)·MAE, the deviation of normal errors with that mean, but never more
+    than `scale`, since the large errors of the first rounds are bias, not noise."""
+    lowest: float = Field(default=-2.0, ge=-10, le=2)
+    """The least α."""
 
     def after(self, loss: LossState, test: ServerTest) -> LossState:
         if "mae" not in test.errors:
@@ -273,11 +243,22 @@ class BarronLoss:
         return LossState("barron", shape=barron_shape(rmse, mae, self.lowest), scale=scale)
 
 
-def loss_rule(settings: LossSettings | None, name: str = "auto") -> LossRule:
-    """Return what decides the clients' loss: the one named every round, or one that adapts as the settings say."""
-    if settings is None:
-        return FixedLoss(LossState(name))
-    if settings.adapt in CLASS_METRICS:
-        return ClassLoss(name, settings.epsilon, settings.adapt.removeprefix("class-"))
-    adapts = settings.adapt == "barron"
-    return BarronLoss(settings.shape, settings.scale, settings.adapt_scale, settings.lowest, adapts)
+@dataclass(frozen=True)
+class LossRule:
+    """Decides which loss the clients use next: the one named, or one that adapts as settings say."""
+
+    name: str = "auto"
+    settings: LossSettings | None = None
+
+    @property
+    def adapts(self) -> bool:
+        """Whether `after` needs the server's test of the new model."""
+        return self.settings is not None and self.settings.adapts
+
+    def first(self) -> LossState:
+        """Return the loss of the first round."""
+        return LossState(self.name) if self.settings is None else self.settings.first(self.name)
+
+    def after(self, loss: LossState, test: ServerTest) -> LossState:
+        """Return the loss of the next round, from how the new model does on the server's test set."""
+        return loss if self.settings is None else self.settings.after(loss, test)

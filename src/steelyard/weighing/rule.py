@@ -53,7 +53,7 @@ class WeighingSettings(ScoreSettings, LimitSettings):
     """Fit the weights to the server's own rows, starting from this rule's; default: the rule's weights as they are."""
     trained_by: Literal["clients", "server"] = "clients"
     """server: no client is asked, the server trains on its own rows alone; the control to hold every rule against."""
-    loss: LossSettings | None = None
+    loss: SerializeAsAny[LossSettings] | None = None
     """AdaFed: let the clients' loss adapt between rounds; default: the same loss every round."""
 
     defence: SerializeAsAny[DefenceSettings] | None = None

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import csv
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import numpy as np
 
 from steelyard.base.errors import UserError, brief, listed, path_of
+from steelyard.base.files import read_csv
 from steelyard.base.measures import TASKS
 from steelyard.base.settings import LARGEST_REAL, validated
 from steelyard.messages.updates import Floats
@@ -21,6 +21,9 @@ from steelyard.weighing import scores as capacities
 from steelyard.weighing.rule import Rule, WeighingSettings, bounded
 from steelyard.weighing.weights import Normalising, Weighing
 from steelyard.weighing.words import Frame, label, read_rule
+
+if TYPE_CHECKING:
+    import pandas
 
 _WORTH = tuple(task.criterion for task in TASKS.values())
 """The criteria by which a model does well on the server's rows, one for each task."""
@@ -292,16 +295,56 @@ def read_measures(table: Any, named: Sequence[str]) -> Measures:
     """Return whatever form of table as measures; `named` are the columns of an array, which has no names itself."""
     if isinstance(table, str | Path):
         return read_table(path_of(table, "table", "a CSV with a header"))
-    if hasattr(table, "to_frame") and len(named) == 1:  # A series of one measure, with clients as its index.
-        table = table.to_frame(named[0])
-    if hasattr(table, "columns") and hasattr(table, "to_dict"):
-        return _from_frame(table)
+    frame = _framed(table, named)
+    columns = [str(name) for name in frame.columns]
+    if len(set(columns)) != len(columns):
+        raise UserError(f"table: columns {', '.join(columns)}; allowed: each name once")
+    own = next((at for at, name in enumerate(columns) if name.lower() == CLIENT), None)
+    clients = list(frame.index if own is None else frame.iloc[:, own])
+    kept = [at for at in range(len(columns)) if at != own]
+    return _checked(clients, [columns[at] for at in kept], frame.iloc[:, kept].to_numpy(dtype=object).tolist())
+
+
+def _framed(table: Any, named: Sequence[str]) -> pandas.DataFrame:
+    """Return {client: {measure: value}}, {client: value of the one measure that is named}, {measure: [values]}, rows or
+    an array as a frame; its index names the clients unless one of its columns does.
+    """
+    import pandas  # Late for speed of start: a CSV is weighed without it.
+
+    if isinstance(table, pandas.Series) and len(named) == 1:
+        return table.to_frame(named[0])
+    if isinstance(table, pandas.DataFrame):
+        return table
+    if not isinstance(table, Mapping) and hasattr(table, "columns") and hasattr(table, "to_dict"):
+        table = table.to_dict()  # Frames of other libraries.
     if isinstance(table, Mapping):
-        return _from_mapping(table, named)
+        clients, values = list(table), list(table.values())
+        if all(isinstance(value, Mapping) for value in values):
+            return pandas.DataFrame(values, index=clients, dtype=object)
+        if len(named) == 1 and not any(isinstance(value, Iterable) for value in values):
+            return pandas.DataFrame({named[0]: values}, index=clients, dtype=object)
+        try:
+            return pandas.DataFrame({str(name): _rows(column) for name, column in table.items()}, dtype=object)
+        except ValueError:
+            lengths = ", ".join(f"{name} {len(_rows(column))}" for name, column in table.items())
+            raise UserError(
+                f"table: columns of different lengths ({lengths}); allowed: a value of each for every client"
+            ) from None
     rows = _rows(table)
-    if rows and all(isinstance(row, Mapping) for row in rows):
-        return _from_rows(rows)
-    return _from_array(rows, named)
+    if not rows or all(isinstance(row, Mapping) for row in rows):
+        return pandas.DataFrame(rows, dtype=object)
+    try:
+        cells = np.array(rows, dtype=object)
+    except ValueError:
+        raise UserError("table: rows of different lengths; allowed: an array [clients, criteria]") from None
+    if cells.ndim == 1 and len(named) == 1:
+        cells = cells[:, None]
+    if cells.ndim != 2 or cells.shape[1] != len(named):
+        raise UserError(
+            f"table: an array of shape {cells.shape}; allowed: ({len(rows)}, {len(named)}), a column for each "
+            f"criterion of the rule: {', '.join(named)}"
+        )
+    return pandas.DataFrame(cells, columns=list(named))
 
 
 def _rows(table: Any) -> list[Any]:
@@ -311,71 +354,6 @@ def _rows(table: Any) -> list[Any]:
     raise UserError(
         f"table: got {brief(table)}; allowed: a mapping of clients to measures, a frame, an array, rows, or a CSV"
     )
-
-
-def _from_frame(frame: Any) -> Measures:
-    columns = [str(name) for name in frame.columns]
-    if len(set(columns)) != len(columns):
-        raise UserError(f"table: columns {', '.join(columns)}; allowed: each name once")
-    cells = {str(name): list(frame[name]) for name in frame.columns}
-    return _from_columns(cells, list(getattr(frame, "index", range(len(frame)))))
-
-
-def _from_columns(columns: Mapping[str, list[Any]], index: Sequence[object]) -> Measures:
-    """Read columns of one length; without one of clients, the index names them."""
-    own = next((name for name in columns if name.lower() == CLIENT), None)
-    kept = [name for name in columns if name != own]
-    rows = [[columns[name][row] for name in kept] for row in range(len(index))]
-    return _checked(index if own is None else columns[own], kept, rows)
-
-
-def _from_mapping(table: Mapping[object, Any], named: Sequence[str]) -> Measures:
-    """Read {client: {measure: value}}, {client: value of the one measure that is named}, or columns {measure: [values]}
-    with the clients in a column of their own.
-    """
-    if table and all(isinstance(row, Mapping) for row in table.values()):
-        return _from_rows([{CLIENT: client, **row} for client, row in table.items()])
-    if table and len(named) == 1 and not any(isinstance(value, Iterable) for value in table.values()):
-        return _checked(list(table), named, [[value] for value in table.values()])
-    columns = {str(name): _rows(column) for name, column in table.items()}
-    lengths = {name: len(column) for name, column in columns.items()}
-    if len(set(lengths.values())) > 1:
-        shown = ", ".join(f"{name} {length}" for name, length in lengths.items())
-        raise UserError(f"table: columns of different lengths ({shown}); allowed: a value of each for every client")
-    return _from_columns(columns, range(next(iter(lengths.values()), 0)))
-
-
-def _from_rows(rows: list[Mapping[object, Any]]) -> Measures:
-    criteria = [str(name) for name in rows[0] if str(name).lower() != CLIENT]
-    clients: list[object] = []
-    values: list[list[Any]] = []
-    for number, row in enumerate(rows):
-        cells = {str(name): value for name, value in row.items()}
-        own = next((name for name in cells if name.lower() == CLIENT), None)
-        clients.append(number if own is None else cells.pop(own))
-        if set(cells) != set(criteria):
-            odd = sorted(set(cells) ^ set(criteria))
-            raise UserError(
-                f"table: {odd[0]} is {'missing' if odd[0] in criteria else 'there'} for client {brief(clients[-1])} "
-                "and not for others; allowed: the same measures for every client"
-            )
-        values.append([cells[name] for name in criteria])
-    return _checked(clients, criteria, values)
-
-
-def _from_array(rows: list[Any], named: Sequence[str]) -> Measures:
-    try:
-        shape = np.shape(rows)
-    except (TypeError, ValueError, RuntimeError):
-        raise UserError("table: rows of different lengths; allowed: an array [clients, criteria]") from None
-    if len(shape) == 1 and len(named) == 1:
-        rows, shape = [[cell] for cell in rows], (*shape, 1)
-    if rows and (len(shape) != 2 or shape[1] != len(named)):
-        raise UserError(
-            f"table: an array of shape {shape}; allowed: ({len(rows)}, {len(named)}), a column for each criterion of "
-            f"the rule: {', '.join(named)}"
-        )
-    return _checked(list(range(len(rows))), named, rows)
 
 
 def _checked(clients: Sequence[object], criteria: Sequence[str], rows: Sequence[Sequence[Any]]) -> Measures:
@@ -411,52 +389,33 @@ def number(where: str, cell: object, most: float = LARGEST_REAL) -> float:
 
 def read_table(path: Path) -> Measures:
     """Read a CSV of clients; each fault is named with its line."""
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file)
-            numbered = [(reader.line_num, row) for row in reader if any(cell.strip() for cell in row)]
-    except UnicodeDecodeError:
-        raise UserError(f"{path}: is not UTF-8 text; allowed: a CSV with a header") from None
-    except (OSError, csv.Error) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UserError(f"{path}: cannot be read: {reason}; allowed: a CSV with a header") from error
-    rows = [row for _, row in numbered]
-    if rows and len(rows[0]) == 1 and any(mark in rows[0][0] for mark in ";\t|"):
+    header, rows = read_csv(path, str(path))
+    if len(header) == 1 and any(mark in header[0] for mark in ";\t|"):
         raise UserError(
-            f"{path}: the header {brief(rows[0][0])} has no commas; allowed: commas between cells, a point in numbers "
+            f"{path}: the header {brief(header[0])} has no commas; allowed: commas between cells, a point in numbers "
             "(not the semicolons, tabs or decimal commas of some spreadsheets)"
         )
-    if len(rows) < 2 or len(rows[0]) < 2:
+    if not rows or len(header) < 2:
         raise UserError(
             f"{path}: holds no table; allowed: a header with a client column and criteria, then a row per client"
         )
-    header = [cell.strip() for cell in rows[0]]
-    if len(set(header)) != len(header) or "" in header:
-        raise UserError(f"{path}: header {','.join(header)}; allowed: each column named, each name once")
     if all(_is_number(name) for name in header[1:]):
         raise UserError(f"{path}: the first line {brief(','.join(header))} holds numbers; allowed: a header of names")
-    named = [column for column, name in enumerate(header) if name.lower() == "client"]
-    if not named and all(_is_number(row[0]) for row in rows[1:] if row):
+    own = next((name for name in header if name.lower() == CLIENT), None)
+    if own is None and all(_is_number(cells[header[0]]) for _, cells in rows):
         raise UserError(
             f"{path}: has no column 'client', and '{header[0]}' holds numbers, not names; allowed: a column 'client'"
         )
-    client_column = named[0] if named else 0
-    criteria = [name for column, name in enumerate(header) if column != client_column]
-    clients: dict[str, None] = {}
-    values: list[list[float]] = []
-    for line, row in numbered[1:]:
-        if len(row) != len(header):
-            raise UserError(f"{path}, line {line}: {len(row)} cells; allowed: {len(header)}, as in the header")
-        client = row[client_column].strip()
+    criteria = [name for name in header if name != (own or header[0])]
+    values: dict[str, list[float]] = {}
+    for line, cells in rows:
+        client = cells[own or header[0]]
         if not client:
             raise UserError(f"{path}, line {line}: the client has no name; allowed: a name for each client")
-        if client in clients:
+        if client in values:
             raise UserError(f"{path}, line {line}: names client '{client}' twice; allowed: each client once")
-        clients[client] = None
-        values.append(
-            [_cell(path, line, header[column], cell) for column, cell in enumerate(row) if column != client_column]
-        )
-    return Measures(tuple(clients), tuple(criteria), np.array(values))
+        values[client] = [_cell(path, line, name, cells[name]) for name in criteria]
+    return Measures(tuple(values), tuple(criteria), np.array(list(values.values())))
 
 
 def _is_number(text: str) -> bool:
@@ -468,7 +427,7 @@ def _is_number(text: str) -> bool:
 
 
 def _cell(path: Path, line: int, column: str, text: str) -> float:
-    word = text.strip().lower()
+    word = text.lower()
     if word in ("true", "yes", "false", "no"):
         return 1.0 if word in ("true", "yes") else 0.0
     try:
@@ -477,6 +436,6 @@ def _cell(path: Path, line: int, column: str, text: str) -> float:
         value = float("nan")
     if not 0 <= value <= LARGEST_REAL:
         raise UserError(
-            f"{path}, line {line}, {column}: got {brief(text.strip())}; allowed: a number from 0 to 1e30, true or false"
+            f"{path}, line {line}, {column}: got {brief(text)}; allowed: a number from 0 to 1e30, true or false"
         )
     return value
