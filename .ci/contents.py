@@ -16,6 +16,7 @@ IN_WHEEL = (
     "steelyard/recipes/quickstart.toml",
     "steelyard/py.typed",
     "steelyard/report/assets/report.js",
+    "steelyard/report/templates/report.html.j2",
     "steelyard/docs/guide/index.md",
     "steelyard/docs/images/weights.svg",
 )

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from html import escape
 from itertools import pairwise
 from os.path import normpath, relpath
 from pathlib import Path
+from typing import NamedTuple
 
 from markdown_it import MarkdownIt
 
@@ -19,27 +19,21 @@ from steelyard import __version__
 from steelyard.base import files
 from steelyard.base.errors import UserError
 from steelyard.base.files import cache_folder
+from steelyard.report.rendering import filled
 
 PLACES = (Path(__file__).parent / "docs", Path(__file__).parents[2] / "docs")
 PARTS = {"": "Steelyard", "guide": "Guide", "algorithms": "Algorithms", "reference": "Reference"}
 PICTURES = (".svg", ".png")
 _FROM_DOCSTRINGS = re.compile(r"^::: ([\w.]+)\n(?:    .*\n)*", re.MULTILINE)
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)#\s]*)(#[^)\s]*)?\)")
-_STYLE = """
-:root{color-scheme:light dark;--ink:#263238;--paper:#fff;--soft:#eceff1;--link:#00629b}
-@media(prefers-color-scheme:dark){:root{--ink:#e0e6ea;--paper:#1d2327;--soft:#2c353b;--link:#7fc4f5}}
-body{margin:0;font:16px/1.55 system-ui,sans-serif;color:var(--ink);background:var(--paper);display:flex;flex-wrap:wrap}
-nav{flex:0 0 15rem;padding:1rem;box-sizing:border-box;font-size:.9rem}nav ul{list-style:none;padding-left:.6rem}
-main{flex:1 1 20rem;max-width:52rem;padding:1rem;min-width:0}a{color:var(--link)}img{max-width:100%;background:#fff}
-pre,code{background:var(--soft);border-radius:4px}pre{padding:.7rem;overflow:auto}code{padding:.1em .25em}
-@media(max-width:45rem){nav{order:1;flex-basis:100%}}
-table{border-collapse:collapse;display:block;overflow:auto}td,th{border:1px solid var(--soft);padding:.3rem .6rem}
-"""
-_FRAME = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>
-<style>{style}</style></head><body>{navigation}<main>
-{body}</main></body></html>
-"""
+
+
+class Part(NamedTuple):
+    """A part of the documentation in the list beside a page: its pages' titles, each with a link."""
+
+    heading: str
+    open: bool
+    links: dict[str, str]
 
 
 def sources() -> Path:
@@ -100,7 +94,7 @@ def page_html(path: str, texts: Mapping[str, str]) -> str:
         if heading.type == "heading_open":
             heading.attrSet("id", anchor(inside.content))
     body = markdown.renderer.render(tokens, markdown.options, {})
-    return _FRAME.format(title=escape(title(texts[path])), style=_STYLE, navigation=_navigation(path, texts), body=body)
+    return filled("manual.html.j2", title=title(texts[path]), parts=_parts(path, texts), body=body)
 
 
 def anchor(heading: str) -> str:
@@ -122,13 +116,11 @@ def _linked(path: str, texts: Mapping[str, str]) -> str:
     return _LINK.sub(link, here)
 
 
-def _navigation(path: str, texts: Mapping[str, str]) -> str:
-    parts: list[str] = []
+def _parts(path: str, texts: Mapping[str, str]) -> list[Part]:
+    """Return all pages by part, with their links as seen from one of them; its own part is open."""
+    found: list[Part] = []
     for part, heading in PARTS.items():
         inside = [each for each in texts if each.rpartition("/")[0] == part]
-        links = "".join(
-            f'<li><a href="{relpath(each, path + "/..")}.html">{escape(title(texts[each]))}</a></li>' for each in inside
-        )
-        shown = " open" if part in ("", path.rpartition("/")[0]) else ""
-        parts.append(f"<details{shown}><summary>{heading}</summary><ul>{links}</ul></details>")
-    return f"<nav>{''.join(parts)}</nav>"
+        links = {title(texts[each]): f"{relpath(each, path + '/..')}.html" for each in inside}
+        found.append(Part(heading, part in ("", path.rpartition("/")[0]), links))
+    return found

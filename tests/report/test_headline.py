@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from steelyard.base.errors import UserError
 from steelyard.experiment.loading import read_experiment
 from steelyard.report.curves import RecordedRule
 from steelyard.report.decide import Verdict
-from steelyard.report.html import drawn, headline, sign, tilt
+from steelyard.report.html import headline, html, sign, tilt
 from steelyard.report.summary import summarise
 from steelyard.report.view import RunView, flawed_means
 from steelyard.runs.facts import RunFacts
@@ -162,9 +163,12 @@ def test_the_sentence_and_the_sign_tell_of_flawed_clients(tmp_path_factory: pyte
     shares = flawed_means(view, "VP>DS")
     assert shares is not None
     assert shares["weight"] == pytest.approx(means["VP>DS"])
-    svg, caption = sign(view)
-    assert f"{shares['updates']:.0%} of those asked and got {shares['weight']:.0%} of the weight" in caption
-    root = ET.fromstring(svg)
+    shown = sign(view)
+    assert f"{shares['updates']:.0%} of those asked and got {shares['weight']:.0%} of the weight" in shown.title
+    page = html(view)
+    drawn = re.search(r'<svg class="sign".*?</svg>', page, re.S)
+    assert drawn is not None
+    root = ET.fromstring(drawn.group())
     moved = {group.get("class"): group.get("transform") for group in root.iter("g")}
     angle = tilt(shares["updates"], shares["weight"])
     assert moved["beam"] == f"rotate({angle:.1f} 70 28)"
@@ -174,7 +178,8 @@ def test_the_sentence_and_the_sign_tell_of_flawed_clients(tmp_path_factory: pyte
     assert circle is not None
     assert title is not None
     assert float(circle.get("cx", "")) == pytest.approx(192 - 96 * shares["weight"], abs=0.05)
-    assert title.text == caption
+    assert title.text == shown.title  # its rule is "VP>DS": text, not markup
+    assert "VP&gt;DS" in drawn.group()
 
 
 @pytest.mark.parametrize(
@@ -190,11 +195,8 @@ def test_without_flawed_clients_the_beam_is_level(tmp_path: Path) -> None:
     store = Store(folder)
     store.note(RunFacts(flaws={}))
     store.close()
-    svg, caption = sign(RunView([folder]))
-    assert caption == ""
-    assert 'class="sign plain"' in svg
-    assert "rotate(0.0 70 28)" in svg
-
-
-def test_the_title_is_text_not_markup() -> None:
-    assert "VP&gt;DS &amp; more</title>" in drawn(1.0, 2.0, "VP>DS & more")
+    assert sign(RunView([folder])).plain
+    page = html(RunView([folder]))
+    assert 'class="sign plain"' in page
+    assert "rotate(0.0 70 28)" in page
+    assert 'class="tilt"' not in page

@@ -18,7 +18,7 @@ from steelyard.experiment.loading import read_experiment
 from steelyard.experiment.rules import with_rules
 from steelyard.experiment.running import run
 from steelyard.report.comparison import compare_run
-from steelyard.report.rendering import Table, as_csv, as_html, as_text, spark
+from steelyard.report.rendering import Table, as_csv, as_text, filled, spark
 from steelyard.report.tables import main_table
 
 
@@ -43,9 +43,10 @@ def test_any_table_fits_and_keeps_its_letters(rows: list[tuple[str, ...]], width
 
 def test_html_escapes_every_text_and_marks_the_best_row() -> None:
     evil = "<script>&"
-    text = as_html(Table(evil, (evil, evil), ((evil, "1"), ("b", "2")), evil, best=1))
+    table = Table(evil, (evil, evil), ((evil, "1"), ("b", "2")), evil, best=1)
+    text = filled("notebook.html.j2", headline=[evil], tables=[table], chart="<svg/>")
     assert "<script>" not in text
-    assert text.count("&lt;script&gt;&amp;") == 6
+    assert text.count("&lt;script&gt;&amp;") == 7
     assert "<tr><td>&lt;" in text
     assert "<tr class=best><td>b" in text
 

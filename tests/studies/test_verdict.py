@@ -128,7 +128,7 @@ def test_the_page_holds_the_answer_escaped_and_its_pictures() -> None:
         f"<dd>{SUITE.sha256}</dd>",
         "<dt>level of the tests</dt><dd>5 %</dd>",
         "<dt>settings tried</dt><dd>&lt;b&gt;: 50.0 %, c: 25.0 %</dd>",
-        'content="default-src &#x27;none&#x27;; img-src data:; style-src &#x27;unsafe-inline&#x27;">',
+        "content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'\">",
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
     ):
         assert part in page

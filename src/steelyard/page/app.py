@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import html
 import json
 import socket
 import threading
@@ -32,6 +31,7 @@ from steelyard.page.jobs import Jobs
 from steelyard.page.overview import FigureDocument, Figures, Overview, ServerDocument, ServerView
 from steelyard.report.contents import RawCriteria
 from steelyard.report.figures import bundle
+from steelyard.report.rendering import filled
 from steelyard.runs.glance import Glance, RunDocument, find_runs, glance, signature
 
 EVERY = 0.5
@@ -126,7 +126,7 @@ async def stream(
 # The web application: what is asked, by whom, and what is answered.
 
 
-KINDS = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml", ".html": "text/html"}
+KINDS = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 MOST_RUNS = 8
 """Runs that one comparison takes."""
 
@@ -285,15 +285,13 @@ def _static(app: FastAPI, keys: Keys, root: Path, jobs: Jobs, server: bool) -> N
         """The HTML holds the token that its script sends with everything that changes something."""
         facts = {"page-token": keys.page, "root": str(root), "read-only": str(jobs.read_only).lower()}
         facts |= {"server": "true"} if server else {}
-        meta = "\n".join(f'<meta name="{name}" content="{html.escape(value)}">' for name, value in facts.items())
-        icon = assets()["icon.svg"].replace("<svg ", '<svg aria-hidden="true" ', 1)
-        text = assets()["index.html"].replace("<!-- meta -->", meta).replace("<!-- icon -->", icon)
+        text = filled("page.html.j2", facts=facts, icon=assets()["icon.svg"])
         return Response(text, media_type="text/html; charset=utf-8")
 
     @app.get("/assets/{name}")
     def asset(name: str, request: Request) -> Response:
         text = bundle() if name == "vega.js" else assets().get(name)
-        if text is None or name == "index.html":
+        if text is None:
             raise HTTPException(404, "no such file")
         mark = f'"{hashlib.sha256(text.encode()).hexdigest()[:32]}"'
         # Asked for again each time, and sent only when it changed: an update is never hidden by an old copy.

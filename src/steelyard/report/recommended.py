@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import altair as alt
 import numpy as np
@@ -19,14 +19,21 @@ from steelyard.report.view import RunView
 if TYPE_CHECKING:
     from steelyard.report.recommender import CloudWord
 
+
+class Titled(NamedTuple):
+    """What stands above a figure."""
+
+    title: str
+    caption: str
+
+
 TITLES = {
-    "tradeoff": ("Accuracy against coverage", "Up: better lists; right: more of the catalogue is ever shown."),
-    "popularity": (
+    "tradeoff": Titled("Accuracy against coverage", "Up: better lists; right: more of the catalogue is ever shown."),
+    "popularity": Titled(
         "How popular what is shown is",
         "Share of all that is recommended that goes to the most popular items; the diagonal treats all alike.",
     ),
 }
-"""Title and caption of each figure."""
 
 _SHOWN = {
     "ndcg": "nDCG",

@@ -1,4 +1,4 @@
-"""One table of ready-made cells, and its renderers: plain text, Markdown, LaTeX, HTML, CSV.
+"""One table of ready-made cells, and its renderers: plain text, Markdown, LaTeX, CSV; pages of HTML from templates.
 
 Everything that is shown as a table goes through here, so that no name out of a run's database reaches a terminal, a
 page or a spreadsheet as anything but text.
@@ -12,11 +12,15 @@ import math
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from html import escape
+from functools import cache
 from itertools import zip_longest
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from steelyard.base.errors import no_formula, printable
+from steelyard.report.assets import text
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 Style = Literal["text", "markdown", "latex"]
 BARS = "▁▂▃▄▅▆▇█"
@@ -183,21 +187,25 @@ def _escape(text: str) -> str:
     return "".join(_LATEX.get(character, character) for character in text)
 
 
-def as_html(table: Table) -> str:
-    """Write a table as HTML, in a box that scrolls by itself where the page is narrow."""
-    heads = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in table.headings)
-    rows = "".join(
-        f"<tr{' class=best' if index == table.best else ''}>"
-        + "".join(f"<td>{escape(value)}</td>" for value in row)
-        + "</tr>"
-        for index, row in enumerate(table.rows)
+def filled(template: str, **context: object) -> str:
+    """Fill a file of `templates`: what is put in is escaped, and what it lacks is an error."""
+    return _templates().get_template(template).render(context).lstrip()
+
+
+@cache
+def _templates() -> Environment:
+    # For speed of start: only what writes HTML needs it.
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    made = Environment(
+        loader=PackageLoader("steelyard.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    note = f'<p class="note">{escape(table.note)}</p>' if table.note else ""
-    return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(table.title)}"><table>'
-        f"<caption><span>{escape(table.title)}</span></caption><thead><tr>{heads}</tr></thead>"
-        f"<tbody>{rows}</tbody></table></div>{note}"
-    )
+    made.globals["asset"] = text
+    return made
 
 
 def as_csv(headings: Sequence[str], rows: Iterable[Sequence[str | float | None]]) -> str:

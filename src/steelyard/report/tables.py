@@ -25,10 +25,18 @@ MOST_CLASSES = 20
 
 def comparison_tables(document: Comparison) -> list[Table]:
     """Return the papers' tables: rounds to target, devices, server, testing rounds, samples, curves."""
+    return [*target_tables(document), *result_tables(document)]
+
+
+def target_tables(document: Comparison) -> list[Table]:
+    """Return a table for each target: after how many rounds a share of the devices reach it."""
     several = len(document["seeds"]) > 1
-    found = [_rounds(section, document, several) for section in document["rounds_to_target"]]
-    for tables in (_devices, _clients, _server, class_tables):
-        found += tables(document)
+    return [_rounds(section, document, several) for section in document["rounds_to_target"] if section["rows"]]
+
+
+def result_tables(document: Comparison) -> list[Table]:
+    """Return what `target_tables` leaves: devices, server, testing rounds, samples, curves."""
+    found = [table for tables in (_devices, _clients, _server, class_tables) for table in tables(document)]
     found += [table(document) for table in (_ended, _left_out, _flawed, _testing, _samples, _curves)]
     return [table for table in found if table.rows]
 
@@ -317,7 +325,7 @@ def write_comparison(
     return f"{answer}\n\n{render(tables, sentences, style, width)}" + (f"\n{chain}\n" if chain else "")
 
 
-def main_table(document: Comparison, name: str = "") -> Table:
+def main_table(document: Comparison) -> Table:
     """Return the table behind the recommendation: the measure that decides, and how flawed and worst clients fared."""
     found = document["recommendation"]
     last = min(document["last"], document["rounds"])
@@ -345,7 +353,7 @@ def main_table(document: Comparison, name: str = "") -> Table:
     best = rules.index(found.rule) if found.rule is not None and len(rules) > 1 else None
     over = f"mean of the last {last} tested rounds" if last > 1 else f"after round {document['rounds']}"
     shown = f"{measure.name[:1].upper()}{measure.name[1:]}"
-    title = f"{name}{shown} {found['where']}, {over}"
+    title = f"{shown} {found['where']}, {over}"
     return Table(title, ("rule", *columns), rows, _main_note(document), best=best)
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from html import escape
 from typing import Any
 
 import altair as alt
@@ -15,10 +14,9 @@ import pandas as pd
 
 from steelyard.base.errors import listed
 from steelyard.base.measures import UNKNOWN, show_estimate
-from steelyard.report.assets import text
 from steelyard.report.figures import svg
 from steelyard.report.figures.look import WIDTH, described
-from steelyard.report.rendering import Table, as_html, paragraph, render
+from steelyard.report.rendering import Table, filled, paragraph, render
 from steelyard.studies.suite import Suite, Tried
 from steelyard.studies.verdict import ArenaDocument, ArenaScene
 
@@ -157,25 +155,16 @@ ROW = 26
 """Height of a rule's line, in pixels."""
 LETTER = 6.5
 """Room for a letter of a rule's name, in pixels: where a wider font stands in, a picture would cut long names off."""
-_MORE = "figure svg{max-width:100%;height:auto;background:#fff;overflow:visible}"
 
 
 def arena_html(document: ArenaDocument) -> str:
     """Return the answer as one page that opens without a network."""
     # With very few scenes no difference of ranks is critical, and the picture has no bars.
     apart = "" if document["critical_difference"] is None else ", and what cannot be told apart"
-    drawn = [
-        ("Gain in each scene", gain_chart(document)),
-        (f"Every rule by its mean rank{apart}", rank_chart(document)),
-    ]
-    figures = "".join(
-        f"<figure><figcaption><h3>{escape(title)}</h3></figcaption>{svg(chart)}</figure>"
-        for title, chart in drawn
-        if chart is not None
-    )
-    tables = "".join(as_html(table) for table in arena_tables(document))
-    failed = "".join(f"<li>{escape(line)}</li>" for line in failure_lines(document))
-    title = f"{document['candidate']} in the arena"
+    drawn = {
+        "Gain in each scene": gain_chart(document),
+        f"Every rule by its mean rank{apart}": rank_chart(document),
+    }
     facts = {
         "suite": f"{document['suite']}, version {document['version']}{'' if document['whole'] else ', not the whole'}",
         "SHA-256 of the suite": document["sha256"],
@@ -184,18 +173,14 @@ def arena_html(document: ArenaDocument) -> str:
     }
     if document["tried"]:
         facts["settings tried"] = ", ".join(f"{name}: {100 * value:.1f} %" for name, value in document["tried"].items())
-    listed = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts.items())
-    policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{escape(policy)}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)} · Steelyard</title><style>{text('style.css')}{_MORE}</style></head><body>"
-        f"<header><h1>{escape(title)}</h1>"
-        f'<div class="headline"><p>{escape(document["sentence"])}</p></div></header><main>'
-        f'<section id="result"><h2>What came out</h2>{figures}{tables}</section>'
-        + (f'<section id="failed"><h2>What failed</h2><ul>{failed}</ul></section>' if failed else "")
-        + f'<section id="what"><h2>What was run</h2><dl class="facts">{listed}</dl></section></main></body></html>'
+    return filled(
+        "arena.html.j2",
+        title=f"{document['candidate']} in the arena",
+        sentence=document["sentence"],
+        figures={title: svg(chart) for title, chart in drawn.items() if chart is not None},
+        tables=arena_tables(document),
+        failed=failure_lines(document),
+        what=facts,
     )
 
 

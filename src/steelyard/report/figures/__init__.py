@@ -12,13 +12,25 @@ from steelyard.base import files
 from steelyard.base.errors import UserError, listed, nearest, told_as
 from steelyard.report.figures import all_rules as all_rules
 from steelyard.report.figures import one_rule as one_rule
-from steelyard.report.figures.look import ENDINGS, KINDS, Chart, bundle, spec, svg, theme, write_figure, write_figures
+from steelyard.report.figures.look import (
+    ENDINGS,
+    KINDS,
+    Chart,
+    Figure,
+    bundle,
+    spec,
+    svg,
+    theme,
+    write_figure,
+    write_figures,
+)
 from steelyard.report.result import Comparison
 from steelyard.report.tables import curves_csv
 from steelyard.report.view import RunView
 
 __all__ = [
     "KINDS",
+    "Figure",
     "bundle",
     "draw",
     "draw_all",
