@@ -220,7 +220,7 @@ def test_a_server_that_asks_again_beyond_or_under_another_name_is_refused_at_the
     assert reason(ask_to_train(asked, document, 99)) == "NotAllowed: round: got 99; allowed: 1 to 1"
     assert isinstance(ask_to_train(asked, document, 1, federation="other"), RecordDict)  # Never named.
     assert isinstance(ask_to_train(asked, private(rounds=2), 1, run="other", clients=("client-002",)), RecordDict)
-    monkeypatch.setattr("steelyard.clients.private.PrivateClients.train", no_work)
+    monkeypatch.setattr("steelyard.clients.protocol.SendingClients.train", no_work)
     restarted = private_node(0, tmp_path, epsilon=4.38)
     line = "privacy.local: round 1 would take the total of this node's answers over its epsilon 4.38; allowed: no"
     for changes in ({}, {"run": "third"}, {"federation": "fourth"}, {"clients": ("client-004",)}):
@@ -240,7 +240,7 @@ def test_one_answer_tells_of_a_client_once_and_failed_work_tells_nothing(
     )
     assert isinstance(ask_to_train(asked, document, 1, clients=("client-001",)), RecordDict)  # It lives elsewhere.
     with monkeypatch.context() as patched:
-        patched.setattr("steelyard.clients.private.PrivateClients.train", no_work)
+        patched.setattr("steelyard.clients.protocol.SendingClients.train", no_work)
         assert reason(ask_to_train(asked, document, 1)) == "AssertionError"
     assert NodeLedger(tmp_path).entries() == []
     assert isinstance(ask_to_train(asked, document, 1, clients=("client-000", "client-002")), RecordDict)
@@ -285,7 +285,7 @@ def run_with_tests(tmp_path: Path, tests: tuple[bool, bool], **sections: Any) ->
 def test_a_question_is_answered_with_names_and_the_reason_alone(
     tmp_path: Path, messages: list[str], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("steelyard.clients.private.PrivateClients.evaluate", no_work)
+    monkeypatch.setattr("steelyard.clients.protocol.SendingClients.evaluate", no_work)
     asking = Question("DS", 5, 1, torch.zeros(2, 650), detailed=True)
     content = ask_to_test(private_node(0, tmp_path, tests=False), asking)
     form = json.loads(str(wire.split(content)[0]))

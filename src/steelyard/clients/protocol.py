@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
 
 from steelyard.messages.algorithm import Algorithm
 from steelyard.messages.payloads import ServerTest
@@ -14,6 +14,8 @@ from steelyard.proof.statements import SealedRound
 if TYPE_CHECKING:
     # Only for annotations: the process of a node that speaks to the server does without torch.
     import torch
+
+    from steelyard.privacy.clipping import DeviceNoise
 
 
 class Clients(Protocol):
@@ -126,6 +128,113 @@ class WrappedClients(Clients):
 
     def close(self) -> None:
         self.clients.close()
+
+
+ON_THE_WAY_OUT = ("algorithm", "behaviour", "vectors", "measure", "clock", "noise", "sign", "hide")
+"""What happens to the updates of a cohort before they leave, in this order.
+
+What the algorithm makes of the training; what a client that breaks the protocol sends instead; vectors beside the
+models, which follow from what is sent; criteria, of what is sent; who comes too late; noise, which covers all of it;
+the node's signature, of what it then has; masks. The server undoes it from the end: it opens the sum, checks
+signatures, discounts who was late, and the algorithm makes the new model of the sum.
+"""
+
+
+@dataclass(eq=False)
+class Sending:
+    """One task's updates on their way out; every step puts in what it makes of them."""
+
+    task: Task
+    updates: Updates
+
+
+SendingT = TypeVar("SendingT", bound=Sending, contravariant=True)
+
+
+class Step(Generic[SendingT]):
+    """One thing that happens to updates on their way out; derive from it what does it."""
+
+    name: ClassVar[str]
+    """Its name in `ON_THE_WAY_OUT`."""
+
+    def check(self) -> None:
+        """Refuse what cannot work, before there is a folder."""
+
+    def out(self, sending: SendingT) -> None:
+        """Change what is sent."""
+        raise NotImplementedError
+
+    def snapshot(self) -> Mapping[str, torch.Tensor]:
+        """Return what is kept between rounds."""
+        return {}
+
+    def restore(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Put back what `snapshot` returned; entries of others are passed over."""
+
+    def describe(self) -> Mapping[str, str]:
+        """Return what a reader of the run should know of it."""
+        return {}
+
+
+StepT = TypeVar("StepT", bound=Step)
+
+
+def in_order(steps: Iterable[StepT]) -> tuple[StepT, ...]:
+    """Return steps in the order in which updates pass them."""
+    return tuple(sorted(steps, key=lambda step: ON_THE_WAY_OUT.index(step.name)))
+
+
+class Noise(Step[Sending]):
+    """Devices clip and noise what they send.
+
+    Tests of models are answered as they are: the guarantee does not cover them. The owner of a node can refuse them
+    there (`NodeConfig.tests`).
+    """
+
+    name = "noise"
+
+    def __init__(self, noise: DeviceNoise) -> None:
+        self.noise = noise
+
+    def out(self, sending: Sending) -> None:
+        sending.updates = self.noise.applied(sending.task, sending.updates)
+
+
+class SendingClients(WrappedClients):
+    """Clients whose updates pass some steps before they leave; made where clients are built."""
+
+    def __init__(self, clients: Clients, steps: Iterable[Step[Sending]]) -> None:
+        super().__init__(clients)
+        self.steps = in_order(steps)
+
+    def check(self, algorithms: Sequence[Algorithm]) -> None:
+        for step in self.steps:
+            step.check()
+        super().check(algorithms)
+
+    def train(self, tasks: Sequence[Task]) -> list[Updates]:
+        sent = [Sending(task, answer) for task, answer in zip(tasks, self.clients.train(tasks), strict=True)]
+        for step in self.steps:
+            for sending in sent:
+                step.out(sending)
+        return [sending.updates for sending in sent]
+
+    def snapshot(self) -> Mapping[str, torch.Tensor]:
+        return {
+            **self.clients.snapshot(),
+            **{key: held for step in self.steps for key, held in step.snapshot().items()},
+        }
+
+    def restore(self, state: Mapping[str, torch.Tensor]) -> None:
+        for step in self.steps:
+            step.restore(state)
+        self.clients.restore(state)
+
+    def describe(self) -> Mapping[str, str]:
+        return {
+            **self.clients.describe(),
+            **{key: said for step in self.steps for key, said in step.describe().items()},
+        }
 
 
 class RemainingClients(WrappedClients):

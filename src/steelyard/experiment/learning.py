@@ -186,19 +186,17 @@ class LearningDescription(Description):
         """Read the data and build simulated clients and their server."""
         from steelyard.experiment.simulation import simulate
 
-        clients, server = simulate(
+        hidden = None if self.privacy is None else self.privacy.aggregation
+        if hidden is not None:
+            check_installed(hidden)
+        return simulate(
             self._sections(),
             dataset=dataset,
             clock=self.clock,
+            hidden=hidden,
             rounds=self.rounds.count,
             experiment=self.model_dump(mode="json", exclude_none=True),
         )
-        if self.privacy is None or self.privacy.aggregation is None:
-            return clients, server
-        check_installed(self.privacy.aggregation)
-        from steelyard.clients.local import HiddenSimulation
-
-        return HiddenSimulation(clients, self.privacy.aggregation), server
 
     def on_node(self, node: NodeConfig) -> NodeClients:
         """Build the clients that live on one node: their part of the data set, or the node's own file."""

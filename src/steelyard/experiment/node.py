@@ -59,7 +59,7 @@ def host_learning(
     about |= {"pixels": 1} if dataset.task == "segmentation" else {}
     if node.guards_rows:
         guarded, names, notes = _guarded_rows(sections, dataset, seed, node, rows_behind)
-        return NodeClients(sections.noisy(guarded), names, about, notes)
+        return NodeClients(sections.sending(guarded), names, about, notes)
     if node.own_data:
         sections = replace(sections, partition=_own_rows(sections.partition))
     first = _population(sections, dataset, seed, node)
@@ -67,7 +67,7 @@ def host_learning(
         lambda wanted: first if wanted == seed else _population(sections, dataset, wanted, node),
         *(sections.model, sections.training, _compute(sections.compute), sections.criteria, node.facts(first.names)),
     )
-    return NodeClients(sections.noisy(clients), tuple(sorted(first.names)), about)
+    return NodeClients(sections.sending(clients), tuple(sorted(first.names)), about)
 
 
 def _guarded_rows(

@@ -197,13 +197,13 @@ class RecommendDescription(Description):
 
     def assemble(self, dataset: DatasetOrSeeded | None = None) -> tuple[Clients, RecommendServer]:
         """Read the data and build the simulated users and their server."""
-        from steelyard.clients.private import PrivateClients
+        from steelyard.clients.protocol import Noise, SendingClients
 
         if dataset is not None:
             raise UserError("dataset: an experiment of kind 'recommend' reads interactions.path; allowed: no dataset")
         clients, server = self.simulated()
         noise = self.device_noise()
-        return clients if noise is None else PrivateClients(clients, noise), server
+        return clients if noise is None else SendingClients(clients, [Noise(noise)]), server
 
     def simulated(self) -> tuple[RecommendClients, RecommendServer]:
         """Build the simulated users themselves, without the noise that they may add to what they send."""

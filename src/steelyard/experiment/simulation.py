@@ -10,9 +10,8 @@ from typing import Any
 import torch
 
 from steelyard.base.errors import UserError
-from steelyard.clients.local import ClockedClients, ClockSettings, ComputeSettings, Simulation, SimulationServer
-from steelyard.clients.private import PrivateClients
-from steelyard.clients.protocol import Clients, Server
+from steelyard.clients.local import Clock, ClockSettings, ComputeSettings, Hide, Simulation, SimulationServer
+from steelyard.clients.protocol import Clients, Noise, Sending, SendingClients, Server, Step
 from steelyard.clients.ranks.group import current
 from steelyard.clients.ranks.simulation import RankedSimulation, on_rank
 from steelyard.data import DataSettings, FlawSettings, PartitionSettings, load, share_out
@@ -25,6 +24,7 @@ from steelyard.learning.parameters import Layout
 from steelyard.learning.settings import ModelSettings, TrainingSettings
 from steelyard.messages.payloads import Counts, ServerTest
 from steelyard.privacy.clipping import DeviceNoise
+from steelyard.privacy.settings import AggregationSettings
 from steelyard.weighing.criterion import Criterion
 
 
@@ -48,9 +48,10 @@ class LearningSections:
         population = share_out(dataset, self.partition, seed, self.flaws)
         return replace(population, facts=self.facts.of(population.names, seed, all_known=everyone))
 
-    def noisy(self, clients: Clients) -> Clients:
-        """Return the clients with the noise that their devices add."""
-        return clients if self.noise is None else PrivateClients(clients, self.noise)
+    def sending(self, clients: Clients, *steps: Step[Sending]) -> Clients:
+        """Return the clients with what happens to their updates on the way out, the noise of devices among it."""
+        every = [*steps, *([] if self.noise is None else [Noise(self.noise)])]
+        return SendingClients(clients, every) if every else clients
 
 
 def simulate(
@@ -58,6 +59,7 @@ def simulate(
     *,
     dataset: DatasetOrSeeded | None = None,
     clock: ClockSettings | None = None,
+    hidden: AggregationSettings | None = None,
     rounds: int = 0,
     experiment: Mapping[str, Any] | None = None,
 ) -> tuple[Clients, SimulationServer]:
@@ -93,8 +95,9 @@ def simulate(
     trained: Clients = clients
     if ranks is not None and ranks.place.rank == 0 and experiment is not None:
         trained = RankedSimulation(clients, server, ranks, experiment)
-    timed = trained if clock is None else ClockedClients(trained, clients.context, clock)
-    return sections.noisy(timed), server
+    steps: list[Step[Sending]] = [] if clock is None else [Clock(clients.context, clock)]
+    steps += [] if hidden is None else [Hide(hidden)]
+    return sections.sending(trained, *steps), server
 
 
 def first_called(dataset: DatasetOrSeeded, seed: int) -> tuple[DatasetOrSeeded, TaskKind | None]:

@@ -35,7 +35,7 @@ from steelyard.clients.flower.forms import AskForm, HeadsForm, IntroductionForm,
 from steelyard.clients.flower.hidden_messages import KeysForm, OpenForm, RoundForm, key_shares_codec
 from steelyard.clients.flower.wire import read_array, tensor
 from steelyard.clients.node import NodeClients, NodeConfig
-from steelyard.clients.private import PrivateClients
+from steelyard.clients.protocol import Noise, SendingClients
 from steelyard.experiment.description import Description
 from steelyard.experiment.node_rules import agreed, agreed_question, agreed_task, public_error, public_reason
 from steelyard.federate import book
@@ -290,8 +290,8 @@ def _ledger(config: NodeConfig, node: NodeClients, task: Task, run: str) -> Call
     ledger = NodeLedger.of(config)
     if ledger is None:
         return lambda: None
-    assert isinstance(node.clients, PrivateClients), "an experiment without noise is refused"
-    noise = node.clients.noise
+    assert isinstance(node.clients, SendingClients), "an experiment without noise is refused"
+    (noise,) = (step.noise for step in node.clients.steps if isinstance(step, Noise))
     assert noise.settings.local is not None
     planned = Disclosure(
         run=ledger_name(run),

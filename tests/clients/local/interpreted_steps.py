@@ -25,7 +25,7 @@ def trained(name: str) -> None:
     expected, start, clients = engine_cases.trained(what)
     setup = clients.context.setup
     derived = ConvSteps(setup.module, setup.layout, half=False)  # type: ignore[arg-type]
-    cohort, _ = clients.cohort_builder.gather(engine_cases.tasks_of(clients.names(0), start, what))
+    cohort, _ = clients.context.cohort(engine_cases.tasks_of(clients.names(0), start, what))
     out = torch.zeros(len(cohort), setup.layout.size)
     engine = GraphEngine(setup, lambda descent: gpu.KernelSteps(derived, descent, "float32"), "stacked")
     losses, begin = engine.train(cohort, out), 0

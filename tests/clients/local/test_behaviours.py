@@ -11,7 +11,7 @@ import torch
 from tests.clients.local.test_simulation import SIZES, make, outputs_of, population, stepped, task
 
 from steelyard.clients.local import Simulation
-from steelyard.clients.local.hostile import attack
+from steelyard.clients.local.outgoing import attack
 from steelyard.data.dataset import Behaviour
 from steelyard.learning.parameters import Layout
 from steelyard.messages.updates import Task

@@ -16,10 +16,11 @@ from tests.stopping import stopped_and_resumed
 from steelyard import Experiment
 from steelyard.algorithms.settings import AlgorithmSettings
 from steelyard.base.settings import validated
-from steelyard.clients.local import ClockedClients, ClockSettings, ComputeSettings, Simulation
+from steelyard.clients.local import Clock, ClockSettings, ComputeSettings, Simulation
+from steelyard.clients.protocol import SendingClients
 from steelyard.experiment.running import run
 from steelyard.learning.settings import ModelSettings, TrainingSettings
-from steelyard.messages.updates import Task
+from steelyard.messages.updates import Floats, Task, Updates
 from steelyard.runs.history import History
 
 SIZES = {"a": 4, "b": 6, "c": 10}
@@ -29,12 +30,18 @@ FACTS = {
 }
 
 
-def clocked(settings: dict[str, Any], **training: Any) -> ClockedClients:
+def clocked(settings: dict[str, Any], **training: Any) -> SendingClients:
     population = regression_population(2, SIZES, facts=FACTS)
     given = TrainingSettings(**{"epochs": 2, "batch_size": 3, **training})
     inner = Simulation({3: population}, ModelSettings(name="linear"), given, ComputeSettings(engine="loop"))
     usual = {"sample_seconds": 0.5, "download": 12.0, "upload": 3.0}
-    return ClockedClients(inner, inner.context, validated(ClockSettings, {**usual, **settings}, ""))
+    return SendingClients(inner, [Clock(inner.context, validated(ClockSettings, {**usual, **settings}, ""))])
+
+
+def seconds_of(clients: SendingClients, task: Task, updates: Updates) -> Floats:
+    (clock,) = clients.steps
+    assert isinstance(clock, Clock)
+    return clock.seconds(task, updates)
 
 
 class TestClock(SimulationContract):
@@ -42,14 +49,14 @@ class TestClock(SimulationContract):
 
     @pytest.fixture
     def make(self) -> Make:
-        def fresh() -> ClockedClients:
+        def fresh() -> SendingClients:
             inner = simulation("loop", self.model)
-            return ClockedClients(inner, inner.context, ClockSettings(late="next"))
+            return SendingClients(inner, [Clock(inner.context, ClockSettings(late="next"))])
 
         return fresh
 
 
-def task(clients: ClockedClients, round: int = 1, algorithm: str = "fedavg", **given: Any) -> Task:
+def task(clients: SendingClients, round: int = 1, algorithm: str = "fedavg", **given: Any) -> Task:
     start = torch.tensor([0.5, -0.25, 0.125]) * round
     made = AlgorithmSettings(name=algorithm, **given).made()
     vectors = {name: torch.zeros(3) for name in made.receives}
@@ -71,7 +78,7 @@ def test_seconds_by_hand(algorithm: str, training: dict[str, Any], seconds: list
     clients = clocked({}, **training)
     asked = task(clients, algorithm=algorithm)
     (updates,) = clients.train([asked])
-    assert clients.seconds(asked, updates).tolist() == pytest.approx(seconds)
+    assert seconds_of(clients, asked, updates).tolist() == pytest.approx(seconds)
     assert updates.simulated == pytest.approx(max(seconds))
 
 
@@ -81,7 +88,7 @@ def test_stragglers_take_longer_and_are_drawn_anew_in_each_round() -> None:
     for round in range(1, 13):
         asked = task(clients, round)
         (updates,) = clients.train([asked])
-        took = clients.seconds(asked, updates)
+        took = seconds_of(clients, asked, updates)
         for seconds, fast, slow in zip(took, [9, 29, 15], [81, 281, 132], strict=True):
             assert seconds == pytest.approx(fast) or seconds == pytest.approx(slow)
         found.add(tuple(took > 80))

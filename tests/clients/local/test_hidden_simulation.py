@@ -11,7 +11,8 @@ import torch
 from tests.kit import SMALL, assert_refused, changed
 from tests.stopping import stopped_and_resumed
 
-from steelyard.clients.local.hidden_simulation import HiddenSimulation, WeightedSteps
+from steelyard.clients.local.hidden_simulation import Hide, WeightedSteps
+from steelyard.clients.protocol import SendingClients
 from steelyard.experiment.loading import build
 from steelyard.experiment.running import run
 from steelyard.messages.updates import Task, Updates
@@ -57,10 +58,10 @@ def absent(**stages: str):
     return lambda stage, round: frozenset(f"client-{number.zfill(3)}" for number in stages.get(stage, "").split())
 
 
-def hidden(settings: AggregationSettings | None = None, **stages: str) -> tuple[HiddenSimulation, Task]:
+def hidden(settings: AggregationSettings | None = None, **stages: str) -> tuple[SendingClients, Task]:
     clients, server = build(HIDDEN).assemble()
-    assert isinstance(clients, HiddenSimulation)
-    fresh = HiddenSimulation(clients.clients, settings or AggregationSettings(), absent(**stages))
+    assert isinstance(clients, SendingClients)
+    fresh = SendingClients(clients.clients, [Hide(settings or AggregationSettings(), absent(**stages))])
     return fresh, Task("f", 3, 1, tuple(fresh.names(3)), server.initial(3))
 
 

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 from steelyard.clients.local.settings import ClockSettings, ComputeSettings
 
 if TYPE_CHECKING:
-    from steelyard.clients.local.clock import ClockedClients
-    from steelyard.clients.local.hidden_simulation import HiddenSimulation
+    from steelyard.clients.local.hidden_simulation import Hide
+    from steelyard.clients.local.outgoing import Clock
     from steelyard.clients.local.server import SimulationServer
     from steelyard.clients.local.simulation import Simulation
 
-__all__ = ["ClockSettings", "ClockedClients", "ComputeSettings", "HiddenSimulation", "Simulation", "SimulationServer"]
+__all__ = ["Clock", "ClockSettings", "ComputeSettings", "Hide", "Simulation", "SimulationServer"]
 
 
 _LATE = {
-    "ClockedClients": "clock",
-    "HiddenSimulation": "hidden_simulation",
+    "Clock": "outgoing",
+    "Hide": "hidden_simulation",
     "Simulation": "simulation",
     "SimulationServer": "server",
 }

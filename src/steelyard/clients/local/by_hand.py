@@ -17,7 +17,6 @@ from steelyard.base.randomness import generator, stream_key
 from steelyard.clients.local.cohort import Cohort
 from steelyard.clients.local.context import SimulationContext
 from steelyard.clients.local.engines.choice import ChosenEngine
-from steelyard.clients.local.kept import Kept
 from steelyard.clients.local.population import DevicePopulation, Ints
 from steelyard.learning import parameters
 from steelyard.learning.descent import Descent, StackDescent
@@ -29,26 +28,23 @@ GRADIENT = Descent(rate=1.0, momentum=0.0, decay=0.0)
 
 
 class HandEngine:
-    """Trains cohorts whose algorithm takes the steps itself; `main` does the ordinary trainings in between."""
+    """Trains cohorts whose algorithm takes the steps itself, with ordinary trainings in between."""
 
-    def __init__(self, context: SimulationContext, kept: Kept, main: ChosenEngine) -> None:
-        self.context, self._kept, self.main = context, kept, main
+    def __init__(self, context: SimulationContext) -> None:
+        self.context = context
         self._single: ChosenEngine | None = None
 
     def train(self, cohort: Cohort, out: torch.Tensor) -> Floats:
         """Let the algorithm train a cohort and its clients keep what they keep; return their losses."""
         algorithm, device = cohort.tasks[0].algorithm, self.context.device
         received = torch.stack([task.parameters.to(device) for task in cohort.tasks])[torch.from_numpy(cohort.task)]
-        of_tasks = [
-            self._kept.vectors(task.federation, algorithm, cohort.jobs(number)[1], received[cohort.jobs(number)[0]])
-            for number, task in enumerate(cohort.tasks)
-        ]
+        numbers = range(len(cohort.tasks))
+        of_tasks = [cohort.vectors(number, received[cohort.jobs(number)[0]]) for number in numbers]
         kept = {name: torch.cat([found[name] for found in of_tasks]) for name in algorithm.keeps}
         local = HandSteps(self, cohort, received, kept)
         models, keep = algorithm.train(local)
-        for number, task in enumerate(cohort.tasks):
-            jobs, names = cohort.jobs(number)
-            self._kept.keep_vectors(task.federation, names, {name: rows[jobs] for name, rows in keep.items()})
+        for number in numbers:
+            cohort.keep(number, {name: rows[cohort.jobs(number)[0]] for name, rows in keep.items()})
         out.copy_(models)
         return local.losses
 
@@ -57,7 +53,7 @@ class HandEngine:
         if self._single is None:
             setup = self.context.setup
             once = setup.training.model_copy(update={"batch_size": "full", "epochs": 1, "updates": None})
-            self._single = ChosenEngine(replace(setup, training=once), self.main.settled(cohort))
+            self._single = ChosenEngine(replace(setup, training=once), self.context.engine.settled(cohort))
         return self._single
 
 
@@ -78,7 +74,7 @@ class HandSteps:
 
     def trained(self, start: torch.Tensor) -> torch.Tensor:
         out = torch.empty_like(start)
-        self.losses = self._engine.main.train(self._cohort.begin_at(start), out)
+        self.losses = self._engine.context.engine.train(self._cohort.begin_at(start), out)
         return out
 
     def batches(self, epochs: int | None = None, share: float = 1.0) -> Iterator[HandBatch]:

@@ -1,27 +1,33 @@
-"""What a simulation and its server share: the populations on the device, the model, the settings."""
+"""What a simulation and its server share: populations on the device, model, settings; cohorts are made here."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
 import torch
 
+from steelyard.algorithms.flexlora import cut_to_ranks
 from steelyard.base.errors import UserError, fault
+from steelyard.clients.local.cohort import Cohort, Kept
+from steelyard.clients.local.engines.choice import ChosenEngine
 from steelyard.clients.local.engines.engine import TrainingSetup
 from steelyard.clients.local.evaluator import Evaluator
 from steelyard.clients.local.hardware import MatrixPool, device_of, memory_of, threads_of
-from steelyard.clients.local.population import DeviceDataset, DevicePopulation
+from steelyard.clients.local.population import DeviceDataset, DevicePopulation, Ints
 from steelyard.clients.local.settings import ComputeSettings
 from steelyard.data.dataset import Population
-from steelyard.learning import losses
+from steelyard.learning import losses, parameters
+from steelyard.learning.descent import Descent
 from steelyard.learning.models import Factory
 from steelyard.learning.parameters import Layout, for_training
-from steelyard.learning.settings import NAMES, ModelSettings, TrainingSettings
+from steelyard.learning.settings import NAMES, ModelSettings, TrainingSettings, no_part
 from steelyard.learning.training import seeded, train_client
-from steelyard.messages.updates import LossState
+from steelyard.messages.algorithm import Algorithm
+from steelyard.messages.updates import Failure, Floats, LossState, Task
 
 COUNTS = 200_000
 """Numbers of samples by client and class that a run's record holds at most."""
@@ -55,9 +61,18 @@ class SimulationContext:
         self.make_evaluator: Callable[[TrainingSetup], Evaluator] = Evaluator
         """Makes what tests models; another one may share tests out."""
         self._evaluator: Evaluator | None = None
+        self._engine: ChosenEngine | None = None
+        self.kept = Kept()
+        """What clients keep from round to round."""
+        self._masks: dict[str, torch.Tensor] = {}
+        self._apart: dict[tuple[int, float], DevicePopulation] = {}
 
-    def population(self, seed: int) -> DevicePopulation:
-        """Return the population of a seed, laid out on the device."""
+    def population(self, seed: int, held_back: float = 0.0) -> DevicePopulation:
+        """Return the population of a seed, on the device; a share of its rows may be held back from training."""
+        if held_back:
+            if (seed, held_back) not in self._apart:
+                self._apart[seed, held_back] = self.population(seed).holding_back(held_back, seed)
+            return self._apart[seed, held_back]
         if seed not in self._populations:
             source = self._source(seed)
             key = id(source.dataset)
@@ -141,6 +156,29 @@ class SimulationContext:
         if self._evaluator is None:
             self._evaluator = self.make_evaluator(self.setup)
         return self._evaluator
+
+    @property
+    def engine(self) -> ChosenEngine:
+        """What trains cohorts; made when first needed, and chosen at the first cohort."""
+        if self._engine is None:
+            self._engine = ChosenEngine(self.setup, self.compute.engine)
+        return self._engine
+
+    def use_engine(self, choice: str) -> None:
+        """Train with the engine that another process has chosen."""
+        if self.engine.choice != choice:
+            self._engine = ChosenEngine(self.setup, choice)
+
+    def first_losses(self, task: Task, clients: Ints) -> Floats:
+        """Return the mean loss of the received model on the training samples of each client, class weights counted."""
+        population = self.population(task.seed)
+        sizes, begins = population.sizes[clients], population.begins[clients]
+        spans = [np.arange(begin, begin + size) for begin, size in zip(begins, sizes, strict=True)]
+        samples = torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *spans])).to(self.device)
+        rows, labels = population.rows[samples], population.labels[samples]
+        received = task.parameters[None].to(self.device)
+        each = self.evaluator.losses(received, population.dataset, rows, labels, self.loss(task.loss))[0]
+        return np.array([float(part.mean()) for part in each.to(torch.float64).split(sizes.tolist())])
 
     def _first_dataset(self) -> DeviceDataset:
         return next(iter(self._populations.values())).dataset
@@ -255,6 +293,97 @@ class SimulationContext:
             self._pool = MatrixPool(limit // 2)
         return self._pool.matrix(clients, size)
 
+    def groups(self, tasks: Sequence[Task]) -> list[list[int]]:
+        """Indices of the tasks that can be trained in one stack: one data set, one form of the loss, one descent."""
+        groups: dict[object, list[int]] = {}
+        for index, task in enumerate(tasks):
+            loss, dataset = self.loss(task.loss), self.population(task.seed).dataset
+            key = (id(dataset), loss.name, loss.shape, loss.scale, self._descent(task))
+            if task.algorithm.by_hand:
+                key = (*key, task.algorithm)
+            groups.setdefault(key, []).append(index)
+        return list(groups.values())
+
+    def cohort(self, tasks: Sequence[Task]) -> tuple[Cohort, list[list[Failure]]]:
+        """Return the cohort of tasks that train in one stack, and by task who cannot train, with the reason."""
+        at_work: dict[tuple[int, int, float], DevicePopulation] = {}
+        failures: list[list[Failure]] = [[] for _ in tasks]
+        starts: list[torch.Tensor] = [task.parameters for task in tasks]
+        jobs: list[tuple[int, int, int]] = []
+        populations: list[DevicePopulation] = []
+        for number, task in enumerate(tasks):
+            # Tasks of one seed and round share the population as it trains then.
+            share = task.algorithm.held_back
+            if (task.seed, task.round, share) not in at_work:
+                whole = self.population(task.seed, share)
+                at_work[task.seed, task.round, share] = whole.at_work(task.seed, task.round)
+            population = at_work[task.seed, task.round, share]
+            populations.append(population)
+            self.kept.receive(task, population.behaviours)
+            for name in sorted(task.clients):
+                position = population.position.get(name)
+                why = "not registered" if position is None else self.too_few(int(population.sizes[position]))
+                if position is None or why is not None:
+                    failures[number].append(Failure(name, why or ""))
+                    continue
+                start = self.kept.start(task, name, population.behaviours)
+                jobs.append((number, position, number if start is task.parameters else len(starts)))
+                if start is not task.parameters:
+                    starts.append(start)
+        table = np.array(jobs, dtype=np.int64).reshape(-1, 3)
+        loss, descent = self.loss(tasks[0].loss), self._descent(tasks[0])
+        form = LossState(loss.name, None, loss.shape, loss.scale)
+        made = (tuple(tasks), tuple(populations), form, descent, table[:, 0], table[:, 1], tuple(starts), table[:, 2])
+        cohort = self._begun(Cohort(*made, kept=self.kept))
+        return replace(cohort, corrections=self._corrections(cohort)) if descent.corrected else cohort, failures
+
+    def _descent(self, task: Task) -> Descent:
+        """How the clients of a task take their steps in this round."""
+        algorithm, training = task.algorithm, self.training
+        descent = Descent.of(training, algorithm.pull, algorithm.corrects)
+        return replace(descent, rate=descent.rate * task.rate, scheduled=training.schedule is not None)
+
+    def _begun(self, cohort: Cohort) -> Cohort:
+        """Return the cohort with each job beginning where its algorithm says."""
+        ranks = [_ranks(cohort, number) for number in range(len(cohort.tasks))]
+        if not any(ranks) and not any(task.algorithm.personal for task in cohort.tasks):
+            return cohort
+        models = cohort.start(self.device)
+        for number, task in enumerate(cohort.tasks):
+            jobs, _ = cohort.jobs(number)
+            if task.algorithm.personal:
+                kept = cohort.vectors(number, models[jobs])
+                models[jobs] = task.algorithm.begin(models[jobs], kept, self.private(task.algorithm))
+            if ranks[number]:
+                cut_to_ranks(models[jobs], torch.from_numpy(self.setup.layout.adapters), ranks[number])
+        return cohort.begin_at(models)
+
+    def _corrections(self, cohort: Cohort) -> torch.Tensor:
+        """What each job's algorithm adds to its gradients or steps, [jobs, parameters]."""
+        parts: list[torch.Tensor] = []
+        for number, task in enumerate(cohort.tasks):
+            received = task.parameters.to(self.device).expand(len(cohort.jobs(number)[1]), -1)
+            parts.append(task.algorithm.correction(self.received(task), cohort.vectors(number, received)))
+        return torch.cat(parts)
+
+    def received(self, task: Task) -> dict[str, torch.Tensor]:
+        """Return the vectors that come with a task, on the device."""
+        return {name: vector.to(self.device) for name, vector in task.vectors.items()}
+
+    def private(self, algorithm: Algorithm) -> torch.Tensor:
+        """Return for each parameter whether clients keep it to themselves."""
+        part = algorithm.private
+        if part not in self._masks:
+            self._masks[part] = parameters.mask(self.setup.module, part, self.device)
+        return self._masks[part]
+
+    def check_parts(self, algorithms: Sequence[Algorithm]) -> None:
+        """Refuse algorithms that keep a part of the model apart which it does not have."""
+        for algorithm in algorithms:
+            parameters.check_part(self.setup.module, algorithm.private, algorithm.name)
+            if algorithm.factored and not len(self.setup.layout.adapters):
+                raise UserError(no_part(algorithm.name, "adapters"))
+
     @property
     def device_name(self) -> str:
         """The device in words."""
@@ -264,6 +393,13 @@ class SimulationContext:
 
     def close(self) -> None:
         """Release the tensors."""
-        self._populations.clear()
-        self._datasets.clear()
-        self._pool = self._evaluator = None
+        for held in (self._populations, self._datasets, self._masks, self._apart):
+            held.clear()
+        self._pool = self._evaluator = self._engine = None
+
+
+def _ranks(cohort: Cohort, number: int) -> list[int | None]:
+    """Return how many ranks of its adapters each client of a task trains; empty where all train all."""
+    algorithm = cohort.tasks[number].algorithm
+    found = [algorithm.rank_of(name) for name in cohort.jobs(number)[1]] if algorithm.factored else []
+    return found if any(rank is not None for rank in found) else []

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from steelyard.base.errors import in_words
 from steelyard.base.logs import doing
-from steelyard.clients.protocol import Clients, WrappedClients
-from steelyard.messages.algorithm import Algorithm
+from steelyard.clients.protocol import Sending, Step
 from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import Failure, Floats, Task, Updates
 from steelyard.privacy.hidden import FixedPoint, Grid, HiddenUpdates, Summed, Words, beyond, check_installed
@@ -39,24 +38,21 @@ def _nobody(stage: str, round: int) -> frozenset[str]:
     return frozenset()
 
 
-class HiddenSimulation(WrappedClients):
-    """The clients of a simulation with their updates hidden from the server; implements the `Clients` protocol.
+class Hide(Step[Sending]):
+    """Simulated clients hide their updates from the server, which opens their sum alone."""
 
-    `clients` train and test; where devices add noise, they add it, so that noise comes first and masks after.
-    """
+    name = "hide"
 
-    def __init__(self, clients: Clients, settings: AggregationSettings, absent: Absent = _nobody) -> None:
-        super().__init__(clients)
+    def __init__(self, settings: AggregationSettings, absent: Absent = _nobody) -> None:
         self.settings, self._absent = settings, absent
         self._keys: CkksKeys | None = None
 
-    def check(self, algorithms: Sequence[Algorithm]) -> None:
-        """Refuse what the simulation refuses, and a missing library."""
+    def check(self) -> None:
+        """Refuse a missing library."""
         check_installed(self.settings)
-        super().check(algorithms)
 
-    def train(self, tasks: Sequence[Task]) -> list[Updates]:
-        return [self._hidden(task, answer) for task, answer in zip(tasks, self.clients.train(tasks), strict=True)]
+    def out(self, sending: Sending) -> None:
+        sending.updates = self._hidden(sending.task, sending.updates)
 
     def _hidden(self, task: Task, answer: Updates) -> Updates:
         payload = answer.payload
@@ -73,24 +69,26 @@ class HiddenSimulation(WrappedClients):
         else:
             from steelyard.clients.local.encrypted_sums import EncryptedSums  # Late for speed of start; an extra too.
 
-            summing = EncryptedSums(steps, self._shared_keys(task), self.settings, self._absent)
+            summing = EncryptedSums(
+                steps, self._shared_keys(max(task.registered, len(task.clients))), self.settings, self._absent
+            )
         gone = self._absent("share", task.round)
         if gone:
             keep = [row for row, name in enumerate(answer.clients) if name not in gone]
             answer = answer.select(keep, [Failure(name, "dropped out") for name in answer.clients if name in gone])
         return replace(answer, payload=HiddenUpdates(answer.clients, summing, self.settings))
 
-    def _shared_keys(self, task: Task) -> CkksKeys:
+    def _shared_keys(self, clients: int) -> CkksKeys:
         """Return the keys that the clients share; made when they are first needed, and never part of a checkpoint."""
         if self._keys is None:
             from steelyard.clients.local.encrypted_sums import CkksKeys  # Late for speed of start; an extra too.
 
             with doing("making the clients' keys"):
-                self._keys = CkksKeys(Grid.of(self.settings.bound, len(self.names(task.seed))))
+                self._keys = CkksKeys(Grid.of(self.settings.bound, clients))
         return self._keys
 
     def describe(self) -> Mapping[str, str]:
-        return {**self.clients.describe(), "aggregation": self.settings.kind}
+        return {"aggregation": self.settings.kind}
 
 
 class MaskedSums:

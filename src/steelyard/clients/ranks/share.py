@@ -72,7 +72,7 @@ class Share:
         # The memory of the last round's models is free for those of this one.
         self._held.clear()
         self._training = content["training"]
-        self.simulation.use_engine(content["engine"])
+        self.simulation.context.use_engine(content["engine"])
         if content["state"] is not None:
             self.simulation.restore(content["state"])
         tasks = [read_task(table, clients) for table, clients in zip(content["tasks"], content["clients"], strict=True)]

@@ -120,7 +120,7 @@ class Noisy(SequentialEngine):
 
 def work(what: Case = MLP) -> tuple[TrainingSetup, Cohort]:
     clients = cases.simulated(what)
-    return clients.context.setup, clients.cohort_builder.gather([cases.task_of(clients)])[0]
+    return clients.context.setup, clients.context.cohort([cases.task_of(clients)])[0]
 
 
 @pytest.mark.parametrize(

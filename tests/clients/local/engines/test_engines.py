@@ -85,7 +85,7 @@ def on_graphs(engine: str, expected: Simulation, what: Case, start: torch.Tensor
         return (MappedStep if engine == "captured" else CompiledStep)(setup, descent)
 
     made = GraphEngine(setup, step, "stacked/graph", 3)
-    cohort, _ = expected.cohort_builder.gather(cases.tasks_of(expected.names(0), start, what, 1))
+    cohort, _ = expected.context.cohort(cases.tasks_of(expected.names(0), start, what, 1))
     out = torch.zeros(len(cohort), setup.layout.size)
     for _ in range(1 if engine == "compiled" else 2):  # the buffers are used again
         losses = made.train(cohort, out.zero_())

@@ -1,0 +1,512 @@
+"""What happens to updates of simulated clients on their way out: the steps before noise, signature and masks.
+
+`protocol.ON_THE_WAY_OUT` has the order of all steps. Each is a small object here, and none knows of the others.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from steelyard.base import randomness
+from steelyard.clients.local.cohort import Cohort, step_counts
+from steelyard.clients.local.context import SimulationContext
+from steelyard.clients.local.population import DevicePopulation, Ints
+from steelyard.clients.local.settings import ClockSettings
+from steelyard.clients.protocol import Sending, Step
+from steelyard.data.dataset import HONEST, Behaviour
+from steelyard.data.flaws import OMNISCIENT
+from steelyard.learning.parameters import Layout
+from steelyard.messages.algorithm import LAST, OWN, Listening, LocalTraining, SecondTraining
+from steelyard.messages.payloads import DenseModels, spans
+from steelyard.messages.updates import Counts, Failure, Floats, Task, Updates
+from steelyard.weighing.criterion import Criterion, LocalData
+
+
+@dataclass(eq=False)
+class Trained(Sending):
+    """One task's updates as they were trained, and on their way out."""
+
+    cohort: Cohort
+    number: int
+    """Of the task in its cohort."""
+    local: LocalTraining | None = None
+    """What the clients did, where the algorithm asks for it."""
+    own: torch.Tensor | None = None
+    """The models that the clients trained, where these listen to each other."""
+
+    @property
+    def models(self) -> torch.Tensor:
+        """What is sent, [clients, parameters]; steps write into it."""
+        return models_of(self.updates)
+
+    @property
+    def clients(self) -> Ints:
+        """Where the clients stand in their population."""
+        return self.cohort.client[self.cohort.jobs(self.number)[0]]
+
+
+def models_of(updates: Updates) -> torch.Tensor:
+    """Return single models; whoever hides them comes last."""
+    assert isinstance(updates.payload, DenseModels)
+    return updates.payload.models
+
+
+class OfAlgorithm(Step[Trained]):
+    """What the algorithm makes of the training, and what of a model stays at home."""
+
+    name = "algorithm"
+
+    def __init__(self, context: SimulationContext) -> None:
+        self._context = context
+
+    def out(self, sending: Trained) -> None:
+        task, algorithm, models = sending.task, sending.task.algorithm, sending.models
+        if not len(models):
+            return
+        if algorithm.keeps or algorithm.sends:
+            sending.local = self._local(sending)
+        if algorithm.listens:
+            sending.own = models.clone()
+        if algorithm.private != "nothing":
+            # Clients keep their whole model where a part of it is private; what is sent lacks that part.
+            sending.cohort.keep(sending.number, {OWN: models})
+            private = self._context.private(algorithm).to(models.device)
+            models.copy_(models.where(~private, task.parameters.to(models.device)))
+        if algorithm.replaces and sending.local is not None:
+            sent, keep = algorithm.sent(sending.local)
+            models.copy_(sent)
+            sending.cohort.keep(sending.number, keep)
+
+    def _local(self, sending: Trained) -> LocalTraining:
+        """Return what the clients of a task did, with their second training."""
+        cohort, task, context, device = sending.cohort, sending.task, self._context, self._context.device
+        jobs, names = cohort.jobs(sending.number)
+        mine = cohort.take(range(len(cohort))[jobs])
+        common = len(np.unique(mine.origin)) == 1
+        start = mine.starts[mine.origin[0]].to(device)[None] if common else mine.start(device)
+        counts = step_counts(mine.sizes, context.training, joined=context.setup.batch_norm)
+        steps = torch.from_numpy(counts).to(device, torch.float32)[:, None]
+        kept = cohort.vectors(sending.number, start.expand(len(names), -1))
+        did = (start, sending.models.to(device), steps, cohort.descent.rate, context.received(task), kept)
+        local = LocalTraining(*did)
+        second = task.algorithm.again(local)
+        return local if second is None else replace(local, second=self._trained_again(mine, second))
+
+    def _trained_again(self, cohort: Cohort, second: SecondTraining) -> torch.Tensor:
+        descent = replace(cohort.descent, pull=second.pull, corrects="gradient")
+        out = self._context.matrix(len(cohort))
+        again = replace(cohort.begin_at(second.start), descent=descent, corrections=second.correction)
+        self._context.engine.train(again, out)
+        return out.to(self._context.device)
+
+
+class OfBehaviour(Step[Trained]):
+    """What hostile clients send in place of what they would have sent; they act on the stacked models of a cohort.
+
+    u is the client's own update Θ_a − Θ, μ and σ are the mean and the standard deviation of the honest updates of its
+    cohort, coordinate by coordinate. The omniscient attacks see them all, and all hostile clients send the same.
+
+        reversed   −s · u                        sign flip for s = 1, scaled reversal for s = 10
+        boosted    s · u, s = n/m by default     E. Bagdasaryan et al.: "How To Backdoor …" (AISTATS 2020)
+        bias       u + s · ‖u‖ · e_b             b is the bias of one class in the last layer
+        gaussian   s · rms(u) · z, z ~ N(0, I)   noise s times as large as the update
+        alie       μ − s · σ                     G. Baruch, M. Baruch, Y. Goldberg: "A Little Is Enough" (NeurIPS 2019)
+        ipm        −s · μ                        C. Xie, O. Koyejo, I. Gupta: "Fall of Empires" (UAI 2019)
+        min-max    μ − γ · σ                     V. Shejwalkar, A. Houmansadr: "Manipulating the Byzantine" (NDSS 2021)
+
+    with γ of min-max the greatest for which max_i ‖μ − γσ − u_i‖ ≤ max_ij ‖u_i − u_j‖ over the honest i, j.
+    """
+
+    name = "behaviour"
+
+    def __init__(self, context: SimulationContext) -> None:
+        self._context = context
+
+    def out(self, sending: Trained) -> None:
+        task, updates, population = sending.task, sending.updates, sending.cohort.populations[sending.number]
+        behaviours = population.behaviours
+        if not behaviours or not updates.clients:
+            return
+        attack(task, updates.clients, sending.models, behaviours, self._context.setup.layout)
+        for name, model in zip(updates.clients, sending.models, strict=True):
+            self._context.kept.keep_model(task, name, model, behaviours)
+        # At least one sample, as they have some.
+        claimed = np.maximum(1, np.rint(updates.samples * population.claims(task.round)[sending.clients]))
+        sending.updates = replace(updates, samples=claimed.astype(np.int64))
+
+
+def attack(
+    task: Task,
+    names: Sequence[str],
+    models: torch.Tensor,
+    behaviours: Mapping[str, Behaviour],
+    layout: Layout | None = None,
+) -> None:
+    """Replace the rows of hostile clients in models [clients, parameters] of one cohort, in place.
+
+    `layout` says where the biases of classes are, for those who push one.
+    """
+    kinds = [behaviours.get(name, HONEST) for name in names]
+    # What adaptive colluders send is chosen once the whole cohort is there (rounds.colluding).
+    hostile = [row for row, how in enumerate(kinds) if how.attack not in (None, "adaptive")]
+    if not hostile:
+        return
+    origin = task.parameters.to(models.device)
+    groups: dict[Behaviour, list[int]] = {}
+    for row in hostile:
+        if kinds[row].attack in OMNISCIENT:
+            groups.setdefault(kinds[row], []).append(row)
+        else:
+            _alone(task, names[row], models[row], origin, kinds[row], layout)
+    honest = [row for row in range(len(names)) if row not in hostile] or hostile
+    for how, rows in groups.items():
+        _together(models, origin, honest, rows, how)
+
+
+def _alone(
+    task: Task, name: str, model: torch.Tensor, origin: torch.Tensor, how: Behaviour, layout: Layout | None
+) -> None:
+    update = model - origin
+    if how.attack in ("reversed", "boosted"):
+        model.copy_(origin + (how.strength if how.attack == "boosted" else -how.strength) * update)
+        return
+    if how.attack == "bias":
+        assert layout is not None, "whoever has models knows their layout"
+        biases = layout.output[:, -1].tolist()
+        # One output tells two classes apart: less of it is class 0.
+        sign = -1.0 if len(biases) == 1 and how.target == 0 else 1.0
+        model[biases[min(how.target, len(biases) - 1)]] += sign * how.strength * update.norm()
+        return
+    # Noise of the same seed, round and client is the same in every federation that is compared.
+    chance = randomness.generator(task.seed, task.round, name, "attack/gaussian")
+    noise = torch.from_numpy(chance.standard_normal(len(model), dtype=np.float32)).to(model.device)
+    model.copy_(origin + how.strength * update.square().mean().sqrt() * noise)
+
+
+def _together(models: torch.Tensor, origin: torch.Tensor, honest: list[int], rows: list[int], how: Behaviour) -> None:
+    scale = _widest(models, origin, honest) if how.attack == "min-max" else how.strength
+    for span in spans(models.shape[1], len(honest), models.device.type):
+        part, start = models[:, span][honest], origin[span]
+        mean = part.mean(dim=0)
+        away = mean - start if how.attack == "ipm" else part.std(dim=0, correction=0)
+        models[rows, span] = (start if how.attack == "ipm" else mean) - scale * away
+
+
+def _widest(models: torch.Tensor, origin: torch.Tensor, honest: list[int]) -> float:
+    """Return γ of min-max: for each honest i the positive root of ‖μ − u_i − γσ‖² = D², and of these the least."""
+    gram = DenseModels(models[honest]).gram(origin)
+    squares = np.diag(gram)
+    widest = float((squares[:, None] + squares[None, :] - 2 * gram).max(initial=0.0))
+    share = np.full(len(honest), 1.0 / len(honest))
+    away = squares - 2 * gram @ share + share @ gram @ share
+    length, along = 0.0, np.zeros(len(honest))
+    for span in spans(models.shape[1], len(honest), models.device.type):
+        exact = models[:, span][honest].to(torch.float64)
+        deviation = exact.std(dim=0, correction=0)
+        length += float(deviation.square().sum())
+        along += ((exact.mean(dim=0) - exact) @ deviation).cpu().numpy()
+    if length <= 0:
+        return 0.0
+    # a γ² − 2 b γ + c = 0 with a = ‖σ‖², b = ⟨μ − u_i, σ⟩, c = ‖μ − u_i‖² − D² ≤ 0.
+    roots = (along + np.sqrt(np.maximum(np.square(along) - length * (away - widest), 0.0))) / length
+    return float(roots.min())
+
+
+class OfVectors(Step[Trained]):
+    """What the algorithm's clients send beside their models, and what they do with each other's."""
+
+    name = "vectors"
+
+    def __init__(self, context: SimulationContext) -> None:
+        self._context = context
+
+    def out(self, sending: Trained) -> None:
+        algorithm, models = sending.task.algorithm, sending.models
+        vectors = {name: models.new_zeros((0, models.shape[1])) for name in algorithm.sends}
+        if sending.local is not None:
+            # A hostile client's vectors follow from the model that it sends, not from the one that it trained.
+            sent = replace(sending.local, models=models.to(self._context.device))
+            keep, made = algorithm.after_training(sent)
+            sending.cohort.keep(sending.number, keep)
+            vectors = dict(made)
+        listening = self._listen(sending) if sending.own is not None else None
+        sending.updates = replace(sending.updates, vectors=vectors, listening=listening)
+
+    def _listen(self, sending: Trained) -> Floats:
+        """Let each client weigh the models that all have sent, and keep its own mixture of them.
+
+        Returns the weights, [clients, models].
+        """
+        task, device = sending.task, self._context.device
+        received = task.parameters.to(device).expand(len(sending.clients), -1)
+        last = sending.cohort.vectors(sending.number, received)[LAST]
+        sent = sending.models.to(device)
+        matrix = task.algorithm.listen(self._heard(sending, sent, last))
+        mixed = matrix @ sent.nan_to_num(0.0, 0.0, 0.0) + (1 - matrix.sum(dim=1, keepdim=True)) * last
+        assert sending.own is not None, "the algorithm has put it there"
+        sending.cohort.keep(sending.number, {OWN: mixed, LAST: sending.own})
+        return matrix.to(torch.float64).cpu().numpy()
+
+    def _heard(self, sending: Trained, sent: torch.Tensor, last: torch.Tensor) -> Listening:
+        task, context = sending.task, self._context
+        population = context.population(task.seed, task.algorithm.held_back)
+        sizes = context.population(task.seed).sizes
+        spans: list[torch.Tensor] = []
+        for client in sending.clients.tolist():
+            begin, kept = int(population.begins[client]), int(population.sizes[client])
+            first = kept if kept < sizes[client] else 0  # A client with one row tests on it too.
+            spans.append(torch.arange(begin + first, begin + int(sizes[client]), device=context.device))
+        rows, counts = torch.cat(spans), [len(span) for span in spans]
+        loss = context.loss(task.loss)
+        given = (population.dataset, population.rows[rows], population.labels[rows], loss)
+        each = torch.cat([context.evaluator.losses(part, *given) for part in sent.split(TESTED_TOGETHER)])
+        losses = torch.stack([part.mean(dim=1) for part in each.split(counts, dim=1)])
+        own = [
+            context.evaluator.losses(
+                model[None], population.dataset, population.rows[span], population.labels[span], loss
+            )
+            for model, span in zip(last, spans, strict=True)
+        ]
+        before = torch.stack([part.mean() for part in own])
+        distances = torch.stack([torch.linalg.vector_norm(sent - model, dim=1) for model in last])
+        return Listening(losses, before, distances)
+
+
+TESTED_TOGETHER = 64
+"""Clients whose own models lie in memory at once while they are tested."""
+SIZE = "DS"
+"""The criterion that is a client's number of samples: what it claims of its size, it claims here too."""
+Facts = Mapping[str, Mapping[str, Mapping[str, float]]]
+
+
+class Measured(Step[Trained]):
+    """Clients measure criteria of what they send, and of all of their rows, also those not trained on this round.
+
+    What is of the data alone is measured once a client, since data do not change.
+    """
+
+    name = "measure"
+
+    def __init__(self, context: SimulationContext, criteria: Iterable[Criterion], facts: Facts) -> None:
+        every, self._context = list(criteria), context
+        self.criteria = [criterion for criterion in every if criterion.measured_by == "client"]
+        self._needs_first_losses = any(criterion.needs.first_losses for criterion in every)
+        """Whether clients measure the loss of the received model: only where a criterion of the run needs it."""
+        self._tell_label_counts = any(criterion.needs.label_counts for criterion in every)
+        self.facts = facts
+        self._known: dict[tuple[DevicePopulation, str], Floats] = {}
+        """Values by population (one per seed) and criterion, one for each registered client; nan where not measured."""
+        self._label_counts: dict[DevicePopulation, Counts | None] = {}
+
+    def out(self, sending: Trained) -> None:
+        task, updates, clients = sending.task, sending.updates, sending.clients
+        population = self._context.population(task.seed)
+        criteria, refused = self._measure(population, clients, sending.models, task.round)
+        measured = replace(
+            updates,
+            criteria=criteria,
+            first_losses=self._context.first_losses(task, clients) if self._needs_first_losses else None,
+            label_counts=self._label_counts_of(population, clients),
+        )
+        keep = [row for row, name in enumerate(updates.clients) if name not in refused]
+        failed = [Failure(name, why) for name, why in refused.items()]
+        sending.updates = measured.select(keep, failed) if refused else measured
+
+    def _measure(
+        self, population: DevicePopulation, clients: Ints, models: torch.Tensor, round: int
+    ) -> tuple[dict[str, Floats], dict[str, str]]:
+        """Return raw values by criterion of the clients at these positions, and for those that failed the reason."""
+        refused: dict[str, str] = {}
+        values: dict[str, Floats] = {}
+        seen: dict[int, LocalData] = {}  # what a client can look at is put together once for all its criteria
+        for criterion in self.criteria:
+            known = self._values(population, criterion)
+            for job in np.flatnonzero(np.isnan(known[clients])).tolist():
+                name = population.names[clients[job]]
+                if job not in seen:
+                    seen[job] = population.local(name, self.facts.get(name, {}))
+                value, why = criterion.taken(_own_copy(seen[job], criterion, models[job]))
+                known[clients[job]] = value
+                if why is not None:
+                    refused[name] = why
+            values[criterion.name] = np.nan_to_num(known[clients])
+        if population.behaviours:
+            if SIZE in values:
+                values[SIZE] = values[SIZE] * population.claims(round)[clients]
+            self._inflate(population, clients, values, round)
+        return values, refused
+
+    def _inflate(self, population: DevicePopulation, clients: Ints, values: dict[str, Floats], round: int) -> None:
+        """Let clients that inflate their criteria report the most that can be true, or a multiple of what is."""
+        factors = population.inflates(round)[clients]
+        liars = factors != 1
+        if not liars.any():
+            return
+        for criterion in self.criteria:
+            if criterion.name != SIZE:
+                most = criterion.most(population.dataset.classes)
+                claimed = np.full(len(clients), most) if math.isfinite(most) else values[criterion.name] * factors
+                values[criterion.name] = np.where(liars, claimed, values[criterion.name])
+
+    def _values(self, population: DevicePopulation, criterion: Criterion) -> Floats:
+        """Return the known values of a criterion, one for each registered client; nan where not measured yet."""
+        if criterion.about != "data":
+            return np.full(len(population.names), np.nan)
+        key = (population, criterion.name)
+        if key not in self._known:
+            self._known[key] = _at_once(population, criterion)
+        return self._known[key]
+
+    def _label_counts_of(self, population: DevicePopulation, clients: Ints) -> Counts | None:
+        """Return the samples of each class of the clients at these positions, where a criterion of the run needs it."""
+        if not self._tell_label_counts:
+            return None
+        if population not in self._label_counts:
+            self._label_counts[population] = population.labelled.counts()
+        counts = self._label_counts[population]
+        return None if counts is None else counts[clients]
+
+    def forget(self) -> None:
+        """Drop the values measured so far, and with them the populations."""
+        self._known.clear()
+        self._label_counts.clear()
+
+
+def _own_copy(local: LocalData, criterion: Criterion, model: torch.Tensor) -> LocalData:
+    """What a criterion of the user's gets: copies, so that what it writes changes nobody's data or update."""
+    if criterion.built_in:
+        return local
+    mine = replace(local, labels=local.labels.clone())
+    return replace(mine, model=model.detach().clone()) if criterion.about == "model" else mine
+
+
+def _at_once(population: DevicePopulation, criterion: Criterion) -> Floats:
+    """Measure all clients in one go where the criterion can; nan where each has to be measured on its own."""
+    nothing = np.full(len(population.names), np.nan)
+    if criterion.of_labels is None:
+        return nothing
+    try:
+        found = criterion.of_labels(population.labelled)
+        values = nothing if found is None else np.array(found, dtype=np.float64)
+    except (Exception, SystemExit):  # of a user's own: measuring one by one says which client it fails for, and why
+        return nothing
+    return np.where(np.isfinite(values) & (values >= 0), values, np.nan) if values.shape == nothing.shape else nothing
+
+
+LATE = "late"
+
+
+class Clock(Step[Sending]):
+    """Simulated devices' work takes simulated time.
+
+        t = bytes down / download + slowdown · (samples visited · sample_seconds + bytes up / upload)
+
+    with slowdown 1 but for stragglers. A round lasts as long as its slowest client, or until the deadline where
+    somebody is late. A late update is dropped, or joins the next round as a step from the model of then:
+    Θ + (θ_late − Θ_old), its weight multiplied by the discount.
+
+        Facts of each device (`sample_seconds`, `download`, `upload` under [facts.device]) go before those of [clock].
+    """
+
+    name = "clock"
+
+    def __init__(self, context: SimulationContext, settings: ClockSettings) -> None:
+        self.context, self.settings = context, settings
+        self._late: dict[tuple[str, str], Updates] = {}
+        """By federation and client: what came too late for the last round; its payload is the client's step."""
+
+    def out(self, sending: Sending) -> None:
+        sending.updates = self._timed(sending.task, sending.updates)
+
+    def seconds(self, task: Task, updates: Updates) -> Floats:
+        """Return how long each client that answered took, its stragglers drawn by seed, round and client."""
+        settings, population = self.settings, self.context.population(task.seed)
+        sizes = np.array([population.sizes[population.position[name]] for name in updates.clients], dtype=np.float64)
+        facts = [population.source.facts.get(name, {}).get("device", {}) for name in updates.clients]
+
+        def of(name: str) -> Floats:
+            usual = float(getattr(settings, name))
+            return np.array([max(device.get(name, usual), 1e-12) for device in facts], dtype=np.float64)
+
+        down, up = self._bytes(task, updates)
+        keys = randomness.stream_keys(task.seed, task.round, updates.clients, "clock/stragglers")
+        slow = np.where(randomness.uniforms(keys, 1)[:, 0] < settings.stragglers, settings.slowdown, 1.0)
+        return down / of("download") + slow * (self._visited(task, sizes) * of("sample_seconds") + up / of("upload"))
+
+    def _bytes(self, task: Task, updates: Updates) -> tuple[float, float]:
+        """Return the bytes that each client receives and sends: numbers of four bytes, without what stays at home."""
+        size, payload = len(task.parameters), updates.payload
+        kept = sum(end - begin for begin, end in payload.frozen) if isinstance(payload, DenseModels) else 0
+        received, sent = len(task.algorithm.receives), len(task.algorithm.sends)
+        return 4.0 * (size - kept + size * received), 4.0 * (size - kept + size * sent)
+
+    def _visited(self, task: Task, sizes: Floats) -> Floats:
+        """Return how many samples each client goes through in all of its trainings of a round."""
+        training, algorithm = self.context.training, task.algorithm
+        batch = sizes if training.batch_size == "full" else np.minimum(training.batch_size, sizes)
+        once = training.epochs * sizes if training.updates is None else training.updates * batch
+        return algorithm.visited(once, sizes)
+
+    def _timed(self, task: Task, updates: Updates) -> Updates:
+        took, deadline = self.seconds(task, updates), self.settings.deadline
+        late = [row for row, seconds in enumerate(took) if deadline is not None and seconds > deadline]
+        if not late:
+            return self._joined(task, replace(updates, simulated=task.waited + float(took.max(initial=0.0))))
+        assert deadline is not None
+        failures = [
+            Failure(updates.clients[row], f"late: {took[row]:.4g} s, and clock.deadline = {deadline:g}") for row in late
+        ]
+        in_time = updates.select([row for row in range(len(took)) if row not in late], failures)
+        joined = self._joined(task, replace(in_time, simulated=task.waited + deadline))
+        if self.settings.late == "next":
+            self._keep(task, updates, late)
+        return joined
+
+    def _keep(self, task: Task, updates: Updates, rows: Sequence[int]) -> None:
+        for row in rows:
+            late = updates.select([row], [])
+            models = models_of(late)
+            step = (models - task.parameters.to(models.device)).cpu()
+            self._late[task.federation, updates.clients[row]] = replace(late, failures=(), payload=DenseModels(step))
+
+    def _joined(self, task: Task, updates: Updates) -> Updates:
+        """Add what came too late for the round before; a client that has answered since is heard once."""
+        names = sorted(client for federation, client in self._late if federation == task.federation)
+        found = {client: self._late.pop((task.federation, client)) for client in names}
+        found = {client: late for client, late in found.items() if client not in updates.clients}
+        if not found:
+            return updates
+        here, payload = models_of(updates), updates.payload
+        start = task.parameters.to(here.device)
+        models = torch.cat([here, *(start + models_of(late).to(here.device) for late in found.values())])
+        frozen = payload.frozen if isinstance(payload, DenseModels) else ()
+        failures = [failure for failure in updates.failures if failure.client not in found]
+        answers = [updates, *found.values()]
+        together = Updates.joined(task, answers, failures, lambda order: DenseModels(models[order], frozen))
+        late = dict.fromkeys(found, self.settings.discount)
+        return replace(together, late=late, simulated=updates.simulated)
+
+    def snapshot(self) -> Mapping[str, torch.Tensor]:
+        return {
+            json.dumps([LATE, *key, held.round, held.write()]): models_of(held)[0]
+            for key, held in sorted(self._late.items(), key=lambda each: each[0])
+        }
+
+    def restore(self, state: Mapping[str, torch.Tensor]) -> None:
+        self._late.clear()
+        for key, step in state.items():
+            kind, *rest = json.loads(key)
+            if kind == LATE:
+                federation, client, round, written = rest
+                step = DenseModels(step.cpu()[None])
+                late = Updates(federation, round, (client,), payload=step, **Updates.read(written))
+                self._late[federation, client] = late
+
+    def describe(self) -> Mapping[str, str]:
+        return {"clock": self.settings.model_dump_json(exclude_none=True)}
