@@ -1,4 +1,4 @@
-"""Which files a reader walks through: `python -m benchmarks.walk csv|round|fpl [--steps]` follows one real run.
+"""Which files a reader walks through: `python -m benchmarks.walk NAME [--steps]` follows one real run.
 
 Prints the files of src in the order in which they are first entered, and how often control comes back to a file that it
 had left. A step is a function that calls another one; each counts once, however often a loop takes it, and the ways
@@ -38,6 +38,10 @@ class Walk(NamedTuple):
     """Files below these count; empty for all of src."""
     prepare: Callable[[Path], Callable[[], object]]
     """Takes an empty folder, does what comes before, and returns what is followed."""
+    begin: str = ""
+    """Nothing counts before this function has returned for the first time; empty: all counts."""
+    end: str = ""
+    """Nothing counts once this function has returned after that."""
 
 
 def csv(folder: Path) -> Callable[[], object]:
@@ -77,10 +81,35 @@ def fpl(folder: Path) -> Callable[[], object]:
     return lambda: experiment.run(out=folder / "run", progress=False)
 
 
+def update(folder: Path, *changes: str) -> Callable[[], object]:
+    """Clients' trained models become the weighted sum of FedAvg."""
+    from steelyard.api import Experiment
+
+    fedavg = ["weighing.criteria=['DS']", "weighing.priority=DS", "rounds.count=1", *changes]
+    experiment = Experiment.load("quickstart", fedavg)
+    return lambda: experiment.run(out=folder / "run", progress=False)
+
+
+def layer(folder: Path) -> Callable[[], object]:
+    """A network gets layers that stack."""
+    from torch import nn
+
+    from steelyard.clients.local.layers import stackable
+
+    return lambda: stackable(nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.LSTM(2, 2)), products=True)
+
+
+_SENT = ("clients", "messages", "algorithms", "defence", "privacy", "rounds")
 WALKS: dict[str, Walk] = {
     "csv": Walk((), csv),
     "round": Walk(("runs", "proof", "report"), round),
     "fpl": Walk(("recommend",), fpl),
+    # What the weights are is another matter: rooms through which updates pass.
+    "update": Walk(_SENT, update, "ChosenEngine.train", "DenseModels.combine"),
+    "vector": Walk(
+        _SENT, lambda folder: update(folder, "algorithm.name=scaffold"), "ChosenEngine.train", "Scaffold.step"
+    ),
+    "layer": Walk((), layer),
 }
 
 
@@ -101,13 +130,22 @@ def place_of(frame: FrameType | None, rooms: tuple[str, ...]) -> Place | None:
 
 
 @contextmanager
-def followed(rooms: tuple[str, ...]) -> Generator[list[Place]]:
+def followed(rooms: tuple[str, ...], begin: str = "", end: str = "") -> Generator[list[Place]]:
     """Write down every step between functions of the rooms, each once: where it comes from, and where it leads."""
     steps: dict[tuple[Place | None, Place], None] = {}
     places: list[Place] = []
+    left: set[str] = {""}
 
     def look(frame: FrameType, event: str, _: object) -> None:
-        if event != "call" or not frame.f_code.co_filename.startswith(str(SOURCE)):
+        if not frame.f_code.co_filename.startswith(str(SOURCE)):
+            return
+        if (
+            event == "return"
+            and frame.f_code.co_qualname in (begin, end)
+            and (frame.f_code.co_qualname == begin or begin in left)
+        ):
+            left.add(frame.f_code.co_qualname)
+        if event != "call" or begin not in left or (end and end in left):
             return
         to, before = place_of(frame, rooms), place_of(frame.f_back, rooms)
         if to is not None and to != before:
@@ -130,7 +168,7 @@ def main() -> None:
     walk = WALKS[chosen.name]
     with tempfile.TemporaryDirectory() as scratch:
         run = walk.prepare(Path(scratch))
-        with followed(walk.rooms) as places:
+        with followed(walk.rooms, walk.begin, walk.end) as places:
             run()
     stays = [file for file, _ in groupby(place.file for place in places)]
     if chosen.steps:

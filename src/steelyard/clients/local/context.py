@@ -65,6 +65,7 @@ class SimulationContext:
         self.kept = Kept()
         """What clients keep from round to round."""
         self._masks: dict[str, torch.Tensor] = {}
+        self._frozen: dict[str, tuple[tuple[int, int], ...]] = {}
         self._apart: dict[tuple[int, float], DevicePopulation] = {}
 
     def population(self, seed: int, held_back: float = 0.0) -> DevicePopulation:
@@ -377,12 +378,20 @@ class SimulationContext:
             self._masks[part] = parameters.mask(self.setup.module, part, self.device)
         return self._masks[part]
 
+    def frozen(self, algorithm: Algorithm) -> tuple[tuple[int, int], ...]:
+        """Return begin and end of what is not trained under an algorithm, as `DenseModels` takes it."""
+        part = algorithm.private
+        if part not in self._frozen:
+            self._frozen[part] = parameters.spans(self.setup.module, part)
+        return self._frozen[part]
+
     def check_parts(self, algorithms: Sequence[Algorithm]) -> None:
         """Refuse algorithms that keep a part of the model apart which it does not have."""
         for algorithm in algorithms:
             parameters.check_part(self.setup.module, algorithm.private, algorithm.name)
             if algorithm.factored and not len(self.setup.layout.adapters):
                 raise UserError(no_part(algorithm.name, "adapters"))
+            self.frozen(algorithm)
 
     @property
     def device_name(self) -> str:
@@ -393,7 +402,7 @@ class SimulationContext:
 
     def close(self) -> None:
         """Release the tensors."""
-        for held in (self._populations, self._datasets, self._masks, self._apart):
+        for held in (self._populations, self._datasets, self._masks, self._frozen, self._apart):
             held.clear()
         self._pool = self._evaluator = self._engine = None
 

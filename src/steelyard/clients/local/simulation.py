@@ -19,7 +19,6 @@ from steelyard.clients.local.testing import ClientTests
 from steelyard.clients.protocol import Clients, Step, in_order
 from steelyard.data.files import fingerprint
 from steelyard.learning.models import Factory
-from steelyard.learning.parameters import spans
 from steelyard.learning.settings import ModelSettings, TrainingSettings
 from steelyard.messages.algorithm import Algorithm
 from steelyard.messages.payloads import DenseModels
@@ -102,7 +101,7 @@ class Simulation(Clients):
             samples=context.population(task.seed).sizes[clients],
             criteria={},
             losses=losses[jobs],
-            payload=DenseModels(models[jobs], self.frozen(task.algorithm)),  # a view: a task's jobs stand together
+            payload=DenseModels(models[jobs], context.frozen(task.algorithm)),  # a view: a task's jobs stand together
             failures=tuple(failures),
             steps=step_counts(
                 cohort.populations[number].sizes[clients], context.training, joined=context.setup.batch_norm
@@ -121,10 +120,6 @@ class Simulation(Clients):
             if len(cohort):
                 engine.settled(cohort)
         return engine.choice
-
-    def frozen(self, algorithm: Algorithm) -> tuple[tuple[int, int], ...]:
-        """Return begin and end of what is not trained under an algorithm, as `DenseModels` takes it."""
-        return spans(self.context.setup.module, algorithm.private)
 
     def _trained(self, cohort: Cohort, models: torch.Tensor) -> Floats:
         """Write the model of every job into `models` and return the losses; free riders do no work."""

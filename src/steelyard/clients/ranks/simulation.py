@@ -303,7 +303,7 @@ class RankedSimulation(WrappedClients):
 
     def _joined(self, place: int, task: Task, answers: Mapping[int, Content]) -> Updates:
         parts = {rank: answers[rank]["answers"][place] for rank in sorted(answers)}
-        context, frozen = self.simulation.context, self.simulation.frozen(task.algorithm)
+        context, frozen = self.simulation.context, self.simulation.context.frozen(task.algorithm)
         received, which = task.parameters.to(context.device), (self._trainings, place)
 
         def models(places: Sequence[tuple[int, int]]) -> RankedModels:

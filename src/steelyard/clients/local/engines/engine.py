@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from functools import cached_property
 from queue import SimpleQueue
 from typing import Protocol
 
@@ -39,7 +40,7 @@ class TrainingSetup:
     rounds: int = 0
     """How many rounds there will be at most; 0 where nobody knows."""
 
-    @property
+    @cached_property
     def batch_norm(self) -> bool:
         """Whether the model normalises over the samples of a batch."""
         return normalises_batches(self.module)
