@@ -36,7 +36,7 @@ from steelyard.experiment.running import run
 from steelyard.federate import book, node
 from steelyard.federate.book import receipts_of
 from steelyard.federate.certificates import make_key
-from steelyard.federate.local import LocalFederation, follow, resume_local, started
+from steelyard.federate.local import LocalFederation, resume_local, started
 from steelyard.federate.queue import Launch
 from steelyard.report.verification import Keys, verify
 from steelyard.runs.history import History
@@ -61,7 +61,7 @@ def assert_closed_to_others(federation: LocalFederation) -> None:
     """Hold that another account of this machine reaches nothing; only root can try."""
     if os.geteuid() != 0:
         return
-    authority, port = ssl.create_default_context(cafile=federation.authority), federation.port
+    authority, port = ssl.create_default_context(cafile=federation.link.authority), federation.link.port
     asked = ListRunsRequest().SerializeToString()
     assert " 200" in post(port, "/v1/control/list-runs", asked, authority)  # We ourselves are let in.
     for path, body in (
@@ -70,7 +70,7 @@ def assert_closed_to_others(federation: LocalFederation) -> None:
         ("/v1/fleet/register-node", b""),
     ):
         assert as_nobody(lambda path=path, body=body: post(port, path, body, authority)) == ""
-    assert federation.home.stat().st_mode & 0o077 == 0
+    assert federation.home.folder.stat().st_mode & 0o077 == 0
 
 
 def test_two_nodes_with_tls_equal_the_simulation_and_sign_and_nobody_else_comes_in(
@@ -83,12 +83,11 @@ def test_two_nodes_with_tls_equal_the_simulation_and_sign_and_nobody_else_comes_
     run(described, out=tmp_path / "simulated")
     folder = tmp_path / "federated"
     with started(folder, described, Launch(2, tls=True)) as federation:
-        stranger = node.Server(federation.address, federation.authority, make_key(tmp_path / "stranger")[0])
+        stranger = node.Server(federation.link.address, federation.link.authority, make_key(tmp_path / "stranger")[0])
         with pytest.raises(UserError, match="the server refuses this node"):
             node.NodeLink(stranger, None, 0, threading.Event()).run()  # type: ignore[arg-type]
         assert_closed_to_others(federation)
-        federation.submit()
-        follow(federation, 3)
+        federation.follow(federation.submit())
     assert left_running(folder) == []
     assert_same_weights(tmp_path / "simulated", folder)
     here, there = History(tmp_path / "simulated"), History(folder)
@@ -120,12 +119,11 @@ def test_scaffold_and_feddyn_with_a_superlink_that_is_killed_and_resumed_equal_t
     run(described, out=tmp_path / "simulated")
     folder = tmp_path / "run"
     with started(folder, described, Launch(2, tls=True)) as federation:
-        federation.submit()
+        submitted = federation.submit()
         wait_until(lambda: last_round(folder) >= 3, 120, "no round")  # One more than the last checkpoint has.
-        assert federation.superlink is not None
-        os.kill(federation.superlink.pid, signal.SIGKILL)
+        os.kill(federation.link.process.pid, signal.SIGKILL)
         with pytest.raises(UserError, match=r"the superlink ended \(code -9.*; 3 rounds are whole, `steelyard resume"):
-            follow(federation, 4)
+            federation.follow(submitted)
     assert left_running(folder) == []
     resume_local(folder)
     assert left_running(folder) == []
@@ -148,8 +146,7 @@ def test_hidden_updates_of_two_nodes_give_the_model_of_a_simulation_in_the_open(
     run(experiment(2, rounds=rounds, weighing=HIDDEN["weighing"]), out=tmp_path / "open")
     folder = tmp_path / "hidden"
     with started(folder, experiment(2, rounds=rounds, **HIDDEN), Launch(2)) as federation:
-        federation.submit()
-        follow(federation, 2)
+        federation.follow(federation.submit())
     assert_same_weights(tmp_path / "open", folder)
     history = History(folder)
     assert history.clients["failure"].isna().all()

@@ -1,245 +1,155 @@
-"""A whole federation on this machine: its SuperLink and nodes, none left afterwards, and a run from start to end."""
+"""A federation on this machine: a server of its own for the time of one run, and its nodes; none is left afterwards."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
 import sys
-import time
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Generator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 
 from steelyard.base import files
-from steelyard.base.errors import Stopped, UserError, ends_as_interrupted
+from steelyard.base.errors import Stopped, UserError
 from steelyard.base.logs import logger
 from steelyard.base.measures import measure_of
-from steelyard.clients.flower.adapter.superlink import SuperLinkControl
-from steelyard.clients.flower.register import REGISTER, Entry, enter
+from steelyard.clients.flower.register import Entry, enter
 from steelyard.clients.node import EVERYTHING, NodeConfig
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import load, new_folder, read_experiment
 from steelyard.experiment.named_files import Ask
-from steelyard.federate.app_folder import CONNECTION, experiment_text, number_of_run, write_app
+from steelyard.federate.app_folder import experiment_text
 from steelyard.federate.certificates import make_certificates, make_key
-from steelyard.federate.queue import (
-    LOCAL_FOLDER,
-    Launch,
-    forget_outcome,
-    is_server_app,
-    read_launch,
-    read_outcome,
-    rounds_of,
-)
-from steelyard.federate.workers import LAUNCHER, Process, end_all, environment, reserved_port, start_superlink
-from steelyard.proof.signing import HEAD_KEY, read_public_key
+from steelyard.federate.queue import Launch, LocalServer, ServerRun, enqueue, read_launch, rounds_of, until_it_ends
+from steelyard.federate.server import Registrar, RunQueue, SuperLink, superlink
+from steelyard.federate.workers import Process, environment
+from steelyard.proof.signing import read_public_key
 from steelyard.rounds.progress import show_progress, weighed_one
 from steelyard.runs.database import exists, reading
 from steelyard.runs.history import History
 
-_START_SECONDS = 90.0
+_log = logger(__name__)
+
 _MOST_CLIENTS = 10_000
-REMADE = ("app", "homes")
+REMADE = ("runs", ".flwr")
 """Folders of a federation's home that are made anew at every start."""
 
 
 class LocalFederation:
-    """The processes of one federation on loopback; use it as a context manager and `submit` the run inside.
+    """A federation that runs: `submit` its run and `follow` it; `started` starts one, and ends every process of it."""
 
-    The run folder's part `flower` is its home. Other accounts of the machine are kept out of it and of the SuperLink.
-    With TLS, a certificate is made for 127.0.0.1 and every node's key is registered; a node without a registered key is
-    refused by the SuperLink.
-    """
+    def __init__(self, folder: Path, experiment: Description, launch: Launch, link: SuperLink, *, resume: bool) -> None:
+        self.folder, self.experiment, self.launch, self.link = folder, experiment, launch, link
+        self.home = LocalServer(folder)
+        self._resume = resume
+        self._queue = RunQueue(self.home, link.control, quiet=True)
 
-    def __init__(
-        self, folder: Path, experiment: Description, launch: Launch, *, resume: bool = False, apart: bool = False
-    ) -> None:
-        self.folder = folder.resolve()
-        self.home = self.folder / LOCAL_FOLDER
-        self.experiment = experiment
-        self.launch = launch
-        self.resume = resume
-        self.apart = apart
-        self._listener = reserved_port()
-        self.port: int = self._listener.getsockname()[1]
-        self.superlink: Process | None = None
-        self.nodes: list[Process] = []
-        """The process of all nodes; where they are kept `apart`, one process each."""
-
-    @property
-    def address(self) -> str:
-        """Where the SuperLink listens."""
-        return f"127.0.0.1:{self.port}"
-
-    @property
-    def authority(self) -> Path | None:
-        """The certificate by which the SuperLink is known; None without TLS."""
-        return self.home / "tls" / "ca.pem" if self.launch.tls else None
-
-    def env(self, **more: str) -> dict[str, str]:
-        """The environment of `flwr` commands that speak to this federation."""
-        return environment(self.home / "app" / ".flwr", **more)
-
-    def __enter__(self) -> LocalFederation:
-        try:
-            self._prepare()
-            self._start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    def _prepare(self) -> None:
-        files.refuse_links(self.home, (*REMADE, "tls"))
-        self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.home.chmod(0o700)
-        for old in REMADE:
-            shutil.rmtree(self.home / old, ignore_errors=True)
-        forget_outcome(self.home)
-        # Keys outlive a resume: clients belong to the key that they began with.
-        if self.launch.tls and not (self.home / "tls").exists():
-            make_certificates(self.home / "tls", ["127.0.0.1", "localhost"])
-            make_key(self._head_key)
-            for number in range(self.launch.nodes):
-                _, public = make_key(self._key(number))
-                enter(self._register, Entry(public.stem, read_public_key(public), most=_MOST_CLIENTS))
-        write_app(
-            self.home / "app",
-            self.experiment,
-            address=self.address,
-            authority=self.authority,
-            out=self.folder,
-            resume=self.resume,
-            report=self.home,
-            ship=False,
-        )
-        self.launch.write(self.folder)
-
-    def _start(self) -> None:
-        for_app = {LAUNCHER: str(os.getpid())}
-        if self.launch.tls:
-            for_app |= {REGISTER: str(self._register), HEAD_KEY: str(self._head_key)}
-        # Relative paths of the experiment (its data) are meant from where the user stands.
-        log = self.home / "logs" / "superlink.log"
-        self.superlink = start_superlink(
-            self._superlink_options(), self._listener, self._process_env(**for_app), log, Path.cwd()
-        )
-        everyone = list(range(self.launch.nodes))
+    def start(self) -> None:
+        """Start the nodes, and the SuperLink as far as it has not."""
         if not self.launch.tls:  # They load while the SuperLink starts, and wait for it.
-            self.nodes = self._start_nodes(everyone)
-        self.superlink.wait_for_port(self.port, _START_SECONDS)
+            self._start_nodes()
+        self.link.wait()
         if self.launch.tls:
-            self._register_keys(everyone)
-            self.nodes = self._start_nodes(everyone)
+            Registrar(self.link.control, self.home.register, quiet=True).look()
+            self._start_nodes()
 
-    def _register_keys(self, numbers: list[int]) -> None:
-        assert self.authority is not None
-        registration = SuperLinkControl(self.address, self.authority.read_bytes())
-        for number in numbers:
-            public = self._key(number).with_suffix(".pub")
-            try:
-                registration.register(public.read_text(encoding="ascii"), public.stem)
-            except httpx.HTTPError as error:
-                raise UserError(f"{public}: the SuperLink does not register this key: {error}") from error
+    def _start_nodes(self) -> None:
+        authority, everyone = self.link.authority, range(self.launch.nodes)
+        document = {
+            "servers": [
+                {
+                    "address": self.link.address,
+                    "authority": None if authority is None else str(authority),
+                    "key": str(_key(self.home, number)) if self.launch.tls else None,
+                }
+                for number in everyone
+            ],
+            "configs": [self._node_config(number) for number in everyone],
+            "experiment": experiment_text(self.experiment),
+        }
+        spec = self.home.folder / "nodes.json"
+        files.write(spec, json.dumps(document).encode())
+        command = [sys.executable, "-m", "steelyard.federate.node", str(spec)]
+        env, log = environment(self.home.flower, OMP_NUM_THREADS="1"), self.home.folder / "nodes.log"
+        self.link.beside.append(Process("nodes", command, env, log, Path.cwd()))
 
-    def _start_nodes(self, numbers: list[int]) -> list[Process]:
-        if self.apart:
-            return [self.start_nodes([number], f"node-{number:03d}") for number in numbers]
-        return [self.start_nodes(numbers, "nodes")]
-
-    def _superlink_options(self) -> list[str]:
-        if not self.launch.tls:
-            return ["--insecure"]
-        tls = self.home / "tls"
-        files = [f"--ssl-ca-certfile={tls}/ca.pem", f"--ssl-certfile={tls}/server.pem"]
-        return [*files, f"--ssl-keyfile={tls}/server.key", "--enable-supernode-auth"]
-
-    def node_config(self, number: int) -> dict[str, Any]:
-        """The configuration of a node: its share of the clients, and a folder for what they keep to themselves."""
-        state = self.home / "private" / f"node-{number:03d}"
+    def _node_config(self, number: int) -> dict[str, Any]:
+        """Return the configuration of a node: its share of the clients, and a folder for what they keep."""
+        state = self.home.folder / "private" / f"node-{number:03d}"
         # Everything here is one user's own: the nodes run and read what the experiment names.
         share: dict[str, Any] = {"partition-id": number, "num-partitions": self.launch.nodes}
         if self.launch.tls:
-            share |= {"key": str(self._key(number))}
+            share |= {"key": str(_key(self.home, number))}
         return {**share, "state": str(state), "allow": EVERYTHING}
 
-    def start_nodes(self, numbers: list[int], name: str, *, key: Path | None = None) -> Process:
-        """Start a process with some nodes; another key than their own is for tests of what a stranger can do."""
-        authority = None if self.authority is None else str(self.authority)
-        keys = [str(key or self._key(number)) if self.launch.tls else None for number in numbers]
-        document = {
-            "servers": [{"address": self.address, "authority": authority, "key": one} for one in keys],
-            "configs": [self.node_config(number) for number in numbers],
-            "experiment": experiment_text(self.experiment),
-        }
-        spec = self.home / f"{name}.json"
-        files.write(spec, json.dumps(document).encode())
-        return self._process(name, [sys.executable, "-m", "steelyard.federate.node", str(spec)])
+    def submit(self) -> ServerRun:
+        """Put the run into the queue, and let it begin."""
+        run = enqueue(self.home, self.experiment, self.folder, resume=self._resume)
+        self._queue.look()
+        return run
 
-    @property
-    def _register(self) -> Path:
-        return self.home / "tls" / "register.json"
+    def follow(self, run: ServerRun, *, progress: bool = False) -> None:
+        """Wait for the end of the run; raises with one clear line unless it finished. `progress` shows its scores."""
+        percent = measure_of(self.experiment.score_name).percent
+        rounds = self.experiment.resolved().rounds.count
+        with show_progress(rounds, percent) if progress else nullcontext(None) as report:
+            shown, warned = -1, False
 
-    @property
-    def _head_key(self) -> Path:
-        return self.home / "tls" / "server-head"
+            def show() -> None:
+                nonlocal shown, warned
+                at, accuracies = rounds_of(self.folder) if report else (-1, {})
+                if report and at > shown:
+                    shown = at
+                    report(at, accuracies)
+                    warned = warned or _warn(self.folder)
 
-    def _key(self, number: int) -> Path:
-        return self.home / "tls" / f"node-{number:03d}"
+            def look() -> None:
+                for process in (self.link.process, *self.link.beside):
+                    if process.code is not None:
+                        words = f"the {process.name} ended (code {process.code}, log {process.log})"
+                        raise UserError(f"{words}; {run.advice()}")
+                with suppress(httpx.HTTPError):  # A SuperLink that is gone is named above, the next time.
+                    self._queue.look()
 
-    def _process(self, name: str, command: list[str]) -> Process:
-        return Process(name, command, self._process_env(), self.home / "logs" / f"{name}.log", Path.cwd())
+            until_it_ends(run, show, look)
 
-    def _process_env(self, **more: str) -> dict[str, str]:
-        return self.env(OMP_NUM_THREADS="1", **more)
 
-    def flwr(self, *arguments: str) -> str:
-        """Run a `flwr` command against this federation and return what it prints."""
-        return self._run(["flwr", *arguments])
+def _key(home: LocalServer, number: int) -> Path:
+    return home.tls / f"node-{number:03d}"
 
-    def _run(self, command: list[str]) -> str:
-        done = subprocess.run(command, env=self.env(), capture_output=True, text=True, timeout=120)
-        if done.returncode:
-            output = " ".join((done.stderr or done.stdout).split())
-            raise UserError(f"{' '.join(command)[:200]}: failed with code {done.returncode}: {output[-400:]}")
-        return done.stdout
 
-    def submit(self) -> str:
-        """Send the app to the SuperLink; returns Flower's id of the run."""
-        output = self.flwr("run", str(self.home / "app"), CONNECTION, "--format", "json")
-        return str(number_of_run(output))
-
-    def outcome(self) -> dict[str, Any]:
-        """What the ServerApp reports: status "running", "finished" or "stopped"; empty before it started."""
-        return read_outcome(self.home)
-
-    def reap(self) -> None:
-        """Notice processes that ended; a dead child stays visible to the others until its parent looks."""
-        for process in (self.superlink, *self.nodes):
-            if process is not None:
-                _ = process.code
-
-    def close(self) -> None:
-        """End every process of this federation; the nodes first, so that they say goodbye to the SuperLink."""
-        self._listener.close()
-        left = [*self.nodes, self.superlink]
-        end_all([process for process in left if process is not None])
+def _prepare(home: LocalServer, launch: Launch, folder: Path) -> None:
+    """Make what a start needs; other accounts of the machine are kept out of it."""
+    files.refuse_links(home.folder, (*REMADE, "tls"))
+    for old in REMADE:
+        shutil.rmtree(home.folder / old, ignore_errors=True)
+    home.make()
+    if launch.tls and not home.tls.exists():
+        make_certificates(home.tls, ["127.0.0.1", "localhost"])
+        for number in range(launch.nodes):
+            _, public = make_key(_key(home, number))
+            enter(home.register, Entry(public.stem, read_public_key(public), most=_MOST_CLIENTS))
+    launch.write(folder)
 
 
 @contextmanager
 def started(
-    folder: Path, experiment: Description, launch: Launch, *, resume: bool = False, apart: bool = False
+    folder: Path, experiment: Description, launch: Launch, *, resume: bool = False
 ) -> Generator[LocalFederation]:
-    """Start a federation; being asked to end (SIGTERM) ends it as orderly as an interrupt does."""
-    with ends_as_interrupted(), LocalFederation(folder, experiment, launch, resume=resume, apart=apart) as federation:
+    """Start a federation on loopback, whose server is a part of the run's folder; no process of it is left afterwards.
+
+    With TLS, a certificate is made for 127.0.0.1 and every node's key is registered; a node without a registered key is
+    refused by the SuperLink. Being asked to end (SIGTERM) ends it as orderly as an interrupt does.
+    """
+    folder = folder.resolve()
+    home = LocalServer(folder)
+    _prepare(home, launch, folder)
+    with home.held(), superlink(home, home.tls if launch.tls else None, OMP_NUM_THREADS="1") as link:
+        federation = LocalFederation(folder, experiment, launch, link, resume=resume)
+        federation.start()
         yield federation
 
 
@@ -268,7 +178,7 @@ def resume_local(folder: Path, *, progress: bool = False, ask: Ask | None = None
     if begun and History(folder).facts.status == "finished":
         return folder
     # Where it was killed before the first model was tested, there is nothing to go on from: it starts.
-    experiment = read_experiment(folder) if begun else load(folder / LOCAL_FOLDER / "app" / "experiment.toml")
+    experiment = read_experiment(folder) if begun else load(LocalServer(folder).app / "experiment.toml")
     if ask is not None and (code := experiment.named_code()):
         ask(str(folder), code)
     return _run(folder, experiment, launch, progress=progress, resume=begun)
@@ -279,63 +189,10 @@ def _run(
 ) -> Path:
     try:
         with started(folder, experiment, launch, resume=resume) as federation:
-            federation.submit()
-            percent = measure_of(experiment.score_name).percent
-            follow(federation, experiment.resolved().rounds.count, progress=progress, percent=percent)
+            federation.follow(federation.submit(), progress=progress)
     except KeyboardInterrupt as stop:
         raise Stopped(folder) from stop
     return folder
-
-
-_log = logger(__name__)
-
-_LOOK_SECONDS = 0.25
-_BEGIN_SECONDS = 120.0
-
-
-def follow(federation: LocalFederation, rounds: int, *, progress: bool = False, percent: bool = True) -> None:
-    """Wait for the end of a run that was submitted; raises with one clear line unless the run finished.
-
-    `progress` shows its scores, in per cent unless they are others than accuracies.
-    """
-    begun = time.monotonic()
-    shown, warned = -1, False
-    with show_progress(rounds, percent) if progress else nullcontext(None) as report:
-        while True:
-            time.sleep(_LOOK_SECONDS)
-            federation.reap()
-            outcome = federation.outcome()
-            if report is not None:
-                at, accuracies = rounds_of(federation.folder)
-                if at > shown:
-                    shown = at
-                    report(at, accuracies)
-                    warned = warned or _warn(federation.folder)
-            if outcome.get("status") == "finished":
-                return
-            if outcome.get("status") == "stopped":
-                line = str(outcome.get("line"))
-                raise UserError(line if "`steelyard resume" in line else f"{line}{_advice(federation.folder)}")
-            _refuse_dead(federation, outcome, time.monotonic() - begun)
-
-
-def _refuse_dead(federation: LocalFederation, outcome: Mapping[str, Any], seconds: float) -> None:
-    all_nodes = [] if any(node.code is None for node in federation.nodes) else federation.nodes[:1]
-    for process in (federation.superlink, *all_nodes):
-        if process is not None and process.code is not None:
-            raise UserError(
-                f"the {process.name} ended (code {process.code}, log {process.log}){_advice(federation.folder)}"
-            )
-    pid = outcome.get("pid")
-    if isinstance(pid, int) and not is_server_app(pid) and federation.outcome().get("status") == "running":
-        raise UserError(f"the ServerApp was killed{_advice(federation.folder)}")
-    if pid is None and seconds > _BEGIN_SECONDS:
-        raise UserError(f"the ServerApp did not start within {_BEGIN_SECONDS:g} s; logs: {federation.home / 'logs'}")
-
-
-def _advice(folder: Path) -> str:
-    at, _ = rounds_of(folder)
-    return f"; {max(at, 0)} rounds are whole, `steelyard resume {folder}` goes on from there"
 
 
 def _warn(folder: Path) -> bool:

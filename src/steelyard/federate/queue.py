@@ -13,7 +13,7 @@ import os
 import re
 import shlex
 import time
-from collections.abc import Collection, Generator
+from collections.abc import Callable, Collection, Generator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -120,6 +120,10 @@ class ServerFolder:
     def command(self, name: str, *arguments: str) -> str:
         """Return the command of an operator of this server, as it is typed."""
         return shlex.join(["steelyard", "federate", name, str(self.folder), *arguments])
+
+    def again(self, out: Path) -> str:
+        """Return the command by which the run in a folder goes on."""
+        return self.command("submit", str(out))
 
     def make(self) -> None:
         """Make the folder, and keep what lies in it from other users of the machine."""
@@ -291,7 +295,7 @@ class ServerRun:
             again = self.server.command("submit", "EXPERIMENT", "--out", str(self.out))
             return f"nothing of it was kept, `{again}` begins it anew"
         whole = max(rounds_of(self.out)[0], 0)
-        return f"{whole} rounds are whole, `{self.server.command('submit', str(self.out))}` goes on from there"
+        return f"{whole} rounds are whole, `{self.server.again(self.out)}` goes on from there"
 
     def _write(self, name: str, document: dict[str, Any]) -> None:
         with told_as(f"{self.folder / name}: cannot be written"):
@@ -358,32 +362,52 @@ def submit(server: Path, experiment: Description, *, out: Path | None = None, re
             if resume:
                 return run
             raise UserError(f"--out: {folder} is the folder of run {run.number}, which has not ended; allowed: another")
+    return enqueue(home, experiment, folder, resume=resume)
+
+
+def enqueue(home: ServerFolder, experiment: Description, out: Path, *, resume: bool) -> ServerRun:
+    """Put a run at the end of a server's queue; with `resume` it goes on in its folder."""
     run = new_run(home)
-    report = run.folder.resolve()
-    write_app(run.app, experiment, out=folder, resume=resume, ship=False, report=report)
-    run.note_submitted(experiment.name, folder, experiment.resolved().rounds.count)
+    write_app(run.app, experiment, out=out, resume=resume, ship=False, report=run.folder.resolve())
+    run.note_submitted(experiment.name, out, experiment.resolved().rounds.count)
     return run
 
 
 def follow(run: ServerRun) -> Path:
     """Print the lines of a run as they come, until it ends; raises with one clear line unless it finished."""
     lines, before, seen = lines_of(run), "", time.monotonic()
-    while True:
-        time.sleep(_LOOK_SECONDS)
-        ended = not run.is_open  # Before its lines are read, so that none is missed.
+
+    def print_lines() -> None:
         for line in lines:
             if line is None:
                 break
             if line.startswith(("steelyard: ", "round ")):
                 _log.info(line.removeprefix("steelyard: "))
-        if ended:
-            return _end(run)
+
+    def look() -> None:
+        nonlocal before, seen
         before = _print_place(run, before)
         if run.server.is_served():
             seen = time.monotonic()
         elif time.monotonic() - seen > _GONE_SECONDS and run.is_open:
             again = run.server.command("follow", str(run.number))
             raise UserError(f"the server is gone; the run goes on when it serves again, `{again}` shows it then")
+
+    return until_it_ends(run, print_lines, look)
+
+
+def until_it_ends(run: ServerRun, show: Callable[[], object], look: Callable[[], object]) -> Path:
+    """Wait for the end of a run and return its folder; raises with one clear line unless it finished.
+
+    `show` shows how it goes, also once more when it has ended; `look` raises where it will not end any more.
+    """
+    while True:
+        time.sleep(_LOOK_SECONDS)
+        ended = not run.is_open  # Before it is shown, so that nothing is missed.
+        show()
+        if ended:
+            return _end(run)
+        look()
 
 
 def lines_of(run: ServerRun) -> Generator[str | None]:
@@ -422,12 +446,27 @@ def _end(run: ServerRun) -> Path:
 
 def _own(run: ServerRun, line: str) -> str:
     """Return a line of the server app as it is true here: it speaks of any run; this one goes on by being submitted."""
-    return line.replace(f"`steelyard resume {run.out}`", f"`{run.server.command('submit', str(run.out))}`")
+    return line.replace(f"`steelyard resume {run.out}`", f"`{run.server.again(run.out)}`")
 
 
 LOCAL_FOLDER = files.FLOWER
 """Folder in a run's folder with everything of Flower: the app, logs, keys, what nodes keep."""
 _LAUNCH_FILE = "launch.json"
+
+
+class LocalServer(ServerFolder):
+    """The server of a federation on this machine, whose only run lies in the folder `out`: a part of that folder."""
+
+    def __init__(self, out: Path) -> None:
+        super().__init__(out / LOCAL_FOLDER)
+        self.tls = self.folder / "tls"
+        """Its certificates, and the keys of its nodes: they outlive a resume, since clients belong to keys."""
+        self.register, self.head_key = self.tls / FILE, self.tls / "server-head"
+        self.app = self.runs / "1" / "app"
+        """The app of the run."""
+
+    def again(self, out: Path) -> str:
+        return shlex.join(["steelyard", "resume", str(out)])
 
 
 @dataclass(frozen=True)

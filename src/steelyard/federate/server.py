@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import resource
 import shutil
@@ -23,6 +24,8 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -47,7 +50,6 @@ from steelyard.federate.workers import (
     environment,
     last_words,
     reserved_port,
-    start_superlink,
 )
 from steelyard.proof.signing import HEAD_KEY
 
@@ -167,33 +169,6 @@ def _written(address: Address) -> str:
     return f"{int.from_bytes(socket.inet_aton(host), sys.byteorder):08X}:{port:04X}"
 
 
-def main() -> None:
-    """Run it until a signal ends it."""
-    show()
-    listener, folder = socket.socket(fileno=int(sys.argv.pop(1))), sys.argv.pop(1)
-    parts = Path(folder) if folder else None
-    if parts is not None:
-        shutil.rmtree(parts, ignore_errors=True)
-        parts.mkdir(mode=0o700)
-    allow_many_files()
-
-    def run(app: Any, **options: Any) -> None:
-        kept = {name: value for name, value in options.items() if name not in ("host", "port", "reload", "workers")}
-        # A line for each call would fill the disk; a call that is held must not hold up the end.
-        kept |= {
-            "access_log": False,
-            "timeout_graceful_shutdown": _SUPERLINK_DRAIN_SECONDS,
-            "timeout_keep_alive": _IDLE_SECONDS,
-        }
-        uvicorn.Server(uvicorn.Config(app, http=OwnProtocol, **kept)).run(sockets=[listener])
-
-    run_superlink(run, parts)
-
-
-if __name__ == "__main__":
-    main()
-
-
 _COMMAND_SECONDS = 180.0
 _ASK_SECONDS = 3.0
 """How often Flower is asked about a run whose server app has not spoken yet."""
@@ -202,10 +177,11 @@ _MOST_TRIES = 3
 
 
 class RunQueue:
-    """The runs of a server, one at a time; call `look` again and again."""
+    """The runs of a server, one at a time; call `look` again and again. `quiet`: somebody else says how they go."""
 
-    def __init__(self, server: ServerFolder, control: SuperLinkControl) -> None:
+    def __init__(self, server: ServerFolder, control: SuperLinkControl, *, quiet: bool = False) -> None:
         self._server, self._control = server, control
+        self._levels = (logging.DEBUG, logging.DEBUG) if quiet else (logging.INFO, logging.ERROR)
         self._mark = uuid.uuid4().hex
         """By which this server knows the runs that it started itself."""
         self._stopped: set[int] = set()
@@ -237,7 +213,7 @@ class RunQueue:
     def _stop(self, run: ServerRun) -> None:
         if run.started.get("server") != self._mark:
             run.end("stopped before it went on" if run.started else "stopped before it began")
-            _log.info(f"run {run.number} was stopped")
+            _log.log(self._levels[0], f"run {run.number} was stopped")
         elif run.number not in self._stopped and (number := run.started.get("flower")):
             self._control.stop(int(number))
             self._stopped.add(run.number)
@@ -250,10 +226,10 @@ class RunQueue:
             return
         forget_outcome(run.folder)
         run.note_started(self._mark, tries + 1)
-        again = ["--run-config", "resume=true"] if tries else []
-        command = ["flwr", "run", str(run.app), CONNECTION, "--format", "json", *again]
+        command = ["flwr", "run", str(run.app), CONNECTION, "--format", "json"]
+        command += ["--run-config", "resume=true"] if tries else []
         words = f"goes on, try {tries + 1}" if tries else "begins"
-        _log.info(f"run {run.number} {words}: {run.out}")
+        _log.log(self._levels[0], f"run {run.number} {words}: {run.out}")
         number, words = self._send(command)
         if number is None:
             self._end(run, f"the run did not begin: {words}")
@@ -302,7 +278,7 @@ class RunQueue:
     def _end(self, run: ServerRun, line: str) -> None:
         if not self._closed:
             run.end(line)
-            _log.error(f"run {run.number}: {line}")
+            _log.log(self._levels[1], f"run {run.number}: {line}")
 
 
 _START_SECONDS = 120.0
@@ -324,16 +300,15 @@ def serve(folder: Path, certificates: Path, host: str, port: int) -> None:
         _log.warning(f"{certificates}/server.pem is good for {days:.0f} more days; {again}")
     home.make()
     allow_many_files()
-    with home.held(), _listening(host, port) as listener, _superlink(home, certificates) as (superlink, address):
-        authority = certificates / "ca.pem"
-        control = SuperLinkControl(address, authority.read_bytes())
-        application = NodeProxy(address, authority, home)
+    with home.held(), _listening(host, port) as listener, superlink(home, certificates, parts=home.parts) as link:
+        link.wait()
+        application = NodeProxy(link.address, certificates / "ca.pem", home)
         server = uvicorn.Server(_settings(application, certificates))
-        registrar, queue = Registrar(control, RegisterFile(home.register)), RunQueue(home, control)
+        registrar, queue = Registrar(link.control, home.register), RunQueue(home, link.control)
         registrar.look()  # Before the first node calls: one whose key is not known is turned away.
         _log.info(f"nodes come in at {host}:{port}; runs are submitted on this machine only")
         looks = [registrar.look, queue.look, application.report]
-        threads = [threading.Thread(target=_repeat, args=(server, superlink, look), daemon=True) for look in looks]
+        threads = [threading.Thread(target=_repeat, args=(server, link.process, look), daemon=True) for look in looks]
         for thread in threads:
             thread.start()
         try:
@@ -345,10 +320,11 @@ def serve(folder: Path, certificates: Path, host: str, port: int) -> None:
             server.should_exit = True
             for thread in threads:
                 thread.join(_JOIN_SECONDS)
-        if superlink.code is not None:
+        if (code := link.process.code) is not None:
             # Whoever is killed has no last words; those of others in its log would mislead.
-            words = f"log {superlink.log}" if superlink.code < 0 else superlink.tail() or f"log {superlink.log}"
-            raise UserError(f"the SuperLink ended (code {superlink.code}): {words}; serve again, and its run goes on")
+            words = "" if code < 0 else link.process.tail()
+            words = words or f"log {link.process.log}"
+            raise UserError(f"the SuperLink ended (code {code}): {words}; serve again, and its run goes on")
 
 
 def _settings(application: NodeProxy, certificates: Path) -> uvicorn.Config:
@@ -368,10 +344,11 @@ def _settings(application: NodeProxy, certificates: Path) -> uvicorn.Config:
 
 
 class Registrar:
-    """Registers the keys of the register with the SuperLink, on this machine; call `look` again and again."""
+    """Registers the keys of a register with the SuperLink, on this machine; call `look` again and again."""
 
-    def __init__(self, control: SuperLinkControl, register: RegisterFile) -> None:
-        self._control, self._file = control, register
+    def __init__(self, control: SuperLinkControl, register: Path, *, quiet: bool = False) -> None:
+        self._control, self._file = control, RegisterFile(register)
+        self._level = logging.DEBUG if quiet else logging.INFO
         self._done: set[str] = set()
 
     def look(self) -> None:
@@ -379,7 +356,7 @@ class Registrar:
         for key, entry in self._file.now().entries.items():
             if key not in self._done and self._register(entry):
                 self._done.add(key)
-                _log.info(f"the key of {entry.name} is registered")
+                _log.log(self._level, f"the key of {entry.name} is registered")
 
     def _register(self, entry: Entry) -> bool:
         try:
@@ -427,27 +404,91 @@ def _listening(host: str, port: int) -> Generator[socket.socket]:
         yield listener
 
 
+@dataclass(eq=False)
+class SuperLink:
+    """Flower's SuperLink on loopback, for the runs of one folder; use `superlink` to start one."""
+
+    home: ServerFolder
+    process: Process
+    port: int
+    authority: Path | None
+    """The certificate by which it is known; None: without TLS."""
+    beside: list[Process] = field(default_factory=list[Process])
+    """What is to end before it does: nodes say goodbye to it."""
+
+    @property
+    def address(self) -> str:
+        """Where it listens."""
+        return f"127.0.0.1:{self.port}"
+
+    def wait(self) -> None:
+        """Wait until it listens."""
+        self.process.wait_for_port(self.port, _START_SECONDS)
+
+    @cached_property
+    def control(self) -> SuperLinkControl:
+        """What registers keys with it and stops its runs."""
+        return SuperLinkControl(self.address, None if self.authority is None else self.authority.read_bytes())
+
+
 @contextmanager
-def _superlink(home: ServerFolder, certificates: Path) -> Generator[tuple[Process, str]]:
+def superlink(
+    home: ServerFolder, certificates: Path | None, *, parts: Path | None = None, **more: str
+) -> Generator[SuperLink]:
+    """Start a SuperLink, and end it; with certificates it lets in nodes of registered keys alone.
+
+    Its socket is bound already, so that no other account can take its port before it. The parts of messages lie in the
+    folder `parts`; None: in its memory.
+    """
     listener = reserved_port()
-    port = int(listener.getsockname()[1])
-    address = f"127.0.0.1:{port}"
-    authority = certificates / "ca.pem"
+    port, handle = int(listener.getsockname()[1]), listener.fileno()
     home.flower.mkdir(parents=True, exist_ok=True)
-    (home.flower / "config.toml").write_text(connection_file(address, authority), encoding="utf-8")
-    options = [
-        *("--ssl-ca-certfile", str(authority), "--ssl-certfile", str(certificates / "server.pem")),
-        *("--ssl-keyfile", str(certificates / "server.key"), "--enable-supernode-auth"),
-    ]
-    if not home.head_key.exists():
-        make_key(home.head_key)
-    known = {REGISTER: str(home.register), HEAD_KEY: str(home.head_key), LAUNCHER: str(os.getpid())}
-    env = environment(home.flower, **known)
+    known, options = {LAUNCHER: str(os.getpid())}, ["--insecure"]
+    authority = None if certificates is None else certificates / "ca.pem"
+    (home.flower / "config.toml").write_text(connection_file(f"127.0.0.1:{port}", authority), encoding="utf-8")
+    if certificates is not None:
+        options = [
+            *("--ssl-ca-certfile", str(authority), "--ssl-certfile", str(certificates / "server.pem")),
+            *("--ssl-keyfile", str(certificates / "server.key"), "--enable-supernode-auth"),
+        ]
+        if not home.head_key.exists():
+            make_key(home.head_key)
+        known |= {REGISTER: str(home.register), HEAD_KEY: str(home.head_key)}
+    command = [sys.executable, "-m", "steelyard.federate.server", str(handle), str(parts or "")]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--disable-runtime-dependency-installation", *options]
     # Relative paths of a run are meant from where the server was started.
-    process = start_superlink(options, listener, env, home.folder / "superlink.log", Path.cwd(), home.parts)
+    env, log = environment(home.flower, **known, **more), home.folder / "superlink.log"
+    made = SuperLink(home, Process("superlink", command, env, log, Path.cwd(), [handle]), port, authority)
+    listener.close()
     try:
         with ends_as_interrupted():
-            process.wait_for_port(port, _START_SECONDS)
-            yield process, address
+            yield made
     finally:
-        end_all([process])
+        end_all([*made.beside, made.process])
+
+
+def main() -> None:
+    """Run Flower's SuperLink until a signal ends it."""
+    show()
+    listener, folder = socket.socket(fileno=int(sys.argv.pop(1))), sys.argv.pop(1)
+    parts = Path(folder) if folder else None
+    if parts is not None:
+        shutil.rmtree(parts, ignore_errors=True)
+        parts.mkdir(mode=0o700)
+    allow_many_files()
+
+    def run(app: Any, **options: Any) -> None:
+        kept = {name: value for name, value in options.items() if name not in ("host", "port", "reload", "workers")}
+        # A line for each call would fill the disk; a call that is held must not hold up the end.
+        kept |= {
+            "access_log": False,
+            "timeout_graceful_shutdown": _SUPERLINK_DRAIN_SECONDS,
+            "timeout_keep_alive": _IDLE_SECONDS,
+        }
+        uvicorn.Server(uvicorn.Config(app, http=OwnProtocol, **kept)).run(sockets=[listener])
+
+    run_superlink(run, parts)
+
+
+if __name__ == "__main__":
+    main()

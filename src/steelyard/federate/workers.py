@@ -145,28 +145,6 @@ class Process:
             time.sleep(0.05)
 
 
-def start_superlink(
-    options: Sequence[str],
-    listener: socket.socket,
-    env: Mapping[str, str],
-    log: Path,
-    folder: Path,
-    parts: Path | None = None,
-) -> Process:
-    """Start a SuperLink on a socket that is bound already, so that no other account can take its port before it.
-
-    The parts of messages lie in the folder `parts`; None: in its memory.
-    """
-    host, port = listener.getsockname()
-    handle = str(listener.fileno())
-    command = [sys.executable, "-m", "steelyard.federate.server", handle, str(parts or "")]
-    command += ["--host", host, "--port", str(port)]
-    disabled = "--disable-runtime-dependency-installation"
-    process = Process("superlink", [*command, disabled, *options], env, log, folder, handles=[listener.fileno()])
-    listener.close()
-    return process
-
-
 def end_with_parent() -> None:
     """End this process when its parent ends, whatever happens to that one."""
     # Linux only: a child gets SIGTERM when we die, even by SIGKILL. Elsewhere `end` has to do.

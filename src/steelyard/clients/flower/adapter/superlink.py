@@ -23,11 +23,14 @@ from steelyard.clients.flower.adapter.messages import PartsTree
 
 
 class SuperLinkControl:
-    """Registers nodes' keys with a SuperLink on this machine, and ends its runs; calls raise what httpx raises."""
+    """Registers nodes' keys with a SuperLink on this machine, and ends its runs; calls raise what httpx raises.
 
-    def __init__(self, address: str, authority: bytes) -> None:
+    `authority` is the certificate by which it is known; None: without TLS.
+    """
+
+    def __init__(self, address: str, authority: bytes | None) -> None:
         version = RuntimeVersionHttpInterceptor(component_name="flwr CLI")
-        self._client = ControlHttpClient.from_server_address(address, False, authority, [version])
+        self._client = ControlHttpClient.from_server_address(address, authority is None, authority, [version])
 
     def register(self, key: str, name: str) -> None:
         """Make a public key, a line as in its .pub file, known under a name."""
