@@ -17,8 +17,7 @@ from steelyard.base.usercode import hand_over_as, is_handed_over
 from steelyard.experiment import running
 from steelyard.experiment.description import Description
 from steelyard.experiment.learning import LearningDescription
-from steelyard.experiment.loading import load, read_experiment
-from steelyard.experiment.named_files import Ask, refuse
+from steelyard.experiment.loading import Ask, load, read_experiment, refuse
 from steelyard.experiment.recommend import RecommendDescription
 from steelyard.report.result import SweepDocument
 from steelyard.result import Result

@@ -16,8 +16,7 @@ from tests.kit import assert_refused
 from steelyard.base.errors import UserError
 from steelyard.base.settings import change, parse, read_value
 from steelyard.experiment import loading
-from steelyard.experiment.loading import build, load, new_folder, recipes, to_toml, unnamed_folder
-from steelyard.experiment.named_files import resolve_paths
+from steelyard.experiment.loading import build, load, new_folder, recipes, resolve_paths, to_toml, unnamed_folder
 from steelyard.runs.store import Store
 
 
@@ -96,8 +95,8 @@ def test_patterns_lists_and_each_source_of_knowledge_too(tmp_path: Path) -> None
         ({"data": {"path": "*.csv"}}, {"data": {"path": str(tmp_path / "*.csv")}}),
         ({"data": {"files": ["a.csv", "none.csv", 3]}}, {"data": {"files": [whole, "none.csv", 3]}}),
         (
-            {"knowledge": {"sources": [{"path": "a.csv", "links": "no.tsv"}, {"predicates": "a.csv"}, "no table"]}},
-            {"knowledge": {"sources": [{"path": whole, "links": "no.tsv"}, {"predicates": whole}, "no table"]}},
+            {"kind": "recommend", "knowledge": {"sources": [{"path": "a.csv", "entities": "a.csv"}, "no table"]}},
+            {"kind": "recommend", "knowledge": {"sources": [{"path": whole, "entities": whole}, "no table"]}},
         ),
     ):
         resolve_paths(before, tmp_path)

@@ -23,8 +23,7 @@ import steelyard
 from steelyard import Experiment, Result
 from steelyard.base.errors import UserError
 from steelyard.experiment import running
-from steelyard.experiment.loading import load, read_experiment, to_toml
-from steelyard.experiment.named_files import named_code
+from steelyard.experiment.loading import load, named_code, read_experiment, to_toml
 from steelyard.federate.app_folder import write_app
 from steelyard.runs.checkpoint import read_tensors
 from steelyard.runs.export import export_run

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 from pydantic import model_validator
 
 from steelyard.algorithms import catalogue
 from steelyard.base.errors import UserError, brief, listed, nearest
-from steelyard.base.settings import Named, read_named, validated
+from steelyard.base.settings import Code, Named, read_named, validated
 from steelyard.messages.algorithm import Algorithm
 
 
@@ -19,7 +19,7 @@ class AlgorithmSettings(Named):
     """fedavg, fedprox, scaffold, feddyn, fednova, fedavgm, fedadam, fedyogi, fedadagrad, fedexp, client-momentum;
     flexlora for low-rank adapters; with models of the clients' own: local-only, fine-tuned, ditto, apfl, fedrep, fedbn,
     fedala, fedfomo; or one of your own; `steelyard algorithms` lists them with their parameters."""
-    plugins: tuple[str, ...] = ()
+    plugins: tuple[Annotated[str, Code()], ...] = ()
     """Python files or modules that define algorithms of your own; loaded before the name is looked up."""
 
     @model_validator(mode="after")

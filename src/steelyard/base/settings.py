@@ -11,8 +11,11 @@ import tomllib
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, partial
 from itertools import pairwise
+from operator import setitem
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, cast, get_args, get_origin
 
 from pydantic import (
@@ -30,8 +33,10 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError, to_jsonable_python
 
 from steelyard.base.errors import UserError, brief, listed, nearest
+from steelyard.base.usercode import PYTHON
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
+MarkT = TypeVar("MarkT")
 
 LARGEST = 10**18
 """No whole number of an experiment is larger: beyond it, arrays and databases cannot count."""
@@ -214,6 +219,31 @@ def _printed_name(value: str) -> str:
     if not value.strip() or value != value.strip() or not value.isprintable() or "#" in value or len(value) > 200:
         raise PydanticCustomError("plain", "1 to 200 printable characters without '#' or blanks around them")
     return value
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """Marks a field that names a file to read: a relative path means one beside the experiment's file.
+
+    Use it as Annotated[Path, DataFile()]. What is written, such as `store.folder`, goes to the working folder.
+    """
+
+    on_node: str = ""
+    """The key of a node's own configuration that stands in for the field; empty: no server may name such a file."""
+    with_settings: bool = False
+    """Whether the file is read with the settings themselves, wherever these go afterwards."""
+
+
+@dataclass(frozen=True)
+class Code:
+    """Marks a field that names code of the user's own, a file or a module: Annotated[str, Code()]."""
+
+    among_names: bool = False
+    """Whether the field also takes names of ours: code is then what has a colon, as in "losses.py:mean"."""
+
+    def named_by(self, text: str) -> bool:
+        """Whether a text in the field names code in a file or a module."""
+        return not self.among_names or (":" in text and not text.startswith(PYTHON))
 
 
 ShortName = Annotated[str, AfterValidator(_short_name)]
@@ -443,6 +473,72 @@ def _unwrap(annotation: Any) -> Any:
         models = [argument for argument in get_args(annotation) if argument is not type(None)]
         return _unwrap(models[0])
     return annotation
+
+
+# Marked fields, in a document that may be wrong in any way and in sections.
+
+
+def marked(
+    section: type[BaseModel], given: Any, kind: type[MarkT], before: str = ""
+) -> Iterator[tuple[str, MarkT, str, Callable[[str], None]]]:
+    """Go over the texts in marked fields: the field, its mark, the text, and what puts another text into a document."""
+    table: dict[str, Any] = dict(given) if isinstance(given, BaseModel) else given
+    for name, field in _fields_of(section).items():
+        if name in table:
+            mark = _mark_in((*field.metadata, field.annotation), kind)
+            yield from _marked_below(_unwrap(field.annotation), table, name, kind, mark, f"{before}{name}")
+
+
+def _marked_below(
+    annotation: Any, holder: Any, key: Any, kind: type[MarkT], mark: MarkT | None, path: str
+) -> Iterator[tuple[str, MarkT, str, Callable[[str], None]]]:
+    value = holder[key]
+    if isinstance(value, list | tuple):
+        inner = _step(annotation, 0)
+        for index in range(len(cast("Sequence[Any]", value))):
+            place = f"{path}.{index}" if len(cast("Sequence[Any]", value)) > 1 or mark is None else path
+            yield from _marked_below(inner, value, index, kind, mark, place)
+    elif mark is not None and isinstance(value, str | PurePath):
+        yield path, mark, str(value), partial(setitem, holder, key)
+    elif isinstance(value, BaseModel):
+        yield from marked(type(value), value, kind, f"{path}.")
+    elif isinstance(value, dict) and isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield from marked(annotation, value, kind, f"{path}.")
+    elif isinstance(value, dict):
+        for name in cast("dict[str, Any]", value):
+            yield from _marked_below(_step(annotation, name), value, name, kind, None, f"{path}.{name}")
+
+
+def _mark_in(annotations: Sequence[Any], kind: type[MarkT]) -> MarkT | None:
+    for annotation in annotations:
+        found = annotation if isinstance(annotation, kind) else _mark_in(get_args(annotation), kind)
+        if found is not None:
+            return found
+    return None
+
+
+# Sections with other values.
+
+
+def replaced(value: Any, keys: Sequence[str], new: Any, shown: str) -> Any:
+    """Return a section or table with another value at a path, to be checked again: what lies off the path stays."""
+    if not keys:
+        return new
+    key, *rest = keys
+    if isinstance(value, list | tuple):
+        items = list(cast("Sequence[Any]", value))
+        position = _position(items, key, shown)
+        return [*items[:position], replaced(items[position], rest, new, shown), *items[position + 1 :]]
+    if not isinstance(value, BaseModel | Mapping | None):
+        raise UserError(f"{shown}: '{key}' is in a single value, not in a section")
+    table = fields_given(value) if isinstance(value, BaseModel) else dict(cast("Mapping[str, Any]", value or {}))
+    inner = getattr(value, key, None) if isinstance(value, BaseModel) else table.get(key)
+    return table | {key: replaced(inner, rest, new, shown)}
+
+
+def fields_given(section: BaseModel) -> dict[str, Any]:
+    """Return the fields of a section that were given, by name; sections inside stay sections."""
+    return {name: value for name, value in section if name in section.model_fields_set}
 
 
 # What fields of an experiment mean: the strings under them in the code, for the schema and the reference.

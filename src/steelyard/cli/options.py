@@ -15,7 +15,7 @@ from steelyard.base.errors import UserError, brief, printable
 from steelyard.rounds.progress import paused
 
 if TYPE_CHECKING:
-    from steelyard.experiment.named_files import Ask
+    from steelyard.experiment.loading import Ask
 
 
 def recipe_names(incomplete: str) -> list[str]:
@@ -134,7 +134,7 @@ def asking(trust: bool) -> Ask:
 
     def ask(where: str, code: Mapping[str, str]) -> None:
         # For speed of start: most experiments name no code.
-        from steelyard.experiment.named_files import refuse
+        from steelyard.experiment.loading import refuse
 
         if trust:
             return

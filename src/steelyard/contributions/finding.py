@@ -21,7 +21,7 @@ from steelyard.runs.history import History
 if TYPE_CHECKING:
     from steelyard.contributions.replaying import Without
     from steelyard.data.dataset import DatasetOrSeeded
-    from steelyard.experiment.named_files import Ask
+    from steelyard.experiment.loading import Ask
 
 
 def contributions(

@@ -42,7 +42,7 @@ from steelyard.weighing.shapley import Coalitions, shapley_values
 
 if TYPE_CHECKING:
     from steelyard.data.dataset import DatasetOrSeeded
-    from steelyard.experiment.named_files import Ask
+    from steelyard.experiment.loading import Ask
 
 
 Found = dict[tuple[str, int], tuple[RoundValues, ...]]

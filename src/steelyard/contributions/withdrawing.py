@@ -27,7 +27,7 @@ from steelyard.runs.store import Store
 
 if TYPE_CHECKING:
     from steelyard.data.dataset import DatasetOrSeeded
-    from steelyard.experiment.named_files import Ask
+    from steelyard.experiment.loading import Ask
     from steelyard.rounds.loop import Progress
 
 

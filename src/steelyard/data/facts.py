@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 from steelyard.base.errors import UserError, listed, nearest
 from steelyard.base.files import read_csv
 from steelyard.base.randomness import generator
-from steelyard.base.settings import Section
+from steelyard.base.settings import DataFile, Section
 
 KINDS: tuple[Literal["device", "user"], ...] = ("device", "user")
 CLIENT = "client"
@@ -57,7 +57,7 @@ def _number(value: Any, field: str) -> float:
 class FactSettings(Section):
     """[facts]: what criteria about the device or the user see of simulated clients."""
 
-    path: Path | None = None
+    path: Annotated[Path, DataFile(with_settings=True)] | None = None
     """A CSV file, looked for from the folder of the experiment's file: a column `client`, columns such as
     device-battery or user-trust, a row for each client; an empty cell is a fact that is not known. Its numbers are put
     into the tables below, so that a run records them."""

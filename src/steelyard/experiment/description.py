@@ -9,11 +9,20 @@ from pydantic import Field, ModelWrapValidatorHandler, ValidationError, Validati
 
 from steelyard.algorithms.settings import AlgorithmSettings
 from steelyard.base.errors import UserError
-from steelyard.base.settings import PrintedName, Section, ShortName, known_fields, put, validated
+from steelyard.base.settings import (
+    Code,
+    PrintedName,
+    Section,
+    ShortName,
+    fields_given,
+    known_fields,
+    marked,
+    replaced,
+    validated,
+)
 from steelyard.clients.flower.register import FederateSettings
 from steelyard.experiment import checks
 from steelyard.experiment.checks import check_private
-from steelyard.experiment.named_files import named_code
 from steelyard.messages.algorithm import Algorithm
 from steelyard.privacy.settings import PrivacySettings
 from steelyard.rounds.plan import ContributionSettings, RoundSettings
@@ -54,20 +63,6 @@ def federation_label(settings: FederationSettings) -> str:
     return algorithm.label if rule == "DS" else f"{algorithm.label}+{rule}"
 
 
-def plain(settings: WeighingSettings) -> dict[str, Any]:
-    """Return a rule as it stands in an experiment file."""
-    return settings.model_dump(mode="json", exclude_none=True)
-
-
-def put_federations(document: dict[str, Any], found: Mapping[str, FederationSettings]) -> None:
-    """Make these the federations of an experiment's document, by name, the first as its main rule."""
-    (first, main), *rest = found.items()
-    named = main if federation_label(main) == first else main.model_copy(update={"name": first})
-    document["weighing"] = plain(named)
-    document["algorithm"] = document["weighing"].pop("algorithm", {})
-    document["beside"] = {name: plain(settings) for name, settings in rest}
-
-
 # A kind of experiment.
 
 
@@ -76,6 +71,11 @@ class Kind(Section):
 
     `Description` derives from it; a kind overrides what is different there.
     """
+
+    @classmethod
+    def kind_name(cls) -> str:
+        """Return what an experiment's file calls this kind."""
+        return str(cls.model_fields["kind"].default)
 
     @property
     def optimiser(self) -> str | None:
@@ -327,7 +327,8 @@ class Description(Kind):
     @property
     def _main(self) -> FederationSettings:
         """The main rule with the experiment's algorithm."""
-        return FederationSettings.model_construct(**dict(self.weighing), algorithm=self.algorithm)
+        given = self.weighing.model_fields_set | {"algorithm"}
+        return FederationSettings.model_construct(given, **dict(self.weighing), algorithm=self.algorithm)
 
     def check_algorithms(self, *, own_code: bool) -> None:
         """Refuse algorithms that do not go with their rules; `own_code`: the user's own too, whose code is then run."""
@@ -385,14 +386,29 @@ class Description(Kind):
 
     def named_code(self) -> dict[str, str]:
         """Return the code of the user's own that this experiment names, by field; nothing of it is run."""
-        return named_code(self.model_dump(mode="json", exclude_none=True))
+        return {field: text for field, mark, text, _ in marked(type(self), self, Code) if mark.named_by(text)}
 
-    def changed(self, changes: Mapping[str, Any]) -> Self:
-        """Return a copy with some fields changed, by dotted name: changed({"rounds.count": 50})."""
-        document = self.model_dump(mode="json", exclude_none=True)
-        for name, value in changes.items():
-            put(document, name.split("."), value, name)
-        return validated(type(self), document, "experiment")
+    def changed(
+        self,
+        fields: Mapping[str, Any] | None = None,
+        *,
+        rules: Mapping[str, FederationSettings] | None = None,
+        where: str = "experiment",
+    ) -> Self:
+        """Return the experiment with some fields changed, by dotted name: changed({"rounds.count": 50}).
+
+        `rules`, by name, take the place of its own, the first as its main rule; `where` begins the line of a refusal.
+        """
+        document: dict[str, Any] = fields_given(self)
+        for name, value in (fields or {}).items():
+            document = replaced(document, name.split("."), value, name)
+        if rules:
+            (first, main), *rest = rules.items()
+            named = main if federation_label(main) == first else main.model_copy(update={"name": first})
+            document["weighing"] = fields_given(named)
+            document["algorithm"] = document["weighing"].pop("algorithm", None) or AlgorithmSettings()
+            document["beside"] = dict(rest)
+        return validated(type(self), document, where)
 
     @property
     def validation_field(self) -> str:
@@ -417,10 +433,9 @@ class Description(Kind):
         Use it wherever settings are chosen: what is chosen on the test set tells nothing of other data.
         """
         if not self.validation_field:
-            kind = self.model_dump().get("kind")
             raise UserError(
-                f"validation: experiments of kind '{kind}' have no validation split; allowed: experiments of another "
-                "kind"
+                f"validation: experiments of kind '{self.kind_name()}' have no validation split; allowed: those of "
+                "another kind"
             )
         return self.changed({self.validation_field: share})
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import glob
+import hashlib
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -12,12 +15,12 @@ from typing import Any, Literal
 import tomli_w
 
 from steelyard.base import files
-from steelyard.base.errors import UserError, brief, listed, nearest, own_folder, writable
+from steelyard.base.errors import UserError, brief, listed, nearest, own_folder, told_as, writable
 from steelyard.base.files import RUN_FILE as RUN_FILE
-from steelyard.base.settings import PrintedName, change, parse, validated
+from steelyard.base.settings import Code, DataFile, MarkT, PrintedName, change, marked, parse, validated
+from steelyard.base.usercode import SHIPPED, app_is_loaded
 from steelyard.experiment.description import READING, Description
 from steelyard.experiment.learning import LearningDescription
-from steelyard.experiment.named_files import FOLDER, Ask, keep_code, named_code, resolve_code, resolve_paths
 from steelyard.experiment.recommend import RecommendDescription
 from steelyard.runs.database import exists, instead_of_a_run
 from steelyard.weighing.rule import WeighingSettings
@@ -217,3 +220,144 @@ def unnamed_folder(experiment: Description, name: str) -> Path:
         count += 1
         folder = first.with_name(f"{first.name}-{count}")
     return folder
+
+
+# Files that an experiment names: data, and code of the user's own.
+#
+# Reading an experiment never runs such code. A file or a run folder may come from anybody, so whoever runs what it
+# names is asked first; code that Python or the command line names itself needs no asking.
+
+
+def _marked(document: Mapping[str, Any], mark: type[MarkT]) -> list[tuple[str, MarkT, str, Callable[[str], None]]]:
+    kind = KINDS.get(str(document.get("kind", "learning")), Description)
+    return list(marked(kind, document, mark))
+
+
+def resolve_paths(document: dict[str, Any], folder: Path, *, data: bool = True) -> None:
+    """Replace each relative path of data that exists in `folder` by the whole path; all others stay as they are.
+
+    Tables that are read with the settings always get their whole path; with `data` = false nothing else does.
+
+    Use it on the document of an experiment file, before changes from the command line, whose paths are relative to the
+    working folder. A whole path also lets the run be resumed from anywhere.
+    """
+    for _, mark, text, put in _marked(document, DataFile):
+        if mark.with_settings or data:
+            put(str(folder / text) if mark.with_settings else _whole(folder, text))
+
+
+def _whole(folder: Path, given: str) -> str:
+    """Return a relative path, or a pattern such as sites/*.csv, that exists in a folder as a whole path."""
+    try:
+        path = folder / given
+        found = path.exists() or (any(sign in given for sign in "*?[") and glob.glob(str(path)))
+        if given and found and not Path(given).is_absolute():
+            return str(path.resolve())
+    except (OSError, ValueError):
+        pass  # A name too long for the file system, or with a NUL: the reader says so with the field's name.
+    return given
+
+
+FOLDER = files.CODE
+"""The folder in a run's folder that holds the code it was run with."""
+
+Ask = Callable[[str, Mapping[str, str]], None]
+"""Called with a file or folder and the code it names, by field, before any of it runs; raises where it must not run."""
+
+
+def named_code(document: Mapping[str, Any]) -> dict[str, str]:
+    """Return the code that an experiment names, by field; use it on a document or on a description's dump."""
+    return {field: value for field, value, _ in _code_in(document)}
+
+
+def resolve_code(document: dict[str, Any], base: Path) -> None:
+    """Make relative paths of code absolute, in place: they are meant from the folder of the file that names them."""
+    for _, value, put in _code_in(document):
+        source, rest = _split(value)
+        if source.endswith(".py") and not Path(source).is_absolute():
+            put(f"{(base / source).resolve()}{rest}")
+
+
+def rename_code(document: dict[str, Any], rename: Callable[[str], str]) -> None:
+    """Name other code instead of what an experiment names, in place; a node names its own files."""
+    for _, value, put in _code_in(document):
+        put(rename(value))
+
+
+def file_name(code: str) -> str | None:
+    """Return "losses.py:mean" for code in a file or in an app folder, wherever that lies; None for other code."""
+    source, rest = _split(code)
+    if source.startswith(SHIPPED):
+        return f"{source.removeprefix(SHIPPED)}.py{rest}"
+    return f"{Path(source).name}{rest}" if source.endswith(".py") else None
+
+
+def digest(path: Path) -> str:
+    """Return the SHA-256 of a file of code, shortened, by which a change of it is known."""
+    return hashlib.sha256(files.read_bytes(path)).hexdigest()[:16]
+
+
+def content_name(code: str) -> str:
+    """Return "losses.py:mean" and a digest of the file, by which the same code is known wherever it lies."""
+    source, _ = _split(code)
+    path = Path(_shipped(source) or source)
+    name = file_name(code)
+    if name is None:
+        return code
+    return f"{name} {digest(path) if path.is_file() else 'missing'}"
+
+
+def keep_code(document: dict[str, Any], folder: Path, name_of: Callable[[str], str] | None = None) -> None:
+    """Copy the files that an experiment names into a folder and name the copies instead, in place.
+
+    By default a copy is named from above the folder, as "code/losses.py"; `name_of` makes another name of the file's.
+    """
+    kept: dict[str, str] = {}
+    for field, value, put in _code_in(document):
+        source, rest = _split(value)
+        source = _shipped(source) or source
+        if not source.endswith(".py"):
+            continue
+        if source not in kept:
+            kept[source] = _copy(Path(source), folder, set(kept.values()), field)
+        name = kept[source]
+        put(f"{folder.name}/{name}{rest}" if name_of is None else f"{name_of(name)}{rest}")
+
+
+def _shipped(source: str) -> str | None:
+    """Return the file of a module that an app folder brought along; a run keeps it as it keeps any other file."""
+    if not source.startswith(SHIPPED) or not app_is_loaded():  # Looking for a module imports the package around it.
+        return None
+    try:
+        found = importlib.util.find_spec(source)
+    except ModuleNotFoundError:
+        return None
+    return None if found is None else found.origin
+
+
+def _copy(source: Path, folder: Path, taken: set[str], field: str) -> str:
+    stem, number = source.stem.replace(".", "_"), 1
+    name = f"{stem}.py"
+    while name in taken:
+        number += 1
+        name = f"{stem}_{number}.py"
+    with told_as(f"{field}: '{source}' cannot be copied to {folder}", "a file that can be read"):
+        files.write(folder / name, source.read_bytes())
+    return name
+
+
+def refuse(where: str, code: Mapping[str, str], allowed: str) -> None:
+    """Refuse to run the code that a file or folder names, in one line that says which and how to allow it."""
+    shown = listed(f"{field} = {value}" for field, value in code.items())
+    raise UserError(f"{where}: names code of its own ({shown}), which would run with your rights; allowed: {allowed}")
+
+
+def _code_in(document: Mapping[str, Any]) -> list[tuple[str, str, Callable[[str], None]]]:
+    """Return the fields that name code: the field, what it holds, and what changes it."""
+    return [(field, text, put) for field, mark, text, put in _marked(document, Code) if mark.named_by(text)]
+
+
+def _split(value: str) -> tuple[str, str]:
+    """Split "losses.py:mean" into the source and the rest with its colon; plugins have no rest."""
+    source, colon, name = value.rpartition(":")
+    return (source, colon + name) if colon else (value, "")

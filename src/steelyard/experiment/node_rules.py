@@ -12,15 +12,14 @@ from pydantic import BaseModel
 
 from steelyard.algorithms.settings import algorithm_table
 from steelyard.base.errors import UserError, brief, listed
-from steelyard.base.settings import Section, put
+from steelyard.base.settings import DataFile, Section, marked, put
 from steelyard.base.usercode import NotAllowed
 from steelyard.clients.node import NodeConfig
 from steelyard.data import DataSettings
 from steelyard.data.sources.source import FileSource
 from steelyard.experiment.description import Description
 from steelyard.experiment.learning import LearningDescription
-from steelyard.experiment.loading import build
-from steelyard.experiment.named_files import file_name, rename_code
+from steelyard.experiment.loading import build, file_name, rename_code
 from steelyard.experiment.node_rows import own_partition, own_reading
 from steelyard.experiment.recommend import RecommendDescription
 from steelyard.messages.algorithm import Algorithm
@@ -30,15 +29,6 @@ from steelyard.privacy.settings import OWNERS_DELTA
 from steelyard.recommend.run_data import InteractionSettings
 from steelyard.weighing import criterion as registry
 
-_FILES = {
-    "data.path": "data",
-    "data.attributes": "attributes",
-    "data.identities": "identities",
-    "interactions.path": "data",
-    "interactions.catalogue": "catalogue",
-    "items.path": "items",
-}
-"""Fields of an experiment that name files, and the key of the node's own configuration that stands in for each."""
 _SERVERS = ("store.folder",)
 """Paths that only the server uses."""
 _ERROR = re.compile(r"\b\w*(Error|Exception|Interrupt)\b")
@@ -63,12 +53,11 @@ def agreed(document: dict[str, Any], node: NodeConfig) -> Description:
     rename_code(document, lambda code: _own_code(code, node.allow))
     experiment = build(document)
     own: dict[str, str] = {}
-    for field, path in _paths(experiment):
+    for field, path, key in _paths(experiment):
         comes_along = path.parts[:1] == ("included",) and ".." not in path.parts
         if field in _SERVERS or comes_along:
             continue
-        key = _FILES.get(field)
-        if key is None or key not in node.files:
+        if key not in node.files:
             wanted = f"`{key}` in the node's own config" if key else "leave it out"
             raise NotAllowed(f"{field}: a server may not name a file of this node; allowed: {wanted}")
         own[field] = str(node.files[key])
@@ -155,23 +144,24 @@ def _own_code(code: str, allowed: Sequence[str]) -> str:
     return next((own for own in allowed if file_name(own) == wanted), code)
 
 
-def _paths(section: BaseModel, prefix: str = "") -> Generator[tuple[str, Path]]:
-    """Yield every path that an experiment holds, with the field's dotted name."""
-    for name in type(section).model_fields:
-        yield from _paths_in(getattr(section, name), f"{prefix}{name}")
+def _paths(section: BaseModel) -> Generator[tuple[str, Path, str]]:
+    """Yield every path that an experiment holds: the field, and the key that stands in for it on a node."""
+    keys = {field: mark.on_node for field, mark, _, _ in marked(type(section), section, DataFile)}
+    for field, value in _values(section, ""):
+        if isinstance(value, Path):
+            yield field, value, keys.get(field, "")
 
 
-def _paths_in(value: object, name: str) -> Generator[tuple[str, Path]]:
-    if isinstance(value, Path):
-        yield name, value
-    elif isinstance(value, BaseModel):
-        yield from _paths(value, f"{name}.")
-    elif isinstance(value, dict):
-        for key, one in value.items():
-            yield from _paths_in(one, f"{name}.{key}")
+def _values(value: object, name: str) -> Generator[tuple[str, object]]:
+    """Yield every single value that a section holds, with the field's dotted name."""
+    if isinstance(value, BaseModel | dict):
+        for key, one in dict(value).items():
+            yield from _values(one, f"{name}.{key}" if name else str(key))
     elif isinstance(value, list | tuple):
         for one in value:
-            yield from _paths_in(one, name)
+            yield from _values(one, name)
+    else:
+        yield name, value
 
 
 def public_error(error: BaseException) -> str:

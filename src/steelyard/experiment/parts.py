@@ -19,9 +19,8 @@ from steelyard.clients.protocol import RemainingClients
 from steelyard.clients.ranks.group import current
 from steelyard.experiment.description import Description
 from steelyard.experiment.guarantees import private_rounds
-from steelyard.experiment.loading import RUN_FILE, own_text, read_experiment
-from steelyard.experiment.named_files import FOLDER as CODE
-from steelyard.experiment.named_files import Ask
+from steelyard.experiment.loading import FOLDER as CODE
+from steelyard.experiment.loading import RUN_FILE, Ask, own_text, read_experiment
 from steelyard.experiment.resuming import (
     begun_with,
     changed_data,

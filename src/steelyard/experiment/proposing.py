@@ -15,8 +15,7 @@ import numpy as np
 from steelyard.base.errors import UserError, first_names, without_controls
 from steelyard.base.settings import parse
 from steelyard.data.inspect import DataSummary
-from steelyard.experiment.loading import build
-from steelyard.experiment.named_files import resolve_paths
+from steelyard.experiment.loading import build, resolve_paths
 from steelyard.rounds.plan import default_fraction
 
 ENOUGH_FOR_SERVER = 400

@@ -17,11 +17,10 @@ from steelyard.base import files
 from steelyard.base.errors import UserError, brief, in_words, listed
 from steelyard.base.logs import logger
 from steelyard.base.processor import DECIDES, KERNELS, MACHINE, THREADS, TORCH, made_by
-from steelyard.base.settings import parse
+from steelyard.base.settings import DataFile, marked, parse
 from steelyard.clients.ranks.group import rank_count
 from steelyard.experiment.guarantees import guarantee_notes
-from steelyard.experiment.loading import RUN_FILE, own_text, read_experiment
-from steelyard.experiment.named_files import FOLDER, digest
+from steelyard.experiment.loading import FOLDER, RUN_FILE, digest, own_text, read_experiment
 from steelyard.privacy.settings import PrivacySettings
 from steelyard.rounds.progress import weighed_one
 from steelyard.rounds.state import Federation, RoundRecord, Snapshot, States
@@ -261,12 +260,8 @@ def _shown(fields: Mapping[str, Any], name: str) -> str:
 
 
 def _source(folder: Path) -> str:
-    document = read_experiment(folder).model_dump(mode="json", exclude_none=True)
-    for section in ("data", "interactions"):
-        path = document.get(section, {}).get("path")
-        if path:
-            return f" ({section}.path = {path})"
-    return ""
+    experiment = read_experiment(folder)
+    return next((f" ({field} = {path})" for field, _, path, _ in marked(type(experiment), experiment, DataFile)), "")
 
 
 def _allowed(folder: Path) -> str:

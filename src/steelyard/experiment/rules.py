@@ -13,9 +13,8 @@ from steelyard.algorithms.settings import AlgorithmSettings, parse_algorithm
 from steelyard.base.errors import UserError, brief, listed
 from steelyard.base.logs import logger
 from steelyard.base.settings import validated
-from steelyard.experiment.description import Description, FederationSettings, federation_label, plain, put_federations
-from steelyard.experiment.loading import build, read_document
-from steelyard.experiment.named_files import Ask
+from steelyard.experiment.description import Description, FederationSettings, federation_label
+from steelyard.experiment.loading import Ask, build, read_document
 from steelyard.weighing import criterion as registry
 from steelyard.weighing.policy import known as policies
 from steelyard.weighing.words import WORDS, Frame, read_rule, show_priority, split
@@ -89,9 +88,7 @@ def _every_rule(experiment: Description) -> tuple[dict[str, FederationSettings],
     for word in ("fedavg", "SV", *policies(), *personal):
         try:
             name, settings = _rule(word, experiment)
-            document = experiment.model_dump(mode="json", exclude_none=True)
-            put_federations(document, {name: settings})
-            validated(type(experiment), document, "")
+            experiment.changed(rules={name: settings}, where="")
         except UserError as error:
             left_out[word] = str(error)
             _log.warning(f"--rules all: without {word}: {error}")
@@ -112,7 +109,7 @@ def _rule(word: str, experiment: Description) -> tuple[str, FederationSettings]:
         algorithm = AlgorithmSettings() if rule in ("fedavg", "server-only") else experiment.algorithm
     if algorithm is not None:
         plugins = experiment.algorithm.plugins
-        given["algorithm"] = {**algorithm.model_dump(mode="json"), **({"plugins": plugins} if plugins else {})}
+        given["algorithm"] = algorithm.model_copy(update={"plugins": plugins} if plugins else {})
     plugs = list(experiment.weighing.plugins)
     settings = validated(FederationSettings, {**given, "plugins": plugs}, f"--rules: '{word}'")
     return federation_label(settings), settings
@@ -123,7 +120,7 @@ def _frame(experiment: Description) -> Frame:
     return Frame(
         known=registry.known(),
         base=experiment.weighing,
-        named={name: plain(rule) for name, rule in experiment.rules().items()},
+        named=experiment.rules(),
         server_rows=not capabilities.lacks_test_set,
         trains=not capabilities.lacks_test_set and capabilities.slopes,
         worth=experiment.worth,
@@ -156,15 +153,14 @@ def load_comparison(
     experiment = build(document, str(name_or_file))
     every = max(1, experiment.rounds.count // CHECKPOINTS)
     given = "checkpoint_every" in document.get("store", {})
-    return with_rules(experiment, rules, {} if given else {"checkpoint_every": every})
+    return with_rules(experiment, rules, {} if given else {"store.checkpoint_every": every})
 
 
 def seeds_of(experiment: Description, seeds: int) -> list[int]:
     """Return the seeds of a comparison, counted from the experiment's; refuse one that leaves nothing to compare by."""
     if not 1 <= seeds <= MOST_SEEDS:
         raise UserError(f"--seeds: got {seeds}; allowed: a whole number from 1 to {MOST_SEEDS:,}")
-    partition = experiment.model_dump().get("partition", {})
-    if partition.get("test") == "none" and partition.get("server_report") == "none":
+    if not experiment.clients_evaluate and not experiment.reports_on_server:
         raise UserError(
             "partition.test: got 'none', which leaves nothing to compare rules by; allowed: local, held-out, or "
             "partition.server_report"
@@ -172,16 +168,13 @@ def seeds_of(experiment: Description, seeds: int) -> list[int]:
     return [experiment.seed + number for number in range(seeds)]
 
 
-def with_rules(experiment: Description, texts: Sequence[str], store: Mapping[str, Any] | None = None) -> Description:
+def with_rules(experiment: Description, texts: Sequence[str], fields: Mapping[str, Any] | None = None) -> Description:
     """Return the experiment with these rules, the first as its main rule; without any, with the default ones.
 
-    `store` are further changes, to fields of [store].
+    `fields` are further changes, by dotted name.
     """
     found, left_out = rules_with_reasons(texts, experiment) if texts else (default_rules(experiment), {})
-    document = experiment.model_dump(mode="json", exclude_none=True) | {"left_out": left_out}
-    document["store"] |= store or {}
-    put_federations(document, found)
-    return build(document, "--rules")
+    return experiment.changed({"left_out": left_out, **(fields or {})}, rules=found, where="--rules")
 
 
 def default_rules(experiment: Description) -> dict[str, FederationSettings]:

@@ -27,9 +27,8 @@ from steelyard.clients.ranks.share import Share, own_versions
 from steelyard.clients.ranks.wire import Content
 from steelyard.experiment.description import Description
 from steelyard.experiment.guarantees import ended_early, guarantee_record, open_ledger, remaining
-from steelyard.experiment.loading import RUN_FILE, build, new_folder, read_experiment, run_file
-from steelyard.experiment.named_files import FOLDER as CODE
-from steelyard.experiment.named_files import Ask
+from steelyard.experiment.loading import FOLDER as CODE
+from steelyard.experiment.loading import RUN_FILE, Ask, build, new_folder, read_experiment, run_file
 from steelyard.experiment.parts import Assembly, Part, Parts, as_begun, assembled, federations_of
 from steelyard.experiment.resuming import (
     RunRecorder,
@@ -184,7 +183,7 @@ def compare(
     """
     chosen = seeds_of(experiment, seeds)
     if "samples" not in experiment.rounds.model_fields_set:
-        experiment = experiment.model_copy(update={"rounds": experiment.rounds.model_copy(update={"samples": True})})
+        experiment = experiment.changed({"rounds.samples": True})
     return run(with_rules(experiment, rules), out=out, seeds=chosen, dataset=dataset, progress=progress)
 
 

@@ -32,7 +32,7 @@ from steelyard.base import files
 from steelyard.base.errors import UserError
 
 if TYPE_CHECKING:
-    from steelyard.experiment.named_files import Ask
+    from steelyard.experiment.loading import Ask
 
 
 def require_flower() -> None:

@@ -16,9 +16,8 @@ from steelyard.base.errors import UserError, brief, told_as, writable
 from steelyard.base.settings import change
 from steelyard.base.usercode import SHIPPED
 from steelyard.experiment.description import Description
-from steelyard.experiment.loading import build, to_toml
-from steelyard.experiment.named_files import FOLDER as CODE
-from steelyard.experiment.named_files import keep_code
+from steelyard.experiment.loading import FOLDER as CODE
+from steelyard.experiment.loading import build, keep_code, to_toml
 
 DEFAULTS: dict[str, str | bool] = {"set": "", "out": "", "resume": False, "report": ""}
 """Keys of the run configuration beside `experiment`, with their defaults."""

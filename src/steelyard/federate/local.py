@@ -19,8 +19,7 @@ from steelyard.base.measures import measure_of
 from steelyard.clients.flower.register import Entry, enter
 from steelyard.clients.node import EVERYTHING, NodeConfig
 from steelyard.experiment.description import Description
-from steelyard.experiment.loading import load, new_folder, read_experiment
-from steelyard.experiment.named_files import Ask
+from steelyard.experiment.loading import Ask, load, new_folder, read_experiment
 from steelyard.federate.app_folder import experiment_text
 from steelyard.federate.certificates import make_certificates, make_key
 from steelyard.federate.queue import Launch, LocalServer, ServerRun, enqueue, read_launch, rounds_of, until_it_ends

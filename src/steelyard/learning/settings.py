@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, model_validator
 
-from steelyard.base.settings import Section
+from steelyard.base.settings import Code, Section
 from steelyard.base.usercode import hand_over, refuse_unknown
 
 
@@ -173,7 +173,7 @@ class ModelSettings(Section):
         UserError: a field is unknown or holds what it does not take.
     """
 
-    name: Annotated[str, BeforeValidator(_named)] = "auto"
+    name: Annotated[str, BeforeValidator(_named), Code(among_names=True)] = "auto"
     """auto takes one that fits the data: cnn for images, mlp for tables, linear for a table with a number to predict,
     unet for masks.
     Built-in models are cnn-mnist, cnn-mnist-authors, cnn-femnist, cnn-celeba, cnn-keras, cnn-adafed, cnn-digits, cnn,
@@ -245,7 +245,7 @@ class TrainingSettings(Section):
     """Samples in one step (B), or "full" for all of the client's samples at once."""
     schedule: ScheduleSettings | None = None
     """How the learning rate changes from round to round; default: it stays the same."""
-    loss: Annotated[str, BeforeValidator(_named)] = "auto"
+    loss: Annotated[str, BeforeValidator(_named), Code(among_names=True)] = "auto"
     """auto, cross-entropy, binary-cross-entropy, squared-error, barron, cox, or your own per-sample loss as
     "path/to/file.py:function", or "package.module:function" that an installed package declares under the entry point
     steelyard.losses, called with (outputs, labels); from Python, the function itself."""

@@ -17,8 +17,7 @@ from pathlib import Path
 from steelyard.base import files
 from steelyard.base.errors import UserError, without_controls
 from steelyard.base.settings import parse
-from steelyard.experiment.loading import RUN_FILE, load, own_text, recipes
-from steelyard.experiment.named_files import named_code
+from steelyard.experiment.loading import RUN_FILE, load, named_code, own_text, recipes
 from steelyard.page.form import assignments
 from steelyard.runs.glance import Glance, RunDocument, glance, run_folder, started
 

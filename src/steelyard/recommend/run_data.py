@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
 
 from steelyard.base.errors import UserError, listed
-from steelyard.base.settings import Section
+from steelyard.base.settings import DataFile, Section
 from steelyard.data.files import State, find, states_of
 from steelyard.recommend.evaluate import RankingSettings
 from steelyard.recommend.fpl import FplSettings, Learning
@@ -43,9 +43,9 @@ from steelyard.recommend.metrics import Floats, GroundTruth, memberships
 class InteractionSettings(Section):
     """[interactions]: the data, what is kept of it, and how each user's part is split."""
 
-    path: Path
+    path: Annotated[Path, DataFile("data")]
     """File of interactions in any known form; relative paths are looked for here, in STEELYARD_DATA, ../shared/data."""
-    catalogue: Path | None = None
+    catalogue: Annotated[Path, DataFile("catalogue")] | None = None
     """File of all item ids, also those nobody took; devices that hold only their own rows need it to number items."""
     columns: dict[Literal["user", "item", "rating", "time"], str] = Field(default_factory=dict)
     """The header's own names for user, item, rating and time, where they are not the usual ones."""
@@ -120,7 +120,7 @@ class InteractionSettings(Section):
 class ItemSettings(Section):
     """[items]: what is known of items: titles for people, categories for label diversity and bias disparity."""
 
-    path: Path
+    path: Annotated[Path, DataFile("items")]
     """Table of items, such as MovieLens' movies.dat or u.item."""
     item: str | int = "item"
     """Column of the item's id: a header name, or a number from 1."""

@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from steelyard.base import randomness
 from steelyard.base.errors import UserError
 from steelyard.base.files import read_csv
-from steelyard.base.settings import Section
+from steelyard.base.settings import DataFile, Section
 from steelyard.messages.updates import Counts, Floats, Updates
 
 SELECT = "rounds/select"
@@ -35,7 +35,7 @@ class SelectSettings(Section):
     """power-of-choice: d, how many candidates are drawn in each round; default: twice the cohort."""
     explore: float = Field(default=0.1, ge=0, le=1)
     """score: the share of each cohort that is drawn from clients that were never asked, or else from all others."""
-    path: Path | None = None
+    path: Annotated[Path, DataFile(with_settings=True)] | None = None
     """A CSV file with the columns client, from, to: when each client is there, one row for each stretch of time, in
     rounds (both ends count) or, with [clock], in simulated seconds. It is put into `available`, so that a run records
     it."""

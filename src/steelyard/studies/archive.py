@@ -19,7 +19,7 @@ from steelyard.base import files
 from steelyard.base.errors import UserError, told_as
 from steelyard.base.processor import in_words, same_kind
 from steelyard.base.settings import Section, validated
-from steelyard.experiment.named_files import content_name, rename_code
+from steelyard.experiment.loading import content_name, rename_code
 from steelyard.experiment.resuming import versions
 from steelyard.experiment.running import run
 from steelyard.report.decide import reported

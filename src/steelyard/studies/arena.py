@@ -18,10 +18,9 @@ from steelyard.base.errors import UserError, brief, listed, own_folder
 from steelyard.base.files import ARENA_FILE, is_file
 from steelyard.base.settings import validated
 from steelyard.base.usercode import ALGORITHMS, load_code
-from steelyard.experiment.description import Description, FederationSettings, put_federations
+from steelyard.experiment.description import Description, FederationSettings, federation_label
 from steelyard.experiment.learning import LearningDescription
-from steelyard.experiment.loading import build, load, unnamed_folder
-from steelyard.experiment.named_files import Ask, content_name, rename_code
+from steelyard.experiment.loading import Ask, content_name, load, rename_code, unnamed_folder
 from steelyard.experiment.parts import PART, Part
 from steelyard.experiment.rules import parse_rules
 from steelyard.studies.suite import TUNING, Suite, load_suite
@@ -101,10 +100,11 @@ def _of_code(text: str, rule: str | None, base: Description, ask: Ask) -> tuple[
         raise UserError(f"{text}: defines no criterion and no algorithm; allowed: one of them, as the guide shows")
     if rule is None and len(mine) + len(measures) > 1:
         raise UserError(f"{text}: defines {listed((*mine, *measures))}; allowed: --rule with the rule that is meant")
-    document = base.model_dump(mode="json", exclude_none=True)
-    document["weighing"]["plugins"] = [str(path)] if measures else []
-    document["algorithm"] = {"name": "fedavg", **({"plugins": [str(path)]} if mine else {})}
-    return build(document, text), rule or (*mine, *measures)[0]
+    fields = {
+        "weighing.plugins": [str(path)] if measures else [],
+        "algorithm": {"name": "fedavg", **({"plugins": [str(path)]} if mine else {})},
+    }
+    return base.changed(fields, where=text), rule or (*mine, *measures)[0]
 
 
 # Who opened the held-out seeds of a suite here.
@@ -224,8 +224,10 @@ class Arena:
 
     def document(self) -> dict[str, Any]:
         """Return it as its file holds it."""
-        experiment: dict[str, Any] = {}
-        put_federations(experiment, {self.candidate.label: self.candidate.settings})
+        label, settings = self.candidate.label, self.candidate.settings
+        named = settings if federation_label(settings) == label else settings.model_copy(update={"name": label})
+        weighing = named.model_dump(mode="json", exclude_none=True)
+        experiment = {"algorithm": weighing.pop("algorithm", {}), "weighing": weighing, "beside": {}}
         return {
             "suite": self.suite.name,
             "version": self.suite.version,

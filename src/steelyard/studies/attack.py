@@ -14,6 +14,7 @@ from typing import Any
 from steelyard.base.errors import Stopped, UserError, listed, nearest, own_folder
 from steelyard.base.files import ATTACK_FILE, is_file
 from steelyard.experiment.description import Description
+from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.loading import build, unnamed_folder
 from steelyard.experiment.rules import seeds_of, with_rules
 from steelyard.report.hostile import CLEAN
@@ -94,10 +95,10 @@ def under_attack(experiment: Description, attack: str, fraction: float) -> Descr
             f"--fraction: got {fraction:g}; allowed: more than 0, less than 0.5 (share of the clients; no rule "
             "withstands half of them)"
         )
-    document = experiment.model_dump(mode="json", exclude_none=True)
-    if "flaws" not in document:
+    if not isinstance(experiment, LearningDescription):
         raise UserError(
-            f"attack: experiments of kind '{document.get('kind')}' have no hostile clients; allowed: kind = 'learning'"
+            f"attack: experiments of kind '{experiment.kind_name()}' have no hostile clients; allowed: kind = "
+            "'learning'"
         )
     if experiment.server_figure != "accuracy":
         raise UserError(
@@ -105,12 +106,13 @@ def under_attack(experiment: Description, attack: str, fraction: float) -> Descr
         )
     name, _, more = attack.partition("+")
     picked: dict[str, Any] = {"pick": "random", "share": fraction}
+    flaws: list[Any] = list(experiment.flaws)
     for word in (name, more) if more else (name,):
         begins = {"from_round": experiment.rounds.count // 2 + 1} if word == LATE else {}
         for flaw in ATTACKS[word]:
-            document["flaws"] = [*document["flaws"], {**flaw, **begins, **picked}]
+            flaws.append({**flaw, **begins, **picked})
             picked = {"pick": "same"}
-    return build(document, "attack")
+    return experiment.changed({"flaws": flaws}, where="attack")
 
 
 def rules_for(experiment: Description) -> list[str]:

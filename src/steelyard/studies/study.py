@@ -21,8 +21,7 @@ from steelyard.base.errors import MachineError, Stopped, UserError, brief, own_f
 from steelyard.base.logs import show
 from steelyard.clients.ranks.group import current
 from steelyard.experiment.description import Description
-from steelyard.experiment.loading import read_experiment, unnamed_folder
-from steelyard.experiment.named_files import Ask
+from steelyard.experiment.loading import Ask, read_experiment, unnamed_folder
 from steelyard.experiment.parts import Part, in_order
 from steelyard.experiment.running import resume, run
 from steelyard.rounds.progress import show_duration

@@ -18,7 +18,7 @@ from pydantic import Field
 from steelyard.base.errors import MachineError, Stopped, UserError, brief, listed, nearest
 from steelyard.base.settings import Section, change, parse, validated
 from steelyard.data import DataSettings
-from steelyard.experiment.description import Description, FederationSettings, put_federations
+from steelyard.experiment.description import Description, FederationSettings
 from steelyard.experiment.loading import build, read_experiment
 from steelyard.experiment.rules import parse_rules
 from steelyard.report.curves import read_curves
@@ -90,9 +90,7 @@ class Suite(Section):
         self, scene: str, rules: Mapping[str, FederationSettings], seed: int, changes: Sequence[str] = ()
     ) -> Description:
         """Return the experiment of a scene with these rules and a first seed."""
-        document = self.experiment(scene, changes).model_dump(mode="json", exclude_none=True) | {"seed": seed}
-        put_federations(document, rules)
-        return build(document, f"scene {scene}")
+        return self.experiment(scene, changes).changed({"seed": seed}, rules=rules, where=f"scene {scene}")
 
     def chosen(self, names: Sequence[str]) -> tuple[str, ...]:
         """Return the scenes of these names in the suite's order; all of them where none is named."""

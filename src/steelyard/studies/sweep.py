@@ -17,10 +17,9 @@ import tomli_w
 from steelyard.base import files
 from steelyard.base.errors import UserError, brief, listed, nearest, told_as
 from steelyard.base.files import SWEEP_FILE as SWEEP_FILE
-from steelyard.base.settings import parse, put, read_value
-from steelyard.experiment.description import Description, put_federations
-from steelyard.experiment.loading import build, own_text
-from steelyard.experiment.named_files import FOLDER, content_name, keep_code, rename_code, resolve_code
+from steelyard.base.settings import parse, read_value
+from steelyard.experiment.description import Description
+from steelyard.experiment.loading import FOLDER, build, content_name, keep_code, own_text, rename_code, resolve_code
 from steelyard.experiment.parts import PART, Part
 from steelyard.experiment.rules import CHECKPOINTS, MOST_SEEDS, with_rules
 
@@ -73,13 +72,10 @@ class Sweep:
 
     def at(self, values: Sequence[Scalar]) -> Description:
         """Return the experiment at one point of the grid, on the test set, with all rules."""
-        document = self.experiment.model_dump(mode="json", exclude_none=True)
-        for axis, value in zip(self.axes, values, strict=True):
-            put(document, axis.field.split("."), value, f"--over {axis.field}")
-        if not self.rules:
-            document["beside"] = {}
-        found = build(document, "--over")
-        return with_rules(found, self.rules) if self.rules else found
+        fields: dict[str, Any] = {axis.field: value for axis, value in zip(self.axes, values, strict=True)}
+        if self.rules:
+            return with_rules(self.experiment.changed(fields, where="--over"), self.rules)
+        return self.experiment.changed({**fields, "beside": {}}, where="--over")
 
     @cached_property
     def points(self) -> list[tuple[Scalar, ...]]:
@@ -139,9 +135,7 @@ class Sweep:
 
 def alone(experiment: Description, rule: str) -> Description:
     """Return the experiment with only one of its rules, under the name that it has."""
-    document = experiment.model_dump(mode="json", exclude_none=True)
-    put_federations(document, {rule: experiment.rules()[rule]})
-    return build(document, "--rules")
+    return experiment.changed(rules={rule: experiment.rules()[rule]}, where="--rules")
 
 
 def plan(

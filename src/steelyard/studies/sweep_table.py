@@ -13,13 +13,12 @@ from typing import Any, cast
 import altair as alt
 import numpy as np
 import pandas as pd
-import tomli_w
 
 from steelyard.base import files
 from steelyard.base.errors import printable, told_as
 from steelyard.base.measures import EstimateJson, estimate, measure_of, show_estimate
-from steelyard.experiment.description import Description, put_federations
-from steelyard.experiment.loading import read_experiment
+from steelyard.experiment.description import Description
+from steelyard.experiment.loading import read_experiment, to_toml
 from steelyard.report.curves import rounds_to_target, worst_tenth
 from steelyard.report.figures.look import HEIGHT, WIDTH, described, score_format
 from steelyard.report.notices import chain_line, chain_of
@@ -218,14 +217,11 @@ def sweep_csv(document: SweepDocument) -> str:
 def best_toml(folder: Path, document: SweepDocument, best: SweepRow) -> str:
     """Return the best point of a sweep as an experiment file, on the test set and with its rule alone."""
     experiment = read_experiment(folder / best["run"])
-    fields = experiment.model_dump(mode="json", exclude_none=True)
-    put_federations(fields, {best["rule"]: experiment.rules()[best["rule"]]})
-    section, _, name = experiment.validation_field.rpartition(".")
-    fields[section].pop(name, None)
-    fields["seed"] = document["seeds"][0]
+    fields = {experiment.validation_field: None, "seed": document["seeds"][0]}
+    found = to_toml(experiment.changed(fields, rules={best["rule"]: experiment.rules()[best["rule"]]}))
     chosen = ", ".join(f"{field} = {show(value)}" for field, value in best["values"].items())
     result = f"{document['measured']} {best['value']['mean']:.6g} on a validation split"
-    return f"# Chosen by `steelyard sweep`: {' '.join(f'{chosen} {result}'.split())}.\n{tomli_w.dumps(fields)}"
+    return f"# Chosen by `steelyard sweep`: {' '.join(f'{chosen} {result}'.split())}.\n{found}"
 
 
 # The table for people.

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from numbers import Integral
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 from pydantic import SerializeAsAny, model_validator
 
 from steelyard.base.errors import UserError, brief, expect, listed, nearest
-from steelyard.base.settings import PrintedName
+from steelyard.base.settings import Code, PrintedName
 from steelyard.defence.robust import DefenceSettings
 from steelyard.messages.updates import Counts, Floats
 from steelyard.weighing import criterion as registry
@@ -38,7 +38,7 @@ class WeighingSettings(ScoreSettings, LimitSettings):
 
     when_zero: Literal["uniform", "keep"] = "uniform"
     """When all scores of a cohort are 0: weigh all clients alike, or keep the old model (as AdaFed does)."""
-    plugins: tuple[str, ...] = ()
+    plugins: tuple[Annotated[str, Code()], ...] = ()
     """Python files or modules that define criteria of your own; loaded before the criteria are looked up."""
     name: PrintedName | None = None
     """What the rule is called in tables; default: by what it does, such as "DS>LD>MD" or "online(DS>LD>MD)"."""

@@ -54,7 +54,7 @@ class Frame:
     """The criteria that may be named; None: any."""
     base: WeighingSettings
     """The criteria, and their order, of a word that names none."""
-    named: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
+    named: Mapping[str, WeighingSettings] = field(default_factory=dict[str, WeighingSettings])
     """Rules that have names of their own."""
     server_rows: bool = False
     """Whether the server has rows to measure on."""
@@ -215,8 +215,9 @@ def _unknown(word: str, frame: Frame) -> UserError:
 
 def _unnamed(word: str, frame: Frame) -> dict[str, Any]:
     """Read a rule that is a part of another, which then names itself by what it does."""
-    given = dict(frame.named.get(word) or read_rule(word, frame))
-    return {name: value for name, value in given.items() if name not in ("name", "plugins", "algorithm")}
+    given = dict(frame.named[word] if word in frame.named else read_rule(word, frame))
+    left = ("name", "plugins", "algorithm")
+    return {name: value for name, value in given.items() if value is not None and name not in left}
 
 
 def _normalised(rule: str, how: str, frame: Frame) -> dict[str, Any]:

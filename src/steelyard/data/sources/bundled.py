@@ -5,13 +5,14 @@ from __future__ import annotations
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from steelyard.base import randomness
 from steelyard.base.errors import UserError
+from steelyard.base.settings import DataFile
 from steelyard.data.files import find, read_bytes
 from steelyard.data.sources.npz import read_arrays
 from steelyard.data.sources.source import DataSettings, SourceCapabilities
@@ -123,7 +124,7 @@ _UNSIGNED_BYTES = 0x08
 class Mnist(DataSettings, named="mnist"):
     """MNIST as uint8 images 1×28×28, its 10,000 test rows held out, with writers from QMNIST where they are at hand."""
 
-    path: Path | None = None
+    path: Annotated[Path, DataFile("data")] | None = None
     """The folder of the IDX files and, if it is there, of `mnist_writers.npz` (arrays `train_writer` and
     `test_writer`). A relative path is looked for beside the experiment's file, then in the working folder, then in the
     folder that the environment variable STEELYARD_DATA names, then in ../shared/data. Default: the folder mnist in

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 
 from pydantic import Field, model_validator
 
+from steelyard.base.settings import DataFile
 from steelyard.data.sources.source import BY_FILE, COMPLETE, Cell, FileSource, SourceCapabilities, is_pattern
 
 if TYPE_CHECKING:
@@ -18,11 +19,11 @@ if TYPE_CHECKING:
 class Csv(FileSource, named="csv"):
     """A table with names of columns, or several; use it for rows of numbers and categories, such as patients."""
 
-    path: Path | None = None
+    path: Annotated[Path, DataFile("data")] | None = None
     """A table, a folder of tables or a pattern such as sites/*.csv, looked for beside the experiment's file, then in
     the working folder, then in the folder that the environment variable STEELYARD_DATA names, then in ../shared/data;
     included/heart_disease.csv comes with the package."""
-    files: tuple[Path, ...] = ()
+    files: tuple[Annotated[Path, DataFile()], ...] = ()
     """Several tables, in place of `path`. Like those of a folder or of a pattern, they are joined by the names of their
     columns."""
     normalise: Literal["unit", "standard", "client"] = "client"

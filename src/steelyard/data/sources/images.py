@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
 from steelyard.base.errors import UserError, listed, nearest
+from steelyard.base.settings import DataFile
 from steelyard.data.files import find, read_text
 from steelyard.data.sources.npz import class_numbers
 from steelyard.data.sources.source import FileSource, Side, SourceCapabilities, class_note
@@ -249,7 +250,7 @@ class Images(FileSource, named="images"):
     Rows of the table whose image is not there are left out and counted in the notes.
     """
 
-    path: Path
+    path: Annotated[Path, DataFile("data")]
     """The folder or .zip of images, looked for beside the experiment's file, then in the working folder, then in the
     folder that the environment variable STEELYARD_DATA names, then in ../shared/data."""
     labels: str | None = None
@@ -265,10 +266,10 @@ class Images(FileSource, named="images"):
     marks: dict[str, str] = Field(default_factory=dict)
     """Further attributes of each row, as name = "column" or name = "not column", each 0/1. Default: sharp = "not
     Blurry", which the criterion image sharpness reads."""
-    attributes: Path | None = None
+    attributes: Annotated[Path, DataFile("attributes")] | None = None
     """The attribute table, a .csv or CelebA's list_attr text file, either also .gz. Default: the only such file beside
     the images."""
-    identities: Path | None = None
+    identities: Annotated[Path, DataFile("identities")] | None = None
     """CelebA's text file of image names and identities; not needed where the table has the person's column."""
     size: Side = 64
     """Width and height in pixels; others are cut to the central square and scaled."""

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from steelyard.base.errors import UserError, brief
+from steelyard.base.settings import DataFile
 from steelyard.data.files import find, read_text
 from steelyard.data.sources.source import FileSource, Side, SourceCapabilities
 
@@ -84,7 +85,7 @@ class Leaf(FileSource, named="leaf"):
     character (Shakespeare), words else (Sent140). Other rows must be lists of numbers.
     """
 
-    path: Path
+    path: Annotated[Path, DataFile("data")]
     """The folder with train/ and test/, looked for beside the experiment's file, then in the working folder, then in
     the folder that the environment variable STEELYARD_DATA names, then in ../shared/data."""
     size: Side = 64

@@ -8,13 +8,14 @@ import zipfile
 import zlib
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
 from steelyard.base.errors import UserError, listed, nearest
+from steelyard.base.settings import DataFile
 from steelyard.data.files import find
 from steelyard.data.sources.source import FileSource, SourceCapabilities, class_note
 
@@ -33,7 +34,7 @@ class Npz(FileSource, named="npz"):
     `attributes` and `attribute_names` also offers each of those names as an array.
     """
 
-    path: Path
+    path: Annotated[Path, DataFile("data")]
     """The .npz file, looked for beside the experiment's file, then in the working folder, then in the folder that the
     environment variable STEELYARD_DATA names, then in ../shared/data."""
     features: str = "x"

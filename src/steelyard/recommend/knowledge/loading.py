@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
 from steelyard.base.errors import UserError, listed
-from steelyard.base.settings import Section
+from steelyard.base.settings import DataFile, Section
 from steelyard.data.files import State, find, states_of
 from steelyard.data.tables import read_text
 from steelyard.recommend.interactions import Names, numbered
@@ -35,19 +35,19 @@ BLOCKED = (
 class SourceSettings(Section):
     """[[knowledge.sources]]: one file of a graph, of features or of attributes; several files are joined."""
 
-    path: Path
+    path: Annotated[Path, DataFile()]
     """The file, plain or packed; relative paths are looked for here, in STEELYARD_DATA, ../shared/data."""
     format: FormatName = "auto"
     """What the file is: RDF, triples as TSV, KGFlex's ids, a map of ids, attributes; "auto": by its name."""
 
-    links: Path | None = None
+    links: Annotated[Path, DataFile()] | None = None
     """Which entity of the graph each item is: item in the first column, entity in the last; default: ids are equal."""
-    entities: Path | None = None
+    entities: Annotated[Path, DataFile()] | None = None
     """For files of features or attributes of another data set: which entity each of *its* items is, as `links` says it
     of yours; items of the same entity share their features."""
-    predicates: Path | None = None
+    predicates: Annotated[Path, DataFile()] | None = None
     """For "kgflex": the file predicate_mapping."""
-    names: Path | None = None
+    names: Annotated[Path, DataFile()] | None = None
     """Names of entities or objects for people: id in the first column, name in the last."""
     columns: dict[str, str | int] = Field(default_factory=dict)
     """For "attributes": column of each attribute (header name, or number from 1), and of the `item`."""
