@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from steelyard.messages.updates import Signed
     from steelyard.proof.signing import SigningKey
+    from steelyard.runs.facts import RunFacts
 
 STEPS = ("open", "rounds", "weights", "follow", "clients", "evaluations", "summary", "csv")
 """What is timed, each in a process of its own; importing the libraries is not counted."""
@@ -62,7 +63,7 @@ def write_run(
         )  # fmt: skip
         store.commit(round, [record], {RULE: state}, dict, last=round == rounds)
     seconds = (time.perf_counter() - began) / rounds
-    store.note(status="finished")
+    store.note(RunFacts(status="finished"))
     store.close()
     return seconds
 
