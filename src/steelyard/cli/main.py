@@ -80,7 +80,7 @@ class _Commands(typer.core.TyperGroup):
         super().__init__(**settings)
         self._waiting = {name: home for entries in COMMANDS.values() for name, home, _ in entries}
         for entries in COMMANDS.values():
-            self.commands |= {name: typer.core.TyperCommand(name, help=text) for name, _, text in entries}
+            self.commands.update({name: typer.core.TyperCommand(name, help=text) for name, _, text in entries})
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, _, rest = super().resolve_command(ctx, args)

@@ -110,14 +110,15 @@ class Column:
         return self._joined(parts)
 
     def _joined(self, parts: Sequence[Any]) -> Any:
-        if len(self.axes) > 1:  # Clients of different answers have nothing to do with each other.
+        axis, *others = self.axes
+        if others:  # Clients of different answers have nothing to do with each other.
             ends = np.cumsum([0, *map(len, parts)])
             found = np.zeros((ends[-1], ends[-1]), self.kind)
-            for begin, end, part in zip(ends, ends[1:], parts, strict=False):
+            for begin, end, part in zip(ends[:-1], ends[1:], parts, strict=True):
                 found[begin:end, begin:end] = part
             return found
         if isinstance(parts[0], np.ndarray):
-            return np.concatenate(parts, axis=self.axes[0])
+            return np.concatenate(parts, axis=axis)
         import torch  # Late for speed of start; whoever has tensors has loaded it already.
 
         return torch.cat([part.to(parts[0].device) for part in parts])

@@ -118,8 +118,11 @@ class RunFacts(Document):
         return {name: text for name, text in found.items() if given[name] is not None} | self.others
 
 
+_TEXTS: tuple[object, ...] = (str, str | None)
+
+
 def _value(name: str, text: str) -> Any:
-    if RunFacts.model_fields[name].annotation in (str, str | None):
+    if RunFacts.model_fields[name].annotation in _TEXTS:
         return text
     try:
         return json.loads(text)

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -44,7 +44,7 @@ class _Kept(BaseModel, extra="forbid", frozen=True):
 
 _WRITTEN: Any = {name: (one.written, ...) for name, one in Updates.columns().items() if one.kind is not np.float32}
 _About = create_model("_About", __base__=_Kept, **_WRITTEN)
-_TABLE: TypeAdapter[dict[str, _Kept]] = TypeAdapter(dict[str, _About])
+_TABLE: TypeAdapter[dict[str, _Kept]] = TypeAdapter(cast("Any", dict)[str, _About])
 
 
 def path_of_round(folder: Path, round: int) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Sized
 from typing import Any
 
 import altair as alt
@@ -44,7 +44,7 @@ def _mark_note(flawed: object) -> str:
     return f"{MARK.strip()} marks flawed clients." if flawed else ""
 
 
-def _left_out(kept: Sequence[object], every: Sequence[object], which: str = "") -> str:
+def _left_out(kept: Sized, every: Sized, which: str = "") -> str:
     return f"{len(kept)} of {len(every)} clients{which}." if len(kept) < len(every) else ""
 
 
@@ -304,9 +304,9 @@ def orders(view: RunView, part: FederationView) -> Chart | None:
         for order, accuracy in entries[1:]
         if accuracy is not None
     ]
-    seen = [entry["order"] for entry in kept]
+    seen, rounds = [str(row["priority"]) for row in rows], [int(row["round"]) for row in rows]
     names = sorted({*seen, *(str(entry["order"]) for entry in tested)}, key=lambda order: (-seen.count(order), order))
-    x = round_axis(kept[0]["round"] - 0.5, kept[-1]["round"] + 0.5)
+    x = round_axis(rounds[0] - 0.5, rounds[-1] + 0.5)
     axis = alt.Axis(grid=True, labelLimit=180)
     y = alt.Y("order:N", sort=names, title=None, scale=alt.Scale(domain=names), axis=axis)
     shown = pd.DataFrame([tested[index] for index in sampled(len(tested), 2000)])
@@ -321,7 +321,7 @@ def orders(view: RunView, part: FederationView) -> Chart | None:
             alt.Tooltip("tests:Q", title="testing rounds"),
         ]
     )
-    tests = sum(entry["tests"] for entry in kept)
+    tests = sum(int(row["tests"]) for row in rows)
     return described(
         alt.layer(others.encode(x, y, tooltip=tips), path, dots, width=WIDTH, height=max(90, 30 * len(names))),
         f"Priority order of each round under {part.label}, and the orders tested.",
