@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import threading
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict, TypeVar
 
 import numpy as np
+import pandas as pd
 
 from steelyard.base.errors import UserError
 from steelyard.experiment.description import Description
@@ -30,16 +31,16 @@ from steelyard.runs.columns import Cohorts, EntriesT, Tested, as_table, between,
 from steelyard.runs.glance import RunDocument, glance, run_folder, signature
 from steelyard.runs.history import LOOKED_AT, START, History
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-
+KeyT, ValueT = TypeVar("KeyT"), TypeVar("ValueT")
 KEPT = 4
 """Runs whose tables are held in memory; a long run takes some hundred megabytes."""
 
 
 class LiveHistory(History):
-    """A history that grows: what clients did is kept as arrays, to which every look adds the rounds written since."""
+    """A history that grows: what clients did is kept as arrays, to which every look adds the rounds written since.
+
+    Nothing later than the look is given, so what is drawn from a snapshot fits together, whatever is written meanwhile.
+    """
 
     def __init__(self, folder: Path | str) -> None:
         super().__init__(folder)
@@ -49,10 +50,8 @@ class LiveHistory(History):
         self.every = self.spacing(LOOKED_AT)
         self._signature = signature(self.folder)
         self._lock = threading.RLock()
-        self._cohorts: dict[tuple[str, int], Cohorts] = {}
-        self._tested: dict[tuple[str, int], Tested] = {}
-        self._failures: tuple[int, list[pd.DataFrame]] = (START, [])
-        """The last round whose failures are in memory, and what each look found."""
+        self._memory: dict[tuple[object, ...], Any] = {}
+        """Entries by (kind, rule, seed), and the failures up to a round; snapshots share it."""
 
     def refresh(self) -> bool:
         """Look whether something was written; True when so. A resume may take rounds back: then all is read anew."""
@@ -60,26 +59,18 @@ class LiveHistory(History):
             now = signature(self.folder)
             if now == self._signature:
                 return False
-            last = self.last_round
-            known = vars(self)
-            read = ("info", "flaws", "ended", "chain", "shown_chain", "federations", "_keys", "clients", "evaluations")
-            for name in read:
-                known.pop(name, None)
+            last, rounds = self.last_round, vars(self).get("rounds")
+            for name in [name for name in vars(self) if isinstance(getattr(History, name, None), cached_property)]:
+                del vars(self)[name]
             if last < self.seen:
-                known.pop("rounds", None)
-                self._cohorts.clear()
-                self._tested.clear()
-                self._failures = (START, [])
-            elif last > self.seen and "rounds" in known:
-                known["rounds"] = self._grown(known["rounds"], self.rounds_after(self.seen))
+                self._memory.clear()
+            elif rounds is not None:
+                vars(self)["rounds"] = self._grown(rounds, self.rounds_after(self.seen))
             self.seen, self._signature = last, now
             self.version += 1
             return True
 
     def _grown(self, known: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
-        # For speed of start: pandas.
-        import pandas as pd
-
         if not len(known) or not len(new):
             return new if len(new) else known
         rank = {key: index for index, key in enumerate(self._keys)}
@@ -89,67 +80,32 @@ class LiveHistory(History):
         order = pd.Series(keys).sort_values(kind="stable").index
         return joined.iloc[order].reset_index(drop=True)
 
-    def cohorts(self, rule: str, seed: int, after: int = START) -> Cohorts:
-        """Return what the clients of one federation sent and were given; only rounds not yet in memory are read."""
+    def snapshot(self) -> LiveHistory:
+        """Return the run as it is at this look; later rounds belong to the next snapshot."""
         with self._lock:
-            known = self._cohorts.get((rule, seed))
-            new = super().cohorts(rule, seed, _last(known))
-            self._cohorts[rule, seed] = found = _joined(known, new)
-        return found if after == START else between(found, after)
-
-    def tested(self, rule: str, seed: int, after: int = START) -> Tested:
-        """Return how the model of one federation did at each client; only rounds not yet in memory are read."""
-        with self._lock:
-            known = self._tested.get((rule, seed))
-            new = super().tested(rule, seed, _last(known))
-            self._tested[rule, seed] = found = _joined(known, new)
-        return found if after == START else between(found, after)
-
-    def failures_after(self, round: int = START) -> pd.DataFrame:
-        """Return who was left out after a round and why; only rounds not yet in memory are read, and come last."""
-        # For speed of start: pandas.
-        import pandas as pd
-
-        with self._lock:
-            known, found = self._failures
-            last = self.last_round  # rounds written from here on belong to the next look
-            new: Any = super().failures_after(known)  # pandas is typed in part only
-            found = [*found, new[new["round"] <= last]] if len(new) or not found else found
-            self._failures = (last, found)
-        every: Any = pd.concat(found, ignore_index=True) if len(found) > 1 else found[0]
-        return every if round == START else every[every["round"] > round]
-
-    def client_names(self) -> list[str]:
-        """Return the names of all clients that the run has seen, in order."""
-        return sorted(name for (name,) in self._rows("clients", ("name",)))
-
-    def snapshot(self) -> Snapshot:
-        """Return the run as it is at this look: what is drawn from it fits together, whatever is written meanwhile."""
-        with self._lock:
-            return Snapshot(self)
-
-
-class Snapshot(History):
-    """A followed run up to one round; rounds that come later belong to the next snapshot."""
-
-    def __init__(self, live: LiveHistory) -> None:
-        # Not opened anew: everything comes through the run that is followed.
-        self.folder, self.live = live.folder, live
-        self.seen, self.version, self.every = live.seen, live.version, live.every
-        vars(self).update({name: getattr(live, name) for name in ("info", "federations", "_keys", "rounds")})
+            for name in ("federations", "_keys", "rounds"):
+                getattr(self, name)
+            return copy.copy(self)
 
     def spaced(self, most: int = LOOKED_AT) -> History:
-        """Return itself: the run that is followed chose its rounds when it was opened."""
+        """Return itself: its rounds were chosen when it was opened."""
         return self
 
     def cohorts(self, rule: str, seed: int, after: int = START) -> Cohorts:
-        """Return what the clients of one federation sent and were given, up to the snapshot's round."""
-        found = self.live.cohorts(rule, seed)
-        return between(found, after, self.seen)
+        """Return what the clients of one federation sent and were given; only rounds not yet in memory are read."""
+        return self._remembered("cohorts", super().cohorts, rule, seed, after)
 
     def tested(self, rule: str, seed: int, after: int = START) -> Tested:
-        """Return how the model of one federation did at each client, up to the snapshot's round."""
-        found = self.live.tested(rule, seed)
+        """Return how the model of one federation did at each client; only rounds not yet in memory are read."""
+        return self._remembered("tested", super().tested, rule, seed, after)
+
+    def _remembered(
+        self, kind: str, read: Callable[[str, int, int], EntriesT], rule: str, seed: int, after: int
+    ) -> EntriesT:
+        with self._lock:
+            known: EntriesT | None = self._memory.get((kind, rule, seed))
+            found = _joined(known, read(rule, seed, _last(known)))
+            self._memory[kind, rule, seed] = found
         return between(found, after, self.seen)
 
     def tested_at(self, rule: str, seed: int, most: int) -> Tested:
@@ -163,14 +119,24 @@ class Snapshot(History):
         return cut(found, kept[place])
 
     def scores(self, rule: str, seed: int, after: int = 0) -> tuple[Counts, Floats]:
-        """Return (rounds, local scores [rounds, clients]) of one federation, up to the snapshot's round."""
+        """Return (rounds, local scores [rounds, clients]) of one federation."""
         found = self.tested(rule, seed, after)
         return as_table(found.round, found.client, len(found.clients), found.score)
 
     def failures_after(self, round: int = START) -> pd.DataFrame:
-        """Return who was left out after a round and why, up to the snapshot's round."""
-        found: Any = self.live.failures_after(round)
-        return found[found["round"] <= self.seen]
+        """Return who was left out after a round and why; only rounds not yet in memory are read, and come last."""
+        with self._lock:
+            known, before = self._memory.get(("failures",), (START, None))
+            last = self.last_round  # rounds written from here on belong to the next look
+            new: Any = super().failures_after(known)  # pandas is typed in part only
+            new = new[new["round"] <= last]
+            found: Any = new if before is None else pd.concat([before, new], ignore_index=True)
+            self._memory["failures",] = last, found
+        return found[(found["round"] > round) & (found["round"] <= self.seen)]
+
+    def client_names(self) -> list[str]:
+        """Return the names of all clients that the run has seen, in order."""
+        return sorted(name for (name,) in self._rows("clients", ("name",)))
 
 
 def _last(known: Cohorts | Tested | None) -> int:
@@ -200,28 +166,6 @@ def _metrics(known: Tested, new: Tested) -> dict[str, Floats]:
 
     names = dict.fromkeys([*known.metrics, *new.metrics])
     return {name: np.concatenate([filled(known, name), filled(new, name)]) for name in names}
-
-
-class Followed:
-    """The runs that somebody looks at, by name; those looked at longest ago are let go."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self._runs: OrderedDict[str, LiveHistory] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def history(self, name: str) -> LiveHistory:
-        """Return a run up to date; only rounds written since the last look are read."""
-        folder = run_folder(self.root, name)
-        with self._lock:
-            found = self._runs.pop(name, None)
-            if found is None:
-                found = LiveHistory(folder)
-            self._runs[name] = found
-            while len(self._runs) > KEPT:
-                self._runs.popitem(last=False)
-        found.refresh()
-        return found
 
 
 # What is shown of one run or several: an overview, and the figures of a report, from what is in memory.
@@ -318,23 +262,28 @@ class Figures:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._followed = Followed(root)
+        self._runs: dict[str, LiveHistory] = {}
         self._views: dict[tuple[str, ...], tuple[tuple[tuple[int, int], ...], PageView]] = {}
         self._lock = threading.Lock()
+
+    def history(self, name: str) -> LiveHistory:
+        """Return a run up to date; only rounds written since the last look are read."""
+        folder = run_folder(self.root, name)
+        with self._lock:
+            found = _held(self._runs, name, self._runs.get(name) or LiveHistory(folder), KEPT)
+        found.refresh()
+        return found
 
     def view(self, runs: Sequence[str]) -> PageView:
         """Return the runs as figures read them, up to date."""
         names = tuple(dict.fromkeys(runs))
-        histories = [self._followed.history(name) for name in names]
+        histories = [self.history(name) for name in names]
         mark = tuple((id(history), history.version) for history in histories)
         with self._lock:
-            known = self._views.pop(names, None)
+            known = self._views.get(names)
             if known is None or known[0] != mark:
                 known = (mark, PageView([history.snapshot() for history in histories]))
-            self._views[names] = known
-            while len(self._views) > VIEWS:
-                self._views.pop(next(iter(self._views)))
-        return known[1]
+            return _held(self._views, names, known, VIEWS)[1]
 
     def figure(
         self, runs: Sequence[str], kind: str, rule: str | None, seed: int | None, client: str | None
@@ -352,7 +301,7 @@ class Figures:
         """Return what stands above the figures: state, a line for each rule, which figures there are, the clients."""
         view = self.view(runs)
         names = list(dict.fromkeys(runs))
-        clients = _clients(view.histories) if len(names) == 1 else []
+        clients = self.history(names[0]).client_names() if len(names) == 1 else []
         looks = [glance(self.root, name) for name in names]
         rows = _rows(view)
         going = any(run.state == "running" for run in looks)
@@ -389,37 +338,34 @@ class Figures:
         return read_text(run_folder(self.root, run))
 
 
+def _held(held: dict[KeyT, ValueT], key: KeyT, value: ValueT, most: int) -> ValueT:
+    """Hold a value as the newest, and let go of what was asked for longest ago."""
+    held.pop(key, None)
+    held[key] = value
+    while len(held) > most:
+        del held[next(iter(held))]
+    return value
+
+
 def _rows(view: PageView) -> list[RuleRow]:
     """One line for each rule: means over its seeds in the newest round that was tested."""
     frame = view.rounds
-    tested = frame[frame["accuracy"].notna()]
-    last = tested.groupby(["rule", "seed"], sort=False).tail(1)
+    last = frame[frame["accuracy"].notna()].groupby(["rule", "seed"], sort=False).tail(1)
     rows: list[RuleRow] = []
     for label in view.labels:
         mine, every = last[last["rule"] == label], frame[frame["rule"] == label]
-        if not len(every):
-            rows.append(
-                {"rule": label, "round": 0, "seeds": 0, "accuracy": None, "server": None, "left_out": 0, "tests": 0}
-            )
-            continue
         rows.append(
             {
                 "rule": label,
-                "round": int(every["round"].to_numpy().max()),
+                "round": int(every["round"].to_numpy().max(initial=0)),
                 "seeds": int(every["seed"].nunique()),
                 "accuracy": plain(float(mine["accuracy"].mean())),
                 "server": plain(float(mine["server_accuracy"].astype(float).mean())),
-                "left_out": int((every["cohort"] - every["answered"]).to_numpy().sum()),
-                "tests": int(every["tests"].to_numpy().sum()),
+                "left_out": int((every["cohort"] - every["answered"]).sum()),
+                "tests": int(every["tests"].sum()),
             }
         )
     return rows
-
-
-def _clients(histories: Sequence[History]) -> list[str]:
-    history = histories[0]
-    assert isinstance(history, Snapshot)
-    return history.live.client_names()
 
 
 # The server of a federation on the page: its runs and their queue, its nodes, and stopping a run.
