@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from steelyard.base import files
 from steelyard.base.errors import UserError, brief, expect, path_of, texts_of
-from steelyard.base.settings import Section, explain
+from steelyard.base.settings import Code, Section, explain, marked
 from steelyard.base.usercode import hand_over_as, is_handed_over
 from steelyard.experiment import running
 from steelyard.experiment.description import Description
@@ -308,9 +308,7 @@ def resume(
 def named_in_python(folder: str | Path) -> list[str]:
     """Return the names in a run's experiment that stand for functions handed over from Python."""
     described = read_experiment(Path(folder))
-    if not isinstance(described, LearningDescription):
-        return []
-    names = (described.model.name, described.training.loss)
+    names = (name for _, mark, name, _ in marked(type(described), described, Code) if mark.among_names)
     return [name for name in names if ":" in name and not name.rpartition(":")[0].endswith(".py")]
 
 

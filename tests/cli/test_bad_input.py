@@ -16,7 +16,7 @@ from tests.kit import assert_refused, inside
 from steelyard import Experiment
 from steelyard.clients.flower.register import Entry, enter
 from steelyard.clients.node import NodeConfig
-from steelyard.experiment.node_rows import check_own
+from steelyard.experiment.node_rules import check_own
 from steelyard.learning.models import build
 from steelyard.recommend.kgflex.selection import KgflexSettings
 

@@ -21,8 +21,8 @@ from steelyard.base.errors import UserError
 from steelyard.base.usercode import NotAllowed, only
 from steelyard.clients.node import NodeConfig
 from steelyard.experiment.node import EnoughRows
-from steelyard.experiment.node_rows import check_own, own_seed
-from steelyard.experiment.node_rules import agreed, public_error, public_reason
+from steelyard.experiment.node_rows import own_seed
+from steelyard.experiment.node_rules import agreed, check_own, public_error, public_reason
 from steelyard.messages.updates import LossState, Question, Task
 
 

@@ -17,8 +17,7 @@ from tests.kit import assert_refused
 from steelyard.base.usercode import NotAllowed, only
 from steelyard.clients.node import NodeConfig
 from steelyard.experiment.loading import build
-from steelyard.experiment.node_rows import check_own
-from steelyard.experiment.node_rules import agreed
+from steelyard.experiment.node_rules import agreed, check_own
 from steelyard.experiment.running import run
 from steelyard.federate import client_app
 from steelyard.federate.app_folder import experiment_text

@@ -60,8 +60,7 @@ def show(
         return
 
     if schema:
-        kind = "learning" if experiment is None else str(load(experiment).model_dump().get("kind", "learning"))
-        print_json(schema_with_texts(kind_of(kind)))
+        print_json(schema_with_texts(kind_of("learning") if experiment is None else type(load(experiment))))
         return
     if experiment is None:
         raise UserError("show: no experiment named; allowed: a recipe, a file, or --schema")

@@ -12,8 +12,6 @@ from steelyard.base import files
 from steelyard.base.errors import UserError
 from steelyard.contributions.document import Contributions, stored_contributions
 from steelyard.experiment.checks import check_private
-from steelyard.experiment.description import Description
-from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.loading import RUN_FILE, own_text, read_experiment
 from steelyard.rounds.plan import ContributionSettings, Measure, Method
 from steelyard.runs.history import History
@@ -51,7 +49,7 @@ def contributions(
     # For speed of start: what is there already needs no torch.
     from steelyard.contributions.replaying import replay, retrain
 
-    settings = ContributionSettings(measure=measure or default_measure(experiment), method=method)
+    settings = ContributionSettings(measure=measure or experiment.default_measure, method=method)
     find = retrain if retrained else replay
     problem = find(folder, settings, rule, dataset=dataset, ask=ask)
     if problem:
@@ -83,7 +81,7 @@ def without(
     if retrained:
         experiment = read_experiment(folder)
         check_private(experiment.privacy, f"{folder}")
-        settings = ContributionSettings(measure=measure or default_measure(experiment))
+        settings = ContributionSettings(measure=measure or experiment.default_measure)
         return retrained_without(folder, client, settings, rule, dataset=dataset, ask=ask)
     found = contributions(folder, rule, measure, "leave-one-out", dataset=dataset, ask=ask)
     check_client(client, sorted(row["client"] for row in found["clients"]))
@@ -103,12 +101,6 @@ def without(
         "high": ends[1],
         "source": "each round weighed again without it, approximate: the others trained with it; --retrain trains anew",
     }
-
-
-def default_measure(experiment: Description) -> Measure:
-    """Return the measure that is taken unless another is named: the loss on the server's rows, or else on clients'."""
-    on_clients = isinstance(experiment, LearningDescription) and experiment.partition.server == "none"
-    return "local-loss" if on_clients else "loss"
 
 
 def switch_on(folder: Path) -> None:
@@ -134,7 +126,7 @@ def switch_on(folder: Path) -> None:
             f"{folder}`, which finds it out afterwards"
         )
     changed_experiment(history, accept=False)
-    section = {"contributions": {"measure": default_measure(experiment)}}
+    section = {"contributions": {"measure": experiment.default_measure}}
     experiment.changed(section)  # refuses what cannot be measured
     with closing(Store(folder)) as store:
         text = f"{own_text(folder / RUN_FILE)}\n{tomli_w.dumps(section)}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 from pydantic import Field, ModelWrapValidatorHandler, ValidationError, ValidationInfo, model_validator
 
@@ -25,7 +25,7 @@ from steelyard.experiment import checks
 from steelyard.experiment.checks import check_private
 from steelyard.messages.algorithm import Algorithm
 from steelyard.privacy.settings import PrivacySettings
-from steelyard.rounds.plan import ContributionSettings, RoundSettings
+from steelyard.rounds.plan import ContributionSettings, Measure, RoundSettings
 from steelyard.runs.schema import StoreSettings
 from steelyard.tracking import TrackingSettings
 from steelyard.weighing import criterion as registry
@@ -71,6 +71,9 @@ class Kind(Section):
 
     `Description` derives from it; a kind overrides what is different there.
     """
+
+    form_fields: ClassVar[tuple[str, ...]] = ()
+    """Fields that the form of the live page offers; none names a file or code."""
 
     @classmethod
     def kind_name(cls) -> str:
@@ -123,6 +126,26 @@ class Kind(Section):
             )
 
     @property
+    def lists(self) -> bool:
+        """Whether clients are tested by the lists of items that they are recommended."""
+        return False
+
+    @property
+    def rows_that_chose(self) -> tuple[bool, bool]:
+        """Whether the server's reporting rows also weigh clients, and whether the clients' tests are those rows."""
+        return False, False
+
+    @property
+    def default_measure(self) -> Measure:
+        """By what it is measured what clients add, unless a measure is named."""
+        return "loss"
+
+    @property
+    def weighed_beside(self) -> str:
+        """What else than a rule goes into the weights; empty where nothing does."""
+        return ""
+
+    @property
     def clients_evaluate(self) -> bool:
         """Whether clients test the new models."""
         return True
@@ -162,6 +185,13 @@ class Kind(Section):
         raise UserError(
             "contributions: experiments of this kind do not measure what their clients add; allowed: kind = 'learning'"
         )
+
+    @classmethod
+    def check_node(cls, node: NodeConfig) -> None:
+        """Refuse tables of a node's own file that make no sense for this kind; called when the node starts."""
+
+    def check_own_rows(self, node: NodeConfig) -> None:
+        """Refuse to read a node's own file, or to choose among its rows, otherwise than its owner says."""
 
     def check_federated(self) -> None:
         """Refuse what works in a simulation only; called on the server and on every node, before anything is sent."""

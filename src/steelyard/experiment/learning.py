@@ -7,25 +7,27 @@ training imports torch; only what hides updates needs the libraries that do it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import SerializeAsAny, model_validator
 
 from steelyard.algorithms.settings import AlgorithmSettings
 from steelyard.base.errors import UserError, listed
 from steelyard.base.measures import TASKS, TaskMeasures, measure_of
+from steelyard.base.usercode import NotAllowed
 from steelyard.clients.local import ClockSettings, ComputeSettings
 from steelyard.data import DataSettings, FlawSettings, PartitionSettings, check_flaws, check_together
 from steelyard.data.facts import FactSettings
 from steelyard.data.sources.source import Memory
 from steelyard.experiment.checks import check_cohorts, check_common_model, check_measure, check_private
 from steelyard.experiment.description import Description, FederationSettings
+from steelyard.experiment.node_rows import as_read, own_partition, own_reading, refuse_other
 from steelyard.learning.effective_rows import effective_rows_of
 from steelyard.learning.settings import DENSE, NAMES, ModelSettings, TrainingSettings, no_part
 from steelyard.messages.algorithm import Algorithm
 from steelyard.privacy.hidden import check_installed
 from steelyard.privacy.settings import PrivacySettings
-from steelyard.rounds.plan import ContributionSettings, RoundSettings
+from steelyard.rounds.plan import ContributionSettings, Measure, RoundSettings
 from steelyard.weighing.adafed import CLASS_METRICS
 from steelyard.weighing.criterion import Capabilities
 from steelyard.weighing.rule import WeighingSettings
@@ -44,6 +46,10 @@ class LearningDescription(Description):
     Use it for models of images or tables; recommenders have a kind of their own.
     """
 
+    form_fields: ClassVar[tuple[str, ...]] = (
+        *("seed", "rounds.count", "rounds.fraction", "partition.clients"),
+        *("training.learning_rate", "training.epochs", "weighing.priority", "weighing.normalise"),
+    )
     kind: Literal["learning"] = "learning"
     """What is trained: "learning" is a model on samples; recommenders are of kind "recommend"."""
     data: SerializeAsAny[DataSettings] = DataSettings()
@@ -145,6 +151,23 @@ class LearningDescription(Description):
         return True
 
     @property
+    def rows_that_chose(self) -> tuple[bool, bool]:
+        """The server's rows report what they weighed by with `server_report = "same"`."""
+        part = self.partition
+        same = part.server_report == "same"
+        return same, same and part.server == "held-out" and part.test == "held-out"
+
+    @property
+    def default_measure(self) -> Measure:
+        """The loss on the server's rows; on the clients' where it has none."""
+        return "local-loss" if self.partition.server == "none" else "loss"
+
+    @property
+    def weighed_beside(self) -> str:
+        """Updates that come late count less."""
+        return "late updates are discounted" if self.clock is not None and self.clock.late == "next" else ""
+
+    @property
     def clients_evaluate(self) -> bool:
         """Whether clients have test rows."""
         return self.partition.test != "none"
@@ -234,6 +257,31 @@ class LearningDescription(Description):
         check_measure(settings, self.partition, counted=self._task in ("", "classes"))
         chosen = [rule.algorithm or self.algorithm for rule in self.rules().values()]
         check_common_model([each.made() for each in chosen if own_code or not each.plugins])
+
+    @classmethod
+    def check_node(cls, node: NodeConfig) -> None:
+        """Refuse a table `[data]` or `[partition]` that would refuse every experiment."""
+        if node.reading and "source" not in node.reading:
+            raise UserError("node config data.source: missing; allowed: the source, as in an experiment's [data]")
+        if node.reading:
+            own_reading(DataSettings, node)
+        own_partition(node, held_out=False, seed=0)
+
+    def check_own_rows(self, node: NodeConfig) -> None:
+        """Refuse another way to read the file, flaws, another partition, or a validation split."""
+        refuse_other("data", self.data, as_read(self.data, node))
+        if self.flaws:
+            raise NotAllowed(
+                "flaws: given, but a server may not choose among the rows of this node's own file; allowed: no "
+                "[[flaws]]"
+            )
+        if node.part is not None:
+            refuse_other("partition", self.partition, own_partition(node, held_out=False, seed=0))
+        elif self.partition.validation is not None:
+            raise NotAllowed(
+                "partition.validation: given, but this node decides itself which rows it tests on; allowed: leave it "
+                "out"
+            )
 
     def check_federated(self) -> None:
         """Refuse what across machines would disclose single updates, or what only a simulation can do."""

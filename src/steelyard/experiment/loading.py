@@ -45,6 +45,10 @@ class RecordedDescription(Description):
         again = "import it again into a new folder" if self.framework == FILE else "start it again there"
         raise UserError(f"{where}: this run {owner}: {again}")
 
+    @property
+    def weighed_beside(self) -> str:
+        return "another framework combined them"
+
     def check_rule(self, rule: WeighingSettings) -> None:
         """Take any rule: it was followed elsewhere."""
 

@@ -6,14 +6,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from steelyard.base.errors import UserError, listed
+from steelyard.base.errors import UserError, brief, listed
 from steelyard.base.settings import Section, validated
 from steelyard.base.usercode import NotAllowed
 from steelyard.clients.node import NodeConfig
 from steelyard.data import DataSettings, PartitionSettings
 from steelyard.data.files import file_digest, find
-from steelyard.data.sources.source import is_pattern
-from steelyard.recommend.run_data import InteractionSettings
+from steelyard.data.sources.source import FileSource
 
 if TYPE_CHECKING:
     # Only for annotations: the process of a node that speaks to the server does without torch.
@@ -23,37 +22,6 @@ SectionT = TypeVar("SectionT", bound=Section)
 
 _SPLIT = ("test", "test_fraction", "minimum", "seed")
 """Fields of `[partition]` that mean something for a file of named clients' own rows."""
-
-
-def check_own(node: NodeConfig) -> None:
-    """Refuse a node's file whose tables `[data]` or `[partition]` make no sense, or whose data are not there.
-
-    Call it when the node starts, so that no server waits for answers that cannot come.
-    """
-    if node.guards_rows:
-        _check_tables(node)
-    for key, path in node.files.items():
-        if not path.exists() and not is_pattern(path):
-            raise UserError(f"node config {key}: found no '{path}'; allowed: a file or folder that is there")
-
-
-def _check_tables(node: NodeConfig) -> None:
-    """Refuse tables of a node's file that make no sense."""
-    if node.kind == "learning":
-        if node.reading and "source" not in node.reading:
-            raise UserError("node config data.source: missing; allowed: the source, as in an experiment's [data]")
-        if node.reading:
-            own_reading(DataSettings, node)
-        own_partition(node, held_out=False, seed=0)
-        return
-    found = own_reading(InteractionSettings, node)
-    if node.partition:
-        raise UserError(f"node config partition: given with kind '{node.kind}'; allowed with: learning")
-    if node.part is not None and "user" not in found.columns:
-        raise UserError(
-            'node config data.columns: missing beside partition-id; allowed: columns = { user = "NAME" }, whose values '
-            "become the names of clients that the server gets"
-        )
 
 
 def own_partition(node: NodeConfig, *, held_out: bool, seed: int) -> PartitionSettings:
@@ -116,3 +84,34 @@ def with_enough(
         if rows < node.min_rows
     )
     return replace(population, clients=kept), tuple(notes)
+
+
+_FREE = ("path", "attributes", "identities", "catalogue", "normalise", "size", "colours")
+"""Fields that an experiment may choose: files are the node's own anyway, and the others change no row's part."""
+
+
+def as_read(asked: DataSettings, node: NodeConfig) -> DataSettings:
+    """Return how this node's file is read; without a table [data], as the source's defaults say."""
+    if not node.reading and asked.source == "csv":
+        raise NotAllowed(
+            "data.source: got 'csv', but this node's configuration does not name the columns of its file; allowed: a "
+            "table [data] there"
+        )
+    own = own_reading(DataSettings, node, source=asked.source)
+    if not isinstance(own, FileSource) or not isinstance(asked, FileSource):
+        return own.model_copy(update={"seed": asked.seed})
+    unsaid: dict[str, Any] = {"classes": asked.classes} if own.classes is None else {}
+    if own.share == 1:
+        unsaid["seed"] = asked.seed
+    return own.model_copy(update=unsaid)
+
+
+def refuse_other(name: str, asked: Section, own: Section) -> None:
+    """Refuse a section of an experiment that would read or share out a node's own file otherwise than `own`."""
+    for field in type(asked).model_fields:
+        value = getattr(asked, field)
+        if field not in _FREE and value != getattr(own, field):
+            raise NotAllowed(
+                f"{name}.{field}: got {brief(value)}, but this node's own configuration decides how its rows are read "
+                "and shared out; allowed: the value there"
+            )

@@ -12,21 +12,16 @@ from pydantic import BaseModel
 
 from steelyard.algorithms.settings import algorithm_table
 from steelyard.base.errors import UserError, brief, listed
-from steelyard.base.settings import DataFile, Section, marked, put
+from steelyard.base.settings import DataFile, marked, put
 from steelyard.base.usercode import NotAllowed
 from steelyard.clients.node import NodeConfig
-from steelyard.data import DataSettings
-from steelyard.data.sources.source import FileSource
+from steelyard.data.sources.source import is_pattern
 from steelyard.experiment.description import Description
-from steelyard.experiment.learning import LearningDescription
-from steelyard.experiment.loading import build, file_name, rename_code
-from steelyard.experiment.node_rows import own_partition, own_reading
-from steelyard.experiment.recommend import RecommendDescription
+from steelyard.experiment.loading import build, file_name, kind_of, rename_code
 from steelyard.messages.algorithm import Algorithm
 from steelyard.messages.updates import Question, Task
 from steelyard.privacy.planning import device_epsilon
 from steelyard.privacy.settings import OWNERS_DELTA
-from steelyard.recommend.run_data import InteractionSettings
 from steelyard.weighing import criterion as registry
 
 _SERVERS = ("store.folder",)
@@ -178,63 +173,24 @@ def public_reason(reason: str) -> str:
     return reason[: found.end()] if found else reason
 
 
-_FREE = ("path", "attributes", "identities", "catalogue", "normalise", "size", "colours")
-"""Fields that an experiment may choose: files are the node's own anyway, and the others change no row's part."""
+def check_own(node: NodeConfig) -> None:
+    """Refuse a node's file whose tables `[data]` or `[partition]` make no sense, or whose data are not there.
+
+    Call it when the node starts, so that no server waits for answers that cannot come.
+    """
+    if node.guards_rows:
+        kind_of(node.kind).check_node(node)
+    for key, path in node.files.items():
+        if not path.exists() and not is_pattern(path):
+            raise UserError(f"node config {key}: found no '{path}'; allowed: a file or folder that is there")
 
 
 def check_rows(experiment: Description, node: NodeConfig) -> None:
     """Refuse an experiment that would read this node's file, or choose among its rows, in its own way."""
-    if not node.guards_rows:
-        return
-    if experiment.rounds.samples and node.min_rows > 1:
-        raise NotAllowed(
-            f"rounds.samples: asks for an answer about each single row, and this node answers about {node.min_rows} "
-            "rows or more; allowed: false"
-        )
-    if isinstance(experiment, LearningDescription):
-        _refuse_other("data", experiment.data, _as_read(experiment.data, node))
-        if experiment.flaws:
+    if node.guards_rows:
+        if experiment.rounds.samples and node.min_rows > 1:
             raise NotAllowed(
-                "flaws: given, but a server may not choose among the rows of this node's own file; allowed: no "
-                "[[flaws]]"
+                f"rounds.samples: asks for an answer about each single row, and this node answers about "
+                f"{node.min_rows} rows or more; allowed: false"
             )
-        if node.part is not None:
-            _refuse_other("partition", experiment.partition, own_partition(node, held_out=False, seed=0))
-        elif experiment.partition.validation is not None:
-            raise NotAllowed(
-                "partition.validation: given, but this node decides itself which rows it tests on; allowed: leave it "
-                "out"
-            )
-    elif isinstance(experiment, RecommendDescription):
-        _refuse_other("interactions", experiment.interactions, own_reading(InteractionSettings, node))
-        if experiment.ranking.threshold is not None:
-            raise NotAllowed(
-                "ranking.threshold: given, but a server may not choose among the rows of this node's own file; "
-                "allowed: leave it out"
-            )
-
-
-def _as_read(asked: DataSettings, node: NodeConfig) -> DataSettings:
-    """Return how this node's file is read; without a table [data], as the source's defaults say."""
-    if not node.reading and asked.source == "csv":
-        raise NotAllowed(
-            "data.source: got 'csv', but this node's configuration does not name the columns of its file; allowed: a "
-            "table [data] there"
-        )
-    own = own_reading(DataSettings, node, source=asked.source)
-    if not isinstance(own, FileSource) or not isinstance(asked, FileSource):
-        return own.model_copy(update={"seed": asked.seed})
-    unsaid: dict[str, Any] = {"classes": asked.classes} if own.classes is None else {}
-    if own.share == 1:
-        unsaid["seed"] = asked.seed
-    return own.model_copy(update=unsaid)
-
-
-def _refuse_other(name: str, asked: Section, own: Section) -> None:
-    for field in type(asked).model_fields:
-        value = getattr(asked, field)
-        if field not in _FREE and value != getattr(own, field):
-            raise NotAllowed(
-                f"{name}.{field}: got {brief(value)}, but this node's own configuration decides how its rows are read "
-                "and shared out; allowed: the value there"
-            )
+        experiment.check_own_rows(node)

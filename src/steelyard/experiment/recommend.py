@@ -7,12 +7,14 @@ simulation needs no Flower.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal, Self, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal, Self, get_args
 
 from pydantic import model_validator
 
 from steelyard.base.errors import UserError
+from steelyard.base.usercode import NotAllowed
 from steelyard.experiment.description import Description
+from steelyard.experiment.node_rows import own_reading, refuse_other
 from steelyard.recommend.evaluate import RankingSettings
 from steelyard.recommend.fpl import USER_CAPABILITIES, EpochSettings, FplSettings, Schedule
 from steelyard.recommend.kgflex.selection import KGFLEX_CAPABILITIES, KgflexSettings
@@ -40,6 +42,9 @@ class RecommendDescription(Description):
     Use it for FPL, and with a section [kgflex] for KGFlex; both run through the same loop as every other kind.
     """
 
+    form_fields: ClassVar[tuple[str, ...]] = (
+        *("seed", "rounds.count", "rounds.epochs", "rounds.fraction", "fpl.factors", "fpl.learning_rate"),
+    )
     kind: Literal["recommend"] = "recommend"
     """What is trained: "recommend" is FPL on interactions."""
     interactions: InteractionSettings
@@ -130,6 +135,32 @@ class RecommendDescription(Description):
         if self.privacy is None or self.privacy.local is None:
             return None
         return noise_of_devices(self.privacy, self.criteria(), None, self.resolved().rounds.count)
+
+    @property
+    def lists(self) -> bool:
+        """Users are tested by their lists."""
+        return True
+
+    @classmethod
+    def check_node(cls, node: NodeConfig) -> None:
+        """Refuse a table `[partition]`, and a share of a file whose users have no name."""
+        found = own_reading(InteractionSettings, node)
+        if node.partition:
+            raise UserError(f"node config partition: given with kind '{node.kind}'; allowed with: learning")
+        if node.part is not None and "user" not in found.columns:
+            raise UserError(
+                'node config data.columns: missing beside partition-id; allowed: columns = { user = "NAME" }, whose '
+                "values become the names of clients that the server gets"
+            )
+
+    def check_own_rows(self, node: NodeConfig) -> None:
+        """Refuse another way to read the file, and ratings below which a row does not count."""
+        refuse_other("interactions", self.interactions, own_reading(InteractionSettings, node))
+        if self.ranking.threshold is not None:
+            raise NotAllowed(
+                "ranking.threshold: given, but a server may not choose among the rows of this node's own file; "
+                "allowed: leave it out"
+            )
 
     @property
     def measures(self) -> Mapping[str, str]:

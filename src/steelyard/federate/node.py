@@ -42,7 +42,7 @@ from steelyard.clients.flower.forms import Refused
 from steelyard.clients.flower.news import SIGN_OF_LIFE_SECONDS
 from steelyard.clients.flower.parts import LARGEST_MESSAGE, fetch
 from steelyard.clients.node import FILES, MEMORY, NodeConfig
-from steelyard.experiment.node_rows import check_own
+from steelyard.experiment.node_rules import check_own
 from steelyard.federate.book import NodeLedger
 from steelyard.federate.workers import Worker, WorkerDied, Workers, WorkersSpec, read_frame, write_frame
 from steelyard.proof.signing import read_private_key

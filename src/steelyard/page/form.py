@@ -10,22 +10,9 @@ from typing import Any, NotRequired, TypedDict, cast
 
 from steelyard.base.errors import UserError
 from steelyard.base.settings import parse, schema_with_texts
+from steelyard.experiment.description import Description
 from steelyard.experiment.loading import kind_of, read_document, recipes
 
-FIELDS = {
-    "learning": (
-        "seed",
-        "rounds.count",
-        "rounds.fraction",
-        "partition.clients",
-        "training.learning_rate",
-        "training.epochs",
-        "weighing.priority",
-        "weighing.normalise",
-    ),
-    "recommend": ("seed", "rounds.count", "rounds.epochs", "rounds.fraction", "fpl.factors", "fpl.learning_rate"),
-}
-"""Fields that the form offers, by the kind of the experiment; none names a file or code."""
 LABELS = {
     "seed": "Seed",
     "rounds.count": "Rounds",
@@ -74,10 +61,10 @@ def form(recipe: str) -> list[FormField]:
     if recipe not in recipes():
         raise UserError(f"recipe: got '{recipe[:100]}'; allowed: {', '.join(recipes())}")
     document = read_document(recipe)
-    kind = str(document.get("kind", "learning"))
+    kind = kind_of(document.get("kind", "learning"))
     schema = _schema(kind)
     shown: list[FormField] = []
-    for name in FIELDS[kind]:
+    for name in kind.form_fields:
         found = _lookup(schema, name)
         if found is None:
             continue
@@ -122,8 +109,8 @@ def _written(name: str, value: object, field: FormField) -> str:
 
 
 @lru_cache
-def _schema(kind: str) -> dict[str, Any]:
-    return schema_with_texts(kind_of(kind))
+def _schema(kind: type[Description]) -> dict[str, Any]:
+    return schema_with_texts(kind)
 
 
 def _value(document: dict[str, Any], name: str, default: Any) -> Any:

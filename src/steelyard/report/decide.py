@@ -22,9 +22,7 @@ from steelyard.base.errors import UserError, listed, nearest
 from steelyard.base.measures import Estimate, Measure, deviation, estimate, measure_of, show_estimate
 from steelyard.base.settings import Document
 from steelyard.experiment.description import Description
-from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.loading import recipes
-from steelyard.experiment.recommend import RecommendDescription
 from steelyard.report.curves import Curve, RecordedRule
 from steelyard.report.notices import privacy_of, single_client_rounds
 from steelyard.report.statistics import LEAST_SEEDS, detectable, holm, paired_p, seeds_for, verdict
@@ -508,7 +506,7 @@ def _rows(history: History, experiment: Description, curves: Sequence[Curve], *,
     """Return whether the server's rows decide, and the rows by which rules are compared."""
     measure = measure_of(experiment.server_figure if experiment.regression else experiment.score_name)
     tested = [int(curve.rows.sum()) for curve in curves]
-    chose, dealt = _rows_that_chose(experiment)
+    chose, dealt = experiment.rows_that_chose
     by_server = server and (not chose or not any(tested) or dealt)
     few = min(reported(history).values(), default=0) if by_server else min(tested)
     refused = ""
@@ -522,18 +520,8 @@ def _rows(history: History, experiment: Description, curves: Sequence[Curve], *,
     if not by_server:
         count = f"{min(tested):,}" if min(tested) == max(tested) else f"{min(tested):,} to {max(tested):,}"
         own = "validation" if experiment.validation is not None else "test"
-        lists = isinstance(experiment, RecommendDescription)
-        where = f"over {count} users" if lists else f"on the clients' {count} {own} rows"
+        where = f"over {count} users" if experiment.lists else f"on the clients' {count} {own} rows"
     return by_server, _with_choice(Rows(measure, where, refused), experiment, curves, min(tested), by_server=by_server)
-
-
-def _rows_that_chose(experiment: Description) -> tuple[bool, bool]:
-    """Say whether the server's reporting rows also weighed clients, and whether the clients' tests are those rows."""
-    if not isinstance(experiment, LearningDescription):
-        return False, False
-    part = experiment.partition
-    same = part.server_report == "same"
-    return same, same and part.server == "held-out" and part.test == "held-out"
 
 
 def _with_choice(rows: Rows, experiment: Description, curves: Sequence[Curve], tested: int, *, by_server: bool) -> Rows:

@@ -74,7 +74,7 @@ def recommended(view: RunView) -> Recommended:
     made = Recommended()
     systems: list[_System] = []
     for index, experiment in enumerate(view.experiments):
-        if getattr(experiment, "kind", "") == "recommend":
+        if experiment.lists:
             try:
                 systems += _systems(view, index)
             except UserError as error:

@@ -111,7 +111,7 @@ def open_run(folder: Path, rule: str | None = None, seed: int | None = None) -> 
     """Open a run's last checkpoint; the main rule unless another is named."""
     experiment = read_experiment(folder)
     if not isinstance(experiment, RecommendDescription):
-        raise UserError(f"{folder}: a run of kind '{experiment.model_dump()['kind']}'; allowed: kind 'recommend'")
+        raise UserError(f"{folder}: a run of kind '{experiment.kind_name()}'; allowed: kind 'recommend'")
     seeds = History(folder).facts.seeds
     known = federations_of(experiment, seeds or None)
     chosen = [f for f in known if rule in (None, f.rule_name) and seed in (None, f.seed)]

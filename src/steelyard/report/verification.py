@@ -20,7 +20,7 @@ from steelyard.base.processor import in_words as in_words_of
 from steelyard.base.processor import same_kind
 from steelyard.contributions.document import Contributions
 from steelyard.experiment.description import stored_settings
-from steelyard.experiment.loading import RecordedDescription, read_experiment
+from steelyard.experiment.loading import read_experiment
 from steelyard.experiment.resuming import changed_since, versions
 from steelyard.proof.signing import Keys, fingerprint, head_statement, holds, model_digest
 from steelyard.report.recomputing import look_at_updates
@@ -385,10 +385,7 @@ def _not_by_rule_alone(folder: Path) -> str:
     experiment = read_experiment(folder)
     if experiment.privacy is not None and experiment.privacy.central is not None:
         return "central noise decides what each update counts"
-    clock = getattr(experiment, "clock", None)
-    if clock is not None and clock.late == "next":
-        return "late updates are discounted"
-    return "another framework combined them" if isinstance(experiment, RecordedDescription) else ""
+    return experiment.weighed_beside
 
 
 class FoundJson(TypedDict):
