@@ -96,8 +96,8 @@ def _replaced(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
         (_replaced(b'"noise":2.0', b'"noise":9.0'), "it says epsilon 3.70863"),
         # Each of these is a sound ledger by itself: its lines add up to what it says.
         (lambda content: b"".join(content.splitlines(keepends=True)[:2]), "it has "),
-        (_replaced(b'"run":"run"', b'"run":"elsewhere"'), "it no longer holds the charges that it held"),
-        (None, "it is gone, and its mark is there"),
+        (_replaced(b'"run":"run"', b'"run":"elsewhere"'), "it no longer holds the lines that it held"),
+        (None, "it is gone, and was there"),
     ],
 )
 def test_a_damaged_or_older_ledger_is_refused_and_never_taken_for_an_empty_one(

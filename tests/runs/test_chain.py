@@ -359,7 +359,7 @@ def test_a_ledger_is_held_to_what_it_was_and_may_be_ahead(tmp_path: Path) -> Non
     )
     for after, problem in (
         (content[:first], "when round 2 was written"),
-        (edited, "no longer holds the charges that it held when round 2 was written"),
+        (edited, "no longer holds the lines that it held when round 2 was written"),
     ):
         assert after != content
         path.write_bytes(after)
@@ -367,7 +367,7 @@ def test_a_ledger_is_held_to_what_it_was_and_may_be_ahead(tmp_path: Path) -> Non
         assert problem in found.problem
         assert found.ledger
     # A last line that is torn is no charge.
-    ahead = Charge("DS>LD", 5, "update", Release(4.0), ("a",)).line().encode() + b'{"federation": "DS'
+    ahead = Charge("DS>LD", 5, "update", Release(4.0), ("a",)).line().encode() + b"\n" + b'{"federation": "DS'
     path.write_bytes(content + ahead)
     assert checked(folder).problem == ""
     path.unlink()

@@ -6,36 +6,34 @@ server signed of it. With both the node shows that it took part, or did not, wit
 The ledger holds every answer that left with noise, whoever asked, and the ε of all of them together. A server names its
 own rounds, rules and runs, so a node that limits what it discloses counts for itself. Each answer counts as one more
 release about all data here, whichever clients were asked: within one answer a row is one client's, but under another
-name, seed or split it may be another's. An answer that is asked for twice is noised anew, and counts twice. The file is
-replaced as a whole before an answer leaves, so a cut or changed one was damaged later. A mark beside it, written after
-it, says how long it was and what its SHA-256 was: an older copy, or one with other lines, differs.
+name, seed or split it may be another's. An answer that is asked for twice is noised anew, and counts twice. A mark
+beside it, written after it, says how far it had come: a file that was cut, an older copy, or one with other lines
+differs.
 """
 
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import math
-import os
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from steelyard.base import files
-from steelyard.base.errors import UserError, first_names, printable, told_as, writable
+from steelyard.base.errors import UserError, first_names, told_as, writable
 from steelyard.base.files import owners_only
+from steelyard.base.journal import DamagedLine, Journal, Mark
 from steelyard.base.usercode import NotAllowed
 from steelyard.clients.node import NodeConfig
 from steelyard.messages.updates import Signed, Task, Updates
 from steelyard.privacy.accounting import Mechanism, Release, spent
-from steelyard.privacy.ledger import Mark, first_difference
 from steelyard.privacy.settings import OWNERS_DELTA, Noise, Positive
 from steelyard.proof.signing import SERVER, Keys, SigningKey, fingerprint, holds
 from steelyard.proof.statements import UNSIGNED, Hash, Proof, Statement, stated
@@ -44,12 +42,10 @@ from steelyard.runs.database import reading
 
 RECEIPTS, PROOFS = "receipts.jsonl", "proofs.jsonl"
 """In a node's `state` folder: what it signed, and what servers' heads say of it."""
-BLOCK = 1 << 16
-"""Bytes that are read at once where a file is read from its end; the line of a thousand clients has 130,000."""
 _FARTHEST = 1 << 24
 """Bytes from the end up to which a statement of the same run is looked for: what is older is a run long ended."""
 
-LineT = TypeVar("LineT", bound=BaseModel)
+_ROOM = "room and the right to write"
 
 
 class Receipt(BaseModel, extra="forbid", frozen=True, strict=True):
@@ -103,13 +99,8 @@ def keep_receipt(folder: Path, run: str, task: Task, asked: str, signed: Signed)
         run=run, federation=task.federation, round=task.round, task=asked, before=signed.before, digests=digests,
         salts=salts, key=signed.key, signature=signed.signature.hex(),
     )  # fmt: skip
-    try:
-        append(folder / RECEIPTS, [receipt])
-    except OSError as error:
-        raise UserError(
-            f"node config state: {folder / RECEIPTS} cannot be written ({error.strerror}), so nothing is answered; "
-            "allowed: room and the right to write"
-        ) from error
+    with told_as(f"node config state: {folder / RECEIPTS} cannot be written, so nothing is answered", _ROOM):
+        Journal(folder / RECEIPTS, private=True).append([receipt.model_dump_json()])
 
 
 def last_statement(folder: Path, run: str, federation: str, round: int) -> str:
@@ -118,9 +109,8 @@ def last_statement(folder: Path, run: str, federation: str, round: int) -> str:
     A round that is repeated follows the one before it, as it did the first time. Lines are read from the end and only
     as far as needed, so that a task late in a long run costs no more than an early one.
     """
-    path = folder / RECEIPTS
     of_run = f'{{"run":{json.dumps(run, ensure_ascii=False)},'.encode()
-    for line in _from_the_end(path) if files.is_file(path) else ():
+    for line in Journal(folder / RECEIPTS).backwards(_FARTHEST):
         if not line.startswith(of_run):
             continue
         try:
@@ -145,55 +135,10 @@ def keep_proofs(folder: Path, run: str, key: str, proofs: Sequence[Proof]) -> li
         except ValueError as error:
             faults.append(f"the head of round {proof.round} is not kept: {error}")
     try:
-        append(folder / PROOFS, sound)
+        Journal(folder / PROOFS, private=True).append([one.model_dump_json() for one in sound])
     except OSError as error:
         faults.append(f"{folder / PROOFS} cannot be written: {error.strerror}")
     return faults
-
-
-def append(path: Path, lines: Sequence[BaseModel]) -> None:
-    """Add lines to a file of the node; when this returns they are on the disk."""
-    if not lines:
-        return
-    with files.owners_only(path.parent), files.open_to_append(path) as file:
-        # A node that was killed while it wrote leaves a torn line, whose answer never left: it is overwritten.
-        if not (size := file.seek(0, os.SEEK_END)):
-            files.sync_folder(path.parent)
-        elif (last := _whole_lines(path, size)) < size:
-            file.truncate(last)
-        file.write(b"".join(line.model_dump_json().encode() + b"\n" for line in lines))
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def read_end(path: Path, start: int, end: int) -> bytes:
-    """Return a stretch of a file."""
-    with path.open("rb") as file:
-        file.seek(start)
-        return file.read(end - start)
-
-
-def _whole_lines(path: Path, size: int) -> int:
-    """Return where the last whole line of a file ends; only its end is read."""
-    while size:
-        start = max(0, size - BLOCK)
-        if (found := read_end(path, start, size).rfind(b"\n")) >= 0:
-            return start + found + 1
-        size = start
-    return 0
-
-
-def _from_the_end(path: Path) -> Iterator[bytes]:
-    """Yield the whole lines of a file, the last one first; only as much of its end is read as is asked for."""
-    at = _whole_lines(path, path.stat().st_size)
-    farthest = max(0, at - _FARTHEST)
-    begun = b""
-    while at > farthest:
-        start = max(farthest, at - BLOCK)
-        begun, *lines = (read_end(path, start, at) + begun).split(b"\n")
-        yield from reversed(lines)
-        at = start
-    yield begun
 
 
 def read_receipts(folder: Path) -> list[Receipt]:
@@ -201,31 +146,22 @@ def read_receipts(folder: Path) -> list[Receipt]:
 
     None where it has signed nothing yet.
     """
-    return list({one.statement.digest(): one for one in read_lines(folder / RECEIPTS, Receipt)}.values())
+    found = Journal(folder / RECEIPTS).read(Receipt.model_validate_json)
+    return list({one.statement.digest(): one for one in found}.values())
 
 
 def read_proofs(folder: Path) -> list[Proof]:
     """Return what heads say of a node, each once."""
-    return list({one.model_dump_json(): one for one in read_lines(folder / PROOFS, Proof)}.values())
-
-
-def read_lines(path: Path, kind: type[LineT]) -> Iterator[LineT]:
-    """Yield the lines that `append` wrote, without one that was torn; a changed one is refused."""
-    *whole, _torn = files.read_bytes(path).split(b"\n") if files.is_file(path) else [b""]
-    for number, line in enumerate(whole, 1):
-        try:
-            yield kind.model_validate_json(line)
-        except ValidationError:
-            raise UserError(
-                f"{path}: line {number} is cut off or changed; allowed: the file as it was written"
-            ) from None
+    found = Journal(folder / PROOFS).read(Proof.model_validate_json)
+    return list({one.model_dump_json(): one for one in found}.values())
 
 
 def written(folder: Path, proofs: Iterable[Proof]) -> None:
     """Add proofs that are not there yet."""
     known = {one.model_dump_json() for one in read_proofs(folder)}
     with told_as(f"{folder / PROOFS}: cannot be written", "a writable folder"):
-        append(folder / PROOFS, [one for one in proofs if one.model_dump_json() not in known])
+        lines = [one.model_dump_json() for one in proofs]
+        Journal(folder / PROOFS, private=True).append([line for line in lines if line not in known])
 
 
 Outcome = Literal["signed", "took part", "absent", "did not take part", "differs"]
@@ -408,6 +344,7 @@ class NodeLedger:
 
     def __init__(self, folder: Path, most: float | None = None) -> None:
         self.path, self.most = folder / LEDGER, most
+        self._journal = Journal(self.path, private=True)
 
     @classmethod
     def of(cls, config: NodeConfig) -> NodeLedger | None:
@@ -431,19 +368,14 @@ class NodeLedger:
 
     def charge(self, planned: Disclosure) -> Entry:
         """Write an answer down, or refuse it; when this returns it is on the disk, and only then may it leave."""
-        try:
-            with self._locked():
-                content, entries = self._read()
-                entry = self._next(planned, entries)
-                content += entry.model_dump_json().encode() + b"\n"
-                files.write(self.path, content)
-                mark = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-                files.write(self.path.with_name(MARK), json.dumps(mark).encode())
-        except OSError as error:
-            raise UserError(
-                f"node config state: {self.path} cannot be written ({error.strerror}), so nothing is answered; "
-                "allowed: room and the right to write"
-            ) from error
+        told = told_as(f"node config state: {self.path} cannot be written, so nothing is answered", _ROOM)
+        with told, self._locked():
+            content, entries = self._read()
+            entry = self._next(planned, entries)
+            line = entry.model_dump_json()
+            self._journal.append([line])
+            mark = Mark.of(content + line.encode() + b"\n")
+            files.write(self.path.with_name(MARK), json.dumps(asdict(mark)).encode())
         return entry
 
     def _next(self, planned: Disclosure, entries: Sequence[Entry]) -> Entry:
@@ -472,20 +404,14 @@ class NodeLedger:
     def _read(self) -> tuple[bytes, list[Entry]]:
         # The mark first: another process may charge meanwhile, and the ledger is never behind its mark.
         mark = self._mark()
-        try:
-            content = self.path.read_bytes()
-        except FileNotFoundError:
-            if mark is not None:
-                raise self._damaged("it is gone, and its mark is there") from None
-            return b"", []
-        except OSError as error:
-            raise UserError(f"node config state: {self.path} cannot be read: {error.strerror}") from error
-        if not content.endswith(b"\n"):
-            raise self._damaged("it is empty" if not content else "its last line is cut")
+        with told_as(f"node config state: {self.path} cannot be read"):
+            content = self._journal.content()
+        if not content and files.is_file(self.path):
+            raise self._damaged("it is empty")
         entries = self._parsed(content)
         if mark is None and len(entries) > 1:
             raise self._damaged(f"its mark, {MARK}, is gone")
-        if mark is not None and (difference := first_difference(self.path, [mark])):
+        if mark is not None and (difference := self._journal.first_difference([mark])):
             raise self._damaged(f"it {difference[1]} when the last answer left")
         return content, entries
 
@@ -498,16 +424,13 @@ class NodeLedger:
             raise self._damaged(f"its mark, {MARK}, cannot be read") from None
 
     def _parsed(self, content: bytes) -> list[Entry]:
-        entries: list[Entry] = []
-        for number, line in enumerate(content.splitlines(), 1):
-            try:
-                entries.append(Entry.model_validate_json(line))
-            except ValidationError as error:
-                first = error.errors(include_url=False, include_input=False)[0]
-                where = ".".join(str(part) for part in first["loc"])
-                raise self._damaged(printable(f"line {number}: {where and where + ': '}{first['msg']}")) from None
-            if entries[-1].number != number:
-                raise self._damaged(f"line {number} is number {entries[-1].number}")
+        try:
+            entries = list(self._journal.read(Entry.model_validate_json, content))
+        except DamagedLine as damaged:
+            raise self._damaged(damaged.why) from None
+        for number, entry in enumerate(entries, 1):
+            if entry.number != number:
+                raise self._damaged(f"line {number} is number {entry.number}")
         if entries:
             last = entries[-1]
             total = epsilon_of(entries, last.delta)

@@ -19,6 +19,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from pydantic import BaseModel
 
 from steelyard.base.errors import first_names, told_as
+from steelyard.base.journal import Journal
 from steelyard.clients.flower import wire
 from steelyard.clients.flower.forms import FailureForm, Refused
 from steelyard.clients.flower.hidden_messages import (
@@ -33,7 +34,6 @@ from steelyard.clients.flower.hidden_messages import (
     rows,
 )
 from steelyard.clients.flower.wire import only_keys, read_array, unpack
-from steelyard.federate.book import append, read_lines
 from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import Failure, Task, Updates
 from steelyard.privacy.hidden import FixedPoint, Words, beyond
@@ -222,11 +222,11 @@ class HiddenRound:
             self.state[f"{self._name}/opened"] = ConfigRecord({"sums": [*known, opened.model_dump_json()]})
             return
         with told_as(f"node config state: {self.folder / OPENED} cannot be written, so nothing is opened"):
-            append(self.folder / OPENED, [opened])
+            Journal(self.folder / OPENED, private=True).append([opened.model_dump_json()])
 
     def _opened(self) -> list[OpenedSum]:
         if self.folder is not None:
-            return list(read_lines(self.folder / OPENED, OpenedSum))
+            return list(Journal(self.folder / OPENED).read(OpenedSum.model_validate_json))
         record = self.state.get(f"{self._name}/opened")
         lines = record.get("sums", []) if isinstance(record, ConfigRecord) else []
         return [OpenedSum.model_validate_json(str(line)) for line in lines] if isinstance(lines, list) else []

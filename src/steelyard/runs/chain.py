@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 
 from steelyard.base import files
 from steelyard.base.errors import UserError
+from steelyard.base.journal import Journal, Mark
 from steelyard.privacy.ledger import FILE as LEDGER
-from steelyard.privacy.ledger import Mark, first_difference
 from steelyard.proof.signing import (
     DIGEST_BYTES,
     VERSION,
@@ -385,7 +385,7 @@ def checked(db: sqlite3.Connection, folder: Path, rows: Sequence[Row], problem: 
     marks.append((_read_mark(fact(db, SEEN)), "the run was last resumed"))
     known = sorted(((mark, when) for mark, when in marks if mark is not None), key=lambda each: each[0].bytes)
     # The ledger is read after the rows: it may have grown meanwhile, and is never behind them.
-    found = first_difference(folder / LEDGER, [mark for mark, _ in known])
+    found = Journal(folder / LEDGER).first_difference([mark for mark, _ in known])
     if found is not None:
         problem = f"{LEDGER}: the ledger of this run {found[1]} when {known[found[0]][1]}"
     last = next((row for row in reversed(rows) if row[3] is not None), (-1, None, None, ""))
