@@ -21,8 +21,9 @@ from tests.kit import assert_refused, small
 from tests.warm import warm_script
 
 import steelyard as package
-from steelyard.adapters import ClientTest, Recorder, WeighedRounds
+from steelyard.adapters import ClientTest, Recorder, Reply, WeighedRounds
 from steelyard.adapters.importing import import_file
+from steelyard.adapters.recorder import Journal
 from steelyard.messages.updates import MOST_SAMPLES
 from steelyard.runs.glance import glance
 from steelyard.runs.history import History
@@ -79,7 +80,8 @@ def test_all_of_a_round_is_kept(folder: Path) -> None:
     assert history.tested("quality>DS/max", 0).metrics["f1"] == pytest.approx(np.full(9, 0.3))
     assert (history.chain.round, history.chain.problem) == (3, "")
     seen = glance(folder.parent, folder.name)
-    assert (seen.state, seen.round, seen.rounds, seen.flower) == ("finished", 3, 3, True)
+    assert (seen.state, seen.round, seen.rounds, seen.measure, seen.flower) == ("finished", 3, 3, "accuracy", True)
+    assert ((history.rounds["seconds"] >= 0) & (history.rounds["seconds"] < 600)).all()
 
 
 _APP = """
@@ -112,6 +114,7 @@ def test_a_folder_that_does_not_go_with_the_recorder_is_refused(folder: Path, tm
         (folder, "DS>quality/max", {}, ("quality>DS/max", "DS>quality/max")),
         (folder, "quality>DS/max", {"framework": "NVFlare"}, ("folder", folder, "framework")),
         (own, "quality>DS/max", {}, ("folder", own)),
+        (tmp_path / "new", "quality>DS/max", {"rounds": -1}, ("folder: rounds.count", -1)),
         ("", "quality>DS/max", {}, ("folder", "the working folder")),
     ):
         given = {"framework": "Flower", **options}
@@ -126,10 +129,13 @@ def test_a_folder_that_does_not_go_with_the_recorder_is_refused(folder: Path, tm
 
 
 def test_a_round_in_which_nobody_could_be_weighed(tmp_path: Path) -> None:
+    Recorder(tmp_path / "run", rule_of(), framework="Flower").stop()
     recorder = Recorder(tmp_path / "run", rule_of(), framework="Flower")
+    assert (recorder.round, glance(tmp_path, "run").state) == (0, "running")
     assert recorder.write({}, {}, reasons={"north": "answered with an error", "a": "b"}) == 1
     recorder.stop(RuntimeError("the server went away"))
     history = History(tmp_path / "run")
+    assert history.rounds["round"].tolist() == [0, 1]
     assert bool(history.rounds.iloc[-1]["kept_old"])
     assert list(history.failures_after()["client"]) == ["a", "north"]
     assert history.info["stopped"] == "RuntimeError: the server went away"
@@ -164,6 +170,23 @@ def test_what_is_not_given_follows_from_the_rest(tmp_path: Path) -> None:
     assert (tested.clients, tested.metrics["f1"]) == (("a", "b"), pytest.approx([0.25, math.nan], nan_ok=True))
     assert json.loads(history.info["measured_by"]) == {"quality": "client", "DS": "client"}
     assert json.loads(history.info["trust"])["quality>DS/max"] == {"quality": "self-reported", "DS": "self-reported"}
+
+
+def test_a_journal_hands_on_the_model_and_what_criteria_remember(tmp_path: Path) -> None:
+    weighing = WeighedRounds("fedscs")
+    journal = Journal(weighing, tmp_path / "run", "loop", "accuracy", keep_models=True)
+    journal.open()
+    replies = [Reply(name, {"w": np.array(step, np.float32)}, 1.0) for name, step in (("a", [1, 2]), ("b", [3, 1]))]
+    journal.end_round(combined := weighing.combine({"w": np.zeros(2, np.float32)}, replies))
+    journal.close()
+    history = History(tmp_path / "run")
+    state = history.last_checkpoint()[0][weighing.name]
+    assert (state.parameters.tolist(), state.memory) == (combined.arrays["w"].tolist(), weighing.memory)
+    assert weighing.memory
+    # A rule that looks at no sizes is told of none.
+    recorder = Recorder(tmp_path / "other", WeighedRounds("AG").rule, framework="loop")
+    recorder.write({"a": 1.0}, {"a": {"AG": 1.0}})
+    assert History(tmp_path / "other").cohorts("AG", 0).samples.tolist() == [0]
 
 
 def test_a_round_that_cannot_be_is_refused_and_not_written(tmp_path: Path) -> None:
@@ -277,11 +300,12 @@ def test_options_that_are_wrong_are_refused(tmp_path: Path, refused: Callable[..
         (file, None, ("--by: missing", "'DS'")),
         (file, "VP", ("--by: 'VP'",)),
         (file, "median(DS)", ("--by", "'median(DS)'")),
-        (tmp_path / "none.csv", None, ("none.csv", "No such file")),
+        (tmp_path / "none.csv", None, ("none.csv: cannot be read: No such file",)),
         (tmp_path / "other.csv", None, ("other.csv", "UTF-8")),
     ):
         assert_refused(lambda path=path, by=by: import_file(path, tmp_path / "run", by), *parts)
     assert not (tmp_path / "run").exists()
+    assert_refused(lambda: import_file(file, Path(), "DS"), "--out")
     import_file(file, tmp_path / "run", "DS")
     assert "--out" in refused("import", file, "--by", "DS", "--out", tmp_path / "run")
 

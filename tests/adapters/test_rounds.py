@@ -78,12 +78,13 @@ def test_what_lies_at_a_border_is_taken_and_reasons_are_short() -> None:
     assert combined("q>DS", *most, metrics=["q"]).weights == {"a": 0.5, "b": 0.5}
     assert combined("DS", most[0], most[1], most[0]).reasons == {"a": "answered twice"}
     weighing = WeighedRounds("DS")
+    assert weighing.memory == {}
     collected = weighing.begin(SENT)
     collected.refuse("z", "x\n" * 999)
     assert len(collected.reasons["z"]) == 500
     assert collected.reasons["z"].isprintable()
     found = weighing.combine(SENT, [reply("b", np.nan)], {"a": "no reply came"})
-    assert (found.arrays, found.weights, found.reasons["a"]) == (None, {}, "no reply came")
+    assert (found.arrays, found.weights, found.measures, found.reasons["a"]) == (None, {}, {}, "no reply came")
     assert weighing.next_round() == 2
     weighing.go_on(-1, {})
     assert weighing.next_round() == 1
@@ -125,10 +126,24 @@ def test_whole_numbers_between_the_weights_do_not_shift_what_is_tested() -> None
         ("server-only", ("server-only", "steers training itself")),
         ("fltrust(EQ)", ("fltrust(EQ)", "trains at the server")),
         (" ", ("rule", "' '")),
+        ("owa(DS,MD;1,2,3)", ("rule: quantifier",)),
+        ("LB>DS", ("LB", "losses before training")),
+        ("nvflare-adaptive", ("nvflare-adaptive", "label counts")),
+        ("shapfed", ("shapfed", "layers")),
+        ("fedce", ("fedce", "clients test")),
     ],
 )
 def test_rules_that_cannot_be_used_here_are_refused(rule: str, parts: tuple[str, ...]) -> None:
     assert_refused(lambda: WeighedRounds(rule), *parts)
+
+
+def test_criteria_of_ones_own_are_loaded_and_rows_are_only_tested_on(tmp_path: Path) -> None:
+    own = "from steelyard import client_criterion\n\n@client_criterion('MINE')\ndef mine(data): return 1.0\n"
+    (tmp_path / "mine.py").write_text(own)
+    assert WeighedRounds("MINE>DS", plugins=[str(tmp_path / "mine.py")]).asked == ["MINE"]
+    assert_refused(lambda: WeighedRounds("DS", metrics="q"), "metrics", "'q'")
+    rows = ServerRows(torch.nn.Linear(2, 2), [[1.0, 2.0]], [0])
+    assert_refused(lambda: WeighedRounds("fedlaw", rows), "fedlaw", "only tests on them")
 
 
 def cohort(clients: int = 5) -> tuple[dict[str, Any], list[Reply]]:
@@ -192,6 +207,10 @@ def test_a_round_may_come_to_the_change_of_the_model() -> None:
         assert collected.add(Reply(name, {"w": np.full(2, value), "n": np.array(7)}, 1.0)) == ""
     found = collected.combine(as_change=True).arrays
     assert (found["w"].tolist(), found["n"].tolist(), sent["w"].tolist()) == ([2.0, 2.0], 4, [5.0, 5.0])
+    large = {"w": np.full(2, 3e38, np.float32)}
+    with np.errstate(over="raise"):  # an overflow is a reason, and no warning
+        far = WeighedRounds("DS").combine(large, [Reply("a", {"w": -large["w"]}, 1.0)])
+    assert far.reasons == {"a": "model holds NaN or infinity"}
     odd = {"odd": np.zeros(2, np.complex64)}
     assert_refused(lambda: WeighedRounds("DS").combine(odd, [Reply("a", odd, 1.0)]), "odd", "complex64")
 
@@ -253,20 +272,20 @@ def test_rows_that_cannot_be_tested_on_are_refused(features: Any, labels: Any, p
 def test_rows_need_the_clients_network() -> None:
     small, large = torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 2)
     for mine, sent, what in (
-        ("net", {}, "'net'"),
+        ("net", {}, "rows: network: got 'net'"),
         (small, state(large), "rows: clients send 'bias' too"),
         (large, state(small), "rows: the network has 'bias'"),
     ):
         assert_refused(lambda m=mine, s=sent: by_rows(m, [[1.0, 2.0]], [1], s), "rows", what)
     # One output tells two classes apart.
     sent = {"weight": np.ones((1, 2), np.float32), "bias": np.zeros(1, np.float32)}
-    assert by_rows(torch.nn.Linear(2, 1), np.array([[9.0, 9.0], [-9.0, -9.0]]), [1, 0], sent) == 1.0
+    rows = np.array([[9.0, 9.0], [-9.0, -9.0]]), [1, 0]
+    # Of each class one row of two, all right: odds of (1 + ½)/(0 + ½) twice.
+    for rule, expected in (("VP", 1.0), ("VD", 9.0)):
+        assert by_rows(torch.nn.Linear(2, 1), *rows, sent, rule) == pytest.approx(expected)
 
 
-def by_rows(network: Any, features: Any, labels: Any, sent: Mapping[str, Any]) -> float:
+def by_rows(network: Any, features: Any, labels: Any, sent: Mapping[str, Any], rule: str = "VP") -> float:
     """Weigh one client by its score on the server's rows; return it."""
-    return (
-        WeighedRounds("VP", ServerRows(network, features, labels))
-        .combine(sent, [Reply("a", sent, 1.0)])
-        .measures["a"]["VP"]
-    )
+    weighing = WeighedRounds(rule, ServerRows(network, features, labels))
+    return weighing.combine(sent, [Reply("a", sent, 1.0)]).measures["a"][rule]

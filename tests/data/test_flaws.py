@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -106,6 +107,7 @@ def test_noise_of_a_partition_grows_with_the_client():
     clean, noisy = (
         share_out(data, PartitionSettings(clients=4, server="fraction", noise=noise), 0) for noise in (None, 0.4)
     )
+    assert "variance 0.1 (client-000) to 0.4 (client-003), columns" in noisy.notes[-1]
     deviations = data.features[np.concatenate([client.train for client in clean.clients])].std(dim=0, unbiased=False)
     for position, (before, after) in enumerate(zip(clean.clients, noisy.clients, strict=True), 1):
         added = (noisy.dataset.features[after.train] - data.features[before.train]) / deviations
@@ -212,6 +214,22 @@ def test_a_backdoor_is_a_bright_corner_on_a_share_of_the_rows_and_on_copies_of_t
     assert stamped_with(tall, 1.0).sum() == 9
 
 
+@pytest.mark.parametrize(
+    ("flaw", "words"),
+    [
+        ({"kind": "backdoor", "target": 3, "amount": 0.25}, "backdoor to class 3 (25% of the rows)"),
+        ({"kind": "backdoor", "how": "semantic"}, "semantic backdoor to class 0 "),
+        ({"kind": "boosted", "amount": 2}, ", 2 times"),
+        ({"kind": "boosted"}, "model"),
+        ({"kind": "labels-flipped", "how": "class", "classes": [2]}, "class 2 labelled 0 (100%)"),
+        ({"kind": "stale", "amount": 1}, "model 1 round old"),
+    ],
+)
+def test_what_is_wrong_with_a_client_is_said_in_figures(flaw: dict[str, Any], words: str):
+    (said,) = made({**flaw, "clients": ["client-002"]}).flaws["client-002"]
+    assert said.startswith(words) or said.endswith(words)
+
+
 def test_boosted_updates_are_as_long_as_replaces_the_model():
     population = made()
     names = population.names[:2]
@@ -226,7 +244,10 @@ def test_behaviour_is_carried_by_the_population():
     )
     how = bad.behaviours["client-002"]
     assert (how.work, how.stale, how.own_model, how.free_rider, how.claims) == (0.1, 3, True, True, 2.0)
+    assert how.lies_from == 1
     assert list(bad.behaviours) == ["client-002"]
+    liar = made(only("claims-criteria", amount=3, from_round=4)).behaviours["client-002"]
+    assert (liar.claims, liar.inflates, liar.lies_from) == (3.0, 3.0, 4)
 
 
 @pytest.mark.parametrize("pick", ["biggest", "smallest"])

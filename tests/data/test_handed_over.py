@@ -31,7 +31,7 @@ def patients() -> pandas.DataFrame:
 
 
 def test_a_frame_is_read_as_a_csv_file_is() -> None:
-    frame = patients()
+    frame = patients().astype({"sex": "category"})
     data = in_memory(frame, label="ill", owner="hospital", normalise="unit")
     assert data.features.tolist() == [[40, 120, 0, 1], [60, 140, 1, 0], [50, 140, 1, 0], [70, 160, 0, 0]]
     assert data.labels.tolist() == [1, 0, 1, 0]
@@ -45,6 +45,7 @@ def test_labels_owners_and_test_part_may_stand_beside_a_frame() -> None:
     data = in_memory(frame, [3, 1, 3, 1], ["b", "a", "b", "a"], held_out=[True, False, False, True], ignore=["sex"])
     assert data.labels.tolist() == [1, 0, 1, 0]
     assert data.shape == (2,)
+    assert in_memory(frame, [0.5, 1, 2, 3], ignore=["sex"]).kind == "regression"
     assert data.owners.tolist() == ["b", "a", "b", "a"]
     assert data.held_out.tolist() == [True, False, False, True]
 
@@ -129,6 +130,7 @@ class Vision:
         return len(self.data)
 
     def __getitem__(self, row: int) -> Any:
+        assert self.transform is not None, "read one by one, where data and targets are at hand"
         sample = self.data[row]
         return (sample if self.transform is None else self.transform(sample)), self.targets[row]
 
@@ -201,7 +203,8 @@ ROWS = np.ones((2, 1))
         ((Items([("word", 0)]),), {}, "sample 0 is str; expected numbers or a picture"),
         ((Items([{"x": [1.0], "z": 0}]),), {}, "cannot tell the label among x, z"),
         ((Items([{"a": [1.0], "b": [2.0], "y": 0}]),), {}, "cannot tell the sample among a, b"),
-        ((Hugging({"x": [[1]], "label": [1]}),), {"owner": "who"}, "found no 'who' for owner"),
+        ((Hugging({"x": [[1]], "label": [1]}),), {"owner": "who"}, "memory: found no 'who' for owner"),
+        ((ROWS, [0, 1]), {"tokens": "yes"}, "in_memory: tokens: got 'yes'"),
         ((ROWS / 2, [0, 1]), {"tokens": True}, "features are no tokens; expected whole numbers from 0"),
     ],
 )

@@ -42,7 +42,8 @@ def test_owners_from_a_table_beside_classes_from_folders(tmp_path: Path) -> None
     draw(tmp_path / "pets", PETS)
     table = tmp_path / "who.csv"
     table.write_text("image,clinic\ncat/001.png,north\ndog/001.png,south\ncat/002.png,south\n")
-    data = read(tmp_path / "pets", labels="folder", owner="clinic", attributes=table)
+    data = read(tmp_path / "pets", labels="folder", owner="clinic", attributes=table, colours="grey")
+    assert data.shape == (1, 4, 4)
     assert (data.features[:, 0, 0, 0].tolist(), data.labels.tolist()) == ([10, 30, 20], [0, 1, 0])
     assert data.owners.tolist() == ["north", "south", "south"]
 
@@ -52,7 +53,8 @@ def test_images_are_cut_to_their_central_square(tmp_path: Path) -> None:
     wide[:, 2:6] = 200
     # numbers as folders are ordered as numbers
     for kind in range(11):
-        picture(tmp_path / f"{kind}" / "1.png", wide + kind)
+        picture(tmp_path / f"{kind}" / "1.png", (wide.T if kind % 2 else wide) + kind)
+    assert list(looked(tmp_path)[0].classes) == [str(kind) for kind in range(11)]
     data = read(tmp_path, colours="grey")
     assert [image.unique().tolist() for image in data.features] == [[200 + int(label)] for label in data.labels]
 
@@ -83,6 +85,12 @@ def test_celeba_in_its_own_layout(tmp_path):
     assert dataset.owners.tolist() == ["identity-007", "identity-007", "identity-012", "identity-012"]
     notes = share_out(dataset, PartitionSettings(scheme="natural"), 0).notes
     assert notes == ("1 of 5 rows of list_attr_celeba.txt have no image",)
+    lines = (folder / "identity_CelebA.txt").read_text().replace(" 7", " 9")
+    (tmp_path / "people.txt").write_text(lines)
+    scale = {"mean": [0, 0.5, 1], "deviation": [1, 0.5, 0.25]}
+    other = read(folder / "img_align_celeba", identities=tmp_path / "people.txt", augment=scale)
+    assert other.features[2, :, 0, 0].tolist() == pytest.approx([30 / 255, -1, 0])
+    assert other.owners.tolist() == ["identity-009", "identity-009", "identity-012", "identity-012"]
 
 
 def test_a_zip_of_images_with_a_csv(tmp_path):
@@ -92,7 +100,7 @@ def test_a_zip_of_images_with_a_csv(tmp_path):
         for path in sorted(folder.rglob("*.png")):
             archive.write(path, f"img/{path.name}")
     table = "file,person,mood,fuzzy\n000001.png,ann,glad,0\n000002.png,bob,sad,1\n000003.png,ann,calm,0\n"
-    (tmp_path / "faces.csv.gz").write_bytes(gzip.compress(table.encode()))
+    (tmp_path / "people.csv.gz").write_bytes(gzip.compress(table.encode()))
     settings = DataSettings(
         source="images", path=packed, labels="mood", owner="person", marks={"sharp": "not fuzzy"}, size=4
     )
@@ -112,6 +120,8 @@ def test_leaf_celeba_names_images(tmp_path):
     leaf_file(data / "test" / "a.json", {"7": (["000009.png"], [0])})
     settings = DataSettings(source="leaf", path=tmp_path / "celeba", size=8)
     assert_refused(lambda: load(settings), "holds no image '000009.png'")
+    (data / "raw").rename(data / "away")
+    assert_refused(lambda: load(settings), f"there is no {data / 'raw'}")
 
 
 def coloured(path: Path, colour: tuple[int, int, int]) -> None:
@@ -120,6 +130,7 @@ def coloured(path: Path, colour: tuple[int, int, int]) -> None:
 
 def looked(path: Path, label: str | None = None) -> tuple[DataSummary, dict[str, Any]]:
     seen = look("images", [path], label)
+    assert seen.source == "images"
     return seen, {name: value for name, (value, _) in seen.fields.items()}
 
 
@@ -198,8 +209,9 @@ def test_arrays_of_masks(tmp_path: Path) -> None:
 
 def test_digits_become_masks_the_same_everywhere() -> None:
     data, digits = load(DataSettings(source="digit-masks")), load(DataSettings(source="digits"))
-    assert (data.shape, data.targets) == ((1, 16, 16), 11)
+    assert repr(data) == "Dataset('digit-masks': 1,797 samples of 1×16×16, masks of 11 classes)"
     masks, images = data.labels.reshape(-1, 16, 16), data.features[:, 0]
+    assert [mask.nonzero()[0].tolist() for mask in masks[:3]] == [[0, 11], [8, 5], [4, 11]]
     assert torch.equal(masks.flatten(1).amax(dim=1), digits.labels + 1)
     assert torch.equal(masks > 0, images >= 0.5)
     # sums of the same 64 numbers up to 1, in float32: 64 · 64 · 6e-8
@@ -212,8 +224,12 @@ CELEBA = {"path": "celeba/img_align_celeba"}
 MASKS = {"path": "scans", "task": "segmentation"}
 PICTURES = {"path": "pets", "labels": "folder"}
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({**CELEBA, "labels": "smiling"}, "(did you mean 'Smiling'?)"),
+    ({**CELEBA, "labels": "smiling"}, "list_attr_celeba.txt (did you mean 'Smiling'?)"),
+    ({**CELEBA, "labels": "mood"}, "data.labels: found no 'mood'"),
+    ({**CELEBA, "owner": "who"}, "data.owner: found no 'who'"),
     ({**CELEBA, "attributes": "cut.txt"}, "expected 5, its first line"),
+    ({**CELEBA, "attributes": "tables/none.csv"}, "none.csv: has 2 rows and columns picture, clinic"),
+    ({"path": "flat", "labels": "folder"}, "data.labels: 'flat' has no folder for each class"),
     ({"path": "broken"}, "is broken"),
     ({"path": "flat"}, "data.attributes: got nothing"),
     ({**PICTURES, "owner": "clinic", "attributes": "tables/who.csv"}, "several folders hold an image '001.png'"),
@@ -238,6 +254,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "cut.txt").write_text((folder / "celeba" / "list_attr_celeba.txt").read_text()[:-25])
     (folder / "tables").mkdir()
     (folder / "tables" / "who.csv").write_text("image,clinic\n001.png,north\n002.png,south\n")
+    (folder / "tables" / "none.csv").write_text("picture,clinic\n001.png,north\n002.png,south\n")
     return folder
 
 

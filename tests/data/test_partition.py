@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,6 +11,8 @@ from hypothesis import strategies as st
 from tests.kit import assert_refused
 
 from steelyard.data import Dataset, PartitionSettings, Population, in_memory, share_out
+from steelyard.data.files import fingerprint
+from steelyard.data.partition import split_locally
 
 
 def made(rows: int, classes: int = 5, owners: int = 0, test: int = 0, seed: int = 0) -> Dataset:
@@ -67,6 +71,10 @@ def test_every_row_goes_to_exactly_one_client(scheme, clients, rows, seed, fract
     assert same(population, share_out(dataset, chosen.model_copy(update={"seed": seed}), seed + 99))
 
 
+def test_a_client_keeps_a_row_to_train_on():
+    assert [len(rows) for rows in split_locally(np.arange(2), 0.9, "a", 0)] == [1, 1]
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 6), min_size=3, max_size=3), min_size=1, max_size=5), st.integers(0, 5))
 def test_a_table_is_met_exactly(lines, seed):
@@ -120,6 +128,7 @@ def test_given_keeps_the_users_own_split():
         "u2": ([1], [4]),
     }
     assert population.notes == ("users without rows to train on, left out: 1",)
+    assert share_out(dataset.take(np.arange(5)), PartitionSettings(scheme="given", test="held-out"), 0).notes == ()
 
 
 def test_held_out_tests_follow_the_labels_of_the_client():
@@ -165,6 +174,7 @@ def test_the_server_takes_the_held_out_part_and_says_when_clients_test_on_it_too
     assert all_rows(population) == list(range(80))
     both = share_out(dataset, chosen.model_copy(update={"test": "held-out"}), 0)
     assert both.notes == ("the server's test set and the clients' local test sets share rows",)
+    assert all_rows(both) == list(range(100))
 
 
 def test_rows_that_weigh_are_kept_apart_from_rows_that_report_unless_asked_otherwise():
@@ -277,12 +287,41 @@ def test_what_the_data_cannot_give_is_refused_in_one_line(dataset: Dataset, fiel
 
 
 @pytest.mark.parametrize(
-    ("fields", "sizes"), [({}, [4, 3, 3, 3, 3]), ({"samples": 2}, [2] * 5), ({"rows": "all"}, [5, 5, 5, 4, 4])]
+    ("fields", "sizes"),
+    [
+        ({}, [4, 3, 3, 3, 3]),
+        ({"samples": 2}, [2] * 5),
+        ({"rows": "all"}, [5, 5, 5, 4, 4]),
+        ({"scheme": "dirichlet", "samples": 2, "alpha": 0.1}, [2] * 5),
+    ],
 )
 def test_sizes_by_hand(fields: dict[str, object], sizes: list[int]):
-    population = share_out(made(23, test=7), PartitionSettings(scheme="iid", clients=5, test="none", **fields), 1)
+    chosen = PartitionSettings(**{"scheme": "iid", "clients": 5, "test": "none", **fields})
+    population = share_out(made(23, test=7), chosen, 1)
     assert [len(client.train) for client in population.clients] == sizes
+    assert len(set(all_rows(population))) == sum(sizes)
     assert population.notes == (("6 of 16 rows go to no client",) if sum(sizes) == 10 else ())
+
+
+def test_a_fingerprint_names_what_changed():
+    chosen = PartitionSettings(scheme="iid", clients=3, server="held-out", test="none")
+    population = share_out(made(60, test=9), chosen, 0)
+    data, first = population.dataset, population.clients[0]
+    before, features = fingerprint(population), data.features.clone()
+    features[7] += 1e-3
+    relabelled = replace(first, train_labels=data.labels[first.train])
+    for changed, where in (
+        (share_out(made(60, test=9), chosen, 0), None),
+        (replace(population, dataset=replace(data, features=features)), "features"),
+        (replace(population, dataset=replace(data, marks={"sharp": np.ones(60)})), "features"),
+        (replace(population, dataset=replace(data, labels=data.labels.flip(0))), "labels"),
+        (replace(population, server=population.server[1:]), "clients' rows"),
+        (replace(population, clients=[relabelled, *population.clients[1:]]), "clients' rows"),
+        (share_out(made(60, test=9), chosen, 1), "clients' rows"),
+    ):
+        after = fingerprint(changed)
+        assert [name for name in before if after[name] != before[name]] == ([where] if where else [])
+    assert before["samples"] == "60"
 
 
 # the validation split -------------------------------------------------------------------------------------------------

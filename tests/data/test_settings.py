@@ -68,6 +68,11 @@ def test_sections_name_the_field_and_what_is_allowed(section: type, fields: dict
         ({}, {**IID, "test": "held-out"}, "partition.test: got 'held-out' with data.source 'digits'"),
         ({"source": "csv", "path": "x.csv", "labels": "y"}, {"scheme": "natural"}, "does not know whose rows they are"),
         ({}, {"scheme": "table", "table": [[5, 5]]}, "partition.table: got 'lines of 2 counts'"),
+        (
+            {"source": "csv", "path": "x.csv", "labels": "y", "held_out": "part"},
+            {"scheme": "given", "test": "held-out"},
+            "the source does not split its users' rows",
+        ),
     ],
 )
 def test_source_and_partition_are_checked_together(data: dict[str, Any], partition: dict[str, Any], told: str) -> None:
@@ -102,7 +107,9 @@ def test_what_goes_together_is_let_through():
     check_together(
         DataSettings(source="mnist"), PartitionSettings(scheme="natural", test="held-out", server="held-out")
     )
-    check_together(DataSettings(source="npz", path="x", held_out="test"), PartitionSettings(**IID, test="held-out"))
+    npz = DataSettings(source="npz", path="x", held_out="test")
+    check_together(npz, PartitionSettings(**IID, test="held-out"))
+    check_together(npz, PartitionSettings(scheme="given", test="held-out"))
     check_together(DataSettings(source="diabetes"), PartitionSettings(scheme="shard", clients=5))
 
 
@@ -116,9 +123,10 @@ def test_a_section_written_out_reads_back_the_same() -> None:
 
 
 def test_the_shape_that_settings_decide_is_the_shape_of_what_is_read():
-    for source in ("digits", "diabetes"):
+    for source in ("digits", "diabetes", "digit-masks"):
         settings = DataSettings(source=source)
-        assert settings.shape == tuple(load(settings).features.shape[1:])
+        found = load(settings)
+        assert (found.name, found.shape, found.kind) == (source, settings.shape, settings.capabilities().task)
     assert DataSettings(source="images", path="x", size=8, colours="grey").shape == (1, 8, 8)
     assert DataSettings(source="mnist").shape is None
 

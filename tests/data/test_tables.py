@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pandas
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.kit import assert_refused
 
 from steelyard.data import Dataset, DataSettings, PartitionSettings, load, share_out
 from steelyard.data.dataset import RawColumns
-from steelyard.data.inspect import look
+from steelyard.data.inspect import look, shown
 from steelyard.data.tables import read_cells, separator_of
 from steelyard.recommend.interactions import read as ratings
 from steelyard.recommend.interactions import read_columns
@@ -98,6 +98,8 @@ def test_an_owner_may_be_called_na(tmp_path: Path):
     data = read(tmp_path, "hospital,x,ill\nNA,1,0\nnull,NA,1\n")
     assert data.owners.tolist() == ["NA", "null"]
     assert data.marks["complete"].tolist() == [1, 0]
+    # whole numbers sort as numbers, also where they are written as 3.0
+    assert read(tmp_path, "hospital,x,ill\n3.0,1,0\n12,2,1\n").owners.tolist() == ["hospital-003", "hospital-012"]
 
 
 def test_a_test_part_is_a_column(tmp_path: Path):
@@ -166,6 +168,7 @@ def patients(**columns: object) -> pandas.DataFrame:
         # words that mean "empty" are empty as in a CSV file; moments and durations count days
         (["x", "?", "NA", "y"], [[1, 0], [0, 0], [0, 0], [0, 1]]),
         (pandas.to_timedelta([12, 24, None, 36], unit="h"), [[0.5], [1], [1], [1.5]]),
+        (pandas.to_datetime([24, 60, None, 24], unit="h"), [[1], [2.5], [1.5], [1]]),
     ],
 )
 def test_kinds_of_parquet_columns(tmp_path: Path, cells: object, columns: list[list[float]]):
@@ -185,15 +188,24 @@ TWO = "hospital,x,ill\n" + "".join(
 VALUES = np.array([1, 3, 5, 7, 9, 100, np.nan, 300, 500, 700])
 
 
+PARTS = [
+    {"scheme": "natural", "test_fraction": 0.4},
+    {"scheme": "iid", "clients": 2, "test": "held-out", "server": "held-out"},
+]
+
+
+@pytest.mark.parametrize("fields", PARTS)
 @pytest.mark.parametrize("normalise", ["client", "standard"])
-def test_rows_are_scaled_by_training_rows_alone(tmp_path: Path, normalise: str):
+def test_rows_are_scaled_by_training_rows_alone(tmp_path: Path, normalise: str, fields: dict[str, Any]):
     """Each client's by its own, or all by those of all; float32 keeps 1e-7 of values up to about 2."""
-    data = read(tmp_path, TWO, normalise=normalise)
-    population = share_out(data, PartitionSettings(scheme="natural", test_fraction=0.4), 3)
+    header, *lines = TWO.splitlines()
+    parted = [f"{header},part", *(f"{line},{'test' if row in (4, 9) else 'train'}" for row, line in enumerate(lines))]
+    data = read(tmp_path, "\n".join(parted), normalise=normalise, held_out="part")
+    population = share_out(data, PartitionSettings(**fields), 3)
     everyone = np.concatenate([client.train for client in population.clients])
     for client in population.clients:
         train = VALUES[client.train if normalise == "client" else everyone]
-        mean, deviation = np.nanmean(train), np.nanstd(train)
+        mean, deviation = np.nanmean(train), np.nanstd(train) or 1
         rows = np.concatenate([client.train, client.test])
         expected = (np.where(np.isnan(VALUES[rows]), mean, VALUES[rows]) - mean) / deviation
         assert population.dataset.features[rows, 0].numpy() == pytest.approx(expected, abs=1e-5)
@@ -305,6 +317,8 @@ def test_each_file_of_a_folder_is_one_owner_and_columns_go_by_their_names(sites:
     dataset = sheets(sites)
     assert dataset.owners.tolist() == ["north"] * 12 + ["south"] * 8
     assert dataset.raw.numbers.shape == (20, 3)
+    owner, words = look("csv", [sites], "ill").fields["owner"]
+    assert (owner, words.startswith("each file")) == ("file", True)
     age, dose, weight = dataset.raw.numbers.T
     assert age.tolist() == [*site(12, 1)["age"], *site(8, 2)["age"]]
     assert np.isnan(dose[12:]).all()
@@ -327,9 +341,9 @@ def test_a_pattern_and_a_list_of_files_give_the_same(sites: Path, monkeypatch: p
 def test_files_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
     for name in ("north", "south"):
         (tmp_path / name).mkdir()
-        site(6).to_csv(tmp_path / name / "data.csv", index=False)
-    assert set(sheets(tmp_path / "*" / "data.csv").owners.tolist()) == {"north-data", "south-data"}
-    twice = [tmp_path / "north" / "data.csv"] * 2
+        site(6).to_csv(tmp_path / name / "data.csv.gz", index=False)
+    assert set(sheets(tmp_path / "*" / "data.csv.gz").owners.tolist()) == {"north-data", "south-data"}
+    twice = [tmp_path / "north" / "data.csv.gz"] * 2
     assert_refused(lambda: sheets(None, files=twice), "two tables would be client '", "allowed: each file once")
 
 
@@ -344,10 +358,16 @@ def test_each_sheet_of_a_workbook_is_one_owner(tmp_path: Path) -> None:
     assert_refused(lambda: sheets(tmp_path / "book.xlsx"), line, "book.xlsx is 2 tables; allowed: 'file'")
 
 
-def test_a_package_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pyreadstat", None)
-    (tmp_path / "t.sav").write_bytes(b"")
-    assert_refused(lambda: sheets(tmp_path / "t.sav"), "needs pyreadstat, which is not", "`pip install pyreadstat`")
+@pytest.mark.parametrize(
+    ("package", "name", "install"),
+    [("pyreadstat", "t.sav", "pyreadstat"), ("pyarrow", "t.parquet", "'steelyard[parquet]'")],
+)
+def test_a_package_that_is_missing_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, name: str, install: str
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    (tmp_path / name).write_bytes(b"")
+    assert_refused(lambda: sheets(tmp_path / name), f"needs {package}, which is not", f"`pip install {install}`")
 
 
 def with_times(rows: int = 60) -> pandas.DataFrame:
@@ -371,6 +391,7 @@ def test_a_time_and_an_event_are_recognised(tmp_path: Path) -> None:
     seen = look("csv", [path], "death_event")
     assert "data.task = 'survival' with labels = 'time' and event = 'death_event'" in seen.hints[0]
     assert seen.fields["ignore"][0] == ["time"]
+    assert "gives the answer away" in seen.fields["ignore"][1]
     answer = "the input 'time' gives the answer away: name it in data.ignore"
     assert answer in " ".join(sheets(path, labels="death_event").notes)
     assert answer not in " ".join(sheets(path, labels="death_event", ignore=["time"]).notes)
@@ -396,13 +417,36 @@ def test_a_look_at_a_table_says_what_columns_are_and_which_fields_read_them(tmp_
     assert "label 'target': a number, from 0 to 88.5, mean 44.25, deviation 25.9772" in seen.account
     assert "inputs: 2 of numbers, 2 of categories: hospital (2 values), sex (2 values)" in seen.account
     assert "empty cells: 10.8%, most in sex 33%, age 10%" in seen.account
+    assert seen.empty == pytest.approx((20 + 6) / (4 * rows))
     assert seen.hints[0] == "if these few whole numbers are codes, name them in data.categories: stage"
     assert seen.hints[1] == "whose row is it? perhaps --owner hospital"
     owned = look("csv", [tmp_path / "t.csv"], None, "hospital")
     assert (owned.owners, owned.fields["normalise"][0]) == ({"a": 30, "b": 30}, "client")
     assert "owners, by 'hospital': 2, of 30 to 30 rows: a 30, b 30" in owned.account
+    assert (shown("x" * 40), shown("x" * 41)) == ("x" * 40, "x" * 37 + "...")
     assert_refused(lambda: look("csv", [tmp_path / "t.csv"], None, "hospitol"), "--owner: found no column 'hospitol'")
     assert_refused(lambda: look("csv", [tmp_path / "t.csv"], "hospital", "hospital"), "which is the label too")
+
+
+def test_numbers_words_and_names_are_told_apart(tmp_path: Path) -> None:
+    numbers = np.arange(60) ** 2 % 61.5
+    columns: dict[str, list[Any]] = {
+        "half": [*numbers[:30], *["low", "high"] * 15],
+        "codes": [*numbers[:30] // 9, *"abcdef" * 5],
+        "most": [*numbers[:29] // 9, *["low", "high"] * 15, "low"],
+        "name": [f"patient {number}" for number in range(60)],
+        "none": [None] * 60,
+        "one": [7] * 60,
+        "part": ["train", "test", None] * 20,
+        "huge": [*numbers[:54], *(f"1e{power}" for power in range(300, 306))],
+        "visit_id": numbers.cumsum() // 1,
+    }
+    pandas.DataFrame({**columns, "y": np.arange(60) % 2}).to_csv(tmp_path / "t.csv", index=False)
+    fields = {name: value for name, (value, _) in look("csv", [tmp_path / "t.csv"]).fields.items()}
+    # as many words as numbers are not recorded if they are few, else codes; more words are codes
+    assert fields["na_values"] == {"half": ["high", "low"]}
+    assert (fields["categories"], fields["indicators"]) == (["codes", "most"], ["half"])
+    assert fields["ignore"] == ["name", "none", "one", "part", "huge", "visit_id"]
 
 
 def test_times_have_a_minus_where_the_event_had_not_come(tmp_path: Path) -> None:
@@ -410,7 +454,8 @@ def test_times_have_a_minus_where_the_event_had_not_come(tmp_path: Path) -> None
     path.write_text("x,days,died\n1,5,yes\n2,2.5,No\n3,7,1\n4,7,false\n")
     data = sheets(path, labels="days", task="survival", event="died")
     assert data.labels.tolist() == [5.0, -2.5, 7.0, -7.0]
-    assert (data.classes, data.task, data.features.shape) == (0, "survival", (4, 1))
+    assert (data.classes, data.task) == (0, "survival")
+    assert repr(data) == "Dataset('t.csv': 4 samples of 1, times to an event)"
 
 
 def test_an_infinite_number_makes_no_categories(tmp_path: Path) -> None:
@@ -442,20 +487,22 @@ def test_the_sign_between_cells(first: str, name: str, expected: str | None) -> 
     assert separator_of(first, Path(name)) == expected
 
 
-CELL = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs", "Z"), exclude_characters='"'), min_size=1)
+CELL = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs", "Z")), min_size=1)
 
 
+@example([['"a', "b", "c"], ["d", "e", "f"]])
 @given(st.lists(st.lists(CELL, min_size=3, max_size=3), min_size=1, max_size=6))
 def test_cells_come_back_as_they_were_written(tmp_path_factory: pytest.TempPathFactory, rows: list[list[str]]) -> None:
     path = tmp_path_factory.mktemp("cells") / "cells.tsv"
-    path.write_text("".join("\t".join(row) + "\n" for row in rows), encoding="utf-8")
+    path.write_text("".join("\t".join(row) + "\n" for row in rows) + "\n", encoding="utf-8")
     assert read_cells(path, "cells", "\t").to_numpy().tolist() == rows
 
 
 def test_quotes_and_latin_letters_of_item_tables(tmp_path: Path) -> None:
     path = tmp_path / "items.csv"
-    path.write_bytes('item,title\n1,"Amélie, the film"\n'.encode("latin-1"))
-    assert read_columns(path, {"item": "item", "title": "title"}) == {"item": ["1"], "title": ["Amélie, the film"]}
+    for mark in ";,":
+        path.write_bytes(f'item{mark}title\n1{mark}"Amélie{mark} a film"\n'.encode("latin-1"))
+        assert read_columns(path, {"title": "title"}) == {"title": [f"Amélie{mark} a film"]}
     # The last column is not the one before the first.
     assert_refused(lambda: read_columns(path, {"title": 0}), "no column '0' for title; allowed: a number from 1 to 2")
 
@@ -471,10 +518,14 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("hospital,x,x,ill\na,1,2,0\n", {}, "names column 'x' 2 times"),
     ("hospital,x,ill\na,1,0\nb,2\n", {}, "row 2 has 2 cells; expected 3"),
     (PATIENTS, {"categories": ["ill"]}, "data.categories: got 'ill', which is data.labels and no input"),
+    (PATIENTS, {"indicators": ["age"], "ignore": ["age"]}, "data.indicators: got 'age', which is data.ignore"),
     (PATIENTS, {"ignore": ["age", "sex", "bp"]}, "no column is left as an input"),
     (PATIENTS.replace("50,f", "5o,f"), {}, "column 'age' holds '5o' in row 3; expected a number"),
     (PATIENTS.replace("south,50", ",50"), {}, "column 'hospital' (data.owner) is empty in row 3"),
     (PATIENTS.replace("140,yes", "140,"), {}, "column 'ill' (data.labels) is empty in row 3"),
+    (PATIENTS.replace("yes", "1").replace("no", "0.5"), {}, "holds '0.5' in row 2; expected whole numbers"),
+    ("hospital,x,ill\na,1,0\na,2,1e39\n", {}, "holds '1e+39' in row 2; expected finite numbers"),
+    ('hospital,x,ill\na,"1,5",0\nb,2,1\n', {}, "holds '1,5' in row 1; expected a number"),
     (PATIENTS, {"task": "regression"}, "holds 'yes' in row 1; expected a number"),
     (PATIENTS, {"levels": {"sex": ["f"]}}, "column 'sex' holds 'm' in row 1; allowed by data.levels: f"),
     (PATIENTS, {"held_out": "sex", "ignore": []}, "holds 'm' in row 1; allowed: true, 1, test"),
@@ -492,6 +543,7 @@ def test_what_cannot_be_a_table_is_named_in_one_line(tmp_path: Path, text: str, 
 
 def test_a_column_of_names_is_a_category_where_that_is_asked_for(tmp_path: Path):
     assert read(tmp_path, NAMES, categories=["name"]).shape == (101,)
+    assert read(tmp_path, NAMES.rpartition("a,")[0]).shape == (100,)
 
 
 @pytest.mark.parametrize(
@@ -514,6 +566,8 @@ def test_paths_and_folders_without_a_table_are_refused(sites: Path):
     site(8, 2).drop(columns="ill").to_csv(sites / "south.csv", index=False)
     assert_refused(lambda: sheets(sites), "data.labels: found no column 'ill' in the table 'south'")
     assert_refused(lambda: sheets(sites / "*.tsv"), "data.path: found no '", "*.tsv'")
+    (sites / "empty").mkdir()
+    assert_refused(lambda: sheets(sites / "empty"), f"data.path: the folder '{sites / 'empty'}' holds no table")
     assert_refused(lambda: sheets(Path("included/hart_disease.csv")), "did you mean 'included/heart_disease.csv'")
 
 

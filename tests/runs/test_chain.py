@@ -20,7 +20,8 @@ from tests.runs.contents import query
 from tests.runs.records import begun, evaluations, federation, record, state, updates, values
 from tests.runs.signed_runs import RUN, signed_run
 
-from steelyard.messages.updates import Failure
+from steelyard.messages.payloads import DenseModels
+from steelyard.messages.updates import Failure, Signed, Updates
 from steelyard.privacy.accounting import Release
 from steelyard.privacy.ledger import FILE, Charge, Ledger, Mark
 from steelyard.proof.signing import read_public_key
@@ -28,6 +29,7 @@ from steelyard.report.notices import chain_of
 from steelyard.runs import chain, history
 from steelyard.runs.chain import Checked
 from steelyard.runs.database import reading
+from steelyard.runs.digests import Digest, Digests
 from steelyard.runs.facts import RunFacts
 from steelyard.runs.history import History
 from steelyard.runs.store import Store
@@ -202,6 +204,30 @@ def test_digests_are_of_each_clients_numbers(tmp_path: Path) -> None:
         assert (found, salts) == ((b"".join(expected), b"".join(made)) if round else (None, None))
     models = [hashlib.sha256(struct.pack("<2f", 1.0 + round, 2.0)).hexdigest() for round, _, _ in rows]
     assert [model for _, model, _ in rows] == models
+
+
+def test_updates_are_hashed_where_that_is_cheap_beside_training() -> None:
+    large = DenseModels(torch.ones(2, 1 << 18))  # 2 MiB, on threads
+    for steps, every, hashed in ((99, False, False), (100, False, True), (None, False, False), (1, True, True)):
+        sent = updates(payload=large, steps=None if steps is None else np.full(2, steps))
+        found = digest_of(sent, every=every)
+        expected = (
+            [hashlib.sha256(found.salts[at : at + 16] + large.models[0].numpy().tobytes()) for at in (0, 16)]
+            if hashed
+            else []
+        )
+        assert (found.updates or b"") == b"".join(each.digest() for each in expected)
+    # Where a node's signature was checked there is its digest, and for others none.
+    sent = updates(payload=large, signed=(Signed("key", "", {"b": bytes([7]) * 32}, {"b": bytes(16)}, b""),))
+    assert digest_of(sent).updates == bytes(32) + bytes([7]) * 32
+
+
+def digest_of(sent: Updates, *, every: bool = False) -> Digest:
+    digests = Digests(every=every)
+    digests.take(1, [record(updates=sent)], {"DS>LD": state()}, single=True)
+    (found,) = digests.collect()
+    digests.close()
+    return found
 
 
 CHANGES: dict[str, tuple[str, str]] = {

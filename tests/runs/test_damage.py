@@ -267,6 +267,24 @@ def test_a_run_on_a_read_only_medium_is_read(killed: Path) -> None:
     assert sorted(path.name for path in killed.iterdir()) == before
 
 
+class Refusing(Reader):
+    """What SQLite opens where it may not make the side files."""
+
+    def execute(self, *given: Any) -> Any:
+        raise sqlite3.OperationalError("unable to open database file")
+
+
+def test_a_run_is_read_where_nothing_can_be_made(run: Path, killed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a read-only medium, also where nothing may be mounted."""
+    real = sqlite3.connect
+
+    def opened(name: Any, **options: Any) -> sqlite3.Connection:
+        return real(name, **options | ({"factory": Refusing} if str(name).endswith("mode=ro") else {}))
+
+    monkeypatch.setattr(sqlite3, "connect", opened)
+    assert [History(folder).last_round for folder in (run, killed)] == [4, 3]
+
+
 def test_a_run_killed_at_its_very_end_is_tidied(run: Path) -> None:
     """The end is noted and the older checkpoint is not named any more, but its file and the log are still there."""
     left = file(run, 3).read_bytes()

@@ -108,11 +108,15 @@ def links(tmp_path: Path) -> Path:
 
 def test_runs_are_found_newest_first_and_never_by_a_link(links: Path) -> None:
     make_run(links / "deep/er/new")
+    for unseen in ("old/inside", ".hidden/run", "a/b/c/d/e"):
+        make_run(links / unseen)
     for name, when in (("old", 1000), ("deep/er/new", 2000)):
         for file in (links / name).glob("run.sqlite*"):
             os.utime(file, (when, when))
     assert find_runs(links) == [seen.name for seen in glances(links)] == ["deep/er/new", "old"]
     assert find_runs(links / "old") == ["."]
+    Store(links / "fresh").close()
+    assert (glance(links, "fresh").round, glance(links, "fresh").rules) == (0, ())
     assert_refused(lambda: find_runs(links / "missing"), "no such folder")
 
 

@@ -18,6 +18,7 @@ from tests.kit import assert_refused, named
 from tests.runs import contents
 from tests.runs.contents import query
 from tests.runs.records import RAW, begun, evaluations, federation, record, state, updates
+from tests.runs.signed_runs import a_key
 
 from steelyard.base.errors import UserError
 from steelyard.messages.updates import Failure
@@ -179,13 +180,19 @@ def test_a_round_stands_in_the_tables_number_by_number(store: Store) -> None:
 
 def test_an_old_model_that_was_kept_gave_nobody_weight(store: Store) -> None:
     rule = Rule(WeighingSettings(criteria=("DS", "LD"), score="product"))
-    commit(store, record(weighing=rule.weigh(np.zeros((2, 2))), kept_old=True, evaluations=None, accuracy=None))
-    ((kept, zero, uniform, accuracy),) = query(
-        store.folder, "SELECT kept_old, zero_criteria, zero_scores, accuracy FROM rounds"
+    nobody = {"kept_old": True, "evaluations": None, "accuracy": None, "order": ()}
+    commit(store, record(weighing=rule.weigh(np.zeros((2, 2))), **nobody))
+    ((kept, zero, uniform, accuracy, order),) = query(
+        store.folder, "SELECT kept_old, zero_criteria, zero_scores, accuracy, priority FROM rounds"
     )
-    assert (kept, json.loads(zero), uniform, accuracy) == (1, ["DS", "LD"], 0, None)
+    assert (kept, json.loads(zero), uniform, accuracy, order) == (1, ["DS", "LD"], 0, None, None)
     assert query(store.folder, "SELECT weight FROM updates") == [(bytes(16),)]
     assert query(store.folder, "SELECT * FROM evaluations") == []
+
+
+def test_the_end_of_a_federation_stands_in_the_round_after_its_last(store: Store) -> None:
+    store.commit(4, [record(round=4)], {"DS>LD": state(4, ended="it exploded")}, nothing, last=True)
+    assert query(store.folder, "SELECT round, reason FROM ended") == [(5, "it exploded")]
 
 
 def test_updates_without_weighing_and_with_bytes(store: Store) -> None:
@@ -342,8 +349,16 @@ def test_parts_are_joined_to_the_run_made_at_once(tmp_path: Path) -> None:
 
     whole, joined = wrote("whole", early=1, late=3), tmp_path / "joined"
     Store(joined).close()
-    join_rounds(joined, [wrote("second", late=3), wrote("first", early=1)], ["early", "late"], 2, None)
+    parts = [wrote("second", late=3), wrote("first", early=1)]
+    join_rounds(joined, parts, ["early", "late"], 2, None)
     for table in ("clients", "federations", "rounds", "updates", "failures", "evaluations", "digests", "chain"):
         assert query(joined, f"SELECT * FROM {table}") == query(whole, f"SELECT * FROM {table}"), table
     ours, theirs = (contents.checkpoint(folder) for folder in (joined, whole))
     assert (*ours[:2], sorted(ours[2])) == (*theirs[:2], sorted(theirs[2]))
+    key = a_key(tmp_path / "keys" / "server")
+    names = ["early", "late"]
+    both = [federation(name) for name in names]
+    signed = tmp_path / "signed"
+    set_up(signed, FILES, {}, both, fill=lambda draft: join_rounds(draft, parts, names, 2, key))
+    assert query(signed, "SELECT COUNT(signature), COUNT(*) FROM chain") == [(4, 4)]
+    assert query(signed, "SELECT head FROM chain") == query(whole, "SELECT head FROM chain")

@@ -150,7 +150,7 @@ def _labels(table: Table, settings: Csv, kept: NDArray[np.int64]) -> tuple[NDArr
         columns |= {f"further_labels.{place}": name for place, name in enumerate(settings.further_labels)}
         found = {name: _yes_or_no(table, field, name, kept) for field, name in columns.items()}
         counts = ", ".join(f"{name} in {int(has.sum()):,}" for name, has in found.items())
-        return np.column_stack(list(found.values())).astype(np.int64), [f"{table.path.name}: labels of rows: {counts}"]
+        return np.column_stack(list(found.values())), [f"{table.path.name}: labels of rows: {counts}"]
     cells: Any = table.frame[settings.labels].iloc[kept]
     refuse = partial(_refuse_any, table, settings.labels, field="labels")
     refuse(kept[cells.isna().to_numpy()], "expected a label in every row")
@@ -159,11 +159,11 @@ def _labels(table: Table, settings: Csv, kept: NDArray[np.int64]) -> tuple[NDArr
     if settings.task != "classes" or settings.positive_above is not None or settings.classes is not None:
         refuse(bad, "expected a number")
         if settings.task == "regression":
-            return numbers.astype(np.float32), []
+            return numbers, []
         if settings.task == "survival":
             return _times(table, settings, kept, numbers)
         if settings.positive_above is not None:
-            return (numbers > settings.positive_above).astype(np.int64), []
+            return numbers > settings.positive_above, []
     if len(bad) and not np.isnan(numbers).any():
         # Numbers throughout, some of them beyond all counting: a slip, not a class of that name.
         refuse(bad, "expected finite numbers")
@@ -180,7 +180,7 @@ def _labels(table: Table, settings: Csv, kept: NDArray[np.int64]) -> tuple[NDArr
 
 def _times(
     table: Table, settings: Csv, kept: NDArray[np.int64], times: NDArray[np.float64]
-) -> tuple[NDArray[np.float32], list[str]]:
+) -> tuple[NDArray[np.float64], list[str]]:
     """Return times with a minus where the event had not come until then (`losses.cox`), and how often it came."""
     _refuse_any(table, settings.labels, kept[~(times > 0)], "expected a time above 0", "labels")
     assert settings.event is not None
@@ -188,7 +188,7 @@ def _times(
     if not came.any():
         raise UserError(f"{table.path}: column '{settings.event}' (data.event) says of no row that the event came")
     note = f"{table.path.name}: the event came in {int(came.sum()):,} of {len(came):,} rows"
-    return np.where(came, times, -times).astype(np.float32), [note]
+    return np.where(came, times, -times), [note]
 
 
 def _yes_or_no(

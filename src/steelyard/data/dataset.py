@@ -43,7 +43,7 @@ class RawColumns:
         """
         seen, values = self.numbers[train], self.numbers[rows]
         if self.missing == "zero":
-            seen, values = np.nan_to_num(seen, nan=0.0), np.nan_to_num(values, nan=0.0)
+            seen, values = np.nan_to_num(seen), np.nan_to_num(values)
         there = ~np.isnan(seen)
         count = np.maximum(there.sum(axis=0), 1)
         mean = np.where(there, seen, 0.0).sum(axis=0) / count

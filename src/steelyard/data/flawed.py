@@ -479,5 +479,5 @@ def _copy(changing: ChangingPopulation, flaw: Copy, of: str) -> str:
     numbered = originals == [client_name(number, len(originals)) for number in range(len(originals))]
     name = client_name(len(originals) + copies, len(originals)) if numbered else f"{of}-copy-{copies}"
     changing.clients[name] = changing.clients[of]
-    changing.note(name, flaw.words(of))
+    changing.note(name, f"copy of {of}")
     return name

@@ -92,8 +92,8 @@ class FlawSettings(Kinds):
         """Return how many of `everyone` clients are to be picked."""
         return self.count if self.count is not None else max(1, math.floor((self.share or 0) * everyone + 0.5))
 
-    def words(self, of: str = "") -> str:
-        """Say in a few words what is wrong with a client that has this flaw; `of` is the client that a copy copies."""
+    def words(self) -> str:
+        """Say in a few words what is wrong with a client that has this flaw."""
         raise NotImplementedError
 
     def change(self, client: FlawedClient) -> None:
@@ -128,7 +128,7 @@ class LabelsFlipped(FlawSettings, named="labels-flipped"):
     def named_classes(self) -> Mapping[str, int]:
         return {"classes": self.classes[0], "target": self.target or 0} if self.how == "class" else {}
 
-    def words(self, of: str = "") -> str:
+    def words(self) -> str:
         if self.how == "class":
             return f"class {self.classes[0]} labelled {self.target or 0} ({100 * self.amount:g}%)"
         return f"labels flipped {'in pairs ' if self.how == 'pairs' else ''}({100 * self.amount:g}%)"
@@ -166,7 +166,7 @@ class Noisy(FlawSettings, named="noisy"):
     amount: Positive = 1.0
     """Standard deviations."""
 
-    def words(self, of: str = "") -> str:
+    def words(self) -> str:
         return f"noise of {self.amount:g} standard deviation{'' if self.amount == 1 else 's'}"
 
     def change(self, client: FlawedClient) -> None:
@@ -180,7 +180,7 @@ class Blurred(FlawSettings, named="blurred"):
     amount: Annotated[float, Field(gt=0, le=100)] = 1.0
     """Sigma in pixels."""
 
-    def words(self, of: str = "") -> str:
+    def words(self) -> str:
         return f"blurred (sigma {self.amount:g})"
 
     def change(self, client: FlawedClient) -> None:
@@ -198,7 +198,7 @@ class Missing(FlawSettings, named="missing"):
     amount: Share = 0.5
     """Share of the columns or pixels, rounded, at least 1."""
 
-    def words(self, of: str = "") -> str:
+    def words(self) -> str:
         return f"features missing ({100 * self.amount:g}%)"
 
     def change(self, client: FlawedClient) -> None:
@@ -211,7 +211,7 @@ class RowsRepeated(FlawSettings, named="rows-repeated"):
     amount: Annotated[float, Field(ge=1)] = 10.0
     """Times that each row is there: it keeps 1/`amount` of them, rounded, at least 1."""
 
-    def words(self, of: str = "") -> str:
+    def words(self) -> str:
         return f"rows repeated {self.amount:g} times"
 
     def change(self, client: FlawedClient) -> None:
@@ -232,7 +232,7 @@ class ClassesMissing(FlawSettings, named="classes-missing"):
     def named_classes(self) -> Mapping[str, int]:
         return {"classes": max(self.classes)} if self.classes else {}
 
-    def words(self, of: str = "") -> str:
+    def words(self) -> str:
         named = ", ".join(map(str, self.classes))
         return f"classes {named} missing" if named else f"classes missing ({100 * self.amount:g}%)"
 
@@ -256,7 +256,7 @@ class FewSteps(FlawSettings, named="few-steps"):
     amount: Share = 0.1
     """Share of its rows, rounded, at least 1."""
 
-    def words(self, of: str = "") -> str:
+    def words(self) -> str:
         return f"few steps ({100 * self.amount:g}% of the rows)"
 
     def change(self, client: FlawedClient) -> None:
@@ -273,7 +273,7 @@ class Stale(FlawSettings, named="stale"):
     def needs_models(self) -> bool:
         return True
 
-    def words(self, of: str = "") -> str:
+    def words(self) -> str:
         return f"model {self.amount} round{'' if self.amount == 1 else 's'} old"
 
     def change(self, client: FlawedClient) -> None:
@@ -283,7 +283,7 @@ class Stale(FlawSettings, named="stale"):
 class OwnModel(FlawSettings, named="own-model"):
     """It ignores the model it receives and goes on training its own."""
 
-    def words(self, of: str = "") -> str:
+    def words(self) -> str:
         return "trains its own model"
 
     def change(self, client: FlawedClient) -> None:
@@ -304,9 +304,6 @@ class Copy(FlawSettings, named="copy"):
     def names(self) -> tuple[str, ...]:
         return (self.of,) if self.of else ()
 
-    def words(self, of: str = "") -> str:
-        return f"copy of {of}"
-
 
 class FreeRider(FlawSettings, named="free-rider"):
     """It does not train and returns the model it received, pretending to have done all steps."""
@@ -319,7 +316,7 @@ class FreeRider(FlawSettings, named="free-rider"):
     def needs_models(self) -> bool:
         return self.how == "colluding"
 
-    def words(self, of: str = "") -> str:
+    def words(self) -> str:
         return "colluding free rider" if self.how == "colluding" else "free rider"
 
     def change(self, client: FlawedClient) -> None:
@@ -343,7 +340,7 @@ class ClaimsSize(Claims, named="claims-size"):
     amount: Positive = 10.0
     """Times its number of samples."""
 
-    def words(self, of: str = "") -> str:
+    def words(self) -> str:
         return f"claims {self.amount:g} times its size{self._since}"
 
     def change(self, client: FlawedClient) -> None:
@@ -359,7 +356,7 @@ class ClaimsCriteria(Claims, named="claims-criteria"):
     amount: Positive = 1000.0
     """Times what is true."""
 
-    def words(self, of: str = "") -> str:
+    def words(self) -> str:
         return f"inflates its criteria{self._since}"
 
     def change(self, client: FlawedClient) -> None:
@@ -382,7 +379,7 @@ class Reversed(Attack, named="reversed"):
     amount: Positive = 1.0
     """Times its own update."""
 
-    def words(self, of: str = "") -> str:
+    def words(self) -> str:
         return f"update reversed, {self.amount:g} times"
 
 
@@ -392,7 +389,7 @@ class Gaussian(Attack, named="gaussian"):
     amount: Positive = 10.0
     """Times the size of its own update."""
 
-    def words(self, of: str = "") -> str:
+    def words(self) -> str:
         return f"update of noise, {self.amount:g} times"
 
 
@@ -403,7 +400,7 @@ class Alie(Attack, named="alie"):
     amount: Positive = 1.5
     """Standard deviations."""
 
-    def words(self, of: str = "") -> str:
+    def words(self) -> str:
         return f"ALIE ({self.amount:g} standard deviations)"
 
 
@@ -414,7 +411,7 @@ class Ipm(Attack, named="ipm"):
     amount: Positive = 2.0
     """Times the mean update."""
 
-    def words(self, of: str = "") -> str:
+    def words(self) -> str:
         return f"IPM ({self.amount:g} times)"
 
 
@@ -423,7 +420,7 @@ class MinMax(Attack, named="min-max"):
 
     sees_others: ClassVar[bool] = True
 
-    def words(self, of: str = "") -> str:
+    def words(self) -> str:
         return "min-max"
 
 
@@ -434,7 +431,7 @@ class Adaptive(Attack, named="adaptive"):
     how: Literal["all", "alie", "ipm", "drift"] = "all"
     """Which candidates are tried: all, or alie, ipm or drift alone, with tuned factors."""
 
-    def words(self, of: str = "") -> str:
+    def words(self) -> str:
         return f"adaptive ({self.how})"
 
     def change(self, client: FlawedClient) -> None:
@@ -450,7 +447,7 @@ class Boosted(Attack, named="boosted"):
     amount: Positive = 1.0
     """1: as much as replaces the model."""
 
-    def words(self, of: str = "") -> str:
+    def words(self) -> str:
         return f"boosted to replace the model{'' if self.amount == 1 else f', {self.amount:g} times'}"
 
 
@@ -467,7 +464,7 @@ class Bias(Attack, named="bias"):
     def named_classes(self) -> Mapping[str, int]:
         return {"target": self.target}
 
-    def words(self, of: str = "") -> str:
+    def words(self) -> str:
         return f"bias of class {self.target} pushed, {self.amount:g} times"
 
     def change(self, client: FlawedClient) -> None:
@@ -501,7 +498,7 @@ class BackdoorTaught(FlawSettings, named="backdoor"):
     def named_classes(self) -> Mapping[str, int]:
         return {"target": self.target, **({"classes": self.classes[0]} if self.classes else {})}
 
-    def words(self, of: str = "") -> str:
+    def words(self) -> str:
         kind = "semantic " if self.how == "semantic" else ""
         return f"{kind}backdoor to class {self.target} ({100 * self.amount:g}% of the rows)"
 

@@ -282,7 +282,7 @@ def hold_back(
     if settings.server_report == "same":
         weighs = held
     elif settings.server == "held-out":
-        weighs, tests = _halves(back, held, seed)
+        weighs, tests = _halves(back, seed)
     report = {"none": held[:0], "same": held, "apart": np.setdiff1d(held, weighs)}[settings.server_report]
     moved = [
         replace(client, train=np.setdiff1d(client.train, held), test=held[:0] if settings.test == "none" else test)
@@ -317,7 +317,7 @@ def _drawn(dataset: Dataset, client: ClientRows, share: float, seed: int) -> Row
     return np.sort(np.concatenate(parts))
 
 
-def _halves(back: Sequence[Rows], held: Rows, seed: int) -> tuple[Rows, list[Rows]]:
+def _halves(back: Sequence[Rows], seed: int) -> tuple[Rows, list[Rows]]:
     """Return the half of the rows on which the server weighs, and what each client is left to test on."""
     key = randomness.stream_keys(seed, 0, [""], "partition/validation/server")
     weighs: list[Rows] = []

@@ -67,7 +67,6 @@ def read_delimited(path: Path, owner: str | None, named: set[str]) -> pandas.Dat
         path,
         TABLE,
         **options,
-        encoding="utf-8-sig",
         skipinitialspace=True,
         keep_default_na=False,
         na_values=empty,
@@ -124,12 +123,11 @@ def read_cells(
         text, separator = text.replace("\t", " ").replace("::", "\t"), "\t"
     frame = parse(
         path,
-        io.StringIO(text.rstrip("\r\n")),
+        io.StringIO(text),
         expected,
         sep=separator,
         header=None,
         dtype=object,
-        keep_default_na=False,
         na_filter=False,
         quoting=csv.QUOTE_MINIMAL if separator in (",", ";") else csv.QUOTE_NONE,
         skip_blank_lines=False,

@@ -61,7 +61,7 @@ def _hashed(word: str, vocabulary: int) -> int:
 
 
 def _rows(tokens: Sequence[Sequence[int]], length: int) -> NDArray[np.int64]:
-    table = np.full((len(tokens), length), PADDING, dtype=np.int64)
+    table = np.full((len(tokens), length), PADDING)
     for row, mine in zip(table, tokens, strict=True):
         if mine:
             row[length - len(mine) :] = mine
@@ -236,8 +236,9 @@ def _pictures(folder: Path, names: list[str], size: int) -> NDArray[np.uint8]:
 
 def _classes(folder: Path, labels: list[Any]) -> NDArray[np.int64]:
     whole = [int(label) if isinstance(label, float) and label.is_integer() else label for label in labels]
-    if not all(isinstance(label, int) and abs(label) < 2**31 for label in whole):
+    strange = [label for label in whole if not isinstance(label, int) or abs(label) >= 2**31]
+    if strange:
         raise UserError(
-            f"{folder}: labels y such as {labels[0]!r} are not whole numbers; expected classes 0, 1, 2, ..."
+            f"{folder}: labels y such as {brief(strange[0])} are not whole numbers; expected classes 0, 1, 2, ..."
         )
     return np.asarray(whole, dtype=np.int64)
