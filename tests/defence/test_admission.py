@@ -113,4 +113,5 @@ def test_a_criterion_is_held_to_who_measures_it_and_to_the_number_of_classes() -
 def test_a_vector_that_the_algorithm_needs(changes: dict[str, Any], kept: str, reason: str) -> None:
     left = admit(WITH_VECTORS, answer(**changes), [DS, CB])
     assert left.clients == tuple(kept)
+    assert [failure.client for failure in left.failures] == sorted({*"abc"} - {*kept})
     assert {failure.reason for failure in left.failures} == {reason}

@@ -19,6 +19,7 @@ def sent(family: str = "all") -> tuple[Directions, list[Named], dict[str, np.nda
     directions = Directions(HONEST, OWN, MORE)
     named = candidates(directions, family, np.random.default_rng(0))
     made = Candidates.of(directions, named)
+    assert made.sent.dtype == np.int64
     return directions, named, {name: made.vectors[made.sent[at]].numpy() for at, name in enumerate(made.names)}
 
 
@@ -37,6 +38,7 @@ def test_each_candidate_is_what_its_name_says() -> None:
         # Lengths are 5, 1 and 13: the median is 5.
         "climb 3": [0, 15, 0],
         "lasting 3": -3 * back,
+        "random 0 3": 15 * drawn / np.linalg.norm(drawn),
         "random 0 1": 5 * drawn / np.linalg.norm(drawn),
         # No longer than 5, and what is shorter stays as short.
         "drift 0.25 -mean": 0.75 * MEAN + 0.25 * back,
@@ -49,7 +51,19 @@ def test_each_candidate_is_what_its_name_says() -> None:
         "copy of honest 2": HONEST[2].numpy(),
     }
     found = sent()[2]
-    assert sum(name.startswith("drift") for name in found) == 16
+    factors = {
+        kind: [float(name.split()[-1]) for name in found if name.startswith(kind)]
+        for kind in ("reversed", "boosted", "half", "climb", "lasting", "random 7", "copy")
+    }
+    assert factors == {
+        "reversed": [0.5, 1, 2, 5, 10],
+        "boosted": [5, 30],
+        "half": [1, 3],
+        "random 7": [1, 3],
+        "copy": [2, 1],
+        "climb": [1, 3, 10],
+        "lasting": [1, 3, 10],
+    }
     for name, vectors in expected.items():
         # Products of a few float32 of size 60 at most.
         np.testing.assert_allclose(found[name], np.broadcast_to(vectors, (2, 3)), rtol=1e-5, atol=1e-5, err_msg=name)

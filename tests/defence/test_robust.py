@@ -132,9 +132,9 @@ def test_rules_with_weights_are_the_slow_ones(seed: int) -> None:
 
 
 def test_mixing_averages_the_nearest() -> None:
-    origin, models = torch.zeros(1), torch.tensor([[0.0], [1.0], [2.0], [100.0]])
-    # One may be hostile: three nearest each. 0, 1 and 2 become 1; 100 becomes (100 + 2 + 1) / 3.
-    for rule, value in (("none", (1 + 1 + 1 + 103 / 3) / 4), ("median", 1.0)):
+    origin, models = torch.zeros(1), torch.tensor([[0.0], [0.1], [0.2], [10.0]])
+    # One may be hostile: three nearest each. 0, 0.1 and 0.2 become 0.1; 10 becomes (10 + 0.2 + 0.1) / 3.
+    for rule, value in (("none", (0.3 + 10.3 / 3) / 4), ("median", 0.1)):
         found = combined(origin, models, equal(4), rule=rule, mix=True, hostile=0.25)
         np.testing.assert_allclose(found, [value], rtol=1e-6)
 
@@ -151,6 +151,7 @@ def test_the_radius_of_a_round_is_there_for_the_next() -> None:
     ):
         rule = made(origin, models, before, **fields)
         assert rule.settings.radius_in(rule) == pytest.approx(radius)  # type: ignore[attr-defined]
+        assert rule.settings.remembered(rule) == (pytest.approx(radius) if "smooth" in fields else None)
     leaning = made(origin, models, 16.0, smooth=0.5).combine(equal(3))
     assert leaning.tolist() == pytest.approx([(1 + 4 - 8) / 3])
 

@@ -34,6 +34,7 @@ def gram(*updates: tuple[float, ...]) -> np.ndarray:
         # q = 4, r = 16 before, s = 0.75: 4^0.25 · 16^0.75 = 2^0.5 · 2^3.
         ([1, 4, 100], (0.5, 0.75, 16.0), 2**3.5),
         ([1, 4, 100], (0.5, 0.0, 16.0), 4),
+        ([1, 4, 100], (0.5, 0.5, 0.25), 1),
         # Nothing sent, now or before, or by nobody: nothing to lean on.
         ([1, 4, 100], (0.5, 0.5, 0.0), 4),
         ([], (0.5, 0.5, 16.0), 0),
@@ -93,13 +94,13 @@ def test_those_who_stand_out_along_the_first_principal_direction_are_left_out() 
 def test_the_geometric_median_stops_at_an_update_that_it_meets() -> None:
     # Three updates at one point: the steps reach it to within the least distance, and do not divide by 0.
     products = gram((2.0, 0.0), (2.0, 0.0), (2.0, 0.0), (0.0, 5.0))
-    found = robust.geometric_median(np.full(4, 0.25), products, steps=50)
+    found = robust.geometric_median(np.full(4, 0.25), products, 50, 1e-6)
     assert found[:3].sum() == pytest.approx(1.0, abs=1e-5)
     # A millionth by default: nearer than that counts as that far. On a line 0, 0 and 1, the pulls are 1/ν and 1.
-    near = robust.geometric_median(np.full(3, 1 / 3), gram((0.0,), (0.0,), (1.0,)), steps=2)
+    near = robust.geometric_median(np.full(3, 1 / 3), gram((0.0,), (0.0,), (1.0,)), 2, 1e-6)
     assert 0.0 < near[2] < 2e-6
     # No step at all leaves the start: lengths 1, 2 and 8, so the last is cut to a quarter.
-    start = robust.geometric_median(np.array([1.0, 1.0, 2.0]), gram((1.0,), (-2.0,), (8.0,)), steps=0)
+    start = robust.geometric_median(np.array([1.0, 1.0, 2.0]), gram((1.0,), (-2.0,), (8.0,)), 0, 1e-6)
     assert start == pytest.approx([0.25, 0.25, 0.125])
 
 

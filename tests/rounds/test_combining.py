@@ -115,13 +115,14 @@ def task(clients: str = "ab") -> Task:
 def test_candidates_are_stepped_one_by_one() -> None:
     made = replace(federation(), algorithm=FedAvgM(beta=0.5), momentum=0.25)
     asked = task()
-    kept = made.algorithm.start(asked.parameters)
+    kept = {name: torch.ones(10) for name in made.algorithm.start(asked.parameters)}
     average = partial(Clients()._trained(asked).payload.combine, asked.parameters)
     combine = Combiner(made, asked, kept, average, 0.25)
     one, two = np.array([0.5, 0.5]), np.array([1.0, 0.0])
     alone = combine.step(one)
     # The same operations on one vector at a time.
     assert torch.equal(combine.models(one), alone[0])
+    assert not torch.equal(alone[0], average(one))
     assert torch.equal(combine.models(np.stack([one, two])), torch.stack([alone[0], combine.step(two)[0]]))
     assert set(alone[1]) == set(kept)
 

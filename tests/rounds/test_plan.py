@@ -6,13 +6,14 @@ from fractions import Fraction
 from math import ceil
 
 import numpy as np
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from steelyard.rounds.plan import RoundSettings, devices_needed, reached
 
 
+@example(50)
 @given(st.integers(1, 50))
 def test_all_of_up_to_fifty_clients_take_part_unless_a_share_is_given(clients: int) -> None:
     assert (RoundSettings().share_of(clients), RoundSettings().cohort(clients)) == (1.0, clients)

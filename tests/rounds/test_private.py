@@ -201,6 +201,9 @@ def test_a_client_s_weight_follows_from_itself_and_a_reference() -> None:
     typical = 0.2 * 1.2
     expected = [0.2 * 1.2, 0.1 * 1.4]
     assert found.weights == pytest.approx([expected[0] / typical / 5, expected[1] / typical / 5, 0.4])
+    # Where a cohort is larger than the share says, a typical client has its share of that.
+    larger = rounds(replace(PLAN, min_clients=8), rule, references={"DS": 100.0})
+    assert larger.weigh(rule, TASK, raw, (0, 1)).weights[0] == pytest.approx(1 / 8)
     assert made.ledger.charges == made.charges(rule, 2)
     # In the other order LD comes first.
     other = made.weigh(rule, TASK, raw, (1, 0))

@@ -239,7 +239,7 @@ def test_each_of_several_runs_gets_a_bar_and_what_comes_after_it_lines(
     assert shown_by_default()
     with watching():
         for rounds in (8, 9):
-            with show_progress(rounds) as report:
+            with doing("round 4"), show_progress(rounds) as report:
                 report(3, {"DS": rounds / 100})
         ended = len(screen.getvalue())
         with doing("summing up"):
@@ -247,7 +247,7 @@ def test_each_of_several_runs_gets_a_bar_and_what_comes_after_it_lines(
             assert len(screen.getvalue()) == ended
             clock.goes_on(1)
     shown = screen.getvalue()
-    for text in ("rounds", "3/8", "3/9", "DS 8.00%", "DS 9.00%"):
+    for text in ("rounds", "3/8", "3/9", "DS 8.00%", "DS 9.00%", "round 4"):
         assert text in shown
     assert "round 3/8:" not in shown
     assert shown[ended:].startswith("summing up")

@@ -359,6 +359,6 @@ def test_parts_are_joined_to_the_run_made_at_once(tmp_path: Path) -> None:
     names = ["early", "late"]
     both = [federation(name) for name in names]
     signed = tmp_path / "signed"
-    set_up(signed, FILES, {}, both, fill=lambda draft: join_rounds(draft, parts, names, 2, key))
+    set_up(signed, FILES, RunFacts(), both, fill=lambda draft: join_rounds(draft, parts, names, 2, key))
     assert query(signed, "SELECT COUNT(signature), COUNT(*) FROM chain") == [(4, 4)]
     assert query(signed, "SELECT head FROM chain") == query(whole, "SELECT head FROM chain")

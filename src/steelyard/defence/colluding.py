@@ -86,7 +86,7 @@ class Directions:
         """Return the greatest γ for which μ + γ p is no further from any honest update than two of them are apart."""
         products = self.gram[: self.clients, : self.clients]
         squares = np.diag(products)
-        apart = float((squares[:, None] + squares[None, :] - 2 * products).max(initial=0.0))
+        apart = float((squares[:, None] + squares[None, :] - 2 * products).max())
         away = self.mean[None] - np.eye(len(self.rows))[: self.clients]
         # a γ² + 2 b γ + c = 0 with a = ‖p‖², b = ⟨μ − u_i, p⟩, c = ‖μ − u_i‖² − D² ≤ 0.
         a, b = along @ self.gram @ along, away @ self.gram @ along

@@ -78,7 +78,7 @@ HALF = 1e-9
 def radius_of(lengths: Floats, quantile: float = 0.5, smooth: float = 0.0, before: float | None = None) -> float:
     """Return this round's radius: r = q^(1−s) · r_before^s, with q the quantile of the lengths."""
     found = float(np.quantile(lengths, quantile)) if len(lengths) else 0.0
-    if before is None or not smooth or found <= 0 or before <= 0:
+    if before is None or before <= 0:
         return found
     return float(found ** (1.0 - smooth) * before**smooth)
 
@@ -106,7 +106,7 @@ def clipped(weights: Floats, lengths: Floats, radius: float) -> Floats:
 def nearest_to_others(gram: Floats, hostile: int) -> np.ndarray:
     """Return the positions of the n − f clients with the best scores, ascending; of equal ones the earlier."""
     count = len(gram)
-    nearest = np.sort(np.square(distances(gram)), axis=1)[:, 1 : count - hostile]
+    nearest = np.sort(np.square(distances(gram)))[:, 1 : count - hostile]
     scores = nearest.mean(axis=1) if nearest.shape[1] else np.zeros(count)
     return np.sort(np.argsort(scores, kind="stable")[: count - hostile])
 
@@ -132,7 +132,7 @@ def multi_krum(weights: Floats, gram: Floats, share: float) -> Floats:
 # steps.
 
 
-def geometric_median(weights: Floats, gram: Floats, steps: int = 8, least_distance: float = 1e-6) -> Floats:
+def geometric_median(weights: Floats, gram: Floats, steps: int, least_distance: float) -> Floats:
     """Return the coefficients of the geometric median after some steps."""
     sizes = lengths(gram)
     point = clipped(shares(weights), sizes, radius_of(sizes))
@@ -178,7 +178,7 @@ def mixing(gram: Floats, share: float) -> Floats:
     kept = count - hostile_count(count, share)
     away = distances(gram)
     np.fill_diagonal(away, -1.0)  # itself first, also beside others that lie at the same point
-    nearest = np.argsort(away, axis=1, kind="stable")[:, :kept]
+    nearest = np.argsort(away, kind="stable")[:, :kept]
     mixed = np.zeros((count, count))
     np.put_along_axis(mixed, nearest, 1.0 / max(kept, 1), axis=1)
     return mixed
@@ -201,8 +201,8 @@ def median(values: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """
     ordered, order = values.sort(dim=0)
     reached = weights[order].cumsum(dim=0)
-    low = (reached < 0.5 - HALF).sum(dim=0).clamp_(max=len(values) - 1)
-    high = (reached <= 0.5 + HALF).sum(dim=0).clamp_(max=len(values) - 1)
+    low = (reached < 0.5 - HALF).sum(dim=0)
+    high = (reached <= 0.5 + HALF).sum(dim=0)
     # A client without weight between the two is no neighbour of the middle.
     return (ordered.gather(0, low[None])[0] + ordered.gather(0, high[None])[0]) / 2
 
