@@ -183,7 +183,7 @@ def one_step(step: str, folder: Path) -> dict[str, float]:
     from steelyard.report import figures
     from steelyard.report.html import html
     from steelyard.report.notices import chain_of
-    from steelyard.report.summary import summarise
+    from steelyard.report.result import computed
     from steelyard.report.view import RunView
     from steelyard.runs.export import export_run
     from steelyard.runs.history import History
@@ -194,7 +194,7 @@ def one_step(step: str, folder: Path) -> dict[str, float]:
         "report": lambda: html(RunView([folder])),
         # What a browser has the page do: open the run, and draw every figure of it.
         "page": lambda: figures.draw_all(Figures(folder.parent).view([folder.name])),
-        "summary": lambda: summarise(folder, read_experiment(folder)),
+        "summary": lambda: computed(folder, read_experiment(folder)),
         "parquet": lambda: export_run(History(folder), "parquet", folder / "tables"),
     }
     pd.DataFrame({"warm": [1]}).groupby("warm").sum()

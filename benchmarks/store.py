@@ -73,7 +73,7 @@ def measure(step: str, folder: Path) -> dict[str, float]:
     import pandas as pd
 
     from steelyard.experiment.loading import build
-    from steelyard.report.summary import summarise
+    from steelyard.report.result import computed
     from steelyard.runs.export import export_run
     from steelyard.runs.history import History
 
@@ -86,7 +86,7 @@ def measure(step: str, folder: Path) -> dict[str, float]:
         "follow": lambda: (History(folder).rounds_after(last - 1), History(folder).cohorts(RULE, 0, last - 1)),
         "clients": lambda: History(folder).clients,
         "evaluations": lambda: History(folder).evaluations,
-        "summary": lambda: summarise(folder, build({"data": {"source": "digits"}, "rounds": {"count": last}})),
+        "summary": lambda: computed(folder, build({"data": {"source": "digits"}, "rounds": {"count": last}})),
         "csv": lambda: export_run(History(folder), "csv"),
     }
     pd.DataFrame({"warm": [1]}).groupby("warm").sum()

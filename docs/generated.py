@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import tomllib
@@ -242,3 +243,49 @@ def database_page() -> str:
         made = statement.replace("IF NOT EXISTS ", "")
         lines += ["", f"## `{made.split()[2]}`", "", "```sql", made, "```"]
     return "\n".join(lines) + "\n"
+
+
+# The result of a run -------------------------------------------------------------------------------------------------
+
+
+def result_page() -> str:
+    """Describe the JSON of `run`, `compare` and `table`; a test holds docs/reference/result.md to it."""
+    from steelyard.report.result import Comparison
+
+    schema = Comparison.schema_of_output()
+    lines = [
+        "# The result of a run as JSON",
+        "",
+        "`run`, `resume`, `compare` and `table` print this document with `--format json`. `Result.table` in Python is",
+        "the same as an object: `result.table.rules[0].figures`. A number that is not known is null.",
+        "",
+        "Made from the code: `python -m tests.docs.test_result` writes this page again.",
+    ]
+    for name, part in {"Comparison": schema, **schema["$defs"]}.items():
+        said = " ".join(part.get("description", "").split())
+        if "properties" not in part:
+            values = ", ".join(f"`{value}`" for value in part["enum"])
+            lines += ["", f"## {name}", "", f"{said} One of {values}."]
+            continue
+        lines += ["", f"## {name}", "", said, "", "| key | type | what |", "|---|---|---|"]
+        for key, field in part["properties"].items():
+            lines.append(f"| `{key}` | {_json_type(field)} | {' '.join(field.get('description', '').split())} |")
+    text = json.dumps(schema, indent=1, ensure_ascii=False)
+    return "\n".join([*lines, "", "## JSON schema", "", "```json", text, "```", ""])
+
+
+def _json_type(field: Mapping[str, Any]) -> str:
+    """Return the type of a field in words, with links to the tables of others."""
+    if "$ref" in field:
+        name = field["$ref"].rpartition("/")[2]
+        return f"[{name}](#{name.lower()})"
+    if "anyOf" in field:
+        return " or ".join(_json_type(each) for each in field["anyOf"])
+    if "enum" in field:
+        return " or ".join(f'"{value}"' for value in field["enum"])
+    if field.get("type") == "array":
+        return f"list of {_json_type(field['items'])}"
+    if field.get("type") == "object":
+        return f"by name: {_json_type(field['additionalProperties'])}"
+    kind = field["type"]
+    return " or ".join(kind) if isinstance(kind, list) else kind

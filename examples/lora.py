@@ -94,10 +94,10 @@ if __name__ == "__main__":
     data = in_memory(x, y, owners, classes=CLASSES, tokens=True)
     for algorithm in ("fedavg", "flexlora"):
         result = experiment.changed({"algorithm.name": algorithm}).run(dataset=data)
-        rule = result.summary["rules"][0]
-        print(f"{algorithm}: accuracy {rule['server']['accuracy']:.1%} on the server's rows")
-        if rule["lost"]:
-            print(f"lost of the products' sum: {rule['lost']['product']:.1%}; by averages of A and of B: "
-                  f"{rule['lost']['factors']:.1%}")  # fmt: skip
+        figures = {name: value.mean for name, value in result.table.rules[0].figures.items()}
+        print(f"{algorithm}: accuracy {figures['server_accuracy']:.1%} on the server's rows")
+        if "product_error" in figures:
+            print(f"lost of the products' sum: {figures['product_error']:.1%}; by averages of A and of B: "
+                  f"{figures['factor_error']:.1%}")  # fmt: skip
     result.report("lora.html")
     result.plot("adapters").save("lora.svg")

@@ -31,9 +31,9 @@ def test_a_result_prints_as_a_table_and_progress_where_it_is_asked_for(
     experiment.run(tmp_path / "told", progress=True)
     assert "round 1/1: " in capfd.readouterr().err
     lines = repr(result).splitlines()
-    for row, rule in zip(lines[3:], result.summary["rules"], strict=False):
-        assert row.split()[0] == rule["rule"]
-        assert f"{rule['accuracy']:.2%}" in row
+    for row, rule in zip(lines[4:], result.table.rules, strict=False):
+        assert row.split()[0] == rule.rule
+        assert f"{100 * rule.figures['final'].mean:.1f}" in row
     assert lines[-1] == f"run stored in {result.folder}"
     gone = Result(tmp_path / "nowhere")
     assert repr(gone).startswith(f"Result('{tmp_path / 'nowhere'}')")

@@ -19,13 +19,12 @@ from steelyard.experiment.description import Description
 from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.loading import Ask, load, read_experiment, refuse
 from steelyard.experiment.recommend import RecommendDescription
-from steelyard.report.result import SweepDocument
 from steelyard.result import Result
 from steelyard.rounds.progress import shown_by_default, watching
 from steelyard.studies.study import MOST_JOBS, How
 from steelyard.studies.study import sweep as run_sweep
 from steelyard.studies.sweep import Scalar, plan
-from steelyard.studies.sweep_table import BEST, sweep_document, sweep_table, write_sweep_files
+from steelyard.studies.sweep_table import BEST, SweepDocument, sweep_document, sweep_table, write_sweep_files
 
 if TYPE_CHECKING:
     import altair as alt
@@ -149,7 +148,7 @@ class _Runnable:
         Rules are written as for `steelyard compare`; without any, each criterion, every order of them, and online.
 
             >>> result = steelyard.Experiment.load("quickstart").compare(["fedavg", "VP>LD>DS"], seeds=3)
-            >>> result.table["rules"]
+            >>> result.table.recommendation.sentence
 
         Raises:
             UserError: as in `run`, and where a rule is not known or cannot run on these data.
@@ -288,7 +287,7 @@ def resume(
     refused, unless accepted.
 
         >>> result = steelyard.resume("runs/mine")
-        >>> result.summary["status"]
+        >>> result.table.status
 
     Raises:
         UserError: `folder` holds no run, or what was changed since is not accepted.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -12,13 +12,19 @@ from steelyard.base import files
 from steelyard.base.errors import UserError, path_of
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import read_experiment
-from steelyard.report.comparison import compare_run
-from steelyard.report.result import Comparison, Summary
-from steelyard.report.summary import short_account, summarise
+from steelyard.report.rendering import as_text
+from steelyard.report.result import Comparison, computed
+from steelyard.report.tables import main_table
 from steelyard.runs.history import History
 
 if TYPE_CHECKING:
     import altair as alt
+
+    from steelyard.report.view import RunView
+
+
+MOST_RULES = 12
+"""Rules that a prompt shows."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -26,7 +32,7 @@ class Result:
     """A run that has ended: its folder and everything recorded in it; printed, it is a short table.
 
     >>> result = steelyard.Result("runs/mine")
-    >>> result.summary["status"], result.history.rounds  # a word, a data frame
+    >>> result.table.status, result.history.rounds  # a word, a data frame
 
     Raises:
         UserError: `folder` is no path; when a figure is first read, the folder holds no run.
@@ -48,14 +54,20 @@ class Result:
         return History(self.folder)
 
     @cached_property
-    def summary(self) -> Summary:
-        """The final figures as one document; the same that `steelyard run --format json` prints."""
-        return summarise(self.folder, self.experiment)
-
-    @cached_property
     def table(self) -> Comparison:
-        """The rules compared, as one document; the same that `steelyard table --format json` prints."""
-        return compare_run(self.folder, self.experiment)
+        """Which rule to use, and the figures of every rule; the same that `steelyard table --format json` prints."""
+        return computed(self.history, self.experiment)
+
+    @property
+    def summary(self) -> Comparison:
+        """The same as `table`, under the name that it had for one rule."""
+        return self.table
+
+    def _view(self) -> RunView:
+        # For speed of start: only those who look at figures need what draws them.
+        from steelyard.report.view import RunView
+
+        return RunView([self.history], documents=[self.table])
 
     def plot(
         self, kind: str = "accuracy", *, rule: str | None = None, seed: int | None = None, client: str | None = None
@@ -66,9 +78,8 @@ class Result:
         """
         # For speed of start: only those who look at figures need what draws them.
         from steelyard.report.figures import KINDS, draw
-        from steelyard.report.view import RunView
 
-        chart = draw(RunView([self.history]), kind, rule=rule, seed=seed, client=client)
+        chart = draw(self._view(), kind, rule=rule, seed=seed, client=client)
         if chart is None:
             raise UserError(f"plot: nothing to show for '{kind}'. {KINDS[kind].empty}")
         return chart
@@ -77,27 +88,29 @@ class Result:
         """Write the report as one HTML file that opens without a network, and return where; default: in the folder."""
         # For speed of start: only those who look at figures need what draws them.
         from steelyard.report.html import write_report
-        from steelyard.report.view import RunView
 
         target = self.folder / files.REPORT if path is None else path_of(path, "report", "the path of an .html file")
-        write_report(RunView([self.history]), target)
+        write_report(self._view(), target)
         return target
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the result in a sentence, the main table, the curves; no scripts, no network."""
         # For speed of start: only those who look at figures need what draws them.
         from steelyard.report.html import notebook_html
-        from steelyard.report.view import RunView
 
         try:
-            return notebook_html(RunView([self.history]))
+            return notebook_html(self._view())
         except (UserError, OSError) as problem:
             return f"<p>{escape(str(problem))}</p>"
 
     def __repr__(self) -> str:
         """The rules and their figures as a short table; what a notebook or a prompt shows."""
         try:
-            return short_account(self.summary)
+            table = main_table(self.table)
+            left = len(table.rows) - MOST_RULES
+            more = [f"and {left} more rules"] if left > 0 else []
+            text = as_text(replace(table, rows=table.rows[:MOST_RULES]))
+            return "\n".join([text, *more, f"run stored in {self.folder}"])
         except (UserError, OSError) as problem:
             # A folder that was moved or emptied is no reason for a traceback at a prompt.
             return f"Result({str(self.folder)!r}): {problem}"

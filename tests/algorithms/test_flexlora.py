@@ -18,7 +18,7 @@ from steelyard.experiment.running import run
 from steelyard.learning.parameters import Layout
 from steelyard.messages.algorithm import FACTORS, ServerStep
 from steelyard.messages.payloads import DenseModels
-from steelyard.report.summary import summarise
+from steelyard.report.result import computed
 from steelyard.runs.history import History
 from steelyard.runs.kept_updates import read_round
 
@@ -113,8 +113,8 @@ def test_rounds_weigh_products_and_say_what_is_lost(tmp_path: Path) -> None:
     values = torch.linalg.svdvals((b @ a).mean(dim=0))
     # The models are kept in float32, with numbers below 1.
     assert last["product_error"] == pytest.approx(float(values[3:].norm() / values.norm()), abs=1e-5)
-    shown = summarise(folder, described)["rules"][0]
-    assert shown["lost"] == {"product": last["product_error"], "factors": last["factor_error"]}
+    figures = computed(folder, described).rules[0].figures
+    assert {name: figures[name].mean for name in last} == last
 
 
 def test_a_model_without_adapters_is_refused(tmp_path: Path) -> None:

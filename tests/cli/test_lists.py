@@ -19,7 +19,7 @@ from tests.runs.records import federation, record, state
 from tests.warm import command_environment, warm_command
 
 from steelyard.base.files import in_bytes
-from steelyard.cli.summaries import show_summary
+from steelyard.cli.finishing import show_result
 from steelyard.cli.top import Board, age, score_of, sparkline
 from steelyard.runs.facts import RunFacts
 from steelyard.runs.glance import glance, this_process
@@ -132,12 +132,14 @@ def test_summaries_fit_the_terminal(
 ) -> None:
     beside = {"fedavg": {"criteria": ["DS"], "name": "fedavg"}}
     flaws = [{"kind": "noisy", "clients": ["client-002"]}]
-    summary = small(beside=beside, flaws=flaws, partition={"server": "fraction"}).run(tmp_path / "run").summary
+    document = small(beside=beside, flaws=flaws, partition={"server": "fraction"}).run(tmp_path / "run").table
     monkeypatch.setenv("COLUMNS", str(width))
-    show_summary(summary)
+    show_result(document)
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if " " in line[width:]] == []  # the digest and the folder are not broken
-    for rule in summary["rules"]:
-        first = rule["heaviest_clients"][0]
-        cells = (f"{rule['accuracy']:.2%}", f"{rule['flawed_weight']:.1%}", f"{first['client']} {first['share']:.1%}")
+    for rule in document.rules:
+        first = rule.seeds[0].heaviest_clients[0]
+        (value,) = [row.value for row in document.tested().rules if row.rule == rule.rule]
+        found = (100 * each.mean for each in (value, rule.figures["flawed_weight"]))
+        cells = (*(f"{value:.1f}" for value in found), f"{first.client} {first.share:.1%}")
         assert [cell for cell in cells if cell not in " ".join(lines)] == []

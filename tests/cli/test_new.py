@@ -74,7 +74,7 @@ def test_what_is_written_for_a_table_runs_and_learns(tmp_path: Path, command: Co
 def accuracies(command: CommandLine, file: str) -> list[float]:
     done = command("run", file, "--format", "json")
     assert done.returncode == 0, done.stderr
-    return [rule["accuracy"] for rule in json.loads(done.stdout)["rules"]]
+    return [rule["figures"]["final"]["mean"] for rule in json.loads(done.stdout)["rules"]]
 
 
 def test_what_is_written_for_images_and_a_number_to_predict_runs_and_learns(
@@ -167,4 +167,4 @@ def test_folders_of_pairs_become_a_federation_that_draws_masks(tmp_path: Path, c
     assert done.returncode == 0, done.stderr
     first = json.loads(done.stdout)["rules"][0]
     # All background gives 0; half of each rectangle, nothing else, 0.67.
-    assert first["accuracy"] > 0.7
+    assert first["figures"]["final"]["mean"] > 0.7

@@ -181,7 +181,7 @@ experiment = Experiment(
 )
 words = ["FEW", "least(FEW,DS)", "power-mean(FEW,DS)^3", "fedhalf", "shortest"]
 result = experiment.compare(words, out="run", progress=False)
-rules = list(result.table["rules"])
+rules = [rule.rule for rule in result.table.rules]
 rows = build(["a", "a", "b"], ["x", "y", "x"])
 shown = measure(GroundTruth.between(rows, rows).view(np.array([[0, 1], [0, -1]]), 2))["items_shown"]
 print(json.dumps({"rules": rules, "data": result.experiment.data.source, "shown": shown, "file": steelyard.__file__}))

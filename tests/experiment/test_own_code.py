@@ -126,7 +126,7 @@ def test_a_run_keeps_its_code_and_reading_never_runs_it(file: Path, tmp_path: Pa
     shutil.rmtree(file.parent)
     result = Result(moved)
     assert result.experiment.named_code()["model.name"] == f"{moved}/code/nets.py:build"
-    assert result.table["rules"]
+    assert result.table.rules
     assert len(export_run(History(moved), "csv", None)) == 6
     assert marks(tmp_path) == before
 
@@ -165,7 +165,7 @@ def test_a_stopped_run_goes_on_from_anywhere_with_the_code_it_kept(
     assert f"{part}: names code of its own (weighing.plugins = {part}/code/criteria.py" in refused("resume", part)
     assert_refused(lambda: steelyard.resume(part), "allowed: steelyard.resume(folder, trust=True)")
     assert marks(tmp_path) == before
-    assert steelyard.resume(part, trust=True).summary["status"] == "finished"
+    assert steelyard.resume(part, trust=True).table.status == "finished"
     assert torch.equal(model(whole), model(part))
 
 
@@ -206,7 +206,7 @@ def test_what_python_handed_over_is_handed_over_again_to_go_on(tmp_path: Path, m
     monkeypatch.setattr(usercode, "_given", {})
     with pytest.raises(UserError, match=r"was handed over from Python and is not known to this process"):
         steelyard.resume(part)
-    assert steelyard.resume(part, given=[loss]).summary["status"] == "finished"
+    assert steelyard.resume(part, given=[loss]).table.status == "finished"
 
 
 def test_an_app_folder_brings_its_code_along(file: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 
@@ -14,11 +15,13 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from tests.kit import assert_refused
 
-from steelyard.base.measures import MEASURES, wilson
-from steelyard.report.comparison import describe
+from steelyard.base.measures import MEASURES, measure_of, wilson
+from steelyard.base.settings import validated
 from steelyard.report.curves import Curve, jain, on_rows, on_sample, rounds_to_shares, rounds_to_target, worst_tenth
 from steelyard.report.figures import write_curves
+from steelyard.report.result import Comparison, compared
 from steelyard.report.tables import class_tables, comparison_csv, group_tables, study_of
+from steelyard.rounds.plan import RoundSettings
 
 SCORE_TABLES = st.tuples(st.integers(0, 6), st.integers(0, 7)).flatmap(
     lambda shape: arrays(np.float64, shape, elements=st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0]))
@@ -51,14 +54,10 @@ def test_the_interval_of_a_drawn_score_by_hand() -> None:
     # 3 right of 5 rows; parts 1 · (1 − .6) · 3/5 = .24, 2 · (.5 − .6) · 3/5 = −.12 twice; s² = .0864 / (3 · 2), of 10
     # clients 7 were not drawn: 1.96 √(.7 · .0144).
     found = on_sample(np.array([1.0, 0.5, 0.5]), np.array([1, 2, 2]), 10)
-    assert found == {
-        "clients": 3,
-        "of": 10,
-        "low": pytest.approx(0.40322, abs=1e-5),
-        "high": pytest.approx(0.79678, abs=1e-5),
-    }
-    (alone,) = {on_sample(np.array([0.5]), np.array([4]), 10)[end] for end in ("low", "high")}
-    assert alone == 0.5
+    assert (found.clients, found.of) == (3, 10)
+    assert (found.low, found.high) == pytest.approx((0.40322, 0.79678), abs=1e-5)
+    alone = on_sample(np.array([0.5]), np.array([4]), 10)
+    assert alone.low == alone.high == 0.5
 
 
 def test_the_rows_behind_a_mean_over_devices_by_hand() -> None:
@@ -66,12 +65,12 @@ def test_the_rows_behind_a_mean_over_devices_by_hand() -> None:
     low, high = wilson(0.75, 32)
     scores, rows = np.array([0.5, 1.0]), np.array([10, 40])
     expected = {"rows": 50, "low": low, "high": high, "too_few": False}
-    assert on_rows([scores] * 2, [rows] * 2) == pytest.approx(expected)
+    assert dict(on_rows([scores] * 2, [rows] * 2)) == pytest.approx(expected)
     # Standard errors √(.06² + .08²) / 2 = .05 of the mean; Student's t with 19 degrees of freedom is 2.093.
     tens, errors = [np.array([10, 10])] * 2, [np.array([0.06, 0.08]), None]
     found = on_rows([np.array([0.6, 0.8])] * 2, tens, MEASURES["c_index"], errors)
     assert found is not None
-    assert (found["rows"], found["low"], found["high"]) == pytest.approx((20, 0.59535, 0.80465), abs=1e-5)
+    assert (found.rows, found.low, found.high) == pytest.approx((20, 0.59535, 0.80465), abs=1e-5)
     assert on_rows([scores], [rows], MEASURES["minus_rmse"]) is None
 
 
@@ -113,23 +112,40 @@ def document():
         curve("DS", 1, [3, 4, 4, 8]),
         curve("DS", 2, [3, 3, 9, 0]),
     ]
-    return describe(curves, "DS", (0.9, 0.95), SHARES, limit=10) | {"rounds": 10, "limit": 10}
+    return compare(curves)
+
+
+def compare(
+    curves: list[Curve],
+    targets: tuple[float, ...] = (0.9, 0.95),
+    shares: Sequence[float] = SHARES,
+    limit: int = 10,
+    measure: str = "accuracy",
+) -> Comparison:
+    """What is a pure function of the curves, DS being the baseline; the rest is not looked at."""
+    settings = validated(RoundSettings, {"targets": targets, "target": targets[0], "shares": shares}, "rounds")
+    curves = sorted(curves, key=lambda curve: (curve.rule != "DS", curve.seed))
+    rules, sections = compared(curves, settings, measure_of(measure), limit)
+    seeds = tuple(dict.fromkeys(curve.seed for curve in curves))
+    return Comparison.model_construct(
+        measure=measure, rules=tuple(rules), rounds_to_target=sections, seeds=seeds, rounds=limit, limit=limit
+    )
 
 
 def test_the_baseline_shows_rounds_and_the_others_gains():
-    section, nobody = document()["rounds_to_target"]
-    base, rule = section["rows"]
-    assert (base["rule"], base["kind"]) == ("DS", "rounds")
+    section, nobody = document().rounds_to_target
+    base, rule = section.rows
+    assert (base.rule, base.kind) == ("DS", "rounds")
     # Seed 1: a quarter (1 device) at round 3, half (2) at 4, all at 8; seed 2: 3, 3, never = 10.
-    assert [part["values"] for part in base["cells"]] == [[3, 3], [4, 3], [8, 10]]
-    assert [part["mean"] for part in base["cells"]] == [3.0, 3.5, 9.0]
-    assert [part["unreached"] for part in base["cells"]] == [0, 0, 1]
-    assert base["average"]["mean"] == pytest.approx((5 + 16 / 3) / 2)
+    assert [part.values for part in base.cells] == [(3, 3), (4, 3), (8, 10)]
+    assert [part.mean for part in base.cells] == [3.0, 3.5, 9.0]
+    assert [part.unreached for part in base.cells] == [0, 0, 1]
+    assert base.average.mean == pytest.approx((5 + 16 / 3) / 2)
     # LD: 1 2 – and 2 2 –: gains 3−1, 4−2, 8−10 and 3−2, 3−2, both unreached = 0.
-    assert [part["mean"] for part in nobody["rows"][1]["cells"]] == [0.0, 0.0, 0.0]
-    assert rule["kind"] == "gain"
-    assert [part["values"] for part in rule["cells"]] == [[2, 1], [2, 1], [-2, 0]]
-    assert rule["average"]["values"] == pytest.approx([2 / 3, 2 / 3])
+    assert [part.mean for part in nobody.rows[1].cells] == [0.0, 0.0, 0.0]
+    assert rule.kind == "gain"
+    assert [part.values for part in rule.cells] == [(2, 1), (2, 1), (-2, 0)]
+    assert rule.average.values == pytest.approx([2 / 3, 2 / 3])
 
 
 @pytest.mark.parametrize(
@@ -146,35 +162,40 @@ def test_the_baseline_shows_rounds_and_the_others_gains():
 def test_the_averages_of_the_papers(base: list[int], gains: list[int], every: str, printed: str):
     rounds = [(at or 100) - gain if at or gain else 0 for at, gain in zip(base, gains, strict=True)]
     curves = [curve("DS", 1, [*base, 0], count=100), curve("rule", 1, [*rounds, 0], count=100)]
-    found = describe(curves, "DS", (0.9,), [tenths / 10 for tenths in range(1, 10)], 100)
-    row = found["rounds_to_target"][0]["rows"][1]
-    assert [part["mean"] for part in row["cells"]] == gains
+    row = compare(curves, (0.9,), [tenths / 10 for tenths in range(1, 10)], 100).rounds_to_target[0].rows[1]
+    assert [part.mean for part in row.cells] == gains
     assert f"{row['average']['mean']:.2f}" == every
     assert f"{row['printed']['mean']:.2f}" == printed
 
 
 def test_verdicts_say_what_the_seeds_can_tell():
-    (found,) = document()["verdicts"]
-    assert found["gain"]["values"] == pytest.approx([1 / 3, 1 / 3])
-    assert found["gain"]["p"] == 0.5
-    assert found["gain"]["verdict"] == "not distinguishable"
+    found = document().rule("LD").tests
+    assert found["gain"].values == pytest.approx([1 / 3, 1 / 3])
+    assert found["gain"].p == 0.5
+    assert found["gain"].verdict == "not distinguishable"
     # Final accuracy: DS .9 and .8, LD .8 and .8.
-    assert found["final"]["values"] == pytest.approx([-0.1, 0.0])
-    assert found["server_accuracy"]["mean"] == pytest.approx(0.1)
+    assert found["final"].values == pytest.approx([-0.1, 0.0])
+    assert found["server_accuracy"].mean == pytest.approx(0.1)
+    assert "accuracy on the server's test set" in document().rule("LD").in_words
+    assert document().rule("DS").tests == {}
 
 
 def test_right_and_wrong_per_sample_are_summed_over_seeds():
-    (matrix,) = document()["right_wrong"]
     # DS is right on 1100 twice; LD on 1010 and 1111.
-    assert matrix == {"rule": "LD", "both_wrong": 1, "only_rule_right": 3, "only_baseline_right": 1, "both_right": 3}
+    assert dict(document().rule("LD").right_wrong) == {
+        "both_wrong": 1,
+        "only_rule_right": 3,
+        "only_baseline_right": 1,
+        "both_right": 3,
+    }
 
 
 def test_devices_show_the_worst_and_the_spread():
-    rows = {row["rule"]: row for row in document()["devices"]}
-    assert rows["LD"]["worst_tenth"]["mean"] == 0.5
-    assert rows["LD"]["spread"]["mean"] == pytest.approx(np.std([0.9, 0.9, 0.9, 0.5]))
-    assert rows["LD"]["jain"]["mean"] == pytest.approx(3.2**2 / (4 * (3 * 0.81 + 0.25)))
-    assert rows["DS"]["final"]["values"] == pytest.approx([0.9, 0.8])
+    rows = {rule.rule: rule.figures for rule in document().rules}
+    assert rows["LD"]["worst_tenth"].mean == 0.5
+    assert rows["LD"]["spread"].mean == pytest.approx(np.std([0.9, 0.9, 0.9, 0.5]))
+    assert rows["LD"]["jain"].mean == pytest.approx(3.2**2 / (4 * (3 * 0.81 + 0.25)))
+    assert rows["DS"]["final"].values == pytest.approx([0.9, 0.8])
 
 
 def test_files_of_a_comparison_are_tidy(tmp_path: Path) -> None:
@@ -186,12 +207,10 @@ def test_files_of_a_comparison_are_tidy(tmp_path: Path) -> None:
 
 
 def test_a_comparison_without_targets_has_its_figures_as_csv() -> None:
-    found = describe([curve("LD", 1, [1]), curve("DS", 1, [2])], "DS", (), SHARES, limit=10) | {"measure": "C-index"}
-    rows = {
-        (row["rule"], row["where"], row["figure"]): row for row in csv.DictReader(io.StringIO(comparison_csv(found)))
-    }
-    assert float(rows["LD", "C-index on the clients", "final"]["mean"]) == 0.9
-    assert float(rows["DS", "on the server", "macro_f1"]["mean"]) == pytest.approx(0.7)
+    found = compare([curve("LD", 1, [1]), curve("DS", 1, [2])], measure="C-index")
+    rows = {(row["rule"], row["figure"]): row for row in csv.DictReader(io.StringIO(comparison_csv(found)))}
+    assert float(rows["LD", "final"]["mean"]) == 0.9
+    assert float(rows["DS", "server_macro_f1"]["mean"]) == pytest.approx(0.7)
 
 
 def blocks(rule: str, seed: int, reached: list[int]) -> Curve:
@@ -238,8 +257,7 @@ def test_macro_and_each_class_stand_in_the_tables() -> None:
         classes("DS", 1, [[0.0, 0.2], [0.4, 0.8]]),
         classes("DS", 2, [[0.0, 0.4], [0.6, 0.8]]),
     ]
-    document = describe(curves, "DS", (0.9,), (0.5,), 2) | {"rounds": 2, "limit": 2}
-    macro, last = class_tables(document)
+    macro, last = class_tables(compare(curves, (0.9,), (0.5,), 2))
     assert macro.headings == ("rule", "round 1", "round 2")
     # Seeds .1 and .2, then .6 and .7: means .15 and .65, half intervals 12.706 · .0707 / √2 = .635.
     assert macro.rows[0] == ("DS", "0.150±0.635", "0.650±0.635")

@@ -12,12 +12,13 @@ from tests.report.made_run import make_run, shared_run
 from tests.runs.contents import chain_again
 
 from steelyard.base.errors import UserError
+from steelyard.cli.finishing import show_result
 from steelyard.experiment.loading import read_experiment
 from steelyard.report.curves import RecordedRule
 from steelyard.report.decide import Verdict
-from steelyard.report.html import headline, html, sign, tilt
-from steelyard.report.summary import summarise
-from steelyard.report.view import RunView, flawed_means
+from steelyard.report.html import headlines, html, sign, tilt
+from steelyard.report.result import computed
+from steelyard.report.view import RunView
 from steelyard.runs.facts import RunFacts
 from steelyard.runs.store import Store
 
@@ -55,14 +56,13 @@ def change(folder: Path, query: str, values: dict[str, Any]) -> None:
 
 def recommended(folder: Path) -> Verdict:
     (document,) = RunView([folder]).documents
-    assert document is not None
-    return document["recommendation"]
+    return document.tested()
 
 
 def test_the_report_begins_with_the_recommendation(run: Path) -> None:
     """VP>DS is ahead by 10 and 8 points and behind by 70: the mean is -17.3, the deviation 45.6."""
     found = recommended(run)
-    assert found["sentence"] == headline(RunView([run]))[0]
+    assert found["sentence"] == headlines(RunView([run]))[0]
     assert found["sentence"].startswith("Keep fedavg: with 3 seeds nothing is better on the server's clean rows")
     tested = {row["rule"]: row for row in found["rules"]}
     assert tested["VP>DS"]["difference"]["values"] == pytest.approx([0.1, 0.08, -0.7])
@@ -74,11 +74,11 @@ def test_a_rule_whose_model_exploded_is_not_recommended(run: Path, rule: str) ->
     """It exploded before the server first tested it, as `rounds.evaluate_every` makes possible."""
     for seed in SEEDS:
         score(run, "VP>DS", seed, 0.95 + seed / 100)
-    assert headline(RunView([run]))[0].startswith("Keep fedavg")  # .9 in the third seed, .4 and .52 before
+    assert headlines(RunView([run]))[0].startswith("Keep fedavg")  # .9 in the third seed, .4 and .52 before
     score(run, rule, 3, None)
     ended = "INSERT INTO ended SELECT id, 2, :why FROM federations WHERE rule = :rule AND seed = 3"
     change(run, ended, {"rule": rule, "why": WHY})
-    lines = headline(RunView([run]))
+    lines = headlines(RunView([run]))
     assert any(line.startswith(f"{rule}, seed 3, ended in round 2: {WHY}.") for line in lines)
     left_out = {row["rule"]: row["left_out"] for row in recommended(run)["rules"]}
     if rule == "fedavg":
@@ -90,13 +90,13 @@ def test_a_rule_whose_model_exploded_is_not_recommended(run: Path, rule: str) ->
 
 def test_a_run_that_goes_on_recommends_nothing(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", rounds=2, clients=4, seeds=SEEDS, status="stopped")
-    assert headline(RunView([folder]))[0] == "No recommendation: the run is stopped, after round 2 of 2."
+    assert headlines(RunView([folder]))[0] == "No recommendation: the run is stopped, after round 2 of 2."
 
 
 def test_a_damaged_run_is_not_called_untested(run: Path) -> None:
     change(run, "UPDATE rounds SET server_metrics = :value", {"value": "{"})
     with pytest.raises(UserError, match="damaged"):
-        headline(RunView([run]))
+        headlines(RunView([run]))
 
 
 def test_rows_that_chose_do_not_decide(run: Path) -> None:
@@ -127,13 +127,21 @@ def test_few_rows_recommend_nothing_and_the_clients_tests_choose(run: Path) -> N
     assert "The clients' 40 test rows chose it." in found(30)
 
 
-def test_run_says_what_the_report_says(run: Path) -> None:
-    said = summarise(run, read_experiment(run))["sentence"]
-    lines = headline(RunView([run]))
-    assert said == " ".join([lines[0], lines[-1]])
+def test_run_says_what_the_report_says(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    lines = headlines(RunView([run]))
     assert lines[0].startswith("Keep fedavg")
     assert lines[-1].startswith("2 of 4 clients were flawed: ")
-    assert "VP>DS gave them " in said
+    assert "VP>DS gave them " in lines[-1]
+    show_result(computed(run, read_experiment(run)))
+    shown = capsys.readouterr().out
+    assert [line for line in lines if line not in shown] == []
+    # The figure that decides stands in the table: the mean of the last rounds, over the seeds.
+    assert "the server's clean rows, mean of the last 2 tested rounds" in shown
+    (row,) = [line.split() for line in shown.splitlines() if line.startswith("VP>DS ")][:1]
+    assert row[1] == "43.3±51.7"
 
 
 @pytest.mark.parametrize(
@@ -153,16 +161,14 @@ def test_fedavg_is_dataset_size_alone(settings: Any, expected: bool) -> None:
 
 def test_the_sentence_and_the_sign_tell_of_flawed_clients(tmp_path_factory: pytest.TempPathFactory) -> None:
     view = RunView([shared_run(tmp_path_factory)])
-    second = headline(view)[1]
+    second = headlines(view)[1]
     assert "2 of 8 clients were flawed" in second
     (document,) = view.documents
-    assert document is not None
-    means = {row["rule"]: row["weight"]["mean"] for row in document["flawed"]}  # over both seeds, as in the table
+    means = {rule.rule: rule.figures["flawed_weight"].mean for rule in document.rules}  # over both seeds
     for name in ("fedavg", "VP>DS"):
         assert f"{name} gave them {means[name]:.0%}" in second
-    shares = flawed_means(view, "VP>DS")
-    assert shares is not None
-    assert shares["weight"] == pytest.approx(means["VP>DS"])
+    figures = view.rule("VP>DS").figures
+    shares = {name: figures[f"flawed_{name}"].mean for name in ("weight", "updates")}
     shown = sign(view)
     assert f"{shares['updates']:.0%} of those asked and got {shares['weight']:.0%} of the weight" in shown.title
     page = html(view)

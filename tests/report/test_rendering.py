@@ -17,8 +17,8 @@ from steelyard import Experiment
 from steelyard.experiment.loading import read_experiment
 from steelyard.experiment.rules import with_rules
 from steelyard.experiment.running import run
-from steelyard.report.comparison import compare_run
 from steelyard.report.rendering import Table, as_csv, as_text, filled, spark
+from steelyard.report.result import computed
 from steelyard.report.tables import main_table
 
 
@@ -66,16 +66,16 @@ def test_where_clients_test_models_of_their_own_tables_say_so_and_their_scores_d
     partition = {"clients": 4, "server": "fraction", "server_fraction": 0.2, "server_report": "same"}
     described = Experiment(partition=partition, model={"name": "logistic"}, rounds={"count": 2})
     folder = run(with_rules(described, ["fedavg,local-only,fine-tuned"]), out=tmp_path / "run")
-    document = compare_run(folder, read_experiment(folder))
+    document = computed(folder, read_experiment(folder))
     tested = [(row[0], row[2]) for row in main_table(document).rows]
     assert ("fedavg", "common model") in tested
     assert ("fine-tuned", "own models") in tested
     # The server tests the common model: FedAvg's with and without fine-tuning, the first one where nobody sends.
-    served = {row["rule"]: row["accuracy"]["mean"] for row in document["server"]}
+    served = {rule.rule: rule.figures["server_accuracy"].mean for rule in document.rules}
     assert served["fedavg"] == served["fine-tuned"] != served["local-only"]
-    means = {row["rule"]: row["mean"] for row in document["curves"]}
-    for row in document["recommendation"]["rules"]:
-        assert row["value"]["mean"] == pytest.approx(sum(means[row["rule"]]) / 2)  # of both rounds, on the clients
+    for row in document.tested().rules:
+        mean = sum(document.rule(row.rule).curve.mean) / 2  # of both rounds, on the clients
+        assert row.value.mean == document.rule(row.rule).figures["late"].mean == pytest.approx(mean)
 
 
 FEW = ["rounds.count=1", "partition.clients=8", "flaws=[]", "compute.engine=stacked", "training.epochs=1"]
@@ -87,7 +87,5 @@ def test_each_share_of_participation_is_a_run_and_a_column(command: CommandLine)
     assert "10% of 8 clients" in shown.stdout + shown.stderr
     found = json.loads(shown.stdout[shown.stdout.index("{") :])["participation"]
     assert [row["share"] for row in found] == [1.0, 0.75]
-    table = found[1]["table"]
-    worst = {device["rule"]: device["worst"]["mean"] for device in table["devices"]}
-    least = {name: min(each["score"] for each in table["clients"] if each["rule"] == name) for name in worst}
-    assert worst == pytest.approx(least)
+    for rule in found[1]["table"]["rules"]:
+        assert rule["figures"]["worst"]["mean"] == pytest.approx(min(each["score"] for each in rule["clients"]))

@@ -14,11 +14,10 @@ from pydantic_core import to_jsonable_python
 from tests.report.made_run import described, shared_run
 from tests.runs.records import evaluations, federation, record, state, updates
 
-from steelyard.report import contents
-from steelyard.report import result as documents
-from steelyard.report.summary import summarise
+from steelyard.report import contents, curves, result, tables
+from steelyard.report.rendering import filled
+from steelyard.report.result import Comparison, computed
 from steelyard.report.view import RunView, cohorts, reweigh
-from steelyard.result import Result
 from steelyard.rounds.plan import RoundSettings
 from steelyard.runs.facts import RunFacts
 from steelyard.runs.store import Store
@@ -57,49 +56,65 @@ def write(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict:
+def found(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     folder = tmp_path_factory.mktemp("summary")
     write(folder)
     experiment = described(("fedavg",), 3).model_copy(update={"rounds": SETTINGS})
-    return summarise(folder, experiment) | {"folder": str(folder)}
+    return computed(folder, experiment)
 
 
-def test_the_heaviest_clients_come_first(found: dict) -> None:
+def test_the_heaviest_clients_come_first(found: Comparison) -> None:
     # a: 1/4 + 2/8, b: 3/4 + 1/2, c: 6/8 + 1/2 of three rounds' weight of 1; b and c tie, and the name decides.
-    assert found["rules"][0]["heaviest_clients"] == [
-        {"client": "b", "share": pytest.approx(1.25 / 3), "rounds": 2, "samples": 3},
-        {"client": "c", "share": pytest.approx(1.25 / 3), "rounds": 2, "samples": 6},
-        {"client": "a", "share": pytest.approx(0.5 / 3), "rounds": 2, "samples": 2},
+    heaviest = [tuple(dict(each).values()) for each in found.rules[0].seeds[0].heaviest_clients]
+    assert heaviest == [
+        ("b", pytest.approx(1.25 / 3), 2, 3),
+        ("c", pytest.approx(1.25 / 3), 2, 6),
+        ("a", pytest.approx(0.5 / 3), 2, 2),
     ]
     # Of the other rule a has ¾ in every round; c, which never answered, has no weight at all.
-    heaviest = found["rules"][1]["heaviest_clients"]
-    assert [(client["client"], client["share"]) for client in heaviest] == [("a", 0.75), ("b", 0.25)]
+    heaviest = found.rules[1].seeds[0].heaviest_clients
+    assert [(client.client, client.share) for client in heaviest] == [("a", 0.75), ("b", 0.25)]
 
 
-def test_the_figures_of_the_last_round_and_of_all(found: dict) -> None:
-    size, other = found["rules"]
-    assert (size["rule"], size["seed"], size["rounds"], size["accuracy"]) == ("size", 5, 3, 0.375)
-    assert (size["worst_tenth"], size["p10"], size["p90"]) == (0.25, pytest.approx(0.3), pytest.approx(0.7))
-    assert size["worst_tenth_on"]["rows"] > 0
-    assert 0 <= size["worst_tenth_on"]["low"] < 0.25 < size["worst_tenth_on"]["high"] <= 1
-    assert size["rounds_to_target"] == 2
-    assert (size["testing_rounds"], other["testing_rounds"]) == (0, 6)
-    assert (size["left_out"], other["left_out"]) == (0, 3)
-    assert size["seconds"] == 3 * 0.125
-    assert size["criteria"] == [{"name": "DS", "measured_by": "client", "trust": "unknown"}]
+def test_the_figures_of_the_last_round_and_of_all(found: Comparison) -> None:
+    size, other = found.rules
+    figures = {name: value.mean for name, value in size.figures.items()}
+    assert (size.rule, found.seeds, size.rounds, figures["final"]) == ("size", (5,), 3, 0.375)
+    assert (figures["worst_tenth"], figures["p10"], figures["p90"]) == (0.25, pytest.approx(0.3), pytest.approx(0.7))
+    assert size.worst_tenth_on.rows > 0
+    assert 0 <= size.worst_tenth_on.low < 0.25 < size.worst_tenth_on.high <= 1
+    assert figures["rounds_to_target"] == 2
+    assert [rule.figures["testing_rounds"].mean for rule in found.rules] == [0, 6]
+    assert [rule.figures["left_out"].mean for rule in found.rules] == [0, 3]
+    assert figures["seconds"] == 3 * 0.125
+    assert [tuple(dict(each).values()) for each in size.criteria] == [("DS", "client", "unknown")]
+    # Accuracy on the server's rows is that of its last test, in round 2; nothing is known of all three rounds.
+    assert (figures["server_accuracy"], "server_accuracy_late" in figures) == (0.25, False)
+    assert not [name for name in other.figures if name.startswith("server_")]
 
 
-def test_orders_are_counted_as_kept_and_as_tried(found: dict) -> None:
-    assert found["rules"][1]["orders"] == {
+def test_orders_are_counted_as_kept_and_as_tried(found: Comparison) -> None:
+    assert dict(found.rules[1].seeds[0].orders) == {
         "last": "DS>LD",
         "kept": {"DS>LD": 2, "LD>DS": 1},
         "tried": {"DS>LD": 5, "LD>DS": 1},
     }
 
 
-def test_the_servers_figures_are_those_of_its_last_test(found: dict) -> None:
-    assert found["rules"][0]["server"] == {"f1": [0.5, 0.25], "accuracy": 0.25, "macro_f1": 0.375}
-    assert found["rules"][1]["server"] == {}
+def test_one_entry_is_a_column_of_every_table_and_file(found: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new figure of merit: the terminal, LaTeX, CSV, JSON and the report's HTML have it, and nothing else changed."""
+    figure = curves.FigureOfMerit("median", "median client", lambda curve, _: 0.625, None, ("main", "clients"))
+    for module in (curves, result, tables):
+        monkeypatch.setattr(module, "FIGURES", (*curves.FIGURES, figure))
+    document = computed(Path(found.run), described(("fedavg",), 3).model_copy(update={"rounds": SETTINGS}))
+    assert document.rules[0].figures["median"].values == (0.625,)
+    for style in ("text", "markdown", "latex"):
+        shown = tables.write_comparison(document, style).replace("\\%", "%")
+        assert shown.count("median client (%)") == 2
+    assert "size,median,0.625," in tables.comparison_csv(document.model_copy(update={"rounds_to_target": ()}))
+    assert "median client (%)" in filled(
+        "notebook.html.j2", headline=[], tables=[tables.main_table(document)], chart=""
+    )
 
 
 def check(document: object, declared: object) -> None:
@@ -109,15 +124,10 @@ def check(document: object, declared: object) -> None:
     assert shown[0] == shown[1]
 
 
-def test_documents_have_the_keys_of_their_types(tmp_path_factory: pytest.TempPathFactory) -> None:
-    result = Result(shared_run(tmp_path_factory))
-    view = RunView([result.history])
-    check(result.summary, documents.Summary)
-    check(result.table, documents.Comparison)
+def test_documents_have_the_keys_of_their_types(view: RunView) -> None:
     check(contents.contents(view), contents.ReportData)
-    check(reweigh(view, view.federation("VP>DS"), WeighingSettings(criteria=("DS",))), documents.Reweighed)
     with pytest.raises((AssertionError, ValidationError)):
-        check(result.summary | {"more": 1}, documents.Summary)
+        check(contents.contents(view) | {"more": 1}, contents.ReportData)
 
 
 @pytest.fixture(scope="module")
@@ -127,10 +137,10 @@ def view(tmp_path_factory: pytest.TempPathFactory) -> RunView:
 
 def test_the_rule_that_was_used_gives_the_weights_that_were_recorded(view: RunView) -> None:
     found = reweigh(view, view.federation("VP>DS", 1), WeighingSettings(criteria=("VP", "DS")))
-    assert found["rounds"] == 6
-    for row in found["clients"]:
-        assert row["weight"] == pytest.approx(row["recorded"], abs=1e-12)
-    assert sum(row["weight"] for row in found["clients"]) == pytest.approx(1)
+    assert found.rounds == 6
+    for row in found.clients:
+        assert row.weight == pytest.approx(row.recorded, abs=1e-12)
+    assert sum(row.weight for row in found.clients) == pytest.approx(1)
 
 
 def test_another_rule_by_hand(view: RunView) -> None:
@@ -139,6 +149,5 @@ def test_another_rule_by_hand(view: RunView) -> None:
     totals: Counter[str] = Counter()
     for _, clients, raw, _ in cohorts(view.clients(part), ["DS"]):
         totals.update(dict(zip(clients, (raw[:, 0] / raw[:, 0].sum() / 6).tolist(), strict=True)))
-    assert {row["client"]: row["weight"] for row in found["clients"]} == pytest.approx(totals)
-    flawed = sum(row["weight"] for row in found["clients"] if row["flaws"])
-    assert found["flawed"]["weight"] == pytest.approx(flawed)
+    assert {row.client: row.weight for row in found.clients} == pytest.approx(totals)
+    assert found.flawed.weight == pytest.approx(sum(row.weight for row in found.clients if row.flaws))

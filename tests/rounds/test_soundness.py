@@ -21,7 +21,7 @@ from steelyard.experiment.running import resume, run
 from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import Failure, Task, Updates
 from steelyard.privacy.accounting import Release, spent
-from steelyard.report.comparison import compare_run
+from steelyard.report.result import computed
 from steelyard.rounds.weigh import Exploded, is_sound, without_culprit
 from steelyard.runs.history import History
 
@@ -119,9 +119,9 @@ def test_the_others_go_on_and_everyone_who_looks_is_told(
     assert {name: (state.round, state.ended) for name, state in states.items()} == {MAIN: (4, ""), "fedavg": (2, WHY)}
     assert states["fedavg"].parameters.isfinite().all()
 
-    document = compare_run(folder, build(DOCUMENT))
-    assert document["recommendation"]["rule"] is None
-    assert document["ended"] == [{"rule": "fedavg", "seed": 1, "round": 3, "reason": WHY}]
+    document = computed(folder, build(DOCUMENT))
+    assert document.tested().rule is None
+    assert dict(document.rule("fedavg").seeds[0].ended) == {"round": 3, "reason": WHY}
 
 
 @pytest.mark.parametrize(("stopped", "every"), [(3, 2), (4, 1)])

@@ -25,16 +25,15 @@ from rich.console import Console
 from tests.report.made_run import make_run
 
 from steelyard.base.errors import UserError, one_line
-from steelyard.cli.summaries import show_summary
+from steelyard.cli.finishing import show_result
 from steelyard.cli.top import Board, show_runs
 from steelyard.experiment.loading import read_experiment
 from steelyard.page.app import Listing
 from steelyard.page.jobs import Jobs
 from steelyard.page.overview import LiveHistory
-from steelyard.report.comparison import compare_run
 from steelyard.report.contents import contents
 from steelyard.report.html import embedded
-from steelyard.report.summary import summarise
+from steelyard.report.result import computed
 from steelyard.report.tables import comparison_csv, write_comparison
 from steelyard.report.view import RunView
 from steelyard.runs.export import export_run
@@ -210,7 +209,7 @@ def questions(root: Path, scratch: Path) -> dict[str, Callable[[], object]]:
     console = Console(file=(scratch / "shown").open("w", encoding="utf-8"), width=120)
 
     def tables_of() -> None:
-        document = compare_run(bad, read_experiment(bad))
+        document = computed(bad, read_experiment(bad))
         for text in (
             write_comparison(document, "text", 100),
             write_comparison(document, "latex"),
@@ -228,7 +227,7 @@ def questions(root: Path, scratch: Path) -> dict[str, Callable[[], object]]:
 
     def summary() -> None:
         experiment = read_experiment(bad)
-        show_summary(summarise(bad, experiment))
+        show_result(computed(bad, experiment))
 
     def listed() -> None:
         found = {run.name: run for run in glances(root)}

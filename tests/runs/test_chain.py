@@ -342,7 +342,7 @@ def test_a_changed_run_is_never_said_to_be_whole(cache: Path, folder: Path, how:
         (folder / "new").replace(path)
     assert path.stat().st_size == before.st_size
     for _ in range(2):  # what has a problem is not remembered either
-        assert chain_of(History(folder))["problem"] == "round 1 is not as it was written"
+        assert chain_of(History(folder)).problem == "round 1 is not as it was written"
 
 
 def test_a_run_in_writing_and_one_just_written_are_not_remembered(
@@ -365,7 +365,7 @@ def test_a_damaged_memory_is_as_none(cache: Path, folder: Path, looks: list[Path
     kept = json.loads(path.read_text())
     for text in ("", "[]", json.dumps({"state": kept["state"]}), json.dumps({**kept, "head": 3})):
         path.write_text(text)
-        assert chain_of(History(folder))["head"] == kept["head"]
+        assert chain_of(History(folder)).head == kept["head"]
         assert json.loads(path.read_text()) == kept
     assert looks == [folder] * 5
 
@@ -409,7 +409,7 @@ def test_a_report_computes_the_chain_of_an_untouched_run_once_and_what_goes_on_f
 ) -> None:
     first, again = chain_of(History(folder)), chain_of(History(folder))
     assert first == again
-    assert (first["problem"], first["round"], len(first["head"])) == ("", 2, 64)
+    assert (first.problem, first["round"], len(first["head"])) == ("", 2, 64)
     assert (looks, len(list(cache.iterdir()))) == ([folder], 1)
     assert History(folder).shown_chain == History(folder).chain == History(folder).chain
     assert looks == [folder] * 3

@@ -26,7 +26,7 @@ from tests.runs.records import add, begun, record, state, values
 from steelyard.base import files
 from steelyard.base.errors import UserError
 from steelyard.experiment.loading import read_experiment
-from steelyard.report.summary import summarise
+from steelyard.report.result import computed
 from steelyard.runs.checkpoint import checksum, pack, write_tensors
 from steelyard.runs.database import Damaged, Reader, bound, check_files, size_of_database, unbound
 from steelyard.runs.export import export_run
@@ -521,7 +521,7 @@ def test_rounds_that_do_not_fit_together_are_one_line(runs: Path, refused: Calla
     change(bad, "DELETE FROM evaluations WHERE round = 2")
     assert "fedavg, seed 0: 3 rounds with an accuracy and 2 with evaluations" in refused("table", bad)
     change(bad, *(f"DELETE FROM {table}" for table in ("federations", "chain", "digests", "checkpoints")))
-    assert_refused(lambda: summarise(bad, read_experiment(bad)), "it names no rule")
+    assert_refused(lambda: computed(bad, read_experiment(bad)), "it names no rule")
 
 
 def test_a_journal_names_no_other_file_and_may_vanish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,9 +101,9 @@ def test_the_test_set_plays_no_part(tmp_path: Path):
     best = result.best
     assert best.validation is None
     dataset = in_memory(features, labels, held_out=held_out)
-    true = best.run(tmp_path / "true", dataset=dataset).summary["rules"][0]["accuracy"]
-    false = best.run(tmp_path / "false", dataset=in_memory(spoilt, wrong, held_out=held_out)).summary["rules"][0]
-    assert true != false["accuracy"]
+    true = best.run(tmp_path / "true", dataset=dataset).table.rules[0].figures["final"].mean
+    false = best.run(tmp_path / "false", dataset=in_memory(spoilt, wrong, held_out=held_out)).table.rules[0]
+    assert true != false.figures["final"].mean
 
 
 def test_another_sweep_is_not_mixed_in_and_one_process_writes_at_a_time(tmp_path: Path) -> None:

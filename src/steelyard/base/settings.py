@@ -30,7 +30,8 @@ from pydantic import (
     model_validator,
 )
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticCustomError, to_jsonable_python
+from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import PydanticCustomError, core_schema, to_jsonable_python
 
 from steelyard.base.errors import UserError, brief, listed, nearest
 from steelyard.base.usercode import PYTHON
@@ -558,7 +559,21 @@ class Document(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     def __getitem__(self, name: str) -> Any:
+        if name not in {**type(self).model_fields, **type(self).model_computed_fields}:
+            raise KeyError(name)
         return getattr(self, name)
+
+    @classmethod
+    def schema_of_output(cls) -> dict[str, Any]:
+        """Return the JSON schema of what is printed, every field with its meaning; a number may be null."""
+        return schema_with_texts(cls, _Printed, "serialization")
+
+
+class _Printed(GenerateJsonSchema):
+    """The schema of what is printed, where NaN, a number that is not known, is null."""
+
+    def float_schema(self, schema: core_schema.FloatSchema) -> dict[str, Any]:
+        return {"type": ["number", "null"]}
 
 
 @cache
@@ -566,7 +581,7 @@ def field_texts(section: type[BaseModel]) -> dict[str, str]:
     """Return the string under each field of a section, those of the sections that it derives from included."""
     found = dict[str, str]()
     for base in reversed(section.__mro__):
-        if issubclass(base, Section):
+        if issubclass(base, BaseModel):
             found.update(_own_texts(base))
     return {name: text for name, text in found.items() if name in section.model_fields}
 
@@ -604,10 +619,14 @@ def _classes(module: str) -> dict[str, ast.ClassDef]:
     return found
 
 
-def schema_with_texts(section: type[BaseModel]) -> dict[str, Any]:
+def schema_with_texts(
+    section: type[BaseModel],
+    generator: type[GenerateJsonSchema] = GenerateJsonSchema,
+    mode: Literal["validation", "serialization"] = "validation",
+) -> dict[str, Any]:
     """Return the JSON schema of a section and of all that it holds, every field with its meaning."""
-    schema = section.model_json_schema()
-    known = {kind.__name__: kind for kind in _all_below(Section)}
+    schema = section.model_json_schema(schema_generator=generator, mode=mode)
+    known = {kind.__name__: kind for base in (Section, Document) for kind in _all_below(base)}
     for name, part in {section.__name__: schema, **schema.get("$defs", {})}.items():
         for field, text in field_texts(known[name]).items() if name in known and "properties" in part else ():
             part["properties"][field].setdefault("description", text)

@@ -16,7 +16,7 @@ from steelyard.base.logs import logger
 from steelyard.report.rendering import Table, as_text, wrapped
 
 if TYPE_CHECKING:
-    from steelyard.report.result import Metrics
+    from steelyard.report.recommender import Metrics
 
 _log = logger(__name__)
 
@@ -29,8 +29,8 @@ def print_json(document: object) -> None:
     # For speed of start: commands that print lists need no pydantic.
     from pydantic_core import to_jsonable_python
 
-    plain = to_jsonable_python(document, inf_nan_mode="null")
-    text = json.dumps(plain, indent=2, ensure_ascii=False)
+    plain = json.dumps(to_jsonable_python(document))
+    text = json.dumps(json.loads(plain, parse_constant=lambda name: None), indent=2, ensure_ascii=False)
     print("".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text))
 
 

@@ -37,7 +37,9 @@ from steelyard.cli.studies import finish_arena, finish_attack, resume_sweep, sho
 from steelyard.rounds.progress import watching
 
 if TYPE_CHECKING:
-    from steelyard.report.result import Chain
+    from steelyard.report.notices import Chain
+    from steelyard.report.result import Comparison
+    from steelyard.runs.history import History
 
 
 _log = logger(__name__)
@@ -161,9 +163,9 @@ def compare(
             return
         result = Result(folder)
         with doing("comparing the rules"):
-            _print_table(result.folder, baseline, format, all_tables=full, in_words=full)
+            document = _print_table(result.history, baseline, format, all_tables=full, in_words=full)
     if report:
-        write_own_report(result, baseline)
+        write_own_report(result, document)
     if format == "text":
         print(f"run stored in {printable(str(result.folder))}")
         print(f"every table: steelyard table {printable(shlex.quote(str(result.folder)))}")
@@ -200,7 +202,9 @@ def table(
     if groups:
         _print_groups(folder, format)
     else:
-        _print_table(folder, baseline, format, curves, in_words=full)
+        from steelyard.runs.history import History
+
+        _print_table(History(folder), baseline, format, curves, in_words=full)
     warn_of_changes(folder)
 
 
@@ -222,38 +226,40 @@ def _print_groups(folder: Path, format: TableFormat) -> None:
 
 
 def _print_table(
-    folder: Path,
+    history: History,
     baseline: str | None,
     format: TableFormat,
     curves: Path | None = None,
     *,
     all_tables: bool = True,
     in_words: bool = False,
-) -> None:
+) -> Comparison:
     from steelyard.experiment.loading import read_experiment
-    from steelyard.report.comparison import compare_run
+    from steelyard.report.result import computed
     from steelyard.report.tables import comparison_csv, write_comparison
 
-    document = compare_run(folder, read_experiment(folder), baseline)
+    document = computed(history, read_experiment(history.folder), baseline)
+    document.tested()
     if curves is not None:
         from steelyard.report.figures import write_curves
 
-        write_curves(folder, document, curves)
+        write_curves(history.folder, document, curves)
     if format == "json":
         print_json(document)
     elif format == "csv":
         print(comparison_csv(document), end="")
-        _warn_of_change(document["chain"])
+        _warn_of_change(document.chain)
     else:
         shown = write_comparison(document, format, terminal_width(), all_tables=all_tables, in_words=in_words)
         print(shown, end="")
+    return document
 
 
 def _warn_of_change(chain: Chain) -> None:
     """Say on standard error that a run is not as it was written, where what is printed has no place for it."""
     from steelyard.report.notices import chain_line
 
-    if chain["problem"]:
+    if chain.problem:
         _log.warning(chain_line(chain))
 
 

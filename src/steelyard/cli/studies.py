@@ -31,9 +31,10 @@ from steelyard.cli.printing import print_json, print_part, print_wrapped, termin
 from steelyard.rounds.progress import watching
 
 if TYPE_CHECKING:
-    from steelyard.report.result import Attacks, SweepDocument
+    from steelyard.report.hostile import Attacks
     from steelyard.studies.arena import Candidate
     from steelyard.studies.suite import Suite
+    from steelyard.studies.sweep_table import SweepDocument
     from steelyard.studies.verdict import ArenaDocument
 
 

@@ -8,14 +8,24 @@ from __future__ import annotations
 import functools
 import math
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from steelyard.base import files
-from steelyard.base.errors import UserError, printable
+from steelyard.base.errors import UserError, printable, printable_all
 from steelyard.cli.options import FormatOption
-from steelyard.cli.printing import print_json, warn_of_changes
+from steelyard.cli.printing import print_json, print_table, print_wrapped, warn_of_changes
+from steelyard.report.rendering import Table
+
+if TYPE_CHECKING:
+    from steelyard.report.view import Reweighed
+    from steelyard.weighing.table import WeighedDocument
+
+MOST = 40
+"""Clients in one table."""
+LONGEST = 80
+"""Names up to this many characters are shown whole."""
 
 FolderArgument = Annotated[Path, typer.Argument(metavar="[DIR]", help="Folder with runs in it, or a run's own folder.")]
 
@@ -175,8 +185,6 @@ def weigh(
     if format == "json":
         print_json(document)
     else:
-        from steelyard.cli.summaries import show_weighed
-
         show_weighed(document)
 
 
@@ -207,8 +215,6 @@ def _weigh_run(
     if format == "json":
         print_json(document)
         return
-    from steelyard.cli.summaries import show_reweighed
-
     show_reweighed(document)
 
 
@@ -223,3 +229,34 @@ def import_run(
     rounds = import_file(file, out, by)
     print(f"{rounds} rounds stored in {printable(str(out))}")
     print(f"look at them: steelyard report {printable(str(out))}")
+
+
+def show_reweighed(document: Reweighed) -> None:
+    """Print who would have counted under another rule, beside what was recorded."""
+    rows = tuple(
+        (f"{_short(row.client)}{'*' if row.flaws else ''}", f"{row.weight:.2%}", f"{row.recorded:.2%}", str(row.rounds))
+        for row in document.clients
+    )
+    title = f"Weighed again by {_short(document.rule)}: updates of {_short(document.updates_of)}"
+    print_table(Table(title, ("client", "share of all weight", "as recorded", "rounds"), rows[:MOST]))
+    if len(rows) > MOST:
+        print_wrapped(f"and {len(rows) - MOST} more clients; --format json lists all")
+    if found := document.flawed:
+        print_wrapped(f"flawed clients (*): {found.weight:.1%} of all weight, {found.recorded:.1%} as recorded")
+    print_wrapped(document.note)
+
+
+def show_weighed(document: WeighedDocument) -> None:
+    """Print scores and weights as a table."""
+    document = printable_all(document)
+    rows = tuple((_short(row["client"]), f"{row['score']:.6f}", f"{row['weight']:.6f}") for row in document["clients"])
+    print_table(Table("", ("client", "score", "weight"), rows))
+    for name in document["flags"]["zero_criteria"]:
+        print_wrapped(f"{_short(name)} is 0 for every client: everyone got 1/n for it")
+    if document["flags"]["uniform"]:
+        print_wrapped("all scores are 0: the weights are uniform")
+
+
+def _short(name: str) -> str:
+    """A name as a cell; very long ones are cut."""
+    return name if len(name) <= LONGEST else f"{name[: LONGEST - 3]}..."

@@ -24,8 +24,8 @@ from steelyard.page.jobs import Jobs, read_text
 from steelyard.report.contents import RawCriteria, Themes, raw_criteria
 from steelyard.report.decide import servers_rows
 from steelyard.report.figures import KINDS, draw, spec, theme
-from steelyard.report.html import headline
-from steelyard.report.result import VegaLite
+from steelyard.report.figures.look import VegaLite
+from steelyard.report.html import headlines
 from steelyard.report.view import RunView, plain
 from steelyard.runs.columns import Cohorts, EntriesT, Tested, as_table, between, cut, entry_columns, runs_of, sampled
 from steelyard.runs.glance import RunDocument, glance, run_folder, signature
@@ -308,7 +308,7 @@ class Figures:
         return {
             "runs": [{**run.document(), "label": label} for run, label in zip(looks, view.names, strict=True)],
             # Only runs that are over have a headline; of others the figures show what happens.
-            "headline": [] if going or not any(row["accuracy"] is not None for row in rows) else headline(view),
+            "headline": [] if going or not any(row["accuracy"] is not None for row in rows) else headlines(view),
             "server_rows": servers_rows(view.histories[0]) if len(names) == 1 else "the servers' rows",
             "measure": view.measure,
             "parts": [{"label": part.label, "rule": part.rule, "seed": part.seed} for part in view.federations],

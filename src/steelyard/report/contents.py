@@ -11,8 +11,8 @@ from typing_extensions import TypedDict  # typing's own is one that pydantic rea
 from steelyard.base.measures import ERROR, Measure, measure_of
 from steelyard.report import figures
 from steelyard.report.curves import on_rows
+from steelyard.report.figures.look import VegaLite
 from steelyard.report.figures.one_rule import interesting
-from steelyard.report.result import OnRows, VegaLite
 from steelyard.report.view import FederationView, Frame, RunView, cohorts, plain, sampled
 
 CARDS = 400
@@ -122,14 +122,14 @@ def _cards(view: RunView, federation: FederationView) -> ClientCards | None:
     return {"clients": entries, "criteria": federation.criteria, "last": last, "note": note, "template": spec}
 
 
-def _on_rows(tested: _Grouped, last: Any, measure: Measure) -> OnRows | None:
+def _on_rows(tested: _Grouped, last: Any, measure: Measure) -> dict[str, int | float | bool] | None:
     """Return on how many rows a client's last test rests."""
     if not len(last):
         return None
     error = tested.of(ERROR, last) if ERROR in tested.columns else None
     found = on_rows([tested.of("score", last)], [tested.of("samples", last)], measure, [error])
     # A page has no NaN: an error on a single row has no interval.
-    return None if found is None or math.isnan(found["low"] + found["high"]) else found
+    return None if found is None or math.isnan(found.low + found.high) else dict(found)
 
 
 def _card(
@@ -199,7 +199,8 @@ class ClientCard(TypedDict):
     asked: int
     samples: float | None
     score: float | None
-    score_on: OnRows | None
+    score_on: dict[str, int | float | bool] | None
+    """The fields of `OnRows`."""
     failures: list[tuple[int, str]]
     rounds: list[int]
     weight: list[float | None]

@@ -5,26 +5,26 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
-from typing_extensions import TypedDict  # typing's own is one that pydantic reads from Python 3.12 on only
 
 from steelyard.base.measures import ERROR, MEASURES, TASKS, Measure, Z, measure_of
+from steelyard.base.settings import Document
 from steelyard.messages.updates import Counts, Floats
-from steelyard.rounds.plan import at_target, devices_needed
+from steelyard.rounds.plan import RoundSettings, at_target, devices_needed
 from steelyard.runs.database import unreadable
 from steelyard.runs.history import START, History, at_once
 
 
-class OnRows(TypedDict):
+class OnRows(Document):
     """On how many rows a score was measured, its 95 % interval from these rows alone, and whether they are too few.
 
-    `low` and `high` are NaN, in JSON null, where the rows give none. Too few rows rank nobody.
+    The interval is NaN where the rows give none. Too few rows rank nobody.
     """
 
     rows: int
@@ -33,13 +33,20 @@ class OnRows(TypedDict):
     too_few: bool
 
 
-class OnSample(TypedDict):
+class OnSample(Document):
     """How many clients, drawn of how many, a score was measured on, and its 95 % interval for all of them."""
 
     clients: int
     of: int
     low: float
     high: float
+
+
+class Exploded(Document):
+    """In which round a rule's model exploded, and why."""
+
+    round: int
+    reason: str
 
 
 class RecordedLoss(BaseModel):
@@ -106,11 +113,29 @@ class Curve:
     """[devices]: the standard error of each one's last score, where the run recorded it."""
     seconds: Floats | None = None
     """[rounds]: when each of them ended on the devices' clock; None without one."""
+    settings: RecordedRule = field(default_factory=lambda: RecordedRule(criteria=()))
+    algorithm: str = "fedavg"
+    ended: Exploded | None = None
+    tried: Mapping[str, int] = field(default_factory=dict[str, int])
+    """How often each priority order was tested."""
+    last_order: str | None = None
+    played: int = 0
+    """The newest round, tested or not."""
+    sums: Mapping[str, float] = field(default_factory=dict[str, float])
+    """What all rounds took: columns of `rounds` added up; NaN where none is known."""
+    last_test: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Figures of the server's last test, also where it did not test every round."""
+    step: Mapping[str, float] = field(default_factory=dict[str, float])
+    """What the server's last step said of itself."""
+    flawed: Mapping[str, float] = field(default_factory=dict[str, float])
+    """The share of all weight, of all samples and of all updates that flawed clients had; empty without any."""
 
 
+SUMS = ("cohort", "answered", "tests", "seconds", "cpu", "gpu", "up", "down")
+"""Columns of `rounds` that are added up."""
 _COLUMNS = (
-    *("rule", "seed", "round", "accuracy", "priority", "tests"),
-    *("server_accuracy", "server_macro_f1", "server_metrics", "simulated"),
+    *("rule", "seed", "round", "accuracy", "priority", "tried", "server_accuracy", "server_macro_f1", "server_metrics"),
+    *("simulated", *SUMS),
 )
 """What a curve is made of: in a long run every further column takes time."""
 
@@ -118,82 +143,85 @@ _COLUMNS = (
 @at_once
 def read_curves(history: History) -> list[Curve]:
     """Return every federation of a run as a curve, rules in the order in which the run lists them."""
-    recorded: dict[tuple[str, int], list[dict[str, Any]]] = {}
-    first: dict[tuple[str, int], float] = {}
     frame: Any = history.rounds[list(_COLUMNS)]  # pandas is typed in part only
-    for row in cast("list[dict[str, Any]]", frame.to_dict("records")):
-        key = (str(row["rule"]), int(row["seed"]))
-        if row["round"] > 0:
-            recorded.setdefault(key, []).append(row)
-        else:
-            first[key] = row["accuracy"]
-    keys = [(str(each["rule"]), int(each["seed"])) for each in history.federations.to_dict("records")]
-    return [_curve(history, *key, recorded.get(key, []), first) for key in keys]
+    parts = dict(iter(frame.groupby(["rule", "seed"], sort=False)))
+    return [
+        _curve(history, row, parts.get((row["rule"], row["seed"]), frame.iloc[:0]))
+        for row in history.federations.to_dict("records")
+    ]
 
 
-def _curve(
-    history: History, rule: str, seed: int, mine: Sequence[dict[str, Any]], first: Mapping[tuple[str, int], float]
-) -> Curve:
-    """Return one federation as a curve; `first` has the accuracy of every first model, by rule and seed."""
+def _curve(history: History, federation: Mapping[Any, Any], frame: Any) -> Curve:
+    """Return one federation as a curve: `frame` has its rounds, with that of its first model."""
+    rule, seed = str(federation["rule"]), int(federation["seed"])
+    rows = frame[frame["round"] > 0]
+    ended = history.ended.get((rule, seed))
     rounds, scores = history.scores(rule, seed)
-    measured = [row["accuracy"] for row in mine if not _missing(row["accuracy"])]
+    measured = rows["accuracy"].dropna().to_numpy(np.float64)
     if len(measured) != len(rounds):
         counts = f"{len(measured)} rounds with an accuracy and {len(rounds)} with evaluations"
         raise unreadable(history.folder, f"{rule}, seed {seed}: {counts}")
-    if not measured and (rule, seed) in history.ended:
+    if not len(measured) and ended:
         # Its model exploded before any was tested: the first model is the only one that it has.
         rounds, scores = history.scores(rule, seed, START)
-        measured = [first[rule, seed]] if len(rounds) else []
-    server, by_class = _server(mine)
-    if not measured and server:
+        measured = frame[frame["round"] <= 0]["accuracy"].to_numpy(np.float64)[: len(rounds)]
+    tests = _server_tests(rows)
+    last = next((test for test in reversed(tests) if test), {})
+    # Curves on the server's rows are of runs whose every round it tested.
+    series = {name: [test[name] for test in tests] for name in last if all(name in test for test in tests)}
+    by_class = {name: values for name, values in series.items() if isinstance(last[name], list)}
+    server = {name: [float(value) for value in values] for name, values in series.items() if name not in by_class}
+    if not len(measured) and server:
         # No client tests anything: what the server finds is all there is.
-        rounds = np.array([row["round"] for row in mine], np.int64)
+        rounds = rows["round"].to_numpy(np.int64)
         main = next(task.figure for task in TASKS.values() if task.figure in server)
-        sign = -1.0 if measure_of(main).less_is_better else 1.0
-        measured = [sign * value for value in server[main]]
+        measured = np.array(server[main]) * (-1.0 if measure_of(main).less_is_better else 1.0)
         scores = np.zeros((len(rounds), 0))
     tested = history.tested(rule, seed, int(rounds[-1]) - 1) if scores.size else None
-    overall = np.array(measured, dtype=np.float64)
-    kept = Counter(str(row["priority"]) for row in mine if not _missing(row["priority"]))
-    tests = sum(int(row["tests"]) for row in mine)
-    names, rows = ((), np.zeros(0, np.int64)) if tested is None else (tested.clients, tested.samples)
-    errors = None if tested is None else tested.metrics.get(ERROR)
+    kept = rows["priority"].dropna().astype(str)
+    steps = [step for text in rows["server_metrics"].dropna() if (step := _of_step(json.loads(text)))]
     return Curve(
-        *(rule, seed, rounds, scores, overall, tests, kept, server, history.hits(rule, seed), by_class, rows, names),
-        *(errors, _ends(mine, rounds)),
+        *(rule, seed, rounds, scores, measured, int(rows["tests"].sum()), Counter(kept), server),
+        hits=history.hits(rule, seed),
+        by_class=by_class,
+        rows=np.zeros(0, np.int64) if tested is None else tested.samples,
+        devices=() if tested is None else tested.clients,
+        errors=None if tested is None else tested.metrics.get(ERROR),
+        seconds=_ends(rows, rounds),
+        settings=RecordedRule.model_validate_json(federation["settings"]),
+        algorithm=str(federation["algorithm"]),
+        ended=Exploded(round=ended[0], reason=ended[1]) if ended and ended[1] else None,
+        tried=Counter(order for text in rows["tried"] for order, _ in json.loads(text)),
+        last_order=None if kept.empty else kept.iloc[-1],
+        played=int(rows["round"].max()) if len(rows) else 0,
+        sums=rows[list(SUMS)].astype(float).sum(min_count=1).to_dict(),
+        last_test={name: value for name, value in last.items() if not isinstance(value, list)},
+        step=steps[-1] if steps else {},
     )
 
 
-def _ends(rows: Sequence[Mapping[str, Any]], rounds: NDArray[np.int64]) -> Floats | None:
+def _ends(rows: Any, rounds: Counts) -> Floats | None:
     """Return when each of these rounds ended on the devices' clock; None where there is none."""
-    if not rows or any(_missing(row["simulated"]) for row in rows):
+    if rows.empty or rows["simulated"].isna().any():
         return None
-    ends = np.cumsum([0.0, *(row["simulated"] for row in rows)])
-    return ends[np.searchsorted([int(row["round"]) for row in rows], rounds, side="right")]
+    ends = np.concatenate([[0.0], rows["simulated"].to_numpy(np.float64).cumsum()])
+    return ends[np.searchsorted(rows["round"].to_numpy(), rounds, side="right")]
 
 
-def _missing(value: object) -> bool:
-    return value is None or (isinstance(value, float) and math.isnan(value))
+def _of_step(found: Mapping[str, float]) -> dict[str, float]:
+    """Return what the server's step says of itself, which is no test of the model."""
+    return {name: found[name] for name in OF_A_STEP if name in found}
 
 
-def _server(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, list[float]], dict[str, list[list[float]]]]:
-    """Return what the server found of each round's model, whole and class by class; empty unless it tested them all."""
-    found: dict[str, list[float]] = {}
-    by_class: dict[str, list[list[float]]] = {}
-    for row in rows:
-        text = row["server_metrics"]
-        # What the server's step says of itself is no test of the model.
-        metrics = {k: v for k, v in json.loads(text).items() if k not in OF_A_STEP} if isinstance(text, str) else {}
-        if not metrics:
-            return {}, {}
-        if "f1" in metrics:
-            metrics |= {"accuracy": row["server_accuracy"], "macro_f1": row["server_macro_f1"]}
-        for name, value in metrics.items():
-            if isinstance(value, list):
-                by_class.setdefault(name, []).append([float(one) for one in cast("list[float]", value)])
-            else:
-                found.setdefault(name, []).append(float(value))
-    return found, by_class
+def _server_tests(rows: Any) -> list[dict[str, Any]]:
+    """Return what the server found of each round's model, whole and class by class; empty where it did not test it."""
+    tests: list[dict[str, Any]] = []
+    columns = (rows[name] for name in ("server_metrics", "server_accuracy", "server_macro_f1"))
+    for text, accuracy, macro in zip(*columns, strict=True):
+        found: dict[str, Any] = json.loads(text) if isinstance(text, str) else {}
+        test = {name: value for name, value in found.items() if name not in OF_A_STEP}
+        tests.append(test | ({"accuracy": accuracy, "macro_f1": macro} if "f1" in test else {}))
+    return tests
 
 
 # Rounds to target, the worst tenth and the rows behind them, from local scores alone.
@@ -258,7 +286,7 @@ def on_rows(
         return None
     few = measure.too_few(carried, *found)
     counted = round(float(np.mean([mine.sum() for mine in rows])))
-    return {"rows": counted, "low": found[0], "high": found[1], "too_few": few}
+    return OnRows(rows=counted, low=found[0], high=found[1], too_few=few)
 
 
 def on_sample(scores: Floats, rows: Counts, of: int) -> OnSample:
@@ -271,10 +299,137 @@ def on_sample(scores: Floats, rows: Counts, of: int) -> OnSample:
     mean = float(scores @ rows / total)
     parts = rows * (scores - mean) * count / total
     half = Z * math.sqrt((1 - count / of) * float(parts @ parts) / (count * max(count - 1, 1)))
-    return {"clients": count, "of": of, "low": mean - half, "high": mean + half}
+    return OnSample(clients=count, of=of, low=mean - half, high=mean + half)
 
 
 def jain(scores: Floats) -> float:
     """Jain's fairness index (Σx)² / (n Σx²): 1 when all devices do equally well, 1/n when only one does."""
     squares = float(np.square(scores).sum())
     return float(scores.sum()) ** 2 / (len(scores) * squares) if squares else float("nan")
+
+
+# Figures of merit: what is computed of every curve. Tables, documents, files and tests of rules follow from this list.
+
+
+@dataclass(frozen=True)
+class FigureOfMerit:
+    """A figure of merit: its name in documents, what it is of a curve, and how and where tables show it."""
+
+    name: str
+    heading: str
+    of: Callable[[Curve, RoundSettings], float]
+    """Its value; NaN where a curve has none."""
+    measure: Measure | None = None
+    """How it is written; None: as the clients' scores are."""
+    tables: tuple[Literal["main", "clients", "server"], ...] = ()
+    """Which tables have a column of it."""
+    tested: str = ""
+    """What a paired test of it compares, in words; empty where none is made."""
+
+
+COUNT, INDEX = Measure("count"), Measure("index", low=0.0, high=1.0)
+SHARE = Measure("share", low=0.0, high=1.0, percent=True)
+SERVER = ("accuracy", "macro_f1", "mape", "micro_f1", "c_index", "dice", "mae", "rmse")
+"""What the server's tests of a model may find, as `measures.MEASURES` names it."""
+
+
+def _last(values: Sequence[float] | Floats) -> float:
+    return float(values[-1]) if len(values) else math.nan
+
+
+def _late(values: Sequence[float] | Floats, settings: RoundSettings) -> float:
+    return float(np.mean(values[-settings.last :])) if len(values) else math.nan
+
+
+def _of_clients(figure: Callable[[Floats], float]) -> Callable[[Curve, RoundSettings], float]:
+    """Return a figure of the clients' scores after the last round."""
+    return lambda curve, settings: float(figure(curve.scores[-1])) if curve.scores.size else math.nan
+
+
+def _of_server(name: str) -> list[FigureOfMerit]:
+    """Return a figure of the server's tests: of the last one, and the mean over the last rounds."""
+    measure = MEASURES[name]
+    tested = {
+        "mape": "error",
+        "accuracy": "accuracy",
+        "macro_f1": "macro F1",
+        "c_index": "C-index",
+        "dice": "mean Dice",
+    }
+    words = f"{tested[name]} on the server's test set" if name in tested else ""
+    late = f"mean {words.replace(' on', ' of the last rounds on')}" if name in ("accuracy", "macro_f1") else ""
+    return [
+        FigureOfMerit(
+            f"server_{name}",
+            measure.heading,
+            lambda curve, settings: curve.last_test.get(name, _last(curve.server.get(name, ()))),
+            *(measure, ("server",), words),
+        ),
+        FigureOfMerit(
+            f"server_{name}_late",
+            f"{measure.heading}, last rounds",
+            lambda curve, settings: _late(curve.server.get(name, ()), settings),
+            *(measure, (), late),
+        ),
+    ]
+
+
+def _reached(curve: Curve, settings: RoundSettings) -> float:
+    found = rounds_to_target(curve.rounds, curve.scores, settings.target, settings.share, above=settings.above)
+    return math.nan if found is None else float(found)
+
+
+def _sum(name: str, heading: str, column: str) -> FigureOfMerit:
+    return FigureOfMerit(name, heading, lambda curve, settings: curve.sums.get(column, math.nan), COUNT)
+
+
+def _flawed(name: str, heading: str, tables: tuple[Literal["main"], ...] = ()) -> FigureOfMerit:
+    return FigureOfMerit(
+        f"flawed_{name}", heading, lambda curve, settings: curve.flawed.get(name, math.nan), SHARE, tables
+    )
+
+
+FIGURES = (
+    _flawed("weight", "weight of flawed", ("main",)),
+    _flawed("samples", "samples of flawed"),
+    _flawed("updates", "updates of flawed"),
+    FigureOfMerit(
+        *("final", "final", lambda curve, settings: _last(curve.overall)),
+        tables=("main", "clients"),
+        tested="score after the last round",
+    ),
+    FigureOfMerit(
+        *("late", "last rounds", lambda curve, settings: _late(curve.overall, settings)),
+        tested="mean score of the last rounds",
+    ),
+    FigureOfMerit(
+        "best", "best round", lambda curve, settings: float(max(curve.overall, default=math.nan)), None, ("clients",)
+    ),
+    FigureOfMerit("worst", "worst client", _of_clients(worst_score), None, ("clients",)),
+    FigureOfMerit("worst_tenth", "worst tenth", _of_clients(worst_tenth), None, ("main", "clients")),
+    FigureOfMerit("p10", "10th perc.", _of_clients(lambda scores: np.percentile(scores, 10)), None, ("clients",)),
+    FigureOfMerit("p90", "90th perc.", _of_clients(lambda scores: np.percentile(scores, 90)), None, ("clients",)),
+    FigureOfMerit("spread", "std. dev.", _of_clients(np.std), None, ("clients",)),
+    FigureOfMerit("jain", "Jain", _of_clients(jain), INDEX, ("clients",)),
+    *(figure for name in SERVER for figure in _of_server(name)),
+    FigureOfMerit("testing_rounds", "testing rounds", lambda curve, settings: float(curve.tests), COUNT, ("main",)),
+    FigureOfMerit("rounds_to_target", "rounds to target", _reached, COUNT),
+    FigureOfMerit(
+        "left_out",
+        "left out",
+        lambda curve, settings: curve.sums.get("cohort", 0) - curve.sums.get("answered", 0),
+        COUNT,
+    ),
+    _sum("seconds", "seconds", "seconds"),
+    _sum("cpu_seconds", "seconds of processors", "cpu"),
+    _sum("gpu_seconds", "seconds of a GPU", "gpu"),
+    _sum("bytes_up", "bytes from clients", "up"),
+    _sum("bytes_down", "bytes to clients", "down"),
+    *(
+        FigureOfMerit(
+            name, name.replace("_", " "), lambda curve, settings, name=name: curve.step.get(name, math.nan), SHARE
+        )
+        for name in OF_A_STEP
+    ),
+)
+"""Every figure, in the order of tables."""

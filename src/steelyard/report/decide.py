@@ -24,7 +24,7 @@ from steelyard.base.settings import Document
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import recipes
 from steelyard.report.curves import Curve, RecordedRule
-from steelyard.report.notices import privacy_of, single_client_rounds
+from steelyard.report.notices import single_client_rounds
 from steelyard.report.statistics import LEAST_SEEDS, detectable, holm, paired_p, seeds_for, verdict
 from steelyard.runs.history import History
 
@@ -410,26 +410,6 @@ def _listed(names: Sequence[str], most: int = 3) -> str:
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
 
 
-def flawed_lines(
-    flaws: Mapping[str, Sequence[str]], clients: int, weights: Mapping[str, float], found: Verdict
-) -> list[str]:
-    """Say in one sentence who was flawed, and what share of all weight each rule gave them; nothing without flaws.
-
-    `weights` are by rule, means over the seeds. Of more than three rules, the baseline and the best other are named.
-    """
-    if not flaws or not weights:
-        return []
-    common = Counter(flaw for each in flaws.values() for flaw in each).most_common(1)[0][0]
-    shown = list(weights)
-    if len(shown) > 3:
-        sign = -1.0 if found.less_is_better else 1.0
-        others = [row for row in found.rules if row.difference and row.rule in weights and not row.left_out]
-        best = sorted(others, key=lambda row: sign * row.value.mean)[-1:]
-        shown = [rule for rule in (found.baseline, *(row.rule for row in best)) if rule in weights]
-    first, *rest = [f"{rule} gave them {weights[rule]:.0%}" for rule in shown]
-    return [f"{len(flaws)} of {clients} clients were flawed: {common}. {', '.join([f'{first} of all weight', *rest])}."]
-
-
 # The baseline and the rows of a run: which rows report, whether they are known to be clean, which may choose.
 
 
@@ -482,7 +462,7 @@ def verdict_of(history: History, experiment: Description, curves: Sequence[Curve
         mean = float(np.mean(series[-last:]))
         return -mean if rows.measure.less_is_better and not on_server else mean
 
-    settings, promise = recorded_rules(history), privacy_of(history)
+    settings, promise = recorded_rules(history), history.facts.privacy
     return decide(
         _by_rule(curves, value),
         baseline,
@@ -583,5 +563,5 @@ def _problem(history: History, baseline: str) -> str:
     if ended := sum(rule == baseline for rule, _ in history.ended):
         count = history.federations["seed"].nunique()
         return f"{baseline}, which the others are held against, exploded in {ended} of {count} seeds"
-    single = [row for row in single_client_rounds(history) if row["rounds"] == row["of"]]
+    single = [row for row in single_client_rounds(history) if row.rounds == row.of]
     return "rounds weighed one client only, and no rule can prefer one client to another there" if single else ""

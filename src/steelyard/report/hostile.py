@@ -8,18 +8,64 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from typing_extensions import TypedDict  # typing's own is one that pydantic reads from Python 3.12 on only
 
-from steelyard.base.measures import MEASURES, estimate, show_estimate
+from steelyard.base.measures import MEASURES, EstimateJson, estimate, show_estimate
 from steelyard.report.curves import read_curves
 from steelyard.report.decide import Exclusions, Rows, Verdict, decide, recorded_rules
 from steelyard.report.notices import flaws_of
 from steelyard.report.rendering import Table, paragraph, render, wrapped
-from steelyard.report.result import AttackBlock, AttackRow, Attacks, Outcome
 from steelyard.rounds.plan import RoundSettings
 from steelyard.runs.history import History, at_once
 
 CLEAN = "clean"
 """The name of the run without hostile clients."""
+
+
+class Outcome(TypedDict):
+    """A rule under one attack: accuracy per seed, the weight of hostile clients, how often a backdoor worked, and in
+    what share of its rounds an honest client was under alarm (None without a detector, the criterion TR).
+    """
+
+    accuracy: list[float]
+    weight: float | None
+    largest: float | None
+    backdoor: list[float] | None
+    false_alarms: float | None
+    ended: int
+    """In how many seeds its model exploded."""
+    fedavg: bool
+    """Whether it weighs by dataset size alone, whatever it is called."""
+
+
+class AttackRow(TypedDict):
+    """A rule under one attack, over its seeds; `lost` is what it lost against the run without hostile clients."""
+
+    rule: str
+    accuracy: EstimateJson
+    lost: EstimateJson | None
+    weight: float | None
+    largest: float | None
+    backdoor: EstimateJson | None
+    false_alarms: float | None
+    ended: int
+    fedavg: bool
+
+
+class AttackBlock(TypedDict):
+    """All rules under one attack."""
+
+    attack: str
+    rules: list[AttackRow]
+
+
+class Attacks(TypedDict):
+    """The outcomes of several attacks; "clean" among them is what is lost from."""
+
+    recommendation: Verdict | None
+    fraction: float
+    flawed_clients: list[str]
+    attacks: list[AttackBlock]
 
 
 @at_once

@@ -17,21 +17,12 @@ from steelyard.experiment.loading import to_toml
 from steelyard.report import figures
 from steelyard.report.assets import text
 from steelyard.report.contents import ReportData, chosen_federations, contents
-from steelyard.report.decide import Verdict, flawed_lines
-from steelyard.report.notices import (
-    chain_line,
-    chain_of,
-    privacy_lines,
-    privacy_of,
-    single_client_lines,
-    single_client_rounds,
-)
+from steelyard.report.notices import chain_line, privacy_lines
 from steelyard.report.recommended import TITLES, recommended
 from steelyard.report.rendering import Table, filled
 from steelyard.report.result import Comparison
-from steelyard.report.tables import main_table, result_tables, target_tables
-from steelyard.report.view import RunView, flawed_means
-from steelyard.runs.history import History
+from steelyard.report.tables import comparison_tables, headline, main_table, target_tables
+from steelyard.report.view import RunView
 
 SCRIPTS = ("reweigh.js", "figures.js", "controls.js", "report.js")
 
@@ -49,7 +40,7 @@ def html(view: RunView) -> str:
     data["figures"] |= extra.figures
     scripts = [figures.bundle(), *(text(name) for name in SCRIPTS)]
     several = len(view.histories) > 1
-    documents = [(name, found) for name, found in zip(view.names, view.documents, strict=True) if found is not None]
+    documents = [(name, found) for name, found in zip(view.names, view.documents, strict=True) if found.recommendation]
 
     def named(tables: Callable[[Comparison], list[Table]]) -> list[Table]:
         return [
@@ -62,7 +53,7 @@ def html(view: RunView) -> str:
         "report.html.j2",
         title=" and ".join(view.names),
         description="; ".join(dict.fromkeys(e.description for e in view.experiments if e.description)),
-        headline=headline(view),
+        headline=headlines(view),
         picture=sign(view),
         rules=[part.label for part in parts],
         lacking=len(view.labels) - len(parts),
@@ -73,8 +64,8 @@ def html(view: RunView) -> str:
         main=named(lambda document: [main_table(document)]),
         recommended=extra,
         targets=named(target_tables),
-        tables=named(result_tables),
-        sentences=[verdict["sentence"] for _, document in documents for verdict in document["verdicts"]],
+        tables=named(comparison_tables),
+        sentences=[rule.in_words for _, document in documents for rule in document.rules if rule.in_words],
         runs=_runs(view),
         missing=_missing(data),
         made=f"{datetime.now(UTC):%Y-%m-%d %H:%M}",
@@ -103,14 +94,16 @@ class RunFacts(NamedTuple):
 
 def _runs(view: RunView) -> list[RunFacts]:
     made: list[RunFacts] = []
-    for name, history, experiment in zip(view.names, view.histories, view.experiments, strict=True):
+    for name, history, document, experiment in zip(
+        view.names, view.histories, view.documents, view.experiments, strict=True
+    ):
         info = history.info
         kept = ("status", "device", "precision", "engine_choice", "parameters")
         facts = {key.replace("_", " "): info[key] for key in kept if info.get(key)} | history.facts.versions
         more = {
-            "notes": history.notes,
-            "privacy": "; ".join(privacy_lines(privacy_of(history))),
-            "chain": chain_line(chain_of(history)),
+            "notes": document.notes,
+            "privacy": "; ".join(privacy_lines(document.privacy)),
+            "chain": chain_line(document.chain),
         }
         facts |= {key: words for key, words in more.items() if words}
         made.append(RunFacts(name, facts, to_toml(experiment)))
@@ -127,9 +120,9 @@ def _missing(data: ReportData) -> list[figures.Figure]:
 def notebook_html(view: RunView) -> str:
     """Return a run as HTML without scripts, so that it shows in any notebook and without a network."""
     chart = figures.draw(view, "server") or figures.draw(view, "accuracy")
-    tables = [main_table(document) for document in view.documents if document is not None]
+    tables = [main_table(document) for document in view.documents if document.recommendation]
     picture = "" if chart is None else figures.svg(chart)
-    return filled("notebook.html.j2", headline=headline(view), tables=tables, chart=picture)
+    return filled("notebook.html.j2", headline=headlines(view), tables=tables, chart=picture)
 
 
 # The sign: a steelyard that tips with what flawed clients weigh against what their number would give them.
@@ -154,10 +147,10 @@ class Sign(NamedTuple):
 def sign(view: RunView) -> Sign:
     """Return the sign of the main rule."""
     federation = view.federation()
-    shares = flawed_means(view, federation.label)
-    if shares is None:
+    shares = view.rule(federation.label).figures
+    if "flawed_weight" not in shares:
         return Sign("A steelyard, level.", plain=True)
-    weight, number = shares["weight"], shares["updates"]
+    weight, number = shares["flawed_weight"].mean, shares["flawed_updates"].mean
     less = number - weight
     tips = "." if abs(less) <= LEVEL else ": the beam tips them up." if less > 0 else ": they tip the beam."
     title = (
@@ -171,51 +164,8 @@ def tilt(number: float, weight: float) -> float:
     return max(-STEEPEST, min(STEEPEST, 40.0 * (number - weight)))
 
 
-# The sentences at the top.
-
-
-def headline(view: RunView) -> list[str]:
-    """Return the answer in plain sentences, the recommendation first; several runs come one by one.
-
-    Before it stands only what makes it doubtful: that the run was changed.
-    """
-    if len(view.histories) > 1:
-        parts = zip(view.names, view.histories, strict=True)
-        return [f"{name}: {' '.join(headline(RunView([history])))}" for name, history in parts]
-    history, document = view.histories[0], view.documents[0]
-    changed, single = _changed(history), single_client_lines(single_client_rounds(history))
-    if document is None:
-        return [*changed, *_state(view), *single, "No round has been tested: no accuracy is known."]
-    found = document["recommendation"]
-    return [*changed, found.sentence, *single, *ended_lines(history), *_flawed(view, found)]
-
-
-def _changed(history: History) -> list[str]:
-    found = chain_of(history)
-    return [f"{chain_line(found)}."] if found["problem"] else []
-
-
-def _state(view: RunView) -> list[str]:
-    lines: list[str] = []
-    for name, history in zip(view.names, view.histories, strict=True):
-        facts = history.facts
-        if facts.status != "finished":
-            last = int(history.rounds["round"].to_numpy().max()) if len(history.rounds) else 0
-            planned = "" if facts.rounds is None else f" of {facts.rounds}"
-            lines.append(f"{name} is {facts.status}: round {last}{planned}.")
-    return lines
-
-
-def ended_lines(history: History) -> list[str]:
-    """Return a sentence for each rule and seed that ended before the others because its model exploded."""
-    return [
-        f"{rule}, seed {seed}, ended in round {round}: {reason}. Its figures are those of its last tested model."
-        for (rule, seed), (round, reason) in history.ended.items()
-    ]
-
-
-def _flawed(view: RunView, found: Verdict) -> list[str]:
-    federation = view.federation()
-    known = {label: shares["weight"] for label in view.labels if (shares := flawed_means(view, label))}
-    clients = view.evaluations(federation)["client"].nunique() or view.clients(federation)["client"].nunique()
-    return flawed_lines(view.flaws(federation), clients, known, found)
+def headlines(view: RunView) -> list[str]:
+    """Return the answer in plain sentences; several runs come one by one."""
+    if len(view.documents) == 1:
+        return headline(view.documents[0])
+    return [f"{name}: {' '.join(headline(one))}" for name, one in zip(view.names, view.documents, strict=True)]

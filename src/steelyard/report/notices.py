@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-from typing_extensions import TypedDict
-
 from steelyard.base.errors import printable
+from steelyard.base.settings import Document
 from steelyard.rounds.progress import RAISE
 from steelyard.runs.facts import Promise
 from steelyard.runs.history import History
 
 
-class Chain(TypedDict):
+class Chain(Document):
     """The head of a run's chain, the round that it follows, and the first problem, empty where there is none."""
 
     head: str
@@ -22,7 +20,7 @@ class Chain(TypedDict):
     problem: str
 
 
-class SingleClient(TypedDict):
+class SingleClient(Document):
     """How many of a rule's rounds weighed one client only."""
 
     rule: str
@@ -31,28 +29,20 @@ class SingleClient(TypedDict):
     of: int
 
 
-class FlawedShares(TypedDict):
-    """The share of all weight, of all samples and of all updates that flawed clients had."""
-
-    weight: float
-    samples: float
-    updates: float
-
-
 def chain_of(history: History) -> Chain:
     """Return the head of a run's chain, the round that it follows, and the first problem ("" where there is none)."""
     found = history.shown_chain
-    return {"head": found.head, "round": found.round, "problem": found.problem}
+    return Chain(head=found.head, round=found.round, problem=found.problem)
 
 
 def chain_line(chain: Chain) -> str:
     """Return one line on a chain: the warning, or the head; empty before the first checkpoint."""
-    if chain["problem"]:
-        return f"CHANGED since it was written: {printable(chain['problem'])}; what is shown is what is there now"
-    return f"chain head after round {chain['round']}: {chain['head']}" if chain["head"] else ""
+    if chain.problem:
+        return f"CHANGED since it was written: {printable(chain.problem)}; what is shown is what is there now"
+    return f"chain head after round {chain.round}: {chain.head}" if chain.head else ""
 
 
-def single_client_rounds(history: History) -> list[SingleClient]:
+def single_client_rounds(history: History) -> tuple[SingleClient, ...]:
     """Return each rule and seed with rounds that weighed one client; a sound run has none.
 
     The weight of a single client is all there is, so that such a round says nothing of a rule.
@@ -60,37 +50,32 @@ def single_client_rounds(history: History) -> list[SingleClient]:
     frame: Any = history.rounds
     frame = frame[frame["round"] > 0]
     frame = frame.assign(single=(frame["answered"] == 1) & (frame["kept_old"] == 0))
-    return [
-        {"rule": str(rule), "seed": int(seed), "rounds": int(rows["single"].sum()), "of": len(rows)}
+    return tuple(
+        SingleClient(rule=str(rule), seed=int(seed), rounds=int(rows["single"].sum()), of=len(rows))
         for (rule, seed), rows in frame.groupby(["rule", "seed"], sort=False)
         if rows["single"].any()
-    ]
+    )
 
 
 def single_client_lines(found: Sequence[SingleClient]) -> list[str]:
     """Return what a reader must know of such rounds: one sentence for all rules and seeds, or none."""
     if not found:
         return []
-    most = max(found, key=lambda row: row["rounds"] / row["of"])
+    most = max(found, key=lambda row: row.rounds / row.of)
     more = f", and so did {len(found) - 1} more of the rules and seeds" if len(found) > 1 else ""
     return [
-        f"Warning: {most['rounds']} of {most['of']} rounds of {most['rule']}, seed {most['seed']}, weighed one client "
+        f"Warning: {most.rounds} of {most.of} rounds of {most.rule}, seed {most.seed}, weighed one client "
         f"only{more}: no rule can prefer one client to another there. {RAISE}"
     ]
-
-
-def privacy_of(history: History) -> Promise | None:
-    """Return what a run promised to its clients and what it spent; None where it promised nothing, or goes on."""
-    return history.facts.privacy
 
 
 def privacy_lines(promise: Promise | None) -> list[str]:
     """Return one line for each rule, and one for all of them together where there are several."""
     if promise is None:
         return []
-    budget = "" if promise.budget is None else f" of {promise['budget']:g}"
+    budget = "" if promise.budget is None else f" of {promise.budget:g}"
     where = {"central": "noise by the server", "local": "noise by the devices"}[promise.model]
-    terms = f"at δ = {promise['delta']:g} (client-level, {promise['neighbours']}; {where}, {promise['accountant']})"
+    terms = f"at δ = {promise.delta:g} (client-level, {promise.neighbours}; {where}, {promise.accountant})"
     ended = {
         name: f"; stopped after round {round}, another would pass the budget" for name, round in promise.ended.items()
     }
@@ -98,10 +83,7 @@ def privacy_lines(promise: Promise | None) -> list[str]:
     if len(spent) == 1:
         return list(spent.values())
     lines = [f"{name}: {line}" for name, line in spent.items()]
-    return [*lines, f"all of these together: ε {promise['together']:.4g} for any one client"]
-
-
-# How much of the weight flawed clients got, and what that did to the model.
+    return [*lines, f"all of these together: ε {promise.together:.4g} for any one client"]
 
 
 def flaws_of(history: History, seed: int) -> dict[str, list[str]]:
@@ -111,21 +93,3 @@ def flaws_of(history: History, seed: int) -> dict[str, list[str]]:
         if int(row["seed"]) == seed:
             found.setdefault(str(row["client"]), []).append(str(row["flaw"]))
     return found
-
-
-def flawed_shares(history: History, rule: str, seed: int) -> FlawedShares | None:
-    """Return the share of all weight, of all samples and of all updates that flawed clients had; None without flaws."""
-    flawed = flaws_of(history, seed)
-    if not flawed:  # before the clients' table is read, which is large in a long run
-        return None
-    found = history.cohorts(rule, seed)
-    weighed = ~np.isnan(found.weight)
-    if not weighed.any():
-        return None
-    theirs = np.isin(found.client, [index for index, name in enumerate(found.clients) if name in flawed])[weighed]
-    weight, samples = found.weight[weighed], found.samples[weighed]
-    return {
-        "weight": float(weight[theirs].sum() / (weight.sum() or 1.0)),
-        "samples": float(samples[theirs].sum() / (samples.sum() or 1.0)),
-        "updates": float(theirs.mean()),
-    }

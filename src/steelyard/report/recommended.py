@@ -11,9 +11,8 @@ import numpy as np
 import pandas as pd
 
 from steelyard.base.errors import UserError
-from steelyard.report.figures.look import WIDTH, Chart, by_rule, described, line_chart, spec
+from steelyard.report.figures.look import WIDTH, Chart, VegaLite, by_rule, described, line_chart, spec
 from steelyard.report.rendering import Table
-from steelyard.report.result import VegaLite
 from steelyard.report.view import RunView
 
 if TYPE_CHECKING:

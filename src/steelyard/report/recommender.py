@@ -25,9 +25,11 @@ from steelyard.recommend.kgflex.model import Knowledge
 from steelyard.recommend.kgflex.selection import Selection
 from steelyard.recommend.metrics import Floats
 from steelyard.recommend.run_data import RunData, number_of, titles_of
-from steelyard.report.result import Metrics
 from steelyard.runs.history import History
 from steelyard.weighing.rule import WeighingSettings
+
+Metrics = dict[str, dict[str, object]]
+"""Metrics of lists by cutoff and by name, as `recommend.evaluate.figures` returns them; each metric names itself."""
 
 
 @dataclass(frozen=True, eq=False)

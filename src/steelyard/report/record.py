@@ -14,10 +14,9 @@ from steelyard.base.errors import UserError, told_as
 from steelyard.contributions.document import Contributions, rule_of, stored_contributions
 from steelyard.experiment.description import stored_settings
 from steelyard.experiment.loading import RUN_FILE
-from steelyard.report.hostile import CLEAN
-from steelyard.report.notices import privacy_lines, privacy_of
+from steelyard.report.hostile import CLEAN, Attacks
+from steelyard.report.notices import privacy_lines
 from steelyard.report.rendering import Table, filled
-from steelyard.report.result import Attacks
 from steelyard.report.verification import Record, RecordedSite, Verification, verify
 from steelyard.report.view import RunView
 from steelyard.runs.history import History
@@ -38,7 +37,7 @@ def record(folder: Path, keys: Path | None = None, rule: str | None = None, atta
     history = History(folder)
     view = RunView([history])
     compared = view.documents[0]
-    advice = None if compared is None else compared["recommendation"]
+    advice = None if compared is None else compared.recommendation
     chosen = rule_of(history, rule or (None if advice is None else advice.rule))
     main = next(row for row in history.federations.to_dict("records") if row["rule"] == chosen)
     seed, experiment = int(main["seed"]), view.experiments[0]
@@ -57,7 +56,7 @@ def record(folder: Path, keys: Path | None = None, rule: str | None = None, atta
         "result": _result(history, chosen, seed),
         "sites": _sites(history, chosen, seed),
         "contributions": NOT_MEASURED if isinstance(values, str) else values,
-        "privacy": privacy_lines(privacy_of(history)) or ["no differential privacy was promised"],
+        "privacy": privacy_lines(history.facts.privacy) or ["no differential privacy was promised"],
         "attacks": [NO_ATTACKS] if attacks is None else attack_lines(attacks, chosen),
         "notes": history.notes,
         "versions": history.facts.versions,

@@ -1,56 +1,57 @@
-"""The documents that commands print as JSON and reports are made from: their keys and types, in one place.
+"""The result of a run, computed once: which rule to use, and every figure of every rule, as frozen classes.
 
-They are typed dictionaries because the JSON is the public form: what stands here is what `--format json` prints.
-`cli.printing.print_json` writes them, and docs/reference/runs.md lists their keys.
+`computed` makes a `Comparison` of what a run recorded. The terminal, the report, the record and notebooks read it,
+`report.tables` lays it out, and as JSON it is what `run`, `compare` and `table` print: docs/reference/result.md has its
+schema.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal, NotRequired, Required
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
 
-from typing_extensions import TypedDict  # typing's own is one that pydantic reads from Python 3.12 on only
+import numpy as np
 
-from steelyard.base.measures import EstimateJson as EstimateJson
-from steelyard.report.curves import OnRows as OnRows
-from steelyard.report.curves import OnSample as OnSample
-from steelyard.report.curves import RecordedRule as RecordedRule
-from steelyard.report.decide import Verdict as Verdict
-from steelyard.report.notices import Chain as Chain
-from steelyard.report.notices import FlawedShares as FlawedShares
-from steelyard.report.notices import SingleClient as SingleClient
-from steelyard.runs.facts import Promise as Promise
+from steelyard.base.errors import UserError
+from steelyard.base.measures import Estimate, Measure, estimate, measure_of
+from steelyard.base.settings import Document
+from steelyard.experiment.description import Description
+from steelyard.report.curves import (
+    FIGURES,
+    Curve,
+    Exploded,
+    OnRows,
+    OnSample,
+    on_rows,
+    on_sample,
+    read_curves,
+    rounds_to_shares,
+    worst_devices,
+)
+from steelyard.report.decide import Verdict, find_baseline, servers_rows, verdict_of
+from steelyard.report.notices import Chain, SingleClient, chain_of, flaws_of, single_client_rounds
+from steelyard.report.statistics import holm, paired_p, verdict
+from steelyard.rounds.plan import RoundSettings
+from steelyard.runs.columns import Cohorts
+from steelyard.runs.database import unreadable
+from steelyard.runs.facts import Promise
+from steelyard.runs.history import History, at_once
+from steelyard.weighing import criterion
 
-Scalar = str | int | float | bool
-"""One value of a field, as a sweep gives it."""
-
-
-VegaLite = dict[str, Any]
-"""A figure as Vega and Vega-Lite define it: their document, not one of ours."""
-
-
-Metrics = dict[str, dict[str, object]]
-"""Metrics of lists by cutoff and by name, as `recommend.evaluate.figures` returns them; each metric names itself."""
-
-
-# A run: `steelyard run --format json`, `Result.summary`.
-
-
-class Orders(TypedDict):
-    """Priority orders of a rule: that of the last round, how many rounds kept each, how often each was tested."""
-
-    last: str | None
-    kept: dict[str, int]
-    tried: dict[str, int]
-
-
-class Exploded(TypedDict):
-    """In which round a rule's model exploded, and why."""
-
-    round: int
-    reason: str
+HEAVIEST = 5
+"""Clients that are named as those with most weight."""
+MOST_CLIENTS = 1_000
+"""Up to so many clients are listed one by one."""
 
 
-class CriterionUsed(TypedDict):
+class NotTested(UserError):
+    """No round of a run has been tested, so that there is nothing to compare; its folder is whole."""
+
+
+class CriterionUsed(Document):
     """A criterion of a rule, who measured it, and how far it can be trusted."""
 
     name: str
@@ -58,7 +59,7 @@ class CriterionUsed(TypedDict):
     trust: str
 
 
-class HeavyClient(TypedDict):
+class HeavyClient(Document):
     """A client that carried much weight."""
 
     client: str
@@ -67,425 +68,501 @@ class HeavyClient(TypedDict):
     samples: int
 
 
-class ServerTest(TypedDict, total=False):
-    """The last model on the server's rows: of classes accuracy and F1, of numbers the errors."""
+class Orders(Document):
+    """Priority orders of a rule with one seed: that of the last round, how often each was kept and tested."""
 
-    accuracy: float | None
-    macro_f1: float
-    f1: list[float]
-    mape: float
-    c_index: float
-    micro_f1: float
-    dice: float
-    mae: float
-    rmse: float
+    last: str | None
+    kept: dict[str, int]
+    tried: dict[str, int]
 
 
-class Lost(TypedDict):
-    """What the last weighing of low-rank adapters lost, as a share of the size of Σ wᵢBᵢAᵢ."""
+class SeedResult(Document):
+    """What a rule did with one seed, beside its figures."""
 
-    product: float
-    """By cutting it to the rank of the adapters."""
-    factors: float
-    """What averages of A and of B would have lost."""
-
-
-class Cost(TypedDict):
-    """What the rounds of one rule took, without tests on clients; None: not known."""
-
-    cpu_seconds: float | None
-    """Of this process; rules that ran side by side share evenly."""
-    gpu_seconds: float | None
-    """During which a GPU was held."""
-    bytes_up: float | None
-    """Of models and vectors that clients sent, or would have sent."""
-    bytes_down: float | None
-    """Of models and vectors that they were sent."""
-
-
-class RuleSummary(TypedDict):
-    """The final figures of one rule with one seed."""
-
-    algorithm: str
-    rule: str
     seed: int
-    rounds: int
-    accuracy: float | None
-    accuracy_on: OnSample | None
-    worst_tenth: float | None
-    worst_tenth_on: OnRows | None
-    p10: float | None
-    p90: float | None
-    rounds_to_target: int | None
-    testing_rounds: int
-    orders: Orders
-    server: ServerTest
-    lost: Lost | None
     ended: Exploded | None
-    left_out: int
-    seconds: float
-    cost: Cost
-    heaviest_clients: list[HeavyClient]
-    criteria: list[CriterionUsed]
-    fedavg: bool
-    asks_clients: bool
-    adapts_loss: bool
-    flawed: FlawedShares | None
-    flawed_weight: float | None
+    """Where its model exploded."""
+    accuracy_on: OnSample | None
+    """On how many clients the last score was measured, where a sample of them tests."""
+    orders: Orders
+    heaviest_clients: tuple[HeavyClient, ...]
 
 
-class TargetReached(TypedDict):
-    """The first round in which a share of the clients reached a target; None where none did."""
-
-    rule: str
-    seed: int
-    target: float
-    share: float
-    round: int | None
-
-
-class Summary(TypedDict):
-    """A run: its final figures, rule by rule and seed by seed."""
-
-    run: str
-    status: str
-    notes: str
-    weighed_one: list[SingleClient]
-    privacy: Promise | None
-    chain: Chain
-    measure: str
-    target: float
-    share: float
-    server_rows: str
-    sentence: str
-    flaws: dict[str, dict[str, list[str]]]
-    rules: list[RuleSummary]
-    rounds_to_target: list[TargetReached]
-
-
-# Weighing again: `steelyard weigh RUN --format json`.
-
-
-class ReweighedClient(TypedDict):
-    """A client's share of all weight, as recorded and as another rule would have given it."""
+class ClientScore(OnRows):
+    """The score of a rule's last model at one client: the mean over the seeds, on the rows of one of them."""
 
     client: str
-    recorded: float
-    weight: float
-    rounds: int
-    flaws: list[str]
+    score: float
 
 
-class FlawedWeights(TypedDict):
-    """What flawed clients have together of all weight."""
+class ScoreCurve(Document):
+    """The overall score round by round: each seed's, their mean and its interval."""
 
-    recorded: float
-    weight: float
-
-
-class Reweighed(TypedDict):
-    """A run's updates weighed by another rule."""
-
-    run: str
-    updates_of: str
-    seed: int
-    rule: str
-    rounds: int
-    note: str
-    clients: list[ReweighedClient]
-    flawed: FlawedWeights | None
+    rounds: tuple[int, ...]
+    seconds: tuple[tuple[float, ...], ...] | None
+    """Of each seed: when each round ended on the devices' clock; only in runs with one."""
+    values: tuple[tuple[float, ...], ...]
+    mean: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
 
 
-# The rules of one run: `steelyard table` and `compare` with `--format json`.
-
-
-class TargetCell(EstimateJson):
-    """Rounds to a target, or rounds gained, for one share of the devices."""
-
-    share: float
-    unreached: int
-
-
-class TargetRow(TypedDict):
-    """One rule's rounds (the baseline) or gains (the others) for a target."""
-
-    rule: str
-    kind: Literal["rounds", "gain"]
-    cells: list[TargetCell]
-    average: EstimateJson
-    printed: EstimateJson
-
-
-class TargetTable(TypedDict):
-    """One target's part of the papers' tables."""
-
-    target: float
-    shares: list[float]
-    rows: list[TargetRow]
-
-
-class PairedTest(EstimateJson):
-    """A rule against the baseline in one measure: the difference, p before and after Holm's correction."""
+@dataclass(frozen=True)
+class PairedTest(Estimate):
+    """A rule against the baseline in one figure: the difference, p before and after Holm's correction."""
 
     p: float | None
     p_holm: float | None
     verdict: str
 
 
-class RuleTests(TypedDict, total=False):
-    """What a rule is held against the baseline by; a measure that a run does not have is left out."""
-
-    gain: PairedTest
-    final: PairedTest
-    late: PairedTest
-    server_accuracy: PairedTest
-    server_accuracy_late: PairedTest
-    server_macro_f1: PairedTest
-    server_macro_f1_late: PairedTest
-    server_mape: PairedTest
-    server_c_index: PairedTest
-    server_dice: PairedTest
-
-
-class RuleVerdict(RuleTests, total=False):
-    """A rule against the baseline, measure by measure and in words."""
-
-    rule: Required[str]
-    sentence: Required[str]
-
-
-class DeviceRow(TypedDict):
-    """How a rule's last model serves the devices."""
-
-    rule: str
-    final: EstimateJson
-    best: EstimateJson
-    worst: EstimateJson
-    worst_tenth: EstimateJson
-    worst_tenth_on: OnRows | None
-    p10: EstimateJson
-    p90: EstimateJson
-    spread: EstimateJson
-    jain: EstimateJson
-
-
-class ClientScore(OnRows):
-    """The score of a rule's last model at one client: the mean over the seeds, on the rows of one of them."""
-
-    rule: str
-    client: str
-    score: float
-
-
-ServerFigure = Literal["accuracy", "macro_f1", "micro_f1", "mae", "mape", "rmse", "c_index", "dice"]
-"""What the server's tests of a model may find, as `measures.MEASURES` names it."""
-
-
-class ServerRow(TypedDict, total=False):
-    """A rule's last model on the server's reporting rows."""
-
-    rule: Required[str]
-    accuracy: EstimateJson
-    macro_f1: EstimateJson
-    mape: EstimateJson
-    micro_f1: EstimateJson
-    c_index: EstimateJson
-    dice: EstimateJson
-    mae: EstimateJson
-    rmse: EstimateJson
-
-
-class ServerCurve(TypedDict, total=False):
-    """Every figure of the server's tests, per seed and round."""
-
-    rule: Required[str]
-    accuracy: list[list[float]]
-    macro_f1: list[list[float]]
-    mape: list[list[float]]
-    micro_f1: list[list[float]]
-    c_index: list[list[float]]
-    dice: list[list[float]]
-    mae: list[list[float]]
-    rmse: list[list[float]]
-
-
-class ClassCurve(TypedDict):
-    """F1 of single classes on the server's rows: per seed, round and class."""
-
-    rule: str
-    f1: NotRequired[list[list[list[float]]]]
-
-
-class TestingRow(TypedDict):
-    """What online adjustment cost a rule, and which orders it kept."""
-
-    rule: str
-    testing_rounds: EstimateJson
-    orders_kept: dict[str, int]
-
-
-class RightWrong(TypedDict):
+class RightWrong(Document):
     """Test samples that the baseline and a rule get right or wrong in the last round, summed over seeds."""
 
-    rule: str
     both_wrong: int
     only_rule_right: int
     only_baseline_right: int
     both_right: int
 
 
-class ScoreCurve(TypedDict):
-    """The overall score round by round: each seed's, their mean and its interval."""
+class RuleResult(Document):
+    """A rule of a run: its figures over the seeds, and what they rest on."""
 
     rule: str
-    rounds: list[int]
-    seconds: NotRequired[list[list[float]]]
-    """Of each seed: when each round ended on the devices' clock; only in runs with one."""
-    values: list[list[float]]
-    mean: list[float]
-    low: list[float]
-    high: list[float]
-
-
-class FlawedRow(TypedDict):
-    """The share of all weight that flawed clients got under a rule."""
-
-    rule: str
-    weight: EstimateJson
-
-
-class EndedRow(Exploded):
-    """A rule and seed that ended because its model exploded."""
-
-    rule: str
-    seed: int
-
-
-class RuleTables(TypedDict):
-    """All tables of a comparison; a pure function of the curves of its rules."""
-
-    baseline: str
-    rules: list[str]
-    seeds: list[int]
-    confidence: float
-    rounds_to_target: list[TargetTable]
-    verdicts: list[RuleVerdict]
-    devices: list[DeviceRow]
-    clients: list[ClientScore]
-    server: list[ServerRow]
-    testing: list[TestingRow]
-    right_wrong: list[RightWrong]
-    server_curves: list[ServerCurve]
-    class_curves: list[ClassCurve]
-    curves: list[ScoreCurve]
-
-
-class Comparison(RuleTables):
-    """A run's rules, compared."""
-
-    recommendation: Verdict
-    measure: str
-    run: str
-    status: str
-    chain: Chain
-    algorithms: dict[str, str]
-    personal: list[str]
-    """The rules whose clients tested models of their own; all figures of devices are then of these models."""
-    rounds: int
-    limit: int
-    last: int
-    reach: str
-    weighed_one: list[SingleClient]
-    flawed: list[FlawedRow]
-    ended: list[EndedRow]
-    left_out: dict[str, str]
-    """What `--rules all` asked for and could not run, with the reason."""
-
-
-# Several runs: `steelyard sweep` and `attack` with `--format json`, `SweepResult.table`.
-
-
-class SweepRow(TypedDict):
-    """One point of a sweep: the values of its fields, its rule, and the measure over its seeds."""
-
-    point: int
-    run: str
-    values: dict[str, Scalar]
-    rule: str
-    seeds: list[int]
-    value: EstimateJson
-    unreached: int
-    diverged: bool
-
-
-class SweepTest(TypedDict):
-    """What the best point did on the test set."""
-
-    run: str
-    rule: str
-    value: EstimateJson
-    unreached: int
-
-
-class SweepDocument(TypedDict):
-    """A sweep: every point that is done, the best first."""
-
-    folder: str
-    measure: str
-    measured: str
-    less_is_better: bool
-    validation: float
-    seeds: list[int]
-    fields: list[str]
-    rows: list[SweepRow]
-    best: SweepRow | None
-    left: list[str]
-    diverged: list[str]
-    test: SweepTest | None
-    problems: list[str]
-
-
-class Outcome(TypedDict):
-    """A rule under one attack: accuracy per seed, the weight of hostile clients, how often a backdoor worked, and in
-    what share of its rounds an honest client was under alarm (None without a detector, the criterion TR).
-    """
-
-    accuracy: list[float]
-    weight: float | None
-    largest: float | None
-    backdoor: list[float] | None
-    false_alarms: float | None
-    ended: int
-    """In how many seeds its model exploded."""
+    algorithm: str
+    criteria: tuple[CriterionUsed, ...]
     fedavg: bool
     """Whether it weighs by dataset size alone, whatever it is called."""
+    asks_clients: bool
+    adapts_loss: bool
+    own_models: bool
+    """Whether its clients tested models of their own; all figures of clients are then of these models."""
+    rounds: int
+    figures: dict[str, Estimate]
+    """By their names in `report.curves.FIGURES`; `values` are in the order of the seeds, null where one has none."""
+    worst_tenth_on: OnRows | None
+    """The rows that the worst tenth of the clients was tested on."""
+    tests: dict[str, PairedTest]
+    """Against the baseline, by figure; more is better."""
+    in_words: str
+    """These tests as a sentence; empty for the baseline."""
+    right_wrong: RightWrong | None
+    clients: tuple[ClientScore, ...]
+    curve: ScoreCurve
+    server: dict[str, tuple[tuple[float, ...], ...]]
+    """Figures of the server's tests: of each seed, round by round."""
+    class_f1: tuple[tuple[tuple[float, ...], ...], ...]
+    """F1 of single classes on the server's rows: of each seed, by round and class."""
+    seeds: tuple[SeedResult, ...]
 
 
-class AttackRow(TypedDict):
-    """A rule under one attack, over its seeds; `lost` is what it lost against the run without hostile clients."""
+@dataclass(frozen=True)
+class TargetCell(Estimate):
+    """Rounds to a target, or rounds gained, for one share of the clients; not reached counts as the last round."""
+
+    share: float
+    unreached: int
+    rounds: tuple[int | None, ...]
+    """The rule's own rounds, seed by seed; None where it never got there."""
+
+
+class TargetRow(Document):
+    """One rule's rounds (the baseline) or gains (the others) for a target."""
 
     rule: str
-    accuracy: EstimateJson
-    lost: EstimateJson | None
-    weight: float | None
-    largest: float | None
-    backdoor: EstimateJson | None
-    false_alarms: float | None
-    ended: int
-    fedavg: bool
+    kind: Literal["rounds", "gain"]
+    cells: tuple[TargetCell, ...]
+    average: Estimate
+    printed: Estimate
+    """The average over those shares that the baseline or the rule reached."""
 
 
-class AttackBlock(TypedDict):
-    """All rules under one attack."""
+class TargetTable(Document):
+    """One target's part of the papers' tables."""
 
-    attack: str
-    rules: list[AttackRow]
+    target: float
+    shares: tuple[float, ...]
+    rows: tuple[TargetRow, ...]
 
 
-class Attacks(TypedDict):
-    """The outcomes of several attacks; "clean" among them is what is lost from."""
+class Comparison(Document):
+    """A run and its rules, compared."""
 
+    run: str
+    status: str
+    notes: str
+    chain: Chain
+    privacy: Promise | None
+    measure: str
+    """What a client's score is: accuracy, ndcg@10, minus RMSE."""
+    server_rows: str
+    """What the server's reporting rows are called: "the server's 46 rows"."""
+    clients: int
+    flaws: dict[int, dict[str, tuple[str, ...]]]
+    """By seed and client, in words."""
+    weighed_one: tuple[SingleClient, ...]
+    """Rules and seeds with rounds that weighed one client only; empty for a sound run."""
+    left_out: dict[str, str]
+    """What `--rules all` asked for and could not run, with the reason."""
+    seeds: tuple[int, ...]
+    rounds: int
+    """The newest round that was tested."""
+    limit: int
+    """The round that a target counts as that is not reached."""
+    last: int
+    """Of how many of the last rounds the deciding figures are means."""
+    target: float
+    share: float
+    above: bool
+    """Whether a target must be passed, not met."""
+    confidence: float = 0.95
+    baseline: str
     recommendation: Verdict | None
-    fraction: float
-    flawed_clients: list[str]
-    attacks: list[AttackBlock]
+    """None before a round has been tested."""
+    rules: tuple[RuleResult, ...]
+    """The baseline first."""
+    rounds_to_target: tuple[TargetTable, ...]
+
+    def rule(self, name: str) -> RuleResult:
+        """Return one rule."""
+        return next(rule for rule in self.rules if rule.rule == name)
+
+    def has(self, figure: str) -> bool:
+        """Whether every rule has a figure."""
+        return all(figure in rule.figures for rule in self.rules)
+
+    def tested(self) -> Verdict:
+        """Return the recommendation; refuse a run of which no round has been tested."""
+        if self.recommendation is None:
+            raise NotTested(
+                f"{self.run}: no round has been tested, either not yet or because none is ever tested (partition.test "
+                "= 'none', or nodes with tests = false, and no partition.server_report); allowed: a run with at least "
+                "one"
+            )
+        return self.recommendation
+
+
+@at_once
+def computed(run: History | Path | str, experiment: Description, baseline: str | None = None) -> Comparison:
+    """Return the result of a run; `steelyard table --format json` prints it."""
+    history = run if isinstance(run, History) else History(run)
+    settings, measure = experiment.rounds, measure_of(experiment.score_name)
+    if not len(history.federations):
+        raise unreadable(history.folder, "it names no rule")
+    chosen = find_baseline(history, baseline)
+    curves = sorted(read_curves(history), key=lambda curve: (curve.rule != chosen, curve.seed))
+    seeds = tuple(dict.fromkeys(curve.seed for curve in curves))
+    flaws = {seed: flaws_of(history, seed) for seed in seeds}
+    tested = all(len(curve.rounds) for curve in curves)
+    heaviest: dict[tuple[str, int], tuple[HeavyClient, ...]] = {}
+    asked: set[str] = set()
+    for place, curve in enumerate(curves):
+        cohorts = history.cohorts(curve.rule, curve.seed)
+        asked |= {*(curve.devices or cohorts.clients)}
+        heaviest[curve.rule, curve.seed] = _heaviest(cohorts)
+        curves[place] = replace(curve, flawed=_flawed(cohorts, set(flaws[curve.seed])))
+    newest = max((int(curve.rounds[-1]) for curve in curves if len(curve.rounds)), default=0)
+    # A recommender may count epochs in place of rounds; its limit is then the last round there is.
+    limit = settings.count or newest
+    rules, targets = compared(curves, settings, measure, limit)
+    facts = history.facts
+    known = {name: each.measured_by for name, each in criterion.known().items()} | facts.measured_by
+
+    def completed(rule: RuleResult) -> RuleResult:
+        mine = {curve.seed: curve for curve in curves if curve.rule == rule.rule}
+        trusted = facts.trust.get(rule.rule, {})
+        named = {
+            name: (known.get(name, "unknown"), trusted.get(name, "unknown"))
+            for name in mine[seeds[0]].settings.criteria
+        }
+        return rule.model_copy(
+            update={
+                "own_models": rule.rule in history.personal,
+                "criteria": tuple(
+                    CriterionUsed(name=name, measured_by=by, trust=how) for name, (by, how) in named.items()
+                ),
+                "seeds": tuple(
+                    _seed(history, curve, heaviest[curve.rule, seed], facts.tested.get(str(seed)))
+                    for seed, curve in mine.items()
+                ),
+            }
+        )
+
+    return Comparison(
+        run=str(history.folder),
+        status=facts.status,
+        notes=history.notes,
+        chain=chain_of(history),
+        privacy=facts.privacy,
+        measure=experiment.score_name,
+        server_rows=servers_rows(history),
+        clients=len(asked),
+        flaws=flaws,
+        weighed_one=single_client_rounds(history),
+        left_out=experiment.left_out,
+        seeds=seeds,
+        rounds=newest,
+        limit=limit,
+        last=settings.last,
+        target=settings.target,
+        share=settings.share,
+        above=settings.above,
+        baseline=chosen,
+        recommendation=verdict_of(history, experiment, curves, chosen) if tested else None,
+        rules=tuple(map(completed, rules)),
+        rounds_to_target=targets,
+    )
+
+
+def _heaviest(cohorts: Cohorts) -> tuple[HeavyClient, ...]:
+    """Return the clients that carried most weight, the heaviest first."""
+    weighed = ~np.isnan(cohorts.weight)
+    client, weight = cohorts.client[weighed], cohorts.weight[weighed]
+    totals = np.bincount(client, weight, minlength=len(cohorts.clients))
+    rounds = np.bincount(client, minlength=len(cohorts.clients))
+    samples = np.zeros(len(cohorts.clients), np.int64)
+    np.maximum.at(samples, client, cohorts.samples[weighed])
+    whole = float(totals.sum()) or 1.0
+    # Names are in ascending order: of two with the same weight the first comes first.
+    ranked = [index for index in np.argsort(-totals, kind="stable") if rounds[index]][:HEAVIEST]
+    return tuple(
+        HeavyClient(
+            client=cohorts.clients[index],
+            share=float(totals[index]) / whole,
+            rounds=int(rounds[index]),
+            samples=int(samples[index]),
+        )
+        for index in ranked
+    )
+
+
+def _flawed(cohorts: Cohorts, flawed: set[str]) -> dict[str, float]:
+    """Return the share of all weight, of all samples and of all updates that flawed clients had; empty without any."""
+    weighed = ~np.isnan(cohorts.weight)
+    if not flawed or not weighed.any():
+        return {}
+    theirs = np.isin(cohorts.client, [at for at, name in enumerate(cohorts.clients) if name in flawed])[weighed]
+    weight, samples = cohorts.weight[weighed], cohorts.samples[weighed]
+    return {
+        "weight": float(weight[theirs].sum() / (weight.sum() or 1.0)),
+        "samples": float(samples[theirs].sum() / (samples.sum() or 1.0)),
+        "updates": float(theirs.mean()),
+    }
+
+
+def _seed(history: History, curve: Curve, heaviest: tuple[HeavyClient, ...], drawn: Sequence[int] | None) -> SeedResult:
+    """Return what a rule did with one seed; `drawn` says of how many clients those that test were drawn."""
+    sample = None
+    if drawn is not None and curve.scores.size:
+        tested = history.tested(curve.rule, curve.seed, int(curve.rounds[-1]) - 1)
+        sample = on_sample(tested.score, tested.samples, drawn[1])
+    return SeedResult(
+        seed=curve.seed,
+        ended=curve.ended,
+        accuracy_on=sample,
+        orders=Orders(last=curve.last_order, kept=dict(curve.orders), tried=dict(curve.tried)),
+        heaviest_clients=heaviest,
+    )
+
+
+# What is a pure function of the curves: figures, tests against the baseline, rounds to target.
+
+
+def compared(
+    curves: Sequence[Curve], settings: RoundSettings, measure: Measure, limit: int
+) -> tuple[list[RuleResult], tuple[TargetTable, ...]]:
+    """Return every rule and the tables of rounds to target; the first curve is of the baseline, seeds rise.
+
+    The papers' targets are about accuracies, shares of rows: other measures have none.
+    """
+    by_rule: dict[str, list[Curve]] = {}
+    for curve in curves:
+        by_rule.setdefault(curve.rule, []).append(curve)
+    baseline, *others = by_rule
+    tested = measure.of_rows and all(curve.scores.size for curve in curves)
+    targets = tuple(_target(by_rule, settings, target, limit) for target in settings.all_targets if tested)
+    values = {
+        rule: {figure.name: [figure.of(curve, settings) for curve in mine] for figure in FIGURES}
+        for rule, mine in by_rule.items()
+    }
+    tests: dict[str, dict[str, PairedTest]] = {rule: {} for rule in by_rule}
+    words: dict[str, list[str]] = {rule: [] for rule in by_rule}
+
+    def test(name: str, what: str, unit: str, factor: float, differences: Mapping[str, Sequence[float]]) -> None:
+        raw = [paired_p(each) for each in differences.values()]
+        for (rule, each), p, adjusted in zip(differences.items(), raw, holm(raw), strict=True):
+            found = estimate(each)
+            tests[rule][name] = PairedTest(**vars(found), p=p, p_holm=adjusted, verdict=verdict(found.mean, adjusted))
+            words[rule].append(_in_words(tests[rule][name], what, unit, factor))
+
+    if targets:
+        rows = {rule: [row for table in targets for row in table.rows if row.rule == rule] for rule in others}
+        gains = {rule: np.mean([row.average.values for row in mine], axis=0).tolist() for rule, mine in rows.items()}
+        test("gain", "rounds to the targets", "rounds gained on average", 1.0, gains)
+    last = min(settings.last, max(len(curve.overall) for curve in curves))
+    for figure in FIGURES if others else ():
+        known = {rule: values[rule][figure.name] for rule in by_rule}
+        if not figure.tested or not np.isfinite(list(known.values())).all():
+            continue
+        used = figure.measure or measure
+        sign = -1.0 if used.less_is_better else 1.0
+        unit = "" if not used.percent else f"points of {used.name} saved" if used.less_is_better else "points"
+        what = figure.tested.replace("last rounds", f"last {last} rounds")
+        what = what if figure.measure or measure.percent else what.replace("score", measure.name)
+        differences = {rule: (sign * np.subtract(known[rule], known[baseline])).tolist() for rule in others}
+        test(figure.name, what, unit, used.factor, differences)
+    rules: list[RuleResult] = []
+    for rule, mine in by_rule.items():
+        text = "" if rule == baseline else f"{rule} against {baseline}: {'; '.join(words[rule])}."
+        chance = " One seed: it may be chance." if text and len(mine) == 1 else ""
+        found = _rule(mine, measure, None if rule == baseline else _right_wrong(by_rule[baseline], mine))
+        figures = {name: estimate(each) for name, each in values[rule].items() if not np.isnan(each).all()}
+        rules.append(found.model_copy(update={"figures": figures, "tests": tests[rule], "in_words": text + chance}))
+    return rules, targets
+
+
+def _in_words(test: PairedTest, what: str, unit: str, factor: float) -> str:
+    """Say plainly whether a rule is better, worse or not distinguishable from the baseline in one figure."""
+    amount = f"{_signed(test.mean * factor)} {unit}".strip()
+    if test.verdict == "untested":
+        return f"{what} {amount}"
+    return (
+        f"{test.verdict} in {what} ({amount}, 95 % interval {_signed(test.low * factor)} to "
+        f"{_signed(test.high * factor)}, p = {test.p_holm:.2g} after Holm's correction)"
+    )
+
+
+def _signed(value: float) -> str:
+    """Write a difference with its sign; one that is only rounding of sums, such as -9.25e-18 rounds, is 0."""
+    return f"{0.0 if abs(value) < 1e-12 else value:+.3g}"
+
+
+def _rule(curves: Sequence[Curve], measure: Measure, right_wrong: RightWrong | None) -> RuleResult:
+    """Return one rule without its figures: what it is, its curves, its clients."""
+    first = curves[0]
+    tested = [(curve, worst_devices(curve.scores[-1])) for curve in curves if len(curve.rows) and curve.scores.size]
+    server = [name for name in first.server if all(name in curve.server for curve in curves)]
+    return RuleResult(
+        rule=first.rule,
+        algorithm=first.algorithm,
+        criteria=(),
+        fedavg=first.settings.fedavg,
+        asks_clients=first.settings.asks_clients,
+        adapts_loss=first.settings.loss is not None,
+        own_models=False,
+        rounds=max(curve.played for curve in curves),
+        figures={},
+        worst_tenth_on=_on_rows(tested, measure) if len(tested) == len(curves) else None,
+        tests={},
+        in_words="",
+        right_wrong=right_wrong,
+        clients=_client_scores(curves, measure),
+        curve=_score_curve(curves),
+        server={name: tuple(tuple(curve.server[name]) for curve in curves) for name in server},
+        class_f1=tuple(tuple(map(tuple, curve.by_class["f1"])) for curve in curves)
+        if all("f1" in curve.by_class for curve in curves)
+        else (),
+        seeds=(),
+    )
+
+
+def _on_rows(devices: Sequence[tuple[Curve, Any]], measure: Measure) -> OnRows | None:
+    """Return on how many rows some clients of each curve were tested after its last round."""
+    scores = [curve.scores[-1][places] for curve, places in devices]
+    errors = [None if curve.errors is None else curve.errors[places] for curve, places in devices]
+    return on_rows(scores, [curve.rows[places] for curve, places in devices], measure, errors)
+
+
+def _client_scores(curves: Sequence[Curve], measure: Measure) -> tuple[ClientScore, ...]:
+    """Return the score at each client with the rows that it rests on; none where there are too many clients to read."""
+    names = sorted({name for curve in curves for name in curve.devices})
+    found: list[ClientScore] = []
+    for name in names if len(names) <= MOST_CLIENTS else ():
+        held = [(curve, np.array([curve.devices.index(name)])) for curve in curves if name in curve.devices]
+        if rows := _on_rows(held, measure):
+            score = float(np.mean([curve.scores[-1][place] for curve, place in held]))
+            found.append(ClientScore(client=name, score=score, **dict(rows)))
+    return tuple(found)
+
+
+def _right_wrong(baseline: Sequence[Curve], rule: Sequence[Curve]) -> RightWrong | None:
+    counts = np.zeros((2, 2), dtype=np.int64)
+    for one, other in zip(baseline, rule, strict=True):
+        if one.hits is None or other.hits is None or len(one.hits) != len(other.hits):
+            return None
+        np.add.at(counts, (one.hits.astype(np.int64), other.hits.astype(np.int64)), 1)
+    (both_wrong, rule_right), (baseline_right, both_right) = counts.tolist()
+    return RightWrong(
+        both_wrong=both_wrong, only_rule_right=rule_right, only_baseline_right=baseline_right, both_right=both_right
+    )
+
+
+def _score_curve(curves: Sequence[Curve]) -> ScoreCurve:
+    """Return mean and interval of the overall score, round by round, as far as all seeds went."""
+    length = min(len(curve.rounds) for curve in curves)
+    values = [curve.overall[:length].tolist() for curve in curves]
+    points = [estimate(each) for each in zip(*values, strict=True)]
+    ends = [curve.seconds[:length].tolist() for curve in curves if curve.seconds is not None]
+    return ScoreCurve(
+        rounds=tuple(curves[0].rounds[:length].tolist()),
+        seconds=tuple(map(tuple, ends)) if len(ends) == len(curves) else None,
+        values=tuple(map(tuple, values)),
+        mean=tuple(point.mean for point in points),
+        low=tuple(point.low for point in points),
+        high=tuple(point.high for point in points),
+    )
+
+
+def _target(by_rule: Mapping[str, Sequence[Curve]], settings: RoundSettings, target: float, limit: int) -> TargetTable:
+    """Return one target's part of the papers' tables: rounds of the baseline, gains of the others.
+
+    A target that is not reached counts as the round limit, so that both unreached is a gain of 0 (SPEC §6). `average`
+    is over all shares (paper 004), `printed` over those that the thesis prints: reached by the baseline or by the rule.
+    """
+    reached = {
+        rule: [
+            rounds_to_shares(curve.rounds, curve.scores, target, settings.shares, above=settings.above)
+            for curve in curves
+        ]
+        for rule, curves in by_rule.items()
+    }
+    counted = {rule: [[limit if at is None else at for at in row] for row in rows] for rule, rows in reached.items()}
+    base = next(iter(by_rule))
+    rows: list[TargetRow] = []
+    for rule, found in reached.items():
+        by_seed = (
+            np.array(counted[rule], float) if rule == base else np.subtract(counted[base], counted[rule]).astype(float)
+        )
+        cells = [
+            TargetCell(
+                **vars(estimate(by_seed[:, column].tolist())),
+                share=share,
+                unreached=sum(row[column] is None for row in found),
+                rounds=tuple(row[column] for row in found),
+            )
+            for column, share in enumerate(settings.shares)
+        ]
+        rows.append(
+            TargetRow(
+                rule=rule,
+                kind="rounds" if rule == base else "gain",
+                cells=tuple(cells),
+                average=estimate([math.fsum(row) / len(row) for row in by_seed.tolist()]),
+                printed=estimate(_printed(by_seed.tolist(), reached[base], found)),
+            )
+        )
+    return TargetTable(target=target, shares=settings.shares, rows=tuple(rows))
+
+
+def _printed(
+    by_seed: Sequence[Sequence[float]], base: Sequence[Sequence[int | None]], rule: Sequence[Sequence[int | None]]
+) -> list[float]:
+    """Return each seed's mean over the shares that the baseline or the rule reached (the thesis, Table 5.5).
+
+    A seed in which neither reached any share has none and is left out.
+    """
+    kept = [
+        [value for value, *at in zip(*rows, strict=True) if at != [None, None]]
+        for rows in zip(by_seed, base, rule, strict=True)
+    ]
+    return [math.fsum(row) / len(row) for row in kept if row]

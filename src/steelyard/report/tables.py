@@ -1,18 +1,24 @@
-"""The tables of a comparison: the answer with the one behind it, and those of the papers."""
+"""A result as tables: which rule to use and the table behind it, the papers' tables, one comparison at several shares.
+
+A table of rules is a list of columns, each a heading and what it shows of a rule; the figures of `report.curves` that
+name a table are its columns.
+"""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from pathlib import Path
+from typing import Literal, NamedTuple
 
-from steelyard.base.measures import Estimate, EstimateJson, Measure, estimate, measure_of, show_estimate, show_number
-from steelyard.report.curves import Curve, rounds_to_target
-from steelyard.report.notices import chain_line
+from steelyard.base.measures import UNKNOWN, Estimate, Measure, estimate, measure_of, show_estimate, show_number
+from steelyard.report.curves import COUNT, FIGURES, Curve, FigureOfMerit, OnRows, rounds_to_target
+from steelyard.report.decide import Verdict
+from steelyard.report.notices import chain_line, single_client_lines
 from steelyard.report.rendering import Style, Table, as_csv, paragraph, render, spark
-from steelyard.report.result import ClientScore, Comparison, DeviceRow, OnRows, RuleTables, TargetTable
+from steelyard.report.result import ClientScore, Comparison, RuleResult, TargetTable
 from steelyard.report.statistics import LEAST_SEEDS, MOST_SEEDS
-from steelyard.report.summary import ranks_lists
 from steelyard.rounds.progress import RAISE
 
 F1_ROUNDS = 6
@@ -23,291 +29,113 @@ MOST_CLASSES = 20
 """Classes up to which each has a column of its own."""
 
 
-def comparison_tables(document: Comparison) -> list[Table]:
-    """Return the papers' tables: rounds to target, devices, server, testing rounds, samples, curves."""
-    return [*target_tables(document), *result_tables(document)]
+class Column(NamedTuple):
+    """A column of a table of rules: its heading, and what it shows of a rule."""
+
+    heading: str
+    cell: Callable[[RuleResult], str]
 
 
-def target_tables(document: Comparison) -> list[Table]:
-    """Return a table for each target: after how many rounds a share of the devices reach it."""
-    several = len(document["seeds"]) > 1
-    return [_rounds(section, document, several) for section in document["rounds_to_target"] if section["rows"]]
+def rule_table(
+    title: str, rules: Sequence[RuleResult], columns: Sequence[Column], note: str = "", *, best: str | None = None
+) -> Table:
+    """Lay rules out, one a line; a column that has nothing to show of any rule is left out."""
+    cells = {column.heading: [column.cell(rule) for rule in rules] for column in columns}
+    shown = {heading: column for heading, column in cells.items() if set(column) - {UNKNOWN, ""}}
+    names = [rule.rule for rule in rules]
+    rows = zip(names, *shown.values(), strict=True)
+    marked = names.index(best) if best in names and len(names) > 1 else None
+    return Table(title, ("rule", *shown), tuple(rows), note, best=marked)
 
 
-def result_tables(document: Comparison) -> list[Table]:
-    """Return what `target_tables` leaves: devices, server, testing rounds, samples, curves."""
-    found = [table for tables in (_devices, _clients, _server, class_tables) for table in tables(document)]
-    found += [table(document) for table in (_ended, _left_out, _flawed, _testing, _samples, _curves)]
-    return [table for table in found if table.rows]
+def ranks_lists(measure: str) -> bool:
+    """Whether scores are of recommenders' lists: their measures are named with a cutoff, such as ndcg@10."""
+    return "@" in measure
 
 
-def cell(value: Estimate | EstimateJson, digits: int = 1, factor: float = 1.0) -> str:
+def cell(value: Estimate | None, digits: int = 1, factor: float = 1.0) -> str:
     """Write an estimate as "mean±half", or the mean alone for one seed; counts of one seed without digits."""
-    counted = len(value["values"]) == 1 and digits == 1 and factor == 1.0 and float(value["mean"]).is_integer()
+    counted = value is not None and len(value.values) == 1 and digits == 1 and factor == 1.0 and value.mean.is_integer()
     return show_estimate(value, 0 if counted else digits, factor, between="±")
-
-
-def _rounds(section: TargetTable, document: Comparison, several: bool) -> Table:
-    seeds = len(document["seeds"])
-    rows: list[tuple[str, ...]] = []
-    for row in section["rows"]:
-        base = row["kind"] == "rounds"
-        cells = ["–" if base and part["unreached"] == seeds else cell(part) for part in row["cells"]]
-        averages = (cell(row[name], 2) for name in ("average", "printed"))
-        rows.append((row["rule"] + (" (rounds)" if base else ""), *cells, *averages))
-    note = f"First row: rounds; others: rounds gained over it. Not reached counts as round {document['limit']}"
-    note += f"; – : in no seed. Mean ± 95 % interval over {seeds} seeds." if several else "; – : not reached. One seed."
-    note += " Printed: the average over the shares that the first row or the rule reached."
-    headings = ("rule", *(f"{share:.0%}" for share in section["shares"]), "average", "printed")
-    verb = "are above" if document.get("reach") == "above" else "reach"
-    return Table(f"Rounds until a share of the devices {verb} {section['target']:.0%}", headings, tuple(rows), note)
-
-
-def worst_cell(row: DeviceRow, digits: int, measure: Measure) -> str:
-    """Write the worst tenth: over seeds as any mean, of one seed with the interval that its few rows give."""
-    found, rows = row["worst_tenth"], row["worst_tenth_on"]
-    if len(found["values"]) != 1 or rows is None:
-        return cell(found, digits, measure.factor)
-    return f"{show_number(found['mean'] * measure.factor, digits)} {on_cell(rows, measure)}"
 
 
 def on_cell(rows: OnRows, measure: Measure) -> str:
     """Write the interval that a score has from its rows, and whether these are too few: "[21–94] too few"."""
-    return f"{measure.show_interval(rows['low'], rows['high'])}{' too few' if rows['too_few'] else ''}"
+    return f"{measure.show_interval(rows.low, rows.high)}{' too few' if rows.too_few else ''}"
 
 
-def algorithm_cells(document: Comparison) -> Callable[[str | None], tuple[str, ...]]:
-    """Return what gives a rule's cell of the column of algorithms, its heading for None; none where all are FedAvg."""
-    algorithms: Mapping[str, str] = document.get("algorithms", {})
-    if all(name == "fedavg" for name in algorithms.values()):
-        return lambda rule: ()
-    return lambda rule: ("algorithm" if rule is None else algorithms.get(rule, "–"),)
+def figure_column(
+    figure: FigureOfMerit, score: Measure, place: Literal["main", "clients", "server"], heading: str = ""
+) -> Column:
+    """Return a figure as a column of one of the tables."""
+    measure = figure.measure or score
+    digits = 1 if measure is COUNT else (1 if place == "main" else 2) if measure.percent else 4
+    if place == "server" and not measure.percent:
+        digits = 3 if measure.bounded else 2
+    own = heading or figure.heading
+    return Column(
+        own if place == "server" or not measure.percent else f"{own} (%)",
+        lambda rule: cell(rule.figures.get(figure.name), digits, measure.factor),
+    )
 
 
-def tested_cells(document: Comparison) -> Callable[[str | None], tuple[str, ...]]:
-    """Return what says of a rule whose models its clients tested; nothing where all tested the server's."""
-    personal = document.get("personal", [])
-    if not personal:
-        return lambda rule: ()
-    return lambda rule: ("tested" if rule is None else "own models" if rule in personal else "common model",)
-
-
-def _devices(document: Comparison) -> list[Table]:
-    if not document["devices"]:
-        return []
-    measure = measure_of(document["measure"])
-    columns = ("final", "best", "worst", "worst_tenth", "p10", "p90", "spread")
-    named, tested = algorithm_cells(document), tested_cells(document)
-    served = {row["rule"]: row["accuracy"] for row in document["server"] if "accuracy" in row and tested(None)}
-    rows = [
-        (
-            *(row["rule"], *named(row["rule"]), *tested(row["rule"])),
-            *(cell(row[name], 2 if measure.percent else 4, measure.factor) for name in columns),
-            cell(row["jain"], 4),
-            *([cell(served[row["rule"]], 2, 100.0)] if row["rule"] in served else ["–"] if served else []),
-        )
-        for row in document["devices"]
+def _common(document: Comparison) -> list[Column]:
+    """Return what is said of a rule beside figures: its algorithm, and whose models its clients tested."""
+    algorithms = {rule.algorithm for rule in document.rules} != {"fedavg"}
+    own = any(rule.own_models for rule in document.rules)
+    return [
+        Column("algorithm", lambda rule: rule.algorithm if algorithms else ""),
+        Column("tested", lambda rule: "" if not own else "own models" if rule.own_models else "common model"),
     ]
-    unit = " (%)" if measure.percent else ""
-    names = ("final", "best round", "worst client", "worst tenth", "10th perc.", "90th perc.", "std. dev.")
-    headings = ("rule", *named(None), *tested(None), *(f"{name}{unit}" for name in names), "Jain")
-    headings += ("server's rows (%)",) if served else ()
-    note = f"Final: over all test samples after round {document['rounds']}; the rest over devices; {measure.direction}."
-    if tested(None):
-        note += " Own models: each client tested the one that it uses itself. Server's rows: the common model there."
-    title = f"Local {document['measure']} after the last round"
-    return [Table(title, headings, tuple(rows), note)]
 
 
-def _clients(document: Comparison) -> list[Table]:
-    """Each client with its rows and interval, where they are few enough to read: hospitals, not telephones."""
-    names = list(dict.fromkeys(row["client"] for row in document["clients"]))
-    if not names or len(names) > MOST_CLIENTS:
-        return []
-    measure = measure_of(document["measure"])
-    known = {(row["client"], row["rule"]): row for row in document["clients"]}
-    rows: list[tuple[str, ...]] = []
-    for name in names:
-        mine = [known.get((name, rule)) for rule in document["rules"]]
-        count = max(row["rows"] for row in mine if row)
-        rows.append((name, f"{count:,}", *(_client_cell(row, measure) for row in mine)))
-    note = f"{measure.heading} [95 % interval from its rows], {measure.direction}. "
-    note += "Clients whose intervals overlap have no sure rank; one with too few rows has none."
-    return [Table("Client by client after the last round", ("client", "rows", *document["rules"]), tuple(rows), note)]
+# Which rule to use, and the table behind it.
 
 
-def _client_cell(row: ClientScore | None, measure: Measure) -> str:
-    if row is None:
-        return "–"
-    score = f"{100 * row['score']:.1f}" if measure.percent else show_number(row["score"], 3)
-    return f"{score} {on_cell(row, measure)}"
+def headline(document: Comparison, *, changed: bool = True) -> list[str]:
+    """Return the answer in plain sentences, the recommendation first: for the terminal, the report and notebooks.
 
-
-def _server(document: Comparison) -> list[Table]:
-    names = [name for name in document["server"][0] if name != "rule"]
-    names = [name for name in names if all(name in row for row in document["server"])]
-    if not names:
-        return []
-    shown = {name: measure_of(name) for name in names}
-    rows = [
-        (
-            row["rule"],
-            *(
-                cell(row[name], 3 if measure.bounded and not measure.percent else 2, measure.factor)
-                for name, measure in shown.items()
-            ),
-        )
-        for row in document["server"]
-    ]
-    by_direction: dict[str, list[str]] = {}
-    for measure in shown.values():
-        by_direction.setdefault(measure.direction, []).append(measure.name)
-    note = "; ".join(f"{direction}: {', '.join(which)}" for direction, which in by_direction.items())
-    headings = ("rule", *(measure.heading for measure in shown.values()))
-    title = "The last model on the server's reporting rows"
-    return [Table(title, headings, tuple(rows), f"{note[:1].upper()}{note[1:]}.")]
-
-
-def _ended(document: Comparison) -> Table:
-    """Which federations ended early because their model exploded, so that nobody takes their figures for final ones."""
-    rows = [(row["rule"], str(row["seed"]), str(row["round"]), row["reason"]) for row in document.get("ended", [])]
-    note = "Their last tested model stands in the other tables; a target that it had not reached is not reached."
-    return Table("Ended early, without a sound model", ("rule", "seed", "round", "why"), tuple(rows), note)
-
-
-def _left_out(document: Comparison) -> Table:
-    """What `--rules all` asked for and this experiment cannot run, so that nobody takes the rest for everything."""
-    return Table("Left out of all rules", ("rule", "why"), tuple(document.get("left_out", {}).items()))
-
-
-def _flawed(document: Comparison) -> Table:
-    rows = [(row["rule"], cell(row["weight"], 1, 100.0)) for row in document.get("flawed", [])]
-    return Table("Share of all weight that flawed clients got", ("rule", "weight (%)"), tuple(rows))
-
-
-def _testing(document: Comparison) -> Table:
-    rows = [
-        (
-            row["rule"],
-            str(document["rounds"]),
-            cell(row["testing_rounds"]),
-            ", ".join(f"{order} {count}" for order, count in row["orders_kept"].items()),
-        )
-        for row in document["testing"]
-        if row["testing_rounds"]["mean"] > 0
-    ]
-    headings = ("rule", "rounds", "testing rounds", "rounds that kept each order, all seeds")
-    return Table("Online adjustment: what it cost and what it kept", headings, tuple(rows))
-
-
-def _samples(document: Comparison) -> Table:
-    base = document["baseline"]
-    rows = [
-        (
-            row["rule"],
-            *(str(row[name]) for name in ("both_wrong", "only_rule_right", "only_baseline_right", "both_right")),
-        )
-        for row in document["right_wrong"]
-    ]
-    headings = ("rule", "both wrong", "only the rule right", f"only {base} right", "both right")
-    return Table(f"Test samples right or wrong in the last round against {base}, all seeds", headings, tuple(rows))
-
-
-def _curves(document: Comparison) -> Table:
-    curves = document["curves"]
-    values = [value for curve in curves for value in curve["mean"]]
-    low, high = min(values), max(values)
-    measure = measure_of(document["measure"])
-    marks = sorted({_mark(curves[0]["rounds"], share) for share in (0.05, 0.1, 0.25, 0.5, 1.0)})
-    rows: list[tuple[str, ...]] = []
-    for curve in curves:
-        at = dict(zip(curve["rounds"], curve["mean"], strict=True))
-        shown = [
-            show_number(at[mark] * measure.factor, 2 if measure.percent else 4) if mark in at else "" for mark in marks
-        ]
-        rows.append((curve["rule"], *shown, spark(curve["mean"], low, high)))
-    headings = ("rule", *(f"round {mark}" for mark in marks), "curve")
-    title = "Accuracy over all test samples (%)" if measure.of_rows else f"{measure.name}, round by round"
-    return Table(title, headings, tuple(rows))
-
-
-def _mark(rounds: Sequence[int], share: float) -> int:
-    return rounds[max(0, math.ceil(share * len(rounds)) - 1)]
-
-
-def class_tables(document: RuleTables) -> list[Table]:
-    """Return macro F1 at a few rounds and the last F1 of each class, where the server reports them; else nothing."""
-    rows = [row for row in document.get("class_curves", ()) if "f1" in row and row["f1"] and row["f1"][0]]
-    if not rows:
-        return []
-    length = min(len(seed) for row in rows for seed in row["f1"])
-    marks = sorted({max(1, math.ceil(length * part / F1_ROUNDS)) for part in range(1, F1_ROUNDS + 1)} | {1})
-    macro = [
-        (row["rule"], *(_f1_cell([sum(seed[mark - 1]) / len(seed[mark - 1]) for seed in row["f1"]]) for mark in marks))
-        for row in rows
-    ]
-    found = [
-        Table("Macro F1 on the server's reporting rows", ("rule", *(f"round {mark}" for mark in marks)), tuple(macro))
-    ]
-    count = len(rows[0]["f1"][0][0])
-    if count <= MOST_CLASSES:
-        last = [
-            (row["rule"], *(_f1_cell([seed[length - 1][label] for seed in row["f1"]]) for label in range(count)))
-            for row in rows
-        ]
-        headings = ("rule", *(f"class {label}" for label in range(count)))
-        found.append(Table(f"F1 of each class on the server's reporting rows, round {length}", headings, tuple(last)))
-    return found
-
-
-def _f1_cell(values: Sequence[float]) -> str:
-    return cell(estimate(values).as_json(), 3)
-
-
-def comparison_csv(document: Comparison) -> str:
-    """Return the rounds-to-target tables as tidy CSV: a line per target, rule and share; the averages close each.
-
-    A comparison without targets, such as one of errors or of lists, has a line per rule and figure.
+    Before it stands only what makes it doubtful: that the run was changed, where `changed` asks for it.
     """
-    if not document["rounds_to_target"]:
-        return _figures_csv(document)
-    rows: list[tuple[str | float, ...]] = []
-    for section in document["rounds_to_target"]:
-        for row in section["rows"]:
-            parts: list[tuple[float | str, EstimateJson, int | str]] = [
-                *((found["share"], found, found["unreached"]) for found in row["cells"]),
-                *((name, row[name], "") for name in ("average", "printed")),
-            ]
-            for share, value, unreached in parts:
-                head = (section["target"], share, row["rule"], row["kind"])
-                rows.append((*head, value["mean"], value["low"], value["high"], unreached, len(value["values"])))
-    return as_csv(("target", "share", "rule", "kind", "mean", "low", "high", "unreached", "seeds"), rows)
-
-
-def _figures_csv(document: Comparison) -> str:
-    """Return how each rule serves the devices and the server, a line per rule and figure."""
-    tables = {f"{document['measure']} on the clients": document["devices"], "on the server": document["server"]}
-    rows = [
-        (row["rule"], where, name, value["mean"], value["low"], value["high"], len(value["values"]))
-        for where, table in tables.items()
-        for row in cast("Sequence[Mapping[str, Any]]", table)
-        for name, value in row.items()
-        if isinstance(value, dict) and "values" in value
+    first = [f"{chain_line(document.chain)}."] if changed and document.chain.problem else []
+    single = single_client_lines(document.weighed_one)
+    found = document.recommendation
+    if found is None:
+        newest = max(rule.rounds for rule in document.rules)
+        going = f"{Path(document.run).name} is {document.status}: round {newest} of {document.limit}."
+        state = [going] if document.status != "finished" else []
+        return [*first, *state, *single, "No round has been tested: no accuracy is known."]
+    ended = [
+        f"{rule.rule}, seed {each.seed}, ended in round {each.ended.round}: {each.ended.reason}. Its figures are those "
+        "of its last tested model."
+        for rule in document.rules
+        for each in rule.seeds
+        if each.ended
     ]
-    return as_csv(("rule", "where", "figure", "mean", "low", "high", "seeds"), rows)
+    return [*first, found.sentence, *single, *ended, *_flawed_sentence(document, found)]
 
 
-def curves_csv(document: Comparison) -> str:
-    """Return the curves as tidy CSV: rule, round, mean, low, high."""
-    rows = [
-        (curve["rule"], *point)
-        for curve in document["curves"]
-        for point in zip(curve["rounds"], curve["mean"], curve["low"], curve["high"], strict=True)
-    ]
-    return as_csv(("rule", "round", "mean", "low", "high"), rows)
+def _flawed_sentence(document: Comparison, found: Verdict) -> list[str]:
+    """Say who was flawed, and what share of all weight each rule gave them; nothing without flaws.
 
-
-# The answer of a comparison: the recommendation and the table behind it.
+    Of more than three rules, the baseline and the best other are named.
+    """
+    flaws = document.flaws[document.seeds[0]]
+    weights = {
+        rule.rule: rule.figures["flawed_weight"].mean for rule in document.rules if "flawed_weight" in rule.figures
+    }
+    if not flaws or not weights:
+        return []
+    common = Counter(flaw for each in flaws.values() for flaw in each).most_common(1)[0][0]
+    shown = list(weights)
+    if len(shown) > 3:
+        sign = -1.0 if found.less_is_better else 1.0
+        others = [row for row in found.rules[1:] if row.rule in weights and not row.left_out]
+        best = sorted(others, key=lambda row: sign * row.value.mean)[-1:]
+        shown = [rule for rule in (found.baseline, *(row.rule for row in best)) if rule in weights]
+    first, *rest = [f"{rule} gave them {weights[rule]:.0%}" for rule in shown]
+    told = ", ".join([f"{first} of all weight", *rest])
+    return [f"{len(flaws)} of {document.clients} clients were flawed: {common}. {told}."]
 
 
 def write_comparison(
@@ -317,79 +145,84 @@ def write_comparison(
 
     `in_words` adds every test of every rule in words. Plain text is broken to `width`, where given.
     """
-    tables = [*_weighed_one(document), main_table(document), *(comparison_tables(document) if all_tables else ())]
-    sentences = [test["sentence"] for test in document["verdicts"]] if in_words else []
-    answer = paragraph(document["recommendation"]["sentence"], style, width)
+    every = [*target_tables(document), *comparison_tables(document)]
+    tables = [*_weighed_one(document), main_table(document), *(every if all_tables else ())]
+    sentences = [rule.in_words for rule in document.rules[1:]] if in_words else []
+    answer = paragraph(document.tested().sentence, style, width)
     # Last, where a terminal stands: a run that was changed is not to be missed. A head is copied, so it is not broken.
-    chain = paragraph(chain_line(document["chain"]), style)
+    chain = paragraph(chain_line(document.chain), style)
     return f"{answer}\n\n{render(tables, sentences, style, width)}" + (f"\n{chain}\n" if chain else "")
 
 
-def main_table(document: Comparison) -> Table:
-    """Return the table behind the recommendation: the measure that decides, and how flawed and worst clients fared."""
-    found = document["recommendation"]
-    last = min(document["last"], document["rounds"])
-    measure = measure_of(found.measure)
-    factor, digits = measure.factor, 1 if measure.percent else 4
-    columns: dict[str, dict[str, str]] = {}
-    for cells_of in (algorithm_cells(document), tested_cells(document)):
-        if heading := cells_of(None):
-            columns[heading[0]] = {rule: cells_of(rule)[0] for rule in document["rules"]}
-    columns[measure.heading] = {row.rule: cell(row.value, digits, factor) for row in found.rules}
-    others = [row for row in found.rules if row["difference"] is not None]
-    if others:
-        columns[f"against {found['baseline']}"] = {
-            row.rule: _signed(row.difference, digits, factor) for row in others if row["difference"]
-        }
-    if any(row.p_holm is not None for row in others):
-        columns["p"] = {row.rule: _p(row.p_holm) for row in others}
-    if document["flawed"]:
-        columns["weight of flawed (%)"] = {row["rule"]: cell(row["weight"], 1, 100.0) for row in document["flawed"]}
-    columns |= _local_columns(document, on_server="server" in found.where)
-    if any(row["testing_rounds"]["mean"] > 0 for row in document["testing"]):
-        columns["testing rounds"] = {row["rule"]: cell(row["testing_rounds"]) for row in document["testing"]}
-    rules = [row.rule for row in found.rules]
-    rows = tuple((rule, *(cells.get(rule, "–") for cells in columns.values())) for rule in rules)
-    best = rules.index(found.rule) if found.rule is not None and len(rules) > 1 else None
-    over = f"mean of the last {last} tested rounds" if last > 1 else f"after round {document['rounds']}"
-    shown = f"{measure.name[:1].upper()}{measure.name[1:]}"
-    title = f"{shown} {found['where']}, {over}"
-    return Table(title, ("rule", *columns), rows, _main_note(document), best=best)
+def main_table(document: Comparison, *, target: bool = False) -> Table:
+    """Return the table behind the recommendation: the measure that decides, and how flawed and worst clients fared.
 
-
-def _local_columns(document: Comparison, *, on_server: bool) -> dict[str, dict[str, str]]:
-    """The clients' own tests beside what decides: over all of their rows where the server decides, and the worst."""
-    if not document["devices"]:
-        return {}
-    measure = measure_of(document["measure"])
-    unit = " (%)" if measure.percent else ""
-    digits = 1 if unit else 4
-    rows = document["devices"]
-    columns: dict[str, dict[str, str]] = {}
+    `target` adds in which round the clients reached the experiment's target.
+    """
+    found, score = document.tested(), measure_of(document.measure)
+    measure, last = measure_of(found.measure), min(document.last, document.rounds)
+    columns = [*_common(document), *_deciding(found, measure)]
     # The server may test by another measure than clients are scored by: RMSE, and minus RMSE.
-    other = measure_of(document["recommendation"]["measure"]) != measure
-    if on_server:
-        name = f"{measure.name} on the clients{unit}" if other else f"on the clients{unit}"
-        columns[name] = {row["rule"]: cell(row["final"], digits, measure.factor) for row in rows}
-    whose = " of the users" if ranks_lists(document["measure"]) else " of the clients" if other else ""
-    columns[f"worst tenth{whose}{unit}"] = {row["rule"]: worst_cell(row, digits, measure) for row in rows}
-    if counts := {row["rule"]: f"{found['rows']:,}" for row in rows if (found := row["worst_tenth_on"])}:
-        columns["rows of the worst"] = counts
-    return columns
+    whose = " of the users" if ranks_lists(document.measure) else " of the clients" if measure != score else ""
+    headings = {"worst_tenth": f"worst tenth{whose}"}
+    headings["final"] = f"{score.name} on the clients" if measure != score else "on the clients"
+    by_clients = "server" not in found.where
+    for figure in FIGURES:
+        if "main" not in figure.tables or (figure.name == "final" and (by_clients or not document.has("worst"))):
+            continue
+        column = figure_column(figure, score, "main", headings.get(figure.name, ""))
+        if figure.name == "worst_tenth":
+            column = Column(column.heading, lambda rule, column=column: _worst(rule, column, score))
+            columns += [column, Column("rows of the worst", _rows_of_the_worst)]
+        elif figure.name != "testing_rounds" or any(rule.figures["testing_rounds"].mean > 0 for rule in document.rules):
+            columns.append(column)
+    if target and score.of_rows and document.has("worst"):
+        heading = f"rounds until {document.share:.0%} of clients reach {document.target:.0%}"
+        columns.append(Column(heading, _reached))
+    over = f"mean of the last {last} tested rounds" if last > 1 else f"after round {document.rounds}"
+    title = f"{measure.name[:1].upper()}{measure.name[1:]} {found.where}, {over}"
+    return rule_table(title, document.rules, columns, _main_note(document, found), best=found.rule)
 
 
-def _signed(value: Estimate | EstimateJson, digits: int, factor: float) -> str:
-    text = cell(value, digits, factor)
-    return text if text[0] in "−–" else f"+{text}"
+def _deciding(found: Verdict, measure: Measure) -> list[Column]:
+    """Return the columns of the measure that decides: its value, the difference from the baseline, p."""
+    digits, tests = 1 if measure.percent else 4, {row.rule: row for row in found.rules}
+
+    def difference(rule: RuleResult) -> str:
+        text = cell(tests[rule.rule].difference, digits, measure.factor)
+        return text if text[0] in "−–" else f"+{text}"
+
+    return [
+        Column(measure.heading, lambda rule: cell(tests[rule.rule].value, digits, measure.factor)),
+        Column(f"against {found.baseline}", difference),
+        Column("p", lambda rule: _p(tests[rule.rule].p_holm)),
+    ]
 
 
 def _p(value: float | None) -> str:
-    return "–" if value is None else "<0.001" if value < 0.001 else f"{value:.3f}"
+    return UNKNOWN if value is None else "<0.001" if value < 0.001 else f"{value:.3f}"
 
 
-def _main_note(document: Comparison) -> str:
-    found = document["recommendation"]
-    seeds = len(document["seeds"])
+def _worst(rule: RuleResult, column: Column, measure: Measure) -> str:
+    """Write the worst tenth: over seeds as any mean, of one seed with the interval that its few rows give."""
+    one = len(rule.seeds) == 1 and rule.worst_tenth_on
+    return f"{column.cell(rule)} {on_cell(one, measure)}" if one else column.cell(rule)
+
+
+def _rows_of_the_worst(rule: RuleResult) -> str:
+    return f"{rule.worst_tenth_on.rows:,}" if rule.worst_tenth_on else UNKNOWN
+
+
+def _reached(rule: RuleResult) -> str:
+    found = rule.figures.get("rounds_to_target")
+    known = [value for value in found.values if not math.isnan(value)] if found else []
+    if found and len(known) == len(found.values):
+        return cell(found)
+    return f"{len(known)} of {len(rule.seeds)} seeds" if known else "not reached"
+
+
+def _main_note(document: Comparison, found: Verdict) -> str:
+    seeds = len(document.seeds)
     notes = [f"mean ± 95 % interval over {seeds} seeds"] if seeds > 1 else ["one seed"]
     if any(row.p_holm is not None for row in found.rules):
         notes.append("p: paired t-test against the first rule after Holm's correction")
@@ -398,25 +231,230 @@ def _main_note(document: Comparison) -> str:
         needed = found.seeds_needed
         count = f"more than {MOST_SEEDS:,}" if needed is None else f"about {needed}"
         notes.append(f"a difference of {small} would need {count} seeds")
-    if document["devices"]:
-        who = "users' lists" if ranks_lists(document["measure"]) else "clients' own tests"
-        notes.append(f"the {who} are those after round {document['rounds']}")
-    known = [measure_of(found.measure), *([measure_of(document["measure"])] if document["devices"] else [])]
+    known = [measure_of(found.measure)]
+    if document.has("worst"):
+        who = "users' lists" if ranks_lists(document.measure) else "clients' own tests"
+        notes.append(f"the {who} are those after round {document.rounds}")
+        known.append(measure_of(document.measure))
     alike = len({measure.direction for measure in known}) == 1
     notes.append(known[0].direction if alike else ", ".join(f"{each.name}: {each.direction}" for each in known))
-    notes += [f"{row['rule']} is not held against it: {row['left_out']}" for row in found.rules if row["left_out"]]
+    notes += [f"{row.rule} is not held against it: {row.left_out}" for row in found.rules if row.left_out]
     text = "; ".join(notes)
     return f"{text[:1].upper()}{text[1:]}."
 
 
 def _weighed_one(document: Comparison) -> list[Table]:
-    """Which federations had rounds of one client: no rule is compared in those rounds."""
-    found = document.get("weighed_one", [])
-    if not found:
+    """Which rules had rounds of one client: no rule is compared in those rounds."""
+    if not document.weighed_one:
         return []
-    rows = [(row["rule"], str(row["seed"]), f"{row['rounds']} of {row['of']}") for row in found]
+    rows = [(row.rule, str(row.seed), f"{row.rounds} of {row.of}") for row in document.weighed_one]
     note = f"No rule can prefer one client to another there. {RAISE}"
     return [Table("Warning: rounds that weighed one client only", ("rule", "seed", "rounds"), tuple(rows), note)]
+
+
+# The papers' tables.
+
+
+def comparison_tables(document: Comparison) -> list[Table]:
+    """Return the papers' tables beside those of targets: clients, server, testing rounds, samples, curves."""
+    found: list[Table] = []
+    for tables in (_devices, _clients, server_tables, class_tables):
+        found += tables(document)
+    found += [table(document) for table in (_ended, _left_out, _flawed, _testing, _samples, _curves)]
+    return [table for table in found if table.rows]
+
+
+def target_tables(document: Comparison) -> list[Table]:
+    """Return a table for each target: in which round each share of the clients reaches it."""
+    return [_rounds(section, document) for section in document.rounds_to_target]
+
+
+def _rounds(section: TargetTable, document: Comparison) -> Table:
+    seeds = len(document.seeds)
+    rows: list[tuple[str, ...]] = []
+    for row in section.rows:
+        base = row.kind == "rounds"
+        cells = [UNKNOWN if base and part.unreached == seeds else cell(part) for part in row.cells]
+        rows.append((row.rule + (" (rounds)" if base else ""), *cells, cell(row.average, 2), cell(row.printed, 2)))
+    note = f"First row: rounds; others: rounds gained over it. Not reached counts as round {document.limit}"
+    note += (
+        f"; – : in no seed. Mean ± 95 % interval over {seeds} seeds." if seeds > 1 else "; – : not reached. One seed."
+    )
+    note += " Printed: the average over the shares that the first row or the rule reached."
+    headings = ("rule", *(f"{share:.0%}" for share in section.shares), "average", "printed")
+    verb = "are above" if document.above else "reach"
+    return Table(f"Rounds until a share of the devices {verb} {section.target:.0%}", headings, tuple(rows), note)
+
+
+def _devices(document: Comparison) -> list[Table]:
+    if not document.has("worst"):
+        return []
+    measure, own = measure_of(document.measure), any(rule.own_models for rule in document.rules)
+    columns = [figure_column(figure, measure, "clients") for figure in FIGURES if "clients" in figure.tables]
+    served = [figure for figure in FIGURES if own and figure.name == "server_accuracy"]
+    columns += [figure_column(figure, measure, "clients", "server's rows") for figure in served]
+    note = f"Final: over all test samples after round {document.rounds}; the rest over devices; {measure.direction}."
+    if own:
+        note += " Own models: each client tested the one that it uses itself. Server's rows: the common model there."
+    title = f"Local {document.measure} after the last round"
+    return [rule_table(title, document.rules, [*_common(document), *columns], note)]
+
+
+def _clients(document: Comparison) -> list[Table]:
+    """Each client with its rows and interval, where they are few enough to read: hospitals, not telephones."""
+    known = {(row.client, rule.rule): row for rule in document.rules for row in rule.clients}
+    names = list(dict.fromkeys(client for client, _ in known))
+    if not names or len(names) > MOST_CLIENTS:
+        return []
+    measure, rules = measure_of(document.measure), [rule.rule for rule in document.rules]
+    rows: list[tuple[str, ...]] = []
+    for name in names:
+        mine = [known.get((name, rule)) for rule in rules]
+        count = max(row.rows for row in mine if row)
+        rows.append((name, f"{count:,}", *(_client_cell(row, measure) for row in mine)))
+    note = f"{measure.heading} [95 % interval from its rows], {measure.direction}. "
+    note += "Clients whose intervals overlap have no sure rank; one with too few rows has none."
+    return [Table("Client by client after the last round", ("client", "rows", *rules), tuple(rows), note)]
+
+
+def _client_cell(row: ClientScore | None, measure: Measure) -> str:
+    if row is None:
+        return UNKNOWN
+    return f"{show_number(row.score * measure.factor, 1 if measure.percent else 3)} {on_cell(row, measure)}"
+
+
+def server_tables(document: Comparison) -> list[Table]:
+    """Return how the last model does on the server's reporting rows, where these report."""
+    figures = [figure for figure in FIGURES if "server" in figure.tables and document.has(figure.name)]
+    by_direction: dict[str, list[str]] = {}
+    for measure in (figure.measure for figure in figures if figure.measure):
+        by_direction.setdefault(measure.direction, []).append(measure.name)
+    note = "; ".join(f"{direction}: {', '.join(which)}" for direction, which in by_direction.items())
+    columns = [figure_column(figure, measure_of(document.measure), "server") for figure in figures]
+    title = "The last model on the server's reporting rows"
+    return [rule_table(title, document.rules, columns, f"{note[:1].upper()}{note[1:]}.")] if figures else []
+
+
+def _ended(document: Comparison) -> Table:
+    """Which rules ended early because their model exploded, so that nobody takes their figures for final ones."""
+    rows = [
+        (rule.rule, str(each.seed), str(each.ended.round), each.ended.reason)
+        for rule in document.rules
+        for each in rule.seeds
+        if each.ended
+    ]
+    note = "Their last tested model stands in the other tables; a target that it had not reached is not reached."
+    return Table("Ended early, without a sound model", ("rule", "seed", "round", "why"), tuple(rows), note)
+
+
+def _left_out(document: Comparison) -> Table:
+    """What `--rules all` asked for and this experiment cannot run, so that nobody takes the rest for everything."""
+    return Table("Left out of all rules", ("rule", "why"), tuple(document.left_out.items()))
+
+
+def _flawed(document: Comparison) -> Table:
+    rows = [
+        (rule.rule, cell(found, 1, 100.0)) for rule in document.rules if (found := rule.figures.get("flawed_weight"))
+    ]
+    return Table("Share of all weight that flawed clients got", ("rule", "weight (%)"), tuple(rows))
+
+
+def _testing(document: Comparison) -> Table:
+    rows: list[tuple[str, ...]] = []
+    for rule in document.rules:
+        kept: dict[str, int] = {}
+        for order, count in ((order, count) for each in rule.seeds for order, count in each.orders.kept.items()):
+            kept[order] = kept.get(order, 0) + count
+        listed = ", ".join(
+            f"{order} {count}" for order, count in sorted(kept.items(), key=lambda one: (-one[1], one[0]))
+        )
+        tests = rule.figures["testing_rounds"]
+        rows += [(rule.rule, str(document.rounds), cell(tests), listed)] if tests.mean > 0 else []
+    headings = ("rule", "rounds", "testing rounds", "rounds that kept each order, all seeds")
+    return Table("Online adjustment: what it cost and what it kept", headings, tuple(rows))
+
+
+def _samples(document: Comparison) -> Table:
+    base = document.baseline
+    rows = [(rule.rule, *map(str, dict(rule.right_wrong).values())) for rule in document.rules if rule.right_wrong]
+    headings = ("rule", "both wrong", "only the rule right", f"only {base} right", "both right")
+    return Table(f"Test samples right or wrong in the last round against {base}, all seeds", headings, tuple(rows))
+
+
+def _curves(document: Comparison) -> Table:
+    measure, first = measure_of(document.measure), document.rules[0].curve.rounds
+    values = [value for rule in document.rules for value in rule.curve.mean]
+    marks = sorted({first[max(0, math.ceil(share * len(first)) - 1)] for share in (0.05, 0.1, 0.25, 0.5, 1.0)})
+    rows: list[tuple[str, ...]] = []
+    for rule in document.rules:
+        at = dict(zip(rule.curve.rounds, rule.curve.mean, strict=True))
+        shown = [show_number(at[m] * measure.factor, 2 if measure.percent else 4) if m in at else "" for m in marks]
+        rows.append((rule.rule, *shown, spark(rule.curve.mean, min(values), max(values))))
+    headings = ("rule", *(f"round {mark}" for mark in marks), "curve")
+    title = "Accuracy over all test samples (%)" if measure.of_rows else f"{measure.name}, round by round"
+    return Table(title, headings, tuple(rows))
+
+
+def class_tables(document: Comparison) -> list[Table]:
+    """Return macro F1 at a few rounds and the last F1 of each class, where the server reports them; else nothing."""
+    rules = [rule for rule in document.rules if rule.class_f1 and rule.class_f1[0]]
+    if not rules:
+        return []
+    length = min(len(seed) for rule in rules for seed in rule.class_f1)
+    marks = sorted({max(1, math.ceil(length * part / F1_ROUNDS)) for part in range(1, F1_ROUNDS + 1)} | {1})
+
+    def mean(rule: RuleResult, mark: int) -> str:
+        return cell(estimate([sum(seed[mark - 1]) / len(seed[mark - 1]) for seed in rule.class_f1]), 3)
+
+    def of_class(rule: RuleResult, label: int) -> str:
+        return cell(estimate([seed[length - 1][label] for seed in rule.class_f1]), 3)
+
+    columns = [Column(f"round {mark}", lambda rule, mark=mark: mean(rule, mark)) for mark in marks]
+    found = [rule_table("Macro F1 on the server's reporting rows", rules, columns)]
+    if (count := len(rules[0].class_f1[0][0])) <= MOST_CLASSES:
+        columns = [Column(f"class {label}", lambda rule, label=label: of_class(rule, label)) for label in range(count)]
+        found.append(rule_table(f"F1 of each class on the server's reporting rows, round {length}", rules, columns))
+    return found
+
+
+# Files for programs.
+
+
+def comparison_csv(document: Comparison) -> str:
+    """Return the rounds-to-target tables as tidy CSV: a line per target, rule and share; the averages close each.
+
+    A comparison without targets, such as one of errors or of lists, has a line per rule and figure.
+    """
+    if not document.rounds_to_target:
+        figures = [
+            (rule.rule, name, *_numbers(value)) for rule in document.rules for name, value in rule.figures.items()
+        ]
+        return as_csv(("rule", "figure", "mean", "low", "high", "seeds"), figures)
+    rows: list[tuple[str | float, ...]] = []
+    for section in document.rounds_to_target:
+        for row in section.rows:
+            parts: list[tuple[float | str, Estimate, int | str]] = [
+                *((found.share, found, found.unreached) for found in row.cells),
+                *(("average", row.average, ""), ("printed", row.printed, "")),
+            ]
+            for share, value, unreached in parts:
+                mean, low, high, seeds = _numbers(value)
+                rows.append((section.target, share, row.rule, row.kind, mean, low, high, unreached, seeds))
+    return as_csv(("target", "share", "rule", "kind", "mean", "low", "high", "unreached", "seeds"), rows)
+
+
+def _numbers(value: Estimate) -> tuple[float, float, float, int]:
+    return value.mean, value.low, value.high, len(value.values)
+
+
+def curves_csv(document: Comparison) -> str:
+    """Return the curves as tidy CSV: rule, round, mean, low, high."""
+    rows = [
+        (rule.rule, *point)
+        for rule in document.rules
+        for point in zip(rule.curve.rounds, rule.curve.mean, rule.curve.low, rule.curve.high, strict=True)
+    ]
+    return as_csv(("rule", "round", "mean", "low", "high"), rows)
 
 
 # Rounds to target in the shape of paper 003's Table 1: three groups of shares, three studies.
@@ -501,40 +539,28 @@ def participation_tables(documents: Mapping[float, Comparison], left_out: Sequen
     Every figure has the interval over seeds that the comparison itself has.
     """
     first = next(iter(documents.values()))
-    tables = [_table(documents, "Accuracy on the server's rows", _server_share, 100.0)]
-    measure = first["measure"]
-    factor = measure_of(measure).factor
-    title = f"Local {measure}, all test samples"
-    tables.append(_table(documents, title, lambda each: {row["rule"]: row["final"] for row in each["devices"]}, factor))
-    tables.append(_table(documents, f"Local {measure} of the worst client", _worst, factor))
-    seeds = len(first["seeds"])
+    local = f"Local {first.measure}"
+    titles = {"server_accuracy": "Accuracy on the server's rows", "final": f"{local}, all test samples"}
+    titles["worst"] = f"{local} of the worst client"
+    seeds = len(first.seeds)
     note = f"After the last round. {'One seed.' if seeds == 1 else f'Mean ± 95 % interval over {seeds} seeds.'}"
-    note = " ".join([note, *left_out])
-    return [Table(table.title, table.headings, table.rows, note) for table in tables if table is not None]
-
-
-def _server_share(document: Comparison) -> dict[str, EstimateJson]:
-    return {row["rule"]: row["accuracy"] for row in document["server"] if "accuracy" in row}
-
-
-def _worst(document: Comparison) -> dict[str, EstimateJson]:
-    return {row["rule"]: row["worst"] for row in document["devices"]}
-
-
-def _table(
-    documents: Mapping[float, Comparison],
-    title: str,
-    figures: Callable[[Comparison], dict[str, EstimateJson]],
-    factor: float,
-) -> Table | None:
-    """Return one figure of all rules at all shares; None where the runs have no such figure."""
-    found = {share: figures(document) for share, document in documents.items()}
-    if not any(found.values()):
-        return None
-    digits, unit = (2, " (%)") if factor == 100.0 else (4, "")
-    rules = dict.fromkeys(rule for document in documents.values() for rule in document["rules"])
-    rows = [
-        (rule, *(cell(known[rule], digits, factor) if rule in known else "–" for known in found.values()))
-        for rule in rules
-    ]
-    return Table(f"{title}{unit}, by participation", ("rule", *(f"{share:.0%}" for share in found)), tuple(rows))
+    tables: list[Table] = []
+    for figure in FIGURES:
+        if (
+            figure.name not in titles
+            or not first.has(figure.name)
+            or (figure.name == "final" and not first.has("worst"))
+        ):
+            continue
+        measure = figure.measure or measure_of(first.measure)
+        digits, unit = (2, " (%)") if measure.percent else (4, "")
+        found = {
+            share: {rule.rule: rule.figures.get(figure.name) for rule in each.rules}
+            for share, each in documents.items()
+        }
+        rules = dict.fromkeys(rule for known in found.values() for rule in known)
+        rows = [(rule, *(cell(known.get(rule), digits, measure.factor) for known in found.values())) for rule in rules]
+        headings = ("rule", *(f"{share:.0%}" for share in found))
+        title = f"{titles[figure.name]}{unit}, by participation"
+        tables.append(Table(title, headings, tuple(rows), " ".join([note, *left_out])))
+    return tables

@@ -6,17 +6,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
 from steelyard.base.errors import UserError, listed, nearest
+from steelyard.base.settings import Document
 from steelyard.messages.updates import Floats
-from steelyard.report.comparison import NotTested, compare_run
+from steelyard.report.curves import RecordedRule
 from steelyard.report.decide import find_baseline
-from steelyard.report.notices import flawed_shares, flaws_of
-from steelyard.report.result import Comparison, FlawedShares, RecordedRule, Reweighed, ReweighedClient
+from steelyard.report.notices import flaws_of
+from steelyard.report.result import Comparison, RuleResult, computed
 from steelyard.runs.columns import sampled as sampled
 from steelyard.runs.export import clients_frame, evaluations_frame
 from steelyard.runs.history import LOOKED_AT, History
@@ -54,12 +55,20 @@ class RunView:
     Make it from open histories (or folders) and hand it to `figures.draw`; make a new one to see rounds written since.
     """
 
-    def __init__(self, runs: Sequence[History | Path | str], baseline: str | None = None) -> None:
-        """Open the runs; `baseline` names the rule of a single run that its others are compared with."""
+    def __init__(
+        self,
+        runs: Sequence[History | Path | str],
+        baseline: str | None = None,
+        documents: Sequence[Comparison] = (),
+    ) -> None:
+        """Open the runs; `baseline` names the rule of a single run that its others are compared with.
+
+        `documents` are the results of these runs, where they have been computed already.
+        """
         self.histories = [run if isinstance(run, History) else History(run) for run in runs]
         if not self.histories:
             raise UserError("report: no run named; allowed: one folder of a run or several")
-        self._baseline = baseline
+        self._baseline, self._documents = baseline, documents
         self._looked_at = [history.spaced() for history in self.histories]
         self.names = _names([history.folder for history in self.histories])
         self.charts: dict[tuple[object, ...], Any] = {}
@@ -125,15 +134,18 @@ class RunView:
         return pd.concat(frames, ignore_index=True) if len(frames) > 1 else frames[0]
 
     @cached_property
-    def documents(self) -> list[Comparison | None]:
-        """The comparison of each run's rules, as `steelyard table` prints it; None before the first evaluated round."""
-        found: list[Comparison | None] = []
-        for history, experiment in zip(self.histories, self.experiments, strict=True):
-            try:
-                found.append(compare_run(history, experiment, self._baseline))
-            except NotTested:
-                found.append(None)
-        return found
+    def documents(self) -> list[Comparison]:
+        """The result of each run, as `steelyard table` prints it."""
+        if self._documents:
+            return list(self._documents)
+        runs = zip(self.histories, self.experiments, strict=True)
+        return [computed(history, experiment, self._baseline) for history, experiment in runs]
+
+    def rule(self, label: str) -> RuleResult:
+        """Return what a rule came to, over its seeds."""
+        found = next(one for one in self.federations if one.label == label)
+        place = [history.folder for history in self.histories].index(found.history.folder)
+        return self.documents[place].rule(found.rule)
 
     def federation(self, label: str | None = None, seed: int | None = None) -> FederationView:
         """Return one rule with one seed; by default the first rule that asks clients, and its first seed."""
@@ -181,19 +193,6 @@ class RunView:
         return flaws_of(federation.history, federation.seed)
 
 
-def flawed_means(view: RunView, label: str) -> FlawedShares | None:
-    """Return what `flawed_shares` gives for a rule, the mean of its seeds; None where no client is flawed."""
-    mine = [one for one in view.federations if one.label == label]
-    every = [found for one in mine if (found := flawed_shares(one.history, one.rule, one.seed))]
-    if not every:
-        return None
-
-    def mean(key: Literal["weight", "samples", "updates"]) -> float:
-        return float(np.mean([found[key] for found in every]))
-
-    return {"weight": mean("weight"), "samples": mean("samples"), "updates": mean("updates")}
-
-
 def _names(folders: Sequence[Path]) -> list[str]:
     """Name runs by their folders; a name that comes twice gets a number."""
     made: list[str] = []
@@ -217,6 +216,36 @@ def plain(value: Any) -> Any:
 
 
 LABEL = "The weights that this rule would have given to these updates; not a result: no model was trained with them."
+
+
+class ReweighedClient(Document):
+    """A client's share of all weight, as recorded and as another rule would have given it."""
+
+    client: str
+    recorded: float
+    weight: float
+    rounds: int
+    flaws: tuple[str, ...]
+
+
+class FlawedWeights(Document):
+    """What flawed clients have together of all weight."""
+
+    recorded: float
+    weight: float
+
+
+class Reweighed(Document):
+    """A run's updates weighed by another rule."""
+
+    run: str
+    updates_of: str
+    seed: int
+    rule: str
+    rounds: int
+    note: str
+    clients: tuple[ReweighedClient, ...]
+    flawed: FlawedWeights | None
 
 
 def cohorts(frame: Frame, criteria: Sequence[str]) -> Iterator[tuple[int, list[str], Floats, Floats]]:
@@ -272,26 +301,25 @@ def reweigh(view: RunView, federation: FederationView, settings: WeighingSetting
         )
     flaws = view.flaws(federation)
     old_total, new_total = sum(recorded.values()) or 1.0, sum(given.values()) or 1.0
-    rows: list[ReweighedClient] = [
-        {
-            "client": client,
-            "recorded": recorded[client] / old_total,
-            "weight": given[client] / new_total,
-            "rounds": asked[client],
-            "flaws": flaws.get(client, []),
-        }
+    rows = tuple(
+        ReweighedClient(
+            client=client,
+            recorded=recorded[client] / old_total,
+            weight=given[client] / new_total,
+            rounds=asked[client],
+            flaws=tuple(flaws.get(client, ())),
+        )
         for client in sorted(given, key=lambda name: (-given[name], name))
-    ]
-    flawed = [row for row in rows if row["flaws"]]
-    return {
-        "run": str(federation.history.folder),
-        "updates_of": federation.rule,
-        "seed": federation.seed,
-        "rule": label(settings),
-        "rounds": rounds,
-        "note": LABEL,
-        "clients": rows,
-        "flawed": {"recorded": sum(row["recorded"] for row in flawed), "weight": sum(row["weight"] for row in flawed)}
-        if flawed
-        else None,
-    }
+    )
+    flawed = [row for row in rows if row.flaws]
+    totals = FlawedWeights(recorded=sum(row.recorded for row in flawed), weight=sum(row.weight for row in flawed))
+    return Reweighed(
+        run=str(federation.history.folder),
+        updates_of=federation.rule,
+        seed=federation.seed,
+        rule=label(settings),
+        rounds=rounds,
+        note=LABEL,
+        clients=rows,
+        flawed=totals if flawed else None,
+    )

@@ -13,6 +13,7 @@ from typing import Any, cast
 import altair as alt
 import numpy as np
 import pandas as pd
+from typing_extensions import TypedDict  # typing's own is one that pydantic reads from Python 3.12 on only
 
 from steelyard.base import files
 from steelyard.base.errors import printable, told_as
@@ -23,10 +24,50 @@ from steelyard.report.curves import rounds_to_target, worst_tenth
 from steelyard.report.figures.look import HEIGHT, WIDTH, described, score_format
 from steelyard.report.notices import chain_line, chain_of
 from steelyard.report.rendering import Style, Table, as_csv, render
-from steelyard.report.result import SweepDocument, SweepRow, SweepTest
 from steelyard.runs.history import History
 from steelyard.studies.study import TEST, diverged, done, finished
-from steelyard.studies.sweep import LOWER, Sweep, read_runs, read_sweep, show
+from steelyard.studies.sweep import LOWER, Scalar, Sweep, read_runs, read_sweep, show
+
+
+class SweepRow(TypedDict):
+    """One point of a sweep: the values of its fields, its rule, and the measure over its seeds."""
+
+    point: int
+    run: str
+    values: dict[str, Scalar]
+    rule: str
+    seeds: list[int]
+    value: EstimateJson
+    unreached: int
+    diverged: bool
+
+
+class SweepTest(TypedDict):
+    """What the best point did on the test set."""
+
+    run: str
+    rule: str
+    value: EstimateJson
+    unreached: int
+
+
+class SweepDocument(TypedDict):
+    """A sweep: every point that is done, the best first."""
+
+    folder: str
+    measure: str
+    measured: str
+    less_is_better: bool
+    validation: float
+    seeds: list[int]
+    fields: list[str]
+    rows: list[SweepRow]
+    best: SweepRow | None
+    left: list[str]
+    diverged: list[str]
+    test: SweepTest | None
+    problems: list[str]
+
 
 RESULTS, BEST, PICTURE = "results.csv", "best.toml", "sweep.svg"
 """Files of a sweep's folder: the table, the best point as an experiment, the figure."""
@@ -57,7 +98,7 @@ def sweep_document(folder: Path | str) -> SweepDocument:
             history = History(folder / run.folder)
             by_rule = _figures(history, found.measure)
             exploded |= {(run.values, rule) for rule, _ in history.ended}
-            if (chain := chain_of(history))["problem"]:
+            if (chain := chain_of(history)).problem:
                 problems.append(f"{run.folder}: {chain_line(chain)}")
         for rule, figures in by_rule.items():
             first = points.setdefault((run.values, rule), (run.folder, {}))

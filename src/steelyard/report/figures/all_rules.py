@@ -371,23 +371,19 @@ def _target_rows(view: RunView) -> list[Row]:
     """Return the rounds that each rule needs for each target and share; what no seed reached is left out."""
     rows: list[Row] = []
     for index, document in enumerate(view.documents):
-        for section in document["rounds_to_target"] if document else ():
-            base = section["rows"][0]
-            for row in section["rows"]:
-                reached = [
-                    (cell, cell["mean"] if row is base else first["mean"] - cell["mean"])
-                    for cell, first in zip(row["cells"], base["cells"], strict=True)
-                    if cell["unreached"] < len(cell["values"])
-                ]
+        for section in document.rounds_to_target:
+            for row in section.rows:
+                reached = [cell for cell in row.cells if cell.unreached < len(cell.values)]
+                counted = [[document.limit if at is None else at for at in cell.rounds] for cell in reached]
                 if reached:
                     rows.append(
                         {
-                            "rule": view.label(index, row["rule"]),
-                            "target": _goal(section["target"]),
-                            "goal": float(section["target"]),
-                            "share": [cell["share"] for cell, _ in reached],
-                            "rounds": numbers(rounds for _, rounds in reached),
-                            "unreached": [cell["unreached"] for cell, _ in reached],
+                            "rule": view.label(index, row.rule),
+                            "target": _goal(section.target),
+                            "goal": section.target,
+                            "share": [cell.share for cell in reached],
+                            "rounds": numbers(float(np.mean(rounds)) for rounds in counted),
+                            "unreached": [cell.unreached for cell in reached],
                         }
                     )
     return rows

@@ -20,9 +20,10 @@ from steelyard.base import files
 from steelyard.base.errors import UserError, told_as
 from steelyard.base.files import cache_folder
 from steelyard.base.measures import measure_of
-from steelyard.report.result import VegaLite
 from steelyard.report.view import RunView, plain
 
+VegaLite = dict[str, Any]
+"""A figure as Vega and Vega-Lite define it: their document, not one of ours."""
 Chart = Any
 """An Altair chart of any shape: Altair has no common class for them that type checkers can follow."""
 Row = Mapping[str, Any]
