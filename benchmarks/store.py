@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from steelyard.messages.updates import Signed
     from steelyard.proof.signing import SigningKey
-    from steelyard.runs.facts import RunFacts
 
 STEPS = ("open", "rounds", "weights", "follow", "clients", "evaluations", "summary", "csv")
 """What is timed, each in a process of its own; importing the libraries is not counted."""
@@ -39,6 +38,7 @@ def write_run(
     from steelyard.messages.payloads import DenseModels
     from steelyard.messages.updates import Evaluations, LossState, Updates
     from steelyard.rounds.state import Federation, RoundRecord, RoundState
+    from steelyard.runs.facts import RunFacts
     from steelyard.runs.store import Store
     from steelyard.weighing.order import OrderState
     from steelyard.weighing.rule import Rule, WeighingSettings
