@@ -25,7 +25,18 @@ from steelyard.cli.options import (
     asking,
 )
 from steelyard.cli.printing import print_json, terminal_width
+from steelyard.clients.flower.register import FILE, Entry, enter, remove
+from steelyard.experiment.loading import load, read_experiment
 from steelyard.federate import require_flower
+from steelyard.federate.app_folder import CONNECTION, write_app
+from steelyard.federate.book import CODES, epsilon_of, prove_receipts, receipts_of, standing
+from steelyard.federate.queue import find_run, lines_of, nodes_of, runs_of, server_folder
+from steelyard.federate.queue import follow as until_it_ends
+from steelyard.federate.queue import submit as submit_run
+from steelyard.privacy.settings import OWNERS_DELTA
+from steelyard.proof.signing import Keys, read_public_key
+from steelyard.report.rendering import Table, as_text
+from steelyard.result import Result
 
 if TYPE_CHECKING:
     from steelyard.federate.queue import ServerFolder, ServerRun
@@ -64,8 +75,6 @@ def register(
 ) -> None:
     """Register a node's key on the server's machine; a running server notices at once."""
     require_flower()
-    from steelyard.clients.flower.register import FILE, Entry, enter, remove
-    from steelyard.proof.signing import read_public_key
 
     file = folder / FILE
     if gone is not None:
@@ -91,8 +100,6 @@ def submit(
 ) -> None:
     """Put a run into the queue of a server of this machine and show its rounds; a run folder is gone on with."""
     require_flower()
-    from steelyard.experiment.loading import load, read_experiment
-    from steelyard.federate.queue import submit as submit_run
 
     run = Path(experiment)
     if run.is_dir():
@@ -106,8 +113,6 @@ def submit(
 
 def list_runs(server: ServerArgument, format: FormatOption = "text") -> None:
     """List the runs of a server: which wait, which goes on, how far it is, how the others ended."""
-    from steelyard.federate.queue import runs_of
-
     home = _home(server)
     found = [run.document() for run in runs_of(home)]
     if format == "json":
@@ -131,15 +136,11 @@ def list_runs(server: ServerArgument, format: FormatOption = "text") -> None:
 
 def follow(server: ServerArgument, run: RunNumber = None) -> None:
     """Show the rounds of a run as they come, until it ends; Ctrl-C leaves the run alone."""
-    from steelyard.federate.queue import find_run
-
     _follow(find_run(_home(server), run))
 
 
 def stop(server: ServerArgument, run: RunNumber = None) -> None:
     """Stop a run, or take it out of the queue; what is done is kept, and submitting its folder goes on with it."""
-    from steelyard.federate.queue import find_run
-
     found = find_run(_home(server), run)
     if not found.is_open:
         raise UserError(f"RUN: run {found.number} has ended ({found.status()}); allowed: one that waits or goes on")
@@ -149,8 +150,6 @@ def stop(server: ServerArgument, run: RunNumber = None) -> None:
 
 def nodes(server: ServerArgument, format: FormatOption = "text") -> None:
     """List the registered nodes: when each was last there, its clock, its versions, and what it last refused."""
-    from steelyard.federate.queue import nodes_of
-
     found = nodes_of(_home(server))
     if format == "json":
         print_json({"nodes": found})
@@ -172,8 +171,6 @@ def nodes(server: ServerArgument, format: FormatOption = "text") -> None:
 
 def log(server: ServerArgument, run: RunNumber = None) -> None:
     """Print all that the server's part of a run wrote."""
-    from steelyard.federate.queue import find_run, lines_of
-
     for line in lines_of(find_run(_home(server), run)):
         if line is None:
             return
@@ -182,8 +179,6 @@ def log(server: ServerArgument, run: RunNumber = None) -> None:
 
 def _follow(run: ServerRun) -> None:
     """Follow a run until it ends; an interrupt ends the following alone, and says so."""
-    from steelyard.federate.queue import follow as until_it_ends
-
     try:
         print(printable(str(until_it_ends(run))))
     except KeyboardInterrupt:
@@ -196,13 +191,11 @@ def _follow(run: ServerRun) -> None:
 
 
 def _home(server: Path) -> ServerFolder:
-    from steelyard.federate.queue import server_folder
 
     return server_folder(server)
 
 
 def _print_table(headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-    from steelyard.report.rendering import Table, as_text
 
     print(as_text(Table("", headings, tuple(rows), names=len(headings)), terminal_width()).strip("\n"))
 
@@ -235,9 +228,6 @@ def init(
     trust: TrustOption = False,
 ) -> None:
     """Write a ready Flower app folder for an experiment; `flwr run` starts it."""
-    from steelyard.experiment.loading import load
-    from steelyard.federate.app_folder import CONNECTION, write_app
-
     described = load(experiment, changes or [], seed, asking(trust), whole_paths=False)
     certificate = None if authority is None else authority.resolve()
     for file in write_app(folder, described, address=address, authority=certificate):
@@ -258,11 +248,8 @@ def local(
     format: FormatOption = "text",
 ) -> None:
     """Start a server and nodes on this machine, run the experiment, and end them."""
-    from steelyard.experiment.loading import load
-
     require_flower()
     from steelyard.federate.local import run_local
-    from steelyard.result import Result
 
     described = load(experiment, changes or [], seed, asking(trust))
     finish(lambda: Result(run_local(described, nodes=nodes, tls=tls, out=out, progress=not quiet())), format)
@@ -283,9 +270,7 @@ def ledger(
 ) -> None:
     """Show what a node's answers with noise have given away so far, by run and rule, from its ledger."""
     require_flower()
-    from steelyard.federate.book import epsilon_of, standing
     from steelyard.federate.node import ledger_of
-    from steelyard.privacy.settings import OWNERS_DELTA
 
     kept = ledger_of(file)
     entries = kept.entries()
@@ -309,8 +294,6 @@ def show_receipts(
     """Show what a node signed, round by round, and whether a run holds it; ends with 0 (took part), 1 (did not) or 2
     (the run differs).
     """
-    from steelyard.federate.book import CODES, prove_receipts, receipts_of
-    from steelyard.proof.signing import Keys
 
     trusted = None if keys is None else Keys.read(keys)
     found = receipts_of(state, trusted) if run is None else prove_receipts(state, run, trusted)

@@ -1,6 +1,6 @@
 """`steelyard privacy`: the noise that a budget asks for, and what attacks still find out.
 
-What is heavy is imported inside the commands, for speed of start.
+Attacks, which need torch, are imported inside the commands, for speed of start.
 """
 
 from __future__ import annotations
@@ -14,6 +14,11 @@ from steelyard.base.errors import UserError
 from steelyard.base.logs import doing, quiet
 from steelyard.cli.options import FormatOption, TrustOption, asking
 from steelyard.cli.printing import print_json, print_table
+from steelyard.experiment.loading import load
+from steelyard.experiment.recommend import RecommendDescription
+from steelyard.privacy.accounting import check_accounting
+from steelyard.privacy.planning import plan
+from steelyard.privacy.settings import LEAST_DELTA, check_delta
 from steelyard.report.rendering import Table
 from steelyard.rounds.progress import watching
 
@@ -23,17 +28,6 @@ if TYPE_CHECKING:
 
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
-
-
-class Planted(TypedDict):
-    """How runs are audited by canaries; the arguments of `audit_runs`."""
-
-    rate: float
-    rounds: int
-    sampled: Literal["poisson", "fixed"]
-    runs: int
-    canaries: int
-    delta: float
 
 
 @app.command("plan")
@@ -61,9 +55,6 @@ def plan_budget(
 ) -> None:
     """Find the noise multiplier for a budget over some rounds, or what a noise multiplier costs."""
     with watching(not quiet()), doing("adding up rounds"):
-        from steelyard.privacy.accounting import check_accounting
-        from steelyard.privacy.planning import plan
-
         check_accounting()
         found = plan(
             epsilon=epsilon,
@@ -118,46 +109,34 @@ def audit(
     """
     _check_audit(noise, sampling, delta, canaries)
     with watching(not quiet()):
-        with doing("starting"):
-            from steelyard.privacy.accounting import check_accounting
-
         check_accounting()
         users = None if recommender is None else _audit_recommender(recommender, trust)
-        planted: Planted = {
-            "rate": sampling,
-            "rounds": rounds,
-            "sampled": sampled,
-            "runs": runs,
-            "canaries": canaries,
-            "delta": delta,
-        }
-        document = _attacked(noise, planted, tries, steps, questions)
-        if users is not None:
-            document["recommender"] = users
+        with doing("starting"):
+            from steelyard.experiment.digit_audits import audit_extraction, audit_inversion, audit_membership
+            from steelyard.experiment.run_audits import audit_runs
+        with doing("running with canaries"):
+            canary = audit_runs(noise, sampling, rounds, sampled=sampled, runs=runs, canaries=canaries, delta=delta)
+        with doing("looking for samples in updates"):
+            membership = audit_membership(tries=tries)
+        with doing("copying models by questions"):
+            extraction = audit_extraction(questions) if questions else []
+        with doing("inverting gradients"):
+            inversion = audit_inversion(tries=tries, steps=steps)
+    document: Audit = {
+        "canary": canary,
+        "membership": membership,
+        "extraction": extraction,
+        "inversion": inversion,
+    }
+    if users is not None:
+        document["recommender"] = users
     if format == "json":
         print_json(document)
         return
     print_audit(document)
 
 
-def _attacked(noise: float, planted: Planted, tries: int, steps: int, questions: int) -> Audit:
-    """Do all attacks but those on a recommender."""
-    with doing("starting"):
-        from steelyard.experiment.digit_audits import audit_extraction, audit_inversion, audit_membership
-        from steelyard.experiment.run_audits import audit_runs
-    with doing("running with canaries"):
-        canary = audit_runs(noise, **planted)
-    with doing("looking for samples in updates"):
-        membership = audit_membership(tries=tries)
-    with doing("copying models by questions"):
-        extraction = audit_extraction(questions) if questions else []
-    with doing("inverting gradients"):
-        inversion = audit_inversion(tries=tries, steps=steps)
-    return {"canary": canary, "membership": membership, "extraction": extraction, "inversion": inversion}
-
-
 def _check_audit(noise: float, sampling: float, delta: float, canaries: int) -> None:
-    from steelyard.privacy.settings import LEAST_DELTA, check_delta
 
     if not 1e-3 <= noise <= 1e6:
         raise UserError(f"--noise: got {noise:g}; allowed: numbers from 0.001 to 1e6")
@@ -171,8 +150,6 @@ def _check_audit(noise: float, sampling: float, delta: float, canaries: int) -> 
 def _audit_recommender(name: str, trust: bool) -> RecommenderAudit:
     """Play the curious server against a recommender, without protection and with noise on the devices."""
     with doing("reading the recommender"):
-        from steelyard.experiment.loading import load
-        from steelyard.experiment.recommend import RecommendDescription
         from steelyard.experiment.run_audits import audit as play
         from steelyard.experiment.run_audits import chance
 

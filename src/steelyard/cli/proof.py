@@ -15,6 +15,9 @@ from steelyard.base.logs import doing, quiet
 from steelyard.cli.finishing import finish
 from steelyard.cli.options import FormatOption, OutOption, ReportOption, RuleOption, TrustOption, asking
 from steelyard.cli.printing import print_json, print_table, print_wrapped, warn_of_changes
+from steelyard.cli.studies import outcomes_of
+from steelyard.contributions import finding
+from steelyard.result import Result
 from steelyard.rounds.progress import watching
 
 if TYPE_CHECKING:
@@ -54,7 +57,6 @@ def record(
     keys: Annotated[Path | None, typer.Option("--keys", help="Folder of public keys that you trust.")] = None,
 ) -> None:
     """Write one page to hand over: purpose, data by site, rule, contributions, privacy, attacks, versions, hashes."""
-    from steelyard.cli.studies import outcomes_of
     from steelyard.report.record import write_record
     from steelyard.studies.attack import is_attack
 
@@ -91,9 +93,6 @@ def contributions(
 ) -> None:
     """Show what each client added to the model, with an interval: as measured, from kept updates or by a replay."""
     with watching(not quiet()):
-        with doing("starting"):
-            from steelyard.contributions import finding
-
         ask = asking(trust)
         if without is None:
             found = finding.contributions(run, rule, measure, method, retrained=retrain, ask=ask)
@@ -120,7 +119,6 @@ def withdraw(
     with watching(not quiet()):
         with doing("starting"):
             from steelyard.contributions.withdrawing import withdraw as run_without
-            from steelyard.result import Result
 
         ask = asking(trust)
         finish(lambda: Result(run_without(run, client, out=out, ask=ask, progress=not quiet())), format, report)

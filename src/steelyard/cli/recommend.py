@@ -1,6 +1,6 @@
 """`steelyard recommend ...`: which commands there are, and what they print.
 
-What is heavy is imported inside the commands, for speed of start.
+What reads a run or attacks one needs torch, and is imported inside the commands, for speed of start.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import typer
 
 from steelyard.base.errors import UserError, brief, new_file, own_folder, printable
 from steelyard.base.logs import doing, quiet
+from steelyard.base.settings import change, validated
 from steelyard.cli.options import (
     ExperimentArgument,
     FormatOption,
@@ -25,6 +26,18 @@ from steelyard.cli.options import (
     parse_cutoffs,
 )
 from steelyard.cli.printing import metric_table, print_json, print_table, print_wrapped
+from steelyard.data.files import find, search_folders
+from steelyard.experiment.loading import load, read_experiment
+from steelyard.experiment.recommend import RecommendDescription
+from steelyard.recommend import baselines
+from steelyard.recommend.evaluate import figures, write_lists
+from steelyard.recommend.evaluate import load as load_case
+from steelyard.recommend.fpl import MODES
+from steelyard.recommend.interactions import build, read, read_columns, write_interactions
+from steelyard.recommend.knowledge.features import counted
+from steelyard.recommend.knowledge.loading import load as load_knowledge
+from steelyard.recommend.knowledge.loading import load_features
+from steelyard.recommend.run_data import InteractionSettings, filtered_interactions
 from steelyard.report.rendering import Table
 from steelyard.rounds.progress import watching
 
@@ -45,10 +58,8 @@ def evaluate(
     format: FormatOption = "text",
 ) -> None:
     """Score any system's lists with every metric (all unrated items protocol)."""
-    from steelyard.recommend.evaluate import figures, load
-
     cutoffs = parse_cutoffs(cutoff)
-    case = load(
+    case = load_case(
         *(train, test, recommendations),
         cutoff=max(cutoffs),
         threshold=threshold,
@@ -86,10 +97,6 @@ def split(
     seed: Annotated[int, typer.Option(help="For the kinds random and shuffled.")] = 42,
 ) -> None:
     """Filter interactions, split them per user, and say what was dropped and why."""
-    from steelyard.base.settings import validated
-    from steelyard.recommend.interactions import read, write_interactions
-    from steelyard.recommend.run_data import InteractionSettings
-
     files = _new_files(out, ("train", "test", "catalogue", *(() if validation is None else ("validation",))))
     fields = {"path": data, "duplicates": duplicates, "threshold": threshold, "core": core, "min_user": min_user}
     fields |= {"min_item": min_item, "split": kind, "share": share, "count": count, "validation": validation}
@@ -120,8 +127,6 @@ def split(
 
 def _located(path: Path) -> Path:
     """Return where a file of data lies: here, in STEELYARD_DATA or in ../shared/data, as for experiments."""
-    from steelyard.data.files import search_folders
-
     return next((folder / path for folder in search_folders() if (folder / path).exists()), path)
 
 
@@ -156,13 +161,6 @@ def baseline(
     ] = None,
 ) -> None:
     """Train a baseline and write each user's list of items that she did not train on."""
-    from steelyard.base.settings import change
-    from steelyard.experiment.loading import load
-    from steelyard.recommend import baselines
-    from steelyard.recommend.evaluate import write_lists
-    from steelyard.recommend.interactions import build, read, read_columns
-    from steelyard.recommend.knowledge.loading import load_features
-
     settings: dict[str, Any] = {}
     for assignment in setting or []:
         change(settings, assignment)
@@ -194,12 +192,6 @@ def features(
     format: FormatOption = "text",
 ) -> None:
     """Show how many features came from which hop of the knowledge graph, and what was dropped where."""
-    from steelyard.data.files import find
-    from steelyard.experiment.loading import load
-    from steelyard.recommend.knowledge.features import counted
-    from steelyard.recommend.knowledge.loading import load as load_knowledge
-    from steelyard.recommend.run_data import filtered_interactions
-
     described = load(experiment, changes or [])
     knowledge = _knowledge_of(described, experiment)
     interactions = described.interactions  # pyright: ignore[reportAttributeAccessIssue]
@@ -264,7 +256,6 @@ def lists(
     rule: RuleOption = None,
 ) -> None:
     """Write every user's list of a run, for `evaluate` or other tools."""
-    from steelyard.recommend.evaluate import write_lists
     from steelyard.report.recommender import open_run
 
     length = parse_cutoffs(str(cutoff))[0]
@@ -307,7 +298,6 @@ def explain(
     format: FormatOption = "text",
 ) -> None:
     """Print the features that made an item's score for a user, with their share (KGFlex)."""
-    from steelyard.recommend.knowledge.features import counted
     from steelyard.report.recommender import open_explained
 
     count = parse_counts(str(top), "--top")[0]
@@ -344,7 +334,6 @@ def kept(
     format: FormatOption = "text",
 ) -> None:
     """Print how much of users' most informative features their lists keep (KGFlex): quartiles over users."""
-    from steelyard.recommend.knowledge.features import counted
     from steelyard.report.recommender import open_explained
 
     found = open_explained(run, rule).kept(parse_cutoffs(str(cutoff))[0])
@@ -399,8 +388,6 @@ def cost(
     format: FormatOption = "text",
 ) -> None:
     """Compute the thesis' communication cost, CCE per epoch and TCC in all, in vectors both ways."""
-    from steelyard.recommend.fpl import MODES
-
     if pi != pi:
         raise UserError("--pi: got nan; allowed: a number from 0 to 1")
     found = MODES[mode].cost_per_epoch(users, items, interactions, pi, epoch)
@@ -426,8 +413,6 @@ def audit(
     format: FormatOption = "text",
 ) -> None:
     """Play the curious server: reconstruct users' items from their updates, under each protection."""
-    from steelyard.experiment.loading import load, read_experiment
-    from steelyard.experiment.recommend import RecommendDescription
     from steelyard.experiment.run_audits import audit as play
 
     folder = Path(experiment)

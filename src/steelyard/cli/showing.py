@@ -14,9 +14,19 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from steelyard import manual
+from steelyard.algorithms import catalogue
 from steelyard.base.errors import UserError, brief, printable
+from steelyard.base.settings import parse, schema_with_texts
 from steelyard.cli.options import FormatOption, SeedOption, SetOption, recipe_names
 from steelyard.cli.printing import print_entries, print_json, print_wrapped, terminal_width
+from steelyard.experiment.learning import LearningDescription
+from steelyard.experiment.loading import kind_of, load, source_text, to_toml
+from steelyard.experiment.loading import recipes as ready
+from steelyard.learning.settings import BUILT_IN
+from steelyard.runs.history import History
+from steelyard.weighing import criterion, policy
+from steelyard.weighing.rule import WeighingSettings, trust_of
 
 if TYPE_CHECKING:
     from steelyard.data.inspect import Form
@@ -25,9 +35,6 @@ if TYPE_CHECKING:
 
 def recipes(format: FormatOption = "text") -> None:
     """List the ready experiments."""
-    from steelyard.base.settings import parse
-    from steelyard.experiment.loading import recipes as ready
-
     described = {name: parse(entry.read_text(encoding="utf-8"), name) for name, entry in ready().items()}
     if format == "json":
         print_json([{"name": name, "description": d.get("description", "")} for name, d in described.items()])
@@ -50,9 +57,6 @@ def show(
     format: FormatOption = "text",
 ) -> None:
     """Print an experiment as TOML, the schema of experiment files, or a drawing of an experiment's split."""
-    from steelyard.base.settings import schema_with_texts
-    from steelyard.experiment.loading import kind_of, load, source_text, to_toml
-
     if not split and (figure is not None or format == "json"):
         raise UserError(f"show: got {'--figure' if figure else '--format json'}; allowed with: --split")
     if split and experiment is not None:
@@ -74,7 +78,6 @@ def _draw_split(described: Description, figure: Path | None, format: str) -> Non
     """Read the data of an experiment, share them out and draw that; nothing is trained."""
     from steelyard.data.partition import share_out
     from steelyard.data.scaling import load as load_data
-    from steelyard.experiment.learning import LearningDescription
     from steelyard.report.split import account, draw_letters, split_of
 
     if not isinstance(described, LearningDescription):
@@ -103,10 +106,7 @@ def criteria(
     format: FormatOption = "text",
 ) -> None:
     """List the criteria: what each measures, who takes the measure, what it is about, how far it can be trusted."""
-    from steelyard.weighing.criterion import known, load_plugins
-    from steelyard.weighing.rule import WeighingSettings, trust_of
-
-    load_plugins(plugin or [])
+    criterion.load_plugins(plugin or [])
     plain = WeighingSettings()
     found = [
         {
@@ -116,7 +116,7 @@ def criteria(
             "trust": trust_of(c, plain),
             "description": c.description,
         }
-        for c in known().values()
+        for c in criterion.known().values()
     ]
     if format == "json":
         print_json(found)
@@ -134,10 +134,8 @@ def algorithms(
     format: FormatOption = "text",
 ) -> None:
     """List the algorithms: what each changes at the client or the server, and its parameters with their defaults."""
-    from steelyard.algorithms.catalogue import known, load_plugins
-
-    load_plugins(plugin or [])
-    table = known()
+    catalogue.load_plugins(plugin or [])
+    table = catalogue.known()
     about = {name: (made.__doc__ or "").split("\n")[0].rstrip(".") for name, made in table.items()}
     given = {name: {key: field.default for key, field in made.model_fields.items()} for name, made in table.items()}
     if format == "json":
@@ -160,9 +158,7 @@ def algorithms(
 
 def policies(format: FormatOption = "text") -> None:
     """List the policies, weights by others: what each weighs by, what it needs, and its parameters with defaults."""
-    from steelyard.weighing.policy import described, known
-
-    found = [described(made) for made in known().values()]
+    found = [policy.described(made) for made in policy.known().values()]
     if format == "json":
         print_json(found)
         return
@@ -182,7 +178,6 @@ def export(
 ) -> None:
     """Write a run's rounds, clients and evaluations as files."""
     from steelyard.runs.export import export_run
-    from steelyard.runs.history import History
 
     for path in export_run(History(folder), to, out, force=force):
         print(printable(str(path)))
@@ -190,8 +185,6 @@ def export(
 
 def models(format: FormatOption = "text") -> None:
     """List the built-in networks: what each is for, how large it is, and the fields that change it."""
-    from steelyard.learning.settings import BUILT_IN
-
     if format == "json":
         print_json(
             [
@@ -237,8 +230,6 @@ def docs(
 ) -> None:
     """Open the guide and the reference in the browser, from the installed package: no network is needed."""
     import webbrowser
-
-    from steelyard import manual
 
     page = "index"
     if words:
