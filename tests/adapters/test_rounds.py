@@ -165,13 +165,12 @@ def cohort(clients: int = 5) -> tuple[dict[str, Any], list[Reply]]:
 
 
 @pytest.mark.parametrize("rule", ["DS", "MD>DS/max", "AG", "median(DS)", "multi-krum(EQ)", "clip(DS)"])
-def test_updates_on_the_disk_are_weighed_as_those_in_memory(
-    rule: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_updates_are_weighed_alike_in_any_order_in_blocks_and_as_changes(
+    rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent, replies = cohort()
     before = {name: array.copy() for name, array in sent.items()}
     found = [WeighedRounds(rule).combine(sent, replies)]
-    monkeypatch.setattr("steelyard.adapters.rounds.MEMORY", 0)
     monkeypatch.setattr("steelyard.messages.payloads.AT_ONCE", {"cpu": 500})
     found.append(WeighedRounds(rule).combine(sent, list(reversed(replies))))
     changes = [replace(r, arrays=changed(r.arrays, sent), is_change=True) for r in replies]
@@ -215,14 +214,13 @@ def test_a_round_may_come_to_the_change_of_the_model() -> None:
     assert_refused(lambda: WeighedRounds("DS").combine(odd, [Reply("a", odd, 1.0)]), "odd", "complex64")
 
 
-def test_memory_is_used_up_before_the_disk_is(tmp_path: Path) -> None:
-    """Two updates of 40 bytes fit into 80; the third is a file, which reads alike."""
+def test_updates_in_a_file_are_weighed_as_others(tmp_path: Path) -> None:
     rows = np.arange(30.0).reshape(3, 10)
     rows[2, 4] = np.nan
-    spill = Spill(10, np.dtype(np.float32), tmp_path, 80)
+    spill = Spill(10, np.dtype(np.float32), tmp_path)
     for row in rows:
         spill.add([row[:7], row[7:]])
-    assert [isinstance(row.values, np.ndarray) for row in spill.rows] == [True, True, False]
+    assert list(tmp_path.iterdir()) == []  # The file has no name.
     models = spill.models([2, 0, 1])
     assert models.finite().tolist() == [False, True, True]
     ((_, block),) = models.blocks()
@@ -233,9 +231,7 @@ def test_memory_is_used_up_before_the_disk_is(tmp_path: Path) -> None:
     assert mixed.numpy() == pytest.approx(np.stack([rows[:2].mean(axis=0), rows[0]]), rel=1e-6)
     tested = models.tested(lambda given: ServerTest(given[:, 3].double().numpy(), np.zeros((1, 0))))
     assert tested.accuracy.tolist() == [23.0, 3.0, 13.0]
-    file: Any = spill.rows[2].values
-    file.truncate(8)
-    assert_refused(lambda: list(models.blocks()), "temporary file was cut")
+    assert_refused(lambda: Spill(1, np.dtype(np.float32), tmp_path / "none"), "folder", str(tmp_path / "none"))
 
 
 def test_a_policy_of_others_steps_and_remembers_inside_another_framework() -> None:

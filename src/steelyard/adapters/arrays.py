@@ -1,21 +1,21 @@
-"""A model as named arrays, and updates as two flat vectors, in memory or on the disk: what frameworks send."""
+"""A model as named arrays, and updates as two flat vectors in files: what frameworks send."""
 
 from __future__ import annotations
 
-import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from steelyard.base.errors import UserError
-from steelyard.messages.payloads import Floats, ServerTest, SingleModels, spans
+from steelyard.messages.payloads import ServerTest, SingleModels, spans
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -114,120 +114,68 @@ class Layout:
         return {name: found[name] for name in self.types if name in found}
 
 
-# A cohort's updates, taken in one by one: in memory while they are small, in temporary files beyond that.
+# A cohort's updates, taken in one by one into a file.
 
 
-@dataclass(eq=False)
-class _Row:
-    """One client's numbers: an array, or a file without a name, which is gone as soon as nobody holds it."""
-
-    values: NDArray[Any] | IO[bytes]
-    finite: bool
-
-    def read(self, span: slice, kind: np.dtype[Any]) -> NDArray[Any]:
-        if isinstance(self.values, np.ndarray):
-            return self.values[span]
-        found = np.empty(span.stop - span.start, dtype=kind)
-        view, offset = found.data.cast("B"), span.start * kind.itemsize
-        while view:
-            count = os.preadv(self.values.fileno(), [view], offset)
-            if not count:
-                raise UserError("spilled updates: a temporary file was cut while it was in use")
-            view, offset = view[count:], offset + count
-        return found
-
-
-@dataclass(eq=False)
 class Spill:
-    """Takes the updates of a round, each in pieces; `folder` is where those go that do not fit into `memory` bytes."""
+    """Takes the updates of a round, each in pieces, into a file without a name: it is gone when nobody holds it.
 
-    size: int
-    kind: np.dtype[Any]
-    folder: Path | None
-    memory: int
-    rows: list[_Row] = field(default_factory=list[_Row])
+    `folder` is where the file lies; the system keeps in memory what there is room for.
+    """
+
+    def __init__(self, size: int, kind: np.dtype[Any], folder: Path | None) -> None:
+        self.size, self.kind, self.folder, self._count = size, kind, folder, 0
+        with self._told():
+            # It stays open as long as somebody adds.
+            self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
 
     def add(self, pieces: Iterable[NDArray[Any]]) -> None:
         """Take the next client's numbers."""
-        finite = True
-
-        def checked() -> Iterator[NDArray[Any]]:
-            nonlocal finite
+        with self._told():
             for piece in pieces:
-                finite = finite and bool(np.isfinite(piece).all())
-                yield piece.astype(self.kind, copy=False)
-
-        length = self.size * self.kind.itemsize
-        if length <= self.memory:
-            self.memory -= length
-            values: Any = np.empty(self.size, dtype=self.kind)
-            begin = 0
-            for piece in checked():
-                values[begin : begin + len(piece)] = piece
-                begin += len(piece)
-        else:
-            values = self._file(checked())
-        self.rows.append(_Row(values, finite))
-
-    def _file(self, pieces: Iterable[NDArray[Any]]) -> IO[bytes]:
-        try:
-            # It stays open as long as somebody holds it.
-            file = tempfile.TemporaryFile(dir=self.folder, buffering=0)  # noqa: SIM115
-            for piece in pieces:
-                view = np.ascontiguousarray(piece).data.cast("B")
+                view = np.ascontiguousarray(piece, dtype=self.kind).data.cast("B")
                 while view:
-                    view = view[file.write(view) :]
+                    view = view[self._file.write(view) :]
+        self._count += 1
+
+    @contextmanager
+    def _told(self) -> Generator[None]:
+        try:
+            yield
         except OSError as error:
             where = tempfile.gettempdir() if self.folder is None else self.folder
             raise UserError(
                 f"folder: an update of {self.size * self.kind.itemsize} bytes cannot be put into {where} "
                 f"({error.strerror}); allowed: a folder on a disk with room for every client of a round"
             ) from error
-        return file
 
-    def models(self, rows: Sequence[int]) -> SpilledModels:
+    def models(self, rows: Sequence[int]) -> MappedModels:
         """Return the updates of some clients, by the order in which they came."""
-        return SpilledModels(tuple(self.rows[row] for row in rows), self.size, self.kind)
+        shape = (self._count, self.size)
+        whole = np.memmap(self._file, self.kind, "r", shape=shape) if self.size and self._count else np.empty(shape)
+        return MappedModels(whole.view(np.ndarray), np.asarray(rows, dtype=np.int64))
 
 
 @dataclass(frozen=True, eq=False)
-class SpilledModels(SingleModels):
-    """Updates that lie somewhere else: whatever is done with them is done with some parameters of all at a time."""
+class MappedModels(SingleModels):
+    """Updates in a file that is mapped into memory: they are read as they are used, some parameters at a time."""
 
-    rows: tuple[_Row, ...]
-    size: int
-    kind: np.dtype[Any]
+    whole: NDArray[Any]
+    rows: NDArray[np.int64]
 
     @property
     def like(self) -> torch.Tensor:
-        return torch.from_numpy(np.empty((len(self.rows), 0), dtype=self.kind))
+        return torch.from_numpy(np.empty((len(self.rows), 0), dtype=self.whole.dtype))
 
     def blocks(self) -> Iterator[tuple[slice, torch.Tensor]]:
-        for span in spans(self.size, len(self.rows)):
-            yield span, torch.from_numpy(np.stack([row.read(span, self.kind) for row in self.rows]))
+        for span in spans(self.whole.shape[1], len(self.rows)):
+            yield span, torch.from_numpy(self.whole[self.rows, span])
 
-    def combine(self, parameters: torch.Tensor, weights: Floats) -> torch.Tensor:
-        given = torch.as_tensor(weights, dtype=self.like.dtype)
-        found = torch.empty((*given.shape[:-1], self.size), dtype=given.dtype)
-        for span, models in self.blocks():
-            found[..., span] = given @ models
-        return found
-
-    def divergence(self, parameters: torch.Tensor) -> Floats:
-        total = torch.zeros(len(self.rows), dtype=torch.float64)
-        for span, models in self.blocks():
-            total += torch.linalg.vector_norm(models - parameters[span], dim=1, dtype=torch.float64).square()
-        return total.sqrt().numpy()
-
-    def select(self, keep: Sequence[int]) -> SpilledModels:
-        return SpilledModels(tuple(self.rows[row] for row in keep), self.size, self.kind)
-
-    def finite(self) -> NDArray[np.bool_]:
-        return np.array([row.finite for row in self.rows], dtype=bool)
+    def select(self, keep: Sequence[int]) -> MappedModels:
+        return MappedModels(self.whole, self.rows[list(keep)])
 
     def tested(self, test: Callable[[torch.Tensor], ServerTest]) -> ServerTest:
-        found = [test(torch.from_numpy(row.read(slice(0, self.size), self.kind))[None]) for row in self.rows]
-        return ServerTest.joined(found)
+        return ServerTest.joined([test(torch.from_numpy(self.whole[[row]])) for row in self.rows.tolist()])
 
     def content(self) -> None:
         """Return nothing: what lies on a disk for the length of a round has no digests."""

@@ -123,8 +123,6 @@ def _classes(labels: torch.Tensor) -> torch.Tensor:
 
 
 SAMPLES = "DS"
-MEMORY = 1 << 28
-"""Bytes of a round's updates that are held in memory; what comes after goes to the disk."""
 _LONGEST_REASON = 500
 
 
@@ -238,7 +236,7 @@ class WeighedRounds:
     def begin(self, sent: Arrays, folder: Path | None = None) -> Collected:
         """Begin a round with the model that is sent; use it where replies come one by one and are not kept.
 
-        Large updates wait in temporary files, in `folder` or where this machine has such files.
+        Updates wait in temporary files, in `folder` or where this machine has such files.
         """
         return Collected(self, sent, folder)
 
@@ -287,8 +285,8 @@ class Collected:
         self._weighing, self._sent = weighing, sent
         self._layout = Layout.of(sent)
         layout = self._layout
-        self._updates = Spill(layout.size(layout.floating), layout.precision, folder, MEMORY)
-        self._counted = Spill(layout.size(layout.counting), np.dtype(np.float64), folder, MEMORY)
+        self._updates = Spill(layout.size(layout.floating), layout.precision, folder)
+        self._counted = Spill(layout.size(layout.counting), np.dtype(np.float64), folder)
         self._rows: dict[str, Reply] = {}
         self.reasons: dict[str, str] = {}
         """Why clients are left out."""

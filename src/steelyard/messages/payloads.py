@@ -107,10 +107,6 @@ class SingleModels(ABC):
         """Yield some parameters of all models at a time: where they lie, and their values [clients, some]."""
 
     @abstractmethod
-    def combine(self, parameters: torch.Tensor, weights: Floats) -> torch.Tensor:
-        """Return what the weights make of the models; see `Payload`."""
-
-    @abstractmethod
     def tested(self, test: Callable[[torch.Tensor], ServerTest]) -> ServerTest:
         """Return the test of every model; `test` takes some of them, [models, parameters]."""
 
@@ -147,6 +143,30 @@ class SingleModels(ABC):
             total += part @ part.T
         # A product may round ⟨a, b⟩ and ⟨b, a⟩ differently; one of them is kept for both.
         return (total.tril() + total.tril(-1).T).cpu().numpy()
+
+    def combine(self, parameters: torch.Tensor, weights: Floats) -> torch.Tensor:
+        """Return what the weights make of the models; see `Payload`."""
+        given = self.like.new_tensor(weights)
+        found = given.new_empty((*given.shape[:-1], parameters.numel()))
+        for span, models in self.blocks():
+            found[..., span] = given @ models
+        return found
+
+    def divergence(self, parameters: torch.Tensor) -> Floats:
+        """Return ‖Θ − Θ_a‖₂ of every client; see `Payload`."""
+        total = self.like.double().sum(dim=1)
+        for span, models in self.blocks():
+            total += (models - parameters[span].to(models.device)).norm(dim=1, dtype=total.dtype).square()
+        return total.sqrt().cpu().numpy()
+
+    def finite(self) -> NDArray[np.bool_]:
+        """Return for each client whether all its numbers are finite."""
+        # In float64 a sum of float32 numbers is finite exactly when every term is: not even 1e38s overflow.
+        # By blocks: a sum of another type copies what it sums, which of large models would be twice all of them.
+        total = self.like.double().sum(dim=1)
+        for _, part in self.blocks():
+            total += part.sum(dim=1, dtype=total.dtype)
+        return total.isfinite().cpu().numpy()
 
     def keep_frozen(self, combined: torch.Tensor, parameters: torch.Tensor) -> torch.Tensor:
         """Put what is not trained back as it was; here all is trained."""
@@ -218,16 +238,6 @@ class DenseModels(SingleModels):
 
     def select(self, keep: Sequence[int]) -> DenseModels:
         return DenseModels(self.models[list(keep)], self.frozen)
-
-    def finite(self) -> NDArray[np.bool_]:
-        import torch  # Late for speed of start.
-
-        # In float64 a sum of float32 numbers is finite exactly when every term is: not even 1e38s overflow.
-        # By blocks: a sum of another type copies what it sums, which of large models would be twice all of them.
-        total = torch.zeros(len(self.models), dtype=torch.float64, device=self.models.device)
-        for _, part in self.blocks():
-            total += part.sum(dim=1, dtype=torch.float64)
-        return total.isfinite().cpu().numpy()
 
     def content(self) -> Sequence[NDArray[Any]] | None:
         return list(self.models.detach().cpu().contiguous().numpy())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -178,6 +180,20 @@ def test_a_block_of_memory_is_used_again_only_when_nobody_looks() -> None:
     del row
     assert pool.matrix(10, 100).data_ptr() == address
     assert pool.held() <= 2 * 4096
+
+
+def test_a_matrix_beyond_the_memory_lies_in_a_file_and_a_full_disk_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system would kill a process that writes into a mapped file for which the disk has no room."""
+    pool = MatrixPool(100)
+    matrix = pool.matrix(10, 100)
+    matrix[3] = torch.arange(100.0)
+    assert (pool.held(), matrix[3].sum().item()) == (0, 4950.0)
+
+    def full(*given: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    assert_refused(lambda: pool.matrix(10, 100), "compute.memory_gb", "No space left", "TMPDIR")
 
 
 @pytest.mark.parametrize("hidden", [(), (5, 3)])

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from importlib import import_module
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
 from steelyard.base.errors import UserError
@@ -254,10 +255,15 @@ def _fresh(size: int) -> mmap.mmap:
 
 
 def _in_file(rows: int, columns: int) -> torch.Tensor:
-    handle, path = tempfile.mkstemp(prefix="steelyard-updates-")
-    os.close(handle)
+    size = 4 * rows * columns
     try:
-        matrix = torch.from_file(path, shared=True, size=rows * columns, dtype=torch.float32)
-    finally:
-        os.unlink(path)  # the mapping keeps the file alive as long as the matrix is
-    return matrix.view(rows, columns)
+        with tempfile.TemporaryFile(prefix="steelyard-updates-") as file:
+            os.posix_fallocate(
+                file.fileno(), 0, size
+            )  # Where a disk filled up later, the system would end the process.
+            return torch.from_numpy(np.memmap(file, np.float32, "r+", shape=(rows, columns)).view(np.ndarray))
+    except OSError as error:
+        raise UserError(
+            f"compute.memory_gb: {size / 1e9:.3g} GB of updates do not fit into memory, nor into "
+            f"{tempfile.gettempdir()} ({error.strerror}); allowed: TMPDIR on a disk with room, or fewer clients a round"
+        ) from error
