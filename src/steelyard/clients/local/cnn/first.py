@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from steelyard.clients.local.cnn.tiles import Arithmetic, Images, Shape, power, tile
+from steelyard.clients.local.cnn.tiles import Arithmetic, Images, Shape, keep_pooled, larger, power, tile, windows
 
 
 @triton.jit
@@ -43,23 +43,6 @@ def squares(features, rows, position, inside, pixel, height: tl.constexpr, width
 
 
 @triton.jit
-def windows(features, base, y, x, inside, tap, height: tl.constexpr, width: tl.constexpr, depth: tl.constexpr,
-            kernel: tl.constexpr, kind: tl.constexpr):  # fmt: skip
-    """The numbers under a kernel around (y, x): [positions, taps]. `base` is where each position's image begins."""
-    taps: tl.constexpr = kernel * kernel * depth
-    down = tap // depth // kernel - kernel // 2
-    along = tap // depth % kernel - kernel // 2
-    row = y[:, None] + down[None, :]
-    column = x[:, None] + along[None, :]
-    there = (row >= 0) & (row < height) & (column >= 0) & (column < width) & (tap < taps)[None, :] & inside[:, None]
-    offset = tap % depth * (height * width) + down * width + along
-    value = tl.load(features + (base + y * width + x)[:, None] + offset[None, :], there, 0).to(tl.float32)
-    if features.dtype.element_ty == tl.uint8:
-        value *= 1 / 255
-    return tl.where((tap == taps)[None, :], 1.0, value).to(kind)
-
-
-@triton.jit
 def _forward(features, rows, counter, weights, pooled, codes, samples, client_rows, step_rows, weight_step,
              height: tl.constexpr, width: tl.constexpr, depth: tl.constexpr, kernel: tl.constexpr,
              outputs: tl.constexpr, columns: tl.constexpr, coded: tl.constexpr, rectified: tl.constexpr,
@@ -78,31 +61,15 @@ def _forward(features, rows, counter, weights, pooled, codes, samples, client_ro
     tap = tl.arange(0, taps)
     known = (tap < columns)[:, None] & (out < outputs)[None, :]
     w = tl.load(weights + client * weight_step + out[None, :] * columns + tap[:, None], known, 0.0).to(kind)
-    a = windows(features, base, y, x, inside, tap, height, width, depth, kernel, kind)
+    a = windows(features, base, y, x, inside, tap, height, width, depth, kernel, kind, True)
     best = tl.dot(a, w, input_precision=precision)
-    a = windows(features, base, y, x + 1, inside, tap, height, width, depth, kernel, kind)
-    other = tl.dot(a, w, input_precision=precision)
-    larger = (other > best) | (other != other)
-    code = tl.where(larger, 1, 0)
-    best = tl.where(larger, other, best)
-    a = windows(features, base, y + 1, x, inside, tap, height, width, depth, kernel, kind)
-    other = tl.dot(a, w, input_precision=precision)
-    larger = (other > best) | (other != other)
-    code = tl.where(larger, 2, code)
-    best = tl.where(larger, other, best)
-    a = windows(features, base, y + 1, x + 1, inside, tap, height, width, depth, kernel, kind)
-    other = tl.dot(a, w, input_precision=precision)
-    larger = (other > best) | (other != other)
-    code = tl.where(larger, 3, code)
-    best = tl.where(larger, other, best)
-    if rectified:
-        code = tl.where(best <= 0, 4, code)
-        best = tl.where(best <= 0, 0.0, best)
-    target = (client * samples * area + position)[:, None] * outputs + out[None, :]
-    known = inside[:, None] & (out < outputs)[None, :]
-    tl.store(pooled + target, best.to(pooled.dtype.element_ty), known)
-    if coded:
-        tl.store(codes + target, code.to(tl.uint8), known)
+    a = windows(features, base, y, x + 1, inside, tap, height, width, depth, kernel, kind, True)
+    best, code = larger(best, 0, tl.dot(a, w, input_precision=precision), 1)
+    a = windows(features, base, y + 1, x, inside, tap, height, width, depth, kernel, kind, True)
+    best, code = larger(best, code, tl.dot(a, w, input_precision=precision), 2)
+    a = windows(features, base, y + 1, x + 1, inside, tap, height, width, depth, kernel, kind, True)
+    best, code = larger(best, code, tl.dot(a, w, input_precision=precision), 3)
+    keep_pooled(pooled, codes, best, code, client, position, inside, out, samples * area, outputs, coded, rectified)
 
 
 @triton.jit

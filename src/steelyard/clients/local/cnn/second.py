@@ -14,24 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from steelyard.clients.local.cnn.tiles import Arithmetic, Shape, power, tile
-
-
-@triton.jit
-def windows(source, base, y, x, inside, tap, height: tl.constexpr, width: tl.constexpr, channels: tl.constexpr,
-            kernel: tl.constexpr):  # fmt: skip
-    """The numbers under a kernel around (y, x): [positions, taps]. `base` is where each position's image begins."""
-    cell = tap // channels
-    down = cell // kernel - kernel // 2
-    along = cell % kernel - kernel // 2
-    row = y[:, None] + down[None, :]
-    column = x[:, None] + along[None, :]
-    there = (row >= 0) & (row < height) & (column >= 0) & (column < width) & inside[:, None]
-    there &= (tap < kernel * kernel * channels)[None, :]
-    offset = (base + (y * width + x) * channels)[:, None] + ((down * width + along) * channels + tap % channels)[
-        None, :
-    ]
-    return tl.load(source + offset, there, 0.0)
+from steelyard.clients.local.cnn.tiles import Arithmetic, Shape, keep_pooled, larger, power, tile, windows
 
 
 @triton.jit
@@ -78,32 +61,19 @@ def _forward(source, weights, bias, pooled, codes, samples, weight_step, bias_st
         tap = begin + tl.arange(0, chunk)
         known = (tap < columns)[:, None] & (out < outputs)[None, :]
         w = tl.load(weights + out[None, :] * columns + tap[:, None], known, 0.0)
-        a = windows(source, base, y, x, inside, tap, height, width, channels, kernel)
+        a = windows(source, base, y, x, inside, tap, height, width, channels, kernel, None, False)
         first = tl.dot(a, w, first, input_precision=precision)
-        a = windows(source, base, y, x + 1, inside, tap, height, width, channels, kernel)
+        a = windows(source, base, y, x + 1, inside, tap, height, width, channels, kernel, None, False)
         second = tl.dot(a, w, second, input_precision=precision)
-        a = windows(source, base, y + 1, x, inside, tap, height, width, channels, kernel)
+        a = windows(source, base, y + 1, x, inside, tap, height, width, channels, kernel, None, False)
         third = tl.dot(a, w, third, input_precision=precision)
-        a = windows(source, base, y + 1, x + 1, inside, tap, height, width, channels, kernel)
+        a = windows(source, base, y + 1, x + 1, inside, tap, height, width, channels, kernel, None, False)
         fourth = tl.dot(a, w, fourth, input_precision=precision)
-    larger = (second > first) | (second != second)
-    code = tl.where(larger, 1, 0)
-    best = tl.where(larger, second, first)
-    larger = (third > best) | (third != third)
-    code = tl.where(larger, 2, code)
-    best = tl.where(larger, third, best)
-    larger = (fourth > best) | (fourth != fourth)
-    code = tl.where(larger, 3, code)
-    best = tl.where(larger, fourth, best)
+    best, code = larger(first, 0, second, 1)
+    best, code = larger(best, code, third, 2)
+    best, code = larger(best, code, fourth, 3)
     best += tl.load(bias + client * bias_step + out, out < outputs, 0.0)[None, :]
-    if rectified:
-        code = tl.where(best <= 0, 4, code)
-        best = tl.where(best <= 0, 0.0, best)
-    target = (client * samples * area + position)[:, None] * outputs + out[None, :]
-    known = inside[:, None] & (out < outputs)[None, :]
-    tl.store(pooled + target, best.to(pooled.dtype.element_ty), known)
-    if coded:
-        tl.store(codes + target, code.to(tl.uint8), known)
+    keep_pooled(pooled, codes, best, code, client, position, inside, out, samples * area, outputs, coded, rectified)
 
 
 @triton.jit
@@ -146,7 +116,7 @@ def _input_gradient(slope, turned, below, samples, height: tl.constexpr, width: 
         tap = begin + tl.arange(0, chunk)
         known = (tap < columns)[:, None] & (channel < channels)[None, :]
         w = tl.load(turned + channel[None, :] * columns + tap[:, None], known, 0.0)
-        a = windows(slope, base, y, x, inside, tap, height, width, outputs, kernel)
+        a = windows(slope, base, y, x, inside, tap, height, width, outputs, kernel, None, False)
         total = tl.dot(a, w, total, input_precision=precision)
     target = (client * samples * area + position)[:, None] * channels + channel[None, :]
     tl.store(below + target, total.to(below.dtype.element_ty), inside[:, None] & (channel < channels)[None, :])
@@ -175,7 +145,7 @@ def weight_gradient(source, slope, partial, samples, group, height: tl.constexpr
         x = position % width
         wanted = inside[:, None] & (out < outputs)[None, :]
         a = tl.load(slope + position[:, None] * outputs + out[None, :], wanted, 0.0)
-        b = windows(source, base, y, x, inside, tap, height, width, channels, kernel)
+        b = windows(source, base, y, x, inside, tap, height, width, channels, kernel, None, False)
         total = tl.dot(tl.trans(a), b, total, input_precision=precision)
     partial += (client * tl.num_programs(1) + share) * (outputs * columns)
     known = (out < outputs)[:, None] & (tap < columns)[None, :]

@@ -1,13 +1,19 @@
-"""What the kernels work on: images and measures; how they are cut into programs, in which arithmetic they multiply."""
-# pyright: reportUnknownMemberType=false, reportMissingImports=false
+"""What the kernels work on: images and measures; how they are cut into programs, in which arithmetic they multiply.
 
-from __future__ import annotations
+Both convolutions gather windows and pool; these parts of their kernels stand here.
+"""
+# pyright: reportUntypedFunctionDecorator=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportMissingParameterType=false, reportUnknownParameterType=false, reportUnknownArgumentType=false
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportOperatorIssue=false
+# pyright: reportGeneralTypeIssues=false
+# No postponed annotations: Triton reads those of its kernels.
 
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
 import torch
+import triton
 import triton.language as tl
 
 
@@ -174,3 +180,49 @@ def tile(what: str, how: Arithmetic, samples: int) -> Tile:
         return TILES[what, how.name]._replace(stages=1)
     large = TILES.get((what, f"{how.name}+"))
     return large if large is not None and samples >= LARGE else TILES[what, how.name]
+
+
+@triton.jit
+def windows(source, base, y, x, inside, tap, height: tl.constexpr, width: tl.constexpr, channels: tl.constexpr,
+            kernel: tl.constexpr, kind: tl.constexpr, raw: tl.constexpr):  # fmt: skip
+    """The numbers under a kernel around (y, x): [positions, taps]. `base` is where each position's image begins.
+
+    `raw`: images as they lie in the data set, channel by channel, with a 1 after the last tap; else channels are last.
+    """
+    taps: tl.constexpr = kernel * kernel * channels
+    pixel: tl.constexpr = 1 if raw else channels
+    plane: tl.constexpr = height * width if raw else 1
+    down = tap // channels // kernel - kernel // 2
+    along = tap // channels % kernel - kernel // 2
+    row = y[:, None] + down[None, :]
+    column = x[:, None] + along[None, :]
+    there = (row >= 0) & (row < height) & (column >= 0) & (column < width) & (tap < taps)[None, :] & inside[:, None]
+    offset = tap % channels * plane + (down * width + along) * pixel
+    value = tl.load(source + (base + (y * width + x) * pixel)[:, None] + offset[None, :], there, 0)
+    if raw:
+        value = value.to(tl.float32)
+        if source.dtype.element_ty == tl.uint8:
+            value *= 1 / 255
+        value = tl.where((tap == taps)[None, :], 1.0, value).to(kind)
+    return value
+
+
+@triton.jit
+def larger(best, code, other, number: tl.constexpr):
+    """The larger of two numbers, and the code of which it is; what is no number counts as the largest."""
+    won = (other > best) | (other != other)
+    return tl.where(won, other, best), tl.where(won, number, code)
+
+
+@triton.jit
+def keep_pooled(pooled, codes, best, code, client, position, inside, out, count, outputs: tl.constexpr,
+                coded: tl.constexpr, rectified: tl.constexpr):  # fmt: skip
+    """Cut off at 0 and store pooled numbers and their codes; `count` positions has each client."""
+    if rectified:
+        code = tl.where(best <= 0, 4, code)
+        best = tl.where(best <= 0, 0.0, best)
+    target = (client * count + position)[:, None] * outputs + out[None, :]
+    known = inside[:, None] & (out < outputs)[None, :]
+    tl.store(pooled + target, best.to(pooled.dtype.element_ty), known)
+    if coded:
+        tl.store(codes + target, code.to(tl.uint8), known)
