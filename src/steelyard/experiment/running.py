@@ -22,8 +22,8 @@ from steelyard.base.files import in_bytes
 from steelyard.base.logs import doing, logger
 from steelyard.base.measures import measure_of
 from steelyard.clients.local import SimulationServer
+from steelyard.clients.ranks.engine import Share, own_versions
 from steelyard.clients.ranks.group import RankLost, Ranks, join, rank_count
-from steelyard.clients.ranks.share import Share, own_versions
 from steelyard.clients.ranks.wire import Content
 from steelyard.experiment.description import Description
 from steelyard.experiment.guarantees import ended_early, guarantee_record, open_ledger, remaining

@@ -12,8 +12,8 @@ import torch
 from steelyard.base.errors import UserError
 from steelyard.clients.local import Clock, ClockSettings, ComputeSettings, Hide, Simulation, SimulationServer
 from steelyard.clients.protocol import Clients, Noise, Sending, SendingClients, Server, Step
+from steelyard.clients.ranks.engine import RanksEngine, on_rank
 from steelyard.clients.ranks.group import current
-from steelyard.clients.ranks.simulation import RankedSimulation, on_rank
 from steelyard.data import DataSettings, FlawSettings, PartitionSettings, load, share_out
 from steelyard.data.dataset import Dataset, DatasetOrSeeded, Population
 from steelyard.data.facts import FactSettings
@@ -92,12 +92,11 @@ def simulate(
         rounds=rounds,
     )
     server = SimulationServer(clients)
-    trained: Clients = clients
     if ranks is not None and ranks.place.rank == 0 and experiment is not None:
-        trained = RankedSimulation(clients, server, ranks, experiment)
+        RanksEngine(ranks, clients, experiment)
     steps: list[Step[Sending]] = [] if clock is None else [Clock(clients.context, clock)]
     steps += [] if hidden is None else [Hide(hidden)]
-    return sections.sending(trained, *steps), server
+    return sections.sending(clients, *steps), server
 
 
 def first_called(dataset: DatasetOrSeeded, seed: int) -> tuple[DatasetOrSeeded, TaskKind | None]:

@@ -183,6 +183,10 @@ class DenseModels(SingleModels):
     at_hand: ClassVar[bool] = True
     """Whether `models` lie in this process; otherwise whoever asks for them has them brought here."""
 
+    def here(self) -> DenseModels:
+        """Return the same models, in the memory of this process."""
+        return self
+
     def combine(self, parameters: torch.Tensor, weights: Floats) -> torch.Tensor:
         import torch  # Late for speed of start; whoever has models has loaded it already.
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from steelyard.clients.local import Simulation, SimulationServer
+from steelyard.clients.ranks.engine import RanksEngine, Share
 from steelyard.clients.ranks.group import Answer, Place, Ranks
-from steelyard.clients.ranks.share import Share
-from steelyard.clients.ranks.simulation import RankedSimulation
 from steelyard.clients.ranks.wire import Arriving, Content, Packed
 
 
@@ -45,7 +44,14 @@ class OneProcess(Ranks):
         return found
 
 
-def ranked(make: Callable[[], Simulation], count: int = 3) -> RankedSimulation:
+def ranked(make: Callable[[], Simulation], count: int = 3) -> Simulation:
     """Clients that so many ranks share, each of them made by `make`."""
     simulation = make()
-    return RankedSimulation(simulation, SimulationServer(simulation), OneProcess(make, count), {})
+    RanksEngine(OneProcess(make, count), simulation, {})
+    return simulation
+
+
+def ranks_of(simulation: Simulation) -> OneProcess:
+    assert simulation.context.leader is not None
+    assert isinstance(simulation.context.leader.ranks, OneProcess)
+    return simulation.context.leader.ranks

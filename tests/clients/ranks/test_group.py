@@ -17,8 +17,8 @@ from tests.kit import assert_refused
 
 from steelyard.clients.local import ComputeSettings
 from steelyard.clients.local.hardware import threads_of
+from steelyard.clients.ranks.engine import SLACK, on_rank, share_out
 from steelyard.clients.ranks.group import Heartbeat, Place, current, join, rank_count, silence
-from steelyard.clients.ranks.simulation import SLACK, on_rank, share_out
 
 MET = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 
@@ -59,38 +59,30 @@ def test_nonsense_in_the_environment_is_named(read: Any, given: dict[str, str], 
     assert_refused(lambda: read(given), f"{field}: ", value)
 
 
-TASKS = st.lists(
-    st.dictionaries(st.integers(0, 40).map(lambda number: f"c{number:02}"), st.integers(0, 50), min_size=1),
-    min_size=1,
-    max_size=4,
-)
+@st.composite
+def jobs_of_tasks(draw: st.DrawFn) -> list[dict[int, int]]:
+    """The steps of each job, by task; jobs are numbered through."""
+    counts = iter(range(1000))
+    tasks = draw(st.lists(st.lists(st.integers(0, 50), min_size=1, max_size=40), min_size=1, max_size=4))
+    return [{next(counts): steps for steps in task} for task in tasks]
 
 
-def loads(shares: list[list[list[str]]], steps: list[dict[str, int]]) -> list[int]:
-    return [sum(steps[task][name] for task, names in enumerate(mine) for name in names) for mine in shares]
-
-
-@given(TASKS, st.integers(1, 5), st.data())
-def test_every_client_is_trained_once_and_whole_tasks_on_one_rank(
-    steps: list[dict[str, int]], ranks: int, data: st.DataObject
+@given(jobs_of_tasks(), st.integers(1, 5))
+def test_every_job_is_trained_once_and_no_rank_has_much_more_than_its_part(
+    steps: list[dict[int, int]], ranks: int
 ) -> None:
-    whole = data.draw(st.lists(st.booleans(), min_size=len(steps), max_size=len(steps)))
-    shares = share_out(steps, whole, ranks)
+    shares, of_job = share_out(steps, ranks), {job: count for task in steps for job, count in task.items()}
     assert len(shares) == ranks
-    for task, clients in enumerate(steps):
-        given_out = [name for mine in shares for name in mine[task]]
-        assert sorted(given_out) == sorted(clients)
-        assert all(mine[task] == sorted(mine[task]) for mine in shares)
-        if whole[task]:
-            assert sum(bool(mine[task]) for mine in shares) == 1
-
-
-@given(TASKS, st.integers(1, 5))
-def test_no_rank_has_much_more_than_its_part(steps: list[dict[str, int]], ranks: int) -> None:
-    shares = share_out(steps, [False] * len(steps), ranks)
-    every = [count for clients in steps for count in clients.values()]
+    assert sorted(job for mine in shares for job in mine) == sorted(of_job)
+    assert all(mine == sorted(mine) for mine in shares)
     # Longest first is at most a longest unit above an even share; whole federations are taken only within SLACK of it.
-    assert max(loads(shares, steps)) <= SLACK * (sum(every) / ranks + max(every))
+    longest = max(sum(of_job[job] for job in mine) for mine in shares)
+    assert longest <= SLACK * (sum(of_job.values()) / ranks + max(of_job.values()))
+
+
+def test_whole_federations_go_to_one_rank_each_where_that_takes_hardly_longer() -> None:
+    assert share_out([{0: 5, 1: 5}, {2: 6, 3: 4}], 2) == [[0, 1], [2, 3]]
+    assert share_out([{0: 5, 1: 5}, {2: 1, 3: 1}], 2) == [[0, 2], [1, 3]]
 
 
 NUMBERS = arrays.arrays(

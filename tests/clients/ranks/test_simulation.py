@@ -11,15 +11,14 @@ import torch
 from tests.clients.contract import ClientsContract, Make, assert_same_state, assert_same_updates
 from tests.clients.local import engine_cases as cases
 from tests.clients.local.test_contract import simulation
-from tests.clients.ranks.one_process import OneProcess, ranked
+from tests.clients.ranks.one_process import ranked, ranks_of
 from tests.kit import assert_refused
 
 from steelyard.algorithms.settings import AlgorithmSettings
 from steelyard.clients.local import ComputeSettings, Simulation, SimulationServer
 from steelyard.clients.protocol import Clients
-from steelyard.clients.ranks import simulation as ranked_simulation
-from steelyard.clients.ranks.share import read_task, task_content
-from steelyard.clients.ranks.simulation import RankedModels
+from steelyard.clients.ranks import engine as ranked_engine
+from steelyard.clients.ranks.engine import RankedModels, read_task, task_content
 from steelyard.data.dataset import Behaviour
 from steelyard.defence.robust import DefenceSettings, RobustRule
 from steelyard.messages.algorithm import Algorithm
@@ -151,12 +150,11 @@ def test_robust_rules_go_over_models_on_ranks(rule: str) -> None:
 
 
 def test_tests_are_shared_out_and_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranked_simulation, "FEWEST_ROWS", 1)
+    monkeypatch.setattr(ranked_engine, "FEWEST_ROWS", 1)
     several, alone, start = ranked(made), made(), start_of()
     models = torch.stack([start, start * 0.5])
     (found,), (expected,) = (one.evaluate([Question("f", 0, 1, models, detailed=True)]) for one in (several, alone))
-    assert isinstance(several.ranks, OneProcess)
-    assert ("test", [0, 1, 2]) in several.ranks.asked
+    assert ("test", [0, 1, 2]) in ranks_of(several).asked
     np.testing.assert_array_equal(found.scores, expected.scores)
     np.testing.assert_allclose(found.losses, expected.losses, rtol=1e-6)
     np.testing.assert_array_equal(found.right, expected.right)
@@ -165,16 +163,15 @@ def test_tests_are_shared_out_and_give_the_same(monkeypatch: pytest.MonkeyPatch)
 def test_a_task_that_is_not_that_of_rank_0_is_refused() -> None:
     (task,) = tasks(start_of(), Algorithm(), 3, ("f",))
     table = task_content(task)
-    assert read_task(table, ("c1",)).clients == ("c1",)
+    assert read_task(table).federation == "f"
     changed = task.parameters.clone()
     changed[5] += 1e-6
-    assert_refused(lambda: read_task({**table, "parameters": changed}, ("c1",)), "round 3 of f", "the model")
+    assert_refused(lambda: read_task({**table, "parameters": changed}), "round 3 of f", "the model")
 
 
 def test_other_data_on_a_rank_are_refused_before_it_trains() -> None:
     several = ranked(made)
-    assert isinstance(several.ranks, OneProcess)
-    data = several.ranks.shares[1].simulation.context.population(0).source.dataset
+    data = ranks_of(several).shares[1].simulation.context.population(0).source.dataset
     data.labels[3] = (data.labels[3] + 1) % 10
     asked = tasks(start_of(), Algorithm(), 1, ("f",))
     assert_refused(lambda: several.train(asked), "rank 2: its data differ from those of rank 0", "seed 0")
@@ -186,5 +183,4 @@ def test_all_ranks_train_with_the_engine_that_rank_0_chose() -> None:
     several.train([Task("f", 0, 1, ("c0", "c1", "c2", "c3"), start_of())])
     choice = several.describe()["engine_choice"]
     assert choice != "auto"
-    assert isinstance(several.ranks, OneProcess)
-    assert [share.simulation.describe()["engine_choice"] for share in several.ranks.shares] == [choice] * 2
+    assert [share.simulation.describe()["engine_choice"] for share in ranks_of(several).shares] == [choice] * 2

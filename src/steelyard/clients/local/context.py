@@ -14,7 +14,7 @@ from steelyard.algorithms.flexlora import cut_to_ranks
 from steelyard.base.errors import UserError, fault
 from steelyard.clients.local.cohort import Cohort, Kept
 from steelyard.clients.local.engines.choice import ChosenEngine
-from steelyard.clients.local.engines.engine import TrainingSetup
+from steelyard.clients.local.engines.engine import Leader, TrainingSetup
 from steelyard.clients.local.evaluator import Evaluator
 from steelyard.clients.local.hardware import MatrixPool, device_of, memory_of, threads_of
 from steelyard.clients.local.population import DeviceDataset, DevicePopulation, Ints
@@ -62,6 +62,8 @@ class SimulationContext:
         """Makes what tests models; another one may share tests out."""
         self._evaluator: Evaluator | None = None
         self._engine: ChosenEngine | None = None
+        self.leader: Leader | None = None
+        """What shares cohorts out to other processes, where this one leads some."""
         self.kept = Kept()
         """What clients keep from round to round."""
         self._masks: dict[str, torch.Tensor] = {}

@@ -42,8 +42,12 @@ class Trained(Sending):
 
     @property
     def models(self) -> torch.Tensor:
-        """What is sent, [clients, parameters]; steps write into it."""
-        return models_of(self.updates)
+        """What is sent, [clients, parameters], brought into this process; steps write into it."""
+        payload = self.updates.payload
+        assert isinstance(payload, DenseModels)
+        if (here := payload.here()) is not payload:
+            self.updates = replace(self.updates, payload=here)
+        return here.models
 
     @property
     def clients(self) -> Ints:
@@ -66,9 +70,11 @@ class OfAlgorithm(Step[Trained]):
         self._context = context
 
     def out(self, sending: Trained) -> None:
-        task, algorithm, models = sending.task, sending.task.algorithm, sending.models
-        if not len(models):
+        task, algorithm = sending.task, sending.task.algorithm
+        asks = algorithm.keeps or algorithm.sends or algorithm.listens or algorithm.private != "nothing"
+        if not sending.updates.clients or not (asks or algorithm.replaces):
             return
+        models = sending.models
         if algorithm.keeps or algorithm.sends:
             sending.local = self._local(sending)
         if algorithm.listens:
@@ -102,7 +108,7 @@ class OfAlgorithm(Step[Trained]):
         descent = replace(cohort.descent, pull=second.pull, corrects="gradient")
         out = self._context.matrix(len(cohort))
         again = replace(cohort.begin_at(second.start), descent=descent, corrections=second.correction)
-        self._context.engine.train(again, out)
+        (self._context.leader or self._context.engine).train(again, out)
         return out.to(self._context.device)
 
 
@@ -133,12 +139,13 @@ class OfBehaviour(Step[Trained]):
         behaviours = population.behaviours
         if not behaviours or not updates.clients:
             return
-        attack(task, updates.clients, sending.models, behaviours, self._context.setup.layout)
-        for name, model in zip(updates.clients, sending.models, strict=True):
-            self._context.kept.keep_model(task, name, model, behaviours)
+        if any((how := behaviours.get(name, HONEST)).attack or how.own_model for name in updates.clients):
+            attack(task, updates.clients, sending.models, behaviours, self._context.setup.layout)
+            for name, model in zip(updates.clients, sending.models, strict=True):
+                self._context.kept.keep_model(task, name, model, behaviours)
         # At least one sample, as they have some.
         claimed = np.maximum(1, np.rint(updates.samples * population.claims(task.round)[sending.clients]))
-        sending.updates = replace(updates, samples=claimed.astype(np.int64))
+        sending.updates = replace(sending.updates, samples=claimed.astype(np.int64))
 
 
 def attack(
@@ -227,7 +234,10 @@ class OfVectors(Step[Trained]):
         self._context = context
 
     def out(self, sending: Trained) -> None:
-        algorithm, models = sending.task.algorithm, sending.models
+        algorithm = sending.task.algorithm
+        if not algorithm.sends and sending.local is None and sending.own is None:
+            return
+        models = sending.models
         vectors = {name: models.new_zeros((0, models.shape[1])) for name in algorithm.sends}
         if sending.local is not None:
             # A hostile client's vectors follow from the model that it sends, not from the one that it trained.
@@ -307,9 +317,9 @@ class Measured(Step[Trained]):
     def out(self, sending: Trained) -> None:
         task, updates, clients = sending.task, sending.updates, sending.clients
         population = self._context.population(task.seed)
-        criteria, refused = self._measure(population, clients, sending.models, task.round)
+        criteria, refused = self._measure(population, clients, sending, task.round)
         measured = replace(
-            updates,
+            sending.updates,
             criteria=criteria,
             first_losses=self._context.first_losses(task, clients) if self._needs_first_losses else None,
             label_counts=self._label_counts_of(population, clients),
@@ -319,7 +329,7 @@ class Measured(Step[Trained]):
         sending.updates = measured.select(keep, failed) if refused else measured
 
     def _measure(
-        self, population: DevicePopulation, clients: Ints, models: torch.Tensor, round: int
+        self, population: DevicePopulation, clients: Ints, sending: Trained, round: int
     ) -> tuple[dict[str, Floats], dict[str, str]]:
         """Return raw values by criterion of the clients at these positions, and for those that failed the reason."""
         refused: dict[str, str] = {}
@@ -331,7 +341,7 @@ class Measured(Step[Trained]):
                 name = population.names[clients[job]]
                 if job not in seen:
                     seen[job] = population.local(name, self.facts.get(name, {}))
-                value, why = criterion.taken(_own_copy(seen[job], criterion, models[job]))
+                value, why = criterion.taken(_own_copy(seen[job], criterion, sending, job))
                 known[clients[job]] = value
                 if why is not None:
                     refused[name] = why
@@ -378,12 +388,12 @@ class Measured(Step[Trained]):
         self._label_counts.clear()
 
 
-def _own_copy(local: LocalData, criterion: Criterion, model: torch.Tensor) -> LocalData:
+def _own_copy(local: LocalData, criterion: Criterion, sending: Trained, job: int) -> LocalData:
     """What a criterion of the user's gets: copies, so that what it writes changes nobody's data or update."""
     if criterion.built_in:
         return local
     mine = replace(local, labels=local.labels.clone())
-    return replace(mine, model=model.detach().clone()) if criterion.about == "model" else mine
+    return replace(mine, model=sending.models[job].detach().clone()) if criterion.about == "model" else mine
 
 
 def _at_once(population: DevicePopulation, criterion: Criterion) -> Floats:

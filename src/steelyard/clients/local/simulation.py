@@ -12,6 +12,7 @@ import torch
 from steelyard.clients.local.by_hand import HandEngine
 from steelyard.clients.local.cohort import Cohort, step_counts
 from steelyard.clients.local.context import Populations, SimulationContext
+from steelyard.clients.local.engines.engine import Trainer
 from steelyard.clients.local.hardware import peak_memory
 from steelyard.clients.local.outgoing import Facts, Measured, OfAlgorithm, OfBehaviour, OfVectors, Trained
 from steelyard.clients.local.settings import ComputeSettings
@@ -83,17 +84,19 @@ class Simulation(Clients):
 
     def _train_group(self, tasks: list[Task]) -> list[Updates]:
         cohort, failures = self.context.cohort(tasks)
-        models = self.context.matrix(len(cohort))
-        self._peak = max(self._peak, models.numel() * 4)
-        losses = self._trained(cohort, models)
-        return [self._answer(cohort, number, models, losses, failures[number]) for number in range(len(tasks))]
+        models, losses = self._trained(cohort)
+        self._peak = max(self._peak, sum(each.nbytes for each in models))
+        return [self._answer(cohort, number, models[number], losses, failures[number]) for number in range(len(tasks))]
 
     def _answer(
-        self, cohort: Cohort, number: int, models: torch.Tensor, losses: Floats, failures: list[Failure]
+        self, cohort: Cohort, number: int, models: DenseModels, losses: Floats, failures: list[Failure]
     ) -> Updates:
         """Make what a task's clients send of the models that they have trained."""
         task, (jobs, names), context = cohort.tasks[number], cohort.jobs(number), self.context
         clients = cohort.client[jobs]
+        steps = step_counts(
+            cohort.populations[number].sizes[clients], context.training, joined=context.setup.batch_norm
+        )
         updates = Updates(
             federation=task.federation,
             round=task.round,
@@ -101,44 +104,42 @@ class Simulation(Clients):
             samples=context.population(task.seed).sizes[clients],
             criteria={},
             losses=losses[jobs],
-            payload=DenseModels(models[jobs], context.frozen(task.algorithm)),  # a view: a task's jobs stand together
+            payload=models,
             failures=tuple(failures),
-            steps=step_counts(
-                cohort.populations[number].sizes[clients], context.training, joined=context.setup.batch_norm
-            ),
+            steps=steps,
         )
         sending = Trained(task, updates, cohort, number)
         for step in self.steps:
             step.out(sending)
         return sending.updates
 
-    def settled(self, tasks: Sequence[Task]) -> str:
-        """Return the engine that trains these tasks, as compute.engine takes it; the choice falls now if it has not."""
-        engine = self.context.engine
-        if engine.engine is None:
-            cohort, _ = self.context.cohort([tasks[index] for index in self.context.groups(tasks)[0]])
-            if len(cohort):
-                engine.settled(cohort)
-        return engine.choice
+    def trainer(self, cohort: Cohort) -> Trainer:
+        """Return what trains a cohort."""
+        if self.context.leader is not None:
+            return self.context.leader
+        return self._by_hand if cohort.tasks[0].algorithm.by_hand else self.context.engine
 
-    def _trained(self, cohort: Cohort, models: torch.Tensor) -> Floats:
-        """Write the model of every job into `models` and return the losses; free riders do no work."""
-        engine = self._by_hand if cohort.tasks[0].algorithm.by_hand else self.context.engine
+    def _trained(self, cohort: Cohort) -> tuple[list[DenseModels], Floats]:
+        """Return the models of each task, and the losses of all jobs; free riders do no work."""
         idle = np.array([cohort.behaviour(job).free_rider for job in range(len(cohort))], dtype=np.bool_)
-        losses = np.zeros(len(cohort))
-        if not idle.all():
-            if not idle.any():
-                return engine.train(cohort, models)
+        if self.context.leader is not None and not idle.any():
+            return self.context.leader.trained(cohort)
+        models, losses = self.context.matrix(len(cohort)), np.zeros(len(cohort))
+        if not idle.any() and len(cohort):
+            losses = self.trainer(cohort).train(cohort, models)
+        elif not idle.all():
             busy = np.flatnonzero(~idle)
             trained = self.context.matrix(len(busy))
-            losses[busy] = engine.train(cohort.take(busy), trained)
+            losses[busy] = self.trainer(cohort).train(cohort.take(busy), trained)
             models[torch.from_numpy(busy).to(models.device)] = trained.to(models.device)
         for job in np.flatnonzero(idle).tolist():
             task = cohort.tasks[cohort.task[job]]
             models[job].copy_(self.context.kept.pretended(task, cohort.name(job), cohort.behaviour(job)))
             # What a free rider can say without training: the loss of the model that it hands back.
             losses[job] = self.context.first_losses(task, cohort.client[job : job + 1])[0]
-        return losses
+        # Views: jobs of one task stand together.
+        frozen = [self.context.frozen(task.algorithm) for task in cohort.tasks]
+        return [DenseModels(models[cohort.jobs(n)[0]], each) for n, each in enumerate(frozen)], losses
 
     def colluders(self, seed: int) -> Mapping[str, str]:
         behaviours = self.context.population(seed).behaviours
@@ -156,9 +157,7 @@ class Simulation(Clients):
         parts: list[torch.Tensor] = []
         for model in question.models:
             cohort, _ = self.context.cohort([Task(*asked, model, rate=question.rate)])
-            models = self.context.matrix(len(cohort))
-            if len(cohort):
-                self._trained(cohort, models)
+            models = self._trained(cohort)[0][0].models
             # Who cannot train tests the model as it is.
             every = model.to(models.device).repeat(len(clients), 1)
             every[np.searchsorted(clients, cohort.jobs(0)[1])] = models
@@ -191,6 +190,8 @@ class Simulation(Clients):
         return {**facts, **engine, **found_notes}
 
     def close(self) -> None:
+        if self.context.leader is not None:
+            self.context.leader.close()
         self._by_hand = HandEngine(self.context)
         self._measured.forget()
         self.context.close()

@@ -19,6 +19,7 @@ from steelyard.clients.local.settings import Precision
 from steelyard.learning.parameters import Layout
 from steelyard.learning.settings import TrainingSettings
 from steelyard.learning.training import ClientLoop, chance_of, normalises_batches
+from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import Floats
 
 
@@ -46,7 +47,27 @@ class TrainingSetup:
         return normalises_batches(self.module)
 
 
-class Engine(Protocol):
+class Trainer(Protocol):
+    """Whatever trains a cohort."""
+
+    def train(self, cohort: Cohort, out: torch.Tensor) -> Floats:
+        """Write each job's trained model into a row of `out`; return the mean losses of the last epoch."""
+        ...
+
+
+class Leader(Trainer, Protocol):
+    """Shares cohorts out to other processes."""
+
+    def trained(self, cohort: Cohort) -> tuple[list[DenseModels], Floats]:
+        """Return the models of each task, wherever they lie, and the losses of all jobs."""
+        ...
+
+    def close(self) -> None:
+        """Let the others go."""
+        ...
+
+
+class Engine(Trainer, Protocol):
     """Trains all jobs of a cohort; every engine gives what the sequential one gives, within float tolerance."""
 
     @property
@@ -61,10 +82,6 @@ class Engine(Protocol):
 
     def stack_size(self, cohort: Cohort) -> int | None:
         """Return how many clients of this cohort stand in one stack; None where the engine stacks none."""
-        ...
-
-    def train(self, cohort: Cohort, out: torch.Tensor) -> Floats:
-        """Write each job's trained model into a row of `out`; return the mean losses of the last epoch."""
         ...
 
 
