@@ -20,7 +20,7 @@ from tests.page.page_server import Page, Written, finished, serving, until, warm
 from tests.warm import await_warmth, command_environment
 
 from steelyard.federate.queue import ServerFolder, new_run, note_outcome, runs_of, server_folder
-from steelyard.page.form import form
+from steelyard.page.form import assignments, form
 from steelyard.page.jobs import own_code
 from steelyard.runs.facts import RunFacts
 from steelyard.runs.glance import glance, this_process
@@ -38,6 +38,15 @@ def round_of(page: Page, run: str) -> int:
 def test_the_form_offers_a_field_of_a_section_of_several_kinds() -> None:
     found = {field["name"]: field for field in form("quickstart")}
     assert (found["partition.clients"]["type"], found["partition.clients"]["minimum"]) == ("integer", 1)
+    assert found["partition.clients"]["value"] == 20
+
+
+def test_the_form_says_what_a_recipe_takes_where_it_names_nothing() -> None:
+    """The four hospitals are all that the data have: no number of clients is named, and none is sent."""
+    (clients,) = (field for field in form("hospitals") if field["name"] == "partition.clients")
+    assert clients["value"] is None
+    assert assignments("hospitals", {"partition.clients": None}) == []
+    assert assignments("hospitals", {"partition.clients": 3}) == ["partition.clients=3"]
 
 
 def test_start_stop_and_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from typing import Any, NotRequired, TypedDict, cast
 from steelyard.base.errors import UserError
 from steelyard.base.settings import parse, schema_with_texts
 from steelyard.experiment.description import Description
-from steelyard.experiment.loading import kind_of, read_document, recipes
+from steelyard.experiment.loading import load, recipes
 
 LABELS = {
     "seed": "Seed",
@@ -60,24 +60,16 @@ def form(recipe: str) -> list[FormField]:
     """Return the fields that the form shows for a recipe, each with its type, bounds, value and documentation."""
     if recipe not in recipes():
         raise UserError(f"recipe: got '{recipe[:100]}'; allowed: {', '.join(recipes())}")
-    document = read_document(recipe)
-    kind = kind_of(document.get("kind", "learning"))
-    schema = _schema(kind)
+    described = load(recipe)
+    document = described.model_dump(mode="json")
     shown: list[FormField] = []
-    for name in kind.form_fields:
-        found = _lookup(schema, name)
-        if found is None:
-            continue
-        field, default = found
-        value = _value(document, name, default)
+    for name in described.form_fields:
+        field, value = _lookup(_schema(type(described)), name), _value(document, name)
         if name == "weighing.priority":
-            criteria = _value(document, "weighing.criteria", ["DS"])
-            if len(criteria) < 2:
-                continue
-            value = value or ">".join(criteria)
-        if value is None and name != "seed":
-            continue
-        shown.append(cast("FormField", {"name": name, "label": LABELS[name], "value": value, **field}))
+            criteria = _value(document, "weighing.criteria")
+            value = value or (">".join(criteria) if len(criteria) > 1 else None)
+        if field is not None and (value is not None or field["type"] == "integer"):
+            shown.append(cast("FormField", {"name": name, "label": LABELS[name], "value": value, **field}))
     return shown
 
 
@@ -113,34 +105,23 @@ def _schema(kind: type[Description]) -> dict[str, Any]:
     return schema_with_texts(kind)
 
 
-def _value(document: dict[str, Any], name: str, default: Any) -> Any:
-    found: Any = document
+def _value(document: Any, name: str) -> Any:
     for key in name.split("."):
-        if not isinstance(found, dict) or key not in found:
-            return default
-        found = cast("dict[str, Any]", found)[key]
-    return found
+        document = document.get(key) if isinstance(document, dict) else None
+    return document
 
 
-def _lookup(schema: dict[str, Any], name: str) -> tuple[dict[str, Any], Any] | None:
-    """Return (what the form needs of a field, its default); None for a field that the schema does not have."""
-    node: dict[str, Any] = schema
-    default: Any = None
+def _lookup(schema: dict[str, Any], name: str) -> dict[str, Any] | None:
+    """Return what the form needs of a field; None for one that the schema does not have."""
+    node = schema
     for key in name.split("."):
-        node = _plain(schema, node)
-        properties: dict[str, Any] = node.get("properties", {})
-        if key not in properties:
+        node = _plain(schema, node).get("properties", {}).get(key)
+        if node is None:
             return None
-        outer = default.get(key) if isinstance(default, dict) else None
-        node = properties[key]
-        default = outer if outer is not None else node.get("default")
-    described = str(node.get("description", ""))
     bare = _plain(schema, node)
     bounds = {key: bare[key] for key in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum") if key in bare}
-    found = {"type": str(bare.get("type", "string")), "help": described, **bounds}
-    if "enum" in bare:
-        found |= {"type": "choice", "choices": list(bare["enum"])}
-    return found, default
+    found = {"type": str(bare.get("type", "string")), "help": str(node.get("description", "")), **bounds}
+    return found | ({"type": "choice", "choices": list(bare["enum"])} if "enum" in bare else {})
 
 
 def _plain(schema: dict[str, Any], node: dict[str, Any]) -> dict[str, Any]:

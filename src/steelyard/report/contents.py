@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -73,18 +74,12 @@ def _short(values: Any) -> list[float | None]:
     return [value if math.isfinite(value) else None for value in shown.tolist()]
 
 
-class _Grouped:
-    """A table's columns as arrays, and the rows of each client: far faster than cutting frames client by client."""
-
-    def __init__(self, frame: Frame) -> None:
-        self.columns = {name: frame[name].to_numpy() for name in frame.columns}
-        self._rows = frame.groupby("client", sort=False).indices
-
-    def rows(self, client: str) -> Any:
-        return self._rows.get(client, np.zeros(0, np.int64))
-
-    def of(self, column: str, rows: Any) -> Any:
-        return self.columns[column][rows]
+def _by_client(frame: Frame, clients: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return each client's columns as arrays: far faster than cutting frames client by client."""
+    columns = {name: frame[name].to_numpy() for name in frame.columns}
+    rows = frame.groupby("client", sort=False).indices
+    none = np.zeros(0, np.int64)
+    return {client: {name: values[rows.get(client, none)] for name, values in columns.items()} for client in clients}
 
 
 def _cards(view: RunView, federation: FederationView) -> ClientCards | None:
@@ -92,72 +87,75 @@ def _cards(view: RunView, federation: FederationView) -> ClientCards | None:
     frame = view.clients(federation)
     if not len(frame):
         return None
-    flaws = view.flaws(federation)
-    totals = frame.assign(weight=frame["weight"].fillna(0.0)).groupby("client", sort=False)["weight"].sum()
+    flaws, measure = view.flaws(federation), measure_of(view.measure)
+    totals = frame["weight"].fillna(0.0).groupby(frame["client"], sort=False).sum()
     kept = interesting(totals, flaws, CARDS)
-    whole = float(totals.sum()) or 1.0
-    shares = dict(zip((str(client) for client in totals.index), totals.to_numpy() / whole, strict=True))
-    asked, tested = _Grouped(frame.assign(left_out=frame["failure"].notna())), _Grouped(view.evaluations(federation))
-    entries = [_card(federation, client, shares[client], asked, tested, flaws.get(client, [])) for client in kept]
-    for entry in entries:
-        entry["score_on"] = _on_rows(tested, tested.rows(entry["name"])[-1:], measure_of(view.measure))
-    middle = float(np.median(list(shares.values())))
-    most = max(shares.values()) or 1.0
+    shares = totals / (float(totals.sum()) or 1.0)
+    far = (shares - shares.median()).abs() / (float(shares.max()) or 1.0)
+    asked = _by_client(frame.assign(left_out=frame["failure"].notna()), kept)
+    tested = _by_client(view.evaluations(federation), kept)
+    entries = [
+        _card(federation, measure, client, float(shares[client]), asked[client], tested[client], flaws.get(client, []))
+        for client in kept
+    ]
     for entry in entries:
         # Standing out: flawed, left out, or far from what everybody gets.
-        far = abs(entry["share"] - middle) / most
-        entry["interest"] = 2.0 * bool(entry["flaws"]) + 1.5 * bool(entry["failures"]) + far
-    note = (
-        f"{len(totals)} were asked: these are the flawed, the heaviest and the lightest. "
-        if len(kept) < len(totals)
-        else ""
-    )
-    longest = max(entry["asked"] for entry in entries)
-    if federation.history.every > 1:
-        note += f"Of this long run one round in {federation.history.every} is shown client by client. "
-    note += f"Courses show {COURSE} rounds at most, evenly spaced." if longest > COURSE else ""
+        entry["interest"] = 2.0 * bool(entry["flaws"]) + 1.5 * bool(entry["failures"]) + float(far[entry["name"]])
+    every, longest = federation.history.every, max(entry["asked"] for entry in entries)
+    some = f"{len(totals)} were asked: these are the flawed, the heaviest and the lightest."
+    notes = [
+        some if len(kept) < len(totals) else "",
+        f"Of this long run one round in {every} is shown client by client." if every > 1 else "",
+        f"Courses show {COURSE} rounds at most, evenly spaced." if longest > COURSE else "",
+    ]
     template = figures.draw(view, "client", rule=federation.label, seed=federation.seed, client=entries[0]["name"])
-    last = int(frame["round"].to_numpy().max())
-    spec = figures.spec(template) if template is not None else None
-    return {"clients": entries, "criteria": federation.criteria, "last": last, "note": note, "template": spec}
-
-
-def _on_rows(tested: _Grouped, last: Any, measure: Measure) -> dict[str, int | float | bool] | None:
-    """Return on how many rows a client's last test rests."""
-    if not len(last):
-        return None
-    error = tested.of(ERROR, last) if ERROR in tested.columns else None
-    found = on_rows([tested.of("score", last)], [tested.of("samples", last)], measure, [error])
-    # A page has no NaN: an error on a single row has no interval.
-    return None if found is None or math.isnan(found.low + found.high) else dict(found)
+    return {
+        "clients": entries,
+        "criteria": federation.criteria,
+        "last": int(frame["round"].to_numpy().max()),
+        "note": " ".join(filter(None, notes)),
+        "template": figures.spec(template) if template is not None else None,
+    }
 
 
 def _card(
-    federation: FederationView, client: str, share: float, asked: _Grouped, tested: _Grouped, flaws: list[str]
+    federation: FederationView,
+    measure: Measure,
+    client: str,
+    share: float,
+    asked: Mapping[str, Any],
+    tested: Mapping[str, Any],
+    flaws: list[str],
 ) -> ClientCard:
-    rows, served = asked.rows(client), tested.rows(client)
-    weighed = rows[np.isfinite(asked.of("weight", rows).astype(np.float64))]
-    failed = rows[asked.of("left_out", rows)].tolist()
-    samples = asked.of("samples", weighed)
+    weighed = np.flatnonzero(np.isfinite(asked["weight"].astype(np.float64)))
     course = weighed[sampled(len(weighed), COURSE)]
-    shown = served[sampled(len(served), COURSE)]
-    scores = tested.of("score", served)
+    failed = np.flatnonzero(asked["left_out"])[:50]
+    samples, scores = asked["samples"][weighed], tested["score"]
+    shown = sampled(len(scores), COURSE)
     return {
         "name": client,
-        "share": float(share),
-        "asked": len(rows),
+        "share": share,
+        "asked": len(asked["round"]),
         "samples": plain(float(samples.max())) if len(samples) else None,
         "score": plain(float(scores[-1])) if len(scores) else None,
-        "score_on": None,
-        "failures": [(int(asked.columns["round"][row]), str(asked.columns["failure"][row])) for row in failed[:50]],
-        "rounds": asked.of("round", course).tolist(),
-        "weight": _short(asked.of("weight", course)),
-        "criteria": [_short(asked.of(f"normalised_{name}", course)) for name in federation.criteria],
-        "tested": tested.of("round", shown).tolist(),
-        "scores": _short(tested.of("score", shown)),
+        "score_on": _last_test(tested, measure) if len(scores) else None,
+        "failures": [(int(asked["round"][row]), str(asked["failure"][row])) for row in failed],
+        "rounds": asked["round"][course].tolist(),
+        "weight": _short(asked["weight"][course]),
+        "criteria": [_short(asked[f"normalised_{name}"][course]) for name in federation.criteria],
+        "tested": tested["round"][shown].tolist(),
+        "scores": _short(scores[shown]),
         "flaws": flaws,
         "interest": 0.0,
     }
+
+
+def _last_test(tested: Mapping[str, Any], measure: Measure) -> dict[str, int | float | bool] | None:
+    """Return on how many rows a client's last test rests."""
+    error = tested[ERROR][-1:] if ERROR in tested else None
+    found = on_rows([tested["score"][-1:]], [tested["samples"][-1:]], measure, [error])
+    # A page has no NaN: an error on a single row has no interval.
+    return None if found is None or math.isnan(found.low + found.high) else dict(found)
 
 
 def raw_criteria(view: RunView, federation: FederationView) -> RawCriteria | None:

@@ -136,7 +136,7 @@ def _tradeoff(systems: list[_System]) -> Chart:
         alt.X("coverage:Q", title="share of the catalogue shown to anybody", axis=alt.Axis(format="%")),
         alt.Y("ndcg:Q", title="nDCG", scale=alt.Scale(zero=True)),
     )
-    tips = [alt.Tooltip("rule:N"), alt.Tooltip("ndcg:Q", format=".4f"), alt.Tooltip("coverage:Q", format=".1%")]
+    tips = ["rule:N", alt.Tooltip("ndcg:Q", format=".4f"), alt.Tooltip("coverage:Q", format=".1%")]
     dots = base.mark_point(filled=True, size=110, opacity=1).encode(
         alt.Color("rule:N", scale=alt.Scale(domain=labels), legend=alt.Legend()), tooltip=tips
     )
@@ -156,7 +156,7 @@ def _popularity(systems: list[_System]) -> Chart:
         alt.X("items:Q", title="most popular items, share of the catalogue", axis=alt.Axis(format="%")),
         alt.Y("share:Q", title="share of what is shown", axis=alt.Axis(format="%")),
         *by_rule(labels),
-        [alt.Tooltip("rule:N"), alt.Tooltip("items:Q", format=".0%"), alt.Tooltip("share:Q", format=".1%")],
+        tooltip=["rule:N", alt.Tooltip("items:Q", format=".0%"), alt.Tooltip("share:Q", format=".1%")],
         height=280,
     )
     return described(chart, "Share of all recommendations that goes to the most popular items, by rule.")

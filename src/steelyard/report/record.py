@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from pydantic_core import to_json
 
@@ -15,10 +16,10 @@ from steelyard.contributions.document import Contributions, rule_of, stored_cont
 from steelyard.experiment.description import stored_settings
 from steelyard.experiment.loading import RUN_FILE
 from steelyard.report.hostile import CLEAN, Attacks
-from steelyard.report.notices import privacy_lines
+from steelyard.report.notices import flaws_of, privacy_lines
 from steelyard.report.rendering import Table, filled
 from steelyard.report.verification import Record, RecordedSite, Verification, verify
-from steelyard.report.view import RunView
+from steelyard.report.view import RunView, plain
 from steelyard.runs.history import History
 from steelyard.weighing import criterion
 
@@ -117,28 +118,24 @@ def attack_lines(attacks: Attacks, rule: str) -> list[str]:
 
 def _result(history: History, rule: str, seed: int) -> float | None:
     frame = history.rounds
-    said = zip(frame["rule"], frame["seed"], frame["accuracy"], strict=True)
-    mine = [float(value) for name, number, value in said if (name, number) == (rule, seed) and value == value]
-    return mine[-1] if mine else None
+    tested: Any = frame[(frame["rule"] == rule) & (frame["seed"] == seed)]["accuracy"].dropna()
+    return float(tested.iloc[-1]) if len(tested) else None
 
 
 def _sites(history: History, rule: str, seed: int) -> list[RecordedSite]:
     """Return what is known of each client: training rows, rows by class, flaws, its mean weight."""
-    cohorts, labels = history.cohorts(rule, seed), history.labels(seed)
-    flaws = history.flaws
+    cohorts, labels, flaws = history.cohorts(rule, seed), history.labels(seed), flaws_of(history, seed)
     rows: list[RecordedSite] = []
     for at, client in enumerate(cohorts.clients):
         mine = cohorts.client == at
-        words = flaws[(flaws["seed"] == seed) & (flaws["client"] == client)]["flaw"].tolist()
-        weight = float(cohorts.weight[mine].mean()) if mine.any() else None
         rows.append(
             {
                 "client": client,
                 "rows": int(cohorts.samples[mine].max()) if mine.any() else None,
                 "labels": labels.get(client, []),
-                "flaws": [str(word) for word in words],
+                "flaws": flaws.get(client, []),
                 "rounds": int(mine.sum()),
-                "weight": None if weight is None or weight != weight else weight,
+                "weight": plain(float(cohorts.weight[mine].mean())) if mine.any() else None,
             }
         )
     return rows

@@ -18,7 +18,7 @@ function input(field, id) {
     min: number ? least : null,
     max: number && field.maximum !== undefined ? field.maximum : null,
     value: field.value === null || field.value === undefined ? null : String(field.value),
-    required: number,
+    required: number && field.value !== null,
     "aria-describedby": `${id}-help`,
   });
 }
@@ -55,7 +55,8 @@ export async function openForm(place) {
     const values = {};
     for (const field of known) {
       const given = form.elements.namedItem(field.name).value;
-      values[field.name] = field.type === "integer" || field.type === "number" ? Number(given) : given;
+      const number = field.type === "integer" || field.type === "number";
+      values[field.name] = number ? (given === "" ? null : Number(given)) : given;
     }
     try {
       const { run } = await post("/api/start", { recipe: select.value, name: name.value, fields: values });

@@ -133,9 +133,9 @@ def _scores(view: RunView, frame: Frame, column: str, measure: str, title: str) 
         _rounds(rows),
         alt.Y("score:Q", title=title, scale=limits, axis=alt.Axis(format=form)),
         *by_rule(view.labels, labels),
-        [
-            alt.Tooltip("rule:N"),
-            alt.Tooltip("round:Q"),
+        tooltip=[
+            "rule:N",
+            "round:Q",
             alt.Tooltip("score:Q", title=measure, format=f".2{form}" if form == "%" else ".4f"),
         ],
         banded=banded,
@@ -204,7 +204,7 @@ def _against(view: RunView, columns: list[str], axis: str, by: str, unit: str) -
         alt.Y("score:Q", title=title, scale=alt.Scale(zero=False), axis=alt.Axis(format=score_format(view.measure))),
         *by_rule(view.labels, labels),
         alt.Detail("seed:N"),
-        [alt.Tooltip("rule:N"), alt.Tooltip("seed:N"), alt.Tooltip("taken:Q", title=axis, format=".4~s")],
+        tooltip=["rule:N", "seed:N", alt.Tooltip("taken:Q", title=axis, format=".4~s")],
     )
     ends = ", ".join(f"{row['rule']} {row['taken'][-1]:.4g} {unit}" for row in rows)
     note = "A line for each seed." if len({row["seed"] for row in rows}) > 1 else ""
@@ -240,7 +240,7 @@ def class_f1(view: RunView) -> Chart | None:
         alt.X("round:Q", title="round", axis=alt.Axis(tickMinStep=1, grid=False)),
         alt.Y("f1:Q", title="F1", scale=alt.Scale(domain=[0, 1])),
         *by_rule(view.labels, [label for label in view.labels if label in seeds]),
-        [*map(alt.Tooltip, ("rule:N", "round:Q", "class:N")), alt.Tooltip("f1:Q", title="F1", format=".3f")],
+        tooltip=["rule:N", "round:Q", "class:N", alt.Tooltip("f1:Q", title="F1", format=".3f")],
         facet=alt.Facet("class:N", title=None, sort=[f"class {label}" for label in range(min(classes, most))]),
         width=(WIDTH - 120) // 5,
         height=90,
@@ -276,7 +276,7 @@ def adapters(view: RunView) -> Chart | None:
         alt.Color("lost by:N"),
         alt.StrokeDash("rule:N"),
         alt.Detail("seed:N"),
-        [alt.Tooltip("rule:N"), alt.Tooltip("round:Q"), alt.Tooltip("lost:Q", format=".2%")],
+        tooltip=["rule:N", "round:Q", alt.Tooltip("lost:Q", format=".2%")],
     )
     ends = ", ".join(f"{row['rule']}, {row['lost by']}: {row['lost'][-1]:.2%}" for row in rows)
     return described(chart, f"What was lost of the weighted sum of the adapters, less is better. Last: {ends}.")
@@ -309,10 +309,10 @@ def flawed(view: RunView) -> Chart | None:
     rows = [_share_row(label, shares[label]) for label in labels]
     x = _rounds(rows)
     y = alt.Y("share:Q", title="weight of flawed clients", axis=alt.Axis(format="%"), scale=alt.Scale(domainMin=0))
-    tips = [alt.Tooltip("rule:N"), alt.Tooltip("round:Q"), alt.Tooltip("share:Q", format=".1%")]
+    tips = ["rule:N", "round:Q", alt.Tooltip("share:Q", format=".1%")]
     even = unfolded([_share_row("their number", cohort)]).mark_line(strokeDash=[3, 3], style="soft")
     even = even.encode(x, y, strokeWidth=alt.value(1.4))
-    chart = alt.layer(even, line_chart(rows, x, y, *by_rule(view.labels, labels), tips, height=240))
+    chart = alt.layer(even, line_chart(rows, x, y, *by_rule(view.labels, labels), tooltip=tips, height=240))
     note = "Dotted: their share of the clients asked, which is what equal weights would give them."
     longest = max(len(some) for found in shares.values() for some in found)
     binned = f"Each point is the mean of {-(-longest // POINTS)} rounds." if longest > POINTS else ""
@@ -346,8 +346,8 @@ def targets(view: RunView) -> Chart | None:
         alt.Y("share:Q", title="share of devices", axis=alt.Axis(format="%"), scale=alt.Scale(domain=[0, 1])),
         *by_rule(view.labels, [label for label in view.labels if label in known]),
         alt.Order("share:Q"),
-        [
-            alt.Tooltip("rule:N"),
+        tooltip=[
+            "rule:N",
             alt.Tooltip("share:Q", format=".0%", title="share of devices"),
             alt.Tooltip("rounds:Q", format=".1f", title="rounds needed"),
             alt.Tooltip("unreached:Q", title="seeds that did not reach it"),
@@ -423,7 +423,7 @@ def devices(view: RunView) -> Chart | None:
     colour = alt.Color("rule:N", scale=alt.Scale(domain=view.labels), legend=None)
     marked = {"p10": "10th percentile", "p50": "median", "p90": "90th percentile"}
     tips = [
-        alt.Tooltip("rule:N"),
+        "rule:N",
         *(alt.Tooltip(f"{at}:Q", title=words, format=digits) for at, words in marked.items()),
     ]
     base = alt.Chart(pd.DataFrame(bars)).encode(y, colour)
@@ -440,9 +440,9 @@ def devices(view: RunView) -> Chart | None:
         alt.YOffset("shift:Q", scale=alt.Scale(domain=[-0.5, 0.5])),
         colour,
         tooltip=[
-            alt.Tooltip("client:N"),
+            "client:N",
             alt.Tooltip("score:Q", title=view.measure, format=digits),
-            alt.Tooltip("rule:N"),
+            "rule:N",
         ],
     )
     note = "Line: 10th to 90th percentile; bar: middle half; tick: median; dots: devices"

@@ -28,6 +28,7 @@ Chart = Any
 """An Altair chart of any shape: Altair has no common class for them that type checkers can follow."""
 Row = Mapping[str, Any]
 """A row of a figure's data; cells that are lists are unfolded when it is drawn, which keeps documents short."""
+Tooltip = Sequence[str | alt.Tooltip]
 MakeT = TypeVar("MakeT", bound=Callable[..., Chart | None])
 
 
@@ -196,6 +197,7 @@ def line_chart(
     x: alt.X,
     y: alt.Y,
     *channels: Any,
+    tooltip: Tooltip,
     banded: Sequence[str] = (),
     facet: alt.Facet | None = None,
     points: bool = False,
@@ -208,7 +210,9 @@ def line_chart(
     """
     base = unfolded(rows)
     short = max(len(cell) for row in rows for cell in row.values() if isinstance(cell, list)) <= 3
-    line = base.mark_line(point=alt.OverlayMarkDef(size=36) if points or short else False).encode(x, y, *channels)
+    line = base.mark_line(point=alt.OverlayMarkDef(size=36) if points or short else False).encode(
+        x, y, *channels, tooltip=list(tooltip)
+    )
     if facet is not None:
         return line.properties(width=width, height=height).facet(facet, columns=WIDTH // (width + 24))
     chosen = alt.selection_point(fields=["rule"], bind="legend", name="rules")
@@ -221,10 +225,10 @@ def line_chart(
     return alt.layer(*layers, width=width, height=height).add_params(chosen)
 
 
-def cells(rows: Sequence[Row], where: str, *channels: Any) -> alt.Chart:
+def cells(rows: Sequence[Row], where: str, *channels: Any, tooltip: Tooltip) -> alt.Chart:
     """Draw a coloured cell for each entry of rows where a condition on `datum` holds."""
     # A description of each of thousands of cells helps nobody and takes seconds.
-    return unfolded(rows).transform_filter(where).mark_rect(aria=False).encode(*channels)
+    return unfolded(rows).transform_filter(where).mark_rect(aria=False).encode(*channels, tooltip=list(tooltip))
 
 
 def described(chart: Any, description: str, *notes: str) -> Any:

@@ -82,11 +82,11 @@ def weights(view: RunView, part: FederationView) -> Chart | None:
             scale=alt.Scale(domainMin=0),
             legend=alt.Legend(title="weight", format=".2~%", gradientLength=160, titleOrient="left"),
         ),
-        [
-            alt.Tooltip("client:N"),
+        tooltip=[
+            "client:N",
             alt.Tooltip("round:Q", title="round" if width == 1 else "from round"),
             alt.Tooltip("weight:Q", format=".1%"),
-            alt.Tooltip("flaw:N"),
+            "flaw:N",
         ],
     )
     which = f": {'flawed ones, ' if flawed else ''}the heaviest and the lightest"
@@ -161,7 +161,7 @@ def contributions(view: RunView, part: FederationView) -> Chart | None:
     ]
     verdicts = ["harms", "not clear", "helps"]
     scale = alt.Scale(domain=[*verdicts, *sorted({row["verdict"] for row in kept} - set(verdicts))])
-    tips = [alt.Tooltip("client:N"), *(alt.Tooltip(f"{name}:Q", format=".4~g") for name in ("added", "low", "high"))]
+    tips = ["client:N", *(alt.Tooltip(f"{name}:Q", format=".4~g") for name in ("added", "low", "high"))]
     title = f"added: {document['unit']}"
     base = alt.Chart(pd.DataFrame(rows)).encode(
         alt.Y("client:N", sort=names, title="client", axis=_NAMES),
@@ -222,8 +222,8 @@ def criteria(view: RunView, part: FederationView) -> Chart | None:
             _soundness(flawed),
             alt.Shape("kind:N", scale=shape, legend=alt.Legend() if flawed else None),
             tooltip=[
-                alt.Tooltip("client:N"),
-                alt.Tooltip("round:Q"),
+                "client:N",
+                "round:Q",
                 alt.Tooltip("raw:Q", title="measured", format=".4~g"),
                 alt.Tooltip("value:Q", title="normalised", format=".4~g"),
                 alt.Tooltip("weight:Q", format=".2%"),
@@ -267,8 +267,8 @@ def listening(view: RunView, part: FederationView) -> Chart | None:
         alt.X("hears:N", sort=names, title="listens to", axis=_NAMES),
         alt.Y("client:N", sort=names, title="client", axis=_NAMES),
         alt.Color("weight:Q", scale=alt.Scale(domainMin=0), legend=alt.Legend(title="weight", format=".2~%")),
-        [
-            alt.Tooltip("client:N"),
+        tooltip=[
+            "client:N",
             alt.Tooltip("hears:N", title="listens to"),
             alt.Tooltip("weight:Q", format=".1%"),
         ],
@@ -311,13 +311,13 @@ def orders(view: RunView, part: FederationView) -> Chart | None:
     y = alt.Y("order:N", sort=names, title=None, scale=alt.Scale(domain=names), axis=axis)
     shown = pd.DataFrame([tested[index] for index in sampled(len(tested), 2000)])
     others = alt.Chart(shown).mark_point(size=26, strokeWidth=1.2, style="soft", filled=False)
-    tips = [alt.Tooltip("order:N", title="tested"), alt.Tooltip("round:Q"), alt.Tooltip("accuracy:Q", format=".2%")]
+    tips = [alt.Tooltip("order:N", title="tested"), "round:Q", alt.Tooltip("accuracy:Q", format=".2%")]
     base = alt.Chart(pd.DataFrame(kept)).encode(x, y)
     path = base.mark_line(interpolate="step-after", strokeWidth=1, opacity=0.5)
     dots = base.mark_point(size=44, filled=True, opacity=1).encode(
         tooltip=[
             alt.Tooltip("order:N", title="kept"),
-            alt.Tooltip("round:Q"),
+            "round:Q",
             alt.Tooltip("tests:Q", title="testing rounds"),
         ]
     )
@@ -380,7 +380,7 @@ def _over_rounds(values: Mapping[int, list[float]], name: str, title: str, scale
         *_span(ends),
         alt.Y("class:N", title="class", sort=labels),
         alt.Color("value:Q", scale=scale, legend=alt.Legend(title=name, orient="right")),
-        [alt.Tooltip("class:N"), alt.Tooltip("round:Q"), alt.Tooltip("value:Q", title=name, format=".2f")],
+        tooltip=["class:N", "round:Q", alt.Tooltip("value:Q", title=name, format=".2f")],
     )
     return drawn.properties(title=title, width=WIDTH - 80, height=max(100, min(420, 16 * len(labels))))
 
@@ -436,13 +436,13 @@ def _split(sizes: Frame, labels: Mapping[str, list[int]], flawed: Mapping[str, S
         bars = bars.encode(
             alt.X("samples:Q", bin=alt.Bin(maxbins=30), title="training samples of a client"),
             alt.Y("count():Q", title="clients"),
-            tooltip=[alt.Tooltip("count():Q", title="clients"), alt.Tooltip("kind:N")],
+            tooltip=[alt.Tooltip("count():Q", title="clients"), "kind:N"],
         )
     else:
         bars = bars.encode(
             _client_axis(names, shown=not labels),
             alt.Y("samples:Q", title="training samples"),
-            tooltip=[alt.Tooltip("client:N"), alt.Tooltip("samples:Q"), alt.Tooltip("flaw:N")],
+            tooltip=["client:N", "samples:Q", "flaw:N"],
         )
     held = [_held(names, [labels[clients[index]] for index in kept])] if labels else []
     sorted_ones = f"Classes of {len(kept)} clients, from the biggest to the smallest, evenly spaced."
@@ -471,7 +471,7 @@ def _held(names: list[str], counts: list[list[int]]) -> alt.Chart:
         _client_axis(names),
         alt.Y("label:N", sort=labels, scale=alt.Scale(domain=labels), title="class", axis=axis),
         alt.Color("samples:Q", scale=alt.Scale(domainMin=0), legend=alt.Legend(title="samples", titleOrient="left")),
-        [alt.Tooltip("client:N"), alt.Tooltip("label:N", title="class"), alt.Tooltip("samples:Q")],
+        tooltip=["client:N", alt.Tooltip("label:N", title="class"), "samples:Q"],
     )
     return drawn.properties(width=WIDTH, height=max(60, min(360, 15 * len(labels))))
 
@@ -497,7 +497,7 @@ def client(view: RunView, part: FederationView, name: str) -> Chart | None:
     mine, scores = mine.iloc[sampled(len(mine), most)], scores.iloc[sampled(len(scores), most)]
     columns = {"weight": "weight"} | {criterion: f"normalised_{criterion}" for criterion in part.criteria}
     x = round_axis(1, max([*mine["round"], *scores["round"], 1]))
-    tips = [alt.Tooltip("what:N", title=" "), alt.Tooltip("round:Q"), alt.Tooltip("value:Q", format=".3~g")]
+    tips = [alt.Tooltip("what:N", title=" "), "round:Q", alt.Tooltip("value:Q", format=".3~g")]
     weighed = unfolded([_course(what, mine, column) for what, column in columns.items()])
     weighed = weighed.mark_line(point=alt.OverlayMarkDef(size=24)).encode(
         x,
