@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "weighing": (("weighing/*.py",), ("weighing",)),
     "rounds": (("rounds/*.py",), ("rounds", "algorithms")),
-    "runs": (("runs/*.py",), ("runs",)),
+    "runs": (("runs/*.py",), ("runs", "report/test_verification.py")),
     "privacy": (("privacy/*.py",), ("privacy",)),
     "defence": (("defence/*.py",), ("defence",)),
     "signing": (("proof/*.py",), ("proof",)),
@@ -86,6 +86,23 @@ def copied(folder: Path, room: str, deselected: list[str]) -> None:
     lines = [f"{name} = {json.dumps(value)}" for name, value in settings.items()]
     project = (folder / "pyproject.toml").read_text()
     (folder / "pyproject.toml").write_text(project + "\n[tool.mutmut]\n" + "\n".join(lines) + "\n")
+
+
+def check(room: str) -> None:
+    """Refuse a room whose files or tests were moved since it was written down above."""
+    files, tests = ROOMS[room]
+    for pattern in (*(f"src/steelyard/{name}" for name in files), *(f"tests/{name}" for name in tests)):
+        if not any(ROOT.glob(pattern)):
+            sys.exit(f"{room}: {pattern} matches no file; write down in ROOMS where it is now")
+
+
+def count(folder: Path, room: str, deselected: list[str]) -> int:
+    """Return how many of a room's tests these names leave out; a name may be a test, a file or a folder."""
+    tests = [f"tests/{name}" for name in ROOMS[room][1]]
+    command = [sys.executable, "-m", "pytest", "-n", "0", "--collect-only", *tests]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    left_out = tuple(f"{name}{end}" for name in deselected for end in "[:/")
+    return sum(f"{line}/".startswith(left_out) for line in done.stdout.splitlines() if line.startswith("tests/"))
 
 
 def ends(folder: Path) -> dict[str, int | None]:
@@ -163,12 +180,15 @@ def main() -> None:
     arguments.add_argument("--like", type=Path, help="the --states of an earlier run: try the same mutants")
     arguments.add_argument("--states", type=Path, help="a file for how each drawn mutant ended, as JSON")
     chosen = arguments.parse_args()
+    check(chosen.room)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         copied(folder, chosen.room, chosen.deselect)
+        deselected = chosen.deselect
         if chosen.deselect_failing:
             again = folder / "again"
-            copied(again, chosen.room, [*chosen.deselect, *failing(folder, chosen.room)])
+            deselected = [*chosen.deselect, *failing(folder, chosen.room)]
+            copied(again, chosen.room, deselected)
             folder = again
         # mutmut makes all its mutants, and times the tests, before it looks for the one that is asked for.
         run = ("-m", "mutmut", "run", "--max-children", str(chosen.jobs))
@@ -190,10 +210,10 @@ def main() -> None:
         state = {name: ENDS.get(codes[name] or 0, KILLED) for name in tried_now}
         if chosen.states is not None:
             chosen.states.write_text(json.dumps(state, indent=0))
-        report(folder, chosen.room, len(every), len(drawn), state)
+        report(folder, chosen.room, len(every), len(drawn), state, count(folder, chosen.room, deselected))
 
 
-def report(folder: Path, room: str, mutants: int, drawn: int, state: Mapping[str, str]) -> None:
+def report(folder: Path, room: str, mutants: int, drawn: int, state: Mapping[str, str], deselected: int) -> None:
     """Print the mutants that lived, and the share that was killed."""
     for name, end in state.items():
         if end != KILLED:
@@ -203,7 +223,8 @@ def report(folder: Path, room: str, mutants: int, drawn: int, state: Mapping[str
             print(f"{end}: {name}\n{shown.stdout}")
     counts = Counter(state.values())
     share = {"killed_percent": round(100 * counts[KILLED] / len(state), 1)}
-    print(json.dumps({"room": room, "mutants": mutants, "drawn": drawn, "tried": len(state), **counts, **share}))
+    sizes = {"mutants": mutants, "drawn": drawn, "tried": len(state), "deselected": deselected}
+    print(json.dumps({"room": room, **sizes, **counts, **share}))
 
 
 if __name__ == "__main__":

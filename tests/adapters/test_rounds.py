@@ -85,7 +85,8 @@ def test_what_lies_at_a_border_is_taken_and_reasons_are_short() -> None:
     assert collected.reasons["z"].isprintable()
     found = weighing.combine(SENT, [reply("b", np.nan)], {"a": "no reply came"})
     assert (found.arrays, found.weights, found.measures, found.reasons["a"]) == (None, {}, {}, "no reply came")
-    assert weighing.next_round() == 2
+    assert weighing.combine(SENT, []).measures == {}
+    assert weighing.next_round() == 3
     weighing.go_on(-1, {})
     assert weighing.next_round() == 1
     weighing.go_on(7, {"AG": 1.0})
@@ -141,7 +142,7 @@ def test_criteria_of_ones_own_are_loaded_and_rows_are_only_tested_on(tmp_path: P
     own = "from steelyard import client_criterion\n\n@client_criterion('MINE')\ndef mine(data): return 1.0\n"
     (tmp_path / "mine.py").write_text(own)
     assert WeighedRounds("MINE>DS", plugins=[str(tmp_path / "mine.py")]).asked == ["MINE"]
-    assert_refused(lambda: WeighedRounds("DS", metrics="q"), "metrics", "'q'")
+    assert_refused(lambda: WeighedRounds("DS", metrics="q"), "metrics: got 'q'")
     rows = ServerRows(torch.nn.Linear(2, 2), [[1.0, 2.0]], [0])
     assert_refused(lambda: WeighedRounds("fedlaw", rows), "fedlaw", "only tests on them")
 

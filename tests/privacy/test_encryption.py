@@ -232,6 +232,7 @@ def test_the_server_adds_and_cannot_read(ckks: ModuleType, keys: Any):
             ("no threshold", lambda: sharing.deal(bytes(32), 0, 3), "threshold: got 0 of 3 holders; allowed: 1 to 3"),
             ("a high one", lambda: sharing.deal(bytes(32), 4, 3), "threshold: got 4"),
             ("a point twice", lambda: sharing.lagrange_at_zero([1, 1]), "points: got .*; allowed: different points"),
+            ("a point of nobody", lambda: sharing.lagrange_at_zero([1, 0]), "points"),
             ("a point that is 0", lambda: sharing.lagrange_at_zero([sharing.PRIME]), "points"),
             ("256 bits", lambda: sharing.recover({1: (2**256).to_bytes(33, "big")}), "shares: they belong to no"),
         ]

@@ -25,7 +25,7 @@ def charge(round: int, *clients: str, noise: float = 4.0, what: str = "update", 
 def test_the_client_that_was_hit_worst_counts() -> None:
     account = Account().plus(
         [charge(1, "a", "b"), charge(2, "b"), charge(3, "b", noise=2.0)]
-        + [charge(1, str(noise), noise=noise) for noise in range(3, 13)]
+        + [charge(1, str(noise), noise=noise) for noise in (1.8, *range(3, 13))]
     )
     # b: two with noise 4 and one with 2, which is four of noise 4.
     assert account.epsilon(DELTA) == pytest.approx(spent({Release(4.0): 6}, DELTA))

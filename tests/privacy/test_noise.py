@@ -69,7 +69,9 @@ def test_an_update_that_is_no_number_somewhere_is_noise_and_nothing_else(broken:
     """Its length is unknown, so nothing clips the rest of it; and where it is broken would show through any noise."""
     models = torch.full((2, 500), 1e6)
     models[0, 3] = broken
-    sent = noisy_models(DenseModels(models), torch.zeros(500), 1.0, 0.5, SystemSource()).models
+    noisy = noisy_models(DenseModels(models, ((9, 12),)), torch.zeros(500), 1.0, 0.5, SystemSource())
+    sent = noisy.models
+    assert noisy.frozen == ((9, 12),)
     assert float(sent[0].abs().max()) < 5
     assert float(sent[1].norm()) == pytest.approx((1 + 500 * 0.25) ** 0.5, rel=0.2)
     # A server may break the model that it sends, where that disturbs no training.
@@ -129,7 +131,7 @@ def test_the_noise_of_a_budget_covers_an_update_and_charged_criteria_in_every_ro
         count = 10 * (1 + criteria)
         assert spent({Release(found): count}, DELTA) <= 4.0 < spent({Release(found / 1.001): count}, DELTA)
     assert device_noise(section(noise=2.5), 100, 3) == 2.5
-    assert device_noise(section(criteria="public"), 10, 5) == device_noise(section(), 10, 0)
+    assert device_noise(section(criteria="public"), 10, 5) == device_noise(charged, 10, 0)
     found = plain_noise(section(criteria="charged", criteria_noise=20.0, **bounds), 10, 2)
     beside = {Release(20.0): 20}
     assert spent({Release(found): 10, **beside}, DELTA) <= 4.0 < spent({Release(found / 1.001): 10, **beside}, DELTA)

@@ -138,6 +138,8 @@ def test_shares_that_were_touched_or_put_under_another_name_are_noticed():
         ({**received, "b": received["c"], "c": received["b"]}, ("b", "c")),
         ({**received, "d": bytes([received["d"][0] ^ 1]) + received["d"][1:]}, ("d",)),
         ({**received, "d": b""}, ("d",)),
+        # What a sent to b comes back to a: there is a key for each direction.
+        ({**received, "b": work.server.shares_for("b", "abcd")["a"]}, ("b",)),
         ({name: received[name] for name in "bd"}, ("c",)),
     ):
         with pytest.raises(Unreadable, match=f"from {', '.join(senders)} cannot be read") as found:

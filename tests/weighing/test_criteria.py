@@ -77,6 +77,7 @@ def test_a_criterion_of_marks_is_their_mean(name: str, mark: str) -> None:
 def test_label_entropy_by_hand_and_of_many_clients() -> None:
     """Two of four classes held alike: ln 2 / ln 4 = ½; one class: 0; all alike: 1."""
     entropy = get("LE")
+    assert entropy.on_client(local([0, 1], 2)) == pytest.approx(1.0, abs=1e-15)
     for labels, wanted in (([0, 0, 1, 1], 0.5), ([3, 3, 3], 0.0), ([0, 1, 2, 3], 1.0)):
         assert entropy.on_client(local(labels, 4)) == pytest.approx(wanted, abs=1e-15)
     many = Labelled(np.array([0, 0, 1, 1, 3, 3, 3, 0, 1, 2, 3]), np.array([4, 3, 4]), 4)
@@ -246,6 +247,11 @@ def test_a_measure_that_looks_at_what_clients_say_is_no_truer_than_they_are(
     assert found.needs == given.get("needs", Needs(models=True))
 
 
+def test_a_rule_takes_criteria_that_were_looked_up_already() -> None:
+    mine = get("DS").model_copy(update={"name": "NOWHERE"})
+    assert Rule(WeighingSettings(criteria=("NOWHERE",)), [mine]).criteria == [mine]
+
+
 RULE = Rule(WeighingSettings(criteria=("DS", "LD")))
 
 
@@ -258,6 +264,7 @@ RULE = Rule(WeighingSettings(criteria=("DS", "LD")))
         (lambda: RULE.weigh(np.ones((1, 2)), how="best"), ("how", "'best'")),  # type: ignore[arg-type]
         (lambda: Rule("DS"), ("Rule", "'DS'")),  # type: ignore[arg-type]
         (lambda: Rule(WeighingSettings(criteria=("DS", "MD", "LD")), [get("LD")]), ("known", "lacks DS, MD")),
+        (lambda: Rule(WeighingSettings(), 7), ("Rule: known", 7)),  # type: ignore[arg-type]
         (lambda: Needs(classes=2.5), ("Needs: classes", "2.5; allowed: a whole number")),  # type: ignore[arg-type]
         (lambda: Needs(marks="sharp"), ("Needs: marks", "'sharp'; allowed: a list")),  # type: ignore[arg-type]
         (lambda: Needs(labels=1), ("Needs: labels", "1; allowed: true or false")),  # type: ignore[arg-type]

@@ -42,6 +42,7 @@ def settings(**given: Any) -> WeighingSettings:
         ({"criteria": ["DS", "LD", "MD"], "priority": "LD>DS>MD", "adjust": {}}, "online(LD>DS>MD)"),
         ({"bound": 3.0, "max_shares": 2.0, "criteria": ["DS"]}, "capped(DS;bound=3;max_shares=2)"),
         ({"criteria": ["DS"], "defence": {"rule": "clip", "quantile": 0.25}}, "clip(DS;quantile=0.25)"),
+        ({"criteria": ["DS"], "defence": {"rule": "median", "mix": True}}, "median(DS;mix)"),
     ],
 )
 def test_a_rule_is_named_by_what_it_does(given: dict[str, Any], name: str) -> None:

@@ -83,7 +83,7 @@ def stream(key: bytes, count: int, dtype: np.dtype[Any], begin: int = 0) -> Word
     size = count * dtype.itemsize
     zeros = _ZEROS[:size] if size <= len(_ZEROS) else bytes(size)
     words: NDArray[np.uint8] = np.empty(size + _BLOCK - 1, dtype=np.uint8)  # OpenSSL wants room for one block more
-    cipher = Cipher(algorithms.AES256(key), modes.CTR(first.to_bytes(_BLOCK, "big")))
+    cipher = Cipher(algorithms.AES256(key), modes.CTR(first.to_bytes(_BLOCK)))
     cipher.encryptor().update_into(zeros, words.data)
     return words[:size].view(dtype)
 
