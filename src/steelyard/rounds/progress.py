@@ -11,13 +11,15 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from steelyard.base.errors import in_words
 from steelyard.base.logs import current, logger
 
 if TYPE_CHECKING:
-    # Only for annotations: tables show scores without waiting for torch.
+    # Only for annotations: tables show scores without waiting for torch, and lines need no bar.
+    from rich.progress import Progress as Bar
+
     from steelyard.rounds.loop import Progress
 
 _log = logger(__name__)
@@ -83,48 +85,40 @@ class Expectation:
         return (now - since) / done * (self._rounds - round)
 
 
-class _Display(Protocol):
-    """Something that shows progress."""
+class _Display:
+    """Lines now and then: often enough to see life, seldom enough for a log. With a bar of rich's that instead.
 
-    def begin(self, rounds: int, percent: bool = True) -> None: ...
-    def report(self, round: int, accuracies: Mapping[str, float | None]) -> None: ...
-    def beat(self, now: float) -> None: ...
-    def pause(self) -> None: ...
-    def go_on(self) -> None: ...
-    def end(self) -> None: ...
+    A bar is a line again once it has ended; what comes after it is told by lines.
+    """
 
-
-class _Lines:
-    """Lines now and then: often enough to see life, seldom enough for a log."""
-
-    def __init__(self, write: Callable[[str], None], seconds: float = PLAIN_SECONDS) -> None:
-        self._write, self._seconds = write, seconds
+    def __init__(self, write: Callable[[str], None], seconds: float = PLAIN_SECONDS, *, bar: bool = False) -> None:
+        self._write, self._seconds, self._draws = write, seconds, bar
         self._rounds, self._expected, self._percent = 0, Expectation(0), True
         self._last, self._round_last = time.monotonic(), float("-inf")
+        self._bar = _bar() if bar else None
 
     def begin(self, rounds: int, percent: bool = True) -> None:
+        if self._draws and self._bar is None:
+            self._bar = _bar()  # the next of several runs, such as a scene of an arena
         self._rounds, self._expected, self._percent = rounds, Expectation(rounds), percent
+        if self._bar is not None:
+            self._bar.update(_TASK, total=rounds)
 
     def report(self, round: int, accuracies: Mapping[str, float | None]) -> None:
-        now = time.monotonic()
+        now, figures = time.monotonic(), _figures(accuracies, self._percent)
         left = self._expected.left(round, now)
-        if round == self._rounds or now - self._round_last >= self._seconds:
+        if self._bar is not None:
+            self._bar.update(_TASK, completed=round, figures=figures)
+        elif round == self._rounds or now - self._round_last >= self._seconds:
             self._last = self._round_last = now
             rest = f"; about {show_duration(left)} left" if left is not None and round < self._rounds else ""
-            figures = _figures(accuracies, self._percent)
             self._write(f"round {round}/{self._rounds}{f': {figures}' if figures else ''}{rest}")
-
-    def pause(self) -> None:
-        self._last = float("inf")
-
-    def go_on(self) -> None:
-        self._last = time.monotonic()
 
     def beat(self, now: float) -> None:
         doing = current()
         if doing is None:
             self._last = max(self._last, now)  # while nothing is done there is nothing to be silent about
-        if doing is None or now - self._last < BEAT_SECONDS:
+        if doing is None or self._bar is not None or now - self._last < BEAT_SECONDS:
             return
         self._last = now
         what, since = doing
@@ -132,76 +126,54 @@ class _Lines:
         taken = f", {show_duration(now - since)} so far" if round(now - since, 1) >= BEAT_SECONDS else ""
         self._write(f"{what}{taken}")
 
-    def end(self) -> None:
-        self._last = time.monotonic()
-
-
-class _Bar:
-    """A bar that also says what is being done; it goes on moving by itself, and is a line again once it has ended."""
-
-    def __init__(self) -> None:
-        # For speed of start: a run without a terminal draws no bar.
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-        from rich.progress import Progress as Bar
-        from rich.text import Text
-
-        class Lines(Bar):
-            """The bar and below it, cut to the terminal's width, what is reached and what is being done."""
-
-            def get_renderables(self) -> Iterable[Any]:
-                yield self.make_tasks_table(self.tasks)
-                doing = current()
-                for line in (*(task.fields["figures"] for task in self.tasks), "" if doing is None else doing[0]):
-                    if line:
-                        yield Text(line, no_wrap=True, overflow="ellipsis")
-
-        columns = (
-            TextColumn("rounds"),
-            BarColumn(bar_width=30),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-        )
-        self._make = lambda: Lines(*columns, console=Console(stderr=True))
-        self._begun, self._percent = False, True
-        self._start()
-
-    def _start(self) -> None:
-        self._bar = self._make()
-        self._task = self._bar.add_task("rounds", total=None, figures="")
-        self._after: _Lines | None = None
-        self._bar.start()
-
-    def begin(self, rounds: int, percent: bool = True) -> None:
-        if self._after is not None:
-            self._start()  # the next of several runs, such as a scene of an arena
-        self._begun, self._percent = True, percent
-        self._bar.update(self._task, total=rounds)
-
-    def report(self, round: int, accuracies: Mapping[str, float | None]) -> None:
-        self._bar.update(self._task, completed=round, figures=_figures(accuracies, self._percent))
-
     def pause(self) -> None:
-        if self._after is None:
+        self._last = float("inf")
+        if self._bar is not None:
             # A bar that is only interrupted is taken away, and drawn again below.
             self._bar.live.transient = True
             self._bar.stop()
 
     def go_on(self) -> None:
-        if self._after is None:
+        self._last = time.monotonic()
+        if self._bar is not None:
             self._bar.start()
 
-    def beat(self, now: float) -> None:
-        if (after := self._after) is not None:  # the rounds' thread may begin a bar meanwhile
-            after.beat(now)
-
     def end(self) -> None:
-        if self._after is None:
+        self._last = time.monotonic()
+        if self._bar is not None:
             # What ends before its rounds begin, such as a refusal, leaves no empty bar behind.
-            self._bar.live.transient = not self._begun
+            self._bar.live.transient = self._bar.tasks[_TASK].total is None
             self._bar.stop()
-            self._after = _Lines(_to_standard_error)
+            self._bar = None
+
+
+_TASK: Any = 0
+"""The one task of a bar."""
+
+
+def _bar() -> Bar:
+    """Return a bar that has been started; it goes on moving by itself, and also says what is being done."""
+    # For speed of start: a run without a terminal draws no bar.
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import TimeRemainingColumn as TimeLeftColumn
+    from rich.text import Text
+
+    class Lines(Progress):
+        """The bar and below it, cut to the terminal's width, what is reached and what is being done."""
+
+        def get_renderables(self) -> Iterable[Any]:
+            yield self.make_tasks_table(self.tasks)
+            doing = current()
+            for line in (*(task.fields["figures"] for task in self.tasks), "" if doing is None else doing[0]):
+                if line:
+                    yield Text(line, no_wrap=True, overflow="ellipsis")
+
+    columns = (TextColumn("rounds"), BarColumn(bar_width=30), MofNCompleteColumn())
+    made = Lines(*columns, TimeElapsedColumn(), TimeLeftColumn(), console=Console(stderr=True))
+    made.add_task("rounds", total=None, figures="")
+    made.start()
+    return made
 
 
 class _Watch:
@@ -283,8 +255,8 @@ def show_progress(rounds: int, percent: bool = True) -> Generator[Progress]:
 
 def _display() -> _Display:
     if write := _notebook():
-        return _Lines(write, seconds=0.5)
-    return _Bar() if sys.stderr.isatty() else _Lines(_to_standard_error)
+        return _Display(write, seconds=0.5)
+    return _Display(_to_standard_error, bar=sys.stderr.isatty())
 
 
 def _to_standard_error(line: str) -> None:
