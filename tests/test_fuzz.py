@@ -30,7 +30,7 @@ from safetensors.torch import save
 
 from steelyard.base.errors import UserError
 from steelyard.base.settings import parse
-from steelyard.clients.flower import questions, tasks, wire
+from steelyard.clients.flower import tasks, wire
 from steelyard.clients.flower.forms import Form, Refused
 from steelyard.clients.flower.roster import introduction
 from steelyard.data import DataSettings
@@ -153,9 +153,9 @@ _SPARSE = sparse_codec(0.1, 3, 8)
 MESSAGES: dict[str, Callable[[Any], object]] = {
     "updates": lambda records: tasks.read_updates(records, _TASK, _TASK.clients, _EXPECTED),
     "sparse": lambda records: tasks.read_updates(records, _TASK, _TASK.clients, _EXPECTED, _SPARSE),
-    "evaluations": lambda records: questions.read_evaluations(records, _QUESTION, _TASK.clients, (0.0, 1.0)),
+    "evaluations": lambda records: tasks.read_evaluations(records, _QUESTION, _TASK.clients, (0.0, 1.0)),
     "task": tasks.read_task,
-    "question": questions.read_question,
+    "question": tasks.read_question,
     "introduction": introduction,
 }
 """How messages of each kind are read."""

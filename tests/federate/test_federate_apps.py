@@ -28,7 +28,7 @@ from steelyard.algorithms.fedprox import FedProx
 from steelyard.algorithms.scaffold import CONTROL, Scaffold
 from steelyard.clients.flower.checks import RECORD_COLUMNS
 from steelyard.clients.flower.forms import EVALUATE
-from steelyard.clients.flower.questions import read_question
+from steelyard.clients.flower.tasks import read_question
 from steelyard.clients.flower.wire import split
 from steelyard.clients.node import NodeConfig
 from steelyard.clients.protocol import Clients, RemainingClients

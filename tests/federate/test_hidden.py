@@ -16,12 +16,8 @@ from tests.federate.small_experiment import described, federated, grid_of, weigh
 from tests.kit import assert_refused, changed, named
 
 from steelyard.clients.flower import tasks, wire
-from steelyard.clients.flower.forms import TRAIN
+from steelyard.clients.flower.forms import TRAIN, LossForm, TaskForm
 from steelyard.clients.flower.hidden_messages import (
-    HIDE,
-    KEYS,
-    OPEN,
-    SHARE,
     AnswerForm,
     HideForm,
     KeysForm,
@@ -32,7 +28,7 @@ from steelyard.clients.flower.wire import read_array  # NumPy's own reader is no
 from steelyard.clients.node import NodeConfig
 from steelyard.experiment.node_rules import agreed
 from steelyard.federate.client_app import NodeFault, app
-from steelyard.federate.secure_node import HiddenRound, read_hide, read_share
+from steelyard.federate.secure_node import HiddenRound
 from steelyard.federate.server_app import federate
 from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import Task, Updates
@@ -98,7 +94,7 @@ def test_a_federation_gives_the_model_that_updates_in_the_open_give(tmp_path: Pa
     seen: list[tuple[str, Any]] = []
 
     def look(question: Message, answer: Message) -> list[Message]:
-        if question.metadata.message_type in (TRAIN, HIDE):
+        if question.metadata.message_type in (TRAIN, HideForm.kind):
             seen.extend((name, read_array(array, name)) for name, array in wire.split(answer.content)[1].items())
         return [answer]
 
@@ -112,11 +108,11 @@ def test_a_federation_gives_the_model_that_updates_in_the_open_give(tmp_path: Pa
     assert ((counts > 0.2) & (counts < 0.3)).all()
 
 
-@pytest.mark.parametrize("stage", [KEYS, TRAIN, OPEN])
+@pytest.mark.parametrize("stage", [KeysForm.kind, TRAIN, OpenForm.kind])
 def test_a_node_that_drops_out_is_left_out_as_in_the_open(tmp_path: Path, stage: str) -> None:
     history, _ = spoiled(tmp_path / "run", {(stage, 42): None})
-    assert list(failures(history)) == ([] if stage == OPEN else ["client-002"])
-    spoiled(tmp_path / "open", {} if stage == OPEN else {(TRAIN, 42): None}, OPENED)
+    assert list(failures(history)) == ([] if stage == OpenForm.kind else ["client-002"])
+    spoiled(tmp_path / "open", {} if stage == OpenForm.kind else {(TRAIN, 42): None}, OPENED)
     assert_close(tmp_path / "run", tmp_path / "open")
 
 
@@ -138,7 +134,7 @@ def lie(form: dict[str, Any], arrays: dict[str, Any]) -> None:
     ("stage", "change", "said"),
     named(
         [
-            ("a key of low order", KEYS, low_order, {"client-002": "its key is not a valid key"}),
+            ("a key of low order", KeysForm.kind, low_order, {"client-002": "its key is not a valid key"}),
             (
                 "shares nobody can read",
                 TRAIN,
@@ -147,7 +143,7 @@ def lie(form: dict[str, Any], arrays: dict[str, Any]) -> None:
             ),
             (
                 "a lie of another's",
-                *(HIDE, lie),
+                *(HideForm.kind, lie),
                 {
                     "client-002": "left out: says that it cannot read the key shares of client-004",
                     "client-004": "left out: sent key shares that client-002 cannot read",
@@ -166,8 +162,8 @@ def test_a_node_that_cheats_is_left_out_and_the_others_go_on(
     assert history.clients[history.clients["failure"].isna()]["weight"].sum() == pytest.approx(1.0)
     if change is unreadable:
         # Nobody trains twice, and one sum is opened, the same as if it had dropped out after the weights were given.
-        assert [grid.kinds.count(kind) for kind in (TRAIN, SHARE, OPEN)] == [6, 5, 5]
-        spoiled(tmp_path / "dropped", {(HIDE, 42): None})
+        assert [grid.kinds.count(kind) for kind in (TRAIN, ShareForm.kind, OpenForm.kind)] == [6, 5, 5]
+        spoiled(tmp_path / "dropped", {(HideForm.kind, 42): None})
         assert_close(tmp_path / "run", tmp_path / "dropped")
 
 
@@ -178,10 +174,10 @@ def test_a_node_of_small_weight_cannot_move_the_model_beyond_the_bound(tmp_path:
         arrays["words"] = arrays["words"] + np.uint32(100 * 2**24)
 
     with pytest.raises(Exploded, match=r"round 1 of LD>DS: the hidden sum of 6 clients moves a parameter by 100, .*16"):
-        spoiled(tmp_path / "run", {(HIDE, 42): push})
+        spoiled(tmp_path / "run", {(HideForm.kind, 42): push})
 
 
-@pytest.mark.parametrize("stage", [TRAIN, HIDE, OPEN])
+@pytest.mark.parametrize("stage", [TRAIN, HideForm.kind, OpenForm.kind])
 def test_with_more_gone_than_the_threshold_allows_the_run_stops_and_says_so(tmp_path: Path, stage: str) -> None:
     """Of six clients four must stay."""
     with pytest.raises(Unopened, match=r"round 1 of LD>DS: 3 of 6 clients .*it takes 4 to open a sum"):
@@ -201,7 +197,7 @@ def test_a_node_sends_no_whole_model_where_updates_are_hidden_and_answers_no_old
         with pytest.raises(NodeFault, match=words):
             app(message, grid.nodes[40].context)  # type: ignore[attr-defined]
 
-    for kind in (HIDE, TRAIN):
+    for kind in (HideForm.kind, TRAIN):
         assert_refuses(kind, first(kind).content, "attempt")
     task, header = tasks.read_task(first(TRAIN).content)
     bare = tasks.write_task(task, task.clients, 60.0, tasks.pack_parameters(task), header.run, header.experiment)
@@ -249,7 +245,8 @@ class Node:
     def ask_shares(self, attempt: str, cohort: tuple[str, ...], keys: np.ndarray) -> None:
         asked = [name for name in cohort if name in NAMES]
         form = ShareForm(**self.fields(attempt, clients=asked), cohort=list(cohort))
-        self._hear(self.round.share(*read_share(wire.content(form, {"keys": keys}))))
+        asked, found = ShareForm.receive(wire.content(form, {"keys": keys}))
+        self._hear(self.round.share(asked, *found))
 
     def share(self, attempt: str, cohort: tuple[str, ...]) -> np.ndarray:
         """Begin another try with some of the clients, and return their key shares."""
@@ -260,14 +257,15 @@ class Node:
         task = Task("f", 0, 1, NAMES, START)
         nothing = np.zeros(4)
         updates = Updates("f", 1, NAMES, np.ones(4, np.int64), {}, nothing, DenseModels(START + self.steps))
-        header = wire.Header("r", "", 9.0, NAMES, keys, attempt)
-        return self.round.trained(header, task, updates)
+        form = TaskForm(**self.fields(attempt), loss=LossForm(name=""), algorithm={}, cohort=list(NAMES))
+        return self.round.trained(form, keys, task, updates)
 
     def hide(self, attempt: str, shares: np.ndarray, weights: list[float], members: tuple[str, ...] = NAMES) -> None:
         mine = [NAMES.index(name) for name in members]
         received = shares[mine][:, mine].swapaxes(0, 1)  # from sender, receiver to receiver, sender
         form = HideForm(**self.fields(attempt, clients=list(members)), members=list(members), weights=weights)
-        self._hear(self.round.hide(*read_hide(wire.content(form, {"key_shares": received}))))
+        asked, found = HideForm.receive(wire.content(form, {"key_shares": received}))
+        self._hear(self.round.hide(asked, *found))
 
     def open(self, attempt: str, survivors: tuple[str, ...] = NAMES) -> None:
         form = OpenForm(**self.fields(attempt, clients=list(survivors)), survivors=list(survivors))

@@ -20,7 +20,7 @@ from tests.kit import assert_refused
 
 from steelyard.base.errors import UserError
 from steelyard.base.usercode import NotAllowed
-from steelyard.clients.flower import questions, tasks, wire
+from steelyard.clients.flower import tasks, wire
 from steelyard.clients.flower.forms import EVALUATE, TRAIN
 from steelyard.clients.node import NodeConfig
 from steelyard.experiment.loading import build
@@ -264,7 +264,7 @@ HERE = ("client-000", "client-002", "client-004")
 
 def ask_to_test(asked: Callable[[Message], RecordDict | Error], asking: Question) -> RecordDict:
     """Ask a node how good models are, as a server can whenever it likes."""
-    content = questions.write_question(asking, 60.0, "run", experiment=experiment_text(build(private(rounds=1))))
+    content = tasks.write_question(asking, 60.0, "run", experiment=experiment_text(build(private(rounds=1))))
     message = Message(content, 40, EVALUATE, ttl=60.0, group_id="1")
     message.metadata.__dict__["_message_id"] = "asked"
     found = asked(message)
@@ -291,7 +291,7 @@ def test_a_question_is_answered_with_names_and_the_reason_alone(
     form = json.loads(str(wire.split(content)[0]))
     assert form.pop("failures") == [{"client": name, "reason": f"NotAllowed: {REFUSED}"} for name in HERE]
     assert [form[name] for name in ("clients", "samples", "metrics", "scores")] == [[], [], {}, [[], []]]
-    read = questions.read_evaluations(content, asking, HERE, (0.0, 1.0))  # A server can use it as it is.
+    read = tasks.read_evaluations(content, asking, HERE, (0.0, 1.0))  # A server can use it as it is.
     assert read.right is not None
     assert (read.clients, read.scores.shape, read.right.size) == ((), (2, 0), 0)
     assert messages == [f"not answered: {REFUSED}"]

@@ -30,9 +30,16 @@ from steelyard.base.errors import UserError, in_words, told_as
 from steelyard.base.files import owners_only
 from steelyard.base.logs import logger, show
 from steelyard.base.usercode import NotAllowed, only
-from steelyard.clients.flower import questions, tasks, wire
+from steelyard.clients.flower import tasks, wire
 from steelyard.clients.flower.forms import AskForm, HeadsForm, IntroductionForm, Refused
-from steelyard.clients.flower.hidden_messages import KeysForm, OpenForm, RoundForm, key_shares_codec
+from steelyard.clients.flower.hidden_messages import (
+    HideForm,
+    KeysForm,
+    OpenForm,
+    RoundForm,
+    ShareForm,
+    key_shares_codec,
+)
 from steelyard.clients.flower.wire import read_array, tensor
 from steelyard.clients.node import NodeClients, NodeConfig
 from steelyard.clients.protocol import Noise, SendingClients
@@ -40,7 +47,7 @@ from steelyard.experiment.description import Description
 from steelyard.experiment.node_rules import agreed, agreed_question, agreed_task, public_error, public_reason
 from steelyard.federate import book
 from steelyard.federate.book import Disclosure, NodeLedger, ledger_name
-from steelyard.federate.secure_node import HiddenRound, read_hide, read_share
+from steelyard.federate.secure_node import HiddenRound
 from steelyard.messages.updates import Evaluations, Failure, Question, Task
 from steelyard.privacy.planning import criteria_release
 from steelyard.proof.signing import SigningKey, digest_of_task
@@ -233,19 +240,19 @@ def _introduce(message: Message, context: Context) -> RecordDict:
 
 
 def _train(message: Message, context: Context) -> RecordDict:
-    task, header = tasks.read_task(message.content)
+    task, form = tasks.read_task(message.content)
 
     def work(config: NodeConfig) -> RecordDict:
-        experiment, node = node_clients(header.experiment, config)
+        experiment, node = node_clients(form.experiment, config)
         hides = experiment.privacy is not None and experiment.privacy.aggregation is not None
-        if hides != bool(header.cohort):
+        if hides != bool(form.cohort):
             raise Refused("cohort: its keys go with a task where updates are hidden, and with no other")
         if len(set(task.clients)) != len(task.clients):  # Each time would be an answer of its own.
             raise Refused("clients: one is named twice; allowed: each once")
-        own = agreed_task(task, header.algorithm, experiment)
-        _keep_proofs(config, header.run, header.proofs)
-        charge = _ledger(config, node, own, header.run)
-        states = _states(context, config, experiment, header.run, own.federation)
+        own = agreed_task(task, form.algorithm, experiment)
+        _keep_proofs(config, form.run, form.proofs)
+        charge = _ledger(config, node, own, form.run)
+        states = _states(context, config, experiment, form.run, own.federation)
         kept = states.before(own.round)
         node.clients.restore(kept)
         (updates,) = node.clients.train([own])
@@ -256,15 +263,16 @@ def _train(message: Message, context: Context) -> RecordDict:
         over = updates.clients if own.algorithm.keeps and not kept else ()
         updates = replace(updates, failures=failures, started_over=over)
         if config.key is not None:
-            key, asked = SigningKey.read(config.key), digest_of_task(task, header.algorithm)
-            signed = book.sign_answer(key, config.state, header.run, task, asked, updates, hidden=hides)
+            key, asked = SigningKey.read(config.key), digest_of_task(task, form.algorithm)
+            signed = book.sign_answer(key, config.state, form.run, task, asked, updates, hidden=hides)
             updates = replace(updates, signed=() if signed is None else (signed,))
         if hides:
-            hidden = _hidden_round(context, config, experiment, task.federation).trained(header, own, updates)
-            return tasks.write_updates(hidden, key_shares_codec(len(header.cohort)))
+            keys = tasks.read_keys(message.content, form)
+            hidden = _hidden_round(context, config, experiment, task.federation).trained(form, keys, own, updates)
+            return tasks.write_updates(hidden, key_shares_codec(len(form.cohort)))
         return tasks.write_updates(updates, experiment.codec())
 
-    return on_this_node(context, work, header.seconds)
+    return on_this_node(context, work, form.seconds)
 
 
 def _keep_proofs(config: NodeConfig, run: str, proofs: Sequence[Proof]) -> None:
@@ -316,19 +324,19 @@ def _ledger(config: NodeConfig, node: NodeClients, task: Task, run: str) -> Call
 
 
 def _evaluate(message: Message, context: Context) -> RecordDict:
-    question, header = questions.read_question(message.content)
+    question, form = tasks.read_question(message.content)
 
     def work(config: NodeConfig) -> RecordDict:
-        experiment, node = node_clients(header.experiment, config)
+        experiment, node = node_clients(form.experiment, config)
         if not config.tests:
-            return questions.write_evaluations(_untested(question, node.names).without(question.withdrawn))
-        states = _states(context, config, experiment, header.run, question.federation)
+            return tasks.write_evaluations(_untested(question, node.names).without(question.withdrawn))
+        states = _states(context, config, experiment, form.run, question.federation)
         node.clients.restore(states.before(question.round + 1))
-        with nullcontext() if header.algorithm else torch.no_grad():  # Some train their own models before they test.
-            (answer,) = node.clients.evaluate([agreed_question(question, header.algorithm, experiment)])
-        return questions.write_evaluations(answer.without(question.withdrawn))
+        with nullcontext() if form.algorithm else torch.no_grad():  # Some train their own models before they test.
+            (answer,) = node.clients.evaluate([agreed_question(question, form.algorithm, experiment)])
+        return tasks.write_evaluations(answer.without(question.withdrawn))
 
-    return on_this_node(context, work, header.seconds)
+    return on_this_node(context, work, form.seconds)
 
 
 def _untested(question: Question, names: Sequence[str]) -> Evaluations:
@@ -357,18 +365,6 @@ def _hidden_round(context: Context, config: NodeConfig, experiment: Description,
     return HiddenRound(context.state, federation, experiment.privacy.aggregation, config.state or config.memory)
 
 
-def _in_round(context: Context, form: RoundForm, answer: Callable[[HiddenRound], RecordDict]) -> RecordDict:
-    """Answer a message of a round with hidden updates, for the clients that live here."""
-
-    def work(config: NodeConfig) -> RecordDict:
-        experiment, node = node_clients(form.experiment, config)
-        if strangers := set(form.clients) - set(node.names):
-            raise Refused(f"clients: {', '.join(sorted(strangers))[:100]} live elsewhere")
-        return answer(_hidden_round(context, config, experiment, form.federation))
-
-    return on_this_node(context, work, form.seconds)
-
-
 app = ClientApp()
 
 
@@ -390,35 +386,31 @@ def train(message: Message, context: Context) -> Message:
     return Message(_train(message, context), reply_to=message)
 
 
-@app.query("keys")
-def keys(message: Message, context: Context) -> Message:
-    """Make the keys of a round in which updates are hidden."""
-    form = KeysForm.read(wire.split(message.content)[0])
-    return Message(_in_round(context, form, lambda hidden: hidden.keys(form)), reply_to=message)
-
-
-@app.query("share")
-def share(message: Message, context: Context) -> Message:
-    """Share keys again, where a round with hidden updates is tried once more."""
-    form, shown = read_share(message.content)
-    return Message(_in_round(context, form, lambda hidden: hidden.share(form, shown)), reply_to=message)
-
-
-@app.train("hide")
-def hide(message: Message, context: Context) -> Message:
-    """Send this node's weighted updates, hidden."""
-    form, shares = read_hide(message.content)
-    return Message(_in_round(context, form, lambda hidden: hidden.hide(form, shares)), reply_to=message)
-
-
-@app.query("open")
-def open_sum(message: Message, context: Context) -> Message:
-    """Help to open the sum of a round's hidden updates."""
-    form = OpenForm.read(wire.split(message.content)[0])
-    return Message(_in_round(context, form, lambda hidden: hidden.open(form)), reply_to=message)
-
-
 @app.evaluate("question")
 def evaluate(message: Message, context: Context) -> Message:
     """Test the server's models on the test sets of all clients of this node."""
     return Message(_evaluate(message, context), reply_to=message)
+
+
+def _hides(of: type[RoundForm], answer: Callable[..., RecordDict]) -> None:
+    """Answer a message of a round with hidden updates, for the clients that live here."""
+
+    def take(message: Message, context: Context) -> Message:
+        form, found = of.receive(message.content)
+
+        def work(config: NodeConfig) -> RecordDict:
+            experiment, node = node_clients(form.experiment, config)
+            if strangers := set(form.clients) - set(node.names):
+                raise Refused(f"clients: {', '.join(sorted(strangers))[:100]} live elsewhere")
+            return answer(_hidden_round(context, config, experiment, form.federation), form, *found)
+
+        return Message(on_this_node(context, work, form.seconds), reply_to=message)
+
+    category, _, action = of.kind.partition(".")
+    (app.train if category == "train" else app.query)(action)(take)
+
+
+_hides(KeysForm, HiddenRound.keys)
+_hides(ShareForm, HiddenRound.share)
+_hides(HideForm, HiddenRound.hide)
+_hides(OpenForm, HiddenRound.open)

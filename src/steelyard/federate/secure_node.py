@@ -21,7 +21,7 @@ from pydantic import BaseModel
 from steelyard.base.errors import first_names, told_as
 from steelyard.base.journal import Journal
 from steelyard.clients.flower import wire
-from steelyard.clients.flower.forms import FailureForm, Refused
+from steelyard.clients.flower.forms import FailureForm, Refused, TaskForm
 from steelyard.clients.flower.hidden_messages import (
     AnswerForm,
     Bytes,
@@ -33,7 +33,7 @@ from steelyard.clients.flower.hidden_messages import (
     ShareForm,
     rows,
 )
-from steelyard.clients.flower.wire import only_keys, read_array, unpack
+from steelyard.clients.flower.wire import read_array
 from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import Failure, Task, Updates
 from steelyard.privacy.hidden import FixedPoint, Words, beyond
@@ -111,13 +111,12 @@ class HiddenRound:
         shown = rows([client.keys().write() for client in clients.values()], PUBLIC_BYTES)
         return _answer(form, list(clients), {}, {"keys": shown})
 
-    def trained(self, header: wire.Header, task: Task, updates: Updates) -> Updates:
+    def trained(self, form: TaskForm, keys: Bytes, task: Task, updates: Updates) -> Updates:
         """Keep the trained models here, and return the clients' key shares in their place."""
-        context = round_context(header.run, task.federation, task.seed, task.round, header.attempt)
+        context = _context(form)
         clients = self._clients(context)
         assert isinstance(updates.payload, DenseModels)
-        assert header.keys is not None
-        cohort = _cohort(header.cohort, header.keys)
+        cohort = _cohort(form.cohort, keys)
         found = beyond(updates.payload.models, task.parameters, self.settings.bound)
         faults = dict(zip(updates.clients, found, strict=True))
 
@@ -131,7 +130,7 @@ class HiddenRound:
         models = updates.payload.models[keep].detach().cpu().float().numpy()
         self._keep({name: clients[name] for name in shares}, context)
         least = max(FEWEST, self.settings.least(len(cohort)))
-        trained = _Trained(_round_of(header.run, task), list(shares), sorted(cohort), least)
+        trained = _Trained(_round_of(form), list(shares), sorted(cohort), least)
         self.state[f"{self._name}/trained"] = ConfigRecord({"about": json.dumps(asdict(trained))})
         self.state[f"{self._name}/models"] = ArrayRecord(
             {"models": Array(models), "start": Array(task.parameters.detach().cpu().float().numpy())}
@@ -248,7 +247,7 @@ class HiddenRound:
         record = self.state.get(f"{self._name}/trained")
         if isinstance(record, ConfigRecord):
             found = _Trained(**json.loads(str(record["about"])))
-            if found.round == _round_of(form.run, form):
+            if found.round == _round_of(form):
                 return found
         raise Refused("nothing was trained for this round; allowed: after its task")
 
@@ -258,25 +257,15 @@ class HiddenRound:
                 del self.state[name]
 
 
-def read_share(records: RecordDict) -> tuple[ShareForm, Bytes]:
-    """Return the form and the public keys of a message that asks for key shares."""
-    text, found = wire.split(records)
-    form = ShareForm.read(text)
-    only_keys(found, ["keys"])
-    return form, unpack(found["keys"], "keys", "|u1", (len(form.cohort), PUBLIC_BYTES))
-
-
-def _context(form: RoundForm) -> bytes:
+def _context(form: RoundForm | TaskForm) -> bytes:
     return round_context(form.run, form.federation, form.seed, form.round, form.attempt)
 
 
-def _round_of(run: str, of: RoundForm | Task) -> str:
-    return json.dumps([run, of.federation, of.seed, of.round])
+def _round_of(form: RoundForm | TaskForm) -> str:
+    return json.dumps([form.run, form.federation, form.seed, form.round])
 
 
 def _cohort(names: Sequence[str], keys: Bytes) -> dict[str, PublicKeys]:
-    if keys.shape[1] != PUBLIC_BYTES:
-        raise Refused(f"keys: {keys.shape[1]} bytes each; allowed: {PUBLIC_BYTES}")
     return {name: PublicKeys.read(row.tobytes()) for name, row in zip(names, keys, strict=True)}
 
 
@@ -285,15 +274,6 @@ def _share_rows(shares: Mapping[str, Mapping[str, bytes]], cohort: Iterable[str]
     names, empty = sorted(cohort), bytes(KEY_SHARES_BYTES)
     sent = [rows([mine.get(name, empty) for name in names], KEY_SHARES_BYTES) for mine in shares.values()]
     return np.stack(sent) if sent else np.zeros((0, len(names), KEY_SHARES_BYTES), np.uint8)
-
-
-def read_hide(records: RecordDict) -> tuple[HideForm, Bytes]:
-    """Return the form and the key shares of a message that asks for hidden updates."""
-    text, found = wire.split(records)
-    form = HideForm.read(text)
-    only_keys(found, ["key_shares"])
-    shape = (len(form.clients), len(form.members), KEY_SHARES_BYTES)
-    return form, unpack(found["key_shares"], "key_shares", "|u1", shape)
 
 
 def _known(clients: Mapping[str, SecureClient], name: str) -> SecureClient:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
-from steelyard.clients.flower import questions, tasks, wire
+from steelyard.clients.flower import tasks, wire
 from steelyard.clients.flower.adapter.messages import enter_run
 from steelyard.clients.flower.forms import EVALUATE, INTRODUCE, TRAIN, IntroductionForm, Refused
 from steelyard.clients.flower.grid import FlowerClients
@@ -116,9 +116,7 @@ def honest(*clients: str, train: Train = train, evaluate: Evaluate = evaluate) -
         if kind == TRAIN:
             return tasks.write_updates(train(tasks.read_task(message.content)[0]))
         assert kind == EVALUATE
-        return questions.write_evaluations(
-            evaluate(questions.read_question(message.content)[0], tuple(sorted(clients)))
-        )
+        return tasks.write_evaluations(evaluate(tasks.read_question(message.content)[0], tuple(sorted(clients))))
 
     return answer
 

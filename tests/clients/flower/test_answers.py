@@ -26,7 +26,7 @@ from tests.clients.flower.flower_fakes import (
 
 from steelyard.algorithms.fednova import FedNova
 from steelyard.algorithms.scaffold import CHANGE, CONTROL, Scaffold
-from steelyard.clients.flower import checks, questions, tasks
+from steelyard.clients.flower import checks, tasks
 from steelyard.clients.flower.forms import Refused
 from steelyard.clients.flower.wire import CohortRows, unpack
 from steelyard.clients.flower.wire import read_array as read_array
@@ -261,19 +261,19 @@ QUESTION = Question("fed", 7, 3, torch.zeros(2, 3), detailed=True)
 
 
 def read_evaluation(bounds: tuple[float, float] | None = (0, 1), **changes: Any) -> Evaluations:
-    records = questions.write_evaluations(evaluate(QUESTION, ("c1", "c2")))
-    return questions.read_evaluations(changed_answer(records, **changes), QUESTION, ["c1", "c2"], bounds)
+    records = tasks.write_evaluations(evaluate(QUESTION, ("c1", "c2")))
+    return tasks.read_evaluations(changed_answer(records, **changes), QUESTION, ["c1", "c2"], bounds)
 
 
 class TestEvaluations:
     """Questions and their answers."""
 
     def test_question_and_evaluation_survive_the_wire(self) -> None:
-        got, header = questions.read_question(questions.write_question(QUESTION, 5.0, "r1"))
+        got, header = tasks.read_question(tasks.write_question(QUESTION, 5.0, "r1"))
         said = (got.federation, got.seed, got.round, got.detailed, got.models.shape, header.run, header.seconds)
         assert said == ("fed", 7, 3, True, (2, 3), "r1", 5.0)
         answer = replace(evaluate(QUESTION, ("c1", "c2")), metrics={"ndcg": np.asarray([0.1, 0.7])})
-        back = questions.read_evaluations(questions.write_evaluations(answer), QUESTION, ["c1", "c2", "c3"], (0, 1))
+        back = tasks.read_evaluations(tasks.write_evaluations(answer), QUESTION, ["c1", "c2", "c3"], (0, 1))
         assert back.clients == ("c1", "c2")
         assert list(reasons(back.failures)) == ["c3"]
         assert back.scores.tolist() == [[0.01, 0.02], [0.02, 0.03]]

@@ -20,7 +20,7 @@ INTRODUCE = "query.introduce"
 TRAIN = "train.task"
 EVALUATE = "evaluate.question"
 HEADS = "query.heads"
-"""The messages that a server sends, by Flower's message type; `hidden_messages` has those of hidden updates."""
+"""The messages that a server sends, by Flower's message type; those of hidden updates are in `hidden_messages`."""
 
 
 LARGEST_FORM = 32 << 20
@@ -107,22 +107,28 @@ class LossForm(BaseModel, extra="forbid", frozen=True):
         return LossState(self.name, weights, self.shape, self.scale)
 
 
-class TaskForm(Form):
-    """The server asks some of a node's clients to train."""
+class WorkForm(Form):
+    """The server asks a node for work in a round."""
 
     run: str
     """Name of the run; what a node kept from another run is not used in this one."""
     federation: str
     seed: int
     round: int
+    seconds: float
+    """How long the server waits; the node gives up by itself after that, so that it is free for the next round."""
+    experiment: str = ""
+    """The experiment as JSON."""
+
+
+class TaskForm(WorkForm):
+    """The server asks some of a node's clients to train."""
+
     clients: list[str]
     loss: LossForm
     algorithm: dict[str, Any]
     """The algorithm's name and parameters; what it sends to clients is in the arrays beside it. A node takes none that
     the experiment does not name."""
-    seconds: float
-    """How long the server waits; the node gives up by itself after that, so that it is free for the next round."""
-    experiment: str = ""
     cohort: list[str] = []
     """Where updates are hidden: all clients of the round, whose keys are in the arrays beside it; else empty."""
     attempt: str = ""
@@ -192,17 +198,11 @@ UPDATES = with_columns(UpdateForm, Updates)
 EVALUATIONS = with_columns(ClientsForm, Evaluations)
 
 
-class QuestionForm(Form):
+class QuestionForm(WorkForm):
     """The server asks all of a node's clients to test one or more models."""
 
-    run: str
-    federation: str
-    seed: int
-    round: int
     candidates: int
     detailed: bool
-    seconds: float
-    experiment: str = ""
     algorithm: dict[str, Any] = {}
     """Where clients test models of their own: the algorithm's name and parameters; else empty."""
     withdrawn: list[str] = []

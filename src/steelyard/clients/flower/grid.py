@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -18,7 +18,6 @@ from steelyard.clients.flower import checks
 from steelyard.clients.flower.checks import clean, reading_one_answer
 from steelyard.clients.flower.forms import EVALUATE, HEADS, TRAIN, HeadsForm, Refused
 from steelyard.clients.flower.mailbox import Gone, Request, RequestSender, Silence
-from steelyard.clients.flower.questions import read_evaluations, write_question
 from steelyard.clients.flower.register import FederateSettings, Register
 from steelyard.clients.flower.roster import Roster
 from steelyard.clients.flower.tasks import (
@@ -28,7 +27,9 @@ from steelyard.clients.flower.tasks import (
     joined_evaluations,
     joined_updates,
     pack_parameters,
+    read_evaluations,
     read_updates,
+    write_question,
     write_task,
 )
 from steelyard.clients.flower.wire import DENSE, Codec, CohortRows, content
@@ -122,17 +123,27 @@ class NodeAnswer(Protocol):
 AnswerT = TypeVar("AnswerT", bound=NodeAnswer)
 
 
-@dataclass(eq=False)
-class TaskRequest:
-    """One request on behalf of one task or question."""
+@dataclass(frozen=True, eq=False)
+class Errand(Generic[AnswerT]):
+    """Work for some clients: one message to each node that holds some of them, and how its answer is read."""
 
-    index: int
-    """Which task or question it belongs to."""
-    node: int
-    asked: tuple[str, ...]
-    message: Request
-    proofs: Sequence[Proof] = ()
-    """What signed heads say of the node in earlier rounds, which go with it."""
+    kind: str
+    round: int
+    clients: Sequence[str]
+    write: Callable[[int, tuple[str, ...]], RecordDict]
+    """From a node, and those of the clients that live there, to its message."""
+    read: Callable[[int, tuple[str, ...], RecordDict], AnswerT]
+    """From the same, and the content of the answer, to what was answered; raises `Refused`."""
+    largest: Callable[[int], int]
+    """Most bytes that an honest answer for so many clients has."""
+
+
+@dataclass(frozen=True, eq=False)
+class Answers(Generic[AnswerT]):
+    """What came back of one errand."""
+
+    parts: list[AnswerT] = field(default_factory=list[AnswerT])
+    failures: list[Failure] = field(default_factory=list[Failure])
 
 
 class Exchange:
@@ -157,36 +168,39 @@ class Exchange:
                 groups.setdefault(node, []).append(client)
         return {node: tuple(sorted(groups[node])) for node in sorted(groups)}
 
-    def send(
-        self,
-        requests: list[TaskRequest],
-        seconds: float,
-        read: Callable[[TaskRequest, RecordDict], AnswerT],
-        failures: list[list[Failure]],
-    ) -> dict[int, list[AnswerT]]:
-        """Send all requests, read what comes back, and put the blame where an answer is missing or refused."""
-        parts: dict[int, list[AnswerT]] = {}
+    def ask(self, errands: Sequence[Errand[AnswerT]], seconds: float) -> list[Answers[AnswerT]]:
+        """Send all messages, read what comes back, and put the blame where an answer is missing or refused."""
+        answers = [Answers[AnswerT]() for _ in errands]
+        places = [
+            (errand, found, node, asked)
+            for errand, found in zip(errands, answers, strict=True)
+            for node, asked in self.group(errand.clients, found.failures).items()
+        ]
+        requests = [
+            Request(node, errand.kind, errand.write(node, asked), errand.round, errand.largest(len(asked)))
+            for errand, _, node, asked in places
+        ]
 
         def take(index: int, content: RecordDict) -> AnswerT | str:
             # Each answer is read as it arrives and let go of, so that not all of them lie in memory at once.
+            errand, _, node, asked = places[index]
             try:
                 with reading_one_answer():
-                    return read(requests[index], content)
+                    return errand.read(node, asked, content)
             except Refused as refusal:
                 return str(refusal)
 
-        answers = self._sender.ask([request.message for request in requests], seconds, read=take)
-        self.all_gone = bool(answers) and all(isinstance(answer, Gone) for answer in answers)
-        for request, answer in zip(requests, answers, strict=True):
+        received = self._sender.ask(requests, seconds, read=take)
+        self.all_gone = bool(received) and all(isinstance(answer, Gone) for answer in received)
+        for (_, found, node, asked), answer in zip(places, received, strict=True):
             # A node that sends nonsense or an error is there; one that is silent may not be.
-            self._roster.heard(request.node, answered=not isinstance(answer, Silence))
+            self._roster.heard(node, answered=not isinstance(answer, Silence))
             if isinstance(answer, str):
-                reason = clean(answer)
-                failures[request.index] += [Failure(client, reason) for client in request.asked]
+                found.failures.extend(Failure(client, clean(answer)) for client in asked)
             else:
-                failures[request.index] += answer.failures
-                parts.setdefault(request.index, []).append(answer)
-        return parts
+                found.failures.extend(answer.failures)
+                found.parts.append(answer)
+        return answers
 
 
 _log = logger(__name__)
@@ -294,47 +308,49 @@ class FlowerClients(Clients):
 
     def send_tasks(self, tasks: Sequence[Task], sendings: Sequence[Sending]) -> list[Updates]:
         """Send each task as it is to travel, and join what comes back."""
-        requests: list[TaskRequest] = []
-        failures: list[list[Failure]] = [[] for _ in tasks]
-        classes = self.roster.about.get("classes")
+        classes, seconds = self.roster.about.get("classes"), self._seconds(tasks)
         expected = replace(self._expected, classes=classes if isinstance(classes, int) else 0)
-        rows = [
-            CohortRows(task) if sending.codec.kind == DENSE.kind else None
+        works = [
+            (task, sending, CohortRows(task) if sending.codec.kind == DENSE.kind else None)
             for task, sending in zip(tasks, sendings, strict=True)
         ]
-        for index, (task, sending) in enumerate(zip(tasks, sendings, strict=True)):
-            for node, asked in self.exchange.group(task.clients, failures[index]).items():
-                proofs = self._heads.proofs(self.roster.key(node), task.federation)
-                content = write_task(
-                    *(task, asked, self._seconds(tasks), sending.arrays, self._run, self._experiment),
-                    cohort=sending.cohort,
-                    attempt=sending.attempt,
-                    proofs=proofs,
-                )
-                most = checks.largest_form(len(asked)) + expected.largest(task, len(asked), sending.codec)
-                request = Request(node, TRAIN, content, task.round, _MOST_EXTRA + most)
-                requests.append(TaskRequest(index, node, asked, request, proofs))
-
-        signing = self.roster.signs
-        digests = [digest_of_task(task, algorithm_table(task.algorithm)) if signing else "" for task in tasks]
-
-        def read(request: TaskRequest, content: RecordDict) -> Updates:
-            task, kept = tasks[request.index], rows[request.index]
-            key = self.roster.key(request.node)
-            signer = None if key is None else Signer(self._run, digests[request.index], key)
-            self._heads.arrived(request.proofs)  # A node keeps them before it answers.
-            part = read_updates(content, task, request.asked, expected, sendings[request.index].codec, signer)
-            return part if kept is None else kept.put(part)
-
-        parts = self.exchange.send(requests, self._seconds(tasks), read, failures)
+        found = self.exchange.ask([self._errand(*work, expected, seconds) for work in works], seconds)
         answers = [
-            joined_updates(task, parts.get(i, []), failures[i], sendings[i].codec, rows[i])
-            for i, task in enumerate(tasks)
+            joined_updates(task, each.parts, each.failures, sending.codec, rows)
+            for (task, sending, rows), each in zip(works, found, strict=True)
         ]
         for task, answer in zip(tasks, answers, strict=True):
             if task.algorithm.keeps:
                 self._note_lost(task, answer)
         return answers
+
+    def _errand(
+        self, task: Task, sending: Sending, rows: CohortRows | None, expected: Expected, seconds: float
+    ) -> Errand[Updates]:
+        """Return what one task asks of nodes; models of an answer go into `rows`, where there are some."""
+        digest = digest_of_task(task, algorithm_table(task.algorithm)) if self.roster.signs else ""
+        proofs: dict[int, list[Proof]] = {}
+
+        def write(node: int, asked: tuple[str, ...]) -> RecordDict:
+            proofs[node] = self._heads.proofs(self.roster.key(node), task.federation)
+            return write_task(
+                *(task, asked, seconds, sending.arrays, self._run, self._experiment),
+                cohort=sending.cohort,
+                attempt=sending.attempt,
+                proofs=proofs[node],
+            )
+
+        def read(node: int, asked: tuple[str, ...], content: RecordDict) -> Updates:
+            key = self.roster.key(node)
+            signer = None if key is None else Signer(self._run, digest, key)
+            self._heads.arrived(proofs[node])  # A node keeps them before it answers.
+            part = read_updates(content, task, asked, expected, sending.codec, signer)
+            return part if rows is None else rows.put(part)
+
+        def largest(clients: int) -> int:
+            return _MOST_EXTRA + checks.largest_form(clients) + expected.largest(task, clients, sending.codec)
+
+        return Errand(TRAIN, task.round, task.clients, write, read, largest)
 
     def _note_lost(self, task: Task, answer: Updates) -> None:
         """Note clients that kept something in an earlier round and begin with nothing in this one."""
@@ -358,36 +374,32 @@ class FlowerClients(Clients):
 
     def _evaluate(self, questions: Sequence[Question]) -> list[Evaluations]:
         self.meet()
-        requests: list[TaskRequest] = []
-        failures: list[list[Failure]] = [[] for _ in questions]
-        for index, question in enumerate(questions):
-            homes = self.exchange.group(sorted(self.roster.registered - question.withdrawn), failures[index])
-            apart = {
-                node: gone for node in homes if (gone := question.withdrawn.intersection(self.roster.clients_of(node)))
-            }
-            same = write_question(question, self._seconds(questions), self._run, self._experiment)
-            details = checks.LARGEST_DETAILS if question.detailed else 0
-            for node, asked in homes.items():
-                content = same
-                if gone := apart.get(node):
-                    content = write_question(
-                        *(question, self._seconds(questions), self._run, self._experiment), withdrawn=gone
-                    )
-                most = _MOST_EXTRA + checks.largest_form(len(asked), len(question.models)) + details
-                requests.append(TaskRequest(index, node, asked, Request(node, EVALUATE, content, question.round, most)))
-
-        def read(request: TaskRequest, content: RecordDict) -> Evaluations:
-            return read_evaluations(content, questions[request.index], request.asked, self.scores)
-
-        parts = self.exchange.send(requests, self._seconds(questions), read, failures)
-        for index, question in enumerate(questions):
-            if not parts.get(index):
-                why = "; ".join(f"{failure.client}: {failure.reason}" for failure in failures[index][:3])
+        seconds = self._seconds(questions)
+        answers = self.exchange.ask([self._asking(question, seconds) for question in questions], seconds)
+        for question, found in zip(questions, answers, strict=True):
+            if not found.parts:
+                why = "; ".join(f"{failure.client}: {failure.reason}" for failure in found.failures[:3])
                 raise NoAnswers(f"round {question.round}: no client tested the model ({why or 'no node is connected'})")
         return [
-            joined_evaluations(question, parts[i], failures[i], self._most_counted(parts[i]))
-            for i, question in enumerate(questions)
+            joined_evaluations(question, found.parts, found.failures, self._most_counted(found.parts))
+            for question, found in zip(questions, answers, strict=True)
         ]
+
+    def _asking(self, question: Question, seconds: float) -> Errand[Evaluations]:
+        """Return what one question asks of nodes; most of them get the same message."""
+        words = (question, seconds, self._run, self._experiment)
+        same = write_question(*words)
+        details = checks.LARGEST_DETAILS if question.detailed else 0
+
+        def write(node: int, asked: tuple[str, ...]) -> RecordDict:
+            gone = question.withdrawn.intersection(self.roster.clients_of(node))
+            return write_question(*words, withdrawn=gone) if gone else same
+
+        return Errand(
+            *(EVALUATE, question.round, sorted(self.roster.registered - question.withdrawn), write),
+            lambda _, asked, content: read_evaluations(content, question, asked, self.scores),
+            lambda clients: _MOST_EXTRA + checks.largest_form(clients, len(question.models)) + details,
+        )
 
     def _most_counted(self, parts: Sequence[Evaluations]) -> int:
         """Return how many test samples of one client count; who claims more is noted, once."""

@@ -8,24 +8,20 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, RecordDict
+from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from steelyard.base.errors import in_words
 from steelyard.clients.flower import wire
-from steelyard.clients.flower.forms import Form
-from steelyard.clients.flower.grid import FlowerClients, Sending, TaskRequest
+from steelyard.clients.flower.grid import Errand, FlowerClients, Sending
 from steelyard.clients.flower.hidden_messages import (
-    HIDE,
-    KEYS,
-    OPEN,
-    SHARE,
     Answer,
     HideForm,
     KeysForm,
     KeyShares,
     OpenForm,
+    RoundForm,
     RoundTry,
     Shape,
     ShareForm,
@@ -36,7 +32,6 @@ from steelyard.clients.flower.hidden_messages import (
     read_answer,
     rows,
 )
-from steelyard.clients.flower.mailbox import Request
 from steelyard.clients.flower.register import FederateSettings
 from steelyard.clients.flower.tasks import Refusal, pack_parameters
 from steelyard.clients.flower.wire import pack
@@ -85,7 +80,7 @@ class HiddenClients(FlowerClients):
 
     def _collect_keys(self, begun: Sequence[RoundTry], *, again: bool = False) -> None:
         found = self._ask(
-            *(KEYS, "keys", begun, [work.task.clients for work in begun]),
+            *(KeysForm, begun, [work.task.clients for work in begun]),
             lambda work, fields: (KeysForm(**fields, again=again), {}),
             lambda clients: ("|u1", (clients, PUBLIC_BYTES)),
         )
@@ -122,7 +117,7 @@ class HiddenClients(FlowerClients):
         self._collect_keys([fresh], again=True)
         cohort = sorted(fresh.server.keys)
         (answers,) = self._ask(
-            *(SHARE, "key_shares", [fresh], [cohort]),
+            *(ShareForm, [fresh], [cohort]),
             lambda work, fields: (ShareForm(**fields, cohort=cohort), {"keys": key_rows(work)}),
             lambda clients: ("|u1", (clients, len(cohort), KEY_SHARES_BYTES)),
         )
@@ -134,7 +129,7 @@ class HiddenClients(FlowerClients):
         """Ask the members for their weighted updates, hidden; a node answers with the sum of its clients'."""
         encoding = FixedPoint.of(self._aggregation.word_bits, self._aggregation.bound, len(work.server.keys))
 
-        def form(work: RoundTry, fields: dict[str, Any]) -> tuple[Form, dict[str, NDArray[Any]]]:
+        def form(work: RoundTry, fields: dict[str, Any]) -> tuple[RoundForm, dict[str, NDArray[Any]]]:
             empty = bytes(KEY_SHARES_BYTES)
             received = [work.server.shares_for(client, members) for client in fields["clients"]]
             shares = [rows([mine.get(name, empty) for name in members], KEY_SHARES_BYTES) for mine in received]
@@ -142,12 +137,12 @@ class HiddenClients(FlowerClients):
             return HideForm(**fields, members=list(members), weights=mine), {"key_shares": np.stack(shares)}
 
         shape = (encoding.dtype.str, (work.task.parameters.numel(),))
-        return self._ask(HIDE, "words", [work], [members], form, lambda clients: shape)[0]
+        return self._ask(HideForm, [work], [members], form, lambda clients: shape)[0]
 
     def open(self, work: RoundTry, members: Sequence[str], survivors: Sequence[str]) -> dict[str, Opened]:
         """Ask the survivors for what opens their sum."""
         (answers,) = self._ask(
-            *(OPEN, "shares", [work], [survivors]),
+            *(OpenForm, [work], [survivors]),
             lambda work, fields: (OpenForm(**fields, survivors=list(survivors)), {}),
             lambda clients: ("|u1", (clients, len(members), SHARE_BYTES)),
         )
@@ -164,36 +159,34 @@ class HiddenClients(FlowerClients):
 
     def _ask(
         self,
-        kind: str,
-        array: str,
+        of: type[RoundForm],
         works: Sequence[RoundTry],
         groups: Sequence[Sequence[str]],
         form: Written,
         shape: Shape,
     ) -> list[list[Answer]]:
         """Send one message to each node of each group, and return what was answered properly, by round; count it."""
-        requests: list[TaskRequest] = []
-        failures: list[list[Failure]] = [[] for _ in works]
         seconds = self._seconds(works)
-        for index, (work, group) in enumerate(zip(works, groups, strict=True)):
-            for node, asked in self.exchange.group(group, failures[index]).items():
-                written, arrays = form(work, work.fields(self._run, asked, seconds, self._experiment))
-                dtype, sizes = shape(len(asked))
-                largest = _MOST_EXTRA + 2 * int(np.prod(sizes)) * np.dtype(dtype).itemsize
-                request = Request(node, kind, wire.content(written, arrays), work.task.round, largest)
-                requests.append(TaskRequest(index, node, asked, request))
 
-        def read(request: TaskRequest, content: RecordDict) -> Answer:
-            return read_answer(content, request.asked, works[request.index], array, shape)
+        def errand(work: RoundTry, group: Sequence[str]) -> Errand[Answer]:
+            def largest(clients: int) -> int:
+                dtype, sizes = shape(clients)
+                return _MOST_EXTRA + 2 * int(np.prod(sizes)) * np.dtype(dtype).itemsize
 
-        parts = self.exchange.send(requests, seconds, read, failures)
-        answered = [parts.get(index, []) for index in range(len(works))]
-        for work, answers, found in zip(works, answered, failures, strict=True):
-            work.failures += found
-            for answer in answers:
+            return Errand(
+                *(of.kind, work.task.round, group),
+                lambda _, asked: wire.content(*form(work, work.fields(self._run, asked, seconds, self._experiment))),
+                lambda _, asked, content: read_answer(content, asked, work, of.answered, shape),
+                largest,
+            )
+
+        answers = self.exchange.ask([errand(*each) for each in zip(works, groups, strict=True)], seconds)
+        for work, found in zip(works, answers, strict=True):
+            work.failures += found.failures
+            for answer in found.parts:
                 for client in answer.clients:
                     work.sent[client] = work.sent.get(client, 0) + answer.sent
-        return answered
+        return [found.parts for found in answers]
 
 
 class _GridSums:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn, Self
 
 import numpy as np
 import torch
@@ -20,69 +20,85 @@ from pydantic import Field
 
 from steelyard.base.errors import UserError
 from steelyard.clients.flower import checks, wire
-from steelyard.clients.flower.forms import FailureForm, Form, Refused
+from steelyard.clients.flower.forms import ClientsForm, Refused, WorkForm
 from steelyard.clients.flower.wire import Codec, only_keys, unpack
 from steelyard.messages.updates import Failure, Floats, Task
 from steelyard.privacy.secure import KEY_SHARES_BYTES, PUBLIC_BYTES, SecureServer
 
-KEYS = "query.keys"
-SHARE = "query.share"
-HIDE = "train.hide"
-OPEN = "query.open"
-"""The four messages that hiding adds, by Flower's message type."""
-
 Bytes = NDArray[np.uint8]
 
 
-class RoundForm(Form):
+class RoundForm(WorkForm):
     """Which attempt at which round of which federation a message is about, and which clients of a node are meant."""
 
-    run: str
-    federation: str
-    seed: int
-    round: int
+    kind: ClassVar[str]
+    """Flower's type of the message."""
+    answered: ClassVar[str]
+    """The array in the answer to it."""
+
     attempt: str
     clients: list[str]
-    seconds: float
-    experiment: str = ""
 
+    def beside(self) -> dict[str, tuple[int, ...]]:
+        """Return the arrays of bytes that go with it, and the shape of each."""
+        return {}
 
-class AnswerForm(Form):
-    """For which of its clients a node answers, and why not for the others; all else is in the arrays."""
-
-    federation: str
-    round: int
-    clients: list[str]
-    failures: list[FailureForm]
-    unreadable: dict[str, list[str]] = Field(default_factory=dict[str, list[str]])
-    """By client that hides nothing: from whom it got key shares that it cannot read."""
+    @classmethod
+    def receive(cls, records: RecordDict) -> tuple[Self, list[Bytes]]:
+        """Return the form of a message of this kind, and the arrays beside it."""
+        text, found = wire.split(records)
+        form = cls.read(text)
+        wanted = form.beside()
+        only_keys(found, list(wanted))
+        return form, [unpack(found[name], name, "|u1", shape) for name, shape in wanted.items()]
 
 
 class KeysForm(RoundForm):
     """The server asks for fresh keys."""
+
+    kind, answered = "query.keys", "keys"
 
     again: bool = False
     """Whether they are for another try: what was trained for this round is then hidden, and nothing trained anew."""
 
 
 class ShareForm(RoundForm):
-    """The server asks for key shares in another try; the keys of all of `cohort` are in the arrays."""
+    """The server asks for key shares in another try; the keys of all of `cohort` are beside it."""
+
+    kind, answered = "query.share", "key_shares"
 
     cohort: list[str]
 
+    def beside(self) -> dict[str, tuple[int, ...]]:
+        return {"keys": (len(self.cohort), PUBLIC_BYTES)}
+
 
 class HideForm(RoundForm):
-    """The server sends the weights, and who goes on: their key shares for the node's clients are in the arrays."""
+    """The server sends the weights, and who goes on: their key shares for the node's clients are beside it."""
+
+    kind, answered = "train.hide", "words"
 
     members: list[str]
     weights: list[float]
     """One for each of `clients`."""
 
+    def beside(self) -> dict[str, tuple[int, ...]]:
+        return {"key_shares": (len(self.clients), len(self.members), KEY_SHARES_BYTES)}
+
 
 class OpenForm(RoundForm):
     """The server asks for what opens the sum of the clients whose hidden updates arrived."""
 
+    kind, answered = "query.open", "shares"
+
     survivors: list[str]
+
+
+class AnswerForm(ClientsForm):
+    """For which of its clients a node answers, and why not for the others; all else is in the arrays."""
+
+    unreadable: dict[str, list[str]] = Field(default_factory=dict[str, list[str]])
+    """By client that hides nothing: from whom it got key shares that it cannot read."""
 
 
 def rows(parts: Sequence[bytes], width: int) -> Bytes:
@@ -176,7 +192,7 @@ class RoundTry:
         }
 
 
-Written = Callable[[RoundTry, dict[str, Any]], tuple[Form, dict[str, NDArray[Any]]]]
+Written = Callable[[RoundTry, dict[str, Any]], tuple[RoundForm, dict[str, NDArray[Any]]]]
 """From a try, and the fields that every message of it has, to a message: its form, and the arrays beside it."""
 Shape = Callable[[int], tuple[str, tuple[int, ...]]]
 """From a number of clients to type and sizes of the array that their answer must hold."""

@@ -1,4 +1,4 @@
-"""Tasks and updates as Flower records, and back; `questions` has those of testing.
+"""Tasks and updates, questions and evaluations as Flower records, and back.
 
 Trust ends where the server reads: `read_updates` takes nothing from a node as given. A fault of the whole answer raises
 `Refused`; a fault of one client's part leaves that client out, as a Failure. What several nodes answered is joined with
@@ -19,11 +19,20 @@ from numpy.typing import NDArray
 
 from steelyard.algorithms.settings import algorithm_table
 from steelyard.clients.flower import checks, wire
-from steelyard.clients.flower.forms import UPDATES, ClientsForm, LossForm, Refused, SignedForm, TaskForm, UpdateForm
+from steelyard.clients.flower.forms import (
+    EVALUATIONS,
+    UPDATES,
+    ClientsForm,
+    LossForm,
+    QuestionForm,
+    Refused,
+    SignedForm,
+    TaskForm,
+    UpdateForm,
+)
 from steelyard.clients.flower.wire import (
     Codec,
     CohortRows,
-    Header,
     content,
     failure_forms,
     pack,
@@ -45,6 +54,7 @@ from steelyard.messages.updates import (
     Updates,
     joined_columns,
 )
+from steelyard.privacy.secure import PUBLIC_BYTES
 from steelyard.proof.signing import DIGEST_BYTES, SALT_BYTES, holds, salted_digest
 from steelyard.proof.statements import Proof, Statement
 
@@ -98,8 +108,8 @@ def write_task(
     return RecordDict({"form": written(form), "arrays": parameters})
 
 
-def read_task(records: RecordDict) -> tuple[Task, Header]:
-    """Return the task that a node received, and what it needs for it.
+def read_task(records: RecordDict) -> tuple[Task, TaskForm]:
+    """Return the task that a node received, and the form that says what it needs for it.
 
     Its algorithm and its learning rate are still FedAvg's: the node itself finds them in the experiment.
     """
@@ -113,10 +123,12 @@ def read_task(records: RecordDict) -> tuple[Task, Header]:
     }
     clients = tuple(sorted(form.clients))
     task = Task(*(form.federation, form.seed, form.round, clients, parameters, form.loss.state()), vectors=vectors)
-    keys = unpack(arrays["keys"], "keys", "|u1", (len(form.cohort), None)) if form.cohort else None
-    return task, Header(
-        *(form.run, form.experiment, form.seconds, tuple(form.cohort), keys, form.attempt, form.algorithm, form.proofs)
-    )
+    return task, form
+
+
+def read_keys(records: RecordDict, form: TaskForm) -> NDArray[np.uint8]:
+    """Return the public keys of each client of a task's cohort, where updates are hidden."""
+    return unpack(split(records)[1]["keys"], "keys", "|u1", (len(form.cohort), PUBLIC_BYTES))
 
 
 # ---------------------------------------------------------------- node to server
@@ -379,3 +391,86 @@ def _metrics(parts: Sequence[Evaluations]) -> list[str]:
         given.update(dict.fromkeys(part.metrics, len(part.clients)))
     most = sum(len(part.clients) for part in parts) / 2
     return sorted(name for name, clients in given.items() if clients > most)
+
+
+# ---------------------------------------------------------------- questions and evaluations
+
+
+def write_question(
+    question: Question, seconds: float, run: str = "", experiment: str = "", *, withdrawn: Collection[str] = ()
+) -> RecordDict:
+    """Return a question with all its candidate models, for a node on which these clients have withdrawn."""
+    form = QuestionForm(
+        run=run,
+        federation=question.federation,
+        seed=question.seed,
+        round=question.round,
+        candidates=len(question.models),
+        detailed=question.detailed,
+        seconds=seconds,
+        experiment=experiment,
+        algorithm=algorithm_table(question.algorithm) if question.algorithm.personal else {},
+        withdrawn=sorted(withdrawn),
+    )
+    return content(form, {"models": question.models.detach().to("cpu", torch.float32).numpy()})
+
+
+def read_question(records: RecordDict) -> tuple[Question, QuestionForm]:
+    """Return the question that a node received, and the form that says what it needs for it."""
+    text, arrays = split(records)
+    form = QuestionForm.read(text)
+    wire.only_keys(arrays, ["models"])
+    models = tensor(unpack(arrays["models"], "models", "<f4", (form.candidates, None)))
+    question = Question(
+        form.federation, form.seed, form.round, models, form.detailed, withdrawn=frozenset(form.withdrawn)
+    )
+    return question, form
+
+
+def write_evaluations(answer: Evaluations) -> RecordDict:
+    """Return how a node's clients found the models of a question."""
+    form = EVALUATIONS(
+        federation=answer.federation,
+        round=answer.round,
+        clients=list(answer.clients),
+        failures=failure_forms(answer.failures),
+        **said(answer),
+    )
+    return content(form, beside(answer))
+
+
+def read_evaluations(
+    records: RecordDict, question: Question, asked: Sequence[str], scores: tuple[float, float] | None = None
+) -> Evaluations:
+    """Return the usable part of a node's answer to a question; `scores` is the range that a score can have."""
+    text, arrays = split(records)
+    most = checks.largest_form(len(asked), len(question.models))
+    checks.refuse_size(text, arrays, most, checks.LARGEST_DETAILS if question.detailed else 0)
+    form = EVALUATIONS.read(text, most)
+    checks.refuse_other(form.federation, form.round, question.federation, question.round)
+    checks.refuse_clients(form.clients, form.failures, asked)
+    found = read_columns(Evaluations, form, ())
+    checks.refuse_metrics(found["metrics"])
+    for name in ("scores", "losses"):
+        if len(found[name]) != len(question.models):
+            raise Refused(f"{name}: {len(found[name])} rows; allowed: {len(question.models)}, one per candidate")
+    wire.only_keys(arrays, ["right"] if question.detailed else [])
+    if question.detailed:
+        found["right"] = unpack(arrays["right"], "right", "|b1", (int(found["samples"].sum()),))
+    whole = Evaluations(
+        federation=question.federation,
+        round=question.round,
+        clients=tuple(form.clients),
+        failures=checks.failures(form.failures, form.clients, asked, "its node gave no test of it (no test samples?)"),
+        **found,
+    )
+    columns = dict(Evaluations.columns())
+    if scores is not None:
+        columns["scores"] = replace(columns["scores"], least=scores[0], most=scores[1])
+    checked = [(columns[name], getattr(whole, name)) for name in ("samples", "scores", "losses")]
+    refused: list[Failure] = []
+    for row, client in enumerate(form.clients):
+        if fault := next((fault for column, values in checked if (fault := column.fault(values, row))), None):
+            refused.append(Failure(client, checks.clean(fault)))
+    kept = whole.without([failure.client for failure in refused])
+    return replace(kept, failures=(*kept.failures, *refused))

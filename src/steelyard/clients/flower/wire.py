@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import prod
 from threading import Lock
 from typing import Any, cast
@@ -23,7 +23,6 @@ from steelyard.clients.flower.checks import clean
 from steelyard.clients.flower.forms import FailureForm, Form, Refused
 from steelyard.messages.payloads import DenseModels, Payload
 from steelyard.messages.updates import Failure, Task, Updates
-from steelyard.proof.statements import Proof
 
 
 def content(form: Form, arrays: Mapping[str, NDArray[Any]]) -> RecordDict:
@@ -44,27 +43,6 @@ def split(records: RecordDict) -> tuple[object, ArrayRecord]:
     if not isinstance(form, ConfigRecord) or not isinstance(arrays, ArrayRecord) or set(form) != {"json"}:
         raise Refused("records: 'form' must hold one JSON text and 'arrays' must hold arrays")
     return form["json"], arrays
-
-
-@dataclass(frozen=True)
-class Header:
-    """What a message to a node says beside its task or question."""
-
-    run: str
-    """Name of the run that it belongs to."""
-    experiment: str
-    """The experiment as JSON."""
-    seconds: float
-    """How long the server waits."""
-    cohort: tuple[str, ...] = ()
-    """Where updates are hidden: all clients of the round."""
-    keys: NDArray[np.uint8] | None = None
-    """Where updates are hidden: the public keys of each of them."""
-    attempt: str = ""
-    algorithm: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Name and parameters of the algorithm; of a question only where clients test models of their own."""
-    proofs: Sequence[Proof] = ()
-    """What the server's signed heads say of the node in earlier rounds."""
 
 
 def failure_forms(failures: Sequence[Failure]) -> list[FailureForm]:
