@@ -99,6 +99,31 @@ def layer(folder: Path) -> Callable[[], object]:
     return lambda: stackable(nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.LSTM(2, 2)), products=True)
 
 
+def finished(folder: Path) -> Path:
+    """Run the quickstart for two rounds; returns its folder."""
+    from steelyard.api import Experiment
+
+    return Experiment.load("quickstart", ["rounds.count=2"]).run(folder / "run", progress=False).folder
+
+
+def result(folder: Path) -> Callable[[], object]:
+    """What a run recorded becomes which rule to use, and the table behind it."""
+    from steelyard.cli.finishing import finish
+    from steelyard.result import Result
+
+    run = finished(folder)
+    return lambda: finish(lambda: Result(run), "text")
+
+
+def report(folder: Path) -> Callable[[], object]:
+    """The same, and the report that `run my.toml --report` writes beside it."""
+    from steelyard.cli.finishing import finish
+    from steelyard.result import Result
+
+    run = finished(folder)
+    return lambda: finish(lambda: Result(run), "text", report=True)
+
+
 _SENT = ("clients", "messages", "algorithms", "defence", "privacy", "rounds")
 WALKS: dict[str, Walk] = {
     "csv": Walk((), csv),
@@ -110,6 +135,8 @@ WALKS: dict[str, Walk] = {
         _SENT, lambda folder: update(folder, "algorithm.name=scaffold"), "ChosenEngine.train", "Scaffold.step"
     ),
     "layer": Walk((), layer),
+    "result": Walk(("report",), result),
+    "report": Walk((), report),
 }
 
 

@@ -75,7 +75,8 @@ def main() -> None:
             print(json.dumps({"alpha": alpha, "momentum": momentum, "failed": done.stderr.strip()}), flush=True)
             failed = True
             continue
-        found = {row["rule"]: row["accuracy"]["values"] for row in json.loads(done.stdout)["server"]}
+        rules = json.loads(done.stdout)["rules"]
+        found = {rule["rule"]: rule["figures"]["server_accuracy"]["values"] for rule in rules}
         print(json.dumps({"alpha": alpha, "momentum": momentum, "accuracy": found}), flush=True)
     sys.exit(int(failed))
 

@@ -72,6 +72,23 @@ def test_without_tests_at_clients_the_servers_rows_make_the_tables(
     assert "Rounds until a share of the devices" not in table
 
 
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (("--part", "1/2", "--report"), ("--part", "--report", "steelyard join")),
+        (("--part", "1/2", "--full", "--baseline", "DS"), ("--full and --baseline",)),
+        (("--participation", "1", "--part", "1/2"), ("--participation", "--part", "steelyard table FOLDER")),
+        (("--participation", "1", "--format", "csv"), ("--format", "--participation")),
+    ],
+)
+def test_options_that_would_say_nothing_are_refused(
+    refused: Refused, small: Path, tmp_path: Path, words: tuple[str, ...], parts: tuple[str, ...]
+) -> None:
+    line = refused("compare", small, *words, "--out", "refused")
+    assert [part for part in parts if part not in line] == []
+    assert not (tmp_path / "refused").exists()
+
+
 def test_all_rules_run_and_those_that_cannot_are_named(command: CommandLine, small: Path) -> None:
     """Each once with its defaults; half of the clients take part, which three policies refuse: exit 0 all the same."""
     done = command("compare", small, "--rules", "all", *QUICK, "--format", "json")
@@ -98,6 +115,9 @@ def test_a_sweep_on_digits(command: CommandLine, tmp_path: Path) -> None:
     document = json.loads(command("resume", "one", "--format", "json").stdout)
     assert document["best"]["values"] == {"training.learning_rate": 0.3}
     assert command("table", "one", "--format", "csv").stdout == (tmp_path / "one" / "results.csv").read_text()
+    refusal = command("table", "one", "--baseline", "DS", "--curves", "curves.svg")
+    assert refusal.returncode == 2
+    assert "one holds a sweep: got it with --baseline and --curves" in refusal.stderr
 
 
 @pytest.mark.parametrize(

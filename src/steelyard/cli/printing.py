@@ -7,15 +7,16 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from steelyard.base.errors import printable
+from steelyard.base.errors import UserError, printable
 from steelyard.base.logs import logger
-from steelyard.report.rendering import Table, as_text, wrapped
+from steelyard.report.rendering import Style, Table, as_text, wrapped
 
 if TYPE_CHECKING:
+    from steelyard.cli.options import TableFormat
     from steelyard.report.recommender import Metrics
 
 _log = logger(__name__)
@@ -32,6 +33,22 @@ def print_json(document: object) -> None:
     plain = json.dumps(to_jsonable_python(document))
     text = json.dumps(json.loads(plain, parse_constant=lambda name: None), indent=2, ensure_ascii=False)
     print("".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text))
+
+
+def emit(
+    document: object, format: TableFormat, text: Callable[[Style, int | None], str], csv: Callable[[], str] = str
+) -> None:
+    """Print what a command found: as JSON, as CSV where it has such a form, or as `text` in a style and width."""
+    if format == "json":
+        print_json(document)
+    else:
+        print(csv() if format == "csv" else text(format, terminal_width()), end="")
+
+
+def refuse_together(option: str, others: Mapping[str, object], allowed: str) -> None:
+    """Refuse options that say nothing beside another one, each by its name, where it is given."""
+    if given := [name for name, value in others.items() if value not in (None, False)]:
+        raise UserError(f"{option}: got it with {' and '.join(given)}; allowed: {allowed}")
 
 
 def print_part(part: object, folder: Path, format: str) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,12 +33,13 @@ from steelyard.cli.options import (
     TrustOption,
     asking,
 )
-from steelyard.cli.printing import print_json, print_part, terminal_width, warn_of_changes
+from steelyard.cli.printing import emit, print_part, refuse_together, terminal_width, warn_of_changes
 from steelyard.cli.studies import finish_arena, finish_attack, resume_sweep, show_arena, show_sweep
 from steelyard.rounds.progress import watching
 
 if TYPE_CHECKING:
     from steelyard.report.notices import Chain
+    from steelyard.report.rendering import Style
     from steelyard.report.result import Comparison
     from steelyard.runs.history import History
 
@@ -137,14 +139,14 @@ def compare(
     format: TableFormatOption = "text",
 ) -> None:
     """Run several rules on the same cohorts and first models, and say which one to use."""
+    of_a_run = {"--report": report, "--full": full, "--baseline": baseline}
     if participation is not None:
-        if part is not None or report or full or baseline is not None:
-            raise UserError(
-                "--participation: got it with --part, --report, --full or --baseline; allowed: each of its runs has "
-                "these by itself (steelyard table FOLDER)"
-            )
+        allowed = "each of its runs has these by itself (steelyard table FOLDER)"
+        refuse_together("--participation", {"--part": part, **of_a_run}, allowed)
         compare_shares(experiment, rules or [], changes or [], (seeds, seed), participation, out, trust, format)
         return
+    if part is not None:
+        refuse_together("--part", of_a_run, "the whole has these (steelyard join, then steelyard table or report)")
     with watching(not quiet()):
         with doing("starting"):
             from steelyard.experiment.parts import Part
@@ -191,10 +193,14 @@ def table(
     from steelyard.studies.arena import is_arena
     from steelyard.studies.sweep import is_sweep
 
-    if is_arena(folder):
+    kind = "an arena" if is_arena(folder) else "a sweep" if is_sweep(folder) else ""
+    if kind:
+        of_a_run = {"--baseline": baseline, "--curves": curves, "--groups": groups, "--full": full}
+        refuse_together(f"{folder} holds {kind}", of_a_run, "these with a run or a comparison")
+    if kind == "an arena":
         show_arena(folder, format)
         return
-    if is_sweep(folder):
+    if kind:
         from steelyard.studies.sweep_table import sweep_document
 
         show_sweep(sweep_document(folder), format)
@@ -221,7 +227,7 @@ def _print_groups(folder: Path, format: TableFormat) -> None:
     rounds = read_experiment(folder).rounds
     history = History(folder)
     found = group_tables(read_curves(history), rounds.all_targets, rounds.count, above=rounds.above)
-    print(render(found, [], format, terminal_width()), end="")
+    emit(None, format, lambda style, width: render(found, [], style, width))
     _warn_of_change(chain_of(history))
 
 
@@ -244,14 +250,10 @@ def _print_table(
         from steelyard.report.figures import write_curves
 
         write_curves(history.folder, document, curves)
-    if format == "json":
-        print_json(document)
-    elif format == "csv":
-        print(comparison_csv(document), end="")
+    written = partial(write_comparison, document, all_tables=all_tables, in_words=in_words)
+    emit(document, format, written, lambda: comparison_csv(document))
+    if format == "csv":
         _warn_of_change(document.chain)
-    else:
-        shown = write_comparison(document, format, terminal_width(), all_tables=all_tables, in_words=in_words)
-        print(shown, end="")
     return document
 
 
@@ -311,11 +313,12 @@ def compare_shares(
         if not found:
             raise UserError(f"--participation: got {brief(shares)}; allowed: shares of two clients or more")
     documents = {share: result.table for share, result in found.items()}
-    if format == "json":
-        rows = [{"share": share, "folder": str(found[share].folder), "table": documents[share]} for share in found]
-        print_json({"participation": rows, "left_out": left_out})
-        return
-    print(render(participation_tables(documents, left_out), [], format, terminal_width()), end="")
+    rows = [{"share": share, "folder": str(found[share].folder), "table": documents[share]} for share in found]
+
+    def text(style: Style, width: int | None) -> str:
+        return render(participation_tables(documents, left_out), [], style, width)
+
+    emit({"participation": rows, "left_out": left_out}, format, text)
     if format == "text":
         for share, result in found.items():
             print(f"{share:.0%}: run stored in {printable(str(result.folder))}")

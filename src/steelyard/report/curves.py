@@ -433,3 +433,8 @@ FIGURES = (
     ),
 )
 """Every figure, in the order of tables."""
+
+
+def figures_of(curves: Sequence[Curve], settings: RoundSettings) -> dict[str, list[float]]:
+    """Return every figure of some curves, a value for each of them."""
+    return {figure.name: [figure.of(curve, settings) for curve in curves] for figure in FIGURES}

@@ -25,6 +25,7 @@ from steelyard.report.curves import (
     Exploded,
     OnRows,
     OnSample,
+    figures_of,
     on_rows,
     on_sample,
     read_curves,
@@ -381,10 +382,7 @@ def compared(
     baseline, *others = by_rule
     tested = measure.of_rows and all(curve.scores.size for curve in curves)
     targets = tuple(_target(by_rule, settings, target, limit) for target in settings.all_targets if tested)
-    values = {
-        rule: {figure.name: [figure.of(curve, settings) for curve in mine] for figure in FIGURES}
-        for rule, mine in by_rule.items()
-    }
+    values = {rule: figures_of(mine, settings) for rule, mine in by_rule.items()}
     tests: dict[str, dict[str, PairedTest]] = {rule: {} for rule in by_rule}
     words: dict[str, list[str]] = {rule: [] for rule in by_rule}
 
