@@ -365,7 +365,7 @@ def _criteria(settings: WeighingSettings, rows: ServerRows | None) -> list[regis
         layers=False,
         client_tests=False,
     )
-    if settings.policy is not None and (fault := unmet(settings.policy.made().needs, available, {})):
+    if settings.policy is not None and (fault := unmet(settings.policy.needs, available, {})):
         raise UserError(f"rule: {settings.policy.name} {fault}")
     known = registry.known()
     found: list[registry.Criterion] = []

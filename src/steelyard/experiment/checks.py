@@ -119,7 +119,7 @@ class _Rule:
                     f"uses {criterion.name}, the losses before training, which devices with noise do not send",
                     "criteria that do not need them",
                 )
-        if self.settings.policy is not None and self.settings.policy.made().applies_to != "shares":
+        if self.settings.policy is not None and self.settings.policy.applies_to != "shares":
             self._refuse(
                 "weighing.policy",
                 f"weighs by '{self.settings.policy.name}', whose weights do not sum to 1, so that noise is scaled too",
@@ -170,7 +170,7 @@ class _Rule:
                 "server could solve for single updates, which privacy.aggregation hides",
                 "a fixed order",
             )
-        policy = None if self.settings.policy is None else self.settings.policy.made()
+        policy = self.settings.policy
         if policy is not None and (policy.needs.models or policy.applies_to != "shares"):
             why = "looks at single updates" if policy.needs.models else "has weights that do not sum to 1"
             self._refuse(
@@ -372,7 +372,7 @@ def check_fits(settings: WeighingSettings, made: Algorithm, optimiser: str | Non
             f"training.optimiser: got '{optimiser}', for which {made.name} is not defined; "
             f"allowed: {listed(made.optimisers)}"
         )
-    policy = None if settings.policy is None else settings.policy.made()
+    policy = settings.policy
     if policy is not None and policy.applies_to != "shares" and made.name != "fedavg":
         raise UserError(
             f"algorithm.name: got '{made.name}' with policy '{policy.name}', which decides the server's step itself; "
@@ -396,9 +396,8 @@ def check_policy(rule: WeighingSettings, available: Capabilities, optimiser: str
     """Refuse a policy whose needs an experiment does not meet; `optimiser` is None where no whole model is trained."""
     if rule.policy is None:
         return
-    made = rule.policy.made()
-    fault = unmet(made.needs, available, {})
-    if fault is None and made.applies_to != "shares" and optimiser is None:
+    fault = unmet(rule.policy.needs, available, {})
+    if fault is None and rule.policy.applies_to != "shares" and optimiser is None:
         fault = "changes the length of the step, and clients of this kind do not send whole models; allowed: others"
     if fault is not None:
-        raise UserError(f"weighing.policy: {made.name} {fault}")
+        raise UserError(f"weighing.policy: {rule.policy.name} {fault}")

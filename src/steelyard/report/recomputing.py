@@ -185,7 +185,7 @@ def _federations(folder: Path, history: History, experiment: Description) -> lis
         settings = stored_settings(text)
         reason = "its settings are not of this version" if settings is None else _not_computed(settings, experiment)
         named = None if settings is None or reason else settings.algorithm or experiment.algorithm
-        policy = None if settings is None or settings.policy is None else settings.policy.made()
+        policy = None if settings is None else settings.policy
         found.append(
             _Federation(
                 *(name, None if named is None else named.made(), reason, experiment.momentum),

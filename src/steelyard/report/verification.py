@@ -369,7 +369,7 @@ def _not_of_criteria(settings: WeighingSettings) -> str:
     """Say why a rule's weights do not follow from stored criteria alone; empty where they do."""
     if settings.trained_by == "server":
         return "no client is weighed"
-    if settings.policy is not None and not settings.policy.made().of_measures:
+    if settings.policy is not None and not settings.policy.of_measures:
         return "the policy looks at updates or remembers rounds"
     if settings.fit is not None:
         return "weights are fitted to the server's rows"

@@ -279,7 +279,7 @@ def federation_with(view: RunView, criteria: Sequence[str], rule: str | None, se
 
 def reweigh(view: RunView, federation: FederationView, settings: WeighingSettings) -> Reweighed:
     """Return each client's share of all weight as recorded and as the rule would have given it, over the whole run."""
-    if settings.policy is not None and not settings.policy.made().of_measures:
+    if settings.policy is not None and not settings.policy.of_measures:
         raise UserError(
             f"rule: '{label(settings)}' looks at updates or remembers rounds; allowed for a stored run: rules of its "
             "criteria alone"

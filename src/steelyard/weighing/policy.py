@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypedDict, TypeVar, cast
 
 import numpy as np
-from pydantic import model_validator
+from pydantic import BeforeValidator, GetJsonSchemaHandler, PlainSerializer
 
 from steelyard.base.errors import UserError, brief, listed, nearest
-from steelyard.base.settings import Named, Section, validated
+from steelyard.base.settings import Section, fields_given, validated
 from steelyard.base.usercode import POLICIES, Registry
 from steelyard.messages.updates import Floats
 from steelyard.weighing import criterion as registry
@@ -46,6 +46,18 @@ class Policy(Section):
     """What it needs beyond its criteria."""
     of_measures: ClassVar[bool] = False
     """Whether the weights follow from the criteria alone, without a memory: such a policy weighs tables too."""
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        text = "Its own parameters, such as `a = 0.5`, stand beside it; `steelyard policies` lists all with theirs."
+        named = {"title": "Name", "type": "string", "description": text}
+        return handler(core) | {"properties": {"name": named}, "required": ["name"], "additionalProperties": True}
+
+    @property
+    def label(self) -> str:
+        """It as `--rules` writes it: "feddisco", "feddisco(a=0.3)"."""
+        given = ",".join(f"{name}={value}" for name, value in fields_given(self).items())
+        return f"{self.name}({given})" if given else self.name
 
     @property
     def applies_to(self) -> AppliesTo:
@@ -113,21 +125,22 @@ def cosines(gram: Floats, weights: Floats) -> Floats:
 # ---------------------------------------------------------------- [weighing.policy]
 
 
-class PolicySettings(Named):
-    """[weighing.policy]: a policy by name; its own parameters, such as `a = 0.5`, stand beside the name."""
+def _named(given: object) -> object:
+    """Return the policy that a table names, made of the parameters that stand beside the name."""
+    if not isinstance(given, Mapping):
+        return given
+    fields = dict(cast("Mapping[str, object]", given))
+    if "name" not in fields:
+        raise UserError("name: missing; this field must be given")
+    return validated(policy_class(fields.pop("name")), fields, "")
 
-    name: str
-    """feddisco, term, afl, q-fedavg, fedlaw, fedawa, fedce, feddg-ga, shapfed, cgsv, fedscs, trust-mad,
-    nvflare-adaptive; `steelyard policies` lists them with their parameters."""
 
-    @model_validator(mode="after")
-    def _known(self) -> Self:
-        self.made()
-        return self
-
-    def made(self) -> Policy:
-        """Return the policy; a wrong parameter is named."""
-        return validated(policy_class(self.name), self.parameters, "")
+PolicyByName = Annotated[
+    Policy,
+    BeforeValidator(_named),
+    PlainSerializer(lambda made: {"name": made.name, **fields_given(made)}),
+]
+"""[weighing.policy]: parsed straight to the policy, with the name and the parameters that were given written back."""
 
 
 def policy_class(name: object) -> type[Policy]:
@@ -149,13 +162,12 @@ def policy_criteria(document: Any) -> list[str] | None:
     return list(policies[name].criteria) if isinstance(name, str) and name in policies else None
 
 
-def check_policy(rule: WeighingSettings, policy: PolicySettings) -> None:
+def check_policy(rule: WeighingSettings, policy: Policy) -> None:
     """Refuse what a policy decides itself, and what cannot be made of weights that do not sum to 1."""
-    made = policy.made()
-    if rule.criteria != made.criteria:
+    if rule.criteria != policy.criteria:
         raise UserError(
             f"criteria: got {listed(rule.criteria)} with policy '{policy.name}'; allowed: leave them out, it measures "
-            f"{listed(made.criteria)}"
+            f"{listed(policy.criteria)}"
         )
     decided = {
         "score": rule.score != "prioritized",
@@ -168,7 +180,7 @@ def check_policy(rule: WeighingSettings, policy: PolicySettings) -> None:
         if given:
             raise UserError(f"{name}: given with policy '{policy.name}', which weighs by itself; allowed: leave it out")
     robust = rule.defence is not None and rule.defence.robust
-    if made.applies_to != "shares" and (robust or rule.fit is not None):
+    if policy.applies_to != "shares" and (robust or rule.fit is not None):
         raise UserError(
             f"{'defence' if robust else 'fit'}: given with policy '{policy.name}', whose weights do not sum to 1; "
             "allowed: leave it out"

@@ -20,7 +20,7 @@ from steelyard.weighing.cohort import CohortView
 from steelyard.weighing.criterion import Criterion
 from steelyard.weighing.fitted import FitSettings
 from steelyard.weighing.order import AdjustSettings
-from steelyard.weighing.policy import PolicySettings, check_policy, policy_criteria
+from steelyard.weighing.policy import PolicyByName, check_policy, policy_criteria
 from steelyard.weighing.scores import ScoreSettings
 from steelyard.weighing.weights import LimitSettings, Normalising, Weighing, cap_of, normalise, to_weights
 
@@ -47,7 +47,7 @@ class WeighingSettings(ScoreSettings, LimitSettings):
     normalise: Normalising = "share"
     """How a criterion is brought to [0, 1] over the cohort: share (its sum is 1, as in the papers), max (the best
     client has 1, so that priorities do not fade as cohorts grow), or rank."""
-    policy: PolicySettings | None = None
+    policy: PolicyByName | None = None
     """Weights by a rule with a name of its own, such as FedDisco's; it brings its criteria, and has no score."""
     fit: FitSettings | None = None
     """Fit the weights to the server's own rows, starting from this rule's; default: the rule's weights as they are."""
@@ -122,7 +122,7 @@ class Rule:
         self.names = settings.criteria
         self._known = None if known is None else {criterion.name: criterion for criterion in known}
         self.start_order = settings.order()
-        self.policy = None if settings.policy is None else settings.policy.made()
+        self.policy = settings.policy
         self._score = settings.score_function()
 
     @property

@@ -169,7 +169,7 @@ def _weighed(measures: Measures, settings: WeighingSettings, normalise: Normalis
         raise UserError(
             f"rule: '{label(settings)}' needs updates or rounds; allowed for a table: rules of measures alone"
         )
-    if settings.policy is not None and not settings.policy.made().of_measures:
+    if settings.policy is not None and not settings.policy.of_measures:
         raise UserError(
             f"rule: '{label(settings)}' looks at updates or remembers rounds; allowed for a table: rules of measures "
             "alone"
