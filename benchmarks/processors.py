@@ -3,7 +3,7 @@
 Settings of the environment give this processor other kernels. Each setting is first shown to change the bits of a
 product or a convolution. Then the part that `steelyard arena --check` trains anew (FedAvg by itself) is trained under
 each, in every scene of the suite `small`, and the table says by how many of the server's test samples its accuracy is
-off. `APART` in `steelyard.studies.archive` is twice the largest, at least 2; the exit code is 1 where twice a
+off. `APART` in `steelyard.studies.checking` is twice the largest, at least 2; the exit code is 1 where twice a
 difference is beyond it.
 `--settings` prints the settings alone, a line each, for `.ci/other-processor`.
 """
@@ -23,8 +23,10 @@ from pathlib import Path
 import torch
 
 from steelyard.base.processor import digest_of_kernels
-from steelyard.studies.archive import APART, Replayed, replay
-from steelyard.studies.arena import plan, read_candidates
+from steelyard.studies.archive import Replayed
+from steelyard.studies.arena import plan
+from steelyard.studies.candidate import read_candidates
+from steelyard.studies.checking import APART
 from steelyard.studies.scenes import SceneFigures
 from steelyard.studies.suite import load_suite
 
@@ -91,9 +93,9 @@ def trained(scenes: list[str], seeds: int) -> list[dict[str, object]]:
     for scene in scenes or suite.scenes:
         for seed in suite.report[:seeds]:
             arena = plan(suite, candidate, scenes=[scene], seeds=len(suite.report))
-            one = type(arena)(**{**vars(arena), "seeds": (seed,)})
+            one = arena.model_copy(update={"seeds": (seed,)})
             with tempfile.TemporaryDirectory() as folder:
-                done = replay(one, {scene: SceneFigures(values={suite.baseline: (0.5,)})}, Path(folder))
+                done = one.replay({scene: SceneFigures(values={suite.baseline: (0.5,)})}, Path(folder))
             assert done is not None
             found.append(done.model_dump())
     return found

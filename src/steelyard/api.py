@@ -21,10 +21,10 @@ from steelyard.experiment.loading import Ask, load, read_experiment, refuse
 from steelyard.experiment.recommend import RecommendDescription
 from steelyard.result import Result
 from steelyard.rounds.progress import shown_by_default, watching
-from steelyard.studies.study import MOST_JOBS, How
-from steelyard.studies.study import sweep as run_sweep
-from steelyard.studies.sweep import Scalar, plan
-from steelyard.studies.sweep_table import BEST, SweepDocument, sweep_document, sweep_table, write_sweep_files
+from steelyard.studies.study import MOST_JOBS, How, Scalar
+from steelyard.studies.sweep import Sweep, plan
+from steelyard.studies.sweep import sweep as run_sweep
+from steelyard.studies.sweep_table import BEST, SweepDocument, sweep_table
 
 if TYPE_CHECKING:
     import altair as alt
@@ -52,7 +52,7 @@ class SweepResult:
     @cached_property
     def table(self) -> SweepDocument:
         """Every point with its measure, the best first; the same that `steelyard sweep --format json` prints."""
-        return sweep_document(self.folder)
+        return Sweep.read(self.folder).answer(self.folder)
 
     @cached_property
     def best(self) -> Experiment | RecommendExperiment:
@@ -64,7 +64,7 @@ class SweepResult:
     def plot(self) -> alt.LayerChart:
         """Draw the measure over the grid as an Altair chart."""
         # For speed of start: only those who look at figures need what draws them.
-        from steelyard.studies.sweep_table import sweep_chart
+        from steelyard.studies.charts import sweep_chart
 
         chart = sweep_chart(self.table)
         if chart is None:
@@ -167,7 +167,6 @@ class _Runnable:
         out: str | Path | None = None,
         *,
         validation: float | None = None,
-        stacked: bool = True,
         jobs: int = 1,
         dataset: DatasetOrSeeded | None = None,
         progress: bool | None = None,
@@ -193,7 +192,6 @@ class _Runnable:
             raise UserError(f"validation: got {brief(validation)}; allowed: a share between 0 and 1, or None")
         for field in over:
             expect("over", field, str, "fields by name, such as 'training.epochs'")
-        expect("stacked", stacked, bool, "True or False")
         expect("jobs", jobs, int, f"a whole number from 1 to {MOST_JOBS}")
         if not 1 <= jobs <= MOST_JOBS:
             raise UserError(f"jobs: got {brief(jobs)}; allowed: a whole number from 1 to {MOST_JOBS}")
@@ -204,12 +202,11 @@ class _Runnable:
             seeds=seeds,
             measure=measure,
             validation=validation,
-            stacked=stacked,
             many=True,
         )
         with watching(shown):
             folder = run_sweep(planned, out, How(shown, jobs=jobs, dataset=dataset))
-            write_sweep_files(folder)
+            planned.write_files(folder)
         return SweepResult(folder)
 
 

@@ -76,7 +76,7 @@ def test_a_folder_with_something_else_in_it_is_refused(
     (tmp_path / "runs" / "letter.txt").write_text("mine")
     assert "is not empty; allowed: a new folder" in refused(*words)
     (tmp_path / "runs" / "attack.toml").write_text("attacks = 3\n")
-    assert "attack.toml: is cut off or changed" in refused(*words)
+    assert "attack.toml: attacks: got 3" in refused(*words)
 
 
 LONGER = ("--rules", "EQ,median(EQ)", "--seeds", "2", "--set", "rounds.count=5", "--set", "training.batch_size=100")

@@ -171,7 +171,7 @@ TYPED: dict[str, str] = {
     "sweep learn.toml": "--over: got nothing",
     "sweep learn.toml --over training.epochs=1,,2": "--over: got '1,,2', in which a value is empty",
     "sweep learn.toml --over training.epochs=1,2 --set training.epochs=3": "training.epochs is in --over too",
-    "sweep learn.toml --over training.epochs=1 --measure speed": "--measure: got 'speed'",
+    "sweep learn.toml --over training.epochs=1 --measure speed": "measure: got 'speed'",
     # the first point would run; the second is named before it does
     "sweep learn.toml --over model.name=mlp,logstic": "--over: model.name: got 'logstic' (did you mean 'logistic'?)",
     "sweep learn.toml --over training.epochs=1 --out .": "--out: got nothing or the working folder",

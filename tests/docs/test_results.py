@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +10,9 @@ from tests.docs.pages import beside
 from tests.warm import ROOT
 
 from steelyard.base.measures import show_estimate
-from steelyard.studies.archive import check_archive, read_archive
-from steelyard.studies.verdict import ArenaDocument, judge
+from steelyard.studies.arena import judge
+from steelyard.studies.checking import ArenaArchive, check_archive
+from steelyard.studies.verdict import ArenaDocument
 
 RESULTS = ROOT / "docs" / "results"
 
@@ -65,21 +65,21 @@ def in_points(gain: float) -> str:
 
 def counts_and_gains(found: ArenaDocument) -> str:
     """Return the cells of a row of the board that say how a candidate did against the baseline."""
-    gains = [scene["gain"]["mean"] for scene in found["scenes"] if scene["gain"] is not None]
-    counts = " | ".join(str(found[word]) for word in ("better", "worse", "equal"))
-    return f"{counts} | {show_estimate(found['gain_over_seeds'], 1, 100.0, signed=True)} | {in_points(min(gains))}"
+    gains = [scene.gain.mean for scene in found.scenes if scene.gain is not None]
+    counts = f"{found.better} | {found.worse} | {found.equal}"
+    return f"{counts} | {show_estimate(found.gain_over_seeds, 1, 100.0, signed=True)} | {in_points(min(gains))}"
 
 
 def board_rows(path: Path) -> list[str]:
     """Return the rows of the board that an archive comes to, the best rank first: each rule as the candidate."""
-    archive = read_archive(path)
-    arena, rows = archive.arena, list[str]()
+    archive = ArenaArchive.read(path)
+    arena, rows = archive.plan, list[str]()
     assert arena.whole, f"{path.name}: not the whole suite"
-    for rank in sorted(judge(arena, archive.figures)["ranks"], key=lambda each: each["rank"]):
-        found = judge(replace(arena, candidate=replace(arena.candidate, label=rank["rule"])), archive.figures)
-        told = "| | | | " if rank["rule"] == found["baseline"] else f"{counts_and_gains(found)} "
-        worst = show_estimate(rank["worst"], 1, 100.0)
-        rows.append(f"| `{found['suite']}` | `{rank['rule']}` | {told}| {worst} | {rank['rank']:.2f} |")
+    for rank in judge(arena, archive.figures).ranks:
+        found = judge(arena.model_copy(update={"candidate": rank.rule}), archive.figures)
+        told = "| | | | " if rank.rule == found.baseline else f"{counts_and_gains(found)} "
+        worst = show_estimate(rank.worst, 1, 100.0)
+        rows.append(f"| `{found.suite}` | `{rank.rule}` | {told}| {worst} | {rank.rank:.2f} |")
     return rows
 
 
@@ -87,26 +87,25 @@ def board_rows(path: Path) -> list[str]:
 def test_the_arenas_board_says_what_its_archive_says(name: str) -> None:
     path = RESULTS / name
     assert not check_archive(path, anew=False).differs
-    archive = read_archive(path)
+    archive = ArenaArchive.read(path)
     page = (RESULTS / "arena.md").read_text(encoding="utf-8")
     lines = page.splitlines()
     assert [row for row in board_rows(path) if row not in lines] == []
-    for scene in judge(archive.arena, archive.figures)["scenes"]:
-        assert scene["gain"] is not None
-        gain = in_points(scene["gain"]["mean"])
-        line = rf"^\| {scene['scene']} \|.* \| {re.escape(gain)} ± [^|]+\|.*\| {scene['verdict']} \|$"
+    for scene in judge(archive.plan, archive.figures).scenes:
+        assert scene.gain is not None
+        gain = in_points(scene.gain.mean)
+        line = rf"^\| {scene.scene} \|.* \| {re.escape(gain)} ± [^|]+\|.*\| {scene.verdict} \|$"
         assert re.search(line, page, re.MULTILINE), line
 
 
 def board_row(path: Path) -> str:
     """Return the row of the board that an idea's archive comes to: what a pull request puts there."""
-    archive = read_archive(path)
-    found = judge(archive.arena, archive.figures)
-    assert found["whole"], f"{path.name}: not the whole suite"
-    mine = next(row for row in found["ranks"] if row["rule"] == found["candidate"])
-    suite = f"`{found['suite']}` {found['version']}"
-    name = f"| `{found['candidate']}` | [{path.stem}](arena/{path.name}) | {suite}"
-    return f"{name} | {counts_and_gains(found)} | {show_estimate(mine['worst'], 1, 100.0)} |"
+    archive = ArenaArchive.read(path)
+    found = judge(archive.plan, archive.figures)
+    assert found.whole, f"{path.name}: not the whole suite"
+    mine = next(row for row in found.ranks if row.rule == found.candidate)
+    name = f"| `{found.candidate}` | [{path.stem}](arena/{path.name}) | `{found.suite}` {found.version}"
+    return f"{name} | {counts_and_gains(found)} | {show_estimate(mine.worst, 1, 100.0)} |"
 
 
 def test_ideas_that_were_sent_in_stand_on_the_board_as_their_archives_have_them() -> None:

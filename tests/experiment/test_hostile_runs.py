@@ -10,14 +10,14 @@ from tests.kit import SMALL as KIT
 from tests.kit import assert_refused
 from tests.stopping import assert_a_stop_changes_nothing
 
+from steelyard.base.measures import estimate
 from steelyard.experiment.loading import build, load
 from steelyard.experiment.rules import with_rules
 from steelyard.experiment.running import resume, run
-from steelyard.report.hostile import attack_document, outcome
 from steelyard.runs.facts import RunFacts
 from steelyard.runs.history import History
 from steelyard.runs.store import Store
-from steelyard.studies.attack import attack_names, under_attack
+from steelyard.studies.attack import AttackBlock, AttackRow, attack_names, outcomes, recommended, under_attack
 
 SMALL: dict[str, Any] = {
     "data": {"source": "digits"},
@@ -46,13 +46,13 @@ def test_the_record_of_clients_survives_a_stop_and_alarms_are_counted(
     rules = ["client-momentum+clip(product(RD,TR);mix)", "spectral(TR)", "EQ"]
     described = under_attack(with_rules(build(document), rules), "scaled-reversal", 0.2)
     assert_a_stop_changes_nothing(described, tmp_path, monkeypatch)
-    found = outcome(tmp_path / "whole", described.rounds)
-    assert found["EQ"]["false_alarms"] is None
+    found = {row.rule: row for row in outcomes(tmp_path / "whole", described.rounds)}
+    assert found["EQ"].false_alarms is None
     for rule in rules[:2]:
         flags = History(tmp_path / "whole").clients.query("rule == @rule")
         hostile = set(History(tmp_path / "whole").flaws["client"])
         honest = flags[~flags["client"].isin(hostile)]
-        assert found[rule]["false_alarms"] == pytest.approx((honest["raw_TR"] == 0).mean())
+        assert found[rule].false_alarms == pytest.approx((honest["raw_TR"] == 0).mean())
         # Two clients that go the other way in every round are found out.
         last = flags[(flags["round"] == 5) & flags["client"].isin(hostile)]
         assert last["raw_TR"].tolist() == [0.0, 0.0]
@@ -63,14 +63,14 @@ def test_a_liar_is_never_over_the_cap_in_a_whole_run(tmp_path: Path) -> None:
     rules = ["DS>LD>MD", "capped(DS;max_shares=1.5)", "capped(online(DS>LD>MD);max_weight=0.25)", "capped(DS;bound=2)"]
     described = with_rules(build(SMALL), rules)
     run(under_attack(described, "late-inflation", 0.2), out=tmp_path / "run")
-    found = outcome(tmp_path / "run", described.rounds)
+    found = {row.rule: row for row in outcomes(tmp_path / "run", described.rounds)}
     clients = History(tmp_path / "run").clients
     largest = clients.groupby("rule")["weight"].max()
-    assert found["DS>LD>MD"]["largest"] > 0.4  # what lies take where nothing limits them
+    assert found["DS>LD>MD"].largest > 0.4  # what lies take where nothing limits them
     for rule, cap in ((rules[1], 1.5 / 6), (rules[2], 0.25)):
         assert largest[rule] <= cap + 1e-12
-        assert found[rule]["largest"] == pytest.approx(cap)  # and they do take all that they may
-    assert found[rules[3]]["largest"] < found["DS>LD>MD"]["largest"]
+        assert found[rule].largest == pytest.approx(cap)  # and they do take all that they may
+    assert found[rules[3]].largest < found["DS>LD>MD"].largest
     claims = clients[clients["rule"] == "DS>LD>MD"]
     # They begin late.
     assert claims[claims["round"] < 3]["weight"].max() < 0.4
@@ -120,19 +120,14 @@ def test_who_was_flawed_is_stored_for_every_seed_also_by_a_resume(tmp_path: Path
 
 
 def test_a_rule_that_exploded_is_not_recommended_and_fedavg_may_have_another_name() -> None:
-    known = {"weight": None, "largest": None, "backdoor": None, "false_alarms": None, "ended": 0, "fedavg": False}
-    size = {**known, "accuracy": [0.5, 0.5, 0.51], "fedavg": True}
-    rules = {
-        "VP": {**known, "accuracy": [0.9, 0.91, 0.9], "ended": 1},
-        "LD": {**known, "accuracy": [0.7, 0.7, 0.72]},
-        "size": size,
-    }
-    found = attack_document({"clean": rules, "flip": rules}, 0.2)["recommendation"]
+    size = AttackRow(rule="size", accuracy=estimate([0.5, 0.5, 0.51]), fedavg=True)
+    exploded = AttackRow(rule="VP", accuracy=estimate([0.9, 0.91, 0.9]), ended=1)
+    sound = AttackRow(rule="LD", accuracy=estimate([0.7, 0.7, 0.72]))
+    found = recommended([AttackBlock(attack="flip", rules=(exploded, sound, size))])
     assert found is not None
-    assert (found["baseline"], found["rule"]) == ("size", "LD")
-    assert {row["rule"]: row["left_out"] for row in found["rules"]}[
-        "VP"
-    ] == "its model exploded in 1 of 3 seeds under flip"
-    worse = attack_document({"flip": {**rules, "size": {**size, "ended": 3}}}, 0.2)["recommendation"]
+    assert (found.baseline, found.rule) == ("size", "LD")
+    reasons = {row.rule: row.left_out for row in found.rules}
+    assert reasons["VP"] == "its model exploded in 1 of 3 seeds under flip"
+    worse = recommended([AttackBlock(attack="flip", rules=(sound, size.model_copy(update={"ended": 3})))])
     assert worse is not None
-    assert worse["rule"] is None
+    assert worse.rule is None

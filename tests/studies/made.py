@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from steelyard.experiment.description import FederationSettings
-from steelyard.studies.arena import Arena, Candidate, arena_folder, plan, read_candidates
+from steelyard.studies.arena import Arena, plan
+from steelyard.studies.candidate import Candidate, read_candidates
 from steelyard.studies.scenes import SceneFigures
+from steelyard.studies.study import folder_for
 from steelyard.studies.suite import load_suite
 
 SUITE = load_suite("small")
@@ -21,12 +23,18 @@ def trusting(where: str, code: Mapping[str, str]) -> None:
 def small_arena(candidate: str, folder: Path, seeds: int = 1, scenes: Sequence[str] = ("hospitals",)) -> Path:
     """Make the folder of an arena that is over in a second."""
     (found,) = read_candidates(candidate, None, SUITE, trusting)
-    return arena_folder(plan(SUITE, found, scenes=scenes, seeds=seeds, changes=QUICK), folder)
+    return written(plan(SUITE, found, scenes=scenes, seeds=seeds, changes=QUICK), folder)
 
 
-def on_paper(scenes: Sequence[str], seeds: int = 10) -> Arena:
+def written(arena: Arena, folder: Path) -> Path:
+    """Make the folder of an arena."""
+    return folder_for(arena, folder, arena.suite.experiment(arena.scenes[0]), "arena")
+
+
+def on_paper(scenes: Sequence[str], seeds: int = 10, name: str = "X") -> Arena:
     """Return an arena for figures made by hand, with a candidate called X."""
-    return Arena(SUITE, Candidate("X", FederationSettings()), tuple(scenes), SUITE.report[:seeds])
+    found = plan(SUITE, Candidate(name, FederationSettings()), scenes=scenes, seeds=seeds)
+    return found.model_copy(update={"scenes": tuple(scenes)})
 
 
 def figures(base: Sequence[float], mine: Sequence[float], other: Sequence[float] | None = None) -> SceneFigures:

@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from tests.studies.made import SUITE, trusting
 
 from steelyard.base.processor import KERNELS, MACHINE, THREADS, TORCH
-from steelyard.studies.archive import APART, Archive, Checked, Replayed, replay_answer, shifted
-from steelyard.studies.arena import plan, read_candidates
+from steelyard.studies.archive import Replayed
+from steelyard.studies.arena import judge, plan
+from steelyard.studies.candidate import read_candidates
+from steelyard.studies.checking import APART, ArenaArchive, Checked, replay_answer, shifted
 from steelyard.studies.scenes import SceneFigures
-from steelyard.studies.suite import load_suite
 
 HERE = {MACHINE: "aarch64", KERNELS: "DEFAULT 0a", THREADS: "2", TORCH: "2.13.0"}
 THERE = {**HERE, MACHINE: "x86_64", KERNELS: "AVX2 1b"}
 ROWS = 400
 WAS = Replayed(scene="clean", seed=101, model="a" * 64, value=0.9, samples=ROWS)
-SUITE = load_suite("small")
 
 
-def archive(gain: float = 0.05, spread: float = 0.002, figure: float = 0.9) -> Archive:
+def archive(gain: float = 0.05, spread: float = 0.002, figure: float = 0.9, **fields: object) -> ArenaArchive:
     """An archive of one scene and three seeds whose candidate is so far ahead; `figure` is the baseline's first."""
-    (candidate,) = read_candidates("LD", None, SUITE, lambda _: True)
-    arena = replace(plan(SUITE, candidate, scenes=["clean"], seeds=3), changes=())
+    (candidate,) = read_candidates("LD", None, SUITE, trusting)
+    arena = plan(SUITE, candidate, scenes=["clean"], seeds=3)
     baseline = (figure, 0.88, 0.92)
     ahead = tuple(value + gain + spread * number for value, number in zip(baseline, (-1, 0, 1), strict=True))
-    figures = {"clean": SceneFigures(values={"fedavg": baseline, arena.candidate.label: ahead})}
-    return Archive(arena, figures, "", THERE, WAS)
+    figures = {"clean": SceneFigures(values={"fedavg": baseline, arena.candidate: ahead})}
+    verdict = judge(arena, figures).verdict
+    made = ArenaArchive(verdict=verdict, versions=THERE, plan=arena, figures=figures, replayed=WAS)
+    return made.model_copy(update=fields)
 
 
 def came(samples: float, model: str = "b") -> Replayed:
@@ -36,12 +37,12 @@ def came(samples: float, model: str = "b") -> Replayed:
 
 def test_the_same_bits_are_the_same_on_any_processor() -> None:
     for versions in (THERE, HERE, {}):
-        answer = replay_answer(replace(archive(), versions=versions), WAS, WAS, HERE)
+        answer = replay_answer(archive(versions=versions), WAS, WAS, HERE)
         assert answer.endswith("the same model, bit for bit")
 
 
 def test_on_the_same_kind_of_processor_nothing_but_the_same_bits_will_do() -> None:
-    same = replace(archive(), versions=HERE)
+    same = archive(versions=HERE)
     assert replay_answer(same, WAS, came(0), HERE).startswith("DIFFERS")
     assert replay_answer(same, WAS, came(0, "a").model_copy(update={"value": 0.8}), HERE).startswith("DIFFERS")
 
@@ -79,9 +80,9 @@ def test_a_verdict_that_a_few_samples_would_turn_is_undecided() -> None:
 
 def test_figures_are_shifted_for_the_part_alone() -> None:
     one = archive()
-    moved = shifted(one.arena, one.figures, came(0), 2)
+    moved = shifted(one.plan, one.figures, came(0), 2)
     assert moved["clean"].values["fedavg"] == pytest.approx((0.9 + 2 / ROWS, 0.88, 0.92), abs=1e-12)
-    assert moved["clean"].values[one.arena.candidate.label] == one.figures["clean"].values[one.arena.candidate.label]
+    assert moved["clean"].values[one.plan.candidate] == one.figures["clean"].values[one.plan.candidate]
 
 
 @pytest.mark.parametrize(

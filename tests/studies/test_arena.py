@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from tests.kit import assert_refused
-from tests.studies.made import QUICK, SUITE, figures, small_arena, trusting
+from tests.studies.made import QUICK, SUITE, figures, on_paper, small_arena, trusting, written
 
 from steelyard import UserError
 from steelyard.base import files
@@ -21,34 +21,17 @@ from steelyard.base.processor import MACHINE
 from steelyard.experiment.parts import Part
 from steelyard.report.statistics import ALPHA
 from steelyard.runs.history import History
-from steelyard.studies import arena_running
-from steelyard.studies.archive import (
-    ARCHIVE,
-    REPORT,
-    check_archive,
-    digest,
-    read_archive,
-    write_archive,
-    write_arena_files,
-)
-from steelyard.studies.arena import (
-    OPENED,
-    Arena,
-    arena_folder,
-    opening,
-    plan,
-    read_arena,
-    read_candidates,
-    state_folder,
-    tuning_folder,
-)
-from steelyard.studies.arena_running import join_arenas, run_arena
-from steelyard.studies.scenes import read_figures, scene_folder
-from steelyard.studies.study import How
+from steelyard.studies.archive import ARCHIVE, Archive, digest
+from steelyard.studies.arena import Arena, judge, plan
+from steelyard.studies.candidate import OPENED, Candidate, opening, read_candidates, state_folder
+from steelyard.studies.checking import ArenaArchive, check_archive
+from steelyard.studies.scenes import SceneFigures
+from steelyard.studies.study import Cell, How, go_on, join, run_or_resume
 from steelyard.studies.suite import Suite, load_suite
-from steelyard.studies.sweep import PlannedRun
-from steelyard.studies.verdict import judge
+from steelyard.studies.tuning import tuning_folder
+from steelyard.studies.verdict import ArenaDocument, Decision
 
+RUNS = "steelyard.studies.arena.run_or_resume"
 CODE = """
 from steelyard import {kind}_criterion
 @{kind}_criterion("FAILS", {about}description="fails")
@@ -60,17 +43,17 @@ def fails(it):
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = small_arena("LD>DS/max", tmp_path_factory.mktemp("arena") / "out")
-    run_arena(folder)
-    write_archive(folder)
+    go_on_in(folder)
+    files_of(folder)
     return folder
 
 
 def test_every_rival_and_the_candidate_run_on_the_suites_seeds(done: Path) -> None:
-    history = History(scene_folder(done, "hospitals"))
+    history = History(done / "scenes" / "hospitals")
     assert history.info["status"] == "finished"
     assert list(history.federations["rule"].unique()) == [*SUITE.rivals, "LD>DS/max"]
     assert set(history.federations["seed"]) == {SUITE.report[0]}
-    found = read_figures(done, read_arena(done))["hospitals"]
+    found = Arena.read(done).figures(done)["hospitals"]
     assert found.head == history.chain.head
     assert set(found.values) == set(found.worst) == set(found.models) == {*SUITE.rivals, "LD>DS/max"}
     assert "server's" in found.where
@@ -80,26 +63,34 @@ def test_the_archive_holds_and_replays_to_the_same_bits(done: Path) -> None:
     found = check_archive(done / ARCHIVE)
     assert not found.differs, found.lines
     assert any(line.startswith("the runs of 1 scene are whole") for line in found.lines)
-    assert found.lines[1] == f"the figures say the same: {content(done)['sentence']}"
+    assert found.lines[1] == f"the figures say the same: {Arena.read(done).answer(done).sentence}"
     assert found.lines[-1] == "replayed fedavg in scene hospitals, seed 101: the same model, bit for bit"
 
 
-def test_a_sentence_in_older_words_says_the_same_and_one_with_other_numbers_does_not(
-    done: Path, tmp_path: Path
-) -> None:
+def test_a_verdict_that_is_not_that_of_the_figures_is_found(done: Path, tmp_path: Path) -> None:
     document = content(done)
-    sentence = document["sentence"]
-    assert ": over 1 scene it is" in sentence
-    for words, differs in (
-        (sentence, False),
-        (sentence.replace(": over 1 scene it is", ", which in 1 scenes is"), False),
-        (sentence.replace(": over 1 scene it is", ": over 2 scenes it is"), True),
-        (sentence.replace("cannot be told from", "is better than"), True),
+    for changes, differs in (
+        ({}, False),
+        ({"decision": "better"}, True),
+        ({"verdicts": {"hospitals": "better"}}, True),
+        ({"mean_gain": 0.5}, True),
     ):
-        found = check_archive(forged(tmp_path / "older.json", {**document, "sentence": words}), anew=False)
-        assert found.differs == differs, words
-        assert found.lines[-1 if differs else 1].endswith(f"the figures say {sentence!r}" if differs else sentence)
+        path = forged(tmp_path / "forged.json", {**document, "verdict": {**document["verdict"], **changes}})
+        found = check_archive(path, anew=False)
+        assert found.differs == differs, changes
         assert any("not beside it" in line for line in found.lines)
+
+
+@pytest.mark.parametrize("name", ["a", "better", "1 of 1"])
+def test_no_name_of_a_candidate_hides_another_verdict(name: str, tmp_path: Path) -> None:
+    arena = on_paper(["clean"], name=name)
+    values = {"fedavg": (0.5,) * 10, name: tuple(0.6 + 0.001 * n for n in range(10))}
+    made = {"clean": SceneFigures(values=values)}
+    verdict = judge(arena, made).verdict
+    path = tmp_path / "arena.json"
+    for held, differs in ((verdict, False), (verdict.model_copy(update={"decision": Decision.NOT_BETTER}), True)):
+        Archive(verdict=held, versions={}, plan=arena.by_content(), figures=made, replayed=None).write(path)
+        assert check_archive(path).differs == differs
 
 
 def test_figures_that_are_not_those_of_the_runs_are_found(done: Path, tmp_path: Path) -> None:
@@ -115,7 +106,7 @@ def test_figures_that_are_not_those_of_the_runs_are_found(done: Path, tmp_path: 
         (done / ARCHIVE).write_bytes(original)
     assert found.differs
     said = [line for line in found.lines if line.startswith("DIFFERS")]
-    assert "the sentence is" in said[0]
+    assert "the verdict is not that of the figures" in said[0]
     assert "scene hospitals has other figures" in said[1]
     assert "another model, on the same kind of processor" in said[2]
     # A baseline made worse is found without the runs.
@@ -131,20 +122,20 @@ def test_figures_that_are_not_those_of_the_runs_are_found(done: Path, tmp_path: 
 def test_the_part_is_the_same_whatever_the_scene_was_trained_with(tmp_path: Path) -> None:
     """A scene trains its rules in stacks, which changes last bits; the part that is run anew does not."""
     planned = candidate_plan("LD", changes=["rounds.count=1", "compute.engine=stacked"])
-    run_arena(folder := arena_folder(planned, tmp_path / "out"))
-    write_archive(folder)
+    go_on_in(folder := written(planned, tmp_path / "out"))
+    files_of(folder)
     assert not (found := check_archive(folder / ARCHIVE)).differs, found.lines
 
 
 def test_a_second_call_runs_nothing_and_another_arena_is_refused(done: Path, tmp_path: Path) -> None:
     lines: list[str] = []
-    run_arena(small_arena("LD>DS/max", done), How(announce=lines.append))
+    go_on_in(small_arena("LD>DS/max", done), How(announce=lines.append))
     assert lines == []
     assert_refused(lambda: small_arena("LD>DS/max", done, seeds=2), "--out", done, "seeds")
     assert_refused(lambda: small_arena("LD", done), "--out", done)
     (tmp_path / "file").touch()
     assert_refused(lambda: small_arena("LD", tmp_path), "--out", tmp_path, "not empty")
-    assert list(read_arena(small_arena("EQ", tmp_path / "rival")).scene("hospitals").rules()) == list(SUITE.rivals)
+    assert list(Arena.read(small_arena("EQ", tmp_path / "rival")).scene("hospitals").rules()) == list(SUITE.rivals)
 
 
 def test_a_stopped_arena_goes_on_to_the_same_figures(
@@ -152,14 +143,14 @@ def test_a_stopped_arena_goes_on_to_the_same_figures(
 ) -> None:
     folder = small_arena("LD>DS/max", tmp_path / "out")
     with monkeypatch.context() as patched:
-        patched.setattr(arena_running, "run_or_resume", raising(KeyboardInterrupt()))
+        patched.setattr(RUNS, raising(KeyboardInterrupt()))
         with pytest.raises(Stopped):
-            run_arena(folder)
-    assert write_archive(folder)["sentence"].startswith("Nothing can be said of LD>DS/max yet")
+            go_on_in(folder)
+    assert files_of(folder).sentence.startswith("Nothing can be said of LD>DS/max yet")
     lines: list[str] = []
-    run_arena(folder, How(announce=lines.append))
+    go_on(Arena.read(folder), folder, How(announce=lines.append))
     assert lines == ["scene 1 of 1: hospitals, heart disease in four hospitals (UCI)"]
-    went_on, at_once = (read_figures(each, read_arena(each))["hospitals"].models for each in (folder, done))
+    went_on, at_once = (Arena.read(each).figures(each)["hospitals"].models for each in (folder, done))
     assert went_on == at_once
 
 
@@ -173,40 +164,40 @@ def test_a_stopped_arena_goes_on_to_the_same_figures(
 def test_an_idea_that_fails_is_a_row_and_the_others_go_on(
     kind: str, body: str, says: str, done: Path, tmp_path: Path
 ) -> None:
-    fedavg_alone = read_archive(done / ARCHIVE).figures["hospitals"].values["fedavg"][0]
+    fedavg_alone = ArenaArchive.read(done / ARCHIVE).figures["hospitals"].values["fedavg"][0]
     about = 'about="data", ' if kind == "client" else ""
     (tmp_path / "mine.py").write_text(CODE.format(kind=kind, about=about, body=body))
     folder = small_arena(str(tmp_path / "mine.py"), tmp_path / "out")
-    run_arena(folder)
-    document = write_archive(folder)
-    (scene,) = document["scenes"]
-    assert scene["verdict"] == "failed"
-    assert says in scene["failed"]
-    assert document["sentence"].startswith("FAILS failed in 1 of 1 scene: ")
-    assert {row["rule"] for row in scene["rules"]} == set(SUITE.rivals), "the rivals have figures"
-    assert scene["rules"][0]["value"]["mean"] == fedavg_alone
+    go_on_in(folder)
+    document = files_of(folder)
+    (scene,) = document.scenes
+    assert scene.verdict == "failed"
+    assert says in scene.failed
+    assert document.sentence.startswith("FAILS failed in 1 of 1 scene: ")
+    assert {row.rule for row in scene.rules} == set(SUITE.rivals), "the rivals have figures"
+    assert scene.rules[0].value.mean == fedavg_alone
     assert not check_archive(folder / ARCHIVE).differs
-    run_arena(folder)
-    assert write_archive(folder) == document
+    go_on_in(folder)
+    assert files_of(folder) == document
 
 
 def test_what_fails_without_the_candidate_too_is_no_failure_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(part: PlannedRun, *_: object) -> None:
+    def refused(folder: Path, part: Cell, *_: object) -> None:
         raise UserError(f"{part.folder}: no rule can run here; allowed: another scene")
 
-    monkeypatch.setattr(arena_running, "run_or_resume", refused)
+    monkeypatch.setattr(RUNS, refused)
     folder = small_arena("LD", tmp_path / "out")
-    assert_refused(lambda: run_arena(folder), "scenes/hospitals-rivals", "no rule can run here")
-    assert not read_figures(folder, read_arena(folder))
+    assert_refused(lambda: go_on_in(folder), "scenes/hospitals-rivals", "no rule can run here")
+    assert not Arena.read(folder).figures(folder)
 
 
 def test_what_the_machine_lacks_is_no_failure_of_the_candidate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = small_arena("LD", tmp_path / "out")
     for place, error, expected, words in (
         ("steelyard.data.scaling.load", UserError("data.path: found no 'digits'"), MachineError, r"scene \w+: data"),
-        ("steelyard.studies.arena_running.run_or_resume", RuntimeError("ours"), RuntimeError, "ours"),
+        ("steelyard.studies.arena.run_or_resume", RuntimeError("ours"), RuntimeError, "ours"),
         (
             "steelyard.runs.joining._put_together",
             OSError(28, "No space left"),
@@ -217,8 +208,8 @@ def test_what_the_machine_lacks_is_no_failure_of_the_candidate(tmp_path: Path, m
         with monkeypatch.context() as missing:
             missing.setattr(place, raising(error))
             with pytest.raises(expected, match=words):
-                run_arena(folder)
-    assert not read_figures(folder, read_arena(folder))
+                go_on_in(folder)
+    assert not Arena.read(folder).figures(folder)
 
 
 def test_missing_data_of_any_scene_are_said_before_a_folder_is_made(
@@ -230,31 +221,36 @@ def test_missing_data_of_any_scene_are_said_before_a_folder_is_made(
     monkeypatch.setenv("STEELYARD_STATE", str(tmp_path / "state"))
     both = r"scene iid: data\.path: found no 'mnist'.*nor can those of scene writers be read"
     with pytest.raises(MachineError, match=both):
-        arena_folder(planned, tmp_path / "out")
+        written(planned, tmp_path / "out")
     with pytest.raises(MachineError, match="scene iid"):
-        plan(planned.suite, planned.candidate, until_decided=True)
+        plan(planned.suite, Candidate("LD", planned.experiment), until_decided=True)
     assert list(tmp_path.iterdir()) == [], "nor are held-out seeds opened"
 
 
 def test_a_file_that_is_no_arena_is_refused_by_its_name(done: Path, tmp_path: Path) -> None:
     path, document = tmp_path / "x.json", content(done)
     (tmp_path / "arena.toml").write_text((done / "arena.toml").read_text())
-    assert_refused(lambda: read_archive(path), path, "there is no file")
+    assert_refused(lambda: ArenaArchive.read(path), path, "there is no file")
     text = (done / ARCHIVE).read_text()
-    for written, word in (
+    for changed, word in (
         (text.replace('"seed', '"sead', 1), "was changed since"),
         ("{", "is no archive"),
         ("[]", "is no archive"),
-        ('{"format": 9}', "of format 1"),
+        ('{"format": 1}', "is of format 1, without the verdict"),
+        ('{"format": 9}', "of format 2"),
     ):
-        path.write_text(written)
-        assert_refused(lambda: read_archive(path), path, word)
+        path.write_text(changed)
+        assert_refused(lambda: ArenaArchive.read(path), path, word)
     for field, value in (("plan", {}), ("figures", []), ("versions", None), ("replayed", {}), ("plan", 3)):
         forged(path, {**document, field: value})
-        assert_refused(lambda: read_archive(path), path)
-    for field, value, word in (("seeds", [], "no seed"), ("version", 1, "version 1"), ("tried", 3, "cut off")):
+        assert_refused(lambda: ArenaArchive.read(path), path)
+    for field, value, word in (
+        ("seeds", [], "plan.seeds"),
+        ("version", 1, "plan.version: got 1"),
+        ("tried", 3, "plan.tried"),
+    ):
         forged(path, {**document, "plan": {**document["plan"], field: value}})
-        assert_refused(lambda: read_archive(path), path, word)
+        assert_refused(lambda: ArenaArchive.read(path), path, word)
 
 
 def test_settings_are_tried_in_a_folder_that_is_new_or_holds_them(done: Path, tmp_path: Path) -> None:
@@ -277,45 +273,44 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     made: list[Path] = []
     for number in (1, 2):
         share = candidate_plan("LD", scenes=SCENES, part=Part(number, 2))
-        run_arena(folder := arena_folder(share, place / str(number)))
+        go_on_in(folder := written(share, place / str(number)))
         made.append(folder)
     return made
 
 
 def test_a_part_runs_its_scenes_and_says_what_is_not_done(parts: list[Path]) -> None:
-    arena = read_arena(parts[1])
-    assert arena.own == ["hospitals"]
-    assert list(read_figures(parts[1], arena)) == ["hospitals"]
-    assert "1 scene not done" in write_arena_files(parts[1])["sentence"]
+    part = Arena.read(parts[1])
+    assert [cell.name for cell in part.own] == list(part.figures(parts[1])) == ["hospitals"]
+    assert "1 scene not done" in files_of(parts[1]).sentence
 
 
 def test_joined_parts_are_the_whole_with_its_models(parts: list[Path], tmp_path: Path) -> None:
-    whole = join_arenas([parts[1], parts[0]], tmp_path / "joined")
-    arena = read_arena(whole)
-    assert arena.document() == candidate_plan("LD", scenes=SCENES).document()
-    assert read_figures(whole, arena) == {
-        name: figures for part in parts for name, figures in read_figures(part, read_arena(part)).items()
+    whole = join(Arena, [parts[1], parts[0]], tmp_path / "joined")
+    joined = Arena.read(whole)
+    assert joined.document() == candidate_plan("LD", scenes=SCENES).document()
+    assert joined.figures(whole) == {
+        name: figures for part in parts for name, figures in Arena.read(part).figures(part).items()
     }
-    document = write_arena_files(whole)
-    assert "not done" not in document["sentence"]
-    page = (whole / REPORT).read_text()
-    assert document["sentence"] in page.replace("&gt;", ">")
+    document = files_of(whole)
+    assert "not done" not in document.sentence
+    page = (whole / files.REPORT).read_text()
+    assert document.sentence in page.replace("&gt;", ">")
     assert "<script" not in page
     checked = check_archive(whole / ARCHIVE, anew=False)
     assert "the runs of 2 scenes are whole and have these figures" in checked.lines
     # A run that is not as it was written, though its figures are.
-    with sqlite3.connect(scene_folder(whole, "hospitals") / "run.sqlite") as db:
+    with sqlite3.connect(whole / "scenes" / "hospitals" / "run.sqlite") as db:
         db.execute("UPDATE rounds SET cohort = 9")
     db.close()
     assert "scene hospitals: round 0" in check_archive(whole / ARCHIVE, anew=False).lines[-1]
 
 
 def test_parts_that_are_missing_or_not_done_are_named(parts: list[Path], tmp_path: Path) -> None:
-    assert_refused(lambda: join_arenas(parts[:1], tmp_path / "a"), "missing: 2/2")
-    empty = arena_folder(candidate_plan("LD", scenes=SCENES, part=Part(2, 2)), tmp_path / "empty")
-    assert_refused(lambda: join_arenas([parts[0], empty], tmp_path / "b"), "scenes/hospitals is not done")
-    other = arena_folder(candidate_plan("MD", scenes=SCENES, part=Part(2, 2)), tmp_path / "other")
-    assert_refused(lambda: join_arenas([parts[0], other], tmp_path / "c"), other, "another arena", "candidate")
+    assert_refused(lambda: join(Arena, parts[:1], tmp_path / "a"), "missing: 2/2")
+    empty = written(candidate_plan("LD", scenes=SCENES, part=Part(2, 2)), tmp_path / "empty")
+    assert_refused(lambda: join(Arena, [parts[0], empty], tmp_path / "b"), "scenes/hospitals is not done")
+    other = written(candidate_plan("MD", scenes=SCENES, part=Part(2, 2)), tmp_path / "other")
+    assert_refused(lambda: join(Arena, [parts[0], other], tmp_path / "c"), other, "another study", "candidate")
 
 
 @pytest.fixture
@@ -367,42 +362,52 @@ def test_candidates_that_open_at_once_get_numbers_of_their_own(
 def test_levels_fall_for_candidates_that_come_later(own_state: Path) -> None:
     first, second = planned("LD"), planned("MD")
     assert (first.opened, second.opened, planned("LD").opened) == (1, 2, 1)
-    assert judge(first, {})["level"] == ALPHA / 2
-    assert judge(second, {})["level"] == ALPHA / 6
+    assert judge(first, {}).level == ALPHA / 2
+    assert judge(second, {}).level == ALPHA / 6
 
 
 def test_a_scene_that_is_decided_gets_no_more_seeds_and_a_stop_changes_nothing(
     own_state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """EQ against FedAvg in one round differs little: it is not decided by five seeds, so a second batch runs."""
-    folder = arena_folder(planned("EQ"), tmp_path / "out")
-    run, calls = arena_running.run_or_resume, list[str]()
+    folder = written(planned("EQ"), tmp_path / "out")
+    run, calls = run_or_resume, list[str]()
     with monkeypatch.context() as patched:
 
-        def stops_in_the_second(part: PlannedRun, *rest: Any) -> object:
+        def stops_in_the_second(folder: Path, part: Cell, *rest: Any) -> object:
             calls.append(part.folder)
-            return raising(KeyboardInterrupt())() if len(calls) == 2 else run(part, *rest)
+            return raising(KeyboardInterrupt())() if len(calls) == 2 else run(folder, part, *rest)
 
-        patched.setattr(arena_running, "run_or_resume", stops_in_the_second)
+        patched.setattr(RUNS, stops_in_the_second)
         with pytest.raises(Stopped):
-            run_arena(folder)
+            go_on_in(folder)
     assert calls == ["scenes/hospitals", "scenes/hospitals-2"]
     lines: list[str] = []
-    arena = run_arena(folder, How(announce=lines.append))
-    assert lines == ["seeds 206 to 210, scene 1 of 1: hospitals, heart disease in four hospitals (UCI)"]
-    found = read_figures(folder, arena)["hospitals"]
+    go_on_in(folder, How(announce=lines.append))
+    assert lines == ["scene 1 of 1: hospitals, heart disease in four hospitals (UCI), seeds 206 to 210"]
+    found = Arena.read(folder).figures(folder)["hospitals"]
     assert {rule: len(values) for rule, values in found.values.items()} == {"fedavg": 10, "EQ": 10}
-    assert set(History(scene_folder(folder, "hospitals", 2)).federations["seed"]) == set(SUITE.held_out[5:10])
-    assert "decided by" in write_archive(folder)["sentence"]
+    assert set(History(folder / "scenes" / "hospitals-2").federations["seed"]) == set(SUITE.held_out[5:10])
+    assert "decided by" in files_of(folder).sentence
     assert not (checked := check_archive(folder / ARCHIVE)).differs, checked.lines
 
 
 def test_decided_scenes_are_left_alone(own_state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = arena_folder(planned("LD"), tmp_path / "out")
+    folder = written(planned("LD"), tmp_path / "out")
     decided = figures([0.1] * 12, [0.9] * 12)
-    monkeypatch.setattr(arena_running, "read_figures", lambda *_: {"hospitals": decided})
-    monkeypatch.setattr(arena_running, "run_or_resume", lambda *_: pytest.fail("a decided scene was run"))
-    run_arena(folder)
+    monkeypatch.setattr(Arena, "figures", lambda *_: {"hospitals": decided})
+    monkeypatch.setattr(RUNS, lambda *_: pytest.fail("a decided scene was run"))
+    go_on_in(folder)
+
+
+def go_on_in(folder: Path, how: How | None = None) -> None:
+    """Run what is left of the arena of a folder."""
+    go_on(Arena.read(folder), folder, how or How())
+
+
+def files_of(folder: Path) -> ArenaDocument:
+    """Write what an arena's folder holds beside its runs; return the answer."""
+    return Arena.read(folder).write_files(folder)
 
 
 def content(done: Path) -> Any:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -64,9 +65,9 @@ def note_cores(folder: Path, number: int) -> None:
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="processes cannot be held to cores here")
 def test_each_run_has_the_same_number_of_cores_however_many_are_left(tmp_path: Path) -> None:
     cores, jobs = len(os.sched_getaffinity(0)), 3
-    in_processes(note_cores, tmp_path, [0, 1], jobs, lambda _: None)
+    in_processes(partial(note_cores, tmp_path), [0, 1], jobs, lambda _: None)
     assert [path.read_text() for path in tmp_path.glob("*.cores")] == [str(max(1, cores // jobs))] * 2
 
 
 if __name__ == "__main__":
-    in_processes(wait_for_ever, Path(sys.argv[1]), [3], 1, lambda _: None)
+    in_processes(partial(wait_for_ever, Path(sys.argv[1])), [3], 1, lambda _: None)

@@ -21,9 +21,9 @@ from steelyard import Experiment, in_memory
 from steelyard.experiment.loading import build
 from steelyard.experiment.parts import Part
 from steelyard.runs.store import held
-from steelyard.studies.study import How, finished, join_sweeps, resume_sweep, sweep
-from steelyard.studies.sweep import plan
-from steelyard.studies.sweep_table import RESULTS, sweep_document, sweep_table, write_sweep_files
+from steelyard.studies.study import How, finished, go_on, join
+from steelyard.studies.sweep import Sweep, plan, sweep
+from steelyard.studies.sweep_table import RESULTS, SweepDocument, sweep_table
 
 SMALL = changed(
     kit.SMALL,
@@ -41,6 +41,10 @@ OVER = ("--over", "training.learning_rate=0.1,0.4", "--rules", "DS,LD>DS", "--se
 
 
 ONE_ROUND = build({**SMALL, "rounds": {"count": 1}})
+
+
+def answer(folder: Path) -> SweepDocument:
+    return Sweep.read(folder).answer(folder)
 
 
 def test_killed_twice_and_continued_it_ends_with_the_same_bits(tmp_path: Path):
@@ -109,15 +113,15 @@ def test_the_test_set_plays_no_part(tmp_path: Path):
 def test_another_sweep_is_not_mixed_in_and_one_process_writes_at_a_time(tmp_path: Path) -> None:
     mine, other = plan(ONE_ROUND, ["training.epochs=1"]), plan(ONE_ROUND, ["training.epochs=2"])
     folder = sweep(mine, out=tmp_path / "sweep")
-    assert_refused(lambda: sweep(other, out=folder), "over training.epochs")
+    assert_refused(lambda: sweep(other, out=folder), "over.training.epochs")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "letter.txt").write_text("mine")
     assert_refused(lambda: sweep(mine, out=tmp_path / "other"), "--out", "not empty")
     with held(folder):
-        assert_refused(lambda: resume_sweep(folder), "another process")
+        assert_refused(lambda: go_on(mine, folder), "another process")
     broken = plan(ONE_ROUND, ["partition.minimum=12,9000"])
     assert_refused(lambda: sweep(broken, out=tmp_path / "broken"), "2-minimum=9000: partition")
-    assert sweep_document(tmp_path / "broken")["left"] == ["2-minimum=9000"]
+    assert answer(tmp_path / "broken").left == ("2-minimum=9000",)
     in_python = plan(build({**SMALL, "data": {"source": "memory"}}), ["training.epochs=1,2"])
     how = How(jobs=2, dataset=lambda seed: in_memory([], []))
     assert_refused(lambda: sweep(in_python, tmp_path / "s", how), "jobs", 2)
@@ -127,15 +131,16 @@ def test_a_rate_at_which_training_explodes_is_an_answer(tmp_path: Path):
     base = build({**SMALL, "rounds": {"count": 3}, "model": {"name": "cnn-digits"}})
     planned = plan(base, {"training.learning_rate": [1e30, 0.1]}, seeds=2)
     folder = sweep(planned, out=tmp_path / "sweep")
-    document = sweep_document(folder)
-    assert document["left"] == []
-    assert document["diverged"] == [planned.parts[0].folder]
-    assert document["best"]["values"] == {"training.learning_rate": 0.1}
-    assert all(np.isnan(document["rows"][1]["value"]["values"]))
-    reason = folder / f"{planned.parts[0].folder}.diverged"
+    document = answer(folder)
+    first = planned.cells()[0]
+    assert (document.left, document.diverged) == ((), (first.folder,))
+    assert document.best.values == {"training.learning_rate": 0.1}
+    assert document.rows[1].diverged
+    assert all(np.isnan(document.rows[1].value.values))
+    reason = folder / f"{first.folder}.diverged"
     written = reason.stat().st_mtime_ns
     assert "of DS>LD, seed " in reason.read_text()
-    resume_sweep(folder)
+    go_on(planned, folder)
     assert reason.stat().st_mtime_ns == written, "it was run again"
 
 
@@ -144,14 +149,14 @@ def test_one_seed_that_explodes_makes_its_point_diverge_and_stops_no_other(
 ):
     broken_from(monkeypatch, "DS#4", 2)
     planned = plan(build({**SMALL, "rounds": {"count": 2}}), {"training.epochs": [1]}, rules=["DS", "LD>DS"], seeds=2)
-    document = sweep_document(sweep(planned, out=tmp_path / "sweep"))
-    assert document["diverged"] == document["left"] == []
-    first, second = document["rows"]
-    assert (first["rule"], first["diverged"]) == ("LD>DS", False)
-    assert np.isfinite(first["value"]["values"]).all()
-    assert (second["rule"], second["diverged"]) == ("DS", True)
-    assert np.isnan(second["value"]["values"]).tolist() == [False, True]
-    assert document["best"] == first
+    document = answer(sweep(planned, out=tmp_path / "sweep"))
+    assert document.diverged == document.left == ()
+    first, second = document.rows
+    assert (first.rule, first.diverged) == ("LD>DS", False)
+    assert np.isfinite(first.value.values).all()
+    assert (second.rule, second.diverged) == ("DS", True)
+    assert np.isnan(second.value.values).tolist() == [False, True]
+    assert document.best == first
     assert "diverged: " in sweep_table(document, "text", None)
 
 
@@ -164,22 +169,22 @@ def test_joined_parts_are_the_sweep_made_at_once(tmp_path: Path) -> None:
     over = ["training.learning_rate=0.1,0.4,0.2"]
     whole = sweep(plan(base, over), out=tmp_path / "whole")
     parts = [sweep(plan(base, over, part=Part(n, 2)), out=tmp_path / str(n)) for n in (1, 2)]
-    joined = join_sweeps(parts[::-1], tmp_path / "joined")
+    joined = join(Sweep, parts[::-1], tmp_path / "joined")
     for folder in (joined, whole):
-        write_sweep_files(folder)
+        Sweep.read(folder).write_files(folder)
     runs = sorted(path.name for path in whole.iterdir() if path.is_dir())
     for run in runs:
         assert_same_bits(joined / run, whole / run)
     for file in (RESULTS, "best.toml", "sweep.toml"):
         assert (joined / file).read_bytes() == (whole / file).read_bytes()
-    resume_sweep(parts[1])  # does its own runs alone
+    go_on(Sweep.read(parts[1]), parts[1])  # does its own runs alone
     assert [path.name for path in parts[1].iterdir() if path.is_dir()] == runs[1:2]
     other = tmp_path / "other"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("shutil.copyfile", full_disk)
-        assert_refused(lambda: join_sweeps(parts, other), other, "No space left on device")
+        assert_refused(lambda: join(Sweep, parts, other), other, "No space left on device")
     assert not other.exists()
-    assert_refused(lambda: join_sweeps(parts[:1], other), "missing: 2/2")
-    assert_refused(lambda: join_sweeps([parts[0], whole], other), whole, "not a part")
+    assert_refused(lambda: join(Sweep, parts[:1], other), "missing: 2/2")
+    assert_refused(lambda: join(Sweep, [parts[0], whole], other), whole, "not a part")
     (parts[1] / runs[1] / "run.sqlite").unlink()
-    assert_refused(lambda: join_sweeps(parts, other), parts[1], f"{runs[1]} is not done")
+    assert_refused(lambda: join(Sweep, parts, other), parts[1], f"{runs[1]} is not done")

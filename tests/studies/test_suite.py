@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,14 @@ from steelyard.experiment.parts import Part
 from steelyard.experiment.rules import parse_rules
 from steelyard.report.curves import read_curves
 from steelyard.runs.history import History
-from steelyard.studies.archive import Replayed, distance
-from steelyard.studies.arena import Candidate, plan, read_candidates
-from steelyard.studies.arena_page import tuning_text
+from steelyard.studies.archive import Replayed
+from steelyard.studies.arena import plan
+from steelyard.studies.candidate import Candidate, read_candidates
+from steelyard.studies.checking import distance
 from steelyard.studies.scenes import SceneFigures
-from steelyard.studies.study import How
-from steelyard.studies.suite import TUNING, Tried, load_suite, suites, tune, tune_rivals
+from steelyard.studies.study import How, go_on
+from steelyard.studies.suite import load_suite, suites
+from steelyard.studies.tuning import TUNING, Tried, Tuning, tune_rivals, tuning_text
 
 FROZEN = {
     ("small", 2): "771a6df38607fbf917346ac39895f2b28f06cf16a7d10762d34a500743ce5f60",
@@ -75,14 +76,16 @@ def test_an_arena_of_a_suite_is_what_was_asked_for() -> None:
     (candidate,) = read_candidates("LD", None, SUITE, trusting)
     whole = plan(SUITE, candidate)
     assert (whole.whole, whole.draft, whole.seeds, whole.scenes) == (True, False, SUITE.report, tuple(SUITE.scenes))
-    assert (whole.batches, whole.own, whole.opened) == ([SUITE.report], list(SUITE.scenes), 0)
+    assert (whole.batches, whole.opened) == ([SUITE.report], 0)
+    assert [cell.name for cell in whole.own] == list(SUITE.scenes)
     draft = plan(SUITE, candidate, draft=True)
     assert (draft.draft, draft.whole, draft.seeds) == (True, False, SUITE.choose)
     few = plan(SUITE, candidate, scenes=["sizes", "clean"], seeds=3, changes=QUICK, part=Part(2, 2))
-    assert (few.scenes, few.seeds, few.own, few.whole) == (("clean", "sizes"), SUITE.report[:3], ["sizes"], False)
+    assert (few.scenes, few.seeds, few.whole) == (("clean", "sizes"), SUITE.report[:3], False)
+    assert [cell.name for cell in few.own] == ["sizes"]
     assert not plan(SUITE, candidate, seeds=3).whole
     assert not plan(SUITE, candidate, changes=QUICK).whole
-    opened = replace(whole, seeds=SUITE.held_out[:7], opened=1)
+    opened = whole.model_copy(update={"seeds": SUITE.held_out[:7], "opened": 1})
     assert opened.batches == [SUITE.held_out[:5], SUITE.held_out[5:7]]
     assert list(opened.scene("clean").rules()) == [SUITE.baseline, "LD"]
     assert list(whole.scene("clean").rules()) == [*SUITE.rivals, "LD"]
@@ -91,7 +94,7 @@ def test_an_arena_of_a_suite_is_what_was_asked_for() -> None:
 
 
 def test_a_replayed_accuracy_is_held_against_its_own_seed() -> None:
-    arena = replace(on_paper(["clean"]), seeds=(7, 3, 5))
+    arena = on_paper(["clean"]).model_copy(update={"seeds": (7, 3, 5)})
     made = {"clean": SceneFigures(values={"fedavg": (0.25, 0.5, 0.75)})}
     for seed, apart in ((3, 0.5), (5, 0.25), (7, 0.0)):
         assert distance(arena, made, Replayed(scene="clean", seed=seed, model="", value=0.75)) == apart
@@ -164,7 +167,7 @@ def test_settings_are_judged_by_the_clients_own_rows_on_seeds_that_never_report(
     told: list[str] = []
     few = SUITE.model_copy(update={"tuning": SUITE.tuning.model_copy(update={"settings": {"adam": tuple(rules)}})})
     (tried,) = tune_rivals(few, tmp_path, ["hospitals"], QUICK, How(announce=told.append))
-    assert told == ["choosing among 2 settings, scene 1 of 1: hospitals"]
+    assert told == ["scene 1 of 1: hospitals, choosing among 2 settings"]
     assert (tried.rule, tried.frozen) == ("adam", next((word for word in rules if word in SUITE.rivals), ""))
     history = History(tmp_path / TUNING / "hospitals")
     seeds = set(history.federations["seed"])
@@ -172,10 +175,11 @@ def test_settings_are_judged_by_the_clients_own_rows_on_seeds_that_never_report(
     assert not seeds & {*SUITE.report, *SUITE.held_out}
     curves = [curve for curve in read_curves(history) if curve.rule == "fedadam"]
     assert tried.values["fedadam"] == pytest.approx(sum(float(curve.overall[-1]) for curve in curves) / len(curves))
-    assert tune(SUITE, rules, tmp_path, ["hospitals"], QUICK, How(announce=told.append)) == tried.values
+    again = Tuning(suite=SUITE, rules=rules, scenes=("hospitals",), changes=tuple(QUICK))
+    assert again.answer(go_on(again, tmp_path, How(announce=told.append))) == tried.values
     assert len(told) == 1, "nothing runs twice"
-    others = parse_rules(["EQ", "LD"], SUITE.experiment("hospitals"))
-    assert_refused(lambda: tune(SUITE, others, tmp_path, ["hospitals"], QUICK), "other settings")
+    others = again.model_copy(update={"rules": parse_rules(["EQ", "LD"], SUITE.experiment("hospitals"))})
+    assert_refused(lambda: others.answer(go_on(others, tmp_path)), "other settings")
 
 
 def test_the_best_is_the_first_of_the_best_and_none_that_exploded() -> None:

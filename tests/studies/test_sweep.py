@@ -6,21 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 from tests.kit import assert_refused
 
 from steelyard import Experiment
 from steelyard.experiment.loading import build
-from steelyard.studies.sweep import (
-    Axis,
-    alone,
-    difference,
-    measures_of,
-    plan,
-    read_axes,
-    read_runs,
-    read_sweep,
-    write_sweep,
-)
+from steelyard.studies.study import difference
+from steelyard.studies.sweep import Sweep, measures_of, plan
 
 BASE = Experiment.model_validate(
     {
@@ -40,34 +32,27 @@ RECOMMEND = {"kind": "recommend", "interactions": {"path": "nowhere.tsv"}}
 
 def test_the_last_field_changes_fastest():
     found = plan(BASE, ["training.learning_rate=0.1,0.2", "training.epochs=1,2,3"])
-    assert found.points == [(0.1, 1), (0.1, 2), (0.1, 3), (0.2, 1), (0.2, 2), (0.2, 3)]
-    assert [part.folder for part in found.parts][:2] == ["1-learning_rate=0.1,epochs=1", "2-learning_rate=0.1,epochs=2"]
-    last = found.parts[-1].experiment.model_dump()
+    points = [tuple(cell.changes.values()) for cell in found.cells()]
+    assert points == [(0.1, 1), (0.1, 2), (0.1, 3), (0.2, 1), (0.2, 2), (0.2, 3)]
+    names = [cell.folder for cell in found.cells()]
+    assert names[:2] == ["1-learning_rate=0.1,epochs=1", "2-learning_rate=0.1,epochs=2"]
+    last = found.described(found.cells()[-1]).model_dump()
     assert (last["training"]["learning_rate"], last["training"]["epochs"]) == (0.2, 3)
     assert last["partition"]["validation"] == 0.1
 
 
-def test_rules_and_seeds_of_a_point_are_one_run_or_each_its_own():
-    def parts(*, stacked: bool) -> list[tuple[list[str], tuple[int, ...]]]:
-        planned = plan(BASE, ["training.epochs=1"], rules=["DS,MD>DS>LD"], seeds=2, stacked=stacked)
-        return [(list(part.experiment.rules()), part.seeds) for part in planned.parts]
-
-    assert parts(stacked=True) == [(["DS", "MD>DS>LD"], (5, 6))]
-    assert parts(stacked=False) == [(["DS"], (5,)), (["DS"], (6,)), (["MD>DS>LD"], (5,)), (["MD>DS>LD"], (6,))]
-    apart = plan(BASE, ["training.epochs=1,2"], rules=["DS,MD>DS>LD"], seeds=2, stacked=False)
-    assert len({part.folder for part in apart.parts}) == 8
-    assert apart.parts[2].folder == "3-epochs=1,MD-DS-LD,seed=5"
-
-
-def test_without_rules_the_main_rule_alone_is_swept_and_rules_alone_are_a_grid_too():
+def test_rules_and_seeds_of_a_point_are_one_run():
     def rules(over: list[str], **options: Any) -> list[list[str]]:
-        return [list(part.experiment.rules()) for part in plan(BASE, over, **options).parts]
+        planned = plan(BASE, over, **options)
+        return [list(planned.described(cell).rules()) for cell in planned.cells()]
 
+    (cell,) = plan(BASE, ["training.epochs=1"], rules=["DS,MD>DS>LD"], seeds=2).cells()
+    assert cell.seeds == (5, 6)
+    assert rules(["training.epochs=1"], rules=["DS,MD>DS>LD"]) == [["DS", "MD>DS>LD"]]
+    # Without rules the main rule alone is swept.
     assert rules(["weighing.priority=DS>LD>MD,MD>DS>LD"]) == [["DS>LD>MD"], ["MD>DS>LD"]]
     assert rules(["training.epochs=2"], rules=["recipe"]) == [["LD>DS>MD", "fedavg"]]
-    # One of several rules keeps its name and settings.
-    second = alone(plan(BASE, ["training.epochs=2"], rules=["recipe"]).parts[0].experiment, "fedavg")
-    assert (list(second.rules()), second.weighing.criteria) == (["fedavg"], ("DS",))
+    assert rules([], rules=["DS", "MD>DS>LD"]) == [["DS", "MD>DS>LD"]]
 
 
 @pytest.mark.parametrize(
@@ -78,9 +63,9 @@ def test_without_rules_the_main_rule_alone_is_swept_and_rules_alone_are_a_grid_t
     ],
 )
 def test_values_are_read_as_in_an_experiment_file(text: str, values: tuple[Any, ...]) -> None:
-    (axis,) = read_axes([text], BASE)
-    assert axis == Axis(text.partition("=")[0], values)
-    assert [type(value) for value in axis.values] == [type(value) for value in values]
+    ((field, read),) = plan(BASE, [text]).over.items()
+    assert (field, read) == (text.partition("=")[0], values)
+    assert [type(value) for value in read] == [type(value) for value in values]
 
 
 @pytest.mark.parametrize(
@@ -104,15 +89,15 @@ def test_what_is_refused_in_one_line(over: list[str], options: dict[str, Any], p
 
 
 def test_many_points_can_be_meant() -> None:
-    assert len(plan(BASE, [f"training.epochs={','.join(map(str, range(1, 102)))}"], many=True).points) == 101
-    assert len(plan(BASE, [f"training.epochs={','.join(map(str, range(1, 101)))}"]).points) == 100
+    assert len(plan(BASE, [f"training.epochs={','.join(map(str, range(1, 102)))}"], many=True).cells()) == 101
+    assert len(plan(BASE, [f"training.epochs={','.join(map(str, range(1, 101)))}"]).cells()) == 100
 
 
 def test_the_share_is_the_given_one_or_the_experiments_own_or_a_tenth():
     own = BASE.changed({"partition.validation": 0.25})
     assert plan(own, ["training.epochs=1"]).validation == 0.25
     found = plan(own, ["training.epochs=1"], validation=0.3)
-    assert found.validation == found.parts[0].experiment.validation == 0.3
+    assert found.validation == found.described(found.cells()[0]).validation == 0.3
     assert found.experiment.validation is None, "the best would not run on the test set"
 
 
@@ -137,16 +122,23 @@ def test_measures_are_those_that_a_run_records():
 
 
 def test_a_sweep_is_read_back_as_it_was_written(tmp_path: Path):
-    given = plan(
-        BASE, ["training.learning_rate=0.1,0.30000000000000004", "training.batch_size=full,10"], rules=["DS"], seeds=2
-    )
-    write_sweep(given, tmp_path / "sweep")
-    kept = read_sweep(tmp_path / "sweep")
+    over = ["training.learning_rate=0.1,0.30000000000000004", "training.batch_size=full,10"]
+    given = plan(BASE, over, rules=["DS"], seeds=2)
+    given.write(tmp_path / "sweep")
+    kept = Sweep.read(tmp_path / "sweep")
     assert difference(kept, given) is None
     assert kept.document() == given.document()
-    assert [(run.folder, run.values, run.rules, run.seeds) for run in read_runs(tmp_path / "sweep")] == [
-        (part.folder, part.values, ("DS",), (5, 6)) for part in given.parts
-    ]
+    assert kept.cells() == given.cells()
+
+
+def test_a_sweep_of_an_earlier_version_is_read_unless_its_runs_were_others(tmp_path: Path) -> None:
+    given = plan(BASE, ["training.epochs=1,2"])
+    before = {**given.document(), "stacked": True, "runs": [], "over": [{"field": "training.epochs", "values": [1, 2]}]}
+    (tmp_path / "sweep.toml").write_text(tomli_w.dumps(before))
+    assert Sweep.read(tmp_path).document() == given.document()
+    for changes, words in (({"stacked": False}, "stacked: unknown field"), ({"over": [3]}, "over")):
+        (tmp_path / "sweep.toml").write_text(tomli_w.dumps(before | changes))
+        assert_refused(lambda: Sweep.read(tmp_path), tmp_path / "sweep.toml", words)
 
 
 def test_the_first_difference_is_named(tmp_path: Path) -> None:
@@ -161,7 +153,7 @@ def test_the_first_difference_is_named(tmp_path: Path) -> None:
     given = plan(BASE, ["training.epochs=1,2"])
     mine = modelled("mine", "a = 1")
     for one, other, found in (
-        (given, plan(BASE, ["training.epochs=1,3"]), "over training.epochs"),
+        (given, plan(BASE, ["training.epochs=1,3"]), "over.training.epochs"),
         (mine, modelled("same", "a = 1"), None),
         (mine, modelled("other", "a = 2"), "model.name"),
     ):
@@ -169,7 +161,6 @@ def test_the_first_difference_is_named(tmp_path: Path) -> None:
 
 
 def test_a_cut_off_file_is_named(tmp_path: Path) -> None:
-    (tmp_path / "sweep.toml").write_text('measure = "score"\n')
-    for read in (read_sweep, read_runs):
-        assert_refused(lambda read=read: read(tmp_path), tmp_path / "sweep.toml", "cut off or changed")
-    assert_refused(lambda: read_sweep(tmp_path / "elsewhere"), "no sweep.toml")
+    (tmp_path / "sweep.toml").write_text('measure = "score"\nexperiment = 3\n')
+    assert_refused(lambda: Sweep.read(tmp_path), tmp_path / "sweep.toml", "missing")
+    assert_refused(lambda: Sweep.read(tmp_path / "elsewhere"), "no sweep.toml")

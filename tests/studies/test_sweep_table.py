@@ -18,7 +18,9 @@ from steelyard import Experiment, Result, SweepResult
 from steelyard.base.measures import estimate
 from steelyard.experiment.loading import load
 from steelyard.report.figures.look import HEIGHT
-from steelyard.studies.sweep_table import show_value, sweep_chart, sweep_document, sweep_table
+from steelyard.studies.charts import sweep_chart
+from steelyard.studies.sweep import Sweep
+from steelyard.studies.sweep_table import SweepDocument, SweepRow, show_value, sweep_table
 
 EXPERIMENT = {
     "name": "small",
@@ -40,37 +42,33 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> SweepResult:
     return Experiment.model_validate(EXPERIMENT).sweep(GRID, ["DS", "LD>DS"], seeds=2, out=folder)
 
 
-def made(values: dict[int, list[float]], unreached: dict[int, int] | None = None, **fields: Any) -> dict[str, Any]:
+def made(values: dict[int, list[float]], diverged: tuple[int, ...] = (), **fields: Any) -> SweepDocument:
     """A document written by hand: points by number, figures of each seed."""
-    rows = [
-        {
-            "point": point,
-            "run": f"run-{point}",
-            "values": {"fpl.learning_rate": 10.0**-point, "fpl.mode": "pFPL"},
-            "rule": "EQ",
-            "seeds": list(range(len(figures))),
-            "value": estimate(figures).as_json(),
-            "unreached": (unreached or {}).get(point, 0),
-            "diverged": f"run-{point}" in fields.get("diverged", []),
-        }
+    rows = tuple(
+        SweepRow(
+            point=point,
+            run=f"run-{point}",
+            values={"fpl.learning_rate": 10.0**-point, "fpl.mode": "pFPL"},
+            rule="EQ",
+            seeds=tuple(range(len(figures))),
+            value=estimate(figures),
+            unreached=0,
+            diverged=point in diverged,
+        )
         for point, figures in values.items()
-    ]
-    document = {
-        "folder": "sweeps/one",
-        "measure": "score",
-        "measured": "ndcg@10",
-        "less_is_better": False,
-        "validation": 0.2,
-        "seeds": list(range(len(rows[0]["value"]["values"]))),
-        "fields": ["fpl.learning_rate", "fpl.mode"],
-        "rows": rows,
-        "best": rows[0],
-        "left": [],
-        "diverged": [],
-        "test": None,
-        "problems": [],
-    }
-    return {**document, **fields}
+    )
+    document = SweepDocument(
+        folder="sweeps/one",
+        measure="score",
+        measured="ndcg@10",
+        less_is_better=False,
+        validation=0.2,
+        seeds=rows[0].seeds,
+        fields=("fpl.learning_rate", "fpl.mode"),
+        rows=rows,
+        best=rows[0],
+    )
+    return document.model_copy(update=fields)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +83,7 @@ def made(values: dict[int, list[float]], unreached: dict[int, int] | None = None
 def test_figures_are_shown_with_half_their_interval(
     values: list[float], measure: str, measured: str, shown: str
 ) -> None:
-    assert show_value(estimate(values).as_json(), measure, measured) == shown
+    assert show_value(estimate(values), made({1: values}, measure=measure, measured=measured)) == shown
 
 
 def test_the_table_reads_well_in_60_columns():
@@ -100,16 +98,16 @@ def test_a_real_sweep_is_read_from_its_runs(result: SweepResult):
     document = result.table
     assert (result.folder / "sweep.svg").read_text().startswith("<svg")
     rows = list(csv.DictReader(io.StringIO((result.folder / "results.csv").read_text())))
-    assert len(document["rows"]) == len(rows) == 8
+    assert len(document.rows) == len(rows) == 8
     assert float(rows[0]["accuracy"]) == pytest.approx((float(rows[0]["seed 0"]) + float(rows[0]["seed 1"])) / 2)
-    means = [row["value"]["mean"] for row in document["rows"]]
+    means = [row.value.mean for row in document.rows]
     assert means == sorted(means, reverse=True)
-    best = document["best"]
-    assert best["values"]["training.learning_rate"] == 0.3
-    run = Result(result.folder / best["run"])
-    last = run.table.rule(best["rule"]).figures["final"].values
-    assert tuple(best["value"]["values"]) == last
-    assert best["value"]["mean"] == pytest.approx(np.mean(last))
+    best = document.best
+    assert best.values["training.learning_rate"] == 0.3
+    run = Result(result.folder / best.run)
+    last = run.table.rule(best.rule).figures["final"].values
+    assert best.value.values == last
+    assert best.value.mean == pytest.approx(np.mean(last))
 
 
 @pytest.mark.parametrize("measure", ["worst10", "rounds-to-target"])
@@ -118,23 +116,23 @@ def test_every_measure_is_what_the_run_recorded(result: SweepResult, measure: st
     text = path.read_text()
     path.write_text(text.replace('measure = "score"', f'measure = "{measure}"'))
     try:
-        document = sweep_document(result.folder)
+        document = Sweep.read(result.folder).answer(result.folder)
     finally:
         path.write_text(text)
-    means = [row["value"]["mean"] for row in document["rows"]]
+    means = [row.value.mean for row in document.rows]
     assert means == sorted(means, reverse=measure == "worst10"), "the best first"
-    for row in document["rows"]:
-        figures = Result(result.folder / row["run"]).table.rule(row["rule"]).figures
+    for row in document.rows:
+        figures = Result(result.folder / row.run).table.rule(row.rule).figures
         name = "worst_tenth" if measure == "worst10" else "rounds_to_target"
         found = figures[name].values if name in figures else (math.nan,) * 2  # no seed got there
-        assert row["value"]["values"] == pytest.approx(np.nan_to_num(found, nan=3.0))
-        assert row["unreached"] == sum(map(math.isnan, found))
+        assert row.value.values == pytest.approx(np.nan_to_num(found, nan=3.0))
+        assert row.unreached == sum(map(math.isnan, found))
 
 
 def test_the_best_is_an_experiment_for_the_test_set(result: SweepResult):
     best = load(result.folder / "best.toml")
     assert best.validation is None
-    assert list(best.rules()) == [result.table["best"]["rule"]]
+    assert list(best.rules()) == [result.table.best.rule]
     assert best.model_dump()["training"]["learning_rate"] == 0.3
     first_line = (result.folder / "best.toml").read_text().splitlines()[0]
     assert first_line.startswith("# Chosen by `steelyard sweep`: training.learning_rate = 0.3, training.epochs = ")
@@ -143,23 +141,23 @@ def test_the_best_is_an_experiment_for_the_test_set(result: SweepResult):
 
 
 def test_a_run_that_was_changed_is_said(result: SweepResult, tmp_path: Path):
-    assert result.table["problems"] == []
+    assert result.table.problems == ()
     folder = tmp_path / "sweep"
     shutil.copytree(result.folder, folder)
-    run = result.table["rows"][0]["run"]
+    run = result.table.rows[0].run
     with sqlite3.connect(folder / run / "run.sqlite") as database:
         database.execute("UPDATE rounds SET accuracy = 0.99 WHERE round = 1")
     database.close()
-    document = sweep_document(folder)
-    (problem,) = document["problems"]
+    document = Sweep.read(folder).answer(folder)
+    (problem,) = document.problems
     assert problem.startswith(f"{run}: CHANGED since it was written: round 1 ")
     assert f"- {run}: CHANGED since" in sweep_table(document)
 
 
 def test_a_point_that_exploded_is_a_cross_on_the_side_of_the_worst():
-    words = made({1: [0.5, 0.7], 2: [0.6, math.nan], 3: [0.4, 0.5]}, diverged=["run-2"])
+    words = made({1: [0.5, 0.7], 2: [0.6, math.nan], 3: [0.4, 0.5]}, diverged=(2,))
     for less, edge in ((True, 0), (False, HEIGHT)):
-        document = sweep_chart(words | {"less_is_better": less}).to_dict(validate=True)
+        document = sweep_chart(words.model_copy(update={"less_is_better": less})).to_dict(validate=True)
         (crosses,) = [layer for layer in document["layer"] if layer["mark"].get("shape") == "cross"]
         assert crosses["encoding"]["y"] == {"value": edge}
         # It keeps its place on the axis, between the two that went well.

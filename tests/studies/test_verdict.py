@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from html import escape
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,11 @@ import pytest
 from tests.studies.made import SUITE, figures, on_paper
 
 from steelyard.report.statistics import ALPHA, holm, paired_p
-from steelyard.studies.arena import Arena
-from steelyard.studies.arena_page import arena_html, arena_text, gain_chart, rank_chart
+from steelyard.studies.arena import Arena, judge
+from steelyard.studies.arena_page import arena_html, arena_text
+from steelyard.studies.charts import gain_chart, rank_chart
 from steelyard.studies.scenes import SceneFigures
-from steelyard.studies.verdict import ArenaDocument, claims, critical_difference, judge, mean_ranks, sentence
+from steelyard.studies.verdict import ArenaDocument, critical_difference, mean_ranks
 
 BASE = [0.90, 0.91, 0.92, 0.90, 0.93, 0.91, 0.90, 0.92, 0.91, 0.90]
 
@@ -35,17 +37,17 @@ def judged(*gains: float, seeds: int = 10) -> ArenaDocument:
 
 def opened(names: Sequence[str]) -> Arena:
     """An arena that goes on until it is decided."""
-    return Arena(SUITE, on_paper(names).candidate, tuple(names), SUITE.held_out, opened=1)
+    return on_paper(names).model_copy(update={"seeds": SUITE.held_out, "opened": 1})
 
 
 def test_better_worse_equal_and_unknown_are_told_apart() -> None:
     names = ["clean", "two-labels", "label-shares", "sizes"]
     made = [shifted(0.03), shifted(-0.03), shifted(0.0), shifted(0.004, 10.0)]
     document = judge(on_paper(names), {name: figures(BASE, mine) for name, mine in zip(names, made, strict=True)})
-    assert [scene["verdict"] for scene in document["scenes"]] == ["better", "worse", "equal", "not distinguishable"]
-    assert (document["better"], document["worse"], document["equal"], document["failed"]) == (1, 1, 1, 0)
-    assert [scene["seeds"] for scene in document["scenes"]] == [10] * 4
-    assert document["mean_gain"] == pytest.approx(0.001)
+    assert [scene.verdict for scene in document.scenes] == ["better", "worse", "equal", "not distinguishable"]
+    assert (document.better, document.worse, document.equal, document.failed) == (1, 1, 1, 0)
+    assert [scene.seeds for scene in document.scenes] == [10] * 4
+    assert document.mean_gain == pytest.approx(0.001)
 
 
 WHY = "round 1 of X: criterion Z: RuntimeError: there is nothing at all to go by; allowed: numbers"
@@ -106,20 +108,21 @@ def test_the_answer_reads_well_in_110_columns() -> None:
     """A scene of each kind: better, failed, better but within the margin, worse, not done."""
     document = judge(on_paper(NAMES), MADE)
     assert arena_text(document, 110).strip() == ANSWER.strip()
-    assert document["scenes"][1]["failed"] == WHY
-    first, other = document["scenes"][0], document["scenes"][3]
-    assert [rule["gain"] and round(rule["gain"]["mean"], 6) for rule in first["rules"]] == [None, 0.02, 0.01]
+    assert document.scenes[1].failed == WHY
+    first, other = document.scenes[0], document.scenes[3]
+    assert [rule.gain and round(rule.gain.mean, 6) for rule in first.rules] == [None, 0.02, 0.01]
     # Holm over three scenes: the smallest p three times, the largest once.
-    assert other["p_holm"] == pytest.approx(3 * other["p"])
-    assert document["scenes"][2]["p_holm"] == document["scenes"][2]["p"]
+    assert other.p_holm == pytest.approx(3 * other.p)
+    assert document.scenes[2].p_holm == document.scenes[2].p
 
 
 def test_the_page_holds_the_answer_escaped_and_its_pictures() -> None:
-    document = judge(on_paper(NAMES), MADE)
-    page = arena_html({**document, "tried": {"<b>": 0.5, "c": 0.25}, "candidate": "X<i>"})
+    changes = {"tried": {"<b>": 0.5, "c": 0.25}, "candidate": "X<i>"}
+    document = judge(on_paper(NAMES), MADE).model_copy(update=changes)
+    page = arena_html(document)
     for part in (
         "<h1>X&lt;i&gt; in the arena</h1>",
-        f"<p>{document['sentence']}</p>",
+        f"<p>{escape(document.sentence)}</p>",
         "<h3>Gain in each scene</h3>",
         "<h3>Every rule by its mean rank, and what cannot be told apart</h3>",
         f"<li>sizes: failed: {WHY}</li>",
@@ -140,7 +143,7 @@ def test_the_page_holds_the_answer_escaped_and_its_pictures() -> None:
 
 def test_charts_show_every_rule_by_rank_and_every_gain_with_its_interval() -> None:
     document = judge(on_paper(NAMES), MADE)
-    drawn = rank_chart({**document, "critical_difference": 0.5}).to_dict()
+    drawn = rank_chart(document.model_copy(update={"critical_difference": 0.5})).to_dict()
     (rows,) = drawn["datasets"].values()
     assert [(row["rule"], row["role"]) for row in rows] == [("X", "candidate"), ("EQ", "rival"), ("fedavg", "rival")]
     spans = [(max(1.0, rank - 0.5), min(3.0, rank + 0.5)) for rank in (5 / 3, 11 / 6, 2.5)]
@@ -148,7 +151,7 @@ def test_charts_show_every_rule_by_rank_and_every_gain_with_its_interval() -> No
         [end for span in spans for end in span]
     )
     assert drawn["usermeta"]["note"].startswith("Line: ranks less than 0.50 apart")
-    assert len(rank_chart({**document, "critical_difference": None}).to_dict()["layer"]) == 1
+    assert len(rank_chart(document.model_copy(update={"critical_difference": None})).to_dict()["layer"]) == 1
     drawn = gain_chart(document).to_dict()
     rows = next(rows for rows in drawn["datasets"].values() if "scene" in rows[0])
     found = [(row["scene"], round(row["mean"], 6), row["verdict"]) for row in rows]
@@ -165,38 +168,37 @@ def test_the_same_models_are_equal_though_four_zeros_are_too_few_for_a_test() ->
     near = few.model_copy(update={"models": {"fedavg": digests, "X": (*digests[:3], "e")}})
     names = ["clean", "sizes", "hospitals"]
     document = judge(on_paper(names), dict(zip(names, (same, near, few), strict=True)))
-    assert [scene["verdict"] for scene in document["scenes"]] == ["equal", *["not distinguishable"] * 2]
+    assert [scene.verdict for scene in document.scenes] == ["equal", *["not distinguishable"] * 2]
 
 
 def test_the_mean_gain_has_the_interval_of_its_seeds() -> None:
     made = {"clean": figures(BASE, shifted(0.03)), "sizes": figures(BASE, shifted(0.01))}
     document = judge(on_paper(["clean", "sizes"]), made)
-    assert document["gain_over_seeds"]["values"] == pytest.approx([0.02 + noise for noise in NOISE])
+    assert document.gain_over_seeds.values == pytest.approx([0.02 + noise for noise in NOISE])
     assert "Mean gain +2.0 ± 0.2 points." in arena_text(document)
     uneven = judge(on_paper(["clean", "sizes"]), made | {"sizes": figures(BASE[:5], shifted(0.01)[:5])})
-    assert uneven["gain_over_seeds"] is None, "seeds that a scene lacks pair with nothing"
+    assert uneven.gain_over_seeds is None, "seeds that a scene lacks pair with nothing"
     assert "Mean gain" not in arena_text(uneven)
     one = judged(0.02)
     assert "Mean gain" not in arena_text(one), "one scene says it itself"
     assert "not the whole suite" in arena_text(one)
-    assert "not the whole" not in arena_text({**one, "whole": True})
+    assert "not the whole" not in arena_text(one.model_copy(update={"whole": True}))
     assert "Mean of 10 seeds" in arena_text(one)
     assert "\nOne seed, on rows" in arena_text(judged(0.02, seeds=1))
-    assert " Tests that may be looked at" in arena_text({**one, "opened": 1})
-    assert claims("X wins by two seeds, 1.5 points", one) == ("", False, (2, 1.5))
+    assert " Tests that may be looked at" in arena_text(one.model_copy(update={"opened": 1}))
 
 
 def test_the_correction_is_over_all_scenes() -> None:
     """A p that would do alone does not do among ten scenes of which nine show nothing."""
     names = list(SUITE.scenes)
     alone = figures(BASE, shifted(0.013, 5.0))
-    (scene,) = judge(on_paper(names[:1]), {names[0]: alone})["scenes"]
-    assert scene["verdict"] == "better"
-    assert 0.005 < scene["p"] < 0.05
-    assert scene["p"] == paired_p([a - b for a, b in zip(alone.values["X"], BASE, strict=True)])
+    (scene,) = judge(on_paper(names[:1]), {names[0]: alone}).scenes
+    assert scene.verdict == "better"
+    assert 0.005 < scene.p < 0.05
+    assert scene.p == paired_p([a - b for a, b in zip(alone.values["X"], BASE, strict=True)])
     document = judge(on_paper(names), dict.fromkeys(names, figures(BASE, shifted(0.0, 5.0))) | {names[0]: alone})
-    assert [each["p_holm"] for each in document["scenes"]] == holm([each["p"] for each in document["scenes"]])
-    assert document["better"] == 0
+    assert [each.p_holm for each in document.scenes] == holm([each.p for each in document.scenes])
+    assert document.better == 0
 
 
 @pytest.mark.parametrize(
@@ -220,21 +222,21 @@ def test_the_correction_is_over_all_scenes() -> None:
     ],
 )
 def test_the_sentence(document: Any, changes: dict[str, Any], words: str) -> None:
-    assert words in sentence({**document, **changes})
+    assert words in document.model_copy(update=changes).sentence
 
 
 def test_an_idea_that_fails_everywhere_is_one_sentence() -> None:
     failed = SceneFigures(failed="criterion Z: fails.")
     for names, words in ((["clean"], "1 of 1 scene"), (["clean", "sizes"], "both scenes"), (NAMES[:3], "all 3 scenes")):
         document = judge(on_paper(names), dict.fromkeys(names, failed))
-        assert document["sentence"] == f"X failed in {words}: criterion Z: fails."
+        assert document.sentence == f"X failed in {words}: criterion Z: fails."
         shown = arena_text(document, width=40)
         assert max(map(len, shown.splitlines())) <= 40
         assert "points" not in shown
     assert "failed: fails" in arena_text(judge(on_paper(NAMES), MADE | {"sizes": failed}))
     # Where the baseline has no figures there is nothing to compare with.
     alone = SceneFigures(values={"X": tuple(BASE)})
-    assert judge(on_paper(["clean"]), {"clean": alone})["scenes"][0]["failed"] == "fedavg has no figures"
+    assert judge(on_paper(["clean"]), {"clean": alone}).scenes[0].failed == "fedavg has no figures"
 
 
 @pytest.mark.parametrize(("arena", "seeds"), [(on_paper(list(SUITE.scenes)), 10), (opened(list(SUITE.scenes)), 40)])
@@ -245,7 +247,7 @@ def test_one_of_twenty_null_suites_at_most_calls_something_better_or_worse(arena
     for _ in range(100):
         made = {name: figures(*draws.normal(0.9, 0.02, (2, seeds)).tolist()) for name in arena.scenes}
         document = judge(arena, made)
-        wrong += document["better"] + document["worse"] > 0
+        wrong += document.better + document.worse > 0
     assert wrong / 100 <= ALPHA + (0 if arena.opened else 2 * (ALPHA * (1 - ALPHA) / 100) ** 0.5)
 
 
@@ -255,11 +257,11 @@ def test_a_verdict_stays_and_scenes_that_wait_count_in_the_correction() -> None:
     mine, words = base + draws.normal(0.05, 0.01, 40), list[str]()
     for count in range(5, 41, 5):
         document = judge(arena, {"clean": figures(base[:count].tolist(), mine[:count].tolist())})
-        scene = document["scenes"][0]
-        assert scene["p_holm"] == pytest.approx(min(1.0, 3 * scene["p"]))
-        words.append(scene["verdict"])
+        scene = document.scenes[0]
+        assert scene.p_holm == pytest.approx(min(1.0, 3 * scene.p))
+        words.append(scene.verdict)
     assert words == sorted(words, key=lambda word: word == "better")
-    assert document["sentence"].endswith("2 scenes not done; 2 not decided by 40 seeds.")
+    assert document.sentence.endswith("2 scenes not done; 2 not decided by 40 seeds.")
 
 
 def test_the_highest_is_first_and_equal_ones_share_a_rank() -> None:

@@ -24,9 +24,10 @@ RUN_FILE, LEDGER, LOCK, REPORT = "experiment.toml", "privacy.jsonl", "lock", "re
 """Other files of a run: its resolved experiment, its privacy ledger, what its writer holds, its report."""
 CHECKPOINTS, CODE, EXPORT, FIGURES, FLOWER, UPDATES = "checkpoints", "code", "export", "figures", "flower", "updates"
 """Folders of a run."""
-SWEEP_FILE, ATTACK_FILE, ARENA_FILE = "sweep.toml", "attack.toml", "arena.toml"
-"""The files that say what several runs in one folder are: of a sweep, under attack, the scenes of the arena."""
-_STUDIES = (SWEEP_FILE, ATTACK_FILE, ARENA_FILE)
+SWEEP_FILE, ATTACK_FILE = "sweep.toml", "attack.toml"
+ARENA_FILE, PARTICIPATION_FILE = "arena.toml", "participation.toml"
+"""The plans of studies, which are several runs in one folder."""
+_STUDIES = (SWEEP_FILE, ATTACK_FILE, ARENA_FILE, PARTICIPATION_FILE)
 DRAFT = ".part"
 """Ending of a file that is being written; it gets its name when it is whole."""
 

@@ -15,7 +15,6 @@ from steelyard.base.logs import doing, quiet
 from steelyard.cli.finishing import finish
 from steelyard.cli.options import FormatOption, OutOption, ReportOption, RuleOption, TrustOption, asking
 from steelyard.cli.printing import print_json, print_table, print_wrapped, warn_of_changes
-from steelyard.cli.studies import outcomes_of
 from steelyard.contributions import finding
 from steelyard.result import Result
 from steelyard.rounds.progress import watching
@@ -58,10 +57,10 @@ def record(
 ) -> None:
     """Write one page to hand over: purpose, data by site, rule, contributions, privacy, attacks, versions, hashes."""
     from steelyard.report.record import write_record
-    from steelyard.studies.attack import is_attack
+    from steelyard.studies.attack import Attack
 
-    tested = attacks or (folder.absolute().parent if is_attack(folder.absolute().parent) else None)
-    write_record(folder, out, keys, rule, None if tested is None else outcomes_of(tested))
+    tested = attacks or (folder.absolute().parent if Attack.is_in(folder.absolute().parent) else None)
+    write_record(folder, out, keys, rule, None if tested is None else Attack.read(tested).answer(tested).lines_on)
     print(printable(str(out)))
 
 

@@ -6,14 +6,13 @@ What is heavy is imported inside the commands, for speed of start.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from steelyard.base.errors import UserError, brief, printable
+from steelyard.base.errors import UserError, printable
 from steelyard.base.logs import doing, logger, quiet
 from steelyard.cli.finishing import finish, report_line, watched, write_own_report
 from steelyard.cli.options import (
@@ -33,13 +32,12 @@ from steelyard.cli.options import (
     TrustOption,
     asking,
 )
-from steelyard.cli.printing import emit, print_part, refuse_together, terminal_width, warn_of_changes
-from steelyard.cli.studies import finish_arena, finish_attack, resume_sweep, show_arena, show_sweep
+from steelyard.cli.printing import emit, print_part, refuse_together, warn_of_changes
+from steelyard.cli.studies import compare_shares, resume_study, show_study, study_in
 from steelyard.rounds.progress import watching
 
 if TYPE_CHECKING:
     from steelyard.report.notices import Chain
-    from steelyard.report.rendering import Style
     from steelyard.report.result import Comparison
     from steelyard.runs.history import History
 
@@ -86,18 +84,14 @@ def resume(
             from steelyard.federate import resume as resume_run
             from steelyard.result import Result
             from steelyard.runs.history import History
-            from steelyard.studies.arena import is_arena
-            from steelyard.studies.attack import is_attack
-            from steelyard.studies.sweep import is_sweep
 
         if contributions:
             from steelyard.contributions.finding import switch_on
 
             switch_on(folder)
-        for holds, go_on_with in ((is_sweep, resume_sweep), (is_attack, finish_attack), (is_arena, finish_arena)):
-            if holds(folder):
-                go_on_with(folder, trust, accept_changes, format)
-                return
+        if (study := study_in(folder)) is not None:
+            resume_study(study, folder, trust, accept_changes, format)
+            return
 
         def go_on() -> Result:
             return Result(resume_run(folder, progress=not quiet(), ask=asking(trust), accept_changes=accept_changes))
@@ -190,20 +184,11 @@ def table(
     full: FullOption = False,
 ) -> None:
     """Say which rule to use, and show the papers' tables: rounds to target, gains, devices, samples, curves."""
-    from steelyard.studies.arena import is_arena
-    from steelyard.studies.sweep import is_sweep
-
-    kind = "an arena" if is_arena(folder) else "a sweep" if is_sweep(folder) else ""
-    if kind:
+    if (study := study_in(folder)) is not None:
         of_a_run = {"--baseline": baseline, "--curves": curves, "--groups": groups, "--full": full}
-        refuse_together(f"{folder} holds {kind}", of_a_run, "these with a run or a comparison")
-    if kind == "an arena":
-        show_arena(folder, format)
-        return
-    if kind:
-        from steelyard.studies.sweep_table import sweep_document
-
-        show_sweep(sweep_document(folder), format)
+        allowed = f"for a run in it, such as {folder / study.cells()[0].folder}"
+        refuse_together(f"{folder} holds {study.kind}", of_a_run, allowed)
+        show_study(study, study.answer(folder), format)
         return
     if groups:
         _print_groups(folder, format)
@@ -265,82 +250,7 @@ def _warn_of_change(chain: Chain) -> None:
         _log.warning(chain_line(chain))
 
 
-# `steelyard compare --participation`.
-
-
-LEAST = 2
-"""Clients of a cohort: one alone has nobody to be weighed against."""
-
-
-def compare_shares(
-    experiment: str,
-    rules: Sequence[str],
-    changes: Sequence[str],
-    seeds: tuple[int, int | None],
-    shares: str,
-    out: Path | None,
-    trust: bool,
-    format: TableFormat,
-) -> None:
-    """Run the comparison once for each share, and print a table with a column for each.
-
-    `seeds` are how many, and the first. A share that comes to fewer than two clients is left out and said.
-    """
-    if format == "csv":
-        raise UserError("--format: got 'csv' with --participation; allowed: text, markdown, latex, json")
-    wanted = parse_shares(shares)
-    with watching(not quiet()):
-        with doing("starting"):
-            from steelyard.experiment.rules import load_comparison, seeds_of
-            from steelyard.experiment.running import run
-            from steelyard.report.rendering import render
-            from steelyard.report.tables import participation_tables
-            from steelyard.result import Result
-
-        found: dict[float, Result] = {}
-        left_out: list[str] = []
-        for share in wanted:
-            fields = [*changes, f"rounds.fraction={share!r}"]
-            described = load_comparison(experiment, fields, rules, seeds[1], asking(trust))
-            clients = described.all_clients
-            if clients is not None and described.rounds.cohort(clients) < LEAST:
-                left_out.append(f"{share:.0%} of {clients} clients is one alone: left out.")
-                continue
-            chosen = seeds_of(described, seeds[0])
-            folder = None if out is None else out / f"participation-{round(100 * share):03d}"
-            done = watched(lambda d=described, c=chosen, f=folder: run(d, seeds=c, out=f, progress=not quiet()))
-            found[share] = Result(done)
-        if not found:
-            raise UserError(f"--participation: got {brief(shares)}; allowed: shares of two clients or more")
-    documents = {share: result.table for share, result in found.items()}
-    rows = [{"share": share, "folder": str(found[share].folder), "table": documents[share]} for share in found]
-
-    def text(style: Style, width: int | None) -> str:
-        return render(participation_tables(documents, left_out), [], style, width)
-
-    emit({"participation": rows, "left_out": left_out}, format, text)
-    if format == "text":
-        for share, result in found.items():
-            print(f"{share:.0%}: run stored in {printable(str(result.folder))}")
-
-
-def parse_shares(text: str) -> list[float]:
-    """Return the shares of "1,0.75,0.1", each above 0 and at most 1, without repeats, the largest first."""
-    try:
-        shares = [float(word) for word in text.split(",")]
-    except ValueError:
-        shares = []
-    if not shares or not all(0 < share <= 1 for share in shares):
-        raise UserError(
-            f"--participation: got {brief(text)}; allowed: shares above 0, at most 1, joined by commas, like 1,0.75,0.1"
-        )
-    return sorted(set(shares), reverse=True)
-
-
 # `steelyard join`.
-
-
-_WORDS = {"arena": "an arena", "sweep": "a sweep", "run": "a comparison"}
 
 
 def join(
@@ -350,31 +260,19 @@ def join(
     """Put the parts of a comparison, a sweep or an arena (--part 3/8) together: the same as one run of all of it."""
     with watching(not quiet()), doing(f"joining {len(folders)} parts"):
         from steelyard.experiment.parts import join_runs
-        from steelyard.studies.archive import write_arena_files
-        from steelyard.studies.arena import is_arena
-        from steelyard.studies.arena_page import arena_text
-        from steelyard.studies.arena_running import join_arenas
-        from steelyard.studies.study import join_sweeps
-        from steelyard.studies.sweep import is_sweep
-        from steelyard.studies.sweep_table import write_sweep_files
+        from steelyard.studies.study import join as join_studies
 
-        answer = ""
         if twice := next((folder for folder in folders if folders.count(folder) > 1), None):
             raise UserError(f"join: {twice} is given twice; allowed: each part once")
-        kinds = {folder: "arena" if is_arena(folder) else "sweep" if is_sweep(folder) else "run" for folder in folders}
-        first = kinds[folders[0]]
-        if other := next((folder for folder in folders if kinds[folder] != first), None):
-            raise UserError(f"join: {folders[0]} holds a part of {_WORDS[first]}, {other} none; allowed: parts of one")
-        if first == "arena":
-            whole = join_arenas(folders, out)
-            answer = arena_text(write_arena_files(whole), width=terminal_width())
-        elif first == "sweep":
-            whole = join_sweeps(folders, out)
-            write_sweep_files(whole)
-        else:
-            whole = join_runs(folders, out)
-    if answer:
-        print(answer)
+        studies = {folder: study_in(folder) for folder in folders}
+        first = studies[folders[0]]
+        if other := next((folder for folder, study in studies.items() if type(study) is not type(first)), None):
+            kind = "a comparison" if first is None else first.kind
+            raise UserError(f"join: {folders[0]} holds a part of {kind}, {other} none; allowed: parts of one")
+        whole = join_runs(folders, out) if first is None else join_studies(type(first), folders, out)
+        answer = None if first is None else first.read(whole).write_files(whole)
+    if first is not None:
+        show_study(first, answer, "text")
     print(f"{len(folders)} parts joined in {printable(str(whole))}")
-    if not answer:
+    if first is None:
         print(f"every table: steelyard table {printable(shlex.quote(str(whole)))}")

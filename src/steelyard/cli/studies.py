@@ -5,9 +5,11 @@ What is heavy is imported inside the functions, for speed of start.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -31,11 +33,10 @@ from steelyard.cli.printing import print_json, print_part, print_wrapped, termin
 from steelyard.rounds.progress import watching
 
 if TYPE_CHECKING:
-    from steelyard.report.hostile import Attacks
-    from steelyard.studies.arena import Candidate
+    from steelyard.experiment.description import Description
+    from steelyard.studies.candidate import Candidate
+    from steelyard.studies.study import How, Study
     from steelyard.studies.suite import Suite
-    from steelyard.studies.sweep_table import SweepDocument
-    from steelyard.studies.verdict import ArenaDocument
 
 
 _log = logger(__name__)
@@ -70,10 +71,6 @@ def sweep(
         float | None,
         typer.Option("--validation", help="Share of the training data to choose on; default: the recipe's, or 0.1."),
     ] = None,
-    stacked: Annotated[
-        bool,
-        typer.Option("--stacked/--one-by-one", help="Rules and seeds of one point as one run, or each as its own."),
-    ] = True,
     jobs: JobsOption = 1,
     test: Annotated[bool, typer.Option("--test", help="Then run the best on the test set, with all seeds.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Also run a grid of more than 100 points.")] = False,
@@ -91,9 +88,8 @@ def sweep(
         with doing("starting"):
             from steelyard.experiment.loading import load
             from steelyard.experiment.parts import Part
-            from steelyard.studies.study import How
-            from steelyard.studies.study import sweep as run_sweep
-            from steelyard.studies.sweep import plan
+            from steelyard.studies.sweep import plan, run_on_test
+            from steelyard.studies.sweep_table import BEST
 
         ask = asking(trust)
         swept, fixed = ({text.partition("=")[0].strip() for text in texts or []} for texts in (over, changes))
@@ -108,61 +104,16 @@ def sweep(
             seeds=seeds,
             measure=measure,
             validation=validation,
-            stacked=stacked,
             many=yes,
             part=None if part is None else Part.read(part),
         )
-        how = How(not quiet(), _log.info, jobs=jobs)
-        finish_sweep(lambda: run_sweep(planned, out, how), test, format)
-
-
-def resume_sweep(folder: Path, trust: bool, accept_changes: bool, format: TableFormat) -> None:
-    """Go on with a sweep that was stopped or killed; what `steelyard resume` does with the folder of one."""
-    from steelyard.studies.study import How
-    from steelyard.studies.study import resume_sweep as go_on
-
-    how = How(not quiet(), _log.info, asking(trust), accept_changes)
-    finish_sweep(lambda: go_on(folder, how), False, format)
-
-
-def finish_sweep(work: Callable[[], Path], test: bool, format: TableFormat) -> None:
-    """Do the work of a sweep, write its files, run the best on the test set where asked, and show the table."""
-    from steelyard.studies.sweep import read_sweep
-    from steelyard.studies.sweep_table import BEST, sweep_document, write_sweep_files
-
-    folder = watched(work)
-    if (part := read_sweep(folder).part) is not None:
-        print_part(part, folder, format)
-        return
-    with doing("summing up"):
-        document = write_sweep_files(folder)
-    if test and document["best"] is not None:
-        from steelyard.experiment.loading import load
-        from steelyard.studies.study import run_on_test
-
-        best = load(folder / BEST)
-        watched(lambda: run_on_test(folder, best, progress=not quiet()))
-        document = sweep_document(folder)
-    show_sweep(document, format)
-
-
-def show_sweep(document: SweepDocument, format: TableFormat) -> None:
-    """Print a sweep's table for people or programs."""
-    from steelyard.studies.sweep_table import next_lines, sweep_csv, sweep_table
-
-    if format == "json":
-        print_json(document)
-    elif format == "csv":
-        print(sweep_csv(document), end="")
-        for problem in document["problems"]:
-            _log.warning(problem)
-    else:
-        print(sweep_table(document, format, terminal_width()), end="")
-        if format == "text":
-            print("\n".join(next_lines(document)))
-
-
-# `steelyard attack`: what hostile clients do to an experiment under each rule.
+        folder = _written(planned, out, described, f"{described.name}-sweep")
+        answer = _run(planned, folder, _how(jobs), format)
+        if test and answer is not None and answer.best is not None:
+            best = load(folder / BEST)
+            watched(lambda: run_on_test(folder, best, progress=not quiet()))
+            answer = planned.answer(folder)
+        _show(planned, answer, format)
 
 
 def attack(
@@ -205,49 +156,16 @@ def attack(
         with doing("starting"):
             from steelyard.experiment.loading import load
             from steelyard.experiment.rules import load_comparison
-            from steelyard.studies.attack import Attack, attack_folder, attack_names, rules_for, under_attack
+            from steelyard.studies.attack import Attack, attack_names, rules_for, under_attack
 
         names = attack_names(attacks or [], adaptive=adaptive)
         base = load(experiment, changes or [], seed, asking(trust))
         under_attack(base, names[0], fraction)  # refuses what cannot be attacked before rules are read
         described = load_comparison(experiment, changes or [], rules or rules_for(base), seed)
-        planned = Attack(described, tuple(names), fraction, seeds)
-        _ = planned.parts  # refuses what cannot be run before there is a folder
-        finish_attack(attack_folder(planned, out), True, False, format)
-
-
-def outcomes_of(folder: Path) -> Attacks:
-    """Return what the attacks of a folder did; one that is not done is refused."""
-    from steelyard.report.hostile import CLEAN, attack_document, flawed_before, outcome
-    from steelyard.studies.attack import read_attack
-    from steelyard.studies.study import finished
-
-    done = read_attack(folder)
-    names = (CLEAN, *done.names)
-    if missing := [name for name in names if not finished(folder / name)]:
-        raise UserError(f"{folder}: {missing[0]} is not done; allowed: attacks that have ended (`steelyard resume`)")
-    outcomes = {name: outcome(folder / name, done.experiment.rounds, folder / CLEAN) for name in names}
-    return attack_document(outcomes, done.fraction, flawed_before(folder / CLEAN))
-
-
-def finish_attack(folder: Path, trust: bool, accept_changes: bool, format: str) -> None:
-    """Do what is left of the attacks of a folder, and show what they did; their code was asked for where `trust`.
-
-    What `steelyard resume` does with the folder of attacks that were stopped or killed.
-    """
-    from steelyard.report.hostile import attack_text
-    from steelyard.studies.attack import run_attack
-    from steelyard.studies.study import How
-
-    how = How(not quiet(), _log.info, None if trust else asking(trust), accept_changes)
-    done = watched(lambda: run_attack(folder, how))
-    with doing("summing up"):
-        document = outcomes_of(folder)
-    if format == "json":
-        print_json({"folder": str(folder), "seeds": done.seeds, **document})
-        return
-    print(attack_text(document, terminal_width()))
-    print(f"\nruns stored in {printable(str(folder))}")
+        planned = Attack(attacks=tuple(names), fraction=fraction, seeds=seeds, experiment=described)
+        for cell in planned.cells():
+            planned.described(cell)  # refuses what cannot be run before there is a folder
+        finish_study(planned, _written(planned, out, described, described.name), _how(), format)
 
 
 # `steelyard arena`: whether an idea is better than the field, in one sentence.
@@ -305,7 +223,8 @@ def arena(
             return
         with doing("starting"):
             from steelyard.experiment.parts import Part
-            from steelyard.studies.arena import arena_folder, plan, read_candidates
+            from steelyard.studies.arena import plan
+            from steelyard.studies.candidate import read_candidates
             from steelyard.studies.study import check_jobs
             from steelyard.studies.suite import load_suite
 
@@ -331,117 +250,156 @@ def arena(
             tried=tried,
             part=share,
         )
-        finish_arena(arena_folder(planned, out), True, False, format, jobs)
+        folder = _written(planned, out, chosen.experiment(planned.scenes[0]), "arena")
+        finish_study(planned, folder, _how(jobs), format)
 
 
 def _chosen(
     found: Sequence[Candidate], suite: Suite, scenes: Sequence[str], changes: Sequence[str], out: Path | None, jobs: int
 ) -> tuple[Candidate, dict[str, float], Path | None]:
     """Return the best of a candidate's settings, what they came to, and the folder that they were tried in."""
-    from steelyard.studies.arena import tuning_folder
-    from steelyard.studies.study import How
-    from steelyard.studies.suite import Tried, tune
+    from steelyard.studies.study import go_on
+    from steelyard.studies.tuning import Tried, Tuning, tuning_folder
 
     if len(found) == 1:
         return found[0], {}, out
-    folder = tuning_folder(suite, out)
     rules = {each.label: each.settings for each in found}
-    named, how = suite.chosen(scenes), How(_shown(jobs), _log.info, jobs=jobs)
-    values = watched(lambda: tune(suite, rules, folder, named, changes, how))
+    tuning = Tuning(suite=suite, rules=rules, scenes=suite.chosen(scenes), changes=tuple(changes))
+    folder = tuning_folder(suite, out)
+    values = watched(lambda: tuning.answer(go_on(tuning, folder, _how(jobs))))
     best = Tried(found[0].label, values).best
     _log.info(f"chosen on the clients' own test rows: {best}, of {len(found)} settings")
-    return next(each for each in found if each.label == best), values, folder
+    tried = {label: value for label, value in values.items() if not math.isnan(value)}
+    return next(each for each in found if each.label == best), tried, folder
 
 
 def _retune(
     suite: Suite, scenes: Sequence[str], changes: Sequence[str], out: Path | None, format: str, jobs: int
 ) -> None:
     """Choose the rivals' settings again and show them beside those that are frozen with the suite."""
-    from steelyard.studies.arena import tuning_folder
-    from steelyard.studies.arena_page import tuning_text
-    from steelyard.studies.study import How
-    from steelyard.studies.suite import tune_rivals
+    from steelyard.studies.tuning import tune_rivals, tuning_folder, tuning_text
 
-    folder = tuning_folder(suite, out)
-    named, how = suite.chosen(scenes), How(_shown(jobs), _log.info, jobs=jobs)
-    found = watched(lambda: tune_rivals(suite, folder, named, changes, how))
+    folder, named = tuning_folder(suite, out), suite.chosen(scenes)
+    found = watched(lambda: tune_rivals(suite, folder, named, changes, _how(jobs)))
     if format == "json":
-        print_json(
-            {
-                "folder": str(folder),
-                "rivals": [{"rule": t.rule, "best": t.best, "tried": dict(t.values)} for t in found],
-            }
-        )
+        rivals = [{"rule": tried.rule, "best": tried.best, "tried": dict(tried.values)} for tried in found]
+        print_json({"folder": str(folder), "rivals": rivals})
         return
     whole = named == tuple(suite.scenes) and not changes
     print(tuning_text(suite, found, terminal_width(), whole=whole))
     print(f"runs stored in {printable(str(folder))}")
 
 
-def _shown(jobs: int) -> bool:
-    """Whether rounds are shown: several scenes at a time would write over each other's lines."""
-    return not quiet() and jobs == 1
-
-
-def finish_arena(folder: Path, trust: bool, accept_changes: bool, format: str, jobs: int = 1) -> None:
-    """Run what is left of an arena's scenes, write its files and show the answer; its code was asked for if `trust`.
-
-    What `steelyard resume` does with the folder of an arena that was stopped or killed.
-    """
-    from steelyard.studies.archive import ARCHIVE, REPORT, write_arena_files
-    from steelyard.studies.arena_running import run_arena
-    from steelyard.studies.study import How
-
-    how = How(_shown(jobs), _log.info, None if trust else asking(trust), accept_changes, jobs)
-    watched(lambda: run_arena(folder, how))
-    with doing("summing up"):
-        document = write_arena_files(folder)
-    _show(folder, document, format)
-    if format == "text":
-        print(f"runs stored in {printable(str(folder))}; archive: {printable(str(folder / ARCHIVE))}")
-        print(f"report: {printable(str(folder / REPORT))}")
-    if document["failed"] and document["mean_gain"] is None:
-        # A program that looks at the exit code alone must not take this for an answer.
-        raise UserError(f"arena: no verdict: {document['sentence']}")
-
-
-def show_arena(folder: Path, format: str) -> None:
-    """Show the answer of an arena as far as it has come; what `steelyard table` does with the folder of one."""
-    from steelyard.studies.arena import read_arena
-    from steelyard.studies.scenes import read_figures
-    from steelyard.studies.verdict import judge
-
-    if format not in ("text", "json"):
-        raise UserError(f"--format: got '{format}' with an arena; allowed: text, json")
-    arena = read_arena(folder)
-    _show(folder, judge(arena, read_figures(folder, arena)), format)
-
-
-def _show(folder: Path, document: ArenaDocument, format: str) -> None:
-    from steelyard.studies.arena_page import arena_text
-
-    if format == "json":
-        print_json({"folder": str(folder), **document})
-    else:
-        print(arena_text(document, width=terminal_width()))
-
-
 def _check(archive: Path, format: str) -> None:
     """Check an archive, also by its folder; exit code 1 where something differs, 2 where nothing decides here."""
-    from steelyard.studies.archive import ARCHIVE, check_archive
+    from steelyard.studies.archive import ARCHIVE
+    from steelyard.studies.checking import check_archive
 
     archive = archive / ARCHIVE if archive.is_dir() else archive
     found = watched(lambda: check_archive(archive, progress=not quiet()))
     if format == "json":
-        print_json(
-            {
-                "archive": str(archive),
-                "whole": found.code == 0,
-                "undecided": found.undecided,
-                "lines": list(found.lines),
-            }
-        )
+        shown = {"whole": found.code == 0, "undecided": found.undecided, "lines": found.lines}
+        print_json({"archive": str(archive), **shown})
     else:
         for line in found.lines:
             print_wrapped(line)
     raise typer.Exit(found.code)
+
+
+# `steelyard compare --participation`.
+
+
+def compare_shares(
+    experiment: str,
+    rules: Sequence[str],
+    changes: Sequence[str],
+    seeds: tuple[int, int | None],
+    shares: str,
+    out: Path | None,
+    trust: bool,
+    format: TableFormat,
+) -> None:
+    """Run a comparison once for each share, and print a table with a column for each.
+
+    `seeds` are how many, and the first.
+    """
+    with watching(not quiet()):
+        with doing("starting"):
+            from steelyard.experiment.rules import load_comparison
+            from steelyard.studies.participation import Participation, plan
+
+        if format not in Participation.formats:
+            raise UserError(f"--format: got '{format}' with --participation; allowed: {listed(Participation.formats)}")
+        described = load_comparison(experiment, changes, ["recipe"], seeds[1], asking(trust))
+        planned = plan(described, rules, seeds[0], shares)
+        folder = _written(planned, out, described, f"{described.name}-participation")
+        finish_study(planned, folder, _how(), format)
+
+
+# What all studies have in common.
+
+
+def study_in(folder: Path) -> Study | None:
+    """Return the study that a folder holds; None where it holds none."""
+    from steelyard.studies.arena import Arena
+    from steelyard.studies.attack import Attack
+    from steelyard.studies.participation import Participation
+    from steelyard.studies.sweep import Sweep
+
+    return next((kind.read(folder) for kind in (Sweep, Attack, Arena, Participation) if kind.is_in(folder)), None)
+
+
+def _how(jobs: int = 1) -> How:
+    """Return how a study runs whose code was asked for already."""
+    from steelyard.studies.study import How
+
+    return How(not quiet(), _log.info, jobs=jobs)
+
+
+def _written(study: Study, out: Path | None, experiment: Description, name: str) -> Path:
+    from steelyard.studies.study import folder_for
+
+    return folder_for(study, out, experiment, name)
+
+
+def resume_study(study: Study, folder: Path, trust: bool, accept_changes: bool, format: TableFormat) -> None:
+    """Continue a study that was stopped or killed."""
+    finish_study(study, folder, replace(_how(), ask=asking(trust), accept_changes=accept_changes), format)
+
+
+def finish_study(study: Study, folder: Path, how: How, format: TableFormat) -> None:
+    """Run what is left of a study, write its files and show its answer."""
+    _show(study, _run(study, folder, how, format), format)
+
+
+def _run(study: Study, folder: Path, how: How, format: TableFormat) -> Any:
+    """Run what is left of a study and return its answer; None of a part, which is shown as such."""
+    from steelyard.studies.study import go_on
+
+    # What its folder holds is what runs: code of the user's own as it was when the folder was made.
+    kept = study.read(folder)
+    watched(lambda: go_on(kept, folder, how))
+    if kept.part is not None:
+        print_part(kept.part, folder, format)
+        return None
+    with doing("summing up"):
+        return kept.write_files(folder)
+
+
+def _show(study: Study, answer: Any, format: TableFormat) -> None:
+    if answer is None:
+        return
+    show_study(study, answer, format)
+    if problem := study.problem(answer):
+        # A program that looks at the exit code alone must not take this for an answer.
+        raise UserError(problem)
+
+
+def show_study(study: Study, answer: Any, format: TableFormat) -> None:
+    """Show the answer of a study as far as it has come; what `steelyard table` does with the folder of one."""
+    if format not in study.formats:
+        raise UserError(f"--format: got '{format}' with {study.kind}; allowed: {listed(study.formats)}")
+    if format == "json":
+        print_json(answer)
+    else:
+        print(study.text(answer, format, terminal_width()), end="")

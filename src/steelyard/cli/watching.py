@@ -106,7 +106,8 @@ def report(
     from steelyard.report.figures import draw_all, write_figures
     from steelyard.report.html import write_report
     from steelyard.report.view import RunView
-    from steelyard.studies.arena import is_arena
+    from steelyard.studies.arena import Arena
+    from steelyard.studies.arena_page import write_page
 
     if len({run.resolve() for run in runs}) < len(runs):
         raise UserError(f"RUNS: got {', '.join(map(str, runs))}; allowed: each run once")
@@ -114,12 +115,10 @@ def report(
     if path.suffix not in (".html", ".htm"):
         raise UserError(f"--out: got '{path}'; allowed: a file name that ends in .html")
     files.is_file(path)  # a link is refused before anything is drawn
-    if len(runs) == 1 and is_arena(runs[0]):
-        from steelyard.studies.archive import write_arena_report
-
+    if len(runs) == 1 and Arena.is_in(runs[0]):
         if figures is not None:
             raise UserError(f"--figures: got '{figures}' with an arena; allowed: for a run, as {runs[0]}/scenes/NAME")
-        write_arena_report(runs[0], path)
+        write_page(Arena.read(runs[0]).answer(runs[0]), path)
         print(f"report to open: {printable(str(path))}")
         return
     if figures is not None:

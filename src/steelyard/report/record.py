@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from steelyard.base.errors import UserError, told_as
 from steelyard.contributions.document import Contributions, rule_of, stored_contributions
 from steelyard.experiment.description import stored_settings
 from steelyard.experiment.loading import RUN_FILE
-from steelyard.report.hostile import CLEAN, Attacks
 from steelyard.report.notices import flaws_of, privacy_lines
 from steelyard.report.rendering import Table, filled
 from steelyard.report.verification import Record, RecordedSite, Verification, verify
@@ -32,8 +31,16 @@ _NOT_COVERED = (
 )
 
 
-def record(folder: Path, keys: Path | None = None, rule: str | None = None, attacks: Attacks | None = None) -> Record:
-    """Return the record of a run for programs; without `rule`, of the recommended one, or else of the main one."""
+def record(
+    folder: Path,
+    keys: Path | None = None,
+    rule: str | None = None,
+    attacks: Callable[[str], Sequence[str]] | None = None,
+) -> Record:
+    """Return the record of a run for programs; without `rule`, of the recommended one, or else of the main one.
+
+    `attacks` says what attacks that were tested did to a rule.
+    """
     checked = verify(folder, keys)
     history = History(folder)
     view = RunView([history])
@@ -58,7 +65,7 @@ def record(folder: Path, keys: Path | None = None, rule: str | None = None, atta
         "sites": _sites(history, chosen, seed),
         "contributions": NOT_MEASURED if isinstance(values, str) else values,
         "privacy": privacy_lines(history.facts.privacy) or ["no differential privacy was promised"],
-        "attacks": [NO_ATTACKS] if attacks is None else attack_lines(attacks, chosen),
+        "attacks": list(attacks(chosen)) if attacks is not None else [NO_ATTACKS],
         "notes": history.notes,
         "versions": history.facts.versions,
         "hashes": {f"head after round {checked.round}": checked.head, RUN_FILE: hashlib.sha256(text).hexdigest()},
@@ -99,23 +106,6 @@ def rule_sentence(text: str) -> str:
     return f"{words}."
 
 
-def attack_lines(attacks: Attacks, rule: str) -> list[str]:
-    """Say what each attack that `steelyard attack` ran did to a rule, a line each."""
-    lines: list[str] = []
-    for block in attacks["attacks"]:
-        if block["attack"] == CLEAN:
-            continue
-        head = f"{block['attack']}, {attacks['fraction']:.0%} of the clients hostile"
-        row = next((row for row in block["rules"] if row["rule"] == rule), None)
-        if row is None:
-            lines.append(f"{head}: tested under other rules only ({', '.join(row['rule'] for row in block['rules'])})")
-            continue
-        lost = "" if row["lost"] is None else f", {100 * row['lost']['mean']:.1f} points lost"
-        weight = "" if row["weight"] is None else f"; they had {row['weight']:.0%} of all weight"
-        lines.append(f"{head}: accuracy {row['accuracy']['mean']:.1%}{lost}{weight}")
-    return lines or [NO_ATTACKS]
-
-
 def _result(history: History, rule: str, seed: int) -> float | None:
     frame = history.rounds
     tested: Any = frame[(frame["rule"] == rule) & (frame["seed"] == seed)]["accuracy"].dropna()
@@ -142,7 +132,11 @@ def _sites(history: History, rule: str, seed: int) -> list[RecordedSite]:
 
 
 def write_record(
-    folder: Path, path: Path, keys: Path | None = None, rule: str | None = None, attacks: Attacks | None = None
+    folder: Path,
+    path: Path,
+    keys: Path | None = None,
+    rule: str | None = None,
+    attacks: Callable[[str], Sequence[str]] | None = None,
 ) -> None:
     """Write a run's record as a page (.html) or for programs (.json)."""
     if path.suffix not in (".html", ".json"):

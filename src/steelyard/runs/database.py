@@ -321,7 +321,8 @@ class Unreadable(UserError):
 
 _SEVERAL = {
     files.SWEEP_FILE: ("a sweep", "a run in it, {0}/POINT, or `steelyard table {0}`"),
-    files.ATTACK_FILE: ("attacks", "a run in it, {0}/ATTACK"),
+    files.ATTACK_FILE: ("attacks", "a run in it, {0}/ATTACK, or `steelyard table {0}`"),
+    files.PARTICIPATION_FILE: ("a comparison at several shares", "a run in it, or `steelyard table {0}`"),
     files.ARENA_FILE: ("an arena", "a run in it, {0}/scenes/NAME, or `steelyard table {0}` and `steelyard report {0}`"),
 }
 """By file: what a folder of several runs is, and what to name in its place."""

@@ -1,27 +1,36 @@
 """An experiment under attack: a share of its clients hostile in one of the ways that are known by name.
 
-One run for each attack stands in a folder with a file that says what they are, so that a stopped one goes on.
+A run for each attack, and one without; what hostile clients did under each rule, and which rule to use against them.
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from steelyard.base.errors import Stopped, UserError, listed, nearest, own_folder
-from steelyard.base.files import ATTACK_FILE, is_file
+import numpy as np
+from pydantic import model_validator
+
+from steelyard.base import files
+from steelyard.base.errors import UserError, listed, nearest, printable
+from steelyard.base.measures import MEASURES, Estimate, estimate, show_estimate
+from steelyard.base.settings import Document
 from steelyard.experiment.description import Description
 from steelyard.experiment.learning import LearningDescription
-from steelyard.experiment.loading import build, unnamed_folder
 from steelyard.experiment.rules import seeds_of, with_rules
-from steelyard.report.hostile import CLEAN
-from steelyard.runs.store import held
-from steelyard.studies.study import ALONE, How, finished, run_or_resume
-from steelyard.studies.sweep import PlannedRun, differing, read_plan, write_plan
+from steelyard.report.curves import read_curves
+from steelyard.report.decide import Exclusions, Rows, Verdict, decide, recorded_rules
+from steelyard.report.notices import flaws_of
+from steelyard.report.rendering import Table, paragraph, render, wrapped
+from steelyard.rounds.plan import RoundSettings
+from steelyard.runs.history import History, at_once
+from steelyard.studies.study import AnyExperiment, Cell, Format, Study, finished
 
+CLEAN = "clean"
+"""The name of the run without hostile clients."""
 INFLATION = "inflation"
 LATE = "late-inflation"
 """Claims that are true in the first half of the rounds."""
@@ -120,74 +129,269 @@ def rules_for(experiment: Description) -> list[str]:
     return list(RULES) if experiment.capabilities().lacks_test_set else [*RULES[:-1], "fltrust(EQ)", RULES[-1]]
 
 
-@dataclass(frozen=True)
-class Attack:
-    """An experiment with its rules, the attacks on it by name, the share of hostile clients, the number of seeds."""
+class AttackRow(Document):
+    """A rule under one attack, over its seeds; `lost` is what it lost against the run without hostile clients.
 
-    experiment: Description
-    names: tuple[str, ...]
-    fraction: float
+    Also the weight of hostile clients, how often a backdoor worked, and in what share of its rounds an honest client
+    was under alarm (None without a detector, the criterion TR).
+    """
+
+    rule: str
+    accuracy: Estimate
+    lost: Estimate | None = None
+    weight: float | None = None
+    largest: float | None = None
+    backdoor: Estimate | None = None
+    false_alarms: float | None = None
+    ended: int = 0
+    """In how many seeds its model exploded."""
+    fedavg: bool = False
+    """Whether it weighs by dataset size alone, whatever it is called."""
+
+
+class AttackBlock(Document):
+    """All rules under one attack."""
+
+    attack: str
+    rules: tuple[AttackRow, ...]
+
+
+class Attacks(Document):
+    """What several attacks did; "clean" among them is what is lost from."""
+
+    folder: str
     seeds: int
+    recommendation: Verdict | None
+    fraction: float
+    flawed_clients: tuple[str, ...]
+    """Those that the experiment itself makes flawed, before anybody attacks, in the first seed."""
+    attacks: tuple[AttackBlock, ...]
 
-    @property
-    def parts(self) -> list[PlannedRun]:
-        """The runs: one without hostile clients, then one for each attack."""
-        chosen = tuple(seeds_of(self.experiment, self.seeds))
-        hostile = {name: under_attack(self.experiment, name, self.fraction) for name in (CLEAN, *self.names)}
-        return [PlannedRun(name, (), with_rules(described, ["recipe"]), chosen) for name, described in hostile.items()]
-
-    def document(self) -> dict[str, Any]:
-        """Return it as its file holds it."""
-        experiment = self.experiment.model_dump(mode="json", exclude_none=True)
-        return {"attacks": list(self.names), "fraction": self.fraction, "seeds": self.seeds, "experiment": experiment}
-
-
-def is_attack(folder: Path) -> bool:
-    """Whether a folder holds attacks."""
-    return is_file(folder / ATTACK_FILE)
-
-
-def read_attack(folder: Path) -> Attack:
-    """Return the attacks that a folder holds; none of the code that they name is run."""
-    path = folder / ATTACK_FILE
-    document = read_plan(path)
-    try:
-        described, names = document["experiment"], attack_names(list(map(str, document["attacks"])))
-        fraction, seeds = float(document["fraction"]), int(document["seeds"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path}: is cut off or changed ({error!r}); allowed: the file as it was written") from None
-    return Attack(build(described, str(path), reading=True), tuple(names), fraction, seeds)
+    def lines_on(self, rule: str) -> list[str]:
+        """Say what each attack did to a rule, a line each; for the record of a run."""
+        lines: list[str] = []
+        for block in self.attacks:
+            if block.attack == CLEAN:
+                continue
+            head = f"{block.attack}, {self.fraction:.0%} of the clients hostile"
+            row = next((row for row in block.rules if row.rule == rule), None)
+            if row is None:
+                lines.append(f"{head}: tested under other rules only ({', '.join(row.rule for row in block.rules)})")
+                continue
+            lost = "" if row.lost is None else f", {100 * row.lost.mean:.1f} points lost"
+            weight = "" if row.weight is None else f"; they had {row.weight:.0%} of all weight"
+            lines.append(f"{head}: accuracy {row.accuracy.mean:.1%}{lost}{weight}")
+        return lines
 
 
-def attack_folder(attack: Attack, out: Path | None) -> Path:
-    """Return the folder of attacks, new or with the same attacks in it; anything else is refused."""
-    folder = unnamed_folder(attack.experiment, attack.experiment.name) if out is None else own_folder(out, "--out")
-    if is_attack(folder):
-        changed = differing(read_attack(folder).document(), attack.document())
-        if changed is not None:
+class Attack(Study):
+    """An experiment with its rules, and attacks on it by name; its cells are these, and one without hostile clients."""
+
+    kind = "attacks"
+    file = files.ATTACK_FILE
+
+    attacks: tuple[str, ...]
+    fraction: float
+    """The share of hostile clients."""
+    seeds: int
+    """How many."""
+    experiment: AnyExperiment
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        attack_names(self.attacks)
+        return self
+
+    def cells(self) -> list[Cell]:
+        """Return the run without hostile clients, then one for each attack."""
+        return [Cell(name, tuple(seeds_of(self.experiment, self.seeds))) for name in (CLEAN, *self.attacks)]
+
+    def described(self, cell: Cell) -> Description:
+        """Return the experiment under an attack."""
+        return with_rules(under_attack(self.experiment, cell.folder, self.fraction), ["recipe"])
+
+    def answer(self, folder: Path) -> Attacks:
+        """Return what the attacks did, and which rule to use against them; one that is not done is refused."""
+        if missing := [cell.folder for cell in self.cells() if not finished(folder / cell.folder)]:
             raise UserError(
-                f"--out: {folder} holds other attacks, which differ in {changed}; allowed: a new folder, or "
-                f"`steelyard resume {folder}`"
+                f"{folder}: {missing[0]} is not done; allowed: attacks that have ended (`steelyard resume`)"
             )
-    elif folder.exists() and any(folder.iterdir()):
-        raise UserError(f"--out: {folder} is not empty; allowed: a new folder, which gets one run for each attack")
-    else:
-        write_plan(folder / ATTACK_FILE, attack.document())
-    return folder
+        clean, *attacks = (
+            AttackBlock(attack=name, rules=outcomes(folder / name, self.experiment.rounds, folder / CLEAN))
+            for name in (CLEAN, *self.attacks)
+        )
+        history = History(folder / CLEAN)
+        return Attacks(
+            folder=str(folder),
+            seeds=self.seeds,
+            recommendation=recommended(attacks),
+            fraction=self.fraction,
+            flawed_clients=tuple(sorted(flaws_of(history, min(history.federations["seed"], default=0)))),
+            attacks=(clean, *(_with_losses(block, clean) for block in attacks)),
+        )
+
+    def text(self, answer: Attacks, format: Format, width: int | None) -> str:
+        """Return the recommendation, and a table for each attack."""
+        return f"{attack_text(answer, width)}\n\nruns stored in {printable(answer.folder)}\n"
 
 
-def run_attack(folder: Path, how: How = ALONE) -> Attack:
-    """Run the attacks of a folder: what is done stays, what was stopped or killed goes on to the same bits."""
-    attack = read_attack(folder)
-    how.agree(folder, attack.experiment)
-    with closing(held(folder)):
-        try:
-            for number, part in enumerate(attack.parts):
-                if finished(folder / part.folder):
-                    continue
-                if number:
-                    how.tell(f"{part.folder}: attack {number} of {len(attack.names)}")
-                run_or_resume(part, folder, how)
-        except KeyboardInterrupt:
-            raise Stopped(folder) from None
-    return attack
+def _with_losses(block: AttackBlock, clean: AttackBlock) -> AttackBlock:
+    """Return what an attack did, with what each rule lost, seed by seed."""
+    before = {row.rule: row.accuracy.values for row in clean.rules}
+    rows = tuple(
+        row.model_copy(
+            update={"lost": estimate([a - b for a, b in zip(before[row.rule], row.accuracy.values, strict=True)])}
+        )
+        for row in block.rules
+    )
+    return block.model_copy(update={"rules": rows})
+
+
+@at_once
+def outcomes(folder: Path, settings: RoundSettings, without: Path | None = None) -> tuple[AttackRow, ...]:
+    """Return what hostile clients did under each rule.
+
+    Accuracy is the mean of the last rounds, on the server's rows where some report, else on the clients' tests; a
+    backdoor counts in the last round.
+
+    Hostile are the flawed clients; given the folder of a run `without` the attack, those with more flaws than there.
+    """
+    history = History(folder)
+    before = None if without is None else History(without)
+    found_curves = sorted(read_curves(history), key=lambda curve: curve.seed)
+    hostile = {curve.seed: _hostile(history, before, curve.seed) for curve in found_curves}
+    curves: dict[str, list[Sequence[float]]] = {}
+    for curve in found_curves:
+        tested = curve.server.get("accuracy") or curve.overall.tolist()
+        curves.setdefault(curve.rule, []).append(tested)
+    settings_of = recorded_rules(history)
+    found: list[AttackRow] = []
+    for rule, by_seed in curves.items():
+        weight, largest = _weights(history, rule, hostile)
+        late = [curve[-settings.last :] for curve in by_seed]
+        worked = _backdoor(history, rule)
+        found.append(
+            AttackRow(
+                rule=rule,
+                accuracy=estimate([sum(rounds) / len(rounds) for rounds in late]),
+                weight=weight,
+                largest=largest,
+                backdoor=estimate(worked) if worked else None,
+                false_alarms=_false_alarms(history, rule, hostile),
+                ended=sum(name == rule for name, _ in history.ended),
+                fedavg=settings_of[rule].fedavg,
+            )
+        )
+    return tuple(found)
+
+
+def _hostile(history: History, before: History | None, seed: int) -> set[str]:
+    known = {} if before is None else flaws_of(before, seed)
+    return {name for name, flaws in flaws_of(history, seed).items() if Counter(flaws) - Counter(known.get(name, []))}
+
+
+def _weights(history: History, rule: str, hostile: Mapping[int, set[str]]) -> tuple[float | None, float | None]:
+    """Return the share of all weight that hostile clients had, mean over seeds, and the largest of one in a round."""
+    shares: list[float] = []
+    largest: list[float] = []
+    for seed, names in hostile.items():
+        found = history.cohorts(rule, seed) if names else None
+        weighed = None if found is None else ~np.isnan(found.weight)
+        if found is None or weighed is None or not weighed.any():
+            continue
+        weight = found.weight[weighed]
+        theirs = weight[np.isin(found.client[weighed], [i for i, name in enumerate(found.clients) if name in names])]
+        shares.append(float(theirs.sum() / (weight.sum() or 1.0)))
+        largest += [float(theirs.max())] if len(theirs) else []
+    return math.fsum(shares) / len(shares) if shares else None, max(largest) if largest else None
+
+
+def _false_alarms(history: History, rule: str, hostile: Mapping[int, set[str]]) -> float | None:
+    """Return the share of the rounds of honest clients in which the detector (TR) left them out; None without it."""
+    flags: list[bool] = []
+    for seed, names in hostile.items():
+        found = history.cohorts(rule, seed)
+        if "TR" not in found.criteria:
+            return None
+        bad = [place for place, name in enumerate(found.clients) if name in names]
+        flags += (found.raw[~np.isin(found.client, bad), found.criteria.index("TR")] == 0).tolist()
+    return math.fsum(flags) / len(flags) if flags else None
+
+
+def _backdoor(history: History, rule: str) -> list[float] | None:
+    """Return per seed how often the last model takes what the attack aims at for its class, over all such test rows."""
+    frame = history.evaluations
+    if "backdoor" not in frame.columns:
+        return None
+    # Clients have more or fewer rows that show it, some none; runs of before counted all test rows.
+    counts = "backdoor_rows" if "backdoor_rows" in frame.columns else "samples"
+    columns = (frame[name].tolist() for name in ("rule", "seed", "round", counts, "backdoor"))
+    mine = [row[1:] for row in zip(*columns, strict=True) if row[0] == rule]
+    last = max(round for _, round, _, _ in mine)
+    found: list[float] = []
+    for seed in sorted({seed for seed, *_ in mine}):
+        rows = [(count, rate) for of, round, count, rate in mine if (of, round) == (seed, last)]
+        found.append(sum(count * rate for count, rate in rows) / (sum(count for count, _ in rows) or 1.0))
+    return found
+
+
+def recommended(attacks: Sequence[AttackBlock]) -> Verdict | None:
+    """Say which rule to use against these attacks: by the attack that harms it most, seed by seed."""
+    if not attacks:
+        return None
+    rows = [row for block in attacks for row in block.rules]
+    accuracies: dict[str, list[Sequence[float]]] = {}
+    for row in rows:
+        accuracies.setdefault(row.rule, []).append(row.accuracy.values)
+    least = {rule: [min(seed) for seed in zip(*values, strict=True)] for rule, values in accuracies.items()}
+    baseline = next((row.rule for row in rows if row.fedavg), rows[0].rule)
+    left_out = {
+        row.rule: f"its model exploded in {row.ended} of {len(row.accuracy.values)} seeds under {block.attack}"
+        for block in attacks
+        for row in block.rules
+        if row.ended
+    }
+    problem = f"{baseline}, which the others are held against: {left_out[baseline]}" if baseline in left_out else ""
+    where = f"under {attacks[0].attack}" if len(attacks) == 1 else f"under the worst of {len(attacks)} attacks"
+    compared = Rows(MEASURES["accuracy"], where)
+    return decide(least, baseline, compared, Exclusions(left_out, problem), command="steelyard attack")
+
+
+_EXPLAINED = (
+    "accuracy: % in the last rounds, over the seeds; lost: points less than without hostile clients; weight: the "
+    "share of all weight that hostile clients had; backdoor: how often rows that an attack aims at are taken for its "
+    "class; false alarms: rounds of honest clients in which the detector left them out"
+)
+
+
+def attack_text(document: Attacks, width: int | None = None) -> str:
+    """Write the outcomes for people, a table for each attack, no wider than `width` where one is given."""
+    tables: list[Table] = []
+    for block in document.attacks:
+        if clean := block.attack == CLEAN:
+            flawed = len(document.flawed_clients)
+            also = f", but {flawed} that the experiment itself makes flawed" if flawed else ""
+            title = f"no attack: no hostile clients{also}"
+        else:
+            title = f"{block.attack}: {document.fraction:.0%} of the clients hostile"
+        cells = {row.rule: _cells(row) for row in block.rules}
+        always = ("accuracy",) if clean else ("accuracy", "lost", "weight")
+        headings = [name for name in _HEADINGS if name in always or any(found[name] for found in cells.values())]
+        rows = tuple((rule, *(found[name] for name in headings)) for rule, found in cells.items())
+        tables.append(Table(title, ("rule", *headings), rows))
+    found = document.recommendation
+    answer = "" if found is None else f"{paragraph(found.sentence, 'text', width)}\n\n"
+    return f"{answer}{render(tables, [], 'text', width)}\n{wrapped(_EXPLAINED, width)}"
+
+
+_HEADINGS = ("accuracy", "lost", "weight", "backdoor", "false alarms")
+
+
+def _cells(row: AttackRow) -> dict[str, str]:
+    return {
+        "accuracy": show_estimate(row.accuracy, 1, 100.0),
+        "lost": "" if row.lost is None else show_estimate(row.lost, 1, 100.0),
+        "weight": "" if row.weight is None else f"{row.weight:.0%}",
+        "backdoor": "" if row.backdoor is None else show_estimate(row.backdoor, 0, 100.0, unit=" %"),
+        "false alarms": "" if row.false_alarms is None else f"{row.false_alarms:.1%}",
+    }

@@ -1,4 +1,4 @@
-"""What the runs of an arena recorded: for each scene the figures of every rule and seed, or why there are none."""
+"""What the runs of an arena recorded: of a scene the figures of every rule and seed, or why there are none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from steelyard.experiment.loading import own_text, read_experiment
 from steelyard.report.curves import read_curves
 from steelyard.report.decide import verdict_of
 from steelyard.runs.history import History, at_once
-from steelyard.studies.arena import SCENES, Arena
 from steelyard.studies.study import finished
 
 FAILED = ".failed"
@@ -36,27 +35,6 @@ class SceneFigures(Section):
     """Why the candidate has no figures; the rivals' are then of a run of their own, unless its model exploded."""
 
 
-def scene_folder(folder: Path, scene: str, batch: int = 1) -> Path:
-    """Return the folder of a scene's run; until decided there is one for each batch of seeds."""
-    return folder / SCENES / (scene if batch == 1 else f"{scene}-{batch}")
-
-
-def read_figures(folder: Path, arena: Arena, batches: int | None = None) -> dict[str, SceneFigures]:
-    """Return the figures of every scene that is done, or failed, in the suite's order; of the first batches only."""
-    batches = len(arena.batches) if batches is None else batches
-    found: dict[str, SceneFigures] = {}
-    for name in arena.scenes:
-        done: list[SceneFigures] = []
-        for batch in range(1, batches + 1):
-            figures = _batch_figures(scene_folder(folder, name, batch), arena)
-            if figures is None:
-                break
-            done.append(figures)
-        if done:
-            found[name] = _joined(done)
-    return found
-
-
 def rivals_folder(run: Path) -> Path:
     """Return where the rivals run without a candidate that failed in a scene's run."""
     return run.with_name(f"{run.name}{RIVALS}")
@@ -67,11 +45,10 @@ def complete(run: Path) -> bool:
     return finished(run) and (not left_out_for_all(History(run)) or finished(rivals_folder(run)))
 
 
-def _batch_figures(run: Path, arena: Arena) -> SceneFigures | None:
+def scene_figures(run: Path, baseline: str, candidate: str) -> SceneFigures | None:
     """Return the figures of a scene's run, of the rivals' own run where the candidate failed; None before its end."""
-    baseline = arena.suite.baseline
     if finished(run):
-        found = run_figures(run, baseline, arena.candidate.label)
+        found = run_figures(run, baseline, candidate)
     elif files.is_file(failure := run.with_name(f"{run.name}{FAILED}")):
         found = SceneFigures(failed=own_text(failure).strip())
     else:
@@ -82,7 +59,7 @@ def _batch_figures(run: Path, arena: Arena) -> SceneFigures | None:
     return alone.model_copy(update={"failed": found.failed, "head": f"{found.head} {alone.head}".strip()})
 
 
-def _joined(batches: Sequence[SceneFigures]) -> SceneFigures:
+def joined(batches: Sequence[SceneFigures]) -> SceneFigures:
     """Return the figures of all batches of a scene's seeds as one; a rule has some where it has them in each batch."""
     rules = [rule for rule in batches[0].values if all(rule in found.values for found in batches)]
     return SceneFigures(

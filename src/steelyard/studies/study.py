@@ -1,4 +1,7 @@
-"""Running a sweep into a folder, one run for each point of its grid, and going on with one that was stopped."""
+"""A study: several runs in one folder with one answer. Planning, running, resuming and joining are the same for all.
+
+A study is its plan: its fields are the file of its folder. What differs is which cells it has, and what they come to.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +11,38 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeVar, cast
+
+import tomli_w
+from pydantic import PlainSerializer, PlainValidator, ValidationInfo
+from pydantic_core import PydanticCustomError
 
 from steelyard.base import files
-from steelyard.base.errors import MachineError, Stopped, UserError, brief, own_folder, told_as
+from steelyard.base.errors import MachineError, Stopped, UserError, own_folder, told_as
 from steelyard.base.logs import show
+from steelyard.base.settings import Section, parse, validated
 from steelyard.clients.ranks.group import current
-from steelyard.experiment.description import Description
-from steelyard.experiment.loading import Ask, read_experiment, unnamed_folder
+from steelyard.experiment.description import READING, Description
+from steelyard.experiment.loading import (
+    FOLDER,
+    Ask,
+    build,
+    content_name,
+    keep_code,
+    named_code,
+    own_text,
+    rename_code,
+    resolve_code,
+    unnamed_folder,
+)
 from steelyard.experiment.parts import Part, in_order
 from steelyard.experiment.running import resume, run
 from steelyard.rounds.progress import show_duration
@@ -29,26 +50,51 @@ from steelyard.rounds.weigh import Exploded, TooFewClients
 from steelyard.runs.database import exists
 from steelyard.runs.history import History
 from steelyard.runs.store import held
-from steelyard.studies.sweep import (
-    SWEEP_FILE,
-    PlannedRun,
-    Sweep,
-    difference,
-    differing,
-    is_sweep,
-    read_sweep,
-    write_plan,
-    write_sweep,
-)
 
 if TYPE_CHECKING:
     from steelyard.data.dataset import DatasetOrSeeded
 
+Scalar = str | int | float | bool
+Format = Literal["text", "markdown", "latex", "csv"]
 
-DIVERGED = ".diverged"
-"""A file beside a run's folder, of its name with this ending, says why the run has no end: a model exploded."""
-TEST = "test"
-"""The folder in a sweep's folder with the run of the best point on the test set."""
+
+def fields_of(given: object) -> Mapping[str, Any]:
+    """Return what a file holds in the place of a section; anything else is refused."""
+    if not isinstance(given, Mapping):
+        raise PydanticCustomError("plain", "a section of fields")
+    return cast("Mapping[str, Any]", given)
+
+
+def _experiment(given: object, info: ValidationInfo) -> Description:
+    return given if isinstance(given, Description) else build(fields_of(given), "", reading=info.context == READING)
+
+
+def _part(given: object) -> Part:
+    try:
+        return given if isinstance(given, Part) else Part.read(str(given))
+    except UserError:
+        raise PydanticCustomError("plain", "NUMBER/OF, such as 3/8") from None
+
+
+AnyExperiment = Annotated[
+    Description,
+    PlainValidator(_experiment),
+    PlainSerializer(lambda experiment: experiment.model_dump(mode="json", exclude_none=True)),
+]
+"""An experiment of any kind as a field of a plan."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a study."""
+
+    folder: str
+    """Inside that of the study."""
+    seeds: tuple[int, ...]
+    changes: Mapping[str, Scalar] = field(default_factory=dict[str, Scalar])
+    """What its experiment has of its own, by dotted names of fields."""
+    name: str = ""
+    """Of an arena's run the scene."""
 
 
 @dataclass(frozen=True)
@@ -65,38 +111,178 @@ class How:
     """So many runs go at a time, in processes of their own."""
     dataset: DatasetOrSeeded | None = None
 
-    def tell(self, line: str) -> None:
-        """Say what comes next, where somebody listens."""
-        if self.announce is not None:
-            self.announce(line)
-
-    def agree(self, folder: Path, experiment: Description) -> None:
-        """Ask about the code that an experiment of this folder names."""
-        if self.ask is not None and (code := experiment.named_code()):
-            self.ask(str(folder), code)
-
 
 ALONE = How()
 """One run after the other, in silence."""
 
 
-def sweep(planned: Sweep, out: str | Path | None = None, how: How = ALONE) -> Path:
-    """Run every point of a sweep into a folder, which is returned; in a folder that holds the same sweep, go on."""
-    folder = _folder(planned, out)
-    if is_sweep(folder):
-        changed = difference(read_sweep(folder), planned)
-        if changed is not None:
+class Study(Section):
+    """Several runs and what they come to: derive from it, name its file, and say what the cells and the answer are.
+
+    Its fields are the plan, which its folder holds. `experiment` holds what names code of the user's own.
+    """
+
+    kind: ClassVar[str]
+    """As users call it: "a sweep"."""
+    file: ClassVar[str] = ""
+    """What the plan is called in a folder; empty for a study without one, which only the same command continues."""
+    one: ClassVar[str] = "run"
+    """What a cell is called while it runs."""
+    formats: ClassVar[Sequence[str]] = ("text", "json")
+    """In which its answer is printed."""
+    failed: ClassVar[str] = ".failed"
+    """A file beside a cell's folder, of its name with this ending, says why it has no end."""
+    beside: ClassVar[frozenset[str]] = frozenset()
+    """What may lie in the folder before the plan does."""
+
+    part: Annotated[Part, PlainValidator(_part), PlainSerializer(str)] | None = None
+    """The share of the cells that this folder is for; without it all of them."""
+
+    @abstractmethod
+    def cells(self) -> Sequence[Cell]:
+        """Return every run, in the order in which they are run."""
+
+    @abstractmethod
+    def described(self, cell: Cell) -> Description:
+        """Return the experiment of a cell."""
+
+    @abstractmethod
+    def answer(self, folder: Path) -> Any:
+        """Return what the runs that have ended come to; nothing is run, also none of the code that the plan names."""
+
+    def text(self, answer: Any, format: Format, width: int | None) -> str:
+        """Return an answer as people read it, in one of the formats; JSON is the answer itself."""
+        raise NotImplementedError
+
+    def problem(self, answer: Any) -> str:
+        """Return why an answer decides nothing, where that is a failure; empty where it is none."""
+        return ""
+
+    def write_files(self, folder: Path) -> Any:
+        """Write what the folder holds beside its runs, and return the answer; called whenever all has run."""
+        return self.answer(folder)
+
+    def looks(self, folder: Path) -> Iterator[Sequence[Cell]]:
+        """Give the cells to run, all at once, or some at a time where later ones depend on what those came to."""
+        yield self.own
+
+    def check(self, cells: Sequence[Cell]) -> None:
+        """Refuse cells that cannot run on this machine; called before any of them does."""
+
+    def run(self, folder: Path, cell: Cell, how: How = ALONE) -> None:
+        """Run a cell, or go on with it; override it where a run without an end is an answer."""
+        run_or_resume(folder, cell, self.described(cell), how)
+
+    def ended(self, folder: Path, cell: Cell) -> bool:
+        """Whether a cell has nothing left to do."""
+        return finished(folder / cell.folder) or files.is_file(self.failure(folder, cell))
+
+    def about(self, cell: Cell) -> str:
+        """Return what is said of a cell before it runs."""
+        return cell.folder
+
+    def folders(self, cell: Cell) -> Sequence[str]:
+        """Return the folders that a cell may have, its own first."""
+        return (cell.folder,)
+
+    def added_to(self, kept: Self) -> Self:
+        """Return the study that goes on in the folder of `kept`; override it where one may add cells to another."""
+        return self
+
+    @property
+    def own(self) -> Sequence[Cell]:
+        """The cells that run in this folder."""
+        return self.cells() if self.part is None else self.part.share(self.cells(), "runs")
+
+    def failure(self, folder: Path, cell: Cell) -> Path:
+        """Return the file that says why a cell has no end."""
+        return folder / f"{cell.folder}{self.failed}"
+
+    def note_failure(self, folder: Path, cell: Cell, why: object) -> None:
+        """Write down why a cell has no end."""
+        with told_as(f"{folder}: cannot be written", "a writable folder"):
+            files.write(self.failure(folder, cell), f"{why}\n".encode())
+
+    @classmethod
+    def is_in(cls, folder: Path) -> bool:
+        """Whether a folder holds such a study."""
+        return files.is_file(folder / cls.file)
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Return the study that a folder holds; none of the code that it names is run."""
+        path = folder / cls.file
+        if not cls.is_in(folder):
+            raise UserError(f"{folder}: no {cls.file} here; allowed: the folder of {cls.kind}")
+        document = parse(own_text(path), str(path))
+        if isinstance(experiment := document.get("experiment"), dict):
+            resolve_code(cast("dict[str, Any]", experiment), folder.resolve())
+        return validated(cls, document, str(path), READING)
+
+    def document(self) -> dict[str, Any]:
+        """Return the plan as its file holds it."""
+        return self.model_dump(mode="json", exclude_none=True)
+
+    def by_content(self) -> dict[str, Any]:
+        """Return the plan with code by what it says, wherever it lies."""
+        document = self.document()
+        rename_code(document["experiment"], content_name)
+        return document
+
+    def write(self, folder: Path) -> None:
+        """Make a folder that of this study; the code that it names is copied into it."""
+        document = self.document()
+        with told_as(f"{folder}: cannot be written", "a writable folder"):
+            folder.mkdir(parents=True, exist_ok=True)
+            keep_code(document["experiment"], folder / FOLDER)
+            files.write(folder / self.file, tomli_w.dumps(document).encode())
+
+
+StudyT = TypeVar("StudyT", bound=Study)
+
+
+def difference(one: Study, other: Study) -> str | None:
+    """Return the first field in which two studies differ, that of their experiment by its own name; None if in none."""
+    found = _differing(one.by_content(), other.by_content())
+    return None if found is None else found.removeprefix("experiment.")
+
+
+def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
+    for name in {**one, **other}:
+        mine, theirs = one.get(name), other.get(name)
+        if mine != theirs:
+            both = isinstance(mine, dict) and isinstance(theirs, dict)
+            return f"{name}.{_differing(mine, theirs)}" if both else name
+    return None
+
+
+def folder_for(study: Study, out: str | Path | None, experiment: Description, name: str) -> Path:
+    """Write the plan of a study into its folder, which is returned: a new one, or one that holds the same study.
+
+    Without `out` it has this name and the time, where the experiment keeps its runs.
+    """
+    folder = unnamed_folder(experiment, name) if out is None else own_folder(Path(out), "--out")
+    kept = type(study).read(folder) if study.is_in(folder) else None
+    if kept is not None:
+        whole = study.added_to(kept)
+        if (changed := difference(kept.added_to(study), whole)) is not None:
             raise UserError(
-                f"--out: {folder} holds another sweep, which differs in {changed}; allowed: a new folder, or "
+                f"--out: {folder} holds another study, which differs in {changed}; allowed: a new folder, or "
                 f"`steelyard resume {folder}`"
             )
-    else:
-        write_sweep(planned, folder)
-    return resume_sweep(folder, how)
+        if whole.cells() == kept.cells():
+            return folder
+        study = whole
+    elif folder.is_dir() and any(entry.name not in study.beside for entry in folder.iterdir()):
+        raise UserError(f"--out: {folder} is not empty; allowed: a new folder, or the one of {study.kind}")
+    there = () if kept is None else kept.own
+    study.check([cell for cell in study.own if cell not in there])
+    study.write(folder)
+    return folder
 
 
-def resume_sweep(folder: Path, how: How = ALONE) -> Path:
-    """Go on with a sweep that was stopped or killed: runs that are done stay, one that was cut off is resumed.
+def go_on(study: Study, folder: Path, how: How = ALONE) -> Path:
+    """Run what is left of a study: runs that are done stay, one that was cut off is resumed. Returns the folder.
 
     Every run ends with the bits that it would have had without the stop.
     """
@@ -104,70 +290,43 @@ def resume_sweep(folder: Path, how: How = ALONE) -> Path:
     if how.jobs > 1 and how.dataset is not None:
         have = "with a data set from Python, which other processes do not have"
         raise UserError(f"jobs: got {how.jobs} {have}; allowed: 1")
-    found = read_sweep(folder)
-    how.agree(folder, found.experiment)
+    if how.ask is not None and (code := named_code(study.document()["experiment"])):
+        how.ask(str(folder), code)
+    with told_as(f"{folder}: cannot be written", "a writable folder"):
+        folder.mkdir(parents=True, exist_ok=True)
     with closing(held(folder)):
-        parts = found.parts
-        left = [number for number in found.own if not done(folder, parts[number].folder)]
-
-        def announce(number: int) -> None:
-            how.tell(f"run {number + 1} of {len(parts)}: {parts[number].folder}")
-
         try:
-            if how.jobs > 1:
-                in_processes(run_part, folder, left, how.jobs, announce)
-                return folder
-            for number in left:
-                announce(number)
-                _try(parts[number], folder, how)
+            for cells in study.looks(folder):
+                _run(study, cells, folder, how)
         except KeyboardInterrupt:
-            raise Stopped(folder, again=how.jobs > 1) from None
+            raise Stopped(folder, again=how.jobs > 1 or not study.file) from None
     return folder
 
 
-def run_part(folder: Path, number: int) -> None:
-    """Run one point of a sweep, or go on with it; for the processes of `--jobs`."""
-    _try(read_sweep(folder).parts[number], folder, ALONE)
+def _run(study: Study, cells: Sequence[Cell], folder: Path, how: How) -> None:
+    left = [cell for cell in cells if not study.ended(folder, cell)]
+    study.check(left)
+    begun = time.monotonic()
+
+    def announce(cell: Cell) -> None:
+        if how.announce is not None:
+            line = f"{study.one} {list(cells).index(cell) + 1} of {len(cells)}: {study.about(cell)}"
+            how.announce(line + _time_left(begun, left.index(cell), len(left), how.jobs))
+
+    if how.jobs > 1:
+        in_processes(partial(study.run, folder), left, how.jobs, announce)
+        return
+    for cell in left:
+        announce(cell)
+        study.run(folder, cell, how)
 
 
-def diverged(folder: Path, run: str) -> bool:
-    """Whether a run of a sweep has no end because a model exploded."""
-    return files.is_file(folder / f"{run}{DIVERGED}")
-
-
-def done(folder: Path, run: str) -> bool:
-    """Whether a run of a sweep has nothing left to do."""
-    return diverged(folder, run) or finished(folder / run)
-
-
-def _try(part: PlannedRun, folder: Path, how: How) -> None:
-    """Run a point; a learning rate at which training explodes is an answer, not a reason to stop the sweep."""
-    try:
-        run_or_resume(part, folder, how)
-    except (Exploded, TooFewClients) as error:
-        with told_as(f"{folder}: cannot be written", "a writable folder"):
-            files.write(folder / f"{part.folder}{DIVERGED}", f"{error}\n".encode())
-
-
-def run_on_test(folder: Path, best: Description, *, progress: bool = False) -> Path:
-    """Run the experiment that a sweep has chosen on the test set, with the sweep's seeds, or go on with it."""
-    target = folder / TEST
-    if exists(target) and not _same_choice(read_experiment(target), best):
-        raise UserError(f"{target}: holds a run of another choice; allowed: remove it and try again")
-    try:
-        return run_or_resume(PlannedRun(TEST, (), best, read_sweep(folder).seeds), folder, How(progress))
-    except KeyboardInterrupt:
-        raise Stopped(folder) from None
-
-
-def _same_choice(kept: Description, best: Description) -> bool:
-    """Whether a run is that of an experiment; the share of clients that the run came to may have been left open."""
-    rounds = (
-        best.rounds
-        if best.rounds.fraction is not None
-        else best.rounds.model_copy(update={"fraction": kept.rounds.fraction})
-    )
-    return kept.model_dump() == best.model_copy(update={"rounds": rounds}).model_dump()
+def _time_left(begun: float, position: int, of: int, jobs: int) -> str:
+    """Return the end of the line before a run: the time that those before it took, for what is left; empty at first."""
+    ended = max(0, position - jobs + 1)
+    if not ended:
+        return ""
+    return f"; about {show_duration((time.monotonic() - begun) / ended * (of - ended))} left"
 
 
 def finished(folder: Path) -> bool:
@@ -175,39 +334,77 @@ def finished(folder: Path) -> bool:
     return exists(folder) and History(folder).facts.status == "finished"
 
 
-def run_or_resume(part: PlannedRun, folder: Path, how: How) -> Path:
-    """Run one part into its folder, or go on with it where it has begun; a mistake is named with the part."""
-    target = folder / part.folder
+def run_or_resume(folder: Path, cell: Cell, experiment: Description, how: How) -> None:
+    """Run a cell of a folder, or go on with it where it has begun; a mistake is named with the cell."""
+    target = folder / cell.folder
     try:
         if exists(target):
             accept = how.accept_changes
-            return resume(target, dataset=how.dataset, progress=how.progress, ask=how.ask, accept_changes=accept)
-        return run(part.experiment, out=target, seeds=part.seeds, dataset=how.dataset, progress=how.progress)
+            resume(target, dataset=how.dataset, progress=how.progress, ask=how.ask, accept_changes=accept)
+        else:
+            run(experiment, out=target, seeds=cell.seeds, dataset=how.dataset, progress=how.progress)
     except (Exploded, TooFewClients):
         raise
     except UserError as error:
         kind = MachineError if isinstance(error, MachineError) else UserError
-        raise kind(f"{part.folder}: {error}") from None
+        raise kind(f"{cell.folder}: {error}") from None
 
 
-def _folder(planned: Sweep, out: str | Path | None) -> Path:
-    """Return the folder of a sweep: that of an earlier one, or one without anything in it."""
-    if out is None:
-        return unnamed_folder(planned.experiment, f"{planned.experiment.name}-sweep")
-    folder = own_folder(Path(out), "--out")
-    if folder.is_dir() and any(folder.iterdir()) and not is_sweep(folder):
-        raise UserError(f"--out: {brief(str(folder))} is not empty and holds no sweep; allowed: a new folder")
-    return folder
+def join(kind: type[StudyT], folders: Sequence[Path], out: Path) -> Path:
+    """Make one study in a new folder of all parts of one, given in any order; returns the folder.
+
+    The parts stay as they are. What is missing, doubled, not done or of another whole is named.
+    """
+    studies = {folder: kind.read(folder) for folder in folders}
+    parts = in_order({folder: study.part for folder, study in studies.items()})
+    whole = {folder: study.model_copy(update={"part": None}) for folder, study in studies.items()}
+    copied: dict[str, Path] = {}
+    for folder in parts:
+        if (changed := difference(whole[parts[0]], whole[folder])) is not None:
+            raise UserError(
+                f"{folder}: is a part of another study than {parts[0]}, which differs in {changed}; allowed: parts of "
+                "one"
+            )
+        for cell in studies[folder].own:
+            if not finished(folder / cell.folder) and not files.is_file(studies[folder].failure(folder, cell)):
+                raise UserError(
+                    f"{folder}: {cell.folder} is not done; allowed: parts that are (`steelyard resume {folder}` goes "
+                    "on with one that was stopped)"
+                )
+            copied |= dict.fromkeys(studies[folder].folders(cell), folder)
+    out = own_folder(out, "--out")
+    if out.exists() and any(out.iterdir()):
+        raise UserError(f"--out: {out} is not empty; allowed: a new folder")
+    try:
+        for name, folder in copied.items():
+            if files.is_file(reason := folder / f"{name}{kind.failed}"):
+                files.write(out / f"{name}{kind.failed}", files.read_bytes(reason))
+            if files.is_folder(folder / name):
+                files.refuse_links(folder / name)
+                shutil.copytree(folder / name, out / name)
+        # Last: a folder without its plan is no study.
+        whole[parts[0]].write(out)
+    except BaseException as error:
+        # The parts are whole: nothing is lost, and the next call finds the folder free.
+        shutil.rmtree(out, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise MachineError(f"{out}: cannot be written: {_reason(error)}; allowed: a writable folder") from error
+        raise
+    return out
+
+
+def _reason(error: OSError) -> str:
+    """Say why a folder could not be copied: of all its files, the first."""
+    if isinstance(error, shutil.Error):
+        return str(error.args[0][0][-1])
+    return error.strerror or str(error)
 
 
 # Several runs at a time, each in a process of its own.
 
 
-Work = Callable[[Path, int], None]
-"""What a process does: a folder, and the number of the run in it."""
-
-
 MOST_JOBS = 256
+ItemT = TypeVar("ItemT")
 
 
 def check_jobs(jobs: int) -> None:
@@ -218,23 +415,25 @@ def check_jobs(jobs: int) -> None:
         raise UserError(f"--jobs: got {jobs} on several ranks, which share out each run; allowed: 1")
 
 
-def in_processes(work: Work, folder: Path, numbers: Sequence[int], jobs: int, announce: Callable[[int], None]) -> None:
-    """Do each of the numbered runs, `jobs` at a time; the first that fails stops the others, which can go on later.
+def in_processes(
+    work: Callable[[ItemT], None], items: Sequence[ItemT], jobs: int, announce: Callable[[ItemT], None]
+) -> None:
+    """Do the work of each item, `jobs` at a time; the first that fails stops the others, which can go on later.
 
     Each process gets the same number of the processor's cores, however few runs are left: with another number of
     threads clients are stacked otherwise, and a call that goes on must give the same bits. Runs are safe against being
     killed, so that is what a stop does to them.
     """
     processes = multiprocessing.get_context("spawn")
-    waiting, free = list(numbers), list(range(jobs))
+    waiting, free = list(items), list(range(jobs))
     running: dict[Connection, tuple[BaseProcess, int]] = {}
     try:
         while waiting or running:
             while waiting and free:
-                number, core = waiting.pop(0), free.pop(0)
-                announce(number)
+                item, core = waiting.pop(0), free.pop(0)
+                announce(item)
                 answer, question = processes.Pipe(duplex=False)
-                process = processes.Process(target=_process, args=(work, folder, number, core, jobs, question))
+                process = processes.Process(target=_process, args=(work, item, core, jobs, question))
                 process.start()
                 question.close()
                 running[answer] = (process, core)
@@ -248,14 +447,6 @@ def in_processes(work: Work, folder: Path, numbers: Sequence[int], jobs: int, an
             process.kill()
         for process, _ in running.values():
             process.join()
-
-
-def time_left(begun: float, position: int, of: int, jobs: int) -> str:
-    """Return the end of the line before a run: the time that those before it took, for what is left; empty at first."""
-    ended = max(0, position - jobs + 1)
-    if not ended:
-        return ""
-    return f"; about {show_duration((time.monotonic() - begun) / ended * (of - ended))} left"
 
 
 def _check(answer: Connection, process: BaseProcess) -> None:
@@ -273,7 +464,7 @@ def _check(answer: Connection, process: BaseProcess) -> None:
         raise UserError(problem)
 
 
-def _process(work: Work, folder: Path, number: int, core: int, jobs: int, answer: Connection) -> None:
+def _process(work: Callable[[ItemT], None], item: ItemT, core: int, jobs: int, answer: Connection) -> None:
     show()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     # Ctrl-C reaches every process of the terminal: the first one stops the others.
@@ -284,7 +475,7 @@ def _process(work: Work, folder: Path, number: int, core: int, jobs: int, answer
         first = core * share % len(cores)
         os.sched_setaffinity(0, cores[first : first + share])
     try:
-        work(folder, number)
+        work(item)
     except UserError as error:
         answer.send(str(error))
     else:
@@ -298,84 +489,3 @@ def _end_with_parent() -> None:
     assert parent is not None, "work is done in a process that was begun for it"
     parent.join()
     os._exit(1)
-
-
-# The parts of a sweep or an arena, put together.
-
-
-@dataclass(frozen=True)
-class Share:
-    """What one folder holds of several runs that were shared out."""
-
-    part: Part | None
-    whole: dict[str, Any]
-    """The plan of all runs, as its file holds it without a part."""
-    runs: list[str]
-    """The folders, in this one, of the runs that are its own."""
-    further: Sequence[str] = ()
-    """Folders that belong to some of them, where they are there."""
-
-
-def join_sweeps(folders: Sequence[Path], out: Path) -> Path:
-    """Make one sweep in a new folder of all parts of one, given in any order; returns the folder."""
-    sweeps = {folder: read_sweep(folder) for folder in folders}
-    shares = {
-        folder: Share(
-            sweep.part, replace(sweep, part=None).document(), [sweep.parts[number].folder for number in sweep.own]
-        )
-        for folder, sweep in sweeps.items()
-    }
-    return join_shares("sweep", shares, out, SWEEP_FILE, DIVERGED)
-
-
-def join_shares(
-    kind: Literal["arena", "sweep"], shares: Mapping[Path, Share], out: Path, plan_file: str, failed: str
-) -> Path:
-    """Make one folder of all shares of one whole, given in any order; returns the folder.
-
-    A run without an end has a file beside it, of its name with the ending `failed`, that says why. The shares stay as
-    they are. What is missing, doubled, not done or of another whole is named.
-    """
-    parts = in_order({folder: share.part for folder, share in shares.items()})
-    whole = shares[parts[0]].whole
-    runs: dict[str, Path] = {}
-    for folder in parts:
-        if (field := differing(whole, shares[folder].whole)) is not None:
-            raise UserError(
-                f"{folder}: is a part of another {kind} than {parts[0]}, which differs in {field}; allowed: parts of "
-                "one"
-            )
-        for name in shares[folder].runs:
-            if not finished(folder / name) and not files.is_file(folder / f"{name}{failed}"):
-                raise UserError(
-                    f"{folder}: {name} is not done; allowed: parts that are (`steelyard resume {folder}` goes on with "
-                    "one that was stopped)"
-                )
-            runs[name] = folder
-        runs |= dict.fromkeys(shares[folder].further, folder)
-    out = own_folder(out, "--out")
-    if out.exists() and any(out.iterdir()):
-        raise UserError(f"--out: {out} is not empty; allowed: a new folder")
-    try:
-        for run, folder in runs.items():
-            if files.is_file(reason := folder / f"{run}{failed}"):
-                files.write(out / f"{run}{failed}", files.read_bytes(reason))
-            if (folder / run).exists():
-                files.refuse_links(folder / run)
-                shutil.copytree(folder / run, out / run)
-        # Last: a folder without it is no sweep and no arena.
-        write_plan(out / plan_file, whole)
-    except BaseException as error:
-        # The parts are whole: nothing is lost, and the next call finds the folder free.
-        shutil.rmtree(out, ignore_errors=True)
-        if isinstance(error, OSError):
-            raise MachineError(f"{out}: cannot be written: {_reason(error)}; allowed: a writable folder") from error
-        raise
-    return out
-
-
-def _reason(error: OSError) -> str:
-    """Say why a folder could not be copied: of all its files, the first."""
-    if isinstance(error, shutil.Error):
-        return str(error.args[0][0][-1])
-    return error.strerror or str(error)

@@ -1,183 +1,317 @@
-"""What a sweep is: an experiment over a grid of fields and rules, on a validation split; its points."""
+"""A sweep: an experiment over a grid of fields and rules, on a validation split; its points."""
 
 from __future__ import annotations
 
+import json
+import math
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
-from dataclasses import dataclass
-from functools import cached_property
+from contextlib import suppress
 from itertools import product
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, NamedTuple, Self, cast
 
-import tomli_w
+import numpy as np
+from pydantic import Field, model_validator
 
 from steelyard.base import files
-from steelyard.base.errors import UserError, brief, listed, nearest, told_as
-from steelyard.base.files import SWEEP_FILE as SWEEP_FILE
-from steelyard.base.settings import parse, read_value
+from steelyard.base.errors import Stopped, UserError, brief, listed, nearest, told_as
+from steelyard.base.logs import logger
+from steelyard.base.measures import estimate, measure_of
+from steelyard.base.settings import read_value, validated
 from steelyard.experiment.description import Description
-from steelyard.experiment.loading import FOLDER, build, content_name, keep_code, own_text, rename_code, resolve_code
-from steelyard.experiment.parts import PART, Part
+from steelyard.experiment.loading import read_experiment, to_toml
+from steelyard.experiment.parts import Part
 from steelyard.experiment.rules import CHECKPOINTS, MOST_SEEDS, with_rules
+from steelyard.report.curves import rounds_to_target, worst_tenth
+from steelyard.report.notices import chain_line, chain_of
+from steelyard.rounds.weigh import Exploded, TooFewClients
+from steelyard.runs.database import exists
+from steelyard.runs.history import History
+from steelyard.studies.study import (
+    ALONE,
+    AnyExperiment,
+    Cell,
+    Format,
+    How,
+    Scalar,
+    Study,
+    finished,
+    folder_for,
+    go_on,
+    run_or_resume,
+)
+from steelyard.studies.sweep_table import (
+    BEST,
+    PICTURE,
+    RESULTS,
+    SweepDocument,
+    SweepRow,
+    SweepTest,
+    next_lines,
+    show,
+    sweep_csv,
+    sweep_table,
+)
 
 SHARE = 0.1
 """The share of the training data that settings are chosen on, unless another is given."""
 MANY, MOST = 100, 10_000
 """Points from which on a grid is asked about, and beyond which it is a slip of the keyboard."""
-LOWER = frozenset({"rounds-to-target", "loss", "rmse", "mae", "mape", "server-mape"})
-"""Measures of which less is better."""
+TEST = "test"
+"""The folder in a sweep's folder with the run of the best point on the test set."""
 _OWN = ("seed", "name", "description", "kind", "store", "tracking", "federate", "beside")
 """Fields and sections that are no settings to be chosen."""
 
-Scalar = str | int | float | bool
+_log = logger(__name__)
+
+Grid = Mapping[str, Sequence[Scalar]]
+"""Fields by dotted name, each with the values that it takes."""
 
 
-@dataclass(frozen=True)
-class Axis:
-    """One field of the grid, by dotted name, and the values that it takes, in their order."""
+class Sweep(Study):
+    """A grid over an experiment; use `plan` to make one. Its cells are the points, with all rules and seeds each."""
 
-    field: str
-    values: tuple[Scalar, ...]
+    kind = "a sweep"
+    file = files.SWEEP_FILE
+    formats = ("text", "markdown", "latex", "csv", "json")
+    failed = ".diverged"
 
-
-@dataclass(frozen=True, eq=False)
-class PlannedRun:
-    """One run of a sweep: the values of its fields, the experiment with its rules, the seeds."""
-
-    folder: str
-    values: tuple[Scalar, ...]
-    experiment: Description
-    seeds: tuple[int, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class Sweep:
-    """A grid over an experiment; use `plan` to make one, `parts` for the runs it is made of."""
-
-    experiment: Description
-    """As it would run on the test set, before any value of the grid."""
-    axes: tuple[Axis, ...]
-    rules: tuple[str, ...]
-    """As words; empty for the experiment's main rule."""
-    seeds: tuple[int, ...]
     measure: str
-    validation: float
-    stacked: bool
-    """Whether the rules and seeds of one point of the grid are one run."""
-    part: Part | None = None
-    """The part of the runs that this folder is for; None: all of them."""
+    validation: Annotated[float, Field(gt=0, lt=1)]
+    seeds: Annotated[tuple[int, ...], Field(min_length=1)]
+    rules: tuple[str, ...] = ()
+    """As words; empty for the experiment's main rule."""
+    over: dict[str, Annotated[tuple[Scalar, ...], Field(min_length=1)]]
+    """The values of each field, in their order."""
+    experiment: AnyExperiment
+    """As it would run on the test set, before any value of the grid."""
 
-    def at(self, values: Sequence[Scalar]) -> Description:
-        """Return the experiment at one point of the grid, on the test set, with all rules."""
-        fields: dict[str, Any] = {axis.field: value for axis, value in zip(self.axes, values, strict=True)}
-        if self.rules:
-            return with_rules(self.experiment.changed(fields, where="--over"), self.rules)
-        return self.experiment.changed({**fields, "beside": {}}, where="--over")
+    @model_validator(mode="before")
+    @classmethod
+    def _of_before(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Read a file of 0.2.0, which listed fields and runs, unless each rule and seed was a run of its own."""
+        if given.get("stacked") is True:
+            with suppress(KeyError, TypeError):
+                over = {axis["field"]: axis["values"] for axis in given["over"]}
+                return {name: given[name] for name in given if name not in ("stacked", "runs")} | {"over": over}
+        return given
 
-    @cached_property
-    def points(self) -> list[tuple[Scalar, ...]]:
-        """The grid in order: the values of the last field change fastest."""
-        return list(product(*(axis.values for axis in self.axes)))
-
-    @cached_property
-    def parts(self) -> list[PlannedRun]:
-        """The runs, in the order in which they are run: one for each point, or one for each rule and seed of it."""
-        found: list[tuple[str, tuple[Scalar, ...], Description, tuple[int, ...]]] = []
-        for values in self.points:
-            described = self.at(values).on_validation(self.validation)
-            name = ",".join(
-                f"{axis.field.rpartition('.')[2]}={show(v)}" for axis, v in zip(self.axes, values, strict=True)
+    @model_validator(mode="after")
+    def _check_measure(self) -> Self:
+        known = measures_of(self.experiment)
+        if not known:
+            raise UserError(
+                "partition.test: got 'none', which leaves nothing to choose by; allowed: local, held-out, or "
+                "partition.server_report"
             )
-            if self.stacked:
-                found.append((name, values, described, self.seeds))
-                continue
-            for rule in described.rules():
-                one = alone(described, rule)
-                found += [(f"{name},{rule},seed={seed}", values, one, (seed,)) for seed in self.seeds]
-        digits = len(str(len(found)))
+        if self.measure not in known:
+            hint = nearest(self.measure, known)
+            raise UserError(f"measure: got {brief(self.measure)}{hint}; allowed: {listed(known)}")
+        return self
+
+    @property
+    def less_is_better(self) -> bool:
+        """Whether the best point has the lowest measure."""
+        return self.measure in ("rounds-to-target", "loss") or measure_of(self.measure).less_is_better
+
+    def cells(self) -> list[Cell]:
+        """Return the points in order: the values of the last field change fastest."""
+        points = [dict(zip(self.over, values, strict=True)) for values in product(*self.over.values())]
+        digits = len(str(len(points)))
         return [
-            PlannedRun(f"{number:0{digits}d}-{_safe(name)}".rstrip("-"), values, described, seeds)
-            for number, (name, values, described, seeds) in enumerate(found, 1)
+            Cell(f"{number:0{digits}d}-{_short(point)}".rstrip("-"), self.seeds, point)
+            for number, point in enumerate(points, 1)
         ]
 
-    @cached_property
-    def own(self) -> list[int]:
-        """The numbers of the runs, in `parts`, that are done in this folder."""
-        numbers = range(len(self.parts))
-        return list(numbers) if self.part is None else self.part.share(numbers, "runs")
+    def at(self, point: Mapping[str, Scalar]) -> Description:
+        """Return the experiment at one point of the grid, on the test set, with all rules."""
+        if self.rules:
+            return with_rules(self.experiment.changed(point, where="--over"), self.rules)
+        return self.experiment.changed({**point, "beside": {}}, where="--over")
 
-    def document(self) -> dict[str, Any]:
-        """Return the sweep as its file holds it."""
-        return {
-            "measure": self.measure,
-            "validation": self.validation,
-            "seeds": list(self.seeds),
-            "rules": list(self.rules),
-            "stacked": self.stacked,
-            **({} if self.part is None else {PART: str(self.part)}),
-            "over": [{"field": axis.field, "values": list(axis.values)} for axis in self.axes],
-            # So that reading a sweep needs no building of its points, which may run code that they name.
-            "runs": [
-                {
-                    "folder": part.folder,
-                    "values": list(part.values),
-                    "rules": list(part.experiment.rules()),
-                    "seeds": list(part.seeds),
-                }
-                for part in self.parts
-            ],
-            "experiment": self.experiment.model_dump(mode="json", exclude_none=True),
-        }
+    def described(self, cell: Cell) -> Description:
+        """Return the experiment of a point, which tests on the validation split."""
+        return self.at(cell.changes).on_validation(self.validation)
+
+    def run(self, folder: Path, cell: Cell, how: How = ALONE) -> None:
+        """Run a point; a learning rate at which training explodes is an answer, not a reason to stop the sweep."""
+        try:
+            super().run(folder, cell, how)
+        except (Exploded, TooFewClients) as error:
+            self.note_failure(folder, cell, error)
+
+    def answer(self, folder: Path) -> SweepDocument:
+        """Return every point that is done, the best first."""
+        left: list[str] = []
+        diverged: list[str] = []
+        problems: list[str] = []
+        rows: list[SweepRow] = []
+        for cell in self.cells():
+            if not self.ended(folder, cell):
+                left.append(cell.folder)
+                continue
+            if files.is_file(self.failure(folder, cell)):
+                diverged.append(cell.folder)
+                none = [Figure(math.nan, exploded=True)] * len(cell.seeds)
+                figures = dict.fromkeys(self._rules_of(folder / cell.folder), none)
+            else:
+                history = History(folder / cell.folder)
+                figures = _figures(history, self.measure)
+                if (chain := chain_of(history)).problem:
+                    problems.append(f"{cell.folder}: {chain_line(chain)}")
+            rows += [self._row(len(rows) + number, cell, *found) for number, found in enumerate(figures.items(), 1)]
+        # Sorting is stable: of points that are alike, the one that comes first in the grid is the best.
+        rows.sort(key=self._rank)
+        return SweepDocument(
+            folder=str(folder),
+            measure=self.measure,
+            measured=measured_name(self.experiment, self.measure),
+            less_is_better=self.less_is_better,
+            validation=self.validation,
+            seeds=self.seeds,
+            fields=tuple(self.over),
+            rows=tuple(rows),
+            best=rows[0] if rows and math.isfinite(rows[0].value.mean) else None,
+            left=tuple(left),
+            diverged=tuple(diverged),
+            test=self._test(folder),
+            problems=tuple(problems),
+        )
+
+    def text(self, answer: SweepDocument, format: Format, width: int | None) -> str:
+        """Return the table; as plain text also what to do next."""
+        if format == "csv":
+            for problem in answer.problems:
+                _log.warning(problem)
+            return sweep_csv(answer)
+        ending = "".join(f"{line}\n" for line in next_lines(answer)) if format == "text" else ""
+        return sweep_table(answer, format, width) + ending
+
+    def _rules_of(self, run: Path) -> Sequence[str]:
+        """Return the rules of a run that has no end; it may not have got as far as to have a folder."""
+        return list(read_experiment(run).rules()) if exists(run) else self.rules or ["the main rule"]
+
+    def _row(self, number: int, cell: Cell, rule: str, figures: Sequence[Figure]) -> SweepRow:
+        return SweepRow(
+            point=number,
+            run=cell.folder,
+            values=dict(cell.changes),
+            rule=rule,
+            seeds=self.seeds,
+            value=estimate([each.value for each in figures]),
+            unreached=sum(not each.reached for each in figures),
+            diverged=any(each.exploded for each in figures),
+        )
+
+    def _rank(self, row: SweepRow) -> tuple[float, ...]:
+        if not math.isfinite(mean := row.value.mean):
+            return (math.inf, 0.0)
+        # A target that was not reached counts as the last round, and comes after one that was reached then.
+        return (mean if self.less_is_better else -mean, row.unreached)
+
+    def _test(self, folder: Path) -> SweepTest | None:
+        """Return what the best point did on the test set, where it was run there."""
+        if not finished(folder / TEST):
+            return None
+        ((rule, figures),) = _figures(History(folder / TEST), self.measure).items()
+        row = self._row(0, Cell(TEST, self.seeds), rule, figures)
+        return SweepTest(run=TEST, rule=rule, value=row.value, unreached=row.unreached)
+
+    def write_files(self, folder: Path) -> SweepDocument:
+        """Write the table, the figure and, where all runs are done, the best point as an experiment."""
+        # For speed of start: only a sweep that has ended is drawn.
+        from steelyard.report.figures import write_figure
+        from steelyard.studies.charts import sweep_chart
+
+        document = self.answer(folder)
+        with told_as(f"{folder}: cannot be written", "a writable folder"):
+            files.write(folder / RESULTS, sweep_csv(document).encode())
+            if document.best is not None and not document.left:
+                files.write(folder / BEST, best_toml(folder, document, document.best).encode())
+        chart = sweep_chart(document)
+        if chart is not None:
+            write_figure(chart, folder / PICTURE)
+        return document
 
 
-def alone(experiment: Description, rule: str) -> Description:
-    """Return the experiment with only one of its rules, under the name that it has."""
-    return experiment.changed(rules={rule: experiment.rules()[rule]}, where="--rules")
+class Figure(NamedTuple):
+    """What a rule came to with one seed."""
+
+    value: float
+    reached: bool = True
+    """Whether there was a round that reached the target, where one is measured."""
+    exploded: bool = False
 
 
-def plan(
-    experiment: Description,
-    over: Sequence[str] | Mapping[str, Sequence[Scalar]],
-    *,
-    rules: Sequence[str] = (),
-    seeds: int = 1,
-    measure: str = "score",
-    validation: float | None = None,
-    stacked: bool = True,
-    many: bool = False,
-    part: Part | None = None,
-) -> Sweep:
-    """Return the sweep of an experiment over fields such as "training.learning_rate=0.05,0.1", every point checked.
+def measured_name(experiment: Description, measure: str) -> str:
+    """Return what a measure is called in headings: "score" is what the experiment scores by."""
+    if measure == "worst10":
+        return f"worst tenth, {experiment.score_name}"
+    return experiment.score_name if measure == "score" else experiment.measures.get(measure, measure)
 
-    `validation` is the experiment's own, or a tenth, unless given. More than 100 points need `many`.
-    """
-    if not 1 <= seeds <= MOST_SEEDS:
-        raise UserError(f"--seeds: got {seeds}; allowed: a whole number from 1 to {MOST_SEEDS:,}")
-    share = validation if validation is not None else experiment.validation or SHARE
-    if not 0 < share < 1:
-        raise UserError(f"--validation: got {share:g}; allowed: more than 0, less than 1 (share of the training data)")
-    if not over and not rules:
-        raise UserError("--over: got nothing; allowed: a field and its values, such as training.epochs=1,5, or --rules")
-    base = experiment.on_validation(None)
-    if "checkpoint_every" not in experiment.store.model_fields_set:
-        base = base.changed({"store.checkpoint_every": max(1, experiment.rounds.count // CHECKPOINTS)})
-    _check_measure(base, measure)
-    axes = read_axes(over, base)
-    words = tuple(with_rules(base, rules).rules()) if rules else ()
-    count = max(1, len(words))
-    for axis in axes:
-        count *= len(axis.values)
-    if count > MOST or (count > MANY and not many):
-        allowed = f"at most {MOST:,}" if count > MOST else f"at most {MANY}, or --yes if you mean it"
-        raise UserError(f"--over: a grid of {count:,} points; allowed: {allowed}")
-    first = [experiment.seed + number for number in range(seeds)]
-    found = Sweep(base, axes, tuple(rules), tuple(first), measure, share, stacked, part)
-    _check_points(found)
-    _ = found.own
+
+def _figures(history: History, measure: str) -> dict[str, list[Figure]]:
+    """Return the measure of every rule of a run, seed by seed; nan where its model exploded."""
+    experiment = read_experiment(history.folder)
+    found: dict[str, list[Figure]] = {}
+    for federation in history.federations.to_dict("records"):
+        rule, seed = str(federation["rule"]), int(federation["seed"])
+        ended = (rule, seed) in history.ended
+        figure = Figure(math.nan, exploded=True) if ended else _figure(history, experiment, rule, seed, measure)
+        found.setdefault(rule, []).append(figure)
     return found
+
+
+def _figure(history: History, experiment: Description, rule: str, seed: int, measure: str) -> Figure:
+    """Return a measure of the last model that was tested."""
+    if measure in ("score", "accuracy") or measure.startswith("server-"):
+        rounds: Any = history.rounds  # pandas is typed in part only
+        mine = rounds[(rounds["rule"] == rule) & (rounds["seed"] == seed) & (rounds["round"] > 0)]
+        return Figure(_server(mine, measure) if measure.startswith("server-") else _last(mine, "accuracy"))
+    if measure in ("worst10", "rounds-to-target"):
+        rounds, scores = history.scores(rule, seed)
+        if measure == "worst10":
+            return Figure(worst_tenth(scores[-1]) if len(scores) else math.nan)
+        settings = experiment.rounds
+        reached = rounds_to_target(rounds, scores, settings.target, settings.share, above=settings.above)
+        return Figure(float(reached or settings.count or rounds.max(initial=0)), reached is not None)
+    tested = history.tested(rule, seed, 0)
+    last = tested.round == tested.round.max(initial=0)
+    values = tested.loss if measure == "loss" else tested.metrics.get(experiment.measures.get(measure, measure))
+    if values is None or not last.any():
+        return Figure(math.nan)
+    return Figure(float(np.average(values[last], weights=tested.samples[last])))
+
+
+def _last(rows: Any, column: str) -> Any:
+    """Return the last value of a column that is there; nan where there is none."""
+    values = rows[column].dropna() if column in rows else []
+    return values.iloc[-1] if len(values) else math.nan
+
+
+def _server(rows: Any, measure: str) -> float:
+    name = measure.removeprefix("server-").replace("-", "_")
+    text = _last(rows, "server_metrics")
+    known: dict[str, float] = json.loads(text) if isinstance(text, str) else {}
+    # Accuracy and macro F1 of classes have columns of their own.
+    return float(known[name] if name in known else _last(rows, f"server_{name}"))
+
+
+def best_toml(folder: Path, document: SweepDocument, best: SweepRow) -> str:
+    """Return the best point of a sweep as an experiment file, on the test set and with its rule alone."""
+    experiment = read_experiment(folder / best.run)
+    fields = {experiment.validation_field: None, "seed": document.seeds[0]}
+    found = to_toml(experiment.changed(fields, rules={best.rule: experiment.rules()[best.rule]}))
+    chosen = ", ".join(f"{field} = {show(value)}" for field, value in best.values.items())
+    result = f"{document.measured} {best.value.mean:.6g} on a validation split"
+    return f"# Chosen by `steelyard sweep`: {' '.join(f'{chosen} {result}'.split())}.\n{found}"
+
+
+def _short(point: Mapping[str, Scalar]) -> str:
+    name = ",".join(f"{field.rpartition('.')[2]}={show(value)}" for field, value in point.items())
+    return re.sub(r"[^A-Za-z0-9._=,-]+", "-", name)[:80]
 
 
 def measures_of(experiment: Description) -> list[str]:
@@ -190,51 +324,80 @@ def measures_of(experiment: Description) -> list[str]:
     return [*(local if experiment.clients_evaluate else []), *(server if experiment.reports_on_server else [])]
 
 
-def _check_measure(experiment: Description, measure: str) -> None:
-    known = measures_of(experiment)
-    if not known:
-        raise UserError(
-            "partition.test: got 'none', which leaves nothing to choose by; allowed: local, held-out, or "
-            "partition.server_report"
-        )
-    if measure not in known:
-        raise UserError(f"--measure: got {brief(measure)}{nearest(measure, known)}; allowed: {listed(known)}")
+def plan(
+    experiment: Description,
+    over: Sequence[str] | Grid,
+    *,
+    rules: Sequence[str] = (),
+    seeds: int = 1,
+    measure: str = "score",
+    validation: float | None = None,
+    many: bool = False,
+    part: Part | None = None,
+) -> Sweep:
+    """Return the sweep of an experiment over fields such as "training.learning_rate=0.05,0.1", every point checked.
+
+    `validation` is the experiment's own, or a tenth, unless given. More than 100 points need `many`.
+    """
+    if not 1 <= seeds <= MOST_SEEDS:
+        raise UserError(f"--seeds: got {seeds}; allowed: a whole number from 1 to {MOST_SEEDS:,}")
+    share = validation if validation is not None else experiment.validation or SHARE
+    if not over and not rules:
+        raise UserError("--over: got nothing; allowed: a field and its values, such as training.epochs=1,5, or --rules")
+    base = experiment.on_validation(None)
+    if "checkpoint_every" not in experiment.store.model_fields_set:
+        base = base.changed({"store.checkpoint_every": max(1, experiment.rounds.count // CHECKPOINTS)})
+    chosen = {"measure": measure, "validation": share, "rules": rules, "over": read_grid(over, base)}
+    first = [experiment.seed + number for number in range(seeds)]
+    found = validated(Sweep, {**chosen, "seeds": first, "experiment": base, "part": part}, "")
+    count = math.prod(map(len, found.over.values())) * (len(with_rules(base, rules).rules()) if rules else 1)
+    if count > MOST or (count > MANY and not many):
+        allowed = f"at most {MOST:,}" if count > MOST else f"at most {MANY}, or --yes if you mean it"
+        raise UserError(f"--over: a grid of {count:,} points; allowed: {allowed}")
+    _check_points(found)
+    _ = found.own
+    return found
 
 
-def read_axes(over: Sequence[str] | Mapping[str, Sequence[Scalar]], experiment: Description) -> tuple[Axis, ...]:
+def _check_points(sweep: Sweep) -> None:
+    """Build every point once, so that nothing is refused after hours; the same experiment twice is a slip."""
+    seen: dict[str, str] = {}
+    for cell in sweep.cells():
+        described = sweep.at(cell.changes)
+        where = ", ".join(f"{field}={show(value)}" for field, value in cell.changes.items())
+        for rule, settings in described.rules().items():
+            alone = described.model_copy(update={"weighing": settings, "beside": {}})
+            text, point = alone.model_dump_json(), f"{where} {rule}".strip()
+            if text in seen:
+                raise UserError(f"--over: '{point}' is the same experiment as '{seen[text]}'; allowed: each point once")
+            seen[text] = point
+
+
+def read_grid(over: Sequence[str] | Grid, experiment: Description) -> Grid:
     """Read fields with values: texts such as "fpl.factors=10,20", or a mapping of names and lists from Python."""
-    pairs = list(over.items()) if isinstance(over, Mapping) else [_assignment(text) for text in over]
-    axes: list[Axis] = []
-    for field, values in pairs:
+    grid: dict[str, Sequence[Scalar]] = {}
+    for field, values in over.items() if isinstance(over, Mapping) else map(_assignment, over):
         _check_field(field, experiment)
-        if field in (axis.field for axis in axes):
+        if field in grid:
             raise UserError(f"--over: {field} is given twice; allowed: each field once, with all its values")
-        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
-            raise UserError(f"--over: {field} got {brief(values)}; allowed: a list of values")
-        for value in values:
-            if not isinstance(value, Scalar):
-                raise UserError(f"--over: {field} got {brief(value)}; allowed: single values, no lists or sections")
-        axes.append(Axis(field, tuple(values)))
-    return tuple(axes)
+        grid[field] = values
+    return grid
 
 
 def _assignment(text: str) -> tuple[str, list[Scalar]]:
+    """Read "field=value,value" as TOML would; where the values are no TOML, each is plain text or a value."""
     name, equals, values = text.partition("=")
     if not equals or not name.strip() or not values.strip():
         raise UserError(
             f"--over: got {brief(text)}; allowed: section.field=value,value, such as training.learning_rate=0.05,0.1"
         )
-    return name.strip(), _values(values)
-
-
-def _values(text: str) -> list[Scalar]:
-    """Read values as TOML would; where they are no TOML, each between commas is plain text or a value."""
-    if not all(word.strip() for word in text.split(",")):
-        raise UserError(f"--over: got {brief(text)}, in which a value is empty; allowed: a value between all commas")
+    words = [word.strip() for word in values.split(",")]
+    if not all(words):
+        raise UserError(f"--over: got {brief(values)}, in which a value is empty; allowed: a value between all commas")
     try:
-        return list(tomllib.loads(f"values = [{text}]")["values"])
+        return name.strip(), list(tomllib.loads(f"values = [{values}]")["values"])
     except (ValueError, RecursionError):
-        return [read_value(word.strip()) for word in text.split(",")]
+        return name.strip(), [read_value(word) for word in words]
 
 
 def _check_field(field: str, experiment: Description) -> None:
@@ -255,154 +418,29 @@ def _check_field(field: str, experiment: Description) -> None:
         raise UserError(f"--over: {field} is {kind}; allowed: fields that hold one value")
 
 
-def _check_points(sweep: Sweep) -> None:
-    """Build every point once, so that nothing is refused after hours; the same experiment twice is a slip."""
-    seen: dict[str, str] = {}
-    for values in sweep.points:
-        described = sweep.at(values)
-        where = ", ".join(f"{axis.field}={show(v)}" for axis, v in zip(sweep.axes, values, strict=True))
-        for rule, settings in described.rules().items():
-            alone = described.model_copy(update={"weighing": settings, "beside": {}})
-            text, point = alone.model_dump_json(), f"{where} {rule}".strip()
-            if text in seen:
-                raise UserError(f"--over: '{point}' is the same experiment as '{seen[text]}'; allowed: each point once")
-            seen[text] = point
+def sweep(planned: Sweep, out: str | Path | None = None, how: How = ALONE) -> Path:
+    """Run every point of a sweep into a folder, which is returned; in a folder that holds the same sweep, go on."""
+    name = f"{planned.experiment.name}-sweep"
+    folder = folder_for(planned, out, planned.experiment, name)
+    return go_on(Sweep.read(folder), folder, how)
 
 
-def show(value: Scalar) -> str:
-    """Write a value of the grid as tables and the names of folders show it."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-def _safe(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._=,-]+", "-", name)[:80]
-
-
-# The file of a sweep's folder.
-
-
-@dataclass(frozen=True)
-class ListedRun:
-    """What a sweep's file says of one of its runs: its folder, the values of its fields, its rules, the seeds."""
-
-    folder: str
-    values: tuple[Scalar, ...]
-    rules: tuple[str, ...]
-    seeds: tuple[int, ...]
-
-
-def write_sweep(sweep: Sweep, folder: Path) -> None:
-    """Make a folder that of a sweep; the code that its experiment names is copied into it."""
-    write_plan(folder / SWEEP_FILE, sweep.document())
-
-
-def write_plan(path: Path, document: dict[str, Any]) -> None:
-    """Write what several runs of one folder are made from, once; the code that its experiment names is kept beside."""
-    folder = path.parent
-    with told_as(f"{folder}: cannot be written", "a writable folder"):
-        folder.mkdir(parents=True, exist_ok=True)
-        keep_code(document["experiment"], folder / FOLDER)
-        files.write(path, tomli_w.dumps(document).encode())
-
-
-def is_sweep(folder: Path) -> bool:
-    """Whether a folder holds a sweep."""
-    return files.is_file(folder / SWEEP_FILE)
-
-
-def read_sweep(folder: Path) -> Sweep:
-    """Return the sweep that a folder holds; none of the code that it names is run."""
-    path, document = _read(folder)
+def run_on_test(folder: Path, best: Description, *, progress: bool = False) -> None:
+    """Run the experiment that a sweep has chosen on the test set, with the sweep's seeds, or go on with it."""
+    target = folder / TEST
+    if exists(target) and not _same_choice(read_experiment(target), best):
+        raise UserError(f"{target}: holds a run of another choice; allowed: remove it and try again")
     try:
-        described = document["experiment"]
-        axes = tuple(Axis(str(axis["field"]), _scalars(axis["values"])) for axis in document["over"])
-        rules, seeds = tuple(map(str, document["rules"])), tuple(map(int, document["seeds"]))
-        measure, share, stacked = str(document["measure"]), float(document["validation"]), bool(document["stacked"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"{path}: is cut off or changed ({error!r}); allowed: the file as the sweep wrote it") from None
-    experiment = build(described, str(path), reading=True)
-    known = measures_of(experiment)
-    if measure not in known:
-        raise UserError(f"{path}: measure: got {brief(measure)}{nearest(measure, known)}; allowed: {listed(known)}")
-    part = Part.read(str(document[PART]), f"{path}: {PART}") if PART in document else None
-    return Sweep(experiment, axes, rules, seeds, measure, share, stacked, part)
+        run_or_resume(folder, Cell(TEST, Sweep.read(folder).seeds), best, How(progress))
+    except KeyboardInterrupt:
+        raise Stopped(folder) from None
 
 
-def read_runs(folder: Path) -> list[ListedRun]:
-    """Return the runs of a sweep as its file lists them; unlike its parts, without building their experiments."""
-    path, document = _read(folder)
-    try:
-        fields = len(document["over"])
-        return [
-            ListedRun(
-                _name(run["folder"]),
-                _scalars(run["values"], fields),
-                tuple(map(str, run["rules"])),
-                tuple(map(int, run["seeds"])),
-            )
-            for run in document["runs"]
-        ]
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path}: is cut off or changed ({error!r}); allowed: the file as the sweep wrote it") from None
-
-
-def _name(value: Any) -> str:
-    """Return the name of a run's folder in the sweep's: one that leads elsewhere is no name."""
-    if not isinstance(value, str) or value in ("", ".", "..") or any(mark in value for mark in "/\\\0"):
-        raise ValueError(f"folder: {brief(value)}")
-    return value
-
-
-def _scalars(values: Any, count: int | None = None) -> tuple[Scalar, ...]:
-    """Return the values of a file's list: single ones, and where it is known as many as there are fields."""
-    found = cast("list[Any]", values)
-    if not isinstance(values, list) or not all(isinstance(each, Scalar) for each in found):
-        raise ValueError(f"values: {brief(values)}")
-    if len(found) != (len(found) if count is None else count):
-        raise ValueError(f"values: {brief(values)} for {count} field{'s' if count != 1 else ''}")
-    return tuple(found)
-
-
-def _read(folder: Path) -> tuple[Path, dict[str, Any]]:
-    path = folder / SWEEP_FILE
-    if not files.is_file(path):
-        raise UserError(f"{folder}: no {SWEEP_FILE} here; allowed: a folder that `steelyard sweep` made")
-    return path, read_plan(path)
-
-
-def read_plan(path: Path) -> dict[str, Any]:
-    """Return what several runs of one folder are made from; code that its experiment names is found beside."""
-    document = parse(own_text(path), str(path))
-    try:
-        resolve_code(document["experiment"], path.parent.resolve())
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"{path}: is cut off or changed ({error!r}); allowed: the file as it was written") from None
-    return document
-
-
-def difference(kept: Sweep, given: Sweep) -> str | None:
-    """Return the first field in which a sweep differs from the one that its folder holds; None where they agree."""
-    return differing(kept.document(), given.document())
-
-
-def differing(before: dict[str, Any], now: dict[str, Any]) -> str | None:
-    """Return the first field in which two such documents differ, with the fields of their experiments by name."""
-    before, now = _flat(before), _flat(now)
-    return next((name for name in {**before, **now} if before.get(name) != now.get(name)), None)
-
-
-def _flat(document: dict[str, Any]) -> dict[str, Any]:
-    flat = {name: value for name, value in document.items() if name not in ("experiment", "over", "runs")}
-    # What is swept by its fields, which say more than the list; the runs follow from it.
-    flat |= {f"over {axis['field']}": axis["values"] for axis in document.get("over", ())}
-    experiment = deepcopy(document["experiment"])
-    # By content: what lies in the folder is run only where it is what was given here.
-    rename_code(experiment, content_name)
-    for section, fields in experiment.items():
-        if isinstance(fields, dict):
-            flat |= {f"{section}.{name}": value for name, value in cast("dict[str, Any]", fields).items()}
-        else:
-            flat[section] = fields
-    return flat
+def _same_choice(kept: Description, best: Description) -> bool:
+    """Whether a run is that of an experiment; the share of clients that the run came to may have been left open."""
+    rounds = (
+        best.rounds
+        if best.rounds.fraction is not None
+        else best.rounds.model_copy(update={"fraction": kept.rounds.fraction})
+    )
+    return kept.model_dump() == best.model_copy(update={"rounds": rounds}).model_dump()
