@@ -8,40 +8,6 @@ export const isDark = () => {
   return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
 };
 
-function fit(spec, room) {
-  const narrow = room < 520;
-  const columns = narrow ? 1 : 4;
-  const legends = (node) => {
-    if (Array.isArray(node)) node.forEach(legends);
-    else if (node && typeof node === "object") {
-      if (node.legend?.columns) node.legend.columns = Math.min(node.legend.columns, narrow ? 2 : columns);
-      if (node.axis?.labelLimit && narrow) node.axis.labelLimit = 90;
-      Object.values(node).forEach(legends);
-    }
-  };
-  legends(spec);
-  if (spec.vconcat || spec.hconcat) {
-    for (const one of spec.vconcat ?? spec.hconcat) one.width = Math.max(160, room - 130);
-  } else if (spec.facet) {
-    const across = narrow ? 1 : Math.min(spec.columns ?? 3, room < 760 ? 2 : 3);
-    spec.columns = across;
-    spec.spec.width = Math.max(140, Math.floor(room / across) - 70);
-  } else {
-    spec.width = Math.max(200, room - 8);
-    spec.autosize = { type: "fit-x", contains: "padding" };
-  }
-  return spec;
-}
-
-// Thousands of cells are drawn as one picture: as many elements would hold the page up.
-function heavy(spec) {
-  let cells = 0;
-  for (const rows of Object.values(spec.datasets ?? {})) {
-    for (const row of rows) cells += Math.max(1, ...Object.values(row).map((value) => (Array.isArray(value) ? value.length : 1)));
-  }
-  return cells > 2500;
-}
-
 export class Figure {
   constructor(kind, question, themes, inSight) {
     this.kind = kind;
@@ -106,14 +72,8 @@ export class Figure {
     const { spec, note, description } = this.found;
     const room = Math.floor(this.box.clientWidth) || 640;
     const fresh = h("div", {});
-    // The interpreter (ast) evaluates nothing, so the page needs no right to run code from text.
-    const drawn = await vegaEmbed(fresh, fit(structuredClone(spec), room), {
-      actions: false,
-      renderer: heavy(spec) ? "canvas" : "svg",
-      ast: true,
-      config: isDark() ? this.themes.dark : this.themes.light,
-      tooltip: { theme: isDark() ? "dark" : "light" },
-    });
+    const theme = isDark() ? this.themes.dark : this.themes.light;
+    const drawn = await SteelyardFigures.draw(fresh, spec, room, theme, isDark());
     this.view?.finalize();
     this.view = drawn.view;
     this.box.replaceChildren(fresh);
