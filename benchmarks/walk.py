@@ -10,14 +10,15 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Callable, Generator
+import threading
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from functools import partial
 from inspect import CO_OPTIMIZED
 from itertools import groupby
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import steelyard
 
@@ -90,6 +91,54 @@ def update(folder: Path, *changes: str) -> Callable[[], object]:
     return lambda: experiment.run(out=folder / "run", progress=False)
 
 
+class OneNode:
+    """A grid with one node in this process, which answers with the client app at once."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        from flwr.app import Context, RecordDict
+
+        from steelyard.clients.flower.adapter.messages import enter_run
+
+        enter_run(1, 1)
+        self._context = Context(run_id=1, node_id=1, node_config=config, state=RecordDict(), run_config={})
+        self._sent: dict[str, Any] = {}
+        self._busy = threading.Lock()
+
+    def get_node_ids(self) -> list[int]:
+        return [1]
+
+    def push_messages(self, messages: Iterable[Any]) -> list[str]:
+        from steelyard.clients.flower.adapter.messages import name_message
+
+        names: list[str] = []
+        for message in messages:
+            names.append(f"message-{len(self._sent)}")
+            name_message(message, names[-1])
+            self._sent[names[-1]] = message
+        return names
+
+    def pull_messages(self, names: Iterable[str]) -> list[Any]:
+        from steelyard.federate.client_app import app
+
+        with self._busy:  # A node does one thing after the other.
+            return [app(self._sent[name], self._context) for name in names]
+
+
+def flower(folder: Path) -> Callable[[], object]:
+    """Models that clients on a node trained become the weighted sum of FedAvg, over Flower's messages."""
+    from steelyard.experiment.loading import load
+    from steelyard.experiment.running import run
+    from steelyard.federate.server_app import clients_behind
+
+    fedavg = ["weighing.criteria=['DS']", "weighing.priority=DS", "beside={}", "rounds.count=1", "federate.nodes=1"]
+    described = load("quickstart", fedavg)
+    grid: Any = OneNode({"partition-id": 0, "num-partitions": 1, "allow": "*"})
+    clients = clients_behind(grid, described, "walk")
+    server = described.at_server(clients.roster.about)
+    server.initial(described.seed)  # So that it has read its data before anything is followed.
+    return lambda: run(described, out=folder / "run", assemble=lambda: (clients, server))
+
+
 def layer(folder: Path) -> Callable[[], object]:
     """A network gets layers that stack."""
     from torch import nn
@@ -134,6 +183,7 @@ WALKS: dict[str, Walk] = {
     "vector": Walk(
         _SENT, lambda folder: update(folder, "algorithm.name=scaffold"), "ChosenEngine.train", "Scaffold.step"
     ),
+    "flower": Walk((*_SENT, "federate"), flower, "SequentialEngine.train", "DenseModels.combine"),
     "layer": Walk((), layer),
     "result": Walk(("report",), result),
     "report": Walk((), report),
@@ -178,11 +228,13 @@ def followed(rooms: tuple[str, ...], begin: str = "", end: str = "") -> Generato
         if to is not None and to != before:
             steps[before, to] = None
 
+    threading.setprofile(look)  # For threads that begin meanwhile.
     sys.setprofile(look)
     try:
         yield places
     finally:
         sys.setprofile(None)
+        threading.setprofile(None)
         places += [place for step in steps for place in step if place is not None]
 
 
