@@ -157,7 +157,7 @@ def finished(folder: Path) -> Path:
 
 def result(folder: Path) -> Callable[[], object]:
     """What a run recorded becomes which rule to use, and the table behind it."""
-    from steelyard.cli.finishing import finish
+    from steelyard.cli.printing import finish
     from steelyard.result import Result
 
     run = finished(folder)
@@ -166,7 +166,7 @@ def result(folder: Path) -> Callable[[], object]:
 
 def report(folder: Path) -> Callable[[], object]:
     """The same, and the report that `run my.toml --report` writes beside it."""
-    from steelyard.cli.finishing import finish
+    from steelyard.cli.printing import finish
     from steelyard.result import Result
 
     run = finished(folder)
@@ -174,6 +174,24 @@ def report(folder: Path) -> Callable[[], object]:
 
 
 _SENT = ("clients", "messages", "algorithms", "defence", "privacy", "rounds")
+
+
+def weighing(folder: Path) -> Callable[[], object]:
+    """A field of [weighing] decides weights: a file becomes an experiment, its rule weighs a cohort."""
+    import numpy as np
+
+    from steelyard.experiment.loading import load
+    from steelyard.experiment.parts import federations_of
+
+    (folder / "own.toml").write_text('[weighing.policy]\nname = "feddisco"\na = 0.3\n', encoding="utf-8")
+
+    def follow() -> None:
+        rule = federations_of(load(folder / "own.toml"))[0].rule
+        rule.weigh(np.array([[30.0, 0.1], [10.0, 0.2]]))
+
+    return follow
+
+
 WALKS: dict[str, Walk] = {
     "csv": Walk((), csv),
     "round": Walk(("runs", "proof", "report"), round),
@@ -187,6 +205,7 @@ WALKS: dict[str, Walk] = {
     "layer": Walk((), layer),
     "result": Walk(("report",), result),
     "report": Walk((), report),
+    "weighing": Walk(("experiment", "weighing"), weighing),
 }
 
 

@@ -45,7 +45,7 @@ PROCESSES.set_forkserver_preload(
         "tests.warm",
         "tests.built_app",
         "steelyard.api",
-        "steelyard.cli.finishing",
+        "steelyard.cli.printing",
         "steelyard.experiment.node",
         "steelyard.experiment.node",
         "steelyard.report.html",

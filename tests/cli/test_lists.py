@@ -19,8 +19,8 @@ from tests.runs.records import federation, record, state
 from tests.warm import command_environment, warm_command
 
 from steelyard.base.files import in_bytes
-from steelyard.cli.finishing import show_result
-from steelyard.cli.top import Board, age, score_of, sparkline
+from steelyard.cli.printing import show_result
+from steelyard.cli.watching import Board, age, score_of, sparkline
 from steelyard.runs.facts import RunFacts
 from steelyard.runs.glance import glance, this_process
 from steelyard.runs.store import Store

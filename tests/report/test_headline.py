@@ -12,7 +12,7 @@ from tests.report.made_run import make_run, shared_run
 from tests.runs.contents import chain_again
 
 from steelyard.base.errors import UserError
-from steelyard.cli.finishing import show_result
+from steelyard.cli.printing import show_result
 from steelyard.experiment.loading import read_experiment
 from steelyard.report.curves import RecordedRule
 from steelyard.report.decide import Verdict

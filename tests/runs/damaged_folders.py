@@ -25,8 +25,8 @@ from rich.console import Console
 from tests.report.made_run import make_run
 
 from steelyard.base.errors import UserError, one_line
-from steelyard.cli.finishing import show_result
-from steelyard.cli.top import Board, show_runs
+from steelyard.cli.printing import show_result
+from steelyard.cli.watching import Board, show_runs
 from steelyard.experiment.loading import read_experiment
 from steelyard.page.app import Listing
 from steelyard.page.jobs import Jobs

@@ -93,7 +93,7 @@ def test_another_way_of_normalising_than_the_rules_is_refused() -> None:
 def test_nothing_heavy_is_imported(tmp_path: Path) -> None:
     """Criteria are listed and clients weighed on paper without waiting for torch."""
     path = written(tmp_path, "client,DS\nann,1\n")
-    modules = ("messages", "data", "weighing.rule", "weighing.table", "cli.finishing")
+    modules = ("messages", "data", "weighing.rule", "weighing.table", "cli.printing")
     heavy = {"torch", "scipy", "pandas", "sklearn", "flwr"}
     text = "import sys, steelyard; " + "".join(f"import steelyard.{name}; " for name in modules)
     text += f"steelyard.weigh({str(path)!r}, 'DS'); print({heavy} & set(sys.modules))"

@@ -14,7 +14,6 @@ import typer
 
 from steelyard.base.errors import UserError, in_words, printable
 from steelyard.base.logs import quiet
-from steelyard.cli.finishing import finish
 from steelyard.cli.options import (
     ExperimentArgument,
     FormatOption,
@@ -24,7 +23,7 @@ from steelyard.cli.options import (
     TrustOption,
     asking,
 )
-from steelyard.cli.printing import print_json, terminal_width
+from steelyard.cli.printing import finish, print_json, terminal_width
 from steelyard.clients.flower.register import FILE, Entry, enter, remove
 from steelyard.experiment.loading import load, read_experiment
 from steelyard.federate import require_flower

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
-from steelyard.base.errors import UserError, printable
-from steelyard.base.logs import logger
+import typer
+
+from steelyard.base import files
+from steelyard.base.errors import Stopped, UserError, ends_as_interrupted, printable
+from steelyard.base.logs import doing, logger
+from steelyard.base.measures import measure_of
 from steelyard.report.rendering import Style, Table, as_text, wrapped
 
 if TYPE_CHECKING:
     from steelyard.cli.options import TableFormat
     from steelyard.report.recommender import Metrics
+    from steelyard.report.result import Comparison, SeedResult
+    from steelyard.result import Result
+
 
 _log = logger(__name__)
 
@@ -117,3 +125,183 @@ def warn_of_changes(folder: Path) -> None:
 
     if line := changed_since(folder):
         _log.warning(line)
+
+
+# What every command does that runs something.
+
+
+DoneT = TypeVar("DoneT")
+
+SHOWN = 10
+"""Names in one line."""
+LONGEST = 80
+"""Names up to this many characters are shown whole."""
+
+
+def watched(work: Callable[[], DoneT]) -> DoneT:
+    """Do the work of a run; a stop by the user (Ctrl-C, or SIGTERM as a page sends it) is reported in one line."""
+    try:
+        with ends_as_interrupted():
+            return work()
+    except Stopped as stop:
+        folder = str(stop.folder)
+        how = "the same command and --out" if stop.again else "steelyard resume"
+        _log.error(f"stopped; what is done is in {folder}; go on with: {how} {shlex.quote(folder)}")
+        raise typer.Exit(130) from None
+    except KeyboardInterrupt:
+        _log.error("stopped before the run began; nothing was written")
+        raise typer.Exit(130) from None
+
+
+def write_own_report(result: Result, document: Comparison) -> None:
+    """Write the report of a run into its folder, from what its terminal shows."""
+    # For speed of start: what draws is large.
+    from steelyard.report.html import write_report
+    from steelyard.report.view import RunView
+
+    with doing("writing the report"):
+        view = RunView([result.history], document.baseline, [document])
+        write_report(view, result.folder / files.REPORT)
+
+
+def report_line(folder: str, written: bool) -> str:
+    """Say where the report of a run is, or how to make it."""
+    if written:
+        return f"report to open: {printable(str(Path(folder) / files.REPORT))}"
+    return f"a report to open: steelyard report {shlex.quote(folder)}"
+
+
+def finish(work: Callable[[], Result], format: str, report: bool = False) -> None:
+    """Do the work of a command that runs an experiment and print its result; use it for every such command."""
+    result = watched(work)
+    with doing("summing up"):
+        document = result.table
+    if report:
+        write_own_report(result, document)
+    if format == "json":
+        print_json(document)
+    else:
+        show_result(document)
+        print(report_line(str(result.folder), report))
+
+
+def show_result(document: Comparison) -> None:
+    """Print the result of a run as tables and sentences for people."""
+    # For speed of start: tables are drawn only at the end of a run.
+    from steelyard.report.notices import chain_line, privacy_lines
+    from steelyard.report.tables import headline, main_table, ranks_lists, server_tables
+
+    rules = document.rules
+    if document.recommendation is not None:
+        print_table(main_table(document, target=True))
+    lines = headline(document, changed=False)
+    if not document.has("worst"):
+        why = "partition.test = 'none', or nodes with tests = false"
+        lines.append(f"no client tested the models ({why}): no accuracy is known")
+    lines += _sampled(document)
+    lines += _flaws(document)
+    for line in lines:
+        print_wrapped(line)
+    # Of classes the accuracy stands above; macro F1 is of interest where the loss follows it.
+    server = server_tables(document)
+    if not document.has("server_accuracy") or any(rule.adapts_loss for rule in rules):
+        for table in server:
+            print_table(table)
+    for rule in rules:
+        if lost := rule.figures.get("product_error"):
+            print_wrapped(
+                f"{rule.rule}: cutting the weighted sum of the adapters to their rank lost {lost.mean:.1%} of it in "
+                f"the last round; averages of A and of B would have lost {rule.figures['factor_error'].mean:.1%}"
+            )
+    for table in (*_orders(document), *_heaviest(document, "Users" if ranks_lists(document.measure) else "Clients")):
+        print_table(table)
+    if measured := {each.name: each.measured_by for rule in rules if rule.asks_clients for each in rule.criteria}:
+        print_wrapped("measured by: " + ", ".join(f"{name} the {who}" for name, who in measured.items()))
+    for rule in rules:
+        if not rule.asks_clients:
+            print_wrapped(f"{rule.rule}: trained on the server's own rows; no client was asked")
+    for line in privacy_lines(document.privacy):
+        print_wrapped(f"privacy: {line}")
+    if document.notes:
+        print_wrapped(f"note: {document.notes}")
+    # Not broken: these are copied.
+    if line := chain_line(document.chain):
+        print(printable(line))
+    print(f"run stored in {printable(document.run)}")
+    look = "recommend report" if ranks_lists(document.measure) else "table"
+    print(f"next: steelyard {look} {printable(shlex.quote(document.run))}")
+
+
+def _name(name: str) -> str:
+    """A name as a cell; very long ones are cut."""
+    return name if len(name) <= LONGEST else f"{name[: LONGEST - 3]}..."
+
+
+def _each(document: Comparison) -> list[tuple[str, SeedResult]]:
+    """Return every rule with every seed, and what the two are called."""
+    several = len(document.seeds) > 1
+    return [
+        (_name(rule.rule) + (f", seed {seed.seed}" if several else ""), seed)
+        for rule in document.rules
+        for seed in rule.seeds
+    ]
+
+
+def _sampled(document: Comparison) -> list[str]:
+    """Say on how many clients scores rest, where a sample of them tests, and how far that may be from all clients."""
+    found = [(name, on) for name, seed in _each(document) if (on := seed.accuracy_on) is not None]
+    if not found:
+        return []
+    show, drawn = measure_of(document.measure).show, found[0][1]
+    each = [f"{name} {show(on.low)} to {show(on.high)}" for name, on in found[:SHOWN]]
+    return [f"tested on {drawn.clients:,} of {drawn.of:,} clients; 95% interval for all: {', '.join(each)}"]
+
+
+def _flaws(document: Comparison) -> list[str]:
+    """Say who was flawed and how, clients of one flaw together; seeds differ, so only the first is shown."""
+    seed, *others = document.seeds
+    by_flaw: dict[str, list[str]] = {}
+    for client, found in document.flaws[seed].items():
+        by_flaw.setdefault(", ".join(found), []).append(client)
+    lines: list[str] = []
+    for flaw, clients in by_flaw.items():
+        more = f" and {len(clients) - SHOWN} more" if len(clients) > SHOWN else ""
+        which = f" (seed {seed})" if others else ""
+        lines.append(f"flawed{which}: {flaw}: {', '.join(clients[:SHOWN])}{more}")
+    return lines
+
+
+def _heaviest(document: Comparison, who: str) -> list[Table]:
+    """Who carried most weight under each rule that asks clients, as many ranks as the terminal has room for."""
+    flaws = document.flaws
+
+    def shown(seed: SeedResult) -> list[str]:
+        marks = dict.fromkeys(flaws[seed.seed], "*")
+        return [
+            f"{_name(each.client)}{marks.get(each.client, '')} {each.share:.1%} ({each.samples})"
+            for each in seed.heaviest_clients
+        ]
+
+    rows = [(name, *shown(seed)) for name, seed in _each(document) if seed.heaviest_clients]
+    if not rows:
+        return []
+    ranks = max(map(len, rows)) - 1
+    width = terminal_width()
+    if width is not None:
+        widest = max(len(cell) for row in rows for cell in row[1:])
+        ranks = max(1, min(ranks, (width - max(len(row[0]) for row in rows)) // (widest + 2)))
+    title = f"{who} that carried most weight (share of all weight, samples"
+    title += ", * flawed)" if any(flaws.values()) else ")"
+    filled = tuple((*row, *[""] * ranks)[: ranks + 1] for row in rows)
+    return [Table(title, ("rule", *(f"{rank}." for rank in range(1, ranks + 1))), filled)]
+
+
+def _orders(document: Comparison) -> list[Table]:
+    rows: list[tuple[str, ...]] = []
+    for name, seed in _each(document):
+        orders = seed.orders
+        if len(orders.tried) > 1:
+            counts = (f"{order} {orders.kept.get(order, 0)}/{times}" for order, times in orders.tried.items())
+            rows.append((name, orders.last or "–", ", ".join(counts)))
+    title = "Priority orders: rounds that kept each / times it was tested"
+    return [Table(title, ("rule", "kept last", "kept / tested"), tuple(rows))] if rows else []

@@ -12,9 +12,8 @@ import typer
 
 from steelyard.base.errors import printable, printable_all
 from steelyard.base.logs import doing, quiet
-from steelyard.cli.finishing import finish
 from steelyard.cli.options import FormatOption, OutOption, ReportOption, RuleOption, TrustOption, asking
-from steelyard.cli.printing import print_json, print_table, print_wrapped, warn_of_changes
+from steelyard.cli.printing import finish, print_json, print_table, print_wrapped, warn_of_changes
 from steelyard.contributions import finding
 from steelyard.result import Result
 from steelyard.rounds.progress import watching

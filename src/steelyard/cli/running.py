@@ -14,7 +14,6 @@ import typer
 
 from steelyard.base.errors import UserError, printable
 from steelyard.base.logs import doing, logger, quiet
-from steelyard.cli.finishing import finish, report_line, watched, write_own_report
 from steelyard.cli.options import (
     BaselineOption,
     ExperimentArgument,
@@ -32,7 +31,16 @@ from steelyard.cli.options import (
     TrustOption,
     asking,
 )
-from steelyard.cli.printing import emit, print_part, refuse_together, warn_of_changes
+from steelyard.cli.printing import (
+    emit,
+    finish,
+    print_part,
+    refuse_together,
+    report_line,
+    warn_of_changes,
+    watched,
+    write_own_report,
+)
 from steelyard.cli.studies import compare_shares, resume_study, show_study, study_in
 from steelyard.rounds.progress import watching
 

@@ -15,7 +15,6 @@ import typer
 
 from steelyard.base.errors import UserError, brief, listed, printable
 from steelyard.base.logs import doing, logger, quiet
-from steelyard.cli.finishing import watched
 from steelyard.cli.options import (
     ExperimentArgument,
     FirstSeedOption,
@@ -29,7 +28,7 @@ from steelyard.cli.options import (
     TrustOption,
     asking,
 )
-from steelyard.cli.printing import print_json, print_part, print_wrapped, terminal_width
+from steelyard.cli.printing import print_json, print_part, print_wrapped, terminal_width, watched
 from steelyard.rounds.progress import watching
 
 if TYPE_CHECKING:
