@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter, ValidationError
 
+from steelyard.base import files
 from steelyard.base.errors import UserError, brief, told_as
 from steelyard.base.logs import logger
 from steelyard.base.settings import Section
@@ -45,6 +44,9 @@ class Entry:
         return None
 
 
+_NODES = TypeAdapter(dict[Literal["nodes"], list[Entry]])
+
+
 @dataclass(frozen=True)
 class Register:
     """All entries by public key; read it with `read_register`, change it with `enter`."""
@@ -64,11 +66,10 @@ def bare(key: str) -> str:
 def read_register(file: Path) -> Register:
     """Return the register in a file; one that is not there is empty."""
     try:
-        found: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))["nodes"]
-        entries = [Entry(entry["name"], entry["key"], tuple(entry["clients"]), int(entry["most"])) for entry in found]
+        entries = _NODES.validate_json(file.read_bytes())["nodes"]
     except FileNotFoundError:
         return Register()
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, KeyError, ValidationError) as error:
         raise UserError(f"{file}: not a register of node keys ({type(error).__name__}); allowed: what "
                         "`steelyard federate register` writes") from error  # fmt: skip
     return Register({entry.key: entry for entry in entries})
@@ -136,17 +137,8 @@ def remove(file: Path, name: str) -> Register:
 
 
 def _write(file: Path, entries: Mapping[str, Entry]) -> Register:
-    nodes = [
-        {"name": entry.name, "key": entry.key, "clients": list(entry.clients), "most": entry.most}
-        for entry in entries.values()
-    ]
-    draft = file.with_suffix(".part")
-    with told_as(f"{file}: cannot be written", "a writable folder"):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(json.dumps({"nodes": nodes}, indent=1))
-        draft.replace(file)
+    with told_as(f"{file}: cannot be written", "a writable folder"), files.owners_only(file.parent):
+        files.write(file, _NODES.dump_json({"nodes": list(entries.values())}, indent=1))
     return Register(entries)
 
 
