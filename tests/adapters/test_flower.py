@@ -264,7 +264,7 @@ def test_an_array_that_is_no_array_leaves_its_client_out() -> None:
     ("arguments", "parts"),
     [
         ({"rule": 7}, ("rule", 7)),
-        ({"metrics": "quality"}, ("metrics", "'quality'")),
+        ({"metrics": "quality"}, ("metrics: got 'quality'",)),
         ({"rows": [[1.0]]}, ("rows", [[1.0]])),
         ({"folder": 3}, ("folder", 3)),
         ({"strategy": FedMedian()}, ("strategy", "FedMedian")),

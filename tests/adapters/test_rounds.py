@@ -142,7 +142,6 @@ def test_criteria_of_ones_own_are_loaded_and_rows_are_only_tested_on(tmp_path: P
     own = "from steelyard import client_criterion\n\n@client_criterion('MINE')\ndef mine(data): return 1.0\n"
     (tmp_path / "mine.py").write_text(own)
     assert WeighedRounds("MINE>DS", plugins=[str(tmp_path / "mine.py")]).asked == ["MINE"]
-    assert_refused(lambda: WeighedRounds("DS", metrics="q"), "metrics: got 'q'")
     rows = ServerRows(torch.nn.Linear(2, 2), [[1.0, 2.0]], [0])
     assert_refused(lambda: WeighedRounds("fedlaw", rows), "fedlaw", "only tests on them")
 
@@ -206,10 +205,6 @@ def test_a_round_may_come_to_the_change_of_the_model() -> None:
         assert collected.add(Reply(name, {"w": np.full(2, value), "n": np.array(7)}, 1.0)) == ""
     found = collected.combine(as_change=True).arrays
     assert (found["w"].tolist(), found["n"].tolist(), sent["w"].tolist()) == ([2.0, 2.0], 4, [5.0, 5.0])
-    large = {"w": np.full(2, 3e38, np.float32)}
-    with np.errstate(over="raise"):  # an overflow is a reason, and no warning
-        far = WeighedRounds("DS").combine(large, [Reply("a", {"w": -large["w"]}, 1.0)])
-    assert far.reasons == {"a": "model holds NaN or infinity"}
     odd = {"odd": np.zeros(2, np.complex64)}
     assert_refused(lambda: WeighedRounds("DS").combine(odd, [Reply("a", odd, 1.0)]), "odd", "complex64")
 

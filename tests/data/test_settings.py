@@ -46,11 +46,6 @@ REFUSED: list[tuple[type, dict[str, Any], str]] = [
     (PartitionSettings, {**IID, "num_partitions": 5}, "clients: got it twice, also as 'num_partitions'"),
     (FlawSettings, {"kind": "labels-flipped", "how": "class", **WHO}, "classes: got 0 with how 'class'"),
     (FlawSettings, {"kind": "labels-flipped", "how": "class", "classes": [0], **WHO}, "which is the target too"),
-    (
-        FlawSettings,
-        {"kind": "labels-flipped", "amount": 1.5, **WHO},
-        "amount: got 1.5; allowed: less than or equal to 1",
-    ),
     (FlawSettings, {"kind": "copy", **WHO}, "clients: got names with kind 'copy'"),
     (FlawSettings, {"kind": "noisy", "pick": "random", "count": 1, **WHO}, "pick: got both clients and pick"),
     (FlawSettings, {"kind": "noisy", "pick": "random"}, "share: got neither share and count"),

@@ -16,6 +16,7 @@ import torch
 from tests.kit import assert_refused
 
 from steelyard.data import DataSettings, in_memory, load
+from steelyard.data.files import states_of
 from steelyard.data.scaling import standardised
 
 # digits and diabetes ------------------------------------------------------------------------------------------------
@@ -282,6 +283,7 @@ def test_missing_mnist_says_where_it_was_looked_for_and_where_to_get_it(
 ):
     monkeypatch.delenv("STEELYARD_DATA", raising=False)
     monkeypatch.chdir(tmp_path)
+    assert states_of([None, Path("mnist")]) == ()
     places = "data.path: found no 'mnist' (looked at ../shared/data/mnist, data/mnist)"
     assert_refused(lambda: load(DataSettings(source="mnist")), places, "https://")
     assert_refused(lambda: load(DataSettings(source="mnist", path="elsewhere")), "found no 'elsewhere'")

@@ -224,12 +224,6 @@ def test_several_weightings_at_once_equal_one_by_one(name: str) -> None:
         np.testing.assert_allclose(row, combined(origin, models, each, rule=name), atol=1e-6)
 
 
-def test_a_free_rider_does_not_catch_the_geometric_median() -> None:
-    origin, models = cohort(6)
-    models[0] = origin
-    assert np.linalg.norm(combined(origin, models, equal(6), rule="geometric-median")) > 0.1
-
-
 def test_blocks_of_parameters_give_the_same_as_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     origin, models = cohort(5)
     whole = [combined(origin, models, equal(5), rule=name) for name in sorted(BY_COORDINATE)]

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from tests.runs.records import begun, evaluations, record, state
 
-from steelyard.report.curves import Curve, jain, read_curves, worst_score, worst_tenth
+from steelyard.report.curves import Curve, read_curves
 from steelyard.runs.history import History
 from steelyard.runs.store import Store
 
@@ -48,8 +47,3 @@ def test_a_rule_that_exploded_at_once_has_its_first_model_if_that_was_tested(tmp
     assert (found.rounds.tolist(), found.overall.tolist(), found.scores.tolist()) == ([0], [0.625], [[0.5, 1.0]])
     untested = curve_of(begun(tmp_path / "untested"), {}, ended="exploded")
     assert (untested.rounds.tolist(), untested.overall.tolist()) == ([], [])
-
-
-def test_a_round_in_which_nobody_was_there_has_no_worst_client() -> None:
-    nobody = np.zeros(0)
-    assert np.isnan([worst_tenth(nobody), worst_score(nobody), jain(np.zeros(3))]).all()

@@ -39,17 +39,12 @@ from steelyard.weighing.weights import Weighing
 )
 def test_the_size_of_a_cohort(fraction: float, least: int, names: int, count: int) -> None:
     plan = Plan(rounds=1, fraction=fraction, min_clients=least)
-    task = make_task(federation(), state(0), Clients(NAMES[:names]), plan, 7)
+    before = replace(state(2), loss=LossState("barron", None, 1.0, 2.0), parameters=torch.arange(10.0))
+    task = make_task(federation(), before, Clients(NAMES[:names]), plan, 7)
     assert task.clients == tuple(randomness.choose(3, 7, NAMES[:names], count))
     assert len(task.clients) == count
-    assert (task.federation, task.seed, task.round) == ("f", 3, 7)
-
-
-def test_a_task_carries_the_model_and_the_loss_of_the_state() -> None:
-    before = replace(state(2), loss=LossState("barron", None, 1.0, 2.0), parameters=torch.arange(10.0))
-    task = make_task(federation(), before, Clients(), Plan(rounds=5, fraction=0.2), 3)
+    assert (task.federation, task.seed, task.round, task.loss) == ("f", 3, 7, before.loss)
     assert task.parameters is before.parameters
-    assert task.loss == before.loss
 
 
 def test_without_clients_there_is_no_round() -> None:

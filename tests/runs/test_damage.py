@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import sqlite3
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
@@ -242,29 +241,6 @@ def test_a_page_of_garbage_is_named_and_never_continued_from(run: Path, page: in
     except UserError as error:
         said = str(error)
     assert not said or "cannot be read" in said or "not a readable run database" in said
-
-
-def read_only(folder: Path) -> Iterator[Path]:
-    """The folder as on a read-only medium: mounted over itself, which only root may do."""
-    for command in (["mount", "--bind", folder, folder], ["mount", "-o", "remount,ro,bind", folder]):
-        if subprocess.run(command, capture_output=True, check=False).returncode:
-            subprocess.run(["umount", folder], capture_output=True, check=False)
-            pytest.skip("mounting is not allowed here")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", folder], check=True)
-
-
-def test_a_run_on_a_read_only_medium_is_read(killed: Path) -> None:
-    (killed / "run.sqlite-shm").unlink()
-    before = sorted(path.name for path in killed.iterdir())
-    for folder in read_only(killed):
-        history = History(folder)
-        assert (history.last_round, len(history.clients)) == (3, 12)
-        assert_refused(partial(Store, folder), "cannot be written: Read-only file system; allowed: a writable folder")
-        assert_refused(lambda folder=folder: export_run(History(folder), "csv"), "Read-only file system")
-    assert sorted(path.name for path in killed.iterdir()) == before
 
 
 class Refusing(Reader):
