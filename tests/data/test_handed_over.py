@@ -87,6 +87,7 @@ def test_items_that_are_mappings_and_labels_that_are_words() -> None:
     data = in_memory(Items(items), owner="who")
     assert data.features.tolist() == [[0, 1], [1, 1]]
     assert data.labels.tolist() == [1, 0]
+    assert "0 = no" in data.notes[0]
     assert data.owners.tolist() == ["a", "b"]
 
 
