@@ -31,7 +31,8 @@ from steelyard.runs.columns import Cohorts, EntriesT, Tested, as_table, between,
 from steelyard.runs.glance import RunDocument, glance, run_folder, signature
 from steelyard.runs.history import LOOKED_AT, START, History
 
-KeyT, ValueT = TypeVar("KeyT"), TypeVar("ValueT")
+KeyT = TypeVar("KeyT")
+ValueT = TypeVar("ValueT")
 KEPT = 4
 """Runs whose tables are held in memory; a long run takes some hundred megabytes."""
 

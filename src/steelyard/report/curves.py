@@ -363,13 +363,16 @@ def _of_server(name: str) -> list[FigureOfMerit]:
             f"server_{name}",
             measure.heading,
             lambda curve, settings: curve.last_test.get(name, _last(curve.server.get(name, ()))),
-            *(measure, ("server",), words),
+            measure,
+            tables=("server",),
+            tested=words,
         ),
         FigureOfMerit(
             f"server_{name}_late",
             f"{measure.heading}, last rounds",
             lambda curve, settings: _late(curve.server.get(name, ()), settings),
-            *(measure, (), late),
+            measure,
+            tested=late,
         ),
     ]
 

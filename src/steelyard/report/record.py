@@ -44,8 +44,7 @@ def record(
     checked = verify(folder, keys)
     history = History(folder)
     view = RunView([history])
-    compared = view.documents[0]
-    advice = None if compared is None else compared.recommendation
+    advice = view.documents[0].recommendation
     chosen = rule_of(history, rule or (None if advice is None else advice.rule))
     main = next(row for row in history.federations.to_dict("records") if row["rule"] == chosen)
     seed, experiment = int(main["seed"]), view.experiments[0]
@@ -107,8 +106,8 @@ def rule_sentence(text: str) -> str:
 
 
 def _result(history: History, rule: str, seed: int) -> float | None:
-    frame = history.rounds
-    tested: Any = frame[(frame["rule"] == rule) & (frame["seed"] == seed)]["accuracy"].dropna()
+    frame: Any = history.rounds
+    tested = frame[(frame["rule"] == rule) & (frame["seed"] == seed)]["accuracy"].dropna()
     return float(tested.iloc[-1]) if len(tested) else None
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from steelyard.base.errors import no_formula, printable
 from steelyard.report.assets import text
@@ -204,7 +204,7 @@ def _templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.globals["asset"] = text
+    cast("dict[str, Any]", made.globals)["asset"] = text
     return made
 
 

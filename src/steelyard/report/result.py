@@ -298,7 +298,7 @@ def computed(run: History | Path | str, experiment: Description, baseline: str |
         measure=experiment.score_name,
         server_rows=servers_rows(history),
         clients=len(asked),
-        flaws=flaws,
+        flaws={seed: {client: tuple(words) for client, words in of_seed.items()} for seed, of_seed in flaws.items()},
         weighed_one=single_client_rounds(history),
         left_out=experiment.left_out,
         seeds=seeds,

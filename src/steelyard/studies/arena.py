@@ -198,9 +198,9 @@ class Arena(Study):
         """Read the data of the scenes: what is missing is said before hours of the first ones."""
         self.suite.check_data([cell.name for cell in cells], self.changes)
 
-    def added_to(self, kept: Self) -> Self:
+    def added_to(self, kept: Study) -> Self:
         """Return the arena with the scenes of one that it goes on from, so that some can be run first."""
-        if self.part or kept.part or self.opened:
+        if not isinstance(kept, Arena) or self.part or kept.part or self.opened:
             return self
         return self.model_copy(update={"scenes": self.suite.chosen([*kept.scenes, *self.scenes])})
 

@@ -100,8 +100,9 @@ def plan(experiment: Description, rules: Sequence[str], seeds: int, shares: str)
             left_out.append(f"{share:.0%} of {clients} clients is one alone: left out.")
     if not kept:
         raise UserError(f"--participation: got {brief(shares)}; allowed: shares of two clients or more")
-    chosen = {"shares": tuple(kept), "left_out": tuple(left_out), "rules": tuple(rules), "seeds": seeds}
-    planned = Participation(**chosen, experiment=experiment)
+    planned = Participation(
+        experiment=experiment, shares=tuple(kept), left_out=tuple(left_out), rules=tuple(rules), seeds=seeds
+    )
     for cell in planned.cells():
         planned.described(cell)
     return planned

@@ -185,7 +185,7 @@ class Study(Section):
         """Return the folders that a cell may have, its own first."""
         return (cell.folder,)
 
-    def added_to(self, kept: Self) -> Self:
+    def added_to(self, kept: Study) -> Self:
         """Return the study that goes on in the folder of `kept`; override it where one may add cells to another."""
         return self
 
@@ -251,8 +251,9 @@ def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
     for name in {**one, **other}:
         mine, theirs = one.get(name), other.get(name)
         if mine != theirs:
-            both = isinstance(mine, dict) and isinstance(theirs, dict)
-            return f"{name}.{_differing(mine, theirs)}" if both else name
+            if isinstance(mine, dict) and isinstance(theirs, dict):
+                return f"{name}.{_differing(mine, theirs)}"
+            return name
     return None
 
 

@@ -287,8 +287,8 @@ def _figure(history: History, experiment: Description, rule: str, seed: int, mea
 
 def _last(rows: Any, column: str) -> Any:
     """Return the last value of a column that is there; nan where there is none."""
-    values = rows[column].dropna() if column in rows else []
-    return values.iloc[-1] if len(values) else math.nan
+    values = rows[column].dropna().tolist() if column in rows else []
+    return values[-1] if values else math.nan
 
 
 def _server(rows: Any, measure: str) -> float:
