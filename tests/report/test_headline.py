@@ -170,7 +170,7 @@ def test_the_sentence_and_the_sign_tell_of_flawed_clients(tmp_path_factory: pyte
     figures = view.rule("VP>DS").figures
     shares = {name: figures[f"flawed_{name}"].mean for name in ("weight", "updates")}
     shown = sign(view)
-    assert f"{shares['updates']:.0%} of those asked and got {shares['weight']:.0%} of the weight" in shown.title
+    assert f"{shares['updates']:.0%} of participants but got {shares['weight']:.0%} of the weight." in shown.title
     page = html(view)
     drawn = re.search(r'<svg class="sign".*?</svg>', page, re.S)
     assert drawn is not None

@@ -131,7 +131,7 @@ def notebook_html(view: RunView) -> str:
 STEEPEST = 14.0
 """Degrees."""
 LEVEL = 0.005
-"""Shares that differ by no more are shown as equal."""
+"""Shares that differ by no more count as equal."""
 
 
 class Sign(NamedTuple):
@@ -151,12 +151,10 @@ def sign(view: RunView) -> Sign:
     if "flawed_weight" not in shares:
         return Sign("A steelyard, level.", plain=True)
     weight, number = shares["flawed_weight"].mean, shares["flawed_updates"].mean
-    less = number - weight
-    tips = "." if abs(less) <= LEVEL else ": the beam tips them up." if less > 0 else ": they tip the beam."
-    title = (
-        f"Under {federation.label} flawed clients were {number:.0%} of those asked and got {weight:.0%} of the weight"
-    )
-    return Sign(f"{title}{tips}", round(tilt(number, weight), 1), round(96.0 + 96.0 * (1.0 - weight), 1))
+    joined = "but" if number - weight > LEVEL else "and"
+    words = f"flawed clients were {number:.0%} of participants {joined} got {weight:.0%} of the weight."
+    title = f"Under {federation.label} {words}"
+    return Sign(title, round(tilt(number, weight), 1), round(96.0 + 96.0 * (1.0 - weight), 1))
 
 
 def tilt(number: float, weight: float) -> float:
