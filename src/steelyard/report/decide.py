@@ -25,7 +25,7 @@ from steelyard.experiment.description import Description
 from steelyard.experiment.loading import recipes
 from steelyard.report.curves import Curve, RecordedRule
 from steelyard.report.notices import single_client_rounds
-from steelyard.report.statistics import LEAST_SEEDS, detectable, holm, paired_p, seeds_for, verdict
+from steelyard.report.statistics import LEAST_SEEDS, detectable, paired_p, paired_tests, seeds_for, verdict
 from steelyard.runs.history import History
 
 LEAST_ROWS = 30
@@ -244,24 +244,23 @@ def _tests(values: Values, baseline: str, measure: Measure, left_out: Mapping[st
     rules = [rule for rule in values if rule != baseline]
     sign = -1.0 if measure.less_is_better else 1.0
     differences = {rule: _differences(values, rule, baseline) for rule in rules}
-    tested = [rule for rule in rules if not left_out.get(rule)]
-    raw = {rule: paired_p(differences[rule].values) for rule in tested}
-    adjusted = dict(zip(tested, holm([raw[rule] for rule in tested]), strict=True))
+    tests = paired_tests(
+        {rule: [sign * one for one in found.values] for rule, found in differences.items() if not left_out.get(rule)}
+    )
     rows = [TestedRule(rule=baseline, value=estimate(values[baseline]), left_out=left_out.get(baseline, ""))]
     for rule, found in differences.items():
-        # Too few seeds are untested whatever p they give.
-        enough = len(found.values) >= LEAST_SEEDS
-        spread = deviation(found.values) if rule in raw and len(found.values) > 1 else math.nan
+        test, seeds = tests.get(rule), len(found.values)
         rows.append(
             TestedRule(
                 rule=rule,
                 value=estimate(values[rule]),
                 difference=found,
                 ahead=sum(sign * one > 0 for one in found.values),
-                p=raw.get(rule),
-                p_holm=adjusted.get(rule),
-                verdict=verdict(sign * found.mean, adjusted.get(rule) if enough else None),
-                detectable=None if math.isnan(spread) else detectable(spread, len(found.values), len(tested)),
+                p=test and test.p,
+                p_holm=test and test.p_holm,
+                # Too few seeds are untested whatever p they give.
+                verdict=test.verdict if test and seeds >= LEAST_SEEDS else "untested",
+                detectable=detectable(deviation(found.values), seeds, len(tests)) if test and seeds > 1 else None,
                 left_out=left_out.get(rule, ""),
             )
         )

@@ -34,7 +34,7 @@ from steelyard.report.curves import (
 )
 from steelyard.report.decide import Verdict, find_baseline, servers_rows, verdict_of
 from steelyard.report.notices import Chain, SingleClient, chain_of, flaws_of, single_client_rounds
-from steelyard.report.statistics import holm, paired_p, verdict
+from steelyard.report.statistics import PairedTest, paired_tests
 from steelyard.rounds.plan import RoundSettings
 from steelyard.runs.columns import Cohorts
 from steelyard.runs.database import unreadable
@@ -106,15 +106,6 @@ class ScoreCurve(Document):
     mean: tuple[float, ...]
     low: tuple[float, ...]
     high: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class PairedTest(Estimate):
-    """A rule against the baseline in one figure: the difference, p before and after Holm's correction."""
-
-    p: float | None
-    p_holm: float | None
-    verdict: str
 
 
 class RightWrong(Document):
@@ -387,11 +378,9 @@ def compared(
     words: dict[str, list[str]] = {rule: [] for rule in by_rule}
 
     def test(name: str, what: str, unit: str, factor: float, differences: Mapping[str, Sequence[float]]) -> None:
-        raw = [paired_p(each) for each in differences.values()]
-        for (rule, each), p, adjusted in zip(differences.items(), raw, holm(raw), strict=True):
-            found = estimate(each)
-            tests[rule][name] = PairedTest(**vars(found), p=p, p_holm=adjusted, verdict=verdict(found.mean, adjusted))
-            words[rule].append(_in_words(tests[rule][name], what, unit, factor))
+        for rule, found in paired_tests(differences).items():
+            tests[rule][name] = found
+            words[rule].append(_in_words(found, what, unit, factor))
 
     if targets:
         rows = {rule: [row for table in targets for row in table.rows if row.rule == rule] for rule in others}

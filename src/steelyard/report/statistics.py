@@ -22,9 +22,10 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from steelyard.base.measures import deviation
+from steelyard.base.measures import Estimate, deviation, estimate
 
 ALPHA = 0.05
 POWER = 0.8
@@ -89,6 +90,25 @@ def verdict(mean: float, adjusted: float | None, level: float = ALPHA) -> str:
     if adjusted < level and mean:
         return "better" if mean > 0 else "worse"
     return "not distinguishable"
+
+
+@dataclass(frozen=True)
+class PairedTest(Estimate):
+    """A rule against the baseline in one figure: the difference, p before and after Holm's correction."""
+
+    p: float | None
+    p_holm: float | None
+    verdict: str
+
+
+def paired_tests(differences: Mapping[str, Sequence[float]]) -> dict[str, PairedTest]:
+    """Test how several rules differ from one baseline, with Holm's correction over the rules; more is better."""
+    raw = [paired_p(each) for each in differences.values()]
+    tests: dict[str, PairedTest] = {}
+    for (rule, each), p, adjusted in zip(differences.items(), raw, holm(raw), strict=True):
+        found = estimate(each)
+        tests[rule] = PairedTest(**vars(found), p=p, p_holm=adjusted, verdict=verdict(found.mean, adjusted))
+    return tests
 
 
 def detectable(spread: float, seeds: int, tests: int = 1) -> float:
