@@ -181,8 +181,7 @@ def rows(found: dict[str, list[dict[str, float]]]) -> Iterable[str]:
     yield "|---|---|---|---|"
     for system, cells in found.items():
         told = [
-            show_estimate(estimate([cell[metric] for cell in cells]).as_json(), 4)
-            for metric in ("ndcg", "hit_rate", "coverage")
+            show_estimate(estimate([cell[metric] for cell in cells]), 4) for metric in ("ndcg", "hit_rate", "coverage")
         ]
         yield f"| {system} | {' | '.join(told)} |"
 

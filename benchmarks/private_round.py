@@ -126,7 +126,7 @@ def table(lines: list[dict[str, Any]]) -> str:
                 size = mine[0]["bytes"]
                 shown = f"{size / 1e6:.3f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB"
                 rows.append(
-                    f"| {model} | {clients} | {NAMES[kind]} | {show_estimate(estimate(accuracy).as_json())} % "
+                    f"| {model} | {clients} | {NAMES[kind]} | {show_estimate(estimate(accuracy))} % "
                     f"| {seconds:.1f} s | {shown} |"
                 )
     return "\n".join(rows)

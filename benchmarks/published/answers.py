@@ -76,7 +76,7 @@ def split_or_pixels(lines: Lines) -> dict[str, str]:
 
 
 def _interval(values: list[float]) -> str:
-    return show_estimate(estimate(values).as_json(), 1)
+    return show_estimate(estimate(values), 1)
 
 
 def _gain(figures: Figures, one: tuple[str, str], other: tuple[str, str]) -> Estimate | None:
@@ -90,7 +90,7 @@ def _apart(gain: Estimate | None) -> str:
     """Write a difference, and whether its interval holds 0."""
     if gain is None:
         return "not known"
-    return f"{show_estimate(gain.as_json(), 1)} points{' (0 is inside)' if _place(gain, 0.0) == 'inside' else ''}"
+    return f"{show_estimate(gain, 1)} points{' (0 is inside)' if _place(gain, 0.0) == 'inside' else ''}"
 
 
 def _place(found: Estimate, value: float) -> str:

@@ -149,16 +149,16 @@ def rules_2026(lines: Sequence[Mapping[str, Any]]) -> dict[str, str]:
             if rule in judged:
                 gains, p = judged[rule]
                 gain = estimate(gains)
-                said = [show_estimate(gain.as_json(), 2, signed=True), "" if p is None else f"{p:.2g}"]
+                said = [show_estimate(gain, 2, signed=True), "" if p is None else f"{p:.2g}"]
                 said.append(verdict(gain.mean, p))
                 alike = sum(map(operator.eq, line["curves"][rule], line["curves"]["fedavg"]))
                 # A rule that corrected nothing in a seed was not tried there, which a small gain does not say.
                 tail = f"; in {alike} of them FedAvg's figures in every round" if alike else ""
                 if OF_2026.get(rule) == line["split"] and line["finished"]:
-                    points = show_estimate(gain.as_json(), 1, signed=True)
+                    points = show_estimate(gain, 1, signed=True)
                     told[rule] = f"{said[2]}, {points} points ({len(found)} seeds{tail})"
                 said[2] += tail.replace("of them", f"of {len(found)} seeds")
-            shown = show_estimate(estimate(found).as_json(), 2)
+            shown = show_estimate(estimate(found), 2)
             printed = PUBLISHED.get((line["split"], rule), "–")
             head = f"| {line['split']} | {line['rounds']}{stopped} | `{rule}` | {printed} | {len(found)} | {shown} | "
             rows.append(head + " | ".join(said) + " |")

@@ -111,10 +111,10 @@ def test_wilsons_interval_by_hand() -> None:
 
 
 def test_an_estimate_is_written_with_half_its_interval() -> None:
-    found = estimate([0.91, 0.93]).as_json()  # t(1) = 12.706, s/√2 = .01
+    found = estimate([0.91, 0.93])  # t(1) = 12.706, s/√2 = .01
     assert show_estimate(found, 1, 100.0) == "92.0 ± 12.7"
     assert show_estimate(found, 1, 100.0, unit=" %", between="±") == "92.0 %±12.7"
-    assert show_estimate(estimate([-0.02]).as_json(), 1, 100.0, signed=True) == "−2.0"
-    assert show_estimate(estimate([0.02]).as_json(), 1, 100.0, signed=True) == "+2.0"
-    assert [show_estimate(estimate([value]).as_json()) for value in (-0.0001, 0.5)] == ["0.0", "0.5"]
-    assert [show_estimate(value) for value in (None, estimate([]).as_json())] == ["–", "–"]
+    assert show_estimate(estimate([-0.02]), 1, 100.0, signed=True) == "−2.0"
+    assert show_estimate(estimate([0.02]), 1, 100.0, signed=True) == "+2.0"
+    assert [show_estimate(estimate([value])) for value in (-0.0001, 0.5)] == ["0.0", "0.5"]
+    assert [show_estimate(value) for value in (None, estimate([]))] == ["–", "–"]

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from typing_extensions import TypedDict  # typing's own is one that pydantic reads from Python 3.12 on only
-
 FEWEST = 10
 """A score on fewer rows is marked "too few": it ranks nobody."""
 WIDEST = 0.5
@@ -154,15 +152,6 @@ Z = 1.959963984540054
 UNKNOWN = "–"
 
 
-class EstimateJson(TypedDict):
-    """A mean over seeds with its 95 % interval; `low` and `high` are NaN, in JSON null, for a single seed."""
-
-    mean: float
-    low: float
-    high: float
-    values: list[float]
-
-
 @dataclass(frozen=True)
 class Estimate:
     """A mean over seeds with its 95 % interval (Student's t); the interval is nan for a single seed."""
@@ -180,10 +169,6 @@ class Estimate:
     def __getitem__(self, name: str) -> Any:
         """Return a part by its name in JSON, as scripts of before documents were classes read it."""
         return getattr(self, name)
-
-    def as_json(self) -> EstimateJson:
-        """Return it as documents hold it."""
-        return {"mean": self.mean, "low": self.low, "high": self.high, "values": list(self.values)}
 
 
 def estimate(values: Sequence[float]) -> Estimate:
@@ -237,7 +222,7 @@ def show_number(value: float, digits: int, *, signed: bool = False) -> str:
 
 
 def show_estimate(
-    value: Estimate | EstimateJson | None,
+    value: Estimate | None,
     digits: int = 1,
     factor: float = 1.0,
     *,
@@ -246,8 +231,8 @@ def show_estimate(
     between: str = " ± ",
 ) -> str:
     """Write a mean and half its interval: 94.5 ± 0.3; the mean alone for one seed, a dash where there is none."""
-    if value is None or math.isnan(value["mean"]):
+    if value is None or math.isnan(value.mean):
         return UNKNOWN
-    mean = f"{show_number(value['mean'] * factor, digits, signed=signed)}{unit}"
-    half = (value["high"] - value["low"]) / 2 * factor
+    mean = f"{show_number(value.mean * factor, digits, signed=signed)}{unit}"
+    half = value.half * factor
     return mean if math.isnan(half) else f"{mean}{between}{show_number(half, digits)}"
