@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import typer
+from pydantic_core import to_jsonable_python
 
 from steelyard.base import files
 from steelyard.base.errors import Stopped, UserError, ends_as_interrupted, printable
 from steelyard.base.logs import doing, logger
 from steelyard.base.measures import measure_of
+from steelyard.report.notices import chain_line, privacy_lines
 from steelyard.report.rendering import Style, Table, as_text, wrapped
+from steelyard.report.tables import headline, main_table, ranks_lists, server_tables
 
 if TYPE_CHECKING:
     from steelyard.cli.options import TableFormat
@@ -36,7 +39,6 @@ def print_json(document: object) -> None:
     What a terminal would act on stands in texts only, and is escaped there.
     """
     # For speed of start: commands that print lists need no pydantic.
-    from pydantic_core import to_jsonable_python
 
     plain = json.dumps(to_jsonable_python(document))
     text = json.dumps(json.loads(plain, parse_constant=lambda name: None), indent=2, ensure_ascii=False)
@@ -188,8 +190,6 @@ def finish(work: Callable[[], Result], format: str, report: bool = False) -> Non
 def show_result(document: Comparison) -> None:
     """Print the result of a run as tables and sentences for people."""
     # For speed of start: tables are drawn only at the end of a run.
-    from steelyard.report.notices import chain_line, privacy_lines
-    from steelyard.report.tables import headline, main_table, ranks_lists, server_tables
 
     rules = document.rules
     if document.recommendation is not None:

@@ -42,7 +42,18 @@ from steelyard.cli.printing import (
     write_own_report,
 )
 from steelyard.cli.studies import compare_shares, resume_study, show_study, study_in
+from steelyard.contributions.finding import switch_on
+from steelyard.experiment.loading import load, read_experiment
+from steelyard.experiment.rules import load_comparison, seeds_of
+from steelyard.federate import resume as resume_run
+from steelyard.report.curves import read_curves
+from steelyard.report.notices import chain_line, chain_of
+from steelyard.report.rendering import render
+from steelyard.report.result import computed
+from steelyard.report.tables import comparison_csv, group_tables, write_comparison
+from steelyard.result import Result
 from steelyard.rounds.progress import watching
+from steelyard.runs.history import History
 
 if TYPE_CHECKING:
     from steelyard.report.notices import Chain
@@ -65,9 +76,7 @@ def run(
     """Run an experiment and show its result."""
     with watching(not quiet()):
         with doing("starting"):
-            from steelyard.experiment.loading import load
             from steelyard.experiment.running import run as run_experiment
-            from steelyard.result import Result
 
         described = load(experiment, changes or [], seed, asking(trust))
         finish(lambda: Result(run_experiment(described, out=out, progress=not quiet())), format, report)
@@ -89,13 +98,8 @@ def resume(
     with watching(not quiet()):
         with doing("starting"):
             from steelyard.experiment.parts import part_of
-            from steelyard.federate import resume as resume_run
-            from steelyard.result import Result
-            from steelyard.runs.history import History
 
         if contributions:
-            from steelyard.contributions.finding import switch_on
-
             switch_on(folder)
         if (study := study_in(folder)) is not None:
             resume_study(study, folder, trust, accept_changes, format)
@@ -152,9 +156,7 @@ def compare(
     with watching(not quiet()):
         with doing("starting"):
             from steelyard.experiment.parts import Part
-            from steelyard.experiment.rules import load_comparison, seeds_of
             from steelyard.experiment.running import run as run_experiment
-            from steelyard.result import Result
 
         described = load_comparison(experiment, changes or [], rules or [], seed, asking(trust))
         if baseline is not None and baseline not in described.rules():
@@ -201,19 +203,11 @@ def table(
     if groups:
         _print_groups(folder, format)
     else:
-        from steelyard.runs.history import History
-
         _print_table(History(folder), baseline, format, curves, in_words=full)
     warn_of_changes(folder)
 
 
 def _print_groups(folder: Path, format: TableFormat) -> None:
-    from steelyard.experiment.loading import read_experiment
-    from steelyard.report.curves import read_curves
-    from steelyard.report.notices import chain_of
-    from steelyard.report.rendering import render
-    from steelyard.report.tables import group_tables
-    from steelyard.runs.history import History
 
     if format in ("json", "csv"):
         raise UserError(f"--format: got '{format}' with --groups; allowed: text, markdown, latex")
@@ -233,9 +227,6 @@ def _print_table(
     all_tables: bool = True,
     in_words: bool = False,
 ) -> Comparison:
-    from steelyard.experiment.loading import read_experiment
-    from steelyard.report.result import computed
-    from steelyard.report.tables import comparison_csv, write_comparison
 
     document = computed(history, read_experiment(history.folder), baseline)
     document.tested()
@@ -252,8 +243,6 @@ def _print_table(
 
 def _warn_of_change(chain: Chain) -> None:
     """Say on standard error that a run is not as it was written, where what is printed has no place for it."""
-    from steelyard.report.notices import chain_line
-
     if chain.problem:
         _log.warning(chain_line(chain))
 

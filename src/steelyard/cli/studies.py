@@ -29,7 +29,11 @@ from steelyard.cli.options import (
     asking,
 )
 from steelyard.cli.printing import print_json, print_part, print_wrapped, terminal_width, watched
+from steelyard.experiment.loading import load
+from steelyard.experiment.rules import load_comparison
 from steelyard.rounds.progress import watching
+from steelyard.studies.candidate import read_candidates
+from steelyard.studies.suite import load_suite
 
 if TYPE_CHECKING:
     from steelyard.experiment.description import Description
@@ -85,7 +89,6 @@ def sweep(
     """Run an experiment over a grid of fields and rules on a validation split, and show which point is best."""
     with watching(not quiet()):
         with doing("starting"):
-            from steelyard.experiment.loading import load
             from steelyard.experiment.parts import Part
             from steelyard.studies.sweep import plan, run_on_test
             from steelyard.studies.sweep_table import BEST
@@ -153,8 +156,6 @@ def attack(
     """Make some clients hostile and show accuracy under each rule, beside the same without them."""
     with watching(not quiet()):
         with doing("starting"):
-            from steelyard.experiment.loading import load
-            from steelyard.experiment.rules import load_comparison
             from steelyard.studies.attack import Attack, attack_names, rules_for, under_attack
 
         names = attack_names(attacks or [], adaptive=adaptive)
@@ -223,9 +224,7 @@ def arena(
         with doing("starting"):
             from steelyard.experiment.parts import Part
             from steelyard.studies.arena import plan
-            from steelyard.studies.candidate import read_candidates
             from steelyard.studies.study import check_jobs
-            from steelyard.studies.suite import load_suite
 
         check_jobs(jobs)
         chosen = load_suite(suite)
@@ -324,7 +323,6 @@ def compare_shares(
     """
     with watching(not quiet()):
         with doing("starting"):
-            from steelyard.experiment.rules import load_comparison
             from steelyard.studies.participation import Participation, plan
 
         if format not in Participation.formats:

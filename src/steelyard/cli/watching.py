@@ -30,9 +30,11 @@ from steelyard.base.files import in_bytes
 from steelyard.base.measures import measure_of
 from steelyard.cli.options import FormatOption
 from steelyard.cli.printing import print_json, print_table, print_wrapped, warn_of_changes
+from steelyard.page import require_page
 from steelyard.report.rendering import Table, as_text, bars
-from steelyard.runs.glance import Glance, accuracies, find_runs, glance, signature, why_unreadable
+from steelyard.runs.glance import Glance, accuracies, find_runs, glance, glances, signature, why_unreadable
 from steelyard.runs.history import History
+from steelyard.weighing.table import RuleOptions, read_words, weigh_file
 
 if TYPE_CHECKING:
     from steelyard.report.view import Reweighed
@@ -49,8 +51,6 @@ FolderArgument = Annotated[Path, typer.Argument(metavar="[DIR]", help="Folder wi
 
 def ls(folder: FolderArgument = Path("runs"), format: FormatOption = "text") -> None:
     """List the runs in a folder: state, progress, accuracy, age and size."""
-    from steelyard.runs.glance import glances
-
     found = glances(folder)
     if format == "json":
         print_json([glance.document() for glance in found])
@@ -65,7 +65,6 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Print one frame and end.")] = False,
 ) -> None:
     """Watch runs in the terminal: progress, accuracy, who counts most; q or Ctrl-C leaves."""
-
     if not math.isfinite(every):
         raise UserError(f"--every: got {every}; allowed: a number of seconds, at least 0.2")
     watch_runs(folder, every=every, once=once)
@@ -93,8 +92,6 @@ def watch(
     ] = None,
 ) -> None:
     """Open a page over the runs in a folder, live while they run; Ctrl-C ends it."""
-    from steelyard.page import require_page
-
     require_page()
     if not folder.exists() and folder != Path("runs"):
         raise UserError(f"{folder}: no such folder; allowed: a folder of runs, which may be empty")
@@ -181,8 +178,6 @@ def weigh(
     format: FormatOption = "text",
 ) -> None:
     """Score and weigh clients from a table, or the updates of a run by another rule: no training needed."""
-    from steelyard.weighing.table import RuleOptions, weigh_file
-
     options = RuleOptions(score, priority, weights, quantifier, capacity, power)
     if by is not None and options != RuleOptions():
         raise UserError(f"--by: got '{by}' together with options of a score; allowed: one of the two")
@@ -213,7 +208,6 @@ def _weigh_run(
     format: str,
 ) -> None:
     from steelyard.report.view import RunView, federation_with, reweigh
-    from steelyard.weighing.table import RuleOptions, read_words
 
     assert isinstance(options, RuleOptions)
     view = RunView([folder])
