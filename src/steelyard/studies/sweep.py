@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import tomllib
@@ -24,7 +23,7 @@ from steelyard.experiment.description import Description
 from steelyard.experiment.loading import read_experiment, to_toml
 from steelyard.experiment.parts import Part
 from steelyard.experiment.rules import CHECKPOINTS, MOST_SEEDS, with_rules
-from steelyard.report.curves import rounds_to_target, worst_tenth
+from steelyard.report.curves import FIGURES, Curve, read_curves
 from steelyard.report.notices import chain_line, chain_of
 from steelyard.rounds.weigh import Exploded, TooFewClients
 from steelyard.runs.database import exists
@@ -252,51 +251,35 @@ def measured_name(experiment: Description, measure: str) -> str:
     return experiment.score_name if measure == "score" else experiment.measures.get(measure, measure)
 
 
+_NAMES = {"score": "final", "accuracy": "final", "worst10": "worst_tenth"}
+"""What tables call a measure."""
+
+
 def _figures(history: History, measure: str) -> dict[str, list[Figure]]:
     """Return the measure of every rule of a run, seed by seed; nan where its model exploded."""
     experiment = read_experiment(history.folder)
     found: dict[str, list[Figure]] = {}
-    for federation in history.federations.to_dict("records"):
-        rule, seed = str(federation["rule"]), int(federation["seed"])
-        ended = (rule, seed) in history.ended
-        figure = Figure(math.nan, exploded=True) if ended else _figure(history, experiment, rule, seed, measure)
-        found.setdefault(rule, []).append(figure)
+    for curve in read_curves(history):
+        ended = (curve.rule, curve.seed) in history.ended
+        figure = Figure(math.nan, exploded=True) if ended else _figure(history, experiment, curve, measure)
+        found.setdefault(curve.rule, []).append(figure)
     return found
 
 
-def _figure(history: History, experiment: Description, rule: str, seed: int, measure: str) -> Figure:
+def _figure(history: History, experiment: Description, curve: Curve, measure: str) -> Figure:
     """Return a measure of the last model that was tested."""
-    if measure in ("score", "accuracy") or measure.startswith("server-"):
-        rounds: Any = history.rounds  # pandas is typed in part only
-        mine = rounds[(rounds["rule"] == rule) & (rounds["seed"] == seed) & (rounds["round"] > 0)]
-        return Figure(_server(mine, measure) if measure.startswith("server-") else _last(mine, "accuracy"))
-    if measure in ("worst10", "rounds-to-target"):
-        rounds, scores = history.scores(rule, seed)
-        if measure == "worst10":
-            return Figure(worst_tenth(scores[-1]) if len(scores) else math.nan)
-        settings = experiment.rounds
-        reached = rounds_to_target(rounds, scores, settings.target, settings.share, above=settings.above)
-        return Figure(float(reached or settings.count or rounds.max(initial=0)), reached is not None)
-    tested = history.tested(rule, seed, 0)
+    name = _NAMES.get(measure, measure.replace("-", "_"))
+    if known := next((figure for figure in FIGURES if figure.name == name), None):
+        value = known.of(curve, experiment.rounds)
+        if measure != "rounds-to-target" or not math.isnan(value):
+            return Figure(value)
+        return Figure(float(experiment.rounds.count or curve.rounds.max(initial=0)), reached=False)
+    tested = history.tested(curve.rule, curve.seed, 0)
     last = tested.round == tested.round.max(initial=0)
     values = tested.loss if measure == "loss" else tested.metrics.get(experiment.measures.get(measure, measure))
     if values is None or not last.any():
         return Figure(math.nan)
     return Figure(float(np.average(values[last], weights=tested.samples[last])))
-
-
-def _last(rows: Any, column: str) -> Any:
-    """Return the last value of a column that is there; nan where there is none."""
-    values = rows[column].dropna().tolist() if column in rows else []
-    return values[-1] if values else math.nan
-
-
-def _server(rows: Any, measure: str) -> float:
-    name = measure.removeprefix("server-").replace("-", "_")
-    text = _last(rows, "server_metrics")
-    known: dict[str, float] = json.loads(text) if isinstance(text, str) else {}
-    # Accuracy and macro F1 of classes have columns of their own.
-    return float(known[name] if name in known else _last(rows, f"server_{name}"))
 
 
 def best_toml(folder: Path, document: SweepDocument, best: SweepRow) -> str:
