@@ -7,16 +7,12 @@ from collections.abc import Callable, Mapping
 from steelyard.clients.local import Simulation, SimulationServer
 from steelyard.clients.ranks.engine import RanksEngine, Share
 from steelyard.clients.ranks.group import Answer, Place, Ranks
-from steelyard.clients.ranks.wire import Arriving, Content, Packed
+from steelyard.clients.ranks.wire import Content, read, written
 
 
 def travelled(content: Content) -> Content:
     """What comes out at the other end."""
-    packed = Packed(content)
-    arriving = Arriving(packed.head, packed.words)
-    for memory, part in zip(arriving.large, packed.large, strict=True):
-        memory.copy_(part)
-    return arriving.content()
+    return read(written(content))
 
 
 class OneProcess(Ranks):

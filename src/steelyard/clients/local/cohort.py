@@ -32,30 +32,33 @@ class Kept:
     """
 
     def __init__(self) -> None:
-        self._own: dict[tuple[str, str], torch.Tensor] = {}
-        """By federation and client: the model that a client which ignores the global one trains on from."""
-        self._past: dict[str, dict[int, torch.Tensor]] = {}
-        """By federation and round: the global model that was sent out, as far back as a stale client looks."""
-        self._vectors: dict[tuple[str, str, str], torch.Tensor] = {}
-        """By federation, client and name."""
+        self._held: dict[tuple[str, str, str | int, str], torch.Tensor] = {}
+        """The model ("own", federation, client) that a client which ignores the global one goes on from; the global
+        model ("global", federation, round), as far back as a stale client looks; ("vector", federation, client, name).
+        """
+
+    def _past(self, federation: str) -> dict[int, torch.Tensor]:
+        """Return the global models of earlier rounds."""
+        return {int(key[2]): held for key, held in self._held.items() if key[:2] == ("global", federation)}
 
     def receive(self, task: Task, behaviours: Mapping[str, Behaviour]) -> None:
         """Remember the global model of a task for clients that will start from it later; call it before `start`."""
         reach = max((max(how.stale, how.pretends) for how in behaviours.values()), default=0)
         if not reach:
             return
-        past = {**self._past.get(task.federation, {}), task.round: task.parameters.detach().cpu().clone()}
-        # A later round is one that a resumed run does again.
-        kept = {round: model for round, model in past.items() if task.round - reach <= round <= task.round}
-        self._past[task.federation] = kept
+        self._held["global", task.federation, task.round, ""] = task.parameters.detach().cpu().clone()
+        for round in self._past(task.federation):
+            # A later round is one that a resumed run does again.
+            if not task.round - reach <= round <= task.round:
+                del self._held["global", task.federation, round, ""]
 
     def start(self, task: Task, client: str, behaviours: Mapping[str, Behaviour]) -> torch.Tensor:
         """Return the model that a client starts from; the one it received unless it has reasons of its own."""
         how = behaviours.get(client, HONEST)
         if how.own_model:
-            return self._own.get((task.federation, client), task.parameters)
+            return self._held.get(("own", task.federation, client, ""), task.parameters)
         if how.stale:
-            past = self._past[task.federation]
+            past = self._past(task.federation)
             return past.get(task.round - how.stale, past[min(past)])
         return task.parameters
 
@@ -65,7 +68,7 @@ class Kept:
         Each adds noise of a tenth of the step's size (disguised free riders: Y. Fraboni, R. Vidal, M. Lorenzi,
         "Free-rider Attacks on Model Aggregation in Federated Learning", AISTATS 2021).
         """
-        before = self._past.get(task.federation, {}).get(task.round - 1) if how.pretends else None
+        before = self._held.get(("global", task.federation, task.round - 1, "")) if how.pretends else None
         if before is None:
             return task.parameters
         step = task.parameters - before.to(task.parameters.device)
@@ -76,7 +79,7 @@ class Kept:
     def keep_model(self, task: Task, client: str, model: torch.Tensor, behaviours: Mapping[str, Behaviour]) -> None:
         """Keep the model that a client ended with, where it will go on from it."""
         if behaviours.get(client, HONEST).own_model:
-            self._own[task.federation, client] = model.detach().cpu().clone()
+            self._held["own", task.federation, client, ""] = model.detach().cpu().clone()
 
     def vectors(
         self, federation: str, algorithm: Algorithm, clients: Sequence[str], received: torch.Tensor
@@ -89,7 +92,7 @@ class Kept:
         def stacked(name: str) -> torch.Tensor:
             found = algorithm.fresh(name, received).clone()
             for row, client in enumerate(clients):
-                held = self._vectors.get((federation, client, name))
+                held = self._held.get(("vector", federation, client, name))
                 if held is not None:
                     found[row] = held.to(found.device)
             return found
@@ -100,32 +103,20 @@ class Kept:
         """Keep what the clients ended with, [clients, parameters] by name."""
         for name, rows in vectors.items():
             for client, row in zip(clients, rows.detach().cpu(), strict=True):
-                self._vectors[federation, client, name] = row.clone()
+                self._held["vector", federation, client, name] = row.clone()
 
     def snapshot(self) -> dict[str, torch.Tensor]:
-        """Return all of it by name: its kind, then federation, and client, round, or client and vector."""
-        own = {json.dumps(["own", *key]): model for key, model in sorted(self._own.items())}
-        past = {
-            json.dumps(["global", federation, round]): model
-            for federation, models in sorted(self._past.items())
-            for round, model in sorted(models.items())
-        }
-        return {**own, **past, **{json.dumps(["vector", *key]): held for key, held in sorted(self._vectors.items())}}
+        """Return all of it by name: its kind, then federation, and client or round, and vector."""
+        named = {json.dumps([part for part in key if part != ""]): held for key, held in self._held.items()}
+        return dict(sorted(named.items()))
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
         """Hold what `snapshot` returned and nothing else; entries of other kinds are passed over."""
-        for table in (self._own, self._past, self._vectors):
-            table.clear()
+        self._held.clear()
         for key, held in state.items():
-            match json.loads(key):
-                case ["own", federation, client]:
-                    self._own[federation, client] = held.cpu()
-                case ["global", federation, round]:
-                    self._past.setdefault(federation, {})[round] = held.cpu()
-                case ["vector", federation, client, name]:
-                    self._vectors[federation, client, name] = held.cpu()
-                case _:
-                    pass
+            kind, federation, whose, *name = json.loads(key)
+            if kind in ("own", "global", "vector"):
+                self._held[kind, federation, whose, name[0] if name else ""] = held.cpu()
 
 
 @dataclass(frozen=True, eq=False)

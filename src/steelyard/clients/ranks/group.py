@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from steelyard.base.errors import MachineError, UserError, brief
-from steelyard.clients.ranks.wire import Arriving, Content, Packed
+from steelyard.clients.ranks.wire import Content, read, written
 
 SILENCE = "STEELYARD_RANK_SILENCE"
 """In the environment of rank 0: seconds without a sign of life after which a rank counts as lost."""
@@ -291,20 +291,18 @@ class Ranks:
         threading.Thread(target=heartbeat.watch, args=words, name="watch", daemon=True).start()
 
     def _send_all(self, command: str, contents: Mapping[int, Content], common: Content) -> None:
-        packed = Packed(common)
+        shared = None if common is None else written(common)
         for rank, content in contents.items():
-            self._send(rank, Packed([command, content, common is not None]))
-            if common is not None:
-                self._send(rank, packed, large=False)
-        for part in packed.large:
-            self._carefully(None, lambda part=part: dist.broadcast(part, 0, group=self._group))
+            self._send(rank, [command, content, None if shared is None else shared.numel()])
+        if shared is not None:
+            self._carefully(None, lambda: dist.broadcast(shared, 0, group=self._group))
 
     def serve(self, answer: Answer) -> None:
         """Do what rank 0 asks until it says that this is the end, or is gone."""
         while True:
-            command, content, more = self._receive(0)
-            if more:
-                content = _with(content, self._receive(0, shared=True))
+            command, content, shared = self._receive(0)
+            if shared is not None:
+                content = _with(content, self._shared(shared))
             if command == END:
                 return
             try:
@@ -313,34 +311,33 @@ class Ranks:
                 reply = {"fault": str(error), "user": True}
             except Exception:
                 reply = {"fault": f"on {socket.gethostname()}\n{traceback.format_exc()}", "user": False}
-            self._send(0, Packed(reply))
+            self._send(0, reply)
 
     def end(self) -> None:
         """Inform the others that there is nothing more to do, unless that is out of order already."""
         if self.place.rank == 0 and not self.broken:
             try:
                 for rank in range(1, self.count):
-                    self._send(rank, Packed([END, None, False]))
+                    self._send(rank, [END, None, None])
             except RankLost:
                 return
 
-    def _send(self, rank: int, packed: Packed, *, large: bool = True) -> None:
-        sizes = torch.tensor([packed.head.numel(), packed.words])
-        for part in (sizes, packed.head, *(packed.large if large else ())):
+    def _send(self, rank: int, content: Content) -> None:
+        message = written(content)
+        for part in (torch.tensor([message.numel()]), message):
             self._carefully(rank, lambda part=part: dist.send(part, rank, group=self._group))
 
-    def _receive(self, rank: int, *, shared: bool = False) -> Content:
-        sizes = torch.zeros(2, dtype=torch.int64)
-        self._carefully(rank, lambda: dist.recv(sizes, rank, group=self._group))
-        head = torch.zeros(int(sizes[0]), dtype=torch.uint8)
-        self._carefully(rank, lambda: dist.recv(head, rank, group=self._group))
-        arriving = Arriving(head, int(sizes[1]))
-        for part in arriving.large:
-            if shared:
-                self._carefully(rank, lambda part=part: dist.broadcast(part, 0, group=self._group))
-            else:
-                self._carefully(rank, lambda part=part: dist.recv(part, rank, group=self._group))
-        return arriving.content()
+    def _receive(self, rank: int) -> Content:
+        size = torch.zeros(1, dtype=torch.int64)
+        self._carefully(rank, lambda: dist.recv(size, rank, group=self._group))
+        message = torch.zeros(int(size), dtype=torch.uint8)
+        self._carefully(rank, lambda: dist.recv(message, rank, group=self._group))
+        return read(message)
+
+    def _shared(self, size: int) -> Content:
+        message = torch.zeros(size, dtype=torch.uint8)
+        self._carefully(0, lambda: dist.broadcast(message, 0, group=self._group))
+        return read(message)
 
     def _carefully(self, rank: int | None, do: Callable[[], object]) -> None:
         try:

@@ -1,4 +1,4 @@
-"""How ranks write messages: JSON for words and numbers, bytes for arrays; nothing that is read is unpickled."""
+"""How ranks write messages: words as JSON beside arrays in safetensors; nothing that is read is unpickled."""
 
 from __future__ import annotations
 
@@ -8,80 +8,46 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from safetensors.numpy import load, save
 
 Content = Any
 """Tables, lists, words, numbers, tensors and numpy arrays, in each other."""
-
-SMALL = 1 << 20
-"""Arrays of fewer bytes travel together, larger ones each for itself, so that they are not copied."""
-_TENSOR, _ARRAY = "$tensor", "$array"
+_TENSOR, _ARRAY, _TREE = "$tensor", "$array", "tree"
 
 
-class Packed:
-    """A message as bytes: `head` holds the words and all small arrays, `large` the other arrays as bytes."""
+def written(content: Content) -> torch.Tensor:
+    """Return a message as bytes; `read` is the inverse."""
+    arrays: dict[str, np.ndarray] = {}
 
-    def __init__(self, content: Content) -> None:
-        self._kinds: list[list[Any]] = []
-        self._parts: list[torch.Tensor] = []
-        tree = json.dumps([self._plain(content), self._kinds], separators=(",", ":")).encode()
-        small = [part for part in self._parts if part.numel() < SMALL]
-        self.large = [part for part in self._parts if part.numel() >= SMALL]
-        self.head = torch.cat([_bytes(np.frombuffer(tree, np.uint8)), *small])
-        self.words = len(tree)
+    def plain(part: Content) -> Any:
+        if isinstance(part, Mapping):
+            return {name: plain(each) for name, each in cast("Mapping[str, Content]", part).items()}
+        if isinstance(part, list | tuple):
+            return [plain(each) for each in cast("Sequence[Content]", part)]
+        if isinstance(part, np.generic):
+            return part.item()
+        if not isinstance(part, torch.Tensor | np.ndarray):
+            return part
+        kind, name = (_TENSOR if isinstance(part, torch.Tensor) else _ARRAY), str(len(arrays))
+        arrays[name] = np.asarray(part.detach().cpu() if isinstance(part, torch.Tensor) else part, order="C")
+        return {kind: name}
 
-    def _plain(self, content: Content) -> Any:
-        if isinstance(content, Mapping):
-            return {name: self._plain(part) for name, part in cast("Mapping[str, Content]", content).items()}
-        if isinstance(content, list | tuple):
-            return [self._plain(part) for part in cast("Sequence[Content]", content)]
-        if isinstance(content, np.generic):
-            return content.item()
-        if not isinstance(content, torch.Tensor | np.ndarray):
-            return content
-        kind = _TENSOR if isinstance(content, torch.Tensor) else _ARRAY
-        array = content.detach().cpu().contiguous().numpy() if isinstance(content, torch.Tensor) else content
-        self._kinds.append([array.dtype.str, list(array.shape)])
-        self._parts.append(_bytes(array))
-        return {kind: len(self._kinds) - 1}
+    tree = json.dumps(plain(content), separators=(",", ":")).encode()
+    return torch.frombuffer(bytearray(save({_TREE: np.frombuffer(tree, np.uint8), **arrays})), dtype=torch.uint8)
 
 
-class Arriving:
-    """A message on its way in: made from its head, it says which large arrays follow."""
+def read(message: torch.Tensor) -> Content:
+    """Return what was sent."""
+    arrays = load(message.numpy().tobytes())
 
-    def __init__(self, head: torch.Tensor, words: int) -> None:
-        numbers = head.numpy()
-        self._tree, kinds = json.loads(numbers[:words].tobytes())
-        self._arrays: list[np.ndarray] = []
-        self.large: list[torch.Tensor] = []
-        """Memory for the arrays that follow, in order: to be filled before `content` is read."""
-        begin = words
-        for kind, shape in kinds:
-            array = np.empty(shape, dtype=np.dtype(kind))
-            if array.nbytes < SMALL:
-                _bytes(array).numpy()[:] = numbers[begin : begin + array.nbytes]
-                begin += array.nbytes
-            else:
-                self.large.append(_bytes(array))
-            self._arrays.append(array)
-
-    def content(self) -> Content:
-        """Return what was sent."""
-        return self._filled(self._tree)
-
-    def _filled(self, tree: Any) -> Content:
-        if isinstance(tree, list):
-            return [self._filled(part) for part in cast("list[Any]", tree)]
-        if not isinstance(tree, dict):
-            return tree
-        table = cast("dict[str, Any]", tree)
+    def filled(part: Any) -> Content:
+        if isinstance(part, list):
+            return [filled(each) for each in cast("list[Any]", part)]
+        if not isinstance(part, dict):
+            return part
+        table = cast("dict[str, Any]", part)
         if _TENSOR in table:
-            return torch.from_numpy(self._arrays[table[_TENSOR]])
-        if _ARRAY in table:
-            return self._arrays[table[_ARRAY]]
-        return {name: self._filled(part) for name, part in table.items()}
+            return torch.from_numpy(arrays[table[_TENSOR]])
+        return arrays[table[_ARRAY]] if _ARRAY in table else {name: filled(each) for name, each in table.items()}
 
-
-def _bytes(array: np.ndarray) -> torch.Tensor:
-    """Return the bytes of an array, without a copy where it can be written to."""
-    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    return torch.from_numpy(flat if flat.flags.writeable else flat.copy())
+    return filled(json.loads(arrays[_TREE].tobytes()))
