@@ -16,7 +16,7 @@ import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,8 +31,9 @@ from steelyard.base.files import owners_only
 from steelyard.base.logs import logger, show
 from steelyard.base.usercode import NotAllowed, only
 from steelyard.clients.flower import tasks, wire
-from steelyard.clients.flower.forms import AskForm, HeadsForm, IntroductionForm, Refused
+from steelyard.clients.flower.forms import AskForm, HeadsForm, IntroductionForm, Refused, TaskForm
 from steelyard.clients.flower.hidden_messages import (
+    Bytes,
     HideForm,
     KeysForm,
     OpenForm,
@@ -42,7 +43,7 @@ from steelyard.clients.flower.hidden_messages import (
 )
 from steelyard.clients.flower.wire import read_array, tensor
 from steelyard.clients.node import NodeClients, NodeConfig
-from steelyard.clients.protocol import Noise, SendingClients
+from steelyard.clients.protocol import Noise, Sending, SendingClients, Step, in_order
 from steelyard.experiment.description import Description
 from steelyard.experiment.node_rules import agreed, agreed_question, agreed_task, public_error, public_reason
 from steelyard.federate import book
@@ -262,17 +263,51 @@ def _train(message: Message, context: Context) -> RecordDict:
         failures = tuple(Failure(failure.client, public_reason(failure.reason)) for failure in updates.failures)
         over = updates.clients if own.algorithm.keeps and not kept else ()
         updates = replace(updates, failures=failures, started_over=over)
+        steps: list[Step[Sending]] = []
         if config.key is not None:
-            key, asked = SigningKey.read(config.key), digest_of_task(task, form.algorithm)
-            signed = book.sign_answer(key, config.state, form.run, task, asked, updates, hidden=hides)
-            updates = replace(updates, signed=() if signed is None else (signed,))
+            asked = digest_of_task(task, form.algorithm)
+            steps.append(_Sign(SigningKey.read(config.key), config.state, form.run, asked, hides))
         if hides:
-            keys = tasks.read_keys(message.content, form)
-            hidden = _hidden_round(context, config, experiment, task.federation).trained(form, keys, own, updates)
-            return tasks.write_updates(hidden, key_shares_codec(len(form.cohort)))
-        return tasks.write_updates(updates, experiment.codec())
+            hidden = _hidden_round(context, config, experiment, task.federation)
+            steps.append(_Hide(hidden, form, tasks.read_keys(message.content, form)))
+        sending = Sending(own, updates)
+        for step in in_order(steps):
+            step.out(sending)
+        codec = key_shares_codec(len(form.cohort)) if hides else experiment.codec()
+        return tasks.write_updates(sending.updates, codec)
 
     return on_this_node(context, work, form.seconds)
+
+
+@dataclass(frozen=True)
+class _Sign(Step[Sending]):
+    """The node signs what its clients send; of hidden updates it keeps the salts."""
+
+    name = "sign"
+    key: SigningKey
+    state: Path | None
+    run: str
+    asked: str
+    """Digest of the task."""
+    hidden: bool
+
+    def out(self, sending: Sending) -> None:
+        given = (self.key, self.state, self.run, sending.task, self.asked, sending.updates)
+        signed = book.sign_answer(*given, hidden=self.hidden)
+        sending.updates = replace(sending.updates, signed=() if signed is None else (signed,))
+
+
+@dataclass(frozen=True)
+class _Hide(Step[Sending]):
+    """Models stay on the node; shares of the keys that will hide them leave."""
+
+    name = "hide"
+    hidden: HiddenRound
+    form: TaskForm
+    keys: Bytes
+
+    def out(self, sending: Sending) -> None:
+        sending.updates = self.hidden.trained(self.form, self.keys, sending.task, sending.updates)
 
 
 def _keep_proofs(config: NodeConfig, run: str, proofs: Sequence[Proof]) -> None:
