@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steelyard.base.measures import MEASURES, TASKS, estimate, measure_of, show_estimate, wilson
+from steelyard.base.measures import MEASURES, TASKS, Measure, estimate, measure_of, show_estimate, wilson
 from steelyard.learning import evaluation
 from steelyard.weighing import criterion as registry
 
@@ -23,6 +23,8 @@ def test_a_score_with_a_standard_error_has_students_interval_within_its_range() 
     # Two perfect rows show nothing of a third; one row shows nothing at all.
     assert index.interval(1.0, 2, 0.0) == wilson(1.0, 2)
     assert index.interval(1.0, 1, math.nan) == (0.0, 1.0)
+    signed = Measure("a correlation", low=-1.0, high=1.0).interval(0.0, 9, 0.0)
+    assert signed == pytest.approx((-signed[1], signed[1]))
     assert all(math.isnan(end) for end in MEASURES["rmse"].interval(2.0, 1, math.nan) or ())
 
 
@@ -67,6 +69,7 @@ def test_standard_errors_are_those_of_scores_without_each_row() -> None:
         ("macro F1", 0.2077, math.nan, "[?]"),
         ("macro F1", 0.2077, 1, "[0.21–1]"),
         ("RMSE", 99.4, 1234.5, "[99–1,234]"),
+        ("RMSE", 20, 100.4, "[20–100]"),
         ("minus RMSE", -121.6, -8.25, "[−122 to −8.2]"),
     ],
 )
@@ -80,6 +83,7 @@ def test_every_task_has_a_score_of_which_more_is_better_and_a_criterion() -> Non
         assert task.figure in MEASURES
         assert registry.get(task.criterion).needs.test_set
     assert [measure_of(name).direction for name in ("RMSE", "c_index")] == ["less is better", "more is better"]
+    assert measure_of("server-macro-f1") is MEASURES["macro_f1"]
     assert (measure_of("mape").show(0.125), measure_of("C-index").show(0.71234)) == ("12.50%", "0.7123")
     other = measure_of("ndcg@10")
     assert (other.bounded, other.interval(0.4, 100)) == (False, None)

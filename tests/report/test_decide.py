@@ -65,6 +65,7 @@ def test_where_nothing_is_better_the_sentence_says_what_would_not_have_been_seen
 def test_seeds_needed_are_those_of_the_tables_of_paired_tests(effect: float, seeds: int) -> None:
     """Cohen's small, medium and large effect at 5 % and 80 % power need 199, 34 and 15 pairs."""
     assert seeds_for(effect, 1.0) == seeds
+    assert seeds_for(detectable(1.0, 1000), 1.0, 9) is None
     assert detectable(1.0, seeds) <= effect < detectable(1.0, seeds - 1)
 
 

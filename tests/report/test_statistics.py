@@ -34,7 +34,7 @@ def test_equality_is_shown_within_the_margin_only() -> None:
 
 def test_differences_that_are_all_the_same_or_none_decide_as_coins_would() -> None:
     assert anytime_p([]) == anytime_p([0.0] * 20) == 1.0
-    assert 2.0**-12 < anytime_p([0.01] * 12) < 0.002
+    assert 2.0**-12 < anytime_p([0.01] * 12) < anytime_p([0.0, *[0.01] * 12]) < 0.002
     assert anytime_equivalence_p([0.0] * 12, 0.01) < 0.001
 
 
