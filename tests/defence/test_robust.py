@@ -132,10 +132,10 @@ def test_rules_with_weights_are_the_slow_ones(seed: int) -> None:
 
 
 def test_mixing_averages_the_nearest() -> None:
-    origin, models = torch.zeros(1), torch.tensor([[0.0], [0.1], [0.2], [10.0]])
-    # One may be hostile: three nearest each. 0, 0.1 and 0.2 become 0.1; 10 becomes (10 + 0.2 + 0.1) / 3.
-    for rule, value in (("none", (0.3 + 10.3 / 3) / 4), ("median", 0.1)):
-        found = combined(origin, models, equal(4), rule=rule, mix=True, hostile=0.25)
+    origin, models = torch.zeros(1), torch.tensor([[0.0], [0.1], [0.2], [0.3], [10.0]])
+    # Two may be hostile: three nearest each. 0 and 0.1 become 0.1, 0.2 and 0.3 become 0.2, 10 becomes 10.5 / 3.
+    for rule, value in (("none", (0.6 + 3.5) / 5), ("median", 0.2)):
+        found = combined(origin, models, equal(5), rule=rule, mix=True, hostile=0.4)
         np.testing.assert_allclose(found, [value], rtol=1e-6)
 
 
