@@ -203,7 +203,7 @@ def table(
     if groups:
         _print_groups(folder, format)
     else:
-        _print_table(History(folder), baseline, format, curves, in_words=full)
+        _print_table(folder, baseline, format, curves, in_words=full)
     warn_of_changes(folder)
 
 
@@ -219,7 +219,7 @@ def _print_groups(folder: Path, format: TableFormat) -> None:
 
 
 def _print_table(
-    history: History,
+    run: History | Path,
     baseline: str | None,
     format: TableFormat,
     curves: Path | None = None,
@@ -228,12 +228,13 @@ def _print_table(
     in_words: bool = False,
 ) -> Comparison:
 
-    document = computed(history, read_experiment(history.folder), baseline)
+    folder = run if isinstance(run, Path) else run.folder
+    document = computed(run, read_experiment(folder), baseline)
     document.tested()
     if curves is not None:
         from steelyard.report.figures import write_curves
 
-        write_curves(history.folder, document, curves)
+        write_curves(folder, document, curves)
     written = partial(write_comparison, document, all_tables=all_tables, in_words=in_words)
     emit(document, format, written, lambda: comparison_csv(document))
     if format == "csv":
