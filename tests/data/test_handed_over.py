@@ -205,7 +205,6 @@ ROWS = np.ones((2, 1))
         ((Items([{"x": [1.0], "z": 0}]),), {}, "cannot tell the label among x, z"),
         ((Items([{"a": [1.0], "b": [2.0], "y": 0}]),), {}, "cannot tell the sample among a, b"),
         ((Hugging({"x": [[1]], "label": [1]}),), {"owner": "who"}, "memory: found no 'who' for owner"),
-        ((ROWS, [0, 1]), {"tokens": "yes"}, "in_memory: tokens: got 'yes'"),
         ((ROWS / 2, [0, 1]), {"tokens": True}, "features are no tokens; expected whole numbers from 0"),
     ],
 )

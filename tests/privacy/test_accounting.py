@@ -119,7 +119,6 @@ def test_a_plan_says_what_its_noise_costs(command: CommandLine) -> None:
         ({"sampling": 0.2}, Release(2.0, "poisson", 0.2)),
     ):
         assert planned(noise=2.0, **options).epsilon == spent({release: 30}, 1e-6)
-    assert planned(noise=2.0, sampling=0.2) == planned(noise=2.0, sampling=0.2, sampled="poisson")
     budget = planned(epsilon=2.0)
     assert budget.epsilon <= 2.0 == budget.budget
     assert planned(noise=budget.noise_multiplier / 1.001).epsilon > 2.0

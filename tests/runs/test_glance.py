@@ -115,8 +115,6 @@ def test_runs_are_found_newest_first_and_never_by_a_link(links: Path) -> None:
             os.utime(file, (when, when))
     assert find_runs(links) == [seen.name for seen in glances(links)] == ["deep/er/new", "old"]
     assert find_runs(links / "old") == ["."]
-    Store(links / "fresh").close()
-    assert (glance(links, "fresh").round, glance(links, "fresh").rules) == (0, ())
     assert_refused(lambda: find_runs(links / "missing"), "no such folder")
 
 
