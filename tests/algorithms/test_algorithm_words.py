@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +154,8 @@ def test_a_run_names_its_algorithms_and_keeps_who_listened_to_whom(tmp_path: Pat
     document = {"partition": {"clients": 4, "scheme": "iid"}, "rounds": {"count": 2, "fraction": 1.0}}
     folder = run(with_rules(small(**document), ["fedavg,fedfomo"]), out=tmp_path / "run")
     history = History(folder)
-    assert '"fedfomo": "fedfomo"' in command("table", folder, "--format", "json").stdout
+    rules = json.loads(command("table", folder, "--format", "json").stdout)["rules"]
+    assert {row["rule"]: row["algorithm"] for row in rules} == {"fedavg": "fedavg", "fedfomo": "fedfomo"}
     found = history.listening
     assert set(found["rule"]) == {"fedfomo"}
     sums = found.groupby(["round", "client"])["weight"].sum()

@@ -25,7 +25,7 @@ from steelyard.messages.updates import LossState, Updates
 from steelyard.rounds.state import RoundState
 from steelyard.runs import checkpoint
 from steelyard.runs.checkpoint import FOLDER, TensorFiles, load_all, metadata_of, read_content, read_tensors
-from steelyard.runs.kept_updates import keep_round, kept_rounds, path_of_round, read_round
+from steelyard.runs.kept_updates import join_kept, keep_round, kept_rounds, path_of_round, read_round
 from steelyard.weighing.order import OrderState
 
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
@@ -320,3 +320,16 @@ def test_a_tensor_that_names_no_federation_is_passed_over(tmp_path: Path):
     held = {name: each.clone() for name, each in read_tensors(path).items()}
     save_file({**held, "sent/odd": torch.zeros(2)}, path, metadata=metadata_of(read_content(path)))
     assert read_round(tmp_path, 3).updates["DS>LD"].vectors == {}
+
+
+def test_what_parts_kept_is_put_together_round_by_round(tmp_path: Path):
+    one, two, later = updates("DS>LD", 3), updates("LD>DS", 3, **WHOLE), updates("LD>DS", 4)
+    kept(tmp_path / "a", one)
+    kept(tmp_path / "b", two)
+    kept(tmp_path / "b", later, round=4)
+    join_kept((tmp_path / "a", tmp_path / "b"), tmp_path / "both")
+    found = read_round(tmp_path / "both", 3).updates
+    assert list(found) == ["DS>LD", "LD>DS"]
+    assert_same(one, found["DS>LD"])
+    assert_same(two, found["LD>DS"])
+    assert_same(later, read_round(tmp_path / "both", 4).updates["LD>DS"])
