@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sqlite3
@@ -154,6 +155,16 @@ def test_a_round_with_a_checkpoint_is_on_the_disk_before_it_counts(store: Store)
     commit(store, record(round=7))
     assert store._db.execute("PRAGMA synchronous").fetchone() == (1,)
     assert set(written_with(store, store.finish, "INSERT OR REPLACE INTO info")) == {"FULL"}
+
+
+def test_code_of_a_rule_is_stored_by_what_it_says(tmp_path: Path) -> None:
+    code = tmp_path / "own.py"
+    code.write_text("x = 1\n")
+    store = begun(tmp_path / "run")
+    store.register([federation("own", plugins=(str(code), "installed"))])
+    store.close()
+    settings = json.loads(query(store.folder, "SELECT settings FROM federations WHERE name = 'own'")[0][0])
+    assert settings["plugins"] == [f"sha256:{hashlib.sha256(code.read_bytes()).hexdigest()}", "installed"]
 
 
 def doubles(*values: float) -> bytes:
