@@ -104,7 +104,6 @@ def test_neither_a_file_nor_the_data_are_written_over(tmp_path: Path, command: C
         ("my.toml", "got 0 sources of data"),
         ("data.csv", "'data.csv' is the file to write; allowed: `steelyard new my.toml --csv data.csv`"),
         ("no/my.toml --csv data.csv", "found no folder"),
-        ("my.toml --npz x.npz", 'with [data] and source = "npz" or source = "mnist", and path = "x.npz"'),
         ("my.toml --csv nowhere.csv", "--csv: found no 'nowhere.csv'"),
         ("my.toml --csv data.csv --label notes", "is text with 450 different values in 450 rows"),
         ("my.toml --csv data.csv --owner unit", "column 'unit' names one owner only"),

@@ -64,6 +64,16 @@ COMMANDS: Mapping[str, Sequence[tuple[str, str, str]]] = {
 A command's own `--help` is longer; it stands in the docstring.
 """
 
+GONE: Mapping[tuple[str, str], str] = {
+    ("new", "--npz"): 'Write an experiment with [data], source = "npz" and path.',
+    ("new", "--idx"): 'Write an experiment with [data], source = "mnist" and path.',
+    ("sweep", "--one-by-one"): "Rules and seeds of a point are one run. Use --jobs for several points at a time.",
+    ("sweep", "--stacked"): "Leave it out: rules and seeds of a point are one run.",
+    ("privacy audit", "--figures"): "Leave it out. The pictures are in docs/results/privacy.md.",
+    ("privacy plan", "--accountant"): "Leave it out: rounds are added up by privacy loss distributions (pld).",
+}
+"""Options that were removed since the last version, by command, and what to do in their place."""
+
 _log = logs.logger(__name__)
 # Some versions of typer are built on click, others hold a copy of it: the errors of either are above this one.
 _UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[1])
@@ -183,6 +193,9 @@ def _explain_usage(error: typer.BadParameter) -> NoReturn:
         error.show()
         sys.exit(2)
     path = error.ctx.command_path if error.ctx is not None else "steelyard"
+    command, option = path.removeprefix("steelyard "), getattr(error, "option_name", None)
+    if instead := GONE.get((command, str(option))):
+        fail(f"{command}: {option} was removed. {instead}")
     # Both click and typer say what was meant.
     message = re.sub(r"( Did you mean [^?]*\?)\1+", r"\1", error.format_message().rstrip("."))
     fail(one_line(f"{message}{'' if message.endswith('?') else ';'} see `{path} --help`"))

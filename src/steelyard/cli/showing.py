@@ -5,7 +5,6 @@ What is heavy is imported inside the commands, for speed of start.
 
 from __future__ import annotations
 
-import json
 import shlex
 import textwrap
 from math import prod
@@ -261,7 +260,6 @@ def new(
     images: Annotated[
         Path | None, typer.Option("--images", help="A folder or .zip of images, in a folder for each class.")
     ] = None,
-    arrays: Annotated[str | None, typer.Option("--npz", "--idx", hidden=True)] = None,
     label: Annotated[str | None, typer.Option("--label", help="The column to predict.")] = None,
     owner: Annotated[
         str | None, typer.Option("--owner", help="The column that says whose row it is; images: folder.")
@@ -269,11 +267,6 @@ def new(
     force: Annotated[bool, typer.Option("--force", help="Write over a file that is there already.")] = False,
 ) -> None:
     """Look at your data and write an experiment for them, with comments, that runs as it is."""
-    if arrays is not None:
-        raise UserError(
-            'new: --npz and --idx were removed. Write an experiment with [data] and source = "npz" or '
-            f'source = "mnist", and path = {json.dumps(arrays)}'
-        )
     # A shell that writes out sites/*.csv leaves all but the first beside the option.
     tables = [*(csv or []), *(more or [])]
     if more and not csv:
