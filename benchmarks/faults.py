@@ -30,7 +30,7 @@ from pathlib import Path
 LIBRARY = "STEELYARD_FAULTS"
 """Environment variable with the library that counts steps; the process that has it loaded does the work."""
 LOADED = (
-    *("pandas", "safetensors.torch", "scipy.stats", "steelyard.api", "steelyard.cli.main", "steelyard.cli.summaries"),
+    *("pandas", "safetensors.torch", "scipy.stats", "steelyard.api", "steelyard.cli.main"),
     *("steelyard.clients.local.simulation", "steelyard.experiment.node", "steelyard.federate"),
     *("steelyard.report.tables", "tests.runs.contents"),
 )

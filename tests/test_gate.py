@@ -192,7 +192,7 @@ VERBS: dict[str, Callable[[Any], Any]] = {
     "compare(seeds)": lambda bad: nowhere().compare("DS", bad),
     **{
         f"sweep({name})": lambda bad, name=name: nowhere().sweep(**{"over": {"training.epochs": [1]}, name: bad})
-        for name in ("over", "rules", "seeds", "measure", "out", "validation", "stacked", "jobs", "dataset", "progress")
+        for name in ("over", "rules", "seeds", "measure", "out", "validation", "jobs", "dataset", "progress")
     },
     "sweep(values)": lambda bad: small().sweep({"training.epochs": bad}, dataset=rows()),
     "plot": lambda bad: steelyard.Result("none").plot(bad),
