@@ -48,3 +48,34 @@ def test_the_first_that_is_set_says_where(monkeypatch: pytest.MonkeyPatch) -> No
     assert cache_folder() == Path("/xdg/steelyard")
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert cache_folder() == Path("/home/someone/.cache/steelyard")
+
+
+def test_the_main_job_needs_no_extra(tmp_path: Path) -> None:
+    extras = (
+        "cryptography",
+        "dp_accounting",
+        "flwr",
+        "httpx",
+        "uvicorn",
+        "fastapi",
+        "numba",
+        "implicit",
+        "pyarrow",
+        "PIL",
+    )
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({extras}))\n"
+        "from steelyard.cli.main import main\n"
+        "sys.argv = ['steelyard', 'run', 'quickstart', '--set', 'rounds.count=1', '--out', 'run', '--report']\n"
+        "main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=command_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "report.html").is_file()

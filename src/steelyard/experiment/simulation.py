@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from steelyard.base.errors import UserError
-from steelyard.clients.local import Clock, ClockSettings, ComputeSettings, Hide, Simulation, SimulationServer
+from steelyard.clients.local import Clock, ClockSettings, ComputeSettings, Simulation, SimulationServer
 from steelyard.clients.protocol import Clients, Noise, Sending, SendingClients, Server, Step
 from steelyard.clients.ranks.engine import RanksEngine, on_rank
 from steelyard.clients.ranks.group import current
@@ -95,7 +95,11 @@ def simulate(
     if ranks is not None and ranks.place.rank == 0 and experiment is not None:
         RanksEngine(ranks, clients, experiment)
     steps: list[Step[Sending]] = [] if clock is None else [Clock(clients.context, clock)]
-    steps += [] if hidden is None else [Hide(hidden)]
+    if hidden is not None:
+        # Late, for speed of start, and since it needs the extra privacy.
+        from steelyard.clients.local import Hide
+
+        steps.append(Hide(hidden))
     return sections.sending(clients, *steps), server
 
 
