@@ -10,6 +10,7 @@ import logging
 import os
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -104,6 +105,14 @@ def inside(*words: str | Path, folder: Path) -> subprocess.CompletedProcess[str]
             ours.setLevel(level)
             ours.propagate = propagate
     return subprocess.CompletedProcess(["steelyard", *map(str, words)], code, shown[0].getvalue(), shown[1].getvalue())
+
+
+def wait_until(what: Callable[[], object], seconds: float = 30.0, words: str = "it did not happen") -> None:
+    """Wait until something is true that another thread or process brings about."""
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline, words
+        time.sleep(0.05)
 
 
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from tests.kit import small
+from tests.runs.contents import models
 
 from steelyard import Experiment
 from steelyard.base import randomness
@@ -21,7 +22,6 @@ from steelyard.learning.parameters import Layout
 from steelyard.learning.training import orders as batch_orders
 from steelyard.learning.training import train_client
 from steelyard.messages.updates import LossState
-from steelyard.runs.checkpoint import read_tensors
 
 CHANGES: dict[str, Any] = {
     "partition": {"clients": 8, "alpha": 0.4, "size_spread": 0.6},
@@ -67,11 +67,6 @@ class Bench:
         return sum(self.accuracy(model, c.test) * len(c.test) for c in self.population.clients) / total
 
 
-def final_model(folder: Path, name: str) -> torch.Tensor:
-    (file,) = (folder / "checkpoints").glob("*.safetensors")
-    return read_tensors(file)[f"models/{name}"]
-
-
 def weighted(models: list[torch.Tensor], weights: list[float]) -> torch.Tensor:
     return sum(weight / sum(weights) * model.double() for weight, model in zip(weights, models, strict=True)).float()  # type: ignore
 
@@ -91,6 +86,7 @@ def test_online_adjustment_is_algorithm_1(tmp_path: Path) -> None:
     everything = list(permutations(["DS", "LD", "MD"]))
     order, model, reference = ("MD", "DS", "LD"), bench.start, bench.everywhere(bench.start)
     expected: list[tuple[str, float, int]] = []
+    weights: list[dict[str, float]] = []
     for round in range(1, 8):
         names = bench.cohort(round)
         trained = [bench.train(name, model, round) for name in names]
@@ -108,13 +104,20 @@ def test_online_adjustment_is_algorithm_1(tmp_path: Path) -> None:
         # The first that is as good as the round before; where none is, the best of all, the first of equals.
         reference, order, model = tried[-1] if tried[-1][0] >= reference else max(tried, key=lambda each: each[0])
         expected.append((">".join(order), reference, len(tried) - 1))
-    rounds = described.run(tmp_path / "run").history.rounds.query("round > 0")
+        scores = np.array(in_order(order, raw))
+        weights.append(dict(zip(names, (scores / scores.sum()).tolist(), strict=True)))
+    history = described.run(tmp_path / "run").history
+    rounds = history.rounds.query("round > 0")
+    for round, given in enumerate(weights, start=1):
+        stored = history.clients.query(f"round == {round}").set_index("client")["weight"]
+        # Divergence is measured on float32 models that differ by the roundings below, and enters by its root.
+        assert dict(stored) == pytest.approx(given, rel=1e-5)
     assert list(rounds["priority"]) == [row[0] for row in expected]
     assert list(rounds["accuracy"]) == pytest.approx([row[1] for row in expected])
     assert list(rounds["tests"]) == [row[2] for row in expected]
     assert sum(row[2] for row in expected) > 0, "this seed must adjust at least once, or the test shows nothing"
     # Seven rounds of float32 training, whose sums may run in another order.
-    torch.testing.assert_close(final_model(tmp_path / "run", "online(MD>DS>LD)"), model, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(models(tmp_path / "run")["online(MD>DS>LD)"], model, rtol=1e-4, atol=1e-5)
 
 
 def test_adafed_is_algorithm_1(tmp_path: Path) -> None:
@@ -144,7 +147,7 @@ def test_adafed_is_algorithm_1(tmp_path: Path) -> None:
     for text, expected in zip(rounds["loss"], losses, strict=True):
         assert json.loads(text)["class_weights"] == (expected and pytest.approx(expected))
     # Seven rounds of float32 training, whose sums may run in another order.
-    torch.testing.assert_close(final_model(tmp_path / "run", "adafed"), model, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(models(tmp_path / "run")["adafed"], model, rtol=1e-4, atol=1e-5)
     # What is reported comes from rows that neither weighed nor were trained on.
     reported = bench.accuracy(model, bench.population.report)
     assert rounds["server_accuracy"].iloc[-1] == pytest.approx(reported)

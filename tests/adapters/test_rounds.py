@@ -12,7 +12,6 @@ import pytest
 import torch
 from tests.kit import assert_refused
 
-import steelyard
 from steelyard.adapters.arrays import Spill
 from steelyard.adapters.rounds import Combined, Reply, ServerRows, WeighedRounds
 from steelyard.base.settings import LARGEST_REAL
@@ -26,23 +25,16 @@ def reply(client: str, value: float, samples: float = 10, measures: Mapping[str,
     return Reply(client, {name: np.full_like(array, value) for name, array in SENT.items()}, samples, measures or {})
 
 
+def test_scores_and_metrics_go_by_the_weights_and_only_what_everybody_says_is_averaged() -> None:
+    found = combined("DS", reply("a", 1.0, 10, {"other": 1.0}), reply("b", 2.0, 30))
+    assert (found.scores, found.samples) == ({"a": 0.25, "b": 0.75}, {"a": 10, "b": 30})
+    assert found.measures == {"a": {"DS": 10}, "b": {"DS": 30}}
+    means = found.means({"a": {"x": 1.0, "y": 5.0}, "b": {"y": 1.0, "x": 2.0, "z": 1.0}})
+    assert means == pytest.approx({"x": 1.75, "y": 2.0})
+
+
 def combined(rule: str, *replies: Reply, **options: Any) -> Combined:
     return WeighedRounds(rule, **options).combine(SENT, replies)
-
-
-def test_weights_are_those_of_a_table() -> None:
-    rows = {"a": {"quality": 0.5, "DS": 300}, "b": {"quality": 0.9, "DS": 100}, "c": {"quality": 0.7, "DS": 50}}
-    replies = [reply(name, i, row["DS"], row | {"other": 1.0}) for i, (name, row) in enumerate(rows.items())]
-    found = combined("quality>DS/max", *replies, metrics=["quality"])
-    expected = steelyard.weigh(rows, "quality>DS/max")
-    assert list(found.weights.values()) == pytest.approx(expected.weights, abs=1e-12)
-    assert list(found.scores.values()) == pytest.approx(expected.scores, abs=1e-12)
-    assert (found.measures, found.reasons) == (rows, {})
-    assert found.samples == {name: row["DS"] for name, row in rows.items()}
-    # Sums of three numbers of at most 2 in float32.
-    assert found.arrays["w"] == pytest.approx(np.full((2, 3), expected.weights @ [0, 1, 2]), abs=1e-6)
-    means = found.means({"a": {"x": 1.0, "y": 5.0}, "b": {"y": 1.0, "x": 2.0}, "c": {"x": 4.0, "y": 0.0, "z": 1.0}})
-    assert means == pytest.approx({"x": expected.weights @ [1, 2, 4], "y": expected.weights @ [5, 1, 0]})
 
 
 @pytest.mark.parametrize(

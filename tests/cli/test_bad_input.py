@@ -69,6 +69,10 @@ BASE: dict[str, Content] = {
     "nowhere.toml": LIMITED + 'state = "clients.csv"\n',
     "broken.toml": LIMITED + 'state = "damaged"\n',
     "keeps.toml": NODE + 'state = "x"\n',
+    "here.toml": NODE.replace("h:1", "here"),
+    "plain.toml": NODE.replace("insecure = true\n", ""),
+    "slip.toml": NODE + 'alow = "x"\n',
+    "broke.toml": "server = ",
 }
 """Files that every case finds."""
 
@@ -96,6 +100,7 @@ SETTINGS: dict[str, str] = {
     # names that could steer a terminal or leave a folder
     f"name={LONG}": "up to 100 letters",
     "name='a\x1b[31m'": "\\x1b[31m",
+    "name=a/b": "name: got 'a/b'",
     "beside.'a#b'.criteria=['DS']": "without '#'",
     "beside.DS.criteria=['DS']": "the name of the main rule",
     # what fits no other field, or the data
@@ -137,6 +142,7 @@ BASELINE = "recommend baseline popular --train train.tsv --out"
 ATTACK = "attack learn.toml --attack"
 COMPARE = "compare learn.toml --rules"
 INIT = "federate init app learn.toml"
+PLAN = "privacy plan --rounds 30 --delta 1e-6"
 TYPED: dict[str, str] = {
     "run": "Missing argument",
     "run quickstrat": "did you mean 'quickstart'",
@@ -174,7 +180,17 @@ TYPED: dict[str, str] = {
     "sweep learn.toml": "--over: got nothing",
     "sweep learn.toml --over training.epochs=1,,2": "--over: got '1,,2', in which a value is empty",
     "sweep learn.toml --over training.epochs=1,2 --set training.epochs=3": "training.epochs is in --over too",
-    "sweep learn.toml --over training.epochs=1 --measure speed": "measure: got 'speed'",
+    "sweep learn.toml --over training.epochs=1 --measure accurracy": "did you mean 'accuracy'",
+    "sweep learn.toml --over training.epochs=1 --seeds 0": "'--seeds': 0 is not in the range",
+    "sweep learn.toml --over training.learning_rat=1": "did you mean 'learning_rate'",
+    "sweep learn.toml --over training.learning_rate=0.1,fast": "training.learning_rate: got 'fast'",
+    "sweep learn.toml --over training.learning_rate": "section.field=value,value",
+    "sweep learn.toml --over training.learning_rate=0.1,1e-1": "same experiment",
+    "sweep learn.toml --over weighing.criteria=DS,LD": "weighing.criteria",
+    "sweep learn.toml --over training.epochs=[1,2],3": "training.epochs.0: got [1, 2]",
+    "sweep learn.toml --over seed=1,2": "--seeds",
+    "sweep learn.toml --over partition.validation=0.1,0.2": "--validation",
+    f"sweep learn.toml --over training.epochs={','.join(map(str, range(1, 102)))}": "101 points",
     # the first point would run; the second is named before it does
     "sweep learn.toml --over model.name=mlp,logstic": "--over: model.name: got 'logstic' (did you mean 'logistic'?)",
     "sweep learn.toml --over training.epochs=1 --out .": "--out: got nothing or the working folder",
@@ -187,8 +203,13 @@ TYPED: dict[str, str] = {
     "arena": "allowed: one of them",
     "arena NOPE": "arena: 'NOPE' names no rule or criterion 'NOPE'",
     "arena none.py": "there is no file 'none.py'",
-    "arena EQ --scenes moon": "--scenes: got 'moon'",
-    "arena EQ --suite huge": "--suite: got 'huge'",
+    "arena EQ --scenes hospital": "--scenes: got 'hospital' (did you mean 'hospitals'?)",
+    "arena EQ --scenes clean --part 2/2": "--part: got 2/2",
+    "arena EQ --suite smal": "--suite: got 'smal' (did you mean 'small'?)",
+    "arena EQ --seeds 99": "--seeds: got 99; allowed: a whole number from 1 to 10",
+    "arena EQ --seeds 0": "--seeds: got 0",
+    "arena EQ --set rounds.cuont=1": "cuont",
+    "arena EQ --until-decided --part 1/2": "--until-decided: got it with --part",
     "arena EQ --part 3/2": "--part: got '3/2'",
     "arena EQ --draft --until-decided": "--until-decided: got it with --draft",
     "arena --retune --seeds 1 --draft": "arena: got --draft, --seeds with --retune",
@@ -202,11 +223,24 @@ TYPED: dict[str, str] = {
     "federate key train.tsv": "exists already",
     "federate ledger keeps.toml": "keeps no ledger",
     "federate node rows.toml": "rows.toml: min-rows: got 0",
+    "federate node here.toml": "server: got 'here'",
+    "federate node plain.toml": "ca: got None",
+    "federate node slip.toml": "alow: unknown (did you mean 'allow'?)",
+    "federate node broke.toml": "not valid TOML",
     "federate node stateless.toml": "given without state",
     "federate node nowhere.toml": "is a file",
     "federate node broken.toml": "is damaged (it is empty)",
     "federate register x no.pub": "cannot be read",
     "federate local learn.toml --nodes 1000000": "--nodes",
+    f"{PLAN} --epsilon 1 --noise 1": "--epsilon, --noise: got both or none of the two",
+    f"{PLAN} --epsilon 0": "--epsilon: got 0; allowed: numbers above 0",
+    "privacy plan --rounds 100000 --epsilon 1e-7": "--epsilon: 1e-07 at delta 1e-05 needs more noise",
+    f"{PLAN} --noise 1e-4": "--noise: got 0.0001; allowed: numbers from 0.001 to 1e6",
+    f"{PLAN} --noise 1 --delta 1": "--delta: got 1; allowed: numbers from 1e-12 to below 1",
+    f"{PLAN} --noise 1 --sampling 1.5": "--sampling: got 1.5; allowed: numbers above 0, up to 1",
+    f"{PLAN} --noise 1 --clients 50 --sampling 0.01": "at least 0.02",
+    f"{PLAN} --noise 1 --clients 1000 --delta 1e-3": "below 0.001, or --accept-large-delta",
+    f"{PLAN} --noise 1 --sampling 1e-12": "with 1e+12 clients",
     "weigh no.csv": "no.csv",
     "weigh clients.csv --score men": "did you mean 'mean'",
     "weigh clients.csv --score power --power 1e300": "1e30",
@@ -219,6 +253,7 @@ TYPED: dict[str, str] = {
     "recommend split ratings.tsv --out o --count 0 --kind newest": "count",
     "recommend split ratings.tsv --out old": "exists already",
     f"{EVALUATE} --cutoff 1000000000": "1 to 10,000",
+    f"{EVALUATE} --cutoff 5,-1": "--cutoff: got '5,-1'",
     f"{EVALUATE} --threshold 100": "no test interaction",
     f"{EVALUATE} --test train.tsv": "is --train too",
     f"{EVALUATE} --catalogue few.tsv": "not in the cat",
@@ -239,6 +274,7 @@ TYPED: dict[str, str] = {
 EXPERIMENTS: dict[str, tuple[Content, str]] = {
     "utf-16": (LEARN.encode("utf-16"), "text"),
     "duplicate key": ("name = 'a'\nname = 'b'", "not valid TOML"),
+    "two signs": ("name = 'x'\nrounds = = 3\n", "line 2"),
     "digits": (f"seed = {DIGITS}", "thousands of digits"),
     "deep": ("a = " + "[" * 5000, "nested too deeply"),
     "markup": ("'[/b]' = 1", "[/b]: unknown field"),

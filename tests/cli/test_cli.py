@@ -9,7 +9,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import pytest
 import tomli_w
 import torch
 from tests.conftest import CommandLine
-from tests.kit import inside
+from tests.kit import inside, wait_until
 from tests.recommend.conftest import two_tastes
 from tests.runs.signed_runs import a_key
 from tests.warm import WarmProcess, command_environment
@@ -262,17 +261,12 @@ def weighed(command: CommandLine, *arguments: str | Path) -> dict[str, tuple[flo
     return {row["client"]: (row["score"], row["weight"]) for row in json.loads(done.stdout)["clients"]}
 
 
-def test_weigh_prints_the_papers_numbers(command: CommandLine, table: Path) -> None:
-    found = weighed(command, table, "--score", "prioritized", "--priority", "DS>CD>IS")
-    assert list(found) == ["Alice", "Bob"]
-    assert found["Alice"] == pytest.approx((1.152, 0.83965), abs=5e-6)  # the paper has five digits
-    found = weighed(command, table, "--score", "mean")
-    assert found["Alice"] == pytest.approx((0.5, 15 / 29))  # 0.5 / (0.5 + 0.466667)
-
-
 def test_weigh_knows_every_score(command: CommandLine, table: Path, tmp_path: Path) -> None:
     capacity = tmp_path / "capacity.toml"
-    capacity.write_text('DS=0.5\nCD=0.3\nIS=0.2\n"DS,CD"=0.8\n"DS,IS"=0.7\n"CD,IS"=0.5\n')
+    capacity.write_text('[capacity]\nDS=0.5\nCD=0.3\nIS=0.2\n"DS,CD"=0.8\n"DS,IS"=0.7\n"CD,IS"=0.5\n')
+    ordered = weighed(command, table, "--score", "prioritized", "--priority", "DS>CD>IS")
+    assert list(ordered) == ["Alice", "Bob"]
+    assert ordered["Alice"] == pytest.approx((1.152, 0.83965), abs=5e-6)  # the paper has five digits
     mean = weighed(command, table, "--score", "weighted-mean", "--weights", "0.5,0.3,0.2")
     assert mean["Alice"][0] == pytest.approx(0.59)
     # A capacity that adds up is a weighted mean.
@@ -338,10 +332,7 @@ def test_a_stop_names_the_folder_and_the_command(tmp_path: Path) -> None:
 
     started = WarmProcess(*words, folder=tmp_path, printed=printed)
     try:
-        until = time.monotonic() + 120
-        while not begun():
-            assert time.monotonic() < until
-            time.sleep(0.05)
+        wait_until(begun, 120)
         started.send_signal(signal.SIGINT)
         assert started.wait(60) == 130
     finally:

@@ -13,8 +13,8 @@ import torch
 from tests.conftest import CommandLine
 from tests.kit import SMALL, assert_refused, changed, named
 from tests.runs.contents import query
+from tests.stopping import stopped
 
-from steelyard.base.errors import Stopped
 from steelyard.contributions.document import stored_contributions
 from steelyard.contributions.finding import contributions, without
 from steelyard.experiment.loading import build
@@ -39,18 +39,6 @@ def experiment(**sections: Any) -> Any:
 def rows(folder: Path) -> dict[tuple[Any, ...], Any]:
     columns = "federation, round, measure, method, clients, added, before, after"
     return {row[:4]: row[4:] for row in query(folder, f"SELECT {columns} FROM contributions")}
-
-
-def stopped(out: Path, **sections: Any) -> Path:
-    """A run that Ctrl-C ended after its first round."""
-
-    def stop(round: int, _: object) -> None:
-        if round == 1:
-            raise KeyboardInterrupt
-
-    with pytest.raises(Stopped):
-        run(experiment(**sections), out=out, progress=stop)
-    return out
 
 
 @pytest.fixture(scope="module")
@@ -125,9 +113,9 @@ def test_a_run_measures_from_where_it_goes_on(
     tmp_path: Path, command: CommandLine, refused: Callable[..., str]
 ) -> None:
     # In one process, so with one number of threads.
-    whole = stopped(tmp_path / "whole", contributions={"measure": "loss"})
+    whole = stopped(experiment(contributions={"measure": "loss"}), tmp_path / "whole", after=1)
     assert command("resume", whole).returncode == 0
-    folder = stopped(tmp_path / "run")
+    folder = stopped(experiment(), tmp_path / "run", after=1)
     done = command("resume", folder, "--contributions")
     assert done.returncode == 0, done.stderr
     models = "SELECT federation, round, model FROM digests ORDER BY federation, round"

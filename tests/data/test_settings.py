@@ -15,7 +15,6 @@ from steelyard.data import (
     check_flaws,
     check_together,
 )
-from steelyard.data.facts import FactSettings
 from steelyard.data.scaling import load
 
 IID = {"scheme": "iid", "clients": 4}
@@ -124,19 +123,6 @@ def test_the_shape_that_settings_decide_is_the_shape_of_what_is_read():
         assert (found.name, found.shape, found.kind) == (source, settings.shape, settings.capabilities().task)
     assert DataSettings(source="images", path="x", size=8, colours="grey").shape == (1, 8, 8)
     assert DataSettings(source="mnist").shape is None
-
-
-def test_facts_come_from_the_file_of_an_experiment_or_a_table_and_for_clients_that_there_are(tmp_path: Path):
-    path = tmp_path / "facts.csv"
-    path.write_text("client,device-battery,user-trust\nann,0.5,\nbob,,1\n")
-    facts = FactSettings(path=path, device={"cores": 4}, user={"pace": "uniform(2, 3)"})
-    found = facts.of(["ann", "bob"], 1)
-    assert found["ann"]["device"] == {"battery": 0.5, "cores": 4.0}
-    assert found["bob"]["user"]["trust"] == 1
-    assert 2 <= found["ann"]["user"]["pace"] != found["bob"]["user"]["pace"] <= 3
-    assert_refused(lambda: facts.of(["ann", "bobb"], 1), "facts.user.trust: no client 'bob' (did you mean 'bobb'?)")
-    for value in (True, "uniform(3, 2)", {"a": "x"}):
-        assert_refused(lambda value=value: FactSettings(device={"cores": value}), "device.cores")
 
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"

@@ -34,54 +34,14 @@ def test_the_default_rules_are_three_criteria_six_orders_and_online():
 )
 def test_words_of_rules(text, names):
     assert list(parse_rules([text], BASE)) == names
+    assert_refused(lambda: parse_rules([" , "], BASE), "--rules", "got nothing")
 
 
-def test_what_the_words_of_scores_stand_for(tmp_path):
+def test_a_capacity_is_read_from_the_file_that_a_word_names(tmp_path):
     capacity = tmp_path / "worth.toml"
     capacity.write_text('DS = 0.4\nLD = 0.3\n"DS,LD" = 1.0\n', encoding="utf-8")
-    words = ["weighted-mean(DS=2,LD=1)", "owa(DS,LD;0.7,0.3)", "owa(DS,LD;most)", f"choquet(DS,LD;{capacity})"]
-    weighted, ranked, most, choquet = parse_rules(words, BASE).values()
-    assert weighted.weights == (2.0, 1.0)
-    assert ranked.weights == (0.7, 0.3)
-    assert most.quantifier == "most"
+    (choquet,) = parse_rules([f"choquet(DS,LD;{capacity})"], BASE).values()
     assert choquet.capacity == {"DS": 0.4, "LD": 0.3, "DS,LD": 1.0}
-    served = Experiment.load("quickstart", ["partition.server=fraction"])
-    assert parse_rules(["server-only"], served)["server-only"].trained_by == "server"
-
-
-@pytest.mark.parametrize(
-    ("word", "told"),
-    [
-        ("fitted(DS;steps)", "steps=10"),
-        ("fitted(fitted(DS))", "not fitted"),
-        ("server-only/max", "weighs no clients"),
-        ("owa(DS,LD;sometimes)", "sometimes"),
-        ("weighted-mean(DS=x,LD=1)", "a number"),
-        ("choquet(DS,LD;nowhere.toml)", "nowhere.toml"),
-        ("DS>XX/max", "'XX'"),
-        ("onlin", "did you mean 'online'"),
-        ("DS>DS", "each criterion once"),
-        ("online(DS)", "two criteria or more"),
-        (" , ", "got nothing"),
-    ],
-)
-def test_a_word_that_is_no_rule_is_named(word, told):
-    assert_refused(lambda: parse_rules([word], BASE), "--rules", told)
-
-
-def test_what_the_words_stand_for():
-    words = ["online(MD>DS>LD)@7", "budget(20)", "adafed", "power(VP)^2", "fitted(LD>DS/max;steps=4;shrink=0.5)"]
-    found = parse_rules(words, BASE)
-    online = found["online(MD>DS>LD)@7"]
-    # The criteria stay as the recipe lists them: that is the order in which others are tried.
-    assert online.criteria == ("DS", "LD", "MD")
-    assert online.order() == (2, 0, 1)
-    assert (online.adjust.strategy, online.adjust.budget) == ("online", 7)
-    assert found["budget(20)"].adjust.budget == 20
-    assert found["adafed"].criteria == ("VP",)
-    assert found["power(VP)^2"].power == 2
-    fitted = found[words[-1]]
-    assert (fitted.criteria, fitted.normalise, fitted.fit.steps, fitted.fit.shrink) == (("LD", "DS"), "max", 4, 0.5)
 
 
 def test_rules_are_written_into_the_experiment_and_read_back(tmp_path):
@@ -108,7 +68,6 @@ MEANT = {**SAME_ROWS, "partition": {**HELD_OUT, "server_report": "same"}}
 @pytest.mark.parametrize(
     ("document", "message"),
     [
-        ({"weighing": {"criteria": ["VP"]}}, "leaves it without one"),
         ({**SAME_ROWS, "weighing": {"criteria": ["VP"]}}, "the same rows would weigh and report"),
         ({**MEANT, "weighing": {"criteria": ["VE"]}}, "VP, VS, VF"),
         ({**MEANT, "weighing": {"loss": {"adapt": "barron"}}}, "allowed: class-f1"),
@@ -118,10 +77,3 @@ MEANT = {**SAME_ROWS, "partition": {**HELD_OUT, "server_report": "same"}}
 )
 def test_what_cannot_be_weighed_honestly_is_refused_before_any_data_is_read(document, message):
     assert_refused(lambda: build(document), message)
-
-
-def test_a_fitted_rule_may_hold_a_semicolon_of_its_own() -> None:
-    ((name, settings),) = parse_rules(["fitted(owa(VP,LD;most);steps=2)"], load("quickstart")).items()
-    assert name == "fitted(owa(VP,LD;most);steps=2)"
-    assert (settings.score, settings.quantifier) == ("owa", "most")
-    assert settings.fit.steps == 2

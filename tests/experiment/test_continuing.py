@@ -9,7 +9,6 @@ import functools
 import json
 import shutil
 import signal
-import time
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -19,14 +18,14 @@ import numpy as np
 import pytest
 import tomli_w
 from tests.conftest import CommandLine
-from tests.kit import SMALL, changed, made_once, small
+from tests.kit import SMALL, changed, made_once, small, wait_until
 from tests.runs.commands import steelyard as killable
 from tests.runs.contents import change, query
-from tests.stopping import assert_a_stop_changes_nothing, stop_in_round
+from tests.stopping import assert_a_stop_changes_nothing, stop_in_round, stopped
 from tests.warm import WarmProcess
 
 import steelyard
-from steelyard.base.errors import Stopped, UserError
+from steelyard.base.errors import UserError
 from steelyard.base.processor import KERNELS, kernels
 from steelyard.clients.local import Simulation
 from steelyard.clients.local.engines import choice
@@ -127,12 +126,7 @@ def test_one_changed_number_of_the_data_is_noticed(tmp_path: Path, command: Comm
     arrays = {"x": np.random.default_rng(0).normal(size=(120, 5)).astype(np.float32), "y": labels}
     np.savez(path, **arrays)
 
-    def stop(round: int, _: object) -> None:
-        if round == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(Stopped):
-        run(small(data={"source": "npz", "path": str(path)}, rounds={"count": 4}), out=tmp_path / "run", progress=stop)
+    stopped(small(data={"source": "npz", "path": str(path)}, rounds={"count": 4}), tmp_path / "run", after=2)
     for key, named in {"x": "features", "y": "labels"}.items():
         other = arrays[key].copy()
         other.flat[7] += 1
@@ -166,11 +160,8 @@ def test_sigterm_stops_as_an_interrupt_does(tmp_path: Path) -> None:
     document.write_text(tomli_w.dumps(changed(PLAIN, rounds={"count": 100_000})))
     process = WarmProcess("run", document, "--out", part, folder=tmp_path, printed=tmp_path / "printed")
     try:
-        until = time.monotonic() + 120
-        while process.poll() is None and time.monotonic() < until:
-            if (part / "run.sqlite-wal").exists() and query(part, "SELECT 1 FROM rounds WHERE round = 1"):
-                break
-            time.sleep(0.05)
+        wait_until((part / "run.sqlite-wal").exists, 120)
+        wait_until(lambda: query(part, "SELECT 1 FROM rounds WHERE round = 1"))
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 130
     finally:
@@ -249,19 +240,6 @@ def test_an_edited_accuracy_is_refused_said_and_can_be_accepted(
     assert f"{problem}; going on from round 2" in goes_on(command, part, "--accept-changes")
     assert said in command("table", part).stdout
     assert problem in refused("resume", part)
-
-
-def test_a_checkpoint_of_another_model_is_refused_also_with_its_checksum(
-    part: Path, tmp_path: Path, refused: Callable[..., str]
-) -> None:
-    """A model from another run, put in place of ours with everything that a checkpoint's row says of it."""
-    other = run(build(changed(PLAIN, seed=4, rounds={"count": 2})), out=tmp_path / "other")
-    asked = "SELECT states, checksum, file FROM checkpoints WHERE round = 2"
-    (theirs,), (ours,) = query(other, asked), query(part, asked)
-    assert theirs[1] != ours[1]
-    (part / "checkpoints" / ours[2]).write_bytes((other / "checkpoints" / theirs[2]).read_bytes())
-    change(part, "UPDATE checkpoints SET states = ?, checksum = ? WHERE file = ?", *theirs)
-    assert "the checkpoint's model of DS>LD is not the one that round 2 ended with" in refused("resume", part)
 
 
 def test_heads_of_two_private_runs_have_nothing_in_common(tmp_path: Path) -> None:

@@ -90,6 +90,7 @@ def test_draws_depend_on_seed_client_and_fact_alone() -> None:
         ({"device": {"battery": "uniform(2, 1)"}}, "device.battery", "'uniform(2, 1)'"),
         ({"user": {"trust": "beta(0, 1)"}}, "user.trust", "'beta(0, 1)'"),
         ({"user": {"trust": float("nan")}}, "user.trust", "nan"),
+        ({"user": {"trust": True}}, "user.trust", "got True"),
         ({"user": {"trust": {"client-000": "x"}}}, "user.trust.client-000", "'x'"),
         ({"path": "none.csv"}, "path", "none.csv cannot be read"),
     ],

@@ -13,23 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.kit import assert_refused
 
-from steelyard.base.errors import UserError
 from steelyard.base.settings import change, parse, read_value
 from steelyard.experiment import loading
-from steelyard.experiment.loading import build, load, new_folder, recipes, resolve_paths, to_toml, unnamed_folder
-from steelyard.runs.store import Store
+from steelyard.experiment.loading import build, load, recipes, resolve_paths, to_toml, unnamed_folder
 
 
 @pytest.mark.parametrize(
     ("assignments", "words"),
     [
-        (["rounds.cuont=5"], ["rounds.cuont", "did you mean 'count'"]),
         (["weighing.priority=DS>LD"], ["weighing.priority", "DS>LD", "VP, LD, DS"]),
         (['weighing.criteria=["DS","IS"]', "weighing.priority=DS>IS"], ["IS", "sharp"]),
         (["partition.scheme=table", "partition.table=[[5, 5, 5]]", "partition.clients=1"], ["partition.table"]),
-        (["name=a/b"], ["name"]),
-        (["kind=learn"], ["kind", "learning"]),
-        (["rounds"], ["--set"]),
     ],
 )
 def test_mistakes_are_named_before_any_work(assignments: list[str], words: list[str]) -> None:
@@ -43,15 +37,6 @@ def test_every_recipe_loads_and_survives_writing_and_reading() -> None:
         assert described.name == name
         assert described.description
         assert build(parse(to_toml(described), name)) == described
-
-
-def test_a_file_that_is_no_toml_is_named_with_its_line(tmp_path: Path) -> None:
-    file = tmp_path / "broken.toml"
-    file.write_text("name = 'x'\nrounds = = 3\n")
-    assert_refused(lambda: load(file), "broken.toml", "line 2")
-    assert_refused(lambda: load("quikstart"), "no such recipe or file", "quickstart")
-    file.write_bytes(b"\xff\xfe\x00")
-    assert_refused(lambda: load(file), "is not UTF-8 text")
 
 
 @given(st.one_of(st.integers(-(2**40), 2**40), st.booleans(), st.floats(-1e9, 1e9), st.lists(st.integers(0, 9))))
@@ -130,17 +115,3 @@ def test_two_of_the_same_second_are_counted(mine: Any, tmp_path: Path, monkeypat
         found = unnamed_folder(mine, "x")
         assert found == tmp_path / expected
         found.mkdir()
-
-
-def test_a_folder_that_holds_a_run_is_refused(mine: Any, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    assert new_folder(mine, folder) == folder
-    Store(folder).close()
-    with pytest.raises(UserError, match=r"^--out: .*run holds a run already; allowed: a new folder, or `steelyard res"):
-        new_folder(mine, folder)
-
-
-@pytest.mark.parametrize("out", ["", "."])
-def test_the_folder_that_the_user_is_in_is_refused(mine: Any, out: str) -> None:
-    with pytest.raises(UserError, match=r"^--out: got nothing or the working folder; allowed: a folder of its"):
-        new_folder(mine, out)

@@ -18,6 +18,8 @@ from pathlib import Path
 import pytest
 import torch
 from tests.kit import assert_refused, refusal, small
+from tests.runs.contents import models
+from tests.stopping import stopped
 
 import steelyard
 from steelyard import Experiment, Result
@@ -25,7 +27,6 @@ from steelyard.base.errors import UserError
 from steelyard.experiment import running
 from steelyard.experiment.loading import load, named_code, read_experiment, to_toml
 from steelyard.federate.app_folder import write_app
-from steelyard.runs.checkpoint import read_tensors
 from steelyard.runs.export import export_run
 from steelyard.runs.history import History
 
@@ -78,21 +79,6 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def marks(tmp_path: Path) -> list[str]:
     mark = tmp_path / "mark"
     return mark.read_text().split() if mark.exists() else []
-
-
-def stopped(experiment: Experiment, out: Path) -> Path:
-    def stop(round: int, _: object) -> None:
-        if round == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        running.run(experiment, out=out, progress=stop)
-    return out
-
-
-def model(folder: Path) -> torch.Tensor:
-    (last,) = sorted((folder / "checkpoints").glob("*.safetensors"))[-1:]
-    return read_tensors(last)["models/LOW>DS"]
 
 
 def test_loading_looks_beside_the_file_and_runs_nothing(file: Path, tmp_path: Path) -> None:
@@ -159,14 +145,14 @@ def test_a_stopped_run_goes_on_from_anywhere_with_the_code_it_kept(
     file: Path, tmp_path: Path, refused: Callable[..., str]
 ) -> None:
     whole = running.run(load(file), out=tmp_path / "whole")
-    part = stopped(load(file), tmp_path / "part")
+    part = stopped(load(file), tmp_path / "part", after=2)
     shutil.rmtree(file.parent)
     before = marks(tmp_path)
     assert f"{part}: names code of its own (weighing.plugins = {part}/code/criteria.py" in refused("resume", part)
     assert_refused(lambda: steelyard.resume(part), "allowed: steelyard.resume(folder, trust=True)")
     assert marks(tmp_path) == before
     assert steelyard.resume(part, trust=True).table.status == "finished"
-    assert torch.equal(model(whole), model(part))
+    assert torch.equal(models(whole)["LOW>DS"], models(part)["LOW>DS"])
 
 
 @pytest.mark.parametrize("answer", ["n", "y"])
@@ -202,7 +188,7 @@ def test_what_python_handed_over_is_handed_over_again_to_go_on(tmp_path: Path, m
         return torch.nn.functional.cross_entropy(outputs, labels, reduction="none")
 
     described = small(training={"loss": loss}, rounds={"count": 3})
-    part = stopped(described, tmp_path / "part")
+    part = stopped(described, tmp_path / "part", after=2)
     monkeypatch.setattr(usercode, "_given", {})
     with pytest.raises(UserError, match=r"was handed over from Python and is not known to this process"):
         steelyard.resume(part)
@@ -221,7 +207,7 @@ def test_an_app_folder_brings_its_code_along(file: Path, tmp_path: Path) -> None
 
 
 def test_a_damaged_code_folder_is_one_line(file: Path, tmp_path: Path) -> None:
-    part = stopped(load(file), tmp_path / "part")
+    part = stopped(load(file), tmp_path / "part", after=2)
     (part / "code" / "losses.py").unlink()
     assert read_experiment(part).name == "mine"
     assert_refused(lambda: steelyard.resume(part, trust=True), "experiment.toml: code/losses.py: not as it was")

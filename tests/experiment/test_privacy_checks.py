@@ -48,11 +48,6 @@ def described(privacy: dict[str, Any], weighing: dict[str, Any], rounds: dict[st
         ("privacy.criteria", "cannot be public", {**COHORT, "criteria": "public"}, {"criteria": ["MD"]}),
         ("privacy.criteria_bounds.DS", "no largest value", {**COHORT, "criteria": "charged"}, {}),
         ("privacy.central", "missing", {}, {}),
-        ("local", "together with central", {**CENTRAL, **LOCAL}, {}),
-        ("central.noise", "missing", {"central": {"clip": 1.0}}, {}),
-        ("central.cohorts", "'secret'", {"central": {**ONCE, "weights": "cohort"}}, {}),
-        ("criteria", "'charged'", {**CENTRAL, "criteria": "charged"}, {}),
-        ("criteria_noise", "not charged", {**LOCAL, "criteria_noise": 1.0}, {}),
     ],
 )
 def test_a_promise_that_cannot_be_kept_is_refused(

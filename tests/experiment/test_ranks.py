@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 import tomli_w
-import torch
-from safetensors.torch import load_file
 from tests.kit import SMALL, changed
 from tests.ports import free_ports
+from tests.runs.contents import models
 from tests.warm import command_environment, warm_command
 
 from steelyard import __version__
@@ -95,10 +94,6 @@ def ranked(tmp_path: Path) -> Ranked:
         return warm_command(*words, folder=tmp_path, before=before, environment=command_environment())
 
     return call
-
-
-def models(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(sorted((folder / "checkpoints").iterdir())[-1])
 
 
 def difference(one: Path, other: Path) -> float:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -47,13 +46,6 @@ def left_running(folder: Path) -> list[str]:
             except OSError:
                 continue
     return found
-
-
-def wait_until(what: Callable[[], bool], seconds: float, words: str) -> None:
-    deadline = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < deadline, words
-        time.sleep(0.05)
 
 
 def last_round(folder: Path) -> int:

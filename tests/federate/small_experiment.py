@@ -10,6 +10,7 @@ import torch
 from flwr.app import Context, Message, RecordDict
 from tests import kit
 from tests.clients.flower.flower_fakes import FakeGrid
+from tests.runs.contents import models
 
 from steelyard.clients.node import MEMORY
 from steelyard.experiment.loading import build
@@ -18,7 +19,6 @@ from steelyard.federate import client_app
 from steelyard.federate.app_folder import experiment_text
 from steelyard.federate.server_app import federate
 from steelyard.runs.history import History
-from steelyard.runs.store import Store
 
 SMALL: dict[str, Any] = kit.changed(
     kit.SMALL,
@@ -33,16 +33,8 @@ def described(**sections: Any) -> dict[str, Any]:
     return kit.changed(SMALL, **sections)
 
 
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    store = Store(folder)
-    try:
-        return {name: state.parameters for name, state in store.resume().states.items()}
-    finally:
-        store.close()
-
-
 def assert_same_weights(one: Path, other: Path, rtol: float = 1e-4, atol: float = 1e-5) -> None:
-    first, second = weights(one), weights(other)
+    first, second = models(one), models(other)
     assert set(first) == set(second)
     for name in first:
         # A simulation may train clients in a stack and a node trains them singly: float32 sums in another order.

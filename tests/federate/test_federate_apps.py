@@ -20,9 +20,9 @@ from tests.federate.small_experiment import (
     both,
     described,
     grid_of,
-    weights,
 )
 from tests.kit import assert_refused, changed
+from tests.runs.contents import models
 
 from steelyard.algorithms.fedprox import FedProx
 from steelyard.algorithms.scaffold import CONTROL, Scaffold
@@ -90,8 +90,8 @@ class TestAsSimulated:
 
     def test_algorithms_that_correct_keep_and_count(self, tmp_path: Path) -> None:
         _, there, _ = both(tmp_path, side_by_side(training={"schedule": {"kind": "cosine"}}), 3, fresh=True)
-        models = {model.numpy().tobytes() for model in weights(tmp_path / "federated").values()}
-        assert len(models) == 1 + len(ALGORITHMS)  # None is FedAvg.
+        found = {model.numpy().tobytes() for model in models(tmp_path / "federated").values()}
+        assert len(found) == 1 + len(ALGORITHMS)  # None is FedAvg.
         sent = there.clients.groupby("rule")["bytes"].min()
         assert sent["scaffold"] > 2 * 650 * 4 > sent["feddyn"] > 650 * 4  # SCAFFOLD alone sends a second vector.
         assert there.info["federation_notes"] == ""  # A first round is no loss.
@@ -169,7 +169,7 @@ def test_a_second_run_on_warm_nodes_begins_with_nothing_kept(tmp_path: Path) -> 
     grid, config = grid_of(side_by_side(rounds={"count": 2, "fraction": 1.0}), 2, out=str(tmp_path / "first"))
     federate(grid, config, "1")  # type: ignore[arg-type]
     federate(FakeGrid(grid.nodes), {**config, "out": str(tmp_path / "second")}, "2")  # type: ignore[arg-type]
-    first, second = weights(tmp_path / "first"), weights(tmp_path / "second")
+    first, second = models(tmp_path / "first"), models(tmp_path / "second")
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 

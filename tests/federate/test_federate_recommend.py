@@ -10,7 +10,8 @@ import pytest
 import torch
 from flwr.app import Array
 from tests.clients.flower.flower_fakes import FakeGrid, assert_taken_back
-from tests.federate.small_experiment import node, weights
+from tests.federate.small_experiment import node
+from tests.runs.contents import models
 
 from steelyard.clients.flower.wire import pack
 from steelyard.experiment.loading import build
@@ -58,7 +59,7 @@ def test_five_users_on_five_nodes_equal_the_simulation(tmp_path: Path):
     config = {"experiment": experiment_text(build({**made, "federate": {"nodes": 5}})), "out": str(tmp_path / "run")}
     nodes = {70 - i: node({"client": f"u{i}"}, config) for i in range(5)}
     federate(FakeGrid(nodes), config, "1")  # type: ignore[arg-type]
-    ours, theirs = weights(tmp_path / "simulated"), weights(tmp_path / "run")
+    ours, theirs = models(tmp_path / "simulated"), models(tmp_path / "run")
     for name in ours:
         # The server adds the rows of single users, the simulation those of all: float32 sums in another order.
         torch.testing.assert_close(ours[name], theirs[name], rtol=1e-5, atol=1e-6)

@@ -15,6 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.kit import wait_until
+from tests.runs.contents import models
 
 pytest.importorskip("flwr")
 
@@ -26,10 +28,9 @@ from tests.federate.real_federation import (
     fill,
     last_round,
     left_running,
-    wait_until,
     written,
 )
-from tests.federate.small_experiment import assert_same_weights, weights
+from tests.federate.small_experiment import assert_same_weights
 
 from steelyard.base.errors import UserError
 from steelyard.experiment.running import run
@@ -207,6 +208,6 @@ def test_a_full_disk_is_named_and_the_run_goes_on_to_the_same_bits(tmp_path: Pat
     filler.unlink()
     resumed = steelyard("resume", str(folder))
     assert resumed.returncode == 0, resumed.stderr
-    one, other = weights(tmp_path / "whole"), weights(folder)
+    one, other = models(tmp_path / "whole"), models(folder)
     assert set(one) == set(other)
     assert all(torch.equal(one[name], other[name]) for name in one)

@@ -16,8 +16,8 @@ from tests.federate.real_federation import (
     hospitals,
     last_round,
     server_apps,
-    wait_until,
 )
+from tests.kit import wait_until
 
 from steelyard.runs.history import History
 

@@ -15,8 +15,8 @@ import pytest
 pytest.importorskip("flwr")
 
 from flwr.proto.fleet_pb2 import ActivateNodeResponse, PullMessagesResponse
-from tests.federate.real_federation import Federation, hospitals, wait_until
-from tests.kit import named
+from tests.federate.real_federation import Federation, hospitals
+from tests.kit import named, wait_until
 
 from steelyard.federate.certificates import make_key
 from steelyard.federate.workers import Process, end_all, environment

@@ -236,20 +236,6 @@ def test_another_run_leaves_nothing_of_the_one_before_in_the_node_state():
     assert not node
 
 
-@pytest.mark.parametrize(
-    ("text", "parts"),
-    [
-        ('server = "here"\nclient = "a"\n', ("server", "'here'")),
-        ('server = "h:1"\nclient = "a"\n', ("ca", "None")),
-        ('server = "h:1"\ninsecure = true\nclient = "a"\nalow = "x"\n', ("alow", "'allow'")),
-        ("server = ", ("not valid TOML",)),
-    ],
-)
-def test_a_wrong_node_file_is_named(tmp_path: Path, text: str, parts: tuple[str, ...]) -> None:
-    (tmp_path / "node.toml").write_text(text)
-    assert_refused(lambda: node.read_node(tmp_path / "node.toml"), *parts)
-
-
 def test_paths_of_a_node_file_are_meant_from_its_folder(tmp_path: Path) -> None:
     (tmp_path / "x.npz").touch()
     (tmp_path / "node.toml").write_text('server = "h:1"\ninsecure = true\nclient = "a"\ndata = "x.npz"\nstate = "/s"\n')

@@ -15,8 +15,9 @@ import torch
 from flwr.app import Context, Error, Message, RecordDict
 from tests.clients.flower.flower_fakes import FakeGrid
 from tests.conftest import CommandLine
-from tests.federate.small_experiment import described, node, weights
+from tests.federate.small_experiment import described, node
 from tests.kit import assert_refused
+from tests.runs.contents import models
 
 from steelyard.base.errors import UserError
 from steelyard.base.usercode import NotAllowed
@@ -364,17 +365,15 @@ def test_what_a_server_asks_of_the_split_changes_nothing(tmp_path: Path):
     federated(tmp_path, "first", two_hospitals())
     other = {"scheme": "dirichlet", "clients": 7, "test_fraction": 0.9, "seed": 5, "minimum": 2}
     federated(tmp_path, "other", two_hospitals(partition=other))
-    first, other_weights = weights(tmp_path / "first"), weights(tmp_path / "other")
+    first, other_weights = models(tmp_path / "first"), models(tmp_path / "other")
     assert all(torch.equal(first[name], other_weights[name]) for name in first)
 
 
 @pytest.mark.parametrize(
     ("section", "field"),
     [
-        ({"data": {"source": "npz", "path": "nowhere.npz", "classes": 2, "share": 1e-9}}, "data.share: got 1e-09"),
         ({"training": {"batch_size": 1, "learning_rate": 0.1, "weight_decay": 10.0}}, "training.batch_size: with this"),
         ({"beside": {"f": {"algorithm": {"name": "feddyn"}}}, "training": {"batch_size": 5}}, "training.batch_size: w"),
-        ({"rounds": {"count": 1, "fraction": 1.0, "samples": True}}, "rounds.samples: asks for an answer about each"),
     ],
 )
 def test_an_experiment_that_wants_few_rows_does_not_begin(tmp_path: Path, section: dict[str, Any], field: str):

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from tests.kit import assert_refused
+from tests.kit import assert_refused, wait_until
 
 from steelyard.federate import workers
 from steelyard.federate.queue import ServerFolder, ServerRun, find_run, new_run, nodes_of, note_outcome, runs_of
@@ -179,9 +178,7 @@ def detached(tmp_path: Path, seconds: float) -> tuple[Process, int]:
     written = tmp_path / "pid"
     command = [sys.executable, "-c", DETACHED, str(written), str(seconds)]
     process = Process("parent", command, dict(os.environ), tmp_path / "log", tmp_path)
-    deadline = time.monotonic() + 30
-    while not (written.exists() and written.read_text()) and time.monotonic() < deadline:
-        time.sleep(0.02)
+    wait_until(lambda: written.exists() and written.read_text())
     return process, int(written.read_text())
 
 

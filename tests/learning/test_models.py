@@ -106,7 +106,6 @@ def no_network() -> dict[str, int]:
         ({"name": "no/such/file.py:make"}, ("no/such/file.py",)),
         ({"name": f"{__name__}:NoSuchLayer"}, ("NoSuchLayer",)),
         ({"name": f"{__name__}:no_network"}, ("dict",)),
-        ({"name": "cnn", "kernel": 4}, ("model.kernel", 4)),
         ({"name": "cnn-keras", "kernel": 5}, ("model.kernel", 5, "8×8")),
         ({"name": "cnn", "hidden": (4, 5)}, ("model.hidden",)),
         ({"name": f"{__name__}:with_layers"}, ("model.arguments",)),

@@ -6,7 +6,6 @@ import functools
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -137,12 +136,3 @@ def finished(folder: Path, rounds: int = 4, **options: object) -> Path:
         run.round(0.2 + 0.1 * number)
     run.end()
     return folder
-
-
-def until(true: object, seconds: float = 30.0) -> None:
-    """Wait until a condition holds."""
-    assert callable(true)
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "did not happen"
-        time.sleep(0.05)

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.page.page_server import Page, Written, finished, serving, until
+from tests.kit import wait_until
+from tests.page.page_server import Page, Written, finished, serving
 
 pytestmark = pytest.mark.slow
 
@@ -41,10 +42,10 @@ def drawn(tab: Any, kind: str, times: int = 1) -> None:
     """Wait until a figure has been drawn so many times."""
     figure = tab.locator(f".figure.{kind}")
     figure.wait_for(state="attached", timeout=30000)
-    until(lambda: figure.get_attribute("hidden") is None)
+    wait_until(lambda: figure.get_attribute("hidden") is None)
     figure.scroll_into_view_if_needed()
     # Asked from here: the page's policy lets nobody evaluate text in it, the tests' browser included.
-    until(lambda: int(figure.get_attribute("data-drawn") or 0) >= times)
+    wait_until(lambda: int(figure.get_attribute("data-drawn") or 0) >= times)
 
 
 def test_a_new_round_appears_without_a_reload(tmp_path: Path, browser: Any) -> None:

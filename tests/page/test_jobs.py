@@ -15,8 +15,8 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.kit import assert_refused
-from tests.page.page_server import Page, Written, finished, serving, until, warm_job
+from tests.kit import assert_refused, wait_until
+from tests.page.page_server import Page, Written, finished, serving, warm_job
 from tests.warm import await_warmth, command_environment
 
 from steelyard.federate.queue import ServerFolder, new_run, note_outcome, runs_of, server_folder
@@ -57,10 +57,10 @@ def test_start_stop_and_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         started = page.post("/api/start", {"recipe": "quickstart", "name": "mine", "fields": fields})
         assert started.json() == {"run": "mine"}
         assert state_of(page, "mine") in ("starting", "running")
-        until(lambda: round_of(page, "mine") >= 2, 60)
+        wait_until(lambda: round_of(page, "mine") >= 2, 60)
         assert state_of(page, "mine") == "running"
         assert page.post("/api/stop", {"run": "mine"}).status_code == 200
-        until(lambda: state_of(page, "mine") == "stopped")
+        wait_until(lambda: state_of(page, "mine") == "stopped")
         job = page.jobs.of("mine")
         assert job is not None
         before = round_of(page, "mine")
@@ -68,11 +68,11 @@ def test_start_stop_and_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         # At once, while the process that was stopped may still be ending.
         assert page.post("/api/resume", {"run": "mine"}).status_code == 200
         assert job.ended == 130
-        until(lambda: round_of(page, "mine") > before, 60)
+        wait_until(lambda: round_of(page, "mine") > before, 60)
         # Also a process that another page started: found by what the run noted of it.
         page.jobs._jobs.clear()
         assert page.post("/api/stop", {"run": "mine"}).status_code == 200
-        until(lambda: glance(tmp_path, "mine").state == "stopped")
+        wait_until(lambda: glance(tmp_path, "mine").state == "stopped")
 
 
 def test_own_code_is_not_resumed_without_trust(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +88,7 @@ def test_own_code_is_not_resumed_without_trust(tmp_path: Path, monkeypatch: pyte
         assert page.jobs.going() == []
     with serving(tmp_path, trust=True) as page:
         assert page.post("/api/resume", {"run": "a"}).status_code == 200
-        until(lambda: page.jobs.going() == [], 60)
+        wait_until(lambda: page.jobs.going() == [], 60)
 
 
 def test_only_the_recorded_process_is_stopped(tmp_path: Path) -> None:

@@ -74,21 +74,6 @@ def test_order_is_by_score_ties_keep_the_file_and_repeated_or_known_items_are_no
     assert any("own training set" in note for note in case.notes)
 
 
-@pytest.mark.parametrize(
-    ("words", "files", "told"),
-    [
-        (["--cutoff", "0"], {}, "--cutoff: got '0'"),
-        (["--cutoff", "5,-1"], {}, "--cutoff: got '5,-1'"),
-        (["--threshold", "9"], {}, "rated 9 or more"),
-        ([], {"catalogue": "1\n2\n3\n"}, "1 recommended items are not in the catalogue, for one '4'"),
-    ],
-)
-def test_what_cannot_be_judged_is_named(judged, words, files, told):
-    done = judged(*words, **files)
-    assert done.returncode == 2
-    assert told in done.stderr
-
-
 # ---------------------------------------------------------------- sampled negatives
 
 

@@ -105,7 +105,6 @@ ONLINE = {"criteria": ["DS", "LD"], "adjust": {"strategy": "online"}}
     ("sections", "parts"),
     named(
         [
-            ("no triples", {"fpl": {"mode": "custom"}}, ["fpl.triples", "None"]),
             ("one user", {"fpl": {"mode": "sFPL"}, "weighing": {"criteria": ["DS"]}}, ["nothing is weighed"]),
             ("a criterion", {"weighing": {"criteria": ["CB"]}}, ["CB has no meaning for users", "EQ, DS, LD"]),
             ("untested", {"fpl": {"epoch": "tables"}, "weighing": ONLINE}, ["weighing.adjust"]),
@@ -128,7 +127,6 @@ def test_bad_descriptions_are_named(description, sections, parts):
     ("sections", "parts"),
     [
         ({"interactions": {"path": "nowhere.tsv"}}, ["nowhere.tsv"]),
-        ({"interactions": {"category_column": "colour"}}, ["category_column", "'colour'"]),
         ({"ranking": {"threshold": 9.0}}, ["no user has a relevant test item"]),
     ],
 )

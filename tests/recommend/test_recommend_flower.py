@@ -1,32 +1,31 @@
 """FPL over Flower without a network: five users, one node each, vectors in the nodes' own states."""
 
-import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.runs.contents import models
 
 pytest.importorskip("flwr")
 
-from flwr.app import Context, Message, RecordDict
 from tests.clients.flower.flower_fakes import FakeGrid
+from tests.experiment.test_nodes import hosted
+from tests.federate.small_experiment import node
 from tests.kit import assert_refused
 
-from steelyard.base.usercode import NotAllowed, only
+from steelyard.base.usercode import NotAllowed
 from steelyard.clients.node import NodeConfig
 from steelyard.experiment.loading import build
-from steelyard.experiment.node_rules import agreed, check_own
+from steelyard.experiment.node_rules import check_own
 from steelyard.experiment.running import run
-from steelyard.federate import client_app
 from steelyard.federate.app_folder import experiment_text
 from steelyard.federate.server_app import federate
 from steelyard.messages.updates import Question, Task
 from steelyard.report.recommender import open_run
 from steelyard.runs.history import History
 
-BUSY = threading.Lock()
 NAMES = ["ada", "ben", "cleo", "dan", "eve"]
 
 
@@ -56,30 +55,13 @@ def five(tmp_path: Path) -> dict[str, Any]:
     }
 
 
-def node(config: dict[str, Any], run_config: dict[str, Any]) -> Any:
-    own = {"allow": "*", **config}  # The federation is our own; what a node's own rules refuse is tested apart.
-    context = Context(run_id=1, node_id=1, node_config=own, state=RecordDict(), run_config=run_config)
-
-    def answer(message: Message) -> Any:
-        with BUSY:  # A node takes one message at a time, each in a process of its own.
-            client_app._built.clear()
-            return client_app.app(message, context).content
-
-    answer.context = context  # type: ignore[attr-defined]
-    return answer
-
-
-def models(folder: Path) -> dict[str, torch.Tensor]:
-    return {name: state.parameters for name, state in History(folder).last_checkpoint()[0].items()}
-
-
 def test_five_users_on_five_nodes_equal_the_simulation(five, tmp_path: Path):
     run(build(five), out=tmp_path / "simulated")
     # The server and the nodes are told of a file that none of them has: each reads her own rows only.
     away = {**five, "interactions": {**five["interactions"], "path": "nowhere.tsv"}}
     config = {"experiment": experiment_text(build(away)), "set": "", "out": str(tmp_path / "federated")}
     configs = [{"client": name, "data": str(tmp_path / f"{name}.tsv")} for name in NAMES]
-    grid = FakeGrid({70 + i: node(own, config) for i, own in enumerate(configs)})
+    grid = FakeGrid({70 + i: node(own, config, fresh=True) for i, own in enumerate(configs)})
     federate(grid, config, "9")  # type: ignore[arg-type]
     here, there = models(tmp_path / "simulated"), models(tmp_path / "federated")
     assert set(here) == set(there) == {"mean(DS,MD)", "sum"}
@@ -129,11 +111,6 @@ def own_node(tmp_path: Path, **more: Any) -> NodeConfig:
     own = NodeConfig.read({"client": "ada", "kind": "recommend", **files, **more})
     check_own(own)
     return own
-
-
-def hosted(own: NodeConfig, document: dict[str, Any]) -> Any:
-    with only(own.allow):
-        return agreed(document, own).on_node(own)
 
 
 def test_a_users_own_rows_are_split_and_counted_as_her_file_says(guarded: dict[str, Any], tmp_path: Path):

@@ -86,11 +86,6 @@ def test_what_of_the_target_and_share_must_be_reached() -> None:
     assert rounds_to_target(rounds[:1], seven, 0.5, 0.0701) is None
 
 
-def test_jain() -> None:
-    assert jain(np.array([1.0, 2.0, 3.0])) == pytest.approx(36 / (3 * 14))
-    assert np.isnan(jain(np.zeros(3)))
-
-
 SHARES = (0.25, 0.5, 1.0)
 
 
@@ -195,6 +190,7 @@ def test_devices_show_the_worst_and_the_spread():
     assert rows["LD"]["worst_tenth"].mean == 0.5
     assert rows["LD"]["spread"].mean == pytest.approx(np.std([0.9, 0.9, 0.9, 0.5]))
     assert rows["LD"]["jain"].mean == pytest.approx(3.2**2 / (4 * (3 * 0.81 + 0.25)))
+    assert np.isnan(jain(np.zeros(3)))
     assert rows["DS"]["final"].values == pytest.approx([0.9, 0.8])
 
 
@@ -204,13 +200,6 @@ def test_files_of_a_comparison_are_tidy(tmp_path: Path) -> None:
     (gain,) = [row for row in rows if (row["target"], row["rule"], row["share"]) == ("0.9", "LD", "1.0")]
     assert (gain["kind"], float(gain["mean"])) == ("gain", -1.0)
     assert_refused(lambda: write_curves(tmp_path, found, tmp_path / "curves.gif"), "--curves", "curves.gif")
-
-
-def test_a_comparison_without_targets_has_its_figures_as_csv() -> None:
-    found = compare([curve("LD", 1, [1]), curve("DS", 1, [2])], measure="C-index")
-    rows = {(row["rule"], row["figure"]): row for row in csv.DictReader(io.StringIO(comparison_csv(found)))}
-    assert float(rows["LD", "final"]["mean"]) == 0.9
-    assert float(rows["DS", "server_macro_f1"]["mean"]) == pytest.approx(0.7)
 
 
 def blocks(rule: str, seed: int, reached: list[int]) -> Curve:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.report.made_run import make_run, shared_run
-from tests.runs.contents import chain_again
+from tests.runs.contents import chain_again, change
 
 from steelyard.base.errors import UserError
 from steelyard.cli.printing import show_result
@@ -40,18 +40,11 @@ def run(tmp_path: Path) -> Path:
 def score(folder: Path, rule: str, seed: int, accuracy: float | None) -> None:
     change(
         folder,
-        "UPDATE rounds SET server_accuracy = :value WHERE federation = "
-        "(SELECT id FROM federations WHERE rule = :rule AND seed = :seed)",
-        {"rule": rule, "seed": seed, "value": accuracy},
+        "UPDATE rounds SET server_accuracy = ? WHERE federation = "
+        "(SELECT id FROM federations WHERE rule = ? AND seed = ?)",
+        *(accuracy, rule, seed),
     )
-
-
-def change(folder: Path, query: str, values: dict[str, Any]) -> None:
-    store = Store(folder)
-    with store._db:
-        store._db.execute(query, values)
-        chain_again(store._db)
-    store.close()
+    chain_again(folder)
 
 
 def recommended(folder: Path) -> Verdict:
@@ -76,8 +69,8 @@ def test_a_rule_whose_model_exploded_is_not_recommended(run: Path, rule: str) ->
         score(run, "VP>DS", seed, 0.95 + seed / 100)
     assert headlines(RunView([run]))[0].startswith("Keep fedavg")  # .9 in the third seed, .4 and .52 before
     score(run, rule, 3, None)
-    ended = "INSERT INTO ended SELECT id, 2, :why FROM federations WHERE rule = :rule AND seed = 3"
-    change(run, ended, {"rule": rule, "why": WHY})
+    change(run, "INSERT INTO ended SELECT id, 2, ? FROM federations WHERE rule = ? AND seed = 3", WHY, rule)
+    chain_again(run)
     lines = headlines(RunView([run]))
     assert any(line.startswith(f"{rule}, seed 3, ended in round 2: {WHY}.") for line in lines)
     left_out = {row["rule"]: row["left_out"] for row in recommended(run)["rules"]}
@@ -94,7 +87,8 @@ def test_a_run_that_goes_on_recommends_nothing(tmp_path: Path) -> None:
 
 
 def test_a_damaged_run_is_not_called_untested(run: Path) -> None:
-    change(run, "UPDATE rounds SET server_metrics = :value", {"value": "{"})
+    change(run, "UPDATE rounds SET server_metrics = '{'")
+    chain_again(run)
     with pytest.raises(UserError, match="damaged"):
         headlines(RunView([run]))
 

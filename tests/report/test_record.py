@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
-import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -118,8 +116,7 @@ def test_a_server_that_took_another_model_than_its_weights_give_is_found(kept: P
             "AND federation = (SELECT id FROM federations WHERE name = 'DS')",
             model_digest(tensors["after/DS"]),
         )
-        with contextlib.closing(sqlite3.connect(kept / "run.sqlite")) as db, db:
-            chain_again(db)
+        chain_again(kept)
 
     rewrite(kept, 2, cheat)
     text = "\n".join(finding.line() for finding in verify(kept).found.changed)

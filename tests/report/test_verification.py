@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import sqlite3
 from collections.abc import Callable
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -264,8 +263,7 @@ def test_who_computes_the_chain_again_is_found_by_signatures_by_the_rule_or_by_a
     before = verify(run).head
     for statement in statements:
         change(run, statement)
-    with closing(sqlite3.connect(run / "run.sqlite")) as connection, connection:
-        chain_again(connection)
+    chain_again(run)
     found = verify(run)
     assert (found.code, named(found)) == (int(bool(expected)), expected)
     assert [each for each in words if each not in lines(found)] == []

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from steelyard.runs.chain import Records
+from steelyard.runs.history import History
 
 QUERIES = {
     "federations": "SELECT name, rule, seed, settings FROM federations ORDER BY name",
@@ -74,11 +75,19 @@ def rows(folder: Path) -> dict[str, list[tuple[Any, ...]]]:
     return {**{table: query(folder, text) for table, text in QUERIES.items()}, **packed}
 
 
-def chain_again(connection: sqlite3.Connection) -> None:
+def chain_again(folder: Path) -> None:
     """Compute the heads of a run again after its rows were changed by hand: then nobody can tell."""
-    ((last,),) = connection.execute("SELECT MAX(round) FROM chain WHERE head IS NOT NULL")
-    Records(connection).extend(-1, last)
-    connection.execute("UPDATE checkpoints SET head = (SELECT head FROM chain c WHERE c.round = checkpoints.round)")
+    ((last,),) = query(folder, "SELECT MAX(round) FROM chain WHERE head IS NOT NULL")
+    connection = sqlite3.connect(folder / "run.sqlite")
+    with connection:
+        Records(connection).extend(-1, last)
+    connection.close()
+    change(folder, "UPDATE checkpoints SET head = (SELECT head FROM chain c WHERE c.round = checkpoints.round)")
+
+
+def models(folder: Path) -> dict[str, torch.Tensor]:
+    """Return the models that a run's last checkpoint holds, by federation."""
+    return {name: state.parameters for name, state in History(folder).last_checkpoint()[0].items()}
 
 
 def last_round(folder: Path) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.runs.contents import query
+from tests.runs.contents import change, query
 from tests.runs.records import begun, evaluations, federation, record, state, updates, values
 from tests.runs.signed_runs import RUN, signed_run
 
@@ -37,10 +37,6 @@ from steelyard.runs.store import Store
 NAMES = ("DS>LD", "other")
 
 
-def nothing() -> dict[str, torch.Tensor]:
-    return {}
-
-
 def commit(store: Store, round: int, *, last: bool = False) -> None:
     tested = evaluations(
         round=round, metrics={"mae": np.array([1.0, 2.0])}, right=np.array([True, False, True, True]) if last else None,
@@ -58,7 +54,7 @@ def commit(store: Store, round: int, *, last: bool = False) -> None:
         for name in NAMES
     ]
     states = {name: state(round, 1.0 + round, 2.0) for name in NAMES}
-    store.commit(round, records, states, nothing, last=last)
+    store.commit(round, records, states, dict, last=last)
 
 
 def charge(store: Store, round: int) -> None:
@@ -78,14 +74,6 @@ def written(folder: Path, rounds: int = 4, every: int = 1, *, ledger: bool = Fal
         commit(store, round, last=round == rounds)
     store.close()
     return folder
-
-
-def change(folder: Path, *statements: str) -> None:
-    connection = sqlite3.connect(folder / "run.sqlite")
-    with connection:
-        for statement in statements:
-            assert connection.execute(statement).rowcount != 0, statement
-    connection.close()
 
 
 def checked(folder: Path) -> Checked:
@@ -374,18 +362,10 @@ def test_a_ledger_is_held_to_what_it_was_and_may_be_ahead(tmp_path: Path) -> Non
         sealed = records.sealed(1)
         assert sealed is not None
         assert sealed.record == hashlib.sha256(records.record(1, mark)).hexdigest()
-    edited = content.replace(
-        b'"round": 2, "what": "update", "noise": 4.0', b'"round": 2, "what": "update", "noise": 9.0'
-    )
-    for after, problem in (
-        (content[:first], "when round 2 was written"),
-        (edited, "no longer holds the lines that it held when round 2 was written"),
-    ):
-        assert after != content
-        path.write_bytes(after)
-        found = checked(folder)
-        assert problem in found.problem
-        assert found.ledger
+    path.write_bytes(content[:first])
+    found = checked(folder)
+    assert "when round 2 was written" in found.problem
+    assert found.ledger
     # A last line that is torn is no charge.
     ahead = Charge("DS>LD", 5, "update", Release(4.0), ("a",)).line().encode() + b"\n" + b'{"federation": "DS'
     path.write_bytes(content + ahead)

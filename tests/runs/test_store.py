@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from tests.kit import assert_refused, named
 from tests.runs import contents
 from tests.runs.contents import query
@@ -112,10 +111,6 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 TABLES = ("rounds", "updates", "failures", "evaluations", "samples")
 
 
-def nothing() -> dict[str, torch.Tensor]:
-    return {}
-
-
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
     opened = Store(tmp_path / "run", checkpoint_every=3)
@@ -127,7 +122,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 def commit(store: Store, *records: RoundRecord, last: bool = False, parameters: tuple[float, ...] = (1.0, 2.0)) -> None:
     round = records[0].round
     states = {one.federation: state(round, *parameters) for one in records}
-    store.commit(round, records, states, nothing, last=last)
+    store.commit(round, records, states, dict, last=last)
 
 
 def written_with(store: Store, work: Callable[[], object], change: str) -> list[str]:
@@ -202,7 +197,7 @@ def test_an_old_model_that_was_kept_gave_nobody_weight(store: Store) -> None:
 
 
 def test_the_end_of_a_federation_stands_in_the_round_after_its_last(store: Store) -> None:
-    store.commit(4, [record(round=4)], {"DS>LD": state(4, ended="it exploded")}, nothing, last=True)
+    store.commit(4, [record(round=4)], {"DS>LD": state(4, ended="it exploded")}, dict, last=True)
     assert query(store.folder, "SELECT round, reason FROM ended") == [(5, "it exploded")]
 
 
@@ -260,7 +255,7 @@ def test_a_resume_forgets_what_came_after_the_checkpoint(store: Store) -> None:
     orders = OrderState((1, 0), 0.75, 4, {"duels": {"0,1": 2.0}})
     for round in range(6):
         found = record(round=round, evaluations=evaluations(round=round, right=bits))
-        store.commit(round, [found], {"DS>LD": state(round, orders=orders)}, nothing, last=False)
+        store.commit(round, [found], {"DS>LD": state(round, orders=orders)}, dict, last=False)
     found = store.resume()
     assert (found.round, found.kept, found.problems) == (3, {}, ())
     assert found.loaded.file == "round-000003.safetensors"

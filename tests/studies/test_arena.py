@@ -305,10 +305,7 @@ def test_joined_parts_are_the_whole_with_its_models(parts: list[Path], tmp_path:
     assert "scene hospitals: round 0" in check_archive(whole / ARCHIVE, anew=False).lines[-1]
 
 
-def test_parts_that_are_missing_or_not_done_are_named(parts: list[Path], tmp_path: Path) -> None:
-    assert_refused(lambda: join(Arena, parts[:1], tmp_path / "a"), "missing: 2/2")
-    empty = written(candidate_plan("LD", scenes=SCENES, part=Part(2, 2)), tmp_path / "empty")
-    assert_refused(lambda: join(Arena, [parts[0], empty], tmp_path / "b"), "scenes/hospitals is not done")
+def test_a_part_of_another_arena_is_not_joined(parts: list[Path], tmp_path: Path) -> None:
     other = written(candidate_plan("MD", scenes=SCENES, part=Part(2, 2)), tmp_path / "other")
     assert_refused(lambda: join(Arena, [parts[0], other], tmp_path / "c"), other, "another study", "candidate")
 

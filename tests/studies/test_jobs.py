@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from tests.kit import wait_until
 
 from steelyard.studies.study import in_processes
 
@@ -20,13 +21,6 @@ def wait_for_ever(folder: Path, number: int) -> None:
     (folder / "writing").write_text(str(os.getpid()))
     (folder / "writing").rename(folder / f"{number}.pid")
     time.sleep(600)
-
-
-def _until(holds: Path, seconds: float = 240) -> None:
-    end = time.monotonic() + seconds
-    while not holds.exists():
-        assert time.monotonic() < end, f"{holds} did not come"
-        time.sleep(0.05)
 
 
 def _gone(process: int) -> bool:
@@ -43,15 +37,12 @@ def test_a_killed_process_takes_its_runs_with_it(tmp_path: Path) -> None:
         [sys.executable, __file__, str(tmp_path)], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     )
     try:
-        _until(tmp_path / "3.pid")
+        wait_until((tmp_path / "3.pid").exists, 240)
         inner = int((tmp_path / "3.pid").read_text())
         assert not _gone(inner)
         first.send_signal(signal.SIGKILL)
         first.wait()
-        end = time.monotonic() + 30
-        while not _gone(inner) and time.monotonic() < end:
-            time.sleep(0.05)
-        assert _gone(inner)
+        wait_until(lambda: _gone(inner))
     finally:
         first.kill()
         first.wait()

@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.kit import assert_refused
 from tests.studies.made import QUICK, SUITE, on_paper, trusting
 
 from steelyard import UserError
-from steelyard.experiment.description import FederationSettings
 from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.parts import Part
 from steelyard.experiment.rules import parse_rules
@@ -210,23 +208,6 @@ def test_what_is_frozen_is_said_beside_what_is_best() -> None:
     text = tuning_text(SUITE, [Tried("a", {"a(1)": 0.25, "EQ": 0.5})])
     assert text.startswith("As frozen.")
     assert "not the whole suite" not in text
-
-
-@pytest.mark.parametrize(
-    ("options", "parts"),
-    [
-        ({"seeds": 99}, ("--seeds", 99, "1 to 10")),
-        ({"seeds": 0}, ("--seeds", 0)),
-        ({"changes": ["rounds.cuont=1"]}, ("cuont",)),
-        ({"draft": True, "until_decided": True}, ("--until-decided", "--draft")),
-        ({"until_decided": True, "part": Part(1, 2)}, ("--until-decided", "--part")),
-        ({"scenes": ["clean"], "part": Part(2, 2)}, ("--part", "2/2")),
-        ({"scenes": ["hospital"]}, ("--scenes", "'hospital'", "did you mean 'hospitals'")),
-    ],
-)
-def test_what_no_suite_has_is_refused(options: dict[str, Any], parts: tuple[object, ...]) -> None:
-    assert_refused(lambda: plan(SUITE, Candidate("X", FederationSettings()), **options), *parts)
-    assert_refused(lambda: load_suite("smal"), "--suite", "'smal'", "did you mean 'small'")
 
 
 def test_a_file_is_the_criterion_or_the_algorithm_that_it_defines(tmp_path: Path) -> None:

@@ -68,29 +68,10 @@ def test_values_are_read_as_in_an_experiment_file(text: str, values: tuple[Any, 
     assert [type(value) for value in read] == [type(value) for value in values]
 
 
-@pytest.mark.parametrize(
-    ("over", "options", "parts"),
-    [
-        (["training.learning_rat=1"], {}, ("training.learning_rat", "did you mean 'learning_rate'")),
-        (["training.learning_rate=0.1,fast"], {}, ("training.learning_rate", "'fast'")),
-        (["training.learning_rate"], {}, ("section.field=value,value",)),
-        (["weighing.criteria=DS,LD"], {}, ("weighing.criteria", "list")),
-        (["training.epochs=[1,2],3"], {}, ("training.epochs", [1, 2])),
-        (["training.learning_rate=0.1,1e-1"], {}, ("same experiment",)),
-        (["seed=1,2"], {}, ("seed", "--seeds")),
-        (["partition.validation=0.1,0.2"], {}, ("--validation",)),
-        ([f"training.epochs={','.join(map(str, range(1, 102)))}"], {}, ("101 points", 100)),
-        (["training.epochs=1"], {"measure": "accurracy"}, ("did you mean 'accuracy'",)),
-        (["training.epochs=1"], {"seeds": 0}, ("--seeds", 0)),
-    ],
-)
-def test_what_is_refused_in_one_line(over: list[str], options: dict[str, Any], parts: tuple[Any, ...]) -> None:
-    assert_refused(lambda: plan(BASE, over, **options), *parts)
-
-
 def test_many_points_can_be_meant() -> None:
     assert len(plan(BASE, [f"training.epochs={','.join(map(str, range(1, 102)))}"], many=True).cells()) == 101
     assert len(plan(BASE, [f"training.epochs={','.join(map(str, range(1, 101)))}"]).cells()) == 100
+    assert_refused(lambda: plan(BASE, ["training.epochs=1"], seeds=0), "--seeds", 0)
 
 
 def test_the_share_is_the_given_one_or_the_experiments_own_or_a_tenth():

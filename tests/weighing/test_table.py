@@ -135,10 +135,7 @@ def test_a_table_is_read_with_its_client_column_wherever_it_stands(tmp_path: Pat
         ("client,DS\nann,1\n ,2\n", (", line 3", "no name")),
         ("client,DS\n\nann,1\n\nbob,much\n", (", line 5, DS", "'much'")),
         ("client,DS\nann,1\nann ,2\n", (", line 3", "'ann' twice")),
-        ("DS,LD\n1,2\n", ("no column 'client'", "'DS'")),
-        ("client;DS\nann;1\n", ("'client;DS'", "commas")),
         ("ann,1\nbob,2\n", ("'ann,1'", "a header")),
-        ("client,DS\n\x00\udcff,1\n", ("UTF-8",)),
     ],
 )
 def test_a_fault_is_named_with_its_row(tmp_path: Path, text: str, parts: tuple[Any, ...]) -> None:
@@ -146,32 +143,6 @@ def test_a_fault_is_named_with_its_row(tmp_path: Path, text: str, parts: tuple[A
     path.write_bytes(text.encode("utf-8", "surrogateescape"))
     assert_refused(lambda: read_table(path), path, *parts)
     assert_refused(lambda: read_table(tmp_path / "none.csv"), "none.csv", "No such file")
-
-
-@pytest.mark.parametrize(
-    ("options", "scores"),
-    [
-        ({"score": "weighted-mean", "weights": "1, 3"}, [0.25, 0.5]),
-        ({"score": "owa", "quantifier": "all"}, [0.0, 0.5]),
-        ({"score": "power", "power": 2.0}, [0.0, 0.0625]),
-        ({"priority": "LD > DS"}, [0.0, 0.75]),
-    ],
-)
-def test_every_option_reaches_the_rule(tmp_path: Path, options: dict[str, Any], scores: list[float]) -> None:
-    found = weighed(written(tmp_path, "client,DS,LD\nann,1,0\nbob,0.5,0.5\n"), **options)
-    assert [row["score"] for row in found["clients"]] == pytest.approx(scores)
-
-
-def test_a_capacity_is_read_from_its_file_and_other_options_are_refused(tmp_path: Path) -> None:
-    path = written(tmp_path, "client,DS,LD\nann,1,0\nbob,0.5,0.5\n")
-    (tmp_path / "capacity.toml").write_text("[capacity]\nDS = 0.25\nLD = 0.5\n")
-    found = weighed(path, score="choquet", capacity=tmp_path / "capacity.toml")
-    assert [row["score"] for row in found["clients"]] == pytest.approx([0.25, 0.5])
-    for options, parts in (
-        ({"score": "choquet", "capacity": tmp_path / "none.toml"}, ("--capacity", "none.toml", "No such file")),
-        ({"score": "owa", "weights": "1,x"}, ("--weights", "'1,x'")),
-    ):
-        assert_refused(lambda o=options: weighed(path, **o), *parts)
 
 
 def test_values_as_they_are_lie_between_0_and_1(tmp_path: Path) -> None:

@@ -152,9 +152,9 @@ def test_a_wrong_array_is_refused(name: str, array: NDArray[Any] | None, reason:
     assert_taken_back(lambda: read(tampered({name: array})), reason)
 
 
-def with_number(value: float, dtype: str = "f4") -> NDArray[Any]:
+def with_number(value: float) -> NDArray[Any]:
     """Client 2's row holds one number that cannot be."""
-    found = np.zeros((2, 3 if dtype == "f4" else 2), dtype)
+    found = np.zeros((2, 3), "f4")
     found[1, 1] = value
     return found
 
@@ -165,15 +165,12 @@ def with_number(value: float, dtype: str = "f4") -> NDArray[Any]:
         ({}, {"criteria": {"DS": [10.0, 1001.0]}}, "criterion DS = 1001.0"),
         ({}, {"criteria": {"DS": [10.0, float("nan")]}}, "criterion DS = nan"),
         ({}, {"criteria": {"DS": [10.0, 21.0]}}, "criterion DS = 21, but samples = 20"),
-        ({}, {"samples": [10, 0], "criteria": {"DS": [10.0, 0.0]}}, "samples = 0; allowed: 1 to 1000000000000"),
-        ({}, {"losses": [1.0, float("nan")]}, "loss = nan; allowed: -1e+15 to 1e+15"),
         ({}, {"steps": [3, 0]}, "steps = 0; allowed: 1 to 999999999999"),
         ({}, {"first_losses": [1.0, float("nan")]}, "first loss = nan"),
         ({"models": with_number(-np.inf)}, {}, "update: holds NaN or infinite"),
         # Finite, though their sum is not in float32.
         ({"models": np.array([[0, 1, 2], [3e38] * 3], "f4")}, {}, "update: farther than 1e+06 times the model"),
-        *(({VECTOR: with_number(poison)}, {}, f"vector {CHANGE} = ") for poison in (np.nan, -1e16)),
-        ({"label_counts": with_number(-1, "i8")}, {}, "label_counts = -1; allowed: 0 to 1000000000000"),
+        ({VECTOR: with_number(np.nan)}, {}, f"vector {CHANGE} = "),
     ],
 )
 def test_an_impossible_number_leaves_out_only_its_client(

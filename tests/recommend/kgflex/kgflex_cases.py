@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
 
 import numpy as np
-from tests.recommend.fpl_cases import ITEMS, few_histories
+from tests.recommend.fpl_cases import ITEMS, dot, few_histories
 
 from steelyard.recommend.histories import Histories
 from steelyard.recommend.kgflex.model import Knowledge
@@ -117,7 +117,3 @@ def local_update(
                     for h in range(width)
                 ]
     return p, dict(changes), margins
-
-
-def dot(a: Vector, b: Vector) -> float:
-    return sum(x * y for x, y in zip(a, b, strict=True))
