@@ -64,6 +64,9 @@ def test_several_attacks_in_one_call(command: CommandLine, refused: Callable[...
     assert all(0 <= row["backdoor"]["mean"] <= 1 for row in door.values())
     assert all(row["backdoor"] is None for row in reversal.values())
     # The same once more trains nothing and shows the same.
+    shown = command("table", "runs").stdout
+    assert "backdoor: how often" in shown
+    assert "false alarms" not in shown  # no such column, so no words on it
     same = command("attack", small, *attacks, *rules, "--seeds", "2", "--out", "runs", "--format", "json", "-q")
     assert (same.stdout, same.stderr) == (done.stdout, "")
 

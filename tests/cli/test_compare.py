@@ -72,6 +72,17 @@ def test_without_tests_at_clients_the_servers_rows_make_the_tables(
     assert "Rounds until a share of the devices" not in table
 
 
+def test_a_run_that_nobody_tests_says_so_once_and_points_to_no_table(command: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "untested.toml").write_text(
+        'name = "untested"\n[data]\nsource = "digits"\n[partition]\nclients = 5\ntest = "none"\n[model]\n'
+        'name = "logistic"\n[rounds]\ncount = 1\n[weighing]\ncriteria = ["EQ"]\n'
+    )
+    done = command("run", "untested.toml", "--out", "untested", "-q")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("no accuracy is known") == 1
+    assert "next: " not in done.stdout  # `table` would refuse it
+
+
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
@@ -117,7 +128,10 @@ def test_a_sweep_on_digits(command: CommandLine, tmp_path: Path) -> None:
     assert command("table", "one", "--format", "csv").stdout == (tmp_path / "one" / "results.csv").read_text()
     refusal = command("table", "one", "--baseline", "DS", "--curves", "curves.svg")
     assert refusal.returncode == 2
-    assert "one holds a sweep: got it with --baseline and --curves" in refusal.stderr
+    assert (
+        "--baseline and --curves: got with one, which holds a sweep; allowed: a run in it, such as one/1-"
+        in refusal.stderr
+    )
 
 
 @pytest.mark.parametrize(

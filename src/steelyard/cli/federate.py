@@ -124,7 +124,7 @@ def list_runs(server: ServerArgument, format: FormatOption = "text") -> None:
             f"{run['round']}/{run['rounds']}",
             run["name"] or "",
             run["folder"],
-            run["line"] or "",
+            run["line"] if run["line"] and run["status"] != "finished" else "",
         )
         for run in found
     ]
@@ -190,12 +190,10 @@ def _follow(run: ServerRun) -> None:
 
 
 def _home(server: Path) -> ServerFolder:
-
     return server_folder(server)
 
 
 def _print_table(headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-
     print(as_text(Table("", headings, tuple(rows), names=len(headings)), terminal_width()).strip("\n"))
 
 

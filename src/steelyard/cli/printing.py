@@ -38,8 +38,6 @@ def print_json(document: object) -> None:
 
     What a terminal would act on stands in texts only, and is escaped there.
     """
-    # For speed of start: commands that print lists need no pydantic.
-
     plain = json.dumps(to_jsonable_python(document))
     text = json.dumps(json.loads(plain, parse_constant=lambda name: None), indent=2, ensure_ascii=False)
     print("".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text))
@@ -55,10 +53,10 @@ def emit(
         print(csv() if format == "csv" else text(format, terminal_width()), end="")
 
 
-def refuse_together(option: str, others: Mapping[str, object], allowed: str) -> None:
-    """Refuse options that say nothing beside another one, each by its name, where it is given."""
+def refuse_together(beside: str, others: Mapping[str, object], allowed: str) -> None:
+    """Refuse options that say nothing beside another one, or of a folder, each by its name, where it is given."""
     if given := [name for name, value in others.items() if value not in (None, False)]:
-        raise UserError(f"{option}: got it with {' and '.join(given)}; allowed: {allowed}")
+        raise UserError(f"{' and '.join(given)}: got with {beside}; allowed: {allowed}")
 
 
 def print_part(part: object, folder: Path, format: str) -> None:
@@ -189,15 +187,13 @@ def finish(work: Callable[[], Result], format: str, report: bool = False) -> Non
 
 def show_result(document: Comparison) -> None:
     """Print the result of a run as tables and sentences for people."""
-    # For speed of start: tables are drawn only at the end of a run.
-
     rules = document.rules
     if document.recommendation is not None:
         print_table(main_table(document, target=True))
     lines = headline(document, changed=False)
     if not document.has("worst"):
         why = "partition.test = 'none', or nodes with tests = false"
-        lines.append(f"no client tested the models ({why}): no accuracy is known")
+        lines.append(f"no client tested the models ({why})")
     lines += _sampled(document)
     lines += _flaws(document)
     for line in lines:
@@ -228,6 +224,8 @@ def show_result(document: Comparison) -> None:
     if line := chain_line(document.chain):
         print(printable(line))
     print(f"run stored in {printable(document.run)}")
+    if document.recommendation is None:
+        return
     look = "recommend report" if ranks_lists(document.measure) else "table"
     print(f"next: steelyard {look} {printable(shlex.quote(document.run))}")
 

@@ -137,7 +137,6 @@ def audit(
 
 
 def _check_audit(noise: float, sampling: float, delta: float, canaries: int) -> None:
-
     if not 1e-3 <= noise <= 1e6:
         raise UserError(f"--noise: got {noise:g}; allowed: numbers from 0.001 to 1e6")
     if not 0 < sampling <= 1:

@@ -83,7 +83,7 @@ def run(
 
 
 def resume(
-    folder: Annotated[Path, typer.Argument(help="Folder of a run, a sweep, attacks or an arena, stopped or killed.")],
+    folder: Annotated[Path, typer.Argument(help="Folder of what was stopped or killed: a run, a sweep and so on.")],
     trust: TrustOption = False,
     accept_changes: Annotated[
         bool, typer.Option("--accept-changes", help="Go on even if the experiment, the data or a checkpoint changed.")
@@ -94,7 +94,7 @@ def resume(
     report: ReportOption = False,
     format: FormatOption = "text",
 ) -> None:
-    """Continue a run, a sweep, attacks or an arena, bit for bit as if they had not been stopped."""
+    """Continue a run, a comparison, a sweep, attacks or an arena, with bit-identical results."""
     with watching(not quiet()):
         with doing("starting"):
             from steelyard.experiment.parts import part_of
@@ -179,7 +179,7 @@ def compare(
 
 
 def table(
-    folder: Annotated[Path, typer.Argument(help="Folder of a run, a comparison, a sweep or an arena.")],
+    folder: Annotated[Path, typer.Argument(help="Folder of a run, a comparison, a sweep, attacks or an arena.")],
     baseline: BaselineOption = None,
     format: TableFormatOption = "text",
     curves: Annotated[
@@ -196,8 +196,8 @@ def table(
     """Say which rule to use, and show the papers' tables: rounds to target, gains, devices, samples, curves."""
     if (study := study_in(folder)) is not None:
         of_a_run = {"--baseline": baseline, "--curves": curves, "--groups": groups, "--full": full}
-        allowed = f"for a run in it, such as {folder / study.cells()[0].folder}"
-        refuse_together(f"{folder} holds {study.kind}", of_a_run, allowed)
+        allowed = f"a run in it, such as {folder / study.cells()[0].folder}"
+        refuse_together(f"{folder}, which holds {study.kind}", of_a_run, allowed)
         show_study(study, study.answer(folder), format)
         return
     if groups:
@@ -208,7 +208,6 @@ def table(
 
 
 def _print_groups(folder: Path, format: TableFormat) -> None:
-
     if format in ("json", "csv"):
         raise UserError(f"--format: got '{format}' with --groups; allowed: text, markdown, latex")
     rounds = read_experiment(folder).rounds
@@ -227,7 +226,6 @@ def _print_table(
     all_tables: bool = True,
     in_words: bool = False,
 ) -> Comparison:
-
     folder = run if isinstance(run, Path) else run.folder
     document = computed(run, read_experiment(folder), baseline)
     document.tested()

@@ -357,13 +357,6 @@ def recommended(attacks: Sequence[AttackBlock]) -> Verdict | None:
     return decide(least, baseline, compared, Exclusions(left_out, problem), command="steelyard attack")
 
 
-_EXPLAINED = (
-    "accuracy: % in the last rounds, over the seeds; lost: points less than without hostile clients; weight: the "
-    "share of all weight that hostile clients had; backdoor: how often rows that an attack aims at are taken for its "
-    "class; false alarms: rounds of honest clients in which the detector left them out"
-)
-
-
 def attack_text(document: Attacks, width: int | None = None) -> str:
     """Write the outcomes for people, a table for each attack, no wider than `width` where one is given."""
     tables: list[Table] = []
@@ -379,12 +372,21 @@ def attack_text(document: Attacks, width: int | None = None) -> str:
         headings = [name for name in _HEADINGS if name in always or any(found[name] for found in cells.values())]
         rows = tuple((rule, *(found[name] for name in headings)) for rule, found in cells.items())
         tables.append(Table(title, ("rule", *headings), rows))
+    shown = {heading for table in tables for heading in table.headings}
+    explained = "; ".join(f"{name}: {words}" for name, words in _HEADINGS.items() if name in shown)
     found = document.recommendation
     answer = "" if found is None else f"{paragraph(found.sentence, 'text', width)}\n\n"
-    return f"{answer}{render(tables, [], 'text', width)}\n{wrapped(_EXPLAINED, width)}"
+    return f"{answer}{render(tables, [], 'text', width)}\n{wrapped(explained, width)}"
 
 
-_HEADINGS = ("accuracy", "lost", "weight", "backdoor", "false alarms")
+_HEADINGS = {
+    "accuracy": "% in the last rounds, over the seeds",
+    "lost": "points less than without hostile clients",
+    "weight": "the share of all weight that hostile clients had",
+    "backdoor": "how often rows that an attack aims at are taken for its class",
+    "false alarms": "rounds of honest clients in which the detector left them out",
+}
+"""The columns and what each means, which is printed below where the column stands."""
 
 
 def _cells(row: AttackRow) -> dict[str, str]:
