@@ -13,9 +13,6 @@ import tomli_w
 from tests.conftest import CommandLine
 from tests.kit import SMALL, changed
 
-from steelyard import Experiment
-from steelyard.studies.sweep import plan
-
 Refused = Callable[..., str]
 QUICK = ("--set", "rounds.count=1", "--set", "compute.engine=stacked", "--quiet")
 TESTED = {"test": "local", "server": "fraction", "server_report": "apart"}
@@ -83,23 +80,6 @@ def test_a_run_that_nobody_tests_says_so_once_and_points_to_no_table(command: Co
     assert "next: " not in done.stdout  # `table` would refuse it
 
 
-@pytest.mark.parametrize(
-    ("words", "parts"),
-    [
-        (("--part", "1/2", "--report"), ("--part", "--report", "steelyard join")),
-        (("--part", "1/2", "--full", "--baseline", "DS"), ("--full and --baseline",)),
-        (("--participation", "1", "--part", "1/2"), ("--participation", "--part", "steelyard table FOLDER")),
-        (("--participation", "1", "--format", "csv"), ("--format", "--participation")),
-    ],
-)
-def test_options_that_would_say_nothing_are_refused(
-    refused: Refused, small: Path, tmp_path: Path, words: tuple[str, ...], parts: tuple[str, ...]
-) -> None:
-    line = refused("compare", small, *words, "--out", "refused")
-    assert [part for part in parts if part not in line] == []
-    assert not (tmp_path / "refused").exists()
-
-
 def test_all_rules_run_and_those_that_cannot_are_named(command: CommandLine, small: Path) -> None:
     """Each once with its defaults; half of the clients take part, which three policies refuse: exit 0 all the same."""
     done = command("compare", small, "--rules", "all", *QUICK, "--format", "json")
@@ -132,24 +112,6 @@ def test_a_sweep_on_digits(command: CommandLine, tmp_path: Path) -> None:
         "--baseline and --curves: got with one, which holds a sweep; allowed: a run in it, such as one/1-"
         in refusal.stderr
     )
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "told"),
-    [
-        ('"training.epochs" = [\n    1,\n    2,\n]', '"training.epochs" = []', "over.training.epochs: got []"),
-        ('measure = "score"', 'measure = "speed"', "measure: got 'speed'"),
-    ],
-)
-def test_a_file_that_was_edited_by_hand_is_one_line(
-    refused: Refused, tmp_path: Path, before: str, after: str, told: str
-) -> None:
-    plan(Experiment.load("quickstart"), ["training.epochs=1,2"]).write(tmp_path / "swept")
-    file = tmp_path / "swept" / "sweep.toml"
-    text = file.read_text()
-    assert before in text
-    file.write_text(text.replace(before, after))
-    assert f"sweep.toml: {told}" in refused("table", "swept")
 
 
 # arena ----------------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.kit import SMALL as KIT
-from tests.kit import assert_refused
+from tests.kit import assert_refused, changed
 from tests.stopping import assert_a_stop_changes_nothing
 
 from steelyard.base.measures import estimate
@@ -19,22 +19,14 @@ from steelyard.runs.history import History
 from steelyard.runs.store import Store
 from steelyard.studies.attack import AttackBlock, AttackRow, attack_names, outcomes, recommended, under_attack
 
-SMALL: dict[str, Any] = {
-    "data": {"source": "digits"},
-    "partition": {
-        "scheme": "dirichlet",
-        "alpha": 0.5,
-        "clients": 10,
-        "minimum": 8,
-        "server": "fraction",
-        "server_report": "apart",
-    },
-    "model": {"name": "logistic"},
-    "training": {"learning_rate": 0.5, "epochs": 2, "batch_size": 60},
-    "rounds": {"count": 4, "fraction": 0.6},
-    "compute": {"engine": "loop", "device": "cpu", "threads": 1},
-    "store": {"checkpoint_every": 1},
-}
+SMALL = changed(
+    KIT,
+    partition={"clients": 10, "minimum": 8, "server": "fraction", "server_report": "apart"},
+    training={"learning_rate": 0.5, "epochs": 2, "batch_size": 60},
+    rounds={"count": 4, "fraction": 0.6},
+    compute={"threads": 1},
+    store={"checkpoint_every": 1},
+)
 
 
 def test_the_record_of_clients_survives_a_stop_and_alarms_are_counted(

@@ -5,7 +5,12 @@ from __future__ import annotations
 import os
 import socket
 import ssl
+from base64 import b64encode
 from collections.abc import Callable
+from datetime import UTC, datetime
+
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 NOBODY = 65_534
 
@@ -42,3 +47,20 @@ def post(port: int, path: str, body: bytes, tls: ssl.SSLContext | None = None) -
                 return stream.recv(200).decode("latin-1").partition("\r\n")[0]
             except OSError:
                 return ""
+
+
+def pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+
+
+def signed(key: ec.EllipticCurvePrivateKey, stamp: str | None = None) -> dict[str, str]:
+    """Return the headers of a node's call, signed now or at another time."""
+    stamp = stamp or datetime.now(UTC).isoformat()
+    signature = key.sign(stamp.encode(), ec.ECDSA(hashes.SHA256()))
+    return {
+        "flwr-public-key": b64encode(pem(key)).decode(),
+        "flwr-timestamp": stamp,
+        "flwr-signature": b64encode(signature).decode(),
+        "content-type": "application/protobuf",
+        "accept": "application/protobuf",
+    }

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-from base64 import b64encode
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -23,7 +22,7 @@ from typing import Any, cast
 import httpx
 import pytest
 import uvicorn
-from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, StartRunRequest
 from flwr.proto.fleet_pb2 import (
@@ -38,7 +37,7 @@ from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
-from tests.federate.accounts import NOBODY, as_nobody
+from tests.federate.accounts import NOBODY, as_nobody, pem, signed
 from tests.kit import assert_refused
 from tests.ports import free_ports
 
@@ -55,22 +54,6 @@ def private(file: Path) -> ec.EllipticCurvePrivateKey:
     found = serialization.load_ssh_private_key(file.read_bytes(), password=None)
     assert isinstance(found, ec.EllipticCurvePrivateKey)
     return found
-
-
-def pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-
-
-def signed(key: ec.EllipticCurvePrivateKey, stamp: str | None = None) -> dict[str, str]:
-    stamp = stamp or datetime.now(UTC).isoformat()
-    signature = key.sign(stamp.encode(), ec.ECDSA(hashes.SHA256()))
-    return {
-        "flwr-public-key": b64encode(pem(key)).decode(),
-        "flwr-timestamp": stamp,
-        "flwr-signature": b64encode(signature).decode(),
-        "content-type": "application/protobuf",
-        "accept": "application/protobuf",
-    }
 
 
 @dataclass

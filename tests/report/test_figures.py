@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from tests.kit import assert_refused
-from tests.report.made_run import make_run, shared_run
+from tests.report.made_run import make_run
 from tests.runs.contents import change
 
 from steelyard.report import figures
@@ -18,11 +18,6 @@ from steelyard.report.split import Split, draw_letters
 from steelyard.report.view import RunView
 from steelyard.runs.facts import RunFacts
 from steelyard.runs.store import Store
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return shared_run(tmp_path_factory)
 
 
 def rows(chart: Any) -> list[dict[str, Any]]:

@@ -28,11 +28,6 @@ def page(run: Path) -> str:
     return html(RunView([run]))
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return shared_run(tmp_path_factory)
-
-
 class Tags(HTMLParser):
     """Collects tags and every address that a browser would fetch."""
 

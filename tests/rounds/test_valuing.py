@@ -11,6 +11,7 @@ import pytest
 import torch
 from tests.kit import assert_refused
 from tests.rounds.scripted import NAMES, Clients, Server, federation, ran, state
+from tests.weighing.test_cohort import by_orders
 
 from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import Counts, Evaluations, Floats, Question, RowTests, Task, Updates
@@ -70,16 +71,10 @@ def test_two_clients_by_hand() -> None:
 
 @pytest.mark.parametrize("names", ["a", "abc", "bdf", "abcde"])
 def test_values_are_those_of_the_game_by_hand(names: str) -> None:
-    from itertools import permutations
-
     losses = by_hand(names)
-    wanted = dict.fromkeys(names, 0.0)
-    orders = list(permutations(names))
-    for order in orders:
-        for place, name in enumerate(order):
-            wanted[name] += losses[frozenset(order[:place])] - losses[frozenset(order[: place + 1])]
+    worths = {frozenset(map(names.index, inside)): -loss for inside, loss in losses.items()}
     found, one_less = values(names)
-    assert found.values[:, 0] == pytest.approx([wanted[name] / len(orders) for name in names])
+    assert found.values[:, 0] == pytest.approx(by_orders(worths, len(names)))
     assert found.values[:, 0].sum() == pytest.approx(found.before - found.after)
     whole = frozenset(names)
     assert one_less.values[:, 0] == pytest.approx([losses[whole - {name}] - losses[whole] for name in names])

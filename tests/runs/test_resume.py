@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import tomli_w
-from tests.kit import changed
+from tests.kit import SMALL, changed
 from tests.runs.commands import steelyard
 from tests.runs.contents import assert_same_bits, checkpoint, last_round, query, rows
 from tests.runs.signed_runs import a_key
@@ -26,17 +26,16 @@ from steelyard.report.verification import verify
 
 ROUNDS, EVERY, KILLED_AFTER = 7, 3, 5
 
-LEARNING: dict[str, Any] = {
-    "name": "small",
-    "seed": 3,
-    "partition": {"scheme": "dirichlet", "clients": 6, "alpha": 0.5, "minimum": 12},
-    "model": {"name": "logistic"},
-    "training": {"learning_rate": 0.4, "epochs": 1, "batch_size": 60},
-    "rounds": {"count": ROUNDS, "fraction": 0.5, "samples": True},
-    "store": {"checkpoint_every": EVERY},
-    "compute": {"engine": "loop", "device": "cpu", "threads": 1},
-    "weighing": {"criteria": ["DS", "LD", "MD"], "priority": "LD>MD>DS"},
-}
+LEARNING = changed(
+    SMALL,
+    seed=3,
+    partition={"minimum": 12},
+    training={"learning_rate": 0.4, "batch_size": 60},
+    rounds={"count": ROUNDS, "fraction": 0.5, "samples": True},
+    store={"checkpoint_every": EVERY},
+    compute={"threads": 1},
+    weighing={"criteria": ["DS", "LD", "MD"], "priority": "LD>MD>DS"},
+)
 SERVER = {"server": "fraction", "server_report": "apart"}
 CRITERIA = {"criteria": ["DS", "LD", "MD"]}
 

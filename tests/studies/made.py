@@ -7,7 +7,7 @@ from pathlib import Path
 
 from steelyard.experiment.description import FederationSettings
 from steelyard.studies.arena import Arena, plan
-from steelyard.studies.candidate import Candidate, read_candidates
+from steelyard.studies.candidate import Candidate
 from steelyard.studies.scenes import SceneFigures
 from steelyard.studies.study import folder_for
 from steelyard.studies.suite import load_suite
@@ -18,12 +18,6 @@ QUICK = ["rounds.count=1", "compute.engine=loop"]
 
 def trusting(where: str, code: Mapping[str, str]) -> None:
     """Ask nobody."""
-
-
-def small_arena(candidate: str, folder: Path, seeds: int = 1, scenes: Sequence[str] = ("hospitals",)) -> Path:
-    """Make the folder of an arena that is over in a second."""
-    (found,) = read_candidates(candidate, None, SUITE, trusting)
-    return written(plan(SUITE, found, scenes=scenes, seeds=seeds, changes=QUICK), folder)
 
 
 def written(arena: Arena, folder: Path) -> Path:

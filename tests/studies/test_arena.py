@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from tests.kit import assert_refused
-from tests.studies.made import QUICK, SUITE, figures, on_paper, small_arena, trusting, written
+from tests.studies.made import QUICK, SUITE, figures, on_paper, trusting, written
 
 from steelyard import UserError
 from steelyard.base import files
@@ -422,6 +422,11 @@ def candidate_plan(rule: str, *, suite: Suite = SUITE, **options: Any) -> Arena:
     """Plan an arena of a second."""
     (candidate,) = read_candidates(rule, None, suite, trusting)
     return plan(suite, candidate, **{"scenes": ["hospitals"], "seeds": 1, "changes": QUICK, **options})
+
+
+def small_arena(candidate: str, folder: Path, **options: Any) -> Path:
+    """Make the folder of an arena of a second."""
+    return written(candidate_plan(candidate, **options), folder)
 
 
 def raising(error: BaseException) -> Callable[..., None]:

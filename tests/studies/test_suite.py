@@ -143,7 +143,6 @@ def test_code_is_asked_for_before_it_runs(tmp_path: Path) -> None:
         ("fedavg", None, ("'fedavg'", "held against")),
         ("DS,LD,MD,EQ,VP", None, ("5 rules", SUITE.tuning.budget)),
         ("EQ", "LD", ("--rule", "'LD'", "'EQ'")),
-        ("missing.py", None, ("arena", "'missing.py'")),
         ("missing.toml", None, ("missing.toml",)),
         ("nothing.py", None, ("nothing.py", "no criterion and no algorithm")),
         ("taken.toml", None, ("arena", "another rule", "'EQ'")),

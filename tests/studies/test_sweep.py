@@ -7,23 +7,18 @@ from typing import Any
 
 import pytest
 import tomli_w
-from tests.kit import assert_refused
+from tests.kit import assert_refused, small
 
 from steelyard import Experiment
 from steelyard.experiment.loading import build
 from steelyard.studies.study import difference
 from steelyard.studies.sweep import Sweep, measures_of, plan
 
-BASE = Experiment.model_validate(
-    {
-        "name": "small",
-        "seed": 5,
-        "partition": {"scheme": "iid", "clients": 4},
-        "model": {"name": "logistic"},
-        "rounds": {"count": 40},
-        "weighing": {"criteria": ["DS", "LD", "MD"], "priority": "LD>DS>MD"},
-        "beside": {"fedavg": {"criteria": ["DS"], "name": "fedavg"}},
-    }
+BASE = small(
+    partition={"scheme": "iid", "clients": 4},
+    rounds={"count": 40},
+    weighing={"criteria": ["DS", "LD", "MD"], "priority": "LD>DS>MD"},
+    beside={"fedavg": {"criteria": ["DS"], "name": "fedavg"}},
 )
 
 
@@ -117,8 +112,14 @@ def test_a_sweep_of_an_earlier_version_is_read_unless_its_runs_were_others(tmp_p
     before = {**given.document(), "stacked": True, "runs": [], "over": [{"field": "training.epochs", "values": [1, 2]}]}
     (tmp_path / "sweep.toml").write_text(tomli_w.dumps(before))
     assert Sweep.read(tmp_path).document() == given.document()
-    for changes, words in (({"stacked": False}, "stacked: unknown field"), ({"over": [3]}, "over")):
-        (tmp_path / "sweep.toml").write_text(tomli_w.dumps(before | changes))
+    now = given.document()
+    for document, words in (
+        (before | {"stacked": False}, "stacked: unknown field"),
+        (before | {"over": [3]}, "over"),
+        (now | {"measure": "speed"}, "measure: got 'speed'"),
+        (now | {"over": {"training.epochs": []}}, "over.training.epochs: got []"),
+    ):
+        (tmp_path / "sweep.toml").write_text(tomli_w.dumps(document))
         assert_refused(lambda: Sweep.read(tmp_path), tmp_path / "sweep.toml", words)
 
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import httpx
 import pytest
-from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.proto.fleet_pb2 import PullMessagesRequest, PullMessagesResponse
@@ -23,6 +22,7 @@ from flwr.proto.message_pb2 import Message as Pulled
 from flwr.proto.message_pb2 import PullObjectRequest
 from flwr.proto.node_pb2 import Node
 from flwr.superlink.main import create_app
+from tests.federate.accounts import pem, signed
 
 from steelyard.clients.flower.adapter import direct_calls, fleet, link_state
 from steelyard.clients.flower.adapter.direct_calls import DirectCalls
@@ -107,16 +107,12 @@ class SuperLink:
         self.direct = DirectCalls(self.plain)
         self.state = self.plain.state.linkstate_factory.state()
         self.key = ec.generate_private_key(ec.SECP384R1())
-        form = (serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-        self.pem = self.key.public_key().public_bytes(*form)
+        self.pem = pem(self.key)
         self.name = b64encode(self.pem).decode()
         self.node = self.state.create_node("owner", "owner", self.pem, 0)
 
     def headers(self, **more: str) -> dict[str, str]:
-        stamp = datetime.now(UTC).isoformat()
-        signature = b64encode(self.key.sign(stamp.encode(), ec.ECDSA(hashes.SHA256()))).decode()
-        signed = {"flwr-public-key": self.name, "flwr-timestamp": stamp, "flwr-signature": signature}
-        return {"content-type": "application/protobuf", **signed, **more}
+        return {**signed(self.key), **more}
 
     def play(self, app: Any, calls: Callable[[httpx.AsyncClient], Awaitable[Any]]) -> Any:
         async def run() -> Any:

@@ -160,11 +160,7 @@ def test_memory_beyond_the_limit_goes_to_a_file() -> None:
 
 
 def test_what_cannot_work_is_refused() -> None:
-    for call, *said in (
-        (lambda: cases.simulated(cases.case("mlp, mini"), device="tpu"), "compute.device", "tpu"),
-        (lambda: make().names(7), "no population for it"),
-    ):
-        assert_refused(call, *said)
+    assert_refused(lambda: make().names(7), "no population for it")
 
 
 def test_a_block_of_memory_is_used_again_only_when_nobody_looks() -> None:
