@@ -1,12 +1,14 @@
-"""Weighing again in the browser: the rules in JavaScript give the weights that were worked out by hand."""
+"""Weighing again in the browser: the rules in JavaScript and those of `src` give the weights of one table of cases."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from steelyard.report.assets import text
+from steelyard.weighing.rule import Rule, WeighingSettings
 
 TWO = [[1, 2], [3, 2]]
 THREE = [[1, 0.5, 0.25], [0.5, 1, 1]]
@@ -36,6 +38,14 @@ CASES: list[tuple[list[list[float]], dict[str, Any], list[int]]] = [
     (ZEROS, {"score": "mean", "normalise": "rank"}, [3, 4]),
     ([[0, 1], [1, 0]], {"score": "product"}, [1, 1]),  # all scores are 0
 ]
+
+
+@pytest.mark.parametrize(("raw", "rule", "proportions"), CASES)
+def test_the_library_gives_the_weights(raw: list[list[float]], rule: dict[str, Any], proportions: list[int]) -> None:
+    settings = dict(rule)
+    order = settings.pop("order", range(len(raw[0])))
+    made = Rule(WeighingSettings(criteria=tuple(f"c{column}" for column in order), **settings))
+    assert made.weigh(np.array(raw, dtype=np.float64)[:, list(order)]).weights == pytest.approx(shares(proportions))
 
 
 @pytest.mark.slow

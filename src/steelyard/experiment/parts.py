@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     from steelyard.weighing.criterion import Criterion
 
 
-PART = "part"
-"""The field by which the file of a sweep or an arena says which part of it is here."""
 MOST = 10_000
 
 _ItemT = TypeVar("_ItemT")
