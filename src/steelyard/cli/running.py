@@ -58,7 +58,6 @@ from steelyard.runs.history import History
 if TYPE_CHECKING:
     from steelyard.report.notices import Chain
     from steelyard.report.result import Comparison
-    from steelyard.runs.history import History
 
 
 _log = logger(__name__)

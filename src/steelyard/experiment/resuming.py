@@ -31,7 +31,6 @@ from steelyard.weighing.rule import trust_warnings
 
 if TYPE_CHECKING:
     from steelyard.clients.protocol import Clients, Server
-    from steelyard.rounds.state import Federation, States
 
 
 _log = logger(__name__)

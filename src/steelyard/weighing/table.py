@@ -323,10 +323,11 @@ def _framed(table: Any, named: Sequence[str]) -> pandas.DataFrame:
             return pandas.DataFrame(values, index=clients, dtype=object)
         if len(named) == 1 and not any(isinstance(value, Iterable) for value in values):
             return pandas.DataFrame({named[0]: values}, index=clients, dtype=object)
+        columns = {str(name): _rows(column) for name, column in table.items()}
         try:
-            return pandas.DataFrame({str(name): _rows(column) for name, column in table.items()}, dtype=object)
+            return pandas.DataFrame(columns, dtype=object)
         except ValueError:
-            lengths = ", ".join(f"{name} {len(_rows(column))}" for name, column in table.items())
+            lengths = ", ".join(f"{name} {len(column)}" for name, column in columns.items())
             raise UserError(
                 f"table: columns of different lengths ({lengths}); allowed: a value of each for every client"
             ) from None
