@@ -1,6 +1,6 @@
 """How far the values of `steelyard contributions` can be trusted: estimates against retrained coalitions.
 
-    python -m benchmarks.contributions --seeds 20 --out docs/results/contributions.md
+    python -m benchmarks.contributions --seeds 20
 
 Each scene is run once for all seeds with [contributions], then all coalitions are retrained. A client's estimate covers
 the truth where its interval overlaps the retrained value.
@@ -8,19 +8,16 @@ the truth where its interval overlaps the retrained value.
 
 from __future__ import annotations
 
-import argparse
-import math
-import os
-import platform
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from steelyard.contributions.document import METHOD_ERROR, Series, add_over_rounds, over_seeds, widened
+from benchmarks.kit import machine, start, table
+from steelyard.contributions.document import Series, add_over_rounds, over_seeds, widened
 from steelyard.contributions.replaying import retrain
 from steelyard.experiment.loading import build, load
 from steelyard.experiment.running import run
@@ -153,77 +150,37 @@ def summed_up(name: str, pairs: list[Compared], seconds: float) -> Scene:
     )
 
 
-def page(scenes: list[Scene], seeds: int, rounds: int) -> str:
-    """Return the results as Markdown: a verdict, the table, then what it was made with."""
-    bad = [scene for scene in scenes if any(word in scene.name for word in ("flipped", "noisy", "free rider"))]
-    good = [scene for scene in scenes if scene not in bad]
-    lines = [
-        "# What each client added: estimate against retrained truth",
-        "",
-        f"Where clients are flawed, the interval holds the retrained value for {_range(bad)} of the clients. "
-        f"Elsewhere it holds it for {_range(good)}, and estimates correlate with the truth by "
-        f"{min((scene.correlation for scene in good), default=math.nan):.2f} and more: read those values as an order, "
-        "and where nobody harms as an unsure one.",
-        "",
-        "| scene | interval holds the truth | without the method's error | correlation | "
-        "median error | flawed last | holds 0 or below |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    lines += [
-        f"| {scene.name} | {scene.coverage:.0%} | {scene.narrow:.0%} | "
-        f"{scene.correlation:.2f} | {scene.error:.0%} | {_cell(scene.flawed_last)} | {_cell(scene.holds_zero)} |"
-        for scene in scenes
-    ]
-    copies = [scene.alike for scene in scenes if scene.alike is not None]
-    lines += [
-        "",
-        "The median error is a share of the mean absolute true value. Correlations are means over seeds, over clients.",
-        "Flawed last: how often every flawed client stands below all others.",
-        f"The method's error is {METHOD_ERROR:.0%} of the mean absolute value: of the multiples of 5 % the least with "
-        "which 95 % of the values lay inside in the scenes with a free rider and with noisy images, over 8 seeds. "
-        "No other scene was used for that.",
-        *(f"A copy and its original differ by {value:.1%} of the mean value in the median." for value in copies),
-        "",
-        f"Digits with six clients, and the recipe hospitals with four; {rounds} rounds, {seeds} seeds, FedAvg, loss on "
-        "the server's rows; all coalitions were retrained.",
-        f"Made with `python -m benchmarks.contributions --seeds {seeds} --rounds {rounds}` in "
-        f"{sum(scene.seconds for scene in scenes):.0f} s on {os.cpu_count()} cores ({platform.machine()}).",
-        "",
-    ]
-    return "\n".join(lines)
-
-
-def _range(scenes: list[Scene]) -> str:
-    found = [scene.coverage for scene in scenes]
-    return f"{min(found):.0%} to {max(found):.0%}" if found else "none"
-
-
-def _cell(value: float | None) -> str:
-    return "–" if value is None else f"{value:.0%}"
-
-
-def main() -> None:
-    """Run the scenes and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--clients", type=int, default=6)
-    parser.add_argument("--only", default="", help="scenes whose names hold this")
-    parser.add_argument("--out", type=Path, default=None)
-    given = parser.parse_args()
+def main(seeds: int = 20, rounds: int = 10, clients: int = 6, only: str = "") -> None:
+    """Run the scenes and print their table."""
     scenes: list[Scene] = []
     for name in SCENES:
-        if given.only.replace("_", " ") in name:
+        if only.replace("_", " ") in name:
             with tempfile.TemporaryDirectory() as scratch:
                 begun = time.perf_counter()
-                pairs = try_scene(name, given.seeds, given.clients, given.rounds, Path(scratch) / "run")
+                pairs = try_scene(name, seeds, clients, rounds, Path(scratch) / "run")
                 scenes.append(summed_up(name, pairs, time.perf_counter() - begun))
             print(scenes[-1], flush=True)
-    text = page(scenes, given.seeds, given.rounds)
-    print(text)
-    if given.out is not None:
-        given.out.write_text(text, encoding="utf-8")
+    print(table([{key: _cell(key, value) for key, value in asdict(scene).items()} for scene in scenes], COLUMNS))
+    print(f"{seeds} seeds, {rounds} rounds, {sum(scene.seconds for scene in scenes):.0f} s; {machine()}")
+
+
+COLUMNS = {
+    "name": "scene",
+    "coverage": "interval holds the truth",
+    "narrow": "without the method's error",
+    "correlation": "correlation",
+    "error": "median error",
+    "flawed_last": "flawed last",
+    "holds_zero": "holds 0 or below",
+    "alike": "copy and original apart",
+}
+
+
+def _cell(key: str, value: Any) -> Any:
+    if value is None:
+        return "–"
+    return value if key in ("name", "correlation") else f"{value:.1%}" if key == "alike" else f"{value:.0%}"
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

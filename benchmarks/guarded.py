@@ -1,20 +1,21 @@
 """The choice of `guarded`: candidates against every attack, on several data, by the worst case; in pieces.
 
-    python -m benchmarks.guarded out --stage digits --part 1/4 --seconds 480
+    python -m benchmarks.guarded out --stage digits --part 0/4 --seconds 480
+    python -m benchmarks.guarded benchmarks/results/guarded --table
 
 A cell is one attack on one kind of federation. In it all candidates train with all seeds as one cohort, 40 rounds, and
 are read after 15 (early) and 40 (converged). Each part has a file of its own, OUT/STAGE-PART.jsonl, one line for each
 rule of a cell; the same call goes on where it stopped, and a cell that any file in OUT holds is not run again.
-Stages: `digits` and `mnist` take all candidates, or the best so many of what OUT holds (`--best`), `unipen62` the best
-three; `cost` is for tries of what rules cost where nobody is hostile. `final` has seeds that no choice has seen: they
-are opened for one set of rules, and then for no other. It runs every attack with the first share and number of rows;
-with the others only those that take the most (`--few`), unless `--whole` asks for all. `--table` prints what OUT holds,
-worst cases first.
+`--rules` names others in place of the candidates, with spaces between. Stages: `digits` and `mnist` take all
+candidates, `unipen62` the best of what `--table` shows, `cost` is for tries of what rules cost where nobody is hostile.
+`final` has seeds that no choice has seen: they are opened for one set of rules, and then for no other unless
+`--open-again`, which the page must say. It runs every attack with the first share and number of rows; with the others
+only those that take the most (`--few`), unless `--whole` asks for all. `--table` prints what OUT holds: the worst case
+of every rule over all data, in points of accuracy, from the least to the most below the plain mean.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -22,13 +23,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+import pandas as pd
 import torch
+import typer
 
-from benchmarks import guarded_page, guarded_tables
-from benchmarks.guarded_tables import PLAIN
+from benchmarks.kit import Kept, share, start, table, whole_numbers, words
 from steelyard.experiment.loading import build
 from steelyard.experiment.parts import Parts, assembled, federations_of
 from steelyard.experiment.rules import with_rules
@@ -46,10 +48,11 @@ CANDIDATES = (
     "median(RD)",
     "trimmed-mean(RD)",
     "spectral(RD)",
-    guarded_page.GUARDED,
+    "spectral(capped(RD;max_shares=1.5))",
 )
-"""Words of `--rules`; EQ is the plain mean, against which the cost of a defence is told. Of these `median(EQ)` and
-those with TR need no rows at the server. Rules that were tried here and removed since stand in the recorded results."""
+"""Words of `--rules`, the last one is what `guarded` is; EQ is the plain mean, against which the cost of a defence is
+told. Of these `median(EQ)` and those with TR need no rows at the server. Rules that were tried here and removed since
+stand in the recorded results."""
 
 DATA: Mapping[str, Mapping[str, Any]] = {
     "digits": {
@@ -71,15 +74,15 @@ DATA: Mapping[str, Mapping[str, Any]] = {
         "training": {"learning_rate": 0.1, "epochs": 3, "batch_size": 20},
     },
 }
-STAGES: Mapping[str, tuple[tuple[str, ...], tuple[int, ...], int]] = {
-    "digits": (("digits",), (1, 2, 3), 0),
-    "mnist": (("mnist",), (11, 12, 13), 0),
-    "cost": (("digits",), (31, 32), 0),
-    "unipen62": (("unipen62",), (21, 22, 23, 24, 25), 3),
-    "final": (("digits", "mnist", "unipen62"), (301, 302, 303, 304, 305), 0),
+STAGES: Mapping[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
+    "digits": (("digits",), (1, 2, 3)),
+    "mnist": (("mnist",), (11, 12, 13)),
+    "cost": (("digits",), (31, 32)),
+    "unipen62": (("unipen62",), (21, 22, 23, 24, 25)),
+    "final": (("digits", "mnist", "unipen62"), (301, 302, 303, 304, 305)),
 }
-"""By stage: the data, the seeds, and how many of the best candidates of what was run before take part (0: all)."""
-
+"""By stage: the data and the seeds."""
+PLAIN = "EQ"
 FINAL = (PLAIN, "guarded")
 """The rules of the final stage; the plain mean takes part where nobody is hostile, to tell what the others cost."""
 FEW = "adaptive+inflation,ipm+inflation,scaled-reversal+inflation,backdoor-boosted+inflation"
@@ -120,11 +123,11 @@ def cells(
         settings = [(shares[0], rows[0], attacks), *((share, rows[0], few) for share in shares[1:])]
         settings += [(shares[0], held, few) for held in rows[1:]]
     known: set[int] = set()
-    for share, held, against in settings:
+    for part, held, against in settings:
         if held not in known:
             known.add(held)
             yield from (Cell(stage, *kind, held, 0.0, CLEAN) for kind in kinds)
-        yield from (Cell(stage, *kind, held, share, attack) for attack in against for kind in kinds)
+        yield from (Cell(stage, *kind, held, part, attack) for attack in against for kind in kinds)
 
 
 def opened(folder: Path, seeds: Sequence[int], rules: Sequence[str], again: bool) -> None:
@@ -235,75 +238,97 @@ def line(found: Collector, mine: Sequence[Any], hostile: Mapping[str, Any]) -> d
     return kept | ({"alarms": alarms} if alarms else {})
 
 
-def read(folder: Path) -> list[dict[str, Any]]:
-    """Return all lines that a folder holds."""
-    return [json.loads(text) for path in sorted(folder.glob("*.jsonl")) for text in path.read_text().splitlines()]
+def worst(lines: Sequence[Mapping[str, Any]]) -> str:
+    """Return the worst case of each rule as a table; gains and losses are paired by seed, and means over seeds."""
+    setting = ["stage", "data", "scheme", "rows"]
+    long = pd.DataFrame(
+        {
+            **{name: each[name] for name in (*setting, "share", "attack", "rule")},
+            "time": time,
+            "seed": seed,
+            "reached": x,
+        }
+        for each in lines
+        for time in ("early", "converged")
+        for seed, x in zip(each["seeds"], each[time], strict=True)
+    )
+    clean = long[long["attack"] == CLEAN].drop(columns=["attack", "share"])
+    clean = clean.drop_duplicates([*setting, "rule", "time", "seed"], keep="last")
+    itself = clean.rename(columns={"reached": "itself"})
+    mean = clean[clean["rule"] == PLAIN].drop(columns="rule").rename(columns={"reached": "mean"})
+    long = long.merge(itself, how="left").merge(mean, how="left")
+    long["lost"], long["below"] = 100 * (long["itself"] - long["reached"]), 100 * (long["mean"] - long["reached"])
+    cells: Any = long.groupby([*setting, "share", "attack", "rule", "time"], as_index=False)[["lost", "below"]].mean()
+    rows: list[dict[str, Any]] = []
+    for rule, mine in cells.groupby("rule"):
+        attacked = mine[mine["attack"] != CLEAN]
+        if attacked.empty:  # the plain mean where only the others were attacked
+            continue
+        row = {"rule": f"`{rule}`", "clean cost": mine[mine["attack"] == CLEAN]["below"].max()}
+        for (scheme, part), group in attacked.dropna(subset="lost").groupby(["scheme", "share"]):
+            most = group.loc[group["lost"].idxmax()]
+            attack = most["attack"].removesuffix("+inflation")
+            row[f"{scheme}, {part:.0%}"] = f"{most['lost']:.1f} ({attack}, {most['time']}, {most['data']})"
+        here = [each for each in lines if each["rule"] == rule]
+        doors = [(each["share"], float(np.mean(each["backdoor"]))) for each in here if each.get("backdoor")]
+        row |= {f"backdoor, {part:.0%}": f"{max(v for p, v in doors if p == part):.0%}" for part, _ in sorted(doors)}
+        alarms = [np.mean([honest for honest, _ in each["alarms"]]) for each in here if "alarms" in each]
+        row |= {"false alarms": f"{max(alarms):.1%}"} if alarms else {}
+        row["below"] = attacked[attacked["share"] == 0.2]["below"].max()
+        rows.append(row | {"cells": sum(each["attack"] != CLEAN for each in here)})
+    names = sorted({name for row in rows for name in row}, key=lambda name: (_place(name), name))
+    return table(sorted(rows, key=lambda row: row["below"]), {name: name for name in names})
 
 
-def main() -> None:
-    """Read the options and run the cells that are missing, or print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path, help="folder of the results")
-    parser.add_argument("--stage", choices=list(STAGES), default="digits")
-    parser.add_argument("--part", default="1/1", help="which share of the cells, such as 2/4")
-    parser.add_argument("--seconds", type=float, default=86_400.0, help="begin no cell that would end later")
-    parser.add_argument("--attacks", help="as for steelyard attack; default all, in the final stage --adaptive too")
-    parser.add_argument("--few", default=FEW, help="final: the attacks with further shares and rows")
-    parser.add_argument("--whole", action="store_true", help="final: all attacks with every share and number of rows")
-    parser.add_argument("--open-again", action="store_true", help="final: rules that did not see the seeds at first")
-    parser.add_argument("--worst", type=int, help="only so many of the attacks that OUT holds, the worst for the rules")
-    parser.add_argument("--shares", default="0.2,0.1,0.3")
-    parser.add_argument("--rows", help="rows at the server, with commas; default 60, in the final stage 60,20,200")
-    parser.add_argument("--seeds", type=int, default=0, help="only the first so many of the stage's seeds")
-    parser.add_argument("--best", type=int, help="only so many of the candidates, by what OUT holds")
-    parser.add_argument("--rules", help="these rules in place of the candidates, with spaces between")
-    parser.add_argument("--memory", type=float, help="compute.memory_gb, where processes share a GPU")
-    parser.add_argument("--table", action="store_true", help="run nothing, print what OUT holds")
-    parser.add_argument("--page", type=Path, help="run nothing, write attacks.md and its picture into this folder")
-    parser.add_argument("--machine", default="not said", help="on what it was run, for the page")
-    options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    known = read(options.out)
-    if options.table:
-        print(guarded_tables.text(known))
+def _place(column: str) -> int:
+    """Return where a column stands: the rule and its cost first, then losses, backdoors, alarms, and what was met."""
+    order = ("rule", "clean cost", "below", "iid", "dirichlet", "backdoor", "false alarms", "cells")
+    return next(at for at, begin in enumerate(order) if column.startswith(begin))
+
+
+def main(
+    out: Path,
+    stage: Literal["digits", "mnist", "cost", "unipen62", "final"] = "digits",
+    part: str = "0/1",
+    seconds: float = 86_400.0,
+    attacks: str = "",
+    few: str = FEW,
+    whole: bool = False,
+    open_again: bool = False,
+    shares: str = "0.2,0.1,0.3",
+    rows: str = "",
+    seeds: int = 0,
+    rules: str = "",
+    memory: float = 0.0,
+    show: Annotated[bool, typer.Option("--table")] = False,
+) -> None:
+    """Run the cells that are missing, or print what there is."""
+    kept = Kept(out / f"{stage}-{part.replace('/', 'of')}.jsonl", *sorted(out.glob("*.jsonl")))
+    if show:
+        print(worst(kept.lines))
         return
-    if options.page is not None:
-        guarded_page.write(known, options.page, options.machine)
-        return
-    _, seeds, best = STAGES[options.stage]
-    final = options.stage == "final"
-    best = best if options.best is None else options.best
-    seeds = seeds[: options.seeds] if options.seeds else seeds
-    rules = options.rules.split() if options.rules else list(FINAL if final else CANDIDATES)
-    # The last stages are chosen for by what went before them, so that their own seeds choose nothing.
-    before = [each for each in known if options.stage in ("digits", "mnist") or each["stage"] != options.stage]
-    rules = guarded_tables.best(before, rules, best) if best else rules
+    out.mkdir(parents=True, exist_ok=True)
+    final, some = stage == "final", STAGES[stage][1][: seeds or None]
+    chosen = rules.split() or list(FINAL if final else CANDIDATES)
     if final:
-        opened(options.out, seeds, rules, options.open_again)
-    number, of = map(int, options.part.split("/"))
-    shares = [float(text) for text in options.shares.split(",")]
-    rows = [int(text) for text in (options.rows or ("60,20,200" if final else "60")).split(",")]
-    attacks = attack_names([options.attacks or "all"], adaptive=final and options.attacks is None)
-    attacks = guarded_tables.worst_attacks(before, rules, options.worst) if options.worst else attacks
-    few = attack_names([options.few]) if final and not options.whole else None
-    wanted = list(cells(options.stage, attacks, shares, rows, few))[number - 1 :: of]
-    done = {tuple(each[name] for name in Cell.__dataclass_fields__) for each in known}
-    compute = {} if options.memory is None else {"memory_gb": options.memory}
+        opened(out, some, chosen, open_again)
+    held = whole_numbers(rows or ("60,20,200" if final else "60"))
+    met = attack_names([attacks or "all"], adaptive=final and not attacks)
+    others = attack_names([few]) if final and not whole else None
+    wanted = share(list(cells(stage, met, [float(text) for text in words(shares)], held, others)), part)
+    done = {tuple(each[name] for name in Cell.__dataclass_fields__) for each in kept.lines}
     begun, longest = time.monotonic(), 0.0
-    path = options.out / f"{options.stage}-{number}of{of}.jsonl"
     for cell in [cell for cell in wanted if cell.key not in done]:
         started = time.monotonic()
-        if started - begun + 1.2 * longest > options.seconds:
+        if started - begun + 1.2 * longest > seconds:
             print("time is up; the same call goes on", flush=True)
             sys.exit(3)
-        mine = [rule for rule in rules if not final or cell.attack == CLEAN or rule != PLAIN]
-        lines = run_cell(cell, mine, seeds, compute)
-        with path.open("a") as out:
-            out.write("".join(json.dumps(each) + "\n" for each in lines))
+        mine = [rule for rule in chosen if not final or cell.attack == CLEAN or rule != PLAIN]
+        kept.add(*run_cell(cell, mine, some, {"memory_gb": memory} if memory else {}))
         longest = max(longest, time.monotonic() - started)
         print(*cell.key, f"{time.monotonic() - started:.1f} s", flush=True)
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main()
+    start(main)

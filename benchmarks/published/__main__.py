@@ -1,44 +1,67 @@
 """Others' tables, cell by cell, in pieces that stop and go on.
 
     python -m benchmarks.published OUT --table A --data mnist,fashion-mnist --seconds 500 --part 0/4
+    python -m benchmarks.published benchmarks/results/published --summary
 
 Each part writes OUT/TABLE-PART.jsonl, a line a cell: accuracy of every rule, seed and round. Runs lie in --work
-(OUT/work unless given): a part that is started again goes on where it stopped. `python -m benchmarks.published.page`
-makes the page. Needs MNIST, Fashion-MNIST (Debian: dataset-fashion-mnist) or CIFAR-10 (JPEG) in $STEELYARD_DATA.
+(OUT/work unless given): a part that is started again goes on where it stopped, and --seconds lets no round begin that
+would end later. --splits, with / between them, --rules and --mu choose among a table's; --every takes each so-manieth
+image of CIFAR-10, and --tiny one seed, round and step of a small network: a try.
+
+--summary prints what OUT holds: best and last round of every rule, mean and deviation over seeds in percent, and the
+gain of the last round over FedAvg, paired by seed, with p after Holm's correction within the cell. Needs MNIST,
+Fashion-MNIST (Debian: dataset-fashion-mnist) or CIFAR-10 (JPEG) in $STEELYARD_DATA.
 """
 
 from __future__ import annotations
 
-import argparse
 import fcntl
+import io
 import json
 import math
-import shutil
 import signal
+import statistics
 import sys
 import time
 import warnings
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, Literal, cast
 
+import numpy as np
 import pandas as pd  # here, and not where it is first used: that may be when a part must end
 import torch
+import typer
+from PIL import Image
 
-from benchmarks.published.cells import TABLES
-from benchmarks.published.protocols import Cell
-from benchmarks.published.rules_2026 import with_noise
-from benchmarks.scaffold.__main__ import pack
+from benchmarks.kit import Kept, read_lines, share, start, table, words
+from benchmarks.published.cells import TABLES, Cell, with_noise
 from steelyard import UserError
 from steelyard.base.errors import Stopped
+from steelyard.base.measures import estimate, show_estimate
+from steelyard.data.files import find
 from steelyard.experiment.loading import build
 from steelyard.experiment.rules import seeds_of, with_rules
 from steelyard.experiment.running import resume, run
+from steelyard.report.statistics import holm, paired_p, verdict
 from steelyard.runs.history import History
 
-VARIANTS = Path(__file__).parent.parent / "scaffold"
-"""Where SCAFFOLD with one step taken differently is."""
+
+def pack(path: Path, every: int) -> None:
+    """Write both parts of CIFAR-10 (JPEG), each `every`-th image, as one npz: images, labels, which are test rows."""
+    folder = find(Path("cifar10_jpeg"), "CIFAR-10 re-encoded as JPEG: train.npz and test.npz")
+    images: list[Any] = []
+    labels: list[Any] = []
+    for part in ("train", "test"):
+        with np.load(folder / f"{part}.npz") as arrays:
+            stored, begins = arrays["jpeg"].tobytes(), arrays["begins"].tolist()
+            labels.append(arrays["labels"][::every])
+        pairs = list(pairwise(begins))[::every]
+        images += [np.asarray(Image.open(io.BytesIO(stored[begin:end])).convert("RGB")) for begin, end in pairs]
+    test = np.repeat([False, True], [len(part) for part in labels])
+    np.savez(path, x=np.stack(images), y=np.concatenate(labels), test=test)
 
 
 def packed(work: Path, every: int, *, noise: bool = False) -> Path:
@@ -57,34 +80,40 @@ def packed(work: Path, every: int, *, noise: bool = False) -> Path:
     return noisy if noise else plain
 
 
-def described(cell: Cell, options: argparse.Namespace) -> Any:
-    """Return the experiment of a cell with what the command line says about rounds and machines."""
+@dataclass(frozen=True)
+class How:
+    """What the command line says about rounds, machines and sizes; it holds for every cell."""
+
+    work: Path
+    compute: Mapping[str, Any]
+    rounds: int = 0
+    every: int = 1
+    tiny: bool = False
+
+
+def described(cell: Cell, how: How) -> Any:
+    """Return the experiment of a cell as it is run here."""
     document = json.loads(json.dumps(cell.document))
-    if options.rounds:
-        document["rounds"]["count"] = options.rounds
-        if options.rounds < document["rounds"].get("evaluate_every", 1):
-            del document["rounds"]["evaluate_every"]
-    if options.updates:
-        document["training"] |= {"updates": options.updates, "epochs": 1}
-    if options.tiny:
+    partition, training, rounds = document["partition"], document["training"], document["rounds"]
+    if how.rounds:
+        rounds["count"] = how.rounds
+        if how.rounds < rounds.get("evaluate_every", 1):
+            del rounds["evaluate_every"]
+    if how.tiny:
         document["model"] = {"name": "lenet"}
-        document["training"]["batch_size"] = 2
-        if "test_fraction" in document["partition"]:
-            document["partition"]["test_fraction"] = 0.1
-    if "samples" in document["partition"]:
-        document["partition"]["samples"] //= options.every
-    if (table := document["partition"].get("table")) and options.every > 1 and (options.tiny or cell.data == "cifar10"):
-        small = [[-(-rows // options.every) for rows in line] for line in table]
-        document["partition"] |= {"table": small, "overlap": document["partition"]["test"] != "local"}
+        training |= {"batch_size": 2, "updates": 1, "epochs": 1}
+        partition |= {"test_fraction": 0.1} if "test_fraction" in partition else {}
+        partition |= {"clients": 20, "minimum": 1} if partition.get("clients", 0) > 20 else {}
+    if "samples" in partition:
+        partition["samples"] //= how.every
+    if (shares := partition.get("table")) and how.every > 1 and (how.tiny or cell.data == "cifar10"):
+        small = [[-(-rows // how.every) for rows in line] for line in shares]
+        partition |= {"table": small, "overlap": partition["test"] != "local"}
     if cell.data == "cifar10":
-        path = packed(options.work, options.every, noise="owner" in document["data"])
-        document["data"]["path"] = str(path.resolve())
-    document["compute"] = {"device": options.device, "engine": options.engine, "precision": options.precision}
-    if options.chunk:
-        document["compute"]["chunk"] = options.chunk
-    for section in ("algorithm", "weighing"):
-        if plugins := document.get(section, {}).get("plugins"):
-            document[section]["plugins"] = [str(VARIANTS / name) for name in plugins]
+        document["data"]["path"] = str(packed(how.work, how.every, noise="owner" in document["data"]).resolve())
+    document["compute"] = dict(how.compute)
+    if plugins := document.get("algorithm", {}).get("plugins"):
+        document["algorithm"]["plugins"] = [str(Path(__file__).with_name(name)) for name in plugins]
     return with_rules(build(document), cell.rules)
 
 
@@ -97,25 +126,23 @@ def _curves(rows: Any, column: str) -> dict[str, list[list[float | None]]]:
     return found
 
 
-def line(cell: Cell, history: History, before: float) -> dict[str, Any]:
+def line(cell: Cell, history: History, wall: float) -> dict[str, Any]:
     """Return what is kept of a run: its curves, its machine, its time."""
     rounds: Any = history.rounds
     measure, worst = "server_accuracy", {}
     curves, tests = _curves(rounds, measure), cast("Any", history.evaluations)
+    of_round = ["rule", "seed", "round"]
     if not rounds[measure].notna().any():
         measure = "clients' accuracy"
         tests["right"] = tests["score"] * tests["samples"]
-        sums: pd.DataFrame = tests.groupby(["rule", "seed", "round"], sort=False, as_index=False)[
-            ["right", "samples"]
-        ].sum()
+        sums: pd.DataFrame = tests.groupby(of_round, sort=False, as_index=False)[["right", "samples"]].sum()
         sums["score"] = sums["right"] / sums["samples"]
         curves = _curves(sums, "score")
     if len(tests):
-        least = tests.groupby(["rule", "seed", "round"], sort=False, as_index=False)["score"].min()
+        least = tests.groupby(of_round, sort=False, as_index=False)["score"].min()
         worst = {rule: [seed[-1] for seed in found] for rule, found in _curves(least, "score").items()}
     info = history.info
     names = ("device", "engine_choice", "precision", "version_torch", "version_steelyard")
-    facts = {name.removesuffix("_choice").removeprefix("version_"): str(info.get(name, "")) for name in names}
     return {
         "cell": cell.name,
         "table": cell.table,
@@ -128,15 +155,13 @@ def line(cell: Cell, history: History, before: float) -> dict[str, Any]:
         "worst": worst,
         "ended": {f"{rule}/{seed}": list(how) for (rule, seed), how in history.ended.items()},
         "seconds": round(float(rounds.groupby("round")["seconds"].max().sum()), 1),
-        "wall": round(time.monotonic() - before, 1),
-        **facts,
+        "wall": round(wall, 1),
+        **{name.removesuffix("_choice").removeprefix("version_"): str(info.get(name, "")) for name in names},
     }
 
 
-def measure(cell: Cell, options: argparse.Namespace, deadline: float) -> tuple[dict[str, Any] | None, bool]:
+def measure(cell: Cell, how: How, folder: Path, seeds: int, deadline: float) -> tuple[dict[str, Any] | None, bool]:
     """Run a cell, or go on with it, until it is done or stopped; return its line, if it has a round, and which."""
-    # A choice of rules is another run than the whole cell, and both may lie side by side.
-    folder: Path = options.work / "-".join([cell.name, *(cell.rules if options.rules else ())])
     before = last = time.monotonic()
     quickest = math.inf
 
@@ -150,87 +175,115 @@ def measure(cell: Cell, options: argparse.Namespace, deadline: float) -> tuple[d
             raise KeyboardInterrupt
         last = now
 
+    stopped = False
     try:
-        if (folder / "experiment.toml").exists() and not options.fresh:
+        if (folder / "experiment.toml").exists():
             resume(folder, progress=watch, accept_changes=True)
         else:
-            shutil.rmtree(folder, ignore_errors=True)
-            experiment = described(cell, options)
-            run(experiment, out=folder, seeds=seeds_of(experiment, options.seeds or cell.seeds), progress=watch)
-        stopped = False
+            experiment = described(cell, how)
+            run(experiment, out=folder, seeds=seeds_of(experiment, seeds or cell.seeds), progress=watch)
     except (Stopped, KeyboardInterrupt):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the line is still to be written
         print(f"{cell.name}: stopped", file=sys.stderr)
         stopped = True
     if not (folder / "run.sqlite").exists() or not (history := History(folder)).last_round:
         return None, stopped
-    return line(cell, history, before), stopped
+    return line(cell, history, time.monotonic() - before), stopped
 
 
-def main() -> None:
-    """Run the cells of a part, as long as there is time."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--table", choices=sorted(TABLES), default="A")
-    parser.add_argument("--data", default="mnist,fashion-mnist", help="with commas")
-    parser.add_argument("--mu", default="0.001,0.01,0.1,1", help="FedProx's μ, with commas")
-    parser.add_argument("--splits", default="", help="only these, separated by /, such as IID/#C=2")
-    parser.add_argument("--rules", default="", help="only these, with commas, such as fedavg,fednova")
-    parser.add_argument("--seeds", type=int, default=0, help="in place of the cell's own number")
-    parser.add_argument("--rounds", type=int, default=0, help="in place of the protocol's")
-    parser.add_argument("--updates", type=int, default=0, help="steps a round in place of epochs, for a try")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no round that would end later")
-    parser.add_argument("--part", default="0/1", help="I/N: the I-th of N parts, counted from 0")
-    parser.add_argument("--work", type=Path, help="where the runs lie; default OUT/work")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--engine", default="auto")
-    parser.add_argument("--precision", default="float32", choices=("float32", "tf32", "bfloat16"))
-    parser.add_argument("--chunk", type=int, default=0, help="clients in one stack")
-    parser.add_argument("--every", type=int, default=1, help="CIFAR-10: take each so-manieth image, for a try")
-    parser.add_argument("--fresh", action="store_true", help="begin anew, also where there is a run to go on with")
-    parser.add_argument("--list", action="store_true", help="name the part's cells and end")
-    parser.add_argument("--tiny", action="store_true", help="one seed, round and step, a small network: a try")
-    options = parser.parse_args()
-    if options.tiny:
-        options.seeds = options.rounds = options.updates = 1
-        options.every, options.device, options.engine = 50, "cpu", "loop"
+def tested(curves: Sequence[Sequence[float | None]]) -> list[list[float]]:
+    """Return each seed's tested rounds in percent; a seed that ended before its first test is left out."""
+    found = [[100 * value for value in curve if value is not None] for curve in curves]
+    return [curve for curve in found if curve]
+
+
+def shown(values: Sequence[float], digits: int = 2) -> str:
+    """Write mean and deviation over seeds, as the published tables do."""
+    spread = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.{digits}f}{spread}" if values else "–"
+
+
+def summary(lines: Sequence[Mapping[str, Any]]) -> str:
+    """Return the best and the last round of every rule, and its gain over FedAvg; of a cell's lines the longest."""
+    longest = {
+        (each["cell"], *sorted(each["curves"])): each
+        for each in sorted((each for each in lines if "curves" in each), key=lambda each: each["rounds"])
+    }
+    rows: list[dict[str, Any]] = []
+    for each in sorted(longest.values(), key=lambda each: each["cell"]):
+        seeds = {rule: tested(curves) for rule, curves in each["curves"].items()}
+        last = {rule: [curve[-1] for curve in curves] for rule, curves in seeds.items()}
+        base = last.get("fedavg", [])
+        gains = {
+            rule: [a - b for a, b in zip(values, base, strict=True)]
+            for rule, values in last.items()
+            if rule != "fedavg" and base and len(values) == len(base)
+        }
+        p = dict(zip(gains, holm([paired_p(gain) for gain in gains.values()]), strict=True))
+        for rule, curves in seeds.items():
+            row = {"cell": each["cell"], "rule": f"`{rule}`", "seeds": len(curves), "rounds": each["rounds"]}
+            row |= {"best": shown([max(curve) for curve in curves]), "last": shown(last[rule])}
+            gain = estimate(gains[rule]) if rule in gains else None
+            row |= {"gain": "" if gain is None else show_estimate(gain, 2, signed=True), "p": p.get(rule)}
+            rows.append(row | {"": "" if gain is None else verdict(gain.mean, p[rule])})
+    heart = [each for each in lines if each["table"] == "D"]
+    hospitals = [{"method": each["method"], **{h: shown(v, 3) for h, v in each["accuracy"].items()}} for each in heart]
+    return "\n\n".join(table(found) for found in (rows, hospitals) if found)
+
+
+def main(
+    out: Path,
+    summary_only: Annotated[bool, typer.Option("--summary")] = False,
+    table: Literal["A", "A-later", "A-drawn", "A-normalised", "B", "2026", "C", "scaffold"] = "A",
+    data: str = "mnist,fashion-mnist",
+    mu: str = "0.001,0.01,0.1,1",
+    splits: str = "",
+    rules: str = "",
+    seeds: int = 0,
+    rounds: int = 0,
+    seconds: float = math.inf,
+    part: str = "0/1",
+    work: Path | None = None,
+    device: str = "auto",
+    engine: str = "auto",
+    precision: Literal["float32", "tf32", "bfloat16"] = "float32",
+    chunk: int = 0,
+    every: int = 1,
+    tiny: bool = False,
+) -> None:
+    """Run the cells of a part, as long as there is time, or print what there is."""
+    if summary_only:
+        print(summary([line for path in sorted(out.glob("*.jsonl")) for line in read_lines(path)]))
+        return
+    if tiny:
+        seeds, rounds, every, device, engine = 1, 1, 50, "cpu", "loop"
     # Whoever must end it sends SIGTERM: what a shell starts in the background does not hear Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     # A protocol takes hours in the plain loop: better to end at once and be started with another engine.
     warnings.filterwarnings("error", message="engine .* does not take this model")
-    deadline = time.monotonic() + options.seconds
-    options.work = options.work or options.out / "work"
-    values = [float(word) for word in options.mu.split(",")]
-    cells = list(TABLES[options.table](options.data.split(","), options.seeds or 3, values))
-    wanted = [word for word in options.splits.split("/") if word]
-    cells = [cell for cell in cells if not wanted or cell.split in wanted]
-    if chosen := [word for word in options.rules.split(",") if word]:
+    deadline = time.monotonic() + seconds
+    compute = {"device": device, "engine": engine, "precision": precision} | ({"chunk": chunk} if chunk else {})
+    how = How(work or out / "work", compute, rounds, every, tiny)
+    cells = list(TABLES[table](words(data), seeds or 3, [float(word) for word in words(mu)]))
+    cells = [cell for cell in cells if not splits or cell.split in splits.split("/")]
+    if chosen := words(rules):
         cells = [replace(cell, rules=[rule for rule in cell.rules if rule in chosen]) for cell in cells]
-        cells = [cell for cell in cells if cell.rules]
-    number, parts = (int(word) for word in options.part.split("/"))
-    mine = sorted(cells, key=lambda cell: -cell.cost)[number::parts]
-    if options.list:
-        print("\n".join(f"{cell.name}: {', '.join(cell.rules)}" for cell in mine))
-        return
-    options.out.mkdir(parents=True, exist_ok=True)
-    options.work.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(max(1, torch.get_num_threads() // parts))
-    target = options.out / f"{options.table}-{number}-of-{parts}.jsonl"
-    failed = stopped = False
+    mine = share(sorted((cell for cell in cells if cell.rules), key=lambda cell: -cell.cost), part)
+    torch.set_num_threads(max(1, torch.get_num_threads() // int(part.split("/")[1])))
+    kept, failed, stopped = Kept(out / f"{table}-{part.replace('/', '-of-')}.jsonl"), False, False
     for cell in mine:
         if stopped or time.monotonic() > deadline:
             break
         try:
-            found, stopped = measure(cell, options, deadline)
+            # A choice of rules is another run than the whole cell, and both may lie side by side.
+            found, stopped = measure(cell, how, how.work / "-".join([cell.name, *chosen]), seeds, deadline)
         except (UserError, UserWarning) as error:
-            failed, found = True, {"cell": cell.name, "failed": str(error)}
+            failed, found = True, {"cell": cell.name, "table": table, "failed": str(error)}
             print(f"{cell.name}: {error}", file=sys.stderr)
         if found is not None:
-            with target.open("a", encoding="utf-8") as lines:
-                lines.write(json.dumps(found) + "\n")
-    if failed:
-        sys.exit(1)
+            kept.add(found)
+    sys.exit(int(failed))
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

@@ -7,8 +7,6 @@ and seed. Its published deviations are of five seeds; more seeds here say where 
 
 from __future__ import annotations
 
-import argparse
-import json
 import tempfile
 import time
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from benchmarks.kit import Kept, start
 from steelyard import in_memory
 from steelyard.data.dataset import Dataset
 from steelyard.data.files import find
@@ -80,19 +79,13 @@ def measure(method: str, seeds: int, rounds: int) -> dict[str, object]:
     return {"table": "D", "method": method, "accuracy": found, "seconds": round(time.monotonic() - begun, 1)}
 
 
-def main() -> None:
+def main(out: Path, seeds: int = 20, rounds: int = 15) -> None:
     """Run the methods one after another."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--rounds", type=int, default=15)
-    options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    with (options.out / "D.jsonl").open("w", encoding="utf-8") as lines:
-        for method in METHODS:
-            lines.write(json.dumps(measure(method, options.seeds, options.rounds)) + "\n")
-            lines.flush()
+    kept = Kept(out / "D.jsonl")
+    kept.path.unlink(missing_ok=True)
+    for method in METHODS:
+        kept.add(measure(method, seeds, rounds))
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

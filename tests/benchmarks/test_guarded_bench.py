@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.kit import start
 
-from benchmarks import guarded, guarded_tables
+from benchmarks import guarded
 
 
 def line(rule: str, attack: str, early: list[float], converged: list[float], **more: Any) -> dict[str, Any]:
@@ -31,14 +32,21 @@ LINES = [
 
 
 def test_the_worst_case_is_the_most_lost_early_or_late_against_the_same_rule() -> None:
-    found = guarded_tables.worst(LINES)["median(EQ)"]
-    assert found.cost == pytest.approx(5.0)  # early: 0 and 10 points below the plain mean
-    lost, where = found.most("iid", 0.2) or (0.0, "")
-    assert lost == pytest.approx(10.0)
-    assert where == "ipm, early, digits"
-    assert found.backdoor == {0.2: pytest.approx(2.0)}
-    assert found.below == pytest.approx(15.0)
-    assert guarded_tables.worst(LINES)["clip(TR)"].false_alarms == pytest.approx(1.0)
+    head, _, *rows = guarded.worst(LINES).splitlines()
+    names = head.strip("| ").split(" | ")
+    assert [row.split("`")[1] for row in rows] == ["clip(TR)", "median(EQ)", "EQ"], "the least below the mean first"
+    clip, median, _ = (dict(zip(names, map(str.strip, row[1:-1].split("|")), strict=True)) for row in rows)
+    assert median["clean cost"] == "5", "early: 0 and 10 points below the plain mean"
+    assert (median["iid, 20%"], median["backdoor, 20%"]) == ("10.0 (ipm, early, digits)", "2%")
+    assert (median["below"], median["cells"]) == ("15", "2")
+    assert clip["false alarms"] == "1.0%"
+
+
+def ended(monkeypatch: pytest.MonkeyPatch, *words: str) -> object:
+    monkeypatch.setattr(sys, "argv", list(words))
+    with pytest.raises(SystemExit) as stopped:
+        start(guarded.main)
+    return stopped.value.code
 
 
 def test_a_stopped_piece_goes_on_and_runs_no_cell_twice(
@@ -47,19 +55,15 @@ def test_a_stopped_piece_goes_on_and_runs_no_cell_twice(
     monkeypatch.setattr(guarded, "EARLY", 1)
     monkeypatch.setattr(guarded, "CONVERGED", 2)
     words = ["guarded", str(tmp_path), "--rules", "EQ clip(TR)", "--seeds", "1", "--shares", "0.2"]
-    words += ["--attacks", "backdoor", "--part", "1/2"]
-    monkeypatch.setattr(sys, "argv", [*words, "--seconds", "0.001"])
-    with pytest.raises(SystemExit) as stopped:
-        guarded.main()
-    assert stopped.value.code == 3
-    monkeypatch.setattr(sys, "argv", words)
-    guarded.main()
-    lines = [json.loads(text) for text in (tmp_path / "digits-1of2.jsonl").read_text().splitlines()]
+    words += ["--attacks", "backdoor", "--part", "0/2"]
+    assert ended(monkeypatch, *words, "--seconds", "0.001") == 3
+    assert ended(monkeypatch, *words) == 0
+    lines = [json.loads(text) for text in (tmp_path / "digits-0of2.jsonl").read_text().splitlines()]
     assert [(each["scheme"], each["attack"], each["rule"]) for each in lines] == [
         ("iid", attack, rule) for attack in ("clean", "backdoor") for rule in ("EQ", "clip(TR)")
     ]
     assert "alarms" in lines[1]
     assert len(lines[2]["backdoor"]) == 1
     capsys.readouterr()
-    guarded.main()
+    assert ended(monkeypatch, *words) == 0
     assert capsys.readouterr().out == ""

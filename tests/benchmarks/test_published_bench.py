@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import runpy
 import signal
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from benchmarks.published import page as published_page
-from benchmarks.published.__main__ import described
-from benchmarks.published.cells import TABLES
+from benchmarks.published.__main__ import How, described, summary
+from benchmarks.published.cells import SIZES, TABLES
 from benchmarks.published.flower_split import (
     dirichlet_table,
     label_table,
@@ -24,17 +21,9 @@ from benchmarks.published.flower_split import (
     of_the_table,
     pairs_table,
 )
-from benchmarks.published.page import page, read
-from benchmarks.published.protocols import SIZES
 from tests.benchmarks.test_started import data_folder
 
 ALL = ("mnist", "fashion-mnist", "cifar10")
-
-
-@pytest.fixture(autouse=True)
-def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    """How skewed 300 splits are takes seconds, and no test asks."""
-    monkeypatch.setattr(published_page, "DRAWS", 2)
 
 
 def pictures(path: Path) -> None:
@@ -48,40 +37,22 @@ def pictures(path: Path) -> None:
 @pytest.mark.parametrize("table", TABLES)
 def test_every_cell_is_an_experiment(table: str, tmp_path: Path) -> None:
     pictures(tmp_path / "cifar10-50" / "cifar10.npz")
-    options = argparse.Namespace(rounds=1, updates=1, every=50, work=tmp_path, chunk=0, tiny=True)
-    vars(options).update(device="cpu", engine="loop", precision="float32")
+    how = How(tmp_path, {"device": "cpu", "engine": "loop"}, rounds=1, every=50, tiny=True)
     cells = list(TABLES[table](ALL, 1, (0.01,)))
     assert len({cell.name for cell in cells}) == len(cells)
     for cell in cells:
-        experiment = described(cell, options)
+        experiment = described(cell, how)
         assert experiment.rounds.count == 1
         assert len(experiment.rules()) == len(cell.rules)
 
 
-def made(
-    cell: str, curves: Mapping[str, Sequence[Sequence[float | None]]], rounds: int = 2, *, finished: bool = True
-) -> dict[str, Any]:
-    """A line as a part writes it, of two rounds."""
-    table, data, split = cell.split("/")
-    split = split.replace("-", " ")
-    facts = {"table": table, "data": data, "split": split, "finished": finished, "device": "cuda", "seconds": 60.0}
-    return {"cell": cell, **facts, "rounds": rounds, "curves": curves}
-
-
-def test_the_page_tells_what_was_run_and_what_it_says() -> None:
-    noisy = {"fedavg": [[0.6], [0.61], [0.62]], "fedscs": [[0.65], [0.7, 0.66], [0.6701]]}
-    shown = page(
-        [
-            made("A/mnist/Dirichlet-0.5", {"fednova": [[None, 0.97, 0.9895], [None, 0.99, 0.985]]}),
-            made("2026/cifar10/FedSCS,-noise-at-one", noisy),
-            made("B/cifar10/all-take-part", {"scaffold": [[None, 0.7, 0.8]], "scaffold-inside": [[None, None]]}),
-        ]
-    )
-    assert "| mnist, Dirichlet 0.5, FedNova | 98.03 ± 0.06 | 98.97 ± 0.04 | +0.94 | 0.30 | " in shown
-    assert "| 0 met, 1 missed, 59 not run | 1 of 60 cells |" in shown
-    assert "| 2 | `fedscs` | 68.88 ± 0.72 | 3 | 66.00 ± " in shown, "the last round, as there"
-    assert "| +5.00 ± 0.01 | 4.4e-07 | better |" in shown
-    assert "| scaffold-inside | 1 | 2 | – | – |" in shown, "a seed that exploded at once has no figure"
+def test_the_summary_has_the_best_and_the_last_round_and_the_gain_over_fedavg() -> None:
+    curves = {"fedavg": [[0.6], [0.61], [0.62]], "fedscs": [[0.65], [0.7, 0.66], [0.67]], "scaffold": [[None, None]]}
+    line = {"cell": "2026", "table": "2026", "curves": curves, "rounds": 2}
+    found = summary([line | {"rounds": 1, "curves": {name: [[0.1]] for name in curves}}, line])
+    assert "| 2026 | `fedscs` | 3 | 2 | 67.33 ± 2.52 | 66.00 ± 1.00 | +5.00 ± 0.00 |" in found
+    assert "| 2026 | `scaffold` | 0 | 2 | – | – |" in found, "a seed that exploded at once has no figure"
+    assert "63" in summary([{"table": "D", "method": "FedAvg", "accuracy": {"va": [0.63, 0.63]}}])
 
 
 def test_the_splits_are_those_of_flowers_table_and_of_its_later_code() -> None:
@@ -124,8 +95,9 @@ def test_a_table_starts_and_ends(table: str, tmp_path: Path, monkeypatch: pytest
     pictures(tmp_path / "work" / "cifar10-50" / "cifar10.npz")
     words = f"published {tmp_path} --work {tmp_path / 'work'} --table {table} --data cifar10 --tiny"
     monkeypatch.setattr(sys, "argv", words.split())
-    runpy.run_module("benchmarks.published", run_name="__main__")
+    with pytest.raises(SystemExit, match="0"):
+        runpy.run_module("benchmarks.published", run_name="__main__")
     lines = [json.loads(line) for line in (tmp_path / f"{table}-0-of-1.jsonl").read_text().splitlines()]
     assert [line.get("failed", "") for line in lines] == [""] * len(list(TABLES[table](["cifar10"], 1, (0.01,))))
     assert all(line["finished"] and line["rounds"] == 1 for line in lines)
-    assert page(read([tmp_path / f"{table}-0-of-1.jsonl"])) != page([])
+    assert all(line["cell"] in summary(lines) for line in lines)

@@ -49,9 +49,8 @@ SLOW: dict[str, str] = {
     "looking": "3 4",
     "papers": "papers --parts quickstart --set rounds.count=1 --set partition.clients=8 --set compute.engine=loop",
     "processors": "--scenes clean --seeds 1",
-    "published": "out --data mnist --splits IID --rounds 1 --seeds 1 --updates 1 --device cpu --engine loop",
+    "published": "out --data mnist --splits IID --rules fedavg --tiny",
     "ranks": "--ranks 1,2 --bench C --clients 20 --rounds 2 --engine loop",
-    "scaffold": "out --rounds 1 --seeds 1 --cells 0.5:0 --every 10 --device cpu",
     "recommend": "--engines --rows 3000",
     "recommend_large": "--users 60 --items 50 --rows 1500 --epochs 2",
     "scale clients": "clients --registered 20,40 --cohorts 5,10 --rounds 4",
@@ -82,7 +81,6 @@ NEEDS = {
     "private_round": "mnist",
     "published": "mnist",
     "recommend": "movielens_1m",
-    "scaffold": "cifar10_jpeg",
     "transfer": "mnist",
 }
 

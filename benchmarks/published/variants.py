@@ -39,14 +39,3 @@ class Frozen(Scaffold):
 @algorithm("scaffold-both")
 class Both(InsideMomentum, Unshared):
     """Both at once."""
-
-
-def lenet() -> torch.nn.Module:
-    """NIID-Bench's network: two convolutions of 5×5 without padding, three dense layers."""
-    layers = torch.nn
-    return layers.Sequential(
-        *(layers.Conv2d(3, 6, 5), layers.ReLU(), layers.MaxPool2d(2)),
-        *(layers.Conv2d(6, 16, 5), layers.ReLU(), layers.MaxPool2d(2)),
-        layers.Flatten(),
-        *(layers.Linear(400, 120), layers.ReLU(), layers.Linear(120, 84), layers.ReLU(), layers.Linear(84, 10)),
-    )
