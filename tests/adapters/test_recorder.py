@@ -171,17 +171,31 @@ def test_what_is_not_given_follows_from_the_rest(tmp_path: Path) -> None:
     assert json.loads(history.info["trust"])["quality>DS/max"] == {"quality": "self-reported", "DS": "self-reported"}
 
 
-def test_a_journal_hands_on_the_model_and_what_criteria_remember(tmp_path: Path) -> None:
-    weighing = WeighedRounds("fedscs")
-    journal = Journal(weighing, tmp_path / "run", "loop", "accuracy", keep_models=True)
-    journal.open()
+@pytest.mark.parametrize("rule", ["fedscs", "cgsv(length=0.3)", "fedawa"])
+def test_a_rule_that_remembers_weighs_with_a_folder_as_without(rule: str, tmp_path: Path) -> None:
+    """The folder hands on the model and what criteria remember; policies look at updates, which it does not hold."""
     replies = [Reply(name, {"w": np.array(step, np.float32)}, 1.0) for name, step in (("a", [1, 2]), ("b", [3, 1]))]
-    journal.end_round(combined := weighing.combine({"w": np.zeros(2, np.float32)}, replies))
-    journal.close()
-    history = History(tmp_path / "run")
-    state = history.last_checkpoint()[0][weighing.name]
-    assert (state.parameters.tolist(), state.memory) == (combined.arrays["w"].tolist(), weighing.memory)
+    sent, without = {"w": np.zeros(2, np.float32)}, WeighedRounds(rule)
+    for number in (1, 2):  # each as an app of its own
+        weighing = WeighedRounds(rule)
+        journal = Journal(weighing, tmp_path / "run", "loop", "accuracy", keep_models=True)
+        journal.open()
+        expected = without.combine(sent, replies)
+        journal.end_round(combined := weighing.combine(sent, replies))
+        journal.close()
+        assert (combined.weights, weighing.memory) == (expected.weights, without.memory)
+        history = History(tmp_path / "run")
+        state = history.last_checkpoint()[0][weighing.name]
+        assert (state.parameters.tolist(), state.memory) == (combined.arrays["w"].tolist(), weighing.memory)
+        found = history.cohorts(weighing.name, 0, after=number - 1)
+        assert found.weight.tolist() == list(combined.weights.values())
+        assert found.score.tolist() == list(combined.scores.values())
     assert weighing.memory
+    recorder = Recorder(tmp_path / "run", weighing.rule, framework="loop", keep_models=True)
+    recorder.write(combined.weights, combined.measures)  # no scores: those of such a policy are its weights
+    recorder.finish()
+    last = History(tmp_path / "run").cohorts(weighing.name, 0, after=2)
+    assert last.weight.tolist() == last.score.tolist() == list(combined.weights.values())
 
 
 def test_a_round_that_cannot_be_is_refused_and_not_written(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -243,10 +243,12 @@ class Recorder:
             if lacking:
                 raise UserError(f"measures: client {client} has no {lacking[0]}; allowed: {listed(self._rule.names)}")
         raw = np.array([[float(measures[client][name]) for name in self._rule.names] for client in clients])
-        found = self._rule.weigh(raw, clients=clients)
         given = np.array([float(weights[client]) for client in clients])
-        scored = found.scores if scores is None else np.array([float(scores[client]) for client in clients])
-        return Weighing(found.criteria, raw, found.normalised, scored, given, found.all_zero, found.uniform)
+        scored = None if scores is None else np.array([float(scores[client]) for client in clients])
+        policy = self._rule.policy
+        if scored is None and policy is not None and not policy.of_measures:
+            scored = given  # what else the policy looked at stays with the framework
+        return replace(self._rule.weigh(raw, clients=clients, scores=scored), weights=given)
 
     def _tested(self, number: int, tests: Mapping[str, ClientTest]) -> Evaluations:
         clients = sorted(tests)

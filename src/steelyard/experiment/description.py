@@ -125,6 +125,10 @@ class Kind(Section):
                 "weighing.loss: given, but the loss of this kind of experiment is fixed; allowed: leave it out"
             )
 
+    def check_policy(self, rule: WeighingSettings) -> None:
+        """Refuse a rule whose policy needs what this experiment cannot give; called for each, as `check_rule` is."""
+        checks.check_policy(rule, self.capabilities(), self.optimiser)
+
     @property
     def lists(self) -> bool:
         """Whether clients are tested by the lists of items that they are recommended."""
@@ -326,7 +330,7 @@ class Description(Kind):
                     "each round with the last; allowed: 1"
                 )
             self.check_rule(rule)
-            checks.check_policy(rule, self.capabilities(), self.optimiser)
+            self.check_policy(rule)
             if not reading:
                 checks.check_rule(self.privacy, name, rule, criteria, self.capabilities().classes)
         self._check_caps()
@@ -477,7 +481,7 @@ class Description(Kind):
         rounds = self.rounds.model_copy(update={"fraction": self.rounds.share_of(count)})
         found = self.model_copy(update={"rounds": rounds})
         for rule in found.rules().values():
-            checks.check_policy(rule, found.capabilities(), self.optimiser)
+            found.check_policy(rule)
         return found
 
 

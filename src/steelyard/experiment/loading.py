@@ -52,6 +52,9 @@ class RecordedDescription(Description):
     def check_rule(self, rule: WeighingSettings) -> None:
         """Take any rule: it was followed elsewhere."""
 
+    def check_policy(self, rule: WeighingSettings) -> None:
+        """Take any policy: what it needs was there."""
+
     @property
     def score_name(self) -> str:
         return self.measure

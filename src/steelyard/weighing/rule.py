@@ -149,18 +149,22 @@ class Rule:
         how: Normalising | Literal["rule"] | None = "rule",
         clients: Sequence[str] = (),
         view: CohortView | None = None,
+        scores: Floats | None = None,
     ) -> Weighing:
         """Weigh a cohort from its raw measures [clients, criteria]: normalise, score, divide by the sum.
 
         `how` it is normalised: as the rule says, in another way, or not at all (None: values are in [0, 1] already).
-        `clients` are their names, which floors of single clients look at; `view` is what a policy looks at.
+        `clients` are their names, which floors of single clients look at; `view` is what a policy looks at. `scores`
+        where they are known already.
         """
         raw = measures_of(raw, self.names)
         check_how(how)
         believed = raw if self.settings.bound is None else bounded(raw, self.criteria, self.settings)
         how = self.settings.normalise if how == "rule" else how
         normalised, zero = (believed, np.zeros(raw.shape[1])) if how is None else normalise(believed, how)
-        if self.policy is not None:
+        if scores is not None:
+            found = scores
+        elif self.policy is not None:
             looked_at = view or CohortView(np.ones(len(believed), np.int64), clients=tuple(clients))
             found = self.policy.weigh({name: believed[:, column] for column, name in enumerate(self.names)}, looked_at)
         else:
