@@ -30,7 +30,7 @@ def test_facts_about_device_and_user_are_kept_apart():
 
 OF_TWO = {"partition-id": 0, "num-partitions": 2}
 OWN = {"client": "a", "data": "x"}
-SAFE = {"client": "a", "require": "local"}
+SAFE = {"client": "a", "require": "local", "state": "s"}
 
 
 @pytest.mark.parametrize(
@@ -45,6 +45,8 @@ SAFE = {"client": "a", "require": "local"}
         ({"client": "a", "min-rows": 5}, "min-rows", "without data"),
         ({**OWN, "allow": "*", "min-rows": 5}, "min-rows", 'allow="*"'),
         ({"client": "a", "epsilon": 4}, "epsilon", 'without require="local"'),
+        (SAFE, "epsilon", "as in epsilon=8"),
+        ({"client": "a", "require": "local", "epsilon": 8}, "epsilon", "without state"),
         ({**SAFE, "epsilon": 0}, "epsilon", 0),
         ({"client": "a", "require": "locl"}, "require", "'local'"),
         ({"client": "a", "tests": "false"}, "tests", "'false'"),

@@ -113,11 +113,11 @@ def noisy(noise: float, rounds: int = 10) -> dict[str, Any]:
 
 
 def test_a_node_that_requires_noise_takes_part_in_no_experiment_without_it(tmp_path: Path):
-    node = config(tmp_path, require="local")
+    node = config(tmp_path, require="local", epsilon=8, state=str(tmp_path))
     central = {"central": {"clip": 1.0, "noise": 1.0, "references": {"DS": 10.0}}}
     for sections in ({}, {"privacy": central, "weighing": {"max_shares": 2.0}}):
         assert_refused(partial(agreed, document(**sections), node), "privacy.local: missing")
-    assert agreed(noisy(1e-3), node).privacy is not None  # how much noise is another demand
+    assert_refused(partial(agreed, noisy(1e-3), node), "spends epsilon 5", "this node allows 8")
 
 
 def test_a_node_reckons_for_itself_what_the_noise_tells(tmp_path: Path):

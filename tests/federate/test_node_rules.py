@@ -81,7 +81,6 @@ def test_what_would_pass_the_owners_epsilon_is_refused_and_costs_nothing(tmp_pat
                 ask_to_train(refused)
     assert (tmp_path / LEDGER).read_bytes() == before
     assert NodeLedger(tmp_path, 4.5).charge(disclosure(5, noise=10.0)).number == 5
-    assert NodeLedger(tmp_path).charge(disclosure(6)).number == 6  # Without an ε it only records.
 
 
 def _replaced(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
@@ -148,11 +147,10 @@ def test_a_ledger_that_cannot_be_kept_is_refused(tmp_path: Path, monkeypatch: py
     assert [entry.round for entry in ledger.entries()] == [1]
 
 
-@pytest.mark.parametrize(("config", "keeps"), [({"require": "local"}, True), ({}, False)])
+@pytest.mark.parametrize(("config", "keeps"), [({"require": "local", "epsilon": 8}, True), ({}, False)])
 def test_a_ledger_is_kept_where_every_answer_carries_noise(tmp_path: Path, config: dict[str, Any], keeps: bool):
     read = NodeConfig.read({"client": "a", "state": str(tmp_path), **config})
     assert (NodeLedger.of(read) is not None) == keeps
-    assert NodeLedger.of(NodeConfig.read({"client": "a", "require": "local"})) is None
 
 
 def test_the_owner_sees_what_was_told(tmp_path: Path, command: CommandLine):
@@ -182,7 +180,7 @@ def private(rounds: int = 4, noise: float = 2.0, **more: Any) -> dict[str, Any]:
 
 def private_node(number: int, state: Path, **own: Any) -> Callable[[Message], RecordDict | Error]:
     """A node that runs the real ClientApp, as `steelyard federate node` does, by rules of its own."""
-    config = {"partition-id": number, "num-partitions": 2, "require": "local", "state": str(state), **own}
+    config = {"partition-id": number, "num-partitions": 2, "require": "local", "epsilon": 8, "state": str(state), **own}
     context = Context(1, 1, config, RecordDict(), {})
 
     def answered(message: Message) -> RecordDict | Error:
@@ -227,7 +225,7 @@ def test_a_server_that_asks_again_beyond_or_under_another_name_is_refused_at_the
     for changes in ({}, {"run": "third"}, {"federation": "fourth"}, {"clients": ("client-004",)}):
         assert reason(ask_to_train(restarted, document, 1, **changes)).startswith(f"NotAllowed: {line}")
     assert messages[-1].startswith(f"not answered: {line}")
-    assert len(NodeLedger(tmp_path).entries()) == 4
+    assert len(NodeLedger(tmp_path, 8.0).entries()) == 4
 
 
 def test_one_answer_tells_of_a_client_once_and_failed_work_tells_nothing(
@@ -243,16 +241,16 @@ def test_one_answer_tells_of_a_client_once_and_failed_work_tells_nothing(
     with monkeypatch.context() as patched:
         patched.setattr("steelyard.clients.protocol.SendingClients.train", no_work)
         assert reason(ask_to_train(asked, document, 1)) == "AssertionError"
-    assert NodeLedger(tmp_path).entries() == []
+    assert NodeLedger(tmp_path, 8.0).entries() == []
     assert isinstance(ask_to_train(asked, document, 1, clients=("client-000", "client-002")), RecordDict)
-    assert [entry.clients for entry in NodeLedger(tmp_path).entries()] == [2]
+    assert [entry.clients for entry in NodeLedger(tmp_path, 8.0).entries()] == [2]
 
 
 def test_charged_criteria_are_counted_as_they_are_noised(tmp_path: Path):
     document = private(rounds=1)
     document["privacy"] |= {"criteria": "charged", "criteria_noise": 4.0, "criteria_bounds": {"DS": 100.0}}
     assert isinstance(ask_to_train(private_node(0, tmp_path, epsilon=8.0), document, 1), RecordDict)
-    (entry,) = NodeLedger(tmp_path).entries()
+    (entry,) = NodeLedger(tmp_path, 8.0).entries()
     assert (entry.noise, entry.criteria, entry.criteria_noise, entry.clip) == (2.0, 1, 4.0, 1.0)
     assert entry.epsilon == pytest.approx(book.epsilon_of([disclosure(noise=(1 / 4 + 1 / 16) ** -0.5)]))
 
@@ -304,7 +302,7 @@ def test_a_run_goes_on_where_nobody_is_tested(tmp_path: Path):
     assert history.rounds["accuracy"].isna().all()
     assert history.evaluations.empty
     assert history.untested["round"].tolist() == [0] * 6 + [1] * 6 + [2] * 6
-    assert [entry.round for entry in NodeLedger(tmp_path / "state-0").entries()] == [1, 2]
+    assert [entry.round for entry in NodeLedger(tmp_path / "state-0", 8.0).entries()] == [1, 2]
 
 
 def test_what_needs_tests_is_refused_in_one_line_before_anybody_trains(tmp_path: Path):
@@ -314,7 +312,7 @@ def test_what_needs_tests_is_refused_in_one_line_before_anybody_trains(tmp_path:
         "rounds.stop_at_target",
         f"NotAllowed: {REFUSED}",
     )
-    assert NodeLedger(tmp_path / "state-0").entries() == []
+    assert NodeLedger(tmp_path / "state-0", 8.0).entries() == []
     assert not (tmp_path / "run").exists()
 
 
@@ -393,7 +391,7 @@ def test_two_processes_of_a_node_lose_no_entry(tmp_path: Path) -> None:
     def charge_twenty(run: str) -> None:
         gate.wait(60)
         for round in range(20):
-            NodeLedger(tmp_path).charge(disclosure(round, run=run))
+            NodeLedger(tmp_path, 99.0).charge(disclosure(round, run=run))
 
     both = [forked.Process(target=charge_twenty, args=(run,)) for run in ("a", "b")]
     for process in both:
@@ -401,5 +399,5 @@ def test_two_processes_of_a_node_lose_no_entry(tmp_path: Path) -> None:
     for process in both:
         process.join(120)
         assert process.exitcode == 0
-    found = [(entry.run, entry.round) for entry in NodeLedger(tmp_path).entries()]
+    found = [(entry.run, entry.round) for entry in NodeLedger(tmp_path, 8.0).entries()]
     assert sorted(found) == [(run, round) for run in ("a", "b") for round in range(20)]

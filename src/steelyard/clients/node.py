@@ -146,8 +146,13 @@ class NodeConfig(Section):
             raise ValueError(
                 f'client: got {got}; allowed: client="NAME", clients="A,B", or partition-id=I num-partitions=N'
             )
-        if self.epsilon is not None and "local" not in self.require:
-            raise ValueError('epsilon: given without require="local"; allowed: both together')
+        if (self.epsilon is None) == ("local" in self.require):
+            raise ValueError(
+                'epsilon: missing beside require="local", so that any noise would do; allowed: the most that all '
+                'answers may tell, as in epsilon=8 with state="state"'
+                if self.epsilon is None
+                else 'epsilon: given without require="local"; allowed: both together'
+            )
         if self.epsilon is not None and self.state is None:
             raise ValueError(
                 'epsilon: given without state, the folder of the ledger; allowed: both, as in state="state"'

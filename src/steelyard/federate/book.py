@@ -339,17 +339,17 @@ _MARK = TypeAdapter(Mark)
 class NodeLedger:
     """The ledger of one node; ask `check` before work is done, and `charge` before its answer leaves.
 
-    `most` is the owner's ε; without it the ledger only records. Any number of processes may use one folder.
+    `most` is the owner's ε. Any number of processes may use one folder.
     """
 
-    def __init__(self, folder: Path, most: float | None = None) -> None:
+    def __init__(self, folder: Path, most: float) -> None:
         self.path, self.most = folder / LEDGER, most
         self._journal = Journal(self.path, private=True)
 
     @classmethod
     def of(cls, config: NodeConfig) -> NodeLedger | None:
         """Return the ledger of a node whose every answer carries noise, in its state folder; None for all others."""
-        if config.state is None or "local" not in config.require:
+        if config.state is None or config.epsilon is None:
             return None
         return cls(config.state, config.epsilon)
 
@@ -380,7 +380,7 @@ class NodeLedger:
 
     def _next(self, planned: Disclosure, entries: Sequence[Entry]) -> Entry:
         total = epsilon_of([*entries, planned])
-        if self.most is not None and total > self.most:
+        if total > self.most:
             # The server learns this much; what others learned before is none of its business.
             raise NotAllowed(
                 f"privacy.local: round {planned.round} would take the total of this node's answers over its epsilon "

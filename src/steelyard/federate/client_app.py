@@ -351,9 +351,8 @@ def _ledger(config: NodeConfig, node: NodeClients, task: Task, run: str) -> Call
 
     def charge() -> None:
         entry = ledger.charge(planned)
-        limit = "" if config.epsilon is None else f" of {config.epsilon:g}"
         words = f"answer {entry.number} (run {entry.run}, {in_words(entry.federation)}, round {entry.round})"
-        _log.info(f"ledger: {words} takes epsilon to {entry.epsilon:.4g}{limit}")
+        _log.info(f"ledger: {words} takes epsilon to {entry.epsilon:.4g} of {ledger.most:g}")
 
     return charge
 

@@ -395,7 +395,7 @@ def ledger_of(file: Path) -> NodeLedger:
     """Return the ledger of the node that a file describes; what `steelyard federate ledger` shows."""
     found = NodeLedger.of(NodeConfig.read(read_node(file)[1]))
     if found is None:
-        raise UserError(f'{file}: keeps no ledger; allowed: require = "local" with state = "FOLDER"')
+        raise UserError(f'{file}: keeps no ledger; allowed: require = "local" with epsilon and state')
     return found
 
 
