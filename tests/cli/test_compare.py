@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -67,6 +68,22 @@ def test_without_tests_at_clients_the_servers_rows_make_the_tables(
     table = command("table", "untested").stdout
     assert "Accuracy over all test samples" in table
     assert "Rounds until a share of the devices" not in table
+
+
+@pytest.mark.parametrize("words", [("run",), ("attack", "--attack", "sign-flip", "--rules", "fedavg,EQ")])
+def test_what_is_printed_for_more_seeds_runs_when_pasted(
+    command: CommandLine, small: Path, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    fields = ("--set", 'beside.EQ.criteria=["EQ"]', *QUICK)
+    first = command(*words, small, *fields, "--out", "one seed")
+    (line,) = [line for line in first.stdout.splitlines() if line.startswith("more seeds: ")]
+    name, *pasted = shlex.split(line.removeprefix("more seeds: "))
+    assert name == "steelyard"
+    found = json.loads(command(*pasted, "--format", "json").stdout)["recommendation"]
+    assert found["seeds"] == int(pasted[-1]) > 3
+    rules = {row["rule"] for row in found["rules"]}
+    assert rules == ({"EQ", "DS>LD>MD"} if words == ("run",) else {"fedavg", "EQ"})
 
 
 def test_a_run_that_nobody_tests_says_so_once_and_points_to_no_table(command: CommandLine, tmp_path: Path) -> None:

@@ -136,7 +136,8 @@ def test_summaries_fit_the_terminal(
     monkeypatch.setenv("COLUMNS", str(width))
     show_result(document)
     lines = capsys.readouterr().out.splitlines()
-    assert [line for line in lines if " " in line[width:]] == []  # the digest and the folder are not broken
+    broken = [line for line in lines if not line.startswith("more seeds: ")]
+    assert [line for line in broken if " " in line[width:]] == []  # the digest and the folder are not broken
     for rule in document.rules:
         first = rule.seeds[0].heaviest_clients[0]
         (value,) = [row.value for row in document.tested().rules if row.rule == rule.rule]

@@ -88,7 +88,7 @@ def test_one_seed_and_two_recommend_nothing_and_say_how_many_would(seeds: int) -
     # A difference of one deviation at .05 / 2 needs 13 pairs.
     assert found["seeds_needed"] == seeds_for(1.0, 1.0, 2) == 13
     assert "VP is ahead of fedavg by 80.0 points" in found["sentence"]
-    assert "compare --seeds 13" in found["sentence"]
+    assert "13 seeds can" in found["sentence"]
 
 
 def test_errors_are_better_when_lower_and_no_percentages() -> None:

@@ -19,6 +19,7 @@ from steelyard.base import files
 from steelyard.base.errors import Stopped, UserError, ends_as_interrupted, printable
 from steelyard.base.logs import doing, logger
 from steelyard.base.measures import measure_of
+from steelyard.report.decide import more_seeds
 from steelyard.report.notices import chain_line, privacy_lines
 from steelyard.report.rendering import Style, Table, as_text, wrapped
 from steelyard.report.tables import headline, main_table, ranks_lists, server_tables
@@ -190,7 +191,7 @@ def show_result(document: Comparison) -> None:
     rules = document.rules
     if document.recommendation is not None:
         print_table(main_table(document, target=True))
-    lines = headline(document, changed=False)
+    lines = headline(document, lines=False)
     if not document.has("worst"):
         why = "partition.test = 'none', or nodes with tests = false"
         lines.append(f"no client tested the models ({why})")
@@ -223,6 +224,8 @@ def show_result(document: Comparison) -> None:
     # Not broken: these are copied.
     if line := chain_line(document.chain):
         print(printable(line))
+    for line in more_seeds(document.recommendation):
+        print(line)
     print(f"run stored in {printable(document.run)}")
     if document.recommendation is None:
         return

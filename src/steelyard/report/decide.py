@@ -10,6 +10,7 @@ chosen by rows that do not report: docs/reference/experiments.md has the conditi
 from __future__ import annotations
 
 import math
+import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,11 +19,11 @@ from enum import StrEnum
 import numpy as np
 from pydantic import computed_field
 
-from steelyard.base.errors import UserError, listed, nearest
+from steelyard.base.errors import UserError, listed, nearest, printable
 from steelyard.base.measures import Estimate, Measure, deviation, estimate, measure_of, show_estimate
 from steelyard.base.settings import Document
 from steelyard.experiment.description import Description
-from steelyard.experiment.loading import recipes
+from steelyard.experiment.loading import RUN_FILE, recipes
 from steelyard.report.curves import Curve, RecordedRule
 from steelyard.report.notices import single_client_rounds
 from steelyard.report.statistics import LEAST_SEEDS, detectable, paired_p, paired_tests, seeds_for, verdict
@@ -106,7 +107,7 @@ class Verdict(Outcome):
     asks_nobody: bool
     """Whether the rule to use asks no clients."""
     command: str
-    """What to run again with more seeds."""
+    """What to run for enough seeds, as a shell takes it; empty where there are enough."""
     spent: float | None
     """The ε that comparing has cost any one client."""
     rules: tuple[TestedRule, ...]
@@ -157,12 +158,12 @@ def decide(
     exclusions: Exclusions | None = None,
     *,
     controls: Sequence[str] = (),
-    command: str = "steelyard compare",
+    command: str = "",
     spent: float | None = None,
 ) -> Verdict:
     """Return which rule to use, from one value for each rule and seed, and the tests behind it.
 
-    Differences are taken seed by seed. `controls` are rules that ask no clients, `command` is what to run again with
+    Differences are taken seed by seed. `controls` are rules that ask no clients, `command` is what runs them again, for
     more seeds, and `spent` is the ε that comparing has cost any one client.
     """
     exclusions = exclusions or Exclusions()
@@ -170,7 +171,7 @@ def decide(
     seeds = len(values[baseline])
     tested = [row for row in tests[1:] if not row.left_out]
     small = 0.01 * abs(tests[0].value.mean) if rows.measure.less_is_better else 0.01
-    outcome = _outcome(tests, tested, rows, exclusions, seeds)
+    outcome, needed = _outcome(tests, tested, rows, exclusions, seeds), _seeds_needed(tested, small, seeds)
     return Verdict(
         **dict(outcome),
         measure=rows.measure.name,
@@ -180,9 +181,9 @@ def decide(
         seeds=seeds,
         small=small,
         detectable=_least_seen(tested),
-        seeds_needed=_seeds_needed(tested, small, seeds),
+        seeds_needed=needed,
         asks_nobody=outcome.rule in controls,
-        command=command,
+        command=f"{command} --seeds {needed}" if outcome.answer is Answer.TOO_FEW_SEEDS else "",
         spent=spent,
         rules=tests,
     )
@@ -312,6 +313,11 @@ def say(found: Verdict) -> str:
     return f"{sentence} {spent}".rstrip()
 
 
+def more_seeds(found: Verdict | None) -> list[str]:
+    """Return the line that says what to run for enough seeds; nothing where there are enough. It is never broken."""
+    return [f"more seeds: {printable(found.command)}"] if found and found.command else []
+
+
 def _refused(found: Verdict, measure: Measure) -> str:
     return f"No recommendation: {found.reason}."
 
@@ -329,7 +335,7 @@ def _too_few_seeds(found: Verdict, measure: Measure) -> str:
     if (-mean if found.less_is_better else mean) > 0:
         said = f"{best} is ahead of {found.baseline} by {_named(mean, measure)} {found.where}"
     count = {1: "one seed", 2: "two seeds"}[found.seeds]
-    return f"{said}, but {count} cannot tell it from chance: {found.command} --seeds {found.seeds_needed} can."
+    return f"{said}, but {count} cannot tell it from chance; {found.seeds_needed} seeds can."
 
 
 def _cannot_choose(found: Verdict, measure: Measure) -> str:
@@ -468,6 +474,7 @@ def verdict_of(history: History, experiment: Description, curves: Sequence[Curve
         rows,
         Exclusions(_left_out(history, settings, by_clients=not on_server), _problem(history, baseline)),
         controls=[rule for rule, found in settings.items() if not found.asks_clients],
+        command=f"steelyard compare {shlex.quote(str(history.folder / RUN_FILE))} --rules recipe",
         # Each of the private rules learnt from the same data.
         spent=None if promise is None or len(promise.epsilon) < 2 else promise.together,
     )

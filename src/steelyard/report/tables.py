@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 from steelyard.base.measures import UNKNOWN, Estimate, Measure, estimate, measure_of, show_estimate, show_number
 from steelyard.report.curves import COUNT, FIGURES, Curve, FigureOfMerit, OnRows, rounds_to_target
-from steelyard.report.decide import Verdict
+from steelyard.report.decide import Verdict, more_seeds
 from steelyard.report.notices import chain_line, single_client_lines
 from steelyard.report.rendering import Style, Table, as_csv, paragraph, render, spark
 from steelyard.report.result import ClientScore, Comparison, RuleResult, TargetTable
@@ -92,12 +92,13 @@ def _common(document: Comparison) -> list[Column]:
 # Which rule to use, and the table behind it.
 
 
-def headline(document: Comparison, *, changed: bool = True) -> list[str]:
+def headline(document: Comparison, *, lines: bool = True) -> list[str]:
     """Return the answer in plain sentences, the recommendation first: for the terminal, the report and notebooks.
 
-    Before it stands only what makes it doubtful: that the run was changed, where `changed` asks for it.
+    `lines` adds what a terminal shows in lines of its own, which are not broken: first that the run was changed, and
+    last what to run for more seeds.
     """
-    first = [f"{chain_line(document.chain)}."] if changed and document.chain.problem else []
+    first = [f"{chain_line(document.chain)}."] if lines and document.chain.problem else []
     single = single_client_lines(document.weighed_one)
     found = document.recommendation
     if found is None:
@@ -112,7 +113,8 @@ def headline(document: Comparison, *, changed: bool = True) -> list[str]:
         for each in rule.seeds
         if each.ended
     ]
-    return [*first, found.sentence, *single, *ended, *_flawed_sentence(document, found)]
+    more = more_seeds(found) if lines else []
+    return [*first, found.sentence, *single, *ended, *_flawed_sentence(document, found), *more]
 
 
 def _flawed_sentence(document: Comparison, found: Verdict) -> list[str]:
@@ -148,10 +150,11 @@ def write_comparison(
     every = [*target_tables(document), *comparison_tables(document)]
     tables = [*_weighed_one(document), main_table(document), *(every if all_tables else ())]
     sentences = [rule.in_words for rule in document.rules[1:]] if in_words else []
-    answer = paragraph(document.tested().sentence, style, width)
-    # Last, where a terminal stands: a run that was changed is not to be missed. A head is copied, so it is not broken.
-    chain = paragraph(chain_line(document.chain), style)
-    return f"{answer}\n\n{render(tables, sentences, style, width)}" + (f"\n{chain}\n" if chain else "")
+    found = document.tested()
+    # Last, where a terminal stands: a run that was changed is not to be missed. What is copied is not broken.
+    closing = [*more_seeds(found), *filter(None, [chain_line(document.chain)])]
+    parts = [paragraph(found.sentence, style, width), "", render(tables, sentences, style, width)]
+    return "\n".join([*parts, *(paragraph(line, style) for line in closing), *([""] if closing else [])])
 
 
 def main_table(document: Comparison, *, target: bool = False) -> Table:

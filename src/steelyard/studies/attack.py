@@ -6,6 +6,7 @@ A run for each attack, and one without; what hostile clients did under each rule
 from __future__ import annotations
 
 import math
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,9 +21,10 @@ from steelyard.base.measures import MEASURES, Estimate, estimate, show_estimate
 from steelyard.base.settings import Document
 from steelyard.experiment.description import Description
 from steelyard.experiment.learning import LearningDescription
+from steelyard.experiment.loading import RUN_FILE
 from steelyard.experiment.rules import seeds_of, with_rules
 from steelyard.report.curves import read_curves
-from steelyard.report.decide import Exclusions, Rows, Verdict, decide, recorded_rules
+from steelyard.report.decide import Exclusions, Rows, Verdict, decide, more_seeds, recorded_rules
 from steelyard.report.notices import flaws_of
 from steelyard.report.rendering import Table, paragraph, render, wrapped
 from steelyard.rounds.plan import RoundSettings
@@ -224,7 +226,7 @@ class Attack(Study):
         return Attacks(
             folder=str(folder),
             seeds=self.seeds,
-            recommendation=recommended(attacks),
+            recommendation=recommended(attacks, self._command(folder)),
             fraction=self.fraction,
             flawed_clients=tuple(sorted(flaws_of(history, min(history.federations["seed"], default=0)))),
             attacks=(clean, *(_with_losses(block, clean) for block in attacks)),
@@ -232,7 +234,12 @@ class Attack(Study):
 
     def text(self, answer: Attacks, format: Format, width: int | None) -> str:
         """Return the recommendation, and a table for each attack."""
-        return f"{attack_text(answer, width)}\n\nruns stored in {printable(answer.folder)}\n"
+        more = more_seeds(answer.recommendation)
+        return "\n".join([attack_text(answer, width), "", *more, f"runs stored in {printable(answer.folder)}", ""])
+
+    def _command(self, folder: Path) -> str:
+        words = (str(folder / CLEAN / RUN_FILE), "--rules", "recipe", "--attack", ",".join(self.attacks))
+        return shlex.join(("steelyard", "attack", *words, "--fraction", str(self.fraction)))
 
 
 def _with_losses(block: AttackBlock, clean: AttackBlock) -> AttackBlock:
@@ -335,8 +342,11 @@ def _backdoor(history: History, rule: str) -> list[float] | None:
     return found
 
 
-def recommended(attacks: Sequence[AttackBlock]) -> Verdict | None:
-    """Say which rule to use against these attacks: by the attack that harms it most, seed by seed."""
+def recommended(attacks: Sequence[AttackBlock], command: str = "") -> Verdict | None:
+    """Say which rule to use against these attacks: by the attack that harms it most, seed by seed.
+
+    `command` is what runs them again, for more seeds.
+    """
     if not attacks:
         return None
     rows = [row for block in attacks for row in block.rules]
@@ -354,7 +364,7 @@ def recommended(attacks: Sequence[AttackBlock]) -> Verdict | None:
     problem = f"{baseline}, which the others are held against: {left_out[baseline]}" if baseline in left_out else ""
     where = f"under {attacks[0].attack}" if len(attacks) == 1 else f"under the worst of {len(attacks)} attacks"
     compared = Rows(MEASURES["accuracy"], where)
-    return decide(least, baseline, compared, Exclusions(left_out, problem), command="steelyard attack")
+    return decide(least, baseline, compared, Exclusions(left_out, problem), command=command)
 
 
 def attack_text(document: Attacks, width: int | None = None) -> str:
