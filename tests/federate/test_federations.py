@@ -147,7 +147,9 @@ def test_hidden_updates_of_two_nodes_give_the_model_of_a_simulation_in_the_open(
     run(experiment(2, rounds=rounds, weighing=HIDDEN["weighing"]), out=tmp_path / "open")
     folder = tmp_path / "hidden"
     with started(folder, experiment(2, rounds=rounds, **HIDDEN), Launch(2)) as federation:
-        federation.follow(federation.submit())
+        submitted = federation.submit()
+        federation.follow(submitted)
+    assert "ERROR" not in submitted.log.read_text(encoding="utf-8")  # The server was there for its last report.
     assert_same_weights(tmp_path / "open", folder)
     history = History(folder)
     assert history.clients["failure"].isna().all()

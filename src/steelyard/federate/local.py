@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import time
 from collections.abc import Generator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -22,7 +23,16 @@ from steelyard.experiment.description import Description
 from steelyard.experiment.loading import Ask, load, new_folder, read_experiment
 from steelyard.federate.app_folder import experiment_text
 from steelyard.federate.certificates import make_certificates, make_key
-from steelyard.federate.queue import Launch, LocalServer, ServerRun, enqueue, read_launch, rounds_of, until_it_ends
+from steelyard.federate.queue import (
+    Launch,
+    LocalServer,
+    ServerRun,
+    enqueue,
+    is_server_app,
+    read_launch,
+    rounds_of,
+    until_it_ends,
+)
 from steelyard.federate.server import Registrar, RunQueue, SuperLink, superlink
 from steelyard.federate.workers import Process, environment
 from steelyard.proof.signing import read_public_key
@@ -33,6 +43,9 @@ from steelyard.runs.history import History
 _log = logger(__name__)
 
 _MOST_CLIENTS = 10_000
+_LOOK_SECONDS = 0.1
+_REPORT_SECONDS = 10.0
+"""How long a server app that has ended its run may still report that to the SuperLink."""
 REMADE = ("runs", ".flwr")
 """Folders of a federation's home that are made anew at every start."""
 
@@ -113,7 +126,19 @@ class LocalFederation:
                 with suppress(httpx.HTTPError):  # A SuperLink that is gone is named above, the next time.
                     self._queue.look()
 
-            until_it_ends(run, show, look)
+            try:
+                until_it_ends(run, show, look)
+            finally:
+                if not run.is_open:
+                    self._dismiss(run)
+
+    def _dismiss(self, run: ServerRun) -> None:
+        """Let the nodes leave, and meanwhile the server app report to the SuperLink how its run went."""
+        for process in self.link.beside:
+            process.terminate()
+        deadline, pid = time.monotonic() + _REPORT_SECONDS, run.outcome.get("pid")
+        while isinstance(pid, int) and is_server_app(pid) and time.monotonic() < deadline:
+            time.sleep(_LOOK_SECONDS)
 
 
 def _key(home: LocalServer, number: int) -> Path:
