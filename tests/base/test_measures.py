@@ -23,9 +23,20 @@ def test_a_score_with_a_standard_error_has_students_interval_within_its_range() 
     # Two perfect rows show nothing of a third; one row shows nothing at all.
     assert index.interval(1.0, 2, 0.0) == wilson(1.0, 2)
     assert index.interval(1.0, 1, math.nan) == (0.0, 1.0)
-    signed = Measure("a correlation", low=-1.0, high=1.0).interval(0.0, 9, 0.0)
-    assert signed == pytest.approx((-signed[1], signed[1]))
-    assert all(math.isnan(end) for end in MEASURES["rmse"].interval(2.0, 1, math.nan) or ())
+    assert index.interval(0.5, 1, 0.1) == (0.0, 1.0)
+    # Half a degree of freedom more than one row are something.
+    low, high = index.interval(0.5, 1.5, 0.0001) or (0.0, 1.0)
+    assert 0.0 < low < 0.5 < high < 1.0
+    # A correlation of 0.5 is three quarters of the way from -1 to 1.
+    part = wilson(0.75, 9)
+    found = Measure("a correlation", low=-1.0, high=1.0).interval(0.5, 9, 0.0)
+    assert found == pytest.approx((2 * part[0] - 1, 2 * part[1] - 1))
+    for rows, error in ((1, math.nan), (1, 0.1), (9, 0.0), (9, math.nan)):
+        nothing = MEASURES["rmse"].interval(2.0, rows, error)
+        assert nothing is not None
+        assert all(math.isnan(end) for end in nothing)
+    assert MEASURES["rmse"].interval(1.0, 10, 1.0) == pytest.approx((0.0, 3.262), abs=5e-4)
+    assert MEASURES["accuracy"].interval(0.5, 30) == wilson(0.5, 30)
 
 
 def test_few_rows_and_wide_intervals_rank_nobody() -> None:
@@ -34,6 +45,9 @@ def test_few_rows_and_wide_intervals_rank_nobody() -> None:
     assert accuracy.too_few(10, *wilson(0.5, 10))  # 24 to 76 %
     assert not accuracy.too_few(30, *wilson(0.5, 30))
     assert MEASURES["macro_f1"].too_few(500, 0.2, 0.8)
+    assert not MEASURES["macro_f1"].too_few(500, 0.25, 0.75)  # half of its range is not more than half
+    assert Measure("a correlation", low=-1.0, high=1.0).too_few(500, -0.4, 0.7)
+    assert error.too_few(500, math.nan, -1.0)
     assert error.too_few(9, -2.0, -1.0)
     assert not error.too_few(10, -2.0, -1.0)
 
@@ -69,7 +83,9 @@ def test_standard_errors_are_those_of_scores_without_each_row() -> None:
         ("macro F1", 0.2077, math.nan, "[?]"),
         ("macro F1", 0.2077, 1, "[0.21–1]"),
         ("RMSE", 99.4, 1234.5, "[99–1,234]"),
-        ("RMSE", 20, 100.4, "[20–100]"),
+        ("RMSE", 20, 100.0, "[20–100]"),
+        ("RMSE", math.nan, 100.0, "[?]"),
+        ("RMSE", 0, 5.55, "[0–5.5]"),
         ("minus RMSE", -121.6, -8.25, "[−122 to −8.2]"),
     ],
 )
@@ -85,6 +101,10 @@ def test_every_task_has_a_score_of_which_more_is_better_and_a_criterion() -> Non
     assert [measure_of(name).direction for name in ("RMSE", "c_index")] == ["less is better", "more is better"]
     assert measure_of("server-macro-f1") is MEASURES["macro_f1"]
     assert (measure_of("mape").show(0.125), measure_of("C-index").show(0.71234)) == ("12.50%", "0.7123")
+    assert [measure_of("mape").show(value) for value in (None, math.nan, 0.0)] == ["-", "-", "0.00%"]
+    assert measure_of("EQ, 3 rounds, macro F1") is measure_of("EQ, server-macro-f1") is MEASURES["macro_f1"]
+    assert measure_of("server-RMSE").name == "server-RMSE"
+    assert measure_of("EQ, ndcg@10").name == "EQ, ndcg@10"
     other = measure_of("ndcg@10")
     assert (other.bounded, other.interval(0.4, 100)) == (False, None)
 
@@ -95,6 +115,13 @@ def test_mean_and_interval_of_three_seeds():
     assert found.mean == 2.0
     assert found.half == pytest.approx(0.95 * math.sqrt(2 / (1 - 0.95**2)) / math.sqrt(3), rel=1e-12)
     assert (found.low, found.high) == pytest.approx((2.0 - found.half, 2.0 + found.half))
+    assert found.values == (1.0, 2.0, 3.0)
+    assert estimate([1.0, 2.0, 6.0]).half == pytest.approx(found.half * math.sqrt(7))  # s² = (4 + 1 + 9) / 2
+    for few in ([], [0.25]):
+        alone = estimate(few)
+        assert alone.values == tuple(few)
+        assert all(math.isnan(end) for end in (alone.low, alone.high))
+        assert alone.mean == 0.25 if few else math.isnan(alone.mean)
 
 
 @given(st.floats(0, 1), st.integers(1, 2_000))
@@ -121,4 +148,6 @@ def test_an_estimate_is_written_with_half_its_interval() -> None:
     assert show_estimate(estimate([-0.02]), 1, 100.0, signed=True) == "−2.0"
     assert show_estimate(estimate([0.02]), 1, 100.0, signed=True) == "+2.0"
     assert [show_estimate(estimate([value])) for value in (-0.0001, 0.5)] == ["0.0", "0.5"]
+    assert [show_estimate(estimate([value]), 0, signed=True) for value in (-0.1, 0.0, -3.0)] == ["0", "+0", "−3"]
+    assert show_estimate(estimate([-0.2]), unit=" %") == "−0.2 %"
     assert [show_estimate(value) for value in (None, estimate([]))] == ["–", "–"]

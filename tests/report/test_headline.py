@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,11 +13,12 @@ from tests.report.made_run import make_run, shared_run
 from tests.runs.contents import chain_again, change
 
 from steelyard.base.errors import UserError
+from steelyard.base.measures import estimate
 from steelyard.cli.printing import show_result
 from steelyard.experiment.loading import read_experiment
 from steelyard.report.curves import RecordedRule
 from steelyard.report.decide import Verdict
-from steelyard.report.html import headlines, html, sign, tilt
+from steelyard.report.html import Sign, headlines, html, sign, tilt
 from steelyard.report.result import computed
 from steelyard.report.view import RunView
 from steelyard.runs.facts import RunFacts
@@ -188,6 +190,26 @@ def test_the_sentence_and_the_sign_tell_of_flawed_clients(tmp_path_factory: pyte
 )
 def test_the_beam_tips_to_the_heavier_side_and_not_over(number: float, weight: float, angle: float) -> None:
     assert tilt(number, weight) == pytest.approx(angle)
+
+
+@pytest.mark.parametrize(
+    ("number", "weight", "words", "angle", "poise"),
+    [
+        (0.3, 0.1, "30% of participants but got 10% of the weight.", 8.0, 182.4),
+        (0.005, 0.0, "0% of participants and got 0% of the weight.", 0.2, 192.0),  # half a point more is no more
+        (0.25, 0.5, "25% of participants and got 50% of the weight.", -10.0, 144.0),
+        (0.1, 0.123, "10% of participants and got 12% of the weight.", -0.9, 180.2),
+    ],
+)
+def test_the_sign_by_hand(number: float, weight: float, words: str, angle: float, poise: float) -> None:
+    """The beam turns by 40 degrees for each whole share, and the weight hangs at 192 less 96 for each."""
+    shares = {"flawed_weight": estimate([weight]), "flawed_updates": estimate([number])}
+    view: Any = SimpleNamespace(
+        federation=lambda: SimpleNamespace(label="EQ"), rule={"EQ": SimpleNamespace(figures=shares)}.__getitem__
+    )
+    assert sign(view) == Sign(f"Under EQ flawed clients were {words}", angle, poise)
+    shares.clear()
+    assert sign(view) == Sign("A steelyard, level.", 0.0, 150.0, plain=True)
 
 
 def test_without_flawed_clients_the_beam_is_level(tmp_path: Path) -> None:

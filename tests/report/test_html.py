@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -13,13 +17,18 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.conftest import CommandLine
+from tests.kit import assert_refused
 from tests.report.made_run import make_run, shared_run
+from tests.runs.contents import change
 
 from steelyard.api import Experiment
-from steelyard.report.figures import KINDS, draw
-from steelyard.report.html import embedded, html, write_report
+from steelyard.report import contents
+from steelyard.report.figures import KINDS, draw, svg
+from steelyard.report.html import embedded, headlines, html, notebook_html, write_report
 from steelyard.report.recommended import recommended
 from steelyard.report.view import RunView, reweigh
+from steelyard.runs.facts import RunFacts
+from steelyard.runs.store import Store
 from steelyard.weighing.rule import WeighingSettings
 
 
@@ -97,6 +106,93 @@ def test_text_of_runs_is_never_markup_and_nothing_is_fetched(page: str) -> None:
 
 def sections(page: str) -> list[str]:
     return re.findall(r'<section id="([^"]+)">', page)
+
+
+def found_in(page: str, pattern: str) -> list[str]:
+    """Everything that stands between two tags, as it is read."""
+    return [unescape(text) for text in re.findall(pattern, page, re.S)]
+
+
+CAPTIONS = r"<caption><span>([^:]*:)?.*?</span></caption>"
+
+
+def test_a_report_of_one_run_says_what_was_run_and_what_it_has_nothing_for(run: Path, page: str) -> None:
+    assert found_in(page, "<title>(.*?)</title>") == [f"{run.name} · Steelyard"]
+    assert found_in(page, "</h1><p>(.*?)</p>") == ["A run <script>alert(1)</script> written by hand."]
+    assert found_in(page, '<p class="tools"><label>Shown for the rule <select class="rule">(.*?)</select>')[0].count(
+        "<option"
+    ) == len(data_of(page)["clients"])
+    assert "for the first of 2 seeds" in page
+    assert "have no figures of" not in page
+    words = [rule.in_words for rule in RunView([run]).documents[0].rules if rule.in_words]
+    assert found_in(page.partition("in words</summary>")[2], "<li>(.*?)</li>")[: len(words) + 1][:-1] == words
+    absent = [
+        f"{KINDS[name].title}: {KINDS[name].empty}" for name in ("contributions", "listening", "time", "adapters")
+    ]
+    assert found_in(page.partition("Not in this report")[2], "<li>(.*?)</li>") == absent
+    assert '<div class="wide">' in page
+    facts = dict(zip(found_in(page, "<dt>(.*?)</dt>"), found_in(page, "<dd>(.*?)</dd>"), strict=True))
+    head = RunView([run]).documents[0].chain.head
+    assert (facts["status"], facts["chain"]) == ("finished", f"chain head after round 6: {head}")
+    assert facts["python"]
+    assert "notes" not in facts
+    (toml,) = found_in(page, '<pre tabindex="0">(.*?)</pre>')
+    assert toml == (run / "experiment.toml").read_text()
+    made = datetime.strptime(found_in(page, "Made by Steelyard, (.*?) UTC")[0], "%Y-%m-%d %H:%M")
+    assert abs((datetime.now(UTC).replace(tzinfo=None) - made).total_seconds()) < 3600
+
+
+def test_each_script_of_a_report_is_allowed_by_its_digest(page: str) -> None:
+    scripts = re.findall(r"<script>(.*?)</script>", page, re.S)
+    allowed = re.findall(r"'sha256-([^']+)'", page)
+    assert [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts] == allowed
+
+
+def test_a_report_of_two_runs_names_the_run_of_everything(
+    tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = [make_run(tmp_path / name, rounds=2, clients=4, seeds=(1,)) for name in ("one", "two")]
+    toml = folders[1] / "experiment.toml"
+    toml.write_text(toml.read_text().replace('description = "', 'description = "Once more. '))
+    store = Store(folders[1])
+    store.note(RunFacts(notes="two were late", engine_choice="loop"))
+    store.close()
+    monkeypatch.setattr(contents, "RULES", 2)
+    view = RunView(folders)
+    page = html(view)
+    assert found_in(page, "<title>(.*?)</title>") == ["one and two · Steelyard"]
+    text = "A run <script>alert(1)</script> written by hand."
+    assert found_in(page, "</h1><p>(.*?)</p>") == [f"{text}; Once more. {text}"]
+    assert set(found_in(page, CAPTIONS)) == {"one:", "two:"}
+    lines = headlines(view)
+    assert [line.partition(": ")[0] for line in lines] == ["one", "two"]
+    assert lines[1] == f"two: {' '.join(headlines(RunView(folders[1:])))}"
+    assert found_in(page, "<h3>(one|two)</h3>") == ["one", "two"]
+    assert "4 rules have no figures of their own here" in page
+    assert "for the first of" not in page
+    facts = list(zip(found_in(page, "<dt>(.*?)</dt>"), found_in(page, "<dd>(.*?)</dd>"), strict=True))
+    assert [words for name, words in facts if name in ("notes", "engine choice")] == ["loop", "two were late"]
+
+
+def test_a_notebook_shows_the_answer_the_table_and_a_curve(run: Path, tmp_path: Path) -> None:
+    shown = notebook_html(RunView([run]))
+    assert found_in(shown, "<p>(.*?)</p>") == headlines(RunView([run]))
+    assert len(found_in(shown, "<table>(.*?)</table>")) == 1
+    assert svg(draw(RunView([run]), "server")) in shown
+    untested = shutil.copytree(run, tmp_path / "untested")
+    change(untested, "UPDATE rounds SET server_accuracy = NULL, server_metrics = NULL")
+    view = RunView([untested])
+    assert svg(draw(view, "accuracy")) in notebook_html(view)
+    begun = notebook_html(RunView([make_run(tmp_path / "begun", rounds=0, clients=3, seeds=(1,), status="running")]))
+    assert "<svg" not in begun
+
+
+def test_a_report_that_cannot_be_written_is_refused_and_odd_letters_are_replaced(tmp_path: Path) -> None:
+    view = RunView([make_run(tmp_path / "run", rounds=0, clients=3, seeds=(1,), status="running")])
+    view.names = ["a\udc80"]
+    write_report(view, tmp_path / "report.html")
+    assert "<title>a? ·" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert_refused(lambda: write_report(view, tmp_path / "report.html" / "inside"), "--out", "inside")
 
 
 def test_a_run_that_has_only_begun_says_so(tmp_path: Path) -> None:

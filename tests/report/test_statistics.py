@@ -12,11 +12,16 @@ from scipy import stats
 
 from steelyard.report.statistics import (
     ALPHA,
+    LEAST_SEEDS,
+    MOST_SEEDS,
     anytime_equivalence_p,
     anytime_p,
+    detectable,
     equivalence_p,
     holm,
     paired_p,
+    paired_tests,
+    seeds_for,
     spent,
     verdict,
 )
@@ -36,6 +41,50 @@ def test_differences_that_are_all_the_same_or_none_decide_as_coins_would() -> No
     assert anytime_p([]) == anytime_p([0.0] * 20) == 1.0
     assert 2.0**-12 < anytime_p([0.01] * 12) < anytime_p([0.0, *[0.01] * 12]) < 0.002
     assert anytime_equivalence_p([0.0] * 12, 0.01) < 0.001
+
+
+def test_the_bets_on_signs_by_hand() -> None:
+    """Stakes: one half, then tanh(m|d|/s²) with the mean and variance of what came before, and .95 at the most."""
+    # Before the second: m = 1/2, s² = 1 − 1/4; before the third m = 2/3, s² = 1 − 4/9.
+    second = math.tanh(0.5 / 0.75)
+    wealth = [1.5, 1.5 * (1 + second), 1.5 * (1 + second) * 1.95]  # tanh(2/3 · 2 / (5/9)) = .98
+    down = 0.5  # who bet on the other sign stakes nothing more
+    assert anytime_p([1.0]) == 1.0
+    assert anytime_p([1.0, 1.0]) == pytest.approx(2 / (wealth[1] + down))
+    assert anytime_p([-1.0, -1.0]) == pytest.approx(anytime_p([1.0, 1.0]))
+    assert anytime_p([1.0, 1.0, 2.0]) == pytest.approx(2 / (wealth[2] + down))
+    assert anytime_p([1.0, 1.0, -2.0]) == pytest.approx(2 / (wealth[1] + down))  # what was shown stays shown
+    third = math.tanh(2 / 3 * 0.1 / (5 / 9))
+    assert anytime_p([1.0, 1.0, 0.1]) == pytest.approx(2 / (wealth[1] * (1 + third) + down))
+    assert anytime_p([1.0, 0.0]) == 1.0
+    # Equal within a half: both 1/2 and 1/2 away from its ends; one beyond an end is beyond.
+    assert anytime_equivalence_p([0.0], 0.5) == pytest.approx(1 / 1.5)
+    assert anytime_equivalence_p([1.0], 0.5) == anytime_equivalence_p([-1.0], 0.5) == 1.0
+    assert anytime_equivalence_p([0.0, 0.25], 0.5) == pytest.approx(1 / (1.5 * (1 + math.tanh(0.25 * 0.25 / 0.1875))))
+    assert (spent(0.05, 1), spent(0.06, 2)) == pytest.approx((0.025, 0.01))
+
+
+def test_each_rule_is_tested_and_all_of_them_are_one_family() -> None:
+    """Differences 1, 2, 3 have t = √12, and p = .0742 with two degrees of freedom."""
+    found = paired_tests({"A": [1.0, 2.0, 3.0], "B": [-1.0, -2.0, -3.0], "C": [0.5]})
+    assert list(found) == ["A", "B", "C"]
+    p = 1 - math.sqrt(12 / 14)  # 1 − t / √(2 + t²)
+    for rule, mean in (("A", 2.0), ("B", -2.0)):
+        each = found[rule]
+        assert (each.mean, each.p, each.p_holm, each.verdict) == pytest.approx((mean, p, 2 * p, "not distinguishable"))
+        assert each.high - each.mean == pytest.approx(4.302653 / math.sqrt(3))
+        assert each.values == tuple(abs(value) * mean / 2 for value in (1.0, 2.0, 3.0))
+    assert (found["C"].p, found["C"].p_holm, found["C"].verdict) == (None, None, "untested")
+    assert paired_tests({"A": [1.0, 1.1, 1.2]})["A"].verdict == "better"
+
+
+def test_how_many_seeds_are_needed_is_the_least_that_see_it() -> None:
+    assert seeds_for(100.0, 1.0) == LEAST_SEEDS
+    least = detectable(1.0, MOST_SEEDS)
+    assert seeds_for(least, 1.0) == MOST_SEEDS
+    assert seeds_for(least * 0.999, 1.0) is None
+    assert seeds_for(1.0, 2.0) == seeds_for(0.5, 1.0) == 34
+    assert detectable(2.0, 10) == 2 * detectable(1.0, 10) < detectable(2.0, 10, 3)
 
 
 @pytest.mark.parametrize("kind", ["heavy tails", "rows of a test set", "ties"])

@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -331,6 +332,16 @@ COUNT, INDEX = Measure("count"), Measure("index", low=0.0, high=1.0)
 SHARE = Measure("share", low=0.0, high=1.0, percent=True)
 SERVER = ("accuracy", "macro_f1", "mape", "micro_f1", "c_index", "dice", "mae", "rmse")
 """What the server's tests of a model may find, as `measures.MEASURES` names it."""
+_TESTED = {
+    "accuracy": "accuracy on the server's test set",
+    "accuracy_late": "mean accuracy of the last rounds on the server's test set",
+    "macro_f1": "macro F1 on the server's test set",
+    "macro_f1_late": "mean macro F1 of the last rounds on the server's test set",
+    "mape": "error on the server's test set",
+    "c_index": "C-index on the server's test set",
+    "dice": "mean Dice on the server's test set",
+}
+"""What paired tests of these compare."""
 
 
 def _last(values: Sequence[float] | Floats) -> float:
@@ -341,40 +352,18 @@ def _late(values: Sequence[float] | Floats, settings: RoundSettings) -> float:
     return float(np.mean(values[-settings.last :])) if len(values) else math.nan
 
 
-def _of_clients(figure: Callable[[Floats], float]) -> Callable[[Curve, RoundSettings], float]:
+def _of_clients(figure: Callable[[Floats], float], curve: Curve, settings: RoundSettings) -> float:
     """Return a figure of the clients' scores after the last round."""
-    return lambda curve, settings: float(figure(curve.scores[-1])) if curve.scores.size else math.nan
+    return float(figure(curve.scores[-1])) if curve.scores.size else math.nan
 
 
-def _of_server(name: str) -> list[FigureOfMerit]:
-    """Return a figure of the server's tests: of the last one, and the mean over the last rounds."""
-    measure = MEASURES[name]
-    tested = {
-        "mape": "error",
-        "accuracy": "accuracy",
-        "macro_f1": "macro F1",
-        "c_index": "C-index",
-        "dice": "mean Dice",
-    }
-    words = f"{tested[name]} on the server's test set" if name in tested else ""
-    late = f"mean {words.replace(' on', ' of the last rounds on')}" if name in ("accuracy", "macro_f1") else ""
-    return [
-        FigureOfMerit(
-            f"server_{name}",
-            measure.heading,
-            lambda curve, settings: curve.last_test.get(name, _last(curve.server.get(name, ()))),
-            measure,
-            tables=("server",),
-            tested=words,
-        ),
-        FigureOfMerit(
-            f"server_{name}_late",
-            f"{measure.heading}, last rounds",
-            lambda curve, settings: _late(curve.server.get(name, ()), settings),
-            measure,
-            tested=late,
-        ),
-    ]
+def _of_server(name: str, curve: Curve, settings: RoundSettings) -> float:
+    """Return a figure of the server's last test of a model, also where it did not test every round."""
+    return curve.last_test.get(name, _last(curve.server.get(name, ())))
+
+
+def _late_of_server(name: str, curve: Curve, settings: RoundSettings) -> float:
+    return _late(curve.server.get(name, ()), settings)
 
 
 def _reached(curve: Curve, settings: RoundSettings) -> float:
@@ -382,20 +371,18 @@ def _reached(curve: Curve, settings: RoundSettings) -> float:
     return math.nan if found is None else float(found)
 
 
-def _sum(name: str, heading: str, column: str) -> FigureOfMerit:
-    return FigureOfMerit(name, heading, lambda curve, settings: curve.sums.get(column, math.nan), COUNT)
+def _sum(column: str, curve: Curve, settings: RoundSettings) -> float:
+    return curve.sums.get(column, math.nan)
 
 
-def _flawed(name: str, heading: str, tables: tuple[Literal["main"], ...] = ()) -> FigureOfMerit:
-    return FigureOfMerit(
-        f"flawed_{name}", heading, lambda curve, settings: curve.flawed.get(name, math.nan), SHARE, tables
-    )
+def _flawed(of: str, curve: Curve, settings: RoundSettings) -> float:
+    return curve.flawed.get(of, math.nan)
 
 
 FIGURES = (
-    _flawed("weight", "weight of flawed", ("main",)),
-    _flawed("samples", "samples of flawed"),
-    _flawed("updates", "updates of flawed"),
+    FigureOfMerit("flawed_weight", "weight of flawed", partial(_flawed, "weight"), SHARE, ("main",)),
+    FigureOfMerit("flawed_samples", "samples of flawed", partial(_flawed, "samples"), SHARE),
+    FigureOfMerit("flawed_updates", "updates of flawed", partial(_flawed, "updates"), SHARE),
     FigureOfMerit(
         *("final", "final", lambda curve, settings: _last(curve.overall)),
         tables=("main", "clients"),
@@ -408,13 +395,33 @@ FIGURES = (
     FigureOfMerit(
         "best", "best round", lambda curve, settings: float(max(curve.overall, default=math.nan)), None, ("clients",)
     ),
-    FigureOfMerit("worst", "worst client", _of_clients(worst_score), None, ("clients",)),
-    FigureOfMerit("worst_tenth", "worst tenth", _of_clients(worst_tenth), None, ("main", "clients")),
-    FigureOfMerit("p10", "10th perc.", _of_clients(lambda scores: np.percentile(scores, 10)), None, ("clients",)),
-    FigureOfMerit("p90", "90th perc.", _of_clients(lambda scores: np.percentile(scores, 90)), None, ("clients",)),
-    FigureOfMerit("spread", "std. dev.", _of_clients(np.std), None, ("clients",)),
-    FigureOfMerit("jain", "Jain", _of_clients(jain), INDEX, ("clients",)),
-    *(figure for name in SERVER for figure in _of_server(name)),
+    FigureOfMerit("worst", "worst client", partial(_of_clients, worst_score), None, ("clients",)),
+    FigureOfMerit("worst_tenth", "worst tenth", partial(_of_clients, worst_tenth), None, ("main", "clients")),
+    FigureOfMerit(
+        "p10", "10th perc.", partial(_of_clients, lambda scores: np.percentile(scores, 10)), None, ("clients",)
+    ),
+    FigureOfMerit(
+        "p90", "90th perc.", partial(_of_clients, lambda scores: np.percentile(scores, 90)), None, ("clients",)
+    ),
+    FigureOfMerit("spread", "std. dev.", partial(_of_clients, np.std), None, ("clients",)),
+    FigureOfMerit("jain", "Jain", partial(_of_clients, jain), INDEX, ("clients",)),
+    *(
+        figure
+        for name in SERVER
+        for figure in (
+            FigureOfMerit(
+                *(f"server_{name}", MEASURES[name].heading, partial(_of_server, name), MEASURES[name]),
+                tables=("server",),
+                tested=_TESTED.get(name, ""),
+            ),
+            FigureOfMerit(
+                *(f"server_{name}_late", f"{MEASURES[name].heading}, last rounds"),
+                partial(_late_of_server, name),
+                MEASURES[name],
+                tested=_TESTED.get(f"{name}_late", ""),
+            ),
+        )
+    ),
     FigureOfMerit("testing_rounds", "testing rounds", lambda curve, settings: float(curve.tests), COUNT, ("main",)),
     FigureOfMerit("rounds_to_target", "rounds to target", _reached, COUNT),
     FigureOfMerit(
@@ -423,11 +430,11 @@ FIGURES = (
         lambda curve, settings: curve.sums.get("cohort", 0) - curve.sums.get("answered", 0),
         COUNT,
     ),
-    _sum("seconds", "seconds", "seconds"),
-    _sum("cpu_seconds", "seconds of processors", "cpu"),
-    _sum("gpu_seconds", "seconds of a GPU", "gpu"),
-    _sum("bytes_up", "bytes from clients", "up"),
-    _sum("bytes_down", "bytes to clients", "down"),
+    FigureOfMerit("seconds", "seconds", partial(_sum, "seconds"), COUNT),
+    FigureOfMerit("cpu_seconds", "seconds of processors", partial(_sum, "cpu"), COUNT),
+    FigureOfMerit("gpu_seconds", "seconds of a GPU", partial(_sum, "gpu"), COUNT),
+    FigureOfMerit("bytes_up", "bytes from clients", partial(_sum, "up"), COUNT),
+    FigureOfMerit("bytes_down", "bytes to clients", partial(_sum, "down"), COUNT),
     *(
         FigureOfMerit(
             name, name.replace("_", " "), lambda curve, settings, name=name: curve.step.get(name, math.nan), SHARE
