@@ -10,14 +10,13 @@ from tests.kit import SMALL as KIT
 from tests.kit import assert_refused, changed
 from tests.stopping import assert_a_stop_changes_nothing
 
-from steelyard.base.measures import estimate
 from steelyard.experiment.loading import build
 from steelyard.experiment.rules import with_rules
 from steelyard.experiment.running import resume, run
 from steelyard.runs.facts import RunFacts
 from steelyard.runs.history import History
 from steelyard.runs.store import Store
-from steelyard.studies.attack import AttackBlock, AttackRow, attack_names, outcomes, recommended, under_attack
+from steelyard.studies.attack import outcomes, under_attack
 
 SMALL = changed(
     KIT,
@@ -90,13 +89,6 @@ def test_what_cannot_be_is_refused_before_the_run(field: str, value: str, docume
     assert_refused(lambda: build(document), field, value)
 
 
-def test_names_of_attacks() -> None:
-    assert not any(name.startswith("adaptive") for name in attack_names(["all"]))
-    assert attack_names(["alie, sign-flip+inflation", "alie"]) == ["alie", "sign-flip+inflation"]
-    assert_refused(lambda: attack_names(["inflation+late-inflation"]), "--attack", "'inflation+late-inflation'")
-    assert under_attack(build(SMALL), "clean", 0.0) == build(SMALL)
-
-
 def test_who_was_flawed_is_stored_for_every_seed_also_by_a_resume(tmp_path: Path) -> None:
     flawed = {**KIT, "flaws": [{"kind": "noisy", "pick": "random", "count": 1, "amount": 0.5}]}
     folder = run(build(flawed), out=tmp_path / "run", seeds=[3, 4])
@@ -107,17 +99,3 @@ def test_who_was_flawed_is_stored_for_every_seed_also_by_a_resume(tmp_path: Path
     store.close()
     resume(folder)
     assert History(folder).flaws.equals(found)
-
-
-def test_a_rule_that_exploded_is_not_recommended_and_fedavg_may_have_another_name() -> None:
-    size = AttackRow(rule="size", accuracy=estimate([0.5, 0.5, 0.51]), fedavg=True)
-    exploded = AttackRow(rule="VP", accuracy=estimate([0.9, 0.91, 0.9]), ended=1)
-    sound = AttackRow(rule="LD", accuracy=estimate([0.7, 0.7, 0.72]))
-    found = recommended([AttackBlock(attack="flip", rules=(exploded, sound, size))])
-    assert found is not None
-    assert (found.baseline, found.rule) == ("size", "LD")
-    reasons = {row.rule: row.left_out for row in found.rules}
-    assert reasons["VP"] == "its model exploded in 1 of 3 seeds under flip"
-    worse = recommended([AttackBlock(attack="flip", rules=(sound, size.model_copy(update={"ended": 3})))])
-    assert worse is not None
-    assert worse.rule is None
