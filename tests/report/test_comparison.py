@@ -72,6 +72,11 @@ def test_the_rows_behind_a_mean_over_devices_by_hand() -> None:
     assert found is not None
     assert (found.rows, found.low, found.high) == pytest.approx((20, 0.59535, 0.80465), abs=1e-5)
     assert on_rows([scores], [rows], MEASURES["minus_rmse"]) is None
+    # 2² / (1/1 + 1/1) rows of one carry two devices with a row each; one without rows counts as one with one.
+    for few in ([1, 1], [1, 0]):
+        found = on_rows([scores], [np.array(few)])
+        assert found is not None
+        assert (found.low, found.high) == pytest.approx(wilson(0.75, 2))
 
 
 def test_what_of_the_target_and_share_must_be_reached() -> None:

@@ -13,7 +13,7 @@ from tests.runs.contents import chain_again, change
 from tests.runs.records import add, begun, evaluations, federation, record, state
 
 from steelyard.base.measures import ERROR
-from steelyard.report.curves import Curve, figures_of, read_curves
+from steelyard.report.curves import Curve, Exploded, figures_of, read_curves
 from steelyard.rounds.plan import RoundSettings
 from steelyard.runs.history import History
 from steelyard.runs.store import Store
@@ -51,6 +51,10 @@ def test_a_rule_that_exploded_at_once_has_its_first_model_if_that_was_tested(tmp
     first = {"evaluations": evaluations(round=0), "accuracy": 0.625}
     found = curve_of(begun(tmp_path / "tested"), first, ended="exploded")
     assert (found.rounds.tolist(), found.overall.tolist(), found.scores.tolist()) == ([0], [0.625], [[0.5, 1.0]])
+    later = {"evaluations": evaluations(round=1), "accuracy": 0.75}
+    after = curve_of(begun(tmp_path / "later"), first, later, ended="exploded")
+    assert (after.rounds.tolist(), after.overall.tolist()) == ([1], [0.75])
+    assert (after.ended, found.ended) == (Exploded(round=2, reason="exploded"), Exploded(round=1, reason="exploded"))
     untested = curve_of(begun(tmp_path / "untested"), {}, ended="exploded")
     assert (untested.rounds.tolist(), untested.overall.tolist()) == ([], [])
 

@@ -61,6 +61,8 @@ def test_json_cannot_end_its_element() -> None:
     text = embedded(evil)
     assert "<" not in text
     assert json.loads(text) == evil
+    with pytest.raises(ValueError, match="Out of range"):
+        embedded({"share": float("nan")})  # no browser reads it
 
 
 def test_every_registered_figure_has_its_place(run: Path) -> None:

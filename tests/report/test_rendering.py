@@ -1,18 +1,15 @@
-"""Tables that fit a terminal, and what tables of runs say: directions, whose models were tested, participation."""
+"""Tables that fit a terminal, and what tables of runs say: directions, whose models were tested."""
 
 from __future__ import annotations
 
 import csv
 import io
-import json
 import math
-import shutil
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.conftest import CommandLine
 
 from steelyard import Experiment
 from steelyard.experiment.loading import read_experiment
@@ -77,22 +74,3 @@ def test_where_clients_test_models_of_their_own_tables_say_so_and_their_scores_d
     for row in document.tested().rules:
         mean = sum(document.rule(row.rule).curve.mean) / 2  # of both rounds, on the clients
         assert row.value.mean == document.rule(row.rule).figures["late"].mean == pytest.approx(mean)
-
-
-FEW = ["rounds.count=1", "partition.clients=8", "flaws=[]", "compute.engine=stacked", "training.epochs=1"]
-COMPARE = ["--quiet", "compare", "quickstart", "--rules", "fedavg,EQ", *(f"--set={change}" for change in FEW)]
-
-
-def test_each_share_of_participation_is_a_run_and_a_column(command: CommandLine, tmp_path: Path) -> None:
-    shown = command(*COMPARE, "--participation", "0.1,1,0.75,1.0", "--format", "json", "--out", "out")
-    assert "10% of 8 clients" in shown.stdout + shown.stderr
-    document = json.loads(shown.stdout[shown.stdout.index("{") :])
-    # The folder holds them all: it is shown again, and what was removed from it is run again.
-    shutil.rmtree(tmp_path / "out" / "participation-075")
-    assert len(json.loads(command("table", "out", "--format", "json").stdout)["participation"]) == 1
-    found = json.loads(command("resume", "out", "--format", "json", "--quiet").stdout)["participation"]
-    one, other = ([row["table"]["recommendation"] for row in rows] for rows in (found, document["participation"]))
-    assert one == other
-    assert [row["share"] for row in found] == [1.0, 0.75]
-    for rule in found[1]["table"]["rules"]:
-        assert rule["figures"]["worst"]["mean"] == pytest.approx(min(each["score"] for each in rule["clients"]))

@@ -83,6 +83,7 @@ def test_how_many_seeds_are_needed_is_the_least_that_see_it() -> None:
     least = detectable(1.0, MOST_SEEDS)
     assert seeds_for(least, 1.0) == MOST_SEEDS
     assert seeds_for(least * 0.999, 1.0) is None
+    assert [seeds_for(detectable(1.0, seeds, 2), 1.0, 2) for seeds in (4, 10, 501)] == [4, 10, 501]
     assert seeds_for(1.0, 2.0) == seeds_for(0.5, 1.0) == 34
     assert detectable(2.0, 10) == 2 * detectable(1.0, 10) < detectable(2.0, 10, 3)
 

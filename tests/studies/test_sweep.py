@@ -63,6 +63,51 @@ def test_values_are_read_as_in_an_experiment_file(text: str, values: tuple[Any, 
     assert [type(value) for value in read] == [type(value) for value in values]
 
 
+@pytest.mark.parametrize(
+    ("over", "parts"),
+    [
+        ("training.epochs", ("'training.epochs'", "section.field=value,value")),
+        ("=1", ("'=1'", "section.field=value,value")),
+        ("training.epochs= ", ("'training.epochs= '", "section.field=value,value")),
+        ("training.epochs=1,,2", ("'1,,2'", "empty")),
+        ("seed=1,2", ("seed", "--seeds")),
+        ("beside=1", ("beside", "--rules")),
+        ("name=a", ("name", "not a setting")),
+        ("store.checkpoint_every=1", ("store.checkpoint_every", "not a setting")),
+        ("partition.validation=0.1", ("partition.validation", "--validation gives the share")),
+        ("weighing=1", ("weighing is a section", "one value")),
+        ("weighing.criteria=DS", ("weighing.criteria is a list", "one value")),
+        ("flaws.0=1", ("flaws.0 is a section", "one value")),
+        ("training.epochs=1,1", ("'training.epochs=1 LD>DS>MD'", "same experiment", "each point once")),
+    ],
+)
+def test_fields_that_cannot_be_swept_are_named(over: str, parts: tuple[str, ...]) -> None:
+    flawed = BASE.changed({"flaws": [{"kind": "noisy", "pick": "biggest", "count": 1}]})
+    assert_refused(lambda: plan(flawed, [over]), "--over", *parts)
+    assert len(plan(flawed, ["flaws.0.count=1,2"]).cells()) == 2
+
+
+def test_nothing_to_sweep_and_too_many_points_are_refused() -> None:
+    assert_refused(lambda: plan(BASE, []), "--over", "got nothing", "--rules")
+    assert_refused(lambda: plan(BASE, ["training.epochs=1", "training.epochs=2"]), "training.epochs", "twice")
+    epochs = f"training.epochs={','.join(map(str, range(1, 52)))}"
+    assert_refused(lambda: plan(BASE, [epochs], rules=["EQ", "DS"]), "a grid of 102 points", "--yes")
+    rates = f"training.learning_rate={','.join(f'0.{number:03d}' for number in range(1, 200))}"
+    assert_refused(lambda: plan(BASE, [epochs, rates], many=True), "a grid of 10,149 points", "at most 10,000")
+
+
+def test_names_of_runs_are_short_and_plain() -> None:
+    found = plan(BASE, {"training.batch_size": ["full", 10], "model.name": ["logistic"]}).cells()
+    assert [cell.folder for cell in found] == ["1-batch_size=full,name=logistic", "2-batch_size=10,name=logistic"]
+    assert plan(BASE, [], rules=["EQ"]).cells()[0].folder == "1"
+    ten = plan(BASE, [f"training.epochs={','.join(map(str, range(1, 11)))}"]).cells()
+    assert [cell.folder for cell in ten][8:] == ["09-epochs=9", "10-epochs=10"]
+    odd = BASE.changed({"data": {"source": "images", "path": "x"}})
+    name = plan(odd, {"data.path": ["A B/c_d", "e" * 100]}).cells()[0].folder
+    assert name == "1-path=A-B-c_d"
+    assert len(plan(odd, {"data.path": ["A", "e" * 100]}).cells()[1].folder) == 2 + 80
+
+
 def test_many_points_can_be_meant() -> None:
     assert len(plan(BASE, [f"training.epochs={','.join(map(str, range(1, 102)))}"], many=True).cells()) == 101
     assert len(plan(BASE, [f"training.epochs={','.join(map(str, range(1, 101)))}"]).cells()) == 100
