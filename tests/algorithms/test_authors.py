@@ -33,7 +33,7 @@ def simulated(epochs: int) -> Simulation:
     dataset = Dataset("toy", torch.tensor(ROWS), torch.tensor(LABELS), 3)
     training = TrainingSettings(learning_rate=0.1, epochs=epochs, batch_size="full")
     clients = {3: Population(dataset, (ClientRows("a", rows, rows),), rows)}
-    return Simulation(clients, ModelSettings(name="logistic"), training, ComputeSettings(engine="loop"))
+    return Simulation(clients, ModelSettings(name="logistic"), training, ComputeSettings(engine="loop", device="cpu"))
 
 
 def trained(

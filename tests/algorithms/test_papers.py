@@ -68,7 +68,9 @@ class LastRound:
 
 def watched(population: Population, training: TrainingSettings, engine: str = "loop", model: Any = None) -> Watched:
     model = model or ModelSettings(name="linear")
-    return Watched({3: population}, model, training, ComputeSettings(engine=engine), [criterion.get("DS")])
+    return Watched(
+        {3: population}, model, training, ComputeSettings(engine=engine, device="cpu"), [criterion.get("DS")]
+    )
 
 
 def rounds(clients: Simulation, algorithm: Algorithm, plan: Plan, momentum: float = 0.0) -> tuple[torch.Tensor, Any]:

@@ -46,21 +46,28 @@ def test_no_candidate_harms_more_on_the_colluders_own_rows(rule: str, monkeypatc
     state = federation.start(server)
     task = make_task(federation, state, clients, plan, 1)
     (updates,) = clients.train([task])
+    hostile = [row for row, name in enumerate(updates.clients) if name in clients.colluders(task.seed)]
+    honest = [row for row in range(10) if row not in hostile]
+    # One honest client has trained on nothing: it is left out, whatever colluders try. A part of the network is frozen.
+    models = updates.payload.models.clone()
+    models[:, :5] = task.parameters[:5]
+    samples = updates.samples * (np.arange(10) != honest[3])
+    updates = replace(updates, samples=samples, payload=DenseModels(models, ((0, 5),)))
     tried: list[np.ndarray] = []
     harm = colluding._Trial.harm
 
     def noted(trial: Any, candidates: Any) -> np.ndarray:
         tried.append(harm(trial, candidates))
+        assert torch.equal(trial.directions().rows[:8], models[honest] - task.parameters)
         return tried[-1]
 
     monkeypatch.setattr(colluding._Trial, "harm", noted)
     sent = with_colluders(federation, state, task, updates, clients, server, plan)
-    hostile = [row for row, name in enumerate(sent.clients) if name in clients.colluders(task.seed)]
-    honest = [row for row in range(10) if row not in hostile]
     assert len(hostile) == 2
     assert isinstance(sent.payload, DenseModels)
-    assert isinstance(updates.payload, DenseModels)
-    assert torch.equal(sent.payload.models[honest], updates.payload.models[honest])
+    assert sent.payload.frozen == ((0, 5),)
+    assert torch.equal(sent.payload.models[:, :5], models[:, :5])
+    assert torch.equal(sent.payload.models[honest], models[honest])
     assert len(tried[0]) >= 50
     assert np.isfinite(tried[0]).all()
     assert len(tried[1]) == 12
@@ -76,6 +83,15 @@ def test_no_candidate_harms_more_on_the_colluders_own_rows(rule: str, monkeypatc
     worst = max(tuple(each) for part in tried for each in part.tolist())
     assert harmed(sent) == pytest.approx(worst, rel=1e-3, abs=1e-6)
     assert harmed(sent) > harmed(updates)
+    # Colluders of two families are two groups, each of which tries for itself.
+    groups: list[tuple[str, list[int]]] = []
+    families = dict(zip((updates.clients[row] for row in hostile), ("signs", "inflation"), strict=True))
+    monkeypatch.setattr(clients, "colluders", lambda seed: families)
+    monkeypatch.setattr(
+        colluding, "_worst", lambda trial, family: (trial.updates, groups.append((family, trial.rows)))[0]
+    )
+    with_colluders(federation, state, task, updates, clients, server, plan)
+    assert groups == [("inflation", hostile[1:]), ("signs", hostile[:1])]
 
 
 def test_a_stopped_run_ends_with_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

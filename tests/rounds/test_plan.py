@@ -17,7 +17,7 @@ from steelyard.rounds.plan import RoundSettings, devices_needed, reached
 @given(st.integers(1, 50))
 def test_all_of_up_to_fifty_clients_take_part_unless_a_share_is_given(clients: int) -> None:
     assert (RoundSettings().share_of(clients), RoundSettings().cohort(clients)) == (1.0, clients)
-    assert RoundSettings(fraction=0.1).cohort(clients) == max(1, (clients + 5) // 10)
+    assert RoundSettings(fraction=0.1, min_clients=0).cohort(clients) == max(1, (clients + 5) // 10)
 
 
 @given(st.integers(51, 100_000))

@@ -248,8 +248,9 @@ def test_the_noise_on_a_sum_is_z_times_the_clip_times_the_largest_weight() -> No
     task = replace(TASK, parameters=torch.full((20_000,), 2.0))
     made = rounds(noise=3.0, clip=0.5)
     # Nobody came: the model and noise of 3 · 0.5 · 2/5.
-    found = made.combine(RULE, task, nobody(task), made.weigh(RULE, task, np.zeros((0, 1)), (0,)))
-    assert (nobody(task).federation, nobody(task).round) == (task.federation, task.round)
+    empty = nobody("f", 2, task.parameters)
+    assert (empty.federation, empty.round, empty.clients, len(empty.samples)) == ("f", 2, (), 0)
+    found = made.combine(RULE, task, empty, made.weigh(RULE, task, np.zeros((0, 1)), (0,)))
     assert float(found.std()) == pytest.approx(0.6, rel=0.03)
     assert float(found.mean()) == pytest.approx(2.0, abs=0.02)
     # Updates are clipped, weighted and summed; what is frozen stays.

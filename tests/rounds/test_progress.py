@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -94,6 +95,7 @@ def error(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Screen]:
         (show_duration, 90, "2 min"),
         (show_duration, 5399, "90 min"),
         (show_duration, 5400, "1.5 h"),
+        (show_duration, 1e6, "277.8 h"),
     ],
 )
 def test_scores_and_durations_have_the_unit_that_fits(show: Callable[[float], str], value: float, text: str) -> None:
@@ -251,6 +253,39 @@ def test_each_of_several_runs_gets_a_bar_and_what_comes_after_it_lines(
         assert text in shown
     assert "round 3/8:" not in shown
     assert shown[ended:].startswith("summing up")
+
+
+def seen(screen: Screen) -> list[str]:
+    """The lines that a terminal shows after what was written to it, without those that are empty."""
+    lines, row = [""], 0
+    for part in re.split(r"(\x1b\[[0-9;?]*[A-Za-z]|\n)", screen.getvalue()):
+        if part == "\n":
+            row += 1
+            lines += [""] * (row == len(lines))
+        elif part == "\x1b[1A":
+            row -= 1
+        elif part == "\x1b[2K":
+            lines[row] = ""
+        elif not part.startswith("\x1b"):
+            lines[row] += part.strip("\r")
+    return [line.strip() for line in lines if line.strip()]
+
+
+def test_a_bar_stays_once_its_rounds_began_and_makes_way_for_a_question(
+    clock: Clock, error: Callable[..., Screen]
+) -> None:
+    screen = error()
+    with watching(), doing("reading"), paused():
+        assert seen(screen) == []
+        screen.write("Go on? yes\n")
+    assert seen(screen) == ["Go on? yes"]  # and no empty bar, where no round began
+    with show_progress(8) as report:
+        report(3, {"DS": 0.5})
+    bar, figures = seen(screen)[1:]
+    assert (bar.startswith("rounds"), " 3/8 " in bar, figures) == (True, True, "DS 50.00%")
+    with show_progress(9):
+        pass
+    assert [" 0/9 " in line for line in seen(screen)] == [False, False, False, True]
 
 
 def notebook(shown: list[str], kernel: object) -> SimpleNamespace:

@@ -67,7 +67,15 @@ def slow(select: SelectSettings, seed: int, round: int, size: int, known: Any) -
     st.one_of(st.none(), st.integers(1, 20)),
     st.sampled_from([0.0, 0.1, 0.5, 1.0]),
 )
-@example("score", 0, 1, 5, {name: {"asked": 1} for name in NAMES[:15]}, None, 0.1)
+@example(
+    "score",
+    0,
+    1,
+    5,
+    {NAMES[at]: {"asked": 1, "score": at % 3} if at % 2 else {"asked": 1} for at in range(15)},
+    None,
+    0.1,
+)
 @example("power-of-choice", 0, 1, 3, {NAMES[at]: {"loss": at % 4, "samples": 9 + at} for at in range(15)}, 12, 0.1)
 def test_who_is_chosen_is_the_slow_way_s(
     by: str, seed: int, round: int, size: int, known: Any, candidates: int | None, explore: float

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.kit import assert_refused
 from tests.privacy.seeded_source import SeededSource
 from tests.rounds.scripted import NAMES, Clients, Recorder, Reporting, Server, federation, ran, state
 
@@ -20,11 +23,13 @@ from steelyard.privacy.settings import PrivacySettings
 from steelyard.rounds.loop import TooFewClients, make_task, run_rounds
 from steelyard.rounds.plan import SELECT, SelectSettings
 from steelyard.rounds.private import NO_GUARANTEE, PrivateRounds
-from steelyard.rounds.state import CLOCK, Plan, RoundState
+from steelyard.rounds.state import CLOCK, Plan, RoundState, first_like
 from steelyard.rounds.weigh import Exploded, discounted, weigh_soundly
 from steelyard.weighing.cohort import CohortView
+from steelyard.weighing.criterion import Criterion
 from steelyard.weighing.order import AdjustSettings, OrderState, strategy_of
 from steelyard.weighing.policy import Policy
+from steelyard.weighing.rule import Rule, WeighingSettings
 from steelyard.weighing.weights import Weighing
 
 
@@ -74,6 +79,9 @@ def test_a_run_from_the_start_records_the_first_model_and_every_round() -> None:
     assert seen == [(number, dict.fromkeys("fgh", 0.4375)) for number in range(3)]
     for name in "fgh":
         assert (states[name].round, states[name].finished, states[name].orders.reference) == (2, False, 0.4375)
+    # Of another seed it is another's, also where it is the same model.
+    begun = dict.fromkeys("fgh", state(0))
+    assert [first_like(one, federations, begun).name for one in federations] == ["f", "g", "f"]
     assert all(0 <= record.seconds < 60 for record in kept.records)
     assert not any(question.detailed for question in clients.questions)
 
@@ -89,6 +97,14 @@ def test_a_round_weighs_and_combines_what_the_cohort_sent() -> None:
     assert record.weighing.raw.dtype == np.float64
     assert (record.order, record.tried, record.kept_old) == ((0,), (((0,), 0.4375),), False)
     assert done.clients.questions[0].models.tolist() == [done.state.parameters.tolist()]
+
+
+def test_a_round_hands_on_its_rate_and_shares_out_its_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(perf_counter=lambda: 1.0, process_time=partial(next, iter([3.0, 7.0])))
+    monkeypatch.setattr("steelyard.rounds.loop.time", clock)
+    done = ran(federation("f"), federation("g"), before=state(2), rounds=3, rate=lambda round: round / 4)
+    assert [(record.cpu, record.gpu) for record in done.kept.records] == [(2.0, 0.0)] * 2
+    assert [asked.rate for asked in (*done.clients.tasks, *done.clients.questions)] == [0.75] * 4
 
 
 def test_a_run_goes_on_where_its_states_stand() -> None:
@@ -247,6 +263,10 @@ def test_slopes_and_last_layers_are_there_where_the_server_knows_them() -> None:
     assert view.class_grams.tolist() == [[[0.5, -0.5], [-0.5, 0.5]], [[0.5, 0.0], [0.0, 0.5]]]
     # Both kernels moved by ½ in each of their one and four numbers.
     assert view.kernel_norms.tolist() == [[0.5, 1.0], [0.5, 1.0]]
+    nothing = looked_at(Server(), state(4))
+    assert_refused(lambda: nothing.slopes(np.ones(2)), "weighing.policy", "learns from no rows")
+    assert_refused(lambda: nothing.class_grams, "weighing.policy", "no last layer")
+    assert_refused(lambda: nothing.kernel_norms, "weighing", "no layers")
 
 
 def test_where_no_model_is_finite_the_federation_ends_and_says_so() -> None:
@@ -391,3 +411,8 @@ def test_nobody_claims_more_classes_than_the_server_knows(noisy: bool) -> None:
     refused, believed = (record.updates for record in kept.records)
     assert (refused.clients, [failure.client for failure in refused.failures]) == (("a", "c"), ["b"])
     assert believed.clients == ("a", "b", "c")
+    # And what a measure of the user's own gets wrong at the server is told with round and federation.
+    wrong = Criterion(name="BAD", measured_by="server", measure=lambda view: -1.0 * view.samples)
+    made = replace(federation("f#7"), rule=Rule(WeighingSettings(criteria=("BAD",)), [wrong]))
+    given = ([made], {"f#7": state(0)}, clients, Server(), plan, kept, None, private or NO_GUARANTEE)
+    assert_refused(lambda: run_rounds(*given), "round 1 of f, seed 7: criterion BAD")

@@ -193,7 +193,7 @@ def test_who_needs_an_accuracy_is_refused_where_nobody_tells_one(rule: dict[str,
 
 @pytest.mark.parametrize(
     ("clients", "side"),
-    [("ABC", "3 clients that test none chooses"), ("EE", "2 clients that test all choose and none")],
+    [("ABC", "3 clients that test none chooses"), ("E", "1 clients that test all choose and none")],
 )
 def test_apart_needs_clients_that_choose_and_clients_that_report(clients: str, side: str) -> None:
     rule = federation(criteria=("DS", "LD"), adjust=AdjustSettings(report="apart"))

@@ -198,7 +198,10 @@ def _train(
     with told_in_one_line(partial(training_fault, tasks)):
         answers = clients.train([tasks[index] for index in asked]) if asked else []
     found = dict(zip(asked, map(guarantee.released, answers), strict=True))
-    return [found[index] if index in found else nobody(task) for index, task in enumerate(tasks)]
+    return [
+        found[index] if index in found else nobody(task.federation, task.round, task.parameters)
+        for index, task in enumerate(tasks)
+    ]
 
 
 def make_task(

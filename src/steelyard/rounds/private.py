@@ -61,11 +61,11 @@ class Guarantee:
 
     def weigh(self, federation: Federation, task: Task, raw: Floats, order: Sequence[int]) -> Weighing:
         """Weigh a cohort for a sum with the server's noise: each client by itself, or by criteria that are released."""
-        return federation.rule.weigh(raw, order)
+        raise NotImplementedError
 
     def combine(self, federation: Federation, task: Task, updates: Updates, weighing: Weighing) -> torch.Tensor:
         """Return the new model, with the server's noise on it; the round was charged when it was weighed."""
-        return updates.payload.combine(task.parameters, weighing.weights)
+        raise NotImplementedError
 
     def epsilon(self, federation: str, *, coarse: bool = False) -> float | None:
         """Return what a federation's rounds so far have cost any one client, as ε; None where nobody counts."""
@@ -300,8 +300,6 @@ class PrivateRounds(Guarantee):
         return np.array([self._limits.get(name, np.inf) for name in federation.rule.names])
 
 
-def nobody(task: Task) -> Updates:
+def nobody(federation: str, round: int, parameters: torch.Tensor) -> Updates:
     """Return the updates of an empty cohort."""
-    none = np.zeros(0, np.int64)
-    models = DenseModels(torch.zeros((0, len(task.parameters)), dtype=task.parameters.dtype))
-    return Updates(task.federation, task.round, (), none, {}, np.zeros(0), models)
+    return Updates(federation, round, (), np.zeros(0, np.int64), {}, np.zeros(0), DenseModels(parameters[None][:0]))

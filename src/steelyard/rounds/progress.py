@@ -129,14 +129,14 @@ class _Display:
     def pause(self) -> None:
         self._last = float("inf")
         if self._bar is not None:
-            # A bar that is only interrupted is taken away, and drawn again below.
+            # Questions come before the rounds: what is taken away holds nothing yet.
             self._bar.live.transient = True
             self._bar.stop()
 
     def go_on(self) -> None:
         self._last = time.monotonic()
         if self._bar is not None:
-            self._bar.start()
+            self._bar = _bar()  # the old one would wipe out the answer when it is drawn again
 
     def end(self) -> None:
         self._last = time.monotonic()

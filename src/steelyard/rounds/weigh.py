@@ -26,7 +26,7 @@ from steelyard.messages.algorithm import Algorithm, ServerStep, Vectors
 from steelyard.messages.payloads import DenseModels, ServerTest, SingleModels
 from steelyard.messages.updates import Counts, Failure, Floats, Task, Updates
 from steelyard.privacy.hidden import BeyondBound, HiddenUpdates
-from steelyard.rounds.private import NO_GUARANTEE, Guarantee
+from steelyard.rounds.private import NO_GUARANTEE, Guarantee, nobody
 from steelyard.rounds.state import Draft, Federation, Plan, RoundState
 from steelyard.weighing.cohort import Cohort, CohortView, Memory, ServerSide
 from steelyard.weighing.criterion import Criterion, CriterionFault
@@ -451,10 +451,8 @@ def train_alone(federation: Federation, state: RoundState, server: Server, round
         raise UserError("weighing.trained_by: got 'server', but this server cannot train; allowed: clients")
     if not is_sound(model):
         raise Exploded(federation.name, round, "the server's own model is no longer finite")
-    none = np.zeros(0)
-    nobody = Updates(federation.name, round, (), np.zeros(0, np.int64), {}, none, DenseModels(model[None][:0]))
-    order = state.orders.order
-    return Draft(federation, state, nobody, None, model, order, state.memory, tensors=state.tensors)
+    alone, order = nobody(federation.name, round, model), state.orders.order
+    return Draft(federation, state, alone, None, model, order, state.memory, tensors=state.tensors)
 
 
 def fit_to_server(drafts: Sequence[Draft], server: Server) -> None:
