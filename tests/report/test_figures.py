@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import altair as alt
 import numpy as np
 import pytest
 from tests.kit import assert_refused
@@ -115,3 +118,52 @@ def test_what_does_not_exist_is_named_with_what_does(run: Path) -> None:
 def test_a_letter_says_how_many_rows_of_a_class_there_are():
     drawn = draw_letters(Split({"a": 104, "b": 60}, {}, {"a": [100, 0, 4], "b": [0, 60, 0]}), 60)
     assert [line.split()[-1] for line in drawn[1:]] == ["█·░", "·▓·"]
+
+
+def encoded(
+    part: Any, rows: list[dict[str, Any]] | None, every: Any
+) -> Iterator[tuple[str, Any, list[dict[str, Any]]]]:
+    """Every channel of a figure's marks, with the rows that it reads."""
+    if "data" in part:
+        rows = every[part["data"]["name"]]
+    for channel, found in part.get("encoding", {}).items():
+        assert rows is not None
+        for each in found if isinstance(found, list) else [found]:
+            yield channel, each, rows
+    for name in ("layer", "vconcat", "hconcat"):
+        for inner in part.get(name, ()):
+            yield from encoded(inner, rows, every)
+    if "spec" in part:
+        yield from encoded(part["spec"], rows, every)
+
+
+def test_every_figure_keeps_to_its_schema_and_reads_what_its_data_hold(run: Path) -> None:
+    view = RunView([run])
+    for dark in (False, True):
+        alt.Config.from_dict(figures.theme(dark), validate=True)
+    styles = set(figures.theme()["style"])
+    charts = figures.draw_all(view) | {"client": figures.draw(view, "client", client="client-1")}
+    for name, chart in charts.items():
+        if chart is None:
+            continue
+        document = chart.to_dict(validate=True)
+        assert document["description"].endswith("."), name
+        computed = re.findall(r'"as": "(\w+)"', json.dumps(document))
+        for note in filter(None, document.get("usermeta", {}).values()):
+            assert note.endswith("."), name
+        for channel, found, rows in encoded(document, None, document["datasets"]):
+            if channel in ("x", "y"):
+                assert "title" in found, (name, found)  # else it has the name of a column
+            if (field := found.get("field")) is None or field in computed:
+                continue
+            values = [cell for row in rows for cell in (row[field] if isinstance(row[field], list) else [row[field]])]
+            if found.get("type") == "quantitative":
+                assert all(value is None or isinstance(value, int | float) for value in values), (name, field)
+            if isinstance(domain := found.get("scale", {}).get("domain"), list):
+                if found["type"] == "quantitative":
+                    assert domain[0] < domain[1], (name, field)
+                else:
+                    assert set(map(str, values)) <= set(map(str, domain)), (name, field)
+            if isinstance(sort := found.get("sort"), list):
+                assert set(map(str, values)) <= set(map(str, sort)), (name, field)
+    assert styles == {"ground", "ink", "soft"}
