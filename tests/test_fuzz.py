@@ -31,14 +31,14 @@ from safetensors.torch import save
 from steelyard.base.errors import UserError
 from steelyard.base.settings import parse
 from steelyard.clients.flower import tasks, wire
-from steelyard.clients.flower.forms import Form, Refused
 from steelyard.clients.flower.roster import introduction
+from steelyard.clients.flower.wire import Form, Refused
 from steelyard.data import DataSettings
 from steelyard.data.sources.bundled import read_idx
 from steelyard.experiment.loading import build
 from steelyard.messages.updates import Question, Task
 from steelyard.recommend import interactions
-from steelyard.recommend.wire import sparse_codec
+from steelyard.recommend.wire import SparseCodec
 from steelyard.runs.checkpoint import checksum, read_tensors, restore
 from steelyard.runs.schema import SCHEMA
 from steelyard.weighing import table as weighing_table
@@ -149,7 +149,7 @@ def _read_leaf(content: bytes, folder: Path) -> None:
 _TASK = Task("DS", 1, 1, ("a", "b"), torch.zeros(6))
 _QUESTION = Question("DS", 1, 1, torch.zeros(2, 6))
 _EXPECTED = tasks.Expected({"DS": lambda value: None})
-_SPARSE = sparse_codec(0.1, 3, 8)
+_SPARSE = SparseCodec(0.1, 3, 8)
 MESSAGES: dict[str, Callable[[Any], object]] = {
     "updates": lambda records: tasks.read_updates(records, _TASK, _TASK.clients, _EXPECTED),
     "sparse": lambda records: tasks.read_updates(records, _TASK, _TASK.clients, _EXPECTED, _SPARSE),

@@ -26,10 +26,8 @@ from tests.runs.contents import models
 
 from steelyard.algorithms.fedprox import FedProx
 from steelyard.algorithms.scaffold import CONTROL, Scaffold
-from steelyard.clients.flower.checks import RECORD_COLUMNS
-from steelyard.clients.flower.forms import EVALUATE
 from steelyard.clients.flower.tasks import read_question
-from steelyard.clients.flower.wire import split
+from steelyard.clients.flower.wire import EVALUATE, RECORD_COLUMNS, split
 from steelyard.clients.node import NodeConfig
 from steelyard.clients.protocol import Clients, RemainingClients
 from steelyard.experiment.loading import build

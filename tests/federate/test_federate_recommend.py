@@ -8,19 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array
 from tests.clients.flower.flower_fakes import FakeGrid, assert_taken_back
 from tests.federate.small_experiment import node
 from tests.runs.contents import models
 
-from steelyard.clients.flower.wire import pack
+from steelyard.clients.flower.wire import pack, unpack_all
 from steelyard.experiment.loading import build
 from steelyard.experiment.running import run
 from steelyard.federate.app_folder import experiment_text
 from steelyard.federate.client_app import NodeStates
 from steelyard.federate.server_app import federate
 from steelyard.recommend.sparse import SparseRows
-from steelyard.recommend.wire import sparse_codec
+from steelyard.recommend.wire import SparseCodec
 from steelyard.runs.history import History
 
 
@@ -77,23 +76,24 @@ def test_five_users_on_five_nodes_equal_the_simulation(tmp_path: Path):
             assert not kept
 
 
-CODEC = sparse_codec(rate=0.1, width=3, most=2)
+CODEC = SparseCodec(rate=0.1, width=3, most=2)
 
 
-def arrays(owners: list[int], rows: list[int], values: Any = None) -> dict[str, Array]:
+def read(arrays: dict[str, Any], clients: int) -> SparseRows:
+    return CODEC.unpack(unpack_all(pack(arrays), CODEC.shapes(clients, 15)), clients, 15)
+
+
+def arrays(owners: list[int], rows: list[int], values: Any = None) -> dict[str, Any]:
     filled = np.ones((len(rows), 3)) if values is None else values
-    return dict(
-        pack({"owners": np.asarray(owners, "<i4"), "rows": np.asarray(rows, "<i4"), "values": filled.astype("<f4")})
-    )
+    return {"owners": np.asarray(owners, "<i4"), "rows": np.asarray(rows, "<i4"), "values": filled.astype("<f4")}
 
 
 def test_sparse_rows_survive_the_wire_and_join_in_order():
     rows = SparseRows(2, np.array([0, 0, 1], np.int32), np.array([3, 3, 1], np.int32), np.ones((3, 3), np.float32), 9.0)
-    got = CODEC.unpack({name: Array(value) for name, value in CODEC.pack(rows).items()}, 2, torch.zeros(15))
-    assert isinstance(got, SparseRows)
+    got = read(CODEC.pack(rows), 2)
     assert (got.owners.tolist(), got.rows.tolist(), got.values[0].tolist()) == ([0, 1], [3, 1], [2, 2, 2])
     assert got.rate == 0.1  # The server's own, not the sender's.
-    joined: Any = CODEC.join([got, CODEC.unpack(arrays([0], [4]), 1, torch.zeros(15))], [2, 0, 1])
+    joined: Any = CODEC.join([got, read(arrays([0], [4]), 1)], [2, 0, 1])
     assert (joined.clients, joined.owners.tolist(), joined.rows.tolist()) == (3, [0, 1, 2], [4, 3, 1])
 
 
@@ -109,10 +109,10 @@ def test_sparse_rows_survive_the_wire_and_join_in_order():
 )
 def test_impossible_rows_are_refused(owners: list[int], rows: list[int], reason: str):
     sent = arrays(owners, rows, np.ones((len(owners), 3)))
-    assert_taken_back(lambda: CODEC.unpack(sent, 2, torch.zeros(15)), reason)
+    assert_taken_back(lambda: read(sent, 2), reason)
 
 
 def test_a_value_that_is_not_finite_leaves_out_its_user():
     values = np.ones((2, 3))
     values[1, 2] = np.nan
-    assert CODEC.unpack(arrays([0, 1], [1, 1], values), 2, torch.zeros(15)).finite().tolist() == [True, False]
+    assert read(arrays([0, 1], [1, 1], values), 2).finite().tolist() == [True, False]

@@ -17,7 +17,6 @@ from tests.kit import assert_refused, changed, named
 from tests.runs.contents import models
 
 from steelyard.clients.flower import tasks, wire
-from steelyard.clients.flower.forms import TRAIN, LossForm, TaskForm
 from steelyard.clients.flower.hidden_messages import (
     AnswerForm,
     HideForm,
@@ -25,7 +24,12 @@ from steelyard.clients.flower.hidden_messages import (
     OpenForm,
     ShareForm,
 )
-from steelyard.clients.flower.wire import read_array  # NumPy's own reader is not safe in several threads.
+from steelyard.clients.flower.wire import (
+    TRAIN,
+    LossForm,
+    TaskForm,
+    read_array,  # NumPy's own reader is not safe in several threads.
+)
 from steelyard.clients.node import NodeConfig
 from steelyard.experiment.node_rules import agreed
 from steelyard.federate.client_app import NodeFault, app

@@ -22,7 +22,7 @@ from tests.runs.contents import models
 from steelyard.base.errors import UserError
 from steelyard.base.usercode import NotAllowed
 from steelyard.clients.flower import tasks, wire
-from steelyard.clients.flower.forms import EVALUATE, TRAIN
+from steelyard.clients.flower.wire import EVALUATE, TRAIN
 from steelyard.clients.node import NodeConfig
 from steelyard.experiment.loading import build
 from steelyard.federate import book

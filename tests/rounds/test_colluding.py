@@ -62,7 +62,7 @@ def test_no_candidate_harms_more_on_the_colluders_own_rows(rule: str, monkeypatc
         return tried[-1]
 
     monkeypatch.setattr(colluding._Trial, "harm", noted)
-    sent = with_colluders(federation, state, task, updates, clients, server, plan)
+    sent = with_colluders(federation, state, task, updates, clients.colluders(task.seed), server, plan)
     assert len(hostile) == 2
     assert isinstance(sent.payload, DenseModels)
     assert sent.payload.frozen == ((0, 5),)

@@ -13,8 +13,7 @@ from flwr.serverapp import Grid
 from steelyard.adapters.recorder import ClientTest
 from steelyard.adapters.rounds import Reply
 from steelyard.base.errors import UserError
-from steelyard.clients.flower import wire as packing
-from steelyard.clients.flower.forms import Refused
+from steelyard.clients.flower.wire import Refused, read_array
 
 AT_ONCE = 1 << 28
 """Bytes of replies that are pulled with one call: small models come together, large ones one by one."""
@@ -123,7 +122,7 @@ def read_reply(client: str, message: Message, key: str) -> Reply | str:
     try:
         for name in list(record):
             # The bytes go as their array comes: a model is in memory once.
-            arrays[name] = packing.read_array(record.pop(name), name)
+            arrays[name] = read_array(record.pop(name), name)
     except Refused as error:
         return str(error)
     return Reply(client, arrays, metrics[key], metrics)

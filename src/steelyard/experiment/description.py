@@ -24,6 +24,7 @@ from steelyard.clients.flower.register import FederateSettings
 from steelyard.experiment import checks
 from steelyard.experiment.checks import check_private
 from steelyard.messages.algorithm import Algorithm
+from steelyard.messages.payloads import DENSE, Codec
 from steelyard.privacy.settings import PrivacySettings
 from steelyard.rounds.plan import ContributionSettings, Measure, RoundSettings
 from steelyard.runs.schema import StoreSettings
@@ -34,7 +35,6 @@ from steelyard.weighing.rule import WeighingSettings, criteria_of
 from steelyard.weighing.words import label
 
 if TYPE_CHECKING:
-    from steelyard.clients.flower.wire import Codec
     from steelyard.clients.node import NodeClients, NodeConfig
     from steelyard.clients.protocol import Clients, Server
     from steelyard.data.dataset import DatasetOrSeeded
@@ -210,9 +210,6 @@ class Kind(Section):
 
     def codec(self) -> Codec:
         """Return how the updates of this kind of experiment travel between machines; whole models unless it says so."""
-        # For speed of start; and a simulation needs no Flower.
-        from steelyard.clients.flower.wire import DENSE
-
         return DENSE
 
     def with_engine(self, choice: str) -> Self:

@@ -15,6 +15,7 @@ from steelyard.base.errors import UserError
 from steelyard.base.usercode import NotAllowed
 from steelyard.experiment.description import Description
 from steelyard.experiment.node_rows import own_reading, refuse_other
+from steelyard.messages.payloads import Codec
 from steelyard.recommend.evaluate import RankingSettings
 from steelyard.recommend.fpl import USER_CAPABILITIES, EpochSettings, FplSettings, Schedule
 from steelyard.recommend.kgflex.selection import KGFLEX_CAPABILITIES, KgflexSettings
@@ -25,7 +26,6 @@ from steelyard.weighing.criterion import Capabilities, unmet
 from steelyard.weighing.rule import WeighingSettings
 
 if TYPE_CHECKING:
-    from steelyard.clients.flower.wire import Codec
     from steelyard.clients.node import NodeClients, NodeConfig
     from steelyard.clients.protocol import Clients
     from steelyard.data.dataset import DatasetOrSeeded
@@ -266,11 +266,11 @@ class RecommendDescription(Description):
 
     def codec(self) -> Codec:
         """Return how sparse rows of the shared table travel; α, the width of a row and T are the experiment's own."""
-        from steelyard.recommend.wire import sparse_codec
+        from steelyard.recommend.wire import SparseCodec
 
         # A user of FPL sends two items a triple at most, one of KGFlex the features that she keeps.
         most = 2 * self.triples() if self.kgflex is None else sum(self.kgflex.limits)
-        return sparse_codec(self.fpl.learning_rate, self.fpl.factors + 1, most)
+        return SparseCodec(self.fpl.learning_rate, self.fpl.factors + 1, most)
 
     @property
     def score_name(self) -> str:

@@ -31,17 +31,16 @@ from steelyard.base.files import owners_only
 from steelyard.base.logs import logger, show
 from steelyard.base.usercode import NotAllowed, only
 from steelyard.clients.flower import tasks, wire
-from steelyard.clients.flower.forms import AskForm, HeadsForm, IntroductionForm, Refused, TaskForm
 from steelyard.clients.flower.hidden_messages import (
     Bytes,
     HideForm,
     KeysForm,
+    KeySharesCodec,
     OpenForm,
     RoundForm,
     ShareForm,
-    key_shares_codec,
 )
-from steelyard.clients.flower.wire import read_array, tensor
+from steelyard.clients.flower.wire import AskForm, HeadsForm, IntroductionForm, Refused, TaskForm, read_array, tensor
 from steelyard.clients.node import NodeClients, NodeConfig
 from steelyard.clients.protocol import Noise, Sending, SendingClients, Step, in_order
 from steelyard.experiment.description import Description
@@ -273,7 +272,7 @@ def _train(message: Message, context: Context) -> RecordDict:
         sending = Sending(own, updates)
         for step in in_order(steps):
             step.out(sending)
-        codec = key_shares_codec(len(form.cohort)) if hides else experiment.codec()
+        codec = KeySharesCodec(len(form.cohort)) if hides else experiment.codec()
         return tasks.write_updates(sending.updates, codec)
 
     return on_this_node(context, work, form.seconds)

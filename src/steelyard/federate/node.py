@@ -38,9 +38,9 @@ from steelyard.clients.flower.adapter.messages import (
     PartsTree,
     error_parts,
 )
-from steelyard.clients.flower.forms import Refused
 from steelyard.clients.flower.news import SIGN_OF_LIFE_SECONDS
 from steelyard.clients.flower.parts import LARGEST_MESSAGE, fetch
+from steelyard.clients.flower.wire import Refused
 from steelyard.clients.node import FILES, MEMORY, NodeConfig
 from steelyard.experiment.node_rules import check_own
 from steelyard.federate.book import NodeLedger

@@ -21,7 +21,6 @@ from pydantic import BaseModel
 from steelyard.base.errors import first_names, told_as
 from steelyard.base.journal import Journal
 from steelyard.clients.flower import wire
-from steelyard.clients.flower.forms import FailureForm, Refused, TaskForm
 from steelyard.clients.flower.hidden_messages import (
     AnswerForm,
     Bytes,
@@ -33,7 +32,7 @@ from steelyard.clients.flower.hidden_messages import (
     ShareForm,
     rows,
 )
-from steelyard.clients.flower.wire import read_array
+from steelyard.clients.flower.wire import FailureForm, Refused, TaskForm, read_array
 from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import Failure, Task, Updates
 from steelyard.privacy.hidden import FixedPoint, Words, beyond

@@ -6,8 +6,9 @@ Combining is weights @ models, of whatever the models lie in.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
@@ -53,7 +54,15 @@ class ServerTest:
 
 
 class Payload(Protocol):
-    """The updates of a cohort in a form that can be weighed: dense models, or sparse rows of a shared table."""
+    """The updates of a cohort in a form that can be weighed: dense models, or sparse rows of a shared table.
+
+    Derive from it. What has an answer here need only be written by payloads of which something else is true.
+    """
+
+    @property
+    def nbytes(self) -> int | None:
+        """How many bytes the models have that clients would send; None where these are no models in memory."""
+        return None
 
     def combine(self, parameters: torch.Tensor, weights: Floats) -> torch.Tensor:
         """Return the new global parameters for weights[clients], or one row per candidate for [candidates, clients]."""
@@ -82,6 +91,10 @@ class Payload(Protocol):
         """
         ...
 
+    def far(self, parameters: torch.Tensor, most: float) -> NDArray[np.bool_]:
+        """Return for each client whether some parameter has gone farther than `most`, as far as that can be seen."""
+        return ~(self.divergence(parameters) <= most * max(1.0, parameters.numel() ** 0.5))
+
 
 AT_ONCE = {"cpu": 1 << 20, "cuda": 1 << 26}
 """Numbers that are looked at in one go: all models at once may need several times their memory."""
@@ -94,7 +107,7 @@ def spans(size: int, rows: int, device: str = "cpu") -> Iterator[slice]:
         yield slice(begin, min(begin + block, size))
 
 
-class SingleModels(ABC):
+class SingleModels(Payload, ABC):
     """Whole local models of a cohort that the server can look at one by one, in memory or elsewhere."""
 
     @property
@@ -168,6 +181,12 @@ class SingleModels(ABC):
             total += part.sum(dim=1, dtype=total.dtype)
         return total.isfinite().cpu().numpy()
 
+    def far(self, parameters: torch.Tensor, most: float) -> NDArray[np.bool_]:
+        near = self.like.sum(dim=1) == 0
+        for span, models in self.blocks():
+            near &= ((models - parameters[span].to(models.device)).abs() <= most).all(dim=1)
+        return (~near).cpu().numpy()
+
     def keep_frozen(self, combined: torch.Tensor, parameters: torch.Tensor) -> torch.Tensor:
         """Put what is not trained back as it was; here all is trained."""
         return combined
@@ -209,7 +228,6 @@ class DenseModels(SingleModels):
 
     @property
     def nbytes(self) -> int:
-        """How many bytes the models have."""
         return self.models.nbytes
 
     def blocks(self) -> Iterator[tuple[slice, torch.Tensor]]:
@@ -245,3 +263,76 @@ class DenseModels(SingleModels):
 
     def content(self) -> Sequence[NDArray[Any]] | None:
         return list(self.models.detach().cpu().contiguous().numpy())
+
+
+Shape = tuple[str, tuple[int | None, ...]]
+"""Type and lengths of an array; any length where it is None."""
+_ARRAY_HEAD = 4096
+
+
+def bytes_of(shapes: Iterable[Shape]) -> int:
+    """Return the most bytes that arrays of these shapes have as they travel."""
+    return sum(
+        prod(length or 0 for length in lengths) * np.dtype(kind).itemsize + _ARRAY_HEAD for kind, lengths in shapes
+    )
+
+
+class Codec(ABC):
+    """How one kind of payload travels, as named arrays; derive one for a payload class of your own.
+
+    An experiment names the one codec of its payload, and both ends of the wire are given it: a node cannot choose
+    another.
+    """
+
+    kind: ClassVar[str]
+
+    @abstractmethod
+    def shapes(self, clients: int, parameters: int) -> dict[str, Shape]:
+        """Return the arrays of so many clients' payload, for a model of so many parameters."""
+
+    def largest(self, clients: int, parameters: int) -> int:
+        """Return the most bytes that these arrays have in an honest answer."""
+        return bytes_of(self.shapes(clients, parameters).values())
+
+    @abstractmethod
+    def pack(self, payload: Any) -> dict[str, NDArray[Any]]:
+        """Return the payload of one node's clients as these arrays."""
+
+    @abstractmethod
+    def unpack(self, arrays: Mapping[str, NDArray[Any]], clients: int, parameters: int) -> Payload:
+        """Return the payload that arrays of these shapes hold; what they cannot hold is refused."""
+
+    def empty(self, parameters: int) -> Payload:
+        """Return the payload of nobody."""
+        shapes = self.shapes(0, parameters).items()
+        nothing = {name: np.zeros([length or 0 for length in lengths], kind) for name, (kind, lengths) in shapes}
+        return self.unpack(nothing, 0, parameters)
+
+    @abstractmethod
+    def join(self, parts: Sequence[Any], order: Sequence[int]) -> Payload:
+        """Return the payloads of several nodes as one, with all their clients in this order."""
+
+
+class WholeModels(Codec):
+    """Whole models, one row of numbers per client."""
+
+    kind = "dense"
+
+    def shapes(self, clients: int, parameters: int) -> dict[str, Shape]:
+        return {"models": ("<f4", (clients, parameters))}
+
+    def pack(self, payload: DenseModels) -> dict[str, NDArray[Any]]:
+        return {"models": payload.models.detach().cpu().float().numpy()}
+
+    def unpack(self, arrays: Mapping[str, NDArray[Any]], clients: int, parameters: int) -> DenseModels:
+        import torch  # Late for speed of start.
+
+        return DenseModels(torch.from_numpy(arrays["models"].copy()))
+
+    def join(self, parts: Sequence[DenseModels], order: Sequence[int]) -> DenseModels:
+        import torch  # Late for speed of start; whoever has models has loaded it already.
+
+        return DenseModels(torch.cat([part.models for part in parts])).select(order)
+
+
+DENSE = WholeModels()

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steelyard.messages.algorithm import Algorithm, Vectors
-from steelyard.messages.payloads import Counts, DenseModels, Floats, Payload
+from steelyard.messages.payloads import Counts, Floats, Payload
 
 if TYPE_CHECKING:
     # Only for annotations: rules and criteria are looked up and tried on paper without waiting for torch.
@@ -294,9 +294,8 @@ class Updates(Answer):
         """Size of all answers: as sent, or, in a simulation, of the models and vectors that would be; None: unknown."""
         if self.bytes_sent is not None:
             return int(self.bytes_sent.sum())
-        if not isinstance(self.payload, DenseModels):
-            return None
-        return self.payload.nbytes + sum(sent.nbytes for sent in self.vectors.values())
+        models = self.payload.nbytes
+        return None if models is None else models + sum(sent.nbytes for sent in self.vectors.values())
 
     def select(self, keep: Sequence[int], refused: Sequence[Failure]) -> Updates:
         """Return the same updates with only the clients at these positions; the rest are noted as failures."""

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steelyard.base.errors import UserError, first_names
+from steelyard.messages.payloads import Payload
 from steelyard.messages.updates import Failure, Floats
 from steelyard.privacy.settings import FEWEST, AggregationSettings
 
@@ -149,7 +150,7 @@ class Summing(Protocol):
 
 
 @dataclass(eq=False)
-class HiddenUpdates:
+class HiddenUpdates(Payload):
     """The payload of a cohort under [privacy.aggregation]; all that can be done with it is one sum.
 
     A second sum of the same updates under other weights would be a second equation about them, so there is none.

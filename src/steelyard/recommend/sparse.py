@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from steelyard.messages.updates import Floats
+from steelyard.messages.payloads import Floats, Payload
 from steelyard.privacy.noise import Source, lattice_step, normals
 from steelyard.recommend.fpl import Learning
 from steelyard.recommend.histories import Floats32, Items, Triples
@@ -34,7 +34,7 @@ def combine_each(parameters: torch.Tensor, weights: Floats, change: Callable[[Fl
 
 
 @dataclass(frozen=True, eq=False)
-class SparseRows:
+class SparseRows(Payload):
     """The changes that users send for some rows of the shared table; a user may name a row more than once.
 
     With weights w the new table is Θ + α · n · Σ_u w_u · Δ_u: uniform weights w = 1/n give Eq. 4.10, the plain sum.
@@ -145,7 +145,7 @@ class SparseRows:
 
 
 @dataclass(frozen=True, eq=False)
-class PairRows:
+class PairRows(Payload):
     """The changes of a whole simulated cohort, kept as the triples they come from: half the memory, the same sum.
 
     A triple changes two rows by the same gradient with opposite signs, less the decay of each (see `fpl`). `sparse()`
@@ -231,7 +231,7 @@ class PairRows:
 
 
 @dataclass(frozen=True, eq=False)
-class TableChange:
+class TableChange(Payload):
     """The change of the shared table over many one-user rounds: with one user a round, nothing is weighed."""
 
     clients: int

@@ -7,7 +7,7 @@ the model that the rule makes of it is right on the fewest of these rows, and of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from steelyard.base import randomness
 from steelyard.base.errors import UserError, in_words
 from steelyard.base.logs import doing, logger
-from steelyard.clients.protocol import Clients, Server
+from steelyard.clients.protocol import Server
 from steelyard.defence.colluding import Candidates, Directions, around, candidates
 from steelyard.messages.payloads import DenseModels, ServerTest
 from steelyard.messages.updates import Counts, Floats, Task, Updates
@@ -37,14 +37,13 @@ def with_colluders(
     state: RoundState,
     task: Task,
     updates: Updates,
-    clients: Clients,
+    families: Mapping[str, str],
     server: Server,
     plan: Plan,
 ) -> Updates:
-    """Return the updates with those of colluders replaced by what harms this rule most; without any, as they are."""
+    """Return the updates with those of colluders (`Clients.colluders`) replaced by what harms this rule most."""
     if not isinstance(updates.payload, DenseModels):
         return updates
-    families = clients.colluders(task.seed)
     groups: dict[str, list[int]] = {}
     for row, name in enumerate(updates.clients):
         if name in families and name not in updates.late:

@@ -141,7 +141,8 @@ def one_round(
             try:
                 if federation in asking:
                     task, answer = next(answers)
-                    answer = with_colluders(federation, state, task, answer, clients, server, plan)
+                    if families := clients.colluders(task.seed):
+                        answer = with_colluders(federation, state, task, answer, families, server, plan)
                     drafts.append(weigh_soundly(federation, state, task, answer, server, plan, guarantee))
                 else:
                     drafts.append(train_alone(federation, state, server, round))

@@ -365,7 +365,8 @@ def _weigh_privately(
 
 def _admitted(task: Task, updates: Updates, criteria: Sequence[Criterion], server: Server, least: int) -> Updates:
     """Return what can be weighed; fewer clients than `least` stop the run."""
-    updates = admit(task, updates, criteria, server.classes)
+    bounded = any(criterion.at_most_classes for criterion in criteria)
+    updates = admit(task, updates, criteria, server.classes if bounded else None)
     _require(task, updates, least)
     return updates
 

@@ -14,10 +14,9 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 
 from steelyard.clients.flower import tasks, wire
 from steelyard.clients.flower.adapter.messages import enter_run
-from steelyard.clients.flower.forms import EVALUATE, INTRODUCE, TRAIN, IntroductionForm, Refused
 from steelyard.clients.flower.grid import FlowerClients
 from steelyard.clients.flower.register import FederateSettings
-from steelyard.clients.flower.wire import pack
+from steelyard.clients.flower.wire import EVALUATE, INTRODUCE, TRAIN, IntroductionForm, Refused, pack
 from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import Evaluations, Failure, Question, Task, Updates
 

@@ -26,10 +26,9 @@ from tests.clients.flower.flower_fakes import (
 
 from steelyard.algorithms.fednova import FedNova
 from steelyard.algorithms.scaffold import CHANGE, CONTROL, Scaffold
-from steelyard.clients.flower import checks, tasks
-from steelyard.clients.flower.forms import Refused
-from steelyard.clients.flower.wire import CohortRows, unpack
-from steelyard.clients.flower.wire import read_array as read_array
+from steelyard.clients.flower import tasks
+from steelyard.clients.flower.grid import CohortRows
+from steelyard.clients.flower.wire import Refused, most_counted, read_array, unpack
 from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import MOST_SAMPLES, Evaluations, Failure, LossState, Question, Task, Updates
 
@@ -51,6 +50,11 @@ def answered(asked: Task = TASK) -> Updates:
         label_counts=np.array([[10, 0], [12, 8]])[rows],
         vectors={CHANGE: VECTORS[rows]},
     )
+
+
+def models_of(updates: Updates) -> list[list[float]]:
+    assert isinstance(updates.payload, DenseModels)
+    return updates.payload.models.tolist()
 
 
 def read(records: RecordDict, asked: Task = TASK) -> Updates:
@@ -90,8 +94,7 @@ class TestUpdates:
         assert (got.clients, got.failures) == (("c1", "c2"), ())
         assert (got.samples.tolist(), got.criteria["DS"].tolist()) == ([10, 20], [10.0, 20.0])
         assert got.losses.tolist() == [0.125, 0.25]
-        assert isinstance(got.payload, DenseModels)
-        assert got.payload.models.tolist() == [[1, 2, 3], [2, 3, 4]]
+        assert models_of(got) == [[1, 2, 3], [2, 3, 4]]
         assert torch.equal(got.vectors[CHANGE], VECTORS)
         said = (got.steps, got.first_losses, got.label_counts)
         assert [None if one is None else one.tolist() for one in said] == [[3, 5], [0.5, 0.25], [[10, 0], [12, 8]]]
@@ -143,7 +146,7 @@ def test_a_wrong_form_is_refused(fields: dict[str, Any], reason: str) -> None:
         ("models", np.zeros((2, 3), "f8"), "array models: dtype float64; allowed: float32"),
         ("models", np.zeros((1000, 1000), "f4"), "size: 4000"),
         ("weights", np.zeros((2, 3), "f4"), "weights"),
-        (VECTOR, None, "arrays: vector/control_change is missing"),
+        (VECTOR, None, "allowed: exactly label_counts, models, vector/control_change"),
         (VECTOR, np.zeros((1, 3), "f4"), "array vector/control_change: shape (1, 3)"),
         ("label_counts", np.zeros((2, 3), "i8"), "array label_counts: shape (2, 3); allowed: (2, 2)"),
     ],
@@ -350,9 +353,9 @@ class TestClaims:
         assert f"client c2 says {2 * times} test samples; 6 count" in note
 
     def test_the_bound_of_test_sets_is_the_lower_middle_one(self) -> None:
-        assert checks.most_counted([5, 0, 500], 3.0) == 15
-        assert checks.most_counted([5, 501], 3.0) == 15
-        assert checks.most_counted([10**9], 3.0) == MOST_SAMPLES  # Nobody to compare with.
+        assert most_counted([5, 0, 500], 3.0) == 15
+        assert most_counted([5, 501], 3.0) == 15
+        assert most_counted([10**9], 3.0) == MOST_SAMPLES  # Nobody to compare with.
 
     def test_one_node_neither_takes_a_metric_from_the_others_nor_adds_one(self) -> None:
         ours = with_metrics(ndcg=[0.5])
@@ -383,18 +386,15 @@ class TestCohorts:
     def test_models_stand_in_the_order_of_their_clients(self, order: list[str], cut: int, missing: set[int]) -> None:
         rows = self.rows(*(f"c{i}" for i in range(8)))
         came = [name for name in order if int(name[1:]) not in missing]
-        for piece in (came[:cut], came[cut:]):
-            left = rows.put(self.part(*piece))
-            assert left.clients == tuple(piece)
-            assert len(left.payload.models) == 0  # type: ignore[attr-defined]
-            assert left.vectors == {}
-        joined, vectors = rows.joined(sorted(came))
-        assert joined.models.tolist() == [[float(name[1:])] * 3 for name in sorted(came)]
-        assert vectors[CHANGE].tolist() == [[-float(name[1:])] * 3 for name in sorted(came)]
+        left = [rows.put(self.part(*piece)) for piece in (came[:cut], came[cut:])]
+        assert [one.payload.content() for one in left] == [[], []]  # Their models lie in the cohort's matrix alone.
+        joined = rows.joined(left, [])
+        assert list(joined.clients) == sorted(came)
+        assert models_of(joined) == [[float(name[1:])] * 3 for name in sorted(came)]
+        assert joined.vectors[CHANGE].tolist() == [[-float(name[1:])] * 3 for name in sorted(came)]
 
     def test_an_answer_after_the_end_writes_over_nobody(self) -> None:
         rows = self.rows("c1", "c2")
-        rows.put(self.part("c2"))
-        joined = rows.joined(["c2"])[0].models
+        joined = rows.joined([rows.put(self.part("c2"))], [])
         assert_taken_back(lambda: rows.put(self.part("c1")), "came after the deadline")
-        assert joined.tolist() == [[2.0, 2.0, 2.0]]
+        assert models_of(joined) == [[2.0, 2.0, 2.0]]

@@ -31,10 +31,10 @@ from tests.kit import named
 
 from steelyard.clients.flower import mailbox, tasks, wire
 from steelyard.clients.flower.adapter.messages import PartsNotTaken, RunNotRunning
-from steelyard.clients.flower.forms import EVALUATE, INTRODUCE, TRAIN, Form
 from steelyard.clients.flower.grid import FlowerClients, NoAnswers
 from steelyard.clients.flower.mailbox import Gone, Request, RequestSender, SuperLinkFault
 from steelyard.clients.flower.register import REGISTER
+from steelyard.clients.flower.wire import EVALUATE, INTRODUCE, TRAIN, Form
 from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import Evaluations, Question, Task, Updates
 

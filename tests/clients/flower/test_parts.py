@@ -23,10 +23,9 @@ from steelyard.clients.flower import mailbox
 from steelyard.clients.flower import wire as packing
 from steelyard.clients.flower.adapter.messages import PartsTree, take_apart
 from steelyard.clients.flower.adapter.superlink import FoundAnswer
-from steelyard.clients.flower.forms import AskForm, IntroductionForm, Refused
 from steelyard.clients.flower.parts import fetch, opened
 from steelyard.clients.flower.roster import introduction as read_introduction
-from steelyard.clients.flower.wire import content, split
+from steelyard.clients.flower.wire import AskForm, IntroductionForm, Refused, content, split
 
 LARGEST = 16 << 20
 

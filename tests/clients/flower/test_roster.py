@@ -15,9 +15,9 @@ from tests.clients.flower.flower_fakes import FakeGrid, Node, crowd, failing, ho
 
 from steelyard.base.errors import UserError
 from steelyard.clients.flower import wire
-from steelyard.clients.flower.forms import INTRODUCE, TRAIN, IntroductionForm
 from steelyard.clients.flower.grid import FlowerClients
 from steelyard.clients.flower.register import Entry, Register
+from steelyard.clients.flower.wire import INTRODUCE, TRAIN, IntroductionForm
 
 
 def about(features: int, *clients: str) -> Node:

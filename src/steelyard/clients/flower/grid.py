@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Generic, Protocol, TypeVar
+from dataclasses import dataclass, replace
+from threading import Lock
+from typing import cast
 
 import numpy as np
 import torch
@@ -14,10 +15,8 @@ from flwr.serverapp import Grid
 from steelyard.algorithms.settings import algorithm_table
 from steelyard.base.errors import UserError, in_words
 from steelyard.base.logs import logger
-from steelyard.clients.flower import checks
-from steelyard.clients.flower.checks import clean, reading_one_answer
-from steelyard.clients.flower.forms import EVALUATE, HEADS, TRAIN, HeadsForm, Refused
-from steelyard.clients.flower.mailbox import Gone, Request, RequestSender, Silence
+from steelyard.clients.flower import wire
+from steelyard.clients.flower.mailbox import Errand, Exchange, Request, RequestSender
 from steelyard.clients.flower.register import FederateSettings, Register
 from steelyard.clients.flower.roster import Roster
 from steelyard.clients.flower.tasks import (
@@ -25,16 +24,16 @@ from steelyard.clients.flower.tasks import (
     Refusal,
     Signer,
     joined_evaluations,
-    joined_updates,
     pack_parameters,
     read_evaluations,
     read_updates,
     write_question,
     write_task,
 )
-from steelyard.clients.flower.wire import DENSE, Codec, CohortRows, content
+from steelyard.clients.flower.wire import EVALUATE, HEADS, TRAIN, HeadsForm, Refused, content
 from steelyard.clients.protocol import Clients
 from steelyard.messages.algorithm import OWN
+from steelyard.messages.payloads import DENSE, Codec, DenseModels, Payload
 from steelyard.messages.updates import Evaluations, Failure, Question, Task, Updates
 from steelyard.proof.signing import digest_of_task
 from steelyard.proof.statements import Proof, SealedRound
@@ -109,98 +108,64 @@ class HeadSender:
         return found
 
 
-_RESTING = "its node was silent and has not answered since"
-_AWAY = "no connected node holds this client"
+class CohortAnswers:
+    """What nodes answer to one task: take each answer up with `put` as it comes, and join them at the end."""
+
+    def __init__(self, task: Task, codec: Codec) -> None:
+        self.task, self.codec = task, codec
+
+    def put(self, part: Updates) -> Updates:
+        """Take an answer up."""
+        return part
+
+    def joined(self, parts: Sequence[Updates], failures: Sequence[Failure]) -> Updates:
+        """Return the checked answers as one; with none, an empty one."""
+
+        def payload(order: Sequence[int]) -> Payload:
+            payloads = [part.payload for part in parts if part.clients]
+            return self.codec.join(payloads or [self.codec.empty(self.task.parameters.numel())], order)
+
+        return Updates.joined(self.task, parts, failures, payload)
 
 
-class NodeAnswer(Protocol):
-    """What one node answered: of some clients, and why not of others."""
+class CohortRows(CohortAnswers):
+    """The matrices of a whole cohort, into which whole models and an algorithm's vectors are copied as they arrive.
 
-    @property
-    def failures(self) -> Sequence[Failure]: ...
+    No second copy of them is ever needed.
+    """
 
+    def __init__(self, task: Task) -> None:
+        super().__init__(task, DENSE)
+        self._row = {client: row for row, client in enumerate(sorted(task.clients))}
+        shape = (len(self._row), task.parameters.numel())
+        self._models = torch.empty(shape)
+        self._vectors = {name: torch.empty(shape) for name in task.algorithm.sends}
+        self._lock, self._closed = Lock(), False
 
-AnswerT = TypeVar("AnswerT", bound=NodeAnswer)
+    def put(self, part: Updates) -> Updates:
+        """Take over the models and vectors of an answer; what is returned holds them no longer."""
+        models = cast(DenseModels, part.payload).models
+        with self._lock:
+            if self._closed:  # Rows have moved: an answer after the deadline must not be written over another.
+                raise Refused("came after the deadline")
+            rows = [self._row[client] for client in part.clients]
+            for matrix, found in ((self._models, models), *((self._vectors[n], v) for n, v in part.vectors.items())):
+                for row, numbers in zip(rows, found, strict=True):
+                    matrix[row].copy_(numbers)
+        return replace(part, payload=DenseModels(models[:0].clone()), vectors={})
 
-
-@dataclass(frozen=True, eq=False)
-class Errand(Generic[AnswerT]):
-    """Work for some clients: one message to each node that holds some of them, and how its answer is read."""
-
-    kind: str
-    round: int
-    clients: Sequence[str]
-    write: Callable[[int, tuple[str, ...]], RecordDict]
-    """From a node, and those of the clients that live there, to its message."""
-    read: Callable[[int, tuple[str, ...], RecordDict], AnswerT]
-    """From the same, and the content of the answer, to what was answered; raises `Refused`."""
-    largest: Callable[[int], int]
-    """Most bytes that an honest answer for so many clients has."""
-
-
-@dataclass(frozen=True, eq=False)
-class Answers(Generic[AnswerT]):
-    """What came back of one errand."""
-
-    parts: list[AnswerT] = field(default_factory=list[AnswerT])
-    failures: list[Failure] = field(default_factory=list[Failure])
-
-
-class Exchange:
-    """Asks the nodes that hold some clients; a client without a proper answer is a failure with its reason."""
-
-    def __init__(self, roster: Roster, sender: RequestSender) -> None:
-        self._roster, self._sender = roster, sender
-        self.all_gone = False
-        """Whether no node at all was there any more when the last exchange ended."""
-
-    def group(self, clients: Sequence[str], failures: list[Failure]) -> dict[int, tuple[str, ...]]:
-        """Return who is to be asked where; a client whose node is away or silent is left out, with the reason."""
-        homes = {client: self._roster.holder(client) for client in clients}
-        awake = {node for node in homes.values() if node is not None and not self._roster.is_resting(node)}
-        groups: dict[int, list[str]] = {}
-        for client, node in homes.items():
-            if node is None:
-                failures.append(Failure(client, _AWAY))
-            elif awake and node not in awake:  # Where all are silent, there is nobody else to ask.
-                failures.append(Failure(client, _RESTING))
-            else:
-                groups.setdefault(node, []).append(client)
-        return {node: tuple(sorted(groups[node])) for node in sorted(groups)}
-
-    def ask(self, errands: Sequence[Errand[AnswerT]], seconds: float) -> list[Answers[AnswerT]]:
-        """Send all messages, read what comes back, and put the blame where an answer is missing or refused."""
-        answers = [Answers[AnswerT]() for _ in errands]
-        places = [
-            (errand, found, node, asked)
-            for errand, found in zip(errands, answers, strict=True)
-            for node, asked in self.group(errand.clients, found.failures).items()
-        ]
-        requests = [
-            Request(node, errand.kind, errand.write(node, asked), errand.round, errand.largest(len(asked)))
-            for errand, _, node, asked in places
-        ]
-
-        def take(index: int, content: RecordDict) -> AnswerT | str:
-            # Each answer is read as it arrives and let go of, so that not all of them lie in memory at once.
-            errand, _, node, asked = places[index]
-            try:
-                with reading_one_answer():
-                    return errand.read(node, asked, content)
-            except Refused as refusal:
-                return str(refusal)
-
-        received = self._sender.ask(requests, seconds, read=take)
-        self.all_gone = bool(received) and all(isinstance(answer, Gone) for answer in received)
-        for (_, found, node, asked), answer in zip(places, received, strict=True):
-            # A node that sends nonsense or an error is there; one that is silent may not be.
-            self._roster.heard(node, answered=not isinstance(answer, Silence))
-            if isinstance(answer, str):
-                found.failures.extend(Failure(client, clean(answer)) for client in asked)
-            else:
-                found.failures.extend(answer.failures)
-                found.parts.append(answer)
-        return answers
+    def joined(self, parts: Sequence[Updates], failures: Sequence[Failure]) -> Updates:
+        """Return all with their models; rows move up over those of clients left out."""
+        clients = sorted(client for part in parts for client in part.clients)
+        with self._lock:
+            self._closed = True
+        for matrix in (self._models, *self._vectors.values()):
+            for row, client in enumerate(clients):
+                if self._row[client] != row:
+                    matrix[row].copy_(matrix[self._row[client]])
+        models = DenseModels(self._models[: len(clients)])
+        vectors = {name: matrix[: len(clients)] for name, matrix in self._vectors.items()}
+        return replace(Updates.joined(self.task, parts, failures, lambda order: models), vectors=vectors)
 
 
 _log = logger(__name__)
@@ -310,24 +275,21 @@ class FlowerClients(Clients):
         """Send each task as it is to travel, and join what comes back."""
         classes, seconds = self.roster.about.get("classes"), self._seconds(tasks)
         expected = replace(self._expected, classes=classes if isinstance(classes, int) else 0)
-        works = [
-            (task, sending, CohortRows(task) if sending.codec.kind == DENSE.kind else None)
+        cohorts = [
+            CohortRows(task) if sending.codec is DENSE else CohortAnswers(task, sending.codec)
             for task, sending in zip(tasks, sendings, strict=True)
         ]
-        found = self.exchange.ask([self._errand(*work, expected, seconds) for work in works], seconds)
-        answers = [
-            joined_updates(task, each.parts, each.failures, sending.codec, rows)
-            for (task, sending, rows), each in zip(works, found, strict=True)
-        ]
+        errands = [self._errand(*each, expected, seconds) for each in zip(cohorts, sendings, strict=True)]
+        found = self.exchange.ask(errands, seconds)
+        answers = [one.joined(each.parts, each.failures) for one, each in zip(cohorts, found, strict=True)]
         for task, answer in zip(tasks, answers, strict=True):
             if task.algorithm.keeps:
                 self._note_lost(task, answer)
         return answers
 
-    def _errand(
-        self, task: Task, sending: Sending, rows: CohortRows | None, expected: Expected, seconds: float
-    ) -> Errand[Updates]:
-        """Return what one task asks of nodes; models of an answer go into `rows`, where there are some."""
+    def _errand(self, cohort: CohortAnswers, sending: Sending, expected: Expected, seconds: float) -> Errand[Updates]:
+        """Return what one task asks of nodes; each answer is put into the cohort's."""
+        task = cohort.task
         digest = digest_of_task(task, algorithm_table(task.algorithm)) if self.roster.signs else ""
         proofs: dict[int, list[Proof]] = {}
 
@@ -344,11 +306,10 @@ class FlowerClients(Clients):
             key = self.roster.key(node)
             signer = None if key is None else Signer(self._run, digest, key)
             self._heads.arrived(proofs[node])  # A node keeps them before it answers.
-            part = read_updates(content, task, asked, expected, sending.codec, signer)
-            return part if rows is None else rows.put(part)
+            return cohort.put(read_updates(content, task, asked, expected, cohort.codec, signer))
 
         def largest(clients: int) -> int:
-            return _MOST_EXTRA + checks.largest_form(clients) + expected.largest(task, clients, sending.codec)
+            return _MOST_EXTRA + wire.largest_form(clients) + expected.largest(task, clients, cohort.codec)
 
         return Errand(TRAIN, task.round, task.clients, write, read, largest)
 
@@ -389,7 +350,7 @@ class FlowerClients(Clients):
         """Return what one question asks of nodes; most of them get the same message."""
         words = (question, seconds, self._run, self._experiment)
         same = write_question(*words)
-        details = checks.LARGEST_DETAILS if question.detailed else 0
+        details = wire.LARGEST_DETAILS if question.detailed else 0
 
         def write(node: int, asked: tuple[str, ...]) -> RecordDict:
             gone = question.withdrawn.intersection(self.roster.clients_of(node))
@@ -398,13 +359,13 @@ class FlowerClients(Clients):
         return Errand(
             *(EVALUATE, question.round, sorted(self.roster.registered - question.withdrawn), write),
             lambda _, asked, content: read_evaluations(content, question, asked, self.scores),
-            lambda clients: _MOST_EXTRA + checks.largest_form(clients, len(question.models)) + details,
+            lambda clients: _MOST_EXTRA + wire.largest_form(clients, len(question.models)) + details,
         )
 
     def _most_counted(self, parts: Sequence[Evaluations]) -> int:
         """Return how many test samples of one client count; who claims more is noted, once."""
         said = [pair for part in parts for pair in zip(part.clients, part.samples.tolist(), strict=True)]
-        most = checks.most_counted([count for _, count in said], self.settings.test_bound)
+        most = wire.most_counted([count for _, count in said], self.settings.test_bound)
         for client, count in said:
             if count > most and client not in self._noted:
                 self._noted.add(client)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from flwr.app import ArrayRecord
@@ -20,6 +20,7 @@ from steelyard.clients.flower.hidden_messages import (
     HideForm,
     KeysForm,
     KeyShares,
+    KeySharesCodec,
     OpenForm,
     RoundForm,
     RoundTry,
@@ -28,7 +29,6 @@ from steelyard.clients.flower.hidden_messages import (
     Written,
     keep_shares,
     key_rows,
-    key_shares_codec,
     read_answer,
     rows,
 )
@@ -96,12 +96,11 @@ class HiddenClients(FlowerClients):
     def _sending(self, work: RoundTry) -> Sending:
         arrays = ArrayRecord({**pack_parameters(work.task), **pack({"keys": key_rows(work)})})
         cohort = sorted(work.server.keys)
-        return Sending(arrays, key_shares_codec(len(cohort)), cohort, work.attempt)
+        return Sending(arrays, KeySharesCodec(len(cohort)), cohort, work.attempt)
 
     def _hidden(self, work: RoundTry, answer: Updates) -> Updates:
         failures = tuple(sorted([*answer.failures, *work.failures], key=lambda failure: failure.client))
-        shares = answer.payload.shares if isinstance(answer.payload, KeyShares) else np.zeros((0, 0, 0), np.uint8)
-        keep_shares(work, answer.clients, shares)
+        keep_shares(work, answer.clients, cast(KeyShares, answer.payload).shares)
         sent = np.zeros(len(answer.clients)) if answer.bytes_sent is None else answer.bytes_sent
         for client, count in zip(answer.clients, sent.tolist(), strict=True):
             work.sent[client] = work.sent.get(client, 0) + int(count)

@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from steelyard.base.errors import UserError
-from steelyard.clients.flower import checks, wire
-from steelyard.clients.flower.forms import ClientsForm, Refused, WorkForm
-from steelyard.clients.flower.wire import Codec, only_keys, unpack
+from steelyard.clients.flower import wire
+from steelyard.clients.flower.wire import ClientsForm, Refused, WorkForm, unpack_all
+from steelyard.messages.payloads import Codec, Payload, bytes_of
+from steelyard.messages.payloads import Shape as ArrayShape
 from steelyard.messages.updates import Failure, Floats, Task
 from steelyard.privacy.secure import KEY_SHARES_BYTES, PUBLIC_BYTES, SecureServer
 
@@ -48,9 +49,7 @@ class RoundForm(WorkForm):
         """Return the form of a message of this kind, and the arrays beside it."""
         text, found = wire.split(records)
         form = cls.read(text)
-        wanted = form.beside()
-        only_keys(found, list(wanted))
-        return form, [unpack(found[name], name, "|u1", shape) for name, shape in wanted.items()]
+        return form, list(unpack_all(found, {name: ("|u1", shape) for name, shape in form.beside().items()}).values())
 
 
 class KeysForm(RoundForm):
@@ -107,7 +106,7 @@ def rows(parts: Sequence[bytes], width: int) -> Bytes:
 
 
 @dataclass(frozen=True, eq=False)
-class KeyShares:
+class KeyShares(Payload):
     """What stands in the place of updates where they are hidden: each client's key shares for all others of its cohort.
 
     `shares[clients, cohort, bytes]`, encrypted; a client's own row is zeros.
@@ -135,24 +134,25 @@ class KeyShares:
         raise UserError("privacy.aggregation: key shares disclose nothing of updates; allowed: criteria without them")
 
 
-def key_shares_codec(cohort: int) -> Codec:
-    """Return how the key shares of a cohort travel, in the answer to a task."""
+@dataclass(frozen=True)
+class KeySharesCodec(Codec):
+    """How the key shares of a cohort travel, in the answer to a task."""
 
-    def join(payloads: Sequence[Any], order: Sequence[int]) -> KeyShares:
-        return KeyShares(np.concatenate([payload.shares for payload in payloads])[list(order)])
+    kind = "hidden"
 
-    def read(arrays: Any, clients: int, parameters: torch.Tensor) -> KeyShares:
-        only_keys(arrays, ["key_shares"])
-        return KeyShares(unpack(arrays["key_shares"], "key_shares", "|u1", (clients, cohort, KEY_SHARES_BYTES)))
+    cohort: int
 
-    return Codec(
-        kind="hidden",
-        payload=KeyShares,
-        pack=lambda payload: {"key_shares": payload.shares},
-        unpack=read,
-        join=join,
-        largest=lambda clients, parameters: clients * cohort * KEY_SHARES_BYTES + 4096,
-    )
+    def shapes(self, clients: int, parameters: int) -> dict[str, ArrayShape]:
+        return {"key_shares": ("|u1", (clients, self.cohort, KEY_SHARES_BYTES))}
+
+    def pack(self, payload: KeyShares) -> dict[str, NDArray[Any]]:
+        return {"key_shares": payload.shares}
+
+    def unpack(self, arrays: Mapping[str, NDArray[Any]], clients: int, parameters: int) -> KeyShares:
+        return KeyShares(arrays["key_shares"])
+
+    def join(self, parts: Sequence[KeyShares], order: Sequence[int]) -> KeyShares:
+        return KeyShares(np.concatenate([part.shares for part in parts])[list(order)])
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,20 +201,17 @@ Shape = Callable[[int], tuple[str, tuple[int, ...]]]
 def read_answer(content: RecordDict, asked: Sequence[str], work: RoundTry, array: str, shape: Shape) -> Answer:
     """Return what a node answered for those it was asked for; anything else is refused."""
     text, found = wire.split(content)
-    dtype, sizes = shape(len(asked))
-    most = checks.largest_form(len(asked))
-    sent = checks.refuse_size(text, found, most, int(np.prod(sizes)) * np.dtype(dtype).itemsize + 4096)
+    most = wire.largest_form(len(asked))
+    sent = wire.refuse_size(text, found, most, bytes_of([shape(len(asked))]))
     form = AnswerForm.read(text, most)
-    checks.refuse_other(form.federation, form.round, work.task.federation, work.task.round)
-    count = checks.refuse_clients(form.clients, form.failures, asked)
+    wire.refuse_other(form.federation, form.round, work.task.federation, work.task.round)
+    count = wire.refuse_clients(form.clients, form.failures, asked)
     if form.clients != sorted(form.clients):
         raise Refused("clients: not in ascending order")
     if not set(form.unreadable) <= {failure.client for failure in form.failures}:
         raise Refused("unreadable: names clients that hid their updates; allowed: those that did not")
-    only_keys(found, [array] if count else [])
-    dtype, sizes = shape(count)
-    values = unpack(found[array], array, dtype, sizes) if count else np.zeros(0, np.dtype(dtype))
-    failures = checks.failures(form.failures, form.clients, asked)
+    values = unpack_all(found, {array: shape(count)} if count else {}).get(array, np.zeros(0))
+    failures = wire.failures(form.failures, form.clients, asked)
     return Answer(tuple(form.clients), values, failures, sent // max(count, 1), form.unreadable)
 
 

@@ -15,9 +15,9 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import httpx
 from flwr.app import Message, RecordDict
@@ -26,10 +26,10 @@ from flwr.serverapp import Grid
 from steelyard.base.errors import UserError
 from steelyard.clients.flower.adapter.messages import ERRORS, GONE, RAISED, PartsNotTaken, RunNotRunning
 from steelyard.clients.flower.adapter.superlink import AnswerSource, FoundAnswer
-from steelyard.clients.flower.checks import clean, unreadable
-from steelyard.clients.flower.forms import Refused
 from steelyard.clients.flower.parts import fetch, group_of, opened
 from steelyard.clients.flower.register import REGISTER
+from steelyard.clients.flower.wire import Refused, clean, reading_one_answer, unreadable
+from steelyard.messages.updates import Failure
 
 _LEAST_FREE = 1 << 20
 """Bytes; with less, the SuperLink cannot take a message."""
@@ -362,3 +362,107 @@ def _error_words(error: Any) -> str:
     # Flower writes <class 'ValueError'>:<'text'>; the class's name and the text are what a reader wants.
     reason = (error.reason or "").replace("<class '", "").replace("'>:<'", ": ").removesuffix("'>")
     return clean(f"{words}: {reason}" if reason and error.code in (0, RAISED) else words)
+
+
+_RESTING = "its node was silent and has not answered since"
+_AWAY = "no connected node holds this client"
+
+
+class NodeAnswer(Protocol):
+    """What one node answered: of some clients, and why not of others."""
+
+    @property
+    def failures(self) -> Sequence[Failure]: ...
+
+
+AnswerT = TypeVar("AnswerT", bound=NodeAnswer)
+
+
+@dataclass(frozen=True, eq=False)
+class Errand(Generic[AnswerT]):
+    """Work for some clients: one message to each node that holds some of them, and how its answer is read."""
+
+    kind: str
+    round: int
+    clients: Sequence[str]
+    write: Callable[[int, tuple[str, ...]], RecordDict]
+    """From a node, and those of the clients that live there, to its message."""
+    read: Callable[[int, tuple[str, ...], RecordDict], AnswerT]
+    """From the same, and the content of the answer, to what was answered; raises `Refused`."""
+    largest: Callable[[int], int]
+    """Most bytes that an honest answer for so many clients has."""
+
+
+@dataclass(frozen=True, eq=False)
+class Answers(Generic[AnswerT]):
+    """What came back of one errand."""
+
+    parts: list[AnswerT] = field(default_factory=list[AnswerT])
+    failures: list[Failure] = field(default_factory=list[Failure])
+
+
+class Homes(Protocol):
+    """Where clients live, and who is silent: the roster."""
+
+    def holder(self, client: str) -> int | None: ...
+
+    def is_resting(self, node: int) -> bool: ...
+
+    def heard(self, node: int, *, answered: bool) -> None: ...
+
+
+class Exchange:
+    """Asks the nodes that hold some clients; a client without a proper answer is a failure with its reason."""
+
+    def __init__(self, roster: Homes, sender: RequestSender) -> None:
+        self._roster, self._sender = roster, sender
+        self.all_gone = False
+        """Whether no node at all was there any more when the last exchange ended."""
+
+    def group(self, clients: Sequence[str], failures: list[Failure]) -> dict[int, tuple[str, ...]]:
+        """Return who is to be asked where; a client whose node is away or silent is left out, with the reason."""
+        homes = {client: self._roster.holder(client) for client in clients}
+        awake = {node for node in homes.values() if node is not None and not self._roster.is_resting(node)}
+        groups: dict[int, list[str]] = {}
+        for client, node in homes.items():
+            if node is None:
+                failures.append(Failure(client, _AWAY))
+            elif awake and node not in awake:  # Where all are silent, there is nobody else to ask.
+                failures.append(Failure(client, _RESTING))
+            else:
+                groups.setdefault(node, []).append(client)
+        return {node: tuple(sorted(groups[node])) for node in sorted(groups)}
+
+    def ask(self, errands: Sequence[Errand[AnswerT]], seconds: float) -> list[Answers[AnswerT]]:
+        """Send all messages, read what comes back, and put the blame where an answer is missing or refused."""
+        answers = [Answers[AnswerT]() for _ in errands]
+        places = [
+            (errand, found, node, asked)
+            for errand, found in zip(errands, answers, strict=True)
+            for node, asked in self.group(errand.clients, found.failures).items()
+        ]
+        requests = [
+            Request(node, errand.kind, errand.write(node, asked), errand.round, errand.largest(len(asked)))
+            for errand, _, node, asked in places
+        ]
+
+        def take(index: int, content: RecordDict) -> AnswerT | str:
+            # Each answer is read as it arrives and let go of, so that not all of them lie in memory at once.
+            errand, _, node, asked = places[index]
+            try:
+                with reading_one_answer():
+                    return errand.read(node, asked, content)
+            except Refused as refusal:
+                return str(refusal)
+
+        received = self._sender.ask(requests, seconds, read=take)
+        self.all_gone = bool(received) and all(isinstance(answer, Gone) for answer in received)
+        for (_, found, node, asked), answer in zip(places, received, strict=True):
+            # A node that sends nonsense or an error is there; one that is silent may not be.
+            self._roster.heard(node, answered=not isinstance(answer, Silence))
+            if isinstance(answer, str):
+                found.failures.extend(Failure(client, clean(answer)) for client in asked)
+            else:
+                found.failures.extend(answer.failures)
+                found.parts.append(answer)
+        return answers

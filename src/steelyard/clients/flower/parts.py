@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from steelyard.clients.flower.adapter.messages import TEXT_TAG, PartsTree, name_message, part_names, pull_parts
-from steelyard.clients.flower.forms import Refused
+from steelyard.clients.flower.wire import Refused
 
 LARGEST_PART = 32 << 20
 """Most bytes of one part; Flower cuts arrays into pieces of 5 MiB."""

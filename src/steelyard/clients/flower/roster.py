@@ -20,10 +20,9 @@ from flwr.app import RecordDict
 from steelyard.base.errors import UserError
 from steelyard.base.logs import logger
 from steelyard.clients.flower import wire
-from steelyard.clients.flower.checks import clean, reading_one_answer
-from steelyard.clients.flower.forms import INTRODUCE, AskForm, IntroductionForm, Refused
 from steelyard.clients.flower.mailbox import Request, RequestSender, reaching_superlink
 from steelyard.clients.flower.register import Register, bare
+from steelyard.clients.flower.wire import INTRODUCE, AskForm, IntroductionForm, Refused, clean, reading_one_answer
 
 About = dict[str, int | list[int]]
 """What a server without data must know of the nodes' data, such as the shape of a sample."""

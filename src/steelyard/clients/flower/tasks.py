@@ -18,8 +18,8 @@ from flwr.app import ArrayRecord, RecordDict
 from numpy.typing import NDArray
 
 from steelyard.algorithms.settings import algorithm_table
-from steelyard.clients.flower import checks, wire
-from steelyard.clients.flower.forms import (
+from steelyard.clients.flower import wire
+from steelyard.clients.flower.wire import (
     EVALUATIONS,
     UPDATES,
     ClientsForm,
@@ -29,19 +29,16 @@ from steelyard.clients.flower.forms import (
     SignedForm,
     TaskForm,
     UpdateForm,
-)
-from steelyard.clients.flower.wire import (
-    Codec,
-    CohortRows,
     content,
     failure_forms,
     pack,
     split,
     tensor,
     unpack,
+    unpack_all,
     written,
 )
-from steelyard.messages.payloads import DenseModels, Payload
+from steelyard.messages.payloads import DENSE, Codec, Payload, Shape, bytes_of
 from steelyard.messages.updates import (
     MOST_SAMPLES,
     Answer,
@@ -60,9 +57,8 @@ from steelyard.proof.statements import Proof, Statement
 
 Refusal = Callable[[float], str | None]
 """Says why a criterion's value cannot be true, or None when it can."""
-VECTOR = "vector/"
-"""Before the name of each array that is a vector of the algorithm."""
-_ARRAY_HEAD = 4096
+VECTOR, COUNTS = "vector/", "label_counts"
+"""Before the name of each array that is a vector of the algorithm, and the name of that with the labels' counts."""
 
 
 # ---------------------------------------------------------------- server to node
@@ -116,25 +112,31 @@ def read_task(records: RecordDict) -> tuple[Task, TaskForm]:
     text, arrays = split(records)
     form = TaskForm.read(text)
     named = [name for name in arrays if name.startswith(VECTOR)]
-    wire.only_keys(arrays, ["parameters", *named, *(["keys"] if form.cohort else [])])
-    parameters = tensor(unpack(arrays["parameters"], "parameters", "<f4", (None,)))
-    vectors = {
-        name.removeprefix(VECTOR): tensor(unpack(arrays[name], name, "<f4", (len(parameters),))) for name in named
-    }
+    shapes: dict[str, Shape] = dict.fromkeys(["parameters", *named], ("<f4", (None,)))
+    found = unpack_all(arrays, shapes | ({"keys": _keys(form)} if form.cohort else {}))
+    parameters = tensor(found["parameters"])
+    for name in named:
+        if len(found[name]) != len(parameters):
+            raise Refused(f"array {name}: shape {found[name].shape}; allowed: {tuple(parameters.shape)}")
+    vectors = {name.removeprefix(VECTOR): tensor(found[name]) for name in named}
     clients = tuple(sorted(form.clients))
     task = Task(*(form.federation, form.seed, form.round, clients, parameters, form.loss.state()), vectors=vectors)
     return task, form
 
 
+def _keys(form: TaskForm) -> Shape:
+    return "|u1", (len(form.cohort), PUBLIC_BYTES)
+
+
 def read_keys(records: RecordDict, form: TaskForm) -> NDArray[np.uint8]:
     """Return the public keys of each client of a task's cohort, where updates are hidden."""
-    return unpack(split(records)[1]["keys"], "keys", "|u1", (len(form.cohort), PUBLIC_BYTES))
+    return unpack(split(records)[1]["keys"], "keys", *_keys(form))
 
 
 # ---------------------------------------------------------------- node to server
 
 
-def write_updates(updates: Updates, codec: wire.Codec = wire.DENSE) -> RecordDict:
+def write_updates(updates: Updates, codec: Codec = DENSE) -> RecordDict:
     """Return what a node's clients trained."""
     form = UPDATES(
         federation=updates.federation,
@@ -146,7 +148,7 @@ def write_updates(updates: Updates, codec: wire.Codec = wire.DENSE) -> RecordDic
         failures=failure_forms(updates.failures),
         **said(updates),
     )
-    return content(form, {**codec.packed(updates.payload), **beside(updates)})
+    return content(form, {**codec.pack(updates.payload), **beside(updates)})
 
 
 def said(answer: Answer) -> dict[str, Any]:
@@ -181,20 +183,19 @@ class Expected:
     classes: int = 0
     """The number of classes, for label counts."""
 
-    def largest(self, task: Task, clients: int, codec: wire.Codec) -> int:
+    def largest(self, task: Task, clients: int, codec: Codec) -> int:
         """Return the most bytes that the arrays of an honest answer of so many clients have."""
-        columns, arrays = Updates.columns(), self.arrays(task).values()
-        beside = sum(columns[name].kind().itemsize * clients * width + _ARRAY_HEAD for name, width in arrays)
-        return codec.largest(clients, task.parameters) + beside
+        return codec.largest(clients, task.parameters.numel()) + bytes_of(self.arrays(task, clients).values())
 
     def names(self, task: Task) -> frozenset[str]:
         """Return which columns that only some runs need an answer must have."""
         return self.further | {"steps"} if task.algorithm.counts_steps else self.further
 
-    def arrays(self, task: Task) -> dict[str, tuple[str, int]]:
-        """Return the arrays that an answer must have beside its models: of which column, and how wide each is."""
-        vectors = {VECTOR + name: ("vectors", task.parameters.numel()) for name in task.algorithm.sends}
-        return vectors | ({"label_counts": ("label_counts", self.classes)} if "label_counts" in self.further else {})
+    def arrays(self, task: Task, clients: int) -> dict[str, Shape]:
+        """Return the arrays that an answer of so many clients must have beside its models."""
+        vector, counts = ("<f4", (clients, task.parameters.numel())), ("<i8", (clients, self.classes))
+        vectors: dict[str, Shape] = {VECTOR + name: vector for name in task.algorithm.sends}
+        return vectors | ({COUNTS: counts} if COUNTS in self.further else {})
 
 
 def read_updates(
@@ -202,48 +203,43 @@ def read_updates(
     task: Task,
     asked: Sequence[str],
     expected: Expected,
-    codec: wire.Codec = wire.DENSE,
+    codec: Codec = DENSE,
     signer: Signer | None = None,
 ) -> Updates:
     """Return the usable part of a node's answer to a task; the clients left out are in its failures."""
     text, arrays = split(records)
-    most, criteria = checks.largest_form(len(asked)), expected.criteria
-    sent = checks.refuse_size(text, arrays, most, expected.largest(task, len(asked), codec))
+    most, criteria = wire.largest_form(len(asked)), expected.criteria
+    sent = wire.refuse_size(text, arrays, most, expected.largest(task, len(asked), codec))
     form = UPDATES.read(text, most)
-    checks.refuse_other(form.federation, form.round, task.federation, task.round)
-    count = checks.refuse_clients(form.clients, form.failures, asked)
+    wire.refuse_other(form.federation, form.round, task.federation, task.round)
+    count = wire.refuse_clients(form.clients, form.failures, asked)
     found = read_columns(Updates, form, expected.names(task))
     if set(found["criteria"]) != set(criteria):
-        raise Refused(f"criteria: got {checks.names(found['criteria'])}; allowed: exactly {checks.names(criteria)}")
-    codec.refuse_other(form.payload)
-    wanted = expected.arrays(task)
-    if lacking := sorted(wanted.keys() - set(arrays)):
-        raise Refused(f"arrays: {lacking[0]} is missing, which {task.algorithm.name} or a criterion of the run needs")
-    columns = Updates.columns()
-    for name, (column, width) in wanted.items():
-        values = unpack(arrays[name], name, np.dtype(columns[column].kind).str, (count, width))
-        if columns[column].named:
-            found.setdefault(column, {})[name.removeprefix(columns[column].array)] = tensor(values)
-        else:
-            found[column] = values
-    payload = codec.unpack(
-        {name: array for name, array in arrays.items() if name not in wanted}, count, task.parameters
-    )
+        raise Refused(f"criteria: got {wire.names(found['criteria'])}; allowed: exactly {wire.names(criteria)}")
+    if form.payload != codec.kind:
+        raise Refused(f"payload: got {form.payload!r}; allowed: {codec.kind}")
+    parameters = task.parameters.numel()
+    numbers = unpack_all(arrays, {**codec.shapes(count, parameters), **expected.arrays(task, count)})
+    vectors = {name: tensor(numbers.pop(VECTOR + name)) for name in task.algorithm.sends}
+    counts = numbers.pop(COUNTS, None)
+    payload = codec.unpack(numbers, count, parameters)
     signed, unsound = ((), {}) if signer is None else signer.check(form, payload)
     whole = Updates(
         federation=task.federation,
         round=task.round,
         clients=tuple(form.clients),
         payload=payload,
-        failures=checks.failures(form.failures, form.clients, asked),
+        failures=wire.failures(form.failures, form.clients, asked),
         bytes_sent=np.full(count, sent // max(count, 1), dtype=np.int64),
         started_over=tuple(client for client in form.clients if client in form.started_over),
         signed=signed,
+        label_counts=counts,
+        vectors=vectors,
         **found,
     )
     faults = _faults(whole, task, expected, unsound)
     keep = [i for i in range(count) if faults[i] is None]
-    refused = [Failure(form.clients[i], checks.clean(reason)) for i, reason in enumerate(faults) if reason is not None]
+    refused = [Failure(form.clients[i], wire.clean(reason)) for i, reason in enumerate(faults) if reason is not None]
     return whole.select(keep, refused)
 
 
@@ -256,25 +252,31 @@ def read_columns(of: type[Answer], form: ClientsForm, needed: Collection[str]) -
         if (written := getattr(form, name)) is None:
             raise Refused(f"{name}: missing; allowed: one for each client, since the run needs them")
         for each in written.items() if column.named else [(name, written)]:
-            checks.refuse_lengths(len(form.clients), each, rows=column.axes == (1,))
+            wire.refuse_lengths(len(form.clients), each, rows=column.axes == (1,))
         found[name] = column.read(written)
     return found
 
 
 def _faults(updates: Updates, task: Task, expected: Expected, unsound: Mapping[str, str]) -> list[str | None]:
     """Return of each client in an answer why it is refused; None where it is not."""
-    finite, far = updates.payload.finite(), checks.explosion(updates.payload, task.parameters)
+    finite, far = updates.payload.finite(), _exploded(updates.payload, task.parameters)
     columns = [(column, getattr(updates, name)) for name, column in Updates.columns().items()]
     said = {name: values.tolist() for name, values in updates.criteria.items()}
     return [
         next((fault for column, values in columns if (fault := column.fault(values, i))), None)
         or next((fault for name, judge in expected.criteria.items() if (fault := judge(said[name][i]))), None)
-        or checks.size_fault(said, updates.samples, i)
+        or wire.size_fault(said, updates.samples, i)
         or (None if finite[i] else "update: holds NaN or infinite numbers")
-        or (f"update: farther than {checks.MOST_GROWTH:g} times the model; that is no training" if far[i] else None)
+        or (f"update: farther than {wire.MOST_GROWTH:g} times the model; that is no training" if far[i] else None)
         or unsound.get(client)
         for i, client in enumerate(updates.clients)
     ]
+
+
+def _exploded(payload: Payload, parameters: torch.Tensor) -> NDArray[np.bool_]:
+    """Return for each client whether its update is so far away that it can only be a mistake or an attack."""
+    largest = float(parameters.abs().max()) if parameters.numel() else 0.0
+    return payload.far(parameters, wire.MOST_GROWTH * max(1.0, largest))
 
 
 _SIGNATURE_DIGITS = 2 * 104
@@ -336,24 +338,6 @@ def signed_form(signed: tuple[Signed, ...]) -> SignedForm | None:
         signature = one.signature.hex().ljust(_SIGNATURE_DIGITS)
         return SignedForm(before=one.before, digests=digests, salts=salts, signature=signature)
     return None
-
-
-def joined_updates(
-    task: Task, parts: Sequence[Updates], failures: Sequence[Failure], codec: Codec, rows: CohortRows | None = None
-) -> Updates:
-    """Join the checked updates of several nodes; with none, an empty answer.
-
-    `rows` holds whole models and the algorithm's vectors already.
-    """
-    if rows is not None:
-        models, vectors = rows.joined(sorted(client for part in parts for client in part.clients))
-        return replace(Updates.joined(task, parts, failures, lambda order: models), vectors=vectors)
-
-    def payload(order: Sequence[int]) -> Payload:
-        payloads = [part.payload for part in parts if part.clients]
-        return codec.join(payloads, order) if payloads else DenseModels(torch.zeros(0, task.parameters.numel()))
-
-    return Updates.joined(task, parts, failures, payload)
 
 
 def joined_evaluations(
@@ -419,8 +403,7 @@ def read_question(records: RecordDict) -> tuple[Question, QuestionForm]:
     """Return the question that a node received, and the form that says what it needs for it."""
     text, arrays = split(records)
     form = QuestionForm.read(text)
-    wire.only_keys(arrays, ["models"])
-    models = tensor(unpack(arrays["models"], "models", "<f4", (form.candidates, None)))
+    models = tensor(unpack_all(arrays, {"models": ("<f4", (form.candidates, None))})["models"])
     question = Question(
         form.federation, form.seed, form.round, models, form.detailed, withdrawn=frozenset(form.withdrawn)
     )
@@ -444,24 +427,23 @@ def read_evaluations(
 ) -> Evaluations:
     """Return the usable part of a node's answer to a question; `scores` is the range that a score can have."""
     text, arrays = split(records)
-    most = checks.largest_form(len(asked), len(question.models))
-    checks.refuse_size(text, arrays, most, checks.LARGEST_DETAILS if question.detailed else 0)
+    most = wire.largest_form(len(asked), len(question.models))
+    wire.refuse_size(text, arrays, most, wire.LARGEST_DETAILS if question.detailed else 0)
     form = EVALUATIONS.read(text, most)
-    checks.refuse_other(form.federation, form.round, question.federation, question.round)
-    checks.refuse_clients(form.clients, form.failures, asked)
+    wire.refuse_other(form.federation, form.round, question.federation, question.round)
+    wire.refuse_clients(form.clients, form.failures, asked)
     found = read_columns(Evaluations, form, ())
-    checks.refuse_metrics(found["metrics"])
+    wire.refuse_metrics(found["metrics"])
     for name in ("scores", "losses"):
         if len(found[name]) != len(question.models):
             raise Refused(f"{name}: {len(found[name])} rows; allowed: {len(question.models)}, one per candidate")
-    wire.only_keys(arrays, ["right"] if question.detailed else [])
-    if question.detailed:
-        found["right"] = unpack(arrays["right"], "right", "|b1", (int(found["samples"].sum()),))
+    right: Shape = "|b1", (int(found["samples"].sum()),)
     whole = Evaluations(
         federation=question.federation,
         round=question.round,
         clients=tuple(form.clients),
-        failures=checks.failures(form.failures, form.clients, asked, "its node gave no test of it (no test samples?)"),
+        failures=wire.failures(form.failures, form.clients, asked, "its node gave no test of it (no test samples?)"),
+        **unpack_all(arrays, {"right": right} if question.detailed else {}),
         **found,
     )
     columns = dict(Evaluations.columns())
@@ -471,6 +453,6 @@ def read_evaluations(
     refused: list[Failure] = []
     for row, client in enumerate(form.clients):
         if fault := next((fault for column, values in checked if (fault := column.fault(values, row))), None):
-            refused.append(Failure(client, checks.clean(fault)))
+            refused.append(Failure(client, wire.clean(fault)))
     kept = whole.without([failure.client for failure in refused])
     return replace(kept, failures=(*kept.failures, *refused))

@@ -1,28 +1,227 @@
 """What every message is made of: one written form and the arrays beside it, read with every claim checked.
 
-A codec packs what some clients of one node trained, reads it back on the server with every shape and type checked, and
-joins what came from several nodes. `DENSE` carries whole models. An experiment names the one codec of its payload, and
-both ends of the wire are given it: a node cannot choose another.
+Forms are strict, one JSON text each. One that does not parse is refused before any array is looked at. What a form
+cannot say (does the answer belong to the question, are the numbers possible) single checks find: each refuses with one
+line, or returns what is wrong with one client's part.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from math import prod
-from threading import Lock
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
-import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
-from steelyard.clients.flower.checks import clean
-from steelyard.clients.flower.forms import FailureForm, Form, Refused
-from steelyard.messages.payloads import DenseModels, Payload
-from steelyard.messages.updates import Failure, Task, Updates
+from steelyard.base.errors import without_controls
+from steelyard.messages.payloads import Shape
+from steelyard.messages.updates import MOST_SAMPLES, Answer, Counts, Evaluations, Failure, LossState, Updates
+from steelyard.proof.statements import Hash, Proof
+
+if TYPE_CHECKING:
+    # Only for annotations: the process of a node that speaks to the server does without torch.
+    import torch
+
+PROTOCOL = 6
+"""Version of these forms; both sides must use the same."""
+
+INTRODUCE = "query.introduce"
+TRAIN = "train.task"
+EVALUATE = "evaluate.question"
+HEADS = "query.heads"
+"""The messages that a server sends, by Flower's message type; those of hidden updates are in `hidden_messages`."""
+
+
+LARGEST_FORM = 32 << 20
+"""Most bytes that a form may have once it is read, where nothing else is said."""
+_LIST_BYTES, _VALUE_BYTES = 512, 40
+"""What a list or an object takes in memory while JSON is read, and one value in it."""
+
+
+class Refused(Exception):
+    """What came from a node cannot be used; the text says why and is recorded with the round."""
+
+
+class Form(BaseModel):
+    """Base of all forms: exact types, unknown fields refused, NaN and infinity written as such."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, ser_json_inf_nan="constants")
+
+    protocol: int = PROTOCOL
+
+    @classmethod
+    def read(cls, text: object, largest: int = LARGEST_FORM) -> Self:
+        """Parse a form that came over the wire, or refuse it with the first thing that is wrong.
+
+        `largest` bounds what it takes in memory, which is counted before it is parsed.
+        """
+        if not isinstance(text, str):
+            raise Refused(f"form: got {type(text).__name__}; allowed: a JSON text")
+        if (size := read_size(text)) > largest:
+            raise Refused(f"form: {size} bytes once it is read; allowed: at most {largest}")
+        try:
+            form = cls.model_validate_json(text)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            field = ".".join(str(part) for part in first["loc"]) or "form"
+            raise Refused(f"{field}: {first['msg']}") from None
+        if form.protocol != PROTOCOL:
+            raise Refused(f"protocol: got {form.protocol}; allowed: {PROTOCOL} (another version of steelyard)")
+        return form
+
+    def write(self) -> str:
+        """Return the form as JSON; numbers survive unchanged."""
+        return self.model_dump_json()
+
+
+def read_size(text: str) -> int:
+    """Return the most that a JSON text takes in memory once it is read: "[],[],[]" takes a hundred times its length."""
+    lists = text.count("[") + text.count("{")
+    return len(text) + _LIST_BYTES * lists + _VALUE_BYTES * text.count(",")
+
+
+class AskForm(Form):
+    """The server asks a node who lives on it, for an experiment."""
+
+    experiment: str = ""
+    """The experiment as JSON; it goes with every message, so that a node that was restarted knows it again."""
+
+
+class IntroductionForm(Form):
+    """A node names the clients that live on it."""
+
+    version: str
+    clients: list[str]
+    about: dict[str, int | list[int]] = {}
+    """What a server without data must know to make the first model; all nodes must say the same."""
+
+
+class LossForm(BaseModel, extra="forbid", frozen=True):
+    """`LossState` on the wire."""
+
+    name: str
+    class_weights: list[float] | None = None
+    shape: float | None = None
+    scale: float | None = None
+
+    @classmethod
+    def of(cls, loss: LossState) -> LossForm:
+        """Return the form of a loss; used by the server."""
+        weights = None if loss.class_weights is None else list(loss.class_weights)
+        return cls(name=loss.name, class_weights=weights, shape=loss.shape, scale=loss.scale)
+
+    def state(self) -> LossState:
+        """Return the loss that the form describes; used by the node."""
+        weights = None if self.class_weights is None else tuple(self.class_weights)
+        return LossState(self.name, weights, self.shape, self.scale)
+
+
+class WorkForm(Form):
+    """The server asks a node for work in a round."""
+
+    run: str
+    """Name of the run; what a node kept from another run is not used in this one."""
+    federation: str
+    seed: int
+    round: int
+    seconds: float
+    """How long the server waits; the node gives up by itself after that, so that it is free for the next round."""
+    experiment: str = ""
+    """The experiment as JSON."""
+
+
+class TaskForm(WorkForm):
+    """The server asks some of a node's clients to train."""
+
+    clients: list[str]
+    loss: LossForm
+    algorithm: dict[str, Any]
+    """The algorithm's name and parameters; what it sends to clients is in the arrays beside it. A node takes none that
+    the experiment does not name."""
+    cohort: list[str] = []
+    """Where updates are hidden: all clients of the round, whose keys are in the arrays beside it; else empty."""
+    attempt: str = ""
+    """Where updates are hidden: which attempt at the round the keys were made for."""
+    proofs: list[Proof] = []
+    """What the server's signed heads say of this node in earlier rounds; empty where it signs none."""
+
+
+class HeadsForm(Form):
+    """The server hands out what its signed heads say of a node, without a task: after the last round."""
+
+    run: str
+    proofs: list[Proof]
+    seconds: float
+
+
+class FailureForm(BaseModel, extra="forbid", frozen=True, strict=True):
+    """One client that could not do its part, in its node's own words."""
+
+    client: str
+    reason: str
+
+
+class SignedForm(BaseModel, extra="forbid", frozen=True, strict=True):
+    """What a node signs of its clients' updates; bytes in hexadecimal digits."""
+
+    before: Hash
+    digests: dict[str, str]
+    salts: dict[str, str]
+    """Empty where updates are hidden: the node keeps them."""
+    signature: str
+
+
+class ClientsForm(Form):
+    """What answers to tasks and to questions have in common; the columns of `of` are fields of it, too."""
+
+    federation: str
+    round: int
+    clients: list[str]
+    failures: list[FailureForm] = []
+
+
+class UpdateForm(ClientsForm):
+    """A node's answer to a task, read as `UPDATES`; models and columns that are arrays stand beside it."""
+
+    payload: str
+    started_over: list[str] = []
+    """Clients that began with nothing kept: in their first round, or because their node lost it."""
+    signed: SignedForm | None = None
+    """What the node signs of its clients' updates; None where it has no key of its own."""
+
+
+FormT = TypeVar("FormT", bound=ClientsForm)
+
+
+def with_columns(form: type[FormT], of: type[Answer]) -> type[FormT]:
+    """Return the form with the columns that are not sent as arrays."""
+    said: Any = {
+        name: (column.written, ... if column.told == "always" else None)
+        for name, column in of.columns().items()
+        if column.told != "never" and not column.array
+    }
+    return create_model(form.__name__, __base__=form, **said)
+
+
+UPDATES = with_columns(UpdateForm, Updates)
+EVALUATIONS = with_columns(ClientsForm, Evaluations)
+
+
+class QuestionForm(WorkForm):
+    """The server asks all of a node's clients to test one or more models."""
+
+    candidates: int
+    detailed: bool
+    algorithm: dict[str, Any] = {}
+    """Where clients test models of their own: the algorithm's name and parameters; else empty."""
+    withdrawn: list[str] = []
+    """Of the node's clients those that have withdrawn, and are not to be tested."""
 
 
 def content(form: Form, arrays: Mapping[str, NDArray[Any]]) -> RecordDict:
@@ -120,103 +319,147 @@ def _header(array: Array, name: str) -> tuple[tuple[int, ...], bool, np.dtype[An
     return shape, found[2] == b"True", dtype, end
 
 
+def unpack_all(arrays: Mapping[str, Array], shapes: Mapping[str, Shape]) -> dict[str, NDArray[Any]]:
+    """Return the numbers of the arrays that a message must have, or refuse it; it must have no others."""
+    if set(arrays) != set(shapes):
+        raise Refused(f"arrays: got {names(arrays)}; allowed: exactly {names(shapes)}")
+    return {name: unpack(arrays[name], name, *shape) for name, shape in shapes.items()}
+
+
 def tensor(array: NDArray[Any]) -> torch.Tensor:
     """Return a tensor with a memory of its own; the bytes of a message cannot be written to."""
+    import torch  # Late for speed of start: the process of a node that speaks to the server does without.
+
     return torch.from_numpy(array.copy())
 
 
-@dataclass(frozen=True)
-class Codec:
-    """One kind of payload on the wire; make one for a payload class of your own."""
-
-    kind: str
-    payload: type | tuple[type, ...]
-    """The payload classes that it carries."""
-    pack: Callable[[Any], dict[str, NDArray[Any]]]
-    """Payload of one node's clients -> named arrays."""
-    unpack: Callable[[Mapping[str, Array], int, torch.Tensor], Payload]
-    """Named arrays, number of clients, global parameters -> payload; raises Refused."""
-    join: Callable[[Sequence[Any], Sequence[int]], Payload]
-    """Payloads of several nodes, and the order of all their clients -> one payload with the clients in that order."""
-    largest: Callable[[int, torch.Tensor], int]
-    """Number of clients, global parameters -> most bytes that an honest answer can have."""
-
-    def refuse_other(self, kind: str) -> None:
-        """Refuse an answer whose node says that it used another codec."""
-        if kind != self.kind:
-            raise Refused(f"payload: got {kind!r}; allowed: {self.kind}")
-
-    def packed(self, payload: Payload) -> dict[str, NDArray[Any]]:
-        """Return what a node's clients trained as named arrays."""
-        if not isinstance(payload, self.payload):
-            raise TypeError(f"the codec '{self.kind}' does not carry {type(payload).__name__}")
-        return self.pack(payload)
+MOST_GROWTH = 1e6
+"""In one round no parameter grows beyond this many times the largest of the model that was sent (or of 1)."""
+SIZE = "DS"
+"""The criterion that is the number of samples, which a client says already."""
+LONGEST_REASON = 300
+MOST_METRICS, LONGEST_METRIC = 100, 64
+RECORD_COLUMNS = frozenset({"rule", "seed", "round", "client", "samples", "score", "loss", "metrics"})
+"""What the record of a run has for each client and evaluation, beside the metrics that clients add."""
+FORM_BYTES, FORM_BYTES_PER_CLIENT, FORM_BYTES_PER_SCORE = 65_536, 8_192, 160
+"""Most bytes of the written part of an answer once it is read: for all, for each client, and for each of its scores."""
+FORM_BYTES_PER_CANDIDATE = 2_048
+LARGEST_DETAILS = 64 << 20
+"""Most bytes of right or wrong per test sample, one each, that one node may send."""
 
 
-class CohortRows:
-    """The matrices of a whole cohort, into which models and an algorithm's vectors are copied as they arrive.
+def clean(reason: str) -> str:
+    """Return a node's words as one printable line of bounded length, safe to store and to show."""
+    line = " ".join(without_controls(reason, " ").split())
+    return line if len(line) <= LONGEST_REASON else line[: LONGEST_REASON - 1] + "…"
 
-    No second copy of them is ever needed. Use one for each task whose updates travel as whole models, `put` for each
-    answer and `joined` at the end.
+
+def unreadable(error: Exception) -> str:
+    """Say in one line that an answer set off an error while it was read; the round goes on without it."""
+    return clean(f"its answer could not be read: {type(error).__name__}: {error}")
+
+
+@contextmanager
+def reading_one_answer() -> Generator[None]:
+    """Refuse an answer that sets off any error while it is read, so that one node cannot stop a run."""
+    try:
+        yield
+    except Refused:
+        raise
+    except Exception as error:
+        raise Refused(unreadable(error)) from error
+
+
+def largest_form(clients: int, candidates: int = 0) -> int:
+    """Return the most bytes of the written part of an answer of so many clients, on so many tested models."""
+    each = FORM_BYTES_PER_CLIENT + FORM_BYTES_PER_SCORE * candidates
+    return FORM_BYTES + FORM_BYTES_PER_CANDIDATE * candidates + clients * each
+
+
+def refuse_size(text: object, arrays: ArrayRecord, form: int, largest: int) -> int:
+    """Refuse an answer larger than an honest one, with its form and its arrays, can be; returns how many bytes it has.
+
+    Over HTTP a larger one is not even fetched; any other grid hands over what it likes.
     """
-
-    def __init__(self, task: Task) -> None:
-        self._row = {client: row for row, client in enumerate(sorted(task.clients))}
-        shape = (len(self._row), task.parameters.numel())
-        self._models = torch.empty(shape)
-        self._vectors = {name: torch.empty(shape) for name in task.algorithm.sends}
-        self._lock, self._closed = Lock(), False
-
-    def put(self, part: Updates) -> Updates:
-        """Take over the models and vectors of an answer; what is returned holds them no longer."""
-        models = cast(DenseModels, part.payload).models
-        with self._lock:
-            if self._closed:  # Rows have moved: an answer after the deadline must not be written over another.
-                raise Refused("came after the deadline")
-            rows = [self._row[client] for client in part.clients]
-            for matrix, found in ((self._models, models), *((self._vectors[n], v) for n, v in part.vectors.items())):
-                for row, numbers in zip(rows, found, strict=True):
-                    matrix[row].copy_(numbers)
-        return replace(part, payload=DenseModels(models[:0].clone()), vectors={})
-
-    def joined(self, clients: Sequence[str]) -> tuple[DenseModels, dict[str, torch.Tensor]]:
-        """Return models and vectors of these clients, ascending; rows move up over those of clients left out."""
-        with self._lock:
-            self._closed = True
-        for matrix in (self._models, *self._vectors.values()):
-            for row, client in enumerate(clients):
-                if self._row[client] != row:
-                    matrix[row].copy_(matrix[self._row[client]])
-        count = len(clients)
-        return DenseModels(self._models[:count]), {name: matrix[:count] for name, matrix in self._vectors.items()}
+    sent = sum(len(array.data) for array in arrays.values()) + (len(text) if isinstance(text, str | bytes) else 0)
+    if sent > form + largest:
+        raise Refused(f"size: {sent} bytes; allowed: at most {form + largest}")
+    return sent
 
 
-def only_keys(arrays: Mapping[str, Array], allowed: Sequence[str]) -> None:
-    """Refuse missing and unexpected arrays by name."""
-    if set(arrays) != set(allowed):
-        got = ", ".join(sorted(arrays)) or "none"
-        raise Refused(f"arrays: got {got[:200]}; allowed: exactly {', '.join(sorted(allowed))}")
+def refuse_other(federation: str, round: int, wanted: str, wanted_round: int) -> None:
+    """Refuse an answer that belongs to another federation or another round."""
+    if federation != wanted:
+        raise Refused(f"federation: got {federation!r}; allowed: {wanted!r}")
+    if round != wanted_round:
+        raise Refused(f"round: got {round}; allowed: {wanted_round}")
 
 
-def _pack_dense(payload: DenseModels) -> dict[str, NDArray[Any]]:
-    return {"models": payload.models.detach().to("cpu", torch.float32).numpy()}
+def refuse_clients(clients: list[str], failures: list[FailureForm], asked: Sequence[str]) -> int:
+    """Refuse an answer for clients that were not asked, or for one client twice; returns how many answered."""
+    named = [*clients, *(failure.client for failure in failures)]
+    strangers = sorted(set(named) - set(asked))
+    if strangers:
+        raise Refused(f"clients: got {names(strangers)}; allowed: only those asked, {names(asked)}")
+    if len(set(named)) != len(named):
+        twice = [name for name, count in Counter(named).items() if count > 1]
+        raise Refused(f"clients: {names(twice)} answered twice; allowed: one answer each")
+    return len(clients)
 
 
-def _unpack_dense(arrays: Mapping[str, Array], clients: int, parameters: torch.Tensor) -> Payload:
-    only_keys(arrays, ["models"])
-    return DenseModels(tensor(unpack(arrays["models"], "models", "<f4", (clients, parameters.numel()))))
+def refuse_lengths(count: int, named: tuple[str, Sequence[Any]], *, rows: bool = False) -> None:
+    """Refuse a column that does not have one value per client, or a row of them for each candidate."""
+    name, values = named
+    for row in values if rows else [values]:
+        if len(row) != count:
+            raise Refused(f"{name}: {len(row)} values; allowed: {count}, one per client")
 
 
-def _join_dense(payloads: Sequence[Any], order: Sequence[int]) -> Payload:
-    return DenseModels(torch.cat([cast(DenseModels, payload).models for payload in payloads])).select(order)
+def refuse_metrics(metrics: Collection[str]) -> None:
+    """Refuse metrics that cannot be stored and shown, or are named like a column of the record."""
+    odd = [name for name in metrics if not (name.isprintable() and 0 < len(name) <= LONGEST_METRIC)]
+    if odd or len(metrics) > MOST_METRICS:
+        raise Refused(
+            f"metrics: got {len(metrics)}, such as {next(iter(odd or metrics))[:40]!r}; allowed: at most "
+            f"{MOST_METRICS}, with printable names of at most {LONGEST_METRIC} letters"
+        )
+    clashes = sorted(RECORD_COLUMNS.intersection(metrics))
+    if clashes:
+        raise Refused(f"metrics: got {names(clashes)}, a name of the record's own; allowed: other names")
 
 
-DENSE = Codec(
-    kind="dense",
-    payload=DenseModels,
-    pack=_pack_dense,
-    unpack=_unpack_dense,
-    join=_join_dense,
-    largest=lambda clients, parameters: 4 * clients * parameters.numel() + 4096,
-)
-"""Whole models, one row of numbers per client."""
+def size_fault(criteria: Mapping[str, Sequence[float]], samples: Counts, client: int) -> str | None:
+    """Say why a client's criterion of its size cannot be true, or None when it can."""
+    if SIZE in criteria and (said := criteria[SIZE][client]) != samples[client]:
+        return f"criterion {SIZE} = {said:g}, but samples = {samples[client]}; allowed: the same number"
+    return None
+
+
+def most_counted(samples: Sequence[int], factor: float) -> int:
+    """Return how many test samples of a client count at most: `factor` times those of the median client.
+
+    One client alone has nobody to be compared with: all of its samples count.
+    """
+    held = sorted(count for count in samples if count > 0)
+    # The lower of two middle ones: a liar among two must not raise the bound.
+    return MOST_SAMPLES if len(held) < 2 else max(1, int(factor * held[(len(held) - 1) // 2]))
+
+
+def failures(
+    forms: list[FailureForm],
+    answered: Sequence[str],
+    asked: Sequence[str],
+    omitted: str = "its node answered without it",
+) -> tuple[Failure, ...]:
+    """Return the failures that a node reports, and one for every asked client that it passed over in silence."""
+    reasons = {form.client: clean(form.reason) for form in forms}
+    silent = [client for client in asked if client not in reasons and client not in set(answered)]
+    return (
+        *(Failure(client, reason) for client, reason in reasons.items()),
+        *(Failure(client, omitted) for client in silent),
+    )
+
+
+def names(found: Iterable[str]) -> str:
+    """Return names as one line of bounded length, for a reason."""
+    return clean(", ".join(sorted(found)) or "none")
