@@ -86,11 +86,10 @@ def test_no_candidate_harms_more_on_the_colluders_own_rows(rule: str, monkeypatc
     # Colluders of two families are two groups, each of which tries for itself.
     groups: list[tuple[str, list[int]]] = []
     families = dict(zip((updates.clients[row] for row in hostile), ("signs", "inflation"), strict=True))
-    monkeypatch.setattr(clients, "colluders", lambda seed: families)
     monkeypatch.setattr(
         colluding, "_worst", lambda trial, family: (trial.updates, groups.append((family, trial.rows)))[0]
     )
-    with_colluders(federation, state, task, updates, clients, server, plan)
+    with_colluders(federation, state, task, updates, families, server, plan)
     assert groups == [("inflation", hostile[1:]), ("signs", hostile[:1])]
 
 
