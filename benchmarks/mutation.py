@@ -33,9 +33,22 @@ ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("base/test_measures.py", "report"),
     ),
     "metrics": (("recommend/metrics.py",), ("recommend/test_metrics.py",)),
-    "report": (("report/*.py",), ("report",)),
+    # Explanations need a trained recommender, and tables of shares a comparison at several.
+    "report": (
+        ("report/*.py",),
+        ("report", "recommend/kgflex/test_kgflex_experiment.py", "studies/test_participation.py"),
+    ),
     "data": (("data/*.py",), ("data",)),
-    "experiment": (("experiment/*.py",), ("experiment",)),
+    # What an experiment of another kind is, what a node allows, and what an audit finds have rooms of their own.
+    "experiment": (
+        ("experiment/*.py",),
+        (
+            "experiment",
+            "recommend/test_recommend_experiment.py",
+            "recommend/test_audit.py",
+            "federate/test_node_rules.py",
+        ),
+    ),
     "studies": (("studies/*.py",), ("studies",)),
     "adapters": (("adapters/*.py",), ("adapters",)),
 }

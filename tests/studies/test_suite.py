@@ -17,7 +17,8 @@ from steelyard.experiment.rules import parse_rules
 from steelyard.report.curves import read_curves
 from steelyard.runs.history import History
 from steelyard.studies.archive import Replayed
-from steelyard.studies.arena import plan
+from steelyard.studies.arena import Arena, judge, plan
+from steelyard.studies.arena_page import arena_text
 from steelyard.studies.candidate import Candidate, read_candidates
 from steelyard.studies.checking import distance
 from steelyard.studies.scenes import SceneFigures
@@ -89,6 +90,87 @@ def test_an_arena_of_a_suite_is_what_was_asked_for() -> None:
     assert list(whole.scene("clean").rules()) == [*SUITE.rivals, "LD"]
     assert list(whole.rivals_of("clean").rules()) == list(SUITE.rivals)
     assert whole.scene("clean").seed == SUITE.report[0]
+
+
+def test_cells_of_an_arena_are_scenes_and_until_decided_their_looks() -> None:
+    arena = on_paper(["clean", "sizes"])
+    assert [(cell.folder, cell.name, cell.seeds) for cell in arena.cells()] == [
+        (f"scenes/{name}", name, SUITE.report) for name in ("clean", "sizes")
+    ]
+    (first, _) = arena.cells()
+    assert arena.folders(first) == ("scenes/clean", "scenes/clean-rivals")
+    assert arena.about(first) == f"clean, {SUITE.scenes['clean'].about}"
+    opened = arena.model_copy(update={"seeds": SUITE.held_out[:10], "opened": 2})
+    assert [cell.folder for cell in opened.cells()] == [
+        *("scenes/clean", "scenes/sizes", "scenes/clean-2", "scenes/sizes-2")
+    ]
+    assert opened.about(opened.cells()[2]) == f"{arena.about(first)}, seeds 206 to 210"
+    assert arena.failure(Path("out"), first) == Path("out/scenes/clean.failed")
+
+
+def test_scenes_are_added_to_an_arena_that_was_begun_unless_it_is_a_part_or_opened() -> None:
+    one, other = on_paper(["sizes"]), on_paper(["clean", "two-labels"])
+    both = tuple(name for name in SUITE.scenes if name in ("clean", "sizes", "two-labels"))
+    assert one.added_to(other).scenes == other.added_to(one).scenes == both
+    part = one.model_copy(update={"part": Part(1, 2)})
+    for begun, more in ((other, part), (part, other), (other, one.model_copy(update={"opened": 1}))):
+        assert more.added_to(begun) is more
+    assert one.added_to(Tuning(suite=SUITE, rules={}, scenes=())) is one
+
+
+def test_an_arena_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+    (candidate,) = read_candidates("fedprox(mu=0.5)+LD>DS", None, SUITE, trusting)
+    options = {"changes": QUICK, "tried": {"a": 0.5, "b": 0.25}, "part": Part(2, 2)}
+    given = plan(SUITE, candidate, scenes=["clean", "sizes"], seeds=2, **options)
+    given.write(tmp_path)
+    kept = Arena.read(tmp_path)
+    assert kept == given
+    assert (kept.candidate, kept.tried, kept.changes) == (candidate.label, options["tried"], tuple(QUICK))
+    assert kept.experiment.algorithm == candidate.settings.algorithm
+    assert kept.experiment.algorithm.parameters == {"mu": 0.5}
+    assert kept.experiment.criteria == ("LD", "DS")
+    named = plan(SUITE, Candidate("mine", candidate.settings), scenes=["clean"])
+    assert list(named.scene("clean").rules())[-1] == named.candidate == named.experiment.name == "mine"
+    assert plan(SUITE, candidate).experiment.name is None
+    text = (tmp_path / "arena.toml").read_text()
+    for old, new, words in (
+        ('suite = "small"', 'suite = "smal"', ("suite", "'smal'", "standard")),
+        ('suite = "small"', "suite = 3", ("suite", "3")),
+        ("mu = 0.5", "mu = -0.5", ("mu", "-0.5")),
+        ('scenes = [\n    "clean"', 'scenes = [\n    "cleen"', ("'cleen'", "clean")),
+    ):
+        assert old in text
+        (tmp_path / "arena.toml").write_text(text.replace(old, new))
+        assert_refused(lambda: Arena.read(tmp_path), *words)
+
+
+def test_what_no_arena_can_be_is_refused_before_it_runs() -> None:
+    (candidate,) = read_candidates("LD", None, SUITE, trusting)
+    for options, words in (
+        ({"until_decided": True, "draft": True}, ("--until-decided", "--draft")),
+        ({"until_decided": True, "part": Part(1, 2)}, ("--until-decided", "--part")),
+        ({"seeds": 0}, ("--seeds", "0", "1 to 10")),
+        ({"seeds": 11}, ("--seeds", "11", "1 to 10")),
+        ({"seeds": 6, "draft": True}, ("--seeds", "6", "1 to 5")),
+        ({"seeds": len(SUITE.held_out) + 1, "until_decided": True}, ("--seeds", f"1 to {len(SUITE.held_out)}")),
+        ({"scenes": ["cleen"]}, ("--scenes", "'cleen'", "'clean'")),
+        ({"scenes": ["clean"], "part": Part(2, 2)}, ("--part", "2/2")),
+        ({"changes": ["rounds.cuont=1"]}, ("cuont", "scene clean")),
+    ):
+        assert_refused(lambda options=options: plan(SUITE, candidate, **options), *words)
+    assert plan(SUITE, candidate, seeds=10).seeds == SUITE.report
+    assert plan(SUITE, candidate, seeds=5, draft=True).seeds == SUITE.choose
+
+
+def test_an_answer_says_where_its_files_are_once_they_are_written(tmp_path: Path) -> None:
+    arena = on_paper(["clean"])
+    found = judge(arena, {"clean": SceneFigures(failed="it fails")}, str(tmp_path))
+    assert arena.text(found, "text", 80) == f"{arena_text(found, 80)}\n"
+    (tmp_path / "arena.json").touch()
+    files = f"runs stored in {tmp_path}; archive: {tmp_path}/arena.json\nreport: {tmp_path}/report.html\n"
+    assert arena.text(found, "text", 80) == f"{arena_text(found, 80)}\n{files}"
+    assert arena.problem(found) == "arena: no verdict: X failed in 1 of 1 scene: it fails."
+    assert arena.problem(judge(arena, {})) == ""
 
 
 def test_a_replayed_accuracy_is_held_against_its_own_seed() -> None:
