@@ -217,6 +217,9 @@ def test_a_backdoor_is_a_bright_corner_on_a_share_of_the_rows_and_on_copies_of_t
         assert torch.equal(bad.dataset.features[bad.backdoor.rows[each.client]], stamped)
     tall = torch.zeros(1, 1, 28, 14)
     assert stamped_with(tall, 1.0).sum() == 9
+    quarters = [stamped_with(tall, 1.0, quarter) for quarter in range(4)]
+    assert [int(each.sum()) for each in quarters] == [4, 2, 2, 1]
+    assert torch.equal(torch.stack(quarters).sum(dim=0), stamped_with(tall, 1.0))
 
 
 def test_boosted_updates_are_as_long_as_replaces_the_model():

@@ -84,7 +84,9 @@ def test_those_who_stand_out_along_the_first_principal_direction_are_left_out() 
     assert spectral_scores(gram(*updates)) == pytest.approx(np.square(centred @ np.linalg.svd(centred)[2][0]))
     weights = np.array([0.2, 0.2, 0.1, 0.5])
     found = spectral(weights, gram((1.0, 0.0), (0.9, 0.1), (1.1, 0.1), (-8.0, 0.0)), 0.25)
-    assert found == pytest.approx([0.4, 0.4, 0.2, 0])
+    # Lengths 1, 0.906, 1.105, 8: the middle is 1.052. Of the weight half is left, and none grows by more than 4/3.
+    cut = np.sqrt(1.22) / 2 + 0.5
+    assert found == pytest.approx([0.8 / 3, 0.8 / 3, 0.4 / 3 * cut / np.sqrt(1.22), 0])
     assert spectral(np.ones(1), np.array([[4.0]]), 0.3) == pytest.approx([1])
 
 

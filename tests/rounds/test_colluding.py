@@ -15,6 +15,8 @@ from tests.stopping import assert_a_stop_changes_nothing
 
 from steelyard.base import randomness
 from steelyard.clients.local import Simulation, SimulationServer
+from steelyard.defence import robust
+from steelyard.defence.robust import hostile_count, spectral_scores
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import build
 from steelyard.experiment.parts import Parts, assembled, federations_of
@@ -22,7 +24,7 @@ from steelyard.experiment.rules import with_rules
 from steelyard.messages.payloads import DenseModels, ServerTest
 from steelyard.rounds import colluding
 from steelyard.rounds.colluding import with_colluders
-from steelyard.rounds.loop import make_task
+from steelyard.rounds.loop import make_task, one_round
 from steelyard.rounds.weigh import weigh_soundly
 from steelyard.studies.attack import under_attack
 
@@ -46,7 +48,7 @@ def test_no_candidate_harms_more_on_the_colluders_own_rows(rule: str, monkeypatc
     state = federation.start(server)
     task = make_task(federation, state, clients, plan, 1)
     (updates,) = clients.train([task])
-    hostile = [row for row, name in enumerate(updates.clients) if name in clients.colluders(task.seed)]
+    hostile = [row for row, name in enumerate(updates.clients) if name in clients.colluders(task.seed, 1)]
     honest = [row for row in range(10) if row not in hostile]
     # One honest client has trained on nothing: it is left out, whatever colluders try. A part of the network is frozen.
     models = updates.payload.models.clone()
@@ -62,7 +64,7 @@ def test_no_candidate_harms_more_on_the_colluders_own_rows(rule: str, monkeypatc
         return tried[-1]
 
     monkeypatch.setattr(colluding._Trial, "harm", noted)
-    sent = with_colluders(federation, state, task, updates, clients.colluders(task.seed), server, plan)
+    sent = with_colluders(federation, state, task, updates, clients.colluders(task.seed, 1), server, plan)
     assert len(hostile) == 2
     assert isinstance(sent.payload, DenseModels)
     assert sent.payload.frozen == ((0, 5),)
@@ -72,7 +74,7 @@ def test_no_candidate_harms_more_on_the_colluders_own_rows(rule: str, monkeypatc
     assert np.isfinite(tried[0]).all()
     assert len(tried[1]) == 12
     # What the rule makes of it, by the plain way through the rule, on the same rows.
-    imagined = server.imagined(task.seed, clients.colluders(task.seed))
+    imagined = server.imagined(task.seed, clients.colluders(task.seed, 1))
     guess = replace(federation, seed=randomness.stream_key(task.seed, 1, purpose="attack/guess"))
 
     def harmed(given: Any) -> tuple[float, float]:
@@ -93,6 +95,43 @@ def test_no_candidate_harms_more_on_the_colluders_own_rows(rule: str, monkeypatc
     assert groups == [("inflation", hostile[1:]), ("signs", hostile[:1])]
 
 
+def unclipped(weights: np.ndarray, gram: np.ndarray, share: float) -> np.ndarray:
+    """The spectral check until 0.2, which clips nothing: a specimen for attackers with roles."""
+    kept = np.argsort(spectral_scores(gram), kind="stable")[: len(gram) - hostile_count(len(gram), share)]
+    return np.where(np.isin(np.arange(len(gram)), kept), weights, 0.0) / weights[kept].sum()
+
+
+def test_colluders_find_the_decoy_by_themselves_and_clipping_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What broke `guarded` until 0.2 is found by trying the rule; the rule of today loses less."""
+    chosen: list[str] = []
+    sending = colluding._Trial.sending
+
+    def noted(trial: Any, tried: Any, best: int) -> Any:
+        chosen.append(tried.names[best])
+        return sending(trial, tried, best)
+
+    monkeypatch.setattr(colluding._Trial, "sending", noted)
+    right: dict[tuple[str, str], float] = {}
+    for kind in ("now", "until 0.2"):
+        for attack in ("clean", "adaptive"):
+            described = with_rules(under_attack(build(SMALL), attack, 0.2), ["guarded"])
+            clients, server = simulated(described)
+            federations = federations_of(described, None, described.criteria())
+            plan = Parts.of(described.for_clients(10), clients, server, federations).plan
+            (federation,) = federations
+            states = {federation.name: federation.start(server)}
+            for round in range(1, 5):
+                one_round(federations, states, clients, server, plan, round)
+            model = states[federation.name].parameters
+            right[kind, attack] = float(server.report(described.seed, model[None]).accuracy[0])
+        if kind == "now":
+            chosen.clear()
+            monkeypatch.setattr(robust, "spectral", unclipped)
+    assert any("decoy" in name for name in chosen), chosen
+    lost = {kind: right[kind, "clean"] - right[kind, "adaptive"] for kind in ("now", "until 0.2")}
+    assert lost["until 0.2"] > lost["now"] + 0.1
+
+
 def test_a_stopped_run_ends_with_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     described = with_rules(build({**SMALL, "rounds": {"count": 3, "fraction": 0.6}}), ["guarded", "fltrust(EQ)"])
     attacked = under_attack(described, "adaptive+inflation", 0.3)
@@ -102,9 +141,10 @@ def test_a_stopped_run_ends_with_the_same_bits(tmp_path: Path, monkeypatch: pyte
 def test_colluders_do_not_know_the_servers_rows_or_its_chance() -> None:
     described = with_rules(under_attack(build(SMALL), "adaptive", 0.2), ["guarded"])
     clients, server = simulated(described)
-    theirs = server.imagined(described.seed, clients.colluders(described.seed))
+    colluders = clients.colluders(described.seed, 1)
     source = clients.context.population(described.seed).source
-    rows = theirs._held(0)
+    rows = server.imagined(described.seed, colluders)._held(0)
+    assert server.imagined(described.seed, colluders, insider=True)._held(0).tolist() == source.server.tolist()
     assert not set(rows) & {*source.server.tolist(), *source.report.tolist()}
     assert len(rows) == int(np.median([len(client.train) for client in source.clients]))
 

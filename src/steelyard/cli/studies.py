@@ -133,8 +133,8 @@ def attack(
         bool,
         typer.Option(
             "--adaptive",
-            help="Add attackers that know the rule and send the worst of what they tried: adaptive, adaptive-alie, "
-            "adaptive-ipm, adaptive-drift, each lying.",
+            help="Add attackers that know the rule and send the worst of what they tried, also in different roles: "
+            "adaptive and its kinds, each lying.",
         ),
     ] = False,
     fraction: Annotated[float, typer.Option("--fraction", help="Share of the clients that are hostile.")] = 0.2,

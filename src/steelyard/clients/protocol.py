@@ -63,9 +63,9 @@ class Clients(Protocol):
         """Return what tells the data of a seed from others, part by part, for a resume; empty where not at hand."""
         return {}
 
-    def colluders(self, seed: int) -> Mapping[str, str]:
-        """Return the family of candidates of each simulated client that colludes (`defence.candidates`): these know
-        the rule, see all updates of their cohort, and choose what to send.
+    def colluders(self, seed: int, round: int) -> Mapping[str, str]:
+        """Return the family of candidates of each simulated client that colludes in a round (`defence.candidates`):
+        these know the rule, see all updates of their cohort, and choose what to send.
         """
         return {}
 
@@ -117,8 +117,8 @@ class WrappedClients(Clients):
     def fingerprint(self, seed: int) -> Mapping[str, str]:
         return self.clients.fingerprint(seed)
 
-    def colluders(self, seed: int) -> Mapping[str, str]:
-        return self.clients.colluders(seed)
+    def colluders(self, seed: int, round: int) -> Mapping[str, str]:
+        return self.clients.colluders(seed, round)
 
     def prove_by(self, sealed: Callable[[int], SealedRound | None]) -> None:
         self.clients.prove_by(sealed)
@@ -303,6 +303,8 @@ class Server(Protocol):
         """Return for each low-rank adapter [where A begins, where B begins, rank, inputs, outputs]."""
         return None
 
-    def imagined(self, seed: int, colluders: Collection[str]) -> Server | None:
-        """Return a simulation's server as its colluders imagine it in one round: with rows of theirs as its own."""
+    def imagined(self, seed: int, colluders: Collection[str], *, insider: bool = False) -> Server | None:
+        """Return a simulation's server as its colluders imagine it in one round: with rows of theirs as its own, or
+        with its own where they know these.
+        """
         return None

@@ -118,7 +118,7 @@ class KeptClients(WrappedClients):
         super().__init__(parts.clients)
         self._folder = folder
 
-    def colluders(self, seed: int) -> Mapping[str, str]:
+    def colluders(self, seed: int, round: int) -> Mapping[str, str]:
         """Return nobody: what colluders sent is what was kept."""
         return {}
 

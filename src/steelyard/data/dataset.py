@@ -18,7 +18,9 @@ from steelyard.data.sources.source import FurtherTask, TaskKind
 from steelyard.learning.augmentation import Augmentation
 
 Rows = NDArray[np.int64]
-AttackKind = Literal["reversed", "gaussian", "alie", "ipm", "min-max", "adaptive", "boosted", "bias"]
+OwnAttack = Literal["reversed", "gaussian", "boosted", "bias", "drift"]
+JointAttack = Literal["alie", "ipm", "min-max", "min-sum", "mimic", "decoy", "neurotoxin", "adaptive"]
+AttackKind = OwnAttack | JointAttack
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,6 +198,8 @@ class Behaviour:
     """The round in which its claims begin."""
     attack: AttackKind | None = None
     """What it sends in place of its update, to harm the model; None for the update itself."""
+    attacks_from: int = 1
+    """The round in which its attack begins; before that it sends its update."""
     strength: float = 1.0
     """The attack's amount."""
     target: int = 0

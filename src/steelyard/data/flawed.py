@@ -24,11 +24,16 @@ from steelyard.data.flaws import BackdoorTaught, Boosted, Copy, FlawSettings, La
 from steelyard.data.schemes import client_name
 
 
-def stamped(features: torch.Tensor, brightest: float) -> torch.Tensor:
-    """Return images [rows, channels, height, width] with the pattern on all of them."""
+def stamped(features: torch.Tensor, brightest: float, quarter: int | None = None) -> torch.Tensor:
+    """Return images [rows, channels, height, width] with the pattern, or a quarter of it, on all of them."""
     side = max(2, features.shape[-2] // 9)
     found = features.clone()
-    found[..., -side:, -side:] = brightest
+    corner = found[..., -side:, -side:]
+    if quarter is not None:
+        middle = (side + 1) // 2
+        down, along = (slice(middle) if half == 0 else slice(middle, side) for half in divmod(quarter, 2))
+        corner = corner[..., down, along]
+    corner.fill_(brightest)
     return found
 
 
@@ -38,11 +43,17 @@ def brightest(features: torch.Tensor) -> float:
 
 
 def poison(
-    features: torch.Tensor, labels: torch.Tensor, share: float, target: int, bright: float, chance: np.random.Generator
+    features: torch.Tensor,
+    labels: torch.Tensor,
+    share: float,
+    target: int,
+    bright: float,
+    chance: np.random.Generator,
+    quarter: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a client's rows with the pattern on a share of them, drawn at random and rounded, labelled `target`."""
     chosen, features, labels = _drawn(len(labels), share, chance), features.clone(), labels.clone()
-    features[chosen] = stamped(features[chosen], bright)
+    features[chosen] = stamped(features[chosen], bright, quarter)
     labels[chosen] = target
     return features, labels
 
@@ -226,6 +237,8 @@ class ChangingPopulation:
     """The last flaw that teaches to take some rows for another class: how often that works is measured."""
     last: list[str] = field(default_factory=list[str])
     """The clients that the flaw before this one touched; of a copy the new ones."""
+    touched: int = 0
+    """How many clients have this flaw so far."""
 
     @classmethod
     def of(cls, population: Population) -> ChangingPopulation:
@@ -276,7 +289,7 @@ class ChangingPopulation:
         self, dataset: Dataset, tests: Mapping[str, Rows], aim: LabelsFlipped | BackdoorTaught
     ) -> tuple[Dataset, Backdoor]:
         target = aim.target or 0
-        if aim.how == "pixels":
+        if aim.how in ("pixels", "distributed"):
             return with_tests(dataset, tests, target, self.bright)
         wanted = self.trigger(aim)[1] if isinstance(aim, BackdoorTaught) else dataset.labels.numpy() == aim.classes[0]
         return dataset, Backdoor(target, {client: rows[wanted[rows]] for client, rows in tests.items()})
@@ -374,7 +387,8 @@ class FlawedClient:
             images = changing.population.dataset.features[torch.from_numpy(changing.trigger(flaw)[0])]
             features, labels = replaced(*given, images, self.chance)
         else:
-            features, labels = poison(*given, changing.bright, self.chance)
+            quarter = changing.touched % 4 if flaw.how == "distributed" else None
+            features, labels = poison(*given, changing.bright, self.chance, quarter)
         self._set(features=features, labels=labels)
 
     @property
@@ -397,7 +411,7 @@ def flawed(population: Population, flaws: Sequence[FlawSettings], seed: int, noi
         _check(population.dataset, index, flaw)
         touched: list[str] = []
         concerned = _who(changing, flaw, index, seed)
-        for name in concerned:
+        for changing.touched, name in enumerate(concerned):
             if isinstance(flaw, Copy):
                 touched.append(_copy(changing, flaw, name))
                 continue

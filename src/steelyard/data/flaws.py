@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -369,8 +369,15 @@ class Attack(FlawSettings):
     u is their own, μ and σ the mean and standard deviation of the honest updates of the cohort, by coordinate.
     """
 
+    from_round: Count | None = None
+    """The round in which the attack begins, before which they behave. Default 1."""
+
     def change(self, client: FlawedClient) -> None:
-        client.behave(attack=self.kind, strength=getattr(self, "amount", 1.0), target=0)
+        self.send(client, attack=self.kind, strength=getattr(self, "amount", 1.0), target=0)
+
+    def send(self, client: FlawedClient, **changes: Any) -> None:
+        """Let a client attack in this way from its round on."""
+        client.behave(**changes, attacks_from=self.from_round or 1)
 
 
 class Reversed(Attack, named="reversed"):
@@ -424,18 +431,72 @@ class MinMax(Attack, named="min-max"):
         return "min-max"
 
 
-class Adaptive(Attack, named="adaptive"):
-    """It knows the rule; each round all such clients try it on some eighty candidates and send the worst."""
+class MinSum(Attack, named="min-sum"):
+    """μ − γσ with the greatest γ whose squared distances to honest updates sum to no more than those of one of them."""
 
     sees_others: ClassVar[bool] = True
-    how: Literal["all", "alie", "ipm", "drift"] = "all"
-    """Which candidates are tried: all, or alie, ipm or drift alone, with tuned factors."""
+
+    def words(self) -> str:
+        return "min-sum"
+
+
+class Mimic(Attack, named="mimic"):
+    """All send the update of the honest client that stands out most where honest updates differ most."""
+
+    sees_others: ClassVar[bool] = True
+
+    def words(self) -> str:
+        return "mimic"
+
+
+class Decoy(Attack, named="decoy"):
+    """The first sends a huge update along a random direction, the others a sliver of it and `amount` times their mean.
+
+    They need no update but their own. Who looks for what stands out finds the decoy, and behind it the others.
+    """
+
+    sees_others: ClassVar[bool] = True
+    amount: Positive = 30.0
+    """Times the mean of their own updates."""
+
+    def words(self) -> str:
+        return f"decoy with a payload of {self.amount:g} times"
+
+
+class Drift(Attack, named="drift"):
+    """u turned a little towards the model's own negative, round by round the same way, and no longer than before."""
+
+    amount: Positive = 0.5
+    """How much of that direction is added to u, in lengths of u."""
+
+    def words(self) -> str:
+        return f"slow drift ({self.amount:g})"
+
+
+class Neurotoxin(Attack, named="neurotoxin"):
+    """u without the parameters that honest clients move most; use it after backdoor, with pick = "same"."""
+
+    sees_others: ClassVar[bool] = True
+    amount: Annotated[float, Field(gt=0, lt=1)] = 0.05
+    """Share of the parameters that it leaves alone."""
+
+    def words(self) -> str:
+        return f"leaves {self.amount:.0%} of the parameters alone"
+
+
+class Adaptive(Attack, named="adaptive"):
+    """It knows the rule; each round all such clients try it on about 200 candidates and send the worst."""
+
+    sees_others: ClassVar[bool] = True
+    how: Literal["all", "alie", "ipm", "drift", "roles", "insider"] = "all"
+    """Which candidates are tried: all, or alie, ipm, drift or those with roles alone; insider: all, on the rows on
+    which the server weighs."""
 
     def words(self) -> str:
         return f"adaptive ({self.how})"
 
     def change(self, client: FlawedClient) -> None:
-        client.behave(attack="adaptive", family=self.how)
+        self.send(client, attack="adaptive", family=self.how)
 
 
 class Boosted(Attack, named="boosted"):
@@ -468,7 +529,7 @@ class Bias(Attack, named="bias"):
         return f"bias of class {self.target} pushed, {self.amount:g} times"
 
     def change(self, client: FlawedClient) -> None:
-        client.behave(attack="bias", strength=self.amount, target=self.target)
+        self.send(client, attack="bias", strength=self.amount, target=self.target)
 
 
 class BackdoorTaught(FlawSettings, named="backdoor"):
@@ -478,9 +539,10 @@ class BackdoorTaught(FlawSettings, named="backdoor"):
     needs_images: ClassVar[bool] = True
     amount: Share = 0.5
     """Share of its rows."""
-    how: Literal["pixels", "semantic"] = "pixels"
-    """pixels: a bright square in the corner; semantic: unchanged images, the brightest quarter of the one class in
-    `classes` (default: the one after `target`), in place of `amount` of its rows."""
+    how: Literal["pixels", "distributed", "semantic"] = "pixels"
+    """pixels: a bright square in the corner; distributed: each client teaches a quarter of it, tests show the whole;
+    semantic: unchanged images, the brightest quarter of the one class in `classes` (default: the one after `target`),
+    in place of `amount` of its rows."""
     classes: tuple[Class, ...] = ()
     """Semantic: the one class that is to be taken for `target`."""
     target: Class = 0
@@ -491,7 +553,7 @@ class BackdoorTaught(FlawSettings, named="backdoor"):
         if self.how == "semantic":
             check_one_class(self.classes, self.target, "semantic")
         elif self.classes:
-            raise ValueError("classes: got some with how 'pixels'; allowed with: semantic")
+            raise ValueError(f"classes: got some with how '{self.how}'; allowed with: semantic")
         return self
 
     @property
@@ -499,7 +561,7 @@ class BackdoorTaught(FlawSettings, named="backdoor"):
         return {"target": self.target, **({"classes": self.classes[0]} if self.classes else {})}
 
     def words(self) -> str:
-        kind = "semantic " if self.how == "semantic" else ""
+        kind = "" if self.how == "pixels" else f"{self.how} "
         return f"{kind}backdoor to class {self.target} ({100 * self.amount:g}% of the rows)"
 
     def change(self, client: FlawedClient) -> None:

@@ -1,8 +1,9 @@
-"""What colluders that know the rule may send: some eighty candidates, all one product of coefficients and directions.
+"""What colluders that know the rule may send: about 200 candidates, all one product of coefficients and directions.
 
 Directions are the honest updates u_i of the cohort, the colluders' own, the spread σ of the honest ones and sign(μ) of
-their mean, coordinate by coordinate, a climb of the loss on the colluders' own rows, one random direction that stays
-the same in all rounds, and the biases of some classes. With r the median length of the honest updates:
+their mean, coordinate by coordinate, a climb of the loss on the colluders' own rows, what the server may learn from
+such rows, one random direction that stays the same in all rounds, others drawn anew for each colluder, and the biases
+of some classes. With r the median length of the honest updates:
 
     ipm      −s μ                               C. Xie, O. Koyejo, I. Gupta: "Fall of Empires" (UAI 2019)
     alie     μ − z σ, μ − z σ sign(μ)           G. Baruch, M. Baruch, Y. Goldberg: "A Little Is Enough" (NeurIPS 2019)
@@ -10,6 +11,13 @@ the same in all rounds, and the biases of some classes. With r the median length
     others   min-max along σ, −μ and −sign(μ)   V. Shejwalkar, A. Houmansadr: "Manipulating the Byzantine" (NDSS 2021)
              −s times their own updates; s μ; nothing; the update of one honest client; random sums of honest updates;
              honest ones by half of the colluders, reversed ones by the others; biases of single classes
+    roles    colluders differ, for a payload p of length 1:
+             decoys   one or two send huge updates aside, the others s r p and a sliver of these: behind whatever
+                      looks for who stands out, s may be as large as they like
+             copies   each sends t r p and the way in which another honest client differs, or noise of its own
+             off      p without what lies along the first principal directions of honest updates
+             rooted   p without what lies along the server's direction, and a share of that direction
+             bait     one sends nothing or much, to move the median length, the others r p
 
 The best candidate is then tried longer and shorter. Which one is best, the rule itself says (`rounds.colluding`).
 """
@@ -129,9 +137,12 @@ def candidates(directions: Directions, family: str, chance: np.random.Generator)
             return list(_little(directions))
         case "drift":
             return list(_drifting(directions))
+        case "roles":
+            return list(_roles(directions, chance))
         case _:
             made = (_reversed_means, _little, _drifting, _widest, _own, _single, _biases)
-            return [each for make in made for each in make(directions)] + list(_drawn(directions, chance))
+            fixed = [each for make in made for each in make(directions)]
+            return [*fixed, *_drawn(directions, chance), *_roles(directions, chance)]
 
 
 def around(directions: Directions, best: Named) -> list[Named]:
@@ -204,3 +215,90 @@ def _drawn(directions: Directions, chance: np.random.Generator) -> Iterator[Name
         drawn[: directions.clients] = chance.standard_normal(directions.clients)
         for factor in (1.0, 3.0):
             yield f"random {number} {factor:g}", factor * directions.median * directions.unit(drawn)
+
+
+DECOY = 20.0
+"""So many times as long as all payloads together a decoy is, so that it alone is the first principal direction."""
+
+
+def _roles(directions: Directions, chance: np.random.Generator) -> Iterator[Named]:
+    payloads = _payloads(directions)
+    yield from _decoys(directions, payloads)
+    principal = _principal(directions)
+    for name, payload in payloads.items():
+        yield from _copies(directions, name, payload, chance)
+        yield from _hidden(directions, name, payload, principal)
+
+
+def _payloads(directions: Directions) -> dict[str, Floats]:
+    """Return the directions in which colluders with roles push, each of length 1."""
+    mean = directions.unit(directions.mean)
+    found = {"mean": mean, "-mean": -mean, "-signs": -directions.unit(directions.named("signs"))}
+    found |= {
+        name: directions.unit(directions.named(name)) for name in ("climb", "lasting") if name in directions.names
+    }
+    if "lasting" in found:  # agrees with the mean, and leads away from it
+        found["mean and lasting"] = directions.unit(mean + 2 * found["lasting"])
+    return found
+
+
+def _aside(directions: Directions) -> list[Floats]:
+    """Return random directions of length 1, another for each colluder while there are any."""
+    drawn = [directions.unit(directions.named(name)) for name in directions.names if name.startswith("aside")]
+    return [drawn[place % len(drawn)] for place in range(directions.colluders)] if drawn else []
+
+
+def _decoys(directions: Directions, payloads: Mapping[str, Floats]) -> Iterator[Named]:
+    aside, count = _aside(directions), directions.colluders
+    for decoys in (1, 2):
+        if not decoys < count or not aside:
+            continue
+        for times in (1.0, 3.0, 30.0):
+            huge = DECOY * times * directions.median * count * np.stack(aside[:decoys])
+            # Where the mean of the whole cohort then lies along the decoys.
+            sliver = huge.sum(axis=0) / (directions.clients + decoys)
+            for name, payload in payloads.items():
+                sent = np.tile(times * directions.median * payload + sliver, (count, 1))
+                sent[:decoys] = huge
+                yield f"decoy {decoys} {times:g} {name}", sent
+    for bait in (0.0, 30.0) if count > 1 else ():
+        sent = np.tile(-directions.median * directions.unit(directions.mean), (count, 1))
+        sent[0] *= bait
+        yield f"bait {bait:g}", sent
+
+
+def _copies(directions: Directions, name: str, payload: Floats, chance: np.random.Generator) -> Iterator[Named]:
+    r, count = directions.median, directions.colluders
+    chosen = np.resize(chance.permutation(directions.clients), count)
+    differ = np.eye(len(directions.rows))[chosen] - directions.mean
+    differ = np.stack([directions.unit(each) for each in differ])
+    noise = _aside(directions)
+    for share in (0.25, 0.5, 0.75):
+        rest = np.sqrt(1 - share**2)
+        yield f"copies {share:g} {name}", r * (share * payload + rest * differ)
+        if noise:
+            yield f"noisy copies {share:g} {name}", r * (share * payload + rest * np.stack(noise))
+
+
+def _hidden(directions: Directions, name: str, payload: Floats, principal: Floats) -> Iterator[Named]:
+    r = directions.median
+    for most in (1, 4):
+        along = principal[:most].T @ (principal[:most] @ directions.gram @ payload)
+        left = directions.unit(payload - along)
+        yield f"off {most} {name}", r * left
+        yield f"mean off {most} {name}", 0.5 * directions.mean + 0.7 * r * left
+    if "root" in directions.names:
+        root = directions.unit(directions.named("root"))
+        left = directions.unit(payload - (root @ directions.gram @ payload) * root)
+        for share in (0.1, 0.3, 0.6):
+            yield f"rooted {share:g} {name}", r * (share * root + np.sqrt(1 - share**2) * left)
+
+
+def _principal(directions: Directions) -> Floats:
+    """Return the directions of length 1 in which honest updates differ most, the first ones first."""
+    honest = directions.clients
+    centring = np.eye(honest) - 1.0 / honest
+    vectors = np.linalg.eigh(centring @ directions.gram[:honest, :honest] @ centring)[1]
+    found = np.zeros((honest, len(directions.rows)))
+    found[:, :honest] = (centring @ vectors[:, ::-1]).T
+    return np.stack([directions.unit(each) for each in found])

@@ -219,13 +219,17 @@ def trimmed_mean(values: torch.Tensor, weights: torch.Tensor, share: float) -> t
 
 # ---------------------------------------------------------------- the spectral check
 #
-# The spectral check: who stands out along the direction in which the updates differ most is left out.
+# The spectral check: who stands out along the direction in which the clipped updates differ most is left out.
 #
-#     s_a = ⟨u_a − ū, v⟩²,   v the first principal direction of the updates;   the n − f least s_a are kept
+#     v_a = min(1, r/‖u_a‖) u_a,   r the median of ‖u_a‖
+#     s_a = ⟨v_a − v̄, d⟩²,   d the first principal direction of the v_a;   the n − f least s_a are kept
+#     Θ ← Θ + m Σ w_a v_a over those,   m = min(1/Σ w_a, n/(n − f))
 #
 # V. Shejwalkar, A. Houmansadr: "Manipulating the Byzantine" (NDSS 2021), divide-and-conquer (DnC) with one pass over
 # all parameters, which the Gram matrix holds exactly; the paper samples parameters to save memory. Hostile clients
-# who push together make that direction theirs.
+# who push together make that direction theirs. The paper clips nothing, so that one huge update takes the direction
+# and hides updates of any length behind it. Clipped, k < n/2 hostile clients of weight at most c each add at most
+# k c r n/(n − f) to the step, whatever they send, and r is no longer than some honest update.
 
 
 def spectral_scores(gram: Floats) -> Floats:
@@ -237,11 +241,20 @@ def spectral_scores(gram: Floats) -> Floats:
 
 
 def spectral(weights: Floats, gram: Floats, share: float) -> Floats:
-    """Return the coefficients: the weights of those kept, brought back to a sum of 1; the others get 0."""
+    """Return the coefficients: the weights of those kept times how much of their updates is left; the others get 0.
+
+    Weights are brought back towards a sum of 1, but none grows by more than n/(n − f): else few who are kept would
+    have the weight of all.
+    """
     count = len(weights)
-    kept = np.sort(np.argsort(spectral_scores(gram), kind="stable")[: count - hostile_count(count, share)])
+    sizes = lengths(gram)
+    left = factors(sizes, radius_of(sizes))
+    scores = spectral_scores(gram * np.outer(left, left))
+    kept = np.sort(np.argsort(scores, kind="stable")[: count - hostile_count(count, share)])
+    total = float(weights[kept].sum())
     found = np.zeros(count)
-    found[kept] = shares(weights[kept])
+    if total > 0:
+        found[kept] = weights[kept] * left[kept] * min(weights.sum() / total, count / len(kept))
     return found
 
 
@@ -271,7 +284,8 @@ class DefenceSettings(Kinds):
     rule: str = "clip"
     """clip: no update longer than a radius; median, trimmed-mean: coordinate by coordinate; multi-krum: only the
     clients nearest to each other; geometric-median: the point with the least sum of distances; fltrust: as far as an
-    update points where the server's own does; spectral: without those who stand out where the updates differ most;
+    update points where the server's own does; spectral: no update longer than the median, and without those who stand
+    out where they differ most;
     none: the plain sum."""
     mix: bool = False
     """First replace every update by the mean of its nearest ones, n less the hostile: helps where clients differ."""
@@ -402,7 +416,7 @@ class FLTrust(DefenceSettings, named="fltrust"):
 
 
 class Spectral(DefenceSettings, named="spectral"):
-    """Without those who stand out where the updates differ most."""
+    """No update longer than the median, and without those who stand out where they differ most."""
 
     counts_hostile: ClassVar[bool] = True
 

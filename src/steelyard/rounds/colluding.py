@@ -1,8 +1,8 @@
 """Colluders that know the rule: each round they try the rule itself on every candidate and send the worst.
 
 They see all updates and all claims of their cohort. In place of the server's rows they have rows of their own, as many
-as one client has, and have to guess the server's chance. A candidate is worst where
-the model that the rule makes of it is right on the fewest of these rows, and of equal ones where it loses most.
+as one client has (insiders know the server's), and have to guess the server's chance. A candidate is worst where the
+model that the rule makes of it is right on the fewest of these rows, and of equal ones where it loses most.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ _log = logger(__name__)
 
 MOST_BIASES = 10
 """So many classes at most have a candidate that pushes their bias."""
+MOST_ASIDE = 8
+"""So many random directions at most are drawn in a round for colluders to stand apart in."""
 
 
 def with_colluders(
@@ -48,11 +50,11 @@ def with_colluders(
     for row, name in enumerate(updates.clients):
         if name in families and name not in updates.late:
             groups.setdefault(families[name], []).append(row)
-    imagined = server.imagined(task.seed, families) if groups else None
-    if imagined is None:
-        return updates
     with doing("trying what colluders send"):
         for family, rows in sorted(groups.items()):
+            imagined = server.imagined(task.seed, families, insider=family == "insider")
+            if imagined is None:
+                return updates
             updates = _worst(_Trial(federation, state, task, updates, imagined, plan, rows), family)
     return updates
 
@@ -91,6 +93,13 @@ class _Trial:
         climb = self.server.gradients([seed], (self.start + theirs.mean(dim=0))[None])
         if climb is not None:
             more["climb"] = climb[0]
+        root = self.server.train(self.federation.seed, self.task.round, self.start)
+        if root is not None:
+            more["root"] = root.to(theirs.device) - self.start
+        for number in range(min(len(self.rows), MOST_ASIDE)):
+            chance = randomness.generator(seed, self.task.round, purpose=f"attack/aside/{number}")
+            drawn = chance.standard_normal(len(self.start), dtype=np.float32)
+            more[f"aside {number}"] = torch.from_numpy(drawn).to(theirs.device)
         for number, places in enumerate(self._biases()):
             more[f"bias {number}"] = torch.zeros_like(theirs[0])
             more[f"bias {number}"][places] = 1.0

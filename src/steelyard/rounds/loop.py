@@ -141,7 +141,7 @@ def one_round(
             try:
                 if federation in asking:
                     task, answer = next(answers)
-                    if families := clients.colluders(task.seed):
+                    if families := clients.colluders(task.seed, round):
                         answer = with_colluders(federation, state, task, answer, families, server, plan)
                     drafts.append(weigh_soundly(federation, state, task, answer, server, plan, guarantee))
                 else:

@@ -37,7 +37,12 @@ INFLATION = "inflation"
 LATE = "late-inflation"
 """Claims that are true in the first half of the rounds."""
 LIES = (LATE, INFLATION)
-ADAPTIVE = ("adaptive", "adaptive-alie", "adaptive-ipm", "adaptive-drift")
+SLEEPER = "adaptive-sleeper"
+"""Colluders that behave in the first half of the rounds."""
+ADAPTIVE = (
+    *("adaptive", "adaptive-alie", "adaptive-ipm", "adaptive-drift", "adaptive-roles", "adaptive-insider"),
+    SLEEPER,
+)
 """Attacks whose clients try the rule before they send; each rule is attacked in its own way."""
 ATTACKS: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "label-flip": [{"kind": "labels-flipped", "how": "pairs"}],
@@ -48,17 +53,26 @@ ATTACKS: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "alie": [{"kind": "alie"}],
     "ipm": [{"kind": "ipm"}],
     "min-max": [{"kind": "min-max"}],
+    "min-sum": [{"kind": "min-sum"}],
+    "mimic": [{"kind": "mimic"}],
+    "decoy": [{"kind": "decoy"}],
+    "slow-drift": [{"kind": "drift"}],
     "bias-push": [{"kind": "bias"}],
     "free-rider": [{"kind": "free-rider"}],
     "free-riders": [{"kind": "free-rider", "how": "colluding"}],
     "backdoor": [{"kind": "backdoor"}],
     "backdoor-boosted": [{"kind": "backdoor"}, {"kind": "boosted"}],
+    "distributed-backdoor": [{"kind": "backdoor", "how": "distributed"}],
+    "neurotoxin": [{"kind": "backdoor"}, {"kind": "neurotoxin"}],
     "semantic-backdoor": [{"kind": "backdoor", "how": "semantic"}],
     "semantic-boosted": [{"kind": "backdoor", "how": "semantic"}, {"kind": "boosted"}],
     "adaptive": [{"kind": "adaptive", "how": "all"}],
     "adaptive-alie": [{"kind": "adaptive", "how": "alie"}],
     "adaptive-ipm": [{"kind": "adaptive", "how": "ipm"}],
     "adaptive-drift": [{"kind": "adaptive", "how": "drift"}],
+    "adaptive-roles": [{"kind": "adaptive", "how": "roles"}],
+    "adaptive-insider": [{"kind": "adaptive", "how": "insider"}],
+    SLEEPER: [{"kind": "adaptive", "how": "all"}],
     LATE: [{"kind": "claims-criteria"}],
     INFLATION: [{"kind": "claims-criteria"}],
 }
@@ -119,7 +133,7 @@ def under_attack(experiment: Description, attack: str, fraction: float) -> Descr
     picked: dict[str, Any] = {"pick": "random", "share": fraction}
     flaws: list[Any] = list(experiment.flaws)
     for word in (name, more) if more else (name,):
-        begins = {"from_round": experiment.rounds.count // 2 + 1} if word == LATE else {}
+        begins = {"from_round": experiment.rounds.count // 2 + 1} if word in (LATE, SLEEPER) else {}
         for flaw in ATTACKS[word]:
             flaws.append({**flaw, **begins, **picked})
             picked = {"pick": "same"}

@@ -133,6 +133,17 @@ def attacked(kind: str, strength: float = 1.0, by: tuple[str, ...] = ("a",), see
     return before, (models - origin).double().numpy()
 
 
+def most_apart(honest: np.ndarray) -> np.ndarray:
+    """The update farthest along the first principal direction."""
+    centred = honest - honest.mean(axis=0)
+    return honest[np.abs(centred @ np.linalg.svd(centred)[2][0]).argmax()]
+
+
+def quiet(mean: np.ndarray, loud: int) -> np.ndarray:
+    """0 where the mean is among the so many largest, else 1."""
+    return (np.abs(mean).argsort().argsort() < len(mean) - loud).astype(float)
+
+
 @pytest.mark.parametrize("at_once", [None, 37])
 @pytest.mark.parametrize(
     ("kind", "strength", "by", "expected"),
@@ -142,6 +153,8 @@ def attacked(kind: str, strength: float = 1.0, by: tuple[str, ...] = ("a",), see
         ("alie", 1.5, "ac", lambda before: before[[1, 3, 4]].mean(axis=0) - 1.5 * before[[1, 3, 4]].std(axis=0)),
         ("ipm", 2.0, "ac", lambda before: -2 * before[[1, 3, 4]].mean(axis=0)),
         ("ipm", 2.0, "abcde", lambda before: -2 * before.mean(axis=0)),
+        ("mimic", 1.0, "ac", lambda before: most_apart(before[[1, 3, 4]])),
+        ("neurotoxin", 0.05, "ac", lambda before: before[[0, 2]] * quiet(before[[1, 3, 4]].mean(axis=0), 20)),
     ],
 )
 def test_attacks_by_definition(
@@ -152,7 +165,8 @@ def test_attacks_by_definition(
     before, after = attacked(kind, strength, tuple(by))
     hostile = [NAMES.index(name) for name in by]
     # Float32 numbers of up to ten times 4.
-    np.testing.assert_allclose(after[hostile], [expected(before)] * len(by), atol=1e-4 if strength == 10 else 1e-5)
+    wanted = np.broadcast_to(expected(before), after[hostile].shape)
+    np.testing.assert_allclose(after[hostile], wanted, atol=1e-4 if strength == 10 else 1e-5)
     honest = [row for row in range(5) if row not in hostile]
     np.testing.assert_array_equal(after[honest], before[honest])
 
@@ -166,6 +180,27 @@ def test_noise_is_as_large_as_said_and_the_same_each_time() -> None:
     assert (attacked("gaussian", 10.0, ("a", "b"))[1] == after).all()
 
 
+def test_behind_a_decoy_the_others_stand_where_the_mean_stands() -> None:
+    before, after = attacked("decoy", 30.0, ("a", "c"))
+    along = after[0] / np.linalg.norm(after[0])
+    assert np.linalg.norm(after[0]) > 300 * np.linalg.norm(before[0])
+    assert after[2] @ along == pytest.approx((after @ along).mean(), rel=5e-3)
+    payload = 30 * before[[0, 2]].mean(axis=0)
+    np.testing.assert_allclose(after[2] - payload, (after[2] - payload) @ along * along, atol=1e-2)
+
+
+def test_an_attack_begins_in_its_round_and_a_drift_is_as_long_as_the_update() -> None:
+    origin = torch.linspace(-1, 1, 9)
+    for round, turned in ((3, False), (4, True)):
+        models = origin + torch.eye(9)[:2]
+        how = Behaviour(attack="drift", strength=0.5, attacks_from=4)
+        attack(Task("f", 7, round, ("a", "b"), origin), ("a", "b"), models, {"a": how})
+        update = (models - origin).double().numpy()
+        expected = np.eye(9)[0] - turned * 0.5 * origin.double().numpy() / origin.norm().item()
+        np.testing.assert_allclose(update[0], expected / np.linalg.norm(expected), atol=1e-6)
+        np.testing.assert_allclose(update[1], np.eye(9)[1], atol=1e-6)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_min_max_goes_exactly_as_far_as_honest_updates_lie_apart(seed: int) -> None:
     before, after = attacked("min-max", seed=seed)
@@ -173,6 +208,9 @@ def test_min_max_goes_exactly_as_far_as_honest_updates_lie_apart(seed: int) -> N
     widest = max(float(np.linalg.norm(x - y)) for x in honest for y in honest)
     furthest = max(float(np.linalg.norm(after[0] - x)) for x in honest)
     assert furthest == pytest.approx(widest, rel=1e-4)
+    far = [np.square(after - honest_one).sum(axis=1)[1:].sum() for honest_one in honest]
+    summed = attacked("min-sum", seed=seed)[1][0]
+    assert sum(np.square(summed - each).sum() for each in honest) == pytest.approx(max(far), rel=1e-4)
     direction = (after[0] - honest.mean(axis=0)) / honest.std(axis=0)
     assert direction.max() < 0
     np.testing.assert_allclose(direction, direction[0], rtol=1e-2)

@@ -21,6 +21,7 @@ from steelyard.clients.local.settings import ClockSettings
 from steelyard.clients.protocol import Sending, Step
 from steelyard.data.dataset import HONEST, Behaviour
 from steelyard.data.flaws import OMNISCIENT
+from steelyard.defence.robust import spectral_scores
 from steelyard.learning.parameters import Layout
 from steelyard.messages.algorithm import LAST, OWN, Listening, LocalTraining, SecondTraining
 from steelyard.messages.payloads import DenseModels, spans
@@ -116,17 +117,29 @@ class OfBehaviour(Step[Trained]):
     """What hostile clients send in place of what they would have sent; they act on the stacked models of a cohort.
 
     u is the client's own update Θ_a − Θ, μ and σ are the mean and the standard deviation of the honest updates of its
-    cohort, coordinate by coordinate. The omniscient attacks see them all, and all hostile clients send the same.
+    cohort, coordinate by coordinate. The omniscient attacks (from alie on) see them all, and but for the last two all
+    hostile clients send the same.
 
         reversed   −s · u                        sign flip for s = 1, scaled reversal for s = 10
         boosted    s · u, s = n/m by default     E. Bagdasaryan et al.: "How To Backdoor …" (AISTATS 2020)
         bias       u + s · ‖u‖ · e_b             b is the bias of one class in the last layer
         gaussian   s · rms(u) · z, z ~ N(0, I)   noise s times as large as the update
+        drift      u − s · ‖u‖ · Θ/‖Θ‖, brought back to ‖u‖
         alie       μ − s · σ                     G. Baruch, M. Baruch, Y. Goldberg: "A Little Is Enough" (NeurIPS 2019)
         ipm        −s · μ                        C. Xie, O. Koyejo, I. Gupta: "Fall of Empires" (UAI 2019)
         min-max    μ − γ · σ                     V. Shejwalkar, A. Houmansadr: "Manipulating the Byzantine" (NDSS 2021)
+        min-sum    μ − γ · σ                     the same
+        mimic      u_i of an honest i            S. P. Karimireddy, L. He, M. Jaggi: "Byzantine-Robust Learning on
+                                                 Heterogeneous Datasets via Bucketing" (ICLR 2022)
+        neurotoxin u where |μ| is least          Z. Zhang et al.: "Neurotoxin: Durable Backdoors" (ICML 2022)
+        decoy      B d by one, s ū + B d/(n − k + 1) by the other k − 1
 
-    with γ of min-max the greatest for which max_i ‖μ − γσ − u_i‖ ≤ max_ij ‖u_i − u_j‖ over the honest i, j.
+    with γ of min-max the greatest for which max_i ‖μ − γσ − u_i‖ ≤ max_ij ‖u_i − u_j‖ over the honest i, j, of min-sum
+    that for which Σ_i ‖μ − γσ − u_i‖² ≤ max_i Σ_j ‖u_i − u_j‖². Mimicked is who stands out most along the first
+    principal direction of honest updates (the paper learns that direction over rounds). Neurotoxin's authors look at
+    the last step of the model and project every step of the training. Of the decoy, ū is the mean of the k colluders'
+    own updates, d a random direction of length 1, and B = 20 s k max ‖u‖: the others then stand where the mean of all n
+    stands along d.
     """
 
     name = "behaviour"
@@ -161,7 +174,8 @@ def attack(
     """
     kinds = [behaviours.get(name, HONEST) for name in names]
     # What adaptive colluders send is chosen once the whole cohort is there (rounds.colluding).
-    hostile = [row for row, how in enumerate(kinds) if how.attack not in (None, "adaptive")]
+    active = [how.attack if how.attacks_from <= task.round else None for how in kinds]
+    hostile = [row for row, kind in enumerate(active) if kind not in (None, "adaptive")]
     if not hostile:
         return
     origin = task.parameters.to(models.device)
@@ -173,7 +187,17 @@ def attack(
             _alone(task, names[row], models[row], origin, kinds[row], layout)
     honest = [row for row in range(len(names)) if row not in hostile] or hostile
     for how, rows in groups.items():
-        _together(models, origin, honest, rows, how)
+        if how.attack == "decoy":
+            _decoy(task, models, origin, rows, how)
+        elif how.attack == "neurotoxin":
+            moved = (models[honest].mean(dim=0) - origin).abs()
+            most = moved >= torch.topk(moved, max(1, round(how.strength * len(moved)))).values[-1]
+            models[rows] = torch.where(most, origin, models[rows])
+        elif how.attack == "mimic":
+            scores = spectral_scores(DenseModels(models[honest]).gram(origin))
+            models[rows] = models[honest[int(np.argmax(scores))]].clone()
+        else:
+            _together(models, origin, honest, rows, how)
 
 
 def _alone(
@@ -182,6 +206,10 @@ def _alone(
     update = model - origin
     if how.attack in ("reversed", "boosted"):
         model.copy_(origin + (how.strength if how.attack == "boosted" else -how.strength) * update)
+        return
+    if how.attack == "drift":
+        turned = update - how.strength * update.norm() * origin / origin.norm().clamp(min=1e-30)
+        model.copy_(origin + update.norm() / turned.norm().clamp(min=1e-30) * turned)
         return
     if how.attack == "bias":
         assert layout is not None, "whoever has models knows their layout"
@@ -196,8 +224,17 @@ def _alone(
     model.copy_(origin + how.strength * update.square().mean().sqrt() * noise)
 
 
+def _decoy(task: Task, models: torch.Tensor, origin: torch.Tensor, rows: list[int], how: Behaviour) -> None:
+    own = models[rows] - origin
+    chance = randomness.generator(task.seed, task.round, purpose="attack/decoy")
+    along = torch.from_numpy(chance.standard_normal(len(origin), dtype=np.float32)).to(models.device)
+    huge = 20.0 * how.strength * len(rows) * own.norm(dim=1).max() * along / along.norm()
+    models[rows[0]] = origin + huge
+    models[rows[1:]] = origin + how.strength * own.mean(dim=0) + huge / (len(models) - len(rows) + 1)
+
+
 def _together(models: torch.Tensor, origin: torch.Tensor, honest: list[int], rows: list[int], how: Behaviour) -> None:
-    scale = _widest(models, origin, honest) if how.attack == "min-max" else how.strength
+    scale = _widest(models, origin, honest, how) if how.attack in ("min-max", "min-sum") else how.strength
     for span in spans(models.shape[1], len(honest), models.device.type):
         part, start = models[:, span][honest], origin[span]
         mean = part.mean(dim=0)
@@ -205,11 +242,15 @@ def _together(models: torch.Tensor, origin: torch.Tensor, honest: list[int], row
         models[rows, span] = (start if how.attack == "ipm" else mean) - scale * away
 
 
-def _widest(models: torch.Tensor, origin: torch.Tensor, honest: list[int]) -> float:
-    """Return γ of min-max: for each honest i the positive root of ‖μ − u_i − γσ‖² = D², and of these the least."""
+def _widest(models: torch.Tensor, origin: torch.Tensor, honest: list[int], how: Behaviour) -> float:
+    """Return γ of min-max: for each honest i the positive root of ‖μ − u_i − γσ‖² = D², and of these the least.
+
+    Of min-sum it is the root of the mean of these equations, with the mean of an honest client's distances for D².
+    """
     gram = DenseModels(models[honest]).gram(origin)
     squares = np.diag(gram)
-    widest = float((squares[:, None] + squares[None, :] - 2 * gram).max(initial=0.0))
+    apart = squares[:, None] + squares[None, :] - 2 * gram
+    widest = float((apart.mean(axis=1) if how.attack == "min-sum" else apart).max(initial=0.0))
     share = np.full(len(honest), 1.0 / len(honest))
     away = squares - 2 * gram @ share + share @ gram @ share
     length, along = 0.0, np.zeros(len(honest))
@@ -220,6 +261,8 @@ def _widest(models: torch.Tensor, origin: torch.Tensor, honest: list[int]) -> fl
         along += ((exact.mean(dim=0) - exact) @ deviation).cpu().numpy()
     if length <= 0:
         return 0.0
+    if how.attack == "min-sum":
+        along, away = along.mean(keepdims=True), away.mean(keepdims=True)
     # a γ² − 2 b γ + c = 0 with a = ‖σ‖², b = ⟨μ − u_i, σ⟩, c = ‖μ − u_i‖² − D² ≤ 0.
     roots = (along + np.sqrt(np.maximum(np.square(along) - length * (away - widest), 0.0))) / length
     return float(roots.min())

@@ -122,9 +122,10 @@ class SimulationServer(Server):
             )
         return trained.to(parameters.device)
 
-    def imagined(self, seed: int, colluders: Collection[str]) -> SimulationServer:
+    def imagined(self, seed: int, colluders: Collection[str], *, insider: bool = False) -> SimulationServer:
         """Return the server as colluders imagine it in one round."""
-        return ColludingServer(self.clients, seed, colluders)
+        known = self._held(seed) if insider else np.zeros(0, np.int64)
+        return ColludingServer(self.clients, seed, colluders, known)
 
     def _population(self, seed: int) -> DevicePopulation:
         return self.clients.context.population(seed)
@@ -162,17 +163,18 @@ class SimulationServer(Server):
 class ColludingServer(SimulationServer):
     """The server as colluders imagine it in one round: its rows are theirs, as many as the median client has.
 
-    These are drawn from all that they train on, with true labels. Whatever seed it is asked for, its own is meant.
+    These are drawn from all that they train on, with true labels, unless its rows are `known`. Whatever seed it is
+    asked for, its own is meant.
     """
 
-    def __init__(self, clients: Simulation, seed: int, colluders: Collection[str]) -> None:
+    def __init__(self, clients: Simulation, seed: int, colluders: Collection[str], known: Rows) -> None:
         super().__init__(clients)
         self.seed = seed
         source = self._population(seed).source
         pooled = np.concatenate([client.train for client in source.clients if client.client in colluders])
         count = max(1, int(np.median([len(client.train) for client in source.clients])))
         drawn = randomness.generator(seed, purpose="attack/rows").permutation(len(pooled))
-        self._rows = np.sort(pooled[drawn[:count]])
+        self._rows = known if len(known) else np.sort(pooled[drawn[:count]])
         self._trained: torch.Tensor | None = None
 
     def train(self, seed: int, round: int, parameters: torch.Tensor) -> torch.Tensor:

@@ -141,9 +141,9 @@ class Simulation(Clients):
         frozen = [self.context.frozen(task.algorithm) for task in cohort.tasks]
         return [DenseModels(models[cohort.jobs(n)[0]], each) for n, each in enumerate(frozen)], losses
 
-    def colluders(self, seed: int) -> Mapping[str, str]:
-        behaviours = self.context.population(seed).behaviours
-        return {name: how.family for name, how in behaviours.items() if how.attack == "adaptive"}
+    def colluders(self, seed: int, round: int) -> Mapping[str, str]:
+        behaviours = self.context.population(seed).behaviours.items()
+        return {name: how.family for name, how in behaviours if how.attack == "adaptive" and how.attacks_from <= round}
 
     def evaluate(self, questions: Sequence[Question]) -> list[Evaluations]:
         return self._tests.evaluate(questions)
