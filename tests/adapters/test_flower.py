@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -175,6 +176,19 @@ def test_looks_for_replies_become_rarer_while_none_comes(clock: Clock, monkeypat
     assert nodes.pulls == [4, 4, 2]
     grid: Any = flower_replies.FewAtATime(nodes)  # type: ignore[arg-type]
     assert len(grid.pull_messages(grid.push_messages([asked(1, SENT)]))) == 1
+    assert replies_of(Nodes({})) == []
+
+
+def test_what_else_a_strategy_asks_of_a_grid_is_handed_on() -> None:
+    inner = Mock()
+    grid = flower_replies.FewAtATime(inner)
+    for name, arguments, options in (
+        *(("create_message", ("content",), {"dst_node_id": 3}), ("set_run", ("run",), {})),
+        *(("get_node_ids", (), {}), ("get_nodes", (), {})),
+    ):
+        assert getattr(grid, name)(*arguments, **options) in (getattr(inner, name).return_value, None)
+        getattr(inner, name).assert_called_once_with(*arguments, **options)
+    assert grid.run is inner.run
 
 
 def of_test(metrics: Mapping[str, Any], measure: str | None = None) -> ClientTest | None:
@@ -266,7 +280,7 @@ def test_an_array_that_is_no_array_leaves_its_client_out() -> None:
         ({"rule": 7}, ("rule", 7)),
         ({"metrics": "quality"}, ("metrics: got 'quality'",)),
         ({"rows": [[1.0]]}, ("rows", [[1.0]])),
-        ({"folder": 3}, ("folder", 3)),
+        ({"folder": 3}, ("folder: got 3",)),
         ({"strategy": FedMedian()}, ("strategy", "FedMedian")),
         (
             {"strategy": DifferentialPrivacyClientSideFixedClipping(FedAvg(), 0.5, 1.0, 3)},
@@ -309,4 +323,4 @@ def test_an_app_that_fails_leaves_its_rounds_and_the_reason(tmp_path: Path) -> N
         Weighed("DS", folder=tmp_path / "run").start(nodes_of(), record(SENT), num_rounds=4, evaluate_fn=evaluate)
     history = History(tmp_path / "run")
     assert (history.last_round, history.info["stopped"]) == (3, "RuntimeError: no GPU left")
-    assert glance(tmp_path, "run").state == "stopped"
+    assert (glance(tmp_path, "run").state, glance(tmp_path, "run").rounds) == ("stopped", 4)

@@ -24,6 +24,7 @@ import steelyard as package
 from steelyard.adapters import ClientTest, Recorder, Reply, WeighedRounds
 from steelyard.adapters.importing import import_file
 from steelyard.adapters.recorder import Journal
+from steelyard.adapters.rounds import Combined
 from steelyard.messages.updates import MOST_SAMPLES
 from steelyard.runs.glance import glance
 from steelyard.runs.history import History
@@ -75,7 +76,8 @@ def test_all_of_a_round_is_kept(folder: Path) -> None:
     assert found.weight == pytest.approx(expected.weights, abs=1e-12)
     assert found.score == pytest.approx(expected.scores, abs=1e-12)
     last = history.rounds.iloc[-1]
-    assert (last["round"], last["cohort"], last["answered"]) == (3, 4, 3)
+    assert (last["round"], last["cohort"], last["answered"], last["priority"]) == (3, 4, 3, "quality>DS")
+    assert 0 <= last["seconds"] < 60
     assert (last["accuracy"], last["server_accuracy"]) == pytest.approx((0.3, 0.6))
     assert history.tested("quality>DS/max", 0).metrics["f1"] == pytest.approx(np.full(9, 0.3))
     assert (history.chain.round, history.chain.problem) == (3, "")
@@ -157,7 +159,8 @@ def test_what_is_not_given_follows_from_the_rest(tmp_path: Path) -> None:
     recorder.finish()
     history = History(tmp_path / "run")
     states, _ = history.last_checkpoint()
-    assert states["quality>DS/max"].parameters.tolist() == [1.0] * 7
+    parameters = states["quality>DS/max"].parameters
+    assert (parameters.tolist(), parameters.dtype) == ([1.0] * 7, torch.float64)
     assert history.chain.problem == ""
     cohorts = history.cohorts("quality>DS/max", 0)
     assert (cohorts.clients, cohorts.weight.tolist()) == (("a", "b"), [0.75, 0.25] * 3)
@@ -187,6 +190,7 @@ def test_a_rule_that_remembers_weighs_with_a_folder_as_without(rule: str, tmp_pa
         history = History(tmp_path / "run")
         state = history.last_checkpoint()[0][weighing.name]
         assert (state.parameters.tolist(), state.memory) == (combined.arrays["w"].tolist(), weighing.memory)
+        assert state.parameters.dtype == torch.float32
         found = history.cohorts(weighing.name, 0, after=number - 1)
         assert found.weight.tolist() == list(combined.weights.values())
         assert found.score.tolist() == list(combined.scores.values())
@@ -208,6 +212,16 @@ def test_a_round_that_cannot_be_is_refused_and_not_written(tmp_path: Path) -> No
         assert_refused(lambda given=measures: recorder.write({"north": 1.0}, given), *parts)
     assert recorder.write({"a": 1.0}, {"a": {"DS": MOST_SAMPLES, "quality": 1}}) == 1
     recorder.finish()
+
+
+def test_what_went_wrong_first_is_what_a_folder_says(tmp_path: Path) -> None:
+    journal = Journal(WeighedRounds("DS"), tmp_path / "run", "loop", "accuracy", keep_models=False)
+    journal.open(rounds=5)
+    journal.end_round(Combined(None, {"a": 1.0}, {}, {}, {}))  # a round that cannot be written: a has no measures
+    journal.stop(RuntimeError("no GPU left"))
+    history = History(tmp_path / "run")
+    assert (history.last_round, history.info["status"]) == (0, "stopped")
+    assert history.info["stopped"] == "RuntimeError: no GPU left"
 
 
 HEADER = "round,client,DS,quality,weight,reason,accuracy,loss"
@@ -277,6 +291,8 @@ JSON = '{"round": 1, "client": "a", "DS": 1, "weight": 1}'
         ((HEADER, "10000000,north,1,0.9,1,,,"), ("line 2, round", "'10000000'")),
         ((HEADER, "9999999,north,1,0.9,1,,,"), ("begins with round 9999999",)),
         ((HEADER, "1,north,1,0.9,1,,inf,"), ("line 2, accuracy", "'inf'")),
+        ((HEADER, "1,north,1,0.9,1,,0.5,low"), ("line 2, loss", "'low'")),
+        ((HEADER, "1," + "n" * 140_000), ("cannot be read: field larger than",)),
         (("round,client,q,samples,weight", "1,a,1,1e19,1"), ("line 2, samples", "1e+19")),
         (("round,client,D\x1bS,weight", "1,a,1,1"), ("line 1", r"'D\x1bS'")),
         ((HEADER, "1,no\x1brth,1,0.9,1,,,"), ("line 2, client", r"'no\x1brth'")),
@@ -292,6 +308,8 @@ JSON = '{"round": 1, "client": "a", "DS": 1, "weight": 1}'
         (("round,client,DS,DS", "1,a,1,1"), ("line 1", "round,client,DS,DS")),
         (("round,client,,DS", "1,a,1,1"), ("line 1", "each column named")),
         ((JSON, "{"), ("line 2", "no JSON")),
+        ((JSON, "[7]"), ("line 2: got [7]",)),
+        (('{"round": 1}',), ("line 1: has no client among round",)),
         ((JSON, '{"round": 1, "client": "b", "weight": 1}'), ("line 2, DS", "missing")),
         ((JSON, "", JSON.replace("}", ', "LD": 1}')), ("line 3, LD", "not in the lines before")),
     ],

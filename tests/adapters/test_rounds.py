@@ -17,6 +17,7 @@ from steelyard.adapters.rounds import Combined, Reply, ServerRows, WeighedRounds
 from steelyard.base.settings import LARGEST_REAL
 from steelyard.messages.payloads import ServerTest
 from steelyard.messages.updates import MOST_SAMPLES
+from steelyard.weighing.rule import WeighingSettings
 
 SENT: dict[str, Any] = {"w": np.zeros((2, 3), np.float32), "b": np.zeros(2, np.float32)}
 
@@ -63,6 +64,15 @@ def test_a_reply_that_cannot_be_weighed_is_left_out_with_its_reason(changed: dic
     assert found.arrays["w"][0, 0] == pytest.approx(2.0)
     assert list(found.reasons) == ["b"]
     assert found.reasons["b"].startswith(reason)
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_what_overflows_is_no_number() -> None:
+    sent = {"w": np.full(2, -3e38, np.float32)}
+    found = WeighedRounds(WeighingSettings(criteria=("DS",))).combine(
+        sent, [Reply("a", {"w": -sent["w"]}, 1.0), Reply("b", sent, 1.0)]
+    )
+    assert (found.weights, found.reasons) == ({"b": 1.0}, {"a": "model holds NaN or infinity"})
 
 
 def test_what_lies_at_a_border_is_taken_and_reasons_are_short() -> None:
@@ -124,10 +134,14 @@ def test_whole_numbers_between_the_weights_do_not_shift_what_is_tested() -> None
         ("nvflare-adaptive", ("nvflare-adaptive", "label counts")),
         ("shapfed", ("shapfed", "layers")),
         ("fedce", ("fedce", "clients test")),
+        ("NOWHERE>DS", ("rule: ", "'NOWHERE'")),
+        ({"plugins": "own.py"}, ("plugins: got 'own.py'",)),
+        ({"metrics": [7]}, ("metrics: got 7",)),
     ],
 )
-def test_rules_that_cannot_be_used_here_are_refused(rule: str, parts: tuple[str, ...]) -> None:
-    assert_refused(lambda: WeighedRounds(rule), *parts)
+def test_rules_that_cannot_be_used_here_are_refused(rule: str | dict[str, Any], parts: tuple[str, ...]) -> None:
+    given = {"rule": rule} if isinstance(rule, str) else {"rule": "DS", **rule}
+    assert_refused(lambda: WeighedRounds(**given), *parts)
 
 
 def test_criteria_of_ones_own_are_loaded_and_rows_are_only_tested_on(tmp_path: Path) -> None:
@@ -240,7 +254,8 @@ def test_a_policy_of_others_steps_and_remembers_inside_another_framework() -> No
     [
         ([[1.0, 2.0]], [0, 1], ("1 features", "2 labels")),
         (1.0, 0, ("0 features", "0 labels")),
-        ([[1.0, 2.0]], ["cat"], ("labels",)),
+        ([[1.0, 2.0]], ["cat"], ("rows: labels cannot be",)),
+        ([["cat", "dog"]], [0], ("rows: features cannot be",)),
         ([[1.0, float("nan")]], [0], ("rows: features", "NaN")),
         ([[1.0, 2.0]], [-1], ("labels", -1)),
         ([[1.0, 2.0]], [2], ("class 2", "0 to 1")),

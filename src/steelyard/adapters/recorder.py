@@ -15,6 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -360,7 +361,7 @@ class Journal:
         """Write the last round, say that the federation stopped before its end, and close the folder."""
         if self._recorder is None:
             return
-        with suppress(UserError):  # what went wrong first is what is reported
-            self.write()
-            self._recorder.stop(error)
+        for step in (self.write, partial(self._recorder.stop, error)):
+            with suppress(UserError):  # what went wrong first is what is reported
+                step()
         self._recorder = None
