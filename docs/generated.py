@@ -119,7 +119,7 @@ def criteria_page() -> str:
     lines = [
         "# Criteria",
         "",
-        "Made from the code; `steelyard criteria` lists the same, and those of your packages. The formulas stand in "
+        "Made from the code; `steelyard list criteria` shows them, and those of your packages. The formulas stand in "
         "[Weighing clients](weighing.md).",
         "",
         "| name | what | about | measured by |",
@@ -193,7 +193,7 @@ def models_page() -> str:
     lines = [
         "# Networks",
         "",
-        "Made from the code; `steelyard models` lists the same. Your own: [Use your own code](own-code.md).",
+        "Made from the code; `steelyard list models` shows the same. Your own: [Use your own code](own-code.md).",
         "",
         "| `model.name` | for | parameters | fields |",
         "|---|---|---|---|",
@@ -215,7 +215,7 @@ def recipes_page() -> str:
     lines = [
         "# Recipes",
         "",
-        "Made from the code; `steelyard recipes` lists them, `steelyard show NAME` prints one.",
+        "Made from the code; `steelyard list recipes` shows them, `steelyard show NAME` prints one.",
         "",
         "| recipe | what |",
         "|---|---|",

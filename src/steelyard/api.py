@@ -19,6 +19,7 @@ from steelyard.experiment.description import Description
 from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.loading import Ask, load, read_experiment, refuse
 from steelyard.experiment.recommend import RecommendDescription
+from steelyard.report.rendering import as_text
 from steelyard.result import Result
 from steelyard.rounds.progress import shown_by_default, watching
 from steelyard.studies.study import MOST_JOBS, How, Scalar
@@ -74,7 +75,7 @@ class SweepResult:
     def __repr__(self) -> str:
         """The points as a table, the best first."""
         try:
-            return sweep_table(self.table)
+            return as_text(sweep_table(self.table))
         except (UserError, OSError) as problem:
             # A folder that was moved or emptied is no reason for a traceback at a prompt.
             return f"SweepResult({str(self.folder)!r}): {problem}"

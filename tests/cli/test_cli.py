@@ -40,12 +40,14 @@ COMMANDS = {
     "withdraw done client-000 --out fewer": "fewer/run.sqlite",
     "export done --to csv": "done/export",
     "import rounds.csv --out theirs --by DS": "theirs",
-    "recipes": "quickstart",
+    "list recipes": "quickstart",
     "show quickstart --set rounds.count=7": "count = 7",
-    "criteria": "label diversity",
-    "models": "cnn-digits",
-    "algorithms": "scaffold",
-    "policies": "feddisco",
+    "list": "every word that a rule may hold",
+    "list rules --format csv": "fltrust(RULE),rule,",
+    "list criteria": "label diversity",
+    "list models": "cnn-digits",
+    "list algorithms": "scaffold",
+    "list policies": "feddisco",
     "docs --no-open --out manual hostile clients": "manual/guide/hostile-clients.html",
     "privacy plan --rounds 10 --noise 1": "noise multiplier",
     "privacy audit --tries 1 --steps 0 --canaries 10 --questions 0": "gradient inversion on digits",
@@ -63,7 +65,7 @@ COMMANDS = {
     "recommend evaluate --train before.tsv --test tastes.tsv --recommendations lists.tsv": "hit_rate",
     "recommend features kgflex.toml": "known to the sources: 40",
     "recommend lists kgflex --out of-kgflex.tsv": "of-kgflex.tsv",
-    "recommend report kgflex": "ndcg",
+    "recommend report kgflex --format markdown": "| ndcg |",
     "recommend clouds kgflex --out clouds.svg": "clouds.svg",
     "recommend cost --users 10 --items 20 --interactions 30": "tcc_vectors",
     "recommend audit fpl.toml --rounds 1": "everything sent",
@@ -162,7 +164,7 @@ def test_help_and_light_commands_wait_for_nothing_heavy(folder: Path) -> None:
     code = (
         "import sys; from steelyard.cli.main import main\n"
         "heavy = lambda *names: [name for name in names if name in sys.modules]\n"
-        "for words in ('--help', 'weigh clients.csv', 'recipes', 'criteria', 'run --help'):\n"
+        "for words in ('--help', 'weigh clients.csv', 'list recipes', 'list criteria', 'run --help'):\n"
         "    sys.argv = ['steelyard', *words.split()]\n"
         "    try:\n        main()\n    except SystemExit as ended:\n        assert ended.code == 0\n"
         "    print('loaded', heavy('torch', 'numpy', 'pandas', 'pydantic', 'flwr', 'sklearn'))\n"

@@ -46,7 +46,7 @@ def test_values_are_read_as_toml(value: object) -> None:
 
 
 def test_reading_every_recipe_needs_no_torch() -> None:
-    """`steelyard show` and `steelyard recipes` answer at once: torch and pandas take seconds to import."""
+    """`steelyard show` and `steelyard list recipes` answer at once: torch and pandas take seconds to import."""
     code = (
         "import sys; from steelyard.experiment.loading import load, recipes; [load(name) for name in recipes()];"
         "print(sorted({'torch', 'pandas', 'scipy', 'sklearn', 'flwr'} & set(sys.modules)))"

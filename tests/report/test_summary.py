@@ -15,7 +15,7 @@ from tests.report.made_run import described, shared_run
 from tests.runs.records import evaluations, federation, record, state, updates
 
 from steelyard.report import contents, curves, result, tables
-from steelyard.report.rendering import filled
+from steelyard.report.rendering import filled, render
 from steelyard.report.result import Comparison, computed
 from steelyard.report.view import RunView, cohorts, reweigh
 from steelyard.rounds.plan import RoundSettings
@@ -109,7 +109,7 @@ def test_one_entry_is_a_column_of_every_table_and_file(found: Comparison, monkey
     document = computed(Path(found.run), described(("fedavg",), 3).model_copy(update={"rounds": SETTINGS}))
     assert document.rules[0].figures["median"].values == (0.625,)
     for style in ("text", "markdown", "latex"):
-        shown = tables.write_comparison(document, style).replace("\\%", "%")
+        shown = render(tables.comparison_parts(document), style).replace("\\%", "%")
         assert shown.count("median client (%)") == 2
     assert "size,median,0.625," in tables.comparison_csv(document.model_copy(update={"rounds_to_target": ()}))
     assert "median client (%)" in filled(

@@ -33,8 +33,9 @@ from steelyard.page.jobs import Jobs
 from steelyard.page.overview import LiveHistory
 from steelyard.report.contents import contents
 from steelyard.report.html import embedded
+from steelyard.report.rendering import render
 from steelyard.report.result import computed
-from steelyard.report.tables import comparison_csv, write_comparison
+from steelyard.report.tables import comparison_csv, comparison_parts
 from steelyard.report.view import RunView
 from steelyard.runs.export import export_run
 from steelyard.runs.facts import RunFacts
@@ -211,8 +212,8 @@ def questions(root: Path, scratch: Path) -> dict[str, Callable[[], object]]:
     def tables_of() -> None:
         document = computed(bad, read_experiment(bad))
         for text in (
-            write_comparison(document, "text", 100),
-            write_comparison(document, "latex"),
+            render(comparison_parts(document), "text", 100),
+            render(comparison_parts(document), "latex"),
             comparison_csv(document),
         ):
             assert text.replace("\n", "").isprintable(), "a control character"

@@ -157,7 +157,7 @@ def test_one_seed_that_explodes_makes_its_point_diverge_and_stops_no_other(
     assert (second.rule, second.diverged) == ("DS", True)
     assert np.isnan(second.value.values).tolist() == [False, True]
     assert document.best == first
-    assert "diverged: " in sweep_table(document, "text", None)
+    assert "diverged: " in sweep_table(document).note
 
 
 def full_disk(*_: object, **__: object) -> None:

@@ -15,6 +15,7 @@ from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.parts import Part
 from steelyard.experiment.rules import parse_rules
 from steelyard.report.curves import read_curves
+from steelyard.report.rendering import render
 from steelyard.runs.history import History
 from steelyard.studies.archive import Replayed
 from steelyard.studies.arena import Arena, judge, plan
@@ -24,7 +25,7 @@ from steelyard.studies.checking import distance
 from steelyard.studies.scenes import SceneFigures
 from steelyard.studies.study import How, go_on
 from steelyard.studies.suite import load_suite, suites
-from steelyard.studies.tuning import TUNING, Tried, Tuning, tune_rivals, tuning_text
+from steelyard.studies.tuning import TUNING, Tried, Tuning, tune_rivals, tuning_parts
 
 FROZEN = {
     ("small", 2): "771a6df38607fbf917346ac39895f2b28f06cf16a7d10762d34a500743ce5f60",
@@ -285,8 +286,8 @@ On the clients' own test rows, mean over the scenes and the seeds 11, 12, 13.
 
 def test_what_is_frozen_is_said_beside_what_is_best() -> None:
     tried = Tried("a", {"a(1)": 0.5, "a(2)": math.nan, "EQ": 0.25})
-    assert tuning_text(SUITE, [tried], 80, whole=False).strip() == TRIED.strip()
-    text = tuning_text(SUITE, [Tried("a", {"a(1)": 0.25, "EQ": 0.5})])
+    assert render(tuning_parts(SUITE, [tried], whole=False), width=80).strip() == TRIED.strip()
+    text = render(tuning_parts(SUITE, [Tried("a", {"a(1)": 0.25, "EQ": 0.5})]))
     assert text.startswith("As frozen.")
     assert "not the whole suite" not in text
 

@@ -18,6 +18,7 @@ from steelyard import Experiment, Result, SweepResult
 from steelyard.base.measures import estimate
 from steelyard.experiment.loading import load
 from steelyard.report.figures.look import HEIGHT
+from steelyard.report.rendering import as_text, render
 from steelyard.studies.charts import sweep_chart
 from steelyard.studies.sweep import Sweep, run_on_test
 from steelyard.studies.sweep_table import (
@@ -96,7 +97,7 @@ def test_figures_are_shown_with_half_their_interval(
 
 def test_the_table_reads_well_in_60_columns():
     document = made({2: [0.5, 0.6], 1: [0.4, 0.5]})
-    assert sweep_table(document, "text", 60).splitlines()[3:7:3] == [
+    assert as_text(sweep_table(document), 60).splitlines()[3:7:3] == [
         "point  learning_rate  mode           ndcg@10",
         "1                0.1  pFPL  0.45000 ±0.63531",
     ]
@@ -189,7 +190,7 @@ def test_a_run_that_was_changed_is_said(result: SweepResult, tmp_path: Path):
     document = Sweep.read(folder).answer(folder)
     (problem,) = document.problems
     assert problem.startswith(f"{run}: CHANGED since it was written: round 1 ")
-    assert f"- {run}: CHANGED since" in sweep_table(document)
+    assert f"- {run}: CHANGED since" in render(Sweep.read(folder).parts(document))
 
 
 def test_a_point_that_exploded_is_a_cross_on_the_side_of_the_worst():

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from tests.studies.made import SUITE, figures, on_paper
 
+from steelyard.report.rendering import render
 from steelyard.report.statistics import holm, paired_p
 from steelyard.studies.arena import Arena, judge
-from steelyard.studies.arena_page import arena_html, arena_text
+from steelyard.studies.arena_page import arena_html, arena_parts
 from steelyard.studies.charts import gain_chart, rank_chart
 from steelyard.studies.scenes import SceneFigures
 from steelyard.studies.verdict import ArenaDocument, critical_difference, mean_ranks
@@ -107,7 +108,7 @@ scenes in which all of them have figures. Mean ranks less than 1.91 apart cannot
 def test_the_answer_reads_well_in_110_columns() -> None:
     """A scene of each kind: better, failed, better but within the margin, worse, not done."""
     document = judge(on_paper(NAMES), MADE)
-    assert arena_text(document, 110).strip() == ANSWER.strip()
+    assert render(arena_parts(document), width=110).strip() == ANSWER.strip()
     assert document.scenes[1].failed == WHY
     first, other = document.scenes[0], document.scenes[3]
     assert [rule.gain and round(rule.gain.mean, 6) for rule in first.rules] == [None, 0.02, 0.01]
@@ -175,17 +176,17 @@ def test_the_mean_gain_has_the_interval_of_its_seeds() -> None:
     made = {"clean": figures(BASE, shifted(0.03)), "sizes": figures(BASE, shifted(0.01))}
     document = judge(on_paper(["clean", "sizes"]), made)
     assert document.gain_over_seeds.values == pytest.approx([0.02 + noise for noise in NOISE])
-    assert "Mean gain +2.0 ± 0.2 points." in arena_text(document)
+    assert "Mean gain +2.0 ± 0.2 points." in render(arena_parts(document))
     uneven = judge(on_paper(["clean", "sizes"]), made | {"sizes": figures(BASE[:5], shifted(0.01)[:5])})
     assert uneven.gain_over_seeds is None, "seeds that a scene lacks pair with nothing"
-    assert "Mean gain" not in arena_text(uneven)
+    assert "Mean gain" not in render(arena_parts(uneven))
     one = judged(0.02)
-    assert "Mean gain" not in arena_text(one), "one scene says it itself"
-    assert "not the whole suite" in arena_text(one)
-    assert "not the whole" not in arena_text(one.model_copy(update={"whole": True}))
-    assert "Mean of 10 seeds" in arena_text(one)
-    assert "\nOne seed, on rows" in arena_text(judged(0.02, seeds=1))
-    assert " Tests that may be looked at" in arena_text(one.model_copy(update={"opened": 1}))
+    assert "Mean gain" not in render(arena_parts(one)), "one scene says it itself"
+    assert "not the whole suite" in render(arena_parts(one))
+    assert "not the whole" not in render(arena_parts(one.model_copy(update={"whole": True})))
+    assert "Mean of 10 seeds" in render(arena_parts(one))
+    assert "\nOne seed, on rows" in render(arena_parts(judged(0.02, seeds=1)))
+    assert " Tests that may be looked at" in render(arena_parts(one.model_copy(update={"opened": 1})))
 
 
 def test_the_correction_is_over_all_scenes() -> None:
@@ -230,10 +231,10 @@ def test_an_idea_that_fails_everywhere_is_one_sentence() -> None:
     for names, words in ((["clean"], "1 of 1 scene"), (["clean", "sizes"], "both scenes"), (NAMES[:3], "all 3 scenes")):
         document = judge(on_paper(names), dict.fromkeys(names, failed))
         assert document.sentence == f"X failed in {words}: criterion Z: fails."
-        shown = arena_text(document, width=40)
+        shown = render(arena_parts(document), width=40)
         assert max(map(len, shown.splitlines())) <= 40
         assert "points" not in shown
-    assert "failed: fails" in arena_text(judge(on_paper(NAMES), MADE | {"sizes": failed}))
+    assert "failed: fails" in render(arena_parts(judge(on_paper(NAMES), MADE | {"sizes": failed})))
     # Where the baseline has no figures there is nothing to compare with.
     alone = SceneFigures(values={"X": tuple(BASE)})
     assert judge(on_paper(["clean"]), {"clean": alone}).scenes[0].failed == "fedavg has no figures"

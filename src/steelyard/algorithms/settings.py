@@ -18,7 +18,7 @@ class AlgorithmSettings(Named):
     name: str = "fedavg"
     """fedavg, fedprox, scaffold, feddyn, fednova, fedavgm, fedadam, fedyogi, fedadagrad, fedexp, client-momentum;
     flexlora for low-rank adapters; with models of the clients' own: local-only, fine-tuned, ditto, apfl, fedrep, fedbn,
-    fedala, fedfomo; or one of your own; `steelyard algorithms` lists them with their parameters."""
+    fedala, fedfomo; or one of your own; `steelyard list algorithms` shows them with their parameters."""
     plugins: tuple[Annotated[str, Code()], ...] = ()
     """Python files or modules that define algorithms of your own; loaded before the name is looked up."""
 

@@ -619,6 +619,11 @@ def _classes(module: str) -> dict[str, ast.ClassDef]:
     return found
 
 
+def first_line(made: type) -> str:
+    """Return what a class says of itself, without the full stop: for lists of what there is."""
+    return (made.__doc__ or "").split("\n")[0].rstrip(".")
+
+
 def schema_with_texts(
     section: type[BaseModel],
     generator: type[GenerateJsonSchema] = GenerateJsonSchema,

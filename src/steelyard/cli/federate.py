@@ -23,7 +23,7 @@ from steelyard.cli.options import (
     TrustOption,
     asking,
 )
-from steelyard.cli.printing import finish, print_json, terminal_width
+from steelyard.cli.printing import emit, finish
 from steelyard.clients.flower.register import FILE, Entry, enter, remove
 from steelyard.experiment.loading import load, read_experiment
 from steelyard.federate import require_flower
@@ -34,7 +34,7 @@ from steelyard.federate.queue import follow as until_it_ends
 from steelyard.federate.queue import submit as submit_run
 from steelyard.privacy.settings import OWNERS_DELTA
 from steelyard.proof.signing import Keys, read_public_key
-from steelyard.report.rendering import Table, as_text
+from steelyard.report.rendering import Table
 from steelyard.result import Result
 
 if TYPE_CHECKING:
@@ -114,10 +114,7 @@ def list_runs(server: ServerArgument, format: FormatOption = "text") -> None:
     """List the runs of a server: which wait, which goes on, how far it is, how the others ended."""
     home = _home(server)
     found = [run.document() for run in runs_of(home)]
-    if format == "json":
-        print_json({"served": home.is_served(), "runs": found})
-        return
-    rows = [
+    rows = tuple(
         (
             str(run["run"]),
             run["status"],
@@ -127,8 +124,9 @@ def list_runs(server: ServerArgument, format: FormatOption = "text") -> None:
             run["line"] if run["line"] and run["status"] != "finished" else "",
         )
         for run in found
-    ]
-    _print_table(("run", "status", "round", "name", "folder", ""), rows)
+    )
+    table = Table("", ("run", "status", "round", "name", "folder", ""), rows, names=6)
+    emit({"served": home.is_served(), "runs": found}, format, [table])
     if not home.is_served():
         print("nobody serves this folder now", file=sys.stderr)
 
@@ -150,10 +148,7 @@ def stop(server: ServerArgument, run: RunNumber = None) -> None:
 def nodes(server: ServerArgument, format: FormatOption = "text") -> None:
     """List the registered nodes: when each was last there, its clock, its versions, and what it last refused."""
     found = nodes_of(_home(server))
-    if format == "json":
-        print_json({"nodes": found})
-        return
-    rows = [
+    rows = tuple(
         (
             node["name"],
             node["status"],
@@ -164,8 +159,9 @@ def nodes(server: ServerArgument, format: FormatOption = "text") -> None:
             node["refused"] or "",
         )
         for node in found
-    ]
-    _print_table(("node", "status", "last contact", "clock", "steelyard", "flwr", "refused last"), rows)
+    )
+    headings = ("node", "status", "last contact", "clock", "steelyard", "flwr", "refused last")
+    emit({"nodes": found}, format, [Table("", headings, rows, names=7)])
 
 
 def log(server: ServerArgument, run: RunNumber = None) -> None:
@@ -191,10 +187,6 @@ def _follow(run: ServerRun) -> None:
 
 def _home(server: Path) -> ServerFolder:
     return server_folder(server)
-
-
-def _print_table(headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-    print(as_text(Table("", headings, tuple(rows), names=len(headings)), terminal_width()).strip("\n"))
 
 
 # App folders, a federation on this machine, certificates and keys.
@@ -271,15 +263,14 @@ def ledger(
 
     kept = ledger_of(file)
     entries = kept.entries()
-    if format == "json":
-        answers = [entry.model_dump() for entry in entries]
-        standing_now = {"epsilon": epsilon_of(entries), "limit": kept.most, "delta": OWNERS_DELTA, "answers": answers}
-        print_json({"ledger": str(kept.path), **standing_now})
-        return
+    answers = [entry.model_dump() for entry in entries]
+    standing_now = {"epsilon": epsilon_of(entries), "limit": kept.most, "delta": OWNERS_DELTA, "answers": answers}
+    lines: list[str] = []
     for run, federation in dict.fromkeys((entry.run, entry.federation) for entry in entries):
         mine = [entry for entry in entries if (entry.run, entry.federation) == (run, federation)]
-        print(printable(f"{standing(mine)} to {in_words(federation)} of run {run}"))
-    print(f"{standing(entries, kept.most)} in all (delta {OWNERS_DELTA:g})")
+        lines.append(f"{standing(mine)} to {in_words(federation)} of run {run}")
+    lines.append(f"{standing(entries, kept.most)} in all (delta {OWNERS_DELTA:g})")
+    emit({"ledger": str(kept.path), **standing_now}, format, lines)
 
 
 @app.command("receipts")

@@ -45,12 +45,8 @@ COMMANDS: Mapping[str, Sequence[tuple[str, str, str]]] = {
     ),
     "Write experiments": (
         ("new", "showing:new", "Write an experiment for your data, ready to run."),
-        ("recipes", "showing:recipes", "List the ready experiments."),
+        ("list", "showing:list_names", "List rules, criteria, algorithms, networks and recipes."),
         ("show", "showing:show", "Print an experiment, its schema or its partition."),
-        ("criteria", "showing:criteria", "List what clients can be weighted by."),
-        ("algorithms", "showing:algorithms", "List how clients train and the server updates."),
-        ("policies", "showing:policies", "List the published weighting methods."),
-        ("models", "showing:models", "List the built-in networks."),
     ),
     "More": (
         ("docs", "showing:docs", "Open the guide and the reference in the browser."),
@@ -65,6 +61,10 @@ A command's own `--help` is longer; it stands in the docstring.
 """
 
 GONE: Mapping[tuple[str, str], str] = {
+    **{
+        ("steelyard", name): f"Type `steelyard list {name}`."
+        for name in ("recipes", "criteria", "algorithms", "policies", "models")
+    },
     ("new", "--npz"): 'Write an experiment with [data], source = "npz" and path.',
     ("new", "--idx"): 'Write an experiment with [data], source = "mnist" and path.',
     ("sweep", "--one-by-one"): "Rules and seeds of a point are one run. Use --jobs for several points at a time.",
@@ -72,7 +72,7 @@ GONE: Mapping[tuple[str, str], str] = {
     ("privacy audit", "--figures"): "Leave it out. The pictures are in docs/results/privacy.md.",
     ("privacy plan", "--accountant"): "Leave it out: rounds are added up by privacy loss distributions (pld).",
 }
-"""Options that were removed since the last version, by command, and what to do in their place."""
+"""Commands and options that were removed since the last version, and what to do in their place."""
 
 _log = logs.logger(__name__)
 # Some versions of typer are built on click, others hold a copy of it: the errors of either are above this one.
@@ -93,6 +93,8 @@ class _Commands(typer.core.TyperGroup):
             self.commands.update({name: typer.core.TyperCommand(name, help=text) for name, _, text in entries})
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        if instead := GONE.get((self.name or "", args[0])):
+            raise UserError(f"{args[0]}: the command was removed. {instead}")
         name, _, rest = super().resolve_command(ctx, args)
         return name, None if name is None else self.load(name), rest
 

@@ -25,22 +25,20 @@ def recipe_names(incomplete: str) -> list[str]:
     return [name for name in found if name.startswith(incomplete)]
 
 
-Format = Literal["text", "json"]
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", help="Change a field: section.field=value. May be given again.")
 ]
 ExperimentArgument = Annotated[
     str, typer.Argument(help="Name of a recipe, or path of a TOML file.", autocompletion=recipe_names)
 ]
-FormatOption = Annotated[Format, typer.Option("--format", help="text for people, json for programs.")]
 PartOption = Annotated[
     str | None,
     typer.Option("--part", help="Run only this part, such as 3/8; `steelyard join` puts all parts together."),
 ]
 OutOption = Annotated[Path | None, typer.Option("--out", help="The run's own folder; it must not hold a run yet.")]
-TableFormat = Literal["text", "markdown", "latex", "csv", "json"]
-TableFormatOption = Annotated[
-    TableFormat, typer.Option("--format", help="text, markdown or latex for people, csv or json for programs.")
+Format = Literal["text", "markdown", "latex", "csv", "json"]
+FormatOption = Annotated[
+    Format, typer.Option("--format", help="text, markdown or latex for people, csv or json for programs.")
 ]
 BaselineOption = Annotated[
     str | None, typer.Option("--baseline", help="Rule that the others are held against; default: DS alone.")

@@ -7,8 +7,7 @@ import os
 import shlex
 import shutil
 import sys
-import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -20,12 +19,12 @@ from steelyard.base.errors import Stopped, UserError, ends_as_interrupted, print
 from steelyard.base.logs import doing, logger
 from steelyard.base.measures import measure_of
 from steelyard.report.decide import more_seeds
-from steelyard.report.notices import chain_line, privacy_lines
-from steelyard.report.rendering import Style, Table, as_text, wrapped
-from steelyard.report.tables import headline, main_table, ranks_lists, server_tables
+from steelyard.report.notices import chain_lines, privacy_lines
+from steelyard.report.rendering import Block, Table, render, tables_csv
+from steelyard.report.tables import comparison_csv, headline, main_table, ranks_lists, server_tables
 
 if TYPE_CHECKING:
-    from steelyard.cli.options import TableFormat
+    from steelyard.cli.options import Format
     from steelyard.report.recommender import Metrics
     from steelyard.report.result import Comparison, SeedResult
     from steelyard.result import Result
@@ -45,13 +44,25 @@ def print_json(document: object) -> None:
 
 
 def emit(
-    document: object, format: TableFormat, text: Callable[[Style, int | None], str], csv: Callable[[], str] = str
+    document: object,
+    format: Format,
+    parts: Sequence[Block] = (),
+    after: Sequence[str] = (),
+    csv: Callable[[], str] | None = None,
 ) -> None:
-    """Print what a command found: as JSON, as CSV where it has such a form, or as `text` in a style and width."""
+    """Print what a command found, the one place that knows the formats: for programs the document itself or its tables
+    as CSV, for people its parts.
+
+    The lines `after` them, which are copied, are for the terminal alone and are not broken; `csv` is a form of its own.
+    """
     if format == "json":
         print_json(document)
+    elif format == "csv":
+        print(tables_csv(parts) if csv is None else csv(), end="")
     else:
-        print(csv() if format == "csv" else text(format, terminal_width()), end="")
+        print(render(parts, format, terminal_width()) if parts else "", end="")
+        for line in after if format == "text" else ():
+            print(printable(line))
 
 
 def refuse_together(beside: str, others: Mapping[str, object], allowed: str) -> None:
@@ -62,11 +73,8 @@ def refuse_together(beside: str, others: Mapping[str, object], allowed: str) -> 
 
 def print_part(part: object, folder: Path, format: str) -> None:
     """Print that a part of a comparison or a sweep is done: alone it has no table."""
-    if format == "json":
-        print_json({"part": str(part), "folder": str(folder)})
-        return
-    print(f"part {part} stored in {printable(str(folder))}")
-    print("when all parts are done: steelyard join FOLDERS --out WHOLE")
+    lines = (f"part {part} stored in {folder}", "when all parts are done: steelyard join FOLDERS --out WHOLE")
+    emit({"part": str(part), "folder": str(folder)}, "json" if format == "json" else "text", (), lines)
 
 
 def terminal_width() -> int | None:
@@ -74,28 +82,6 @@ def terminal_width() -> int | None:
     if "COLUMNS" not in os.environ and not sys.stdout.isatty():
         return None
     return max(40, shutil.get_terminal_size().columns)
-
-
-def print_entries(entries: Mapping[str, str]) -> None:
-    """Print names with a text each; in a terminal the texts are broken so that they stay beside their names."""
-    column = max(map(len, entries), default=0)
-    width = terminal_width()
-    for name, text in entries.items():
-        shown = f"{printable(name):<{column}}  {printable(' '.join(text.split()))}"
-        if width is None:
-            print(shown)
-        else:
-            print(textwrap.fill(shown, width, subsequent_indent=" " * min(column + 2, width // 2)))
-
-
-def print_wrapped(text: str) -> None:
-    """Print a sentence; in a terminal it is broken between words."""
-    print(wrapped(printable(text), terminal_width()))
-
-
-def print_table(table: Table) -> None:
-    """Print a table for people; in a terminal it is broken into blocks of columns that fit."""
-    print(as_text(table, terminal_width()))
 
 
 def metric_table(document: Metrics) -> Table:
@@ -168,69 +154,58 @@ def write_own_report(result: Result, document: Comparison) -> None:
 def report_line(folder: str, written: bool) -> str:
     """Say where the report of a run is, or how to make it."""
     if written:
-        return f"report to open: {printable(str(Path(folder) / files.REPORT))}"
+        return f"report to open: {Path(folder) / files.REPORT}"
     return f"a report to open: steelyard report {shlex.quote(folder)}"
 
 
-def finish(work: Callable[[], Result], format: str, report: bool = False) -> None:
+def finish(work: Callable[[], Result], format: Format, report: bool = False) -> None:
     """Do the work of a command that runs an experiment and print its result; use it for every such command."""
     result = watched(work)
     with doing("summing up"):
         document = result.table
     if report:
         write_own_report(result, document)
-    if format == "json":
-        print_json(document)
-    else:
-        show_result(document)
-        print(report_line(str(result.folder), report))
+    show_result(document, format, report_line(str(result.folder), report))
 
 
-def show_result(document: Comparison) -> None:
-    """Print the result of a run as tables and sentences for people."""
-    rules = document.rules
+def show_result(document: Comparison, format: Format = "text", *lines: str) -> None:
+    """Print the result of a run; `lines` come last."""
+    after = [*more_seeds(document.recommendation), f"run stored in {document.run}"]
     if document.recommendation is not None:
-        print_table(main_table(document, target=True))
+        look = "recommend report" if ranks_lists(document.measure) else "table"
+        after.append(f"next: steelyard {look} {shlex.quote(document.run)}")
+    emit(document, format, result_parts(document), [*after, *lines], lambda: comparison_csv(document))
+
+
+def result_parts(document: Comparison) -> list[Block]:
+    """Return the result of a run as tables and sentences for people."""
+    rules = document.rules
+    parts: list[Block] = [] if document.recommendation is None else [main_table(document, target=True)]
     lines = headline(document, lines=False)
     if not document.has("worst"):
         why = "partition.test = 'none', or nodes with tests = false"
         lines.append(f"no client tested the models ({why})")
     lines += _sampled(document)
-    lines += _flaws(document)
-    for line in lines:
-        print_wrapped(line)
+    parts += [*lines, *_flaws(document)]
     # Of classes the accuracy stands above; macro F1 is of interest where the loss follows it.
     server = server_tables(document)
     if not document.has("server_accuracy") or any(rule.adapts_loss for rule in rules):
-        for table in server:
-            print_table(table)
+        parts += server
     for rule in rules:
         if lost := rule.figures.get("product_error"):
-            print_wrapped(
+            parts.append(
                 f"{rule.rule}: cutting the weighted sum of the adapters to their rank lost {lost.mean:.1%} of it in "
                 f"the last round; averages of A and of B would have lost {rule.figures['factor_error'].mean:.1%}"
             )
-    for table in (*_orders(document), *_heaviest(document, "Users" if ranks_lists(document.measure) else "Clients")):
-        print_table(table)
+    parts += [*_orders(document), *_heaviest(document, "Users" if ranks_lists(document.measure) else "Clients")]
     if measured := {each.name: each.measured_by for rule in rules if rule.asks_clients for each in rule.criteria}:
-        print_wrapped("measured by: " + ", ".join(f"{name} the {who}" for name, who in measured.items()))
-    for rule in rules:
-        if not rule.asks_clients:
-            print_wrapped(f"{rule.rule}: trained on the server's own rows; no client was asked")
-    for line in privacy_lines(document.privacy):
-        print_wrapped(f"privacy: {line}")
-    if document.notes:
-        print_wrapped(f"note: {document.notes}")
-    # Not broken: these are copied.
-    if line := chain_line(document.chain):
-        print(printable(line))
-    for line in more_seeds(document.recommendation):
-        print(line)
-    print(f"run stored in {printable(document.run)}")
-    if document.recommendation is None:
-        return
-    look = "recommend report" if ranks_lists(document.measure) else "table"
-    print(f"next: steelyard {look} {printable(shlex.quote(document.run))}")
+        parts.append("measured by: " + ", ".join(f"{name} the {who}" for name, who in measured.items()))
+    parts += [
+        f"{rule.rule}: trained on the server's own rows; no client was asked" for rule in rules if not rule.asks_clients
+    ]
+    parts += [f"privacy: {line}" for line in privacy_lines(document.privacy)]
+    parts += [f"note: {document.notes}"] if document.notes else []
+    return [*parts, *chain_lines(document.chain)]
 
 
 def _name(name: str) -> str:

@@ -13,13 +13,13 @@ import typer
 from steelyard.base.errors import UserError
 from steelyard.base.logs import doing, quiet
 from steelyard.cli.options import FormatOption, TrustOption, asking
-from steelyard.cli.printing import print_json, print_table
+from steelyard.cli.printing import emit
 from steelyard.experiment.loading import load
 from steelyard.experiment.recommend import RecommendDescription
 from steelyard.privacy.accounting import check_accounting
 from steelyard.privacy.planning import plan
 from steelyard.privacy.settings import LEAST_DELTA, check_delta
-from steelyard.report.rendering import Table
+from steelyard.report.rendering import Block, Table
 from steelyard.rounds.progress import watching
 
 if TYPE_CHECKING:
@@ -66,14 +66,14 @@ def plan_budget(
             clients=clients,
             accept_large_delta=accept_large_delta,
         )
-    if format == "json":
-        print_json({name: value for name, value in asdict(found).items() if value is not None})
-        return
-    print(f"noise multiplier {found.noise_multiplier:.4f} (times clip and largest weight)")
     cohorts = "all clients" if sampling == 1 else f"{sampling:.3g} of the clients ({sampled})"
-    print(f"{rounds:,} rounds with {cohorts}, delta {delta:g}")
-    print(f"  epsilon {found.epsilon:.4f}")
-    print(f"  epsilon {found.epsilon_after_first:.4f} after one round")
+    lines = (
+        f"noise multiplier {found.noise_multiplier:.4f} (times clip and largest weight)",
+        f"{rounds:,} rounds with {cohorts}, delta {delta:g}",
+        f"  epsilon {found.epsilon:.4f}",
+        f"  epsilon {found.epsilon_after_first:.4f} after one round",
+    )
+    emit({name: value for name, value in asdict(found).items() if value is not None}, format, lines)
 
 
 @app.command("audit")
@@ -130,10 +130,7 @@ def audit(
     }
     if users is not None:
         document["recommender"] = users
-    if format == "json":
-        print_json(document)
-        return
-    print_audit(document)
+    emit(document, format, audit_parts(document))
 
 
 def _check_audit(noise: float, sampling: float, delta: float, canaries: int) -> None:
@@ -185,30 +182,26 @@ class Audit(TypedDict):
     recommender: NotRequired[RecommenderAudit]
 
 
-def print_audit(document: Audit) -> None:
-    """Print the bounds that canaries give, then a table for each attack."""
+def audit_parts(document: Audit) -> list[Block]:
+    """Return the bounds that canaries give, then a table for each attack."""
     canary, found = document["canary"], document["inversion"]
     rounds = "1 round" if canary.rounds == 1 else f"{canary.rounds:,} rounds"
     cohorts = "all clients" if canary.rate == 1 else f"{canary.rate:.3g} of the clients"
     runs = "1 run" if canary.runs == 1 else f"{canary.runs:,} runs"
-    print(f"canaries: {canary.canaries:,} in {runs}, each stopped and resumed once;")
-    print(f"noise {canary.noise:g}, {rounds} with {cohorts}")
-    print(f"  epsilon is at least {canary.lower:.3f} ({canary.confidence:.0%} confidence)")
-    print(f"  and at most         {canary.accounted:.3f} by the ledger (delta {canary.delta:g})")
+    parts: list[Block] = [
+        f"canaries: {canary.canaries:,} in {runs}, each stopped and resumed once;",
+        f"noise {canary.noise:g}, {rounds} with {cohorts}",
+        f"  epsilon is at least {canary.lower:.3f} ({canary.confidence:.0%} confidence)",
+        f"  and at most         {canary.accounted:.3f} by the ledger (delta {canary.delta:g})",
+    ]
     if canary.lower > canary.accounted:
-        print("  the promise is not kept: canaries refute what the run states")
-    print()
-    print_table(_inversion_table(found))
-    print()
-    print_table(_membership_table(document["membership"]))
-    if document["extraction"]:
-        print()
-        print_table(_extraction_table(document["extraction"]))
+        parts.append("  the promise is not kept: canaries refute what the run states")
+    parts += [_inversion_table(found), _membership_table(document["membership"])]
+    parts += [_extraction_table(document["extraction"])] if document["extraction"] else []
     if "recommender" in document:
         users = document["recommender"]
-        print()
-        print_table(_recommender_table(users))
-        print(f"claimed at random: {users['chance']:.3f}")
+        parts += [_recommender_table(users), f"claimed at random: {users['chance']:.3f}"]
+    return parts
 
 
 def _inversion_table(rows: list[InversionRow]) -> Table:

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from steelyard.base.errors import printable, printable_all
+from steelyard.base.errors import printable
 from steelyard.base.logs import doing, quiet
 from steelyard.cli.options import FormatOption, OutOption, ReportOption, RuleOption, TrustOption, asking
-from steelyard.cli.printing import finish, print_json, print_table, print_wrapped, warn_of_changes
+from steelyard.cli.printing import emit, finish, warn_of_changes
 from steelyard.contributions import finding
+from steelyard.report.rendering import Copied
 from steelyard.result import Result
 from steelyard.rounds.progress import watching
 
 if TYPE_CHECKING:
-    from steelyard.contributions.document import Contributions
     from steelyard.contributions.replaying import Without
 
 
@@ -35,11 +35,7 @@ def verify(
     from steelyard.report.verification import verify as look
 
     found = look(folder, keys, head)
-    if format == "json":
-        print_json(found.document())
-    else:
-        for line in found.lines():
-            print(printable(line))
+    emit(found.document(), format, [Copied(line) for line in found.lines()])
     raise typer.Exit(found.code)
 
 
@@ -90,18 +86,15 @@ def contributions(
     format: FormatOption = "text",
 ) -> None:
     """Show what each client added to the model, with an interval: as measured, from kept updates or by a replay."""
+    from steelyard.report.record import contribution_parts
+
     with watching(not quiet()):
         ask = asking(trust)
         if without is None:
             found = finding.contributions(run, rule, measure, method, retrained=retrain, ask=ask)
         else:
             found = finding.without(run, without, rule, measure, retrained=retrain, ask=ask)
-    if format == "json":
-        print_json(found)
-    elif "client" in found:
-        print_wrapped(_without(printable_all(found)))
-    else:
-        show(found)
+    emit(found, format, [_without(found)] if "client" in found else contribution_parts(found))
     warn_of_changes(run)
 
 
@@ -128,14 +121,3 @@ def _without(found: Without) -> str:
         f"{found['rule']}: {found['unit']} is {found['after']:.4f}; without {found['client']} it would be "
         f"{found['without']:.4f}{width}: {found['source']}."
     )
-
-
-def show(document: Contributions) -> None:
-    """Print what clients added as a table, and what it means."""
-    from steelyard.report.record import contribution_table, contributions_line
-
-    document = printable_all(document)
-    print_wrapped(contributions_line(document))
-    print_table(contribution_table(document))
-    for note in document["notes"]:
-        print_wrapped(note)

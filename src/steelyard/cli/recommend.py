@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from steelyard.base.errors import UserError, brief, new_file, own_folder, printable
+from steelyard.base.errors import UserError, brief, new_file, own_folder
 from steelyard.base.logs import doing, quiet
 from steelyard.base.settings import change, validated
 from steelyard.cli.options import (
@@ -25,7 +25,7 @@ from steelyard.cli.options import (
     parse_counts,
     parse_cutoffs,
 )
-from steelyard.cli.printing import metric_table, print_json, print_table, print_wrapped
+from steelyard.cli.printing import emit, metric_table
 from steelyard.data.files import find, search_folders
 from steelyard.experiment.loading import load, read_experiment
 from steelyard.experiment.recommend import RecommendDescription
@@ -38,7 +38,7 @@ from steelyard.recommend.knowledge.features import counted
 from steelyard.recommend.knowledge.loading import load as load_knowledge
 from steelyard.recommend.knowledge.loading import load_features
 from steelyard.recommend.run_data import InteractionSettings, filtered_interactions
-from steelyard.report.rendering import Table
+from steelyard.report.rendering import Block, Table
 from steelyard.rounds.progress import watching
 
 if TYPE_CHECKING:
@@ -70,10 +70,7 @@ def evaluate(
     for note in case.notes:
         typer.echo(f"note: {note}", err=True)
     document = figures(case, cutoffs)
-    if format == "json":
-        print_json(document)
-    else:
-        print_table(metric_table(document))
+    emit(document, format, [metric_table(document)])
 
 
 def split(
@@ -203,16 +200,13 @@ def features(
         if item not in data.items:
             raise UserError(f"--item: got {brief(item)}; allowed: one of {len(data.items):,} items of {experiment}")
         names = found.features.names_of(data.items.tolist().index(item))
-    if format == "json":
-        document = {"experiment": described.name, **found.report.document()}
-        print_json(document | ({} if names is None else {"item": names}))
-        return
-    for line in found.report.lines():
-        typer.echo(printable(line))
+    document = {"experiment": described.name, **found.report.document()}
+    lines = list(found.report.lines())
     if names is not None:
-        typer.echo(printable(f"{item} has {counted(len(names), 'feature')}{':' if names else ''}"))
-        for name in names:
-            typer.echo(printable(f"  {name}"))
+        document["item"] = names
+        lines.append(f"{item} has {counted(len(names), 'feature')}{':' if names else ''}")
+        lines += [f"  {name}" for name in names]
+    emit(document, format, lines)
 
 
 def _knowledge_of(described: Description, experiment: str) -> KnowledgeSettings:
@@ -240,13 +234,8 @@ def top(
     from steelyard.report.recommender import open_run
 
     rows = open_run(run, rule).top(user, parse_cutoffs(str(cutoff))[0])
-    if format == "json":
-        print_json({"user": user, "list": rows})
-        return
-    for row in rows:
-        mark = "*" if row["in_test"] else " "
-        typer.echo(f"{row['rank']:>3} {mark} {row['score']:>8.3f}  {printable(row['title'])}")
-    typer.echo("* taken by the user later (in her test set)")
+    shown = [f"{row['rank']:>3} {'*' if row['in_test'] else ' '} {row['score']:>8.3f}  {row['title']}" for row in rows]
+    emit({"user": user, "list": rows}, format, [*shown, "* taken by the user later (in her test set)"])
 
 
 def lists(
@@ -277,16 +266,11 @@ def report(
     from steelyard.report.recommender import open_run
 
     document = open_run(run, rule).report(parse_cutoffs(cutoff))
-    if format == "json":
-        print_json(document)
-        return
-    for line in document["data"]:
-        typer.echo(line)
-    print_table(metric_table(document["metrics"]))
-    for name, value in document.get("sampled", {}).items():
-        typer.echo(f"{name + ' among sampled negatives':<40}{value:>8.5f}")
-    for name, value in document["communication"].items():
-        typer.echo(f"{name:<24}{value:>22,.0f}")
+    sampled = [
+        f"{name + ' among sampled negatives':<40}{value:>8.5f}" for name, value in document.get("sampled", {}).items()
+    ]
+    sent = [f"{name:<24}{value:>22,.0f}" for name, value in document["communication"].items()]
+    emit(document, format, [*document["data"], metric_table(document["metrics"]), *sampled, *sent])
 
 
 def explain(
@@ -302,15 +286,12 @@ def explain(
 
     count = parse_counts(str(top), "--top")[0]
     found = open_explained(run, rule).why(user, item)
-    if format == "json":
-        print_json(found)
-        return
     reasons = found["reasons"]
-    print_wrapped(f"{found['title']} for user {found['user']}: score {found['score']:.4f}")
     shared = counted(len(reasons), "feature") if reasons else "no feature"
-    print_wrapped(f"{shared} shared: the user has {found['features_of_user']}, the item {found['features_of_item']}")
-    if not reasons:
-        return
+    parts: list[Block] = [
+        f"{found['title']} for user {found['user']}: score {found['score']:.4f}",
+        f"{shared} shared: the user has {found['features_of_user']}, the item {found['features_of_item']}",
+    ]
     rows = tuple(
         (
             row["feature"],
@@ -319,12 +300,13 @@ def explain(
         )
         for row in reasons[:count]
     )
-    print_table(
-        Table("", ("feature", "share", "part", "gain", "hers", "common"), rows, "part = gain x (hers + common)")
-    )
+    if rows:
+        headings = ("feature", "share", "part", "gain", "hers", "common")
+        parts.append(Table("", headings, rows, "part = gain x (hers + common)"))
     if len(reasons) > count:
         rest = sum(abs(row["share"]) for row in reasons[count:])
-        print_wrapped(f"{rest:.1%} in {counted(len(reasons) - count, 'further feature')}")
+        parts.append(f"{rest:.1%} in {counted(len(reasons) - count, 'further feature')}")
+    emit(found, format, parts)
 
 
 def kept(
@@ -337,21 +319,20 @@ def kept(
     from steelyard.report.recommender import open_explained
 
     found = open_explained(run, rule).kept(parse_cutoffs(str(cutoff))[0])
-    if format == "json":
-        print_json(found)
-        return
+    parts: list[Block] = []
     for name, words in (("shown", "an item of the list has it"), ("informative", "the list would select it again")):
         rows = tuple(
             (top, *("-" if quartile is None else f"{quartile:.1%}" for quartile in quartiles))
             for top, quartiles in found["kept"][name].items()
         )
-        print_table(Table(f"a feature is kept if {words}:", ("best", "Q1", "median", "Q3"), rows))
+        parts.append(Table(f"a feature is kept if {words}:", ("best", "Q1", "median", "Q3"), rows))
     if found["prominent_kept"] is None:
-        typer.echo("no user has a feature that tells her items from others, so there is nothing to keep")
-        return
-    prominent = counted(found["prominent"], "most prominent feature")
-    typer.echo(f"of the {prominent} in what users took, {found['prominent_kept']:.0%}")
-    typer.echo(f"are among the {found['prominent_after']:,} most prominent in what they are shown")
+        parts.append("no user has a feature that tells her items from others, so there is nothing to keep")
+    else:
+        prominent = counted(found["prominent"], "most prominent feature")
+        parts.append(f"of the {prominent} in what users took, {found['prominent_kept']:.0%}")
+        parts.append(f"are among the {found['prominent_after']:,} most prominent in what they are shown")
+    emit(found, format, parts)
 
 
 def clouds(
@@ -392,11 +373,7 @@ def cost(
         raise UserError("--pi: got nan; allowed: a number from 0 to 1")
     found = MODES[mode].cost_per_epoch(users, items, interactions, pi, epoch)
     document = {"cce_vectors": found, "tcc_vectors": found * epochs}
-    if format == "json":
-        print_json(document)
-        return
-    for name, value in document.items():
-        typer.echo(f"{name:<12}{value:>26,.0f}")
+    emit(document, format, [f"{name:<12}{value:>26,.0f}" for name, value in document.items()])
 
 
 def audit(
@@ -426,9 +403,6 @@ def audit(
     if not 0 <= pi <= 1 or not 0 <= decoys <= 100:
         raise UserError(f"--pi, --decoys: got {pi} and {decoys}; allowed: 0 to 1, and 0 to 100")
     found = play(described, parse_counts(rounds, "--rounds"), pi, decoys, epsilon or (), clip)
-    if format == "json":
-        print_json({"experiment": described.name, "protections": found})
-        return
     rows: list[tuple[str, ...]] = []
     for entry in found:
         for row in entry["rounds"]:
@@ -438,7 +412,8 @@ def audit(
             rows.append((entry["protection"], str(row["round"]), *cells))
     heads = ("sign: precision", "sign: recall", "absence: precision", "absence: recall", "sum: precision")
     note = "Items claimed by the sign of the bias, by the absence of negatives, and by the sum of changes."
-    print_table(Table("What the server reads of users' items", ("protection", "round", *heads), tuple(rows), note))
+    table = Table("What the server reads of users' items", ("protection", "round", *heads), tuple(rows), note)
+    emit({"experiment": described.name, "protections": found}, format, [table])
 
 
 for command in (evaluate, split, features, baseline, top, lists, report, explain, kept, clouds, cost, audit):

@@ -6,7 +6,6 @@ What is heavy is imported inside the commands, for speed of start.
 from __future__ import annotations
 
 import shlex
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +17,7 @@ from steelyard.cli.options import (
     BaselineOption,
     ExperimentArgument,
     FirstSeedOption,
+    Format,
     FormatOption,
     FullOption,
     OutOption,
@@ -26,8 +26,6 @@ from steelyard.cli.options import (
     SeedOption,
     SeedsOption,
     SetOption,
-    TableFormat,
-    TableFormatOption,
     TrustOption,
     asking,
 )
@@ -47,10 +45,10 @@ from steelyard.experiment.loading import load, read_experiment
 from steelyard.experiment.rules import load_comparison, seeds_of
 from steelyard.federate import resume as resume_run
 from steelyard.report.curves import read_curves
+from steelyard.report.decide import more_seeds
 from steelyard.report.notices import chain_line, chain_of
-from steelyard.report.rendering import render
 from steelyard.report.result import computed
-from steelyard.report.tables import comparison_csv, group_tables, write_comparison
+from steelyard.report.tables import comparison_csv, comparison_parts, group_tables
 from steelyard.result import Result
 from steelyard.rounds.progress import watching
 from steelyard.runs.history import History
@@ -141,7 +139,7 @@ def compare(
     trust: TrustOption = False,
     report: ReportOption = False,
     full: FullOption = False,
-    format: TableFormatOption = "text",
+    format: FormatOption = "text",
 ) -> None:
     """Run several rules on the same cohorts and first models, and say which one to use."""
     of_a_run = {"--report": report, "--full": full, "--baseline": baseline}
@@ -174,13 +172,13 @@ def compare(
     if format == "text":
         print(f"run stored in {printable(str(result.folder))}")
         print(f"every table: steelyard table {printable(shlex.quote(str(result.folder)))}")
-        print(report_line(str(result.folder), report))
+        print(printable(report_line(str(result.folder), report)))
 
 
 def table(
     folder: Annotated[Path, typer.Argument(help="Folder of a run, a comparison, a sweep, attacks or an arena.")],
     baseline: BaselineOption = None,
-    format: TableFormatOption = "text",
+    format: FormatOption = "text",
     curves: Annotated[
         Path | None, typer.Option("--curves", help="Also write the accuracy curves: .svg, .png, .pdf or .csv.")
     ] = None,
@@ -206,20 +204,20 @@ def table(
     warn_of_changes(folder)
 
 
-def _print_groups(folder: Path, format: TableFormat) -> None:
+def _print_groups(folder: Path, format: Format) -> None:
     if format in ("json", "csv"):
         raise UserError(f"--format: got '{format}' with --groups; allowed: text, markdown, latex")
     rounds = read_experiment(folder).rounds
     history = History(folder)
     found = group_tables(read_curves(history), rounds.all_targets, rounds.count, above=rounds.above)
-    emit(None, format, lambda style, width: render(found, [], style, width))
+    emit(None, format, found)
     _warn_of_change(chain_of(history))
 
 
 def _print_table(
     run: History | Path,
     baseline: str | None,
-    format: TableFormat,
+    format: Format,
     curves: Path | None = None,
     *,
     all_tables: bool = True,
@@ -232,8 +230,8 @@ def _print_table(
         from steelyard.report.figures import write_curves
 
         write_curves(folder, document, curves)
-    written = partial(write_comparison, document, all_tables=all_tables, in_words=in_words)
-    emit(document, format, written, lambda: comparison_csv(document))
+    parts = comparison_parts(document, all_tables=all_tables, in_words=in_words)
+    emit(document, format, parts, more_seeds(document.recommendation), lambda: comparison_csv(document))
     if format == "csv":
         _warn_of_change(document.chain)
     return document

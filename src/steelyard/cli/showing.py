@@ -1,4 +1,4 @@
-"""The commands that list and print: recipes, show, criteria, algorithms, policies, models, export, docs.
+"""The commands that list, print and write: list, show, export, docs, new.
 
 What is heavy is imported inside the commands, for speed of start.
 """
@@ -6,23 +6,25 @@ What is heavy is imported inside the commands, for speed of start.
 from __future__ import annotations
 
 import shlex
-import textwrap
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
 from steelyard import manual
 from steelyard.algorithms import catalogue
-from steelyard.base.errors import UserError, brief, printable
-from steelyard.base.settings import parse, schema_with_texts
-from steelyard.cli.options import FormatOption, SeedOption, SetOption, recipe_names
-from steelyard.cli.printing import print_entries, print_json, print_wrapped, terminal_width
+from steelyard.base.errors import UserError, brief, listed, printable
+from steelyard.base.settings import Section, first_line, parse, schema_with_texts
+from steelyard.cli.options import Format, FormatOption, SeedOption, SetOption, recipe_names
+from steelyard.cli.printing import emit, terminal_width
 from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.loading import kind_of, load, source_text, to_toml
 from steelyard.experiment.loading import recipes as ready
+from steelyard.experiment.rules import rule_words
 from steelyard.learning.settings import BUILT_IN
+from steelyard.report.rendering import Copied, Table
 from steelyard.runs.history import History
 from steelyard.weighing import criterion, policy
 from steelyard.weighing.rule import WeighingSettings, trust_of
@@ -32,13 +34,125 @@ if TYPE_CHECKING:
     from steelyard.experiment.description import Description
 
 
-def recipes(format: FormatOption = "text") -> None:
-    """List the ready experiments."""
+class Listing(NamedTuple):
+    """What `steelyard list` shows of one kind: a document for programs, and a table."""
+
+    document: object
+    headings: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+
+
+def list_names(
+    what: Annotated[
+        Literal["rules", "criteria", "algorithms", "policies", "models", "recipes"] | None,
+        typer.Argument(help="What to list; without it, what there is to list."),
+    ] = None,
+    plugin: Annotated[
+        list[str] | None, typer.Option("--plugin", help="Python file or module with criteria, or with algorithms.")
+    ] = None,
+    format: FormatOption = "text",
+) -> None:
+    """List the words of rules, criteria, algorithms, policies (weights by others), built-in networks or recipes."""
+    loads = {"criteria": criterion.load_plugins, "algorithms": catalogue.load_plugins}
+    if plugin and what not in loads:
+        raise UserError(f"--plugin: got it with {what or 'nothing to list'}; allowed with: {listed(loads)}")
+    if what in loads:
+        loads[what](plugin or [])
+    if what is None:
+        rows = [(name, about) for name, (about, _) in LISTINGS.items()]
+        found = Listing(dict(rows), ("WHAT", "what there is"), rows)
+    else:
+        found = LISTINGS[what][1]()
+    emit(found.document, format, [Table("", found.headings, tuple(found.rows), names=len(found.headings))])
+
+
+def _rules() -> Listing:
+    headings, rows = ("word", "kind", "what"), rule_words()
+    return Listing([dict(zip(headings, row, strict=True)) for row in rows], headings, rows)
+
+
+def _criteria() -> Listing:
+    plain = WeighingSettings()
+    found = [
+        {
+            "name": c.name,
+            "measured_by": c.measured_by,
+            "about": c.about,
+            "trust": trust_of(c, plain),
+            "description": c.description,
+        }
+        for c in criterion.known().values()
+    ]
+    names = ("name", "about", "measured_by", "trust", "description")
+    headings = ("criterion", "about the", "measured by", "trust", "what")
+    return Listing(found, headings, [tuple(each[name] for name in names) for each in found])
+
+
+def _algorithms() -> Listing:
+    found = [
+        {
+            "name": name,
+            "description": first_line(made),
+            "parameters": {key: field.default for key, field in made.model_fields.items()},
+            "keeps": list(made.keeps),
+            "sends": list(made.sends),
+        }
+        for name, made in catalogue.known().items()
+    ]
+    rows = [(name, f"{first_line(made)} ({_parameters(made)})") for name, made in catalogue.known().items()]
+    return Listing(found, ("algorithm", "what it changes at the client or the server, and its parameters"), rows)
+
+
+def _parameters(made: type[Section]) -> str:
+    return ", ".join(f"{name} = {field.default}" for name, field in made.model_fields.items()) or "no parameters"
+
+
+def _policies() -> Listing:
+    rows: list[tuple[str, ...]] = []
+    for made in policy.known().values():
+        needs = ", ".join(policy.needs_of(made)) or "nothing else"
+        rows.append((made.name, f"{first_line(made)} (needs {needs}; {_parameters(made)})"))
+    found = [policy.described(made) for made in policy.known().values()]
+    return Listing(found, ("policy", "what it weighs by, what it needs, and its parameters"), rows)
+
+
+def _models() -> Listing:
+    found: list[dict[str, object]] = []
+    rows: list[tuple[str, ...]] = []
+    for model in BUILT_IN:
+        found.append(
+            {
+                "name": model.name,
+                "purpose": model.purpose,
+                "typical_shape": list(model.shape),
+                "typical_outputs": model.outputs,
+                "parameters": model.parameters,
+                "fields": list(model.fields),
+            }
+        )
+        shape = "×".join(map(str, model.shape)) if len(model.shape) > 1 else f"{prod(model.shape)} columns"
+        outputs = f"{model.outputs} output{'s' if model.outputs > 1 else ''}"
+        size = f"{model.parameters:,} parameters for samples of {shape} and {outputs}"
+        rows.append((model.name, f"{model.purpose}; {size}; fields: {', '.join(model.fields)}"))
+    return Listing(found, ("model.name", 'what it is for; your own torch.nn.Module: name = "file.py:factory"'), rows)
+
+
+def _recipes() -> Listing:
     described = {name: parse(entry.read_text(encoding="utf-8"), name) for name, entry in ready().items()}
-    if format == "json":
-        print_json([{"name": name, "description": d.get("description", "")} for name, d in described.items()])
-        return
-    print_entries({name: str(document.get("description", "")) for name, document in described.items()})
+    rows = [(name, " ".join(str(document.get("description", "")).split())) for name, document in described.items()]
+    found = [{"name": name, "description": d.get("description", "")} for name, d in described.items()]
+    return Listing(found, ("recipe", "what"), rows)
+
+
+LISTINGS: Mapping[str, tuple[str, Callable[[], Listing]]] = {
+    "rules": ("every word that a rule may hold: --rules of compare, --by of weigh", _rules),
+    "criteria": ("what clients can be weighted by", _criteria),
+    "algorithms": ("how clients train and the server updates", _algorithms),
+    "policies": ("the published weighting methods", _policies),
+    "models": ("the built-in networks", _models),
+    "recipes": ("the ready experiments", _recipes),
+}
+"""What `steelyard list` lists."""
 
 
 def show(
@@ -56,14 +170,14 @@ def show(
     format: FormatOption = "text",
 ) -> None:
     """Print an experiment as TOML, the schema of experiment files, or a drawing of an experiment's split."""
-    if not split and (figure is not None or format == "json"):
-        raise UserError(f"show: got {'--figure' if figure else '--format json'}; allowed with: --split")
+    if not split and (figure is not None or format != "text"):
+        raise UserError(f"show: got {'--figure' if figure else f'--format {format}'}; allowed with: --split")
     if split and experiment is not None:
         _draw_split(load(experiment, changes or [], seed), figure, format)
         return
 
     if schema:
-        print_json(schema_with_texts(kind_of("learning") if experiment is None else type(load(experiment))))
+        emit(schema_with_texts(kind_of("learning") if experiment is None else type(load(experiment))), "json")
         return
     if experiment is None:
         raise UserError("show: no experiment named; allowed: a recipe, a file, or --schema")
@@ -73,7 +187,7 @@ def show(
     print(to_toml(described) if changes or resolved else source_text(experiment), end="")
 
 
-def _draw_split(described: Description, figure: Path | None, format: str) -> None:
+def _draw_split(described: Description, figure: Path | None, format: Format) -> None:
     """Read the data of an experiment, share them out and draw that; nothing is trained."""
     from steelyard.data.partition import share_out
     from steelyard.data.scaling import load as load_data
@@ -91,82 +205,8 @@ def _draw_split(described: Description, figure: Path | None, format: str) -> Non
         from steelyard.report.figures.one_rule import planned_split
 
         write_figure(planned_split(found), figure)
-    if format == "json":
-        print_json(found)
-        return
-    for line in draw_letters(found, terminal_width() or 80):
-        print(printable(line))
-    for line in account(found):
-        print_wrapped(line)
-
-
-def criteria(
-    plugin: Annotated[list[str] | None, typer.Option("--plugin", help="Python file or module with criteria.")] = None,
-    format: FormatOption = "text",
-) -> None:
-    """List the criteria: what each measures, who takes the measure, what it is about, how far it can be trusted."""
-    criterion.load_plugins(plugin or [])
-    plain = WeighingSettings()
-    found = [
-        {
-            "name": c.name,
-            "measured_by": c.measured_by,
-            "about": c.about,
-            "trust": trust_of(c, plain),
-            "description": c.description,
-        }
-        for c in criterion.known().values()
-    ]
-    if format == "json":
-        print_json(found)
-        return
-    print_entries(
-        {
-            e["name"]: f"{e['description']} (about the {e['about']}, measured by the {e['measured_by']}, {e['trust']})"
-            for e in found
-        }
-    )
-
-
-def algorithms(
-    plugin: Annotated[list[str] | None, typer.Option("--plugin", help="Python file or module with algorithms.")] = None,
-    format: FormatOption = "text",
-) -> None:
-    """List the algorithms: what each changes at the client or the server, and its parameters with their defaults."""
-    catalogue.load_plugins(plugin or [])
-    table = catalogue.known()
-    about = {name: (made.__doc__ or "").split("\n")[0].rstrip(".") for name, made in table.items()}
-    given = {name: {key: field.default for key, field in made.model_fields.items()} for name, made in table.items()}
-    if format == "json":
-        print_json(
-            [
-                {
-                    "name": name,
-                    "description": about[name],
-                    "parameters": given[name],
-                    "keeps": list(made.keeps),
-                    "sends": list(made.sends),
-                }
-                for name, made in table.items()
-            ]
-        )
-        return
-    shown = {name: ", ".join(f"{key} = {value}" for key, value in fields.items()) for name, fields in given.items()}
-    print_entries({name: f"{about[name]} ({shown[name] or 'no parameters'})" for name in table})
-
-
-def policies(format: FormatOption = "text") -> None:
-    """List the policies, weights by others: what each weighs by, what it needs, and its parameters with defaults."""
-    found = [policy.described(made) for made in policy.known().values()]
-    if format == "json":
-        print_json(found)
-        return
-    entries: dict[str, str] = {}
-    for each in found:
-        shown = ", ".join(f"{key} = {value}" for key, value in each["parameters"].items()) or "no parameters"
-        needs = f"needs {', '.join(each['needs'])}" if each["needs"] else "needs nothing else"
-        entries[each["name"]] = f"{each['description']} ({needs}; {shown})"
-    print_entries(entries)
+    drawn = (Copied(line) for line in draw_letters(found, terminal_width() or 80))
+    emit(found, format, [*drawn, *account(found)])
 
 
 def export(
@@ -180,42 +220,6 @@ def export(
 
     for path in export_run(History(folder), to, out, force=force):
         print(printable(str(path)))
-
-
-def models(format: FormatOption = "text") -> None:
-    """List the built-in networks: what each is for, how large it is, and the fields that change it."""
-    if format == "json":
-        print_json(
-            [
-                {
-                    "name": model.name,
-                    "purpose": model.purpose,
-                    "typical_shape": list(model.shape),
-                    "typical_outputs": model.outputs,
-                    "parameters": model.parameters,
-                    "fields": list(model.fields),
-                }
-                for model in BUILT_IN
-            ]
-        )
-        return
-    width = max(len(model.name) for model in BUILT_IN)
-    for model in BUILT_IN:
-        shape = "×".join(map(str, model.shape)) if len(model.shape) > 1 else f"{prod(model.shape)} columns"
-        _print(f"{model.name:<{width}}  {model.purpose}", width + 2)
-        _print(
-            f"{'':<{width}}  {model.parameters:,} parameters for samples of {shape} and {model.outputs} "
-            f"output{'s' if model.outputs > 1 else ''}; fields: {', '.join(model.fields)}",
-            width + 2,
-        )
-    print()
-    _print('In an experiment: [model] name = "mlp". Your own torch.nn.Module: name = "file.py:factory".', 0)
-
-
-def _print(line: str, indent: int) -> None:
-    """Print a line; in a terminal it is broken so that it stays beside the model's name."""
-    columns = terminal_width()
-    print(line if columns is None else textwrap.fill(line, columns, subsequent_indent=" " * indent))
 
 
 def docs(

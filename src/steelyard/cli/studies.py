@@ -13,22 +13,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from steelyard.base.errors import UserError, brief, listed, printable
+from steelyard.base.errors import UserError, brief, listed
 from steelyard.base.logs import doing, logger, quiet
 from steelyard.cli.options import (
     ExperimentArgument,
     FirstSeedOption,
+    Format,
     FormatOption,
     PartOption,
     SeedOption,
     SeedsOption,
     SetOption,
-    TableFormat,
-    TableFormatOption,
     TrustOption,
     asking,
 )
-from steelyard.cli.printing import print_json, print_part, print_wrapped, terminal_width, watched
+from steelyard.cli.printing import emit, print_part, watched
 from steelyard.experiment.loading import load
 from steelyard.experiment.rules import load_comparison
 from steelyard.rounds.progress import watching
@@ -84,7 +83,7 @@ def sweep(
     ] = None,
     part: PartOption = None,
     trust: TrustOption = False,
-    format: TableFormatOption = "text",
+    format: FormatOption = "text",
 ) -> None:
     """Run an experiment over a grid of fields and rules on a validation split, and show which point is best."""
     with watching(not quiet()):
@@ -272,35 +271,27 @@ def _chosen(
 
 
 def _retune(
-    suite: Suite, scenes: Sequence[str], changes: Sequence[str], out: Path | None, format: str, jobs: int
+    suite: Suite, scenes: Sequence[str], changes: Sequence[str], out: Path | None, format: Format, jobs: int
 ) -> None:
     """Choose the rivals' settings again and show them beside those that are frozen with the suite."""
-    from steelyard.studies.tuning import tune_rivals, tuning_folder, tuning_text
+    from steelyard.studies.tuning import tune_rivals, tuning_folder, tuning_parts
 
     folder, named = tuning_folder(suite, out), suite.chosen(scenes)
     found = watched(lambda: tune_rivals(suite, folder, named, changes, _how(jobs)))
-    if format == "json":
-        rivals = [{"rule": tried.rule, "best": tried.best, "tried": dict(tried.values)} for tried in found]
-        print_json({"folder": str(folder), "rivals": rivals})
-        return
-    whole = named == tuple(suite.scenes) and not changes
-    print(tuning_text(suite, found, terminal_width(), whole=whole))
-    print(f"runs stored in {printable(str(folder))}")
+    rivals = [{"rule": tried.rule, "best": tried.best, "tried": dict(tried.values)} for tried in found]
+    parts = tuning_parts(suite, found, whole=named == tuple(suite.scenes) and not changes)
+    emit({"folder": str(folder), "rivals": rivals}, format, parts, [f"runs stored in {folder}"])
 
 
-def _check(archive: Path, format: str) -> None:
+def _check(archive: Path, format: Format) -> None:
     """Check an archive, also by its folder; exit code 1 where something differs, 2 where nothing decides here."""
     from steelyard.studies.archive import ARCHIVE
     from steelyard.studies.checking import check_archive
 
     archive = archive / ARCHIVE if archive.is_dir() else archive
     found = watched(lambda: check_archive(archive, progress=not quiet()))
-    if format == "json":
-        shown = {"whole": found.code == 0, "undecided": found.undecided, "lines": found.lines}
-        print_json({"archive": str(archive), **shown})
-    else:
-        for line in found.lines:
-            print_wrapped(line)
+    shown = {"whole": found.code == 0, "undecided": found.undecided, "lines": found.lines}
+    emit({"archive": str(archive), **shown}, format, found.lines)
     raise typer.Exit(found.code)
 
 
@@ -315,7 +306,7 @@ def compare_shares(
     shares: str,
     out: Path | None,
     trust: bool,
-    format: TableFormat,
+    format: Format,
 ) -> None:
     """Run a comparison once for each share, and print a table with a column for each.
 
@@ -323,10 +314,8 @@ def compare_shares(
     """
     with watching(not quiet()):
         with doing("starting"):
-            from steelyard.studies.participation import Participation, plan
+            from steelyard.studies.participation import plan
 
-        if format not in Participation.formats:
-            raise UserError(f"--format: got '{format}' with --participation; allowed: {listed(Participation.formats)}")
         described = load_comparison(experiment, changes, ["recipe"], seeds[1], asking(trust))
         planned = plan(described, rules, seeds[0], shares)
         folder = _written(planned, out, described, f"{described.name}-participation")
@@ -359,17 +348,17 @@ def _written(study: Study, out: Path | None, experiment: Description, name: str)
     return folder_for(study, out, experiment, name)
 
 
-def resume_study(study: Study, folder: Path, trust: bool, accept_changes: bool, format: TableFormat) -> None:
+def resume_study(study: Study, folder: Path, trust: bool, accept_changes: bool, format: Format) -> None:
     """Continue a study that was stopped or killed."""
     finish_study(study, folder, replace(_how(), ask=asking(trust), accept_changes=accept_changes), format)
 
 
-def finish_study(study: Study, folder: Path, how: How, format: TableFormat) -> None:
+def finish_study(study: Study, folder: Path, how: How, format: Format) -> None:
     """Run what is left of a study, write its files and show its answer."""
     _show(study, _run(study, folder, how, format), format)
 
 
-def _run(study: Study, folder: Path, how: How, format: TableFormat) -> Any:
+def _run(study: Study, folder: Path, how: How, format: Format) -> Any:
     """Run what is left of a study and return its answer; None of a part, which is shown as such."""
     from steelyard.studies.study import go_on
 
@@ -383,7 +372,7 @@ def _run(study: Study, folder: Path, how: How, format: TableFormat) -> Any:
         return kept.write_files(folder)
 
 
-def _show(study: Study, answer: Any, format: TableFormat) -> None:
+def _show(study: Study, answer: Any, format: Format) -> None:
     if answer is None:
         return
     show_study(study, answer, format)
@@ -392,11 +381,6 @@ def _show(study: Study, answer: Any, format: TableFormat) -> None:
         raise UserError(problem)
 
 
-def show_study(study: Study, answer: Any, format: TableFormat) -> None:
+def show_study(study: Study, answer: Any, format: Format) -> None:
     """Show the answer of a study as far as it has come; what `steelyard table` does with the folder of one."""
-    if format not in study.formats:
-        raise UserError(f"--format: got '{format}' with {study.kind}; allowed: {listed(study.formats)}")
-    if format == "json":
-        print_json(answer)
-    else:
-        print(study.text(answer, format, terminal_width()), end="")
+    emit(answer, format, study.parts(answer), study.next_lines(answer), lambda: study.csv(answer))

@@ -25,13 +25,13 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from steelyard.base import files
-from steelyard.base.errors import UserError, printable, printable_all, without_controls
+from steelyard.base.errors import UserError, printable, without_controls
 from steelyard.base.files import in_bytes
 from steelyard.base.measures import measure_of
-from steelyard.cli.options import FormatOption
-from steelyard.cli.printing import print_json, print_table, print_wrapped, warn_of_changes
+from steelyard.cli.options import Format, FormatOption
+from steelyard.cli.printing import emit, warn_of_changes
 from steelyard.page import require_page
-from steelyard.report.rendering import Table, as_text, bars
+from steelyard.report.rendering import Block, Table, as_text, bars
 from steelyard.runs.glance import Glance, accuracies, find_runs, glance, glances, signature, why_unreadable
 from steelyard.runs.history import History
 from steelyard.weighing.table import RuleOptions, read_words, weigh_file
@@ -52,11 +52,10 @@ FolderArgument = Annotated[Path, typer.Argument(metavar="[DIR]", help="Folder wi
 def ls(folder: FolderArgument = Path("runs"), format: FormatOption = "text") -> None:
     """List the runs in a folder: state, progress, accuracy, age and size."""
     found = glances(folder)
-    if format == "json":
-        print_json([glance.document() for glance in found])
-        return
-
-    show_runs(folder, found)
+    if format == "text":
+        show_runs(folder, found)
+    else:
+        emit([glance.document() for glance in found], format, [runs_table(found)])
 
 
 def top(
@@ -191,10 +190,7 @@ def weigh(
             raise UserError(f"--{name}: given for a table; allowed: only for the folder of a run")
     weighed = weigh_file(source, options if by is None else by, None if normalise == "none" else normalise or "share")
     document = weighed.document()
-    if format == "json":
-        print_json(document)
-    else:
-        show_weighed(document)
+    emit(document, format, weighed_parts(document))
 
 
 def _weigh_run(
@@ -205,7 +201,7 @@ def _weigh_run(
     criteria: str | None,
     rule: str | None,
     seed: int | None,
-    format: str,
+    format: Format,
 ) -> None:
     from steelyard.report.view import RunView, federation_with, reweigh
 
@@ -220,10 +216,7 @@ def _weigh_run(
     elif settings.normalise == "share":
         settings = settings.model_copy(update={"normalise": normalise or recorded})
     document = reweigh(view, part, settings)
-    if format == "json":
-        print_json(document)
-        return
-    show_reweighed(document)
+    emit(document, format, reweighed_parts(document))
 
 
 def import_run(
@@ -239,30 +232,29 @@ def import_run(
     print(f"look at them: steelyard report {printable(str(out))}")
 
 
-def show_reweighed(document: Reweighed) -> None:
-    """Print who would have counted under another rule, beside what was recorded."""
+def reweighed_parts(document: Reweighed) -> list[Block]:
+    """Return who would have counted under another rule, beside what was recorded."""
     rows = tuple(
         (f"{_short(row.client)}{'*' if row.flaws else ''}", f"{row.weight:.2%}", f"{row.recorded:.2%}", str(row.rounds))
         for row in document.clients
     )
     title = f"Weighed again by {_short(document.rule)}: updates of {_short(document.updates_of)}"
-    print_table(Table(title, ("client", "share of all weight", "as recorded", "rounds"), rows[:MOST]))
+    parts: list[Block] = [Table(title, ("client", "share of all weight", "as recorded", "rounds"), rows[:MOST])]
     if len(rows) > MOST:
-        print_wrapped(f"and {len(rows) - MOST} more clients; --format json lists all")
+        parts.append(f"and {len(rows) - MOST} more clients; --format json lists all")
     if found := document.flawed:
-        print_wrapped(f"flawed clients (*): {found.weight:.1%} of all weight, {found.recorded:.1%} as recorded")
-    print_wrapped(document.note)
+        parts.append(f"flawed clients (*): {found.weight:.1%} of all weight, {found.recorded:.1%} as recorded")
+    return [*parts, document.note]
 
 
-def show_weighed(document: WeighedDocument) -> None:
-    """Print scores and weights as a table."""
-    document = printable_all(document)
+def weighed_parts(document: WeighedDocument) -> list[Block]:
+    """Return scores and weights as a table."""
     rows = tuple((_short(row["client"]), f"{row['score']:.6f}", f"{row['weight']:.6f}") for row in document["clients"])
-    print_table(Table("", ("client", "score", "weight"), rows))
-    for name in document["flags"]["zero_criteria"]:
-        print_wrapped(f"{_short(name)} is 0 for every client: everyone got 1/n for it")
-    if document["flags"]["uniform"]:
-        print_wrapped("all scores are 0: the weights are uniform")
+    zero = [
+        f"{_short(name)} is 0 for every client: everyone got 1/n for it" for name in document["flags"]["zero_criteria"]
+    ]
+    uniform = ["all scores are 0: the weights are uniform"] if document["flags"]["uniform"] else []
+    return [Table("", ("client", "score", "weight"), rows), *zero, *uniform]
 
 
 def _short(name: str) -> str:
@@ -283,15 +275,7 @@ def show_runs(folder: Path, found: Sequence[Glance]) -> None:
     if not found:
         console.print(nothing(folder), highlight=False, markup=False, soft_wrap=True)
         return
-    rows = tuple(
-        (
-            *(without_controls(run.name, "�"), run.state, f"{run.round}/{'?' if run.rounds is None else run.rounds}"),
-            *(score_of(run), age(run.changed), in_bytes(run.bytes)),
-        )
-        for run in found
-    )
-    table = Table("", ("run", "state", "rounds", "accuracy", "age", "size"), rows, names=2)
-    text = Text(as_text(table, console.width))
+    text = Text(as_text(runs_table(found), console.width))
     for state, style in STYLES.items():
         text.highlight_regex(rf"(?<= ){state}(?= )", style)
     console.print(text)
@@ -300,6 +284,18 @@ def show_runs(folder: Path, found: Sequence[Glance]) -> None:
             console.print(plain(run.problem), style="red", soft_wrap=True)
         if run.ended:
             console.print(plain(f"{run.name}: {run.ended}"), style="yellow", soft_wrap=True)
+
+
+def runs_table(found: Sequence[Glance]) -> Table:
+    """Return runs as a table, a line each."""
+    rows = tuple(
+        (
+            *(without_controls(run.name, "�"), run.state, f"{run.round}/{'?' if run.rounds is None else run.rounds}"),
+            *(score_of(run), age(run.changed), in_bytes(run.bytes)),
+        )
+        for run in found
+    )
+    return Table("", ("run", "state", "rounds", "accuracy", "age", "size"), rows, names=2)
 
 
 def nothing(folder: Path) -> str:

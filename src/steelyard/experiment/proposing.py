@@ -159,7 +159,9 @@ def _model(summary: DataSummary) -> TomlTable:
         return TomlTable({"name": ("unet", 'a small U-Net; training.loss = "dice" where most is background')})
     images = len(summary.shape) > 1
     if images and min(summary.shape[-2:]) >= SMALL_SIDE:
-        return TomlTable({"name": ("cnn", "two convolutions and two dense layers; `steelyard models` lists others")})
+        return TomlTable(
+            {"name": ("cnn", "two convolutions and two dense layers; `steelyard list models` shows others")}
+        )
     if images:
         return TomlTable(
             {"name": ("mlp", "dense layers, enough for images this small; cnn for larger"), "hidden": ([64], "units")}
@@ -229,7 +231,7 @@ def _weighing(summary: DataSummary, partition: TomlTable) -> tuple[TomlTable, st
     priority = ">".join(criteria)
     text = "; then ".join(criteria.values())
     fields = {
-        "criteria": (list(criteria), "`steelyard criteria` lists others"),
+        "criteria": (list(criteria), "`steelyard list criteria` shows others"),
         "priority": (priority, f"first {text}"),
         "normalise": ("max", "divided by the cohort's best, so that the later criteria keep their say"),
     }

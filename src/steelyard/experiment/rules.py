@@ -12,7 +12,7 @@ from steelyard.algorithms.catalogue import load_plugins as load_algorithms
 from steelyard.algorithms.settings import AlgorithmSettings, parse_algorithm
 from steelyard.base.errors import UserError, brief, listed
 from steelyard.base.logs import logger
-from steelyard.base.settings import validated
+from steelyard.base.settings import first_line, validated
 from steelyard.experiment.description import Description, FederationSettings, federation_label
 from steelyard.experiment.loading import Ask, build, read_document
 from steelyard.weighing import criterion as registry
@@ -25,10 +25,15 @@ if TYPE_CHECKING:
 
 _log = logger(__name__)
 
+_OF_EXPERIMENTS = {
+    "recipe": "the experiment's own rules; also the name of one of them",
+    "all": "FedAvg, every policy and every personal algorithm once",
+    "ALGORITHM+RULE": "an algorithm, with the weights of a rule in place of sizes",
+}
 _FURTHER = (
-    *("recipe", "all", "scaffold", "fedprox(mu=0.01)", "feddyn", "fednova", "fedavgm", "fedadam", "fedyogi", "fedexp"),
+    *("scaffold", "fedprox(mu=0.01)", "feddyn", "fednova", "fedavgm", "fedadam", "fedyogi", "fedexp"),
     *("local-only", "fine-tuned", "ditto", "apfl", "fedrep", "fedbn", "fedala", "fedfomo", "flexlora"),
-    "ALGORITHM+RULE",
+    *_OF_EXPERIMENTS,
 )
 _LONGEST = 200
 
@@ -75,6 +80,18 @@ def rules_with_reasons(
     if not found:
         raise UserError(f"--rules: got nothing; allowed: orders such as DS>LD>MD, or {listed((*WORDS, *_FURTHER))}")
     return found, left_out
+
+
+def rule_words() -> list[tuple[str, str, str]]:
+    """Return every word that a rule may hold, what it is, and what it makes of the rule: `steelyard list rules`."""
+    words = {**WORDS, **_OF_EXPERIMENTS}
+    return [
+        *((each.name, "criterion", each.description) for each in registry.known().values()),
+        ("LD>DS>MD", "order", "criteria by priority: each counts as far as those before it are met"),
+        *((word, "rule", what) for word, what in words.items()),
+        *((name, "policy", first_line(made)) for name, made in policies().items()),
+        *((name, "algorithm", first_line(made)) for name, made in algorithms().items()),
+    ]
 
 
 def _every_rule(experiment: Description) -> tuple[dict[str, FederationSettings], dict[str, str]]:

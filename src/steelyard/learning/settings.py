@@ -84,7 +84,7 @@ def dense(inputs: int, hidden: Sequence[int], outputs: int) -> int:
 
 @dataclass(frozen=True)
 class BuiltIn:
-    """One network as `steelyard models` shows it."""
+    """One network as `steelyard list models` shows it."""
 
     name: str
     purpose: str

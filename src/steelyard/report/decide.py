@@ -19,7 +19,7 @@ from enum import StrEnum
 import numpy as np
 from pydantic import computed_field
 
-from steelyard.base.errors import UserError, listed, nearest, printable
+from steelyard.base.errors import UserError, listed, nearest
 from steelyard.base.measures import Estimate, Measure, deviation, estimate, measure_of, show_estimate
 from steelyard.base.settings import Document
 from steelyard.experiment.description import Description
@@ -314,8 +314,8 @@ def say(found: Verdict) -> str:
 
 
 def more_seeds(found: Verdict | None) -> list[str]:
-    """Return the line that says what to run for enough seeds; nothing where there are enough. It is never broken."""
-    return [f"more seeds: {printable(found.command)}"] if found and found.command else []
+    """Return the line that says what to run for enough seeds; nothing where there are enough."""
+    return [f"more seeds: {found.command}"] if found and found.command else []
 
 
 def _refused(found: Verdict, measure: Measure) -> str:

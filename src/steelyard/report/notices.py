@@ -7,6 +7,7 @@ from typing import Any
 
 from steelyard.base.errors import printable
 from steelyard.base.settings import Document
+from steelyard.report.rendering import Copied
 from steelyard.rounds.progress import RAISE
 from steelyard.runs.facts import Promise
 from steelyard.runs.history import History
@@ -40,6 +41,11 @@ def chain_line(chain: Chain) -> str:
     if chain.problem:
         return f"CHANGED since it was written: {printable(chain.problem)}; what is shown is what is there now"
     return f"chain head after round {chain.round}: {chain.head}" if chain.head else ""
+
+
+def chain_lines(chain: Chain) -> list[Copied]:
+    """Return `chain_line` for a terminal, which does not break it; nothing before the first checkpoint."""
+    return [Copied(line)] if (line := chain_line(chain)) else []
 
 
 def single_client_rounds(history: History) -> tuple[SingleClient, ...]:

@@ -16,7 +16,7 @@ from steelyard.contributions.document import Contributions, rule_of, stored_cont
 from steelyard.experiment.description import stored_settings
 from steelyard.experiment.loading import RUN_FILE
 from steelyard.report.notices import flaws_of, privacy_lines
-from steelyard.report.rendering import Table, filled
+from steelyard.report.rendering import Block, Table, filled
 from steelyard.report.verification import Record, RecordedSite, Verification, verify
 from steelyard.report.view import RunView, plain
 from steelyard.runs.history import History
@@ -282,6 +282,11 @@ def contribution_table(document: Contributions, most: int = MOST) -> Table:
     headings = ("client", "added", "95 %", "verdict", *(("share",) if shares else ()))
     note = f"{most} of {len(clients)} clients: the most and the least helpful." if len(shown) < len(clients) else ""
     return Table(f"What each client added ({document['method']})", headings, rows, note)
+
+
+def contribution_parts(document: Contributions) -> list[Block]:
+    """Return what clients added as people read it: the sentence, the table, what it means."""
+    return [contributions_line(document), contribution_table(document), *document["notes"]]
 
 
 def _number(value: float) -> str:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 Style = Literal["text", "markdown", "latex"]
 BARS = "▁▂▃▄▅▆▇█"
+LEAST_TEXT = 20
+"""Letters of a line of text in a column."""
 _LATEX = {
     "\\": r"\textbackslash{}",
     "%": r"\%",
@@ -51,21 +53,40 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     note: str = ""
     names: int = 1
-    """How many columns name the row; they are aligned to the left."""
+    """How many columns name the row; they are aligned to the left. Where all do, the last one is folded to fit."""
     best: int | None = None
     """The row that a page marks as the best."""
 
 
-def render(tables: Sequence[Table], sentences: Sequence[str], style: Style, width: int | None = None) -> str:
-    """Write tables and sentences as one document; use it for what people read or put into a paper.
+class Copied(str):
+    """A line that is copied, such as a command or a path: no terminal breaks it."""
+
+
+Block = Table | str | tuple[str, ...]
+"""What a document is made of: a table, a paragraph, a list of sentences."""
+
+
+def render(parts: Iterable[Block], style: Style = "text", width: int | None = None) -> str:
+    """Write tables, paragraphs and lists as one document; use it for what people read or put into a paper.
 
     `width` is that of a terminal: plain text is then broken between columns and words, nothing else is.
     """
-    writer = {"text": lambda table: as_text(table, width), "markdown": as_markdown, "latex": as_latex}[style]
-    parts = [writer(table) for table in tables]
-    if sentences:
-        parts.append(_list([*map(printable, sentences)], style, width if style == "text" else None))
-    return "\n\n".join(parts) + "\n"
+    shown: list[str] = []
+    before: Block | None = None
+    for part in parts:
+        lines = style == "text" and isinstance(part, str) and isinstance(before, str)
+        shown += [] if before is None else ["\n" if lines else "\n\n"]
+        shown.append(_written(part, style, width))
+        before = part
+    return "".join([*shown, "\n"])
+
+
+def _written(part: Block, style: Style, width: int | None) -> str:
+    if isinstance(part, Table):
+        return {"markdown": as_markdown, "latex": as_latex}[style](part) if style != "text" else as_text(part, width)
+    if isinstance(part, tuple):
+        return _list([*map(printable, part)], style, width if style == "text" else None)
+    return paragraph(part, style, None if isinstance(part, Copied) else width)
 
 
 def _plain(table: Table) -> Table:
@@ -117,6 +138,9 @@ def _widths(table: Table, width: int | None) -> list[int]:
         return whole
     words = [max(map(len, heading.split()), default=0) for heading in table.headings]
     least = [max(cell, word) for cell, word in zip(cells, words, strict=True)]
+    left = width - sum(least[:-1]) - 2 * (len(least) - 1)
+    if table.names == len(least) and left >= LEAST_TEXT:
+        return [*least[:-1], left]
     # A column and the first beside it always fit: very long names and reasons are folded.
     first = min(least[0], max(width - 2 - max(least[1:], default=0), width // 2))
     return [first, *(min(column, width - 2 - first) for column in least[1:])]
@@ -221,6 +245,12 @@ def as_csv(headings: Sequence[str], rows: Iterable[Sequence[str | float | None]]
     writer.writerow([cell(heading) for heading in headings])
     writer.writerows([cell(value) for value in row] for row in rows)
     return out.getvalue()
+
+
+def tables_csv(parts: Sequence[Block]) -> str:
+    """Return the tables of a document as CSV, a blank line between two; of one without tables its lines."""
+    tables = [as_csv(part.headings, part.rows) for part in parts if isinstance(part, Table)]
+    return "\n".join(tables or [as_csv(("line",), [(part,) for part in parts if isinstance(part, str)])])
 
 
 def spark(values: Sequence[float], low: float, high: float, width: int = 24) -> str:

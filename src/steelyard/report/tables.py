@@ -15,8 +15,8 @@ from typing import Literal, NamedTuple
 from steelyard.base.measures import UNKNOWN, Estimate, Measure, estimate, measure_of, show_estimate, show_number
 from steelyard.report.curves import COUNT, FIGURES, Curve, FigureOfMerit, OnRows, rounds_to_target
 from steelyard.report.decide import Verdict, more_seeds
-from steelyard.report.notices import chain_line, single_client_lines
-from steelyard.report.rendering import Style, Table, as_csv, paragraph, render, spark
+from steelyard.report.notices import chain_line, chain_lines, single_client_lines
+from steelyard.report.rendering import Block, Table, as_csv, spark
 from steelyard.report.result import ClientScore, Comparison, RuleResult, TargetTable
 from steelyard.report.statistics import LEAST_SEEDS, MOST_SEEDS
 from steelyard.rounds.progress import RAISE
@@ -140,21 +140,16 @@ def _flawed_sentence(document: Comparison, found: Verdict) -> list[str]:
     return [f"{len(flaws)} of {document.clients} clients were flawed: {common}. {told}."]
 
 
-def write_comparison(
-    document: Comparison, style: Style, width: int | None = None, *, all_tables: bool = True, in_words: bool = False
-) -> str:
+def comparison_parts(document: Comparison, *, all_tables: bool = True, in_words: bool = False) -> list[Block]:
     """Return the recommendation and the table behind it, then all other tables if wanted.
 
-    `in_words` adds every test of every rule in words. Plain text is broken to `width`, where given.
+    `in_words` adds every test of every rule in words.
     """
-    every = [*target_tables(document), *comparison_tables(document)]
-    tables = [*_weighed_one(document), main_table(document), *(every if all_tables else ())]
-    sentences = [rule.in_words for rule in document.rules[1:]] if in_words else []
-    found = document.tested()
-    # Last, where a terminal stands: a run that was changed is not to be missed. What is copied is not broken.
-    closing = [*more_seeds(found), *filter(None, [chain_line(document.chain)])]
-    parts = [paragraph(found.sentence, style, width), "", render(tables, sentences, style, width)]
-    return "\n".join([*parts, *(paragraph(line, style) for line in closing), *([""] if closing else [])])
+    every = [*target_tables(document), *comparison_tables(document)] if all_tables else []
+    found, words = document.tested(), tuple(rule.in_words for rule in document.rules[1:] if in_words)
+    tables = [*_weighed_one(document), main_table(document), *every]
+    # Last, where a terminal stands: a run that was changed is not to be missed.
+    return [found.sentence, *tables, *([words] if words else []), *chain_lines(document.chain)]
 
 
 def main_table(document: Comparison, *, target: bool = False) -> Table:

@@ -16,7 +16,7 @@ from pydantic_core import PydanticCustomError
 
 from steelyard.algorithms.settings import AlgorithmSettings
 from steelyard.base import files
-from steelyard.base.errors import MachineError, Stopped, UserError, listed, one_line, printable
+from steelyard.base.errors import MachineError, Stopped, UserError, listed, one_line
 from steelyard.base.files import REPORT
 from steelyard.base.logs import logger
 from steelyard.base.measures import Estimate, estimate
@@ -31,6 +31,7 @@ from steelyard.experiment.resuming import versions
 from steelyard.experiment.rules import parse_rules
 from steelyard.experiment.running import run
 from steelyard.report.decide import reported
+from steelyard.report.rendering import Block
 from steelyard.report.statistics import (
     ALPHA,
     LEAST_SEEDS,
@@ -44,7 +45,7 @@ from steelyard.report.statistics import (
 )
 from steelyard.runs.history import History
 from steelyard.studies.archive import ARCHIVE, Archive, Replayed
-from steelyard.studies.arena_page import arena_text, draw, write_page
+from steelyard.studies.arena_page import arena_parts, draw, write_page
 from steelyard.studies.candidate import Candidate, opening
 from steelyard.studies.scenes import (
     FAILED,
@@ -56,7 +57,7 @@ from steelyard.studies.scenes import (
     run_figures,
     scene_figures,
 )
-from steelyard.studies.study import ALONE, Cell, Format, How, Study, fields_of, finished, run_or_resume
+from steelyard.studies.study import ALONE, Cell, How, Study, fields_of, finished, run_or_resume
 from steelyard.studies.suite import Suite, load_suite, suites
 from steelyard.studies.tuning import BESIDE
 from steelyard.studies.verdict import (
@@ -269,14 +270,16 @@ class Arena(Study):
         """Return what the scenes that are done say of the candidate."""
         return judge(self, self.figures(folder), str(folder))
 
-    def text(self, answer: ArenaDocument, format: Format, width: int | None) -> str:
-        """Return the sentence and the tables, and where the archive is."""
+    def parts(self, answer: ArenaDocument) -> Sequence[Block]:
+        """Return the sentence and the tables."""
+        return arena_parts(answer)
+
+    def next_lines(self, answer: ArenaDocument) -> Sequence[str]:
+        """Return where the archive and the report are."""
         folder = Path(answer.folder)
-        shown = f"{arena_text(answer, width)}\n"
-        if files.is_file(folder / ARCHIVE):
-            shown += f"runs stored in {printable(str(folder))}; archive: {printable(str(folder / ARCHIVE))}\n"
-            shown += f"report: {printable(str(folder / REPORT))}\n"
-        return shown
+        if not files.is_file(folder / ARCHIVE):
+            return ()
+        return [f"runs stored in {folder}; archive: {folder / ARCHIVE}", f"report: {folder / REPORT}"]
 
     def problem(self, answer: ArenaDocument) -> str:
         """Say that the candidate failed everywhere."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from steelyard.base import files
 from steelyard.base.errors import told_as
 from steelyard.base.measures import UNKNOWN, show_estimate
-from steelyard.report.rendering import Table, filled, paragraph, render
+from steelyard.report.rendering import Block, Table, filled
 from steelyard.studies.suite import NOT_WHOLE
 from steelyard.studies.verdict import ArenaDocument, ArenaScene
 
@@ -18,10 +18,10 @@ LONGEST_REASON = 24
 """Letters of a reason in a cell."""
 
 
-def arena_text(document: ArenaDocument, width: int | None = None) -> str:
-    """Write the answer as plain text; the sentence comes first."""
-    found = render(arena_tables(document), failure_lines(document), "text", width)
-    return f"{paragraph(document.sentence, 'text', width)}\n\n{found}"
+def arena_parts(document: ArenaDocument) -> list[Block]:
+    """Return the answer for a terminal; the sentence comes first."""
+    failed = tuple(failure_lines(document))
+    return [document.sentence, *arena_tables(document), *([failed] if failed else [])]
 
 
 def arena_tables(document: ArenaDocument) -> list[Table]:

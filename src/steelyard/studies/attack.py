@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import model_validator
 
 from steelyard.base import files
-from steelyard.base.errors import UserError, listed, nearest, printable
+from steelyard.base.errors import UserError, listed, nearest
 from steelyard.base.measures import MEASURES, Estimate, estimate, show_estimate
 from steelyard.base.settings import Document
 from steelyard.experiment.description import Description
@@ -26,10 +26,10 @@ from steelyard.experiment.rules import seeds_of, with_rules
 from steelyard.report.curves import read_curves
 from steelyard.report.decide import Exclusions, Rows, Verdict, decide, more_seeds, recorded_rules
 from steelyard.report.notices import flaws_of
-from steelyard.report.rendering import Table, paragraph, render, wrapped
+from steelyard.report.rendering import Block, Table
 from steelyard.rounds.plan import RoundSettings
 from steelyard.runs.history import History, at_once
-from steelyard.studies.study import AnyExperiment, Cell, Format, Study, finished
+from steelyard.studies.study import AnyExperiment, Cell, Study, finished
 
 CLEAN = "clean"
 """The name of the run without hostile clients."""
@@ -246,10 +246,13 @@ class Attack(Study):
             attacks=(clean, *(_with_losses(block, clean) for block in attacks)),
         )
 
-    def text(self, answer: Attacks, format: Format, width: int | None) -> str:
+    def parts(self, answer: Attacks) -> list[Block]:
         """Return the recommendation, and a table for each attack."""
-        more = more_seeds(answer.recommendation)
-        return "\n".join([attack_text(answer, width), "", *more, f"runs stored in {printable(answer.folder)}", ""])
+        return attack_parts(answer)
+
+    def next_lines(self, answer: Attacks) -> Sequence[str]:
+        """Return what to run for more seeds, and where the runs are."""
+        return [*more_seeds(answer.recommendation), f"runs stored in {answer.folder}"]
 
     def _command(self, folder: Path) -> str:
         words = (str(folder / CLEAN / RUN_FILE), "--rules", "recipe", "--attack", ",".join(self.attacks))
@@ -381,8 +384,8 @@ def recommended(attacks: Sequence[AttackBlock], command: str = "") -> Verdict | 
     return decide(least, baseline, compared, Exclusions(left_out, problem), command=command)
 
 
-def attack_text(document: Attacks, width: int | None = None) -> str:
-    """Write the outcomes for people, a table for each attack, no wider than `width` where one is given."""
+def attack_parts(document: Attacks) -> list[Block]:
+    """Return the outcomes for people: which rule to use, a table for each attack, what its columns mean."""
     tables: list[Table] = []
     for block in document.attacks:
         if clean := block.attack == CLEAN:
@@ -398,9 +401,7 @@ def attack_text(document: Attacks, width: int | None = None) -> str:
         tables.append(Table(title, ("rule", *headings), rows))
     shown = {heading for table in tables for heading in table.headings}
     explained = "; ".join(f"{name}: {words}" for name, words in _HEADINGS.items() if name in shown)
-    found = document.recommendation
-    answer = "" if found is None else f"{paragraph(found.sentence, 'text', width)}\n\n"
-    return f"{answer}{render(tables, [], 'text', width)}\n{wrapped(explained, width)}"
+    return [*([document.recommendation.sentence] if document.recommendation else []), *tables, explained]
 
 
 _HEADINGS = {

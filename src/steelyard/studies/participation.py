@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from steelyard.base import files
-from steelyard.base.errors import UserError, brief, printable
+from steelyard.base.errors import UserError, brief
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import read_experiment
 from steelyard.experiment.rules import seeds_of, with_rules
-from steelyard.report.rendering import render
+from steelyard.report.rendering import Block
 from steelyard.report.result import Comparison, computed
 from steelyard.report.tables import participation_tables
-from steelyard.studies.study import AnyExperiment, Cell, Format, Study, finished
+from steelyard.studies.study import AnyExperiment, Cell, Study, finished
 
 LEAST = 2
 """Clients of a cohort: one alone has nobody to be weighed against."""
@@ -43,7 +43,6 @@ class Participation(Study):
 
     kind = "a comparison at several shares"
     file = files.PARTICIPATION_FILE
-    formats = ("text", "markdown", "latex", "json")
 
     shares: tuple[float, ...]
     """The largest first."""
@@ -78,13 +77,13 @@ class Participation(Study):
             left_out=self.left_out,
         )
 
-    def text(self, answer: Shares, format: Format, width: int | None) -> str:
-        """Return a table with a column for each share; as plain text also where the runs are."""
-        assert format != "csv", "formats leave it out"
-        documents = {each.share: each.table for each in answer.participation}
-        table = render(participation_tables(documents, answer.left_out), [], format, width)
-        stored = [f"{each.share:.0%}: run stored in {printable(each.folder)}\n" for each in answer.participation]
-        return table + "".join(stored if format == "text" else [])
+    def parts(self, answer: Shares) -> Sequence[Block]:
+        """Return a table with a column for each share."""
+        return participation_tables({each.share: each.table for each in answer.participation}, answer.left_out)
+
+    def next_lines(self, answer: Shares) -> Sequence[str]:
+        """Return where the runs are."""
+        return [f"{each.share:.0%}: run stored in {each.folder}" for each in answer.participation]
 
 
 def plan(experiment: Description, rules: Sequence[str], seeds: int, shares: str) -> Participation:

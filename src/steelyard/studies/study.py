@@ -19,7 +19,7 @@ from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar, cast
 
 import tomli_w
 from pydantic import PlainSerializer, PlainValidator, ValidationInfo
@@ -45,6 +45,7 @@ from steelyard.experiment.loading import (
 )
 from steelyard.experiment.parts import Part, in_order
 from steelyard.experiment.running import resume, run
+from steelyard.report.rendering import Block, tables_csv
 from steelyard.rounds.progress import show_duration
 from steelyard.rounds.weigh import Exploded, TooFewClients
 from steelyard.runs.database import exists
@@ -55,7 +56,6 @@ if TYPE_CHECKING:
     from steelyard.data.dataset import DatasetOrSeeded
 
 Scalar = str | int | float | bool
-Format = Literal["text", "markdown", "latex", "csv"]
 
 
 def fields_of(given: object) -> Mapping[str, Any]:
@@ -128,8 +128,6 @@ class Study(Section):
     """What the plan is called in a folder; empty for a study without one, which only the same command continues."""
     one: ClassVar[str] = "run"
     """What a cell is called while it runs."""
-    formats: ClassVar[Sequence[str]] = ("text", "json")
-    """In which its answer is printed."""
     failed: ClassVar[str] = ".failed"
     """A file beside a cell's folder, of its name with this ending, says why it has no end."""
     beside: ClassVar[frozenset[str]] = frozenset()
@@ -150,9 +148,17 @@ class Study(Section):
     def answer(self, folder: Path) -> Any:
         """Return what the runs that have ended come to; nothing is run, also none of the code that the plan names."""
 
-    def text(self, answer: Any, format: Format, width: int | None) -> str:
-        """Return an answer as people read it, in one of the formats; JSON is the answer itself."""
+    def parts(self, answer: Any) -> Sequence[Block]:
+        """Return an answer as people read it; for programs it is a document itself."""
         raise NotImplementedError
+
+    def next_lines(self, answer: Any) -> Sequence[str]:
+        """Return where everything lies and what to run next, for a terminal."""
+        return ()
+
+    def csv(self, answer: Any) -> str:
+        """Return an answer as CSV: its tables, unless there is a form of its own."""
+        return tables_csv(self.parts(answer))
 
     def problem(self, answer: Any) -> str:
         """Return why an answer decides nothing, where that is a failure; empty where it is none."""

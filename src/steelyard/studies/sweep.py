@@ -25,6 +25,7 @@ from steelyard.experiment.parts import Part
 from steelyard.experiment.rules import CHECKPOINTS, MOST_SEEDS, with_rules
 from steelyard.report.curves import FIGURES, Curve, read_curves
 from steelyard.report.notices import chain_line, chain_of
+from steelyard.report.rendering import Block
 from steelyard.rounds.weigh import Exploded, TooFewClients
 from steelyard.runs.database import exists
 from steelyard.runs.history import History
@@ -32,7 +33,6 @@ from steelyard.studies.study import (
     ALONE,
     AnyExperiment,
     Cell,
-    Format,
     How,
     Scalar,
     Study,
@@ -74,7 +74,6 @@ class Sweep(Study):
 
     kind = "a sweep"
     file = files.SWEEP_FILE
-    formats = ("text", "markdown", "latex", "csv", "json")
     failed = ".diverged"
 
     measure: str
@@ -179,14 +178,19 @@ class Sweep(Study):
             problems=tuple(problems),
         )
 
-    def text(self, answer: SweepDocument, format: Format, width: int | None) -> str:
-        """Return the table; as plain text also what to do next."""
-        if format == "csv":
-            for problem in answer.problems:
-                _log.warning(problem)
-            return sweep_csv(answer)
-        ending = "".join(f"{line}\n" for line in next_lines(answer)) if format == "text" else ""
-        return sweep_table(answer, format, width) + ending
+    def parts(self, answer: SweepDocument) -> list[Block]:
+        """Return the table, and what spoils it."""
+        return [sweep_table(answer), *([answer.problems] if answer.problems else [])]
+
+    def next_lines(self, answer: SweepDocument) -> Sequence[str]:
+        """Return where the sweep lies, and how to run the best point on the test set."""
+        return next_lines(answer)
+
+    def csv(self, answer: SweepDocument) -> str:
+        """Return a line for each point."""
+        for problem in answer.problems:
+            _log.warning(problem)
+        return sweep_csv(answer)
 
     def _rules_of(self, run: Path) -> Sequence[str]:
         """Return the rules of a run that has no end; it may not have got as far as to have a folder."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from steelyard.base.errors import printable
 from steelyard.base.measures import Estimate, measure_of, show_estimate
 from steelyard.base.settings import Document
-from steelyard.report.rendering import Style, Table, as_csv, render
+from steelyard.report.rendering import Table, as_csv
 from steelyard.studies.study import Scalar
 
 RESULTS, BEST, PICTURE = "results.csv", "best.toml", "sweep.svg"
@@ -78,13 +77,13 @@ def sweep_csv(document: SweepDocument) -> str:
     return as_csv(headings, rows)
 
 
-def sweep_table(document: SweepDocument, style: Style = "text", width: int | None = None) -> str:
-    """Write a sweep as plain text, Markdown or LaTeX, no wider than `width` where one is given."""
+def sweep_table(document: SweepDocument) -> Table:
+    """Return a sweep with a line for each point, the best first."""
     rows, best = document.rows, document.best and document.best.point
     unreached = any(row.unreached for row in rows)
     with_rule = len({row.rule for row in rows}) > 1 or not document.fields
     headings = ("point", *_short_names(document.fields), *["rule"] * with_rule, document.measured)
-    table = Table(
+    return Table(
         f"{document.measured} on a validation split ({document.validation:.0%} of the training data), better: "
         f"{'less' if document.less_is_better else 'more'}",
         (*headings, *["unreached"] * unreached),
@@ -100,7 +99,6 @@ def sweep_table(document: SweepDocument, style: Style = "text", width: int | Non
         ),
         _note(document),
     )
-    return render([table], document.problems, style, width)
 
 
 def _short_names(fields: Sequence[str]) -> list[str]:
@@ -136,15 +134,14 @@ def _note(document: SweepDocument) -> str:
 
 def next_lines(document: SweepDocument) -> list[str]:
     """Say where the sweep lies, and how to run the best point on the test set, or what it did there."""
-    quoted = printable(shlex.quote(document.folder))
-    stored = f"sweep stored in {printable(document.folder)}"
+    stored = f"sweep stored in {document.folder}"
     if document.left:
         # The picture is drawn when all runs are done, and where a point has a figure.
-        return [stored, f"go on with: steelyard resume {quoted}"]
+        return [stored, f"go on with: steelyard resume {shlex.quote(document.folder)}"]
     if document.best is None:
         return [stored]
     lines = [f"{stored}; its picture: {PICTURE}"]
     if document.test is not None:
         return [*lines, f"the best on the test set: {document.measured} {show_value(document.test.value, document)}"]
-    best = printable(shlex.quote(f"{document.folder}/{BEST}"))
+    best = shlex.quote(f"{document.folder}/{BEST}")
     return [*lines, f"the best on the test set: steelyard run {best}"]

@@ -14,7 +14,7 @@ from steelyard.experiment.description import Description, FederationSettings
 from steelyard.experiment.loading import read_experiment, unnamed_folder
 from steelyard.experiment.rules import parse_rules
 from steelyard.report.curves import read_curves
-from steelyard.report.rendering import Table, render
+from steelyard.report.rendering import Block, Table
 from steelyard.runs.history import History
 from steelyard.studies.study import ALONE, Cell, How, Study, go_on
 from steelyard.studies.suite import NOT_WHOLE, Suite
@@ -118,8 +118,8 @@ def tune_rivals(
     ]
 
 
-def tuning_text(suite: Suite, found: Sequence[Tried], width: int | None = None, *, whole: bool = True) -> str:
-    """Write which of each rival's settings did best, beside the one that is frozen with the suite."""
+def tuning_parts(suite: Suite, found: Sequence[Tried], *, whole: bool = True) -> list[Block]:
+    """Return which of each rival's settings did best, beside the one that is frozen with the suite."""
     marks = {True: "yes", False: ""}
     rows = [
         (
@@ -140,4 +140,4 @@ def tuning_text(suite: Suite, found: Sequence[Tried], width: int | None = None, 
         tuple(rows),
         f"On the clients' own test rows, mean over the scenes and the seeds {seeds}.",
     )
-    return f"{answer}\n\n{render([table], [], 'text', width)}"
+    return [answer, table]

@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import BeforeValidator, GetJsonSchemaHandler, PlainSerializer
 
 from steelyard.base.errors import UserError, brief, listed, nearest
-from steelyard.base.settings import Section, fields_given, validated
+from steelyard.base.settings import Section, fields_given, first_line, validated
 from steelyard.base.usercode import POLICIES, Registry
 from steelyard.messages.updates import Floats
 from steelyard.weighing import criterion as registry
@@ -49,7 +49,7 @@ class Policy(Section):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        text = "Its own parameters, such as `a = 0.5`, stand beside it; `steelyard policies` lists all with theirs."
+        text = "Its own parameters, such as `a = 0.5`, stand beside it; `steelyard list policies` has theirs."
         named = {"title": "Name", "type": "string", "description": text}
         return handler(core) | {"properties": {"name": named}, "required": ["name"], "additionalProperties": True}
 
@@ -191,7 +191,7 @@ def check_policy(rule: WeighingSettings, policy: Policy) -> None:
 
 
 class Described(TypedDict):
-    """A policy for programs, as `steelyard policies --format json` prints it."""
+    """A policy for programs, as `steelyard list policies --format json` prints it."""
 
     name: str
     description: str
@@ -205,7 +205,7 @@ def described(made: type[Policy]) -> Described:
     """Return a policy in words, with its parameters' defaults."""
     return {
         "name": made.name,
-        "description": (made.__doc__ or "").split("\n")[0].rstrip("."),
+        "description": first_line(made),
         "criteria": list(made.criteria),
         "needs": needs_of(made),
         "applies_to": made().applies_to,

@@ -69,7 +69,7 @@ class ScoreSettings(Section):
     """The criteria of a rule, the score that joins them, and its parameters: one of another score is refused."""
 
     criteria: tuple[str, ...] = Field(default=("DS",), min_length=1)
-    """Names of the criteria, such as ["DS", "LD", "MD"]; `steelyard criteria` lists them all."""
+    """Names of the criteria, such as ["DS", "LD", "MD"]; `steelyard list criteria` shows them all."""
     score: Annotated[str, Field(json_schema_extra=_list_scores)] = "prioritized"
     """Score function that joins the criteria of a client into one number."""
     priority: str | None = None

@@ -22,22 +22,38 @@ from steelyard.weighing.scores import parse_priority
 from steelyard.weighing.weights import LIMITS
 
 STRATEGIES = ("online", "greedy", "bandit")
-WORDS = (
-    *(*STRATEGIES, "online-apart", "budget(20)", "fedavg", "adafed", "adafed-weights", "mean", "product"),
-    "power(VP)^3",
-    *("weighted-mean(DS=2,LD=1)", "owa(DS,LD;most)", "choquet(DS,LD;FILE)", "fitted(RULE)", "RULE/max", "RULE/rank"),
-    *("clip(RULE)", "median(RULE)", "trimmed-mean(RULE)", "multi-krum(RULE)"),
-    *(
-        "geometric-median(RULE)",
-        "fltrust(RULE)",
-        "spectral(RULE)",
-        "capped(RULE;bound=3;max_shares=2)",
-        "guarded",
-        "server-only",
-        "feddisco(a=0.5,b=0.1)",
-        "POLICY",
-    ),
-)
+WORDS: Mapping[str, str] = {
+    "online": "keep the order of the best test so far; also online(LD>DS)@20: at most 20 testing rounds",
+    "greedy": "the same, which improves an order step by step",
+    "bandit": "the same, which tries orders by how they did before",
+    "online-apart": "online, where half of the clients choose the order and the others report",
+    "budget(20)": "online with 20 testing rounds",
+    "fedavg": "DS alone, under its usual name",
+    "adafed": "AdaFed: weights by performance on the server's rows, and a loss that adapts",
+    "adafed-weights": "AdaFed without its loss",
+    "mean": "the mean of the experiment's criteria; also mean(DS,LD)",
+    "product": "their product: a client must do well on each",
+    "power(VP)^3": "a criterion, or the product of several, to this power",
+    "weighted-mean(DS=2,LD=1)": "the mean with a weight for each criterion",
+    "owa(DS,LD;most)": "an ordered weighted average: by a quantifier, or a weight for each rank",
+    "choquet(DS,LD;FILE)": "Choquet's integral: a file says what each set of criteria is worth",
+    "fitted(RULE)": "weights fitted to the server's rows, which begin with RULE",
+    "RULE/max": "criteria divided by the largest of the cohort, in place of their sum",
+    "RULE/rank": "criteria by their rank in the cohort",
+    "clip(RULE)": "no update counts longer than a radius",
+    "median(RULE)": "the weighted median of each parameter",
+    "trimmed-mean(RULE)": "the mean of each parameter without its ends",
+    "multi-krum(RULE)": "only the updates that lie nearest to the others",
+    "geometric-median(RULE)": "the point with the least sum of distances to the updates",
+    "fltrust(RULE)": "updates count as far as they point where the server's own does",
+    "spectral(RULE)": "without clients that stand out where the updates differ most",
+    "capped(RULE;max_shares=2)": "caps and floors of weights, bounds of what clients say of themselves",
+    "guarded": "the rule against hostile clients: what nobody can talk up, a cap, and spectral",
+    "server-only": "no client is asked: the server trains on its own rows",
+    "feddisco(a=0.5,b=0.1)": "a policy with parameters",
+    "POLICY": "a published weighting method, by name",
+}
+"""The words that a rule may hold beside criteria and policies, and what each makes of it."""
 _AFTER = "@N after online, greedy or bandit alone, ^K after power(...) alone, one of them"
 _EXAMPLES = {
     "weighted-mean": "a weight for each criterion, as in weighted-mean(DS=2,LD=1)",
