@@ -181,8 +181,8 @@ def one_step(step: str, folder: Path) -> dict[str, float]:
     from steelyard.experiment.loading import read_experiment
     from steelyard.page.overview import Figures
     from steelyard.report import figures
+    from steelyard.report.curves import chain_of
     from steelyard.report.html import html
-    from steelyard.report.notices import chain_of
     from steelyard.report.result import computed
     from steelyard.report.view import RunView
     from steelyard.runs.export import export_run

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from steelyard.report.assets import text
+from steelyard.report.rendering import asset
 from steelyard.weighing.rule import Rule, WeighingSettings
 
 TWO = [[1, 2], [3, 2]]
@@ -51,7 +51,7 @@ def test_the_library_gives_the_weights(raw: list[list[float]], rule: dict[str, A
 @pytest.mark.slow
 def test_the_browser_gives_the_weights(browser: Any) -> None:
     page = browser.new_page()
-    page.add_script_tag(content=text("reweigh.js"))
+    page.add_script_tag(content=asset("reweigh.js"))
     for raw, rule, proportions in CASES:
         given = {"normalise": "share", "order": list(range(len(raw[0]))), **rule}
         found = page.evaluate("([raw, rule]) => SteelyardWeigh.weigh(raw, rule)", [raw, given])

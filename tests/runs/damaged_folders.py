@@ -31,8 +31,7 @@ from steelyard.experiment.loading import read_experiment
 from steelyard.page.app import Listing
 from steelyard.page.jobs import Jobs
 from steelyard.page.overview import LiveHistory
-from steelyard.report.contents import contents
-from steelyard.report.html import embedded
+from steelyard.report.html import contents, embedded
 from steelyard.report.rendering import render
 from steelyard.report.result import computed
 from steelyard.report.tables import comparison_csv, comparison_parts

@@ -25,7 +25,7 @@ from steelyard.messages.updates import Failure, Signed, Updates
 from steelyard.privacy.accounting import Release
 from steelyard.privacy.ledger import FILE, Charge, Ledger, Mark
 from steelyard.proof.signing import read_public_key
-from steelyard.report.notices import chain_of
+from steelyard.report.curves import chain_of
 from steelyard.runs import chain, history
 from steelyard.runs.chain import Checked
 from steelyard.runs.database import reading

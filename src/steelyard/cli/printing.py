@@ -19,9 +19,16 @@ from steelyard.base.errors import Stopped, UserError, ends_as_interrupted, print
 from steelyard.base.logs import doing, logger
 from steelyard.base.measures import measure_of
 from steelyard.report.decide import more_seeds
-from steelyard.report.notices import chain_lines, privacy_lines
 from steelyard.report.rendering import Block, Table, render, tables_csv
-from steelyard.report.tables import comparison_csv, headline, main_table, ranks_lists, server_tables
+from steelyard.report.tables import (
+    chain_lines,
+    comparison_csv,
+    headline,
+    main_table,
+    privacy_lines,
+    ranks_lists,
+    server_tables,
+)
 
 if TYPE_CHECKING:
     from steelyard.cli.options import Format

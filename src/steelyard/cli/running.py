@@ -44,17 +44,16 @@ from steelyard.contributions.finding import switch_on
 from steelyard.experiment.loading import load, read_experiment
 from steelyard.experiment.rules import load_comparison, seeds_of
 from steelyard.federate import resume as resume_run
-from steelyard.report.curves import read_curves
+from steelyard.report.curves import chain_of, read_curves
 from steelyard.report.decide import more_seeds
-from steelyard.report.notices import chain_line, chain_of
 from steelyard.report.result import computed
-from steelyard.report.tables import comparison_csv, comparison_parts, group_tables
+from steelyard.report.tables import chain_line, comparison_csv, comparison_parts, group_tables
 from steelyard.result import Result
 from steelyard.rounds.progress import watching
 from steelyard.runs.history import History
 
 if TYPE_CHECKING:
-    from steelyard.report.notices import Chain
+    from steelyard.report.curves import Chain
     from steelyard.report.result import Comparison
 
 

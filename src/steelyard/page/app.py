@@ -29,8 +29,8 @@ from steelyard.page.form import FormField, Recipe, form, list_recipes
 from steelyard.page.guard import Guard, Keys
 from steelyard.page.jobs import Jobs
 from steelyard.page.overview import FigureDocument, Figures, Overview, ServerDocument, ServerView
-from steelyard.report.contents import RawCriteria
 from steelyard.report.figures import bundle
+from steelyard.report.html import RawCriteria
 from steelyard.report.rendering import filled
 from steelyard.runs.glance import Glance, RunDocument, find_runs, glance, signature
 

@@ -21,11 +21,10 @@ from steelyard.federate.queue import RunDocument as ServedRun
 from steelyard.federate.queue import runs_of as served_runs
 from steelyard.messages.updates import Counts, Floats
 from steelyard.page.jobs import Jobs, read_text
-from steelyard.report.contents import RawCriteria, Themes, raw_criteria
 from steelyard.report.decide import servers_rows
 from steelyard.report.figures import KINDS, draw, spec, theme
 from steelyard.report.figures.look import VegaLite
-from steelyard.report.html import headlines
+from steelyard.report.html import RawCriteria, Themes, headlines, raw_criteria
 from steelyard.report.view import RunView, plain
 from steelyard.runs.columns import Cohorts, EntriesT, Tested, as_table, between, cut, entry_columns, runs_of, sampled
 from steelyard.runs.glance import RunDocument, glance, run_folder, signature

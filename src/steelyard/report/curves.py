@@ -225,6 +225,56 @@ def _server_tests(rows: Any) -> list[dict[str, Any]]:
     return tests
 
 
+# What a reader must know beside figures: the chain, lone clients, flawed ones.
+
+
+class Chain(Document):
+    """The head of a run's chain, the round that it follows, and the first problem, empty where there is none."""
+
+    head: str
+    round: int
+    problem: str
+
+
+class SingleClient(Document):
+    """How many of a rule's rounds weighed one client only."""
+
+    rule: str
+    seed: int
+    rounds: int
+    of: int
+
+
+def chain_of(history: History) -> Chain:
+    """Return the head of a run's chain, the round that it follows, and the first problem ("" where there is none)."""
+    found = history.shown_chain
+    return Chain(head=found.head, round=found.round, problem=found.problem)
+
+
+def single_client_rounds(history: History) -> tuple[SingleClient, ...]:
+    """Return each rule and seed with rounds that weighed one client; a sound run has none.
+
+    The weight of a single client is all there is, so that such a round says nothing of a rule.
+    """
+    frame: Any = history.rounds
+    frame = frame[frame["round"] > 0]
+    frame = frame.assign(single=(frame["answered"] == 1) & (frame["kept_old"] == 0))
+    return tuple(
+        SingleClient(rule=str(rule), seed=int(seed), rounds=int(rows["single"].sum()), of=len(rows))
+        for (rule, seed), rows in frame.groupby(["rule", "seed"], sort=False)
+        if rows["single"].any()
+    )
+
+
+def flaws_of(history: History, seed: int) -> dict[str, list[str]]:
+    """Return what is wrong with each flawed client of a seed, in plain words; empty for a run without flaws."""
+    found: dict[str, list[str]] = {}
+    for row in history.flaws.to_dict("records"):
+        if int(row["seed"]) == seed:
+            found.setdefault(str(row["client"]), []).append(str(row["flaw"]))
+    return found
+
+
 # Rounds to target, the worst tenth and the rows behind them, from local scores alone.
 
 

@@ -24,8 +24,7 @@ from steelyard.base.measures import Estimate, Measure, deviation, estimate, meas
 from steelyard.base.settings import Document
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import RUN_FILE, recipes
-from steelyard.report.curves import Curve, RecordedRule
-from steelyard.report.notices import single_client_rounds
+from steelyard.report.curves import Curve, RecordedRule, single_client_rounds
 from steelyard.report.statistics import LEAST_SEEDS, detectable, paired_p, paired_tests, seeds_for, verdict
 from steelyard.runs.history import History
 

@@ -15,8 +15,9 @@ from steelyard.base.errors import UserError, told_as
 from steelyard.contributions.document import Contributions, rule_of, stored_contributions
 from steelyard.experiment.description import stored_settings
 from steelyard.experiment.loading import RUN_FILE
-from steelyard.report.notices import flaws_of, privacy_lines
+from steelyard.report.curves import flaws_of
 from steelyard.report.rendering import Block, Table, filled
+from steelyard.report.tables import privacy_lines
 from steelyard.report.verification import Record, RecordedSite, Verification, verify
 from steelyard.report.view import RunView, plain
 from steelyard.runs.history import History

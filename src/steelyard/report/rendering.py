@@ -13,11 +13,11 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib.resources import files
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from steelyard.base.errors import no_formula, printable
-from steelyard.report.assets import text
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -211,6 +211,11 @@ def _escape(text: str) -> str:
     return "".join(_LATEX.get(character, character) for character in text)
 
 
+def asset(name: str) -> str:
+    """Return a style sheet or a script of the report."""
+    return files("steelyard.report").joinpath("assets", name).read_text(encoding="utf-8")
+
+
 def filled(template: str, **context: object) -> str:
     """Fill a file of `templates`: what is put in is escaped, and what it lacks is an error."""
     return _templates().get_template(template).render(context).lstrip()
@@ -228,7 +233,7 @@ def _templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    cast("dict[str, Any]", made.globals)["asset"] = text
+    cast("dict[str, Any]", made.globals)["asset"] = asset
     return made
 
 

@@ -21,19 +21,23 @@ from steelyard.base.settings import Document
 from steelyard.experiment.description import Description
 from steelyard.report.curves import (
     FIGURES,
+    Chain,
     Curve,
     Exploded,
     OnRows,
     OnSample,
+    SingleClient,
+    chain_of,
     figures_of,
+    flaws_of,
     on_rows,
     on_sample,
     read_curves,
     rounds_to_shares,
+    single_client_rounds,
     worst_devices,
 )
 from steelyard.report.decide import Verdict, find_baseline, servers_rows, verdict_of
-from steelyard.report.notices import Chain, SingleClient, chain_of, flaws_of, single_client_rounds
 from steelyard.report.statistics import PairedTest, paired_tests
 from steelyard.rounds.plan import RoundSettings
 from steelyard.runs.columns import Cohorts

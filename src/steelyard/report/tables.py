@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from steelyard.base.errors import printable
 from steelyard.base.measures import UNKNOWN, Estimate, Measure, estimate, measure_of, show_estimate, show_number
-from steelyard.report.curves import COUNT, FIGURES, Curve, FigureOfMerit, OnRows, rounds_to_target
+from steelyard.report.curves import COUNT, FIGURES, Chain, Curve, FigureOfMerit, OnRows, SingleClient, rounds_to_target
 from steelyard.report.decide import Verdict, more_seeds
-from steelyard.report.notices import chain_line, chain_lines, single_client_lines
-from steelyard.report.rendering import Block, Table, as_csv, spark
+from steelyard.report.rendering import Block, Copied, Table, as_csv, spark
 from steelyard.report.result import ClientScore, Comparison, RuleResult, TargetTable
 from steelyard.report.statistics import LEAST_SEEDS, MOST_SEEDS
 from steelyard.rounds.progress import RAISE
+from steelyard.runs.facts import Promise
 
 F1_ROUNDS = 6
 """Rounds that the table of macro F1 shows."""
@@ -87,6 +88,50 @@ def _common(document: Comparison) -> list[Column]:
         Column("algorithm", lambda rule: rule.algorithm if algorithms else ""),
         Column("tested", lambda rule: "" if not own else "own models" if rule.own_models else "common model"),
     ]
+
+
+# What a reader must know beside figures, in lines.
+
+
+def chain_line(chain: Chain) -> str:
+    """Return one line on a chain: the warning, or the head; empty before the first checkpoint."""
+    if chain.problem:
+        return f"CHANGED since it was written: {printable(chain.problem)}; what is shown is what is there now"
+    return f"chain head after round {chain.round}: {chain.head}" if chain.head else ""
+
+
+def chain_lines(chain: Chain) -> list[Copied]:
+    """Return `chain_line` for a terminal, which does not break it; nothing before the first checkpoint."""
+    return [Copied(line)] if (line := chain_line(chain)) else []
+
+
+def single_client_lines(found: Sequence[SingleClient]) -> list[str]:
+    """Return what a reader must know of such rounds: one sentence for all rules and seeds, or none."""
+    if not found:
+        return []
+    most = max(found, key=lambda row: row.rounds / row.of)
+    more = f", and so did {len(found) - 1} more of the rules and seeds" if len(found) > 1 else ""
+    return [
+        f"Warning: {most.rounds} of {most.of} rounds of {most.rule}, seed {most.seed}, weighed one client "
+        f"only{more}: no rule can prefer one client to another there. {RAISE}"
+    ]
+
+
+def privacy_lines(promise: Promise | None) -> list[str]:
+    """Return one line for each rule, and one for all of them together where there are several."""
+    if promise is None:
+        return []
+    budget = "" if promise.budget is None else f" of {promise.budget:g}"
+    where = {"central": "noise by the server", "local": "noise by the devices"}[promise.model]
+    terms = f"at δ = {promise.delta:g} (client-level, {promise.neighbours}; {where}, {promise.accountant})"
+    ended = {
+        name: f"; stopped after round {round}, another would pass the budget" for name, round in promise.ended.items()
+    }
+    spent = {name: f"ε {value:.4g}{budget} {terms}{ended.get(name, '')}" for name, value in promise.epsilon.items()}
+    if len(spent) == 1:
+        return list(spent.values())
+    lines = [f"{name}: {line}" for name, line in spent.items()]
+    return [*lines, f"all of these together: ε {promise.together:.4g} for any one client"]
 
 
 # Which rule to use, and the table behind it.
@@ -526,39 +571,3 @@ def _mean(cells: Sequence[Cell]) -> Cell:
 
 def _shown(cells: Sequence[Cell]) -> list[str]:
     return ["—" if not reached else f"{'≥' if reached < count else ''}{mean:.1f}" for mean, count, reached in cells]
-
-
-# One comparison at several participations, a column for each share of the clients.
-
-
-def participation_tables(documents: Mapping[float, Comparison], left_out: Sequence[str] = ()) -> list[Table]:
-    """Return how every rule does at each share: what decides, and the worst client where clients test.
-
-    Every figure has the interval over seeds that the comparison itself has.
-    """
-    first = next(iter(documents.values()))
-    local = f"Local {first.measure}"
-    titles = {"server_accuracy": "Accuracy on the server's rows", "final": f"{local}, all test samples"}
-    titles["worst"] = f"{local} of the worst client"
-    seeds = len(first.seeds)
-    note = f"After the last round. {'One seed.' if seeds == 1 else f'Mean ± 95 % interval over {seeds} seeds.'}"
-    tables: list[Table] = []
-    for figure in FIGURES:
-        if (
-            figure.name not in titles
-            or not first.has(figure.name)
-            or (figure.name == "final" and not first.has("worst"))
-        ):
-            continue
-        measure = figure.measure or measure_of(first.measure)
-        digits, unit = (2, " (%)") if measure.percent else (4, "")
-        found = {
-            share: {rule.rule: rule.figures.get(figure.name) for rule in each.rules}
-            for share, each in documents.items()
-        }
-        rules = dict.fromkeys(rule for known in found.values() for rule in known)
-        rows = [(rule, *(cell(known.get(rule), digits, measure.factor) for known in found.values())) for rule in rules]
-        headings = ("rule", *(f"{share:.0%}" for share in found))
-        title = f"{titles[figure.name]}{unit}, by participation"
-        tables.append(Table(title, headings, tuple(rows), " ".join([note, *left_out])))
-    return tables

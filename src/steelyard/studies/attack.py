@@ -23,9 +23,8 @@ from steelyard.experiment.description import Description
 from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.loading import RUN_FILE
 from steelyard.experiment.rules import seeds_of, with_rules
-from steelyard.report.curves import read_curves
+from steelyard.report.curves import flaws_of, read_curves
 from steelyard.report.decide import Exclusions, Rows, Verdict, decide, more_seeds, recorded_rules
-from steelyard.report.notices import flaws_of
 from steelyard.report.rendering import Block, Table
 from steelyard.rounds.plan import RoundSettings
 from steelyard.runs.history import History, at_once

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from steelyard.base import files
 from steelyard.base.errors import UserError, brief
+from steelyard.base.measures import measure_of
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import read_experiment
 from steelyard.experiment.rules import seeds_of, with_rules
-from steelyard.report.rendering import Block
+from steelyard.report.curves import FIGURES
+from steelyard.report.rendering import Block, Table
 from steelyard.report.result import Comparison, computed
-from steelyard.report.tables import participation_tables
+from steelyard.report.tables import cell
 from steelyard.studies.study import AnyExperiment, Cell, Study, finished
 
 LEAST = 2
@@ -102,8 +104,8 @@ def plan(experiment: Description, rules: Sequence[str], seeds: int, shares: str)
     planned = Participation(
         experiment=experiment, shares=tuple(kept), left_out=tuple(left_out), rules=tuple(rules), seeds=seeds
     )
-    for cell in planned.cells():
-        planned.described(cell)
+    for each in planned.cells():
+        planned.described(each)
     return planned
 
 
@@ -118,3 +120,36 @@ def parse_shares(text: str) -> list[float]:
             f"--participation: got {brief(text)}; allowed: shares above 0, at most 1, joined by commas, like 1,0.75,0.1"
         )
     return sorted(set(shares), reverse=True)
+
+
+def participation_tables(documents: Mapping[float, Comparison], left_out: Sequence[str] = ()) -> list[Table]:
+    """Return how every rule does at each share: what decides, and the worst client where clients test.
+
+    Every figure has the interval over seeds that the comparison itself has.
+    """
+    first = next(iter(documents.values()))
+    local = f"Local {first.measure}"
+    titles = {"server_accuracy": "Accuracy on the server's rows", "final": f"{local}, all test samples"}
+    titles["worst"] = f"{local} of the worst client"
+    seeds = len(first.seeds)
+    note = f"After the last round. {'One seed.' if seeds == 1 else f'Mean ± 95 % interval over {seeds} seeds.'}"
+    tables: list[Table] = []
+    for figure in FIGURES:
+        if (
+            figure.name not in titles
+            or not first.has(figure.name)
+            or (figure.name == "final" and not first.has("worst"))
+        ):
+            continue
+        measure = figure.measure or measure_of(first.measure)
+        digits, unit = (2, " (%)") if measure.percent else (4, "")
+        found = {
+            share: {rule.rule: rule.figures.get(figure.name) for rule in each.rules}
+            for share, each in documents.items()
+        }
+        rules = dict.fromkeys(rule for known in found.values() for rule in known)
+        rows = [(rule, *(cell(known.get(rule), digits, measure.factor) for known in found.values())) for rule in rules]
+        headings = ("rule", *(f"{share:.0%}" for share in found))
+        title = f"{titles[figure.name]}{unit}, by participation"
+        tables.append(Table(title, headings, tuple(rows), " ".join([note, *left_out])))
+    return tables
