@@ -102,6 +102,8 @@ def test_killed_thrice_and_resumed_it_ends_with_the_same_bits(small: Path, whole
     assert query(tmp_path / "part" / "sign-flip", "SELECT MAX(round) FROM rounds") == [(1,)]
     assert run("resume", "part", "--format", "json", "--quiet", folder=tmp_path) == 0
     found = json.loads((tmp_path / "output").read_text())
-    assert found == {**expected, "folder": found["folder"]}
+    for document in (found, expected):  # which name their folders
+        del document["folder"], document["recommendation"]["command"]
+    assert found == expected
     for name in ("clean", "sign-flip", "alie"):
         assert_same_bits(tmp_path / "part" / name, whole / name)
