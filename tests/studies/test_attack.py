@@ -15,6 +15,7 @@ from tests.runs.records import evaluations, federation, record, state, updates
 from steelyard.base.measures import estimate
 from steelyard.experiment.loading import build
 from steelyard.messages.payloads import DenseModels
+from steelyard.report.rendering import render
 from steelyard.runs.facts import RunFacts
 from steelyard.runs.store import Store
 from steelyard.studies.attack import (
@@ -25,7 +26,7 @@ from steelyard.studies.attack import (
     AttackRow,
     Attacks,
     attack_names,
-    attack_text,
+    attack_parts,
     outcomes,
     recommended,
     rules_for,
@@ -201,8 +202,8 @@ def test_an_attack_is_held_against_the_run_without_it(attacked: Path, tmp_path: 
     assert found.recommendation is not None
     rows = {row.rule: row.value.values for row in found.recommendation.rules}
     assert rows == {"size": pytest.approx((0.55, 0.55)), "detector": (0.25, 0.5)}  # of both attacks the worse
-    said = study.text(found, "text", 200)
-    assert said.endswith(f"runs stored in {attacked}\n")
+    said, stored = study.next_lines(found)
+    assert stored == f"runs stored in {attacked}"
     command = f"steelyard attack {attacked}/clean/experiment.toml --rules recipe --attack sign-flip,backdoor"
     assert f"{command} --fraction 0.25 --seeds" in said
     (tmp_path / "clean").mkdir()
@@ -252,7 +253,7 @@ def document() -> Attacks:
 
 def test_attacks_are_told_in_tables_and_in_lines() -> None:
     found = document()
-    shown = attack_text(found)
+    shown = render(attack_parts(found))
     for part in ("no attack: no hostile clients, but 2 that the experiment itself", "flip: 25% of the clients hostile"):
         assert part in shown
     cells = [line.split() for line in shown.splitlines() if line.startswith(("EQ", "TR", "rule"))]
@@ -264,8 +265,8 @@ def test_attacks_are_told_in_tables_and_in_lines() -> None:
     for name in ("accuracy", "lost", "weight", "backdoor", "false alarms"):
         assert f"{name}: " in explained
     bare = found.model_copy(update={"flawed_clients": (), "attacks": found.attacks[:1]})
-    assert "hostile clients, but" not in attack_text(bare)
-    assert "backdoor" not in attack_text(bare)
+    assert "hostile clients, but" not in render(attack_parts(bare))
+    assert "backdoor" not in render(attack_parts(bare))
     assert found.lines_on("EQ") == [
         "flip, 25% of the clients hostile: accuracy 91.0%, 3.0 points lost; they had 25% of all weight"
     ]

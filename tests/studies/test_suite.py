@@ -19,7 +19,7 @@ from steelyard.report.rendering import render
 from steelyard.runs.history import History
 from steelyard.studies.archive import Replayed
 from steelyard.studies.arena import Arena, judge, plan
-from steelyard.studies.arena_page import arena_text
+from steelyard.studies.arena_page import arena_parts
 from steelyard.studies.candidate import Candidate, read_candidates
 from steelyard.studies.checking import distance
 from steelyard.studies.scenes import SceneFigures
@@ -166,10 +166,11 @@ def test_what_no_arena_can_be_is_refused_before_it_runs() -> None:
 def test_an_answer_says_where_its_files_are_once_they_are_written(tmp_path: Path) -> None:
     arena = on_paper(["clean"])
     found = judge(arena, {"clean": SceneFigures(failed="it fails")}, str(tmp_path))
-    assert arena.text(found, "text", 80) == f"{arena_text(found, 80)}\n"
+    assert arena.parts(found) == arena_parts(found)
+    assert arena.next_lines(found) == ()
     (tmp_path / "arena.json").touch()
-    files = f"runs stored in {tmp_path}; archive: {tmp_path}/arena.json\nreport: {tmp_path}/report.html\n"
-    assert arena.text(found, "text", 80) == f"{arena_text(found, 80)}\n{files}"
+    stored = f"runs stored in {tmp_path}; archive: {tmp_path}/arena.json"
+    assert arena.next_lines(found) == [stored, f"report: {tmp_path}/report.html"]
     assert arena.problem(found) == "arena: no verdict: X failed in 1 of 1 scene: it fails."
     assert arena.problem(judge(arena, {})) == ""
 

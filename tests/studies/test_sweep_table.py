@@ -139,7 +139,7 @@ def test_the_loss_is_that_of_every_row_after_the_last_round(result: SweepResult)
 def test_the_best_runs_on_the_test_set_and_the_table_says_what_it_came_to(result: SweepResult, tmp_path: Path) -> None:
     folder = shutil.copytree(result.folder, tmp_path / "sweep")
     found = Sweep.read(folder)
-    assert f"steelyard run {folder}/best.toml" in found.text(found.answer(folder), "text", 100)
+    assert f"steelyard run {folder}/best.toml" in found.next_lines(found.answer(folder))[-1]
     best = load(folder / "best.toml")
     run_on_test(folder, best)
     run_on_test(folder, best.changed({"rounds.fraction": None}))  # the share that it comes to is the same
@@ -147,11 +147,8 @@ def test_the_best_runs_on_the_test_set_and_the_table_says_what_it_came_to(result
     assert tested is not None
     assert (tested.run, tested.rule, tested.unreached) == ("test", result.table.best.rule, 0)
     assert tested.value.values == Result(folder / "test").table.rules[0].figures["final"].values
-    assert f"on the test set: accuracy {100 * tested.value.mean:.2f} % ±" in found.text(
-        found.answer(folder), "text", 200
-    )
-    assert "test set" not in found.text(found.answer(folder), "markdown", None)
-    assert found.text(found.answer(folder), "csv", None) == (folder / "results.csv").read_text()
+    assert f"on the test set: accuracy {100 * tested.value.mean:.2f} % ±" in found.next_lines(found.answer(folder))[-1]
+    assert found.csv(found.answer(folder)) == (folder / "results.csv").read_text()
     assert_refused(lambda: run_on_test(folder, best.changed({"training.epochs": 3})), folder / "test", "another choice")
 
 
@@ -206,13 +203,13 @@ def test_a_point_that_exploded_is_a_cross_on_the_side_of_the_worst():
 
 def test_the_table_says_what_its_marks_mean() -> None:
     document = made({2: [0.5, 0.6], 1: [0.4, 0.5]})
-    assert [line.split()[:2] for line in sweep_table(document).splitlines() if " * " in line] == [["2", "*"]]
+    assert [line.split()[:2] for line in as_text(sweep_table(document)).splitlines() if " * " in line] == [["2", "*"]]
     note = "the best is marked *; mean of 2 seeds ± half the 95 % interval"
-    assert note in sweep_table(document)
-    assert "ndcg@10 on a validation split (20% of the training data), better: more" in sweep_table(document)
+    assert note in as_text(sweep_table(document))
+    assert "ndcg@10 on a validation split (20% of the training data), better: more" in as_text(sweep_table(document))
     rows = (document.rows[0], document.rows[1].model_copy(update={"unreached": 1, "diverged": True, "rule": "DS"}))
     odd = document.model_copy(update={"rows": rows, "best": None, "left": ("a", "b"), "less_is_better": True})
-    shown = sweep_table(odd, width=300)
+    shown = as_text(sweep_table(odd))
     heading, first, second = [line.split("  ") for line in shown.splitlines() if line.startswith(("point", "2", "1"))]
     assert [word.strip() for word in heading if word] == [
         *("point", "learning_rate", "mode", "rule", "ndcg@10", "unreached")
@@ -227,11 +224,11 @@ def test_the_table_says_what_its_marks_mean() -> None:
     ):
         assert words in shown
     many = document.model_copy(update={"rows": document.rows[:1] * 51, "seeds": (1,)})
-    assert "50 of 51 points" in sweep_table(many)
-    assert "seeds" not in sweep_table(many)
+    assert "50 of 51 points" in as_text(sweep_table(many))
+    assert "seeds" not in as_text(sweep_table(many))
     same = document.model_copy(update={"fields": ("a.rate", "b.rate")})
-    assert "a.rate" in sweep_table(same)
-    assert "rule" in sweep_table(document.model_copy(update={"fields": ()}))
+    assert "a.rate" in as_text(sweep_table(same))
+    assert "rule" in as_text(sweep_table(document.model_copy(update={"fields": ()})))
 
 
 def test_the_file_has_a_column_for_each_field_and_seed() -> None:
