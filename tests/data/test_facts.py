@@ -64,12 +64,14 @@ def test_a_csv_beside_the_experiment_is_put_into_it(tmp_path: Path, monkeypatch:
         user={"age": 40, "trust": {"client-000": 1, "client-001": 0, "client-002": 3}},
     )
     assert facts.path is None
+    file.write_text('[facts]\npath = "devices.csv"\n[facts.user]\ntrust = 40\n')
+    assert_refused(lambda: load(file), "facts.user.trust: given here and in", "devices.csv; allowed: one of the two")
 
 
 def test_draws_depend_on_seed_client_and_fact_alone() -> None:
     facts = FactSettings(
         device={"battery": "uniform(0.2, 0.9)"},
-        user={"consent": "bernoulli(0.8)", "trust": "beta(2, 5)"},
+        user={"consent": "bernoulli(0.8)", "trust": "beta(2, 5)", "speed": "normal(3, 0.5)"},
     )
     names = [f"c{number}" for number in range(2000)]
     first, again, other = facts.of(names, 1), facts.of(names[:3], 1), facts.of(names, 2)
@@ -81,6 +83,10 @@ def test_draws_depend_on_seed_client_and_fact_alone() -> None:
     assert levels.mean() == pytest.approx(0.55, abs=0.0225)
     assert np.mean([first[name]["user"]["trust"] for name in names]) == pytest.approx(2 / 7, abs=0.018)
     assert np.mean([first[name]["user"]["consent"] for name in names]) == pytest.approx(0.8, abs=0.045)
+    speeds = np.array([first[name]["user"]["speed"] for name in names])
+    assert (speeds.mean(), speeds.std()) == (pytest.approx(3.0, abs=0.056), pytest.approx(0.5, abs=0.04))
+    assert facts.of([], 1) == {}
+    assert FactSettings().of(names, 1) == {}
 
 
 @pytest.mark.parametrize(
@@ -89,6 +95,10 @@ def test_draws_depend_on_seed_client_and_fact_alone() -> None:
         ({"device": {"battery": "uniform(1)"}}, "device.battery", "'uniform(1)'"),
         ({"device": {"battery": "uniform(2, 1)"}}, "device.battery", "'uniform(2, 1)'"),
         ({"user": {"trust": "beta(0, 1)"}}, "user.trust", "'beta(0, 1)'"),
+        ({"user": {"trust": "normal(1, -1)"}}, "user.trust", "'normal(1, -1)'"),
+        ({"user": {"trust": "bernoulli(1.5)"}}, "user.trust", "'bernoulli(1.5)'"),
+        ({"user": {"trust": "uniform(1, inf)"}}, "user.trust", "'uniform(1, inf)'"),
+        ({"user": {"trust": "cauchy(1, 2)"}}, "user.trust", "'cauchy(1, 2)'; allowed: a number, numbers by client, or"),
         ({"user": {"trust": float("nan")}}, "user.trust", "nan"),
         ({"user": {"trust": True}}, "user.trust", "got True"),
         ({"user": {"trust": {"client-000": "x"}}}, "user.trust.client-000", "'x'"),
@@ -117,7 +127,9 @@ def test_files_of_facts_that_cannot_be_are_one_line(text: bytes, message: str, t
 
 def test_a_client_that_does_not_exist_is_named_before_a_folder_is_made(tmp_path: Path) -> None:
     wrong = Experiment.model_validate(described(device={"battery": {"client-00": 1.0}}))
-    with pytest.raises(UserError, match=r"facts\.device\.battery: no client 'client-00' \(did you mean 'client-00"):
+    with pytest.raises(
+        UserError, match=r"facts\.device\.battery: no client 'client-00' \(did you mean 'client-00.*, \.\.\.$"
+    ):
         wrong.run(tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from steelyard.data import (
     in_memory,
     share_out,
 )
+from steelyard.data.dataset import HONEST
 from steelyard.data.flawed import blur
 from steelyard.data.flawed import stamped as stamped_with
 
@@ -111,6 +113,7 @@ def test_noise_of_a_partition_grows_with_the_client():
         share_out(data, PartitionSettings(clients=4, server="fraction", noise=noise), 0) for noise in (None, 0.4)
     )
     assert "variance 0.1 (client-000) to 0.4 (client-003), columns" in noisy.notes[-1]
+    assert share_out(images(), PartitionSettings(clients=4, noise=0.4), 0).notes[-1].endswith(", pixels from 0 to 1")
     deviations = data.features[np.concatenate([client.train for client in clean.clients])].std(dim=0, unbiased=False)
     for position, (before, after) in enumerate(zip(clean.clients, noisy.clients, strict=True), 1):
         added = (noisy.dataset.features[after.train] - data.features[before.train]) / deviations
@@ -243,6 +246,36 @@ def test_behaviour_is_carried_by_the_population():
     assert (liar.claims, liar.inflates, liar.lies_from) == (3.0, 3.0, 4)
 
 
+@pytest.mark.parametrize(
+    ("flaw", "words", "how"),
+    [
+        ({"kind": "free-rider", "how": "colluding"}, "colluding free rider", {"free_rider": True, "pretends": True}),
+        ({"kind": "reversed", "amount": 3}, "update reversed, 3 times", {"attack": "reversed", "strength": 3.0}),
+        ({"kind": "gaussian"}, "update of noise, 10 times", {"attack": "gaussian", "strength": 10.0}),
+        ({"kind": "alie"}, "ALIE (1.5 standard deviations)", {"attack": "alie", "strength": 1.5}),
+        ({"kind": "ipm", "from_round": 4}, "IPM (2 times)", {"attack": "ipm", "strength": 2.0, "attacks_from": 4}),
+        ({"kind": "min-max"}, "min-max", {"attack": "min-max"}),
+        ({"kind": "adaptive", "how": "drift"}, "adaptive (drift)", {"attack": "adaptive", "family": "drift"}),
+        (
+            {"kind": "bias", "target": 2, "amount": 0.5},
+            "bias of class 2 pushed, 0.5 times",
+            {"attack": "bias", "strength": 0.5, "target": 2},
+        ),
+        (
+            {"kind": "claims-size", "from_round": 2},
+            "claims 10 times its size from round 2",
+            {"claims": 10.0, "lies_from": 2},
+        ),
+        ({"kind": "few-steps", "amount": 0.25}, "few steps (25% of the rows)", {"work": 0.25}),
+        ({"kind": "stale", "amount": 1}, "model 1 round old", {"stale": 1}),
+    ],
+)
+def test_how_each_kind_behaves_and_what_it_is_called(flaw: dict[str, object], words: str, how: dict[str, Any]) -> None:
+    bad = made({**flaw, "clients": ["client-002"]})
+    assert bad.flaws == {"client-002": (words,)}
+    assert bad.behaviours == {"client-002": replace(HONEST, **how)}
+
+
 @pytest.mark.parametrize("pick", ["biggest", "smallest"])
 def test_the_biggest_and_the_smallest_are_picked(pick: str):
     bad = made({"kind": "free-rider", "pick": pick, "count": 3})
@@ -293,6 +326,8 @@ def test_a_copy_has_what_its_original_has_at_that_point():
     assert torch.equal(bad.train_labels(copy), bad.train_labels(original))
     sizes = [len(client.train) for client in bad.clients[:CLIENTS] if client.client != "client-002"]
     assert len(bad.by_name["client-009"].train) == max(sizes)
+    people = share_out(images(), PartitionSettings(scheme="natural"), 0, [FlawSettings(kind="copy", of="user-3")] * 2)
+    assert people.names[3:6] == ["user-3", "user-3-copy-0", "user-3-copy-1"]
 
 
 TOKENS = in_memory(np.ones((400, 6), dtype=int), np.arange(400) % 2, tokens=True)

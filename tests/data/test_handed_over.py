@@ -195,6 +195,16 @@ def test_tokens_stay_whole_numbers():
 ROWS = np.ones((2, 1))
 
 
+class Parts:
+    """Hugging Face's data set of several parts."""
+
+    def __init__(self, columns: dict[str, list[str]]) -> None:
+        self.column_names = columns
+
+    def with_format(self, format: str | None) -> Parts:
+        raise AssertionError("read a part of it")
+
+
 @pytest.mark.parametrize(
     ("given", "fields", "told"),
     [
@@ -206,6 +216,27 @@ ROWS = np.ones((2, 1))
         ((Items([{"a": [1.0], "b": [2.0], "y": 0}]),), {}, "cannot tell the sample among a, b"),
         ((Hugging({"x": [[1]], "label": [1]}),), {"owner": "who"}, "memory: found no 'who' for owner"),
         ((ROWS / 2, [0, 1]), {"tokens": True}, "features are no tokens; expected whole numbers from 0"),
+        ((ROWS, [0, 1]), {"tokens": 1}, "in_memory: tokens: got 1"),
+        ((ROWS, [0, 1]), {"name": 7}, "in_memory: name: got 7"),
+        ((ROWS, [0, 1]), {"label": 7}, "in_memory: label: got 7"),
+        ((ROWS, [0, 1]), {"marks": [1, 0]}, "in_memory: marks: got [1, 0]"),
+        ((ROWS, [0, 1]), {"classes": "2"}, "in_memory: classes: got '2'"),
+        ((ROWS, [0, 1]), {"classes": 0}, "in_memory: classes: got 0; allowed: 1 to 100000"),
+        ((ROWS, [0, 1]), {"task": "cox"}, "in_memory: task: got 'cox'; allowed: classes, regression"),
+        ((ROWS, [0, 1]), {"ignore": "id"}, "in_memory: ignore: got 'id'"),
+        ((ROWS, [0, 1]), {"held_out": "part"}, "held_out is the word 'part', and this is no frame"),
+        ((ROWS, [[1], [1, 2]]), {}, "labels have different lengths"),
+        ((5,), {}, "got int and no labels; expected arrays with labels"),
+        ((Items([]),), {}, "got no rows"),
+        ((Items([([1.0], 0), ([1.0, 2.0], 1)]),), {}, "sample 1 has shape (2,), sample 0 (1,)"),
+        ((patients(), [1, 0]), {}, "labels has shape (2,); expected one value for each of the 4 rows"),
+        ((patients().assign(z=[[1, 2]] * 4),), {"label": "ill"}, "column 'z' holds lists or tables"),
+        ((patients().rename(columns={"bp": " age"}),), {"label": "ill"}, "names column 'age' 2 times"),
+        (
+            (Parts({"train": ["x"], "test": ["x"]}),),
+            {},
+            "several parts (train, test); expected one of them, such as da",
+        ),
     ],
 )
 def test_mistakes_are_named(given: tuple[Any, ...], fields: dict[str, Any], told: str) -> None:

@@ -100,7 +100,9 @@ def test_a_zip_of_images_with_a_csv(tmp_path):
         for path in sorted(folder.rglob("*.png")):
             archive.write(path, f"img/{path.name}")
     table = "file,person,mood,fuzzy\n000001.png,ann,glad,0\n000002.png,bob,sad,1\n000003.png,ann,calm,0\n"
-    (tmp_path / "people.csv.gz").write_bytes(gzip.compress(table.encode()))
+    # of two tables the one that is called as the images are
+    (tmp_path / "faces.csv.gz").write_bytes(gzip.compress(table.encode()))
+    (tmp_path / "aside.csv").write_text("image,mood\n000001.png,odd\n")
     settings = DataSettings(
         source="images", path=packed, labels="mood", owner="person", marks={"sharp": "not fuzzy"}, size=4
     )
@@ -142,13 +144,18 @@ def test_a_look_says_what_folders_are_and_which_fields_read_them(tmp_path: Path)
     assert fields == {"labels": "folder", "size": 8, "colours": "grey"}
     assert (seen.rows, seen.shape, dict(seen.classes), seen.owners) == (4, (1, 8, 8), {"cat": 3, "dog": 1}, None)
     assert seen.account == ("pets: 4 images, 8×8 to 20×12, grey", "classes by folder: 2: cat 3, dog 1 images")
-    draw(tmp_path / "own", {"train/ann/cat/1.png": 1, "test/ann/dog/1.png": 2, "train/bob/cat/1.png": 3})
+    draw(tmp_path / "own", {"train/ann/cat/1.png": 1, "test/ann/dog/1.png": 2, "test/bob/dog/1.png": 3})
     seen, fields = looked(tmp_path / "own")
     assert (fields["owner"], fields["held_out"], seen.owners) == ("folder", "folder", {"ann": 2, "bob": 1})
+    assert (seen.held_out, seen.owners_held_out) == (2, False)  # bob has nothing to train on
+    assert seen.account[2:] == ("owners by folder: 2, of 1 to 2 rows: ann 2, bob 1", "test part by folder: 2 images")
     data = read(tmp_path / "own", labels="folder", owner="folder", held_out="folder")
     # sorted by path: test before train
-    assert (data.owners.tolist(), data.held_out.tolist()) == (["ann", "ann", "bob"], [True, False, False])
-    assert data.labels.tolist() == [1, 0, 0]
+    assert (data.owners.tolist(), data.held_out.tolist()) == (["ann", "bob", "ann"], [True, True, False])
+    assert data.labels.tolist() == [1, 1, 0]
+    draw(tmp_path / "own", {"train/bob/cat/2.png": 4})
+    assert looked(tmp_path / "own")[0].owners_held_out
+    assert_refused(lambda: look("images", [tmp_path / "own"], None, "who"), "--owner: got 'who' with images in folders")
     seen, fields = looked(celeba_folder(tmp_path / "celeba") / "img_align_celeba", "Smiling")
     assert fields == {"labels": "Smiling", "owner": "identity", "size": 8}
     assert (seen.owners, dict(seen.classes)) == ({"identity-007": 2, "identity-012": 2}, {"-1": 2, "1": 2})
@@ -179,14 +186,15 @@ def hospital(folder: Path, name: str, rows: int = 3, high: int = 255) -> None:
 def test_pairs_of_the_same_name_in_a_folder_for_each_owner(tmp_path: Path) -> None:
     hospital(tmp_path / "scans", "north")
     hospital(tmp_path / "scans", "south", rows=2)
-    picture(tmp_path / "scans" / "south" / "images" / "unmarked.png", np.zeros((8, 8, 3)))
+    for alone in ("cover.png", "south/images/unmarked.png"):
+        picture(tmp_path / "scans" / alone, np.zeros((8, 8, 3)))
     data = masked(tmp_path / "scans", owner="folder")
     assert data.owners.tolist() == ["north"] * 3 + ["south"] * 2
     assert (data.kind, data.classes, data.targets, tuple(data.labels.shape)) == ("segmentation", 0, 2, (5, 64))
     assert [int(mask.sum()) for mask in data.labels] == [8, 12, 16, 8, 12]
     assert data.notes == (
         "scans: classes of pixels: 0 = 0, 1 = 255",
-        "1 pictures have no mask or no image of the same name, such as south/images/unmarked.png: left out",
+        "2 pictures have no mask or no image of the same name, such as cover.png: left out",
     )
 
 
@@ -224,6 +232,18 @@ PICTURES = {"path": "pets", "labels": "folder"}
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({**CELEBA, "labels": "smiling"}, "list_attr_celeba.txt (did you mean 'Smiling'?)"),
     ({**CELEBA, "attributes": "cut.txt"}, "expected 5, its first line"),
+    ({**CELEBA, "identities": "twice.txt"}, "twice.txt: names image '000001.png' twice"),
+    ({**CELEBA, "identities": "some.txt"}, "some.txt: names no identity for image '000002.png' of celeba/list"),
+    ({**CELEBA, "identities": "words.txt"}, "words.txt: not lines of an image name and a whole number"),
+    ({**CELEBA, "attributes": "twice.txt"}, "twice.txt: starts with '000001.png 7"),
+    ({**CELEBA, "marks": {"sharp": "Bury"}}, "data.marks.sharp: found no 'Bury' in celeba"),
+    ({"path": "cut.txt"}, "cut.txt: cannot be read as .zip"),
+    ({"path": "tables"}, "data.path: 'tables' holds no image"),
+    ({**PICTURES, "owner": "folder"}, "data.owner: got 'folder', but 'pets' has no folders around"),
+    ({**PICTURES, "held_out": "folder"}, "data.held_out: got 'folder', but 'pets' is not divided"),
+    ({**PICTURES, "classes": 2}, "data.classes: got 2 with images in classes"),
+    ({**PICTURES, "owner": "clinic"}, "data.owner: got 'clinic' without a table"),
+    ({**MASKS, "path": "pets"}, "data.path: 'pets' holds no image with a mask"),
     ({**CELEBA, "attributes": "tables/none.csv"}, "none.csv: has 2 rows and columns picture, clinic"),
     ({"path": "flat", "labels": "folder"}, "data.labels: 'flat' has no folder for each class"),
     ({"path": "broken"}, "is broken"),
@@ -248,6 +268,10 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     hospital(folder / "odd", "a")
     coloured(folder / "odd" / "a" / "masks" / "0.png", (0, 0, 0))
     (folder / "cut.txt").write_text((folder / "celeba" / "list_attr_celeba.txt").read_text()[:-25])
+    people = [f"00000{number}.png {number}\n" for number in (1, 2, 3, 4, 5)]
+    (folder / "twice.txt").write_text("000001.png 7\n" + "".join(people))
+    (folder / "some.txt").write_text(people[0])
+    (folder / "words.txt").write_text("000001.png seven\n")
     (folder / "tables").mkdir()
     (folder / "tables" / "who.csv").write_text("image,clinic\n001.png,north\n002.png,south\n")
     (folder / "tables" / "none.csv").write_text("picture,clinic\n001.png,north\n002.png,south\n")

@@ -267,6 +267,7 @@ def test_splits_go_by_the_names_that_others_use(given, own):
 
 TARGETS = in_memory(np.zeros((50, 1)), np.linspace(0, 1, 50))
 PEOPLE = made(100, owners=5)
+KEPT = {"scheme": "iid", "clients": 2, "server": "fraction"}
 SLICES = {"scheme": "iid", "clients": 4, "test": "held-out", "test_samples": 3, "test_order": "stored"}
 
 
@@ -280,6 +281,43 @@ SLICES = {"scheme": "iid", "clients": 4, "test": "held-out", "test_samples": 3, 
         (made(100), {"scheme": "iid", "clients": 2, "server": "held-out"}, "partition.server: got 'held-out'"),
         (made(60, test=10), SLICES, "test_samples: got 3 for 4 clients"),
         (TARGETS, {"scheme": "dirichlet", "clients": 2}, "partition.scheme: needs classes, but memory has none"),
+        (TARGETS, {**KEPT, "server_balance": "classes"}, "partition.server_balance: got 'classes', but memory has"),
+        (made(100), {**KEPT, "server_fraction": 0.01, "server_report": "apart"}, "got 'apart' with 1 server rows"),
+        (
+            made(100),
+            {**KEPT, "server_report": "apart", "server_weighs": 10},
+            "partition.server_weighs: got 10; allowed: at most 9",
+        ),
+        (PEOPLE, {"scheme": "natural", "clients": 9}, "partition.clients: got 9; allowed: at most 5 (people of memory"),
+        (PEOPLE, {"scheme": "natural", "minimum": 60}, "partition.minimum: got 60; allowed: at most 2"),
+        (
+            made(100),
+            {"scheme": "labels", "clients": 2, "labels_per_client": 9},
+            "partition.labels_per_client: got 9; allowed: at most 5",
+        ),
+        (
+            made(100),
+            {"scheme": "labels", "clients": 50, "labels_per_client": 2, "minimum": 9},
+            "partition.minimum: got 9, and a client with 2 labels has",
+        ),
+        (made(100), {"scheme": "table", "table": [[2, 2]]}, "got lines of 2 counts; allowed: 5, one per class"),
+        (made(100), {"scheme": "table", "table": [[99, 0, 0, 0, 0]]}, "line 0 asks for 99 rows of class 0; allowed"),
+        (
+            made(100),
+            {"scheme": "iid", "clients": 2, "samples": 60},
+            "got 60 for each of 2 clients; allowed: at most 50",
+        ),
+        (
+            made(100),
+            {"scheme": "shard", "clients": 5, "shard_size": 2, "minimum": 5},
+            "partition.shard_size: got 2; allowed: at least 3",
+        ),
+        (
+            made(60, test=10),
+            {"scheme": "iid", "clients": 4, "test": "held-out", "test_samples": 11},
+            "partition.test_samples: got 11 for 4 clients; allowed: 1 to 10",
+        ),
+        (made(100), {"scheme": "iid", "clients": 2, "validation": 0.001}, "got 0.001, less than one of 80 training"),
     ],
 )
 def test_what_the_data_cannot_give_is_refused_in_one_line(dataset: Dataset, fields: dict[str, object], told: str):
@@ -393,6 +431,9 @@ def test_each_class_gives_its_share_by_hand():
     assert np.bincount(labels[client.train]).tolist() == [6, 6, 3]
     # test = none: clients have no test rows, also none for validation.
     assert client.test.tolist() == []
+    # Without classes it is a share of all rows: of 25 each keeps 5 for the test, and a quarter of 20 is held back.
+    halves = share_out(TARGETS, PartitionSettings(scheme="iid", clients=2, validation=0.25), 0)
+    assert [(len(client.train), len(client.test)) for client in halves.clients] == [(15, 5)] * 2
 
 
 @settings(max_examples=60, deadline=None)

@@ -16,9 +16,52 @@ from steelyard.data import (
     check_together,
 )
 from steelyard.data.scaling import load
+from steelyard.data.sources.source import SourceCapabilities
 
 IID = {"scheme": "iid", "clients": 4}
 WHO = {"clients": ["client-002"]}
+SCALE = {"mean": [0.5], "deviation": [1.0]}
+TABLE = {"source": "csv", "path": "x.csv", "labels": "y"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, SourceCapabilities(classes=10)),
+        ({"source": "mnist"}, SourceCapabilities(classes=10, owners=True, held_out=True)),
+        ({"source": "digit-masks"}, SourceCapabilities("segmentation", classes=0)),
+        (TABLE, SourceCapabilities(marks=frozenset({"complete"}))),
+        (
+            {**TABLE, "owner": "o", "positive_above": 0, "marks": {"new": "not old"}},
+            SourceCapabilities(classes=2, marks=frozenset({"complete", "new"}), owners=True),
+        ),
+        (
+            {**TABLE, "owner": "o", "held_out": "p", "task": "regression"},
+            SourceCapabilities(
+                "regression", 0, frozenset({"complete"}), owners=True, held_out=True, splits_owners=True
+            ),
+        ),
+        (
+            {"source": "npz", "path": "x", "task": "multi-label", "marks": {"new": "n"}},
+            SourceCapabilities("multi-label", 0, frozenset({"new"}), owners=True, splits_owners=True),
+        ),
+        (
+            {"source": "leaf", "path": "x", "classes": 7},
+            SourceCapabilities(classes=7, owners=True, held_out=True, splits_owners=True),
+        ),
+        ({"source": "images", "path": "x", "task": "segmentation"}, SourceCapabilities("segmentation", 0, None, True)),
+        (
+            {"source": "images", "path": "x", "labels": "folder", "held_out": "folder"},
+            SourceCapabilities(owners=True, held_out=True, splits_owners=True),
+        ),
+        (
+            {"source": "memory", "task": "survival"},
+            SourceCapabilities("survival", None, None, owners=True, held_out=True, splits_owners=True),
+        ),
+    ],
+)
+def test_what_a_source_offers_is_known_before_it_is_read(fields: dict[str, Any], expected: SourceCapabilities) -> None:
+    assert DataSettings(**fields).capabilities() == expected
 
 
 REFUSED: list[tuple[type, dict[str, Any], str]] = [
@@ -48,6 +91,26 @@ REFUSED: list[tuple[type, dict[str, Any], str]] = [
     (FlawSettings, {"kind": "copy", **WHO}, "clients: got names with kind 'copy'"),
     (FlawSettings, {"kind": "noisy", "pick": "random", "count": 1, **WHO}, "pick: got both clients and pick"),
     (FlawSettings, {"kind": "noisy", "pick": "random"}, "share: got neither share and count"),
+    (FlawSettings, {"kind": "noisy", "share": 0.5, **WHO}, "share: got 0.5 without pick"),
+    (FlawSettings, {"kind": "noisy", "pick": "same", "count": 2}, "count: got 2 with pick 'same'"),
+    (FlawSettings, {"kind": "labels-flipped", "target": 1, **WHO}, "target: got some with how 'uniform'"),
+    (DataSettings, {"source": "csv", "labels": "y"}, "files: got nothing"),
+    (DataSettings, {"normalise": "client"}, "normalise: got 'client' with source 'digits'"),
+    (DataSettings, {"augment": {"mean": [0.5]}}, "deviation: got 0 numbers and 1 in mean"),
+    (DataSettings, {"normalise": "standard", "augment": SCALE}, "normalise: got 'standard' together with augment"),
+    (PartitionSettings, {**IID, "test": "none", "test_clients": 3}, "test_clients: got 3 with test 'none'"),
+    (PartitionSettings, {**IID, "minimum": 1}, "minimum: got 1 with test 'local'"),
+    (PartitionSettings, {**IID, "server_fraction": 0.2}, "server_fraction: got 0.2 with server 'none'"),
+    (PartitionSettings, {**IID, "server_weighs": 3}, "server_weighs: got 3 with server_report 'none'"),
+    (PartitionSettings, {**IID, "server_report": "same"}, "server_report: got 'same' with server 'none'"),
+    (PartitionSettings, {**IID, "test_samples": 3}, "test_samples: got 3 with test 'local'"),
+    (PartitionSettings, {**IID, "test_order": "stored"}, "test_order: got 'stored'"),
+    (PartitionSettings, {**IID, "samples": 1}, "samples: got 1; allowed: at least minimum = 2"),
+    (PartitionSettings, {**IID, "samples": 5, "size_spread": 0.5}, "size_spread: got 0.5 with samples"),
+    (PartitionSettings, {**IID, "scheme": "dirichlet", "self_balancing": True, "samples": 5}, "self_balancing: got"),
+    (PartitionSettings, {"scheme": "table", "table": [[2, 2]], "clients": 3}, "clients: got 3; allowed: 1, the lines"),
+    (PartitionSettings, {"scheme": "table", "table": [[2, 2]], "overlap": True}, "overlap: got true with test 'local'"),
+    (PartitionSettings, {"scheme": "given", "test": "held-out", "test_samples": 3}, "test_samples: got 3 with scheme"),
 ]
 
 
@@ -78,7 +141,7 @@ def test_source_and_partition_are_checked_together(data: dict[str, Any], partiti
     [
         ({"source": "diabetes"}, [{"kind": "labels-flipped", **WHO}], "flaws.0.kind: got 'labels-flipped'"),
         ({}, [{"kind": "noisy", "clients": ["client-8"]}], "flaws.0.clients: got 'client-8' (did you mean"),
-        ({}, [{"kind": "copy", "of": "client-009"}], "flaws.0.of: got 'client-009'"),
+        ({}, [{"kind": "copy", "of": "client-009"}], "?); allowed: client-000 to client-007"),
         ({}, [{"kind": "noisy", "pick": "random", "count": 9}], "flaws.0.count: got 9; allowed: at most 8"),
         ({}, [{"kind": "noisy", "pick": "same"}], "flaws.0.pick: got 'same' in the first section"),
         (

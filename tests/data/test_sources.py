@@ -58,6 +58,10 @@ def test_in_memory_takes_arrays_and_tensors():
     several = in_memory([[1.0], [2.0]], [[0, 1, 1], [1, 1, 0]])
     assert (several.kind, several.targets, several.labels.tolist()) == ("multi-label", 3, [[0, 1, 1], [1, 1, 0]])
     assert repr(several) == "Dataset('memory': 2 samples of 1, 3 labels)"
+    assert repr(dataset) == "Dataset('memory': 4 samples of 1×2×2, 3 classes, 3 owners)"
+    numbers = in_memory([[1.0], [2.0]], [0.5, 1.0], [1.5, 2.0])
+    assert repr(numbers) == "Dataset('memory': 2 samples of 1, numbers to predict, 2 owners)"
+    assert numbers.owners.tolist() == ["1.5", "2.0"]
     part = replace(several, owners=np.array(["a", "b"]), held_out=np.array([False, True])).take(np.array([1]))
     assert (part.owners.tolist(), part.held_out.tolist(), part.labels.tolist()) == (["b"], [True], [[1, 1, 0]])
 
@@ -230,6 +234,22 @@ def test_leaf_sent140_reads_words_alike_everywhere(tmp_path):
         (([["a"], ["b"]], [0, 1]), {}, "memory: features is text; expected numbers"),
         (([[1.0], [2.0, 3.0]], [0, 1]), {}, "memory: features has rows of different lengths"),
         ((np.zeros((2, 1, 8, 8)), np.zeros((2, 4, 4), int)), {}, "masks are (4, 4) and images (8, 8)"),
+        ((np.zeros((2, 1, 4, 4)), np.full((2, 4, 4), 300)), {}, "masks run from 300 to 300; expected classes 0 (back"),
+        ((np.zeros((2, 1, 4, 4)), np.full((2, 4, 4), 0.5)), {}, "masks are no whole numbers"),
+        (([1.0, 2.0], [0, 1]), {}, "features has shape (2,); expected (rows, ...)"),
+        (([[1j], [2j]], [0, 1]), {}, "features is complex numbers; expected numbers"),
+        (([[1.0], [2.0]], [0, -1]), {}, "labels run from -1 to 0; expected classes 0 to 0, numbered from 0"),
+        (([[1.0], [2.0]], [0, 100_000]), {}, "labels run up to 100000; expected classes 0 to at most 99999"),
+        (([[1.0], [2.0]], [0.5, np.nan]), {}, "labels holds nan or infinite"),
+        (([[1.0], [2.0]], [0.5, 1.0]), {"classes": 2}, "floating-point numbers with classes=2"),
+        (([[1.0], [2.0]], [0, 1], "ann"), {}, "memory: owners is 'ann'; expected a list"),
+        (([[1.0], [2.0]], [0, 1], [7.0, np.nan]), {}, "user: row 2 has no owner (nan)"),
+        (([[1.0], [2.0]], [0, 1], ["a", " "]), {}, "user: row 2 has no owner; expected"),
+        (
+            ([[1.0], [2.0]], [0, 1]),
+            {"held_out": [True]},
+            "held_out has shape (1,); expected one value for each of the 2",
+        ),
     ],
 )
 def test_in_memory_refuses_what_does_not_fit(arguments: tuple[Any, ...], fields: dict[str, Any], told: str):
@@ -243,6 +263,11 @@ NPZ: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "too few classes": ({}, {"classes": 2}, "labels run from 0 to 2; expected classes 0 to 1"),
     "fractions": ({"y": NUMBERS / 2}, {}, "a.npz: data.labels holds fractions"),
     "no columns": ({"x": np.ones((5, 0))}, {}, "at least one number per row"),
+    "one axis": ({"x": NUMBERS}, {}, "data.features has shape (5,); expected (rows, ...)"),
+    "labels of two axes": ({"y": np.ones((5, 2))}, {}, "data.labels has shape (5, 2); expected (5,), one per row"),
+    "no masks": ({}, {"task": "segmentation"}, "data.labels has shape (5,); expected (5, height, width)"),
+    "not a number": ({"y": NUMBERS * np.nan}, {}, "data.labels holds nan or infinity"),
+    "no such owner": ({}, {"owner": "who"}, "data.owner: found no 'who' in"),
 }
 
 
@@ -264,6 +289,10 @@ def test_what_is_no_whole_npz_is_named_and_nothing_is_unpickled(tmp_path: Path, 
     ("name", "content", "told"),
     [
         ("train-images-idx3-ubyte", idx(np.array([1])), "starts with 00000801; expected IDX magic number 00000803"),
+        ("train-images-idx3-ubyte", bytes([0, 0, 8, 3, 0]), "starts with 00000803; expected IDX magic number 00000803"),
+        ("train-images-idx3-ubyte", idx(np.zeros((0, 2, 2))), "holds nothing, its shape is (0, 2, 2)"),
+        ("t10k-images-idx3-ubyte", idx(np.zeros((2, 3, 3))), "images are (2, 2) and, to test, (3, 3)"),
+        ("train-labels-idx1-ubyte", idx(np.array([1, 2, 3])), "holds 3 labels; expected 6, one per image"),
         ("train-labels-idx1-ubyte", idx(np.array([1, 2, 3, 4, 5, 10])), "holds label 10; expected 0 to 9"),
         ("t10k-images-idx3-ubyte", idx(np.zeros((2, 2, 2)))[:-3], "holds 5 values (cut off or damaged); expected 8"),
         ("train-images-idx3-ubyte.gz", gzip.compress(idx(np.zeros((6, 2, 2))), mtime=0)[:-12], "cannot be read"),
@@ -296,6 +325,14 @@ LEAF: dict[str, tuple[Any, str]] = {
     "no rows": ({"users": ["u"], "num_samples": [1]}, "lacks lists users and num_samples or object user_data"),
     "user without rows": ({**ONE, "user_data": {}}, "user 'u' lacks lists x and y"),
     "fractions": ({**ONE, "num_samples": [2], "user_data": HALVES}, "labels y such as 0.5"),
+    "no object": ("[]", "holds no JSON object"),
+    "a user that is a number": ({**ONE, "users": [7]}, "names user 7; expected users as text"),
+    "users without counts": ({**ONE, "num_samples": []}, "names 1 users with 0 num_samples"),
+    "other counts": ({**ONE, "num_samples": [2]}, "user 'u' has 1 x and 1 y; expected 2"),
+    "rows of two kinds": (
+        {**ONE, "user_data": {"u": {"x": ["a.png"], "y": [0]}}},
+        "rows x are not lists of numbers of one length",
+    ),
     "user twice": ({**ONE, "users": ["u", "u"], "num_samples": [1, 1]}, "more than once"),
 }
 
@@ -320,3 +357,5 @@ def test_characters_and_tokens_that_cannot_be_are_named(tmp_path: Path):
     refused(["Anno 1"] * 101, ["s"] * 100 + [7], "a label y is 7; expected one of 80 characters")
     (tmp_path / "test" / "a.json").unlink()
     assert_refused(lambda: load(DataSettings(source="leaf", path=tmp_path)), "holds no .json file")
+    file = tmp_path / "train" / "a.json"
+    assert_refused(lambda: load(DataSettings(source="leaf", path=file)), f"data.path: '{file}' is a file; expected a")

@@ -106,7 +106,16 @@ def test_a_test_part_is_a_column(tmp_path: Path):
     text = "hospital,x,part,ill\na,1,train,0\na,2,test,1\nb,3,train,1\nb,4,test,0\n"
     data = read(tmp_path, text, held_out="part")
     assert data.held_out.tolist() == [False, True, False, True]
-    assert data.shape == (1,)
+    assert (data.shape, data.notes) == ((1,), ())
+
+
+def test_several_labels_of_a_row_are_columns_of_yes_and_no(tmp_path: Path):
+    text = "hospital,x,ill,sick\na,1,yes,0\na,2,no,1\nb,3,true,1\n"
+    data = read(tmp_path, text, task="multi-label", further_labels=["sick"])
+    assert (data.kind, data.labels.tolist(), data.shape) == ("multi-label", [[1, 0], [0, 1], [1, 1]], (1,))
+    assert data.notes == ("t.csv: labels of rows: ill in 2, sick in 2",)
+    settings = table(tmp_path, text.replace("b,3,true,1", "b,3,true,2"), task="multi-label", further_labels=["sick"])
+    assert_refused(lambda: load(settings), "column 'sick' (data.further_labels.0) holds '2' in row 3; allowed: true, 1")
 
 
 def test_a_mark_comes_from_a_column(tmp_path: Path):
@@ -343,6 +352,7 @@ def test_files_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> No
         (tmp_path / name).mkdir()
         site(6).to_csv(tmp_path / name / "data.csv.gz", index=False)
     assert set(sheets(tmp_path / "*" / "data.csv.gz").owners.tolist()) == {"north-data", "south-data"}
+    assert set(sheets(tmp_path / "north").owners.tolist()) == {"data"}
     twice = [tmp_path / "north" / "data.csv.gz"] * 2
     assert_refused(lambda: sheets(None, files=twice), "two tables would be client '", "allowed: each file once")
 
@@ -411,6 +421,8 @@ def test_a_look_at_a_table_says_what_columns_are_and_which_fields_read_them(tmp_
     )
     frame.loc[:5, "age"] = None
     frame.to_csv(tmp_path / "t.csv", index=False)
+    words = pandas.DataFrame({"word": [f"w{row}" for row in range(rows)], "kind": ["a", "b"] * 30})
+    words.to_csv(tmp_path / "u.csv", index=False)
     seen = look("csv", [tmp_path / "t.csv"])
     assert seen.fields["labels"][0] == "target"
     assert (seen.fields["task"][0], seen.fields["ignore"][0], seen.owners) == ("regression", ["row"], None)
@@ -425,7 +437,16 @@ def test_a_look_at_a_table_says_what_columns_are_and_which_fields_read_them(tmp_
     assert "owners, by 'hospital': 2, of 30 to 30 rows: a 30, b 30" in owned.account
     assert (shown("x" * 40), shown("x" * 41)) == ("x" * 40, "x" * 37 + "...")
     assert_refused(lambda: look("csv", [tmp_path / "t.csv"], None, "hospitol"), "--owner: found no column 'hospitol'")
-    assert_refused(lambda: look("csv", [tmp_path / "t.csv"], "hospital", "hospital"), "which is the label too")
+    for form, name, label, owner, told in (
+        ("csv", "t.csv", "hospital", "hospital", "--owner: got 'hospital', which is the label too"),
+        ("csv", "t.csv", "targit", None, "--label: found no column 'targit' in"),
+        ("csv", "none.csv", None, None, "--csv: found no '"),
+        ("parquet", "t.csv", None, None, "--parquet: got '"),
+        ("csv", "u.csv", None, None, "--label: got nothing, and"),
+        ("csv", "u.csv", "word", None, "--label: column 'word' is text with 60 different values in 60 rows"),
+        ("csv", "u.csv", "kind", None, "has no column that may be an input (left out: word (text with 60 differ"),
+    ):
+        assert_refused(lambda f=form, n=name, a=label, o=owner: look(f, [tmp_path / n], a, o), told)
 
 
 def test_numbers_words_and_names_are_told_apart(tmp_path: Path) -> None:
@@ -454,7 +475,7 @@ def test_times_have_a_minus_where_the_event_had_not_come(tmp_path: Path) -> None
     path.write_text("x,days,died\n1,5,yes\n2,2.5,No\n3,7,1\n4,7,false\n")
     data = sheets(path, labels="days", task="survival", event="died")
     assert data.labels.tolist() == [5.0, -2.5, 7.0, -7.0]
-    assert (data.classes, data.task) == (0, "survival")
+    assert (data.classes, data.task, data.notes) == (0, "survival", ("t.csv: the event came in 2 of 4 rows",))
     assert repr(data) == "Dataset('t.csv': 4 samples of 1, times to an event)"
 
 
@@ -531,6 +552,16 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (PATIENTS, {"held_out": "sex", "ignore": []}, "holds 'm' in row 1; allowed: true, 1, test"),
     (NAMES, {}, "is text with 101 different values; expected at most 100 for a category"),
     ("x,days,died\n1,5,1\n2,0,0\n", SURVIVAL, "column 'days' (data.labels) holds '0' in"),
+    ("x,days,died\n1,5,1\n2,4,maybe\n", SURVIVAL, "column 'died' (data.event) holds 'maybe' in row 2; allowed: true"),
+    ("hospital,x,ill\na,1,0,5\nb,2,1,5\n", {}, "row 1 has 4 cells; expected 3"),
+    ("hospital,x,ill\n", {}, "holds column names and no rows"),
+    ("hospital\na\n", {}, "the first line 'hospital' has one column only"),
+    ("hospital,,ill\na,1,0\n", {}, "column 2 has no name"),
+    ("hospital,x,ill\na,,0\nb,,1\n", {}, "column 'x' is empty in all rows"),
+    ("hospital,x,ill\na,1,0\nb,2,0\n", {}, "column 'ill' (data.labels) holds '0' in every row"),
+    (PATIENTS, {"missing": "refuse"}, "column 'bp' is empty in row 2, and data.missing is 'refuse'"),
+    (PATIENTS.replace("120", "").replace("140", ""), {"missing": "drop"}, "every row has an empty cell"),
+    (PATIENTS, {"owner": "ill"}, "data.owner: got 'ill', which is data.labels too"),
     ("x,days,died\n1,5,0\n2,4,0\n", SURVIVAL, "column 'died' (data.event) says of no row that the event came"),
 ]
 
