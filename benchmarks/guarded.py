@@ -12,6 +12,10 @@ candidates, `unipen62` the best of what `--table` shows, `cost` is for tries of 
 `--open-again`, which the page must say. It runs every attack with the first share and number of rows; with the others
 only those that take the most (`--few`), unless `--whole` asks for all. `--table` prints what OUT holds: the worst case
 of every rule over all data, in points of accuracy, from the least to the most below the plain mean.
+
+Stage `roles` has colluders with roles on digits, `last` the same on four data sets with seeds of its own, opened like
+those of `final`. `--clients` takes other cohorts (4, one hostile: `--shares 0.25`), `--held` server rows of which a
+tenth have a wrong label (`wrong`) or that lack two classes (`lacking`).
 """
 
 from __future__ import annotations
@@ -21,9 +25,10 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
@@ -31,6 +36,9 @@ import torch
 import typer
 
 from benchmarks.kit import Kept, share, start, table, whole_numbers, words
+from steelyard.base import randomness
+from steelyard.data.dataset import Population
+from steelyard.data.partition import share_out
 from steelyard.experiment.loading import build
 from steelyard.experiment.parts import Parts, assembled, federations_of
 from steelyard.experiment.rules import with_rules
@@ -73,6 +81,12 @@ DATA: Mapping[str, Mapping[str, Any]] = {
         "model": {"name": "mlp", "hidden": [128]},
         "training": {"learning_rate": 0.1, "epochs": 3, "batch_size": 20},
     },
+    "cifar10": {
+        "data": {"source": "npz", "path": "cifar10-5/cifar10.npz", "features": "x", "labels": "y", "held_out": "test"},
+        "partition": {"server": "held-out", "samples": 500},
+        "model": {"name": "lenet"},
+        "training": {"learning_rate": 0.05, "epochs": 3, "batch_size": 25},
+    },
 }
 STAGES: Mapping[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
     "digits": (("digits",), (1, 2, 3)),
@@ -80,6 +94,8 @@ STAGES: Mapping[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
     "cost": (("digits",), (31, 32)),
     "unipen62": (("unipen62",), (21, 22, 23, 24, 25)),
     "final": (("digits", "mnist", "unipen62"), (301, 302, 303, 304, 305)),
+    "roles": (("digits",), (41, 42, 43)),
+    "last": (("digits", "mnist", "unipen62", "cifar10"), (401, 402, 403)),
 }
 """By stage: the data and the seeds."""
 PLAIN = "EQ"
@@ -102,11 +118,14 @@ class Cell:
     rows: int
     share: float
     attack: str
+    clients: int = 20
+    held: str = "right"
+    """What the server's rows are like."""
 
-    @property
-    def key(self) -> tuple[object, ...]:
-        """What tells it from others."""
-        return tuple(asdict(self).values())
+    @classmethod
+    def of(cls, line: Mapping[str, Any]) -> Cell:
+        """Return the cell of a line; those of older runs have all fields but the last two."""
+        return cls(**{name: line[name] for name in cls.__dataclass_fields__ if name in line})
 
 
 def cells(
@@ -138,7 +157,8 @@ def opened(folder: Path, seeds: Sequence[int], rules: Sequence[str], again: bool
     mine = sorted(set(rules) - {PLAIN})
     seen: list[list[str]] = []
     for path in (RESULTS / OPENED, folder / OPENED):
-        seen += json.loads(path.read_text())["rules"] if path.is_file() else []
+        kept = json.loads(path.read_text()) if path.is_file() else {}
+        seen += kept["rules"] if kept.get("seeds") == list(seeds) else []
     if seen and mine not in seen and not again:
         print(
             f"--rules: got {', '.join(mine)}, but seeds {seeds[0]} to {seeds[-1]} were opened for {', '.join(seen[0])}"
@@ -147,7 +167,7 @@ def opened(folder: Path, seeds: Sequence[int], rules: Sequence[str], again: bool
         )
         sys.exit(2)
     if mine not in seen or not (folder / OPENED).is_file():
-        kept = {"seeds": list(STAGES["final"][1]), "rules": seen if mine in seen else [*seen, mine]}
+        kept = {"seeds": list(seeds), "rules": seen if mine in seen else [*seen, mine]}
         # Several parts begin at once and write the same.
         part = folder / f"{OPENED}.{os.getpid()}"
         part.write_text(json.dumps(kept) + "\n")
@@ -161,6 +181,8 @@ class Collector:
         self.accuracy: dict[str, dict[int, float]] = {}
         self.backdoor: dict[str, float] = {}
         self.alarms: dict[str, dict[str, list[bool]]] = {}
+        self.recall: dict[str, list[float]] = {}
+        """Of each class, by the last model."""
 
     def commit(self, round: int, records: Sequence[RoundRecord], states: States, *_: object, last: bool) -> None:
         """Note what is wanted of a round."""
@@ -187,11 +209,40 @@ def worked(record: RoundRecord) -> float | None:
 def experiment(cell: Cell) -> dict[str, Any]:
     """Return the experiment of a cell without its hostile clients."""
     given = {name: dict(section) for name, section in DATA[cell.data].items()}
-    partition = {"clients": 20, "scheme": cell.scheme, "minimum": 5, "test_fraction": 0.1, **given["partition"]}
+    partition = {
+        "clients": cell.clients,
+        "scheme": cell.scheme,
+        "minimum": 5,
+        "test_fraction": 0.1,
+        **given["partition"],
+    }
     partition |= {"server_report": "apart", "server_weighs": cell.rows}
     partition |= {"alpha": 0.5} if cell.scheme == "dirichlet" else {}
     rounds = {"count": CONVERGED, "fraction": 1.0, "evaluate_every": CONVERGED}
     return {**given, "name": "guarded", "partition": partition, "rounds": rounds}
+
+
+def wrongly_labelled(*arguments: Any) -> Population:
+    """Share out data; a tenth of the rows on which the server weighs have the label of the next class."""
+    found = share_out(*arguments)
+    chance = randomness.generator(arguments[2], purpose="benchmarks/guarded/wrong")
+    wrong = chance.permutation(found.server)[: round(0.1 * len(found.server))]
+    data = found.dataset.append(wrong, found.dataset.features[torch.from_numpy(wrong)])
+    labels = data.labels.clone()
+    labels[len(found.dataset) :] = (labels[len(found.dataset) :] + 1) % data.classes
+    added = np.arange(len(found.dataset), len(data))
+    server = np.concatenate([np.setdiff1d(found.server, wrong), added])
+    return replace(found, dataset=replace(data, labels=labels), server=server)
+
+
+def lacking(*arguments: Any) -> Population:
+    """Share out data; the rows on which the server weighs lack classes 2 and 3."""
+    found = share_out(*arguments)
+    return replace(found, server=found.server[~np.isin(found.dataset.labels.numpy()[found.server], (2, 3))])
+
+
+HELD = {"right": share_out, "wrong": wrongly_labelled, "lacking": lacking}
+"""By `Cell.held`: how data are shared out."""
 
 
 def run_cell(
@@ -200,13 +251,20 @@ def run_cell(
     """Run a cell and return a line for each rule."""
     described = with_rules(build({**experiment(cell), "compute": dict(compute)}), list(rules))
     described = under_attack(described, cell.attack, cell.share)
-    clients, server = assembled(described, None, None)
+    with patch("steelyard.experiment.simulation.share_out", HELD[cell.held]):
+        clients, server = assembled(described, None, None)
+        for seed in seeds:
+            clients.names(seed)
     try:
         described = described.for_clients(min(len(clients.names(seed)) for seed in seeds))
         federations = federations_of(described, seeds, described.criteria())
         parts = Parts.of(described, clients, server, federations)
         found = Collector()
-        run_rounds(federations, {}, clients, server, parts.plan, found)  # type: ignore[arg-type]
+        states = run_rounds(federations, {}, clients, server, parts.plan, found)  # type: ignore[arg-type]
+        for federation in federations:
+            tested = server.report(federation.seed, states[federation.name].parameters[None])
+            assert tested.by_class is not None
+            found.recall[federation.name] = tested.by_class["recall"][0].round(3).tolist()
         hostile = json.loads(clients.describe().get("flaws", "{}"))
     finally:
         clients.close()
@@ -226,6 +284,7 @@ def line(found: Collector, mine: Sequence[Any], hostile: Mapping[str, Any]) -> d
         name: [round(float(np.mean([curve.get(r, 0.0) for r in range(at - 2, at + 1)])), 4) for curve in curves]
         for name, at in (("early", EARLY), ("converged", CONVERGED))
     }
+    kept["recall"] = [found.recall[federation.name] for federation in mine]
     doors = [round(found.backdoor[f.name], 4) for f in mine if f.name in found.backdoor]
     kept |= {"backdoor": doors} if doors else {}
     alarms: list[list[float]] = []
@@ -240,10 +299,11 @@ def line(found: Collector, mine: Sequence[Any], hostile: Mapping[str, Any]) -> d
 
 def worst(lines: Sequence[Mapping[str, Any]]) -> str:
     """Return the worst case of each rule as a table; gains and losses are paired by seed, and means over seeds."""
-    setting = ["stage", "data", "scheme", "rows"]
+    setting = ["stage", "data", "scheme", "rows", "clients", "held"]
     long = pd.DataFrame(
         {
-            **{name: each[name] for name in (*setting, "share", "attack", "rule")},
+            **{name: asdict(Cell.of(each))[name] for name in (*setting, "share", "attack")},
+            "rule": each["rule"],
             "time": time,
             "seed": seed,
             "reached": x,
@@ -275,20 +335,36 @@ def worst(lines: Sequence[Mapping[str, Any]]) -> str:
         alarms = [np.mean([honest for honest, _ in each["alarms"]]) for each in here if "alarms" in each]
         row |= {"false alarms": f"{max(alarms):.1%}"} if alarms else {}
         row["below"] = attacked[attacked["share"] == 0.2]["below"].max()
+        row |= recalls(here)
         rows.append(row | {"cells": sum(each["attack"] != CLEAN for each in here)})
     names = sorted({name for row in rows for name in row}, key=lambda name: (_place(name), name))
     return table(sorted(rows, key=lambda row: row["below"]), {name: name for name in names})
 
 
+def recalls(lines: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return by how much `class-flip` lowers the recall of its class (1) under one rule, and the least of any class
+    where nobody is hostile; means over seeds, in points.
+    """
+    kept = {Cell.of(each): np.mean(each["recall"], axis=0) for each in lines if "recall" in each}
+    clean = {replace(cell, share=0.0, attack=""): found for cell, found in kept.items() if cell.attack == CLEAN}
+    lost = [
+        clean[before][1] - found[1]
+        for cell, found in kept.items()
+        if cell.attack.startswith("class-flip") and (before := replace(cell, share=0.0, attack="")) in clean
+    ]
+    found = {"recall of a class": f"{100 * min(each.min() for each in clean.values()):.0f}"} if clean else {}
+    return found | ({"recall lost": f"{100 * max(lost):.1f}"} if lost else {})
+
+
 def _place(column: str) -> int:
     """Return where a column stands: the rule and its cost first, then losses, backdoors, alarms, and what was met."""
-    order = ("rule", "clean cost", "below", "iid", "dirichlet", "backdoor", "false alarms", "cells")
+    order = ("rule", "clean cost", "below", "iid", "dirichlet", "backdoor", "recall", "false alarms", "cells")
     return next(at for at, begin in enumerate(order) if column.startswith(begin))
 
 
 def main(
     out: Path,
-    stage: Literal["digits", "mnist", "cost", "unipen62", "final"] = "digits",
+    stage: Literal["digits", "mnist", "cost", "unipen62", "final", "roles", "last"] = "digits",
     part: str = "0/1",
     seconds: float = 86_400.0,
     attacks: str = "",
@@ -297,6 +373,9 @@ def main(
     open_again: bool = False,
     shares: str = "0.2,0.1,0.3",
     rows: str = "",
+    only: str = "",
+    clients: int = 20,
+    held: Literal["right", "wrong", "lacking"] = "right",
     seeds: int = 0,
     rules: str = "",
     memory: float = 0.0,
@@ -308,17 +387,19 @@ def main(
         print(worst(kept.lines))
         return
     out.mkdir(parents=True, exist_ok=True)
-    final, some = stage == "final", STAGES[stage][1][: seeds or None]
+    final, some = stage in ("final", "last"), STAGES[stage][1][: seeds or None]
     chosen = rules.split() or list(FINAL if final else CANDIDATES)
     if final:
-        opened(out, some, chosen, open_again)
-    held = whole_numbers(rows or ("60,20,200" if final else "60"))
+        opened(out, STAGES[stage][1], chosen, open_again)
+    numbers = whole_numbers(rows or ("60,20,200" if final else "60"))
     met = attack_names([attacks or "all"], adaptive=final and not attacks)
     others = attack_names([few]) if final and not whole else None
-    wanted = share(list(cells(stage, met, [float(text) for text in words(shares)], held, others)), part)
-    done = {tuple(each[name] for name in Cell.__dataclass_fields__) for each in kept.lines}
+    every = cells(stage, met, [float(text) for text in words(shares)], numbers, others)
+    kinds = words(only) or list(STAGES[stage][0])
+    wanted = share([replace(cell, clients=clients, held=held) for cell in every if cell.data in kinds], part)
+    done = {Cell.of(each) for each in kept.lines}
     begun, longest = time.monotonic(), 0.0
-    for cell in [cell for cell in wanted if cell.key not in done]:
+    for cell in [cell for cell in wanted if cell not in done]:
         started = time.monotonic()
         if started - begun + 1.2 * longest > seconds:
             print("time is up; the same call goes on", flush=True)
@@ -326,7 +407,7 @@ def main(
         mine = [rule for rule in chosen if not final or cell.attack == CLEAN or rule != PLAIN]
         kept.add(*run_cell(cell, mine, some, {"memory_gb": memory} if memory else {}))
         longest = max(longest, time.monotonic() - started)
-        print(*cell.key, f"{time.monotonic() - started:.1f} s", flush=True)
+        print(*asdict(cell).values(), f"{time.monotonic() - started:.1f} s", flush=True)
 
 
 if __name__ == "__main__":

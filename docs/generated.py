@@ -173,17 +173,25 @@ def _policy_page(made: Any, figures: Mapping[str, Any]) -> str:
         "",
         f"**Published.** {figures.get('published', 'No figure of its authors is quoted here: see the paper.')}",
         "",
-        "**Ours.** Digits, 20 rounds, 5 seeds: accuracy (%) on rows of the server. "
-        "[Weights by others](../policies.md#ours) has it beside all others.",
-        "",
-        f"| clients | {found['name']} | FedAvg | an equal say |",
-        "|---|---|---|---|",
-        *(f"| {' | '.join(row)} |" for row in figures["ours"]),
-        "",
+        *_ours(found["name"], figures.get("ours", [])),
         f"Source: <{link.split()[0]}>. Code: `{made.__module__.replace('.', '/')}.py`; the authors' numbers: "
         "`tests/weighing/policies/test_authors.py`.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _ours(name: str, rows: Sequence[Sequence[str]]) -> list[str]:
+    if not rows:
+        return ["**Ours.** [Hostile clients](../../results/attacks.md).", ""]
+    return [
+        "**Ours.** Digits, 20 rounds, 5 seeds: accuracy (%) on rows of the server. "
+        "[Weights by others](../policies.md#ours) has it beside all others.",
+        "",
+        f"| clients | {name} | FedAvg | an equal say |",
+        "|---|---|---|---|",
+        *(f"| {' | '.join(row)} |" for row in rows),
+        "",
+    ]
 
 
 def models_page() -> str:

@@ -7,10 +7,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from benchmarks.kit import start
 
 from benchmarks import guarded
+from steelyard.data import load
+from steelyard.experiment.loading import build
 
 
 def line(rule: str, attack: str, early: list[float], converged: list[float], **more: Any) -> dict[str, Any]:
@@ -40,6 +43,31 @@ def test_the_worst_case_is_the_most_lost_early_or_late_against_the_same_rule() -
     assert (median["iid, 20%"], median["backdoor, 20%"]) == ("10.0 (ipm, early, digits)", "2%")
     assert (median["below"], median["cells"]) == ("15", "2")
     assert clip["false alarms"] == "1.0%"
+
+
+def test_rows_at_the_server_with_wrong_labels_and_without_two_classes(tmp_path: Path) -> None:
+    """What trains at the clients and what reports stays as it is."""
+    cell = guarded.Cell("roles", "digits", "iid", 60, 0.0, "clean", clients=4)
+    described = build(guarded.experiment(cell))
+    dataset = load(described.data)
+    right, wrong, lacking = (guarded.HELD[held](dataset, described.partition, 1) for held in guarded.HELD)
+    kept, spoiled, few = (each.dataset.labels.numpy()[each.server] for each in (right, wrong, lacking))
+    assert len(spoiled) == 60
+    assert sorted(kept) != sorted(spoiled)
+    untouched = np.intersect1d(right.server, wrong.server)
+    assert len(untouched) == 54
+    assert set(few) == {0, 1, 4, 5, 6, 7, 8, 9}
+    for each in (wrong, lacking):
+        assert each.report.tolist() == right.report.tolist()
+        assert [rows.train.tolist() for rows in each.clients] == [rows.train.tolist() for rows in right.clients]
+
+
+def test_recall_of_the_flipped_class_is_told_against_the_run_without() -> None:
+    clean = line("EQ", "clean", [0.9], [0.9], recall=[[0.9, 0.8]])
+    flipped = line("EQ", "class-flip", [0.8], [0.8], recall=[[0.9, 0.5]])
+    head, _, row = guarded.worst([clean, flipped]).splitlines()
+    found = dict(zip(head.strip("| ").split(" | "), map(str.strip, row[1:-1].split("|")), strict=True))
+    assert (found["recall lost"], found["recall of a class"]) == ("30.0", "80")
 
 
 def ended(monkeypatch: pytest.MonkeyPatch, *words: str) -> object:

@@ -8,6 +8,9 @@ import torch
 
 from steelyard.defence import robust
 from steelyard.defence.robust import (
+    Clip,
+    RobustRule,
+    Spectral,
     distances,
     distances_to,
     hostile_count,
@@ -16,6 +19,7 @@ from steelyard.defence.robust import (
     spectral,
     spectral_scores,
 )
+from steelyard.messages.payloads import DenseModels
 
 
 def gram(*updates: tuple[float, ...]) -> np.ndarray:
@@ -88,6 +92,64 @@ def test_those_who_stand_out_along_the_first_principal_direction_are_left_out() 
     cut = np.sqrt(1.22) / 2 + 0.5
     assert found == pytest.approx([0.8 / 3, 0.8 / 3, 0.4 / 3 * cut / np.sqrt(1.22), 0])
     assert spectral(np.ones(1), np.array([[4.0]]), 0.3) == pytest.approx([1])
+
+
+# ---------------------------------------------------------------- what colluders can move
+
+
+def proposals(chance: np.random.Generator, count: int, best: np.ndarray) -> np.ndarray:
+    """What colluders try next: other roles, lengths from 1e-6 to 1e30 and 0, copies, or the best so far, changed."""
+    kind = chance.integers(5)
+    if kind == 0:
+        return best + np.linalg.norm(best, axis=1, keepdims=True) * chance.standard_normal(best.shape) / 5
+    if kind == 1:
+        return best * 10.0 ** chance.uniform(-2, 2, (count, 1))
+    found = chance.standard_normal(best.shape) * 10.0 ** chance.uniform(-6, 30 if kind == 2 else 1, (count, 1))
+    found[chance.random(count) < 0.2] = 0.0
+    return np.repeat(found[:1], count, axis=0) if kind == 3 else found
+
+
+@pytest.mark.parametrize(("clients", "hostile"), [(3, 1), (4, 1), (7, 3), (20, 4)])
+def test_no_update_of_colluders_found_by_a_search_moves_the_sum_beyond_the_bound(clients: int, hostile: int) -> None:
+    """docs/reference/defence.md has the bound: n/(n − f) Σ w of the colluders, times an honest client's length."""
+    chance = np.random.default_rng(clients)
+    honest = chance.standard_normal((clients - hostile, 8)) * np.exp(chance.standard_normal((clients - hostile, 1)))
+    length = float(np.sort(np.linalg.norm(honest, axis=1))[clients // 2])
+    cap = 1.5 / clients
+    weights = np.repeat([(1 - hostile * cap) / (clients - hostile), cap], [clients - hostile, hostile])
+    theirs = slice(clients - hostile, None)
+    bound = min(1.0, clients / (clients - hostile_count(clients, 0.3)) * hostile * cap) * length
+    best, most = np.zeros((hostile, 8)), 0.0
+    for _ in range(2_500):
+        tried = proposals(chance, hostile, best)
+        updates = np.concatenate([honest, tried])
+        products = updates @ updates.T
+        found = spectral(weights, products, 0.3)
+        moved = float(np.linalg.norm(found[theirs] @ tried))
+        assert moved <= bound * (1 + 1e-9)
+        assert np.linalg.norm(found @ updates) <= length * (1 + 1e-9), "the whole step"
+        cut = robust.clipped(weights, lengths(products), robust.radius_of(lengths(products)))
+        assert np.linalg.norm(cut[theirs] @ tried) <= hostile * cap * length * (1 + 1e-9)
+        if moved > most:
+            best, most = tried, moved
+    assert most > 0.5 * bound, "the search is no formality"
+
+
+def test_half_of_the_clients_are_beyond_the_bound() -> None:
+    updates = np.array([[1.0, 0.0], [0.0, 1.0], [1e6, 0.0], [1e6, 0.0]])
+    assert np.linalg.norm(spectral(np.full(4, 0.25), updates @ updates.T, 0.3) @ updates) > 1e5
+
+
+@pytest.mark.parametrize("size", [1e3, 1e20, 3e38])
+def test_what_is_as_long_as_float32_goes_moves_a_model_no_further(size: float) -> None:
+    start = torch.linspace(-1, 1, 50)
+    honest = 1e-4 * torch.eye(50)[:5]
+    models = torch.cat([start + honest, size * torch.ones(2, 50)])
+    models[-1, ::2] *= -1
+    payload = DenseModels(models)
+    for settings in (Spectral(rule="spectral"), Clip(rule="clip")):
+        model = RobustRule(settings, payload, start, lambda: payload.gram(start)).combine(np.full(7, 1 / 7))
+        assert (model - start).norm() < 1.01e-4
 
 
 # ---------------------------------------------------------------- the geometric median

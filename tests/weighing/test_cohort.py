@@ -70,7 +70,16 @@ def test_a_part_is_asked_for_once_and_one_that_is_not_there_is_named() -> None:
     assert_refused(lambda: alone.test(ones), "weighing.criteria", "tests no models")
     assert_refused(lambda: alone.slopes(ones), "weighing.policy", "no rows")
     assert_refused(lambda: alone.class_grams, "weighing.policy", "no last layer")
-    for name in ("divergence", "gram", "validation", "along_start", "root", "class_grams", "kernel_norms"):
+    for name in (
+        "divergence",
+        "gram",
+        "validation",
+        "along_start",
+        "root",
+        "class_grams",
+        "last_layer",
+        "kernel_norms",
+    ):
         assert_refused(lambda name=name: getattr(CohortView(ones), name), "weighing", "no single models")
     for ask in (CohortView(ones).test, CohortView(ones).slopes):
         assert_refused(lambda ask=ask: ask(ones), "weighing", "no single models")

@@ -75,6 +75,10 @@ HALF = 1e-9
 # quantile itself; it is not weighted, since a client that claims a large weight must not move the radius.
 
 
+LEAST = 1e-30
+"""Below this, coefficients times weights come near to where float32 rounds them, up too."""
+
+
 def radius_of(lengths: Floats, quantile: float = 0.5, smooth: float = 0.0, before: float | None = None) -> float:
     """Return this round's radius: r = q^(1−s) · r_before^s, with q the quantile of the lengths."""
     found = float(np.quantile(lengths, quantile)) if len(lengths) else 0.0
@@ -84,8 +88,9 @@ def radius_of(lengths: Floats, quantile: float = 0.5, smooth: float = 0.0, befor
 
 
 def factors(lengths: Floats, radius: float) -> Floats:
-    """Return min(1, r/‖u_a‖) of every client; an update of length 0 stays."""
-    return np.minimum(1.0, np.divide(radius, lengths, out=np.ones_like(lengths), where=lengths > 0))
+    """Return min(1, r/‖u_a‖) of every client, 0 where float32 rounds it; an update of length 0 stays."""
+    found = np.minimum(1.0, np.divide(radius, lengths, out=np.ones_like(lengths), where=lengths > 0))
+    return np.where(found < LEAST, 0.0, found)
 
 
 def clipped(weights: Floats, lengths: Floats, radius: float) -> Floats:

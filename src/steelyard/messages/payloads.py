@@ -254,9 +254,15 @@ class DenseModels(SingleModels):
         """Return the inner products of all pairs of updates over some parameters: rows[k, positions] give [k, n, n]."""
         import torch  # Late for speed of start.
 
-        positions = torch.from_numpy(rows).to(self.models.device)
-        part = self.models[:, positions].to(torch.float64) - parameters.to(self.models.device, torch.float64)[positions]
+        part = self.parts_of(parameters, rows)
         return torch.einsum("akp,bkp->kab", part, part).cpu().numpy()
+
+    def parts_of(self, parameters: torch.Tensor, rows: Counts) -> torch.Tensor:
+        """Return the updates in some parameters: rows[k, positions] give [n, k, positions] in float64."""
+        import torch  # Late for speed of start.
+
+        positions = torch.from_numpy(rows).to(self.models.device)
+        return self.models[:, positions].to(torch.float64) - parameters.to(self.models.device, torch.float64)[positions]
 
     def select(self, keep: Sequence[int]) -> DenseModels:
         return DenseModels(self.models[list(keep)], self.frozen)

@@ -197,6 +197,11 @@ class CohortView:
         raise _no_models()
 
     @cached_property
+    def last_layer(self) -> Floats:
+        """Θ_a − Θ of every client in the parameters of the last layer: [clients, parameters]."""
+        raise _no_models()
+
+    @cached_property
     def kernel_norms(self) -> Floats:
         """‖W_l − W_al‖₂ of every client and every layer's kernel, without biases: [clients, kernels]."""
         raise _no_models()
@@ -307,6 +312,10 @@ class Cohort(CohortView):
     @cached_property
     def class_grams(self) -> Floats:
         return self._dense.grams_of(self.parameters, self.server.output_layer())
+
+    @cached_property
+    def last_layer(self) -> Floats:
+        return self._dense.parts_of(self.parameters, self.server.output_layer()).flatten(1).cpu().numpy()
 
     @cached_property
     def kernel_norms(self) -> Floats:

@@ -23,6 +23,7 @@ from steelyard.weighing.policies.feddg_ga import adjusted
 from steelyard.weighing.policies.feddisco import FedDisco
 from steelyard.weighing.policies.fedlaw import FedLaw
 from steelyard.weighing.policies.fedscs import FedScs
+from steelyard.weighing.policies.foolsgold import FoolsGold, unlike
 from steelyard.weighing.policies.nvflare_adaptive import NvflareAdaptive
 from steelyard.weighing.policies.q_fedavg import QFedAvg
 from steelyard.weighing.policies.shapfed import ShapFed
@@ -208,6 +209,22 @@ def test_trust_mad() -> None:
         1.4744e-6,
     ]
     assert mild / mild.sum() == pytest.approx(expected, abs=1e-9)
+
+
+def test_foolsgold() -> None:
+    """DistributedML/FoolsGold d50d935: model_aggregator.foolsgold without weights of features, typed again."""
+    six = np.array([[1, 0, 0], [1, 0.1, 0], [0, 1, 0], [0.2, 0.9, 0.3], [0, 0, 1], [-1, 0.2, 0.4]], dtype=np.float64)
+    assert unlike(six).tolist() == [0, 0, 0, 0, 1, 1]
+    memory: dict[str, Memory] = {}
+    # In the second round the histories count: the sums of both updates.
+    for models, weights in ((MODELS, [1 / 3] * 3), (LATER, [0.30090288, 0.39819424, 0.30090288])):
+        view = cohort(models, memory=memory)
+        assert weighed(FoolsGold(), view) == pytest.approx(weights, abs=1e-8)
+        memory = view.remembered
+    # By hand: cosines 0.6, 0 and 0, so α is 0.4, 0.4 and 1.
+    pair = np.array([[1.0, 0.0, 0.0], [0.6, 0.8, 0.0], [0.0, 0.0, 1.0]])
+    assert unlike(pair) == pytest.approx([np.log(0.4 / 0.6) + 0.5] * 2 + [1.0], abs=1e-12)
+    assert not unlike(np.ones((3, 2))).any(), "the same from all: Sybils"
 
 
 def test_fedscs() -> None:

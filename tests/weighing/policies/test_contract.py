@@ -104,7 +104,17 @@ def test_a_stopped_comparison_of_all_policies_goes_on_to_the_same_bits(tmp_path:
         assert torch.equal(found[name].parameters, state.parameters), name
         assert found[name].memory == state.memory, name
     remembering = {name for name in ALL if expected[name].memory}
-    assert remembering == {"afl", "cgsv", "fedawa", "fedce", "feddg-ga", "fedscs", "nvflare-adaptive", "shapfed"}
+    assert remembering == {
+        "afl",
+        "cgsv",
+        "fedawa",
+        "fedce",
+        "feddg-ga",
+        "fedscs",
+        "foolsgold",
+        "nvflare-adaptive",
+        "shapfed",
+    }
     assert History(whole).info["status"] == "finished"
 
 

@@ -13,6 +13,7 @@ from steelyard.weighing.policies import feddg_ga as feddg_ga
 from steelyard.weighing.policies import feddisco as feddisco
 from steelyard.weighing.policies import fedlaw as fedlaw
 from steelyard.weighing.policies import fedscs as fedscs
+from steelyard.weighing.policies import foolsgold as foolsgold
 from steelyard.weighing.policies import nvflare_adaptive as nvflare_adaptive
 from steelyard.weighing.policies import q_fedavg as q_fedavg
 from steelyard.weighing.policies import shapfed as shapfed
