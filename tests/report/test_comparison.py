@@ -17,9 +17,10 @@ from tests.kit import assert_refused
 
 from steelyard.base.measures import MEASURES, measure_of, wilson
 from steelyard.base.settings import validated
-from steelyard.report.curves import Curve, jain, on_rows, on_sample, rounds_to_shares, rounds_to_target, worst_tenth
+from steelyard.report.curves import Curve
 from steelyard.report.figures import write_curves
 from steelyard.report.result import Comparison, compared
+from steelyard.report.statistics import jain, on_rows, on_sample, rounds_to_shares, rounds_to_target, worst_tenth
 from steelyard.report.tables import class_tables, comparison_csv, group_tables, study_of
 from steelyard.rounds.plan import RoundSettings
 

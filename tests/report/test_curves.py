@@ -13,7 +13,8 @@ from tests.runs.contents import chain_again, change
 from tests.runs.records import add, begun, evaluations, federation, record, state
 
 from steelyard.base.measures import ERROR
-from steelyard.report.curves import Curve, Exploded, figures_of, read_curves
+from steelyard.report.curves import Curve, Exploded, read_curves
+from steelyard.report.statistics import figures_of
 from steelyard.rounds.plan import RoundSettings
 from steelyard.runs.history import History
 from steelyard.runs.store import Store

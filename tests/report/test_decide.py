@@ -13,7 +13,7 @@ from tests.report.made_run import shared_run
 
 from steelyard.base.measures import MEASURES
 from steelyard.experiment.loading import read_experiment
-from steelyard.report.curves import Curve
+from steelyard.report.curves import Curve, read_run
 from steelyard.report.decide import Exclusions, Rows, decide, verdict_of
 from steelyard.report.statistics import detectable, seeds_for
 from steelyard.runs.history import History
@@ -158,7 +158,7 @@ def test_what_a_comparison_comes_to(values: Any, compared: Any, rule: str | None
 def test_half_of_the_clients_choose_and_the_gain_is_that_of_the_others(tmp_path_factory: Any) -> None:
     """Without rows at the server; A is chosen by clients b and d, and a and c say how much better it is."""
     folder = shared_run(tmp_path_factory)
-    history, experiment = History(folder), read_experiment(folder).changed({"name": "own"})
+    run, experiment = read_run(History(folder), "fedavg"), read_experiment(folder).changed({"name": "own"})
     rng = np.random.default_rng(1)
     gains = {"fedavg": [0.0, 0.0, 0.0, 0.0], "A": [0.05, 0.2, 0.05, 0.2], "B": [0.15, 0.1, 0.15, 0.1]}
     curves: list[Curve] = []
@@ -167,8 +167,8 @@ def test_half_of_the_clients_choose_and_the_gain_is_that_of_the_others(tmp_path_
         for rule, gain in gains.items():
             scores = level + np.array([gain]) + rng.uniform(0, 0.002, 4)
             curves.append(Curve(rule, seed, np.array([1]), scores, scores.mean(axis=1), 0, {}, {}, rows=np.full(4, 20)))
-    found = verdict_of(history, experiment, curves, "fedavg")
+    found = verdict_of(replace(run, curves=curves), experiment)
     assert found["rule"] == "A"
     assert "is 5.0 points higher than with fedavg on the 40 test rows of every other client" in found["sentence"]
     few = [replace(curve, rows=np.full(4, 14)) for curve in curves]
-    assert verdict_of(history, experiment, few, "fedavg")["rule"] is None
+    assert verdict_of(replace(run, curves=few), experiment)["rule"] is None

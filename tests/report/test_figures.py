@@ -17,7 +17,7 @@ from tests.report.made_run import make_run
 from tests.runs.contents import change
 
 from steelyard.report import figures
-from steelyard.report.split import Split, draw_letters
+from steelyard.report.rendering import Split, draw_letters
 from steelyard.report.view import RunView
 from steelyard.runs.facts import RunFacts
 from steelyard.runs.store import Store

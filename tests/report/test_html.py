@@ -22,7 +22,7 @@ from tests.report.made_run import make_run, shared_run
 from tests.runs.contents import change
 
 from steelyard.api import Experiment
-from steelyard.report import contents
+from steelyard.report import html as made_html
 from steelyard.report.figures import KINDS, draw, svg
 from steelyard.report.html import embedded, headlines, html, notebook_html, write_report
 from steelyard.report.recommended import recommended
@@ -159,7 +159,7 @@ def test_a_report_of_two_runs_names_the_run_of_everything(
     store = Store(folders[1])
     store.note(RunFacts(notes="two were late", engine_choice="loop"))
     store.close()
-    monkeypatch.setattr(contents, "RULES", 2)
+    monkeypatch.setattr(made_html, "RULES", 2)
     view = RunView(folders)
     page = html(view)
     assert found_in(page, "<title>(.*?)</title>") == ["one and two · Steelyard"]

@@ -14,7 +14,7 @@ from pydantic_core import to_jsonable_python
 from tests.report.made_run import described, shared_run
 from tests.runs.records import evaluations, federation, record, state, updates
 
-from steelyard.report import contents, curves, result, tables
+from steelyard.report import html, result, statistics, tables
 from steelyard.report.rendering import filled, render
 from steelyard.report.result import Comparison, computed
 from steelyard.report.view import RunView, cohorts, reweigh
@@ -103,9 +103,9 @@ def test_orders_are_counted_as_kept_and_as_tried(found: Comparison) -> None:
 
 def test_one_entry_is_a_column_of_every_table_and_file(found: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
     """A new figure of merit: the terminal, LaTeX, CSV, JSON and the report's HTML have it, and nothing else changed."""
-    figure = curves.FigureOfMerit("median", "median client", lambda curve, _: 0.625, None, ("main", "clients"))
-    for module in (curves, result, tables):
-        monkeypatch.setattr(module, "FIGURES", (*curves.FIGURES, figure))
+    figure = statistics.FigureOfMerit("median", "median client", lambda curve, _: 0.625, None, ("main", "clients"))
+    for module in (statistics, result, tables):
+        monkeypatch.setattr(module, "FIGURES", (*statistics.FIGURES, figure))
     document = computed(Path(found.run), described(("fedavg",), 3).model_copy(update={"rounds": SETTINGS}))
     assert document.rules[0].figures["median"].values == (0.625,)
     for style in ("text", "markdown", "latex"):
@@ -125,9 +125,9 @@ def check(document: object, declared: object) -> None:
 
 
 def test_documents_have_the_keys_of_their_types(view: RunView) -> None:
-    check(contents.contents(view), contents.ReportData)
+    check(html.contents(view), html.ReportData)
     with pytest.raises((AssertionError, ValidationError)):
-        check(contents.contents(view) | {"more": 1}, contents.ReportData)
+        check(html.contents(view) | {"more": 1}, html.ReportData)
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from steelyard.experiment.loading import kind_of, load, source_text, to_toml
 from steelyard.experiment.loading import recipes as ready
 from steelyard.experiment.rules import rule_words
 from steelyard.learning.settings import BUILT_IN
-from steelyard.report.rendering import Copied, Table
+from steelyard.report.rendering import Copied, Table, account, draw_letters, split_of
 from steelyard.runs.history import History
 from steelyard.weighing import criterion, policy
 from steelyard.weighing.rule import WeighingSettings, trust_of
@@ -191,7 +191,6 @@ def _draw_split(described: Description, figure: Path | None, format: Format) -> 
     """Read the data of an experiment, share them out and draw that; nothing is trained."""
     from steelyard.data.partition import share_out
     from steelyard.data.scaling import load as load_data
-    from steelyard.report.split import account, draw_letters, split_of
 
     if not isinstance(described, LearningDescription):
         raise UserError(

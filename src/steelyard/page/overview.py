@@ -21,7 +21,7 @@ from steelyard.federate.queue import RunDocument as ServedRun
 from steelyard.federate.queue import runs_of as served_runs
 from steelyard.messages.updates import Counts, Floats
 from steelyard.page.jobs import Jobs, read_text
-from steelyard.report.decide import servers_rows
+from steelyard.report.curves import servers_rows
 from steelyard.report.figures import KINDS, draw, spec, theme
 from steelyard.report.figures.look import VegaLite
 from steelyard.report.html import RawCriteria, Themes, headlines, raw_criteria

@@ -1,46 +1,24 @@
-"""What a run recorded, as one curve per rule and seed, and the figures that are computed from it."""
+"""What a run recorded, read at once (`read_run`): its rules, a curve for each rule and seed, its flaws, its chain."""
 
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
-from steelyard.base.measures import ERROR, MEASURES, TASKS, Measure, Z, measure_of
+from steelyard.base.errors import UserError, listed, nearest
+from steelyard.base.measures import ERROR, TASKS, measure_of
 from steelyard.base.settings import Document
 from steelyard.messages.updates import Counts, Floats
-from steelyard.rounds.plan import RoundSettings, at_target, devices_needed
+from steelyard.runs.columns import Cohorts
 from steelyard.runs.database import unreadable
 from steelyard.runs.history import START, History, at_once
-
-
-class OnRows(Document):
-    """On how many rows a score was measured, its 95 % interval from these rows alone, and whether they are too few.
-
-    The interval is NaN where the rows give none. Too few rows rank nobody.
-    """
-
-    rows: int
-    low: float
-    high: float
-    too_few: bool
-
-
-class OnSample(Document):
-    """How many clients, drawn of how many, a score was measured on, and its 95 % interval for all of them."""
-
-    clients: int
-    of: int
-    low: float
-    high: float
 
 
 class Exploded(Document):
@@ -83,6 +61,15 @@ class RecordedRule(BaseModel):
         adapts = self.loss is not None and self.loss.adapt != "none"
         plain = not (sharpened or adapts or self.fit) and self.normalise != "rank"
         return self.criteria == ("DS",) and plain and self.asks_clients
+
+
+class HeavyClient(Document):
+    """A client that carried much weight."""
+
+    client: str
+    share: float
+    rounds: int
+    samples: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,8 +117,14 @@ class Curve:
     """What the server's last step said of itself."""
     flawed: Mapping[str, float] = field(default_factory=dict[str, float])
     """The share of all weight, of all samples and of all updates that flawed clients had; empty without any."""
+    heaviest: tuple[HeavyClient, ...] = ()
+    """The clients that carried most weight."""
 
 
+OF_A_STEP = ("product_error", "factor_error")
+"""Figures beside the server's tests of a round that are about the server's step: what weighing adapters lost."""
+HEAVIEST = 5
+"""Clients that are named as those with most weight."""
 SUMS = ("cohort", "answered", "tests", "seconds", "cpu", "gpu", "up", "down")
 """Columns of `rounds` that are added up."""
 _COLUMNS = (
@@ -275,226 +268,98 @@ def flaws_of(history: History, seed: int) -> dict[str, list[str]]:
     return found
 
 
-# Rounds to target, the worst tenth and the rows behind them, from local scores alone.
+# What a result is computed from, read at once.
 
 
-OF_A_STEP = ("product_error", "factor_error")
-"""Figures beside the server's tests of a round that are about the server's step: what weighing adapters lost."""
+@dataclass(frozen=True, eq=False)
+class Recorded:
+    """What a run recorded: its curves, and what a reader must know beside figures."""
+
+    history: History
+    baseline: str
+    curves: Sequence[Curve]
+    """Those of the baseline first; seeds rise."""
+    clients: int
+    flaws: Mapping[int, Mapping[str, Sequence[str]]]
+    """By seed and client, in words."""
+    chain: Chain
+    weighed_one: tuple[SingleClient, ...]
+    server_rows: str
+    """What the server's reporting rows are called."""
 
 
-def rounds_to_target(
-    rounds: NDArray[np.int64], scores: Floats, target: float, share: float, *, above: bool = False
-) -> int | None:
-    """Return the first round at which at least ceil(share · n) devices have a score of at least the target.
+@at_once
+def read_run(history: History, baseline: str | None = None) -> Recorded:
+    """Read a run; `baseline` is the rule that the others are held against, if it is not to be found."""
+    if not len(history.federations):
+        raise unreadable(history.folder, "it names no rule")
+    chosen = find_baseline(history, baseline)
+    curves = sorted(read_curves(history), key=lambda curve: (curve.rule != chosen, curve.seed))
+    flaws = {seed: flaws_of(history, seed) for seed in dict.fromkeys(curve.seed for curve in curves)}
+    asked: set[str] = set()
+    for place, curve in enumerate(curves):
+        cohorts = history.cohorts(curve.rule, curve.seed)
+        asked |= {*(curve.devices or cohorts.clients)}
+        flawed = _flawed(cohorts, set(flaws[curve.seed]))
+        curves[place] = replace(curve, flawed=flawed, heaviest=_heaviest(cohorts))
+    single, rows = single_client_rounds(history), servers_rows(history)
+    return Recorded(history, chosen, curves, len(asked), flaws, chain_of(history), single, rows)
 
-    `scores` is [rounds, devices]. None when no round reaches it (SPEC §6). `above` asks for more than the target.
+
+def find_baseline(history: History, wanted: str | None) -> str:
+    """Return the rule that the others are held against: the one asked for, else FedAvg, else the first."""
+    rules = {
+        str(row["rule"]): RecordedRule.model_validate_json(row["settings"])
+        for row in history.federations.to_dict("records")
+    }
+    if wanted is not None:
+        if wanted not in rules:
+            raise UserError(f"--baseline: got '{wanted}'{nearest(wanted, rules)}; allowed: {listed(rules)}")
+        return wanted
+    return next((name for name, settings in rules.items() if settings.fedavg), next(iter(rules)))
+
+
+def servers_rows(history: History) -> str:
+    """Return what the server's reporting rows are called: "the server's 46 rows", "the server's 429 clean rows".
+
+    They are known to be clean where the run itself made clients flawed: the server's rows are as the source has them.
     """
-    return rounds_to_shares(rounds, scores, target, [share], above=above)[0]
+    counts = sorted(set(history.facts.report_rows.values()))
+    number = "" if not counts else f"{counts[0]:,} " if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,} "
+    return f"the server's {number}{'clean ' if len(history.flaws) else ''}rows"
 
 
-def rounds_to_shares(
-    rounds: NDArray[np.int64], scores: Floats, target: float, shares: Sequence[float], *, above: bool = False
-) -> list[int | None]:
-    """Return `rounds_to_target` for several shares; the devices at the target are counted once."""
-    counts = at_target(scores, target, above=above)
-    needed = [max(1, devices_needed(share, scores.shape[-1])) for share in shares]
-    found = [np.flatnonzero(counts >= devices) for devices in needed]
-    return [int(rounds[enough[0]]) if len(enough) else None for enough in found]
-
-
-def worst_tenth(scores: Floats) -> float:
-    """Return the mean score of the worst 10 % of the devices (at least one); use it to see who is left behind."""
-    return float(scores[worst_devices(scores)].mean()) if len(scores) else float("nan")
-
-
-def worst_score(scores: Floats) -> float:
-    """Return the score of the worst device; use it where each client is somebody, such as a hospital."""
-    return float(scores.min()) if len(scores) else float("nan")
-
-
-def worst_devices(scores: Floats) -> NDArray[np.int64]:
-    """Return the positions of the worst tenth of the devices, the worst first."""
-    return np.argsort(scores, kind="stable")[: math.ceil(0.1 * len(scores) - 1e-9)]
-
-
-def on_rows(
-    scores: Sequence[Floats],
-    rows: Sequence[Counts],
-    measure: Measure = MEASURES["accuracy"],
-    errors: Sequence[Floats | None] = (),
-) -> OnRows | None:
-    """Return on how many rows the mean score of some devices rests, and its interval; one array for each seed.
-
-    Devices count alike, so that k devices with n rows each carry as much as k²/Σ(1/n) rows of one. Seeds test on the
-    same rows, or on others of the same source: they do not multiply them. `errors` are the scores' standard errors,
-    for a measure that is no share of rows; None where neither gives an interval.
-    """
-    carried = float(np.mean([len(mine) ** 2 / float((1 / np.maximum(mine, 1)).sum()) for mine in rows]))
-    known = [each for each in errors if each is not None]
-    error = math.sqrt(np.mean([float(np.square(each).sum()) / len(each) ** 2 for each in known])) if known else None
-    found = measure.interval(float(np.mean([mine.mean() for mine in scores])), carried, error)
-    if found is None:
-        return None
-    few = measure.too_few(carried, *found)
-    counted = round(float(np.mean([mine.sum() for mine in rows])))
-    return OnRows(rows=counted, low=found[0], high=found[1], too_few=few)
-
-
-def on_sample(scores: Floats, rows: Counts, of: int) -> OnSample:
-    """Return the interval of the score over all test rows, where some clients were drawn (scores, rows) `of` so many.
-
-    The score is a ratio of two sums over clients: its variance is that of each client's part in it (linearised), less
-    the share of the clients that were drawn.
-    """
-    count, total = len(scores), float(rows.sum())
-    mean = float(scores @ rows / total)
-    parts = rows * (scores - mean) * count / total
-    half = Z * math.sqrt((1 - count / of) * float(parts @ parts) / (count * max(count - 1, 1)))
-    return OnSample(clients=count, of=of, low=mean - half, high=mean + half)
-
-
-def jain(scores: Floats) -> float:
-    """Jain's fairness index (Σx)² / (n Σx²): 1 when all devices do equally well, 1/n when only one does."""
-    squares = float(np.square(scores).sum())
-    return float(scores.sum()) ** 2 / (len(scores) * squares) if squares else float("nan")
-
-
-# Figures of merit: what is computed of every curve. Tables, documents, files and tests of rules follow from this list.
-
-
-@dataclass(frozen=True)
-class FigureOfMerit:
-    """A figure of merit: its name in documents, what it is of a curve, and how and where tables show it."""
-
-    name: str
-    heading: str
-    of: Callable[[Curve, RoundSettings], float]
-    """Its value; NaN where a curve has none."""
-    measure: Measure | None = None
-    """How it is written; None: as the clients' scores are."""
-    tables: tuple[Literal["main", "clients", "server"], ...] = ()
-    """Which tables have a column of it."""
-    tested: str = ""
-    """What a paired test of it compares, in words; empty where none is made."""
-
-
-COUNT, INDEX = Measure("count"), Measure("index", low=0.0, high=1.0)
-SHARE = Measure("share", low=0.0, high=1.0, percent=True)
-SERVER = ("accuracy", "macro_f1", "mape", "micro_f1", "c_index", "dice", "mae", "rmse")
-"""What the server's tests of a model may find, as `measures.MEASURES` names it."""
-_TESTED = {
-    "accuracy": "accuracy on the server's test set",
-    "accuracy_late": "mean accuracy of the last rounds on the server's test set",
-    "macro_f1": "macro F1 on the server's test set",
-    "macro_f1_late": "mean macro F1 of the last rounds on the server's test set",
-    "mape": "error on the server's test set",
-    "c_index": "C-index on the server's test set",
-    "dice": "mean Dice on the server's test set",
-}
-"""What paired tests of these compare."""
-
-
-def _last(values: Sequence[float] | Floats) -> float:
-    return float(values[-1]) if len(values) else math.nan
-
-
-def _late(values: Sequence[float] | Floats, settings: RoundSettings) -> float:
-    return float(np.mean(values[-settings.last :])) if len(values) else math.nan
-
-
-def _of_clients(figure: Callable[[Floats], float], curve: Curve, settings: RoundSettings) -> float:
-    """Return a figure of the clients' scores after the last round."""
-    return float(figure(curve.scores[-1])) if curve.scores.size else math.nan
-
-
-def _of_server(name: str, curve: Curve, settings: RoundSettings) -> float:
-    """Return a figure of the server's last test of a model, also where it did not test every round."""
-    return curve.last_test.get(name, _last(curve.server.get(name, ())))
-
-
-def _late_of_server(name: str, curve: Curve, settings: RoundSettings) -> float:
-    return _late(curve.server.get(name, ()), settings)
-
-
-def _reached(curve: Curve, settings: RoundSettings) -> float:
-    found = rounds_to_target(curve.rounds, curve.scores, settings.target, settings.share, above=settings.above)
-    return math.nan if found is None else float(found)
-
-
-def _sum(column: str, curve: Curve, settings: RoundSettings) -> float:
-    return curve.sums.get(column, math.nan)
-
-
-def _flawed(of: str, curve: Curve, settings: RoundSettings) -> float:
-    return curve.flawed.get(of, math.nan)
-
-
-FIGURES = (
-    FigureOfMerit("flawed_weight", "weight of flawed", partial(_flawed, "weight"), SHARE, ("main",)),
-    FigureOfMerit("flawed_samples", "samples of flawed", partial(_flawed, "samples"), SHARE),
-    FigureOfMerit("flawed_updates", "updates of flawed", partial(_flawed, "updates"), SHARE),
-    FigureOfMerit(
-        *("final", "final", lambda curve, settings: _last(curve.overall)),
-        tables=("main", "clients"),
-        tested="score after the last round",
-    ),
-    FigureOfMerit(
-        *("late", "last rounds", lambda curve, settings: _late(curve.overall, settings)),
-        tested="mean score of the last rounds",
-    ),
-    FigureOfMerit(
-        "best", "best round", lambda curve, settings: float(max(curve.overall, default=math.nan)), None, ("clients",)
-    ),
-    FigureOfMerit("worst", "worst client", partial(_of_clients, worst_score), None, ("clients",)),
-    FigureOfMerit("worst_tenth", "worst tenth", partial(_of_clients, worst_tenth), None, ("main", "clients")),
-    FigureOfMerit(
-        "p10", "10th perc.", partial(_of_clients, lambda scores: np.percentile(scores, 10)), None, ("clients",)
-    ),
-    FigureOfMerit(
-        "p90", "90th perc.", partial(_of_clients, lambda scores: np.percentile(scores, 90)), None, ("clients",)
-    ),
-    FigureOfMerit("spread", "std. dev.", partial(_of_clients, np.std), None, ("clients",)),
-    FigureOfMerit("jain", "Jain", partial(_of_clients, jain), INDEX, ("clients",)),
-    *(
-        figure
-        for name in SERVER
-        for figure in (
-            FigureOfMerit(
-                *(f"server_{name}", MEASURES[name].heading, partial(_of_server, name), MEASURES[name]),
-                tables=("server",),
-                tested=_TESTED.get(name, ""),
-            ),
-            FigureOfMerit(
-                *(f"server_{name}_late", f"{MEASURES[name].heading}, last rounds"),
-                partial(_late_of_server, name),
-                MEASURES[name],
-                tested=_TESTED.get(f"{name}_late", ""),
-            ),
+def _heaviest(cohorts: Cohorts) -> tuple[HeavyClient, ...]:
+    """Return the clients that carried most weight, the heaviest first."""
+    weighed = ~np.isnan(cohorts.weight)
+    client, weight = cohorts.client[weighed], cohorts.weight[weighed]
+    totals = np.bincount(client, weight, minlength=len(cohorts.clients))
+    rounds = np.bincount(client, minlength=len(cohorts.clients))
+    samples = np.zeros(len(cohorts.clients), np.int64)
+    np.maximum.at(samples, client, cohorts.samples[weighed])
+    whole = float(totals.sum()) or 1.0
+    # Names are in ascending order: of two with the same weight the first comes first.
+    ranked = [index for index in np.argsort(-totals, kind="stable") if rounds[index]][:HEAVIEST]
+    return tuple(
+        HeavyClient(
+            client=cohorts.clients[index],
+            share=float(totals[index]) / whole,
+            rounds=int(rounds[index]),
+            samples=int(samples[index]),
         )
-    ),
-    FigureOfMerit("testing_rounds", "testing rounds", lambda curve, settings: float(curve.tests), COUNT, ("main",)),
-    FigureOfMerit("rounds_to_target", "rounds to target", _reached, COUNT),
-    FigureOfMerit(
-        "left_out",
-        "left out",
-        lambda curve, settings: curve.sums.get("cohort", 0) - curve.sums.get("answered", 0),
-        COUNT,
-    ),
-    FigureOfMerit("seconds", "seconds", partial(_sum, "seconds"), COUNT),
-    FigureOfMerit("cpu_seconds", "seconds of processors", partial(_sum, "cpu"), COUNT),
-    FigureOfMerit("gpu_seconds", "seconds of a GPU", partial(_sum, "gpu"), COUNT),
-    FigureOfMerit("bytes_up", "bytes from clients", partial(_sum, "up"), COUNT),
-    FigureOfMerit("bytes_down", "bytes to clients", partial(_sum, "down"), COUNT),
-    *(
-        FigureOfMerit(
-            name, name.replace("_", " "), lambda curve, settings, name=name: curve.step.get(name, math.nan), SHARE
-        )
-        for name in OF_A_STEP
-    ),
-)
-"""Every figure, in the order of tables."""
+        for index in ranked
+    )
 
 
-def figures_of(curves: Sequence[Curve], settings: RoundSettings) -> dict[str, list[float]]:
-    """Return every figure of some curves, a value for each of them."""
-    return {figure.name: [figure.of(curve, settings) for curve in curves] for figure in FIGURES}
+def _flawed(cohorts: Cohorts, flawed: set[str]) -> dict[str, float]:
+    """Return the share of all weight, of all samples and of all updates that flawed clients had; empty without any."""
+    weighed = ~np.isnan(cohorts.weight)
+    if not flawed or not weighed.any():
+        return {}
+    theirs = np.isin(cohorts.client, [at for at, name in enumerate(cohorts.clients) if name in flawed])[weighed]
+    weight, samples = cohorts.weight[weighed], cohorts.samples[weighed]
+    return {
+        "weight": float(weight[theirs].sum() / (weight.sum() or 1.0)),
+        "samples": float(samples[theirs].sum() / (samples.sum() or 1.0)),
+        "updates": float(theirs.mean()),
+    }

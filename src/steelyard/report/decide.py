@@ -19,14 +19,12 @@ from enum import StrEnum
 import numpy as np
 from pydantic import computed_field
 
-from steelyard.base.errors import UserError, listed, nearest
 from steelyard.base.measures import Estimate, Measure, deviation, estimate, measure_of, show_estimate
 from steelyard.base.settings import Document
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import RUN_FILE, recipes
-from steelyard.report.curves import Curve, RecordedRule, single_client_rounds
+from steelyard.report.curves import Curve, Recorded
 from steelyard.report.statistics import LEAST_SEEDS, detectable, paired_p, paired_tests, seeds_for, verdict
-from steelyard.runs.history import History
 
 LEAST_ROWS = 30
 """With fewer, one that is right by chance moves the accuracy by more than three points: they decide nothing."""
@@ -414,65 +412,33 @@ def _listed(names: Sequence[str], most: int = 3) -> str:
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
 
 
-# The baseline and the rows of a run: which rows report, whether they are known to be clean, which may choose.
+# What decides in a run: which rows report, whether they are known to be clean, which may choose.
 
 
-def find_baseline(history: History, wanted: str | None) -> str:
-    """Return the rule that the others are held against: the one asked for, else FedAvg, else the first."""
-    rules = recorded_rules(history)
-    if wanted is not None:
-        if wanted not in rules:
-            raise UserError(f"--baseline: got '{wanted}'{nearest(wanted, rules)}; allowed: {listed(rules)}")
-        return wanted
-    return next((name for name, settings in rules.items() if settings.fedavg), next(iter(rules)))
-
-
-def recorded_rules(history: History) -> dict[str, RecordedRule]:
-    """Return the rules of a run as it stored them, in its order."""
-    return {
-        str(row["rule"]): RecordedRule.model_validate_json(row["settings"])
-        for row in history.federations.to_dict("records")
-    }
-
-
-def servers_rows(history: History) -> str:
-    """Return what the server's reporting rows are called: "the server's 46 rows", "the server's 429 clean rows".
-
-    They are known to be clean where the run itself made clients flawed: the server's rows are as the source has them.
-    """
-    counts = sorted(set(reported(history).values()))
-    number = "" if not counts else f"{counts[0]:,} " if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,} "
-    return f"the server's {number}{'clean ' if len(history.flaws) else ''}rows"
-
-
-def reported(history: History) -> dict[str, int]:
-    """Return by seed how many of the server's rows report."""
-    return history.facts.report_rows
-
-
-def verdict_of(history: History, experiment: Description, curves: Sequence[Curve], baseline: str) -> Verdict:
+def verdict_of(run: Recorded, experiment: Description) -> Verdict:
     """Return which rule of a run to use: by the server's rows where they only report, else by the clients' tests.
 
     Where clients test models of their own, their tests decide: the server has not seen those models.
     """
+    history, curves = run.history, run.curves
     # One that exploded before its first test has no figures; the others are compared all the same.
     sound = [curve for curve in curves if (curve.rule, curve.seed) not in history.ended] or curves
     known = set.intersection(*(set(curve.server) for curve in sound))
     error, last = experiment.server_figure, experiment.rounds.last
-    on_server, rows = _rows(history, experiment, curves, server=error in known and not history.personal)
+    on_server, rows = _rows(run, experiment, server=error in known and not history.personal)
 
     def value(curve: Curve) -> float:
         series = curve.server.get(error, (math.nan,)) if on_server else curve.overall
         mean = float(np.mean(series[-last:]))
         return -mean if rows.measure.less_is_better and not on_server else mean
 
-    settings, promise = recorded_rules(history), history.facts.privacy
+    promise = history.facts.privacy
     return decide(
         _by_rule(curves, value),
-        baseline,
+        run.baseline,
         rows,
-        Exclusions(_left_out(history, settings, by_clients=not on_server), _problem(history, baseline)),
-        controls=[rule for rule, found in settings.items() if not found.asks_clients],
+        Exclusions(_left_out(run, by_clients=not on_server), _problem(run)),
+        controls=[curve.rule for curve in curves if not curve.settings.asks_clients],
         command=f"steelyard compare {shlex.quote(str(history.folder / RUN_FILE))} --rules recipe",
         # Each of the private rules learnt from the same data.
         spent=None if promise is None or len(promise.epsilon) < 2 else promise.together,
@@ -487,13 +453,13 @@ def _by_rule(curves: Sequence[Curve], figure: Callable[[Curve], float]) -> dict[
     return values
 
 
-def _rows(history: History, experiment: Description, curves: Sequence[Curve], *, server: bool) -> tuple[bool, Rows]:
+def _rows(run: Recorded, experiment: Description, *, server: bool) -> tuple[bool, Rows]:
     """Return whether the server's rows decide, and the rows by which rules are compared."""
     measure = measure_of(experiment.server_figure if experiment.regression else experiment.score_name)
-    tested = [int(curve.rows.sum()) for curve in curves]
+    tested = [int(curve.rows.sum()) for curve in run.curves]
     chose, dealt = experiment.rows_that_chose
     by_server = server and (not chose or not any(tested) or dealt)
-    few = min(reported(history).values(), default=0) if by_server else min(tested)
+    few = min(run.history.facts.report_rows.values(), default=0) if by_server else min(tested)
     refused = ""
     if chose and (by_server or dealt):
         refused = (
@@ -501,12 +467,13 @@ def _rows(history: History, experiment: Description, curves: Sequence[Curve], *,
         )
     elif measure.bounded and 0 < few < LEAST_ROWS:
         refused = f"{few} rows are too few to report on rules ({LEAST_ROWS} at least)"
-    where = f"on {servers_rows(history)}"
+    where = f"on {run.server_rows}"
     if not by_server:
         count = f"{min(tested):,}" if min(tested) == max(tested) else f"{min(tested):,} to {max(tested):,}"
         own = "validation" if experiment.validation is not None else "test"
         where = f"over {count} users" if experiment.lists else f"on the clients' {count} {own} rows"
-    return by_server, _with_choice(Rows(measure, where, refused), experiment, curves, min(tested), by_server=by_server)
+    rows = Rows(measure, where, refused)
+    return by_server, _with_choice(rows, experiment, run.curves, min(tested), by_server=by_server)
 
 
 def _with_choice(rows: Rows, experiment: Description, curves: Sequence[Curve], tested: int, *, by_server: bool) -> Rows:
@@ -550,16 +517,17 @@ def _with_choice(rows: Rows, experiment: Description, curves: Sequence[Curve], t
     return replace(rows, cannot_choose=why)
 
 
-def _left_out(history: History, rules: Mapping[str, RecordedRule], *, by_clients: bool) -> dict[str, str]:
+def _left_out(run: Recorded, *, by_clients: bool) -> dict[str, str]:
     """Return by rule why it is not recommended: its model exploded, or the clients' test rows chose its order."""
-    adjusted = [rule for rule, given in rules.items() if by_clients and given.adjust]
+    history, adjusted = run.history, [curve.rule for curve in run.curves if by_clients and curve.settings.adjust]
     found = dict.fromkeys(adjusted, "the rows that report also chose its order")
     seeds = history.federations["seed"].nunique()
     ended = Counter(rule for rule, _ in history.ended)
     return found | {rule: f"its model exploded in {count} of {seeds} seeds" for rule, count in ended.items()}
 
 
-def _problem(history: History, baseline: str) -> str:
+def _problem(run: Recorded) -> str:
+    history, baseline = run.history, run.baseline
     facts = history.facts
     if facts.status != "finished":
         last = max(history.last_round, 0)
@@ -568,5 +536,5 @@ def _problem(history: History, baseline: str) -> str:
     if ended := sum(rule == baseline for rule, _ in history.ended):
         count = history.federations["seed"].nunique()
         return f"{baseline}, which the others are held against, exploded in {ended} of {count} seeds"
-    single = [row for row in single_client_rounds(history) if row.rounds == row.of]
+    single = [row for row in run.weighed_one if row.rounds == row.of]
     return "rounds weighed one client only, and no rule can prefer one client to another there" if single else ""

@@ -20,12 +20,12 @@ from steelyard.base.errors import told_as
 from steelyard.base.measures import ERROR, Measure, measure_of
 from steelyard.experiment.loading import to_toml
 from steelyard.report import figures
-from steelyard.report.curves import on_rows
 from steelyard.report.figures.look import VegaLite
 from steelyard.report.figures.one_rule import interesting
 from steelyard.report.recommended import TITLES, recommended
 from steelyard.report.rendering import Table, asset, filled
 from steelyard.report.result import Comparison
+from steelyard.report.statistics import on_rows
 from steelyard.report.tables import chain_line, comparison_tables, headline, main_table, privacy_lines, target_tables
 from steelyard.report.view import FederationView, Frame, RunView, cohorts, plain, sampled
 

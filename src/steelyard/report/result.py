@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,35 +19,25 @@ from steelyard.base.errors import UserError
 from steelyard.base.measures import Estimate, Measure, estimate, measure_of
 from steelyard.base.settings import Document
 from steelyard.experiment.description import Description
-from steelyard.report.curves import (
+from steelyard.report.curves import Chain, Curve, Exploded, HeavyClient, SingleClient, read_run
+from steelyard.report.decide import Verdict, verdict_of
+from steelyard.report.statistics import (
     FIGURES,
-    Chain,
-    Curve,
-    Exploded,
     OnRows,
     OnSample,
-    SingleClient,
-    chain_of,
+    PairedTest,
     figures_of,
-    flaws_of,
     on_rows,
     on_sample,
-    read_curves,
+    paired_tests,
     rounds_to_shares,
-    single_client_rounds,
     worst_devices,
 )
-from steelyard.report.decide import Verdict, find_baseline, servers_rows, verdict_of
-from steelyard.report.statistics import PairedTest, paired_tests
 from steelyard.rounds.plan import RoundSettings
-from steelyard.runs.columns import Cohorts
-from steelyard.runs.database import unreadable
 from steelyard.runs.facts import Promise
 from steelyard.runs.history import History, at_once
 from steelyard.weighing import criterion
 
-HEAVIEST = 5
-"""Clients that are named as those with most weight."""
 MOST_CLIENTS = 1_000
 """Up to so many clients are listed one by one."""
 
@@ -62,15 +52,6 @@ class CriterionUsed(Document):
     name: str
     measured_by: str
     trust: str
-
-
-class HeavyClient(Document):
-    """A client that carried much weight."""
-
-    client: str
-    share: float
-    rounds: int
-    samples: int
 
 
 class Orders(Document):
@@ -135,7 +116,7 @@ class RuleResult(Document):
     """Whether its clients tested models of their own; all figures of clients are then of these models."""
     rounds: int
     figures: dict[str, Estimate]
-    """By their names in `report.curves.FIGURES`; `values` are in the order of the seeds, null where one has none."""
+    """By their names in `report.statistics.FIGURES`; `values` are in the order of seeds, null where one has none."""
     worst_tenth_on: OnRows | None
     """The rows that the worst tenth of the clients was tested on."""
     tests: dict[str, PairedTest]
@@ -243,20 +224,9 @@ def computed(run: History | Path | str, experiment: Description, baseline: str |
     """Return the result of a run; `steelyard table --format json` prints it."""
     history = run if isinstance(run, History) else History(run)
     settings, measure = experiment.rounds, measure_of(experiment.score_name)
-    if not len(history.federations):
-        raise unreadable(history.folder, "it names no rule")
-    chosen = find_baseline(history, baseline)
-    curves = sorted(read_curves(history), key=lambda curve: (curve.rule != chosen, curve.seed))
-    seeds = tuple(dict.fromkeys(curve.seed for curve in curves))
-    flaws = {seed: flaws_of(history, seed) for seed in seeds}
+    found = read_run(history, baseline)
+    seeds, flaws, curves = tuple(found.flaws), found.flaws, found.curves
     tested = all(len(curve.rounds) for curve in curves)
-    heaviest: dict[tuple[str, int], tuple[HeavyClient, ...]] = {}
-    asked: set[str] = set()
-    for place, curve in enumerate(curves):
-        cohorts = history.cohorts(curve.rule, curve.seed)
-        asked |= {*(curve.devices or cohorts.clients)}
-        heaviest[curve.rule, curve.seed] = _heaviest(cohorts)
-        curves[place] = replace(curve, flawed=_flawed(cohorts, set(flaws[curve.seed])))
     newest = max((int(curve.rounds[-1]) for curve in curves if len(curve.rounds)), default=0)
     # A recommender may count epochs in place of rounds; its limit is then the last round there is.
     limit = settings.count or newest
@@ -277,10 +247,7 @@ def computed(run: History | Path | str, experiment: Description, baseline: str |
                 "criteria": tuple(
                     CriterionUsed(name=name, measured_by=by, trust=how) for name, (by, how) in named.items()
                 ),
-                "seeds": tuple(
-                    _seed(history, curve, heaviest[curve.rule, seed], facts.tested.get(str(seed)))
-                    for seed, curve in mine.items()
-                ),
+                "seeds": tuple(_seed(history, curve, facts.tested.get(str(seed))) for seed, curve in mine.items()),
             }
         )
 
@@ -288,13 +255,13 @@ def computed(run: History | Path | str, experiment: Description, baseline: str |
         run=str(history.folder),
         status=facts.status,
         notes=history.notes,
-        chain=chain_of(history),
+        chain=found.chain,
         privacy=facts.privacy,
         measure=experiment.score_name,
-        server_rows=servers_rows(history),
-        clients=len(asked),
+        server_rows=found.server_rows,
+        clients=found.clients,
         flaws={seed: {client: tuple(words) for client, words in of_seed.items()} for seed, of_seed in flaws.items()},
-        weighed_one=single_client_rounds(history),
+        weighed_one=found.weighed_one,
         left_out=experiment.left_out,
         seeds=seeds,
         rounds=newest,
@@ -303,50 +270,14 @@ def computed(run: History | Path | str, experiment: Description, baseline: str |
         target=settings.target,
         share=settings.share,
         above=settings.above,
-        baseline=chosen,
-        recommendation=verdict_of(history, experiment, curves, chosen) if tested else None,
+        baseline=found.baseline,
+        recommendation=verdict_of(found, experiment) if tested else None,
         rules=tuple(map(completed, rules)),
         rounds_to_target=targets,
     )
 
 
-def _heaviest(cohorts: Cohorts) -> tuple[HeavyClient, ...]:
-    """Return the clients that carried most weight, the heaviest first."""
-    weighed = ~np.isnan(cohorts.weight)
-    client, weight = cohorts.client[weighed], cohorts.weight[weighed]
-    totals = np.bincount(client, weight, minlength=len(cohorts.clients))
-    rounds = np.bincount(client, minlength=len(cohorts.clients))
-    samples = np.zeros(len(cohorts.clients), np.int64)
-    np.maximum.at(samples, client, cohorts.samples[weighed])
-    whole = float(totals.sum()) or 1.0
-    # Names are in ascending order: of two with the same weight the first comes first.
-    ranked = [index for index in np.argsort(-totals, kind="stable") if rounds[index]][:HEAVIEST]
-    return tuple(
-        HeavyClient(
-            client=cohorts.clients[index],
-            share=float(totals[index]) / whole,
-            rounds=int(rounds[index]),
-            samples=int(samples[index]),
-        )
-        for index in ranked
-    )
-
-
-def _flawed(cohorts: Cohorts, flawed: set[str]) -> dict[str, float]:
-    """Return the share of all weight, of all samples and of all updates that flawed clients had; empty without any."""
-    weighed = ~np.isnan(cohorts.weight)
-    if not flawed or not weighed.any():
-        return {}
-    theirs = np.isin(cohorts.client, [at for at, name in enumerate(cohorts.clients) if name in flawed])[weighed]
-    weight, samples = cohorts.weight[weighed], cohorts.samples[weighed]
-    return {
-        "weight": float(weight[theirs].sum() / (weight.sum() or 1.0)),
-        "samples": float(samples[theirs].sum() / (samples.sum() or 1.0)),
-        "updates": float(theirs.mean()),
-    }
-
-
-def _seed(history: History, curve: Curve, heaviest: tuple[HeavyClient, ...], drawn: Sequence[int] | None) -> SeedResult:
+def _seed(history: History, curve: Curve, drawn: Sequence[int] | None) -> SeedResult:
     """Return what a rule did with one seed; `drawn` says of how many clients those that test were drawn."""
     sample = None
     if drawn is not None and curve.scores.size:
@@ -357,7 +288,7 @@ def _seed(history: History, curve: Curve, heaviest: tuple[HeavyClient, ...], dra
         ended=curve.ended,
         accuracy_on=sample,
         orders=Orders(last=curve.last_order, kept=dict(curve.orders), tried=dict(curve.tried)),
-        heaviest_clients=heaviest,
+        heaviest_clients=curve.heaviest,
     )
 
 

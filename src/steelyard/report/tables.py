@@ -1,7 +1,7 @@
 """A result as tables: which rule to use and the table behind it, the papers' tables, one comparison at several shares.
 
-A table of rules is a list of columns, each a heading and what it shows of a rule; the figures of `report.curves` that
-name a table are its columns.
+A table of rules is a list of columns, each a heading and what it shows of a rule; the figures of `report.statistics`
+that name a table are its columns.
 """
 
 from __future__ import annotations
@@ -14,11 +14,19 @@ from typing import Literal, NamedTuple
 
 from steelyard.base.errors import printable
 from steelyard.base.measures import UNKNOWN, Estimate, Measure, estimate, measure_of, show_estimate, show_number
-from steelyard.report.curves import COUNT, FIGURES, Chain, Curve, FigureOfMerit, OnRows, SingleClient, rounds_to_target
+from steelyard.report.curves import Chain, Curve, SingleClient
 from steelyard.report.decide import Verdict, more_seeds
 from steelyard.report.rendering import Block, Copied, Table, as_csv, spark
 from steelyard.report.result import ClientScore, Comparison, RuleResult, TargetTable
-from steelyard.report.statistics import LEAST_SEEDS, MOST_SEEDS
+from steelyard.report.statistics import (
+    COUNT,
+    FIGURES,
+    LEAST_SEEDS,
+    MOST_SEEDS,
+    FigureOfMerit,
+    OnRows,
+    rounds_to_target,
+)
 from steelyard.rounds.progress import RAISE
 from steelyard.runs.facts import Promise
 

@@ -14,8 +14,7 @@ import pandas as pd
 from steelyard.base.errors import UserError, listed, nearest
 from steelyard.base.settings import Document
 from steelyard.messages.updates import Floats
-from steelyard.report.curves import RecordedRule, flaws_of
-from steelyard.report.decide import find_baseline
+from steelyard.report.curves import RecordedRule, find_baseline, flaws_of
 from steelyard.report.result import Comparison, RuleResult, computed
 from steelyard.runs.columns import sampled as sampled
 from steelyard.runs.export import clients_frame, evaluations_frame

@@ -30,7 +30,6 @@ from steelyard.experiment.parts import Part
 from steelyard.experiment.resuming import versions
 from steelyard.experiment.rules import parse_rules
 from steelyard.experiment.running import run
-from steelyard.report.decide import reported
 from steelyard.report.rendering import Block
 from steelyard.report.statistics import (
     ALPHA,
@@ -318,7 +317,7 @@ class Arena(Study):
             alone = self.model_copy(update={"changes": (*self.changes, *PLAIN)})
             experiment = alone.scene(scene, rivals=[baseline], candidate=False)
             run(experiment, out=out, seeds=[seed], progress=progress)
-        found, samples = run_figures(out, baseline), reported(History(out))
+        found, samples = run_figures(out, baseline), History(out).facts.report_rows
         model, value = found.models[baseline][0], found.values[baseline][0]
         return Replayed(scene=scene, seed=seed, model=model, value=value, samples=samples.get(str(seed), 0))
 

@@ -24,7 +24,7 @@ from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.loading import RUN_FILE
 from steelyard.experiment.rules import seeds_of, with_rules
 from steelyard.report.curves import flaws_of, read_curves
-from steelyard.report.decide import Exclusions, Rows, Verdict, decide, more_seeds, recorded_rules
+from steelyard.report.decide import Exclusions, Rows, Verdict, decide, more_seeds
 from steelyard.report.rendering import Block, Table
 from steelyard.rounds.plan import RoundSettings
 from steelyard.runs.history import History, at_once
@@ -287,7 +287,6 @@ def outcomes(folder: Path, settings: RoundSettings, without: Path | None = None)
     for curve in found_curves:
         tested = curve.server.get("accuracy") or curve.overall.tolist()
         curves.setdefault(curve.rule, []).append(tested)
-    settings_of = recorded_rules(history)
     found: list[AttackRow] = []
     for rule, by_seed in curves.items():
         weight, largest = _weights(history, rule, hostile)
@@ -302,7 +301,7 @@ def outcomes(folder: Path, settings: RoundSettings, without: Path | None = None)
                 backdoor=estimate(worked) if worked else None,
                 false_alarms=_false_alarms(history, rule, hostile),
                 ended=sum(name == rule for name, _ in history.ended),
-                fedavg=settings_of[rule].fedavg,
+                fedavg=next(curve.settings.fedavg for curve in found_curves if curve.rule == rule),
             )
         )
     return tuple(found)

@@ -12,9 +12,9 @@ from steelyard.base.measures import measure_of
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import read_experiment
 from steelyard.experiment.rules import seeds_of, with_rules
-from steelyard.report.curves import FIGURES
 from steelyard.report.rendering import Block, Table
 from steelyard.report.result import Comparison, computed
+from steelyard.report.statistics import FIGURES
 from steelyard.report.tables import cell
 from steelyard.studies.study import AnyExperiment, Cell, Study, finished
 

@@ -10,7 +10,7 @@ from pydantic import Field
 from steelyard.base import files
 from steelyard.base.settings import Section
 from steelyard.experiment.loading import own_text, read_experiment
-from steelyard.report.curves import read_curves
+from steelyard.report.curves import read_run
 from steelyard.report.decide import verdict_of
 from steelyard.runs.history import History, at_once
 from steelyard.studies.study import finished
@@ -82,17 +82,17 @@ def run_figures(run: Path, baseline: str, candidate: str = "") -> SceneFigures:
     history, experiment = History(run), read_experiment(run)
     if spoilt := left_out_for_all(history):
         return SceneFigures(head=history.chain.head, failed=spoilt)
-    curves = sorted(read_curves(history), key=lambda curve: curve.seed)
-    decided = verdict_of(history, experiment, curves, baseline)
+    found = read_run(history, baseline)
+    decided = verdict_of(found, experiment)
     left_out = {row.rule: row.left_out for row in decided.rules if row.left_out}
     # A rival whose model exploded has no place in the table; the candidate has one, with the reason.
     values = {row.rule: row.value.values for row in decided.rules if row.rule not in left_out}
     worst: dict[str, tuple[float, ...]] = {}
-    for curve in curves:
+    for curve in found.curves:
         if curve.rule in values and curve.scores.size:
             of_clients = curve.scores[-experiment.rounds.last :].mean(axis=0)
             worst[curve.rule] = (*worst.get(curve.rule, ()), float(of_clients.min()))
-    seeds = sorted({curve.seed for curve in curves})
+    seeds = sorted({curve.seed for curve in found.curves})
     return SceneFigures(
         values=values,
         worst=worst,

@@ -23,8 +23,9 @@ from steelyard.experiment.description import Description
 from steelyard.experiment.loading import read_experiment, to_toml
 from steelyard.experiment.parts import Part
 from steelyard.experiment.rules import CHECKPOINTS, MOST_SEEDS, with_rules
-from steelyard.report.curves import FIGURES, Curve, chain_of, read_curves
+from steelyard.report.curves import Curve, chain_of, read_curves
 from steelyard.report.rendering import Block
+from steelyard.report.statistics import FIGURES
 from steelyard.report.tables import chain_line
 from steelyard.rounds.weigh import Exploded, TooFewClients
 from steelyard.runs.database import exists

@@ -23,7 +23,7 @@ from steelyard.report.figures.look import (
     score_format,
     unfolded,
 )
-from steelyard.report.split import Split
+from steelyard.report.rendering import Split
 from steelyard.report.view import FederationView, Frame, RunView, sampled
 
 CLIENTS, COLUMNS = 60, 120
