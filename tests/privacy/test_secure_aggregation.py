@@ -29,6 +29,7 @@ from steelyard.privacy.secure import (
     round_context,
     seed_hash,
     self_key,
+    vector_digest,
 )
 from steelyard.privacy.secure_round import MOST_TRIES, HiddenWords, blame, mask_rows, masked_sum, pair_keys, secure_sum
 from steelyard.privacy.settings import FEWEST, AggregationSettings
@@ -334,7 +335,8 @@ class Cohort:
         unreadable: dict[str, list[str]] = {}
         for name in members:
             try:
-                self.clients[name].receive(members, self.server.shares_for(name, members))
+                shares = self.server.shares_for(name, members)
+                self.clients[name].receive(members, shares, vector_digest(members, weights))
             except Unreadable as error:
                 unreadable[name] = list(error.senders)
                 continue

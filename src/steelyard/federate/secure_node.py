@@ -44,6 +44,7 @@ from steelyard.privacy.secure import (
     Unreadable,
     Withdrawn,
     round_context,
+    vector_digest,
 )
 from steelyard.privacy.settings import FEWEST, AggregationSettings
 from steelyard.privacy.sharing import SHARE_BYTES
@@ -62,7 +63,7 @@ class OpenedSum(BaseModel, extra="forbid", frozen=True, strict=True):
     run: str
     round: int
     sum: str
-    """Digest of who is in it, with the weights of the node's own clients."""
+    """Digest of who is in it, with the weights of all."""
 
     def round_of(self) -> tuple[str, str, int]:
         """Return of which round it is; a round has one sum."""
@@ -156,8 +157,10 @@ class HiddenRound:
         """
         context = _context(form)
         clients = self._clients(context)
-        if len(form.weights) != len(form.clients) or shares.shape[:2] != (len(form.clients), len(form.members)):
-            raise Refused("weights, key_shares: not one for each client and member")
+        if len(form.weights) != len(form.members) or not set(form.clients) <= set(form.members):
+            raise Refused("weights: not one for each member, with this node's clients among them")
+        weights = dict(zip(form.members, form.weights, strict=True))
+        vector = vector_digest(form.members, weights)
         trained, record = self._trained(form), self.state[f"{self._name}/models"]
         assert isinstance(record, ArrayRecord)
         models = read_array(record["models"], "models")
@@ -166,16 +169,15 @@ class HiddenRound:
 
         def hidden(name: str) -> Words:
             client, index = _known(clients, name), form.clients.index(name)
-            weight = form.weights[index]
+            weight = weights[name]
             if not 0 <= weight <= self.settings.largest_weight + 1e-9:
                 raise Withdrawn(f"its weight would be {weight:.3g}; allowed: 0 to {self.settings.largest_weight:g}")
             received = {m: share.tobytes() for m, share in zip(form.members, shares[index], strict=True) if m != name}
-            client.receive(form.members, received)
+            client.receive(form.members, received, vector)
             encoding = FixedPoint.of(self.settings.word_bits, self.settings.bound, client.cohort_size)
             return client.mask(encoding.encode((models[row[name]].astype(np.float64) - start) * weight))
 
         found, failures, unreadable = _each(sorted(form.clients), hidden)
-        weights = dict(sorted(zip(form.clients, form.weights, strict=True)))
         self._keep({name: clients[name] for name in found}, context, weights)
         if not found:
             return _answer(form, [], failures, {}, unreadable)
@@ -240,7 +242,8 @@ class HiddenRound:
         self, clients: Mapping[str, SecureClient], context: bytes, weights: Mapping[str, float] | None = None
     ) -> None:
         held = {f"/{name}": client.dump() for name, client in clients.items()}
-        self.state[self._name] = ConfigRecord({"context": context, "weights": json.dumps(weights or {}), **held})
+        told = json.dumps(weights or {}, sort_keys=True)
+        self.state[self._name] = ConfigRecord({"context": context, "weights": told, **held})
 
     def _trained(self, form: RoundForm) -> _Trained:
         record = self.state.get(f"{self._name}/trained")

@@ -165,6 +165,15 @@ def round_context(run: str, federation: str, seed: int, round: int, attempt: str
     return json.dumps([run, federation, seed, round, attempt]).encode()
 
 
+def vector_digest(members: Sequence[str], weights: Mapping[str, float]) -> bytes:
+    """Return what goes into the masks of a round: who goes on and under which weights, as a client was told.
+
+    Masks cancel only between clients that were told the same.
+    """
+    told = [[name, float(weights[name])] for name in sorted(members)]
+    return hashlib.sha256(json.dumps(told).encode()).digest()
+
+
 def seed_hash(seed: bytes, context: bytes) -> bytes:
     """Return the hash by which the seed of a client's own mask is known before it is opened."""
     return hashlib.sha256(b"steelyard/1/seed/" + context + seed).digest()
@@ -204,6 +213,7 @@ class SecureClient:
     _held: dict[str, _Hex] = field(default_factory=dict[str, bytes], repr=False)
     """Shares that others gave to this client: a share of the seed and one of the mask key, by client."""
     _members: tuple[str, ...] = ()
+    _vector: _Hex = b""
     _opened: bool = False
     fewest: int = FEWEST
     """How many must stay whatever the cohort's size: in a second try at a round, as many as in the first."""
@@ -264,8 +274,10 @@ class SecureClient:
         purpose = f"channel/{json.dumps([sender, receiver])}"  # one key for each direction
         return agree(self._channel, self._cohort[other].channel, purpose, self.context)
 
-    def receive(self, members: Sequence[str], shares: Mapping[str, bytes]) -> None:
+    def receive(self, members: Sequence[str], shares: Mapping[str, bytes], vector: bytes = b"") -> None:
         """Take the shares of those who go on; call it before masking. `members` are all that go on, this one included.
+
+        `vector` is the digest of the weights of all of them.
 
         Whatever goes wrong here would make the sum impossible to open later, so the client withdraws at once.
         """
@@ -285,7 +297,7 @@ class SecureClient:
         if unreadable := [sender for sender, pair in found.items() if pair is None]:
             raise Unreadable(unreadable)
         self._held |= {sender: pair for sender, pair in found.items() if pair is not None}
-        self._members = tuple(sorted(members))
+        self._members, self._vector = tuple(sorted(members)), vector
 
     def _decrypt(self, sender: str, text: bytes) -> bytes | None:
         """Return a share of the sender's seed and one of its mask key, or None where they cannot be read."""
@@ -306,7 +318,7 @@ class SecureClient:
 
     def _mask_key(self, other: str) -> bytes:
         try:
-            return agree(self._mask, self._cohort[other].mask, "mask", self.context)
+            return agree(self._mask, self._cohort[other].mask, "mask", self.context + self._vector)
         except ValueError:
             raise Withdrawn(f"the mask key of {other} is not a valid key") from None
 
@@ -429,12 +441,17 @@ class SecureServer:
         return {sender: mine[sender] for sender in members if sender != receiver}
 
     def open(
-        self, total: Words, members: Sequence[str], survivors: Sequence[str], revealed: Mapping[str, Opened]
+        self,
+        total: Words,
+        members: Sequence[str],
+        survivors: Sequence[str],
+        revealed: Mapping[str, Opened],
+        vector: bytes = b"",
     ) -> Words:
         """Take all masks off the sum of the survivors' hidden words, and return the plain sum, word for word.
 
         `members` hid their words for each other, `survivors` are those whose words arrived, `revealed` is what they
-        gave to open the sum.
+        gave to open the sum, `vector` the digest of the weights that all of them were told.
         """
         self.require(len(survivors), "sent their hidden update")
         self.require(len(revealed), "helped to open the sum")
@@ -451,7 +468,8 @@ class SecureServer:
             key = X25519PrivateKey.from_private_bytes(secret)
             for other in survivors:
                 # The survivor added it with its own sign, and the one that is gone never took it away.
-                add_stream(plain, agree(key, self.keys[other].mask, "mask", self.context), sign=-sign_of(other, name))
+                shared = agree(key, self.keys[other].mask, "mask", self.context + vector)
+                add_stream(plain, shared, sign=-sign_of(other, name))
         return plain
 
     def _recover(self, name: str, shares: Mapping[str, bytes], fits: Callable[[bytes], bool]) -> bytes:

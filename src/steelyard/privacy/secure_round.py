@@ -23,7 +23,7 @@ import numpy as np
 from steelyard.base.errors import first_names
 from steelyard.messages.updates import Failure, Floats
 from steelyard.privacy.hidden import FixedPoint, Summed, Words, check_weights
-from steelyard.privacy.secure import Opened, SecureClient, SecureServer, add_stream, stream
+from steelyard.privacy.secure import Opened, SecureClient, SecureServer, add_stream, stream, vector_digest
 from steelyard.privacy.settings import AggregationSettings
 
 MOST_TRIES = 4
@@ -121,7 +121,8 @@ def secure_sum(exchange: Exchange, clients: Sequence[str], weights: Floats, sett
     exchange.server.require(len(survivors), f"sent their hidden update ({_first(left) or 'the others are silent'})")
     check_weights(survivors, np.array([given[name] for name in survivors]), settings)
     revealed = exchange.open(members, survivors)
-    plain = exchange.server.open(hidden.total, members, survivors, revealed)
+    vector = vector_digest(members, given)
+    plain = exchange.server.open(hidden.total, members, survivors, revealed, vector)
     encoding = FixedPoint.of(settings.word_bits, settings.bound, len(exchange.server.keys))
     failures = tuple(Failure(name, left[name]) for name in sorted(left))
     sent = {name: exchange.sent.get(name, 0) for name in survivors}

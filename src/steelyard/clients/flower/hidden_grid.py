@@ -132,8 +132,8 @@ class HiddenClients(FlowerClients):
             empty = bytes(KEY_SHARES_BYTES)
             received = [work.server.shares_for(client, members) for client in fields["clients"]]
             shares = [rows([mine.get(name, empty) for name in members], KEY_SHARES_BYTES) for mine in received]
-            mine = [weights[client] for client in fields["clients"]]
-            return HideForm(**fields, members=list(members), weights=mine), {"key_shares": np.stack(shares)}
+            told = [weights[member] for member in members]
+            return HideForm(**fields, members=list(members), weights=told), {"key_shares": np.stack(shares)}
 
         shape = (encoding.dtype.str, (work.task.parameters.numel(),))
         return self._ask(HideForm, [work], [members], form, lambda clients: shape)[0]

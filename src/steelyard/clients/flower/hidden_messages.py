@@ -79,7 +79,7 @@ class HideForm(RoundForm):
 
     members: list[str]
     weights: list[float]
-    """One for each of `clients`."""
+    """One for each of `members`: every node sees the whole vector."""
 
     def beside(self) -> dict[str, tuple[int, ...]]:
         return {"key_shares": (len(self.clients), len(self.members), KEY_SHARES_BYTES)}

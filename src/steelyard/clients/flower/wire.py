@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     # Only for annotations: the process of a node that speaks to the server does without torch.
     import torch
 
-PROTOCOL = 6
+PROTOCOL = 7
 """Version of these forms; both sides must use the same."""
 
 INTRODUCE = "query.introduce"

@@ -21,7 +21,15 @@ from steelyard.clients.protocol import Sending, Step
 from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import Failure, Floats, Task, Updates
 from steelyard.privacy.hidden import FixedPoint, Grid, HiddenUpdates, Summed, Words, beyond, check_installed
-from steelyard.privacy.secure import PUBLIC_BYTES, Opened, SecureClient, SecureServer, Unreadable, round_context
+from steelyard.privacy.secure import (
+    PUBLIC_BYTES,
+    Opened,
+    SecureClient,
+    SecureServer,
+    Unreadable,
+    round_context,
+    vector_digest,
+)
 from steelyard.privacy.secure_round import HiddenWords, masked_sum, secure_sum
 from steelyard.privacy.settings import FEWEST, AggregationSettings
 from steelyard.privacy.sharing import SHARE_BYTES
@@ -129,12 +137,12 @@ class MaskedSums:
 
     def hide(self, members: Sequence[str], weights: Mapping[str, float]) -> HiddenWords:
         clients = [self._clients[name] for name in members]
-        given = np.array([weights[name] for name in members])
+        given, vector = np.array([weights[name] for name in members]), vector_digest(members, weights)
         unreadable: dict[str, Sequence[str]] = {}
         with doing("hiding the updates"):
             for client in clients:
                 try:
-                    client.receive(members, self.server.shares_for(client.name, members))
+                    client.receive(members, self.server.shares_for(client.name, members), vector)
                 except Unreadable as error:
                     unreadable[client.name] = error.senders
             gone = self._absent("mask", self._steps.round) | set(unreadable)
