@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.kit import assert_refused
 
-from steelyard.clients.node import NodeConfig
+from steelyard.clients.node import NodeConfig, Terms
 
 
 def test_every_client_lives_on_exactly_one_node():
@@ -30,7 +30,16 @@ def test_facts_about_device_and_user_are_kept_apart():
 
 OF_TWO = {"partition-id": 0, "num-partitions": 2}
 OWN = {"client": "a", "data": "x"}
+SUMMED = {"client": "a", "require": "aggregation", "key": "k", "peers": "p"}
 SAFE = {"client": "a", "require": "local", "state": "s"}
+
+
+def test_the_strictest_terms_of_all_owners_hold():
+    ours = NodeConfig.read({**SUMMED, "bound": 4}).terms
+    assert ours == Terms(least_cohort=3, largest_weight=2.0, bound=4.0)
+    assert NodeConfig.read({"client": "a"}).terms == Terms()
+    others = [Terms(least_cohort=5, bound=8.0), Terms(largest_weight=1.5, rounds_per_day=9), Terms(rounds_per_day=7)]
+    assert Terms.strictest([ours, *others]) == Terms(least_cohort=5, largest_weight=1.5, bound=4.0, rounds_per_day=7)
 
 
 @pytest.mark.parametrize(
@@ -49,6 +58,11 @@ SAFE = {"client": "a", "require": "local", "state": "s"}
         ({"client": "a", "require": "local", "epsilon": 8}, "epsilon", "without state"),
         ({**SAFE, "epsilon": 0}, "epsilon", 0),
         ({"client": "a", "require": "locl"}, "require", "'local'"),
+        ({"client": "a", "require": "aggregation", "key": "k"}, "peers", "invent all others"),
+        ({"client": "a", "bound": 2}, "bound", 'without require="aggregation"'),
+        ({"client": "a", "rounds-per-day": 2}, "rounds-per-day", "without state"),
+        ({**SUMMED, "least-cohort": 2}, "least-cohort", 2),
+        ({**SUMMED, "largest-weight": 0.5}, "largest-weight", 0.5),
         ({"client": "a", "tests": "false"}, "tests", "'false'"),
         ({"client": "a", "device-battery": "full"}, "device-battery", "'full'"),
     ],

@@ -9,6 +9,7 @@ import json
 import re
 import shutil
 import tomllib
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from urllib.parse import unquote
 import numpy
 import pytest
 import torch
+from pydantic import BaseModel
 from tests.docs.pages import beside, long_sentences, made_pages, written_pages
 from tests.kit import assert_refused
 from tests.warm import ROOT, warm_script
@@ -25,6 +27,7 @@ import steelyard
 from steelyard import manual
 from steelyard.adapters import rounds
 from steelyard.base import files
+from steelyard.base.settings import known_fields
 from steelyard.clients.local import Simulation
 from steelyard.data import PartitionSettings, share_out
 from steelyard.experiment.loading import kind_of
@@ -67,6 +70,29 @@ def test_every_fault_of_the_server_has_a_test_that_is_there() -> None:
         assert f"def {test}(" in tests if test else (ROOT / "benchmarks" / f"{measured}.py").is_file(), fault
 
 
+def test_every_field_that_a_server_can_set_is_classed_with_a_test_that_is_there() -> None:
+    page = written_pages()["docs/reference/security.md"]
+    text = page[page.index("## Every field of an experiment") :].split("\n## ", 1)[0]
+    rows = [line.strip("|").split(" | ") for line in text.splitlines() if line.startswith("| `")]
+    tests = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "tests").rglob("test_*.py"))
+    assert [row[0] for row in rows if len(row) != 4 or f"def {row[3].strip(' `')}(" not in tests] == []
+    sections = [found for row in rows for found in re.findall(r"`([\w.]+): ([\w, ]+)`", row[0])]
+    classed = [f"{section}.{name}".removeprefix("top.") for section, names in sections for name in names.split(", ")]
+    real = {name for kind in ("learning", "recommend") for name in settable(kind_of(kind), [])}
+    assert set(classed) == real
+    assert len(classed) == len(set(classed))
+
+
+def settable(kind: type[BaseModel], path: list[int | str]) -> Iterator[str]:
+    """Yield every field of an experiment by dotted name, of lists of sections those of one; rules beside are one."""
+    for name in known_fields(kind, path):
+        inside = [at for at in ([*path, name], [*path, name, 0]) if name != "beside" and known_fields(kind, at)]
+        if inside:
+            yield from settable(kind, inside[0])
+        else:
+            yield ".".join(str(part) for part in [*path, name] if part != 0)
+
+
 def test_every_file_key_tensor_and_table_that_is_written_is_named() -> None:
     page = written_pages()["docs/reference/files.md"]
     written = [
@@ -82,6 +108,7 @@ def test_every_file_key_tensor_and_table_that_is_written_is_named() -> None:
         "## The ledger of a node": book.Entry,
         "## Receipts of a node": book.Receipt,
         "| key of a proof |": book.Proof,
+        "## What a node took part in": book.Asked,
     }
     for heading, entry in entries.items():
         table = page[page.index(heading) :].split("|---|---|\n")[1].split("\n\n")[0]

@@ -59,6 +59,14 @@ def test_no_file_and_no_kind_of_the_servers_choice(tmp_path: Path, sections: dic
     assert_refused(lambda: agreed(told if "kind" in told else document(**told), config(tmp_path)), *parts)
 
 
+def test_what_only_a_simulation_has_is_refused(tmp_path: Path):
+    flawed = document(flaws=[{"kind": "reversed", "clients": ["client-000"]}])
+    node = config(tmp_path)
+    assert_refused(lambda: agreed(flawed, node).on_node(node), "flaws: got 1 on a node with data of its own")
+    clocked = agreed(document(clock={"deadline": 1.0}), node)
+    assert_refused(clocked.check_federated, "clock: devices across machines take the time they take")
+
+
 def test_data_come_from_the_nodes_own_config_alone(tmp_path: Path):
     assert agreed(document(), config(tmp_path)).data.path == tmp_path / "mine.npz"
     bare = NodeConfig.read({"client": "a"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from tests.federate.small_experiment import described, federated, grid_of
 from tests.kit import assert_refused, changed, named
 from tests.runs.contents import models
 
+from steelyard.base.errors import UserError
 from steelyard.clients.flower import tasks, wire
 from steelyard.clients.flower.hidden_messages import (
     AnswerForm,
@@ -31,7 +33,10 @@ from steelyard.clients.flower.wire import (
     read_array,  # NumPy's own reader is not safe in several threads.
 )
 from steelyard.clients.node import NodeConfig
+from steelyard.experiment.loading import build, read_experiment
 from steelyard.experiment.node_rules import agreed
+from steelyard.federate.app_folder import experiment_text
+from steelyard.federate.certificates import make_key
 from steelyard.federate.client_app import NodeFault, app
 from steelyard.federate.secure_node import HiddenRound
 from steelyard.federate.server_app import federate
@@ -210,9 +215,122 @@ def test_a_node_sends_no_whole_model_where_updates_are_hidden_and_answers_no_old
 
 
 def test_a_node_that_requires_hidden_updates_takes_part_in_no_other_experiment() -> None:
-    node = NodeConfig.read({"client": "a", "require": "aggregation", "allow": "*"})
+    node = NodeConfig.read({"client": "a", "require": "aggregation", "allow": "*", "key": "k", "peers": "p"})
     agreed(dict(DOCUMENT), node)
     assert_refused(lambda: agreed(dict(OPENED), node), "privacy.aggregation", "owner requires it")
+    beside = {**DOCUMENT, "beside": {"DS": {"criteria": ["DS"], "priority": "DS"}}}
+    assert_refused(lambda: agreed(beside, node), "beside: 2 rules", "another weighted sum")
+
+
+def owned(folder: Path, document: dict[str, Any], **terms: Any) -> tuple[FakeGrid, dict[str, Any]]:
+    """Six nodes with a client each whose owners require hidden updates, and have the public keys of one another."""
+    grid, config = grid_of(document, 6, out=str(folder / "run"))
+    for number, node in grid.nodes.items():
+        make_key(folder / f"{number}" / "key")
+        node.context.node_config |= {"require": "aggregation", "key": str(folder / f"{number}" / "key"), **terms}  # type: ignore[attr-defined]
+        node.context.node_config |= {"peers": str(folder / f"peers-{number}"), "state": str(folder / f"{number}")}  # type: ignore[attr-defined]
+    for number in grid.nodes:
+        (folder / f"peers-{number}").mkdir()
+        for other in set(grid.nodes) - {number}:
+            shutil.copy(folder / f"{other}" / "key.pub", folder / f"peers-{number}" / f"{other}.pub")
+    return grid, config
+
+
+ALONE = {
+    "weighing": {"criteria": ["DS"], "score": "power", "power": 900, "normalise": "max", "priority": None},
+    "privacy": {"aggregation": {"kind": "secure", "largest_weight": 1.0}},
+}
+ALL_STAY = {"aggregation": {"kind": "secure", "threshold": 1.0}}
+
+
+def test_a_server_holds_its_rule_to_the_owners_terms_and_says_so(tmp_path: Path, messages: list[str]) -> None:
+    grid, config = owned(tmp_path, DOCUMENT, **{"least-cohort": 5, "bound": 4.0})
+    grid.nodes[41].context.node_config |= {"largest-weight": 1.5}  # type: ignore[attr-defined]
+    history = History(federate(grid, config, "9"))  # type: ignore[arg-type]
+    said = "terms of the nodes: rounds.min_clients = 5, weighing.max_shares = 1.5, privacy.aggregation.bound = 4"
+    assert said in messages
+    assert history.clients["weight"].max() <= 1.5 / 6 + 1e-9
+    kept = read_experiment(tmp_path / "run")
+    assert (kept.rounds.min_clients, kept.weighing.max_shares) == (5, 1.5)
+    assert [one["what"] for one in map(json.loads, (tmp_path / "40" / "asked.jsonl").read_text().splitlines())] == [
+        "question", "round", "question",
+    ]  # fmt: skip
+    assert any("helps to open the sum of 6 clients" in line for line in messages)
+
+
+@pytest.mark.parametrize(
+    ("terms", "said"),
+    [
+        ({"least-cohort": 7}, "rounds.min_clients: a node asks for 7 clients in a sum (least-cohort), and there are 6"),
+        ({"questions-per-day": 1}, "rounds.count: takes 2, and a node allows 1 (questions-per-day)"),
+        ({"bound": 1e6, "largest-weight": 1.0, "least-cohort": 6}, None),
+    ],
+)
+def test_an_experiment_that_cannot_be_held_to_the_terms_is_refused(
+    tmp_path: Path, terms: dict[str, Any], said: str | None
+) -> None:
+    grid, config = owned(tmp_path, DOCUMENT, **terms)
+    if said is None:
+        federate(grid, config, "9")  # type: ignore[arg-type]
+        return
+    assert_refused(lambda: federate(grid, config, "9"), said)  # type: ignore[arg-type]
+    assert not (tmp_path / "run").exists()
+
+
+def forged(form: dict[str, Any], arrays: dict[str, Any]) -> None:
+    (signed,) = form["vouchers"].values()
+    signed["client-001"] = signed["client-001"][:-2] + "00"
+
+
+@pytest.mark.parametrize(
+    ("sections", "terms", "listed", "said"),
+    named(
+        [
+            ("a weight of one", ALONE, {}, 5, "largest-weight: a client here would weigh 6 equal shares of the 6"),
+            ("most are invented", {}, {}, 2, "peers: no listed node vouches for 3 of 6 clients"),
+            ("few that count", {"privacy": ALL_STAY}, {}, 1, "least-cohort: 2 of 6 clients count"),
+            ("a false signature", {}, {"least-cohort": 6}, 5, "least-cohort: 5 of 6 clients count"),
+        ]
+    ),
+)
+def test_no_sum_is_opened_for_a_server_that_weighs_one_alone_or_invents_peers(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    messages: list[str],
+    sections: Any,
+    terms: Any,
+    listed: int,
+    said: str,
+) -> None:
+    """`power(DS)^900` gives one client all weight; the keys of nodes that a server invents are on nobody's list."""
+    monkeypatch.setattr("steelyard.federate.server_app.held_to", lambda *_: {})
+    grid, config = owned(tmp_path, changed(DOCUMENT, **sections), **terms)
+    for number in grid.nodes:
+        for file in sorted((tmp_path / f"peers-{number}").iterdir())[listed:]:
+            file.unlink()
+    if terms:
+        spoil(grid, {(KeysForm.kind, 41): forged})
+    with pytest.raises(UserError, match=said.partition(":")[0]):
+        federate(grid, config, "9")  # type: ignore[arg-type]
+    assert [line for line in messages if f"not answered: {said}" in line]
+    assert not any("helps to open" in line for line in messages)
+
+
+def test_a_server_that_tells_nodes_unequal_weights_learns_noise(tmp_path: Path) -> None:
+    """The masks that node 42 shares with the others come from other keys then, and do not cancel."""
+    grid, config = owned(tmp_path, DOCUMENT)
+    honest = grid.nodes[42]
+
+    def told_otherwise(message: Message) -> Any:
+        if message.metadata.message_type == HideForm.kind:
+            form = json.loads(str(wire.split(message.content)[0]))
+            form["weights"][:2] = form["weights"][1::-1]
+            message.content["form"] = ConfigRecord({"json": json.dumps(form)})
+        return honest(message)
+
+    grid.nodes[42] = told_otherwise
+    with pytest.raises(Exploded, match="moves a parameter by"):
+        federate(grid, config, "9")  # type: ignore[arg-type]
 
 
 NAMES = ("a", "b", "c", "d")
@@ -304,13 +422,20 @@ def test_a_round_is_opened_again_only_for_the_same_sum():
     assert_taken_back(lambda: node.open("four"), "opened before")
 
 
-def test_a_server_that_ends_workers_gets_no_second_sum_of_a_round(tmp_path: Path) -> None:
-    """A task with no time for it ends the worker, with all that it holds; the same run then asks for others' sum."""
+@pytest.mark.parametrize("weighing", [{}, {"criteria": ["DS"], "score": "power", "power": 2, "priority": None}])
+def test_a_server_that_ends_workers_gets_no_second_sum_of_a_round(tmp_path: Path, weighing: dict[str, Any]) -> None:
+    """A task with no time for it ends the worker, with all that it holds.
+
+    The same run then asks for the sum of others, or under other weights, by a rule of another name.
+    """
     grid, config = grid_of(DOCUMENT, 6, memory=tmp_path / "memory", out=str(tmp_path / "one"))
     federate(grid, config, "9")  # type: ignore[arg-type]
     for node in grid.nodes.values():
         node.context.state.clear()  # type: ignore[attr-defined]
-    spoil(grid, {(TRAIN, 42): None})
+    if weighing:
+        config["experiment"] = experiment_text(build(changed(DOCUMENT, weighing=weighing)))
+    else:
+        spoil(grid, {(TRAIN, 42): None})
     with pytest.raises(Unopened, match="0 of 6 clients helped to open the sum"):
         federate(grid, {**config, "out": str(tmp_path / "two")}, "9")  # type: ignore[arg-type]
 

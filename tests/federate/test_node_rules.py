@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from steelyard.clients.node import NodeConfig
 from steelyard.experiment.loading import build
 from steelyard.federate import book
 from steelyard.federate.app_folder import experiment_text
-from steelyard.federate.book import LEDGER, MARK, Disclosure, NodeLedger
+from steelyard.federate.book import ASKED, LEDGER, MARK, Disclosure, NodeLedger
 from steelyard.federate.node_worker import answer
 from steelyard.federate.server_app import federate
 from steelyard.messages.updates import LossState, Question, Task
@@ -226,6 +227,35 @@ def test_a_server_that_asks_again_beyond_or_under_another_name_is_refused_at_the
         assert reason(ask_to_train(restarted, document, 1, **changes)).startswith(f"NotAllowed: {line}")
     assert messages[-1].startswith(f"not answered: {line}")
     assert len(NodeLedger(tmp_path, 8.0).entries()) == 4
+
+
+def test_a_node_trains_and_tests_no_more_in_a_day_than_its_owner_allows(
+    tmp_path: Path, messages: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    own = {"rounds-per-day": 2, "questions-per-day": 3}
+    asked, document = private_node(0, tmp_path, epsilon=100, **own), private(rounds=4)
+    for run in ("one", "two"):  # Whoever asks.
+        assert isinstance(ask_to_train(asked, document, 1, run=run), RecordDict)
+    ask_to_test(asked, Question("DS", 5, 1, torch.zeros(2, 650)))
+    assert "takes part: question 1 of DS, run run, 2 models" in messages
+    monkeypatch.setattr("steelyard.clients.protocol.SendingClients.train", no_work)
+    monkeypatch.setattr("steelyard.clients.protocol.SendingClients.evaluate", no_work)
+    again = private_node(0, tmp_path, epsilon=100, **own)
+    line = "rounds-per-day: 2 in the last 24 hours and 1 more; allowed: 2"
+    assert reason(ask_to_train(again, document, 2, run="three")) == f"NotAllowed: {line}"
+    assert f"not answered: {line}" in messages
+    with pytest.raises(AssertionError, match="questions-per-day: 2 in the last 24 hours and 2 more; allowed: 3"):
+        ask_to_test(again, Question("DS", 5, 1, torch.zeros(2, 650)))
+    lines = (tmp_path / ASKED).read_text().splitlines()
+    assert [(one["what"], one["run"], one["count"]) for one in map(json.loads, lines)] == [
+        *[("round", run, 1) for run in ("one", "two")],
+        ("question", "run", 2),
+    ]
+    yesterday = (datetime.now(UTC) - timedelta(days=1, minutes=1)).isoformat(timespec="seconds")
+    aged = [json.dumps({**json.loads(line), "time": yesterday}) + "\n" for line in lines]
+    (tmp_path / ASKED).write_text("".join(aged))
+    monkeypatch.undo()
+    assert isinstance(ask_to_train(private_node(0, tmp_path, epsilon=100, **own), document, 2), RecordDict)
 
 
 def test_one_answer_tells_of_a_client_once_and_failed_work_tells_nothing(

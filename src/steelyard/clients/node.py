@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast
@@ -12,6 +12,8 @@ from pydantic import BeforeValidator, ConfigDict, Field, StrictBool, ValidationE
 from steelyard.base.errors import UserError, listed, nearest
 from steelyard.base.settings import Section, explain
 from steelyard.clients.protocol import Clients
+from steelyard.privacy.settings import FEWEST
+from steelyard.proof.signing import SERVER, Keys
 
 FILES = ("data", "catalogue", "items", "attributes", "identities")
 """Keys that name a file or folder of the node's own which an experiment may read."""
@@ -57,7 +59,31 @@ class NodeData(Section):
     """The file or folder."""
 
 
-class NodeConfig(Section):
+class Terms(Section):
+    """What the owner of a node limits, whatever a server asks; None: nothing. Its server hears of it before round 1."""
+
+    least_cohort: int | None = Field(default=None, ge=FEWEST)
+    """With "aggregation": the fewest clients of a sum, the node's own counted as one and others where a node of `peers`
+    vouches for them and they have more than half an equal share. Default 3."""
+    largest_weight: float | None = Field(default=None, ge=1)
+    """With "aggregation": the most weight of a client here, in equal shares of those that count. Default 2."""
+    bound: float | None = Field(default=None, gt=0, le=1e6)
+    """With "aggregation": an update that changes a parameter by more is not sent. Default: the experiment's own."""
+    rounds_per_day: int | None = Field(default=None, ge=1)
+    """How often clients here train within 24 hours, whoever asks; `state` remembers it."""
+    questions_per_day: int | None = Field(default=None, ge=1)
+    """How many models are tested here within 24 hours."""
+
+    @classmethod
+    def strictest(cls, given: Iterable[Terms]) -> Terms:
+        """Return the terms that hold all of these."""
+        found: dict[str, float] = {}
+        for name, value in ((name, value) for one in given for name, value in one if value is not None):
+            found[name] = (max if name == "least_cohort" else min)(value, found.get(name, value))
+        return cls.model_validate(found)
+
+
+class NodeConfig(Terms):
     """What the owner of a node configured; make it with `NodeConfig.read` on the node.
 
     Either names (`client="alice"`, `clients="alice,bob"`) or a share of all clients (`partition-id=0
@@ -99,6 +125,9 @@ class NodeConfig(Section):
     require: Annotated[tuple[Literal["aggregation", "local"], ...], BeforeValidator(_words)] = ()
     """What an experiment must guarantee, or this node takes no part: "aggregation" (the server sees no single update),
     "local" (what leaves this node carries noise)."""
+    peers: OwnPath | None = None
+    """With "aggregation", which needs it: a folder with the public keys (.pub) of the other nodes. Clients of nodes
+    that it does not hold hide nobody: a server may have invented them."""
     epsilon: float | None = Field(default=None, gt=0, le=1e6)
     """With "local": the most that this node's answers may cost a client in all, whoever asks, at δ = 1e-5."""
     tests: StrictBool = True
@@ -146,6 +175,7 @@ class NodeConfig(Section):
             raise ValueError(
                 f'client: got {got}; allowed: client="NAME", clients="A,B", or partition-id=I num-partitions=N'
             )
+        self._check_terms()
         if (self.epsilon is None) == ("local" in self.require):
             raise ValueError(
                 'epsilon: missing beside require="local", so that any noise would do; allowed: the most that all '
@@ -160,6 +190,21 @@ class NodeConfig(Section):
         self._refuse_idle()
         return self
 
+    def _check_terms(self) -> None:
+        """Refuse a promise of sums that a server could empty, and limits that nothing would hold."""
+        if self.hides and (self.peers is None or self.key is None):
+            raise ValueError(
+                'peers: missing, or key, beside require="aggregation", so that a server could invent all others; '
+                'allowed: both, as in peers="peers", a folder of the other nodes\' .pub files'
+            )
+        for name in ("peers", "least_cohort", "largest_weight", "bound"):
+            if not self.hides and getattr(self, name) is not None:
+                key = name.replace("_", "-")
+                raise ValueError(f'{key}: given without require="aggregation"; allowed: both together')
+        if self.state is None and (self.rounds_per_day or self.questions_per_day):
+            key = "rounds-per-day" if self.rounds_per_day else "questions-per-day"
+            raise ValueError(f'{key}: given without state, where it is counted; allowed: both, as in state="state"')
+
     def _refuse_idle(self) -> None:
         """Refuse rules on rows that would not hold."""
         given = [key for key in ("min_rows", "partition") if key in self.model_fields_set]
@@ -171,6 +216,22 @@ class NodeConfig(Section):
                 )
             if self.own is None:
                 raise ValueError(f"{key}: given without data, the file that it applies to; allowed: both together")
+
+    @property
+    def hides(self) -> bool:
+        """Whether this node takes part only where its updates are hidden in a sum."""
+        return "aggregation" in self.require
+
+    @property
+    def terms(self) -> Terms:
+        """The owner's limits, with the defaults of those that a promise needs."""
+        own = {name: value for name in Terms.model_fields if (value := getattr(self, name)) is not None}
+        return Terms.model_validate(({"least_cohort": FEWEST, "largest_weight": 2.0} if self.hides else {}) | own)
+
+    def peer_keys(self) -> set[str]:
+        """Return the public keys of the nodes that vouch for clients; the server's is none of them."""
+        found = {} if self.peers is None else Keys.read(self.peers, "node config peers").named
+        return {line for name, line in found.items() if name != SERVER}
 
     @property
     def names(self) -> tuple[str, ...]:

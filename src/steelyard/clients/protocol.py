@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from steelyard.messages.algorithm import Algorithm
 from steelyard.messages.payloads import ServerTest
@@ -26,6 +26,8 @@ class Clients(Protocol):
 
     complete: bool = True
     """Whether all clients are known before the first round; across machines some may come later."""
+    terms: Mapping[str, Any] = {}
+    """Fields of the experiment, by dotted name, as owners of nodes limit them."""
 
     def check(self, algorithms: Sequence[Algorithm]) -> None:
         """Refuse what cannot work with the data (model, loss, engine, algorithms), before there is a folder."""
@@ -87,7 +89,7 @@ class WrappedClients(Clients):
 
     def __init__(self, clients: Clients) -> None:
         self.clients = clients
-        self.complete = clients.complete
+        self.complete, self.terms = clients.complete, clients.terms
 
     def check(self, algorithms: Sequence[Algorithm]) -> None:
         self.clients.check(algorithms)

@@ -14,7 +14,7 @@ from steelyard.algorithms.settings import algorithm_table
 from steelyard.base.errors import UserError, brief, listed
 from steelyard.base.settings import DataFile, marked, put
 from steelyard.base.usercode import NotAllowed
-from steelyard.clients.node import NodeConfig
+from steelyard.clients.node import NodeConfig, Terms
 from steelyard.data.sources.source import is_pattern
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import build, file_name, kind_of, rename_code
@@ -97,11 +97,13 @@ def _agreed_algorithm(described: Mapping[str, Any], experiment: Description) -> 
 
 def _with_requirements(experiment: Description, node: NodeConfig) -> Description:
     """Return an experiment that guarantees what this node's owner requires, or refuse it."""
-    if "aggregation" in node.require and (experiment.privacy is None or experiment.privacy.aggregation is None):
+    if node.hides and (experiment.privacy is None or experiment.privacy.aggregation is None):
         raise NotAllowed(
             "privacy.aggregation: missing, but this node's owner requires it; allowed: experiments with "
             "[privacy.aggregation]"
         )
+    if node.hides:
+        experiment.check_federated()  # Several rules would be several sums of the same updates.
     if "local" in node.require and (experiment.privacy is None or experiment.privacy.local is None):
         raise NotAllowed(
             "privacy.local: missing, but this node's owner requires it; allowed: experiments with [privacy.local]"
@@ -109,6 +111,38 @@ def _with_requirements(experiment: Description, node: NodeConfig) -> Description
     if node.epsilon is not None:
         _check_epsilon(experiment, node.epsilon)
     return experiment
+
+
+def held_to(experiment: Description, terms: Terms, clients: int) -> dict[str, float]:
+    """Return what a server changes of its experiment, by dotted name, so that it keeps to the terms of all its nodes.
+
+    Refuses an experiment that cannot be held to them.
+    """
+    rounds, found = experiment.resolved().rounds, dict[str, float]()
+    asking = sum(rule.trained_by == "clients" for rule in experiment.rules().values())
+    tests = asking * (rounds.count // rounds.evaluate_every + 1)
+    for key, most, wanted in (
+        ("rounds-per-day", terms.rounds_per_day, rounds.count * asking),
+        ("questions-per-day", terms.questions_per_day, tests),
+    ):
+        if most is not None and wanted > most:
+            raise UserError(f"rounds.count: takes {wanted}, and a node allows {most} ({key}); allowed: fewer rounds")
+    aggregation = None if experiment.privacy is None else experiment.privacy.aggregation
+    if aggregation is None:
+        return found
+    if terms.least_cohort is not None and terms.least_cohort > rounds.min_clients:
+        if terms.least_cohort > clients:
+            raise UserError(
+                f"rounds.min_clients: a node asks for {terms.least_cohort} clients in a sum (least-cohort), and there "
+                f"are {clients}; allowed: more clients"
+            )
+        found["rounds.min_clients"] = terms.least_cohort
+    shares = experiment.weighing.max_shares
+    if terms.largest_weight is not None and (shares is None or terms.largest_weight < shares):
+        found["weighing.max_shares"] = terms.largest_weight
+    if terms.bound is not None and terms.bound < aggregation.bound:
+        found["privacy.aggregation.bound"] = terms.bound
+    return found
 
 
 def _check_epsilon(experiment: Description, most: float) -> None:
@@ -180,6 +214,7 @@ def check_own(node: NodeConfig) -> None:
     """
     if node.guards_rows:
         kind_of(node.kind).check_node(node)
+    node.peer_keys()
     for key, path in node.files.items():
         if not path.exists() and not is_pattern(path):
             raise UserError(f"node config {key}: found no '{path}'; allowed: a file or folder that is there")

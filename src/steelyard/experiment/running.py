@@ -84,6 +84,7 @@ def run(
     folder = new_folder(experiment, out)
     clients, server = assembled(experiment, dataset, assemble)
     with closing(clients):
+        experiment = experiment.changed(clients.terms) if clients.terms else experiment
         experiment = _ready(experiment, clients, list(seeds or [experiment.seed]))
         federations = federations_of(experiment, seeds, experiment.criteria(), part)
         parts = Parts.of(experiment, clients, server, federations, part)

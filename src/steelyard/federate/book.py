@@ -20,19 +20,20 @@ from collections import Counter
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from steelyard.base import files
-from steelyard.base.errors import UserError, first_names, told_as, writable
+from steelyard.base.errors import UserError, first_names, in_words, told_as, writable
 from steelyard.base.files import owners_only
 from steelyard.base.journal import DamagedLine, Journal, Mark
+from steelyard.base.logs import logger
 from steelyard.base.usercode import NotAllowed
 from steelyard.clients.node import NodeConfig
-from steelyard.messages.updates import Signed, Task, Updates
+from steelyard.messages.updates import Question, Signed, Task, Updates
 from steelyard.privacy.accounting import Mechanism, Release, spent
 from steelyard.privacy.settings import OWNERS_DELTA, Noise, Positive
 from steelyard.proof.signing import SERVER, Keys, SigningKey, fingerprint, holds
@@ -40,10 +41,12 @@ from steelyard.proof.statements import UNSIGNED, Hash, Proof, Statement, stated
 from steelyard.runs.chain import Records
 from steelyard.runs.database import reading
 
-RECEIPTS, PROOFS = "receipts.jsonl", "proofs.jsonl"
-"""In a node's `state` folder: what it signed, and what servers' heads say of it."""
+RECEIPTS, PROOFS, ASKED = "receipts.jsonl", "proofs.jsonl", "asked.jsonl"
+"""In a node's `state` folder: what it signed, what servers' heads say of it, and all that it was asked for."""
 _FARTHEST = 1 << 24
 """Bytes from the end up to which a statement of the same run is looked for: what is older is a run long ended."""
+
+_log = logger(__name__)
 
 _ROOM = "room and the right to write"
 
@@ -139,6 +142,54 @@ def keep_proofs(folder: Path, run: str, key: str, proofs: Sequence[Proof]) -> li
     except OSError as error:
         faults.append(f"{folder / PROOFS} cannot be written: {error.strerror}")
     return faults
+
+
+class Asked(BaseModel, extra="forbid", frozen=True, strict=True):
+    """Work that a node was asked for and agreed to do."""
+
+    time: str
+    what: Literal["round", "question"]
+    run: str
+    federation: str
+    round: int
+    count: int
+    """How many clients train, or how many models are tested."""
+
+
+def take_part(config: NodeConfig, what: Literal["round", "question"], asked: Task | Question, run: str) -> None:
+    """Write down and log what a node takes part in, or refuse more of it than its owner allows in 24 hours.
+
+    Call it before the work: what fails counts as well, since a server may ask as often as it likes.
+    """
+    most, key = (config.rounds_per_day, "rounds-per-day")
+    if what == "question":
+        most, key = (config.questions_per_day, "questions-per-day")
+    count = len(asked.clients) if isinstance(asked, Task) else len(asked.models)
+    now, weight = datetime.now(UTC), 1 if what == "round" else count
+    line = Asked(
+        time=now.isoformat(timespec="seconds"), what=what, run=ledger_name(run),
+        federation=ledger_name(asked.federation), round=asked.round, count=count,
+    )  # fmt: skip
+    words = f"{what} {line.round} of {in_words(line.federation)}, run {line.run}"
+    if config.state is not None:
+        journal = Journal(config.state / ASKED, private=True)
+        if most is not None and (done := _since(journal, what, now - timedelta(days=1))) + weight > most:
+            raise NotAllowed(f"{key}: {done} in the last 24 hours and {weight} more; allowed: {most}")
+        with told_as(f"node config state: {journal.path} cannot be written, so nothing is answered", _ROOM):
+            journal.append([line.model_dump_json()])
+    _log.info(f"takes part: {words}, {count} {'clients' if what == 'round' else 'models'}")
+
+
+def _since(journal: Journal, what: str, begin: datetime) -> int:
+    """Return how much was asked since then: rounds, or models that were tested."""
+    done = 0
+    for content in journal.backwards(_FARTHEST):
+        one = Asked.model_validate_json(content) if content else None
+        if one is not None and datetime.fromisoformat(one.time) < begin:
+            break
+        if one is not None and one.what == what:
+            done += 1 if what == "round" else one.count
+    return done
 
 
 def read_receipts(folder: Path) -> list[Receipt]:

@@ -26,7 +26,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from flwr.clientapp import ClientApp
 
 from steelyard import __version__
-from steelyard.base.errors import UserError, in_words, told_as
+from steelyard.base.errors import UserError, brief, in_words, listed, told_as
 from steelyard.base.files import owners_only
 from steelyard.base.logs import logger, show
 from steelyard.base.usercode import NotAllowed, only
@@ -234,7 +234,10 @@ def _introduce(message: Message, context: Context) -> RecordDict:
     def work(config: NodeConfig) -> RecordDict:
         text, _ = wire.split(message.content)
         _, node = node_clients(AskForm.read(text).experiment, config)
-        return wire.content(IntroductionForm(version=__version__, clients=list(node.names), about=dict(node.about)), {})
+        form = IntroductionForm(
+            version=__version__, clients=list(node.names), about=dict(node.about), terms=config.terms
+        )
+        return wire.content(form, {})
 
     return on_this_node(context, work, message.metadata.ttl)
 
@@ -252,6 +255,7 @@ def _train(message: Message, context: Context) -> RecordDict:
         own = agreed_task(task, form.algorithm, experiment)
         _keep_proofs(config, form.run, form.proofs)
         charge = _ledger(config, node, own, form.run)
+        book.take_part(config, "round", own, form.run)
         states = _states(context, config, experiment, form.run, own.federation)
         kept = states.before(own.round)
         node.clients.restore(kept)
@@ -363,6 +367,7 @@ def _evaluate(message: Message, context: Context) -> RecordDict:
         experiment, node = node_clients(form.experiment, config)
         if not config.tests:
             return tasks.write_evaluations(_untested(question, node.names).without(question.withdrawn))
+        book.take_part(config, "question", question, form.run)
         states = _states(context, config, experiment, form.run, question.federation)
         node.clients.restore(states.before(question.round + 1))
         with nullcontext() if form.algorithm else torch.no_grad():  # Some train their own models before they test.
@@ -395,7 +400,9 @@ def _untested(question: Question, names: Sequence[str]) -> Evaluations:
 def _hidden_round(context: Context, config: NodeConfig, experiment: Description, federation: str) -> HiddenRound:
     if experiment.privacy is None or experiment.privacy.aggregation is None:
         raise Refused("privacy.aggregation: this experiment hides no updates; allowed: its task")
-    return HiddenRound(context.state, federation, experiment.privacy.aggregation, config.state or config.memory)
+    if federation not in experiment.rules():  # By another name it would be another sum of the same updates.
+        raise NotAllowed(f"federation: got {brief(federation)}; allowed: {listed(experiment.rules())}")
+    return HiddenRound(context.state, federation, experiment.privacy.aggregation, config)
 
 
 app = ClientApp()

@@ -313,7 +313,7 @@ def read_node(file: Path) -> tuple[Server, dict[str, Any]]:
     except UnicodeDecodeError as error:
         raise UserError(f"{file}: not TOML: {error}") from None
     folder, table = file.parent.resolve(), document.get("data")
-    for holder, key in [*((document, key) for key in (*FILES, "state", "key", "ca")), (table, "path")]:
+    for holder, key in [*((document, key) for key in (*FILES, "state", "key", "peers", "ca")), (table, "path")]:
         if isinstance(holder, dict) and isinstance(holder.get(key), str) and holder[key]:
             holder[key] = str(folder / holder[key])
     found = NodeFile.read(document, f"{file}: ")

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from pydantic import BaseModel
 
-from steelyard.base.errors import first_names, told_as
+from steelyard.base.errors import first_names, in_words, told_as
 from steelyard.base.journal import Journal
+from steelyard.base.logs import logger
+from steelyard.base.usercode import NotAllowed
 from steelyard.clients.flower import wire
 from steelyard.clients.flower.hidden_messages import (
     AnswerForm,
@@ -32,7 +34,9 @@ from steelyard.clients.flower.hidden_messages import (
     ShareForm,
     rows,
 )
-from steelyard.clients.flower.wire import FailureForm, Refused, TaskForm, read_array
+from steelyard.clients.flower.wire import FailureForm, Refused, TaskForm, Vouchers, read_array
+from steelyard.clients.node import NodeConfig
+from steelyard.federate.book import ledger_name
 from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import Failure, Task, Updates
 from steelyard.privacy.hidden import FixedPoint, Words, beyond
@@ -48,6 +52,9 @@ from steelyard.privacy.secure import (
 )
 from steelyard.privacy.settings import FEWEST, AggregationSettings
 from steelyard.privacy.sharing import SHARE_BYTES
+from steelyard.proof.signing import SigningKey, fields, holds
+
+_log = logger(__name__)
 
 ResultT = TypeVar("ResultT")
 
@@ -65,9 +72,9 @@ class OpenedSum(BaseModel, extra="forbid", frozen=True, strict=True):
     sum: str
     """Digest of who is in it, with the weights of all."""
 
-    def round_of(self) -> tuple[str, str, int]:
-        """Return of which round it is; a round has one sum."""
-        return self.federation, self.run, self.round
+    def round_of(self) -> tuple[str, int]:
+        """Return of which round it is; a round has one sum, by whatever name of a rule."""
+        return self.run, self.round
 
 
 @dataclass(frozen=True)
@@ -90,8 +97,13 @@ class HiddenRound:
     state: RecordDict
     federation: str
     settings: AggregationSettings
-    folder: Path | None = None
-    """Where the sums that were opened are remembered; None: in Flower's node state, which then must not be lost."""
+    owner: NodeConfig | None = None
+    """Whose limits hold; None: those of the experiment alone."""
+
+    @property
+    def folder(self) -> Path | None:
+        """Where the sums that were opened are remembered; None: in Flower's node state, which then must not be lost."""
+        return None if self.owner is None else self.owner.state or self.owner.memory
 
     @property
     def _name(self) -> str:
@@ -108,8 +120,15 @@ class HiddenRound:
         if not form.again:
             self._forget()
         self._keep(clients, context)
-        shown = rows([client.keys().write() for client in clients.values()], PUBLIC_BYTES)
-        return _answer(form, list(clients), {}, {"keys": shown})
+        keys = {name: client.keys() for name, client in clients.items()}
+        shown = rows([one.write() for one in keys.values()], PUBLIC_BYTES)
+        return _answer(form, list(clients), {}, {"keys": shown}, vouchers=self._vouchers(context, keys))
+
+    def _vouchers(self, context: bytes, keys: Mapping[str, PublicKeys]) -> Vouchers:
+        if self.owner is None or self.owner.key is None:
+            return {}
+        signer = SigningKey.read(self.owner.key)
+        return {signer.line: {name: signer.sign(_vouched(context, name, one)).hex() for name, one in keys.items()}}
 
     def trained(self, form: TaskForm, keys: Bytes, task: Task, updates: Updates) -> Updates:
         """Keep the trained models here, and return the clients' key shares in their place."""
@@ -117,7 +136,9 @@ class HiddenRound:
         clients = self._clients(context)
         assert isinstance(updates.payload, DenseModels)
         cohort = _cohort(form.cohort, keys)
-        found = beyond(updates.payload.models, task.parameters, self.settings.bound)
+        limit = None if self.owner is None else self.owner.bound
+        listed = self._listed(form.vouchers, context, cohort, clients)
+        found = beyond(updates.payload.models, task.parameters, min(self.settings.bound, limit or self.settings.bound))
         faults = dict(zip(updates.clients, found, strict=True))
 
         def share(name: str) -> dict[str, bytes]:
@@ -128,7 +149,7 @@ class HiddenRound:
         shares, failures, _ = _each(updates.clients, share)
         keep = [row for row, name in enumerate(updates.clients) if name in shares]
         models = updates.payload.models[keep].detach().cpu().float().numpy()
-        self._keep({name: clients[name] for name in shares}, context)
+        self._keep({name: clients[name] for name in shares}, context, listed)
         least = max(FEWEST, self.settings.least(len(cohort)))
         trained = _Trained(_round_of(form), list(shares), sorted(cohort), least)
         self.state[f"{self._name}/trained"] = ConfigRecord({"about": json.dumps(asdict(trained))})
@@ -145,8 +166,9 @@ class HiddenRound:
         cohort = _cohort(form.cohort, keys)
         if strangers := sorted(set(cohort) - set(self._trained(form).cohort)):
             raise Refused(f"cohort: {first_names(strangers)} were not in the first try; allowed: those that were")
+        listed = self._listed(form.vouchers, context, cohort, clients)
         shares, failures, _ = _each(sorted(form.clients), lambda name: _known(clients, name).share(cohort))
-        self._keep({name: clients[name] for name in shares}, context)
+        self._keep({name: clients[name] for name in shares}, context, listed)
         return _answer(form, list(shares), failures, {"key_shares": _share_rows(shares, cohort)} if shares else {})
 
     def hide(self, form: HideForm, shares: Bytes) -> RecordDict:
@@ -160,7 +182,8 @@ class HiddenRound:
         if len(form.weights) != len(form.members) or not set(form.clients) <= set(form.members):
             raise Refused("weights: not one for each member, with this node's clients among them")
         weights = dict(zip(form.members, form.weights, strict=True))
-        vector = vector_digest(form.members, weights)
+        vector, listed = vector_digest(form.members, weights), self._about("listed")
+        self._check(weights, clients, listed)
         trained, record = self._trained(form), self.state[f"{self._name}/models"]
         assert isinstance(record, ArrayRecord)
         models = read_array(record["models"], "models")
@@ -178,7 +201,7 @@ class HiddenRound:
             return client.mask(encoding.encode((models[row[name]].astype(np.float64) - start) * weight))
 
         found, failures, unreadable = _each(sorted(form.clients), hidden)
-        self._keep({name: clients[name] for name in found}, context, weights)
+        self._keep({name: clients[name] for name in found}, context, listed, weights)
         if not found:
             return _answer(form, [], failures, {}, unreadable)
         words = np.stack(list(found.values()))
@@ -189,6 +212,8 @@ class HiddenRound:
         """Return the shares that open the sum of the survivors, and forget the round."""
         context = _context(form)
         clients = self._clients(context)
+        told = self._about("weights")
+        self._check({name: told.get(name, 0.0) for name in form.survivors}, clients, self._about("listed"))
         self._refuse_second(form, clients)
 
         def opened(name: str) -> Bytes:
@@ -197,6 +222,9 @@ class HiddenRound:
             return rows([(revealed.seeds.get(m) or revealed.keys[m]) for m in client.members], SHARE_BYTES)
 
         found, failures, _ = _each(sorted(form.clients), opened)
+        mine = ", ".join(f"{name} {told.get(name, 0.0):.3g}" for name in found)
+        where = f"run {ledger_name(form.run)}, {in_words(ledger_name(form.federation))}, round {form.round}"
+        _log.info(f"took part: {where}: helps to open the sum of {len(form.survivors)} clients; weights here: {mine}")
         self._forget()
         return _answer(form, list(found), failures, {"shares": np.stack(list(found.values()))} if found else {})
 
@@ -207,8 +235,8 @@ class HiddenRound:
         Only when this returns, with the sum on the disk, may what opens it leave.
         """
         members = sorted({member for client in clients.values() for member in client.members})
-        weights = self.state[self._name].get("weights", "")
-        sum_of = hashlib.sha256(json.dumps([members, sorted(form.survivors), weights]).encode()).hexdigest()
+        summed = [members, sorted(form.survivors), sorted(self._about("weights").items())]
+        sum_of = hashlib.sha256(json.dumps(summed).encode()).hexdigest()
         opened = OpenedSum(federation=form.federation, run=form.run, round=form.round, sum=sum_of)
         before = [one for one in self._opened() if one.round_of() == opened.round_of()]
         if any(one != opened for one in before):
@@ -239,11 +267,65 @@ class HiddenRound:
         return {name: SecureClient.load(text) for name, text in sorted(found.items()) if isinstance(text, bytes)}
 
     def _keep(
-        self, clients: Mapping[str, SecureClient], context: bytes, weights: Mapping[str, float] | None = None
+        self,
+        clients: Mapping[str, SecureClient],
+        context: bytes,
+        listed: Collection[str] = (),
+        weights: Mapping[str, float] | None = None,
     ) -> None:
         held = {f"/{name}": client.dump() for name, client in clients.items()}
-        told = json.dumps(weights or {}, sort_keys=True)
-        self.state[self._name] = ConfigRecord({"context": context, "weights": told, **held})
+        about = {"listed": json.dumps(list(listed)), "weights": json.dumps(weights or {})}
+        self.state[self._name] = ConfigRecord({"context": context, **about, **held})
+
+    def _about(self, name: Literal["listed", "weights"]) -> Any:
+        """Return who of the round is vouched for, or which weights its members have."""
+        return json.loads(str(self.state[self._name][name]))
+
+    def _listed(
+        self, vouchers: Vouchers, context: bytes, cohort: Mapping[str, PublicKeys], own: Collection[str]
+    ) -> list[str]:
+        """Return the clients whose keys are signed by nodes that the owner lists; refuse a cohort with too few of them.
+
+        All others may be the server's inventions. Then it holds their shares, and must not have enough of them to open
+        one client's masks, also where it tells one half that this client stayed and the other that it did not.
+        """
+        if self.owner is None or not self.owner.hides:
+            return []
+        found = {
+            name
+            for key in self.owner.peer_keys()
+            for name, signature in vouchers.get(key, {}).items()
+            if name in cohort and holds(key, bytes.fromhex(signature), _vouched(context, name, cohort[name]))
+        }
+        strangers = len(cohort.keys() - found - set(own))
+        if 2 * max(FEWEST, self.settings.least(len(cohort))) <= len(cohort) + strangers:
+            raise NotAllowed(
+                f"peers: no listed node vouches for {strangers} of {len(cohort)} clients, with whose key shares a "
+                "server could open a single update; allowed: fewer (or a higher privacy.aggregation.threshold)"
+            )
+        return sorted(found)
+
+    def _check(self, weights: Mapping[str, float], own: Collection[str], listed: Collection[str]) -> None:
+        """Refuse weights under which the sum of these clients would hide too little of those that live here."""
+        if self.owner is None or not self.owner.hides:
+            return
+        terms, total = self.owner.terms, sum(weights.values())
+        if not (all(weight >= 0 for weight in weights.values()) and total <= 1 + 1e-6):
+            raise NotAllowed(f"weights: sum to {total:.6g}; allowed: numbers from 0 on that sum to 1 at most")
+        known = {name: weight for name, weight in weights.items() if name in own or name in listed}
+        equal = sum(known.values()) / max(len(known), 1)
+        heaviest = max((known[name] for name in own if name in known), default=0.0)
+        if heaviest > (terms.largest_weight or 1) * equal * (1 + 1e-9):
+            raise NotAllowed(
+                f"largest-weight: a client here would weigh {heaviest / equal:.3g} equal shares of the {len(known)} "
+                f"clients that count; allowed: {terms.largest_weight:g}"
+            )
+        hiding = 1 + sum(weight > equal / 2 for name, weight in known.items() if name not in own)
+        if hiding < (terms.least_cohort or FEWEST):
+            raise NotAllowed(
+                f"least-cohort: {hiding} of {len(weights)} clients count (this node's as one, and others that listed "
+                f"nodes vouch for, with more than half an equal share); allowed: {terms.least_cohort} or more"
+            )
 
     def _trained(self, form: RoundForm) -> _Trained:
         record = self.state.get(f"{self._name}/trained")
@@ -261,6 +343,11 @@ class HiddenRound:
 
 def _context(form: RoundForm | TaskForm) -> bytes:
     return round_context(form.run, form.federation, form.seed, form.round, form.attempt)
+
+
+def _vouched(context: bytes, name: str, keys: PublicKeys) -> bytes:
+    """Return what a node signs of a client's keys."""
+    return fields(statement="round keys", context=context, client=name, keys=keys.write())
 
 
 def _round_of(form: RoundForm | TaskForm) -> str:
@@ -307,6 +394,7 @@ def _answer(
     failures: Mapping[str, str],
     arrays: Mapping[str, np.ndarray],
     unreadable: dict[str, list[str]] | None = None,
+    vouchers: Vouchers | None = None,
 ) -> RecordDict:
     answer = AnswerForm(
         federation=form.federation,
@@ -314,5 +402,6 @@ def _answer(
         clients=sorted(clients),
         failures=[FailureForm(client=name, reason=reason) for name, reason in failures.items()],
         unreadable=unreadable or {},
+        vouchers=vouchers or {},
     )
     return wire.content(answer, dict(arrays))

@@ -22,6 +22,7 @@ from steelyard.clients.flower.register import REGISTER, RegisterFile
 from steelyard.clients.protocol import Clients, Server
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import read_experiment
+from steelyard.experiment.node_rules import held_to
 from steelyard.experiment.running import resume, run
 from steelyard.federate.app_folder import experiment_of, experiment_text
 from steelyard.federate.queue import LOG, Status, note_outcome
@@ -66,15 +67,21 @@ def federate(grid: Grid, config: dict[str, Any], run_id: str) -> Path:
     # A run that was stopped before its first model was tested has nothing to go on from: it starts.
     if config.get("resume") and exists(Path(out)):
         folder = Path(out)
-        assemble = _assembly(grid, read_experiment(folder), History(folder).facts.federation_run or run_id)
+        name = History(folder).facts.federation_run or run_id
+        assemble = _assembly(grid, read_experiment(folder), name, resumed=True)
         return resume(folder, progress=True, assemble=assemble)
     experiment = experiment_of(config)
     return run(experiment, out=out or None, progress=True, assemble=_assembly(grid, experiment, run_id))
 
 
-def _assembly(grid: Grid, experiment: Description, run_name: str) -> Callable[[], tuple[Clients, Server]]:
+def _assembly(
+    grid: Grid, experiment: Description, run_name: str, *, resumed: bool = False
+) -> Callable[[], tuple[Clients, Server]]:
     def assemble() -> tuple[Clients, Server]:
         clients = clients_behind(grid, experiment, run_name)
+        if resumed and clients.terms:
+            asked = ", ".join(f"{name} = {value:g}" for name, value in clients.terms.items())
+            raise UserError(f"terms of the nodes: {asked} now, and the run began without; allowed: a new run")
         return clients, experiment.at_server(clients.roster.about)
 
     return assemble
@@ -101,6 +108,12 @@ def clients_behind(grid: Grid, experiment: Description, run_name: str) -> Flower
     _log.info(f"waiting for {experiment.federate.nodes} nodes")
     clients.wait()
     _log.info(f"{clients.roster.nodes} nodes, {len(clients.roster.registered)} clients")
+    if terms := held_to(experiment, clients.roster.terms, len(clients.roster.registered)):
+        _log.info(f"terms of the nodes: {', '.join(f'{name} = {value:g}' for name, value in terms.items())}")
+        held = experiment.changed(terms, where="terms of the nodes")
+        clients.hold_to(terms, experiment_text(held))
+        if isinstance(clients, HiddenClients) and held.privacy is not None and held.privacy.aggregation is not None:
+            clients.aggregation = held.privacy.aggregation
     return clients
 
 

@@ -245,13 +245,13 @@ class Keys:
     """None: the keys are those that the run's own folder holds."""
 
     @classmethod
-    def read(cls, folder: Path) -> Keys:
-        """Read every .pub file of a folder."""
+    def read(cls, folder: Path, where: str = "--keys") -> Keys:
+        """Read every .pub file of a folder; `where` begins the line of a refusal."""
         if not folder.is_dir():
-            raise UserError(f"--keys: {folder} is no folder; allowed: a folder of .pub files")
+            raise UserError(f"{where}: {folder} is no folder; allowed: a folder of .pub files")
         found = {file.stem: read_public_key(file) for file in sorted(folder.glob("*.pub"))}
         if not found:
-            raise UserError(f"--keys: no .pub file in {folder}; allowed: a folder with the public keys of nodes")
+            raise UserError(f"{where}: no .pub file in {folder}; allowed: a folder with the public keys of nodes")
         return cls(found, folder)
 
     def refusal(self, signer: str, client: str | None) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from threading import Lock
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from steelyard.clients.flower.tasks import (
     write_question,
     write_task,
 )
-from steelyard.clients.flower.wire import EVALUATE, HEADS, TRAIN, HeadsForm, Refused, content
+from steelyard.clients.flower.wire import EVALUATE, HEADS, TRAIN, HeadsForm, Refused, Vouchers, content
 from steelyard.clients.protocol import Clients
 from steelyard.messages.algorithm import OWN
 from steelyard.messages.payloads import DENSE, Codec, DenseModels, Payload
@@ -195,6 +195,7 @@ class Sending:
     cohort: Sequence[str] = ()
     """Where updates are hidden: all clients of the round, whose keys are among the arrays."""
     attempt: str = ""
+    vouchers: Vouchers | None = None
 
 
 class FlowerClients(Clients):
@@ -243,6 +244,11 @@ class FlowerClients(Clients):
     def wait(self) -> None:
         """Wait for the nodes that the experiment asks for; call it before the first round."""
         self.roster.wait_for(self.settings.nodes, self.settings.start_timeout)
+
+    def hold_to(self, terms: Mapping[str, Any], experiment: str) -> None:
+        """Ask nodes for the experiment as it is under their owners' terms; call it before the first round."""
+        self.terms, self._experiment = terms, experiment
+        self.roster.ask_for(experiment)
 
     def names(self, seed: int) -> Sequence[str]:
         """Return every client that ever registered in this run, ascending, also those whose node is away."""
@@ -299,6 +305,7 @@ class FlowerClients(Clients):
                 *(task, asked, seconds, sending.arrays, self._run, self._experiment),
                 cohort=sending.cohort,
                 attempt=sending.attempt,
+                vouchers=sending.vouchers,
                 proofs=proofs[node],
             )
 

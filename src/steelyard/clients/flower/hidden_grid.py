@@ -57,7 +57,7 @@ class HiddenClients(FlowerClients):
         **options: Any,
     ) -> None:
         super().__init__(grid, criteria, settings, **options)
-        self._aggregation = aggregation
+        self.aggregation = aggregation
 
     def train(self, tasks: Sequence[Task]) -> list[Updates]:
         """Collect keys, send the tasks with them, and return criteria; their key shares are kept for the sum."""
@@ -76,7 +76,7 @@ class HiddenClients(FlowerClients):
         attempt = os.urandom(16).hex()  # on a resume, and in another try, the same round has other keys
         context = round_context(self._run, task.federation, task.seed, task.round, attempt)
         what = f"round {task.round} of {in_words(task.federation)}"
-        return RoundTry(task, attempt, SecureServer(context, self._aggregation, what, fewest=fewest))
+        return RoundTry(task, attempt, SecureServer(context, self.aggregation, what, fewest=fewest))
 
     def _collect_keys(self, begun: Sequence[RoundTry], *, again: bool = False) -> None:
         found = self._ask(
@@ -89,6 +89,8 @@ class HiddenClients(FlowerClients):
             for answer in answers:
                 for client, row in zip(answer.clients, answer.found, strict=True):
                     shown[client] = PublicKeys.read(row.tobytes())
+                for key, signed in answer.vouchers.items():
+                    work.vouchers.setdefault(key, {}).update(signed)
             work.failures += [Failure(client, reason) for client, reason in work.server.admit(shown).items()]
             why = "; ".join(f"{failure.client}: {failure.reason}" for failure in work.failures[:3])
             work.server.require(len(work.server.keys), f"showed keys ({why})" if why else "showed keys")
@@ -96,7 +98,7 @@ class HiddenClients(FlowerClients):
     def _sending(self, work: RoundTry) -> Sending:
         arrays = ArrayRecord({**pack_parameters(work.task), **pack({"keys": key_rows(work)})})
         cohort = sorted(work.server.keys)
-        return Sending(arrays, KeySharesCodec(len(cohort)), cohort, work.attempt)
+        return Sending(arrays, KeySharesCodec(len(cohort)), cohort, work.attempt, work.vouchers)
 
     def _hidden(self, work: RoundTry, answer: Updates) -> Updates:
         failures = tuple(sorted([*answer.failures, *work.failures], key=lambda failure: failure.client))
@@ -104,7 +106,7 @@ class HiddenClients(FlowerClients):
         sent = np.zeros(len(answer.clients)) if answer.bytes_sent is None else answer.bytes_sent
         for client, count in zip(answer.clients, sent.tolist(), strict=True):
             work.sent[client] = work.sent.get(client, 0) + int(count)
-        payload = HiddenUpdates(answer.clients, _GridSums(self, work), self._aggregation)
+        payload = HiddenUpdates(answer.clients, _GridSums(self, work), self.aggregation)
         return replace(answer, payload=payload, failures=failures)
 
     # ------------------------------------------------------------ the sum, once the weights are known
@@ -117,7 +119,10 @@ class HiddenClients(FlowerClients):
         cohort = sorted(fresh.server.keys)
         (answers,) = self._ask(
             *(ShareForm, [fresh], [cohort]),
-            lambda work, fields: (ShareForm(**fields, cohort=cohort), {"keys": key_rows(work)}),
+            lambda work, fields: (
+                ShareForm(**fields, cohort=cohort, vouchers=work.vouchers),
+                {"keys": key_rows(work)},
+            ),
             lambda clients: ("|u1", (clients, len(cohort), KEY_SHARES_BYTES)),
         )
         for answer in answers:
@@ -126,7 +131,7 @@ class HiddenClients(FlowerClients):
 
     def hide(self, work: RoundTry, members: Sequence[str], weights: Mapping[str, float]) -> list[Answer]:
         """Ask the members for their weighted updates, hidden; a node answers with the sum of its clients'."""
-        encoding = FixedPoint.of(self._aggregation.word_bits, self._aggregation.bound, len(work.server.keys))
+        encoding = FixedPoint.of(self.aggregation.word_bits, self.aggregation.bound, len(work.server.keys))
 
         def form(work: RoundTry, fields: dict[str, Any]) -> tuple[RoundForm, dict[str, NDArray[Any]]]:
             empty = bytes(KEY_SHARES_BYTES)
@@ -204,7 +209,7 @@ class _GridSums:
 
     def sum(self, clients: Sequence[str], weights: Floats) -> Summed:
         """Collect hidden words from the clients, and open their sum with the help of those who stayed."""
-        return secure_sum(self, clients, weights, self._clients._aggregation)
+        return secure_sum(self, clients, weights, self._clients.aggregation)
 
     def again(self, clients: Sequence[str]) -> tuple[tuple[str, ...], Mapping[str, str]]:
         self._work = self._clients.again(self._work, clients)

@@ -20,7 +20,7 @@ from pydantic import Field
 
 from steelyard.base.errors import UserError
 from steelyard.clients.flower import wire
-from steelyard.clients.flower.wire import ClientsForm, Refused, WorkForm, unpack_all
+from steelyard.clients.flower.wire import ClientsForm, Refused, Vouchers, WorkForm, unpack_all
 from steelyard.messages.payloads import Codec, Payload, bytes_of
 from steelyard.messages.payloads import Shape as ArrayShape
 from steelyard.messages.updates import Failure, Floats, Task
@@ -67,6 +67,7 @@ class ShareForm(RoundForm):
     kind, answered = "query.share", "key_shares"
 
     cohort: list[str]
+    vouchers: Vouchers = Field(default_factory=Vouchers)
 
     def beside(self) -> dict[str, tuple[int, ...]]:
         return {"keys": (len(self.cohort), PUBLIC_BYTES)}
@@ -98,6 +99,8 @@ class AnswerForm(ClientsForm):
 
     unreadable: dict[str, list[str]] = Field(default_factory=dict[str, list[str]])
     """By client that hides nothing: from whom it got key shares that it cannot read."""
+    vouchers: Vouchers = Field(default_factory=Vouchers)
+    """With fresh keys: the node's signatures under them; none where it has no key of its own."""
 
 
 def rows(parts: Sequence[bytes], width: int) -> Bytes:
@@ -165,6 +168,7 @@ class Answer:
     sent: int = 0
     """Bytes for each client."""
     unreadable: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
+    vouchers: Vouchers = field(default_factory=Vouchers)
 
 
 @dataclass(eq=False)
@@ -176,6 +180,8 @@ class RoundTry:
     server: SecureServer
     failures: list[Failure] = field(default_factory=list[Failure])
     sent: dict[str, int] = field(default_factory=dict[str, int])
+    vouchers: Vouchers = field(default_factory=Vouchers)
+    """What nodes signed of their clients' keys. They check it among themselves: the server's word is not enough."""
 
     def fields(self, run: str, clients: Sequence[str], seconds: float, experiment: str) -> dict[str, Any]:
         """Return the fields that every message of this try has."""
@@ -212,7 +218,7 @@ def read_answer(content: RecordDict, asked: Sequence[str], work: RoundTry, array
         raise Refused("unreadable: names clients that hid their updates; allowed: those that did not")
     values = unpack_all(found, {array: shape(count)} if count else {}).get(array, np.zeros(0))
     failures = wire.failures(form.failures, form.clients, asked)
-    return Answer(tuple(form.clients), values, failures, sent // max(count, 1), form.unreadable)
+    return Answer(tuple(form.clients), values, failures, sent // max(count, 1), form.unreadable, form.vouchers)
 
 
 def key_rows(work: RoundTry) -> NDArray[np.uint8]:

@@ -23,6 +23,7 @@ from steelyard.clients.flower import wire
 from steelyard.clients.flower.mailbox import Request, RequestSender, reaching_superlink
 from steelyard.clients.flower.register import Register, bare
 from steelyard.clients.flower.wire import INTRODUCE, AskForm, IntroductionForm, Refused, clean, reading_one_answer
+from steelyard.clients.node import Terms
 
 About = dict[str, int | list[int]]
 """What a server without data must know of the nodes' data, such as the shape of a sample."""
@@ -44,10 +45,14 @@ class Introducing:
         self.asked: set[int] = set()
         """Nodes whose answer is still to come."""
         self._sender = sender
-        self._question = AskForm(experiment=experiment)
+        self.ask_for(experiment)
         self._later: dict[int, tuple[float, float]] = {}
         """When a node may be asked again, and the pause before that."""
         self._answers: queue.SimpleQueue[tuple[int, RecordDict | str]] = queue.SimpleQueue()
+
+    def ask_for(self, experiment: str) -> None:
+        """Ask nodes from now on for this experiment."""
+        self._question = AskForm(experiment=experiment)
 
     def ask(self, nodes: set[int], round: int) -> set[int]:
         """Ask those of some nodes who have not been asked and are not to be left alone yet; returns whom."""
@@ -170,6 +175,7 @@ class _Claim:
 
     clients: tuple[str, ...]
     about: About
+    terms: Terms
 
 
 class Roster:
@@ -230,6 +236,15 @@ class Roster:
         """Number of nodes that are connected and introduced, and whose data look as most say."""
         about = self.about
         return sum(claim.about == about for claim in self._claims.values())
+
+    @property
+    def terms(self) -> Terms:
+        """What holds the limits of all owners whose nodes take part."""
+        return Terms.strictest(claim.terms for claim in self._claims.values())
+
+    def ask_for(self, experiment: str) -> None:
+        """Ask whoever comes from now on for this experiment."""
+        self._introducing.ask_for(experiment)
 
     def holder(self, client: str) -> int | None:
         """Return the node that holds a client now, or None while it is away."""
@@ -333,7 +348,7 @@ class Roster:
         named = client_names(form.clients, self._most_clients if self._register is None else _MOST_CLIENTS)
         if self._register is not None:
             self._bind(self._register, self._keys.get(node, ""), named)
-        return _Claim(named, about)
+        return _Claim(named, about, form.terms)
 
     def _bind(self, register: Register, key: str, names: tuple[str, ...]) -> None:
         """Let a key have these clients for the whole run, or refuse; nobody takes over a name of another key."""

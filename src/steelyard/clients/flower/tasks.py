@@ -29,6 +29,7 @@ from steelyard.clients.flower.wire import (
     SignedForm,
     TaskForm,
     UpdateForm,
+    Vouchers,
     content,
     failure_forms,
     pack,
@@ -80,11 +81,13 @@ def write_task(
     *,
     cohort: Sequence[str] = (),
     attempt: str = "",
+    vouchers: Vouchers | None = None,
     proofs: Sequence[Proof] = (),
 ) -> RecordDict:
     """Return a task for those of its cohort that live on one node.
 
-    Where updates are hidden, `cohort` names all clients of the round, and their keys are in `parameters` too. `proofs`
+    Where updates are hidden, `cohort` names all clients of the round, and their keys are in `parameters` too; nodes
+    vouch for them. `proofs`
     are of earlier rounds, for the node to keep.
     """
     form = TaskForm(
@@ -99,6 +102,7 @@ def write_task(
         experiment=experiment,
         cohort=list(cohort),
         attempt=attempt,
+        vouchers=vouchers or {},
         proofs=list(proofs),
     )
     return RecordDict({"form": written(form), "arrays": parameters})

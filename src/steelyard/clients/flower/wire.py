@@ -12,14 +12,15 @@ from collections import Counter
 from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from math import prod
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from steelyard.base.errors import without_controls
+from steelyard.clients.node import Terms
 from steelyard.messages.payloads import Shape
 from steelyard.messages.updates import MOST_SAMPLES, Answer, Counts, Evaluations, Failure, LossState, Updates
 from steelyard.proof.statements import Hash, Proof
@@ -100,6 +101,14 @@ class IntroductionForm(Form):
     clients: list[str]
     about: dict[str, int | list[int]] = {}
     """What a server without data must know to make the first model; all nodes must say the same."""
+    terms: Terms = Terms()
+    """What the node's owner limits."""
+
+
+Vouchers = dict[
+    Annotated[str, Field(max_length=400)], dict[str, Annotated[str, Field(pattern="^([0-9a-f]{2}){1,104}$")]]
+]
+"""By a node's public key: its signatures, in hexadecimal digits, under the keys that its clients show in a round."""
 
 
 class LossForm(BaseModel, extra="forbid", frozen=True):
@@ -148,6 +157,8 @@ class TaskForm(WorkForm):
     """Where updates are hidden: all clients of the round, whose keys are in the arrays beside it; else empty."""
     attempt: str = ""
     """Where updates are hidden: which attempt at the round the keys were made for."""
+    vouchers: Vouchers = Field(default_factory=Vouchers)
+    """Where updates are hidden: who signed for the keys of which client."""
     proofs: list[Proof] = []
     """What the server's signed heads say of this node in earlier rounds; empty where it signs none."""
 
