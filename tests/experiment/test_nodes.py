@@ -62,7 +62,7 @@ def test_no_file_and_no_kind_of_the_servers_choice(tmp_path: Path, sections: dic
 def test_what_only_a_simulation_has_is_refused(tmp_path: Path):
     flawed = document(flaws=[{"kind": "reversed", "clients": ["client-000"]}])
     node = config(tmp_path)
-    assert_refused(lambda: agreed(flawed, node).on_node(node), "flaws: got 1 on a node with data of its own")
+    assert_refused(lambda: agreed(flawed, node), "flaws: given, but a server may not choose among the rows")
     clocked = agreed(document(clock={"deadline": 1.0}), node)
     assert_refused(clocked.check_federated, "clock: devices across machines take the time they take")
 
