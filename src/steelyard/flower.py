@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from logging import getLogger
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import (
@@ -31,16 +33,17 @@ from flwr.serverapp.strategy import (
     Strategy,
 )
 
+from steelyard.adapters.arrays import Arrays
 from steelyard.adapters.flower_replies import (
     SCORES,
     FewAtATime,
     is_masked,
     plain_metrics,
     read_reply,
-    read_test,
+    read_tests,
     refuse_noise,
 )
-from steelyard.adapters.recorder import Journal
+from steelyard.adapters.recorder import Journal, Model
 from steelyard.adapters.rounds import Collected, Combined, ServerRows, WeighedRounds
 from steelyard.base.errors import UserError
 from steelyard.weighing.rule import WeighingSettings
@@ -61,14 +64,16 @@ class Weighed(Strategy):
     reply's metrics by name (DS from its number of samples), MD, AG, VP and the like are computed here from the arrays
     and from `rows`. Names that are no criteria are metrics too, given in `metrics`. A reply that cannot be weighed is
     left out; `rounds` keeps weights, measures and reasons of every round. With a `folder`, every round is also written
-    there as a run for `steelyard report`, `watch` and `weigh`; an app that is started again goes on in it. `measure`
-    names the metric of clients' tests that is their score there; without it, it is one called accuracy, acc or the
-    like. `keep_models` keeps the newest models in the folder too.
+    there as a run for `steelyard report`, `watch` and `weigh`. `measure` names the metric of clients' tests that is
+    their score there; without it, it is one called accuracy, acc or the like. `keep_models` keeps the newest models in
+    the folder too, with what the strategy inside keeps: an app that is started again goes on from there. Without it,
+    an app that begins with another model than the folder's last is refused.
 
         >>> strategy = Weighed("LD>DS", FedAvg(fraction_train=0.5))
 
     Raises:
-        UserError: the rule is not known or steers training itself, or `folder` holds another run.
+        UserError: the rule is not known or steers training itself, or `folder` holds another run, or one that this
+            app cannot go on with.
     """
 
     def __init__(
@@ -87,7 +92,7 @@ class Weighed(Strategy):
         if not isinstance(inner, FedAvg) or isinstance(inner, _OTHER_SUMS):
             raise UserError(
                 f"strategy: got {type(inner).__name__}, which combines replies in its own way; allowed: FedAvg, "
-                "FedProx, FedAvgM, FedAdam, FedAdagrad, FedYogi, and robust rules by name, such as 'median(DS)'"
+                "FedProx, FedAvgM, FedAdam, FedAdagrad, FedYogi, and robust rules by name, such as 'median(EQ)'"
             )
         self.strategy = inner
         self.rounds: dict[int, Combined] = {}
@@ -97,6 +102,7 @@ class Weighed(Strategy):
         self._journal = Journal(self._weighing, folder, "Flower", measure or SCORES[0], keep_models)
         self._sent: ArrayRecord | None = None
         self._asked: set[str] = set()
+        self._asked_to_test: set[str] = set()
 
     def summary(self) -> None:
         """Log the rule, then what the strategy inside says of itself."""
@@ -123,7 +129,7 @@ class Weighed(Strategy):
             return found
 
         configs = (train_config, evaluate_config, None if evaluate_fn is None else noted)
-        self._journal.open(num_rounds)
+        initial_arrays = self.resume(initial_arrays, num_rounds)
         try:
             found = super().start(FewAtATime(grid), initial_arrays, num_rounds, timeout, *configs)
         except BaseException as error:
@@ -132,9 +138,28 @@ class Weighed(Strategy):
         self.close()
         return found
 
+    def resume(self, arrays: ArrayRecord, rounds: int | None = None) -> ArrayRecord:
+        """Open the folder and return the model to begin with: the one that it keeps, or else `arrays`.
+
+        `start` does so; call it before rounds that `start` does not run.
+        """
+        kept = self._journal.open(lambda: Model(_plain(arrays), _states(self.strategy)), rounds)
+        if kept is None:
+            return arrays
+        try:
+            _give_back(self.strategy, kept.states)
+        except UserError as error:
+            self._journal.stop(error)
+            raise
+        return ArrayRecord({name: Array(kept.arrays[name]) for name in arrays})
+
     def close(self) -> None:
         """Write the last round and close the folder; call it at the end of rounds that `start` does not run."""
         self._journal.close()
+
+    def _number(self, server_round: int) -> int:
+        """Return the number of a round in the folder: Adam's steps, and what clients read, go on with it."""
+        return self._journal.before + server_round
 
     def _named(self, record: MetricRecord) -> dict[str, float]:
         """Return the server's figures, the score under the name that the folder has for it."""
@@ -149,10 +174,10 @@ class Weighed(Strategy):
     ) -> Iterable[Message]:
         """Ask as the strategy inside does; the model is kept, since updates are measured against it."""
         refuse_noise(config)
-        self._journal.open()
+        arrays = self.resume(arrays)
         self._journal.write()
         self._sent = arrays
-        messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
+        messages = list(self.strategy.configure_train(self._number(server_round), arrays, config, grid))
         self._asked = {str(message.metadata.dst_node_id) for message in messages}
         return messages
 
@@ -160,17 +185,25 @@ class Weighed(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Ask as the strategy inside does."""
-        return self.strategy.configure_evaluate(server_round, arrays, config, grid)
+        messages = list(self.strategy.configure_evaluate(self._number(server_round), arrays, config, grid))
+        self._asked_to_test = {str(message.metadata.dst_node_id) for message in messages}
+        return messages
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Combine tests as the strategy inside does."""
-        answers = list(replies)
+        """Combine tests as the strategy inside does; one that cannot count is left out, with its reason in `rounds`."""
+        answers = {str(message.metadata.src_node_id): message for message in replies}
+        asked = self._asked_to_test
+        # The server itself says that a reply was lost of a node that was not asked.
+        known = {node: message for node, message in answers.items() if node in asked or not message.has_error()}
+        found = read_tests(known, self.strategy.weighted_by_key, self._measure)
+        reasons = {**dict.fromkeys(sorted(asked - set(answers)), "no reply came"), **found.reasons}
+        for node, reason in reasons.items():
+            _LOG.info("\t> Left out the test of node %s: %s", node, reason)
+        if server_round in self.rounds:
+            self.rounds[server_round] = replace(self.rounds[server_round], untested=reasons)
         if self._journal.pending is not None:
-            for message in answers:
-                test = read_test(message, self.strategy.weighted_by_key, self._measure)
-                if test is not None:
-                    self._journal.pending.tests[str(message.metadata.src_node_id)] = test
-        return self.strategy.aggregate_evaluate(server_round, answers)
+            self._journal.pending.tests, self._journal.pending.untested = found.scores, reasons
+        return self.strategy.aggregate_evaluate(self._number(server_round), found.replies)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -183,15 +216,22 @@ class Weighed(Strategy):
         combined = collected.combine()
         del collected
         self.rounds[server_round] = replace(combined, arrays=None)
-        self._journal.end_round(combined)
         for client, reason in combined.reasons.items():
             _LOG.info("\t> Left out node %s: %s", client, reason)
         if combined.arrays is None:
+            self._end_round(combined, self._sent)
             return None, None
         _LOG.info("\t└──> Weights: %s", {client: round(weight, 4) for client, weight in combined.weights.items()})
         whole = self._as_reply(combined, messages)
-        arrays, metrics = self.strategy.aggregate_train(server_round, [whole])
-        return None if arrays is None else self._typed(arrays), metrics
+        found, metrics = self.strategy.aggregate_train(self._number(server_round), [whole])
+        arrays = None if found is None else self._typed(found)
+        self._end_round(combined, arrays or self._sent)
+        return arrays, metrics
+
+    def _end_round(self, combined: Combined, arrays: ArrayRecord) -> None:
+        """Note a round with the model after it, which the strategy inside has made."""
+        model = Model({}) if self._journal.folder is None else Model(_plain(arrays), _states(self.strategy))
+        self._journal.end_round(replace(combined, arrays=None), model)
 
     def _collect(self, collected: Collected, replies: Iterable[Message]) -> dict[str, Message]:
         """Take the replies in, each when it comes, and return their messages, which hold no arrays any more."""
@@ -238,3 +278,39 @@ class Weighed(Strategy):
         assert self._sent is not None
         types = {name: array.numpy().dtype for name, array in self._sent.items()}
         return ArrayRecord({name: Array(array.numpy().astype(types[name])) for name, array in arrays.items()})
+
+
+def _plain(record: ArrayRecord) -> Arrays:
+    return {name: array.numpy() for name, array in record.items()}
+
+
+def _states(strategy: Strategy) -> Arrays:
+    """Return the arrays that a strategy keeps between rounds, such as moments; each is named by its attribute."""
+    found: dict[str, Any] = {}
+    for name, value in vars(strategy).items():
+        parts = {}
+        if isinstance(value, list):
+            parts = {f"list/{place:06d}": each for place, each in enumerate(value)}
+        elif isinstance(value, dict) and name != "current_arrays":  # That is the model, sent anew.
+            parts = {f"dict/{key}": each for key, each in value.items()}
+        arrays = {key: np.asarray(each) for key, each in parts.items() if isinstance(each, np.ndarray | np.generic)}
+        found |= {f"{name}/{key}": array for key, array in arrays.items()}
+    return found
+
+
+def _give_back(strategy: Strategy, states: Arrays) -> None:
+    """Give a strategy what `_states` found in it."""
+    kept: dict[str, Any] = {}
+    for key in sorted(states):
+        name, kind, place = key.split("/", 2)
+        if kind == "list":
+            kept.setdefault(name, []).append(states[key])
+        else:
+            kept.setdefault(name, {})[place] = states[key]
+    for name, value in kept.items():
+        if name not in vars(strategy):
+            raise UserError(
+                f"strategy: got {type(strategy).__name__}, and the folder keeps '{name}' of another one; allowed: the "
+                "strategy with which it began, or a new folder"
+            )
+        setattr(strategy, name, value)

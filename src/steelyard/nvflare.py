@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from steelyard import UserError
-from steelyard.adapters import ClientTest, Collected, Combined, Journal, Reply, ServerRows, WeighedRounds
+from steelyard.adapters import ClientTest, Collected, Combined, Journal, Model, Reply, ServerRows, WeighedRounds
 
 try:
     from nvflare.apis.dxo import from_shareable
@@ -91,7 +91,8 @@ class WeighedAggregator(ModelAggregator):
         if not isinstance(rule, str):
             raise UserError(f"rule: got {type(rule).__name__}; allowed: words, which NVFlare can write into a job")
         self._weighing = WeighedRounds(rule, rows, self.metrics, self.plugins)
-        self._journal = Journal(self._weighing, folder, "NVFlare", measure, keep_models)
+        # The model that is sent is the workflow's own: it cannot be replaced here.
+        self._journal = Journal(self._weighing, folder, "NVFlare", measure, keep_models, replaces=False)
         self._failure: UserError | None = None
         self._lock = Lock()
         self._sent: Mapping[str, Any] | None = None
@@ -185,7 +186,8 @@ class WeighedAggregator(ModelAggregator):
     def _open(self) -> None:
         """Open the folder before anything is weighed: criteria go on with what they remembered in it."""
         planned = self.fl_ctx.get_prop(AppConstants.NUM_ROUNDS) if self.fl_ctx else None
-        self._journal.open(planned if isinstance(planned, int) else None)
+        begins = Model({str(name): _numpy(value) for name, value in (self._sent or {}).items()})
+        self._journal.open(lambda: begins, planned if isinstance(planned, int) else None)
 
     def _write(
         self, combined: Combined, sent: Mapping[str, Any], metrics: Mapping[str, Mapping[str, float]], as_change: bool
@@ -197,10 +199,10 @@ class WeighedAggregator(ModelAggregator):
         if self._journal.pending is not None:
             found = {client: each[self.measure] for client, each in metrics.items() if self.measure in each}
             self._journal.pending.tests = {c: ClientTest(score) for c, score in found.items() if math.isfinite(score)}
-        if as_change and combined.arrays is not None:
-            whole = {name: _numpy(sent[name]) + array for name, array in combined.arrays.items()}
-            combined = replace(combined, arrays=whole)
-        self._journal.end_round(combined)
+        made = {name: _numpy(_like(sent[name], array)) for name, array in (combined.arrays or {}).items()}
+        before = {str(name): _numpy(value) for name, value in sent.items()}
+        whole = {name: before[name] + array for name, array in made.items()} if as_change else made
+        self._journal.end_round(replace(combined, arrays=None), Model(whole or before))
 
     def reset_stats(self) -> None:
         """Forget the answers of a round; what criteria remember from round to round stays."""

@@ -37,7 +37,9 @@ def answered(message: Message, arrays: Arrays, metrics: Mapping[str, Any]) -> Me
 class Nodes:
     """The part of Flower's grid that strategies use; a node answers when its reply is pulled."""
 
-    def __init__(self, clients: Mapping[int, Client], tests: Mapping[int, Mapping[str, float]] | None = None) -> None:
+    def __init__(
+        self, clients: Mapping[int, Client], tests: Mapping[int, Mapping[str, Any] | None] | None = None
+    ) -> None:
         self.clients, self.tests = clients, dict(tests or {})
         self._sent: dict[str, Message] = {}
         self.pulls: list[int] = []
@@ -68,9 +70,10 @@ class Nodes:
         node = message.metadata.dst_node_id
         if message.metadata.message_type == "evaluate":
             enter_run(1, node)
-            return Message(
-                RecordDict({"metrics": MetricRecord(dict(self.tests.get(node, {"num-examples": 1})))}), reply_to=message
-            )
+            found = self.tests.get(node, {"num-examples": 1})
+            if found is None:
+                return Message(Error(code=1, reason="no rows"), reply_to=message)
+            return Message(RecordDict({"metrics": MetricRecord(dict(found))}), reply_to=message)
         (sent,) = message.content.array_records.values()
         found = self.clients[node]({name: array.numpy() for name, array in sent.items()})
         if isinstance(found, str):

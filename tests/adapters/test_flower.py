@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from tests.conftest import CommandLine
 from tests.kit import assert_refused
 
 from steelyard.adapters import ClientTest, flower_replies
+from steelyard.base.errors import UserError
 from steelyard.flower import Weighed
 from steelyard.runs.glance import glance
 from steelyard.runs.history import History
@@ -113,6 +115,17 @@ def test_a_reply_that_cannot_be_weighed_is_left_out() -> None:
     assert aggregated(Weighed("DS"), [(model(np.nan), GOOD)] * 2) is None, "nothing to weigh keeps the model"
 
 
+def test_the_rule_that_the_refusal_of_fedmedian_names_is_its_equal() -> None:
+    with pytest.raises(UserError) as refused:
+        Weighed("DS", FedMedian())
+    rule = re.findall(r"'(.*?)'", str(refused.value))[-1]
+    replies = [(model(value), {"num-examples": size}) for value, size in ((1, 9), (2, 9), (3, 9), (8, 500), (9, 900))]
+    messages = [answered(asked(node, SENT), *reply) for node, reply in enumerate(replies, 1)]
+    arrays, _ = FedMedian().aggregate_train(1, messages)
+    assert arrays is not None
+    assert aggregated(Weighed(rule), replies)["w"].tolist() == arrays["w"].numpy().tolist() == model(3)["w"].tolist()
+
+
 def test_the_servers_optimiser_steps_from_the_weighed_model() -> None:
     found: list[Any] = []
     for strategy in (FedAdam(eta=0.1), Weighed("DS", FedAdam(eta=0.1))):
@@ -193,7 +206,8 @@ def test_what_else_a_strategy_asks_of_a_grid_is_handed_on() -> None:
 
 def of_test(metrics: Mapping[str, Any], measure: str | None = None) -> ClientTest | None:
     """What is read of a node's test."""
-    return flower_replies.read_test(answered(asked(1, SENT, "evaluate"), SENT, metrics), "n", measure)
+    answers = {"1": answered(asked(1, SENT, "evaluate"), SENT, metrics)}
+    return flower_replies.read_tests(answers, "n", measure).scores.get("1")
 
 
 def test_a_nodes_test_is_read_by_the_names_that_people_use() -> None:
@@ -202,14 +216,51 @@ def test_a_nodes_test_is_read_by_the_names_that_people_use() -> None:
     assert of_test(every) == ClientTest(0.4, 4, 5.0, kept)
     for name in ("acc", "eval_acc", "eval_accuracy", "test_accuracy"):
         assert of_test({name: 0.5, "n": 1, "eval_loss": 2.0, "shares": [0.5]}) == ClientTest(0.5, 1, 2.0)
-    named = of_test({"f1": 0.7, "accuracy": 0.5}, "f1")
-    assert (named.score, named.samples, dict(named.metrics)) == (0.7, 0, {"accuracy": 0.5})
+    named = of_test({"f1": 0.7, "accuracy": 0.5, "n": 2}, "f1")
+    assert (named.score, named.samples, dict(named.metrics)) == (0.7, 2, {"accuracy": 0.5})
     assert math.isnan(named.loss)
-    for nothing in ({"n": 1}, {"accuracy": 0.5, "n": -1}, {"accuracy": 0.5, "n": 2.0**53}, {"acc": math.inf}):
-        assert of_test(nothing) is None
-    assert flower_replies.read_test(failed("x"), "n", None) is of_test({"accuracy": 0.5}, "f1") is None
-    many = of_test({"accuracy": 0.5, **{f"m{number:02}": 1.0 for number in range(60)}})
+    assert of_test({"n": 1}) is of_test({"accuracy": 0.5, "n": 1}, "f1") is None
+    many = of_test({"accuracy": 0.5, "n": 1, **{f"m{number:02}": 1.0 for number in range(60)}})
     assert list(many.metrics) == [f"m{number:02}" for number in range(50)]
+
+
+@pytest.mark.parametrize(
+    ("sent", "reason", "means"),
+    [
+        ({"precision": 1.0, "num-examples": 10}, "metric accuracy is missing", (0.5, 1.0)),
+        ({}, "metric num-examples is missing", (0.5, 1.0)),
+        ({"accuracy": [1.0], "loss": 1.0, "num-examples": 10}, "metric accuracy is missing, or not as", (0.5, 1.0)),
+        ({"accuracy": 1.0, "loss": 1.0, "num-examples": [10]}, "metric num-examples is missing, or", (0.5, 1.0)),
+        ({"accuracy": 1.0, "loss": 1.0, "num-examples": 1e15}, "num-examples = 1e+15", (0.5, 1.0)),
+        ({"accuracy": 1.0, "loss": 1.0, "num-examples": 0}, "num-examples = 0", (0.5, 1.0)),
+        ({"accuracy": math.nan, "loss": 5.0, "num-examples": 10}, "score = nan", (0.5, 2.0)),
+        ({"accuracy": 0.9, "loss": math.inf, "num-examples": 10}, None, (0.6, 1.0)),
+        ({"accuracy": 1.0, "loss": 1.0, "num-examples": 10**9}, None, (0.75, 1.0)),  # as three of the others
+        ({"accuracy": 0.5, "loss": 1.0, "num-examples": 10, "more": 1.0}, None, (0.5, 1.0)),
+        (None, "answered with an error: no rows", (0.5, 1.0)),
+    ],
+)
+def test_one_nodes_test_neither_stops_an_app_nor_decides_its_means(
+    tmp_path: Path, sent: dict[str, Any] | None, reason: str | None, means: tuple[float, float]
+) -> None:
+    grid = nodes_of(4)
+    grid.tests = {node: {"accuracy": 0.5, "loss": 1.0, "num-examples": 10} for node in (1, 2, 3)} | {4: sent}
+    strategy = Weighed("DS", folder=tmp_path / "run")
+    result = strategy.start(grid, record(SENT), num_rounds=1)
+    found = result.evaluate_metrics_clientapp[1]
+    assert (found["accuracy"], found["loss"], len(found)) == (pytest.approx(means[0]), pytest.approx(means[1]), 2)
+    assert [why.partition(reason or "")[0] for why in strategy.rounds[1].untested.values()] == ([""] if reason else [])
+    history = History(tmp_path / "run")
+    assert history.rounds.iloc[-1]["accuracy"] == pytest.approx(found["accuracy"])
+    assert history.untested["client"].tolist() == (["4"] if reason else [])
+
+
+def test_tests_of_which_none_can_count_give_no_means() -> None:
+    grid = nodes_of(2)
+    grid.tests = {1: {"accuracy": 0.5, "num-examples": -1}, 2: {"num-examples": 1, "accuracy": math.nan}}
+    assert "accuracy" not in Weighed("DS").start(grid, record(SENT), num_rounds=1).evaluate_metrics_clientapp[1]
+    grid.tests = {1: {}, 2: {}}
+    assert not Weighed("DS").start(grid, record(SENT), num_rounds=1).evaluate_metrics_clientapp
 
 
 def test_a_reply_is_read_whole_or_named() -> None:
@@ -226,7 +277,7 @@ def test_a_reply_is_read_whole_or_named() -> None:
         message = answered(asked(1, SENT), SENT, {"n": 1})
         message.content["more"] = added
         assert str(read("a", message, "n")).startswith(f"sent {kind} records")
-    assert flower_replies.read_test(message, "n", None) is None
+    assert flower_replies.read_tests({"1": message}, "n", None).reasons["1"].startswith("sent 2 records of metrics")
 
 
 def test_replies_that_the_server_makes_for_lost_nodes_count_for_nothing() -> None:
@@ -299,6 +350,33 @@ def failed(reason: str, node: int = 1) -> Message:
     return Message(Error(code=1, reason=reason), reply_to=asked(node, SENT))
 
 
+def test_an_app_that_starts_again_gets_what_its_folder_keeps(tmp_path: Path) -> None:
+    """The model, its whole numbers and the moments inside: the same bits as in one go, wherever it would begin."""
+    models: list[dict[str, Any]] = []
+    for name, parts in (("whole", (4,)), ("parts", (2, 2))):
+        for rounds in parts:
+            strategy = Weighed("DS", FedAdam(eta=0.1, beta_1=0.9), folder=tmp_path / name, keep_models=True)
+            arrays = strategy.start(nodes_of(), record(SENT), rounds).arrays
+        models.append({name: array.numpy().tolist() for name, array in arrays.items()})
+    assert models[0] == models[1] != {name: array.tolist() for name, array in SENT.items()}
+    assert "started again after round 2, from the kept model" in History(tmp_path / "parts").notes
+    assert "started again" not in History(tmp_path / "whole").notes
+    other = Weighed("DS", FedAvg(), folder=tmp_path / "parts", keep_models=True)
+    assert_refused(lambda: other.start(nodes_of(), record(SENT), 1), "strategy", "FedAvg")
+    larger = record({**SENT, "w": np.zeros((9, 3), np.float32)})
+    other = Weighed("DS", FedAdam(), folder=tmp_path / "parts", keep_models=True)
+    assert_refused(lambda: other.start(nodes_of(), larger, 1), "folder", "model of 6 numbers")
+
+
+@pytest.mark.parametrize(("inside", "missing"), [(FedAvg, "the model of round 1"), (FedAdam, "(m_t)")])
+def test_an_app_that_cannot_go_on_is_refused(tmp_path: Path, inside: type[FedAvg], missing: str) -> None:
+    arrays = Weighed("DS", inside(), folder=tmp_path / "run").start(nodes_of(), record(SENT), 1).arrays
+    begins = record(SENT) if inside is FedAvg else arrays
+    again = Weighed("DS", inside(), folder=tmp_path / "run")
+    assert_refused(lambda: again.start(nodes_of(), begins, 1), "folder", missing, "keep_models=True")
+    assert (History(tmp_path / "run").last_round, "started" in History(tmp_path / "run").notes) == (1, False)
+
+
 def test_an_app_that_starts_again_goes_on_in_its_folder(tmp_path: Path) -> None:
     """Rounds are counted on, and criteria remember what they did: the same as in one go."""
 
@@ -315,6 +393,7 @@ def test_an_app_that_starts_again_goes_on_in_its_folder(tmp_path: Path) -> None:
         strategy.aggregate_evaluate(number, grid.send_and_receive(messages))
     assert History(tmp_path / "parts").last_round == 3, "the last one is written with its tests"
     strategy.close()
+    assert "started again after round 2, from its own model" in History(tmp_path / "parts").notes
     assert History(tmp_path / "parts").chain.head == History(tmp_path / "whole").chain.head
 
 

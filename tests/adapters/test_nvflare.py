@@ -195,7 +195,10 @@ def test_a_job_leaves_a_run_folder_that_says_where_it_failed_and_can_go_on(tmp_p
     assert glance(tmp_path, "run").state == "stopped"
     assert "the disk is full" in history.info["stopped"]
     again = WeighedAggregator("DS", folder=str(tmp_path / "run"))
-    aggregated(again, [answer(c, model(v), n) for c, v, n in CLIENTS])
+    answers = [answer(c, model(v), n) for c, v, n in CLIENTS]
+    assert_refused(lambda: aggregated(again, answers), "folder", "the model of round 3")
+    again = WeighedAggregator("DS", folder=str(tmp_path / "run"))
+    aggregated(again, answers, base)
     again.handle_event(EventType.END_RUN, FLContext())
     assert (History(tmp_path / "run").last_round, glance(tmp_path, "run").state) == (4, "finished")
 

@@ -23,7 +23,7 @@ from tests.warm import warm_script
 import steelyard as package
 from steelyard.adapters import ClientTest, Recorder, Reply, WeighedRounds
 from steelyard.adapters.importing import import_file
-from steelyard.adapters.recorder import Journal
+from steelyard.adapters.recorder import Journal, Model
 from steelyard.adapters.rounds import Combined
 from steelyard.messages.updates import MOST_SAMPLES
 from steelyard.runs.glance import glance
@@ -182,9 +182,10 @@ def test_a_rule_that_remembers_weighs_with_a_folder_as_without(rule: str, tmp_pa
     for number in (1, 2):  # each as an app of its own
         weighing = WeighedRounds(rule)
         journal = Journal(weighing, tmp_path / "run", "loop", "accuracy", keep_models=True)
-        journal.open()
+        journal.open(lambda: Model(sent))
         expected = without.combine(sent, replies)
-        journal.end_round(combined := weighing.combine(sent, replies))
+        combined = weighing.combine(sent, replies)
+        journal.end_round(combined, Model(combined.arrays))
         journal.close()
         assert (combined.weights, weighing.memory) == (expected.weights, without.memory)
         history = History(tmp_path / "run")
@@ -216,8 +217,10 @@ def test_a_round_that_cannot_be_is_refused_and_not_written(tmp_path: Path) -> No
 
 def test_what_went_wrong_first_is_what_a_folder_says(tmp_path: Path) -> None:
     journal = Journal(WeighedRounds("DS"), tmp_path / "run", "loop", "accuracy", keep_models=False)
-    journal.open(rounds=5)
-    journal.end_round(Combined(None, {"a": 1.0}, {}, {}, {}))  # a round that cannot be written: a has no measures
+    journal.open(lambda: Model({}), rounds=5)
+    journal.end_round(
+        Combined(None, {"a": 1.0}, {}, {}, {}), Model({})
+    )  # a round that cannot be written: a has no measures
     journal.stop(RuntimeError("no GPU left"))
     history = History(tmp_path / "run")
     assert (history.last_round, history.info["status"]) == (0, "stopped")

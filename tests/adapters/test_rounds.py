@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +33,7 @@ def test_scores_and_metrics_go_by_the_weights_and_only_what_everybody_says_is_av
     assert found.measures == {"a": {"DS": 10}, "b": {"DS": 30}}
     means = found.means({"a": {"x": 1.0, "y": 5.0}, "b": {"y": 1.0, "x": 2.0, "z": 1.0}})
     assert means == pytest.approx({"x": 1.75, "y": 2.0})
+    assert found.means({"a": {"x": 1.0, "y": math.nan}, "b": {"x": math.inf, "y": math.nan}}) == {"x": 1.0}
 
 
 def combined(rule: str, *replies: Reply, **options: Any) -> Combined:

@@ -1,6 +1,16 @@
 """Weighing inside other people's federations: one room for what every framework needs, one file for each of them."""
 
-from steelyard.adapters.recorder import ClientTest, Journal, Recorder
+from steelyard.adapters.recorder import ClientTest, Journal, Model, Recorder
 from steelyard.adapters.rounds import Collected, Combined, Reply, ServerRows, WeighedRounds
 
-__all__ = ["ClientTest", "Collected", "Combined", "Journal", "Recorder", "Reply", "ServerRows", "WeighedRounds"]
+__all__ = [
+    "ClientTest",
+    "Collected",
+    "Combined",
+    "Journal",
+    "Model",
+    "Recorder",
+    "Reply",
+    "ServerRows",
+    "WeighedRounds",
+]

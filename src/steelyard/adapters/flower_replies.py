@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from flwr.app import Message
+import numpy as np
+from flwr.app import Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
 from steelyard.adapters.recorder import ClientTest
-from steelyard.adapters.rounds import Reply
+from steelyard.adapters.rounds import Reply, short
 from steelyard.base.errors import UserError
-from steelyard.clients.flower.wire import Refused, read_array
+from steelyard.clients.flower.register import FederateSettings
+from steelyard.clients.flower.wire import Refused, most_counted, read_array
+from steelyard.messages.updates import MOST_SAMPLES
+from steelyard.runs.database import LARGEST_FIGURE
 
 AT_ONCE = 1 << 28
 """Bytes of replies that are pulled with one call: small models come together, large ones one by one."""
@@ -128,14 +134,99 @@ def read_reply(client: str, message: Message, key: str) -> Reply | str:
     return Reply(client, arrays, metrics[key], metrics)
 
 
-def read_test(message: Message, key: str, measure: str | None) -> ClientTest | None:
-    """Return a node's test of a model, where it has one: `measure` names the metric, or it is called as most do."""
-    if message.has_error() or len(message.content.metric_records) != 1:
-        return None
-    metrics = plain_metrics(message)
+@dataclass(frozen=True, eq=False)
+class NodeTests:
+    """Nodes' tests of one model: as replies that a strategy can combine, and as what a folder keeps of them."""
+
+    replies: list[Message] = field(default_factory=list[Message])
+    reasons: dict[str, str] = field(default_factory=dict[str, str])
+    """Why a node's test does not count."""
+    scores: dict[str, ClientTest] = field(default_factory=dict[str, ClientTest])
+
+
+def read_tests(answers: Mapping[str, Message], key: str, measure: str | None) -> NodeTests:
+    """Read nodes' tests by the metric `key`, their number of samples; what cannot count is left out with a reason.
+
+    What most nodes send is asked of each, and nothing else counts: one node can neither add a metric nor take one
+    away. Of its samples no more count than of a node of Steelyard's own (`federate.test_bound`). `measure` names the
+    metric that is the score, or it is called as most do.
+    """
+    found = NodeTests(reasons={client: why for client, message in answers.items() if (why := _fault(message, key))})
+    records = {client: _metrics(message) for client, message in answers.items() if client not in found.reasons}
+    forms = Counter((name, _form(value)) for record in records.values() for name, value in record.items())
+    asked = dict(form for form, count in forms.items() if 2 * count > len(records))
+    for client, record in list(records.items()):
+        odd = next((name for name, form in asked.items() if name not in record or _form(record[name]) != form), None)
+        if odd is not None:
+            found.reasons[client] = f"metric {odd} is missing, or not as most nodes send it"
+            del records[client]
+    most = most_counted([round(record[key]) for record in records.values()], FederateSettings().test_bound)
+    for record in records.values():
+        record[key] = min(record[key], most)
+    for client, record in records.items():
+        plain = {name: float(record[name]) for name, form in asked.items() if form is None}
+        test = _score(plain, key, measure)
+        if test is not None and not abs(test.score) <= LARGEST_FIGURE:
+            found.reasons[client] = f"score = {test.score:g}; allowed: a finite number"
+        elif test is not None:
+            found.scores[client] = test
+    alike = _filled(records, sorted(asked), key)
+    found.replies.extend(_with_metrics(answers[client], alike[client]) for client in records)
+    found.reasons.update({client: short(reason) for client, reason in found.reasons.items()})
+    return found
+
+
+def _fault(message: Message, key: str) -> str:
+    if message.has_error():
+        return f"answered with an error: {message.error.reason}"
+    if len(message.content.metric_records) != 1:
+        return f"sent {len(message.content.metric_records)} records of metrics; allowed: one"
+    samples = _metrics(message).get(key)
+    if samples is None or isinstance(samples, list):
+        return f"metric {key} is missing, or a list"
+    return "" if 0 < samples <= MOST_SAMPLES else f"{key} = {samples:g}; allowed: 1 to {MOST_SAMPLES}"
+
+
+def _metrics(message: Message) -> dict[str, Any]:
+    (record,) = message.content.metric_records.values()
+    return dict(record)
+
+
+def _form(value: Any) -> int | None:
+    """Return how long a metric's list is; None for a number."""
+    return len(value) if isinstance(value, list) else None
+
+
+def _filled(records: Mapping[str, dict[str, Any]], names: Iterable[str], key: str) -> dict[str, dict[str, Any]]:
+    """Return records of these metrics in which what is no number is the mean of the others, so that it leaves it."""
+    found = {client: dict[str, Any]() for client in records}
+    samples = np.array([[float(record[key])] for record in records.values()])
+    for name in names:
+        values = np.array([np.atleast_1d(record[name]) for record in records.values()], dtype=float)
+        known = np.abs(values) <= LARGEST_FIGURE
+        total = (samples * known).sum(axis=0)
+        if not total.all():
+            continue  # Nobody gives a number.
+        mean = (samples * np.where(known, values, 0.0)).sum(axis=0) / total
+        filled = np.where(known, values, mean)
+        for row, (client, record) in enumerate(records.items()):
+            whole = filled[row].tolist() if isinstance(record[name], list) else float(filled[row, 0])
+            found[client][name] = record[name] if known[row].all() else whole
+    return found
+
+
+def _with_metrics(message: Message, metrics: Mapping[str, Any]) -> Message:
+    """Return a reply whose metrics are these, in a record of one name."""
+    others = {name: record for name, record in message.content.items() if not isinstance(record, MetricRecord)}
+    message.content = RecordDict({**others, "metrics": MetricRecord(dict(metrics))})
+    return message
+
+
+def _score(metrics: dict[str, float], key: str, measure: str | None) -> ClientTest | None:
+    """Return a node's test as a folder keeps it, where one of its metrics is a score."""
     score = _first(metrics, SCORES if measure is None else (measure,))
-    samples, loss = metrics.pop(key, 0.0), _first(metrics, _LOSSES)
-    if score is None or not math.isfinite(score) or not 0 <= samples < 2**53:
+    samples, loss = metrics.pop(key), _first(metrics, _LOSSES)
+    if score is None:
         return None
     kept = {name: metrics[name] for name in sorted(metrics)[:_MOST_METRICS]}
     return ClientTest(score, round(samples), math.nan if loss is None else loss, kept)

@@ -12,17 +12,18 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tomli_w
 import torch
 
-from steelyard.adapters.arrays import Arrays
+from steelyard.adapters.arrays import Arrays, Layout
 from steelyard.adapters.rounds import Combined, WeighedRounds
 from steelyard.base.errors import UserError, listed, own_folder, path_of
 from steelyard.base.settings import validated
@@ -31,7 +32,9 @@ from steelyard.experiment.loading import RUN_FILE, RecordedDescription, read_exp
 from steelyard.experiment.resuming import check_rules, versions, why
 from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import MOST_SAMPLES, Evaluations, Failure, Updates
+from steelyard.proof.signing import model_digest
 from steelyard.rounds.state import Federation, RoundRecord, RoundState
+from steelyard.runs.checkpoint import Restored
 from steelyard.runs.database import LARGEST_FIGURE, exists
 from steelyard.runs.facts import RunFacts
 from steelyard.runs.glance import this_process
@@ -60,6 +63,14 @@ class ClientTest:
     """Further figures by name."""
 
 
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A model as arrays, and arrays that its app keeps beside it between rounds, by name."""
+
+    arrays: Arrays
+    states: Arrays = field(default_factory=dict[str, "np.ndarray[Any, Any]"])
+
+
 class _NotSeen(DenseModels):
     """Updates that stay with the framework: the chain holds no digests of them."""
 
@@ -76,6 +87,10 @@ def _vector(model: torch.Tensor | Arrays | None) -> torch.Tensor:
     return torch.from_numpy(np.concatenate(floating, dtype=kind) if floating else np.zeros(0, kind))
 
 
+_WHOLE = "whole/"
+"""How the names begin of a model's arrays of whole numbers, which are no part of its vector."""
+
+
 def _figure(value: float) -> float:
     """Return a figure of a test; one beyond what readers of a folder take is no number."""
     return float(value) if abs(value) <= LARGEST_FIGURE else math.nan
@@ -86,15 +101,17 @@ class Recorder:
 
     `rule`: what weighs the clients (`WeighedRounds(...).rule`); `rounds`: how many there will be, where known;
     `measure`: what clients' scores are; `keep_models`: keep the models that `write` is given (the newest two).
-    A folder that holds a run of the same rule is gone on with, and any other run is refused.
+    A folder that holds a run of the same rule is gone on with, which its notes say, and any other run is refused.
+    `begins`: the model and the states that an app would begin with. Where the folder goes on they become the kept ones.
+    Where none are kept, or `replaces` is False, another model than the folder's last is refused.
 
         >>> recorder = Recorder("runs/theirs", WeighedRounds("DS").rule, framework="ours")
         >>> recorder.write({"ann": 0.75, "bob": 0.25}, {"ann": {"DS": 30}, "bob": {"DS": 10}})
         1
 
     Raises:
-        UserError: `folder` holds another run; (in `write`) a client lacks a measure or claims impossible
-            samples.
+        UserError: `folder` holds another run, or goes on from another model; (in `write`) a client lacks a measure
+            or claims impossible samples.
     """
 
     def __init__(
@@ -106,6 +123,8 @@ class Recorder:
         rounds: int | None = None,
         measure: str = "accuracy",
         keep_models: bool = False,
+        begins: Model | None = None,
+        replaces: bool = True,
     ) -> None:
         self.folder = own_folder(Path(folder), "folder")
         self._rule = rule
@@ -120,6 +139,7 @@ class Recorder:
             "weighing": rule.settings.model_dump(mode="json", exclude_none=True),
         } | ({} if rounds is None else {"rounds": {"count": rounds}})
         described = validated(RecordedDescription, document, "folder", READING)
+        self._notes = trust_warnings([rule])
         if exists(self.folder):
             self._check_same(described)
         else:
@@ -128,7 +148,7 @@ class Recorder:
             set_up(self.folder, {RUN_FILE: text}, facts, [self._federation])
         self._store = Store(self.folder, keep_models=keep_models)
         try:
-            self._go_on(rounds, measure)
+            self._go_on(rounds, measure, begins, replaces=replaces)
         except BaseException:
             self._store.close()
             raise
@@ -144,8 +164,9 @@ class Recorder:
                 raise UserError(f"folder: {self.folder} began with another {name}; allowed: the same, or a new folder")
         if history.chain.problem:
             raise UserError(f"folder: {self.folder}: {history.chain.problem}; allowed: as it was, or a new folder")
+        self._notes = [history.notes] if history.notes else []
 
-    def _go_on(self, rounds: int | None, measure: str) -> None:
+    def _go_on(self, rounds: int | None, measure: str, begins: Model | None, *, replaces: bool) -> None:
         self._store.register([self._federation])
         restored = self._store.resume()
         self.round: int = restored.round
@@ -153,6 +174,14 @@ class Recorder:
         state = restored.states.get(self._federation.name)
         self.memory: Mapping[str, Memory] = {} if state is None else state.memory
         """What criteria remembered when that round ended; hand it to `WeighedRounds.go_on`."""
+        self.begins = begins
+        if self.round > 0 and begins is not None:
+            self.begins = self._kept(restored, begins) if self._store.keep_models and replaces else None
+            if self.begins is None:
+                self._check_last(restored, begins)
+        if self.round >= 0:
+            from_what = "" if begins is None else f", from {'its own' if self.begins is None else 'the kept'} model"
+            self._notes.append(f"started again after round {self.round}{from_what}")
         self._store.note(
             RunFacts(
                 status="running",
@@ -160,7 +189,7 @@ class Recorder:
                 writer=this_process().text(),
                 measured_by={criterion.name: criterion.measured_by for criterion in self._rule.criteria},
                 trust={self._federation.rule_name: dict(trusted(self._rule))},
-                notes="; ".join(trust_warnings([self._rule])),
+                notes="; ".join(self._notes),
             )
         )
         self._begun = time.monotonic()
@@ -168,6 +197,32 @@ class Recorder:
             self._commit(RoundRecord(self._federation.name, 0, 0.0), torch.zeros(0))
         if rounds is not None:
             self._store.note(RunFacts(rounds=self.round + rounds))
+
+    def _kept(self, restored: Restored, begins: Model) -> Model:
+        """Return the model and the states that the folder keeps."""
+        layout, vector = Layout.of(begins.arrays), restored.states[self._federation.name].parameters
+        if len(vector) != layout.size(layout.floating):
+            raise UserError(
+                f"folder: {self.folder} keeps a model of {len(vector)} numbers, and the app begins with one of "
+                f"{layout.size(layout.floating)}; allowed: the same network, or a new folder"
+            )
+        states = {name: tensor.numpy() for name, tensor in restored.kept.items()}
+        found = {**begins.arrays, **layout.arrays(vector, None, None)}
+        whole = {name: states.pop(_WHOLE + name) for name in layout.counting if _WHOLE + name in states}
+        return Model({**found, **{name: array.astype(layout.types[name]) for name, array in whole.items()}}, states)
+
+    def _check_last(self, restored: Restored, begins: Model) -> None:
+        """Refuse a model that is not the folder's last, and states that were not kept."""
+        lost = sorted(set(restored.kept) - set(begins.states)) if not self._store.keep_models else []
+        last = History(self.folder).models.get((self._federation.rule_name, 0))
+        if lost or model_digest(_vector(begins.arrays)) != last:
+            what = (
+                f"what the strategy kept ({lost[0].partition('/')[0]})" if lost else f"the model of round {self.round}"
+            )
+            raise UserError(
+                f"folder: {self.folder} ends with round {self.round}, and the app begins without {what}; allowed: that "
+                "model, keep_models=True from the first start on where the app takes models over, or a new folder"
+            )
 
     def write(
         self,
@@ -180,7 +235,9 @@ class Recorder:
         tests: Mapping[str, ClientTest] | None = None,
         accuracy: float | None = None,
         server: Mapping[str, float] | None = None,
+        untested: Mapping[str, str] | None = None,
         model: torch.Tensor | Arrays | None = None,
+        states: Arrays | None = None,
         memory: Mapping[str, Memory] | None = None,
     ) -> int:
         """Write the next round, whole or not at all, and return its number.
@@ -188,8 +245,9 @@ class Recorder:
         `weights` and `measures` (raw values by criterion) are of each client that was weighed, `reasons` of each that
         was left out; without weights the old model was kept. `scores` and what is normalised follow from the rule,
         unless given. `tests`: how clients tested the new model; `accuracy`: over all of them, by default the mean by
-        samples; `server`: figures of the server's own test, "accuracy" among them. Of `model`, the new one as a flat
-        vector or as arrays, the digest is kept, and the model itself where the folder keeps models.
+        samples; `untested`: why a test does not count; `server`: figures of the server's own test, "accuracy" among
+        them. Of `model`, the new one as a flat vector or as arrays, the digest is kept, and where the folder keeps
+        models the model itself with `states`, arrays that the app needs beside it to go on.
         """
         number = self.round + 1
         clients = sorted(weights)
@@ -209,7 +267,7 @@ class Recorder:
             failures=tuple(Failure(client, reason) for client, reason in sorted((reasons or {}).items())),
         )
         sound = {client: test for client, test in (tests or {}).items() if not math.isnan(_figure(test.score))}
-        answer = self._tested(number, sound) if sound else None
+        answer = self._tested(number, sound, untested or {}) if sound or untested else None
         if accuracy is None and answer is not None:
             accuracy = float(answer.overall()[0])
         # In a folder "f1" has a number for each class; a single one is their mean.
@@ -229,7 +287,9 @@ class Recorder:
             server_metrics=dict(sorted(figures.items())),
         )
         self.memory = self.memory if memory is None else memory
-        self._commit(record, _vector(model))
+        arrays = {} if model is None or isinstance(model, torch.Tensor) else model
+        whole = {_WHOLE + name: array.astype(np.int64) for name, array in arrays.items() if array.dtype.kind != "f"}
+        self._commit(record, _vector(model), {**(states or {}), **whole})
         return number
 
     def _weighing(
@@ -251,7 +311,7 @@ class Recorder:
             scored = given  # what else the policy looked at stays with the framework
         return replace(self._rule.weigh(raw, clients=clients, scores=scored), weights=given)
 
-    def _tested(self, number: int, tests: Mapping[str, ClientTest]) -> Evaluations:
+    def _tested(self, number: int, tests: Mapping[str, ClientTest], untested: Mapping[str, str]) -> Evaluations:
         clients = sorted(tests)
         names = sorted({name for test in tests.values() for name in test.metrics})
         return Evaluations(
@@ -265,9 +325,10 @@ class Recorder:
                 name: np.array([_figure(tests[client].metrics.get(name, math.nan)) for client in clients])
                 for name in names
             },
+            failures=tuple(Failure(client, reason) for client, reason in sorted(untested.items())),
         )
 
-    def _commit(self, record: RoundRecord, model: torch.Tensor) -> None:
+    def _commit(self, record: RoundRecord, model: torch.Tensor, kept: Arrays | None = None) -> None:
         state = RoundState(
             record.round,
             model,
@@ -275,7 +336,11 @@ class Recorder:
             OrderState(self._rule.start_order, 0.0),
             memory=self.memory,
         )
-        self._store.commit(record.round, [record], {record.federation: state}, dict, last=False)
+        # Without models their names alone are kept: an app that goes on without its states is refused.
+        tensors = {name: torch.from_numpy(np.array(array, order="C")) for name, array in (kept or {}).items()}
+        if not self._store.keep_models:
+            tensors = {n: tensor.reshape(-1)[:0] for n, tensor in tensors.items() if not n.startswith(_WHOLE)}
+        self._store.commit(record.round, [record], {record.federation: state}, lambda: tensors, last=False)
         self.round, self._begun = record.round, time.monotonic()
 
     def finish(self) -> None:
@@ -294,29 +359,38 @@ class PendingRound:
     """A round until all of it is known."""
 
     combined: Combined
+    model: Model
     tests: dict[str, ClientTest] = field(default_factory=dict[str, ClientTest])
     server: dict[str, float] = field(default_factory=dict[str, float])
+    untested: dict[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(eq=False)
 class Journal:
-    """The folder of one federation; without a folder it notes the round under way and writes nothing."""
+    """The folder of one federation; without a folder it notes the round under way and writes nothing.
+
+    `replaces`: whether the app takes over the model that the folder keeps.
+    """
 
     weighing: WeighedRounds
     folder: str | Path | None
     framework: str
     measure: str
     keep_models: bool
+    replaces: bool = True
     pending: PendingRound | None = None
+    before: int = 0
+    """The round after which this start goes on."""
     _recorder: Recorder | None = None
 
     def __post_init__(self) -> None:
         self.folder = None if self.folder is None else path_of(self.folder, "folder")
 
-    def open(self, rounds: int | None = None) -> None:
-        """Open the folder, unless it is open, and go on after its last round."""
+    def open(self, begins: Callable[[], Model], rounds: int | None = None) -> Model | None:
+        """Open the folder, unless it is open, and go on after its last round; return the model that it keeps."""
         if self.folder is None or self._recorder is not None:
-            return
+            return None
+        given = begins()
         self._recorder = Recorder(
             self.folder,
             self.weighing.rule,
@@ -324,13 +398,17 @@ class Journal:
             rounds=rounds,
             measure=self.measure,
             keep_models=self.keep_models,
+            begins=given,
+            replaces=self.replaces,
         )
-        self.weighing.go_on(self._recorder.round, self._recorder.memory)
+        self.before = max(self._recorder.round, 0)
+        self.weighing.go_on(self.before, self._recorder.memory)
+        return None if self._recorder.begins is given else self._recorder.begins
 
-    def end_round(self, combined: Combined) -> None:
-        """Note what came of a round; tests of its model may follow before the next one ends."""
+    def end_round(self, combined: Combined, model: Model) -> None:
+        """Note what came of a round, and the model after it; tests may follow before the next one ends."""
         self.write()
-        self.pending = PendingRound(combined)
+        self.pending = PendingRound(combined, model)
 
     def write(self) -> None:
         """Write the round that is at its end."""
@@ -345,8 +423,10 @@ class Journal:
             samples=found.samples,
             reasons=found.reasons,
             tests=pending.tests,
+            untested=pending.untested,
             server=pending.server,
-            model=found.arrays,
+            model=pending.model.arrays,
+            states=pending.model.states,
             memory=self.weighing.memory,
         )
 

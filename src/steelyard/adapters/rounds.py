@@ -126,6 +126,11 @@ SAMPLES = "DS"
 _LONGEST_REASON = 500
 
 
+def short(reason: str) -> str:
+    """Return a reason as one short line, whatever a client wrote: it is shown and kept."""
+    return one_line(reason)[:_LONGEST_REASON]
+
+
 @dataclass(frozen=True, eq=False)
 class Reply:
     """What one client sent: its model, how many samples it trained on, and measures of itself by name.
@@ -159,14 +164,19 @@ class Combined:
     """Raw measures of each client, by criterion."""
     reasons: Mapping[str, str]
     samples: Mapping[str, float] = field(default_factory=dict[str, float])
+    untested: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Why clients' tests of the new model do not count, where a framework asks for tests."""
 
     def means(self, metrics: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-        """Return Σ wᵢmᵢ of the metrics that all weighed clients have, given by client and name."""
+        """Return Σ wᵢmᵢ of the metrics that all weighed clients have; who gives no number does not count in a mean."""
         common = set.intersection(*(set(metrics[client]) for client in self.weights))
-        return {
-            name: sum(weight * metrics[client][name] for client, weight in self.weights.items())
-            for name in sorted(common)
-        }
+        found: dict[str, float] = {}
+        for name in sorted(common):
+            told = {client: metrics[client][name] for client in self.weights if math.isfinite(metrics[client][name])}
+            share = sum(self.weights[client] for client in told) if len(told) < len(self.weights) else 1.0
+            if share > 0:
+                found[name] = sum(self.weights[client] * value for client, value in told.items()) / share
+        return found
 
 
 class WeighedRounds:
@@ -292,8 +302,8 @@ class Collected:
         """Why clients are left out."""
 
     def refuse(self, client: str, reason: str) -> None:
-        """Leave a client out; the reason is shown and kept, so whatever a client wrote becomes one short line."""
-        self.reasons[client] = one_line(reason)[:_LONGEST_REASON]
+        """Leave a client out."""
+        self.reasons[client] = short(reason)
 
     def add(self, reply: Reply) -> str:
         """Take a reply in; the result says why it is left out, and is empty where it is not."""
