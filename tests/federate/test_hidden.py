@@ -436,7 +436,7 @@ def test_a_server_that_ends_workers_gets_no_second_sum_of_a_round(tmp_path: Path
         config["experiment"] = experiment_text(build(changed(DOCUMENT, weighing=weighing)))
     else:
         spoil(grid, {(TRAIN, 42): None})
-    with pytest.raises(Unopened, match="0 of 6 clients helped to open the sum"):
+    with pytest.raises(Unopened, match=r"0 of \d clients helped to open the sum"):
         federate(grid, {**config, "out": str(tmp_path / "two")}, "9")  # type: ignore[arg-type]
 
 
