@@ -21,6 +21,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+ARENA = ("suite", "candidate", "tuning", "arena", "scenes", "verdict", "arena_page", "archive", "checking")
+STUDIES = ("study", "sweep", "sweep_table", "attack", "participation", "charts")
 ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "weighing": (("weighing/*.py",), ("weighing",)),
     "rounds": (("rounds/*.py",), ("rounds", "algorithms")),
@@ -28,10 +30,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "privacy": (("privacy/*.py",), ("privacy",)),
     "defence": (("defence/*.py",), ("defence",)),
     "signing": (("proof/*.py",), ("proof",)),
-    "statistics": (
-        ("base/measures.py", "report/statistics.py", "report/curves.py", "report/html.py"),
-        ("base/test_measures.py", "report"),
-    ),
+    "statistics": (("base/measures.py", "report/statistics.py"), ("base/test_measures.py", "report")),
     "metrics": (("recommend/metrics.py",), ("recommend/test_metrics.py",)),
     # Explanations need a trained recommender, and tables of shares a comparison at several.
     "report": (
@@ -49,7 +48,16 @@ ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "federate/test_node_rules.py",
         ),
     ),
-    "studies": (("studies/*.py",), ("studies",)),
+    # What makes, judges and checks an arena, from its suite to its page; every other study is in `studies`.
+    "arena": (
+        tuple(f"studies/{name}.py" for name in ARENA),
+        tuple(f"studies/test_{name}.py" for name in ("suite", "arena", "verdict", "archive")),
+    ),
+    "studies": (
+        tuple(f"studies/{name}.py" for name in STUDIES),
+        # Gains and ranks are drawn beside sweeps.
+        tuple(f"studies/test_{name}.py" for name in (*STUDIES[:5], "jobs", "verdict")),
+    ),
     "adapters": (("adapters/*.py",), ("adapters",)),
 }
 """For each room the files that are changed, below src/steelyard, and the tests that should notice."""

@@ -40,11 +40,6 @@ def rivals_folder(run: Path) -> Path:
     return run.with_name(f"{run.name}{RIVALS}")
 
 
-def complete(run: Path) -> bool:
-    """Whether nothing of a scene is left to run: it has ended, and where it is spoilt for the rivals, so has theirs."""
-    return finished(run) and (not left_out_for_all(History(run)) or finished(rivals_folder(run)))
-
-
 def scene_figures(run: Path, baseline: str, candidate: str) -> SceneFigures | None:
     """Return the figures of a scene's run, of the rivals' own run where the candidate failed; None before its end."""
     if finished(run):
