@@ -94,6 +94,14 @@ def test_those_who_stand_out_along_the_first_principal_direction_are_left_out() 
     assert spectral(np.ones(1), np.array([[4.0]]), 0.3) == pytest.approx([1])
 
 
+def test_behind_one_who_stands_out_it_is_looked_for_others() -> None:
+    # Seven who agree but for the second axis, along which one with odd data stands out, and two who push together:
+    # along the first principal direction alone these two lie in the middle.
+    agree = [(1.0, along, 0.0) for along in (0.4, -0.4, 0.1, -0.1, 0.0, 0.3, -0.3)]
+    updates = gram(*agree, (-0.2, 1.0, 0.0), (0.7, 0.0, 0.7), (0.7, 0.0, 0.7))
+    assert np.flatnonzero(spectral(np.full(10, 0.1), updates, 0.3) == 0).tolist() == [7, 8, 9]
+
+
 # ---------------------------------------------------------------- what colluders can move
 
 
