@@ -45,7 +45,8 @@ def test_labels_owners_and_test_part_may_stand_beside_a_frame() -> None:
     data = in_memory(frame, [3, 1, 3, 1], ["b", "a", "b", "a"], held_out=[True, False, False, True], ignore=["sex"])
     assert data.labels.tolist() == [1, 0, 1, 0]
     assert data.shape == (2,)
-    assert in_memory(frame, [0.5, 1, 2, 3], ignore=["sex"]).kind == "regression"
+    ownerless = in_memory(frame, [0.5, 1, 2, 3], held_out=[True, False, False, True], ignore=["sex"])
+    assert (ownerless.kind, ownerless.owners, ownerless.held_out.tolist()) == ("regression", None, [1, 0, 0, 1])
     assert data.owners.tolist() == ["b", "a", "b", "a"]
     assert data.held_out.tolist() == [True, False, False, True]
 
@@ -124,16 +125,17 @@ def test_pictures_become_bytes_with_channels_first() -> None:
 class Vision:
     """torchvision's protocol: `data`, `targets`, perhaps a transform, and items."""
 
-    def __init__(self, data: Any, targets: Any, transform: Any = None) -> None:
-        self.data, self.targets, self.transform = data, targets, transform
+    def __init__(self, data: Any, targets: Any, **changes: Any) -> None:
+        self.data, self.targets, self.changes = data, targets, changes
+        vars(self).update(changes)
 
     def __len__(self) -> int:
         return len(self.data)
 
     def __getitem__(self, row: int) -> Any:
-        assert self.transform is not None, "read one by one, where data and targets are at hand"
-        sample = self.data[row]
-        return (sample if self.transform is None else self.transform(sample)), self.targets[row]
+        assert self.changes, "read one by one, where data and targets are at hand"
+        sample, target = self.changes.get("transform"), self.changes.get("target_transform")
+        return (sample or float)(self.data[row]), (target or int)(self.targets[row])
 
 
 def test_data_and_targets_of_torchvision() -> None:
@@ -149,6 +151,8 @@ def test_a_transform_is_applied() -> None:
     pixels = torch.full((2, 4, 4), 255, dtype=torch.uint8)
     data = in_memory(Vision(pixels, [0, 1], transform=lambda image: image[None].float() / 510))
     assert data.features.unique().tolist() == [0.5]
+    turned = Vision(torch.tensor([3.0, 4.0]), [0, 1], target_transform=lambda label: 1 - label)
+    assert in_memory(turned).labels.tolist() == [1, 0]
 
 
 # Hugging Face ---------------------------------------------------------------------------------------------------------
@@ -228,6 +232,7 @@ class Parts:
         ((ROWS, [[1], [1, 2]]), {}, "labels have different lengths"),
         ((5,), {}, "got int and no labels; expected arrays with labels"),
         ((Items([]),), {}, "got no rows"),
+        ((patients().iloc[:0],), {"label": "ill"}, "memory: holds no rows"),
         ((Items([([1.0], 0), ([1.0, 2.0], 1)]),), {}, "sample 1 has shape (2,), sample 0 (1,)"),
         ((patients(), [1, 0]), {}, "labels has shape (2,); expected one value for each of the 4 rows"),
         ((patients().assign(z=[[1, 2]] * 4),), {"label": "ill"}, "column 'z' holds lists or tables"),

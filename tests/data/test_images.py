@@ -113,14 +113,17 @@ def test_a_zip_of_images_with_a_csv(tmp_path):
 
 
 def test_leaf_celeba_names_images(tmp_path):
-    data = tmp_path / "celeba" / "data"
-    celeba_folder(data / "raw")
-    leaf_file(data / "train" / "a.json", {"7": (["000001.png", "000002.png"], [1, 0])})
-    leaf_file(data / "test" / "a.json", {"7": (["000004.png"], [0])})
-    dataset = load(DataSettings(source="leaf", path=tmp_path / "celeba", size=8))
-    assert dataset.features[:, 0, 0, 0].tolist() == [10, 20, 40]
-    leaf_file(data / "test" / "a.json", {"7": (["000009.png"], [0])})
-    settings = DataSettings(source="leaf", path=tmp_path / "celeba", size=8)
+    data, found = tmp_path / "celeba", tmp_path / "raw"
+    settings = DataSettings(source="leaf", path=data / "few", size=8)
+    celeba_folder(found)
+    leaf_file(data / "few" / "train" / "a.json", {"7": (["000001.png", "000002.png"], [1, 0])})
+    leaf_file(data / "few" / "test" / "a.json", {"7": (["000004.png"], [0])})
+    (data / "data").mkdir()
+    assert_refused(lambda: load(settings), "name images, but there is no", data / "few" / "raw" / "img_align_celeba")
+    for place in (data / "few", data, data / "data"):
+        found = found.rename(place / "raw")
+        assert load(settings).features[:, 0, 0, 0].tolist() == [10, 20, 40]
+    leaf_file(data / "few" / "test" / "a.json", {"7": (["000009.png"], [0])})
     assert_refused(lambda: load(settings), "holds no image '000009.png'")
 
 
@@ -163,6 +166,7 @@ def test_a_look_says_what_folders_are_and_which_fields_read_them(tmp_path: Path)
     hospital(tmp_path / "scans", "north")
     hospital(tmp_path / "scans", "south", rows=2)
     seen, fields = looked(tmp_path / "scans")
+    assert seen.account[0] == "scans: 5 images with masks, 8×8, colour"
     assert fields == {"task": "segmentation", "owner": "folder", "size": 16}
     assert (seen.rows, seen.shape, seen.task) == (5, (3, 16, 16), "segmentation")
     assert seen.account[1] == "owners by folder: 2, of 2 to 3 rows: north 3, south 2"
@@ -203,6 +207,9 @@ def test_masks_are_scaled_without_new_values(tmp_path: Path) -> None:
     data = masked(tmp_path, size=5, classes=3)
     assert set(data.labels.unique().tolist()) == {0, 2}
     assert data.targets == 3
+    # black and white: the values are 0 and 1
+    Image.new("1", (8, 8), 1).save(tmp_path / "a" / "masks" / "0.png")
+    assert masked(tmp_path).labels[0].tolist() == [1] * 64
 
 
 def test_arrays_of_masks(tmp_path: Path) -> None:
@@ -251,6 +258,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({**PICTURES, "owner": "clinic", "attributes": "tables/who.csv"}, "several folders hold an image '001.png'"),
     ({**MASKS, "classes": 2}, "masks hold 2; expected classes 0 to 1"),
     ({**MASKS, "path": "odd"}, "mask 'a/masks/0.png' is RGB"),
+    ({**MASKS, "path": "dark"}, "masks hold the background, 0, alone"),
 ]
 
 
@@ -265,6 +273,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     broken = folder / "broken" / "a" / "1.png"
     broken.write_bytes(broken.read_bytes()[:40])
     hospital(folder / "scans", "a", high=2)
+    hospital(folder / "dark", "a", high=0)
     hospital(folder / "odd", "a")
     coloured(folder / "odd" / "a" / "masks" / "0.png", (0, 0, 0))
     (folder / "cut.txt").write_text((folder / "celeba" / "list_attr_celeba.txt").read_text()[:-25])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.kit import assert_refused
 
 from steelyard.data import Dataset, PartitionSettings, Population, in_memory, share_out
-from steelyard.data.files import fingerprint
+from steelyard.data.files import digest, fingerprint
 from steelyard.data.partition import split_locally
 
 
@@ -100,11 +100,13 @@ def test_two_shards_of_one_label_each_bound_the_labels():
     assert not same(population, share_out(dataset, chosen, 4))
 
 
-def test_a_small_alpha_gives_fewer_labels_than_a_large_one():
+@pytest.mark.parametrize("samples", [None, 60])
+def test_a_small_alpha_gives_fewer_labels_than_a_large_one(samples: int | None):
     dataset = made(2000, classes=10)
 
     def labels_seen(alpha: float) -> float:
-        population = share_out(dataset, PartitionSettings(scheme="dirichlet", clients=20, alpha=alpha), 0)
+        chosen = PartitionSettings(scheme="dirichlet", clients=20, alpha=alpha, samples=samples)
+        population = share_out(dataset, chosen, 0)
         return float(np.mean([len(np.unique(population.train_labels(client))) for client in population.clients]))
 
     assert labels_seen(0.1) < 6 < 9 < labels_seen(100)
@@ -117,6 +119,10 @@ def test_natural_keeps_people_apart_and_drops_small_ones():
     assert population.names == ["a", "b"]
     assert sorted([*population.clients[0].train, *population.clients[0].test]) == [3, 4, 5, 6, 7]
     assert population.notes == ("people with fewer than 3 rows, left out: 1 of 3",)
+    # at most so many rows of each, its own
+    few = share_out(dataset, PartitionSettings(scheme="natural", samples=4, test="none"), 0)
+    assert [len(client.train) for client in few.clients] == [4, 3, 2]
+    assert [set(dataset.owners[client.train].tolist()) for client in few.clients] == [{"a"}, {"b"}, {"c"}]
 
 
 def test_given_keeps_the_users_own_split():
@@ -205,6 +211,7 @@ def test_some_clients_test_for_all(monkeypatch: pytest.MonkeyPatch):
     some = share_out(made(200), PartitionSettings(scheme="iid", clients=40, test_clients=7), 3)
     assert sum(len(rows.test) > 0 for rows in some.clients) == 7
     assert (some.testable, every.testable) == (40, None)
+    assert some.notes[-1].startswith("7 of 40 clients test")
     for rows in some.clients:
         whole = every.by_name[rows.client]
         assert rows.train.tolist() == whole.train.tolist()
@@ -277,10 +284,14 @@ SLICES = {"scheme": "iid", "clients": 4, "test": "held-out", "test_samples": 3, 
         (made(100), {"scheme": "iid", "clients": 60}, "partition.clients: got 60 with at least 2 rows each"),
         (made(100), {"scheme": "shard", "clients": 10, "shard_size": 6}, "partition.shard_size: got 6 for each of 20"),
         (made(100), {"scheme": "dirichlet", "clients": 20, "alpha": 0.01, "minimum": 5}, "partition.minimum: got 5"),
-        (made(100), {"scheme": "natural"}, "partition.scheme: got 'natural', but memory does not say whose"),
+        (
+            made(100),
+            {"scheme": "natural"},
+            "does not say whose rows they are; allowed: iid, shard, labels, dirichlet, quantity, table",
+        ),
         (made(100), {"scheme": "iid", "clients": 2, "server": "held-out"}, "partition.server: got 'held-out'"),
         (made(60, test=10), SLICES, "test_samples: got 3 for 4 clients"),
-        (TARGETS, {"scheme": "dirichlet", "clients": 2}, "partition.scheme: needs classes, but memory has none"),
+        (TARGETS, {"scheme": "dirichlet", "clients": 2}, "but memory has none; allowed: iid, shard, quantity"),
         (TARGETS, {**KEPT, "server_balance": "classes"}, "partition.server_balance: got 'classes', but memory has"),
         (made(100), {**KEPT, "server_fraction": 0.01, "server_report": "apart"}, "got 'apart' with 1 server rows"),
         (
@@ -360,6 +371,8 @@ def test_a_fingerprint_names_what_changed():
         after = fingerprint(changed)
         assert [name for name in before if after[name] != before[name]] == ([where] if where else [])
     assert before["samples"] == "60"
+    # runs that were recorded long ago are held against it: sha256(b"<f4(2,)" + 1 and 2 as bytes + b"4:None3:a\nb")
+    assert digest([np.array([1, 2], dtype=np.float32), None, np.array(["a", "b"])]) == "7392536626fdd90d"
 
 
 # the validation split -------------------------------------------------------------------------------------------------

@@ -153,6 +153,11 @@ def test_npz_attributes_by_name_and_marks(tmp_path):
     assert dataset.marks["sharp"].tolist() == [1, 0, 0, 1, 1]
 
 
+def test_npz_of_numbers_to_predict(tmp_path):
+    dataset = load(DataSettings(source="npz", path=npz_file(tmp_path / "a.npz"), task="regression"))
+    assert (dataset.kind, dataset.labels.tolist(), dataset.notes) == ("regression", [0, 1, 2, 1, 0], ())
+
+
 def test_a_share_keeps_whole_people(tmp_path):
     writers = np.repeat(np.arange(10), 3)
     path = npz_file(tmp_path / "a.npz", x=np.zeros((30, 1, 2, 3), dtype=np.uint8), y=writers % 3, writer=writers)
@@ -205,13 +210,14 @@ def test_leaf_shakespeare_predicts_the_next_character(tmp_path):
     assert dataset.features[1].tolist() == [0, 0, 1, 2, 2 + 79]  # padding, a character that is not known, "\n}"
 
 
-def test_leaf_sent140_reads_words_alike_everywhere(tmp_path):
+@pytest.mark.parametrize("bad", ["0", 0])
+def test_leaf_sent140_reads_words_alike_everywhere(tmp_path, bad):
     def tweet(text: str) -> list[str]:
         return ["1467810369", "Mon Apr 06", "NO_QUERY", "ann", text]
 
     for part in ("train", "test"):
         ann = [tweet("So happy, so HAPPY!"), tweet("")]
-        leaf_file(tmp_path / part / "a.json", {"ann": (ann, ["4", "0"]), "bob": ([tweet("happy")], [0])})
+        leaf_file(tmp_path / part / "a.json", {"ann": (ann, ["4", "0"]), "bob": ([tweet("happy")], [bad])})
     dataset = load(DataSettings(source="leaf", path=tmp_path, length=6, vocabulary=50))
     assert (dataset.classes, dataset.labels[:3].tolist()) == (2, [1, 0, 0])
     first, empty, last = dataset.features[:3].tolist()
@@ -295,7 +301,11 @@ def test_what_is_no_whole_npz_is_named_and_nothing_is_unpickled(tmp_path: Path, 
         ("train-labels-idx1-ubyte", idx(np.array([1, 2, 3])), "holds 3 labels; expected 6, one per image"),
         ("train-labels-idx1-ubyte", idx(np.array([1, 2, 3, 4, 5, 10])), "holds label 10; expected 0 to 9"),
         ("t10k-images-idx3-ubyte", idx(np.zeros((2, 2, 2)))[:-3], "holds 5 values (cut off or damaged); expected 8"),
-        ("train-images-idx3-ubyte.gz", gzip.compress(idx(np.zeros((6, 2, 2))), mtime=0)[:-12], "cannot be read"),
+        (
+            "train-images-idx3-ubyte.gz",
+            gzip.compress(idx(np.zeros((6, 2, 2))), mtime=0)[:-12],
+            "cannot be read (Compressed",
+        ),
         ("train-images-idx3-ubyte", None, "holds no train-images-idx3-ubyte or train-images-idx3-ubyte.gz"),
     ],
 )
@@ -325,6 +335,7 @@ LEAF: dict[str, tuple[Any, str]] = {
     "no rows": ({"users": ["u"], "num_samples": [1]}, "lacks lists users and num_samples or object user_data"),
     "user without rows": ({**ONE, "user_data": {}}, "user 'u' lacks lists x and y"),
     "fractions": ({**ONE, "num_samples": [2], "user_data": HALVES}, "labels y such as 0.5"),
+    "too large": ({**ONE, "user_data": {"u": {"x": [[0] * 784], "y": [2**31]}}}, "labels y such as 2147483648"),
     "no object": ("[]", "holds no JSON object"),
     "a user that is a number": ({**ONE, "users": [7]}, "names user 7; expected users as text"),
     "users without counts": ({**ONE, "num_samples": []}, "names 1 users with 0 num_samples"),
@@ -355,6 +366,7 @@ def test_characters_and_tokens_that_cannot_be_are_named(tmp_path: Path):
 
     refused(["to be or not", "or"], ["t", "é"], "y is 'é'; expected one of 80 characters")
     refused(["Anno 1"] * 101, ["s"] * 100 + [7], "a label y is 7; expected one of 80 characters")
+    refused(["Anno 1"], ["yes"], "labels y such as 'yes' are not whole numbers")
     (tmp_path / "test" / "a.json").unlink()
     assert_refused(lambda: load(DataSettings(source="leaf", path=tmp_path)), "holds no .json file")
     file = tmp_path / "train" / "a.json"

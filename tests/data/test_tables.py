@@ -98,6 +98,7 @@ def test_an_owner_may_be_called_na(tmp_path: Path):
     data = read(tmp_path, "hospital,x,ill\nNA,1,0\nnull,NA,1\n")
     assert data.owners.tolist() == ["NA", "null"]
     assert data.marks["complete"].tolist() == [1, 0]
+    assert parquet(tmp_path, patients(hospital=["NA", "NA", "s", "s"])).owners.tolist() == ["NA", "NA", "s", "s"]
     # whole numbers sort as numbers, also where they are written as 3.0
     assert read(tmp_path, "hospital,x,ill\n3.0,1,0\n12,2,1\n").owners.tolist() == ["hospital-003", "hospital-012"]
 
@@ -343,8 +344,12 @@ def test_a_pattern_and_a_list_of_files_give_the_same(sites: Path, monkeypatch: p
     whole = sheets(sites)
     listed = sheets(None, files=[sites / "north.csv", sites / "south.csv"])
     assert np.array_equal(listed.raw.numbers, whole.raw.numbers, equal_nan=True)
+    assert listed.name == "north.csv south.csv"
     monkeypatch.chdir(sites.parent)
     assert sheets(Path("sites/so*.csv")).owners.tolist() == ["south"] * 8
+    site(2).to_csv(sites / "west.csv", index=False)
+    three = [sites / f"{name}.csv" for name in ("west", "north", "south")]
+    assert sheets(None, files=three).name == "west.csv north.csv ..."
 
 
 def test_files_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
@@ -357,15 +362,20 @@ def test_files_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> No
     assert_refused(lambda: sheets(None, files=twice), "two tables would be client '", "allowed: each file once")
 
 
-def test_each_sheet_of_a_workbook_is_one_owner(tmp_path: Path) -> None:
-    pytest.importorskip("openpyxl")
-    with pandas.ExcelWriter(tmp_path / "book.xlsx") as book:
-        for name in ("north", "south"):
-            site(6).to_excel(book, sheet_name=name, index=False)
-        pandas.DataFrame().to_excel(book, sheet_name="notes")
-    assert sheets(tmp_path / "book.xlsx", owner="file").owners.tolist() == ["north"] * 6 + ["south"] * 6
+def test_each_sheet_of_a_workbook_is_one_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # What pandas reads with openpyxl, which is not everywhere: all sheets by name.
+    found = {"north": site(6), "south": site(4), "notes": pandas.DataFrame()}
+    monkeypatch.setattr(pandas, "read_excel", lambda path, sheet_name: found if sheet_name is None else None)
+    books = [tmp_path / f"{name}.xlsx" for name in ("book", "more")]
+    for book in books:
+        book.write_bytes(b"")
+    assert sheets(books[0], owner="file").owners.tolist() == ["north"] * 6 + ["south"] * 4
+    both = sheets(None, files=books).owners.tolist()
+    assert list(dict.fromkeys(both)) == ["book-north", "book-south", "more-north", "more-south"]
     line = "data.owner: got nothing, and"
-    assert_refused(lambda: sheets(tmp_path / "book.xlsx"), line, "book.xlsx is 2 tables; allowed: 'file'")
+    assert_refused(lambda: sheets(books[0]), line, "book.xlsx is 2 tables; allowed: 'file'")
+    found.clear()
+    assert_refused(lambda: sheets(books[0]), "book.xlsx: holds no rows")
 
 
 @pytest.mark.parametrize(
@@ -421,6 +431,7 @@ def test_a_look_at_a_table_says_what_columns_are_and_which_fields_read_them(tmp_
     )
     frame.loc[:5, "age"] = None
     frame.to_csv(tmp_path / "t.csv", index=False)
+    frame.assign(part=["train", "Test", "train"] * 20).to_csv(tmp_path / "p.csv", index=False)
     words = pandas.DataFrame({"word": [f"w{row}" for row in range(rows)], "kind": ["a", "b"] * 30})
     words.to_csv(tmp_path / "u.csv", index=False)
     seen = look("csv", [tmp_path / "t.csv"])
@@ -436,6 +447,9 @@ def test_a_look_at_a_table_says_what_columns_are_and_which_fields_read_them(tmp_
     assert (owned.owners, owned.fields["normalise"][0]) == ({"a": 30, "b": 30}, "client")
     assert "owners, by 'hospital': 2, of 30 to 30 rows: a 30, b 30" in owned.account
     assert (shown("x" * 40), shown("x" * 41)) == ("x" * 40, "x" * 37 + "...")
+    parted = look("csv", [tmp_path / "p.csv"], None, "hospital")
+    assert (parted.fields["held_out"][0], parted.held_out, parted.owners_held_out) == ("part", 20, True)
+    assert (parted.fields["ignore"], parted.shape) == (owned.fields["ignore"], owned.shape)
     assert_refused(lambda: look("csv", [tmp_path / "t.csv"], None, "hospitol"), "--owner: found no column 'hospitol'")
     for form, name, label, owner, told in (
         ("csv", "t.csv", "hospital", "hospital", "--owner: got 'hospital', which is the label too"),
@@ -524,6 +538,8 @@ def test_quotes_and_latin_letters_of_item_tables(tmp_path: Path) -> None:
     for mark in ";,":
         path.write_bytes(f'item{mark}title\n1{mark}"Amélie{mark} a film"\n'.encode("latin-1"))
         assert read_columns(path, {"title": "title"}) == {"title": [f"Amélie{mark} a film"]}
+    (tmp_path / "items.dat").write_text("1::a\tb::c\n")
+    assert read_cells(tmp_path / "items.dat", "items").to_numpy().tolist() == [["1", "a b", "c"]]
     # The last column is not the one before the first.
     assert_refused(lambda: read_columns(path, {"title": 0}), "no column '0' for title; allowed: a number from 1 to 2")
 
@@ -547,6 +563,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (PATIENTS.replace("yes", "1").replace("no", "0.5"), {}, "holds '0.5' in row 2; expected whole numbers"),
     ("hospital,x,ill\na,1,0\na,2,1e39\n", {}, "holds '1e+39' in row 2; expected finite numbers"),
     ('hospital,x,ill\na,"1,5",0\nb,2,1\n', {}, "holds '1,5' in row 1; expected a number"),
+    ("hospital;x;z;ill\na;1,5;2.5;0\nb;2;3.5;1\n", {}, "column 'x' holds '1,5' in row 1; expected a number"),
     (PATIENTS, {"task": "regression"}, "holds 'yes' in row 1; expected a number"),
     (PATIENTS, {"levels": {"sex": ["f"]}}, "column 'sex' holds 'm' in row 1; allowed by data.levels: f"),
     (PATIENTS, {"held_out": "sex", "ignore": []}, "holds 'm' in row 1; allowed: true, 1, test"),
