@@ -173,6 +173,7 @@ def test_an_idea_that_fails_is_a_row_and_the_others_go_on(
     (scene,) = document.scenes
     assert scene.verdict == "failed"
     assert says in scene.failed
+    assert "scenes/" not in scene.failed
     assert document.sentence.startswith("FAILS failed in 1 of 1 scene: ")
     assert {row.rule for row in scene.rules} == set(SUITE.rivals), "the rivals have figures"
     assert scene.rules[0].value.mean == fedavg_alone
@@ -234,7 +235,7 @@ def test_a_file_that_is_no_arena_is_refused_by_its_name(done: Path, tmp_path: Pa
     text = (done / ARCHIVE).read_text()
     for changed, word in (
         (text.replace('"seed', '"sead', 1), "was changed since"),
-        ("{", "is no archive"),
+        ("{", "is no archive of the arena (JSONDecodeError)"),
         ("[]", "is no archive"),
         ('{"format": 1}', "is of format 1, without the verdict"),
         ('{"format": 9}', "of format 2"),

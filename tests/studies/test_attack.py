@@ -107,8 +107,9 @@ ROWS = ([6, 3, 1], [3, 3, 2])
 FLAGS = ([1, 0, 1], [1, 1, 0])
 
 
-def made(folder: Path, flaws: Mapping[str, Mapping[str, Sequence[str]]], level: float, *, door: bool = False) -> None:
+def made(folder: Path, flaws: Mapping[str, Mapping[str, Sequence[str]]], level: float, *door: str) -> None:
     """Write a run of two rules, two seeds and two rounds; accuracy is the level, a tenth more in the second round."""
+    columns = {"backdoor": lambda number: np.array([0.25, 1.0 / number]), "backdoor_rows": lambda _: np.ones(2)}
     folder.mkdir(parents=True)
     store = Store(folder)
     both = [("size", "DS", ROWS), ("detector", "TR", FLAGS)]
@@ -129,7 +130,7 @@ def made(folder: Path, flaws: Mapping[str, Mapping[str, Sequence[str]]], level: 
                 payload=DenseModels(torch.zeros(3, 1)),
                 failures=(),
             )
-            rows = {"backdoor": np.array([0.25, 1.0 / number]), "backdoor_rows": np.array([3.0, 1.0])} if door else {}
+            rows = {name: columns[name](number) for name in door}
             server = {"server_accuracy": level + number / 10, "server_macro_f1": 0.0, "server_metrics": {"f1": [1.0]}}
             records.append(
                 record(
@@ -150,16 +151,16 @@ def made(folder: Path, flaws: Mapping[str, Mapping[str, Sequence[str]]], level: 
 
 
 OWN = {"1": {"b": ["noisy"]}, "2": {"b": ["noisy"]}}
-HOSTILE = {"1": {"b": ["noisy"], "c": ["reversed"]}, "2": {"b": ["noisy", "reversed"], "a": ["reversed"]}}
+HOSTILE = {"1": {"b": ["noisy"], "c": ["reversed"]}, "2": {"b": ["noisy", "reversed"]}}
 
 
 @pytest.fixture(scope="module")
 def attacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Client b is noisy in any case; hostile are c with one seed, a and b with the other."""
+    """Client b is noisy in any case; hostile are c with one seed, b with the other."""
     folder = tmp_path_factory.mktemp("attacked")
     made(folder / "clean", OWN, 0.7)
-    made(folder / "sign-flip", HOSTILE, 0.4)
-    made(folder / "backdoor", HOSTILE, 0.6, door=True)
+    made(folder / "sign-flip", HOSTILE, 0.4, "backdoor")
+    made(folder / "backdoor", HOSTILE, 0.6, "backdoor", "backdoor_rows")
     return folder
 
 
@@ -168,19 +169,20 @@ def test_what_hostile_clients_did_by_hand(attacked: Path) -> None:
     assert (size.rule, size.fedavg, detector.rule, detector.fedavg) == ("size", True, "detector", False)
     assert size.accuracy.values == pytest.approx((0.75, 0.75))  # the mean of .7 and .8 on the server's rows
     assert detector.accuracy.values == (0.25, 0.5)  # no server tested it: the clients' score, by the seed
-    # c has .1 and .25 of the two rounds' weight; a and b .9 and .75.
-    assert (size.weight, size.largest) == pytest.approx(((0.175 + 0.825) / 2, 0.6))
-    # The detector gives c ½ and 0, and a and b ½ and 1 together.
-    assert (detector.weight, detector.largest) == pytest.approx(((0.25 + 0.75) / 2, 0.5))
-    # Of a and b one was left out once in four; of c, honest with the other seed, once in two.
-    assert (size.false_alarms, detector.false_alarms) == (None, pytest.approx(2 / 6))
-    # Three rows at a quarter and one at a half, in the last round.
+    # c has .1 and .25 of the two rounds' weight; b .3 and .375.
+    assert (size.weight, size.largest) == pytest.approx(((0.175 + 0.3375) / 2, 0.375))
+    # The detector gives c ½ and 0, and b 0 and ½.
+    assert (detector.weight, detector.largest) == pytest.approx((0.25, 0.5))
+    # Of the two that are honest one was left out in one of two rounds.
+    assert (size.false_alarms, detector.false_alarms) == (None, 1 / 4)
+    # One row at a quarter and one at a half, in the last round; three and one where all test rows count.
     assert size.backdoor is not None
-    assert size.backdoor.values == pytest.approx((1.25 / 4,) * 2)
+    assert size.backdoor.values == pytest.approx((0.375,) * 2)
+    assert outcomes(attacked / "sign-flip", BASE.rounds)[0].backdoor.mean == pytest.approx(1.25 / 4)
     late = outcomes(attacked / "backdoor", BASE.rounds.model_copy(update={"last": 1}), attacked / "clean")
     assert late[0].accuracy.values == pytest.approx((0.8, 0.8))
     # Whoever is flawed is hostile where no other run says who was so before.
-    assert outcomes(attacked / "backdoor", BASE.rounds)[0].weight == pytest.approx(((0.4 + 0.625) / 2 + 0.825) / 2)
+    assert outcomes(attacked / "backdoor", BASE.rounds)[0].weight == pytest.approx(((0.4 + 0.625) / 2 + 0.3375) / 2)
     clean = outcomes(attacked / "clean", BASE.rounds, attacked / "clean")
     assert [(row.weight, row.largest, row.backdoor, row.ended) for row in clean] == [(None, None, None, 0)] * 2
 

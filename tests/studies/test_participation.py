@@ -10,7 +10,9 @@ import pytest
 from tests.conftest import CommandLine
 from tests.kit import assert_refused, small
 
-from steelyard.studies.participation import Participation, parse_shares, plan
+from steelyard.base.measures import estimate
+from steelyard.report.result import Comparison, RuleResult
+from steelyard.studies.participation import Participation, parse_shares, participation_tables, plan
 
 BASE = small(partition={"scheme": "iid", "clients": 8})
 
@@ -39,6 +41,25 @@ def test_a_folder_without_a_share_that_is_done_is_refused(tmp_path: Path) -> Non
     found = plan(BASE, ["EQ"], 1, "1,0.5")
     found.write(tmp_path / "out")
     assert_refused(lambda: Participation.read(tmp_path / "out").answer(tmp_path / "out"), tmp_path, "no share is done")
+
+
+def test_a_column_for_each_share_and_a_table_for_each_figure_that_decides() -> None:
+    """The clients' mean has a table where the worst of them has one; what a share lacks is a dash."""
+
+    def compared(measure: str, **figures: float) -> Comparison:
+        known = {name: estimate([value]) for name, value in figures.items()}
+        rules = (RuleResult.model_construct(rule="EQ", figures=known),)
+        return Comparison.model_construct(measure=measure, seeds=(5,), rules=rules)
+
+    both = [compared("accuracy", final=value, worst=value / 2, late=0.1) for value in (0.5, 0.25)]
+    mean, worst = participation_tables({1.0: both[0], 0.25: both[1]}, ["Some are left out."])
+    assert (mean.headings, mean.rows) == (("rule", "100%", "25%"), (("EQ", "50.00", "25.00"),))
+    assert worst.rows == (("EQ", "25.00", "12.50"),)
+    assert mean.note.endswith("One seed. Some are left out.")
+    (served,) = participation_tables({1.0: compared("C-index", server_accuracy=0.5, final=0.75)})
+    assert served.rows == (("EQ", "50.00"),)
+    scores = participation_tables({1.0: compared("C-index", worst=0.5, final=0.75)})
+    assert [table.rows for table in scores] == [(("EQ", "0.7500"),), (("EQ", "0.5000"),)]
 
 
 FEW = ["rounds.count=1", "partition.clients=8", "flaws=[]", "compute.engine=stacked", "training.epochs=1"]

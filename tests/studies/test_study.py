@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from steelyard import Experiment, in_memory
 from steelyard.experiment.loading import build
 from steelyard.experiment.parts import Part
 from steelyard.runs.store import held
-from steelyard.studies.study import How, finished, go_on, join
+from steelyard.studies.study import Cell, How, finished, go_on, join
 from steelyard.studies.sweep import Sweep, plan, sweep
 from steelyard.studies.sweep_table import RESULTS, SweepDocument, sweep_table
 
@@ -188,3 +189,28 @@ def test_joined_parts_are_the_sweep_made_at_once(tmp_path: Path) -> None:
     assert_refused(lambda: join(Sweep, [parts[0], whole], other), whole, "not a part")
     (parts[1] / runs[1] / "run.sqlite").unlink()
     assert_refused(lambda: join(Sweep, parts, other), parts[1], f"{runs[1]} is not done")
+
+
+@pytest.mark.parametrize(
+    ("jobs", "left"), [(1, ["", "; about 3 min left", "; about 2 min left"]), (2, ["", "", "; about 3 min left"])]
+)
+def test_what_is_left_is_told_from_the_runs_that_are_done(
+    jobs: int, left: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each run takes 90 seconds; of two at a time none is done when the second begins."""
+    clock, lines = [0.0], list[str]()
+
+    def passes(seconds: float) -> None:
+        clock[0] += seconds
+
+    def processes(work: object, cells: Sequence[Cell], jobs: int, announce: Callable[[Cell], None]) -> None:
+        for cell in cells:
+            announce(cell)
+            passes(90 / jobs)
+
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    monkeypatch.setattr(Sweep, "run", lambda *_: passes(90))
+    monkeypatch.setattr("steelyard.studies.study.in_processes", processes)
+    planned = plan(ONE_ROUND, ["training.epochs=1,2,3"])
+    go_on(planned, tmp_path, How(announce=lines.append, jobs=jobs))
+    assert lines == [f"run {number} of 3: {number}-epochs={number}{said}" for number, said in enumerate(left, 1)]

@@ -228,6 +228,7 @@ def test_code_is_asked_for_before_it_runs(tmp_path: Path) -> None:
         ("DS,LD,MD,EQ,VP", None, ("5 rules", SUITE.tuning.budget)),
         ("EQ", "LD", ("--rule", "'LD'", "'EQ'")),
         ("missing.toml", None, ("missing.toml",)),
+        ("missing.py", None, ("arena", "'missing.py'")),
         ("nothing.py", None, ("nothing.py", "no criterion and no algorithm")),
         ("taken.toml", None, ("arena", "another rule", "'EQ'")),
         ("items.toml", None, ("items.toml", "kind 'learning'")),

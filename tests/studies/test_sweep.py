@@ -72,7 +72,7 @@ def test_values_are_read_as_in_an_experiment_file(text: str, values: tuple[Any, 
         ("training.epochs=1,,2", ("'1,,2'", "empty")),
         ("seed=1,2", ("seed", "--seeds")),
         ("beside=1", ("beside", "--rules")),
-        ("name=a", ("name", "not a setting")),
+        ("name=a", ("name", "can choose; allowed")),
         ("store.checkpoint_every=1", ("store.checkpoint_every", "not a setting")),
         ("partition.validation=0.1", ("partition.validation", "--validation gives the share")),
         ("weighing=1", ("weighing is a section", "one value")),
@@ -191,3 +191,16 @@ def test_a_cut_off_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "sweep.toml").write_text('measure = "score"\nexperiment = 3\n')
     assert_refused(lambda: Sweep.read(tmp_path), tmp_path / "sweep.toml", "missing")
     assert_refused(lambda: Sweep.read(tmp_path / "elsewhere"), "no sweep.toml")
+
+
+@pytest.mark.parametrize(("rules", "named"), [((), "the main rule"), (["DS"], "DS")])
+def test_points_that_exploded_before_they_had_a_folder_have_no_best(
+    rules: list[str], named: str, tmp_path: Path
+) -> None:
+    planned = plan(BASE, ["training.epochs=1,2"], rules=rules)
+    for cell in planned.cells():
+        planned.note_failure(tmp_path, cell, "exploded")
+    found = planned.write_files(tmp_path)
+    assert [(row.point, row.rule, row.diverged) for row in found.rows] == [(1, named, True), (2, named, True)]
+    assert (found.best, found.left, len(found.diverged)) == (None, (), 2)
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".csv", ".diverged", ".diverged"]

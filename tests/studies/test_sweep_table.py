@@ -86,6 +86,7 @@ def made(values: dict[int, list[float]], diverged: tuple[int, ...] = (), **field
         ([0.91, 0.93], "score", "accuracy", "92.00 % ±12.71"),  # t(1) = 12.706, s/√2 = 0.01
         ([0.91], "worst10", "worst tenth, accuracy", "91.00 %"),
         ([0.25], "server-mape", "server-mape", "25.00 %"),  # as in every other table
+        ([12.0], "rounds-to-target", "rounds-to-target", "12"),
         ([12.0, 13.0, 14.0], "rounds-to-target", "rounds-to-target", "13.0 ±2.5"),  # t(2) = 4.303, s/√3 = 0.577
     ],
 )
@@ -126,7 +127,7 @@ def measured_by(result: SweepResult, measure: str) -> SweepDocument:
 
 def test_the_loss_is_that_of_every_row_after_the_last_round(result: SweepResult) -> None:
     document = measured_by(result, "loss")
-    assert document.less_is_better
+    assert (document.measured, document.less_is_better) == ("loss", True)
     means = [row.value.mean for row in document.rows]
     assert means == sorted(means)
     for row in document.rows:
@@ -149,7 +150,8 @@ def test_the_best_runs_on_the_test_set_and_the_table_says_what_it_came_to(result
     assert tested.value.values == Result(folder / "test").table.rules[0].figures["final"].values
     assert f"on the test set: accuracy {100 * tested.value.mean:.2f} % ±" in found.next_lines(found.answer(folder))[-1]
     assert found.csv(found.answer(folder)) == (folder / "results.csv").read_text()
-    assert_refused(lambda: run_on_test(folder, best.changed({"training.epochs": 3})), folder / "test", "another choice")
+    for other in ({"training.epochs": 3}, {"rounds.fraction": 0.4}):
+        assert_refused(lambda other=other: run_on_test(folder, best.changed(other)), folder / "test", "another choice")
 
 
 @pytest.mark.parametrize("measure", ["worst10", "rounds-to-target"])
@@ -166,6 +168,7 @@ def test_every_measure_is_what_the_run_recorded(result: SweepResult, measure: st
 
 
 def test_the_best_is_an_experiment_for_the_test_set(result: SweepResult):
+    Sweep.read(result.folder).write_files(result.folder)
     best = load(result.folder / "best.toml")
     assert best.validation is None
     assert list(best.rules()) == [result.table.best.rule]
@@ -195,7 +198,7 @@ def test_a_point_that_exploded_is_a_cross_on_the_side_of_the_worst():
     for less, edge in ((True, 0), (False, HEIGHT)):
         document = sweep_chart(words.model_copy(update={"less_is_better": less})).to_dict(validate=True)
         (crosses,) = [layer for layer in document["layer"] if layer["mark"].get("shape") == "cross"]
-        assert crosses["encoding"]["y"] == {"value": edge}
+        assert (crosses["encoding"]["x"]["field"], crosses["encoding"]["y"]) == ("x", {"value": edge})
         # It keeps its place on the axis, between the two that went well.
         assert document["layer"][0]["encoding"]["x"]["axis"]["values"] == [0.001, 0.01, 0.1]
     assert sweep_chart(made({1: [math.nan]})) is None
@@ -288,17 +291,13 @@ def test_a_sweep_is_drawn_over_its_first_numbers_with_a_line_for_all_else() -> N
     document = made({1: [0.5, 0.6]}).model_copy(update={"rows": rows, "best": rows[0]})
     found, points = drawn(document)
     assert [point["x"] for point in points] == [*rates] * 4
-    assert list(dict.fromkeys(point["line"] for point in points)) == [
-        "mode p, EQ",
-        "mode q, EQ",
-        "mode p, DS",
-        "mode q, DS",
-    ]
-    assert points[0]["setting"] == "a.rate 0.1, mode p, EQ"
+    assert list(dict.fromkeys(point["line"] for point in points)) == lines
+    assert (points[0]["point"], points[0]["setting"]) == (1, "a.rate 0.1, mode p, EQ")
     assert (points[0]["mean"], points[0]["values"]) == (pytest.approx(0.2), pytest.approx([0.1, 0.3]))
     line, single, ring = found["layer"]
     assert line["encoding"]["x"]["title"] == "a.rate"
     assert line["encoding"]["x"]["scale"]["type"] == "log"
+    assert [layer["encoding"]["y"]["field"] for layer in found["layer"]] == ["mean", "values", "mean"]
     assert line["encoding"]["y"]["title"] == single["encoding"]["y"]["title"] == "ndcg@10"
     # From .001 to .3 with a twentieth of that on each side, for the seeds as for their means.
     domain = pytest.approx([0.001 - 0.05 * 0.299, 0.3 + 0.05 * 0.299])
