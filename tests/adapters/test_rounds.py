@@ -90,6 +90,9 @@ def test_what_lies_at_a_border_is_taken_and_reasons_are_short() -> None:
     found = weighing.combine(SENT, [reply("b", np.nan)], {"a": "no reply came"})
     assert (found.arrays, found.weights, found.measures, found.reasons["a"]) == (None, {}, {}, "no reply came")
     assert weighing.combine(SENT, []).measures == {}
+    keeping = WeighedRounds(WeighingSettings(criteria=("LD",), when_zero="keep"))
+    kept = keeping.combine(SENT, [reply(name, 1.0, 10, {"LD": 0.0}) for name in "ab"])
+    assert (kept.arrays, kept.weights, kept.reasons) == (None, {}, {})
     assert weighing.next_round() == 3
     weighing.go_on(-1, {})
     assert weighing.next_round() == 1
@@ -152,6 +155,8 @@ def test_criteria_of_ones_own_are_loaded_and_rows_are_only_tested_on(tmp_path: P
     assert WeighedRounds("MINE>DS", plugins=[str(tmp_path / "mine.py")]).asked == ["MINE"]
     rows = ServerRows(torch.nn.Linear(2, 2), [[1.0, 2.0]], [0])
     assert_refused(lambda: WeighedRounds("fedlaw", rows), "fedlaw", "only tests on them")
+    # What is recommended goes by how models do where there are rows, else by the track record.
+    assert [WeighedRounds("guarded", given).rule.names for given in (rows, None)] == [("VP",), ("TR",)]
 
 
 def cohort(clients: int = 5) -> tuple[dict[str, Any], list[Reply]]:
@@ -260,7 +265,7 @@ def test_a_policy_of_others_steps_and_remembers_inside_another_framework() -> No
         ([["cat", "dog"]], [0], ("rows: features cannot be",)),
         ([[1.0, float("nan")]], [0], ("rows: features", "NaN")),
         ([[1.0, 2.0]], [-1], ("labels", -1)),
-        ([[1.0, 2.0]], [2], ("class 2", "0 to 1")),
+        ([[1.0, 2.0]] * 3, [0, 2, 1], ("class 2", "0 to 1")),
         ([[1.0]], [0], ("cannot look at them", "1x1")),
     ],
 )

@@ -85,14 +85,16 @@ def test_no_candidate_harms_more_on_the_colluders_own_rows(rule: str, monkeypatc
     worst = max(tuple(each) for part in tried for each in part.tolist())
     assert harmed(sent) == pytest.approx(worst, rel=1e-3, abs=1e-6)
     assert harmed(sent) > harmed(updates)
-    # Colluders of two families are two groups, each of which tries for itself.
+    # Colluders of two families are two groups, each of which tries for itself; insiders on the server's rows.
     groups: list[tuple[str, list[int]]] = []
-    families = dict(zip((updates.clients[row] for row in hostile), ("signs", "inflation"), strict=True))
+    families = dict(zip((updates.clients[row] for row in hostile), ("insider", "inflation"), strict=True))
+    known: list[bool] = []
+    monkeypatch.setattr(server, "imagined", lambda seed, families, insider: known.append(insider) or imagined)
     monkeypatch.setattr(
         colluding, "_worst", lambda trial, family: (trial.updates, groups.append((family, trial.rows)))[0]
     )
     with_colluders(federation, state, task, updates, families, server, plan)
-    assert groups == [("inflation", hostile[1:]), ("signs", hostile[:1])]
+    assert (groups, known) == ([("inflation", hostile[1:]), ("insider", hostile[:1])], [False, True])
 
 
 def unclipped(weights: np.ndarray, gram: np.ndarray, share: float) -> np.ndarray:

@@ -69,7 +69,10 @@ class Falls(Algorithm):
         return helper(local), {}
 
 def helper(local):
-    return local.received / {}["nothing"]
+    return local.received / inner({})
+
+def inner(found):
+    return found["nothing"]
 """
 
 
@@ -77,7 +80,7 @@ def test_a_train_that_raises_is_one_line_with_its_place(tmp_path: Path, refused:
     (tmp_path / "mine.py").write_text(OWN)
     words = ["--set", 'algorithm.plugins=["mine.py"]', "--set", "algorithm.name=own-train-falls", "--trust"]
     line = refused("run", "quickstart", *words, "--quiet", "--out", "out")
-    assert line.endswith("round 1: algorithm own-train-falls: helper (mine.py, line 12) fails: KeyError: 'nothing'")
+    assert line.endswith("round 1: algorithm own-train-falls: inner (mine.py, line 15) fails: KeyError: 'nothing'")
 
 
 def test_a_fault_of_ours_is_not_blamed_on_an_algorithm() -> None:

@@ -146,7 +146,7 @@ def test_a_rule_that_the_server_trains_alone_has_no_noise_and_no_limit() -> None
 
 def test_a_delta_that_guarantees_nothing_is_refused() -> None:
     large = {"budget": {"delta": 0.05}}
-    assert_refused(lambda: rounds(beside=large), "privacy.budget.delta: got 0.05 with 20 clients", "below 0.05")
+    assert_refused(lambda: rounds(beside=large), "privacy.budget.delta: got 0.05 with 20 clients", "accept_large_delta")
     assert rounds(beside={**large, "accept_large_delta": True}).delta == 0.05
 
 
@@ -226,6 +226,9 @@ def test_criteria_of_a_cohort_are_noised_where_they_are_charged() -> None:
     assert noisy[:, 1].tolist() == [1.0, 1.0, 1.0]
     assert noisy[:, 0] == pytest.approx(raw[:, 0], abs=6.0)
     assert not np.isin(noisy[:, 0], raw[:, 0]).any()
+    levels = {**CHARGED, "criteria_mechanism": "exponential", "criteria_levels": 5}
+    told = rounds(PLAN, rule, **COHORT, beside=levels).weigh(rule, TASK, raw, (0, 1)).raw
+    assert set(told[:, 0]) <= {0.0, 25.0, 50.0, 75.0, 100.0}
 
 
 @pytest.mark.parametrize(

@@ -357,6 +357,7 @@ def test_a_round_with_a_clock_waits_for_the_first_who_comes() -> None:
     assert plan.time(7, ("b",), later) == (2.5, 6.5)
     assert replace(plan, clocked=False).time(7, names, later) == (7.0, 0.0)
     assert plan.cohort(3, 7, names, later) == ("a",)
+    assert plan.cohort(3, 7, names, {CLOCK: 9}) == ("b",)
     task = make_task(federation(), replace(state(0), memory=later), Clients(names), plan, 7)
     assert (task.waited, task.clients, task.registered) == (2.5, ("a",), 2)
     only = replace(plan, select=SelectSettings(by="round-robin"), fraction=0.5)

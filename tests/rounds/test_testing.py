@@ -279,5 +279,5 @@ def test_nobody_is_asked_where_there_are_no_others_or_nothing_was_combined() -> 
     ):
         clients = Clients(names)
         before = replace(state(0), memory={"seen": {}})
-        ran(made, before=before, clients=clients)
-        assert len(clients.questions) == asked
+        ran(federation("plain"), made, before=before, clients=clients)
+        assert len(clients.questions) == 1 + asked

@@ -22,8 +22,10 @@ from steelyard.rounds.plan import ContributionSettings, RoundValues
 class Rows(Server):
     """A server with as many rows as parameters: row i loses (1 − θᵢ)², and is right where θᵢ is above a quarter."""
 
+    seed = 3
+
     def row_tests(self, seed: int, models: torch.Tensor) -> RowTests:
-        assert seed == 3
+        assert seed == self.seed
         each = models.double().numpy()
         return RowTests((1 - each) ** 2, each > 0.25)
 
@@ -187,12 +189,13 @@ def test_more_than_twelve_are_drawn_with_an_error_that_holds_the_truth() -> None
             sizes = np.ones(count, np.int64)
             return Updates(task.federation, task.round, task.clients, sizes, {"DS": ones}, ones, models)
 
-    start = replace(state(0), parameters=torch.zeros(14))
-    settings = ContributionSettings()
-    (found, _), (again, _) = (
-        ran(before=start, clients=Many(clients), server=Rows(), contributions=settings).record.contributions
-        for _ in range(2)
-    )
+    def drawn(seed: int = 3, round: int = 1) -> RoundValues:
+        start, server = replace(state(round - 1), parameters=torch.zeros(14)), Rows()
+        server.seed = seed
+        asked = {"clients": Many(clients), "server": server, "contributions": ContributionSettings()}
+        return ran(federation(seed=seed), before=start, rounds=round, **asked).record.contributions[0]
+
+    found = drawn()
     # All are alike, so each adds a fourteenth of the gain.
     truth = (found.before - found.after) / 14
     assert found.values[:, 0].sum() == pytest.approx(found.before - found.after)
@@ -201,7 +204,8 @@ def test_more_than_twelve_are_drawn_with_an_error_that_holds_the_truth() -> None
     assert (found.error > 0).all()
     assert (found.error < truth).all()
     # Seed and round alone decide what is drawn.
-    assert np.array_equal(again.values, found.values)
+    assert np.array_equal(drawn().values, found.values)
+    assert not any(np.array_equal(other.values, found.values) for other in (drawn(seed=4), drawn(round=2)))
 
 
 def test_an_exploding_coalition_counts_as_the_worst_of_the_others() -> None:

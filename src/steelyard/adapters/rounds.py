@@ -220,7 +220,7 @@ class WeighedRounds:
         if not isinstance(word, str) or not word.strip():
             raise UserError(f"rule: got {word!r}; allowed: a rule in words, such as 'VP>DS/max', or settings")
         known = (*registry.known(), *metrics)
-        has_rows = not isinstance(self._server, NoRows)
+        has_rows = isinstance(self._server, ServerRows)
         frame = Frame(known, WeighingSettings(criteria=(SAMPLES,)), server_rows=has_rows, option="rule")
         return validated(WeighingSettings, read_rule(word.strip(), frame), "rule")
 

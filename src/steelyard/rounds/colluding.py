@@ -74,7 +74,7 @@ class _Trial:
     ) -> None:
         # The server's chance is its own, and colluders have to guess it.
         guess = randomness.stream_key(task.seed, task.round, purpose="attack/guess")
-        self.federation, self.task = replace(federation, seed=guess), replace(task, seed=guess)
+        self.federation, self.task = replace(federation, seed=guess), task
         self.state, self.updates, self.server, self.plan, self.rows = state, updates, server, plan, rows
         self.seed = task.seed
         assert isinstance(updates.payload, DenseModels)

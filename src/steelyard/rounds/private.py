@@ -129,7 +129,7 @@ class PrivateRounds(Guarantee):
         """Find each federation's noise, given the clients of each seed; refuse a δ that guarantees nothing."""
         self._names = {seed: tuple(sorted(found)) for seed, found in names.items()}
         if not self.settings.accept_large_delta:
-            most = max((len(found) for found in self._names.values()), default=0)
+            most = max(map(len, self._names.values()))
             check_delta("privacy.budget.delta", self.delta, most, "privacy.accept_large_delta = true")
         for federation in federations:
             if federation.rule.settings.trained_by == "clients":

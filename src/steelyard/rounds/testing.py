@@ -102,9 +102,9 @@ def _ask_without(drafts: Sequence[Draft], clients: Clients, plan: Plan, round: i
     questions: list[Question] = []
     for draft in drafts:
         policy, weighing = draft.federation.rule.policy, draft.weighing
-        if policy is None or not policy.needs.client_tests or draft.kept_old or weighing is None:
+        if policy is None or not policy.needs.client_tests:
             continue
-        if draft.combine is None or len(weighing.weights) < 2:
+        if weighing is None or draft.combine is None or len(weighing.weights) < 2:
             continue
         others = weighing.weights * (1.0 - np.eye(len(weighing.weights)))
         totals = others.sum(axis=1, keepdims=True)
@@ -133,7 +133,7 @@ def _ask_again(drafts: Sequence[Draft], clients: Clients, plan: Plan, round: int
 
 
 def _other_orders(draft: Draft, accuracy: float, round: int) -> list[Order]:
-    if draft.kept_old or not draft.federation.rule.ordered or math.isnan(accuracy):
+    if not draft.federation.rule.ordered or math.isnan(accuracy):
         return []
     return list(draft.federation.strategy.others(draft.before.orders, accuracy, draft.federation.seed, round))
 
