@@ -13,11 +13,14 @@ from typing import Any
 import pytest
 from tests.kit import assert_refused
 from tests.studies.made import QUICK, SUITE, figures, on_paper, trusting, written
+from tests.studies.test_attack import BASE
+from tests.studies.test_attack import made as recorded
 
 from steelyard import UserError
 from steelyard.base import files
 from steelyard.base.errors import MachineError, Stopped
 from steelyard.base.processor import MACHINE
+from steelyard.experiment.loading import RUN_FILE, to_toml
 from steelyard.experiment.parts import Part
 from steelyard.report.statistics import ALPHA
 from steelyard.runs.history import History
@@ -25,7 +28,7 @@ from steelyard.studies.archive import ARCHIVE, Archive, digest
 from steelyard.studies.arena import Arena, judge, plan
 from steelyard.studies.candidate import OPENED, Candidate, opening, read_candidates, state_folder
 from steelyard.studies.checking import ArenaArchive, check_archive
-from steelyard.studies.scenes import SceneFigures
+from steelyard.studies.scenes import SceneFigures, run_figures
 from steelyard.studies.study import Cell, How, go_on, join, run_or_resume
 from steelyard.studies.suite import Suite, load_suite
 from steelyard.studies.tuning import tuning_folder
@@ -57,6 +60,20 @@ def test_every_rival_and_the_candidate_run_on_the_suites_seeds(done: Path) -> No
     assert found.head == history.chain.head
     assert set(found.values) == set(found.worst) == set(found.models) == {*SUITE.rivals, "LD>DS/max"}
     assert "server's" in found.where
+
+
+def test_the_figures_of_a_scene_by_hand(tmp_path: Path) -> None:
+    """The worse client has 1/4 and 1/2 in two rounds; only where one rule is left has the server tested all."""
+    for ended, rules, values in (("", ["size", "detector"], (0.25, 0.5)), ("detector", ["size"], (0.65, 0.65))):
+        recorded(run := tmp_path / f"run{ended}", {}, 0.5, ended=ended)
+        (run / RUN_FILE).write_text(to_toml(BASE))
+        found, history = run_figures(run, "size", "detector"), History(run)
+        assert found.values == dict.fromkeys(rules, pytest.approx(values))
+        assert found.worst == dict.fromkeys(rules, (0.375, 0.375))
+        assert found.models == {rule: (history.models[rule, 1], history.models[rule, 2]) for rule in rules}
+        assert found.head == history.chain.head
+        assert ("exploded in 2 of 2 seeds" in found.failed) == bool(ended)
+    assert not run_figures(run, "size").failed, "a rival that exploded is left out"
 
 
 def test_the_archive_holds_and_replays_to_the_same_bits(done: Path) -> None:
@@ -323,8 +340,8 @@ def planned(rule: str) -> Arena:
 
 def test_the_same_candidate_keeps_its_number_and_others_get_the_next(own_state: Path) -> None:
     assert [opening("small 2", {"a": 1}), opening("small 2", {"a": 2}), opening("small 2", {"a": 1})] == [1, 2, 1]
-    assert opening("standard 1", {"a": 2}) == 1
-    assert len(json.loads((own_state / OPENED).read_text())["small 2"]) == 2
+    assert (opening("standard 1", {"a": 2}), planned("LD").opened) == (1, 3)
+    assert list(json.loads((own_state / OPENED).read_text())) == ["small 2", "standard 1"]
     for text in ("{", "[]", '{"small 2": 3}'):
         (own_state / OPENED).write_text(text)
         assert_refused(lambda: opening("small 2", {"a": 3}), own_state / OPENED)

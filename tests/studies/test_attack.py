@@ -107,14 +107,16 @@ ROWS = ([6, 3, 1], [3, 3, 2])
 FLAGS = ([1, 0, 1], [1, 1, 0])
 
 
-def made(folder: Path, flaws: Mapping[str, Mapping[str, Sequence[str]]], level: float, *door: str) -> None:
+def made(
+    folder: Path, flaws: Mapping[str, Mapping[str, Sequence[str]]], level: float, *door: str, ended: str = ""
+) -> None:
     """Write a run of two rules, two seeds and two rounds; accuracy is the level, a tenth more in the second round."""
     columns = {"backdoor": lambda number: np.array([0.25, 1.0 / number]), "backdoor_rows": lambda _: np.ones(2)}
     folder.mkdir(parents=True)
     store = Store(folder)
     both = [("size", "DS", ROWS), ("detector", "TR", FLAGS)]
     ran = [
-        (federation(f"{rule}/{seed}", seed, rule, criteria=(name,)), raw) for rule, name, raw in both for seed in (1, 2)
+        (federation(f"{rule}/{seed}", seed, rule, criteria=(name,)), raw) for rule, name, raw in both for seed in (2, 1)
     ]
     store.register([one for one, _ in ran])
     for number in range(3):
@@ -139,12 +141,14 @@ def made(folder: Path, flaws: Mapping[str, Mapping[str, Sequence[str]]], level: 
                     weighing=one.rule.weigh(column[:, None]),
                     order=(0,),
                     tried=(((0,), 0.5),),
-                    evaluations=evaluations(one.name, number, metrics=rows),
+                    evaluations=evaluations(one.name, number, scores=np.array([[number / 4, 1.0]]), metrics=rows),
                     accuracy=one.seed / 4,
                     **server if one.rule_name == "size" else {},
                 )
             )
-        store.commit(number, records, {one.name: state(number) for one, _ in ran}, dict, last=number == 2)
+        why = {one.name: "exploded" if (number, one.rule_name) == (2, ended) else "" for one, _ in ran}
+        states = {name: state(number, ended=reason) for name, reason in why.items()}
+        store.commit(number, records, states, dict, last=number == 2)
     given = {seed: {client: list(words) for client, words in found.items()} for seed, found in flaws.items()}
     store.note(RunFacts(status="finished", flaws=given))
     store.close()

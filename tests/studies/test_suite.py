@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 from tests.kit import assert_refused
-from tests.studies.made import QUICK, SUITE, on_paper, trusting
+from tests.studies.made import QUICK, SUITE, figures, on_paper, trusting
 
 from steelyard import UserError
+from steelyard.base.errors import MachineError
+from steelyard.experiment.description import Description
 from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.parts import Part
 from steelyard.experiment.rules import parse_rules
@@ -78,8 +80,13 @@ def test_an_arena_of_a_suite_is_what_was_asked_for() -> None:
     assert (whole.whole, whole.draft, whole.seeds, whole.scenes) == (True, False, SUITE.report, tuple(SUITE.scenes))
     assert (whole.batches, whole.opened) == ([SUITE.report], 0)
     assert [cell.name for cell in whole.own] == list(SUITE.scenes)
-    draft = plan(SUITE, candidate, draft=True)
+    draft = plan(SUITE, candidate, draft=True, tried={"LD": 0.5})
     assert (draft.draft, draft.whole, draft.seeds) == (True, False, SUITE.choose)
+    for arena in (whole, draft):
+        found = judge(arena, {}, "here")
+        assert (found.folder, found.suite, found.version, found.sha256) == ("here", "small", 2, SUITE.sha256)
+        assert (found.whole, found.draft, found.tried) == (arena.whole, arena.draft, arena.tried)
+        assert (found.seeds, found.margin, found.level) == (arena.seeds, SUITE.margin, 0.05)
     few = plan(SUITE, candidate, scenes=["sizes", "clean"], seeds=3, changes=QUICK, part=Part(2, 2))
     assert (few.scenes, few.seeds, few.whole) == (("clean", "sizes"), SUITE.report[:3], False)
     assert [cell.name for cell in few.own] == ["sizes"]
@@ -159,6 +166,7 @@ def test_what_no_arena_can_be_is_refused_before_it_runs() -> None:
         ({"changes": ["rounds.cuont=1"]}, ("cuont", "scene clean")),
     ):
         assert_refused(lambda options=options: plan(SUITE, candidate, **options), *words)
+    assert_refused(lambda: load_suite("smal"), "--suite", "'smal'", "'small'")
     assert plan(SUITE, candidate, seeds=10).seeds == SUITE.report
     assert plan(SUITE, candidate, seeds=5, draft=True).seeds == SUITE.choose
 
@@ -180,6 +188,29 @@ def test_a_replayed_accuracy_is_held_against_its_own_seed() -> None:
     made = {"clean": SceneFigures(values={"fedavg": (0.25, 0.5, 0.75)})}
     for seed, apart in ((3, 0.5), (5, 0.25), (7, 0.0)):
         assert distance(arena, made, Replayed(scene="clean", seed=seed, model="", value=0.75)) == apart
+
+
+def test_the_part_that_is_run_anew_is_the_baselines_first_seed_in_a_quick_scene(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[object] = []
+
+    def runs(experiment: Description, *, out: Path, seeds: list[int], progress: bool) -> None:
+        compute = experiment.model_dump()["compute"]
+        begun.append((out, seeds, list(experiment.rules()), compute["engine"], compute["device"]))
+        raise MachineError("no more")
+
+    monkeypatch.setattr("steelyard.studies.arena.run", runs)
+    quick = SUITE.model_copy(update={"replay": "two-labels"})
+    names = ["sizes", "clean", "two-labels"]
+    made = dict.fromkeys(names, figures([0.5], [0.6])) | {"sizes": SceneFigures(failed="why")}
+    for suite, scenes, scene in ((quick, 3, "two-labels"), (quick, 2, "clean"), (SUITE, 3, "clean")):
+        arena = on_paper(names).model_copy(update={"suite": suite, "seeds": (7, 3)})
+        found = {name: made[name] for name in names[:scenes]}
+        with pytest.raises(MachineError, match="no more"):
+            arena.replay(found, tmp_path)
+        assert begun.pop() == (tmp_path / scene, [3], ["fedavg"], "loop", "cpu")
+    assert on_paper(names).replay({"sizes": made["sizes"]}, tmp_path) is None
 
 
 CRITERION = """
@@ -208,6 +239,8 @@ def test_an_experiment_gives_its_main_rule_and_algorithm(tmp_path: Path) -> None
     (found,) = read_candidates(str(tmp_path / "mine.toml"), None, SUITE, trusting)
     assert found.settings.criteria == ("LD", "DS")
     assert found.settings.algorithm.parameters == {"mu": 0.5}
+    (other,) = read_candidates(str(tmp_path / "mine.toml"), "MD", SUITE, trusting)
+    assert other.settings.criteria == ("MD",)
 
 
 def test_code_is_asked_for_before_it_runs(tmp_path: Path) -> None:

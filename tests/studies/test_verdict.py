@@ -12,11 +12,11 @@ import pytest
 from tests.studies.made import SUITE, figures, on_paper
 
 from steelyard.report.rendering import render
-from steelyard.report.statistics import holm, paired_p
+from steelyard.report.statistics import anytime_equivalence_p, holm, paired_p
 from steelyard.studies.arena import Arena, judge
 from steelyard.studies.arena_page import arena_html, arena_parts
 from steelyard.studies.charts import gain_chart, rank_chart
-from steelyard.studies.scenes import SceneFigures
+from steelyard.studies.scenes import SceneFigures, joined
 from steelyard.studies.verdict import ArenaDocument, critical_difference, mean_ranks
 
 BASE = [0.90, 0.91, 0.92, 0.90, 0.93, 0.91, 0.90, 0.92, 0.91, 0.90]
@@ -49,6 +49,7 @@ def test_better_worse_equal_and_unknown_are_told_apart() -> None:
     assert (document.better, document.worse, document.equal, document.failed) == (1, 1, 1, 0)
     assert [scene.seeds for scene in document.scenes] == [10] * 4
     assert document.mean_gain == pytest.approx(0.001)
+    assert (document.scenes[0].about, document.scenes[0].where) == (SUITE.scenes["clean"].about, MADE["clean"].where)
 
 
 WHY = "round 1 of X: criterion Z: RuntimeError: there is nothing at all to go by; allowed: numbers"
@@ -170,6 +171,8 @@ def test_the_same_models_are_equal_though_four_zeros_are_too_few_for_a_test() ->
     names = ["clean", "sizes", "hospitals"]
     document = judge(on_paper(names), dict(zip(names, (same, near, few), strict=True)))
     assert [scene.verdict for scene in document.scenes] == ["equal", *["not distinguishable"] * 2]
+    (one,) = judge(on_paper(["clean"], 2), {"clean": same}).scenes
+    assert (one.verdict, one.p, one.equal_p_holm) == ("untested", None, None), "two seeds test nothing"
 
 
 def test_the_mean_gain_has_the_interval_of_its_seeds() -> None:
@@ -251,6 +254,9 @@ def test_a_verdict_stays_and_scenes_that_wait_count_in_the_correction() -> None:
         words.append(scene.verdict)
     assert words == sorted(words, key=lambda word: word == "better")
     assert document.sentence.endswith("2 scenes not done; 2 not decided by 40 seeds.")
+    same = judge(arena, {"clean": figures(base.tolist(), base.tolist())}).scenes[0]
+    assert (same.verdict, same.p_holm) == ("equal", 1.0)
+    assert same.equal_p_holm == pytest.approx(3 * anytime_equivalence_p([0.0] * 40, SUITE.margin))
 
 
 def test_the_highest_is_first_and_equal_ones_share_a_rank() -> None:
@@ -263,3 +269,20 @@ def test_the_critical_difference_is_the_published_one(rules: int, q: float) -> N
     assert critical_difference(rules, 14) == pytest.approx(q * math.sqrt(rules * (rules + 1) / (6 * 14)), abs=2e-3)
     assert critical_difference(2, 3) == pytest.approx(1.96 * math.sqrt(6 / 18), abs=1e-3)
     assert critical_difference(9, 2) is critical_difference(1, 10) is None
+
+
+def test_batches_are_joined_where_a_rule_has_figures_in_each() -> None:
+    def batch(head: str, found: SceneFigures, failed: str = "") -> SceneFigures:
+        models = {rule: (f"{head}-{rule}",) for rule in found.values}
+        return found.model_copy(update={"models": models, "head": head, "failed": failed})
+
+    first, second = batch("a", figures([0.5], [0.7], [0.6])), batch("b", figures([0.25], [0.75]), "why")
+    second.worst.pop("X")
+    assert joined([first, second]) == SceneFigures(
+        values={"fedavg": (0.5, 0.25), "X": (0.7, 0.75)},
+        worst={"fedavg": (0.4, 0.15)},
+        models={"fedavg": ("a-fedavg", "b-fedavg"), "X": ("a-X", "b-X")},
+        head="a b",
+        where=first.where,
+        failed="why",
+    )
