@@ -316,15 +316,27 @@ def test_no_sum_is_opened_for_a_server_that_weighs_one_alone_or_invents_peers(
     assert not any("helps to open" in line for line in messages)
 
 
-def test_a_server_that_tells_nodes_unequal_weights_learns_noise(tmp_path: Path) -> None:
+def other_weights(form: dict[str, Any]) -> None:
+    form["weights"][:2] = form["weights"][1::-1]
+
+
+def other_training(form: dict[str, Any]) -> None:
+    """Hardly any: where all others have updates of nothing, a sum is the update of one."""
+    form["experiment"] = json.dumps(changed(json.loads(form["experiment"]), training={"learning_rate": 1e-9}))
+
+
+@pytest.mark.parametrize(("kind", "change"), [(HideForm.kind, other_weights), (TRAIN, other_training)])
+def test_a_server_that_tells_nodes_unequal_things_learns_noise(
+    tmp_path: Path, kind: str, change: Callable[[dict[str, Any]], None]
+) -> None:
     """The masks that node 42 shares with the others come from other keys then, and do not cancel."""
     grid, config = owned(tmp_path, DOCUMENT)
     honest = grid.nodes[42]
 
     def told_otherwise(message: Message) -> Any:
-        if message.metadata.message_type == HideForm.kind:
+        if message.metadata.message_type == kind:
             form = json.loads(str(wire.split(message.content)[0]))
-            form["weights"][:2] = form["weights"][1::-1]
+            change(form)
             message.content["form"] = ConfigRecord({"json": json.dumps(form)})
         return honest(message)
 

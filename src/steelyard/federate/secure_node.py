@@ -32,6 +32,7 @@ from steelyard.clients.flower.hidden_messages import (
     OpenForm,
     RoundForm,
     ShareForm,
+    asked_digest,
     rows,
 )
 from steelyard.clients.flower.wire import FailureForm, Refused, TaskForm, Vouchers, read_array
@@ -88,6 +89,8 @@ class _Trained:
     """Who was in the first try."""
     least: int
     """How many had to stay there, and must in every other try."""
+    asked: str
+    """Digest of what was asked."""
 
 
 @dataclass(eq=False)
@@ -151,7 +154,8 @@ class HiddenRound:
         models = updates.payload.models[keep].detach().cpu().float().numpy()
         self._keep({name: clients[name] for name in shares}, context, listed)
         least = max(FEWEST, self.settings.least(len(cohort)))
-        trained = _Trained(_round_of(form), list(shares), sorted(cohort), least)
+        asked = asked_digest(task, form.algorithm, form.experiment)
+        trained = _Trained(_round_of(form), list(shares), sorted(cohort), least, asked)
         self.state[f"{self._name}/trained"] = ConfigRecord({"about": json.dumps(asdict(trained))})
         self.state[f"{self._name}/models"] = ArrayRecord(
             {"models": Array(models), "start": Array(task.parameters.detach().cpu().float().numpy())}
@@ -182,9 +186,10 @@ class HiddenRound:
         if len(form.weights) != len(form.members) or not set(form.clients) <= set(form.members):
             raise Refused("weights: not one for each member, with this node's clients among them")
         weights = dict(zip(form.members, form.weights, strict=True))
-        vector, listed = vector_digest(form.members, weights), self._about("listed")
+        listed = self._about("listed")
         self._check(weights, clients, listed)
         trained, record = self._trained(form), self.state[f"{self._name}/models"]
+        vector = vector_digest(form.members, weights, trained.asked)
         assert isinstance(record, ArrayRecord)
         models = read_array(record["models"], "models")
         start = read_array(record["start"], "start").astype(np.float64)

@@ -165,13 +165,13 @@ def round_context(run: str, federation: str, seed: int, round: int, attempt: str
     return json.dumps([run, federation, seed, round, attempt]).encode()
 
 
-def vector_digest(members: Sequence[str], weights: Mapping[str, float]) -> bytes:
+def vector_digest(members: Sequence[str], weights: Mapping[str, float], asked: str = "") -> bytes:
     """Return what goes into the masks of a round: who goes on and under which weights, as a client was told.
 
-    Masks cancel only between clients that were told the same.
+    `asked` is the digest of what it trained. Masks cancel only between clients that were asked and told the same.
     """
     told = [[name, float(weights[name])] for name in sorted(members)]
-    return hashlib.sha256(json.dumps(told).encode()).digest()
+    return hashlib.sha256(json.dumps([asked, told]).encode()).digest()
 
 
 def seed_hash(seed: bytes, context: bytes) -> bytes:
@@ -397,6 +397,8 @@ class SecureServer:
     key_shares: dict[str, dict[str, bytes]] = field(default_factory=dict[str, dict[str, bytes]])
     fewest: int = FEWEST
     """How many must stay whatever the cohort's size: in a second try at a round, as many as in the first."""
+    asked: str = ""
+    """Digest of what the clients were asked to train, where they are told it by messages."""
     _known: dict[tuple[str, ...], list[int]] = field(default_factory=dict[tuple[str, ...], list[int]], repr=False)
 
     @property

@@ -121,7 +121,7 @@ def secure_sum(exchange: Exchange, clients: Sequence[str], weights: Floats, sett
     exchange.server.require(len(survivors), f"sent their hidden update ({_first(left) or 'the others are silent'})")
     check_weights(survivors, np.array([given[name] for name in survivors]), settings)
     revealed = exchange.open(members, survivors)
-    vector = vector_digest(members, given)
+    vector = vector_digest(members, given, exchange.server.asked)
     plain = exchange.server.open(hidden.total, members, survivors, revealed, vector)
     encoding = FixedPoint.of(settings.word_bits, settings.bound, len(exchange.server.keys))
     failures = tuple(Failure(name, left[name]) for name in sorted(left))

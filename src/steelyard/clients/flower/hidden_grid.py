@@ -12,6 +12,7 @@ from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
+from steelyard.algorithms.settings import algorithm_table
 from steelyard.base.errors import in_words
 from steelyard.clients.flower import wire
 from steelyard.clients.flower.grid import Errand, FlowerClients, Sending
@@ -27,6 +28,7 @@ from steelyard.clients.flower.hidden_messages import (
     Shape,
     ShareForm,
     Written,
+    asked_digest,
     keep_shares,
     key_rows,
     read_answer,
@@ -76,7 +78,8 @@ class HiddenClients(FlowerClients):
         attempt = os.urandom(16).hex()  # on a resume, and in another try, the same round has other keys
         context = round_context(self._run, task.federation, task.seed, task.round, attempt)
         what = f"round {task.round} of {in_words(task.federation)}"
-        return RoundTry(task, attempt, SecureServer(context, self.aggregation, what, fewest=fewest))
+        asked = asked_digest(task, algorithm_table(task.algorithm), self._experiment)
+        return RoundTry(task, attempt, SecureServer(context, self.aggregation, what, fewest=fewest, asked=asked))
 
     def _collect_keys(self, begun: Sequence[RoundTry], *, again: bool = False) -> None:
         found = self._ask(

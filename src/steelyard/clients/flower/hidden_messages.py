@@ -8,6 +8,8 @@ Bytes travel as arrays: public keys per client, key shares of 82 bytes per pair,
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NoReturn, Self
@@ -25,6 +27,7 @@ from steelyard.messages.payloads import Codec, Payload, bytes_of
 from steelyard.messages.payloads import Shape as ArrayShape
 from steelyard.messages.updates import Failure, Floats, Task
 from steelyard.privacy.secure import KEY_SHARES_BYTES, PUBLIC_BYTES, SecureServer
+from steelyard.proof.signing import digest_of_task
 
 Bytes = NDArray[np.uint8]
 
@@ -101,6 +104,12 @@ class AnswerForm(ClientsForm):
     """By client that hides nothing: from whom it got key shares that it cannot read."""
     vouchers: Vouchers = Field(default_factory=Vouchers)
     """With fresh keys: the node's signatures under them; none where it has no key of its own."""
+
+
+def asked_digest(task: Task, algorithm: Mapping[str, Any], experiment: str) -> str:
+    """Return the digest of all that a client's training follows from: experiment, model, loss, round."""
+    said = [digest_of_task(task, algorithm), experiment]
+    return hashlib.sha256(json.dumps(said).encode()).hexdigest()
 
 
 def rows(parts: Sequence[bytes], width: int) -> Bytes:
