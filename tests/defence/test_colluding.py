@@ -82,6 +82,28 @@ def test_a_family_is_a_part_of_all_candidates(family: str, count: int) -> None:
     assert len(found) == count
 
 
+def test_candidates_with_roles_are_of_four_kinds() -> None:
+    baits, *others = [sent(kind)[2] for kind in ("bait", "copies", "hidden")]
+    names = [*baits, *(name for found in others for name in found)]
+    assert sorted(names) == sorted(sent("roles")[2])
+    assert set(names) <= set(sent()[2])
+    # No random direction is known here, so that nobody can stand apart in one: what is left is a reversed mean.
+    assert list(sent("decoys")[2]) == list(sent("ipm")[2])
+    assert list(baits) == [f"bait 1 {times}" for times in ("0", "0.3", "3", "30")]
+    back = -5 * MEAN / np.linalg.norm(MEAN)
+    np.testing.assert_allclose(baits["bait 1 0.3"], [0.3 * back, back], rtol=1e-5, atol=1e-5)
+    along = np.array([0.0, 1.0, 0.0])
+    aside = {**MORE, "aside 0": torch.tensor(along, dtype=torch.float32)}
+    directions = Directions(HONEST, torch.cat([OWN, OWN]), aside)
+    made = Candidates.of(directions, candidates(directions, "decoys", np.random.default_rng(0)))
+    vectors = dict(zip(made.names, made.vectors[torch.from_numpy(made.sent)].numpy(), strict=True))
+    decoy, *others = vectors["decoy 1 3 -mean"]
+    assert decoy.tolist() == [0, 20 * 3 * 5 * 4, 0]
+    # The others stand where the mean of all seven stands along the decoy, and push by three times the median.
+    assert others[0] @ along == pytest.approx((decoy @ along + sum(each @ along for each in others)) / 7, rel=1e-5)
+    np.testing.assert_allclose(others[0] - others[0] @ along * along, 3 * back, rtol=1e-4, atol=1e-4)
+
+
 def test_the_best_is_tried_longer_and_shorter() -> None:
     directions, named, _ = sent("ipm")
     assert named[5][0] == "ipm 1"

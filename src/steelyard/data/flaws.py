@@ -488,9 +488,9 @@ class Adaptive(Attack, named="adaptive"):
     """It knows the rule; each round all such clients try it on about 200 candidates and send the worst."""
 
     sees_others: ClassVar[bool] = True
-    how: Literal["all", "alie", "ipm", "drift", "roles", "insider"] = "all"
-    """Which candidates are tried: all, or alie, ipm, drift or those with roles alone; insider: all, on the rows on
-    which the server weighs."""
+    how: Literal["all", "alie", "ipm", "drift", "roles", "decoys", "copies", "hidden", "bait", "insider"] = "all"
+    """Which candidates are tried: all, or alie, ipm, drift or those with roles alone, or of these one kind; insider:
+    all, on the rows on which the server weighs."""
 
     def words(self) -> str:
         return f"adaptive ({self.how})"

@@ -137,8 +137,9 @@ def candidates(directions: Directions, family: str, chance: np.random.Generator)
             return list(_little(directions))
         case "drift":
             return list(_drifting(directions))
-        case "roles":
-            return list(_roles(directions, chance))
+        case "roles" | "decoys" | "copies" | "hidden" | "bait":
+            # One colluder alone has no roles to share out.
+            return list(_roles(directions, chance, family)) or list(_reversed_means(directions))
         case _:
             made = (_reversed_means, _little, _drifting, _widest, _own, _single, _biases)
             fixed = [each for make in made for each in make(directions)]
@@ -221,13 +222,18 @@ DECOY = 20.0
 """So many times as long as all payloads together a decoy is, so that it alone is the first principal direction."""
 
 
-def _roles(directions: Directions, chance: np.random.Generator) -> Iterator[Named]:
+def _roles(directions: Directions, chance: np.random.Generator, kind: str = "roles") -> Iterator[Named]:
     payloads = _payloads(directions)
-    yield from _decoys(directions, payloads)
+    if kind in ("roles", "decoys"):
+        yield from _decoys(directions, payloads)
+    if kind in ("roles", "bait"):
+        yield from _bait(directions)
     principal = _principal(directions)
     for name, payload in payloads.items():
-        yield from _copies(directions, name, payload, chance)
-        yield from _hidden(directions, name, payload, principal)
+        if kind in ("roles", "copies"):
+            yield from _copies(directions, name, payload, chance)
+        if kind in ("roles", "hidden"):
+            yield from _hidden(directions, name, payload, principal)
 
 
 def _payloads(directions: Directions) -> dict[str, Floats]:
@@ -261,10 +267,16 @@ def _decoys(directions: Directions, payloads: Mapping[str, Floats]) -> Iterator[
                 sent = np.tile(times * directions.median * payload + sliver, (count, 1))
                 sent[:decoys] = huge
                 yield f"decoy {decoys} {times:g} {name}", sent
-    for bait in (0.0, 30.0) if count > 1 else ():
-        sent = np.tile(-directions.median * directions.unit(directions.mean), (count, 1))
-        sent[0] *= bait
-        yield f"bait {bait:g}", sent
+
+
+def _bait(directions: Directions) -> Iterator[Named]:
+    """Yield what moves the median length: some of them short or long, the others a push against the mean."""
+    against = -directions.median * directions.unit(directions.mean)
+    for baits in sorted({1, directions.colluders // 2, directions.colluders - 1} - {0}):
+        for times in (0.0, 0.3, 3.0, 30.0):
+            sent = np.tile(against, (directions.colluders, 1))
+            sent[:baits] *= times
+            yield f"bait {baits} {times:g}", sent
 
 
 def _copies(directions: Directions, name: str, payload: Floats, chance: np.random.Generator) -> Iterator[Named]:

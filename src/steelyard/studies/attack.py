@@ -43,6 +43,8 @@ ADAPTIVE = (
     SLEEPER,
 )
 """Attacks whose clients try the rule before they send; each rule is attacked in its own way."""
+PARTS = ("adaptive-decoys", "adaptive-hidden", "adaptive-copies", "adaptive-bait")
+"""Those that look for the weakness of one part of a rule, all among the candidates of `adaptive-roles`."""
 ATTACKS: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "label-flip": [{"kind": "labels-flipped", "how": "pairs"}],
     "class-flip": [{"kind": "labels-flipped", "how": "class", "classes": [1], "target": 0}],
@@ -71,6 +73,7 @@ ATTACKS: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "adaptive-drift": [{"kind": "adaptive", "how": "drift"}],
     "adaptive-roles": [{"kind": "adaptive", "how": "roles"}],
     "adaptive-insider": [{"kind": "adaptive", "how": "insider"}],
+    **{name: [{"kind": "adaptive", "how": name.removeprefix("adaptive-")}] for name in PARTS},
     SLEEPER: [{"kind": "adaptive", "how": "all"}],
     LATE: [{"kind": "claims-criteria"}],
     INFLATION: [{"kind": "claims-criteria"}],
@@ -93,7 +96,7 @@ def attack_names(texts: Sequence[str], *, adaptive: bool = False) -> list[str]:
     found: dict[str, None] = {}
     for word in words:
         if word == "all":
-            fixed = [name for name in ATTACKS if name not in ADAPTIVE]
+            fixed = [name for name in ATTACKS if name not in (*ADAPTIVE, *PARTS)]
             found |= dict.fromkeys(name if name in LIES else f"{name}+{INFLATION}" for name in fixed)
             continue
         name, _, more = word.partition("+")
