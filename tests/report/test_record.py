@@ -20,7 +20,7 @@ from tests.runs.signed_runs import signed_run
 
 from steelyard.experiment.running import run
 from steelyard.proof.signing import model_digest
-from steelyard.report.record import record, rule_sentence, write_record
+from steelyard.report.record import page_differs, record, rule_sentence, write_record
 from steelyard.report.verification import verify
 from steelyard.runs.kept_updates import path_of_round
 
@@ -41,11 +41,19 @@ def test_a_record_names_sites_weights_hashes_and_what_is_not_known(signed: Path,
     ]
     assert found["verified"]["verdict"] == "whole"
     for name in ("record.json", "record.html"):
-        write_record(run, tmp_path / name)
+        write_record(found, tmp_path / name)
+        assert not page_differs(tmp_path / name, found)
     page = (tmp_path / "record.html").read_text()
-    assert found["hashes"]["head after round 3"] in page
+    assert found["hashes"]["final hash, round 3"] in page
+    assert page.index("whole") < page.index("Purpose")
     assert "<script" not in page
-    assert_refused(lambda: write_record(run, tmp_path / "record.pdf"), "record.pdf")
+    assert_refused(lambda: write_record(found, tmp_path / "record.pdf"), ".pdf")
+    assert_refused(lambda: write_record(found, tmp_path / "record.html"), "record.html", "--force")
+    (tmp_path / "record.html").write_text(page.replace("0.75", "0.85"))
+    assert page_differs(tmp_path / "record.html", found)
+    write_record(found, tmp_path / "record.html", replace=True)
+    assert (tmp_path / "record.html").read_text() == page
+    assert_refused(lambda: page_differs(tmp_path / "missing.html", found), "missing.html")
     assert "not measured" in record(make_run(tmp_path / "run", rounds=1, clients=3, seeds=(1,)))["contributions"]
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.kit import assert_refused
-from tests.runs.contents import chain_again, change, query
+from tests.runs.contents import chain_again, change, closed_again, query
 from tests.runs.records import add, begun, record, values
 from tests.runs.signed_runs import TEXT, a_key, signed_run
 
@@ -22,10 +22,6 @@ from steelyard.runs.schema import SCHEMA
 from steelyard.runs.store import add_values
 
 COSTS = {("rounds", column) for column in ("seconds", "cpu", "gpu", "up", "down")}
-
-
-NOT_IN_THE_CHAIN = {("info", "key"), ("info", "value"), *COSTS}
-"""Facts beside the rounds, and what rounds cost: docs/reference/chain.md says so."""
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +43,15 @@ def test_a_run_as_it_was_written_is_whole_with_and_without_trusted_keys(whole: P
     for keys in (None, whole.parent / "keys"):
         found = verify(whole, keys)
         assert (found.code, found.verdict, lines(found)) == (0, "whole", "")
-        assert found.found.checked["signatures"].startswith("6 of nodes, 4 of the server")
+        assert found.found.checked["signatures"].startswith("6 of nodes, 5 of the server")
         assert found.found.checked["weights"].startswith("3 rounds computed again")
-    assert verify(whole, head=found.head.upper()).code == 0
+    for kept in (found.closing.upper(), found.head):
+        assert verify(whole, head=kept).code == 0
+    assert verify(whole, prefix=query(whole, "SELECT head FROM chain WHERE round = 1")[0][0]).code == 0
+    for option in ("head", "prefix"):
+        assert verify(whole, **{option: "0" * 64}).code == 1
+        for wrong in ("", "zz", "0"):
+            assert_refused(partial(verify, whole, **{option: wrong}), f"--{option}", "64 hexadecimal digits")
 
 
 # ---------------------------------------------------------------- every cell
@@ -62,7 +64,8 @@ def cells() -> list[tuple[str, str]]:
     return [(table, row[1]) for table in tables for row in model.execute(f"PRAGMA table_info({table})")]
 
 
-CHAINED = [cell for cell in cells() if cell not in NOT_IN_THE_CHAIN]
+CHAINED = [cell for cell in cells() if cell not in COSTS]
+"""All but what rounds cost: docs/reference/chain.md says so."""
 
 
 def other(value: object) -> object:
@@ -155,6 +158,7 @@ def test_a_changed_byte_of_each_checkpoint_that_a_run_keeps_is_named_by_its_roun
 
 def test_a_changed_experiment_file_is_named(run: Path) -> None:
     change(run, "INSERT INTO info VALUES ('experiment_text', ?)", TEXT)
+    closed_again(run)
     assert verify(run).code == 0
     for old, new, words in (
         ('"digits"', '"mnist"', "data.source: 'digits' when the run began, 'mnist' now"),
@@ -202,7 +206,7 @@ CHAINS: dict[str, tuple[str, int, str]] = {
         "DELETE FROM chain WHERE round = 2", 1, "round 2: missing from the chain: round 3 cannot be held against it",
     ),
     "two heads": ("UPDATE checkpoints SET head = 'x'", 1, "names another head than the chain"),
-    "none": ("DELETE FROM chain", 2, "it has no head yet: no checkpoint was written"),
+    "none": ("DELETE FROM chain", 1, "its closing record is of round 3, and its last head of round -1"),
     "a node's signature is gone": ("DELETE FROM signatures WHERE round = 2", 1, "round 2: "),
     "a node's signature is changed": (
         "UPDATE signatures SET signature = zeroblob(96) WHERE round = 1 AND before IS NULL", 1, "is not as it was",
@@ -269,7 +273,7 @@ def test_who_computes_the_chain_again_is_found_by_signatures_by_the_rule_or_by_a
     assert [each for each in words if each not in lines(found)] == []
     if not expected:
         kept = verify(run, head=before)
-        assert (kept.code, f"no round has the head {before}" in lines(kept)) == (1, True)
+        assert (kept.code, f"its final hash is not {before}" in lines(kept)) == (1, True)
 
 
 def test_keys_and_runs_that_cannot_be_read_are_one_line(run: Path, whole: Path, tmp_path: Path) -> None:

@@ -11,7 +11,9 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
+from steelyard.proof.signing import SigningKey
 from steelyard.runs.chain import Records
+from steelyard.runs.closing import write_closing
 from steelyard.runs.history import History
 
 QUERIES = {
@@ -30,6 +32,7 @@ QUERIES = {
         "ORDER BY f.name, d.round"
     ),
     "chain": "SELECT round, head FROM chain ORDER BY round",
+    "closing": "SELECT round, hash FROM closing",
     "samples": (
         "SELECT f.name, s.round, hits, count FROM samples s JOIN federations f ON f.id = s.federation "
         "ORDER BY f.name, s.round"
@@ -75,14 +78,27 @@ def rows(folder: Path) -> dict[str, list[tuple[Any, ...]]]:
     return {**{table: query(folder, text) for table, text in QUERIES.items()}, **packed}
 
 
-def chain_again(folder: Path) -> None:
-    """Compute the heads of a run again after its rows were changed by hand: then nobody can tell."""
+def chain_again(folder: Path, signer: SigningKey | None = None) -> None:
+    """Compute the heads of a run and what closes it again after its rows were changed by hand.
+
+    Without a signer signatures stay as they are; the closing record has none then.
+    """
     ((last,),) = query(folder, "SELECT MAX(round) FROM chain WHERE head IS NOT NULL")
     connection = sqlite3.connect(folder / "run.sqlite")
     with connection:
-        Records(connection).extend(-1, last)
+        Records(connection).extend(-1, last, signer)
+        connection.execute("UPDATE checkpoints SET head = (SELECT head FROM chain c WHERE c.round = checkpoints.round)")
     connection.close()
-    change(folder, "UPDATE checkpoints SET head = (SELECT head FROM chain c WHERE c.round = checkpoints.round)")
+    closed_again(folder, signer)
+
+
+def closed_again(folder: Path, signer: SigningKey | None = None) -> None:
+    """Close a run again after what stands beside its rounds was changed by hand."""
+    connection = sqlite3.connect(folder / "run.sqlite")
+    with connection:
+        connection.execute("DELETE FROM closing")
+        write_closing(connection, signer)
+    connection.close()
 
 
 def models(folder: Path) -> dict[str, torch.Tensor]:

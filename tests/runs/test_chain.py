@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.runs.contents import change, query
+from tests.runs.contents import chain_again, change, query
 from tests.runs.records import begun, evaluations, federation, record, state, updates, values
 from tests.runs.signed_runs import RUN, signed_run
 
@@ -171,11 +171,28 @@ def strangers_head(folder: Path) -> str:
     return head
 
 
+def strangers_closing(folder: Path) -> str:
+    """The final hash of a run as docs/reference/chain.md defines it."""
+    ((last, head),) = query(folder, "SELECT round, head FROM chain ORDER BY round DESC LIMIT 1")
+    text = strangers_value("closing", 3) + strangers_value("round", last) + strangers_value("head", head)
+    for row in query(folder, "SELECT round, head, checksum, size FROM checkpoints ORDER BY round"):
+        text += b"".join(map(strangers_value, ("checkpoint", "head", "checksum", "bytes"), row))
+    ended = "SELECT f.name, e.round, e.reason FROM ended e JOIN federations f ON f.id = e.federation ORDER BY f.name"
+    for row in query(folder, ended):
+        text += b"".join(map(strangers_value, ("ended", "round", "reason"), row))
+    for row in query(folder, "SELECT key, value FROM info ORDER BY key"):
+        if row[0] not in ("tracked_as", "withdrawals", "writer", "memory_limit_gb", "memory_peak_gb"):
+            text += b"".join(map(strangers_value, ("fact", "value"), row))
+    return hashlib.sha256(text).hexdigest()
+
+
 @pytest.mark.parametrize(("every", "ledger"), [(1, False), (3, True)])
-def test_a_stranger_comes_to_the_same_head(tmp_path: Path, every: int, ledger: bool) -> None:
+def test_a_stranger_comes_to_the_same_hashes(tmp_path: Path, every: int, ledger: bool) -> None:
     folder = written(tmp_path / "run", every=every, ledger=ledger)
+    change(folder, "INSERT INTO ended VALUES (2, 3, 'exploded')")
+    chain_again(folder)
     found = checked(folder)
-    assert found == Checked(strangers_head(folder), 4, "", ledger)
+    assert found == Checked(strangers_head(folder), 4, "", ledger, strangers_closing(folder))
     assert query(folder, "SELECT head FROM checkpoints ORDER BY round DESC LIMIT 1") == [(found.head,)]
     # Time is not in the chain.
     change(folder, "UPDATE rounds SET seconds = 99")

@@ -164,7 +164,7 @@ def test_only_what_was_replaced_is_written(tmp_path: Path) -> None:
     assert writer.needed(name(2)) == {name(1)}
 
 
-ELSEWHERE = json.dumps({"../x": {"sha256": "0" * 64, "keys": []}})
+ELSEWHERE = json.dumps({"../x": {"sha256": "0" * 64, "size": 1, "keys": []}})
 STEPS = st.lists(
     st.tuples(st.sets(st.integers(0, 9)), st.sets(st.integers(0, 9), max_size=2), st.booleans()), max_size=12
 )

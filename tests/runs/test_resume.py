@@ -189,4 +189,4 @@ def test_heads_that_a_server_signs_are_the_same_after_a_kill_and_hold_by_its_key
     interrupted(tmp_path, "run", write(described(), tmp_path))
     found = verify(tmp_path / "part", tmp_path / "keys")
     assert (found.code, found.round) == (0, ROUNDS)
-    assert found.found.checked["signatures"].startswith(f"0 of nodes, {ROUNDS + 1} of the server")
+    assert found.found.checked["signatures"].startswith(f"0 of nodes, {ROUNDS + 2} of the server")

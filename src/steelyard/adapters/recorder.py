@@ -32,7 +32,7 @@ from steelyard.experiment.loading import RUN_FILE, RecordedDescription, read_exp
 from steelyard.experiment.resuming import check_rules, versions, why
 from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import MOST_SAMPLES, Evaluations, Failure, Updates
-from steelyard.proof.signing import model_digest
+from steelyard.proof.signing import head_key, model_digest
 from steelyard.rounds.state import Federation, RoundRecord, RoundState
 from steelyard.runs.checkpoint import Restored
 from steelyard.runs.database import LARGEST_FIGURE, exists
@@ -146,7 +146,7 @@ class Recorder:
             text = tomli_w.dumps(document)
             facts = RunFacts(experiment_text=text, code_files={}, data={}, clients="recorded", others=versions())
             set_up(self.folder, {RUN_FILE: text}, facts, [self._federation])
-        self._store = Store(self.folder, keep_models=keep_models)
+        self._store = Store(self.folder, keep_models=keep_models, signer=head_key())
         try:
             self._go_on(rounds, measure, begins, replaces=replaces)
         except BaseException:

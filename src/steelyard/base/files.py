@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 import stat
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -24,6 +25,8 @@ RUN_FILE, LEDGER, LOCK, REPORT = "experiment.toml", "privacy.jsonl", "lock", "re
 """Other files of a run: its resolved experiment, its privacy ledger, what its writer holds, its report."""
 CHECKPOINTS, CODE, EXPORT, FIGURES, FLOWER, UPDATES = "checkpoints", "code", "export", "figures", "flower", "updates"
 """Folders of a run."""
+CHECKPOINT_NAME = re.compile(r"round-\d{6,}\.safetensors")
+"""What a run calls its checkpoint files; nothing else in their folder is ever opened or removed."""
 SWEEP_FILE, ATTACK_FILE = "sweep.toml", "attack.toml"
 ARENA_FILE, PARTICIPATION_FILE = "arena.toml", "participation.toml"
 """The plans of studies, which are several runs in one folder."""

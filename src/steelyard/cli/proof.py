@@ -5,12 +5,13 @@ What is heavy is imported inside the commands, for speed of start.
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from steelyard.base.errors import printable
+from steelyard.base.errors import UserError, printable
 from steelyard.base.logs import doing, quiet
 from steelyard.cli.options import FormatOption, OutOption, ReportOption, RuleOption, TrustOption, asking
 from steelyard.cli.printing import emit, finish, warn_of_changes
@@ -28,20 +29,31 @@ def verify(
     keys: Annotated[
         Path | None, typer.Option("--keys", help="Folder of public keys that you trust: NODE.pub, server.pub.")
     ] = None,
-    head: Annotated[str | None, typer.Option("--head", help="A head of this run that you kept elsewhere.")] = None,
+    head: Annotated[
+        str | None, typer.Option("--head", help="The final hash of this run that you kept elsewhere.")
+    ] = None,
+    prefix: Annotated[
+        str | None, typer.Option("--prefix", help="The head of a round that you kept, of a run that has gone on.")
+    ] = None,
     format: FormatOption = "text",
 ) -> None:
     """Check that a run's folder is what its run wrote; ends with 0 (whole), 1 (changed) or 2 (cannot be checked)."""
     from steelyard.report.verification import verify as look
 
-    found = look(folder, keys, head)
+    found = look(folder, keys, head, prefix)
     emit(found.document(), format, [Copied(line) for line in found.lines()])
     raise typer.Exit(found.code)
 
 
 def record(
     folder: Annotated[Path, typer.Argument(help="A run's folder.")],
-    out: Annotated[Path, typer.Option("--out", "--output", "-o", help="The file: .html, or .json for programs.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", "--output", "-o", help="The new file: .html, or .json for programs.")
+    ] = None,
+    check: Annotated[
+        Path | None, typer.Option("--check", help="In place of --out: a record that you were given; is it this run's?")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Let --out replace a file that is there.")] = False,
     rule: Annotated[
         str | None, typer.Option("--rule", help="Which rule; default: the recommended one, or the run's main one.")
     ] = None,
@@ -50,13 +62,28 @@ def record(
     ] = None,
     keys: Annotated[Path | None, typer.Option("--keys", help="Folder of public keys that you trust.")] = None,
 ) -> None:
-    """Write one page to hand over: purpose, data by site, rule, contributions, privacy, attacks, versions, hashes."""
-    from steelyard.report.record import write_record
+    """Write one page to hand over: verdict, purpose, data by site, rule, contributions, privacy, attacks, versions.
+
+    Ends with 1 where the run is not as it was written, or --check finds another page.
+    """
+    from steelyard.report.record import page_differs, write_record
+    from steelyard.report.record import record as made
     from steelyard.studies.attack import Attack
 
+    if (out is None) == (check is None):
+        raise UserError("--out, --check: give one of them, the file to write or the one to check")
     tested = attacks or (folder.absolute().parent if Attack.is_in(folder.absolute().parent) else None)
-    write_record(folder, out, keys, rule, None if tested is None else Attack.read(tested).answer(tested).lines_on)
-    print(printable(str(out)))
+    document = made(folder, keys, rule, None if tested is None else Attack.read(tested).answer(tested).lines_on)
+    differs = check is not None and page_differs(check, document)
+    if out is not None:
+        write_record(document, out, replace=force)
+        print(printable(str(out)))
+    else:
+        print(printable(f"{check}: {'NOT the record that this run gives' if differs else 'the record of this run'}"))
+    verdict = document["verified"]["verdict"]
+    if verdict != "whole":
+        print(printable(f"{folder}: {verdict}; see `steelyard verify {shlex.quote(str(folder))}`"))
+    raise typer.Exit(1 if differs or verdict == "CHANGED" else 0)
 
 
 # What each client of a run added to its model; a run without one.

@@ -13,6 +13,7 @@ from steelyard.base.errors import UserError
 from steelyard.contributions.document import Contributions, stored_contributions
 from steelyard.experiment.checks import check_private
 from steelyard.experiment.loading import RUN_FILE, own_text, read_experiment
+from steelyard.proof.signing import head_key
 from steelyard.rounds.plan import ContributionSettings, Measure, Method
 from steelyard.runs.history import History
 
@@ -128,7 +129,7 @@ def switch_on(folder: Path) -> None:
     changed_experiment(history, accept=False)
     section = {"contributions": {"measure": experiment.default_measure}}
     experiment.changed(section)  # refuses what cannot be measured
-    with closing(Store(folder)) as store:
+    with closing(Store(folder, signer=head_key())) as store:
         text = f"{own_text(folder / RUN_FILE)}\n{tomli_w.dumps(section)}"
         files.write(folder / RUN_FILE, text.encode())
         store.note(RunFacts(experiment_text=text))

@@ -19,6 +19,7 @@ from steelyard.experiment.description import Description
 from steelyard.experiment.loading import RUN_FILE, new_folder, read_experiment, run_file
 from steelyard.experiment.parts import federations_of
 from steelyard.experiment.running import resume, run
+from steelyard.proof.signing import head_key
 from steelyard.runs.database import reading
 from steelyard.runs.facts import RunFacts
 from steelyard.runs.history import History
@@ -112,7 +113,7 @@ def _copied(folder: Path, made: Path, last: int, experiment: Description, facts:
     files.write(made / RUN_FILE, text.encode())
     with reading(folder) as db, closing(sqlite3.connect(made / files.DATABASE)) as copy:
         db.backup(copy)
-    with closing(Store(made)) as store:
+    with closing(Store(made, signer=head_key())) as store:
         store.forget_after(last)
         store.note(facts.also(RunFacts(experiment_text=text)))
 
@@ -123,5 +124,5 @@ def _federations(history: History) -> list[tuple[str, int]]:
 
 
 def _note(folder: Path, facts: RunFacts) -> None:
-    with closing(Store(folder)) as store:
+    with closing(Store(folder, signer=head_key())) as store:
         store.note(facts)

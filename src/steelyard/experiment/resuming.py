@@ -22,6 +22,7 @@ from steelyard.clients.ranks.group import rank_count
 from steelyard.experiment.guarantees import guarantee_notes
 from steelyard.experiment.loading import FOLDER, RUN_FILE, digest, own_text, read_experiment
 from steelyard.privacy.settings import PrivacySettings
+from steelyard.proof.signing import head_key
 from steelyard.rounds.progress import weighed_one
 from steelyard.rounds.state import Federation, RoundRecord, Snapshot, States
 from steelyard.runs.facts import RunFacts
@@ -184,7 +185,7 @@ def accept_experiment(folder: Path) -> None:
     history = History(folder)
     changes = changed_experiment(history, accept=True)
     if changes:
-        with closing(Store(folder)) as store:
+        with closing(Store(folder, signer=head_key())) as store:
             text = own_text(folder / RUN_FILE)
             store.note(RunFacts(accepted=changes, experiment_text=text, code_files=_code_files(folder)))
 

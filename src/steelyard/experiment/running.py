@@ -46,8 +46,8 @@ from steelyard.rounds.loop import Progress, run_rounds
 from steelyard.rounds.plan import cohort_size
 from steelyard.rounds.private import NO_GUARANTEE
 from steelyard.rounds.progress import show_progress
-from steelyard.runs.chain import RUN, require_whole
-from steelyard.runs.facts import RunFacts
+from steelyard.runs.chain import require_whole
+from steelyard.runs.facts import RUN, RunFacts
 from steelyard.runs.glance import this_process
 from steelyard.runs.history import History
 from steelyard.runs.joining import discard, set_up

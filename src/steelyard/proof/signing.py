@@ -114,6 +114,11 @@ def head_statement(run: str, round: int, head: str) -> bytes:
     return fields(statement="head", run=run, round=round, head=head)
 
 
+def closing_statement(run: str, hash: str) -> bytes:
+    """Return the bytes that a server signs of the record that closes a run's chain."""
+    return fields(statement="closing", run=run, hash=hash)
+
+
 def link(before: str, round: int, statements: str | None, record: str) -> str:
     """Return the head after a round: the hash of the head before, the root of the statements, the round's record."""
     said = fields(chain=VERSION, before=before, round=round, statements=statements, record=record)

@@ -222,10 +222,11 @@ def _server_tests(rows: Any) -> list[dict[str, Any]]:
 
 
 class Chain(Document):
-    """The head of a run's chain, the round that it follows, and the first problem, empty where there is none."""
+    """A run's last head, the round that it follows, its final hash, and the first problem ("" where there is none)."""
 
     head: str
     round: int
+    closing: str
     problem: str
 
 
@@ -239,9 +240,9 @@ class SingleClient(Document):
 
 
 def chain_of(history: History) -> Chain:
-    """Return the head of a run's chain, the round that it follows, and the first problem ("" where there is none)."""
+    """Return how a run's chain stands, as it was last found while nobody has written to the run."""
     found = history.shown_chain
-    return Chain(head=found.head, round=found.round, problem=found.problem)
+    return Chain(head=found.head, round=found.round, closing=found.closing, problem=found.problem)
 
 
 def single_client_rounds(history: History) -> tuple[SingleClient, ...]:

@@ -27,7 +27,7 @@ from steelyard.runs.history import History
 from steelyard.runs.kept_updates import KeptRound, read_round
 
 if TYPE_CHECKING:
-    from steelyard.report.verification import Findings
+    from steelyard.runs.signatures import Findings
 
 TOLERANCE, ROUNDED = 1e-5, 2**-8
 """Sums of float32 numbers are the same to this share of the sum of their sizes, since processors add in other orders;

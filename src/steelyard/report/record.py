@@ -11,7 +11,7 @@ from typing import Any
 from pydantic_core import to_json
 
 from steelyard.base import files
-from steelyard.base.errors import UserError, told_as
+from steelyard.base.errors import UserError, brief, told_as
 from steelyard.contributions.document import Contributions, rule_of, stored_contributions
 from steelyard.experiment.description import stored_settings
 from steelyard.experiment.loading import RUN_FILE
@@ -27,8 +27,8 @@ NO_PURPOSE = "not said: `description` of the experiment is empty"
 NOT_MEASURED = "not measured in this run (`steelyard contributions`)"
 NO_ATTACKS = "none recorded"
 _NOT_COVERED = (
-    "purpose, rows by class, flaws, attacks and versions are as the run noted them, outside the chain; so are "
-    "contributions that were found out after the run"
+    "the closing record holds purpose, rows by class, flaws and versions as the run noted them: nobody else vouches "
+    "for them. It does not hold attacks, nor contributions that were found out after the run"
 )
 
 
@@ -68,7 +68,7 @@ def record(
         "attacks": list(attacks(chosen)) if attacks is not None else [NO_ATTACKS],
         "notes": history.notes,
         "versions": history.facts.versions,
-        "hashes": {f"head after round {checked.round}": checked.head, RUN_FILE: hashlib.sha256(text).hexdigest()},
+        "hashes": {f"final hash, round {checked.round}": checked.closing, RUN_FILE: hashlib.sha256(text).hexdigest()},
         "verified": _verified(checked),
         "not_covered": _NOT_COVERED,
     }
@@ -131,25 +131,29 @@ def _sites(history: History, rule: str, seed: int) -> list[RecordedSite]:
     return rows
 
 
-def write_record(
-    folder: Path,
-    path: Path,
-    keys: Path | None = None,
-    rule: str | None = None,
-    attacks: Callable[[str], Sequence[str]] | None = None,
-) -> None:
-    """Write a run's record as a page (.html) or for programs (.json)."""
-    if path.suffix not in (".html", ".json"):
-        raise UserError(f"--out: got '{path}'; allowed: a file that ends with .html or .json")
-    document = record(folder, keys, rule, attacks)
+def record_bytes(document: Record, suffix: str) -> bytes:
+    """Return a record as a page (.html) or for programs (.json), as the ending of its file says."""
+    if suffix == ".html":
+        return record_html(document).encode("utf-8", "replace")
+    if suffix != ".json":
+        raise UserError(f"--out: got a file that ends with {brief(suffix)}; allowed: one that ends with .html or .json")
     # Not to be known becomes null: a value from one seed has no interval.
-    content = (
-        record_html(document).encode("utf-8", "replace")
-        if path.suffix == ".html"
-        else to_json(document, indent=2, inf_nan_mode="null")
-    )
+    return to_json(document, indent=2, inf_nan_mode="null")
+
+
+def write_record(document: Record, path: Path, *, replace: bool = False) -> None:
+    """Write a record to a file that is not there yet; `replace` writes it in place of one that is."""
+    content = record_bytes(document, path.suffix)
+    if path.exists() and not replace:
+        raise UserError(f"--out: {path} is there already; allowed: a new file, or --force, which replaces it")
     with told_as(f"--out: {path} cannot be written", "a writable file"):
         files.write(path, content)
+
+
+def page_differs(page: Path, document: Record) -> bool:
+    """Say whether a record that was handed over is not what its run gives now."""
+    with told_as(f"--check: {page} cannot be read", "a page or JSON that `steelyard record` wrote"):
+        return files.read_bytes(page) != record_bytes(document, page.suffix)
 
 
 # The page, without scripts; long lists are cut, and whole in the JSON.
@@ -180,6 +184,7 @@ def record_html(document: Record) -> str:
     return filled(
         "record.html.j2",
         name=document["name"],
+        verdict=_facts({"Verdict": document["verified"]["verdict"], **document["hashes"]}),
         purpose=_lines([document["purpose"]]),
         result=_facts(result),
         sites=_sites_table(document["sites"]),
@@ -191,7 +196,7 @@ def record_html(document: Record) -> str:
         attacks=_lines(document["attacks"]),
         run_notes=_lines([document["notes"] or "none"]),
         versions=_lines([", ".join(f"{name} {version}" for name, version in document["versions"].items())]),
-        checks=_facts({**document["hashes"], **document["verified"]}),
+        checks=_facts({name: words for name, words in document["verified"].items() if name != "verdict"}),
         not_covered=_lines([document["not_covered"]]),
     )
 

@@ -102,10 +102,10 @@ def _common(document: Comparison) -> list[Column]:
 
 
 def chain_line(chain: Chain) -> str:
-    """Return one line on a chain: the warning, or the head; empty before the first checkpoint."""
+    """Return one line on a chain: the warning, or the final hash; empty before the first checkpoint."""
     if chain.problem:
         return f"CHANGED since it was written: {printable(chain.problem)}; what is shown is what is there now"
-    return f"chain head after round {chain.round}: {chain.head}" if chain.head else ""
+    return f"final hash (round {chain.round}): {chain.closing}" if chain.head else ""
 
 
 def chain_lines(chain: Chain) -> list[Copied]:

@@ -6,28 +6,30 @@ written before it, so that every change is named in its own round, and by the ma
 
 from __future__ import annotations
 
+import math
+import re
 import sqlite3
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from typing_extensions import TypedDict  # typing's own is one that pydantic reads from Python 3.12 on only
 
 from steelyard.base import files
-from steelyard.base.errors import UserError, first_names, in_words
+from steelyard.base.errors import UserError, brief, in_words
 from steelyard.base.processor import in_words as in_words_of
 from steelyard.base.processor import same_kind
 from steelyard.contributions.document import Contributions
 from steelyard.experiment.description import stored_settings
 from steelyard.experiment.loading import read_experiment
 from steelyard.experiment.resuming import changed_since, versions
-from steelyard.proof.signing import Keys, fingerprint, head_statement, holds, model_digest
+from steelyard.privacy.ledger import Ledger
+from steelyard.proof.signing import Keys, model_digest
 from steelyard.report.recomputing import look_at_updates
 from steelyard.runs.chain import (
     Checked,
     Link,
-    NodeStatement,
     Records,
     chain_rows,
     checked,
@@ -35,47 +37,14 @@ from steelyard.runs.chain import (
     one_moment,
 )
 from steelyard.runs.checkpoint import kept_checkpoints
+from steelyard.runs.closing import closing_problem, last_head, newest_round
 from steelyard.runs.columns import Cohorts
 from steelyard.runs.database import Reader, reading
+from steelyard.runs.facts import Promise
 from steelyard.runs.history import History
+from steelyard.runs.signatures import Finding, Findings, Signatures
 from steelyard.weighing.rule import Rule, WeighingSettings
 from steelyard.weighing.scores import parse_priority
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that is not as it was written, or cannot be checked."""
-
-    what: str
-    round: int | None = None
-    client: str | None = None
-
-    def line(self) -> str:
-        """Return it in words: where, then what."""
-        where = [] if self.round is None else [f"round {self.round}"]
-        where += [] if self.client is None else [f"client {self.client}"]
-        return f"{', '.join(where)}: {self.what}" if where else self.what
-
-
-@dataclass
-class Findings:
-    """What a look at a run has shown so far; the looks add to it."""
-
-    changed: list[Finding] = field(default_factory=list[Finding])
-    unchecked: list[Finding] = field(default_factory=list[Finding])
-    """What cannot be checked here: a key is missing, there is no chain yet."""
-    checked: dict[str, str] = field(default_factory=dict[str, str])
-    """What was looked at, in words."""
-    differ: set[int | None] = field(default_factory=set[int | None])
-    """Rounds whose rows are not those of the chain: nothing more is computed from them."""
-
-    def change(self, what: str, round: int | None = None, client: str | None = None) -> None:
-        """Note what is not as it was written."""
-        self.changed.append(Finding(what, round, client))
-
-    def skip(self, what: str, round: int | None = None, client: str | None = None) -> None:
-        """Note what cannot be checked."""
-        self.unchecked.append(Finding(what, round, client))
 
 
 def look_at_rounds(db: sqlite3.Connection, folder: Path, found: Findings, keys: Keys | None = None) -> Checked:
@@ -86,13 +55,14 @@ def look_at_rounds(db: sqlite3.Connection, folder: Path, found: Findings, keys: 
     with one_moment(db):
         rows = chain_rows(db)
         sealed = [row for row in rows if row[3] is not None]
-        records, signatures = Records(db), _Signatures(db, found, keys)
+        records, signatures = Records(db), Signatures(db, found, keys)
         for one in records.links(sealed):
             _look_at_round(records, one, found)
-            signatures.add(one.statements)
+            signatures.add(one.round, one.statements)
         found.differ = {finding.round for finding in found.changed}
         signatures.look()
         shallow = checked(db, folder, rows, checkpoint_problem(db, sealed) if sealed else "")
+        _look_at_the_end(db, found)
     if not sealed:
         found.skip("it has no head yet: no checkpoint was written")
         return shallow
@@ -101,6 +71,16 @@ def look_at_rounds(db: sqlite3.Connection, folder: Path, found: Findings, keys: 
         found.change(shallow.problem)
     found.checked["chain"] = f"{len(sealed)} rounds, as written" if not found.differ else f"{len(sealed)} rounds"
     return shallow
+
+
+def _look_at_the_end(db: sqlite3.Connection, found: Findings) -> None:
+    """Hold what stands beside the rounds against the closing record, and say which rounds the chain does not hold."""
+    last, newest = last_head(db)[0], newest_round(db)
+    if problem := closing_problem(db):
+        found.change(problem)
+    elif newest > last >= 0:
+        words = "not in the chain yet: a resume runs them again"
+        found.checked["rounds after the last checkpoint"] = f"{last + 1} to {newest}, {words}"
 
 
 def _look_at_round(records: Records, one: Link, found: Findings) -> None:
@@ -115,99 +95,9 @@ def _look_at_round(records: Records, one: Link, found: Findings) -> None:
         found.change(f"{general} are not as they were written", one.round)
 
 
-class _Signatures:
-    """The signatures of a run: `add` the statements of each round in order, then `look`.
-
-    A statement names the digest of the one before it, so a signature that holds stands for all statements that lead up
-    to it: of each node the last one is checked, and any other that the next one does not name.
-    """
-
-    def __init__(self, db: sqlite3.Connection, found: Findings, keys: Keys | None) -> None:
-        self._db, self._found, self._keys = db, found, keys
-        self._lines = dict(db.execute("SELECT key, line FROM keys").fetchall())
-        self._last: dict[tuple[str, str], NodeStatement] = {}
-        """By key and rule: the newest statement."""
-        self._rounds: dict[tuple[str, str], list[int]] = {}
-        """The rounds of those that lead up to it, and its own."""
-        self._asked: set[tuple[str, str | None]] = set()
-        """Keys with the client (None: the server) for whom it was asked whether they may sign."""
-        self._counted = 0
-
-    def add(self, statements: Sequence[NodeStatement]) -> None:
-        """Take the statements of a round."""
-        for one in statements:
-            self._counted += 1
-            for client in one.statement.digests:
-                self._may_sign(one.key, one.statement.round, client)
-            line = (one.key, one.statement.federation)
-            if line in self._last and one.statement.before != self._last[line].digest:
-                self._end(line)
-            self._last[line] = one
-            self._rounds.setdefault(line, []).append(one.statement.round)
-
-    def look(self) -> None:
-        """Check what was added, and the server's signatures of heads."""
-        for key, line in self._lines.items():
-            if not _is_key(key, line):
-                self._found.change(f"the public key {key} is not the one of its fingerprint")
-        for line in list(self._last):
-            self._end(line)
-        heads = self._look_at_heads()
-        by = "the keys that lie in the run's own folder"
-        if self._keys is not None:
-            by = f"the keys in {self._keys.folder}"
-        if self._counted or heads:
-            self._found.checked["signatures"] = f"{self._counted} of nodes, {heads} of the server, by {by}"
-        elif self._keys is not None:
-            self._found.skip("it holds no signatures for --keys to check")
-
-    def _end(self, line: tuple[str, str]) -> None:
-        """Check the last statement of a line; where it does not hold, those before it, until one does."""
-        one, rounds = self._last.pop(line), self._rounds.pop(line)[:-1]
-        records = Records(self._db)
-        while not self._holds(one) and rounds:
-            stated = records.statements(rounds.pop())
-            one = next(each for each in stated if (each.key, each.statement.federation) == line)
-
-    def _holds(self, one: NodeStatement) -> bool:
-        said = one.statement
-        if self._signed(one.key, one.signature, said.content()):
-            return True
-        single = next(iter(said.digests)) if len(said.digests) == 1 else None
-        whose = "its node's signature" if single else f"the signature of the node of {first_names(list(said.digests))}"
-        self._found.change(f"{whose} does not hold", said.round, single)
-        return False
-
-    def _look_at_heads(self) -> int:
-        run, counted = Records(self._db).run, 0
-        heads = "SELECT round, head, key, signature FROM chain WHERE key IS NOT NULL OR signature IS NOT NULL"
-        for round, head, signer, signature in self._db.execute(f"{heads} ORDER BY round").fetchall():
-            counted += 1
-            self._may_sign(signer, round, None)
-            if not self._signed(signer, signature, head_statement(run, round, str(head))):
-                self._found.change("the server's signature of the head does not hold", round)
-        return counted
-
-    def _may_sign(self, signer: str, round: int, client: str | None) -> None:
-        """Note, in the first round of it, that a key is not one that the checker trusts for a client or the server."""
-        if self._keys is None or (signer, client) in self._asked:
-            return
-        self._asked.add((signer, client))
-        if refusal := self._keys.refusal(signer, client):
-            whose = "the server's signature of the head" if client is None else "its node's signature"
-            self._found.skip(f"{whose}, here and later: {refusal}", round, client)
-
-    def _signed(self, signer: str, signature: object, content: bytes) -> bool:
-        return isinstance(signature, bytes) and holds(str(self._lines.get(signer, "")), signature, content)
-
-
-def _is_key(key: str, line: str) -> bool:
-    try:
-        return fingerprint(line) == key
-    except (ValueError, IndexError):
-        return False
-
-
+SAME_EPSILON = 1e-6
+"""An ε is the same up to this share: it is found by bisection."""
+_TOGETHER = "all rules together"
 TOLERANCE = 1e-12
 """Weights are the same up to this on every processor: they are computed in float64, whose rounding is 2e-16."""
 _OF = "WHERE federation = ? ORDER BY round"
@@ -221,7 +111,10 @@ class Verification:
 
     run: str
     head: str
+    """After the last round that has one; empty before the first checkpoint."""
     round: int
+    closing: str
+    """The hash of the record that closes the run; what was kept of it elsewhere is held against this."""
     found: Findings
 
     @property
@@ -243,6 +136,7 @@ class Verification:
             "verdict": self.verdict.lower(),
             "head": self.head,
             "round": self.round,
+            "closing": self.closing,
             "changed": [_found(finding) for finding in self.found.changed],
             "unchecked": [_found(finding) for finding in self.found.unchecked],
             "checked": self.found.checked,
@@ -250,7 +144,7 @@ class Verification:
 
     def lines(self) -> list[str]:
         """Return it for people: the verdict, what differs, what cannot be checked, what was looked at."""
-        after = f"; head after round {self.round}: {self.head}" if self.head else ""
+        after = f"; final hash (after round {self.round}): {self.closing}" if self.closing else ""
         shown = [f"{self.run}: {self.verdict}{after}"]
         shown += [f"  changed: {finding.line()}" for finding in self.found.changed]
         shown += [f"  cannot be checked: {finding.line()}" for finding in self.found.unchecked]
@@ -260,7 +154,7 @@ class Verification:
 def _made_on(info: Mapping[str, str]) -> str:
     """Name the processor that made a run; what is checked allows as much whatever a run says of it."""
     here = versions()
-    other = "" if same_kind(info, here) else f"; here {in_words_of(here)}: no check above or below depends on it"
+    other = "" if same_kind(info, here) else f"; checked on {in_words_of(here)}: no check depends on it"
     return f"{in_words_of(info)}{other}"
 
 
@@ -268,18 +162,21 @@ def _found(finding: Finding) -> FoundJson:
     return {"what": finding.what, "round": finding.round, "client": finding.client}
 
 
-def verify(folder: Path, keys: Path | None = None, head: str | None = None) -> Verification:
+def verify(folder: Path, keys: Path | None = None, head: str | None = None, prefix: str | None = None) -> Verification:
     """Check a run's folder with nothing but the folder, and public keys where they are given.
 
-    `head` is one that was kept elsewhere: the chain must hold it.
+    `head` is the final hash of the run, or its last head, that was kept elsewhere; `prefix` the head of any round, for
+    a run that has gone on since.
     """
     trusted = None if keys is None else Keys.read(keys)
+    kept = {
+        name: _hash(f"--{name}", given) for name, given in (("head", head), ("prefix", prefix)) if given is not None
+    }
     files.check_run(folder)
     found = Findings()
     with reading(folder) as db:
         chain = look_at_rounds(db, folder, found, trusted)
-        if head is not None and (head.lower(),) not in db.execute("SELECT head FROM chain").fetchall():
-            found.change(f"no round has the head {head[:64]}; its last is {chain.head}")
+        _look_at_kept(db, chain, kept, found)
         _look_at_models(db, folder, found)
         ((later,),) = db.execute("SELECT COUNT(*) FROM contributions WHERE source != 'run'").fetchall()
     if later:
@@ -291,15 +188,59 @@ def verify(folder: Path, keys: Path | None = None, head: str | None = None) -> V
     try:
         history = History(folder)
         found.checked["made on"] = _made_on(history.facts.others)
+        _look_at_epsilon(folder, history.facts.privacy, found)
         _look_at_weights(history, found)
-        if files.names_in(folder / files.UPDATES):
+        if files.names_in(folder / files.UPDATES) or read_experiment(folder).store.keep == "updates":
             look_at_updates(folder, history, found, chain.round)
     except UserError as error:
         # A change that is named already may leave columns that cannot be read: the rest was looked at.
         if not found.changed:
             raise
         found.skip(str(error))
-    return Verification(str(folder), chain.head, chain.round, found)
+    return Verification(str(folder), chain.head, chain.round, chain.closing, found)
+
+
+def _hash(option: str, given: str) -> str:
+    """Return a hash that was kept elsewhere as runs write it; anything else is a mistake of who calls."""
+    if not re.fullmatch("[0-9a-f]{64}", given.lower()):
+        raise UserError(f"{option}: got {brief(given)}; allowed: 64 hexadecimal digits, as the run printed them")
+    return given.lower()
+
+
+def _look_at_kept(db: Reader, chain: Checked, kept: Mapping[str, str], found: Findings) -> None:
+    """Hold the run against the hashes that somebody kept elsewhere."""
+    head, prefix = kept.get("head"), kept.get("prefix")
+    if head is not None and head not in (chain.closing, chain.head):
+        found.change(f"its final hash is not {head} but {chain.closing or 'missing'}")
+    elif head is not None:
+        covers = "all that is in the chain and the closing record"
+        words = covers if head == chain.closing else "its last head: rounds, but not what stands beside them"
+        found.checked["--head"] = words
+    if prefix is not None:
+        row = db.execute("SELECT round FROM chain WHERE head = ?", (prefix,)).fetchone()
+        if row is None:
+            found.change(f"no round has the head {prefix}")
+        else:
+            found.checked["--prefix"] = f"rounds 0 to {row[0]}; nothing that came after them"
+
+
+def _look_at_epsilon(folder: Path, promise: Promise | None, found: Findings) -> None:
+    """Add up the privacy ledger again and hold what the run says of it against the sum."""
+    path = folder / files.LEDGER
+    if promise is None:
+        return
+    if not files.is_file(path):
+        found.change(f"{files.LEDGER} is gone, so that its ε cannot be added up")
+        return
+    ledger = Ledger(path)
+    said = {**promise.epsilon, _TOGETHER: promise.together}
+    for name, epsilon in said.items():
+        account = ledger.together() if name == _TOGETHER else ledger.account(name)
+        again = account.epsilon(promise.delta)
+        if not math.isclose(epsilon, again, rel_tol=SAME_EPSILON, abs_tol=SAME_EPSILON):
+            found.change(f"ε {epsilon:.6g} of {in_words(name)}, where its ledger adds up to {again:.6g}")
+    words = f"added up again from {len(ledger.charges)} lines of {files.LEDGER}"
+    found.checked["ε"] = f"{words}, differences are named above" if any("ε" in f.what for f in found.changed) else words
 
 
 def _look_at_models(db: Reader, folder: Path, found: Findings) -> None:
@@ -403,6 +344,7 @@ class VerificationJson(TypedDict):
     verdict: str
     head: str
     round: int
+    closing: str
     changed: list[FoundJson]
     unchecked: list[FoundJson]
     checked: dict[str, str]

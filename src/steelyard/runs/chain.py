@@ -40,12 +40,11 @@ from steelyard.proof.signing import (
     link,
 )
 from steelyard.proof.statements import SealedRound, Statement, Tree, slot
-from steelyard.runs.facts import RunFacts
+from steelyard.runs.closing import closing_problem, file_problem, written_closing
+from steelyard.runs.facts import RUN, RunFacts, fact
 
 SALT = "salt"
 """A run that promises something to its clients notes a secret under this name; the chain begins with it."""
-RUN = "federation_run"
-"""Under this name a run across machines notes what its nodes know it by."""
 SEEN = "ledger_seen"
 """Under this name a resume notes how far the ledger had come."""
 
@@ -190,6 +189,20 @@ class Records:
                 found.append(NodeStatement(said, str(key), signature, said.digest()))
         return found
 
+    def weighed(self, round: int) -> list[tuple[str, str]]:
+        """Return (rule, client) for every client whose update was weighed in a round, as far as that was kept."""
+        found: list[tuple[str, str]] = []
+        for name, key, *_ in self._federations:
+            (clients,) = self._row("updates", ("clients",), key, round) or (None,)
+            found += [(name, client.name) for client in self._named(_numbers(clients))]
+        return found
+
+    def unkept(self, round: int) -> bool:
+        """Whether clients answered in a round of which it was not kept who they were."""
+        rows = "SELECT 1 FROM rounds r LEFT JOIN updates u USING (federation, round) WHERE r.round = ?"
+        found = self._db.execute(f"{rows} AND r.answered > 0 AND u.round IS NULL LIMIT 1", (round,))
+        return found.fetchone() is not None
+
     @property
     def run(self) -> str:
         """What nodes know the run by; empty where there are none."""
@@ -306,12 +319,6 @@ class Records:
         return head
 
 
-def fact(db: sqlite3.Connection, key: str) -> str | None:
-    """Return what a run notes under a name; None where it notes nothing."""
-    row = db.execute("SELECT value FROM info WHERE key = ?", (key,)).fetchone()
-    return None if row is None else row[0]
-
-
 def _numbers(packed: object) -> tuple[int, ...]:
     """Return the numbers of a column of clients; none where it is not one."""
     if not isinstance(packed, bytes) or len(packed) % 4:
@@ -365,13 +372,21 @@ class Checked:
     """What differs first, in words; empty where all is as it was written."""
     ledger: bool = False
     """Whether the run keeps a privacy ledger, for which nothing can be excused."""
+    closing: str = ""
+    """The hash of the record that closes the run, after the last head; empty where there is none."""
 
 
-def check(db: sqlite3.Connection, folder: Path) -> Checked:
-    """Compute a run's chain again from its rows and its ledger, and say where it first differs."""
+def check(db: sqlite3.Connection, folder: Path, *, checkpoints: bool = True) -> Checked:
+    """Compute a run's chain again from its rows, its ledger and what closes it, and say where it first differs.
+
+    Without `checkpoints` their files are not read, for those who read them anyway.
+    """
     with one_moment(db):
         rows = chain_rows(db)
-        return checked(db, folder, rows, _first_problem(db, [row for row in rows if row[3] is not None]))
+        problem = _first_problem(db, [row for row in rows if row[3] is not None]) or closing_problem(db)
+        if checkpoints and not problem:
+            problem = file_problem(db, folder)
+        return checked(db, folder, rows, problem)
 
 
 def chain_rows(db: sqlite3.Connection) -> list[Row]:
@@ -390,7 +405,7 @@ def checked(db: sqlite3.Connection, folder: Path, rows: Sequence[Row], problem: 
         problem = f"{LEDGER}: the ledger of this run {found[1]} when {known[found[0]][1]}"
     last = next((row for row in reversed(rows) if row[3] is not None), (-1, None, None, ""))
     ledger = bool(known) or fact(db, SALT) is not None or files.is_file(folder / LEDGER)
-    return Checked(str(last[3]), int(last[0]), problem, ledger)
+    return Checked(str(last[3]), int(last[0]), problem, ledger, written_closing(db)[1])
 
 
 def _first_problem(db: sqlite3.Connection, sealed: Sequence[Row]) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import sqlite3
 import weakref
 from collections import Counter
@@ -30,8 +29,6 @@ from steelyard.weighing.order import OrderState
 
 FOLDER = files.CHECKPOINTS
 """Folder of checkpoint files in a run's folder."""
-NAMED = re.compile(r"round-\d{6,}\.safetensors")
-"""What a run calls its checkpoint files; nothing else in their folder is ever opened or removed."""
 CLIENTS = "clients/"
 """How the names of tensors begin that clients keep; only these are left where they are."""
 MOST_FILES = 32
@@ -45,6 +42,7 @@ class _Older(BaseModel, extra="forbid", frozen=True, strict=True):
     """What a checkpoint says of an older file."""
 
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    size: int = Field(ge=0)
     keys: list[str]
 
 
@@ -63,10 +61,10 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
     return _tensors(path, read_content(path))
 
 
-def read_content(path: Path) -> bytes:
-    """Return the bytes of a checkpoint's file; one that cannot be read is named in the error."""
+def read_content(path: Path, longest: int | None = None) -> bytes:
+    """Return the bytes of a checkpoint's file; one that cannot be read, or is longer, is named in the error."""
     try:
-        return files.read_bytes(path)
+        return files.read_bytes(path, longest)
     except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"{path}: not a readable checkpoint: {reason}") from error
@@ -98,22 +96,23 @@ def _older(path: Path, content: bytes) -> dict[str, _Older]:
 
 def check_name(folder: Path, name: object) -> None:
     """Refuse a name that no run gives to a checkpoint: it comes from a file or database that anybody may have made."""
-    if not isinstance(name, str) or not NAMED.fullmatch(name):
+    if not isinstance(name, str) or not files.CHECKPOINT_NAME.fullmatch(name):
         raise UserError(f"{folder}: {brief(name)} is no name of a checkpoint; allowed: as the run wrote it")
 
 
 @dataclass(frozen=True)
 class _Stored:
-    """A file that was written: its SHA-256, and how many bytes of clients' tensors it holds."""
+    """A file that was written: its SHA-256, its bytes, and how many of them are clients' tensors."""
 
     sha256: str
+    size: int
     bytes: int
 
     @classmethod
     def of(cls, content: bytes, tensors: Mapping[str, torch.Tensor]) -> _Stored:
         """Return what is remembered of a file."""
-        size = sum(tensor.nbytes for key, tensor in tensors.items() if key.startswith(CLIENTS))
-        return cls(hashlib.sha256(content).hexdigest(), size)
+        kept = sum(tensor.nbytes for key, tensor in tensors.items() if key.startswith(CLIENTS))
+        return cls(hashlib.sha256(content).hexdigest(), len(content), kept)
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +136,7 @@ def load_all(folder: Path, file: str, content: bytes, *, strict: bool = True) ->
     stored = {file: _Stored.of(content, tensors)}
     for name, entry in _older(path, content).items():
         where = folder / FOLDER / name
-        inner = read_content(where)
+        inner = read_content(where, entry.size if strict else None)
         if strict and hashlib.sha256(inner).hexdigest() != entry.sha256:
             raise UserError(f"{where}: not the checkpoint that was written: its checksum differs")
         held = _tensors(where, inner)
@@ -193,7 +192,11 @@ class TensorFiles:
         table: dict[str, list[str]] = {}
         for key, name in left.items():
             table.setdefault(name, []).append(key)
-        older = {name: {"sha256": self._stored[name].sha256, "keys": keys} for name, keys in table.items()}
+        stored = self._stored
+        older = {
+            name: {"sha256": stored[name].sha256, "size": stored[name].size, "keys": keys}
+            for name, keys in table.items()
+        }
         changed = {key: tensor for key, tensor in tensors.items() if key not in left}
         content = write_tensors(self._folder / file, changed, {_OLDER: json.dumps(older)} if older else None)
         self._stored = {name: self._stored[name] for name in table} | {file: _Stored.of(content, changed)}
@@ -234,7 +237,7 @@ class TensorFiles:
 
 KEPT = 2
 """Checkpoints that a run keeps: the newest, and the one before it in case the newest turns out damaged."""
-_NEWEST = "SELECT round, file, states, checksum FROM checkpoints ORDER BY round DESC LIMIT ?"
+_NEWEST = "SELECT round, file, states, size, checksum FROM checkpoints ORDER BY round DESC LIMIT ?"
 MODELS = "models/"
 SERVER = "server/"
 """How the names of tensors begin that an algorithm's server keeps; the name of the tensor and the federation follow."""
@@ -349,15 +352,15 @@ def restore(connection: sqlite3.Connection, folder: Path, *, accept: bool = Fals
     return Restored(problems=tuple(problems))
 
 
-def _listed(connection: sqlite3.Connection) -> list[tuple[int, str, str, str]]:
+def _listed(connection: sqlite3.Connection) -> list[tuple[int, str, str, int, str]]:
     # A run keeps two; a database with more rows is not one of ours, and the newest are enough of it.
     return connection.execute(_NEWEST, (KEPT + 1,)).fetchall()
 
 
-def _read(folder: Path, round: int, file: str, text: str, wanted: str, *, strict: bool = True) -> Restored:
+def _read(folder: Path, round: int, file: str, text: str, size: int, wanted: str, *, strict: bool = True) -> Restored:
     check_name(folder / FOLDER, file)
     path = folder / FOLDER / file
-    content = read_content(path)
+    content = read_content(path, size if strict else None)
     if strict and checksum(content, str(text)) != wanted:
         raise UserError(f"{path}: not the checkpoint that was written: its checksum differs")
     loaded = load_all(folder, file, content, strict=strict)

@@ -4,12 +4,16 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveInt, StringConstraints
 
 from steelyard.base.settings import Document
+
+RUN = "federation_run"
+"""Under this name a run across machines notes what its nodes know it by."""
 
 Seed = Annotated[str, StringConstraints(pattern=r"^\d{1,19}$")]
 """A seed, as JSON names it."""
@@ -116,6 +120,12 @@ class RunFacts(Document):
         given = self.model_dump(exclude_unset=True, exclude={"others"})
         found = {name: value if isinstance(value, str) else json.dumps(value) for name, value in given.items()}
         return {name: text for name, text in found.items() if given[name] is not None} | self.others
+
+
+def fact(db: sqlite3.Connection, key: str) -> str | None:
+    """Return what a run notes under a name, as its text; None where it notes nothing. For those who read few facts."""
+    row = db.execute("SELECT value FROM info WHERE key = ?", (key,)).fetchone()
+    return None if row is None else row[0]
 
 
 _TEXTS: tuple[object, ...] = (str, str | None)

@@ -512,16 +512,19 @@ class _Remembered(BaseModel, extra="forbid", strict=True):
     head: str
     round: int
     ledger: bool
+    closing: str
 
 
 def _state(folder: Path) -> tuple[tuple[int, ...], ...] | None:
     """Return device, inode, size and times of what a look at a chain reads; None while a run is being written."""
     found: list[tuple[int, ...]] = []
-    for name in (files.DATABASE, files.LEDGER, f"{files.DATABASE}-wal", f"{files.DATABASE}-journal"):
+    beside = (f"{files.DATABASE}-wal", f"{files.DATABASE}-journal")
+    kept = [f"{files.CHECKPOINTS}/{name}" for name in sorted(files.names_in(folder / files.CHECKPOINTS))]
+    for name in (files.DATABASE, files.LEDGER, *beside, *kept):
         with suppress(OSError):
             at = (folder / name).stat()
             found.append((at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns))
-            if name not in (files.DATABASE, files.LEDGER) and at.st_size:
+            if name in beside and at.st_size:
                 return None
     # On Windows st_ctime is when a file was made.
     return None if os.name == "nt" else tuple(found)
@@ -534,7 +537,7 @@ def checked_once(folder: Path, check: Callable[[], Checked]) -> Checked:
     with suppress(OSError, ValueError):
         known = _Remembered.model_validate_json(path.read_text(encoding="utf-8"))
         if known.state == before:
-            return Checked(known.head, known.round, "", known.ledger)
+            return Checked(known.head, known.round, "", known.ledger, known.closing)
     found = check()
     last = max((when / 1e9 for state in before or () for when in state[3:]), default=begun)
     if (
@@ -544,7 +547,7 @@ def checked_once(folder: Path, check: Callable[[], Checked]) -> Checked:
         and begun - last >= SETTLED
         and before == _state(folder)
     ):
-        kept = _Remembered(state=before, head=found.head, round=found.round, ledger=found.ledger)
+        kept = _Remembered(state=before, head=found.head, round=found.round, ledger=found.ledger, closing=found.closing)
         with suppress(OSError):  # a cache that cannot be written is no error
             path.parent.mkdir(parents=True, exist_ok=True)
             files.write(path, kept.model_dump_json().encode())

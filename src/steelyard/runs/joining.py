@@ -23,6 +23,7 @@ from steelyard.proof.signing import SigningKey
 from steelyard.rounds.state import Federation, RoundState
 from steelyard.runs.chain import Records
 from steelyard.runs.checkpoint import FOLDER, TensorFiles, checksum, last_checkpoint, pack
+from steelyard.runs.closing import write_closing
 from steelyard.runs.columns import KEYS, unpack
 from steelyard.runs.columns import pack as pack_column
 from steelyard.runs.database import BROKEN, Reader, close_log, connect, exists, known, reading, unreadable
@@ -193,7 +194,8 @@ def join_rounds(
             tensors, text = pack({name: states[name] for name in names}, kept)
             file = f"round-{last:06d}.safetensors"
             content = TensorFiles(folder).write(file, tensors, whole=True)
-            db.execute(WRITE["checkpoints"], (last, file, text, checksum(content, text), head))
+            db.execute(WRITE["checkpoints"], (last, file, text, len(content), checksum(content, text), head))
+            write_closing(db, signer)
         close_log(db)
     join_kept(parts, folder)
 

@@ -22,7 +22,7 @@ from steelyard.base.errors import UserError
 from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import Failure, Updates
 from steelyard.rounds.state import RoundRecord, States
-from steelyard.runs.checkpoint import NAMED, metadata_of, read_content, read_tensors, write_tensors
+from steelyard.runs.checkpoint import metadata_of, read_content, read_tensors, write_tensors
 
 FOLDER = files.UPDATES
 """Folder of a run in which its updates lie."""
@@ -71,7 +71,7 @@ def keep_round(folder: Path, round: int, records: Sequence[RoundRecord], states:
 
 def join_kept(parts: Sequence[Path], folder: Path) -> None:
     """Put the files that parts of one comparison kept together, a file for each round, as one run would have."""
-    names = {name for part in parts for name in files.names_in(part / FOLDER) if NAMED.fullmatch(name)}
+    names = {name for part in parts for name in files.names_in(part / FOLDER) if files.CHECKPOINT_NAME.fullmatch(name)}
     for name in sorted(names):
         tensors: dict[str, torch.Tensor] = {}
         about: dict[str, Any] = {}

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from steelyard.base.settings import Section
 
-VERSION = 9
+VERSION = 10
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS info (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -120,8 +120,14 @@ CREATE TABLE IF NOT EXISTS chain (
 );
 CREATE TABLE IF NOT EXISTS checkpoints (
     round INTEGER PRIMARY KEY, file TEXT NOT NULL, states TEXT NOT NULL,
+    size INTEGER NOT NULL,       -- bytes of the file
     checksum TEXT NOT NULL,      -- SHA-256 of the file and the states
     head TEXT NOT NULL           -- of the chain, after this round
+);
+CREATE TABLE IF NOT EXISTS closing (                 -- the record that closes the chain (runs/closing.py); one row
+    round INTEGER PRIMARY KEY,   -- of the last head; -1 before the first
+    hash TEXT NOT NULL,          -- SHA-256 of the record
+    key TEXT, signature BLOB     -- of the server, over the hash; NULL: it has no key
 );
 """
 

@@ -25,13 +25,15 @@ from steelyard.proof.statements import SealedRound
 from steelyard.rounds.plan import RoundValues
 from steelyard.rounds.state import Federation, RoundRecord, Snapshot, States
 from steelyard.runs import chain, checkpoint
-from steelyard.runs.checkpoint import FOLDER, NAMED, TensorFiles
+from steelyard.runs.checkpoint import FOLDER, TensorFiles
+from steelyard.runs.closing import closing_problem, write_closing
 from steelyard.runs.columns import KEYS, NUMBERS, WHOLE, pack
 from steelyard.runs.database import close_log, connect, reading
 from steelyard.runs.digests import Digest, Digests
-from steelyard.runs.facts import RunFacts
+from steelyard.runs.facts import RunFacts, fact
 from steelyard.runs.kept_updates import Kept, keep_round
 from steelyard.runs.schema import WRITE, declared
+from steelyard.runs.signatures import bad_signature
 from steelyard.weighing.rule import WeighingSettings
 from steelyard.weighing.words import show_priority
 
@@ -64,7 +66,7 @@ class Store:
         self.keep_models = keep_models
         """False: checkpoints hold no models, for federations that others run and go on with."""
         self.signer = signer
-        """The key that signs the heads of the chain; None: nobody does."""
+        """The key that signs the heads of the chain and what closes it; None: nobody does."""
         self.keep_updates: Kept | None = keep_updates
         """How the updates of every round are kept; None: not at all."""
         self.ledger: Ledger | None = None
@@ -82,6 +84,8 @@ class Store:
                 connection.check_tables()
             with self._reading():
                 self._rows = RoundRows(self._db)
+                # Nothing that was written before is covered; a run that differs is never closed as if it did not.
+                self._sound = not self.begun or not closing_problem(self._db)
         except UserError:
             self._lock.close()
             raise
@@ -97,6 +101,7 @@ class Store:
         """Write those facts about the run that are given, in place of what was noted before."""
         with self._writing("its status"), self._db:
             self._note(facts)
+            self._close_record()
 
     def value(self, values: Mapping[tuple[str, int], Sequence[RoundValues]], source: str) -> None:
         """Write what clients added, by federation and round, where it was found out after the run."""
@@ -106,6 +111,11 @@ class Store:
 
     def _note(self, facts: RunFacts) -> None:
         self._db.executemany(WRITE["info"], facts.texts().items())
+
+    def _close_record(self) -> None:
+        """Write the closing record anew, in the same transaction as what it covers."""
+        if self._sound:
+            write_closing(self._db, self.signer)
 
     @contextmanager
     def _reading(self) -> Generator[None]:
@@ -139,13 +149,13 @@ class Store:
         with self._writing(f"round {round}"):
             if self.keep_updates is not None:
                 keep_round(self.folder, round, records, states, self.keep_updates)
-            kept: tuple[int, str, str, str] | None = None
+            kept: tuple[int, str, str, int, str] | None = None
             if packed is not None:
                 tensors, text = packed
                 file = f"round-{round:06d}.safetensors"
                 # The last one is whole: a finished run is one database with one file beside it.
                 content = self._tensors.write(file, tensors, whole=last)
-                kept = (round, file, text, checkpoint.checksum(content, text))
+                kept = (round, file, text, len(content), checkpoint.checksum(content, text))
             # A round without a checkpoint may be lost with the power: it is repeated. One with a checkpoint may not.
             self._db.execute(f"PRAGMA synchronous={'NORMAL' if kept is None else 'FULL'}")
             with self._db:
@@ -159,6 +169,7 @@ class Store:
                     head = self._records.extend(self._chained, round, self.signer)
                     self._db.execute(WRITE["checkpoints"], (*kept, head))
                     self._db.execute(_FORGET, (checkpoint.KEPT,))
+                    self._close_record()
             if kept is not None:
                 self._chained = round
                 self.sweep()
@@ -183,27 +194,32 @@ class Store:
             except UserError:
                 return  # which files a damaged checkpoint needs is not known
             for name in files.names_in(self.folder / FOLDER):
-                if name not in named and NAMED.fullmatch(name.removesuffix(files.DRAFT)):
+                if name not in named and files.CHECKPOINT_NAME.fullmatch(name.removesuffix(files.DRAFT)):
                     files.remove(self.folder / FOLDER / name)
 
     def resume(self, *, accept: bool = False) -> checkpoint.Restored:
         """Return what to go on from and forget what was written after it; empty for a run without a checkpoint.
 
-        The database was checked page by page when it was opened. Here follow missing rounds, the checkpoint's checksum
-        and the chain. Where the last checkpoint is damaged, the one before is taken. `accept` goes on where rounds are
-        missing or changed or no checkpoint is sound; for a run that keeps a privacy ledger the chain must be whole.
+        The database was checked page by page when it was opened. Here follow missing rounds, the checkpoint's checksum,
+        the chain with its closing record, and signatures. Where the last checkpoint is damaged, the one before is
+        taken. `accept` goes on where rounds are missing or changed or no checkpoint is sound, and notes what differed;
+        for a run that keeps a privacy ledger the chain must be whole.
         """
         with self._reading():
             restored = checkpoint.restore(self._db, self.folder, accept=accept)
             if not accept and (gap := self._gap(restored)):
                 raise UserError(f"{self.folder / DATABASE}: damaged: {gap}; allowed: the file as it was")
             restored = self._as_chained(restored, accept=accept)
+        self._sound = True
         with self._writing("where it goes on from"), self._db:
             self._note(chain.ledger_seen(self._db))
+            if accept and restored.problems:
+                before: list[str] = json.loads(fact(self._db, "accepted") or "[]")
+                self._note(RunFacts(accepted=list(dict.fromkeys((*before, *restored.problems)))))
         self.forget_after(restored.round)
         self._chained = restored.round
         models = {name: model_digest(state.parameters) for name, state in restored.states.items()}
-        self._digests.go_on(chain.fact(self._db, chain.SALT) or "", models)
+        self._digests.go_on(fact(self._db, chain.SALT) or "", models)
         self._tensors.start_from(restored.loaded)
         return restored
 
@@ -212,10 +228,13 @@ class Store:
         with self._writing("where it goes on from"), self._db:
             for table in (table for table, columns in declared().items() if "round" in columns):
                 self._db.execute(f"DELETE FROM {table} WHERE round > ?", (round,))
+            self._close_record()
 
     def _as_chained(self, restored: checkpoint.Restored, *, accept: bool) -> checkpoint.Restored:
         """Hold rounds, ledger and models against the chain; a difference that is accepted is noted as a problem."""
-        checked = chain.check(self._db, self.folder)
+        checked = chain.check(self._db, self.folder, checkpoints=False)
+        if not checked.problem:
+            checked = replace(checked, problem=bad_signature(self._db, range(checked.round + 1)))
         for name, state in restored.states.items():
             row = self._db.execute(_MODEL, (name, state.round)).fetchone()
             if self.keep_models and not checked.problem and row != (model_digest(state.parameters),):
@@ -242,6 +261,7 @@ class Store:
             with self._db:
                 self._note((facts or RunFacts()).also(RunFacts(status="finished")))
                 self._db.execute(_FORGET, (1,))
+                self._close_record()
             self.sweep()
 
     @property

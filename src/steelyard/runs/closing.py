@@ -1,0 +1,109 @@
+"""The closing record of a run: what stands beside its rounds, hashed after the last head, so that its end is known.
+
+docs/reference/chain.md defines it. The writer writes it anew with all that it covers, in the same transaction; a server
+that has a key signs it. Whoever kept its hash can tell whether anything of the run was changed, left out or added.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+from pathlib import Path
+
+from steelyard.base import files
+from steelyard.base.errors import UserError, brief
+from steelyard.proof.signing import VERSION, SigningKey, closing_statement, field, fields, fingerprint
+from steelyard.runs.facts import RUN, fact
+from steelyard.runs.schema import declared
+
+OUTSIDE = ("tracked_as", "withdrawals", "writer", "memory_limit_gb", "memory_peak_gb")
+"""Facts that others note after the end, or that differ between a run and the same run killed and resumed."""
+_LAST = "SELECT round, head FROM chain WHERE head IS NOT NULL ORDER BY round DESC LIMIT 1"
+_CHECKPOINTS = "SELECT round, head, checksum, size FROM checkpoints ORDER BY round"
+_ENDED = "SELECT f.name, e.round, e.reason FROM ended e JOIN federations f ON f.id = e.federation WHERE e.round <= ?"
+_NEWEST = "SELECT COALESCE(MAX(round), -1) FROM"
+
+
+def last_head(db: sqlite3.Connection) -> tuple[int, str]:
+    """Return the last head of a run and its round; -1 and "" before the first checkpoint."""
+    row = db.execute(_LAST).fetchone()
+    return (-1, "") if row is None else (int(row[0]), str(row[1]))
+
+
+def closing_hash(db: sqlite3.Connection) -> str:
+    """Return the SHA-256 of the record that closes a run as it stands now."""
+    last, head = last_head(db)
+    parts = [fields(closing=VERSION, round=last, head=head)]
+    for round, after, checksum, size in db.execute(_CHECKPOINTS).fetchall():
+        parts.append(fields(checkpoint=round, head=after, checksum=checksum, bytes=size))
+    for name, round, reason in db.execute(f"{_ENDED} ORDER BY f.name", (last,)).fetchall():
+        parts.append(fields(ended=name, round=round, reason=reason))
+    for key, value in db.execute("SELECT key, value FROM info ORDER BY key").fetchall():
+        if key not in OUTSIDE:
+            parts.append(field("fact", key) + field("value", value))
+    return hashlib.sha256(b"".join(parts)).hexdigest()
+
+
+def write_closing(db: sqlite3.Connection, signer: SigningKey | None) -> None:
+    """Write the closing record of a run as it stands now, signed where there is a key; call it in a transaction."""
+    found, (last, _) = closing_hash(db), last_head(db)
+    if signer is None and written_closing(db) == (last, found):
+        return  # as it was, and its signature holds
+    signed = (None, None)
+    if signer is not None:
+        key = fingerprint(signer.line)
+        db.execute("INSERT OR IGNORE INTO keys VALUES (?, ?)", (key, signer.line))
+        signed = (key, signer.sign(closing_statement(fact(db, RUN) or "", found)))
+    db.execute("DELETE FROM closing")
+    db.execute("INSERT INTO closing VALUES (?, ?, ?, ?)", (last, found, *signed))
+
+
+def written_closing(db: sqlite3.Connection) -> tuple[int, str]:
+    """Return the round and the hash that a run was closed with; -1 and "" where that is missing."""
+    rows = db.execute("SELECT round, hash FROM closing").fetchall()
+    return (int(rows[0][0]), str(rows[0][1])) if len(rows) == 1 else (-1, "")
+
+
+def closing_problem(db: sqlite3.Connection) -> str:
+    """Say how a run differs from the record that closes it; empty where it does not."""
+    last, _ = last_head(db)
+    closed, written = written_closing(db)
+    if not written:
+        return "its closing record is missing" if newest_round(db) >= 0 else ""
+    if closed != last:
+        return f"its closing record is of round {closed}, and its last head of round {last}"
+    if written != closing_hash(db):
+        return "its facts, its checkpoints or how its rules ended are not as its closing record says"
+    newest = newest_round(db)
+    if newest > last and finished(db):
+        return f"round {last + 1} stands after its end, which is round {last}"
+    return ""
+
+
+def newest_round(db: sqlite3.Connection) -> int:
+    """Return the newest round that any table of a run has rows of; -1 where there is none."""
+    tables = (name for name, columns in declared().items() if "round" in columns)
+    return max(int(db.execute(f"{_NEWEST} {name}").fetchone()[0]) for name in tables)
+
+
+def finished(db: sqlite3.Connection) -> bool:
+    """Whether a run says that it is at its end; else rounds may follow its last checkpoint."""
+    return fact(db, "status") == "finished"
+
+
+def file_problem(db: sqlite3.Connection, folder: Path) -> str:
+    """Say which checkpoint's file is not the one that was written; empty where all are."""
+    rows = db.execute("SELECT file, states, size, checksum FROM checkpoints ORDER BY round").fetchall()
+    for name, states, size, wanted in rows:
+        if not files.CHECKPOINT_NAME.fullmatch(str(name)):
+            return f"{brief(name)} is no name of a checkpoint"
+        path = folder / files.CHECKPOINTS / name
+        try:
+            content = files.read_bytes(path, longest=size)
+        except UserError as error:
+            return str(error)
+        except OSError as error:
+            return f"{path}: not a readable checkpoint: {error.strerror}"
+        if hashlib.sha256(content + b"\0" + str(states).encode()).hexdigest() != wanted:
+            return f"{path}: not the checkpoint that was written: its checksum differs"
+    return ""
