@@ -20,7 +20,7 @@ import tomli_w
 from tests.conftest import CommandLine
 from tests.kit import SMALL, changed, made_once, small, wait_until
 from tests.runs.commands import steelyard as killable
-from tests.runs.contents import change, query
+from tests.runs.contents import change, change_fact, query
 from tests.stopping import assert_a_stop_changes_nothing, stop_in_round, stopped
 from tests.warm import WarmProcess
 
@@ -93,7 +93,7 @@ def test_an_edited_field_is_named_with_both_values_and_can_be_accepted(
 
 
 def test_another_processor_is_said_and_named_beside_the_first(part: Path, command: CommandLine) -> None:
-    change(part, "UPDATE info SET value = 'AVX0 0' WHERE key = ?", KERNELS)
+    change_fact(part, KERNELS, "AVX0 0")
     said = goes_on(command, part)
     assert f"the set of the processor's kernels was AVX0 0 when the run began, and is {kernels()} now" in said
     found = verify(part)

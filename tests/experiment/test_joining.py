@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.kit import SMALL, assert_refused, changed
 from tests.rounds.test_soundness import broken_from
-from tests.runs.contents import assert_same_bits, change, query
+from tests.runs.contents import assert_same_bits, change, change_fact, query
 
 from steelyard import History, UserError
 from steelyard.base.processor import KERNELS, kernels
@@ -84,7 +84,7 @@ def test_a_part_whose_rules_all_end_early_leaves_the_others(
 
 def test_a_stopped_part_goes_on_as_that_part(tmp_path: Path, three: list[Path]) -> None:
     folder = shutil.copytree(three[0], tmp_path / "part")
-    change(folder, "UPDATE info SET value = 'stopped' WHERE key = 'status'")
+    change_fact(folder, "status", "stopped")
     with pytest.raises(UserError, match=r"part: is not at its end; allowed: parts that are \(`steelyard resume "):
         join_runs([folder, *three[1:]], tmp_path / "joined")
     resume(folder)
@@ -96,7 +96,7 @@ def test_a_part_of_another_processor_is_said_and_named_beside_the_others(
     tmp_path: Path, three: list[Path], messages: list[str]
 ) -> None:
     other = shutil.copytree(three[1], tmp_path / "other")
-    change(other, "UPDATE info SET value = 'AVX0 0' WHERE key = ?", KERNELS)
+    change_fact(other, KERNELS, "AVX0 0")
     joined = join_runs([three[0], other, three[2]], tmp_path / "joined")
     said = f"{KERNELS}: {kernels()} in {three[0]}, AVX0 0 in {other}: last bits may differ from one run's"
     assert [line for line in messages if "last bits" in line] == [said]
@@ -114,9 +114,9 @@ def test_what_does_not_fit_is_named_in_one_line(tmp_path: Path, three: list[Path
     assert_no_join([three[1], copy], f"missing: 1/3, 3/3; doubled: 2/3 ({three[1]}, {copy})")
     other = run(build(changed(DOCUMENT, training={"epochs": 2})), out=tmp_path / "other", seeds=SEEDS)
     assert_no_join([three[0], other], f"{other}: is not a part")
-    change(other, "INSERT INTO info VALUES ('part', '2/3')")
+    change_fact(other, "part", "2/3")
     assert_no_join([three[0], other, three[2]], "training.epochs")
-    change(other, "UPDATE info SET value = '2/9' WHERE key = 'part'")
+    change_fact(other, "part", "2/9")
     assert_no_join([three[0], other], "is one of 9 parts")
     change(copy, "UPDATE rounds SET accuracy = 1 WHERE round = 2")
     assert_no_join([three[0], copy, three[2]], "round 2 is not as it was written")

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.kit import assert_refused
-from tests.runs.contents import chain_again, change, closed_again, query
+from tests.runs.contents import chain_again, change, change_fact, query
 from tests.runs.records import add, begun, record, values
 from tests.runs.signed_runs import TEXT, a_key, signed_run
 
@@ -157,8 +157,7 @@ def test_a_changed_byte_of_each_checkpoint_that_a_run_keeps_is_named_by_its_roun
 
 
 def test_a_changed_experiment_file_is_named(run: Path) -> None:
-    change(run, "INSERT INTO info VALUES ('experiment_text', ?)", TEXT)
-    closed_again(run)
+    change_fact(run, "experiment_text", TEXT)
     assert verify(run).code == 0
     for old, new, words in (
         ('"digits"', '"mnist"', "data.source: 'digits' when the run began, 'mnist' now"),

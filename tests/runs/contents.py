@@ -32,7 +32,6 @@ QUERIES = {
         "ORDER BY f.name, d.round"
     ),
     "chain": "SELECT round, head FROM chain ORDER BY round",
-    "closing": "SELECT round, hash FROM closing",
     "samples": (
         "SELECT f.name, s.round, hits, count FROM samples s JOIN federations f ON f.id = s.federation "
         "ORDER BY f.name, s.round"
@@ -99,6 +98,15 @@ def closed_again(folder: Path, signer: SigningKey | None = None) -> None:
         connection.execute("DELETE FROM closing")
         write_closing(connection, signer)
     connection.close()
+
+
+def change_fact(folder: Path, key: str, value: str) -> None:
+    """Let a run say something else of itself, as if it had been written so."""
+    connection = sqlite3.connect(folder / "run.sqlite")
+    with connection:
+        connection.execute("INSERT OR REPLACE INTO info VALUES (?, ?)", (key, value))
+    connection.close()
+    closed_again(folder)
 
 
 def models(folder: Path) -> dict[str, torch.Tensor]:

@@ -48,7 +48,7 @@ def signed_run(folder: Path, keys: Path, rounds: int = 3, absent: tuple[int, str
     store = Store(folder, signer=a_key(keys / "server"))
     made = federation()
     store.register([made])
-    store.note(RunFacts(federation_run=RUN))
+    store.note(RunFacts(federation_run=RUN, experiment_text=TEXT))
     store.resume()
     before = ""
     for round in range(rounds + 1):

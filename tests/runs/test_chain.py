@@ -181,7 +181,7 @@ def strangers_closing(folder: Path) -> str:
     for row in query(folder, ended):
         text += b"".join(map(strangers_value, ("ended", "round", "reason"), row))
     for row in query(folder, "SELECT key, value FROM info ORDER BY key"):
-        if row[0] not in ("tracked_as", "withdrawals", "writer", "memory_limit_gb", "memory_peak_gb"):
+        if row[0] not in ("tracked_as", "withdrawals", "writer"):
             text += b"".join(map(strangers_value, ("fact", "value"), row))
     return hashlib.sha256(text).hexdigest()
 

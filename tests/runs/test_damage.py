@@ -18,7 +18,7 @@ import torch
 from tests.conftest import CommandLine
 from tests.kit import assert_refused, refusal
 from tests.report.made_run import make_run
-from tests.runs.contents import query
+from tests.runs.contents import closed_again, query
 from tests.runs.damaged_folders import run_cases
 from tests.runs.records import add, begun, record, state, values
 
@@ -175,6 +175,7 @@ def test_a_checkpoint_with_another_model_than_its_rounds_is_not_gone_on_from_unl
     wanted = checksum(write_tensors(file(run, 4), tensors), text)
     with closing(sqlite3.connect(run / "run.sqlite")) as writer, writer:
         writer.execute("UPDATE checkpoints SET states = ?, checksum = ? WHERE round = 4", (text, wanted))
+    closed_again(run)
     said = "the checkpoint's model of DS>LD is not the one that round 4 ended with"
     allowed = f"allowed: the folder as it was written, or `steelyard resume {run} --accept-changes`"
     assert refusal(resumed, run) == f"{run}: {said}; {allowed}"

@@ -16,8 +16,8 @@ from steelyard.proof.signing import VERSION, SigningKey, closing_statement, fiel
 from steelyard.runs.facts import RUN, fact
 from steelyard.runs.schema import declared
 
-OUTSIDE = ("tracked_as", "withdrawals", "writer", "memory_limit_gb", "memory_peak_gb")
-"""Facts that others note after the end, or that differ between a run and the same run killed and resumed."""
+OUTSIDE = ("tracked_as", "withdrawals", "writer")
+"""Facts that are noted after the end: by a tracker, and by runs that repeat this one; and who writes it now."""
 _LAST = "SELECT round, head FROM chain WHERE head IS NOT NULL ORDER BY round DESC LIMIT 1"
 _CHECKPOINTS = "SELECT round, head, checksum, size FROM checkpoints ORDER BY round"
 _ENDED = "SELECT f.name, e.round, e.reason FROM ended e JOIN federations f ON f.id = e.federation WHERE e.round <= ?"

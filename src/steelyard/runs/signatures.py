@@ -128,7 +128,7 @@ class Signatures:
         """Check what the server signed; returns how many heads and closing records that are."""
         run = self._records.run
         heads = [
-            (round, f"of the head after round {round}", head_statement(run, round, str(head)), key, signature)
+            (round, "of the head", head_statement(run, round, str(head)), key, signature)
             for round, head, key, signature in self._db.execute(_SIGNED_HEADS).fetchall()
         ]
         closing = [
