@@ -134,8 +134,8 @@ def test_a_report_of_one_run_says_what_was_run_and_what_it_has_nothing_for(run: 
     assert found_in(page.partition("Not in this report")[2], "<li>(.*?)</li>") == absent
     assert '<div class="wide">' in page
     facts = dict(zip(found_in(page, "<dt>(.*?)</dt>"), found_in(page, "<dd>(.*?)</dd>"), strict=True))
-    head = RunView([run]).documents[0].chain.head
-    assert (facts["status"], facts["chain"]) == ("finished", f"chain head after round 6: {head}")
+    final = RunView([run]).documents[0].chain.closing
+    assert (facts["status"], facts["chain"]) == ("finished", f"final hash (round 6): {final}")
     assert facts["python"]
     assert "notes" not in facts
     (toml,) = found_in(page, '<pre tabindex="0">(.*?)</pre>')
