@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import signal
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,6 @@ import pytest
 import tomli_w
 from tests.conftest import CommandLine
 from tests.kit import SMALL, changed
-from tests.runs.commands import steelyard as run
-from tests.runs.contents import assert_same_bits, query
 
 # A fifth of the clients has flaws of the experiment's own, which must not count as hostile.
 HOSTED = changed(
@@ -38,7 +36,7 @@ def by_rule(document: dict[str, Any], attack: str) -> dict[str, dict[str, Any]]:
     return {row["rule"]: row for row in block["rules"]}
 
 
-def test_several_attacks_in_one_call(command: CommandLine, refused: Callable[..., str], small: Path) -> None:
+def test_several_attacks_in_one_call(command: CommandLine, small: Path, tmp_path: Path) -> None:
     attacks = ("--attack", "scaled-reversal,inflation", "--attack", "backdoor+inflation")
     rules = ("--rules", "fedavg,EQ,clip(EQ),guarded")
     done = command("attack", small, *attacks, *rules, "--seeds", "2", "--out", "runs", "--format", "json")
@@ -69,6 +67,9 @@ def test_several_attacks_in_one_call(command: CommandLine, refused: Callable[...
     assert "false alarms" not in shown  # no such column, so no words on it
     same = command("attack", small, *attacks, *rules, "--seeds", "2", "--out", "runs", "--format", "json", "-q")
     assert (same.stdout, same.stderr) == (done.stdout, "")
+    # So does going on with it, also where a run is gone.
+    shutil.rmtree(tmp_path / "runs" / "inflation")
+    assert command("resume", "runs", "--format", "json", "-q").stdout == done.stdout
 
 
 def test_a_folder_with_something_else_in_it_is_refused(
@@ -80,30 +81,3 @@ def test_a_folder_with_something_else_in_it_is_refused(
     assert "is not empty; allowed: a new folder" in refused(*words)
     (tmp_path / "runs" / "attack.toml").write_text("attacks = 3\n")
     assert "attack.toml: attacks: got 3" in refused(*words)
-
-
-LONGER = ("--rules", "EQ,median(EQ)", "--seeds", "2", "--set", "rounds.count=5", "--set", "training.batch_size=100")
-
-
-@pytest.fixture(scope="module")
-def whole(small: Path) -> Path:
-    """Two attacks that nobody killed: the runs, and what the command printed in a file beside them."""
-    command = ("attack", small, "--attack", "sign-flip,alie", *LONGER, "--format", "json", "--quiet", "--out", "whole")
-    assert run(*command, folder=small.parent) == 0, (small.parent / "output").read_text()
-    return small.parent / "whole"
-
-
-def test_killed_thrice_and_resumed_it_ends_with_the_same_bits(small: Path, whole: Path, tmp_path: Path) -> None:
-    command = ("attack", small, "--attack", "sign-flip,alie", *LONGER, "--format", "json", "--quiet")
-    expected = json.loads((whole.parent / "output").read_text())
-    # In the midst of the first run, at its end, and in the midst of the second: that before it has no round left.
-    for last in (3, 4, 1):
-        assert run(*command, "--out", "part", folder=tmp_path, killed_after=last) == -signal.SIGKILL
-    assert query(tmp_path / "part" / "sign-flip", "SELECT MAX(round) FROM rounds") == [(1,)]
-    assert run("resume", "part", "--format", "json", "--quiet", folder=tmp_path) == 0
-    found = json.loads((tmp_path / "output").read_text())
-    for document in (found, expected):  # which name their folders
-        del document["folder"], document["recommendation"]["command"]
-    assert found == expected
-    for name in ("clean", "sign-flip", "alie"):
-        assert_same_bits(tmp_path / "part" / name, whole / name)

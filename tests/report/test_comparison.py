@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -20,7 +21,16 @@ from steelyard.base.settings import validated
 from steelyard.report.curves import Curve
 from steelyard.report.figures import write_curves
 from steelyard.report.result import Comparison, compared
-from steelyard.report.statistics import jain, on_rows, on_sample, rounds_to_shares, rounds_to_target, worst_tenth
+from steelyard.report.statistics import (
+    jain,
+    on_rows,
+    on_sample,
+    rounds_to_shares,
+    rounds_to_target,
+    worst_devices,
+    worst_score,
+    worst_tenth,
+)
 from steelyard.report.tables import class_tables, comparison_csv, group_tables, study_of
 from steelyard.rounds.plan import RoundSettings
 
@@ -48,7 +58,8 @@ def test_a_tenth_that_is_no_whole_number_of_devices_is_rounded_up(devices: int, 
     # Of 15 devices the worst two: whoever is left behind is not rounded away.
     scores = np.random.default_rng(devices).permutation(np.arange(devices, dtype=np.float64))
     assert worst_tenth(scores) == pytest.approx((count - 1) / 2)
-    assert np.isnan(worst_tenth(np.zeros(0)))
+    assert worst_devices(np.zeros(10 * devices)).tolist() == list(range(devices)), "of equals the first"
+    assert all(math.isnan(figure(np.zeros(0))) for figure in (worst_tenth, worst_score))
 
 
 def test_the_interval_of_a_drawn_score_by_hand() -> None:

@@ -15,7 +15,7 @@ from steelyard.base.measures import MEASURES
 from steelyard.experiment.loading import read_experiment
 from steelyard.report.curves import Curve, read_run
 from steelyard.report.decide import Exclusions, Rows, decide, verdict_of
-from steelyard.report.statistics import detectable, seeds_for
+from steelyard.report.statistics import seeds_for
 from steelyard.runs.history import History
 
 ROWS = Rows(MEASURES["accuracy"], "on the server's 46 rows")
@@ -59,14 +59,6 @@ def test_where_nothing_is_better_the_sentence_says_what_would_not_have_been_seen
         "Keep fedavg: with 10 seeds EQ is not better on the server's 46 rows; a difference under 1 point would not "
         "have been seen. To see 1 point takes about 11 seeds."
     )
-
-
-@pytest.mark.parametrize(("effect", "seeds"), [(0.2, 199), (0.5, 34), (0.8, 15), (1.0, 10)])
-def test_seeds_needed_are_those_of_the_tables_of_paired_tests(effect: float, seeds: int) -> None:
-    """Cohen's small, medium and large effect at 5 % and 80 % power need 199, 34 and 15 pairs."""
-    assert seeds_for(effect, 1.0) == seeds
-    assert seeds_for(detectable(1.0, 1000), 1.0, 9) is None
-    assert detectable(1.0, seeds) <= effect < detectable(1.0, seeds - 1)
 
 
 def test_among_equals_another_rule_is_recommended_in_one_comparison_of_forty_at_most() -> None:

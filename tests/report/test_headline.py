@@ -185,18 +185,12 @@ def test_the_sentence_and_the_sign_tell_of_flawed_clients(tmp_path_factory: pyte
 
 
 @pytest.mark.parametrize(
-    ("number", "weight", "angle"),
-    [(0.3, 0.1, 8.0), (0.3, 0.5, -8.0), (0.3, 0.3, 0), (1.0, 0.0, 14.0), (0.0, 1.0, -14.0)],
-)
-def test_the_beam_tips_to_the_heavier_side_and_not_over(number: float, weight: float, angle: float) -> None:
-    assert tilt(number, weight) == pytest.approx(angle)
-
-
-@pytest.mark.parametrize(
     ("number", "weight", "words", "angle", "poise"),
     [
         (0.3, 0.1, "30% of participants but got 10% of the weight.", 8.0, 182.4),
         (0.005, 0.0, "0% of participants and got 0% of the weight.", 0.2, 192.0),  # half a point more is no more
+        (1.0, 0.0, "100% of participants but got 0% of the weight.", 14.0, 192.0),  # and not over
+        (0.0, 1.0, "0% of participants and got 100% of the weight.", -14.0, 96.0),
         (0.25, 0.5, "25% of participants and got 50% of the weight.", -10.0, 144.0),
         (0.1, 0.123, "10% of participants and got 12% of the weight.", -0.9, 180.2),
     ],

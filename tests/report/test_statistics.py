@@ -84,7 +84,10 @@ def test_how_many_seeds_are_needed_is_the_least_that_see_it() -> None:
     assert seeds_for(least, 1.0) == MOST_SEEDS
     assert seeds_for(least * 0.999, 1.0) is None
     assert [seeds_for(detectable(1.0, seeds, 2), 1.0, 2) for seeds in (4, 10, 501)] == [4, 10, 501]
-    assert seeds_for(1.0, 2.0) == seeds_for(0.5, 1.0) == 34
+    # Cohen's small, medium and large effect at 5 % and 80 % power, in the tables of paired tests.
+    assert [seeds_for(effect, 1.0) for effect in (0.2, 0.5, 0.8, 1.0)] == [199, 34, 15, 10]
+    assert seeds_for(1.0, 2.0) == 34
+    assert seeds_for(least, 1.0, 9) is None
     assert detectable(2.0, 10) == 2 * detectable(1.0, 10) < detectable(2.0, 10, 3)
 
 
@@ -130,6 +133,7 @@ def test_equivalence_without_spread_and_without_seeds():
     assert equivalence_p([0.0, 0.0, 0.0], 0.01) == 1 / 8
     assert equivalence_p([0.5, 0.5, 0.5], 0.5) == 1
     assert equivalence_p([1e6, 1e6 + 1e-7], 1e7) == 1 / 4
+    assert equivalence_p([0.0, 2.4e-12], 1.2e-12) == 0.5  # as far from its middle as the margin
     # No difference that was seen is not the same as no difference.
     noisy = [0.05, -0.05, 0.04, -0.04]
     assert paired_p(noisy) == 1
