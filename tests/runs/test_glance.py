@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.kit import assert_refused
+from tests.runs.contents import change
 from tests.runs.records import CRITERIA, add, begun, record, state, updates
 
 from steelyard.runs.facts import RunFacts
@@ -165,3 +166,5 @@ def test_all_that_a_look_tells(tmp_path: Path) -> None:
         "ended": "",
         "flower": True,
     }
+    change(folder, "INSERT INTO failures VALUES (1, 7, 1, 'late')")
+    assert glance(tmp_path, "a").problem.endswith("round 7 stands after its end, which is round 2")

@@ -76,7 +76,7 @@ def closing_problem(db: sqlite3.Connection) -> str:
         return "its facts, its checkpoints or how its rules ended are not as its closing record says"
     newest = newest_round(db)
     if newest > last and finished(db):
-        return f"round {last + 1} stands after its end, which is round {last}"
+        return f"round {newest} stands after its end, which is round {last}"
     return ""
 
 

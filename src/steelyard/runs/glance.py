@@ -12,6 +12,7 @@ from typing import Literal, TypedDict, cast
 
 from steelyard.base.errors import UserError
 from steelyard.base.files import DATABASE
+from steelyard.runs.closing import closing_problem
 from steelyard.runs.database import NEWEST, Reader, Unreadable, reading
 
 State = Literal["running", "finished", "stopped", "killed", "unknown", "unreadable"]
@@ -80,7 +81,7 @@ class Glance:
     bytes: int
     writer: Writer | None
     problem: str = ""
-    """Why it cannot be read."""
+    """Why it cannot be read or, of a finished run, how it differs from the record that closes it."""
     flower: bool = False
     """Whether its clients are across nodes, so that one process does not make up the run."""
 
@@ -187,6 +188,7 @@ def glance(root: Path, name: str) -> Glance:
         with reading(folder) as connection:
             facts = connection.facts()
             rules = _rules(connection)
+            changed_since = closing_problem(connection) if facts.status == "finished" else ""
     except UserError as error:
         said = why_unreadable(name, error)
         return Glance(name, folder, "unreadable", 0, None, "accuracy", (), changed, size, None, said)
@@ -204,6 +206,7 @@ def glance(root: Path, name: str) -> Glance:
         changed=changed,
         bytes=size,
         writer=writer,
+        problem=f"{name}: CHANGED since it was written: {changed_since}" if changed_since else "",
         flower=facts.clients in ("flower", "recorded"),
     )
 
